@@ -1,0 +1,23 @@
+"""The optimizers. Depends on torch alone."""
+
+from merit_optim.optim.groups import param_groups
+from merit_optim.optim.lamb import LAMB, MaxLAMB
+from merit_optim.optim.lion import Lion
+from merit_optim.optim.merit import MERIT
+from merit_optim.optim.registry import OPTIMIZERS, Preset, create
+from merit_optim.optim.sophia import SophiaG, sampled_label_loss
+from merit_optim.optim.statistics import UpdateStatistics
+
+__all__ = [
+    "LAMB",
+    "MERIT",
+    "OPTIMIZERS",
+    "Lion",
+    "MaxLAMB",
+    "Preset",
+    "SophiaG",
+    "UpdateStatistics",
+    "create",
+    "param_groups",
+    "sampled_label_loss",
+]

@@ -1,0 +1,374 @@
+"""What every optimizer of this package shares: the order of a step, its state, and its safety.
+
+A step gathers the parameters that have gradients, decides what happens to those gradients (loss scale,
+norm clipping, skipping a bad step), and hands them to the subclass's ``_update``. Everything that can
+be refused is refused before anything is changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, ClassVar, Literal, cast
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+from torch.optim.optimizer import ParamsT, _use_grad_for_differentiable
+
+from merit_optim.optim import validate
+from merit_optim.optim.engines.work import Control, Controls, Item
+
+NonFinite = Literal["propagate", "skip", "raise"]
+NONFINITE: tuple[NonFinite, ...] = ("propagate", "skip", "raise")
+
+# These concern the step as a whole, so groups cannot differ in them.
+WHOLE_STEP_OPTIONS = ("max_grad_norm", "nonfinite")
+
+
+class _AsSaved:
+    """Carries a tensor through ``Optimizer.load_state_dict``, which would cast it to the weight's dtype."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.tensor = tensor
+
+
+class SafeOptimizer(Optimizer):
+    """A ``torch.optim.Optimizer`` that checks its input and keeps its promises about state.
+
+    Subclasses name themselves and their state tensors, and implement ``_update``.
+    """
+
+    ALGORITHM: ClassVar[str]
+    """Stands in every parameter group, so that a checkpoint tells whose options it holds."""
+    STATE_KEYS: ClassVar[tuple[str, ...]]
+
+    grad_norm: Tensor | None = None
+    """The gradient norm of the last step, before clipping, where ``max_grad_norm`` is set."""
+    _num_skipped: Tensor | None = None
+
+    def __init__(self, params: ParamsT, defaults: dict[str, Any]) -> None:
+        self._check_group(defaults)
+        super().__init__(params, {**defaults, "algorithm": self.ALGORITHM})
+
+    def _check_group(self, group: dict[str, Any]) -> None:
+        """Raise if an option of a parameter group is not allowed."""
+        validate.learning_rate(group["lr"])
+        validate.betas(group["betas"])
+        validate.at_least_zero("weight_decay", group["weight_decay"])
+        validate.one_of("nonfinite", group["nonfinite"], NONFINITE)
+        validate.floating_dtype("state_dtype", group["state_dtype"])
+        if group["max_grad_norm"] is not None:
+            validate.positive("max_grad_norm", group["max_grad_norm"], "None for no clipping")
+
+    def _check_parameter(self, name: str, param: Tensor) -> None:
+        """Raise if a parameter cannot be optimized."""
+        if not param.is_floating_point():
+            raise TypeError(
+                f"{name} has dtype {param.dtype}; {type(self).__name__} takes real floating-point "
+                "parameters. A complex one can be optimized as torch.view_as_real of itself."
+            )
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add parameters, with their own options, to those being optimized."""
+        if isinstance(param_group, dict):
+            self._check_group({**self.defaults, **param_group})
+            for option in WHOLE_STEP_OPTIONS:
+                value = param_group.get(option, self.defaults[option])
+                for other in self.param_groups:
+                    if other[option] != value:
+                        raise ValueError(
+                            f"parameter groups have {option}={other[option]!r} and {value!r}; it concerns "
+                            "the step as a whole. Give it to the optimizer, not to a group."
+                        )
+        super().add_param_group(param_group)
+        index = len(self.param_groups) - 1
+        try:
+            for name, param in self._named(index):
+                self._check_parameter(name, param)
+        except (TypeError, ValueError):
+            self.param_groups.pop()
+            raise
+
+    def _named(self, group_index: int) -> Iterator[tuple[str, Tensor]]:
+        group = self.param_groups[group_index]
+        names = group.get("param_names")
+        for i, param in enumerate(group["params"]):
+            yield names[i] if names else f"parameter {i} of group {group_index}", param
+
+    # --- the step -----------------------------------------------------------------------------------
+
+    @property
+    def _step_supports_amp_scaling(self) -> bool:
+        """Tells ``GradScaler`` to leave scaling and skipping to the step, which needs no host sync."""
+        return bool(self.defaults["capturable"] or self.defaults.get("fused"))
+
+    @_use_grad_for_differentiable
+    def step(  # type: ignore[override]  # the base class declares overloads, which a decorator hides
+        self, closure: Callable[[], float] | None = None
+    ) -> float | None:
+        """Take one step.
+
+        Args:
+            closure: computes the loss and its gradients again, and returns the loss.
+        """
+        self._accelerator_graph_capture_health_check()
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        items = self._gather()
+        if not items:
+            return loss
+        controls = self._controls(items, items[0].group["max_grad_norm"])
+        if controls is not None:
+            self._count_step(items, controls)
+            self._update(items, controls)
+        return loss
+
+    def _update(self, items: list[Item], controls: Controls) -> None:
+        """Change parameters and state."""
+        raise NotImplementedError
+
+    def _gather(self) -> list[Item]:
+        items: list[Item] = []
+        for index, group in enumerate(self.param_groups):
+            params: list[Tensor] = []
+            grads: list[Tensor] = []
+            steps: list[Tensor] = []
+            states: list[list[Tensor]] = [[] for _ in self.STATE_KEYS]
+            self._init_group(group, params, grads, steps, *states)
+            names = group.get("param_names")
+            numbers = [i for i, p in enumerate(group["params"]) if p.grad is not None]
+            for i, param, grad, step, *state in zip(numbers, params, grads, steps, *states, strict=True):
+                name = names[i] if names else f"parameter {i} of group {index}"
+                items.append(Item(name, param, grad, step, tuple(state), group))
+        return items
+
+    def _init_group(
+        self,
+        group: dict[str, Any],
+        params: list[Tensor],
+        grads: list[Tensor],
+        steps: list[Tensor],
+        *states: list[Tensor],
+    ) -> None:
+        """Fill the lists with the tensors of the parameters that have gradients.
+
+        torch.compile knows this method by its name and runs it as it is instead of tracing it, which
+        is why it takes lists to fill and returns nothing.
+        """
+        for i, param in enumerate(group["params"]):
+            if param.grad is None:
+                continue
+            if param.grad.layout != torch.strided:
+                raise TypeError(
+                    f"the gradient of parameter {i} (shape {tuple(param.shape)}) has layout "
+                    f"{param.grad.layout}; {type(self).__name__} needs dense gradients. For an embedding, "
+                    "use sparse=False."
+                )
+            state = self.state[param]
+            if not state:
+                self._check_parameter(f"parameter {i} of shape {tuple(param.shape)}", param)
+                self._init_state(param, group, state)
+            params.append(param)
+            grads.append(param.grad)
+            steps.append(state["step"])
+            for key, tensors in zip(self.STATE_KEYS, states, strict=True):
+                tensors.append(state[key])
+
+    def _init_state(self, param: Tensor, group: dict[str, Any], state: dict[str, Any]) -> None:
+        device = param.device if self._step_on_device(group) else torch.device("cpu")
+        state["step"] = torch.zeros((), dtype=torch.float32, device=device)
+        for key in self.STATE_KEYS:
+            dtype = self._state_dtype(param, group)
+            state[key] = torch.zeros_like(param, dtype=dtype, memory_format=torch.preserve_format)
+
+    @staticmethod
+    def _step_on_device(group: dict[str, Any]) -> bool:
+        """Whether the step count must stand where the decision to skip a step is made."""
+        return bool(group["capturable"] or group.get("fused") or group["nonfinite"] == "skip")
+
+    @staticmethod
+    def _state_dtype(param: Tensor, group: dict[str, Any]) -> torch.dtype:
+        return torch.float64 if param.dtype == torch.float64 else group["state_dtype"]
+
+    @staticmethod
+    def _count_step(items: list[Item], controls: Controls) -> None:
+        for item in items:
+            skip = controls[item.param.device].skip
+            item.step.add_(1 if skip is None else ~skip)
+
+    # --- what happens to the gradients ---------------------------------------------------------------
+
+    def _controls(self, items: list[Item], max_norm: float | None) -> Controls | None:
+        """Decide, for each device, how gradients are scaled and whether the step is skipped.
+
+        ``None`` says that the host knows already that it is skipped.
+        """
+        policy = items[0].group["nonfinite"]
+        grad_scale: Tensor | None = getattr(self, "grad_scale", None)
+        found_inf: Tensor | None = getattr(self, "found_inf", None)
+        if policy == "raise":
+            self._raise_on_nonfinite(items)
+
+        by_device: dict[torch.device, list[Tensor]] = {}
+        for item in items:
+            by_device.setdefault(item.param.device, []).append(item.grad)
+        first = next(iter(by_device))
+
+        scale = None if grad_scale is None else grad_scale.to(first).double().reciprocal().float()
+        if max_norm is not None:
+            norm = total_norm(by_device)
+            self.grad_norm = norm if scale is None else norm * scale
+            clip = (max_norm / (self.grad_norm + 1e-6)).clamp(max=1.0)
+            scale = clip if scale is None else clip * scale
+
+        skip = None if found_inf is None else found_inf.to(first) > 0
+        if policy == "skip":
+            bad = ~all_finite(by_device)
+            skip = bad if skip is None else skip | bad
+        if skip is not None:
+            self._num_skipped = skip + (0 if self._num_skipped is None else self._num_skipped.to(first))
+            if first.type == "cpu" and len(by_device) == 1 and not torch.compiler.is_compiling():
+                if skip:
+                    return None
+                skip = None
+        return {
+            device: Control(
+                None if scale is None else scale.to(device, non_blocking=True),
+                None if skip is None else skip.to(device, non_blocking=True),
+            )
+            for device in by_device
+        }
+
+    @property
+    def num_skipped_steps(self) -> int:
+        """Steps that ``nonfinite="skip"`` or a ``GradScaler`` left out; reading it waits for the device."""
+        return 0 if self._num_skipped is None else int(self._num_skipped)
+
+    @staticmethod
+    def _raise_on_nonfinite(items: list[Item]) -> None:
+        for item in items:
+            if not all_finite({item.param.device: [item.grad]}):
+                count = int((~item.grad.isfinite()).sum())
+                raise FloatingPointError(
+                    f"the gradient of {item.name} (shape {tuple(item.param.shape)}) holds {count} NaN or "
+                    f"infinite values of {item.grad.numel()}; nothing was changed. nonfinite='skip' leaves "
+                    "such steps out, nonfinite='propagate' takes them."
+                )
+
+    # --- state in and out ------------------------------------------------------------------------------
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load what ``state_dict`` returned, bit for bit: float32 state of a bf16 weight stays float32.
+
+        A state dict of another optimizer with the same state keys (torch's AdamW, for the trust-ratio
+        family) is taken too. Its moments and step counts are loaded; learning rate, betas and the other
+        options stay those of this optimizer, for they mean something else there.
+        """
+        # Registered last, so it sees what the user's own hooks made of the state dict.
+        handle = self.register_load_state_dict_pre_hook(SafeOptimizer._before_load)
+        try:
+            super().load_state_dict(state_dict)
+        finally:
+            handle.remove()
+
+    @staticmethod
+    def _before_load(optimizer: Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
+        self = cast("SafeOptimizer", optimizer)
+        saved_ids = [i for group in state_dict["param_groups"] for i in group["params"]]
+        named = [pair for index in range(len(self.param_groups)) for pair in self._named(index)]
+        # Not strict: torch itself complains about a wrong number, and says it well.
+        params: dict[int, tuple[str, Tensor]] = dict(zip(saved_ids, named, strict=False))
+        state = {}
+        for param_id, saved in state_dict["state"].items():
+            if param_id in params:
+                name, param = params[param_id]
+                self._check_saved(name, param, saved)
+                saved = {k: _AsSaved(v) if isinstance(v, Tensor) else v for k, v in saved.items()}
+            state[param_id] = saved
+        groups = state_dict["param_groups"]
+        if len(groups) == len(self.param_groups):
+            groups = [
+                saved if saved.get("algorithm") == self.ALGORITHM else {**current, "params": saved["params"]}
+                for saved, current in zip(groups, self.param_groups, strict=True)
+            ]
+        return {**state_dict, "state": state, "param_groups": groups}
+
+    def _check_saved(self, name: str, param: Tensor, saved: dict[str, Any]) -> None:
+        missing = {"step", *self.STATE_KEYS} - set(saved)
+        if saved and missing:
+            raise ValueError(
+                f"the saved state of {name} has {sorted(saved)} but not {sorted(missing)}; "
+                f"{type(self).__name__} can load only optimizers with the state "
+                f"{['step', *self.STATE_KEYS]}. Start it with fresh state instead."
+            )
+        for key in self.STATE_KEYS:
+            if saved and tuple(saved[key].shape) != tuple(param.shape):
+                raise ValueError(
+                    f"the saved {key} of {name} has shape {tuple(saved[key].shape)}, the parameter "
+                    f"{tuple(param.shape)}; parameters must be given in the order they were saved in."
+                )
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "_num_skipped": self._num_skipped}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        for group in self.param_groups:
+            for option, value in self.defaults.items():
+                group.setdefault(option, value)
+            for param in group["params"]:
+                if param in self.state:
+                    self.state[param] = self._adopt(param, group, self.state[param])
+
+    def _adopt(self, param: Tensor, group: dict[str, Any], saved: dict[str, Any]) -> dict[str, Any]:
+        """Loaded state in this optimizer's own dtypes and on the right devices."""
+        adopted = {}
+        for key, value in saved.items():
+            value = value.tensor if isinstance(value, _AsSaved) else value
+            if key == "step":
+                device = param.device if self._step_on_device(group) else torch.device("cpu")
+                value = torch.as_tensor(value, dtype=torch.float32).to(device)
+            elif key in self.STATE_KEYS:
+                value = value.to(param.device, self._state_dtype(param, group))
+            elif isinstance(value, Tensor):
+                value = value.to(param.device)
+            adopted[key] = value
+        return adopted
+
+
+def total_norm(grads: dict[torch.device, list[Tensor]]) -> Tensor:
+    """The 2-norm of all gradients together, on the first device, as ``clip_grad_norm_`` computes it.
+
+    Half-precision gradients are summed in float32: their norm soon leaves the range of their dtype.
+    """
+    first = next(iter(grads))
+    norms = [
+        norm.to(first, non_blocking=True)
+        for on_device in grads.values()
+        for norm in torch._foreach_norm(on_device, 2.0, dtype=_sum_dtype(on_device))
+    ]
+    total: Tensor = torch.linalg.vector_norm(torch.stack(norms), 2.0)
+    return total
+
+
+def _sum_dtype(tensors: list[Tensor]) -> torch.dtype:
+    return torch.float64 if any(x.dtype == torch.float64 for x in tensors) else torch.float32
+
+
+def all_finite(grads: dict[torch.device, list[Tensor]]) -> Tensor:
+    """Whether no gradient holds a NaN or an infinity: a 0-d bool on the first device, in one read."""
+    first = next(iter(grads))
+    largest = []
+    for device, on_device in grads.items():
+        filled = [x for x in on_device if x.numel()]
+        if device.type == "cpu":
+            # aminmax keeps NaN, needs no temporary and is six times faster here than an infinity norm.
+            largest += [bound.float() for x in filled for bound in torch.aminmax(x)]
+        elif filled:
+            norms = torch._foreach_norm(filled, float("inf"), dtype=_sum_dtype(filled))
+            largest += [x.to(first, torch.float32, non_blocking=True) for x in norms]
+    if not largest:
+        return torch.ones((), dtype=torch.bool, device=first)
+    return torch.stack([x.to(first) for x in largest]).isfinite().all()

@@ -1,0 +1,297 @@
+"""The trust-ratio step in ordinary torch operations, in place and in pieces.
+
+Three phases, as in every engine. *Moments* updates m and v and measures |w| and |u| into a flat buffer;
+the buffer's ratios are then formed all at once; *apply* forms u again and changes w. Each phase goes
+through the weights in blocks of rows that fit the processor's cache, so the dozen operations of a phase
+cost one trip to memory, and the temporaries are the size of a block, not of a weight. With ``foreach``
+many blocks share each launch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from merit_optim.optim import algorithm
+from merit_optim.optim.algorithm import BiasCorrection, Rule, Sizes
+from merit_optim.optim.engines.plan import Piece, Slot, pieces, plan
+from merit_optim.optim.engines.work import Control, Controls, Item, scalar, store
+from merit_optim.optim.statistics import Recorder, measure
+
+# Elements in a piece. On a CPU the four tensors of a piece and two temporaries should share the L2
+# cache; measured on GPT-2's embedding, 2^17 to 2^18 was best (benchmarks/step.py --piece). Elsewhere
+# a piece should be large enough to hide the launches.
+PIECE_ELEMENTS_CPU = 192 * 1024
+PIECE_ELEMENTS = 64 * 1024 * 1024
+
+
+class Tensors(NamedTuple):
+    """A weight and its tensors, each seen as (N, R, C)."""
+
+    item: Item
+    rule: Rule
+    slot: Slot
+    weight: Tensor
+    grad: Tensor
+    exp_avg: Tensor
+    exp_avg_sq: Tensor
+    correction: BiasCorrection | None
+
+
+class Block(NamedTuple):
+    """One piece of one weight."""
+
+    tensors: Tensors
+    piece: Piece
+
+    def of(self, x_NRC: Tensor) -> Tensor:
+        return x_NRC[self.piece.matrices, self.piece.rows]
+
+
+def step(items: list[Item], controls: Controls, recorder: Recorder | None) -> None:
+    """Update every weight and its state."""
+    by_device: dict[torch.device, list[Item]] = {}
+    for item in items:
+        if item.param.numel():
+            by_device.setdefault(item.param.device, []).append(item)
+    for device, on_device in by_device.items():
+        by_dtype: dict[torch.dtype, list[Item]] = {}
+        for item in on_device:
+            by_dtype.setdefault(algorithm.compute_dtype(item.param), []).append(item)
+        for dtype, alike in by_dtype.items():
+            _step_alike(alike, device, dtype, controls[device], recorder)
+
+
+def _step_alike(
+    items: list[Item],
+    device: torch.device,
+    dtype: torch.dtype,
+    control: Control,
+    recorder: Recorder | None,
+) -> None:
+    """The three phases, for weights of one device and one compute dtype."""
+    rules = [rule_of(item.group) for item in items]
+    layout = plan(
+        tuple(
+            (algorithm.matrices_of(item.param.shape, item.group["matrix_dims"]), rule.element_wise)
+            for item, rule in zip(items, rules, strict=True)
+        )
+    )
+    weight_sizes = torch.zeros(layout.length, dtype=dtype, device=device)
+    update_sizes = torch.zeros(layout.length, dtype=dtype, device=device)
+
+    all_tensors = [_tensors(*args) for args in zip(items, rules, layout.slots, strict=True)]
+    buckets = list(_buckets(all_tensors))
+    for bucket in buckets:
+        _moments(bucket, dtype, control)
+        _measure(bucket, dtype, weight_sizes, update_sizes)
+    for rule, slot in zip(rules, layout.slots, strict=True):
+        if rule.norm == "l2":
+            weight_sizes[slot.start : slot.end].sqrt_()
+            update_sizes[slot.start : slot.end].sqrt_()
+
+    ratios = algorithm.ratio(weight_sizes, update_sizes)
+    unscaled = algorithm.undefined(weight_sizes, update_sizes)
+    # Backwards: the last blocks of the first phase are still in the cache.
+    for bucket in reversed(buckets):
+        _apply(bucket, dtype, control, ratios, unscaled, recorder)
+    for tensors in all_tensors:
+        _return_copies(tensors)
+
+
+def rule_of(group: dict[str, Any]) -> Rule:
+    """The rule that a parameter group's options describe."""
+    return Rule(group["clip"], group["element_wise"], group["weight_bound"], group["norm"])
+
+
+def _tensors(item: Item, rule: Rule, slot: Slot) -> Tensors:
+    correction = None
+    if item.group["bias_correction"]:
+        # A step count on the host is read; one on the device stays there.
+        step = item.step.item() if item.step.device.type == "cpu" else item.step
+        correction = algorithm.bias_correction(step, *item.group["betas"])
+    shape = slot.matrices.shape
+    exp_avg, exp_avg_sq = item.state
+    return Tensors(
+        item,
+        rule,
+        slot,
+        # A view where strides allow one, else a copy that _return_copies writes back.
+        item.param.detach().reshape(shape),
+        item.grad.reshape(shape),
+        exp_avg.reshape(shape),
+        exp_avg_sq.reshape(shape),
+        correction,
+    )
+
+
+def _return_copies(tensors: Tensors) -> None:
+    stored = (tensors.item.param, *tensors.item.state)
+    worked_on = (tensors.weight, tensors.exp_avg, tensors.exp_avg_sq)
+    for x, x_NRC in zip(stored, worked_on, strict=True):
+        if x_NRC.data_ptr() != x.data_ptr():
+            x.copy_(x_NRC.view(x.shape))
+
+
+def _buckets(all_tensors: list[Tensors]) -> Iterator[list[Block]]:
+    """Blocks that are worked on together: one by one, or with foreach as many of a group as fit."""
+    bucket: list[Block] = []
+    room = 0
+    for tensors in all_tensors:
+        on_cpu = tensors.weight.device.type == "cpu"
+        limit = PIECE_ELEMENTS_CPU if on_cpu else PIECE_ELEMENTS
+        foreach = tensors.item.group["foreach"]
+        if foreach is None:
+            foreach = not on_cpu
+        for piece in pieces(tensors.slot.matrices, limit):
+            block = Block(tensors, piece)
+            num_elements = block.of(tensors.weight).numel()
+            joins = foreach and bucket and bucket[0].tensors.item.group is tensors.item.group
+            if bucket and (not joins or num_elements > room):
+                yield bucket
+                bucket = []
+            if not bucket:
+                room = limit
+            bucket.append(block)
+            room -= num_elements
+    if bucket:
+        yield bucket
+
+
+def _in(dtype: torch.dtype, tensors: list[Tensor], *, copy: bool = False) -> list[Tensor]:
+    return [x.to(dtype, copy=copy) for x in tensors]
+
+
+def _store(stored: list[Tensor], computed: list[Tensor], skip: Tensor | None) -> None:
+    for old, new in zip(stored, computed, strict=True):
+        store(old, new, skip)
+
+
+def _moments(bucket: list[Block], dtype: torch.dtype, control: Control) -> None:
+    """m and v, in place."""
+    group = bucket[0].tensors.item.group
+    beta1, beta2 = group["betas"]
+    grads = _in(dtype, [b.of(b.tensors.grad) for b in bucket])
+    if control.gradient_scale is not None:
+        grads = list(torch._foreach_mul(grads, control.gradient_scale))
+    if group["maximize"]:
+        grads = list(torch._foreach_neg(grads))
+    stored = [b.of(b.tensors.exp_avg) for b in bucket], [b.of(b.tensors.exp_avg_sq) for b in bucket]
+    # A step that may yet be skipped is computed beside the state.
+    exp_avgs, exp_avg_sqs = (_in(dtype, x, copy=control.skip is not None) for x in stored)
+    torch._foreach_lerp_(exp_avgs, grads, 1 - beta1)
+    torch._foreach_mul_(exp_avg_sqs, beta2)
+    torch._foreach_addcmul_(exp_avg_sqs, grads, grads, 1 - beta2)
+    _store(stored[0], exp_avgs, control.skip)
+    _store(stored[1], exp_avg_sqs, control.skip)
+
+
+def _directions(bucket: list[Block], dtype: torch.dtype, weights: list[Tensor]) -> list[Tensor]:
+    """u, from the state as it is stored: new tensors."""
+    group = bucket[0].tensors.item.group
+    corrections = [b.tensors.correction for b in bucket]
+    updates = list(torch._foreach_sqrt(_in(dtype, [b.of(b.tensors.exp_avg_sq) for b in bucket])))
+    _divide(updates, [c and c.second_sqrt for c in corrections])
+    torch._foreach_add_(updates, group["eps"])
+    updates = list(torch._foreach_div(_in(dtype, [b.of(b.tensors.exp_avg) for b in bucket]), updates))
+    _divide(updates, [c and c.first for c in corrections])
+    torch._foreach_add_(updates, torch._foreach_mul(weights, group["weight_decay"]))
+    return updates
+
+
+def _divide(tensors: list[Tensor], divisors: list[float | Tensor | None]) -> None:
+    for x, divisor in zip(tensors, divisors, strict=True):
+        if divisor is not None:
+            x.div_(divisor)
+
+
+def _measure(bucket: list[Block], dtype: torch.dtype, weight_sizes: Tensor, update_sizes: Tensor) -> None:
+    """The bucket's part of the rows', columns' and wholes' sizes, l2 as sums of squares."""
+    weights = _in(dtype, [b.of(b.tensors.weight) for b in bucket])
+    updates = _directions(bucket, dtype, weights)
+    norm = bucket[0].tensors.rule.norm
+    if norm == "max":
+        torch._foreach_abs_(updates)
+        weights = list(torch._foreach_abs(weights))
+    else:
+        torch._foreach_mul_(updates, updates)
+        weights = list(torch._foreach_mul(weights, weights))
+    for block, weight, update in zip(bucket, weights, updates, strict=True):
+        _reduce(block, weight, block.tensors.slot.view(weight_sizes), norm)
+        _reduce(block, update, block.tensors.slot.view(update_sizes), norm)
+
+
+def _reduce(block: Block, magnitude: Tensor, total: Sizes, norm: str) -> None:
+    reduce, merge = (torch.amax, torch.maximum) if norm == "max" else (torch.sum, torch.add)
+    whole = total.whole_N[block.piece.matrices]
+    if total.rows_NR is None or total.columns_NC is None:
+        merge(whole, reduce(magnitude, (1, 2)), out=whole)
+        return
+    rows = reduce(magnitude, 2)
+    total.rows_NR[block.piece.matrices, block.piece.rows] = rows
+    columns = total.columns_NC[block.piece.matrices]
+    merge(columns, reduce(magnitude, 1), out=columns)
+    merge(whole, reduce(rows, 1), out=whole)
+
+
+def _apply(
+    bucket: list[Block],
+    dtype: torch.dtype,
+    control: Control,
+    ratios: Tensor,
+    unscaled: Tensor,
+    recorder: Recorder | None,
+) -> None:
+    """w <- w - lr * clamp(s*u), in place."""
+    group = bucket[0].tensors.item.group
+    stored = [b.of(b.tensors.weight) for b in bucket]
+    weights = _in(dtype, stored, copy=control.skip is not None)
+    updates = _directions(bucket, dtype, weights)
+    scales = [_scale(block, ratios, unscaled) for block in bucket]
+    torch._foreach_mul_(updates, scales)
+    clip = group["clip"]
+    lr = scalar(group["lr"], weights[0].device)
+    if recorder is not None:
+        for block, weight, scaled, scale in zip(bucket, weights, updates, scales, strict=True):
+            bounded = _bounded(block, ratios, scale)
+            recorder.add(block.tensors.item.name, measure(weight, scaled, scale, bounded, clip, lr))
+    if clip is not None:
+        torch._foreach_clamp_min_(updates, -clip)
+        torch._foreach_clamp_max_(updates, clip)
+    torch._foreach_mul_(updates, lr)
+    torch._foreach_sub_(weights, updates)
+    _store(stored, weights, control.skip)
+
+
+def _scale(block: Block, ratios: Tensor, unscaled: Tensor) -> Tensor:
+    """s of one block, from the ratios of all: what algorithm.element_ratio defines."""
+    piece, slot, rule = block.piece, block.tensors.slot, block.tensors.rule
+    ratio, no_ratio = slot.view(ratios), slot.view(unscaled)
+    whole = ratio.whole_N[piece.matrices, None, None]
+    if ratio.rows_NR is None or ratio.columns_NC is None:
+        return whole
+    assert no_ratio.rows_NR is not None and no_ratio.columns_NC is not None
+    rows = ratio.rows_NR[piece.matrices, piece.rows, None]
+    if rule.weight_bound:
+        rows = torch.maximum(rows, whole)
+    scale = torch.maximum(rows, ratio.columns_NC[piece.matrices, None, :])
+    unscaled_rows = no_ratio.rows_NR[piece.matrices, piece.rows, None]
+    unscaled_columns = no_ratio.columns_NC[piece.matrices, None, :]
+    # Rare, and a pass over the block: a CPU looks first, where looking is free.
+    if scale.device.type != "cpu" or unscaled_rows.any() or unscaled_columns.any():
+        scale.masked_fill_(unscaled_rows | unscaled_columns, 1)
+    return scale
+
+
+def _bounded(block: Block, ratios: Tensor, scale: Tensor) -> Tensor | None:
+    """Where the weight-wise ratio was larger than both the row's and the column's, and so decided."""
+    ratio = block.tensors.slot.view(ratios)
+    if ratio.rows_NR is None or ratio.columns_NC is None or not block.tensors.rule.weight_bound:
+        return None
+    rows = ratio.rows_NR[block.piece.matrices, block.piece.rows, None]
+    columns = ratio.columns_NC[block.piece.matrices, None, :]
+    whole = ratio.whole_N[block.piece.matrices, None, None]
+    return (torch.maximum(rows, columns) < whole) & (scale == whole)

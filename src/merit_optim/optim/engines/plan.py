@@ -1,0 +1,97 @@
+"""Where the sizes of every row, column and whole weight stand in one flat buffer, and in which pieces
+a weight is worked on. Pure: shapes in, offsets out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import lru_cache
+from typing import NamedTuple
+
+from torch import Tensor
+
+from merit_optim.optim.algorithm import Matrices, Sizes
+
+
+class Slot(NamedTuple):
+    """One weight's part of the buffer: its rows, then its columns, then its wholes."""
+
+    matrices: Matrices
+    has_rows: bool
+    start: int
+
+    @property
+    def num_rows(self) -> int:
+        return self.matrices.num * self.matrices.rows if self.has_rows else 0
+
+    @property
+    def num_columns(self) -> int:
+        return self.matrices.num * self.matrices.columns if self.has_rows else 0
+
+    @property
+    def columns_start(self) -> int:
+        return self.start + self.num_rows
+
+    @property
+    def whole_start(self) -> int:
+        return self.columns_start + self.num_columns
+
+    @property
+    def end(self) -> int:
+        return self.whole_start + self.matrices.num
+
+    def view(self, buffer: Tensor) -> Sizes:
+        """The sizes of this weight, as views of the buffer."""
+        num, rows, columns = self.matrices.shape
+        whole = buffer[self.whole_start : self.end]
+        if not self.has_rows:
+            return Sizes(None, None, whole)
+        return Sizes(
+            buffer[self.start : self.columns_start].view(num, rows),
+            buffer[self.columns_start : self.whole_start].view(num, columns),
+            whole,
+        )
+
+
+class Plan(NamedTuple):
+    """The buffer's layout for all weights of a step."""
+
+    slots: tuple[Slot, ...]
+    length: int
+
+
+@lru_cache(maxsize=256)
+def plan(weights: tuple[tuple[Matrices, bool], ...]) -> Plan:
+    """Lay out the buffer for weights given as (matrices, whether the rule is element-wise)."""
+    slots: list[Slot] = []
+    end = 0
+    for matrices, element_wise in weights:
+        slots.append(Slot(matrices, element_wise and not matrices.is_vector, end))
+        end = slots[-1].end
+    return Plan(tuple(slots), end)
+
+
+class Piece(NamedTuple):
+    """A block of whole rows: several matrices, or some rows of one."""
+
+    matrices: slice
+    rows: slice
+
+
+@lru_cache(maxsize=4096)
+def pieces(matrices: Matrices, max_elements: int) -> tuple[Piece, ...]:
+    """Cut a weight into blocks of whole rows with at most ``max_elements`` (but at least one row)."""
+    return tuple(_pieces(matrices, max_elements))
+
+
+def _pieces(matrices: Matrices, max_elements: int) -> Iterator[Piece]:
+    num, rows, columns = matrices.shape
+    together = max_elements // max(1, rows * columns)
+    if together:
+        for start in range(0, num, together):
+            yield Piece(slice(start, min(start + together, num)), slice(0, rows))
+        return
+    height = max(1, max_elements // max(1, columns))
+    for index in range(num):
+        for start in range(0, rows, height):
+            yield Piece(slice(index, index + 1), slice(start, min(start + height, rows)))

@@ -1,0 +1,88 @@
+"""Lion: the sign of an interpolated momentum."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+from torch.optim.optimizer import ParamsT
+
+from merit_optim.optim.algorithm import compute_dtype
+from merit_optim.optim.base import NonFinite, SafeOptimizer
+from merit_optim.optim.engines.work import Controls, Item, scalar, update_each
+
+
+class Lion(SafeOptimizer):
+    r"""Evolved sign momentum, one state tensor for each parameter.
+
+    .. math::
+        w &\leftarrow w - \eta\,(\mathrm{sign}(\beta_1 m + (1-\beta_1) g) + \lambda w) \\
+        m &\leftarrow \beta_2 m + (1-\beta_2) g
+
+    Args:
+        params: parameters, named parameters, or parameter groups.
+        lr: learning rate, a number or a one-element tensor; 3 to 10 times smaller than AdamW's.
+        betas: interpolation for the update, and decay of the momentum.
+        weight_decay: decoupled weight decay.
+        state_dtype: dtype of the momentum.
+        nonfinite: as for :class:`MERIT`.
+        max_grad_norm: as for :class:`MERIT`.
+        maximize: ascend instead of descend.
+        capturable: keep the step count on the device.
+        differentiable: let autograd record the step.
+
+    Example:
+        >>> import torch
+        >>> from merit_optim import Lion
+        >>> model = torch.nn.Linear(8, 2)
+        >>> optimizer = Lion(model.parameters(), lr=1e-4, weight_decay=0.1)
+
+    Reference:
+        Chen et al., "Symbolic Discovery of Optimization Algorithms", NeurIPS 2023,
+        https://arxiv.org/abs/2302.06675
+    """
+
+    ALGORITHM: ClassVar[str] = "lion"
+    STATE_KEYS: ClassVar[tuple[str, ...]] = ("exp_avg",)
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | Tensor = 1e-4,
+        betas: tuple[float, float] = (0.9, 0.99),
+        weight_decay: float = 0.0,
+        *,
+        state_dtype: torch.dtype = torch.float32,
+        nonfinite: NonFinite = "propagate",
+        max_grad_norm: float | None = None,
+        maximize: bool = False,
+        capturable: bool = False,
+        differentiable: bool = False,
+    ) -> None:
+        super().__init__(
+            params,
+            {
+                "lr": lr,
+                "betas": betas,
+                "weight_decay": weight_decay,
+                "state_dtype": state_dtype,
+                "nonfinite": nonfinite,
+                "max_grad_norm": max_grad_norm,
+                "maximize": maximize,
+                "capturable": capturable,
+                "differentiable": differentiable,
+            },
+        )
+
+    def _update(self, items: list[Item], controls: Controls) -> None:
+        update_each(items, controls, _lion)
+
+
+def _lion(item: Item, weight: Tensor, grad: Tensor, exp_avg: Tensor) -> tuple[Tensor, Tensor]:
+    beta1, beta2 = item.group["betas"]
+    lr = scalar(item.group["lr"], weight.device)
+    dtype = compute_dtype(weight)
+    weight, exp_avg = weight.to(dtype), exp_avg.to(dtype)
+    update = torch.lerp(exp_avg, grad, 1 - beta1).sign() + weight * item.group["weight_decay"]
+    return weight - update * lr, torch.lerp(exp_avg, grad, 1 - beta2)

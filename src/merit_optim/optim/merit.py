@@ -1,0 +1,120 @@
+"""MERIT: max-norm trust ratios for each weight, row and column, element by element, and a clip."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+from torch.optim.optimizer import ParamsT
+
+from merit_optim.optim.algorithm import Norm
+from merit_optim.optim.base import NonFinite
+from merit_optim.optim.trust import TrustRatioOptimizer
+
+
+class MERIT(TrustRatioOptimizer):
+    r"""Large-batch optimizer that keeps attention logits under control.
+
+    .. math::
+        m &\leftarrow \beta_1 m + (1-\beta_1) g, \qquad v \leftarrow \beta_2 v + (1-\beta_2) g^2 \\
+        u &= m / (\sqrt v + \epsilon) + \lambda w \\
+        s_{ij} &= \max\left(
+            \frac{\max|w_{i\cdot}|}{\max|u_{i\cdot}|},
+            \frac{\max|w_{\cdot j}|}{\max|u_{\cdot j}|},
+            \frac{\max|w|}{\max|u|}\right) \\
+        w &\leftarrow w - \eta\,\mathrm{clamp}(s \odot u, -c, c)
+
+    A row or column in which w or u is all zero is not scaled (s = 1); vectors and scalars have only
+    the last of the three ratios. Arithmetic is in float32 whatever the parameters' dtype. State has
+    AdamW's keys, so a run begun with ``torch.optim.AdamW`` can go on here, and back.
+
+    Args:
+        params: parameters, named parameters, or parameter groups (see :func:`merit_optim.param_groups`).
+        lr: learning rate, a number or a one-element tensor. Not AdamW's: the ratios make it relative
+            to the size of the weights (the paper uses 9e-3 for GPT-2 small and medium, 6e-3 for large).
+        betas: decay of the two moments.
+        eps: added to the square root of v.
+        weight_decay: added to u as ``weight_decay * w``, so it is scaled and clipped with it.
+        clip: bound on each element of ``s*u``; None for none.
+        element_wise: use the rows' and columns' ratios; False leaves the whole weight's.
+        weight_bound: let the whole weight's ratio bound the element-wise ones from below.
+        norm: "max" or "l2", the norm in all ratios.
+        bias_correction: divide the moments by ``1 - beta**t`` as Adam does.
+        matrix_dims: how many trailing dimensions make one matrix; the ones before them stack
+            matrices, each with its own ratios (2 for experts stacked as (experts, rows, columns)).
+            None: all, seen as (first dimension) x (all the rest).
+        state_dtype: dtype of the moments.
+        nonfinite: what to do with a step whose gradients hold NaN or infinity: "propagate" takes it, as
+            AdamW does; "skip" changes nothing and counts it in ``num_skipped_steps``, without a host
+            sync; "raise" names the parameter.
+        max_grad_norm: take the step that ``clip_grad_norm_`` before it would make, without changing
+            ``.grad``; the norm is left in ``grad_norm``.
+        maximize: ascend instead of descend.
+        foreach: True puts many weights into each launch, at the price of larger temporaries; None
+            does so except on CPUs.
+        fused: True demands the fused engine; None takes it where it can run.
+        capturable: keep the step count on the device, for CUDA graphs and ``GradScaler`` without sync.
+        differentiable: let autograd record the step.
+
+    Example:
+        >>> import torch
+        >>> from merit_optim import MERIT, param_groups
+        >>> model = torch.nn.Linear(8, 2)
+        >>> optimizer = MERIT(param_groups(model, weight_decay=0.1), lr=9e-3, max_grad_norm=1.0)
+        >>> loss = model(torch.randn(4, 8)).square().mean()
+        >>> loss.backward()
+        >>> optimizer.step()
+        >>> optimizer.zero_grad()
+
+    Reference:
+        Luo et al., "MERIT: Maximum-normalized Element-wise Ratio for Language Model Large-batch
+        Training", ICML 2025, https://arxiv.org/abs/2508.20577
+    """
+
+    ALGORITHM: ClassVar[str] = "merit"
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | Tensor = 9e-3,
+        betas: tuple[float, float] = (0.9, 0.95),
+        eps: float = 1e-6,
+        weight_decay: float = 0.1,
+        *,
+        clip: float | None = 1.0,
+        element_wise: bool = True,
+        weight_bound: bool = True,
+        norm: Norm = "max",
+        bias_correction: bool = False,
+        matrix_dims: int | None = None,
+        state_dtype: torch.dtype = torch.float32,
+        nonfinite: NonFinite = "propagate",
+        max_grad_norm: float | None = None,
+        maximize: bool = False,
+        foreach: bool | None = None,
+        fused: bool | None = None,
+        capturable: bool = False,
+        differentiable: bool = False,
+    ) -> None:
+        super().__init__(
+            params,
+            lr,
+            betas,
+            eps,
+            weight_decay,
+            clip=clip,
+            element_wise=element_wise,
+            weight_bound=weight_bound,
+            norm=norm,
+            bias_correction=bias_correction,
+            matrix_dims=matrix_dims,
+            state_dtype=state_dtype,
+            nonfinite=nonfinite,
+            max_grad_norm=max_grad_norm,
+            maximize=maximize,
+            foreach=foreach,
+            fused=fused,
+            capturable=capturable,
+            differentiable=differentiable,
+        )

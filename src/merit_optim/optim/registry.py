@@ -1,0 +1,92 @@
+"""The optimizers by name, each with the settings of the MERIT paper."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.optim import Optimizer
+from torch.optim.optimizer import ParamsT
+
+from merit_optim.optim.lamb import LAMB, MaxLAMB
+from merit_optim.optim.lion import Lion
+from merit_optim.optim.merit import MERIT
+from merit_optim.optim.sophia import SophiaG
+
+
+@dataclass(frozen=True, kw_only=True)
+class Preset:
+    """An optimizer with the paper's settings (section 5.1 and table 4 of arXiv 2508.20577).
+
+    ``learning_rates`` are the peak learning rates for GPT-2 small, medium and large; empty where the
+    paper gives none.
+    """
+
+    optimizer: Callable[..., Optimizer]
+    options: Mapping[str, Any]
+    learning_rates: Mapping[str, float] = field(default_factory=dict)
+
+
+def _gpt2(small: float, medium: float, large: float) -> dict[str, float]:
+    return {"gpt2-small": small, "gpt2-medium": medium, "gpt2-large": large}
+
+
+_ADAM_BETAS = {"betas": (0.9, 0.95), "weight_decay": 0.1}
+
+OPTIMIZERS: Mapping[str, Preset] = {
+    "adamw": Preset(optimizer=torch.optim.AdamW, options=_ADAM_BETAS, learning_rates=_gpt2(1e-3, 4e-3, 2e-3)),
+    "lion": Preset(
+        optimizer=Lion,
+        options={"betas": (0.95, 0.98), "weight_decay": 0.1},
+        learning_rates=_gpt2(1e-4, 8e-5, 8e-5),
+    ),
+    "sophiag": Preset(
+        optimizer=SophiaG,
+        options={"betas": (0.92, 0.99), "weight_decay": 0.1, "hessian_interval": 10},
+        learning_rates=_gpt2(1e-4, 1e-4, 2e-4),
+    ),
+    # The paper's equation for LAMB has no bias correction.
+    "lamb": Preset(
+        optimizer=LAMB,
+        options={**_ADAM_BETAS, "bias_correction": False},
+        learning_rates=_gpt2(1e-2, 1e-2, 8e-3),
+    ),
+    "maxlamb": Preset(optimizer=MaxLAMB, options=_ADAM_BETAS),
+    "merit": Preset(optimizer=MERIT, options=_ADAM_BETAS, learning_rates=_gpt2(9e-3, 9e-3, 6e-3)),
+}
+
+
+def create(name: str, params: ParamsT, *, model: str | None = None, **options: Any) -> Optimizer:
+    """An optimizer by name, with the paper's settings unless ``options`` say otherwise.
+
+    Args:
+        name: a key of ``OPTIMIZERS``.
+        params: parameters, named parameters, or parameter groups.
+        model: "gpt2-small", "gpt2-medium" or "gpt2-large", for the paper's peak learning rate.
+        options: arguments of the optimizer; an ``lr`` here needs no ``model``.
+
+    Example:
+        >>> import torch
+        >>> optimizer = create("merit", torch.nn.Linear(4, 4).parameters(), model="gpt2-large")
+        >>> optimizer.param_groups[0]["lr"]
+        0.006
+    """
+    preset: Preset = _lookup("optimizer", name, OPTIMIZERS)
+    settings = {**preset.options, **options}
+    if "lr" not in settings:
+        if model is None or not preset.learning_rates:
+            known = ", ".join(preset.learning_rates) or "none: the paper gives no learning rate for it"
+            raise ValueError(f"{name} needs a learning rate: pass lr=..., or model= one of {known}")
+        settings["lr"] = _lookup("model", model, preset.learning_rates)
+    return preset.optimizer(params, **settings)
+
+
+def _lookup(kind: str, name: str, table: Mapping[str, Any]) -> Any:
+    if name not in table:
+        nearest = difflib.get_close_matches(name, table, n=1)
+        hint = f"; did you mean {nearest[0]!r}?" if nearest else ""
+        raise ValueError(f"unknown {kind} {name!r}{hint} Known are {', '.join(table)}.")
+    return table[name]

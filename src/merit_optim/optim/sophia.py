@@ -1,0 +1,161 @@
+"""Sophia-G: momentum divided by a cheap estimate of the curvature, and clipped."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+from torch.optim.optimizer import ParamsT
+
+from merit_optim.optim import validate
+from merit_optim.optim.algorithm import compute_dtype
+from merit_optim.optim.base import NonFinite, SafeOptimizer
+from merit_optim.optim.engines.work import Controls, Item, scalar, update_each
+
+
+class SophiaG(SafeOptimizer):
+    r"""Second-order clipped optimization with the Gauss-Newton-Bartlett estimate of the diagonal Hessian.
+
+    .. math::
+        m &\leftarrow \beta_1 m + (1-\beta_1) g \\
+        h &\leftarrow \beta_2 h + (1-\beta_2)\, B\, \hat g^2 \qquad \text{every } k \text{ steps} \\
+        w &\leftarrow w - \eta\lambda w - \eta\,\mathrm{clamp}(m / \max(\gamma h, \epsilon), -1, 1)
+
+    where :math:`\hat g` is the gradient of the mean loss over B labels drawn from the model's own
+    predictions. The training loop computes it on a part of the batch and calls :meth:`update_hessian`.
+
+    Args:
+        params: parameters, named parameters, or parameter groups.
+        lr: learning rate, a number or a one-element tensor.
+        betas: decay of the momentum and of the curvature.
+        gamma: how strongly the curvature shortens the step; larger clips fewer elements.
+        eps: least value of ``gamma * h``.
+        weight_decay: decoupled weight decay.
+        hessian_interval: k, the number of steps between curvature estimates.
+        state_dtype: dtype of momentum and curvature.
+        nonfinite: as for :class:`MERIT`; it holds for the curvature's gradients too.
+        max_grad_norm: as for :class:`MERIT`; the curvature's gradients are never clipped.
+        maximize: ascend instead of descend.
+        capturable: keep the step count on the device.
+        differentiable: let autograd record the step.
+
+    Example:
+        >>> import torch
+        >>> from merit_optim import SophiaG, sampled_label_loss
+        >>> model, x = torch.nn.Linear(8, 5), torch.randn(64, 8)
+        >>> optimizer = SophiaG(model.parameters(), lr=1e-3)
+        >>> if optimizer.hessian_due:
+        ...     sampled_label_loss(model(x[:16])).backward()
+        ...     optimizer.update_hessian(num_labels=16)
+        ...     optimizer.zero_grad()
+        >>> torch.nn.functional.cross_entropy(model(x), torch.arange(64) % 5).backward()
+        >>> optimizer.step()
+
+    Reference:
+        Liu et al., "Sophia: A Scalable Stochastic Second-order Optimizer for Language Model
+        Pre-training", ICLR 2024, https://arxiv.org/abs/2305.14342
+    """
+
+    ALGORITHM: ClassVar[str] = "sophiag"
+    STATE_KEYS: ClassVar[tuple[str, ...]] = ("exp_avg", "hessian")
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | Tensor = 1e-4,
+        betas: tuple[float, float] = (0.965, 0.99),
+        gamma: float = 0.05,
+        eps: float = 1e-12,
+        weight_decay: float = 0.1,
+        *,
+        hessian_interval: int = 10,
+        state_dtype: torch.dtype = torch.float32,
+        nonfinite: NonFinite = "propagate",
+        max_grad_norm: float | None = None,
+        maximize: bool = False,
+        capturable: bool = False,
+        differentiable: bool = False,
+    ) -> None:
+        validate.optional_count("hessian_interval", hessian_interval)
+        self.hessian_interval = hessian_interval
+        super().__init__(
+            params,
+            {
+                "lr": lr,
+                "betas": betas,
+                "gamma": gamma,
+                "eps": eps,
+                "weight_decay": weight_decay,
+                "state_dtype": state_dtype,
+                "nonfinite": nonfinite,
+                "max_grad_norm": max_grad_norm,
+                "maximize": maximize,
+                "capturable": capturable,
+                "differentiable": differentiable,
+            },
+        )
+
+    def _check_group(self, group: dict[str, Any]) -> None:
+        super()._check_group(group)
+        validate.positive("gamma", group["gamma"], "the default 0.05")
+        validate.positive("eps", group["eps"], "the default 1e-12")
+
+    @property
+    def hessian_due(self) -> bool:
+        """Whether the curvature should be estimated before the next step."""
+        steps = [state["step"] for state in self.state.values() if "step" in state]
+        return not steps or int(steps[0]) % self.hessian_interval == 0
+
+    @torch.no_grad()
+    def update_hessian(self, num_labels: int) -> None:
+        """Take the curvature from the gradients in ``.grad``, those of :func:`sampled_label_loss`.
+
+        Args:
+            num_labels: B, the number of labels the loss was averaged over, on all ranks together.
+        """
+        if num_labels < 1:
+            raise ValueError(f"num_labels is {num_labels}; the loss is a mean over at least 1 label")
+        items = self._gather()
+        controls = self._controls(items, max_norm=None) if items else None
+        if controls is not None:
+            update_each(items, controls, partial(_curvature, num_labels=num_labels))
+
+    def _update(self, items: list[Item], controls: Controls) -> None:
+        update_each(items, controls, _sophia)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "hessian_interval": self.hessian_interval}
+
+
+def _sophia(
+    item: Item, weight: Tensor, grad: Tensor, exp_avg: Tensor, hessian: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    group, dtype = item.group, compute_dtype(weight)
+    lr = scalar(group["lr"], weight.device)
+    exp_avg = torch.lerp(exp_avg.to(dtype), grad, 1 - group["betas"][0])
+    update = (exp_avg / (hessian.to(dtype) * group["gamma"]).clamp(min=group["eps"])).clamp(-1, 1)
+    weight = weight.to(dtype)
+    return weight - (update + weight * group["weight_decay"]) * lr, exp_avg, hessian
+
+
+def _curvature(
+    item: Item, weight: Tensor, grad: Tensor, exp_avg: Tensor, hessian: Tensor, *, num_labels: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    beta2, hessian = item.group["betas"][1], hessian.to(grad.dtype)
+    return weight, exp_avg, torch.lerp(hessian, grad * grad * num_labels, 1 - beta2)
+
+
+def sampled_label_loss(logits: Tensor, generator: torch.Generator | None = None) -> Tensor:
+    """Mean cross entropy against labels drawn from the predictions themselves.
+
+    Its squared gradient, times the number of labels, estimates the Gauss-Newton diagonal without bias.
+
+    Args:
+        logits: (..., classes), with a gradient.
+        generator: source of the random labels.
+    """
+    flat = logits.reshape(-1, logits.shape[-1])
+    labels = torch.multinomial(flat.detach().float().softmax(-1), 1, generator=generator).squeeze(1)
+    return torch.nn.functional.cross_entropy(flat.float(), labels)

@@ -1,0 +1,86 @@
+"""What an update did to each weight, measured in the steps one asks for and in no other."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass
+class UpdateStatistics:
+    """One weight's update. Totals stay on the device; reading a share or a ratio waits for it."""
+
+    num_elements: int
+    num_clipped: Tensor
+    num_bounded: Tensor
+    smallest_ratio: Tensor
+    largest_ratio: Tensor
+    update_sum_sq: Tensor
+    weight_sum_sq: Tensor
+
+    @property
+    def clipped(self) -> float:
+        """Share of elements whose scaled update exceeded the clip (figure 13 of the paper)."""
+        return self.num_clipped.item() / self.num_elements
+
+    @property
+    def bounded(self) -> float:
+        """Share of elements whose ratio the weight-wise bound decided (figure 15 of the paper)."""
+        return self.num_bounded.item() / self.num_elements
+
+    @property
+    def ratio_range(self) -> tuple[float, float]:
+        """The smallest and the largest element-wise ratio s."""
+        return self.smallest_ratio.item(), self.largest_ratio.item()
+
+    @property
+    def relative_change(self) -> float:
+        """|change of w| / |w|, both Euclidean; infinite for a weight that was zero."""
+        return (self.update_sum_sq / self.weight_sum_sq).sqrt().item()
+
+    def merge(self, other: UpdateStatistics) -> UpdateStatistics:
+        """The statistics of two parts of a weight together."""
+        return UpdateStatistics(
+            self.num_elements + other.num_elements,
+            self.num_clipped + other.num_clipped,
+            self.num_bounded + other.num_bounded,
+            torch.minimum(self.smallest_ratio, other.smallest_ratio),
+            torch.maximum(self.largest_ratio, other.largest_ratio),
+            self.update_sum_sq + other.update_sum_sq,
+            self.weight_sum_sq + other.weight_sum_sq,
+        )
+
+
+def measure(
+    weight: Tensor,
+    scaled: Tensor,
+    scale: Tensor,
+    bounded: Tensor | None,
+    clip: float | None,
+    lr: float | Tensor,
+) -> UpdateStatistics:
+    """Statistics of one (part of a) weight about to change by ``lr * clamp(scaled)``.
+
+    ``bounded`` marks the elements where the weight-wise bound decided; None where it had no say.
+    """
+    taken = scaled if clip is None else scaled.clamp(-clip, clip)
+    none = torch.zeros((), dtype=torch.int64, device=weight.device)
+    return UpdateStatistics(
+        num_elements=weight.numel(),
+        num_clipped=none if clip is None else (scaled.abs() > clip).sum(),
+        num_bounded=none if bounded is None else bounded.sum(),
+        smallest_ratio=scale.amin(),
+        largest_ratio=scale.amax(),
+        update_sum_sq=(taken * lr).square().sum(),
+        weight_sum_sq=weight.square().sum(),
+    )
+
+
+class Recorder(dict[str, UpdateStatistics]):
+    """Statistics by parameter name, filled part by part."""
+
+    def add(self, name: str, part: UpdateStatistics) -> None:
+        """Count a part of a weight in."""
+        self[name] = self[name].merge(part) if name in self else part

@@ -1,0 +1,174 @@
+"""The base class of the trust-ratio family: options, what is refused, and the choice of engine."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any, ClassVar, TypedDict
+
+import torch
+from torch import Tensor
+from torch.optim.optimizer import ParamsT
+
+from merit_optim.optim import validate
+from merit_optim.optim.algorithm import NORMS, Norm
+from merit_optim.optim.base import NonFinite, SafeOptimizer
+from merit_optim.optim.engines import direct, eager, fused_unavailable
+from merit_optim.optim.engines.work import Controls, Item
+from merit_optim.optim.statistics import Recorder, UpdateStatistics
+
+
+class EngineOptions(TypedDict, total=False):
+    """Options that say how a step is computed, the same for the whole family."""
+
+    matrix_dims: int | None
+    state_dtype: torch.dtype
+    nonfinite: NonFinite
+    max_grad_norm: float | None
+    maximize: bool
+    foreach: bool | None
+    fused: bool | None
+    capturable: bool
+    differentiable: bool
+
+
+class TrustRatioOptimizer(SafeOptimizer):
+    """Adam's moments, a trust ratio, and a clip; see ``algorithm.py`` for the equations."""
+
+    STATE_KEYS: ClassVar[tuple[str, ...]] = ("exp_avg", "exp_avg_sq")
+
+    _recorder: Recorder | None = None
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | Tensor,
+        betas: tuple[float, float],
+        eps: float,
+        weight_decay: float,
+        *,
+        clip: float | None,
+        element_wise: bool,
+        weight_bound: bool,
+        norm: Norm,
+        bias_correction: bool,
+        matrix_dims: int | None = None,
+        state_dtype: torch.dtype = torch.float32,
+        nonfinite: NonFinite = "propagate",
+        max_grad_norm: float | None = None,
+        maximize: bool = False,
+        foreach: bool | None = None,
+        fused: bool | None = None,
+        capturable: bool = False,
+        differentiable: bool = False,
+    ) -> None:
+        # Shapes given by the user, to tell a parameter from a flat piece that a sharding library put
+        # in its place.
+        self._shapes: set[torch.Size] = set()
+        super().__init__(
+            params,
+            {
+                "lr": lr,
+                "betas": betas,
+                "eps": eps,
+                "weight_decay": weight_decay,
+                "clip": clip,
+                "element_wise": element_wise,
+                "weight_bound": weight_bound,
+                "norm": norm,
+                "bias_correction": bias_correction,
+                "matrix_dims": matrix_dims,
+                "state_dtype": state_dtype,
+                "nonfinite": nonfinite,
+                "max_grad_norm": max_grad_norm,
+                "maximize": maximize,
+                "foreach": foreach,
+                "fused": fused,
+                "capturable": capturable,
+                "differentiable": differentiable,
+            },
+        )
+
+    def _check_group(self, group: dict[str, Any]) -> None:
+        super()._check_group(group)
+        validate.positive("eps", group["eps"], "the default 1e-6")
+        validate.one_of("norm", group["norm"], NORMS)
+        validate.optional_count("matrix_dims", group["matrix_dims"])
+        if group["clip"] is not None:
+            validate.positive("clip", group["clip"], "None for no clip")
+        if group["fused"]:
+            for other in ("foreach", "differentiable"):
+                if group[other]:
+                    raise ValueError(f"fused=True and {other}=True exclude each other; choose one")
+            if reason := fused_unavailable():
+                raise RuntimeError(
+                    f"fused=True cannot be had: {reason}. Leave fused=None for the fastest engine there is."
+                )
+        if group["foreach"] and group["differentiable"]:
+            raise ValueError("foreach=True and differentiable=True exclude each other; choose one")
+
+    def _check_parameter(self, name: str, param: Tensor) -> None:
+        super()._check_parameter(name, param)
+        if getattr(param, "_fsdp_flattened", False):
+            raise TypeError(
+                f"{name} is a flat parameter of FSDP1: its rows and columns are gone, and with them the "
+                "trust ratios. Use FSDP2 (torch.distributed.fsdp.fully_shard), or FSDP1 with no optimizer "
+                "of this family."
+            )
+        if hasattr(param, "placements"):
+            raise TypeError(
+                f"{name} is a DTensor; sharded parameters are not supported yet. Replicate it (DDP), or "
+                "use torch.optim.AdamW for now."
+            )
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        super().add_param_group(param_group)
+        self._shapes.update(param.shape for param in self.param_groups[-1]["params"])
+
+    def _init_state(self, param: Tensor, group: dict[str, Any], state: dict[str, Any]) -> None:
+        if param.ndim == 1 and param.shape not in self._shapes:
+            raise TypeError(
+                f"a flat parameter of {param.numel()} elements stands where other shapes were given to "
+                f"{type(self).__name__}. DeepSpeed ZeRO and Megatron's distributed optimizer do this: rows "
+                "and columns are gone, and with them the trust ratios. Use FSDP2 or DDP, or, if the "
+                "parameter is yours, add_param_group."
+            )
+        super()._init_state(param, group, state)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        if not hasattr(self, "_shapes"):  # copied or unpickled: __init__ did not run
+            self._shapes = {param.shape for group in self.param_groups for param in group["params"]}
+
+    def _update(self, items: list[Item], controls: Controls) -> None:
+        if torch.compiler.is_compiling() or items[0].group["differentiable"]:
+            direct.step(items, controls)
+        else:
+            if self._recorder is not None:
+                self._recorder.clear()
+            eager.step(items, controls, self._recorder)
+
+    @contextlib.contextmanager
+    def recording(self) -> Iterator[dict[str, UpdateStatistics]]:
+        """Measure the update of every parameter in the steps taken inside.
+
+        Each step replaces the statistics of the one before. Steps outside pay nothing. The names are
+        those given with the parameters (``model.named_parameters()``, or :func:`param_groups`).
+
+        >>> import torch
+        >>> from merit_optim import MERIT
+        >>> linear = torch.nn.Linear(4, 4)
+        >>> optimizer = MERIT(linear.named_parameters())
+        >>> linear(torch.ones(2, 4)).sum().backward()
+        >>> with optimizer.recording() as statistics:
+        ...     optimizer.step()
+        >>> 0 <= statistics["weight"].clipped <= 1
+        True
+        """
+        if self.defaults["differentiable"]:
+            raise RuntimeError("a differentiable step cannot be recorded; use differentiable=False")
+        self._recorder = Recorder()
+        try:
+            yield self._recorder
+        finally:
+            self._recorder = None

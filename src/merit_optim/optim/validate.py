@@ -1,0 +1,63 @@
+"""Checks of what users pass. Each message gives the value, what is allowed, and the way out."""
+
+from __future__ import annotations
+
+import math
+import numbers
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def learning_rate(lr: Any) -> None:
+    """A number or a one-element tensor, at least zero."""
+    if isinstance(lr, Tensor):
+        if lr.numel() != 1:
+            raise ValueError(f"lr is a tensor of shape {tuple(lr.shape)}; it must have one element")
+        if lr.requires_grad:
+            return  # being learned: its value is the user's business
+        lr = lr.item()
+    at_least_zero("lr", lr)
+
+
+def at_least_zero(name: str, value: Any) -> None:
+    """A finite number >= 0."""
+    if not _is_number(value) or not 0 <= value < math.inf:
+        raise ValueError(f"{name} is {value!r}; it must be a finite number that is at least 0")
+
+
+def positive(name: str, value: Any, otherwise: str) -> None:
+    """A number > 0; ``otherwise`` says what to pass to do without."""
+    if not _is_number(value) or not value > 0:
+        raise ValueError(f"{name} is {value!r}; it must be greater than 0, or {otherwise}")
+
+
+def betas(value: Any) -> None:
+    """Two numbers in [0, 1)."""
+    pair = tuple(value) if isinstance(value, Sequence) else ()
+    if len(pair) != 2 or not all(_is_number(beta) and 0 <= beta < 1 for beta in pair):
+        raise ValueError(f"betas is {value!r}; it must be two numbers, each at least 0 and less than 1")
+
+
+def one_of(name: str, value: Any, allowed: Sequence[Any]) -> None:
+    """One of a few words."""
+    if value not in allowed:
+        raise ValueError(f"{name} is {value!r}; it must be one of {', '.join(map(repr, allowed))}")
+
+
+def floating_dtype(name: str, value: Any) -> None:
+    """A real floating-point dtype."""
+    if not isinstance(value, torch.dtype) or not value.is_floating_point:
+        raise ValueError(f"{name} is {value!r}; it must be a floating-point dtype such as torch.float32")
+
+
+def optional_count(name: str, value: Any) -> None:
+    """A whole number >= 1, or None."""
+    if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
+        raise ValueError(f"{name} is {value!r}; it must be a whole number that is at least 1, or None")
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, numbers.Real) and not isinstance(value, bool)
