@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import ParamsT, _use_grad_for_differentiable
 
 from merit_optim.optim import validate
-from merit_optim.optim.engines.work import Control, Controls, Item
+from merit_optim.optim.engines.work import Control, Controls, Work, items_of
 
 NonFinite = Literal["propagate", "skip", "raise"]
 NONFINITE: tuple[NonFinite, ...] = ("propagate", "skip", "raise")
@@ -116,33 +116,31 @@ class SafeOptimizer(Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        items = self._gather()
-        if not items:
+        works = self._gather()
+        if not works:
             return loss
-        controls = self._controls(items, items[0].group["max_grad_norm"])
+        controls = self._controls(works, works[0].group["max_grad_norm"])
         if controls is not None:
-            self._count_step(items, controls)
-            self._update(items, controls)
+            self._count_step(works, controls)
+            self._update(works, controls)
         return loss
 
-    def _update(self, items: list[Item], controls: Controls) -> None:
+    def _update(self, works: list[Work], controls: Controls) -> None:
         """Change parameters and state."""
         raise NotImplementedError
 
-    def _gather(self) -> list[Item]:
-        items: list[Item] = []
+    def _gather(self) -> list[Work]:
+        """The groups that have gradients, with the tensors of the parameters that have one."""
+        works: list[Work] = []
         for index, group in enumerate(self.param_groups):
             params: list[Tensor] = []
             grads: list[Tensor] = []
             steps: list[Tensor] = []
             states: list[list[Tensor]] = [[] for _ in self.STATE_KEYS]
             self._init_group(group, params, grads, steps, *states)
-            names = group.get("param_names")
-            numbers = [i for i, p in enumerate(group["params"]) if p.grad is not None]
-            for i, param, grad, step, *state in zip(numbers, params, grads, steps, *states, strict=True):
-                name = names[i] if names else f"parameter {i} of group {index}"
-                items.append(Item(name, param, grad, step, tuple(state), group))
-        return items
+            if params:
+                works.append(Work(index, group, params, grads, steps, states))
+        return works
 
     def _init_group(
         self,
@@ -157,13 +155,15 @@ class SafeOptimizer(Optimizer):
         torch.compile knows this method by its name and runs it as it is instead of tracing it, which
         is why it takes lists to fill and returns nothing.
         """
+        slots = list(zip(self.STATE_KEYS, states, strict=True))
         for i, param in enumerate(group["params"]):
-            if param.grad is None:
+            grad = param.grad
+            if grad is None:
                 continue
-            if param.grad.layout != torch.strided:
+            if grad.layout is not torch.strided:
                 raise TypeError(
                     f"the gradient of parameter {i} (shape {tuple(param.shape)}) has layout "
-                    f"{param.grad.layout}; {type(self).__name__} needs dense gradients. For an embedding, "
+                    f"{grad.layout}; {type(self).__name__} needs dense gradients. For an embedding, "
                     "use sparse=False."
                 )
             state = self.state[param]
@@ -171,9 +171,9 @@ class SafeOptimizer(Optimizer):
                 self._check_parameter(f"parameter {i} of shape {tuple(param.shape)}", param)
                 self._init_state(param, group, state)
             params.append(param)
-            grads.append(param.grad)
+            grads.append(grad)
             steps.append(state["step"])
-            for key, tensors in zip(self.STATE_KEYS, states, strict=True):
+            for key, tensors in slots:
                 tensors.append(state[key])
 
     def _init_state(self, param: Tensor, group: dict[str, Any], state: dict[str, Any]) -> None:
@@ -193,27 +193,33 @@ class SafeOptimizer(Optimizer):
         return torch.float64 if param.dtype == torch.float64 else group["state_dtype"]
 
     @staticmethod
-    def _count_step(items: list[Item], controls: Controls) -> None:
-        for item in items:
-            skip = controls[item.param.device].skip
-            item.step.add_(1 if skip is None else ~skip)
+    def _count_step(works: list[Work], controls: Controls) -> None:
+        for work in works:
+            if all(control.skip is None for control in controls.values()):
+                torch._foreach_add_(work.steps, 1)
+                continue
+            for param, step in zip(work.params, work.steps, strict=True):
+                skip = controls[param.device].skip
+                assert skip is not None
+                step.add_(~skip)
 
     # --- what happens to the gradients ---------------------------------------------------------------
 
-    def _controls(self, items: list[Item], max_norm: float | None) -> Controls | None:
+    def _controls(self, works: list[Work], max_norm: float | None) -> Controls | None:
         """Decide, for each device, how gradients are scaled and whether the step is skipped.
 
         ``None`` says that the host knows already that it is skipped.
         """
-        policy = items[0].group["nonfinite"]
+        policy = works[0].group["nonfinite"]
         grad_scale: Tensor | None = getattr(self, "grad_scale", None)
         found_inf: Tensor | None = getattr(self, "found_inf", None)
         if policy == "raise":
-            self._raise_on_nonfinite(items)
+            self._raise_on_nonfinite(works)
 
         by_device: dict[torch.device, list[Tensor]] = {}
-        for item in items:
-            by_device.setdefault(item.param.device, []).append(item.grad)
+        for work in works:
+            for param, grad in zip(work.params, work.grads, strict=True):
+                by_device.setdefault(param.device, []).append(grad)
         first = next(iter(by_device))
 
         scale = None if grad_scale is None else grad_scale.to(first).double().reciprocal().float()
@@ -247,8 +253,8 @@ class SafeOptimizer(Optimizer):
         return 0 if self._num_skipped is None else int(self._num_skipped)
 
     @staticmethod
-    def _raise_on_nonfinite(items: list[Item]) -> None:
-        for item in items:
+    def _raise_on_nonfinite(works: list[Work]) -> None:
+        for item in items_of(works):
             if not all_finite({item.param.device: [item.grad]}):
                 count = int((~item.grad.isfinite()).sum())
                 raise FloatingPointError(

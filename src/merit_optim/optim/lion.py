@@ -10,7 +10,7 @@ from torch.optim.optimizer import ParamsT
 
 from merit_optim.optim.algorithm import compute_dtype
 from merit_optim.optim.base import NonFinite, SafeOptimizer
-from merit_optim.optim.engines.work import Controls, Item, scalar, update_each
+from merit_optim.optim.engines.work import Controls, Item, Work, scalar, update_each
 
 
 class Lion(SafeOptimizer):
@@ -75,8 +75,8 @@ class Lion(SafeOptimizer):
             },
         )
 
-    def _update(self, items: list[Item], controls: Controls) -> None:
-        update_each(items, controls, _lion)
+    def _update(self, works: list[Work], controls: Controls) -> None:
+        update_each(works, controls, _lion)
 
 
 def _lion(item: Item, weight: Tensor, grad: Tensor, exp_avg: Tensor) -> tuple[Tensor, Tensor]:

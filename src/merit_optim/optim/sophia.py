@@ -12,7 +12,7 @@ from torch.optim.optimizer import ParamsT
 from merit_optim.optim import validate
 from merit_optim.optim.algorithm import compute_dtype
 from merit_optim.optim.base import NonFinite, SafeOptimizer
-from merit_optim.optim.engines.work import Controls, Item, scalar, update_each
+from merit_optim.optim.engines.work import Controls, Item, Work, scalar, update_each
 
 
 class SophiaG(SafeOptimizer):
@@ -117,13 +117,13 @@ class SophiaG(SafeOptimizer):
         """
         if num_labels < 1:
             raise ValueError(f"num_labels is {num_labels}; the loss is a mean over at least 1 label")
-        items = self._gather()
-        controls = self._controls(items, max_norm=None) if items else None
+        works = self._gather()
+        controls = self._controls(works, max_norm=None) if works else None
         if controls is not None:
-            update_each(items, controls, partial(_curvature, num_labels=num_labels))
+            update_each(works, controls, partial(_curvature, num_labels=num_labels))
 
-    def _update(self, items: list[Item], controls: Controls) -> None:
-        update_each(items, controls, _sophia)
+    def _update(self, works: list[Work], controls: Controls) -> None:
+        update_each(works, controls, _sophia)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "hessian_interval": self.hessian_interval}

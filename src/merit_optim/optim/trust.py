@@ -14,7 +14,7 @@ from merit_optim.optim import validate
 from merit_optim.optim.algorithm import NORMS, Norm
 from merit_optim.optim.base import NonFinite, SafeOptimizer
 from merit_optim.optim.engines import direct, eager, fused_unavailable
-from merit_optim.optim.engines.work import Controls, Item
+from merit_optim.optim.engines.work import Controls, Work
 from merit_optim.optim.statistics import Recorder, UpdateStatistics
 
 
@@ -140,13 +140,13 @@ class TrustRatioOptimizer(SafeOptimizer):
         if not hasattr(self, "_shapes"):  # copied or unpickled: __init__ did not run
             self._shapes = {param.shape for group in self.param_groups for param in group["params"]}
 
-    def _update(self, items: list[Item], controls: Controls) -> None:
-        if torch.compiler.is_compiling() or items[0].group["differentiable"]:
-            direct.step(items, controls)
+    def _update(self, works: list[Work], controls: Controls) -> None:
+        if torch.compiler.is_compiling() or works[0].group["differentiable"]:
+            direct.step(works, controls)
         else:
             if self._recorder is not None:
                 self._recorder.clear()
-            eager.step(items, controls, self._recorder)
+            eager.step(works, controls, self._recorder)
 
     @contextlib.contextmanager
     def recording(self) -> Iterator[dict[str, UpdateStatistics]]:

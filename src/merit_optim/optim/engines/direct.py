@@ -10,12 +10,12 @@ from torch import Tensor
 
 from merit_optim.optim import algorithm
 from merit_optim.optim.engines.eager import rule_of
-from merit_optim.optim.engines.work import Controls, Item, scalar, update_each
+from merit_optim.optim.engines.work import Controls, Item, Work, scalar, update_each
 
 
-def step(items: list[Item], controls: Controls) -> None:
+def step(works: list[Work], controls: Controls) -> None:
     """Update every weight and its state."""
-    update_each(items, controls, _definition)
+    update_each(works, controls, _definition)
 
 
 def _definition(

@@ -18,7 +18,7 @@ from torch import Tensor
 from merit_optim.optim import algorithm
 from merit_optim.optim.algorithm import BiasCorrection, Rule, Sizes
 from merit_optim.optim.engines.plan import Piece, Slot, pieces, plan
-from merit_optim.optim.engines.work import Control, Controls, Item, scalar, store
+from merit_optim.optim.engines.work import Control, Controls, Item, Work, items_of, scalar, store
 from merit_optim.optim.statistics import Recorder, measure
 
 # Elements in a piece. On a CPU the four tensors of a piece and two temporaries should share the L2
@@ -51,10 +51,10 @@ class Block(NamedTuple):
         return x_NRC[self.piece.matrices, self.piece.rows]
 
 
-def step(items: list[Item], controls: Controls, recorder: Recorder | None) -> None:
+def step(works: list[Work], controls: Controls, recorder: Recorder | None) -> None:
     """Update every weight and its state."""
     by_device: dict[torch.device, list[Item]] = {}
-    for item in items:
+    for item in items_of(works):
         if item.param.numel():
             by_device.setdefault(item.param.device, []).append(item)
     for device, on_device in by_device.items():

@@ -20,8 +20,20 @@ class Control(NamedTuple):
     """A 0-d bool: true leaves every parameter and all state as they are."""
 
 
+class Work(NamedTuple):
+    """The parameters of one group that take part in a step, tensor by tensor in parallel lists."""
+
+    index: int
+    group: dict[str, Any]
+    params: list[Tensor]
+    grads: list[Tensor]
+    steps: list[Tensor]
+    states: list[list[Tensor]]
+    """One list for each of the optimizer's ``STATE_KEYS``."""
+
+
 class Item(NamedTuple):
-    """One parameter that takes part in a step."""
+    """One parameter of a :class:`Work`."""
 
     name: str
     param: Tensor
@@ -34,6 +46,27 @@ class Item(NamedTuple):
 
 
 Controls = dict[torch.device, Control]
+
+
+def names_of(work: Work) -> list[str]:
+    """What messages and statistics call the parameters: their given names, or their places."""
+    group = work.group
+    names = group.get("param_names") or [
+        f"parameter {i} of group {work.index}" for i in range(len(group["params"]))
+    ]
+    position = {param: i for i, param in enumerate(group["params"])}
+    return [names[position[param]] for param in work.params]
+
+
+def items_of(works: list[Work]) -> list[Item]:
+    """The parameters one by one."""
+    return [
+        Item(name, param, grad, step, tuple(state), work.group)
+        for work in works
+        for name, param, grad, step, *state in zip(
+            names_of(work), work.params, work.grads, work.steps, *work.states, strict=True
+        )
+    ]
 
 
 def store(stored: Tensor, computed: Tensor, skip: Tensor | None) -> None:
@@ -66,9 +99,9 @@ def scalar(value: float | Tensor, device: torch.device) -> float | Tensor:
     return value.reshape(()).to(device, non_blocking=True)
 
 
-def update_each(items: list[Item], controls: Controls, rule: Callable[..., tuple[Tensor, ...]]) -> None:
+def update_each(works: list[Work], controls: Controls, rule: Callable[..., tuple[Tensor, ...]]) -> None:
     """Replace each weight and its state by ``rule(item, weight, gradient, *state)``, a pure function."""
-    for item in items:
+    for item in items_of(works):
         control = controls[item.param.device]
         stored = (item.param, *item.state)
         # Autograd keeps what the rule read, so what is overwritten must be another tensor.
