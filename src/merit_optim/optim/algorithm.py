@@ -97,7 +97,12 @@ class BiasCorrection(NamedTuple):
 
 
 def bias_correction(step: float | Tensor, beta1: float, beta2: float) -> BiasCorrection:
-    """Adam's correction for moments that began at zero, after ``step`` steps."""
+    """Adam's correction for moments that began at zero, after ``step`` steps.
+
+    In double precision: 1 - beta**t has few correct digits left in float32 when beta is near 1.
+    """
+    if isinstance(step, Tensor):
+        step = step.double()
     return BiasCorrection(1 - beta1**step, (1 - beta2**step) ** 0.5)
 
 

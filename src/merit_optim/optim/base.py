@@ -42,11 +42,9 @@ class SafeOptimizer(Optimizer):
     """Stands in every parameter group, so that a checkpoint tells whose options it holds."""
     STATE_KEYS: ClassVar[tuple[str, ...]]
 
-    grad_norm: Tensor | None = None
-    """The gradient norm of the last step, before clipping, where ``max_grad_norm`` is set."""
-    _num_skipped: Tensor | None = None
-
     def __init__(self, params: ParamsT, defaults: dict[str, Any]) -> None:
+        # In a dict, for torch.compile forgets what a step assigns to attributes of an optimizer.
+        self._log: dict[str, Tensor] = {}
         self._check_group(defaults)
         super().__init__(params, {**defaults, "algorithm": self.ALGORITHM})
 
@@ -100,7 +98,7 @@ class SafeOptimizer(Optimizer):
     @property
     def _step_supports_amp_scaling(self) -> bool:
         """Tells ``GradScaler`` to leave scaling and skipping to the step, which needs no host sync."""
-        return bool(self.defaults["capturable"] or self.defaults.get("fused"))
+        return bool(self.defaults["capturable"])
 
     @_use_grad_for_differentiable
     def step(  # type: ignore[override]  # the base class declares overloads, which a decorator hides
@@ -166,10 +164,12 @@ class SafeOptimizer(Optimizer):
                     f"{grad.layout}; {type(self).__name__} needs dense gradients. For an embedding, "
                     "use sparse=False."
                 )
-            state = self.state[param]
+            state = self.state.get(param)
             if not state:
                 self._check_parameter(f"parameter {i} of shape {tuple(param.shape)}", param)
+                state = {}
                 self._init_state(param, group, state)
+                self.state[param] = state
             params.append(param)
             grads.append(grad)
             steps.append(state["step"])
@@ -177,16 +177,15 @@ class SafeOptimizer(Optimizer):
                 tensors.append(state[key])
 
     def _init_state(self, param: Tensor, group: dict[str, Any], state: dict[str, Any]) -> None:
-        device = param.device if self._step_on_device(group) else torch.device("cpu")
-        state["step"] = torch.zeros((), dtype=torch.float32, device=device)
+        state["step"] = torch.zeros((), dtype=torch.float32, device=self._step_device(param, group))
         for key in self.STATE_KEYS:
             dtype = self._state_dtype(param, group)
             state[key] = torch.zeros_like(param, dtype=dtype, memory_format=torch.preserve_format)
 
-    @staticmethod
-    def _step_on_device(group: dict[str, Any]) -> bool:
-        """Whether the step count must stand where the decision to skip a step is made."""
-        return bool(group["capturable"] or group.get("fused") or group["nonfinite"] == "skip")
+    def _step_device(self, param: Tensor, group: dict[str, Any]) -> torch.device:
+        """Where the step count stands: with the parameter if the device decides about skipping a step."""
+        on_device = group["capturable"] or group["nonfinite"] == "skip"
+        return param.device if on_device else torch.device("cpu")
 
     @staticmethod
     def _state_dtype(param: Tensor, group: dict[str, Any]) -> torch.dtype:
@@ -225,8 +224,9 @@ class SafeOptimizer(Optimizer):
         scale = None if grad_scale is None else grad_scale.to(first).double().reciprocal().float()
         if max_norm is not None:
             norm = total_norm(by_device)
-            self.grad_norm = norm if scale is None else norm * scale
-            clip = (max_norm / (self.grad_norm + 1e-6)).clamp(max=1.0)
+            norm = norm if scale is None else norm * scale
+            self._log["grad_norm"] = norm.detach()
+            clip = (max_norm / (norm + 1e-6)).clamp(max=1.0)
             scale = clip if scale is None else clip * scale
 
         skip = None if found_inf is None else found_inf.to(first) > 0
@@ -234,7 +234,8 @@ class SafeOptimizer(Optimizer):
             bad = ~all_finite(by_device)
             skip = bad if skip is None else skip | bad
         if skip is not None:
-            self._num_skipped = skip + (0 if self._num_skipped is None else self._num_skipped.to(first))
+            skipped_before = self._log.get("num_skipped")
+            self._log["num_skipped"] = skip + (0 if skipped_before is None else skipped_before.to(first))
             if first.type == "cpu" and len(by_device) == 1 and not torch.compiler.is_compiling():
                 if skip:
                     return None
@@ -248,9 +249,14 @@ class SafeOptimizer(Optimizer):
         }
 
     @property
+    def grad_norm(self) -> Tensor | None:
+        """The gradient norm of the last step, before clipping, where ``max_grad_norm`` is set."""
+        return self._log.get("grad_norm")
+
+    @property
     def num_skipped_steps(self) -> int:
         """Steps that ``nonfinite="skip"`` or a ``GradScaler`` left out; reading it waits for the device."""
-        return 0 if self._num_skipped is None else int(self._num_skipped)
+        return int(self._log.get("num_skipped", 0))
 
     @staticmethod
     def _raise_on_nonfinite(works: list[Work]) -> None:
@@ -317,7 +323,7 @@ class SafeOptimizer(Optimizer):
                 )
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "_num_skipped": self._num_skipped}
+        return {**super().__getstate__(), "_log": self._log}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
@@ -334,8 +340,7 @@ class SafeOptimizer(Optimizer):
         for key, value in saved.items():
             value = value.tensor if isinstance(value, _AsSaved) else value
             if key == "step":
-                device = param.device if self._step_on_device(group) else torch.device("cpu")
-                value = torch.as_tensor(value, dtype=torch.float32).to(device)
+                value = torch.as_tensor(value, dtype=torch.float32).to(self._step_device(param, group))
             elif key in self.STATE_KEYS:
                 value = value.to(param.device, self._state_dtype(param, group))
             elif isinstance(value, Tensor):

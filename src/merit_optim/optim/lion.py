@@ -84,5 +84,7 @@ def _lion(item: Item, weight: Tensor, grad: Tensor, exp_avg: Tensor) -> tuple[Te
     lr = scalar(item.group["lr"], weight.device)
     dtype = compute_dtype(weight)
     weight, exp_avg = weight.to(dtype), exp_avg.to(dtype)
-    update = torch.lerp(exp_avg, grad, 1 - beta1).sign() + weight * item.group["weight_decay"]
+    mixed = torch.lerp(exp_avg, grad, 1 - beta1)
+    # sign makes 0 of NaN, which would freeze the weight in silence.
+    update = torch.where(mixed.isnan(), mixed, mixed.sign()) + weight * item.group["weight_decay"]
     return weight - update * lr, torch.lerp(exp_avg, grad, 1 - beta2)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from typing import Any, ClassVar, TypedDict
+from typing import TYPE_CHECKING, Any, ClassVar, TypedDict
 
 import torch
 from torch import Tensor
@@ -13,9 +13,12 @@ from torch.optim.optimizer import ParamsT
 from merit_optim.optim import validate
 from merit_optim.optim.algorithm import NORMS, Norm
 from merit_optim.optim.base import NonFinite, SafeOptimizer
-from merit_optim.optim.engines import direct, eager, fused_unavailable
-from merit_optim.optim.engines.work import Controls, Work
+from merit_optim.optim.engines import direct, eager, fused_unavailable, interpreting
+from merit_optim.optim.engines.work import Controls, Work, by_device
 from merit_optim.optim.statistics import Recorder, UpdateStatistics
+
+if TYPE_CHECKING:
+    from merit_optim.optim.engines.fused import FusedEngine
 
 
 class EngineOptions(TypedDict, total=False):
@@ -38,6 +41,7 @@ class TrustRatioOptimizer(SafeOptimizer):
     STATE_KEYS: ClassVar[tuple[str, ...]] = ("exp_avg", "exp_avg_sq")
 
     _recorder: Recorder | None = None
+    _engines: dict[torch.device, FusedEngine] | None = None
 
     def __init__(
         self,
@@ -121,8 +125,28 @@ class TrustRatioOptimizer(SafeOptimizer):
                 "use torch.optim.AdamW for now."
             )
 
+    def _check_fused(self, name: str, param: Tensor, group: dict[str, Any]) -> None:
+        """Raise if a parameter cannot have the fused engine that was demanded for it."""
+        from merit_optim.optim.engines.fused import refusal
+
+        reason = refusal(group, param)
+        if param.device.type != "cuda" and not interpreting():
+            reason = f"it is on {param.device}, and the fused engine runs on CUDA devices"
+        if reason:
+            raise ValueError(
+                f"fused=True, but {name} of shape {tuple(param.shape)} cannot be fused: {reason}. Move or "
+                "change it, or leave fused=None for the fastest engine each parameter can have."
+            )
+
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         super().add_param_group(param_group)
+        if self.param_groups[-1]["fused"]:
+            try:
+                for name, param in self._named(len(self.param_groups) - 1):
+                    self._check_fused(name, param, self.param_groups[-1])
+            except ValueError:
+                self.param_groups.pop()
+                raise
         self._shapes.update(param.shape for param in self.param_groups[-1]["params"])
 
     def _init_state(self, param: Tensor, group: dict[str, Any], state: dict[str, Any]) -> None:
@@ -140,13 +164,46 @@ class TrustRatioOptimizer(SafeOptimizer):
         if not hasattr(self, "_shapes"):  # copied or unpickled: __init__ did not run
             self._shapes = {param.shape for group in self.param_groups for param in group["params"]}
 
+    @staticmethod
+    def _fuses(group: dict[str, Any], device: torch.device) -> bool:
+        """Whether the fused engine is asked for, or chosen because nothing else was and it can run."""
+        if group["fused"] is not None:
+            return bool(group["fused"])
+        chosen = group["foreach"] is not None or group["differentiable"]
+        return device.type == "cuda" and not chosen and fused_unavailable() is None
+
+    def _step_device(self, param: Tensor, group: dict[str, Any]) -> torch.device:
+        # Many small additions on the host would cost more than the fused step itself.
+        return param.device if self._fuses(group, param.device) else super()._step_device(param, group)
+
+    @property
+    def _step_supports_amp_scaling(self) -> bool:
+        fused = all(
+            self._fuses(group, param.device) for group in self.param_groups for param in group["params"][:1]
+        )
+        return fused or super()._step_supports_amp_scaling
+
     def _update(self, works: list[Work], controls: Controls) -> None:
         if torch.compiler.is_compiling() or works[0].group["differentiable"]:
             direct.step(works, controls)
-        else:
-            if self._recorder is not None:
-                self._recorder.clear()
-            eager.step(works, controls, self._recorder)
+            return
+        if self._recorder is not None:
+            self._recorder.clear()
+        for device, on_device in by_device(works).items():
+            fused = [work for work in on_device if self._fuses(work.group, device)]
+            rest = [work for work in on_device if not self._fuses(work.group, device)]
+            if fused:
+                rest += self._fused_engine(device).step(fused, controls[device], self._recorder)
+            eager.step(rest, controls, self._recorder)
+
+    def _fused_engine(self, device: torch.device) -> FusedEngine:
+        from merit_optim.optim.engines.fused import FusedEngine
+
+        if self._engines is None:
+            self._engines = {}
+        if device not in self._engines:
+            self._engines[device] = FusedEngine(device)
+        return self._engines[device]
 
     @contextlib.contextmanager
     def recording(self) -> Iterator[dict[str, UpdateStatistics]]:

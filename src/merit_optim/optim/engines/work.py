@@ -23,7 +23,7 @@ class Control(NamedTuple):
 class Work(NamedTuple):
     """The parameters of one group that take part in a step, tensor by tensor in parallel lists."""
 
-    index: int
+    group_index: int
     group: dict[str, Any]
     params: list[Tensor]
     grads: list[Tensor]
@@ -48,11 +48,32 @@ class Item(NamedTuple):
 Controls = dict[torch.device, Control]
 
 
+def by_device(works: list[Work]) -> dict[torch.device, list[Work]]:
+    """The same work, each device's apart."""
+    devices = {param.device for work in works for param in work.params}
+    if len(devices) == 1:
+        return {devices.pop(): works}
+    apart: dict[torch.device, list[Work]] = {device: [] for device in devices}
+    for work in works:
+        for device, on_device in apart.items():
+            if keep := [i for i, param in enumerate(work.params) if param.device == device]:
+                on_device.append(pick(work, keep))
+    return apart
+
+
+def pick(work: Work, keep: list[int]) -> Work:
+    """Some of a group's parameters."""
+    params, grads, steps = ([x[i] for i in keep] for x in (work.params, work.grads, work.steps))
+    return Work(
+        work.group_index, work.group, params, grads, steps, [[x[i] for i in keep] for x in work.states]
+    )
+
+
 def names_of(work: Work) -> list[str]:
     """What messages and statistics call the parameters: their given names, or their places."""
     group = work.group
     names = group.get("param_names") or [
-        f"parameter {i} of group {work.index}" for i in range(len(group["params"]))
+        f"parameter {i} of group {work.group_index}" for i in range(len(group["params"]))
     ]
     position = {param: i for i, param in enumerate(group["params"])}
     return [names[position[param]] for param in work.params]

@@ -1,0 +1,51 @@
+"""MERIT and the optimizers it is compared with, for large-batch language model training.
+
+The public names are loaded on first use: `import merit_optim` alone imports no torch, so the
+command line starts at once and parts that do without torch can be used without it.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from merit_optim.optim import (
+        LAMB,
+        MERIT,
+        OPTIMIZERS,
+        Lion,
+        MaxLAMB,
+        Preset,
+        SophiaG,
+        UpdateStatistics,
+        create,
+        param_groups,
+        sampled_label_loss,
+    )
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "LAMB",
+    "MERIT",
+    "OPTIMIZERS",
+    "Lion",
+    "MaxLAMB",
+    "Preset",
+    "SophiaG",
+    "UpdateStatistics",
+    "create",
+    "param_groups",
+    "sampled_label_loss",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module("merit_optim.optim"), name)
+    globals()[name] = value  # the next access is a plain lookup
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,386 @@
+"""The trust-ratio step in a few Triton launches for the whole model.
+
+What does not change from step to step (shapes, places in the buffers, tiles) is kept in tables on the
+device. What may change (addresses, learning rates) is compared every step and sent again only if it
+did, so that a step costs the host little however large the model is.
+"""
+
+from __future__ import annotations
+
+import array
+import math
+import operator
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+import triton.language as tl
+from torch import Tensor
+
+from merit_optim.optim import algorithm
+from merit_optim.optim.engines import kernels
+from merit_optim.optim.engines.plan import Plan, plan
+from merit_optim.optim.engines.tables import Tile, Weight, grid_of, weights_of
+from merit_optim.optim.engines.work import Control, Work, names_of, pick
+from merit_optim.optim.statistics import Recorder, UpdateStatistics
+
+_TRITON = {
+    torch.float32: tl.float32,
+    torch.bfloat16: tl.bfloat16,
+    torch.float16: tl.float16,
+}
+
+# The best of those that benchmarks/tiles.py measures on an H200; docs/performance.md has the figures.
+MOMENTS_TILE = Tile(32, 128, 2, 4)
+APPLY_TILE = Tile(32, 128, 2, 4)
+
+
+class Variant(NamedTuple):
+    """Parameters of one variant share a launch: it is what the kernels are compiled for."""
+
+    param: torch.dtype
+    grad: torch.dtype
+    state: torch.dtype
+    aligned: bool
+    """Whether 16-byte accesses are possible everywhere."""
+    element_wise: bool
+    l2: bool
+    weight_bound: bool
+    maximize: bool
+    bias_correction: bool
+
+
+def variant_of(
+    group: dict[str, Any], param: Tensor, grad: Tensor, exp_avg: Tensor, exp_avg_sq: Tensor
+) -> Variant:
+    """The launch that a parameter belongs to."""
+    matrices = algorithm.matrices_of(param.shape, group["matrix_dims"])
+    tensors = (param, grad, exp_avg, exp_avg_sq)
+    return Variant(
+        param.dtype,
+        grad.dtype,
+        exp_avg.dtype,
+        matrices.columns % 16 == 0 and all(x.data_ptr() % 16 == 0 for x in tensors),
+        group["element_wise"],
+        group["norm"] == "l2",
+        group["weight_bound"],
+        group["maximize"],
+        group["bias_correction"],
+    )
+
+
+def refusal(group: dict[str, Any], param: Tensor) -> str | None:
+    """Why a parameter cannot be fused, or None."""
+    if param.dtype not in _TRITON:
+        return f"it has dtype {param.dtype}, not one of {', '.join(map(str, _TRITON))}"
+    if not param.is_contiguous():
+        return "it is not contiguous"
+    if group["norm"] == "l2" and group["element_wise"]:
+        return "norm='l2' with element_wise=True has sums for every row and column, which the kernels lack"
+    return None
+
+
+class Tensors(NamedTuple):
+    """All tensors of a step on one device, in parallel lists."""
+
+    params: list[Tensor]
+    grads: list[Tensor]
+    exp_avgs: list[Tensor]
+    exp_avg_sqs: list[Tensor]
+
+    @staticmethod
+    def of(works: Sequence[Work]) -> Tensors:
+        return Tensors(
+            [x for work in works for x in work.params],
+            [x for work in works for x in work.grads],
+            [x for work in works for x in work.states[0]],
+            [x for work in works for x in work.states[1]],
+        )
+
+    def addresses(self) -> array.array[int]:
+        return array.array("q", [x.data_ptr() for tensors in self for x in tensors])
+
+
+class Shared(NamedTuple):
+    """What all launches of a step read."""
+
+    sizes: Tensor
+    """(2, length): the sizes of weights and of updates, laid out by ``plan``."""
+    hyper: Tensor
+    """(group, NUM_HYPER)."""
+    corrections: Tensor | None
+    """(item, 2): Adam's bias corrections, where a launch needs them."""
+
+    def skip(self, control: Control) -> Tensor:
+        return self.sizes if control.skip is None else control.skip.view(torch.uint8)
+
+
+class Launch:
+    """The parameters of one variant: their tables, and the kernels that run over them."""
+
+    def __init__(
+        self, variant: Variant, weights: list[Weight], device: torch.device, moments: Tile, apply: Tile
+    ) -> None:
+        self.variant, self.weights, self.device = variant, weights, device
+        self.moments_grid = grid_of(weights, moments, device)
+        self.apply_grid = self.moments_grid if apply == moments else grid_of(weights, apply, device)
+        self.items = torch.tensor([w.item for w in weights])
+        self.items_there = self.items.to(device)
+        sizes = [dtype.itemsize for dtype in (variant.param, variant.grad, variant.state, variant.state)]
+        self.offsets = torch.tensor([[w.offset * size for size in sizes] for w in weights])
+        self.pointers = torch.empty(len(weights), 4, dtype=torch.int64, device=device)
+        self.partial = torch.empty(2, self.moments_grid.num_tiles if variant.l2 else 0, device=device)
+
+    def send_addresses(self, addresses: Tensor, sender: Sender) -> None:
+        """Put the weights' addresses, from the (4, item) addresses of their parameters, into the table."""
+        sender.send(addresses.T[self.items] + self.offsets, self.pointers)
+
+    def corrections(self, shared: Shared) -> Tensor:
+        """(weight, 2): the bias corrections; anything where there are none."""
+        return shared.sizes if shared.corrections is None else shared.corrections[self.items_there]
+
+    def run_moments(self, shared: Shared, control: Control) -> None:
+        """The first phase, and for l2 the sums that follow it."""
+        grid, variant = self.moments_grid, self.variant
+        sizes = self.partial if variant.l2 else shared.sizes.view(torch.int32)
+        kernels.moments[(grid.num_tiles,)](
+            grid.tiles,
+            grid.weights,
+            self.pointers,
+            shared.hyper,
+            self.corrections(shared),
+            shared.sizes if control.gradient_scale is None else control.gradient_scale,
+            shared.skip(control),
+            sizes[0],
+            sizes[1],
+            PARAM=_TRITON[variant.param],
+            GRAD=_TRITON[variant.grad],
+            STATE=_TRITON[variant.state],
+            ALIGNED=variant.aligned,
+            ANY_ROWS=variant.element_wise,
+            L2=variant.l2,
+            MAXIMIZE=variant.maximize,
+            BIAS_CORRECTION=variant.bias_correction,
+            HAS_SCALE=control.gradient_scale is not None,
+            HAS_SKIP=control.skip is not None,
+            **grid.tile.launch_options,
+        )
+        if variant.l2:
+            for partial, total in zip(self.partial, shared.sizes, strict=True):
+                kernels.sum_squares[(len(self.weights),)](grid.weights, partial, total, BLOCK=1024)
+
+    def run_apply(self, shared: Shared, control: Control, statistics: Tensor | None) -> None:
+        """The last phase."""
+        grid, variant = self.apply_grid, self.variant
+        kernels.apply[(grid.num_tiles,)](
+            grid.tiles,
+            grid.weights,
+            self.pointers,
+            shared.hyper,
+            self.corrections(shared),
+            shared.skip(control),
+            shared.sizes[0],
+            shared.sizes[1],
+            shared.sizes if statistics is None else statistics,
+            PARAM=_TRITON[variant.param],
+            STATE=_TRITON[variant.state],
+            ALIGNED=variant.aligned,
+            ANY_ROWS=variant.element_wise,
+            WEIGHT_BOUND=variant.weight_bound,
+            BIAS_CORRECTION=variant.bias_correction,
+            HAS_SKIP=control.skip is not None,
+            RECORD=statistics is not None,
+            **grid.tile.launch_options,
+        )
+
+    def record(self, statistics: Tensor, names: Sequence[str], recorder: Recorder) -> None:
+        """Turn the tiles' statistics into those of the parameters."""
+        begins = self.apply_grid.first_tiles
+        for i, weight in enumerate(self.weights):
+            of_weight = statistics[begins[i] : begins[i + 1]]
+            num_clipped, num_bounded, _, _, update_sum_sq, weight_sum_sq = of_weight.sum(0)
+            recorder.add(
+                names[weight.item],
+                UpdateStatistics(
+                    weight.rows * weight.columns,
+                    num_clipped,
+                    num_bounded,
+                    of_weight[:, 2].amin(),
+                    of_weight[:, 3].amax(),
+                    update_sum_sq,
+                    weight_sum_sq,
+                ),
+            )
+
+
+class Sender:
+    """Sends small tables to the device without waiting for it."""
+
+    def __init__(self) -> None:
+        self._captured: list[Tensor] = []
+
+    @property
+    def has_captured(self) -> bool:
+        """Whether a CUDA graph sends tables too, so that the device may hold other ones than we sent."""
+        return bool(self._captured)
+
+    def send(self, table: Tensor, to: Tensor) -> None:
+        if to.device.type != "cuda":
+            to.copy_(table)
+            return
+        # Pinned memory is given back only when the copy is done: the next table cannot overtake this one.
+        pinned = table.pin_memory()
+        to.copy_(pinned, non_blocking=True)
+        if torch.cuda.is_current_stream_capturing():
+            self._captured.append(pinned)  # read again at every replay
+
+
+class FusedEngine:
+    """Steps on one device, with the tables kept between them."""
+
+    moments_tile = MOMENTS_TILE
+    apply_tile = APPLY_TILE
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._sender = Sender()
+        self._params: list[Tensor] = []
+        self._options: list[tuple[Any, ...]] = []
+        self._addresses: array.array[int] | None = None
+        self._hyper_values: array.array[float] | None = None
+
+    def step(self, works: list[Work], control: Control, recorder: Recorder | None) -> list[Work]:
+        """Update what can be fused; the rest is returned, untouched."""
+        tensors = Tensors.of(works)
+        addresses = tensors.addresses()
+        if not self._still_fits(works, tensors, addresses):
+            self._build(works, tensors)
+        if self._launches:
+            capturing = self.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+            resend = capturing or self._sender.has_captured
+            if resend or addresses != self._addresses:
+                table = torch.frombuffer(addresses, dtype=torch.int64).view(4, -1)
+                for launch in self._launches:
+                    launch.send_addresses(table, self._sender)
+            self._send_hyper(works, resend)
+            self._run(works, control, recorder)
+        self._addresses = addresses
+        return _rest(works, self._unfused)
+
+    def _still_fits(self, works: list[Work], tensors: Tensors, addresses: array.array[int]) -> bool:
+        """Whether the tables are those of these tensors. Gradients may be new ones of the same kind."""
+        num = len(tensors.params)
+        if self._addresses is None or num != len(self._params):
+            return False
+        if not all(map(operator.is_, tensors.params, self._params)):
+            return False
+        if [_options(work) for work in works] != self._options:
+            return False
+        if addresses == self._addresses:
+            return True
+        other_than_grads = (slice(0, num), slice(2 * num, None))
+        return all(addresses[at] == self._addresses[at] for at in other_than_grads) and (
+            [_kind(grad) for grad in tensors.grads] == self._grad_kinds
+        )
+
+    def _build(self, works: list[Work], tensors: Tensors) -> None:
+        groups = [i for i, work in enumerate(works) for _ in work.params]
+        members: dict[Variant, list[int]] = {}
+        self._unfused: set[int] = set()
+        for i, (param, *others) in enumerate(zip(*tensors, strict=True)):
+            group = works[groups[i]].group
+            dense = all(x.is_contiguous() and x.dtype in _TRITON for x in others)
+            if param.numel() and dense and refusal(group, param) is None:
+                members.setdefault(variant_of(group, param, *others), []).append(i)
+            else:
+                self._unfused.add(i)
+        order = [i for items in members.values() for i in items]
+        layout: Plan = plan(
+            tuple(
+                (
+                    algorithm.matrices_of(tensors.params[i].shape, works[groups[i]].group["matrix_dims"]),
+                    works[groups[i]].group["element_wise"],
+                )
+                for i in order
+            )
+        )
+        slots = dict(zip(order, layout.slots, strict=True))
+        self._launches = [
+            Launch(
+                variant,
+                [w for i in items for w in weights_of(i, slots[i], groups[i])],
+                self.device,
+                self.moments_tile,
+                self.apply_tile,
+            )
+            for variant, items in members.items()
+        ]
+        self._sizes = torch.zeros(2, layout.length, device=self.device)
+        self._hyper = torch.empty(len(works), int(kernels.NUM_HYPER), device=self.device)
+        self._params = tensors.params
+        self._options = [_options(work) for work in works]
+        self._grad_kinds = [_kind(grad) for grad in tensors.grads]
+        self._addresses = self._hyper_values = None
+
+    def _send_hyper(self, works: list[Work], resend: bool) -> None:
+        values: list[float] = []
+        for work in works:
+            group = work.group
+            (beta1, beta2), lr, clip = group["betas"], group["lr"], group["clip"]
+            if isinstance(lr, Tensor):
+                # On the host it is a number; on the device it is put into the table there.
+                lr = lr.item() if lr.device.type == "cpu" else math.inf
+            values += (lr, beta1, 1 - beta1, beta2, 1 - beta2, group["eps"], group["weight_decay"])
+            values.append(math.inf if clip is None else clip)
+        packed = array.array("f", values)
+        if resend or packed != self._hyper_values:
+            self._sender.send(
+                torch.frombuffer(packed, dtype=torch.float32).view(self._hyper.shape), self._hyper
+            )
+            self._hyper_values = packed
+        for row, work in zip(self._hyper, works, strict=True):
+            lr = work.group["lr"]
+            if isinstance(lr, Tensor) and lr.device.type != "cpu":
+                row[int(kernels.LR)].copy_(lr.reshape(()))
+
+    def _corrections(self, work: Work) -> Tensor:
+        steps = torch.stack(work.steps).to(self.device)
+        correction = algorithm.bias_correction(steps, *work.group["betas"])
+        return torch.stack([torch.as_tensor(x) for x in correction], 1).float()
+
+    def _run(self, works: list[Work], control: Control, recorder: Recorder | None) -> None:
+        corrections = None
+        if any(launch.variant.bias_correction for launch in self._launches):
+            corrections = torch.cat([self._corrections(work) for work in works])
+        shared = Shared(self._sizes.zero_(), self._hyper, corrections)
+        for launch in self._launches:
+            launch.run_moments(shared, control)
+        for launch in reversed(self._launches):
+            statistics = None
+            if recorder is not None:
+                num_tiles = launch.apply_grid.num_tiles
+                statistics = torch.empty(num_tiles, int(kernels.NUM_STATISTICS), device=self.device)
+            launch.run_apply(shared, control, statistics)
+            if recorder is not None and statistics is not None:
+                launch.record(statistics, [name for work in works for name in names_of(work)], recorder)
+
+
+def _options(work: Work) -> tuple[Any, ...]:
+    """What the tables depend on besides the tensors."""
+    group = work.group
+    keys = ("matrix_dims", "element_wise", "norm", "weight_bound", "maximize", "bias_correction")
+    return (len(work.params), *(group[key] for key in keys))
+
+
+def _kind(grad: Tensor) -> tuple[torch.dtype, bool, bool]:
+    return grad.dtype, grad.is_contiguous(), grad.data_ptr() % 16 == 0
+
+
+def _rest(works: list[Work], unfused: set[int]) -> list[Work]:
+    """The parameters that were not fused."""
+    rest, begin = [], 0
+    for work in works if unfused else ():
+        if keep := [i for i in range(len(work.params)) if begin + i in unfused]:
+            rest.append(pick(work, keep))
+        begin += len(work.params)
+    return rest
