@@ -212,7 +212,8 @@ class SafeOptimizer(Optimizer):
         policy = works[0].group["nonfinite"]
         grad_scale: Tensor | None = getattr(self, "grad_scale", None)
         found_inf: Tensor | None = getattr(self, "found_inf", None)
-        if policy == "raise":
+        # An overflow that the scaler found is its own to deal with: the step is skipped below.
+        if policy == "raise" and not (found_inf is not None and found_inf.item()):
             self._raise_on_nonfinite(works)
 
         by_device: dict[torch.device, list[Tensor]] = {}

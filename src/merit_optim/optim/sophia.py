@@ -78,7 +78,7 @@ class SophiaG(SafeOptimizer):
         capturable: bool = False,
         differentiable: bool = False,
     ) -> None:
-        validate.optional_count("hessian_interval", hessian_interval)
+        validate.count("hessian_interval", hessian_interval)
         self.hessian_interval = hessian_interval
         super().__init__(
             params,

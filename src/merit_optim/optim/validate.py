@@ -53,10 +53,16 @@ def floating_dtype(name: str, value: Any) -> None:
         raise ValueError(f"{name} is {value!r}; it must be a floating-point dtype such as torch.float32")
 
 
+def count(name: str, value: Any, otherwise: str = "") -> None:
+    """A whole number >= 1; ``otherwise`` says what else is allowed."""
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise ValueError(f"{name} is {value!r}; it must be a whole number that is at least 1{otherwise}")
+
+
 def optional_count(name: str, value: Any) -> None:
     """A whole number >= 1, or None."""
-    if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
-        raise ValueError(f"{name} is {value!r}; it must be a whole number that is at least 1, or None")
+    if value is not None:
+        count(name, value, ", or None")
 
 
 def _is_number(value: Any) -> bool:

@@ -37,10 +37,12 @@ NAN_TOO = tl.constexpr(tl.PropagateNan.ALL)
 
 @triton.jit
 def _address(pointers, weight, which: tl.constexpr, dtype: tl.constexpr, ALIGNED: tl.constexpr):
-    address = tl.load(pointers + weight * 4 + which)
+    address = tl.load(pointers + weight * 4 + which).to(tl.pointer_type(dtype))
+    # Said of the pointer, not of the number it is made from: the cast forgets it, and with it the
+    # 16-byte accesses.
     if ALIGNED:
         address = tl.multiple_of(address, 16)
-    return address.to(tl.pointer_type(dtype))
+    return address
 
 
 @triton.jit
@@ -241,10 +243,10 @@ def apply(
     if ANY_ROWS:
         has_rows = tl.load(entry + HAS_ROWS)
         columns_at = tl.load(entry + COLUMNS_AT) + columns
-        sized = columns < num_columns * has_rows
+        sized_columns = columns < num_columns * has_rows
         column_ratio, column_unscaled = _ratio(
-            tl.load(weight_sizes + columns_at, sized, other=0.0),
-            tl.load(update_sizes + columns_at, sized, other=0.0),
+            tl.load(weight_sizes + columns_at, sized_columns, other=0.0),
+            tl.load(update_sizes + columns_at, sized_columns, other=0.0),
         )
         rows_at = tl.load(entry + ROWS_AT)
     if RECORD:
@@ -264,10 +266,10 @@ def apply(
         w = tl.load(w_at + at, mask, other=0, eviction_policy="evict_first").to(tl.float32)
         u = _direction(m, v, w, hyper, corrections + weight * 2, BIAS_CORRECTION)
         if ANY_ROWS:
-            sized = rows < num_rows * has_rows
+            sized_rows = rows < num_rows * has_rows
             row_ratio, row_unscaled = _ratio(
-                tl.load(weight_sizes + rows_at + rows, sized, other=0.0),
-                tl.load(update_sizes + rows_at + rows, sized, other=0.0),
+                tl.load(weight_sizes + rows_at + rows, sized_rows, other=0.0),
+                tl.load(update_sizes + rows_at + rows, sized_rows, other=0.0),
             )
             own = tl.maximum(row_ratio[:, None], column_ratio[None, :], propagate_nan=NAN_TOO)
             unscaled = row_unscaled[:, None] | column_unscaled[None, :]

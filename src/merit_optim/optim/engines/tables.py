@@ -31,6 +31,8 @@ class Tile(NamedTuple):
             "BLOCK_C": self.columns,
             "STEPS": self.steps,
             "num_warps": self.warps,
+            # Products and sums are rounded one by one, as the definition's are, in any version of Triton.
+            "enable_fp_fusion": False,
         }
 
 

@@ -1,0 +1,52 @@
+# Every target works on a fresh clone with Python 3.11 or newer and make.
+
+PYTHON ?= python3
+# Test processes at a time: a number, or auto for one per core.
+JOBS ?= auto
+
+BIN := .venv/bin
+INSTALLED := .venv/.installed
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test test-gpu lint bench clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' Makefile
+
+setup: $(INSTALLED) ## make .venv and install into it, when something changed
+
+demo: $(INSTALLED) ## train a small language model with AdamW, LAMB and MERIT: a minute or two
+	$(BIN)/python examples/demo.py
+
+# One thread per process: more would wait for one another's cores.
+test: lint ## run lint and every test
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(JOBS)
+
+test-gpu: $(INSTALLED) ## run the tests that need a CUDA GPU
+	$(BIN)/pytest -m gpu
+
+lint: $(INSTALLED) ## check style, types and import layers
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+bench: $(INSTALLED) ## time an optimizer step against other implementations
+	$(BIN)/python benchmarks/step.py
+
+clean: ## remove .venv, caches and build outputs
+	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis build dist
+	find src tests examples benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# torch first and by its exact version: see constraints.txt. A constraints file without that
+# version stops here, before anything large is downloaded.
+$(INSTALLED): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
+		echo "merit-optim needs Python 3.11 or newer, but '$(PYTHON)' is" \
+			"$$($(PYTHON) --version 2>/dev/null || echo 'not there')." >&2; \
+		echo "Name a newer one: make PYTHON=python3.12 ..." >&2; \
+		exit 1; }
+	$(PYTHON) -m venv .venv
+	torch=$$(grep '^torch==' constraints.txt) && $(BIN)/pip install -c constraints.txt "$$torch"
+	$(BIN)/pip install -c constraints.txt -e '.[dev]'
+	@touch $@
