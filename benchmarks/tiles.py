@@ -1,16 +1,19 @@
-"""Which tile is fastest: times the two kernels of the fused engine for many tile shapes.
+"""Which tile and which lead are fastest: times the fused engine's kernel for many of them.
 
     python benchmarks/tiles.py [--models gpt2-small gpt2-medium] [--output FILE]
 
-Prints the achieved bandwidth: the moments phase moves 24 bytes a parameter, the apply phase 16.
+Beside each other in one run: torch's fused AdamW, and MERIT's one launch for each candidate. The floor
+is 28 bytes a parameter if the second phase finds everything in the cache, 40 if it finds nothing.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import sys
 import time
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -18,12 +21,14 @@ import torch
 from shapes import MODELS, make_parameters, num_elements
 
 from merit_optim import MERIT
-from merit_optim.optim.engines.fused import FusedEngine, Shared
+from merit_optim.optim.engines.fused import FusedEngine
 from merit_optim.optim.engines.tables import Tile
 from merit_optim.optim.engines.work import Control
 
+BLOCKS = [(32, 64, 4), (16, 128, 4), (8, 256, 4), (32, 128, 4), (32, 128, 8), (64, 64, 4), (16, 256, 8)]
 
-def milliseconds(run, repeats: int) -> float:
+
+def milliseconds(run: Callable[[], object], repeats: int) -> float:
     """Median time of a call on the device."""
     for _ in range(3):
         run()
@@ -36,23 +41,13 @@ def milliseconds(run, repeats: int) -> float:
     return sorted(begin.elapsed_time(end) for begin, end in events)[repeats // 2]
 
 
-def candidates() -> list[Tile]:
-    """Blocks with 16 or 32 elements a thread, from square to one row high."""
-    blocks = [(32, 128, 4), (32, 128, 8), (16, 128, 4), (64, 128, 8), (64, 64, 4), (32, 64, 4)]
-    blocks += [(16, 256, 4), (16, 256, 8), (8, 256, 4), (8, 512, 4), (8, 512, 8), (4, 1024, 4), (4, 1024, 8)]
-    return [
-        Tile(rows, columns, steps, warps)
-        for rows, columns, warps in blocks
-        for steps in (1, 2, 4, 8)
-        if 32 <= rows * steps <= 256
-    ]
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--models", nargs="+", default=["gpt2-small"], choices=MODELS)
+    parser.add_argument("--steps", nargs="+", type=int, default=[1, 2, 4])
+    parser.add_argument("--leads", nargs="+", type=int, default=[256, 1024, 2048])
     parser.add_argument("--repeats", type=int, default=15)
     parser.add_argument("--seconds", type=float, default=400, help="stop after this long")
     parser.add_argument("--output", type=Path)
@@ -61,34 +56,34 @@ def main() -> None:
     for model in args.models:
         params = make_parameters(MODELS[model], device)
         total = num_elements(MODELS[model])
-        optimizer = MERIT(params)
-        works = optimizer._gather()
-        for tile in candidates():
+        adamw = milliseconds(torch.optim.AdamW(params, fused=True).step, args.repeats)
+        print(f"{model}: torch AdamW fused {adamw:.3f} ms, {28 * total / adamw / 1e9:.2f} TB/s", flush=True)
+        works = MERIT(params)._gather()
+        for (rows, columns, warps), steps, lead in itertools.product(BLOCKS, args.steps, args.leads):
             if time.monotonic() - began > args.seconds:
                 break
             engine = FusedEngine(device)
-            engine.moments_tile = engine.apply_tile = tile
+            engine.tile, engine.lead = Tile(rows, columns, steps, warps), lead // steps
             try:
-                engine.step(works, Control(), None)
-                shared = Shared(engine._sizes, engine._hyper, None)
-                (launch,) = engine._launches
-                first = milliseconds(partial(launch.run_moments, shared, Control()), args.repeats)
-                last = milliseconds(partial(launch.run_apply, shared, Control(), None), args.repeats)
+                ms = milliseconds(partial(engine.step, works, Control(), None), args.repeats)
             except Exception as error:
-                print(model, tuple(tile), type(error).__name__, str(error)[:80], file=sys.stderr, flush=True)
+                print(model, engine.tile, type(error).__name__, str(error)[:80], file=sys.stderr, flush=True)
                 continue
-            row = {"model": model, "tile": tuple(tile), "moments_ms": first, "apply_ms": last}
-            row |= {"moments_tbs": 24 * total / first / 1e9, "apply_tbs": 16 * total / last / 1e9}
-            results.append(row)
+            results.append(
+                {"model": model, "tile": engine.tile, "lead": engine.lead, "ms": ms, "adamw_ms": adamw}
+            )
             if args.output:
                 args.output.write_text(json.dumps(results, indent=1))
-    for phase in ("moments", "apply"):
-        for model in args.models:
-            best = sorted((r for r in results if r["model"] == model), key=lambda r: r[f"{phase}_ms"])
-            print(f"\n{model}, {phase}: rows, columns, steps, warps")
-            for r in best[:12]:
-                print(f"  {r['tile']!s:22} {r[f'{phase}_ms']:.3f} ms  {r[f'{phase}_tbs']:.2f} TB/s")
-            print(f"  ... worst {best[-1]['tile']} {best[-1][f'{phase}_ms']:.3f} ms; {len(best)} tried")
+        best = sorted((r for r in results if r["model"] == model), key=lambda r: r["ms"])
+        print(
+            f"{model}, {len(best)} tried: rows, columns, steps, warps; lead; time; against AdamW; bytes at 4.2 TB/s"
+        )
+        for r in (*best[:12], *best[-1:]):
+            size = r["ms"] * 4.2e9 / total
+            print(
+                f"  {tuple(r['tile'])!s:18} {r['lead']:5} {r['ms']:.3f} ms {r['ms'] / adamw:.3f} {size:.1f}",
+                flush=True,
+            )
 
 
 if __name__ == "__main__":

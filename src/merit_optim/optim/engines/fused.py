@@ -20,7 +20,16 @@ from torch import Tensor
 from merit_optim.optim import algorithm
 from merit_optim.optim.engines import kernels
 from merit_optim.optim.engines.plan import Plan, plan
-from merit_optim.optim.engines.tables import Tile, Weight, grid_of, weights_of
+from merit_optim.optim.engines.tables import (
+    Schedule,
+    Tile,
+    Weight,
+    both_phases,
+    one_phase,
+    schedule_of,
+    table_of,
+    weights_of,
+)
 from merit_optim.optim.engines.work import Control, Work, names_of, pick
 from merit_optim.optim.statistics import Recorder, UpdateStatistics
 
@@ -31,8 +40,8 @@ _TRITON = {
 }
 
 # The best of those that benchmarks/tiles.py measures on an H200; docs/performance.md has the figures.
-MOMENTS_TILE = Tile(32, 128, 2, 4)
-APPLY_TILE = Tile(32, 128, 2, 4)
+TILE = Tile(rows=32, columns=64, steps=1, warps=4)
+LEAD = 1024
 
 
 class Variant(NamedTuple):
@@ -106,98 +115,90 @@ class Shared(NamedTuple):
 
     sizes: Tensor
     """(2, length): the sizes of weights and of updates, laid out by ``plan``."""
+    progress: Tensor
+    """Counters for the order of tiles, zero at the start of a launch."""
     hyper: Tensor
     """(group, NUM_HYPER)."""
     corrections: Tensor | None
     """(item, 2): Adam's bias corrections, where a launch needs them."""
 
-    def skip(self, control: Control) -> Tensor:
-        return self.sizes if control.skip is None else control.skip.view(torch.uint8)
-
 
 class Launch:
-    """The parameters of one variant: their tables, and the kernels that run over them."""
+    """The parameters of one variant: their tables, and the kernel that runs over them."""
 
     def __init__(
-        self, variant: Variant, weights: list[Weight], device: torch.device, moments: Tile, apply: Tile
+        self, variant: Variant, weights: list[Weight], device: torch.device, tile: Tile, lead: int
     ) -> None:
-        self.variant, self.weights, self.device = variant, weights, device
-        self.moments_grid = grid_of(weights, moments, device)
-        self.apply_grid = self.moments_grid if apply == moments else grid_of(weights, apply, device)
+        self.variant, self.weights = variant, weights
+        self.table = table_of(weights, tile, device)
+        num_tiles = self.table.num_tiles
+        # Sums of squares are added up between the phases, so the phases are launches of their own.
+        orders = (
+            [one_phase(num_tiles, phase.value) for phase in (kernels.MOMENTS, kernels.APPLY)]
+            if variant.l2
+            else [both_phases(num_tiles, lead)]
+        )
+        self.schedules = [schedule_of(order, device) for order in orders]
         self.items = torch.tensor([w.item for w in weights])
         self.items_there = self.items.to(device)
         sizes = [dtype.itemsize for dtype in (variant.param, variant.grad, variant.state, variant.state)]
         self.offsets = torch.tensor([[w.offset * size for size in sizes] for w in weights])
         self.pointers = torch.empty(len(weights), 4, dtype=torch.int64, device=device)
-        self.partial = torch.empty(2, self.moments_grid.num_tiles if variant.l2 else 0, device=device)
+        self.partial = torch.empty(2, sum(num_tiles) if variant.l2 else 0, device=device)
 
     def send_addresses(self, addresses: Tensor, sender: Sender) -> None:
         """Put the weights' addresses, from the (4, item) addresses of their parameters, into the table."""
         sender.send(addresses.T[self.items] + self.offsets, self.pointers)
 
-    def corrections(self, shared: Shared) -> Tensor:
-        """(weight, 2): the bias corrections; anything where there are none."""
-        return shared.sizes if shared.corrections is None else shared.corrections[self.items_there]
+    def run(self, shared: Shared, control: Control, statistics: Tensor | None) -> None:
+        """Both phases."""
+        for schedule in self.schedules:
+            self._run(schedule, shared, control, statistics)
+            if self.variant.l2 and schedule is self.schedules[0]:
+                for partial, total in zip(self.partial, shared.sizes, strict=True):
+                    grid = (len(self.weights),)
+                    kernels.sum_squares[grid](self.table.weights, partial, total, BLOCK=1024)
 
-    def run_moments(self, shared: Shared, control: Control) -> None:
-        """The first phase, and for l2 the sums that follow it."""
-        grid, variant = self.moments_grid, self.variant
-        sizes = self.partial if variant.l2 else shared.sizes.view(torch.int32)
-        kernels.moments[(grid.num_tiles,)](
-            grid.tiles,
-            grid.weights,
+    def _run(self, schedule: Schedule, shared: Shared, control: Control, statistics: Tensor | None) -> None:
+        variant, nothing = self.variant, shared.hyper
+        corrections = shared.corrections
+        kernels.step[(schedule.num_tickets,)](
+            schedule.schedule,
+            schedule.segments,
+            self.table.weights,
             self.pointers,
             shared.hyper,
-            self.corrections(shared),
-            shared.sizes if control.gradient_scale is None else control.gradient_scale,
-            shared.skip(control),
-            sizes[0],
-            sizes[1],
+            nothing if corrections is None else corrections[self.items_there],
+            nothing if control.gradient_scale is None else control.gradient_scale,
+            nothing if control.skip is None else control.skip.view(torch.uint8),
+            shared.sizes[0],
+            shared.sizes[1],
+            self.partial[0],
+            self.partial[1],
+            shared.progress,
+            nothing if statistics is None else statistics,
             PARAM=_TRITON[variant.param],
             GRAD=_TRITON[variant.grad],
             STATE=_TRITON[variant.state],
             ALIGNED=variant.aligned,
             ANY_ROWS=variant.element_wise,
+            WEIGHT_BOUND=variant.weight_bound,
             L2=variant.l2,
             MAXIMIZE=variant.maximize,
             BIAS_CORRECTION=variant.bias_correction,
             HAS_SCALE=control.gradient_scale is not None,
             HAS_SKIP=control.skip is not None,
-            **grid.tile.launch_options,
-        )
-        if variant.l2:
-            for partial, total in zip(self.partial, shared.sizes, strict=True):
-                kernels.sum_squares[(len(self.weights),)](grid.weights, partial, total, BLOCK=1024)
-
-    def run_apply(self, shared: Shared, control: Control, statistics: Tensor | None) -> None:
-        """The last phase."""
-        grid, variant = self.apply_grid, self.variant
-        kernels.apply[(grid.num_tiles,)](
-            grid.tiles,
-            grid.weights,
-            self.pointers,
-            shared.hyper,
-            self.corrections(shared),
-            shared.skip(control),
-            shared.sizes[0],
-            shared.sizes[1],
-            shared.sizes if statistics is None else statistics,
-            PARAM=_TRITON[variant.param],
-            STATE=_TRITON[variant.state],
-            ALIGNED=variant.aligned,
-            ANY_ROWS=variant.element_wise,
-            WEIGHT_BOUND=variant.weight_bound,
-            BIAS_CORRECTION=variant.bias_correction,
-            HAS_SKIP=control.skip is not None,
+            ORDERED=not variant.l2,
             RECORD=statistics is not None,
-            **grid.tile.launch_options,
+            **self.table.tile.launch_options,
         )
 
     def record(self, statistics: Tensor, names: Sequence[str], recorder: Recorder) -> None:
         """Turn the tiles' statistics into those of the parameters."""
-        begins = self.apply_grid.first_tiles
-        for i, weight in enumerate(self.weights):
-            of_weight = statistics[begins[i] : begins[i + 1]]
+        for weight, first, num in zip(
+            self.weights, self.table.first_tiles, self.table.num_tiles, strict=True
+        ):
+            of_weight = statistics[first : first + num]
             num_clipped, num_bounded, _, _, update_sum_sq, weight_sum_sq = of_weight.sum(0)
             recorder.add(
                 names[weight.item],
@@ -238,8 +239,8 @@ class Sender:
 class FusedEngine:
     """Steps on one device, with the tables kept between them."""
 
-    moments_tile = MOMENTS_TILE
-    apply_tile = APPLY_TILE
+    tile = TILE
+    lead = LEAD
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -310,13 +311,18 @@ class FusedEngine:
                 variant,
                 [w for i in items for w in weights_of(i, slots[i], groups[i])],
                 self.device,
-                self.moments_tile,
-                self.apply_tile,
+                self.tile,
+                self.lead,
             )
             for variant, items in members.items()
         ]
-        self._sizes = torch.zeros(2, layout.length, device=self.device)
-        self._hyper = torch.empty(len(works), int(kernels.NUM_HYPER), device=self.device)
+        # One buffer, so that one launch zeroes it all.
+        counters = [1 + len(launch.weights) for launch in self._launches]
+        self._zeroed = torch.zeros(2 * layout.length + sum(counters), device=self.device)
+        sizes, *progress = self._zeroed.split([2 * layout.length, *counters])
+        self._sizes = sizes.view(2, -1)
+        self._progress = [x.view(torch.int32) for x in progress]
+        self._hyper = torch.empty(len(works), kernels.NUM_HYPER.value, device=self.device)
         self._params = tensors.params
         self._options = [_options(work) for work in works]
         self._grad_kinds = [_kind(grad) for grad in tensors.grads]
@@ -341,7 +347,7 @@ class FusedEngine:
         for row, work in zip(self._hyper, works, strict=True):
             lr = work.group["lr"]
             if isinstance(lr, Tensor) and lr.device.type != "cpu":
-                row[int(kernels.LR)].copy_(lr.reshape(()))
+                row[kernels.LR.value].copy_(lr.reshape(()))
 
     def _corrections(self, work: Work) -> Tensor:
         steps = torch.stack(work.steps).to(self.device)
@@ -352,15 +358,14 @@ class FusedEngine:
         corrections = None
         if any(launch.variant.bias_correction for launch in self._launches):
             corrections = torch.cat([self._corrections(work) for work in works])
-        shared = Shared(self._sizes.zero_(), self._hyper, corrections)
-        for launch in self._launches:
-            launch.run_moments(shared, control)
-        for launch in reversed(self._launches):
+        self._zeroed.zero_()
+        for launch, progress in zip(self._launches, self._progress, strict=True):
+            shared = Shared(self._sizes, progress, self._hyper, corrections)
             statistics = None
             if recorder is not None:
-                num_tiles = launch.apply_grid.num_tiles
-                statistics = torch.empty(num_tiles, int(kernels.NUM_STATISTICS), device=self.device)
-            launch.run_apply(shared, control, statistics)
+                num_tiles = sum(launch.table.num_tiles)
+                statistics = torch.empty(num_tiles, kernels.NUM_STATISTICS.value, device=self.device)
+            launch.run(shared, control, statistics)
             if recorder is not None and statistics is not None:
                 launch.record(statistics, [name for work in works for name in names_of(work)], recorder)
 

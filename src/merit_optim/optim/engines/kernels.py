@@ -1,29 +1,40 @@
-"""The trust-ratio step as Triton kernels: every weight of a step in one launch per phase.
+"""The trust-ratio step as one Triton kernel over all weights.
 
 A program works on a tile of one weight: ``STEPS`` blocks of ``BLOCK_R`` rows, ``BLOCK_C`` columns wide.
-It finds its weight in tables, so that any number of weights share a launch:
+It either does the moments phase on it or the apply phase, and finds out which from tables, so that any
+number of weights share a launch:
 
-    tiles    (tile,)            -> weight
-    weights  (weight, FIELDS)   -> shape, places in the sizes buffers, first tile, group
-    pointers (weight, 4)        -> addresses of w, g, m and v
-    hyper    (group, NUM_HYPER) -> learning rate, betas and so on
+    schedule (ticket // PER_SEGMENT,) -> segment
+    segments (segment, 5)             -> phase, weight, first ticket, first tile, number of tiles
+    weights  (weight, NUM_FIELDS)     -> shape, places in the sizes buffers, group
+    pointers (weight, 4)              -> addresses of w, g, m and v
+    hyper    (group, NUM_HYPER)       -> learning rate, betas and so on
 
-Sizes are float32 magnitudes, compared as the integers their bits spell: for numbers that are not
-negative the order is the same, atomics on integers exist everywhere, and a NaN, which is larger than
-any number in this order, is never lost. Sums of squares (``L2``) go to one place for each tile and are
-added up in a fixed order by ``sum_squares``, so that two runs give the same bits.
+**Order.** The apply phase of a weight needs the sizes that all its moments tiles found. Where both
+phases are in one launch (``ORDERED``), programs take tickets, so that they begin in the order of the
+schedule whatever the hardware does, and an apply tile waits until its weight's moments tiles, which have
+earlier tickets and wait for nobody, have been counted. The schedule puts the apply tiles so soon after
+that they find w, m and v still in the cache.
+
+**Sizes** are float32 magnitudes, compared as the integers their bits spell: for numbers that are not
+negative the order is the same, and a NaN, which is larger than any number in this order, is never lost.
+Sums of squares (``L2``) go to one place for each tile and are added up in a fixed order by
+``sum_squares``, so that two runs give the same bits.
+
+Shape suffixes: R rows of a block, C columns of a block.
 """
-
-# Shape suffixes: R rows of a block, C columns of a block.
 
 from __future__ import annotations
 
 import triton
 import triton.language as tl
 
-FIELDS = tl.constexpr(10)
-ROWS, COLUMNS, ROWS_AT, COLUMNS_AT, WHOLE_AT, FIRST_TILE, NUM_TILES, PANELS, GROUP, HAS_ROWS = (
-    tl.constexpr(i) for i in range(10)
+MOMENTS, APPLY = tl.constexpr(0), tl.constexpr(1)
+PER_SEGMENT = tl.constexpr(16)
+
+NUM_FIELDS = tl.constexpr(9)
+ROWS, COLUMNS, ROWS_AT, COLUMNS_AT, WHOLE_AT, HAS_ROWS, FIRST_TILE, NUM_TILES, GROUP = (
+    tl.constexpr(i) for i in range(9)
 )
 NUM_HYPER = tl.constexpr(8)
 LR, BETA1, ONE_MINUS_BETA1, BETA2, ONE_MINUS_BETA2, EPS, WEIGHT_DECAY, CLIP = (
@@ -36,8 +47,8 @@ NAN_TOO = tl.constexpr(tl.PropagateNan.ALL)
 
 
 @triton.jit
-def _address(pointers, weight, which: tl.constexpr, dtype: tl.constexpr, ALIGNED: tl.constexpr):
-    address = tl.load(pointers + weight * 4 + which).to(tl.pointer_type(dtype))
+def _address(pointers, which: tl.constexpr, dtype: tl.constexpr, ALIGNED: tl.constexpr):
+    address = tl.load(pointers + which).to(tl.pointer_type(dtype))
     # Said of the pointer, not of the number it is made from: the cast forgets it, and with it the
     # 16-byte accesses.
     if ALIGNED:
@@ -72,16 +83,18 @@ def _ratio(w, u):
 
 
 @triton.jit
-def moments(
-    tiles,
-    weights,
+def _moments_tile(
+    entry,
     pointers,
     hyper,
-    corrections,
+    correction,
     gradient_scale,
-    skip,
     weight_sizes,
     update_sizes,
+    w_partial,
+    u_partial,
+    first_row,
+    columns,
     PARAM: tl.constexpr,
     GRAD: tl.constexpr,
     STATE: tl.constexpr,
@@ -91,37 +104,23 @@ def moments(
     MAXIMIZE: tl.constexpr,
     BIAS_CORRECTION: tl.constexpr,
     HAS_SCALE: tl.constexpr,
-    HAS_SKIP: tl.constexpr,
     BLOCK_R: tl.constexpr,
     BLOCK_C: tl.constexpr,
     STEPS: tl.constexpr,
 ):
-    """m and v, and the sizes of w and u."""
-    if HAS_SKIP:  # noqa: SIM102  # known at compile time, unlike the other
-        if tl.load(skip) != 0:
-            return
-    tile = tl.program_id(0)
-    weight = tl.load(tiles + tile).to(tl.int64)
-    entry = weights + weight * FIELDS
-    num_rows = tl.load(entry + ROWS)
-    num_columns = tl.load(entry + COLUMNS)
+    """m and v, and the tile's part of the sizes of w and u."""
+    num_rows, num_columns = tl.load(entry + ROWS), tl.load(entry + COLUMNS)
     if ALIGNED:
         num_columns = tl.multiple_of(num_columns, 16)
-    panels = tl.load(entry + PANELS)
-    local = tile - tl.load(entry + FIRST_TILE)
-    hyper += tl.load(entry + GROUP) * NUM_HYPER
-    w_at = _address(pointers, weight, 0, PARAM, ALIGNED)
-    g_at = _address(pointers, weight, 1, GRAD, ALIGNED)
-    m_at = _address(pointers, weight, 2, STATE, ALIGNED)
-    v_at = _address(pointers, weight, 3, STATE, ALIGNED)
+    column_mask = columns < num_columns
+    w_at = _address(pointers, 0, PARAM, ALIGNED)
+    g_at = _address(pointers, 1, GRAD, ALIGNED)
+    m_at = _address(pointers, 2, STATE, ALIGNED)
+    v_at = _address(pointers, 3, STATE, ALIGNED)
     beta1, one_minus_beta1 = tl.load(hyper + BETA1), tl.load(hyper + ONE_MINUS_BETA1)
     beta2, one_minus_beta2 = tl.load(hyper + BETA2), tl.load(hyper + ONE_MINUS_BETA2)
-    if HAS_SCALE:
-        scale = tl.load(gradient_scale)
-
-    columns = (local % panels) * BLOCK_C + tl.arange(0, BLOCK_C)
-    column_mask = columns < num_columns
-    first_row = (local // panels) * (BLOCK_R * STEPS)
+    w_sizes = weight_sizes.to(tl.pointer_type(tl.int32), bitcast=True)
+    u_sizes = update_sizes.to(tl.pointer_type(tl.int32), bitcast=True)
     if L2:
         w_total_RC = tl.zeros((BLOCK_R, BLOCK_C), tl.float32)
         u_total_RC = tl.zeros((BLOCK_R, BLOCK_C), tl.float32)
@@ -137,7 +136,7 @@ def moments(
         v = tl.load(v_at + at, mask, other=0).to(tl.float32)
         w = tl.load(w_at + at, mask, other=0).to(tl.float32)
         if HAS_SCALE:
-            g = g * scale
+            g = g * tl.load(gradient_scale)
         if MAXIMIZE:
             g = -g
         m_stored = (m * beta1 + g * one_minus_beta1).to(STATE)
@@ -146,12 +145,7 @@ def moments(
         tl.store(v_at + at, v_stored, mask)
         # From the state as it is stored, for that is what the apply phase will read.
         u = _direction(
-            m_stored.to(tl.float32),
-            v_stored.to(tl.float32),
-            w,
-            hyper,
-            corrections + weight * 2,
-            BIAS_CORRECTION,
+            m_stored.to(tl.float32), v_stored.to(tl.float32), w, hyper, correction, BIAS_CORRECTION
         )
         if L2:
             w_total_RC += w * w
@@ -161,85 +155,58 @@ def moments(
             if ANY_ROWS:
                 row_mask = rows < num_rows * tl.load(entry + HAS_ROWS)
                 rows_at = tl.load(entry + ROWS_AT) + rows
-                tl.atomic_max(weight_sizes + rows_at, tl.max(w_size, 1), row_mask, sem="relaxed")
-                tl.atomic_max(update_sizes + rows_at, tl.max(u_size, 1), row_mask, sem="relaxed")
+                tl.atomic_max(w_sizes + rows_at, tl.max(w_size, 1), row_mask, sem="relaxed")
+                tl.atomic_max(u_sizes + rows_at, tl.max(u_size, 1), row_mask, sem="relaxed")
             w_total_RC = tl.maximum(w_total_RC, w_size)
             u_total_RC = tl.maximum(u_total_RC, u_size)
     if L2:
-        tl.store(weight_sizes + tile, tl.sum(tl.sum(w_total_RC, 1), 0))
-        tl.store(update_sizes + tile, tl.sum(tl.sum(u_total_RC, 1), 0))
+        tl.store(w_partial, tl.sum(tl.sum(w_total_RC, 1), 0))
+        tl.store(u_partial, tl.sum(tl.sum(u_total_RC, 1), 0))
     else:
         w_columns, u_columns = tl.max(w_total_RC, 0), tl.max(u_total_RC, 0)
         if ANY_ROWS:
-            column_mask = columns < num_columns * tl.load(entry + HAS_ROWS)
+            sized = columns < num_columns * tl.load(entry + HAS_ROWS)
             columns_at = tl.load(entry + COLUMNS_AT) + columns
-            tl.atomic_max(weight_sizes + columns_at, w_columns, column_mask, sem="relaxed")
-            tl.atomic_max(update_sizes + columns_at, u_columns, column_mask, sem="relaxed")
+            tl.atomic_max(w_sizes + columns_at, w_columns, sized, sem="relaxed")
+            tl.atomic_max(u_sizes + columns_at, u_columns, sized, sem="relaxed")
         whole_at = tl.load(entry + WHOLE_AT)
-        tl.atomic_max(weight_sizes + whole_at, tl.max(w_columns, 0), sem="relaxed")
-        tl.atomic_max(update_sizes + whole_at, tl.max(u_columns, 0), sem="relaxed")
+        tl.atomic_max(w_sizes + whole_at, tl.max(w_columns, 0), sem="relaxed")
+        tl.atomic_max(u_sizes + whole_at, tl.max(u_columns, 0), sem="relaxed")
 
 
 @triton.jit
-def sum_squares(weights, partial, sizes, BLOCK: tl.constexpr):
-    """The Euclidean length of each weight from its tiles' sums of squares, always in the same order."""
-    entry = weights + tl.program_id(0).to(tl.int64) * FIELDS
-    first, num = tl.load(entry + FIRST_TILE), tl.load(entry + NUM_TILES)
-    total = tl.zeros((BLOCK,), tl.float32)
-    for start in range(0, num, BLOCK):
-        tile = start + tl.arange(0, BLOCK)
-        total += tl.load(partial + first + tile, tile < num, other=0.0)
-    tl.store(sizes + tl.load(entry + WHOLE_AT), tl.sqrt(tl.sum(total, 0)))
-
-
-@triton.jit
-def apply(
-    tiles,
-    weights,
+def _apply_tile(
+    entry,
     pointers,
     hyper,
-    corrections,
-    skip,
+    correction,
     weight_sizes,
     update_sizes,
     statistics,
+    first_row,
+    columns,
     PARAM: tl.constexpr,
     STATE: tl.constexpr,
     ALIGNED: tl.constexpr,
     ANY_ROWS: tl.constexpr,
     WEIGHT_BOUND: tl.constexpr,
     BIAS_CORRECTION: tl.constexpr,
-    HAS_SKIP: tl.constexpr,
     RECORD: tl.constexpr,
     BLOCK_R: tl.constexpr,
     BLOCK_C: tl.constexpr,
     STEPS: tl.constexpr,
 ):
     """w <- w - lr * clamp(s*u)."""
-    if HAS_SKIP:  # noqa: SIM102  # known at compile time, unlike the other
-        if tl.load(skip) != 0:
-            return
-    # Backwards: what the moments phase touched last is still in the cache.
-    tile = tl.num_programs(0) - 1 - tl.program_id(0)
-    weight = tl.load(tiles + tile).to(tl.int64)
-    entry = weights + weight * FIELDS
-    num_rows = tl.load(entry + ROWS)
-    num_columns = tl.load(entry + COLUMNS)
+    num_rows, num_columns = tl.load(entry + ROWS), tl.load(entry + COLUMNS)
     if ALIGNED:
         num_columns = tl.multiple_of(num_columns, 16)
-    panels = tl.load(entry + PANELS)
-    local = tile - tl.load(entry + FIRST_TILE)
-    hyper += tl.load(entry + GROUP) * NUM_HYPER
-    w_at = _address(pointers, weight, 0, PARAM, ALIGNED)
-    m_at = _address(pointers, weight, 2, STATE, ALIGNED)
-    v_at = _address(pointers, weight, 3, STATE, ALIGNED)
+    column_mask = columns < num_columns
+    w_at = _address(pointers, 0, PARAM, ALIGNED)
+    m_at = _address(pointers, 2, STATE, ALIGNED)
+    v_at = _address(pointers, 3, STATE, ALIGNED)
     lr, clip = tl.load(hyper + LR), tl.load(hyper + CLIP)
-
     whole_at = tl.load(entry + WHOLE_AT)
     whole, _ = _ratio(tl.load(weight_sizes + whole_at), tl.load(update_sizes + whole_at))
-    columns = (local % panels) * BLOCK_C + tl.arange(0, BLOCK_C)
-    column_mask = columns < num_columns
-    first_row = (local // panels) * (BLOCK_R * STEPS)
     if ANY_ROWS:
         has_rows = tl.load(entry + HAS_ROWS)
         columns_at = tl.load(entry + COLUMNS_AT) + columns
@@ -264,7 +231,7 @@ def apply(
         m = tl.load(m_at + at, mask, other=0, eviction_policy="evict_first").to(tl.float32)
         v = tl.load(v_at + at, mask, other=0, eviction_policy="evict_first").to(tl.float32)
         w = tl.load(w_at + at, mask, other=0, eviction_policy="evict_first").to(tl.float32)
-        u = _direction(m, v, w, hyper, corrections + weight * 2, BIAS_CORRECTION)
+        u = _direction(m, v, w, hyper, correction, BIAS_CORRECTION)
         if ANY_ROWS:
             sized_rows = rows < num_rows * has_rows
             row_ratio, row_unscaled = _ratio(
@@ -290,10 +257,133 @@ def apply(
             update_sum += tl.where(mask, taken * taken, 0.0)
             weight_sum += w * w
     if RECORD:
-        out = statistics + tile * NUM_STATISTICS
-        tl.store(out, tl.sum(tl.sum(num_clipped, 1), 0))
-        tl.store(out + 1, tl.sum(tl.sum(num_bounded, 1), 0))
-        tl.store(out + 2, tl.min(tl.min(smallest, 1), 0))
-        tl.store(out + 3, tl.max(tl.max(largest, 1), 0))
-        tl.store(out + 4, tl.sum(tl.sum(update_sum, 1), 0))
-        tl.store(out + 5, tl.sum(tl.sum(weight_sum, 1), 0))
+        tl.store(statistics, tl.sum(tl.sum(num_clipped, 1), 0))
+        tl.store(statistics + 1, tl.sum(tl.sum(num_bounded, 1), 0))
+        tl.store(statistics + 2, tl.min(tl.min(smallest, 1), 0))
+        tl.store(statistics + 3, tl.max(tl.max(largest, 1), 0))
+        tl.store(statistics + 4, tl.sum(tl.sum(update_sum, 1), 0))
+        tl.store(statistics + 5, tl.sum(tl.sum(weight_sum, 1), 0))
+
+
+@triton.jit
+def step(
+    schedule,
+    segments,
+    weights,
+    pointers,
+    hyper,
+    corrections,
+    gradient_scale,
+    skip,
+    weight_sizes,
+    update_sizes,
+    w_partial,
+    u_partial,
+    progress,
+    statistics,
+    PARAM: tl.constexpr,
+    GRAD: tl.constexpr,
+    STATE: tl.constexpr,
+    ALIGNED: tl.constexpr,
+    ANY_ROWS: tl.constexpr,
+    WEIGHT_BOUND: tl.constexpr,
+    L2: tl.constexpr,
+    MAXIMIZE: tl.constexpr,
+    BIAS_CORRECTION: tl.constexpr,
+    HAS_SCALE: tl.constexpr,
+    HAS_SKIP: tl.constexpr,
+    ORDERED: tl.constexpr,
+    RECORD: tl.constexpr,
+    BLOCK_R: tl.constexpr,
+    BLOCK_C: tl.constexpr,
+    STEPS: tl.constexpr,
+):
+    """One tile of one phase. ``progress`` counts tickets, then each weight's finished moments tiles."""
+    if HAS_SKIP:  # noqa: SIM102  # known at compile time, unlike the other
+        if tl.load(skip) != 0:
+            return
+    ticket = tl.atomic_add(progress, 1, sem="relaxed") if ORDERED else tl.program_id(0)
+    segment = segments + tl.load(schedule + ticket // PER_SEGMENT).to(tl.int64) * 5
+    phase, weight = tl.load(segment), tl.load(segment + 1)
+    tile = ticket - tl.load(segment + 2)
+    if tile >= tl.load(segment + 4):  # a segment is filled up to a multiple of PER_SEGMENT
+        return
+    tile += tl.load(segment + 3)
+    entry = weights + weight * NUM_FIELDS
+    num_tiles = tl.load(entry + NUM_TILES)
+    finished = progress + 1 + weight
+    hyper += tl.load(entry + GROUP) * NUM_HYPER
+    panels = tl.cdiv(tl.load(entry + COLUMNS), BLOCK_C)
+    if phase == APPLY:
+        # Backwards: what the moments phase touched last is the likeliest to be in the cache.
+        tile = num_tiles - 1 - tile
+    first_row = (tile // panels) * (BLOCK_R * STEPS)
+    columns = (tile % panels) * BLOCK_C + tl.arange(0, BLOCK_C)
+    number = tl.load(entry + FIRST_TILE) + tile
+    if phase == MOMENTS:
+        _moments_tile(
+            entry,
+            pointers + weight * 4,
+            hyper,
+            corrections + weight * 2,
+            gradient_scale,
+            weight_sizes,
+            update_sizes,
+            w_partial + number,
+            u_partial + number,
+            first_row,
+            columns,
+            PARAM,
+            GRAD,
+            STATE,
+            ALIGNED,
+            ANY_ROWS,
+            L2,
+            MAXIMIZE,
+            BIAS_CORRECTION,
+            HAS_SCALE,
+            BLOCK_R,
+            BLOCK_C,
+            STEPS,
+        )
+        if ORDERED:
+            tl.debug_barrier()  # all threads have stored before one says so
+            tl.atomic_add(finished, 1, sem="release")
+    else:
+        if ORDERED:
+            while tl.atomic_add(finished, 0, sem="acquire") < num_tiles:
+                pass
+            tl.debug_barrier()
+        _apply_tile(
+            entry,
+            pointers + weight * 4,
+            hyper,
+            corrections + weight * 2,
+            weight_sizes,
+            update_sizes,
+            statistics + number * NUM_STATISTICS,
+            first_row,
+            columns,
+            PARAM,
+            STATE,
+            ALIGNED,
+            ANY_ROWS,
+            WEIGHT_BOUND,
+            BIAS_CORRECTION,
+            RECORD,
+            BLOCK_R,
+            BLOCK_C,
+            STEPS,
+        )
+
+
+@triton.jit
+def sum_squares(weights, partial, sizes, BLOCK: tl.constexpr):
+    """The Euclidean length of each weight from its tiles' sums of squares, always in the same order."""
+    entry = weights + tl.program_id(0).to(tl.int64) * NUM_FIELDS
+    first, num = tl.load(entry + FIRST_TILE), tl.load(entry + NUM_TILES)
+    total = tl.zeros((BLOCK,), tl.float32)
+    for start in range(0, num, BLOCK):
+        tile = start + tl.arange(0, BLOCK)
+        total += tl.load(partial + first + tile, tile < num, other=0.0)
+    tl.store(sizes + tl.load(entry + WHOLE_AT), tl.sqrt(tl.sum(total, 0)))

@@ -7,12 +7,14 @@ again. The layout of the rows is that of ``kernels.py``.
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from merit_optim.optim.engines.kernels import APPLY, MOMENTS, PER_SEGMENT
 from merit_optim.optim.engines.plan import Slot
 
 
@@ -81,31 +83,97 @@ def _fold(size: int, widest: int = 128) -> int:
     return next(columns for columns in range(min(size, widest), 0, -1) if size % columns == 0)
 
 
-class Grid(NamedTuple):
-    """The tiles of one launch, on the device."""
+class Table(NamedTuple):
+    """The weights of a launch, on the device."""
 
     tile: Tile
-    num_tiles: int
-    tiles: Tensor
-    """(tile,): its weight."""
     weights: Tensor
-    """(weight, FIELDS)."""
+    """(weight, NUM_FIELDS)."""
+    num_tiles: list[int]
     first_tiles: list[int]
-    """(weight + 1,): where its tiles begin; on the host, for statistics."""
+    """(weight,), on the host."""
 
 
-def grid_of(weights: Sequence[Weight], tile: Tile, device: torch.device) -> Grid:
+def table_of(weights: Sequence[Weight], tile: Tile, device: torch.device) -> Table:
     """Cut weights into tiles."""
-    rows, first_tiles = [], [0]
+    rows: list[list[int]] = []
+    num_tiles: list[int] = []
+    first_tiles: list[int] = []
+    total = 0
     for w in weights:
-        panels = math.ceil(w.columns / tile.columns)
-        num_tiles = panels * math.ceil(w.rows / (tile.rows * tile.steps))
-        places = (w.rows_at, w.columns_at, w.whole_at)
-        rows.append(
-            [w.rows, w.columns, *places, first_tiles[-1], num_tiles, panels, w.group, int(w.has_rows)]
-        )
-        first_tiles.append(first_tiles[-1] + num_tiles)
-    table = torch.tensor(rows, dtype=torch.int64)
-    num_tiles_of = table[:, 6]
-    tiles = torch.repeat_interleave(torch.arange(len(weights), dtype=torch.int32), num_tiles_of)
-    return Grid(tile, first_tiles[-1], tiles.to(device), table.to(device), first_tiles)
+        num = math.ceil(w.columns / tile.columns) * math.ceil(w.rows / (tile.rows * tile.steps))
+        places = (w.rows_at, w.columns_at, w.whole_at, int(w.has_rows))
+        rows.append([w.rows, w.columns, *places, total, num, w.group])
+        num_tiles.append(num)
+        first_tiles.append(total)
+        total += num
+    return Table(tile, torch.tensor(rows, dtype=torch.int64, device=device), num_tiles, first_tiles)
+
+
+class Segment(NamedTuple):
+    """Some tiles of a weight, in one phase, one after the other."""
+
+    phase: int
+    weight: int
+    start: int
+    stop: int
+
+
+class Schedule(NamedTuple):
+    """Which ticket works on what, on the device."""
+
+    num_tickets: int
+    schedule: Tensor
+    """(ticket // PER_SEGMENT,): its segment."""
+    segments: Tensor
+    """(segment, 5): phase, weight, first ticket, first tile, number of tiles."""
+
+
+def schedule_of(order: Sequence[Segment], device: torch.device) -> Schedule:
+    """Lay out segments one after the other."""
+    rows: list[list[int]] = []
+    lengths: list[int] = []
+    ticket = 0
+    for phase, weight, start, stop in order:
+        rows.append([phase, weight, ticket, start, stop - start])
+        lengths.append(math.ceil((stop - start) / PER_SEGMENT.value))
+        ticket += lengths[-1] * PER_SEGMENT.value
+    schedule = torch.repeat_interleave(torch.arange(len(order), dtype=torch.int32), torch.tensor(lengths))
+    return Schedule(ticket, schedule.to(device), torch.tensor(rows, dtype=torch.int64, device=device))
+
+
+def one_phase(num_tiles: Sequence[int], phase: int) -> list[Segment]:
+    """All weights in one phase; the apply phase backwards, after what is still in the cache."""
+    order = [Segment(phase, weight, 0, num) for weight, num in enumerate(num_tiles)]
+    return order if phase == MOMENTS.value else order[::-1]
+
+
+def both_phases(num_tiles: Sequence[int], lead: int) -> list[Segment]:
+    """Each weight's apply tiles as soon as ``lead`` other tiles stand between them and its moments.
+
+    The lead keeps programs busy while the last moments tiles of a weight end; the shorter it is, the
+    more of the weight is still in the cache.
+    """
+    order: list[Segment] = []
+    waiting: deque[tuple[int, int]] = deque()  # weights, and the tile count at which they may follow
+    count = 0
+
+    def add(phase: int, weight: int, start: int, stop: int) -> None:
+        nonlocal count
+        order.append(Segment(phase, weight, start, stop))
+        count += stop - start
+
+    for weight, num in enumerate(num_tiles):
+        done = 0
+        while done < num:
+            stop = num if not waiting else min(num, done + max(0, waiting[0][1] - count))
+            if stop > done:
+                add(MOMENTS.value, weight, done, stop)
+                done = stop
+            while waiting and count >= waiting[0][1]:
+                ready = waiting.popleft()[0]
+                add(APPLY.value, ready, 0, num_tiles[ready])
+        waiting.append((weight, count + lead))
+    for weight, _ in waiting:
+        add(APPLY.value, weight, 0, num_tiles[weight])
+    return order
