@@ -25,7 +25,20 @@ from merit_optim.optim.engines.fused import FusedEngine
 from merit_optim.optim.engines.tables import Tile
 from merit_optim.optim.engines.work import Control
 
-BLOCKS = [(32, 64, 4), (16, 128, 4), (8, 256, 4), (32, 128, 4), (32, 128, 8), (64, 64, 4), (16, 256, 8)]
+# Rows, columns, warps, most registers a thread may have.
+BLOCKS = [
+    (32, 64, 4, None),
+    (32, 64, 4, 96),
+    (32, 64, 4, 80),
+    (32, 64, 8, None),
+    (32, 64, 8, 64),
+    (16, 64, 4, None),
+    (16, 64, 4, 64),
+    (64, 64, 4, None),
+    (64, 64, 8, None),
+    (64, 64, 8, 80),
+    (32, 32, 4, None),
+]
 
 
 def milliseconds(run: Callable[[], object], repeats: int) -> float:
@@ -59,11 +72,13 @@ def main() -> None:
         adamw = milliseconds(torch.optim.AdamW(params, fused=True).step, args.repeats)
         print(f"{model}: torch AdamW fused {adamw:.3f} ms, {28 * total / adamw / 1e9:.2f} TB/s", flush=True)
         works = MERIT(params)._gather()
-        for (rows, columns, warps), steps, lead in itertools.product(BLOCKS, args.steps, args.leads):
+        for (rows, columns, warps, registers), steps, lead in itertools.product(
+            BLOCKS, args.steps, args.leads
+        ):
             if time.monotonic() - began > args.seconds:
                 break
             engine = FusedEngine(device)
-            engine.tile, engine.lead = Tile(rows, columns, steps, warps), lead // steps
+            engine.tile, engine.lead = Tile(rows, columns, steps, warps, registers), lead
             try:
                 ms = milliseconds(partial(engine.step, works, Control(), None), args.repeats)
             except Exception as error:
@@ -75,9 +90,7 @@ def main() -> None:
             if args.output:
                 args.output.write_text(json.dumps(results, indent=1))
         best = sorted((r for r in results if r["model"] == model), key=lambda r: r["ms"])
-        print(
-            f"{model}, {len(best)} tried: rows, columns, steps, warps; lead; time; against AdamW; bytes at 4.2 TB/s"
-        )
+        print(f"{model}, {len(best)} tried: tile, lead, time, against AdamW, bytes each at 4.2 TB/s")
         for r in (*best[:12], *best[-1:]):
             size = r["ms"] * 4.2e9 / total
             print(

@@ -25,9 +25,9 @@ from merit_optim.optim.engines.tables import (
     Tile,
     Weight,
     both_phases,
+    num_tiles_of,
     one_phase,
     schedule_of,
-    table_of,
     weights_of,
 )
 from merit_optim.optim.engines.work import Control, Work, names_of, pick
@@ -129,44 +129,53 @@ class Launch:
     def __init__(
         self, variant: Variant, weights: list[Weight], device: torch.device, tile: Tile, lead: int
     ) -> None:
-        self.variant, self.weights = variant, weights
-        self.table = table_of(weights, tile, device)
-        num_tiles = self.table.num_tiles
+        self.variant, self.weights, self.tile = variant, weights, tile
+        self.num_tiles = [num_tiles_of(weight, tile) for weight in weights]
         # Sums of squares are added up between the phases, so the phases are launches of their own.
         orders = (
-            [one_phase(num_tiles, phase.value) for phase in (kernels.MOMENTS, kernels.APPLY)]
+            [one_phase(self.num_tiles, phase.value) for phase in (kernels.MOMENTS, kernels.APPLY)]
             if variant.l2
-            else [both_phases(num_tiles, lead)]
+            else [both_phases(self.num_tiles, lead)]
         )
-        self.schedules = [schedule_of(order, device) for order in orders]
+        self.schedules = [schedule_of(order, weights, self.num_tiles, device) for order in orders]
+        self.pointers = [
+            torch.empty(len(s.weight_of), 4, dtype=torch.int64, device=device) for s in self.schedules
+        ]
         self.items = torch.tensor([w.item for w in weights])
         self.items_there = self.items.to(device)
         sizes = [dtype.itemsize for dtype in (variant.param, variant.grad, variant.state, variant.state)]
         self.offsets = torch.tensor([[w.offset * size for size in sizes] for w in weights])
-        self.pointers = torch.empty(len(weights), 4, dtype=torch.int64, device=device)
-        self.partial = torch.empty(2, sum(num_tiles) if variant.l2 else 0, device=device)
+        self.partial = torch.empty(2, sum(self.num_tiles) if variant.l2 else 0, device=device)
 
     def send_addresses(self, addresses: Tensor, sender: Sender) -> None:
-        """Put the weights' addresses, from the (4, item) addresses of their parameters, into the table."""
-        sender.send(addresses.T[self.items] + self.offsets, self.pointers)
+        """Put the weights' addresses, from the (4, item) addresses of their parameters, into the tables."""
+        of_weights = addresses.T[self.items] + self.offsets
+        for schedule, pointers in zip(self.schedules, self.pointers, strict=True):
+            sender.send(of_weights[schedule.weight_of], pointers)
 
     def run(self, shared: Shared, control: Control, statistics: Tensor | None) -> None:
         """Both phases."""
-        for schedule in self.schedules:
-            self._run(schedule, shared, control, statistics)
+        for schedule, pointers in zip(self.schedules, self.pointers, strict=True):
+            self._run(schedule, pointers, shared, control, statistics)
             if self.variant.l2 and schedule is self.schedules[0]:
                 for partial, total in zip(self.partial, shared.sizes, strict=True):
                     grid = (len(self.weights),)
-                    kernels.sum_squares[grid](self.table.weights, partial, total, BLOCK=1024)
+                    kernels.sum_squares[grid](schedule.segments, partial, total, BLOCK=1024)
 
-    def _run(self, schedule: Schedule, shared: Shared, control: Control, statistics: Tensor | None) -> None:
+    def _run(
+        self,
+        schedule: Schedule,
+        pointers: Tensor,
+        shared: Shared,
+        control: Control,
+        statistics: Tensor | None,
+    ) -> None:
         variant, nothing = self.variant, shared.hyper
         corrections = shared.corrections
         kernels.step[(schedule.num_tickets,)](
             schedule.schedule,
             schedule.segments,
-            self.table.weights,
-            self.pointers,
+            pointers,
             shared.hyper,
             nothing if corrections is None else corrections[self.items_there],
             nothing if control.gradient_scale is None else control.gradient_scale,
@@ -190,15 +199,13 @@ class Launch:
             HAS_SKIP=control.skip is not None,
             ORDERED=not variant.l2,
             RECORD=statistics is not None,
-            **self.table.tile.launch_options,
+            **self.tile.launch_options,
         )
 
     def record(self, statistics: Tensor, names: Sequence[str], recorder: Recorder) -> None:
         """Turn the tiles' statistics into those of the parameters."""
-        for weight, first, num in zip(
-            self.weights, self.table.first_tiles, self.table.num_tiles, strict=True
-        ):
-            of_weight = statistics[first : first + num]
+        of_weights = statistics.split(self.num_tiles)
+        for weight, of_weight in zip(self.weights, of_weights, strict=True):
             num_clipped, num_bounded, _, _, update_sum_sq, weight_sum_sq = of_weight.sum(0)
             recorder.add(
                 names[weight.item],
@@ -363,7 +370,7 @@ class FusedEngine:
             shared = Shared(self._sizes, progress, self._hyper, corrections)
             statistics = None
             if recorder is not None:
-                num_tiles = sum(launch.table.num_tiles)
+                num_tiles = sum(launch.num_tiles)
                 statistics = torch.empty(num_tiles, kernels.NUM_STATISTICS.value, device=self.device)
             launch.run(shared, control, statistics)
             if recorder is not None and statistics is not None:

@@ -4,11 +4,12 @@ A program works on a tile of one weight: ``STEPS`` blocks of ``BLOCK_R`` rows, `
 It either does the moments phase on it or the apply phase, and finds out which from tables, so that any
 number of weights share a launch:
 
-    schedule (ticket // PER_SEGMENT,) -> segment
-    segments (segment, 5)             -> phase, weight, first ticket, first tile, number of tiles
-    weights  (weight, NUM_FIELDS)     -> shape, places in the sizes buffers, group
-    pointers (weight, 4)              -> addresses of w, g, m and v
+    schedule (ticket // PER_SEGMENT,) -> segment: some tiles of one weight, in one phase
+    segments (segment, NUM_FIELDS)    -> which tiles; the weight's shape, places in the sizes buffers, group
+    pointers (segment, 4)             -> addresses of the weight's w, g, m and v
     hyper    (group, NUM_HYPER)       -> learning rate, betas and so on
+
+Few steps from ticket to data: each costs a trip to memory before any data moves.
 
 **Order.** The apply phase of a weight needs the sizes that all its moments tiles found. Where both
 phases are in one launch (``ORDERED``), programs take tickets, so that they begin in the order of the
@@ -32,10 +33,23 @@ import triton.language as tl
 MOMENTS, APPLY = tl.constexpr(0), tl.constexpr(1)
 PER_SEGMENT = tl.constexpr(16)
 
-NUM_FIELDS = tl.constexpr(9)
-ROWS, COLUMNS, ROWS_AT, COLUMNS_AT, WHOLE_AT, HAS_ROWS, FIRST_TILE, NUM_TILES, GROUP = (
-    tl.constexpr(i) for i in range(9)
-)
+(
+    PHASE,
+    FIRST_TICKET,
+    FIRST_TILE,
+    NUM_TILES,
+    WEIGHT,
+    ROWS,
+    COLUMNS,
+    ROWS_AT,
+    COLUMNS_AT,
+    WHOLE_AT,
+    HAS_ROWS,
+    GROUP,
+    TILES_AT,
+    TILES_IN_ALL,
+) = (tl.constexpr(i) for i in range(14))
+NUM_FIELDS = tl.constexpr(14)
 NUM_HYPER = tl.constexpr(8)
 LR, BETA1, ONE_MINUS_BETA1, BETA2, ONE_MINUS_BETA2, EPS, WEIGHT_DECAY, CLIP = (
     tl.constexpr(i) for i in range(8)
@@ -269,7 +283,6 @@ def _apply_tile(
 def step(
     schedule,
     segments,
-    weights,
     pointers,
     hyper,
     corrections,
@@ -303,14 +316,15 @@ def step(
         if tl.load(skip) != 0:
             return
     ticket = tl.atomic_add(progress, 1, sem="relaxed") if ORDERED else tl.program_id(0)
-    segment = segments + tl.load(schedule + ticket // PER_SEGMENT).to(tl.int64) * 5
-    phase, weight = tl.load(segment), tl.load(segment + 1)
-    tile = ticket - tl.load(segment + 2)
-    if tile >= tl.load(segment + 4):  # a segment is filled up to a multiple of PER_SEGMENT
+    segment = tl.load(schedule + ticket // PER_SEGMENT).to(tl.int64)
+    entry = segments + segment * NUM_FIELDS
+    pointers += segment * 4
+    phase, weight = tl.load(entry + PHASE), tl.load(entry + WEIGHT)
+    tile = ticket - tl.load(entry + FIRST_TICKET)
+    if tile >= tl.load(entry + NUM_TILES):  # a segment is filled up to a multiple of PER_SEGMENT
         return
-    tile += tl.load(segment + 3)
-    entry = weights + weight * NUM_FIELDS
-    num_tiles = tl.load(entry + NUM_TILES)
+    tile += tl.load(entry + FIRST_TILE)
+    num_tiles = tl.load(entry + TILES_IN_ALL)
     finished = progress + 1 + weight
     hyper += tl.load(entry + GROUP) * NUM_HYPER
     panels = tl.cdiv(tl.load(entry + COLUMNS), BLOCK_C)
@@ -319,11 +333,11 @@ def step(
         tile = num_tiles - 1 - tile
     first_row = (tile // panels) * (BLOCK_R * STEPS)
     columns = (tile % panels) * BLOCK_C + tl.arange(0, BLOCK_C)
-    number = tl.load(entry + FIRST_TILE) + tile
+    number = tl.load(entry + TILES_AT) + tile
     if phase == MOMENTS:
         _moments_tile(
             entry,
-            pointers + weight * 4,
+            pointers,
             hyper,
             corrections + weight * 2,
             gradient_scale,
@@ -356,7 +370,7 @@ def step(
             tl.debug_barrier()
         _apply_tile(
             entry,
-            pointers + weight * 4,
+            pointers,
             hyper,
             corrections + weight * 2,
             weight_sizes,
@@ -378,10 +392,10 @@ def step(
 
 
 @triton.jit
-def sum_squares(weights, partial, sizes, BLOCK: tl.constexpr):
+def sum_squares(segments, partial, sizes, BLOCK: tl.constexpr):
     """The Euclidean length of each weight from its tiles' sums of squares, always in the same order."""
-    entry = weights + tl.program_id(0).to(tl.int64) * NUM_FIELDS
-    first, num = tl.load(entry + FIRST_TILE), tl.load(entry + NUM_TILES)
+    entry = segments + tl.program_id(0).to(tl.int64) * NUM_FIELDS
+    first, num = tl.load(entry + TILES_AT), tl.load(entry + TILES_IN_ALL)
     total = tl.zeros((BLOCK,), tl.float32)
     for start in range(0, num, BLOCK):
         tile = start + tl.arange(0, BLOCK)

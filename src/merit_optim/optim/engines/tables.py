@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import NamedTuple
 
 import torch
@@ -25,14 +26,16 @@ class Tile(NamedTuple):
     columns: int
     steps: int
     warps: int
+    max_registers: int | None = None
 
     @property
-    def launch_options(self) -> dict[str, int]:
+    def launch_options(self) -> dict[str, int | None]:
         return {
             "BLOCK_R": self.rows,
             "BLOCK_C": self.columns,
             "STEPS": self.steps,
             "num_warps": self.warps,
+            "maxnreg": self.max_registers,
             # Products and sums are rounded one by one, as the definition's are, in any version of Triton.
             "enable_fp_fusion": False,
         }
@@ -83,31 +86,9 @@ def _fold(size: int, widest: int = 128) -> int:
     return next(columns for columns in range(min(size, widest), 0, -1) if size % columns == 0)
 
 
-class Table(NamedTuple):
-    """The weights of a launch, on the device."""
-
-    tile: Tile
-    weights: Tensor
-    """(weight, NUM_FIELDS)."""
-    num_tiles: list[int]
-    first_tiles: list[int]
-    """(weight,), on the host."""
-
-
-def table_of(weights: Sequence[Weight], tile: Tile, device: torch.device) -> Table:
-    """Cut weights into tiles."""
-    rows: list[list[int]] = []
-    num_tiles: list[int] = []
-    first_tiles: list[int] = []
-    total = 0
-    for w in weights:
-        num = math.ceil(w.columns / tile.columns) * math.ceil(w.rows / (tile.rows * tile.steps))
-        places = (w.rows_at, w.columns_at, w.whole_at, int(w.has_rows))
-        rows.append([w.rows, w.columns, *places, total, num, w.group])
-        num_tiles.append(num)
-        first_tiles.append(total)
-        total += num
-    return Table(tile, torch.tensor(rows, dtype=torch.int64, device=device), num_tiles, first_tiles)
+def num_tiles_of(weight: Weight, tile: Tile) -> int:
+    """Into how many tiles a weight is cut."""
+    return math.ceil(weight.columns / tile.columns) * math.ceil(weight.rows / (tile.rows * tile.steps))
 
 
 class Segment(NamedTuple):
@@ -126,20 +107,33 @@ class Schedule(NamedTuple):
     schedule: Tensor
     """(ticket // PER_SEGMENT,): its segment."""
     segments: Tensor
-    """(segment, 5): phase, weight, first ticket, first tile, number of tiles."""
+    """(segment, NUM_FIELDS)."""
+    weight_of: Tensor
+    """(segment,): its weight; on the host."""
 
 
-def schedule_of(order: Sequence[Segment], device: torch.device) -> Schedule:
+def schedule_of(
+    order: Sequence[Segment], weights: Sequence[Weight], num_tiles: Sequence[int], device: torch.device
+) -> Schedule:
     """Lay out segments one after the other."""
+    tiles_at = [0, *accumulate(num_tiles)]
     rows: list[list[int]] = []
     lengths: list[int] = []
     ticket = 0
     for phase, weight, start, stop in order:
-        rows.append([phase, weight, ticket, start, stop - start])
+        w = weights[weight]
+        places = (w.rows_at, w.columns_at, w.whole_at, int(w.has_rows), w.group)
+        tiles = (tiles_at[weight], num_tiles[weight])
+        rows.append([phase, ticket, start, stop - start, weight, w.rows, w.columns, *places, *tiles])
         lengths.append(math.ceil((stop - start) / PER_SEGMENT.value))
         ticket += lengths[-1] * PER_SEGMENT.value
-    schedule = torch.repeat_interleave(torch.arange(len(order), dtype=torch.int32), torch.tensor(lengths))
-    return Schedule(ticket, schedule.to(device), torch.tensor(rows, dtype=torch.int64, device=device))
+    segment_of = torch.repeat_interleave(torch.arange(len(order), dtype=torch.int32), torch.tensor(lengths))
+    return Schedule(
+        ticket,
+        segment_of.to(device),
+        torch.tensor(rows, dtype=torch.int64, device=device),
+        torch.tensor([segment.weight for segment in order]),
+    )
 
 
 def one_phase(num_tiles: Sequence[int], phase: int) -> list[Segment]:
