@@ -1,9 +1,9 @@
-"""Which tile and which lead are fastest: times the fused engine's kernel for many of them.
+"""Which tiles are fastest: times the two kernels of the fused engine for many of them.
 
     python benchmarks/tiles.py [--models gpt2-small gpt2-medium] [--output FILE]
 
-Beside each other in one run: torch's fused AdamW, and MERIT's one launch for each candidate. The floor
-is 28 bytes a parameter if the second phase finds everything in the cache, 40 if it finds nothing.
+The moments phase moves 24 bytes a parameter, the apply phase 16. Torch's fused AdamW, which moves 28, is
+measured beside them.
 """
 
 from __future__ import annotations
@@ -21,22 +21,21 @@ import torch
 from shapes import MODELS, make_parameters, num_elements
 
 from merit_optim import MERIT
-from merit_optim.optim.engines.fused import FusedEngine
+from merit_optim.optim.engines.fused import FusedEngine, Shared
 from merit_optim.optim.engines.tables import Tile
 from merit_optim.optim.engines.work import Control
 
 # Rows, columns, warps, most registers a thread may have.
 BLOCKS = [
+    (8, 64, 2, None),
+    (8, 64, 1, None),
+    (16, 64, 2, None),
+    (16, 32, 2, None),
+    (16, 64, 4, None),
     (32, 64, 4, None),
     (32, 64, 4, 96),
-    (32, 64, 4, 80),
-    (32, 64, 8, None),
-    (32, 64, 8, 64),
-    (16, 64, 4, None),
-    (16, 64, 4, 64),
-    (64, 64, 4, None),
-    (64, 64, 8, None),
-    (64, 64, 8, 80),
+    (4, 128, 2, None),
+    (8, 128, 4, None),
     (32, 32, 4, None),
 ]
 
@@ -59,8 +58,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--models", nargs="+", default=["gpt2-small"], choices=MODELS)
-    parser.add_argument("--steps", nargs="+", type=int, default=[1, 2, 4])
-    parser.add_argument("--leads", nargs="+", type=int, default=[256, 1024, 2048])
+    parser.add_argument("--steps", nargs="+", type=int, default=[1, 2, 4, 8])
     parser.add_argument("--repeats", type=int, default=15)
     parser.add_argument("--seconds", type=float, default=400, help="stop after this long")
     parser.add_argument("--output", type=Path)
@@ -72,31 +70,32 @@ def main() -> None:
         adamw = milliseconds(torch.optim.AdamW(params, fused=True).step, args.repeats)
         print(f"{model}: torch AdamW fused {adamw:.3f} ms, {28 * total / adamw / 1e9:.2f} TB/s", flush=True)
         works = MERIT(params)._gather()
-        for (rows, columns, warps, registers), steps, lead in itertools.product(
-            BLOCKS, args.steps, args.leads
-        ):
+        for (rows, columns, warps, registers), steps in itertools.product(BLOCKS, args.steps):
             if time.monotonic() - began > args.seconds:
                 break
             engine = FusedEngine(device)
-            engine.tile, engine.lead = Tile(rows, columns, steps, warps, registers), lead
+            engine.moments_tile = engine.apply_tile = Tile(rows, columns, steps, warps, registers)
             try:
-                ms = milliseconds(partial(engine.step, works, Control(), None), args.repeats)
+                engine.step(works, Control(), None)
+                shared = Shared(engine._sizes, engine._hyper, None)
+                (launch,) = engine._launches
+                moments = milliseconds(partial(launch.run_moments, shared, Control()), args.repeats)
+                apply = milliseconds(partial(launch.run_apply, shared, Control(), None), args.repeats)
             except Exception as error:
-                print(model, engine.tile, type(error).__name__, str(error)[:80], file=sys.stderr, flush=True)
+                print(model, engine.apply_tile, type(error).__name__, str(error)[:80], file=sys.stderr)
                 continue
-            results.append(
-                {"model": model, "tile": engine.tile, "lead": engine.lead, "ms": ms, "adamw_ms": adamw}
-            )
+            tile = tuple(engine.apply_tile)
+            results.append({"model": model, "tile": tile, "moments": moments, "apply": apply, "adamw": adamw})
             if args.output:
                 args.output.write_text(json.dumps(results, indent=1))
-        best = sorted((r for r in results if r["model"] == model), key=lambda r: r["ms"])
-        print(f"{model}, {len(best)} tried: tile, lead, time, against AdamW, bytes each at 4.2 TB/s")
-        for r in (*best[:12], *best[-1:]):
-            size = r["ms"] * 4.2e9 / total
-            print(
-                f"  {tuple(r['tile'])!s:18} {r['lead']:5} {r['ms']:.3f} ms {r['ms'] / adamw:.3f} {size:.1f}",
-                flush=True,
-            )
+        for phase, size in (("moments", 24), ("apply", 16)):
+            best = sorted((r for r in results if r["model"] == model), key=lambda r: r[phase])
+            print(f"{model}, {phase}, {len(best)} tried: rows, columns, steps, warps, registers")
+            for r in (*best[:8], best[-1]):
+                print(
+                    f"  {r['tile']!s:24} {r[phase]:.3f} ms {size * total / r[phase] / 1e9:.2f} TB/s",
+                    flush=True,
+                )
 
 
 if __name__ == "__main__":

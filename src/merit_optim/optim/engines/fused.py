@@ -20,16 +20,7 @@ from torch import Tensor
 from merit_optim.optim import algorithm
 from merit_optim.optim.engines import kernels
 from merit_optim.optim.engines.plan import Plan, plan
-from merit_optim.optim.engines.tables import (
-    Schedule,
-    Tile,
-    Weight,
-    both_phases,
-    num_tiles_of,
-    one_phase,
-    schedule_of,
-    weights_of,
-)
+from merit_optim.optim.engines.tables import Tile, Weight, grid_of, weights_of
 from merit_optim.optim.engines.work import Control, Work, names_of, pick
 from merit_optim.optim.statistics import Recorder, UpdateStatistics
 
@@ -40,8 +31,12 @@ _TRITON = {
 }
 
 # The best of those that benchmarks/tiles.py measures on an H200; docs/performance.md has the figures.
-TILE = Tile(rows=32, columns=64, steps=1, warps=4)
-LEAD = 1024
+MOMENTS_TILE = Tile(rows=8, columns=64, steps=4, warps=2)
+APPLY_TILE = Tile(rows=8, columns=64, steps=4, warps=2)
+
+
+# Offsets within a tile have 32 bits.
+MAX_COLUMNS = 2**24
 
 
 class Variant(NamedTuple):
@@ -84,6 +79,9 @@ def refusal(group: dict[str, Any], param: Tensor) -> str | None:
         return f"it has dtype {param.dtype}, not one of {', '.join(map(str, _TRITON))}"
     if not param.is_contiguous():
         return "it is not contiguous"
+    matrices = algorithm.matrices_of(param.shape, group["matrix_dims"])
+    if matrices.columns > MAX_COLUMNS and not matrices.is_vector:
+        return f"its rows have more than {MAX_COLUMNS} elements"
     if group["norm"] == "l2" and group["element_wise"]:
         return "norm='l2' with element_wise=True has sums for every row and column, which the kernels lack"
     return None
@@ -115,8 +113,6 @@ class Shared(NamedTuple):
 
     sizes: Tensor
     """(2, length): the sizes of weights and of updates, laid out by ``plan``."""
-    progress: Tensor
-    """Counters for the order of tiles, zero at the start of a launch."""
     hyper: Tensor
     """(group, NUM_HYPER)."""
     corrections: Tensor | None
@@ -127,84 +123,84 @@ class Launch:
     """The parameters of one variant: their tables, and the kernel that runs over them."""
 
     def __init__(
-        self, variant: Variant, weights: list[Weight], device: torch.device, tile: Tile, lead: int
+        self, variant: Variant, weights: list[Weight], device: torch.device, moments: Tile, apply: Tile
     ) -> None:
-        self.variant, self.weights, self.tile = variant, weights, tile
-        self.num_tiles = [num_tiles_of(weight, tile) for weight in weights]
-        # Sums of squares are added up between the phases, so the phases are launches of their own.
-        orders = (
-            [one_phase(self.num_tiles, phase.value) for phase in (kernels.MOMENTS, kernels.APPLY)]
-            if variant.l2
-            else [both_phases(self.num_tiles, lead)]
-        )
-        self.schedules = [schedule_of(order, weights, self.num_tiles, device) for order in orders]
-        self.pointers = [
-            torch.empty(len(s.weight_of), 4, dtype=torch.int64, device=device) for s in self.schedules
-        ]
+        self.variant, self.weights = variant, weights
+        self.moments_grid = grid_of(weights, moments, device)
+        self.apply_grid = self.moments_grid if apply == moments else grid_of(weights, apply, device)
+        self.pointers = torch.empty(len(weights), 4, dtype=torch.int64, device=device)
         self.items = torch.tensor([w.item for w in weights])
         self.items_there = self.items.to(device)
         sizes = [dtype.itemsize for dtype in (variant.param, variant.grad, variant.state, variant.state)]
         self.offsets = torch.tensor([[w.offset * size for size in sizes] for w in weights])
-        self.partial = torch.empty(2, sum(self.num_tiles) if variant.l2 else 0, device=device)
+        num_sums = sum(self.moments_grid.num_tiles) if variant.l2 else 0
+        self.sums = torch.empty(2, num_sums, device=device)
 
     def send_addresses(self, addresses: Tensor, sender: Sender) -> None:
-        """Put the weights' addresses, from the (4, item) addresses of their parameters, into the tables."""
-        of_weights = addresses.T[self.items] + self.offsets
-        for schedule, pointers in zip(self.schedules, self.pointers, strict=True):
-            sender.send(of_weights[schedule.weight_of], pointers)
+        """Put the weights' addresses, from the (4, item) addresses of their parameters, into the table."""
+        sender.send(addresses.T[self.items] + self.offsets, self.pointers)
 
-    def run(self, shared: Shared, control: Control, statistics: Tensor | None) -> None:
-        """Both phases."""
-        for schedule, pointers in zip(self.schedules, self.pointers, strict=True):
-            self._run(schedule, pointers, shared, control, statistics)
-            if self.variant.l2 and schedule is self.schedules[0]:
-                for partial, total in zip(self.partial, shared.sizes, strict=True):
-                    grid = (len(self.weights),)
-                    kernels.sum_squares[grid](schedule.segments, partial, total, BLOCK=1024)
+    def corrections(self, shared: Shared) -> Tensor:
+        """(weight, 2): the bias corrections; anything where there are none."""
+        return shared.hyper if shared.corrections is None else shared.corrections[self.items_there]
 
-    def _run(
-        self,
-        schedule: Schedule,
-        pointers: Tensor,
-        shared: Shared,
-        control: Control,
-        statistics: Tensor | None,
-    ) -> None:
-        variant, nothing = self.variant, shared.hyper
-        corrections = shared.corrections
-        kernels.step[(schedule.num_tickets,)](
-            schedule.schedule,
-            schedule.segments,
-            pointers,
+    def run_moments(self, shared: Shared, control: Control) -> None:
+        """The first phase, and for l2 the sums that follow it."""
+        grid, variant, nothing = self.moments_grid, self.variant, shared.hyper
+        sizes = self.sums if variant.l2 else shared.sizes.view(torch.int32)
+        kernels.moments[(grid.num_programs,)](
+            grid.schedule,
+            grid.weights,
+            self.pointers,
             shared.hyper,
-            nothing if corrections is None else corrections[self.items_there],
+            self.corrections(shared),
             nothing if control.gradient_scale is None else control.gradient_scale,
             nothing if control.skip is None else control.skip.view(torch.uint8),
-            shared.sizes[0],
-            shared.sizes[1],
-            self.partial[0],
-            self.partial[1],
-            shared.progress,
-            nothing if statistics is None else statistics,
+            sizes[0],
+            sizes[1],
             PARAM=_TRITON[variant.param],
             GRAD=_TRITON[variant.grad],
             STATE=_TRITON[variant.state],
             ALIGNED=variant.aligned,
             ANY_ROWS=variant.element_wise,
-            WEIGHT_BOUND=variant.weight_bound,
             L2=variant.l2,
             MAXIMIZE=variant.maximize,
             BIAS_CORRECTION=variant.bias_correction,
             HAS_SCALE=control.gradient_scale is not None,
             HAS_SKIP=control.skip is not None,
-            ORDERED=not variant.l2,
+            **grid.tile.launch_options,
+        )
+        if variant.l2:
+            for sums, total in zip(self.sums, shared.sizes, strict=True):
+                kernels.sum_squares[(len(self.weights),)](grid.weights, sums, total, BLOCK=1024)
+
+    def run_apply(self, shared: Shared, control: Control, statistics: Tensor | None) -> None:
+        """The last phase."""
+        grid, variant, nothing = self.apply_grid, self.variant, shared.hyper
+        kernels.apply[(grid.num_programs,)](
+            grid.schedule,
+            grid.weights,
+            self.pointers,
+            shared.hyper,
+            self.corrections(shared),
+            nothing if control.skip is None else control.skip.view(torch.uint8),
+            shared.sizes[0],
+            shared.sizes[1],
+            nothing if statistics is None else statistics,
+            PARAM=_TRITON[variant.param],
+            STATE=_TRITON[variant.state],
+            ALIGNED=variant.aligned,
+            ANY_ROWS=variant.element_wise,
+            WEIGHT_BOUND=variant.weight_bound,
+            BIAS_CORRECTION=variant.bias_correction,
+            HAS_SKIP=control.skip is not None,
             RECORD=statistics is not None,
-            **self.tile.launch_options,
+            **grid.tile.launch_options,
         )
 
     def record(self, statistics: Tensor, names: Sequence[str], recorder: Recorder) -> None:
         """Turn the tiles' statistics into those of the parameters."""
-        of_weights = statistics.split(self.num_tiles)
+        of_weights = statistics.split(self.apply_grid.num_tiles)
         for weight, of_weight in zip(self.weights, of_weights, strict=True):
             num_clipped, num_bounded, _, _, update_sum_sq, weight_sum_sq = of_weight.sum(0)
             recorder.add(
@@ -246,8 +242,8 @@ class Sender:
 class FusedEngine:
     """Steps on one device, with the tables kept between them."""
 
-    tile = TILE
-    lead = LEAD
+    moments_tile = MOMENTS_TILE
+    apply_tile = APPLY_TILE
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -318,17 +314,12 @@ class FusedEngine:
                 variant,
                 [w for i in items for w in weights_of(i, slots[i], groups[i])],
                 self.device,
-                self.tile,
-                self.lead,
+                self.moments_tile,
+                self.apply_tile,
             )
             for variant, items in members.items()
         ]
-        # One buffer, so that one launch zeroes it all.
-        counters = [1 + len(launch.weights) for launch in self._launches]
-        self._zeroed = torch.zeros(2 * layout.length + sum(counters), device=self.device)
-        sizes, *progress = self._zeroed.split([2 * layout.length, *counters])
-        self._sizes = sizes.view(2, -1)
-        self._progress = [x.view(torch.int32) for x in progress]
+        self._sizes = torch.zeros(2, layout.length, device=self.device)
         self._hyper = torch.empty(len(works), kernels.NUM_HYPER.value, device=self.device)
         self._params = tensors.params
         self._options = [_options(work) for work in works]
@@ -365,14 +356,15 @@ class FusedEngine:
         corrections = None
         if any(launch.variant.bias_correction for launch in self._launches):
             corrections = torch.cat([self._corrections(work) for work in works])
-        self._zeroed.zero_()
-        for launch, progress in zip(self._launches, self._progress, strict=True):
-            shared = Shared(self._sizes, progress, self._hyper, corrections)
+        shared = Shared(self._sizes.zero_(), self._hyper, corrections)
+        for launch in self._launches:
+            launch.run_moments(shared, control)
+        for launch in reversed(self._launches):
             statistics = None
             if recorder is not None:
-                num_tiles = sum(launch.num_tiles)
+                num_tiles = sum(launch.apply_grid.num_tiles)
                 statistics = torch.empty(num_tiles, kernels.NUM_STATISTICS.value, device=self.device)
-            launch.run(shared, control, statistics)
+            launch.run_apply(shared, control, statistics)
             if recorder is not None and statistics is not None:
                 launch.record(statistics, [name for work in works for name in names_of(work)], recorder)
 

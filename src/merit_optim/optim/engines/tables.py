@@ -7,24 +7,23 @@ again. The layout of the rows is that of ``kernels.py``.
 from __future__ import annotations
 
 import math
-from collections import deque
 from collections.abc import Sequence
-from itertools import accumulate
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from merit_optim.optim.engines.kernels import APPLY, MOMENTS, PER_SEGMENT
+from merit_optim.optim.engines.kernels import CHUNK
 from merit_optim.optim.engines.plan import Slot
 
 
 class Tile(NamedTuple):
-    """What one program works on: ``steps`` blocks of ``rows`` x ``columns``, by ``warps`` warps."""
+    """What one program works on: blocks of ``rows`` x ``columns``, below each other, by ``warps`` warps."""
 
     rows: int
     columns: int
     steps: int
+    """How many blocks."""
     warps: int
     max_registers: int | None = None
 
@@ -36,8 +35,8 @@ class Tile(NamedTuple):
             "STEPS": self.steps,
             "num_warps": self.warps,
             "maxnreg": self.max_registers,
-            # Products and sums are rounded one by one, as the definition's are, in any version of Triton.
-            "enable_fp_fusion": False,
+            # The default differs between versions of Triton.
+            "enable_fp_fusion": True,
         }
 
 
@@ -86,88 +85,36 @@ def _fold(size: int, widest: int = 128) -> int:
     return next(columns for columns in range(min(size, widest), 0, -1) if size % columns == 0)
 
 
-def num_tiles_of(weight: Weight, tile: Tile) -> int:
-    """Into how many tiles a weight is cut."""
-    return math.ceil(weight.columns / tile.columns) * math.ceil(weight.rows / (tile.rows * tile.steps))
+class Grid(NamedTuple):
+    """The weights of a launch, cut into tiles; on the device, but for the last."""
 
-
-class Segment(NamedTuple):
-    """Some tiles of a weight, in one phase, one after the other."""
-
-    phase: int
-    weight: int
-    start: int
-    stop: int
-
-
-class Schedule(NamedTuple):
-    """Which ticket works on what, on the device."""
-
-    num_tickets: int
+    tile: Tile
+    num_programs: int
     schedule: Tensor
-    """(ticket // PER_SEGMENT,): its segment."""
-    segments: Tensor
-    """(segment, NUM_FIELDS)."""
-    weight_of: Tensor
-    """(segment,): its weight; on the host."""
+    """(program // CHUNK, 2)."""
+    weights: Tensor
+    """(weight, NUM_FIELDS)."""
+    num_tiles: list[int]
+    """(weight,)."""
 
 
-def schedule_of(
-    order: Sequence[Segment], weights: Sequence[Weight], num_tiles: Sequence[int], device: torch.device
-) -> Schedule:
-    """Lay out segments one after the other."""
-    tiles_at = [0, *accumulate(num_tiles)]
-    rows: list[list[int]] = []
-    lengths: list[int] = []
-    ticket = 0
-    for phase, weight, start, stop in order:
-        w = weights[weight]
+def grid_of(weights: Sequence[Weight], tile: Tile, device: torch.device) -> Grid:
+    """Cut weights into tiles."""
+    rows: list[tuple[int, ...]] = []
+    schedule: list[tuple[int, int]] = []
+    num_tiles: list[int] = []
+    total = 0
+    for i, w in enumerate(weights):
+        num = math.ceil(w.columns / tile.columns) * math.ceil(w.rows / (tile.rows * tile.steps))
         places = (w.rows_at, w.columns_at, w.whole_at, int(w.has_rows), w.group)
-        tiles = (tiles_at[weight], num_tiles[weight])
-        rows.append([phase, ticket, start, stop - start, weight, w.rows, w.columns, *places, *tiles])
-        lengths.append(math.ceil((stop - start) / PER_SEGMENT.value))
-        ticket += lengths[-1] * PER_SEGMENT.value
-    segment_of = torch.repeat_interleave(torch.arange(len(order), dtype=torch.int32), torch.tensor(lengths))
-    return Schedule(
-        ticket,
-        segment_of.to(device),
+        rows.append((w.rows, w.columns, *places, total, num))
+        schedule += [(i, first) for first in range(0, num, CHUNK.value)]
+        num_tiles.append(num)
+        total += num
+    return Grid(
+        tile,
+        len(schedule) * CHUNK.value,
+        torch.tensor(schedule, dtype=torch.int32, device=device),
         torch.tensor(rows, dtype=torch.int64, device=device),
-        torch.tensor([segment.weight for segment in order]),
+        num_tiles,
     )
-
-
-def one_phase(num_tiles: Sequence[int], phase: int) -> list[Segment]:
-    """All weights in one phase; the apply phase backwards, after what is still in the cache."""
-    order = [Segment(phase, weight, 0, num) for weight, num in enumerate(num_tiles)]
-    return order if phase == MOMENTS.value else order[::-1]
-
-
-def both_phases(num_tiles: Sequence[int], lead: int) -> list[Segment]:
-    """Each weight's apply tiles as soon as ``lead`` other tiles stand between them and its moments.
-
-    The lead keeps programs busy while the last moments tiles of a weight end; the shorter it is, the
-    more of the weight is still in the cache.
-    """
-    order: list[Segment] = []
-    waiting: deque[tuple[int, int]] = deque()  # weights, and the tile count at which they may follow
-    count = 0
-
-    def add(phase: int, weight: int, start: int, stop: int) -> None:
-        nonlocal count
-        order.append(Segment(phase, weight, start, stop))
-        count += stop - start
-
-    for weight, num in enumerate(num_tiles):
-        done = 0
-        while done < num:
-            stop = num if not waiting else min(num, done + max(0, waiting[0][1] - count))
-            if stop > done:
-                add(MOMENTS.value, weight, done, stop)
-                done = stop
-            while waiting and count >= waiting[0][1]:
-                ready = waiting.popleft()[0]
-                add(APPLY.value, ready, 0, num_tiles[ready])
-        waiting.append((weight, count + lead))
-    for weight, _ in waiting:
-        add(APPLY.value, weight, 0, num_tiles[weight])
-    return order

@@ -1,0 +1,125 @@
+"""What the optimizer tests share: every optimizer there is, random tensors, and comparison bit by bit."""
+
+import copy
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from merit_optim import LAMB, MERIT, OPTIMIZERS, Lion, MaxLAMB, SophiaG, create
+
+FAMILY = (MERIT, LAMB, MaxLAMB)
+"""The trust-ratio optimizers: AdamW's state, and the engines."""
+OWN = (*FAMILY, Lion, SophiaG)
+"""Every optimizer written here."""
+
+
+class Case(NamedTuple):
+    """A way to make an optimizer: ``build(params, **options)``."""
+
+    name: str
+    build: Callable[..., Optimizer]
+    is_own: bool
+
+
+CASES = [
+    *(Case(f"create-{name}", partial(create, name, lr=1e-2), name != "adamw") for name in OPTIMIZERS),
+    *(Case(cls.__name__, partial(cls, lr=1e-2), True) for cls in OWN),
+]
+OWN_CASES = [case for case in CASES if case.is_own]
+
+
+def name_of(case: Any) -> str:
+    """The name of a test's parameter."""
+    return case.name if isinstance(case, Case) else getattr(case, "__name__", repr(case))
+
+
+def random_tensor(
+    shape: Sequence[int],
+    seed: int,
+    *,
+    scale: float = 1.0,
+    dtype: torch.dtype = torch.float32,
+    device: torch.device | str = "cpu",
+) -> Tensor:
+    """Normal values that are the same on every device, in every dtype up to rounding."""
+    generator = torch.Generator().manual_seed(seed)
+    values = torch.randn(tuple(shape), generator=generator, dtype=torch.float64)
+    return (values * scale).to(device, dtype)
+
+
+def parameter(*args: Any, **kwargs: Any) -> nn.Parameter:
+    """A random tensor to be optimized."""
+    return nn.Parameter(random_tensor(*args, **kwargs))
+
+
+SHAPES = ((5, 7), (7,), (1, 6), (4, 1), (3, 2, 2, 2), ())
+
+
+def parameters(
+    device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32, seed: int = 0
+) -> list[nn.Parameter]:
+    """A few parameters of different shapes."""
+    return [parameter(s, seed + i, scale=0.3, dtype=dtype, device=device) for i, s in enumerate(SHAPES)]
+
+
+def set_gradients(params: Iterable[Tensor], step: int) -> None:
+    """Random gradients that depend on nothing but the parameter's place and the step."""
+    for i, param in enumerate(params):
+        grad = random_tensor(param.shape, 1000 + 100 * step + i, dtype=param.dtype, device=param.device)
+        param.grad = torch.empty_like(param).copy_(grad)
+
+
+def take_steps(optimizer: Optimizer, num_steps: int, first: int = 0) -> None:
+    """Steps with random gradients for every parameter."""
+    for step in range(first, first + num_steps):
+        set_gradients([p for group in optimizer.param_groups for p in group["params"]], step)
+        if isinstance(optimizer, SophiaG) and step == 0:
+            optimizer.update_hessian(num_labels=2)
+        optimizer.step()
+
+
+def rebuilt(case: Case, optimizer: Optimizer, **options: Any) -> Optimizer:
+    """A new optimizer with these options, over the same parameters and with the same state."""
+    new = case.build([p for group in optimizer.param_groups for p in group["params"]], **options)
+    new.state.update(optimizer.state)
+    return new
+
+
+def bits(x: Tensor) -> Tensor:
+    """The representation of every element, in which NaN equals itself and -0 differs from 0."""
+    integers = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+    return x.detach().contiguous().view(integers[x.element_size()])
+
+
+def assert_same_bits(actual: Any, expected: Any, where: str = "") -> None:
+    """Equal bit for bit: tensors, or nested lists, tuples and dicts with tensors in them."""
+    if isinstance(expected, Tensor):
+        assert isinstance(actual, Tensor), where
+        assert (actual.dtype, actual.shape) == (expected.dtype, expected.shape), where
+        differ = bits(actual).cpu() != bits(expected).cpu()
+        assert not differ.any(), f"{where}: {int(differ.sum())} of {differ.numel()} elements differ"
+    elif isinstance(expected, dict):
+        assert actual.keys() == expected.keys(), where
+        for key in expected:
+            assert_same_bits(actual[key], expected[key], f"{where}[{key!r}]")
+    elif isinstance(expected, (list, tuple)):
+        assert len(actual) == len(expected), where
+        for i, pair in enumerate(zip(actual, expected, strict=True)):
+            assert_same_bits(*pair, where=f"{where}[{i}]")
+    else:
+        assert actual == expected, where
+
+
+def snapshot(optimizer: Optimizer) -> tuple[list[Tensor], dict[str, Any]]:
+    """A copy of everything a step may change."""
+    params = [p.detach().clone() for group in optimizer.param_groups for p in group["params"]]
+    return params, copy.deepcopy(optimizer.state_dict())
+
+
+def assert_unchanged(optimizer: Optimizer, before: tuple[list[Tensor], dict[str, Any]]) -> None:
+    """Parameters, state and options are those of the snapshot."""
+    assert_same_bits(snapshot(optimizer), before)

@@ -1,0 +1,140 @@
+"""A run begun with torch's AdamW goes on in the trust-ratio family, and back."""
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from optimizer_cases import (
+    FAMILY,
+    assert_same_bits,
+    name_of,
+    parameters,
+    set_gradients,
+    snapshot,
+    take_steps,
+)
+
+from merit_optim import LAMB, MERIT
+
+every_family_class = pytest.mark.parametrize("optimizer_class", FAMILY, ids=name_of)
+MOMENTS = ("step", "exp_avg", "exp_avg_sq")
+
+
+def groups(params: list[torch.nn.Parameter], **second: Any) -> list[dict[str, Any]]:
+    """Two groups, the second with options of its own."""
+    return [{"params": params[:3]}, {"params": params[3:], **second}]
+
+
+def moments(optimizer: torch.optim.Optimizer) -> list[dict[str, torch.Tensor]]:
+    return [
+        {key: optimizer.state[p][key] for key in MOMENTS} for g in optimizer.param_groups for p in g["params"]
+    ]
+
+
+def options(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
+    return [{k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups]
+
+
+@every_family_class
+def test_state_keys_are_those_of_adamw(device, optimizer_class) -> None:
+    adamw, own = torch.optim.AdamW(parameters(device)), optimizer_class(parameters(device))
+    for optimizer in (adamw, own):
+        take_steps(optimizer, 1)
+    for state, expected in zip(own.state.values(), adamw.state.values(), strict=True):
+        assert set(state) == set(expected) == set(MOMENTS)
+        for key in MOMENTS:
+            assert (state[key].shape, state[key].dtype) == (expected[key].shape, expected[key].dtype)
+
+
+@every_family_class
+def test_adamw_state_goes_in_and_out_without_a_changed_bit(device, optimizer_class) -> None:
+    adamw = torch.optim.AdamW(groups(parameters(device)), lr=1e-3)
+    take_steps(adamw, 3)
+    saved = copy.deepcopy(adamw.state_dict())
+
+    own = optimizer_class(groups(parameters(device)), lr=0.02)
+    own.load_state_dict(saved)
+    assert_same_bits(moments(own), moments(adamw))
+
+    back = torch.optim.AdamW(groups(parameters(device)), lr=1e-3)
+    back.load_state_dict(copy.deepcopy(own.state_dict()))
+    assert_same_bits(moments(back), moments(adamw))
+
+
+@every_family_class
+def test_adamw_goes_on_after_the_way_there_and_back(device, optimizer_class) -> None:
+    """Its own options are the user's to give again: a state dict of another optimizer brings foreign ones."""
+    adamw = torch.optim.AdamW(parameters(device), lr=1e-3, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1)
+    take_steps(adamw, 3)
+    own = optimizer_class(parameters(device))
+    own.load_state_dict(copy.deepcopy(adamw.state_dict()))
+    params = [torch.nn.Parameter(p.detach().clone()) for p in adamw.param_groups[0]["params"]]
+    back = torch.optim.AdamW(params)
+    back.load_state_dict(copy.deepcopy(own.state_dict()))
+    back.param_groups[0].update({k: v for k, v in adamw.param_groups[0].items() if k != "params"})
+    take_steps(adamw, 2, first=3)
+    take_steps(back, 2, first=3)
+    assert_same_bits(snapshot(back)[0], snapshot(adamw)[0])
+
+
+@every_family_class
+def test_options_stay_those_of_the_loading_optimizer(device, optimizer_class) -> None:
+    adamw = torch.optim.AdamW(groups(parameters(device)), lr=1e-3, betas=(0.5, 0.6), weight_decay=0.7)
+    take_steps(adamw, 2)
+    own = optimizer_class(groups(parameters(device), lr=0.5, clip=0.25), lr=0.02, betas=(0.8, 0.9))
+    before = options(own)
+    own.load_state_dict(copy.deepcopy(adamw.state_dict()))
+    assert options(own) == before
+    assert [group["lr"] for group in own.param_groups] == [0.02, 0.5]
+    assert own.param_groups[1]["clip"] == 0.25
+
+
+def test_options_stay_between_members_of_the_family_too(device) -> None:
+    lamb = LAMB(parameters(device), lr=0.5)
+    take_steps(lamb, 2)
+    merit = MERIT(parameters(device))
+    before = options(merit)
+    merit.load_state_dict(copy.deepcopy(lamb.state_dict()))
+    assert options(merit) == before
+    assert_same_bits(moments(merit), moments(lamb))
+
+
+def test_the_next_step_uses_the_loaded_moments(device) -> None:
+    """As if MERIT's own state had been set by hand to AdamW's moments."""
+    adamw = torch.optim.AdamW(parameters(device))
+    take_steps(adamw, 3)
+    loaded, by_hand = (MERIT(parameters(device), bias_correction=True) for _ in range(2))
+    loaded.load_state_dict(copy.deepcopy(adamw.state_dict()))
+    pairs = zip(by_hand.param_groups[0]["params"], adamw.param_groups[0]["params"], strict=True)
+    for param, source in pairs:
+        by_hand.state[param] = {key: x.clone() for key, x in adamw.state[source].items()}
+    for optimizer in (loaded, by_hand):
+        set_gradients(optimizer.param_groups[0]["params"], 3)
+        optimizer.step()
+    assert_same_bits(snapshot(loaded), snapshot(by_hand))
+    fresh = MERIT(parameters(device), bias_correction=True)
+    take_steps(fresh, 1, first=3)
+    assert not torch.equal(snapshot(fresh)[0][0], snapshot(loaded)[0][0])
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_half_precision_moments_of_adamw_become_float32(device, dtype) -> None:
+    adamw = torch.optim.AdamW(parameters(device, dtype))
+    take_steps(adamw, 2)
+    merit = MERIT(parameters(device, dtype))
+    merit.load_state_dict(copy.deepcopy(adamw.state_dict()))
+    for own, theirs in zip(moments(merit), moments(adamw), strict=True):
+        assert_same_bits(own["exp_avg"], theirs["exp_avg"].float())
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("options", [{"fused": True}, {"capturable": True}])
+def test_adamw_with_its_step_count_on_the_gpu_is_loaded_too(options) -> None:
+    adamw = torch.optim.AdamW(parameters("cuda"), **options)
+    take_steps(adamw, 2)
+    merit = MERIT(parameters("cuda"))
+    merit.load_state_dict(copy.deepcopy(adamw.state_dict()))
+    assert_same_bits(moments(merit), moments(adamw))
+    take_steps(merit, 1, first=2)
+    assert {state["step"].item() for state in merit.state.values()} == {3.0}

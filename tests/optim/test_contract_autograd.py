@@ -1,0 +1,147 @@
+"""A step that torch.compile follows without compiling anew, and one that autograd differentiates."""
+
+from typing import Any
+
+import pytest
+import torch
+from optimizer_cases import OWN, name_of, random_tensor
+from torch import Tensor, nn
+
+from merit_optim import MERIT
+
+# torch's compiler imports a deprecated part of torch.
+pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.script_method. is deprecated:DeprecationWarning")
+
+
+def trained(
+    optimizer_class: type, device: torch.device, backend: str | None, **options: Any
+) -> tuple[list[Tensor], Any]:
+    """Weights after five steps with a learning rate that changes in each, compiled or not."""
+    shapes = [(6, 5), (7,), (3, 2, 2)]
+    params = [nn.Parameter(random_tensor(s, i, device=device)) for i, s in enumerate(shapes)]
+    lr = torch.tensor(0.01, device=device)
+    optimizer = optimizer_class(params, lr=lr, **options)
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    step = optimizer.step if backend is None else torch.compile(optimizer.step, backend=backend)
+    for number in range(5):
+        for i, param in enumerate(params):
+            param.grad = random_tensor(param.shape, 10 * number + i, device=device)
+        lr.fill_(0.01 / (1 + number))
+        # The first call makes the state, the second meets it: after these nothing is new.
+        with torch._dynamo.config.patch(error_on_recompile=number >= 2):
+            step()
+    # One graph: torch's own break at the beginning of a step, and no other.
+    assert all("torch._dynamo.graph_break()" in why for why in torch._dynamo.utils.counters["graph_break"])
+    return [p.detach() for p in params], optimizer
+
+
+COMPILED: list[tuple[type, str, dict[str, Any]]] = [
+    *((cls, "aot_eager", {}) for cls in OWN),
+    (MERIT, "inductor", {}),
+    (MERIT, "aot_eager", {"max_grad_norm": 1.0, "nonfinite": "skip", "bias_correction": True}),
+]
+
+
+@pytest.mark.parametrize(("optimizer_class", "backend", "options"), COMPILED, ids=name_of)
+def test_a_compiled_step_matches_and_never_recompiles_for_a_learning_rate(
+    device, optimizer_class, backend, options
+) -> None:
+    compiled, optimizer = trained(optimizer_class, device, backend, **options)
+    plain, reference = trained(optimizer_class, device, None, **options)
+    # Bias correction is formed in float32 when compiled, from a step count that is a tensor.
+    torch.testing.assert_close(compiled, plain, rtol=1e-4, atol=1e-5)
+    for state, expected in zip(optimizer.state.values(), reference.state.values(), strict=True):
+        torch.testing.assert_close(dict(state), dict(expected), rtol=1e-5, atol=1e-6)
+
+
+def test_a_compiled_step_can_be_skipped_and_leaves_its_norm(device) -> None:
+    param = nn.Parameter(random_tensor((4, 3), 0, device=device))
+    optimizer = MERIT([param], nonfinite="skip", max_grad_norm=1.0)
+    torch._dynamo.reset()
+    step = torch.compile(optimizer.step, backend="aot_eager")
+    for number in range(4):
+        param.grad = random_tensor((4, 3), number, device=device)
+        before = param.detach().clone()
+        if number % 2:
+            param.grad[0, 0] = torch.nan
+        step()
+        assert torch.equal(param.detach(), before) == bool(number % 2)
+        torch.testing.assert_close(optimizer.grad_norm, param.grad.norm(), equal_nan=True)
+    assert optimizer.state[param]["step"].item() == 2
+    assert optimizer.num_skipped_steps == 2
+
+
+def differentiable_step(
+    optimizer_class: type, weight: Tensor, grad: Tensor, state: list[Tensor], lr: Any, options: dict[str, Any]
+) -> tuple[Tensor, ...]:
+    """A step as a function of all that goes into it."""
+    param = weight.clone()  # not a leaf: autograd may follow it through the change in place
+    param.grad = grad
+    optimizer = optimizer_class([param], lr=lr, differentiable=True, **options)
+    kept = {key: x.clone() for key, x in zip(optimizer.STATE_KEYS, state, strict=True)}
+    optimizer.state[param] = {"step": torch.tensor(2.0), **kept}
+    optimizer.step()
+    return param, *kept.values()
+
+
+DIFFERENTIATED: list[tuple[type, dict[str, Any]]] = [
+    *((cls, {}) for cls in OWN),
+    (MERIT, {"norm": "l2", "bias_correction": True, "clip": None}),
+    (MERIT, {"max_grad_norm": 0.5}),
+]
+
+
+@pytest.mark.parametrize(("optimizer_class", "options"), DIFFERENTIATED, ids=name_of)
+@pytest.mark.parametrize("shape", [(3, 4), (5,)], ids=["matrix", "vector"])
+def test_autograd_differentiates_through_a_step(device, optimizer_class, options, shape) -> None:
+    """With respect to the weight, its gradient, its state and the learning rate."""
+
+    def values(seed: int) -> Tensor:
+        return random_tensor(shape, seed, dtype=torch.float64, device=device)
+
+    inputs = [values(0), values(1), values(2), values(3).abs() + 0.1][: 2 + len(optimizer_class.STATE_KEYS)]
+    inputs.append(torch.tensor(0.1, dtype=torch.float64, device=device))
+    for x in inputs:
+        x.requires_grad_()
+
+    def function(weight: Tensor, grad: Tensor, *rest: Tensor) -> tuple[Tensor, ...]:
+        *state, lr = rest
+        return differentiable_step(optimizer_class, weight, grad, state, lr, options)
+
+    assert torch.autograd.gradcheck(function, inputs, eps=1e-7, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("optimizer_class", OWN, ids=name_of)
+def test_autograd_differentiates_through_two_steps(device, optimizer_class) -> None:
+    """The derivative of a loss after two steps by the learning rate, against a difference quotient."""
+
+    def loss_after(lr: Tensor) -> Tensor:
+        weight = random_tensor((3, 4), 0, dtype=torch.float64, device=device).requires_grad_().clone()
+        optimizer = optimizer_class([weight], lr=lr, differentiable=True)
+        for number in range(2):
+            weight.grad = random_tensor((3, 4), 1 + number, dtype=torch.float64, device=device)
+            optimizer.step()
+        return (weight**2).sum()
+
+    lr = torch.tensor(0.1, dtype=torch.float64, device=device, requires_grad=True)
+    (slope,) = torch.autograd.grad(loss_after(lr), lr)
+    h = 1e-6
+    with torch.no_grad():
+        quotient = (loss_after(lr + h) - loss_after(lr - h)) / (2 * h)
+    torch.testing.assert_close(slope, quotient, rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("optimizer_class", OWN, ids=name_of)
+def test_a_differentiable_step_takes_the_ordinary_step(device, optimizer_class) -> None:
+    weights = []
+    for differentiable in (False, True):
+        weight = random_tensor((4, 5), 0, device=device).requires_grad_()
+        weight = weight.clone() if differentiable else weight
+        optimizer = optimizer_class([weight], lr=0.1, differentiable=differentiable)
+        for number in range(3):
+            weight.grad = random_tensor((4, 5), 1 + number, device=device)
+            optimizer.step()
+        weights.append(weight.detach())
+        assert (weight.grad_fn is not None) == differentiable
+    torch.testing.assert_close(weights[1], weights[0], rtol=1e-4, atol=1e-5)

@@ -1,0 +1,149 @@
+"""State that outlives the process: copies, pickles and checkpoints go on bit for bit."""
+
+import copy
+import io
+import pickle
+from typing import Any
+
+import pytest
+import torch
+from optimizer_cases import (
+    CASES,
+    OWN_CASES,
+    Case,
+    assert_same_bits,
+    name_of,
+    parameters,
+    snapshot,
+    take_steps,
+)
+from torch.optim import Optimizer
+
+every_case = pytest.mark.parametrize("case", CASES, ids=name_of)
+every_own_case = pytest.mark.parametrize("case", OWN_CASES, ids=name_of)
+HALF = [torch.bfloat16, torch.float16]
+
+
+def through_a_file(saved: Any) -> Any:
+    """Saved and loaded again, with nothing in it that could run code."""
+    buffer = io.BytesIO()
+    torch.save(saved, buffer)
+    buffer.seek(0)
+    return torch.load(buffer, weights_only=True)
+
+
+def assert_go_on_alike(optimizer: Optimizer, other: Optimizer, first: int = 3) -> None:
+    """Both take the same further steps, and neither works on the other's tensors."""
+    take_steps(optimizer, 3, first=first)
+    take_steps(other, 3, first=first)
+    assert_same_bits(snapshot(other), snapshot(optimizer))
+
+
+@every_case
+def test_a_deep_copy_goes_on_alike(device, case: Case) -> None:
+    optimizer = case.build(parameters(device))
+    take_steps(optimizer, 3)
+    assert_go_on_alike(optimizer, copy.deepcopy(optimizer))
+
+
+@every_case
+def test_a_pickled_optimizer_goes_on_alike(device, case: Case) -> None:
+    optimizer = case.build(parameters(device))
+    take_steps(optimizer, 3)
+    assert_go_on_alike(optimizer, pickle.loads(pickle.dumps(optimizer)))
+
+
+@every_case
+def test_a_copy_of_a_fresh_optimizer_trains_alike(device, case: Case) -> None:
+    optimizer = case.build(parameters(device))
+    assert_go_on_alike(optimizer, copy.deepcopy(optimizer), first=0)
+
+
+@every_case
+@pytest.mark.parametrize("way", [copy.deepcopy, through_a_file], ids=["in memory", "through a file"])
+def test_a_loaded_state_dict_goes_on_bit_for_bit(device, case: Case, way) -> None:
+    options = {"betas": (0.85, 0.9), "weight_decay": 0.05}
+    params = parameters(device)
+    optimizer = case.build([{"params": params[:4], "lr": 0.02}, {"params": params[4:]}], **options)
+    take_steps(optimizer, 3)
+    resumed_params = [torch.nn.Parameter(p.detach().clone()) for p in params]
+    resumed = case.build([{"params": resumed_params[:4]}, {"params": resumed_params[4:]}])
+    resumed.load_state_dict(way(optimizer.state_dict()))
+    assert resumed.param_groups[0]["lr"] == 0.02
+    assert resumed.param_groups[1]["betas"] == (0.85, 0.9)
+    assert_go_on_alike(optimizer, resumed)
+
+
+@every_case
+def test_a_fresh_state_dict_loads(device, case: Case) -> None:
+    optimizer, resumed = case.build(parameters(device), lr=0.02), case.build(parameters(device))
+    resumed.load_state_dict(through_a_file(optimizer.state_dict()))
+    assert_go_on_alike(optimizer, resumed, first=0)
+
+
+@every_own_case
+def test_a_tensor_learning_rate_survives_a_checkpoint(device, case: Case) -> None:
+    lr = torch.tensor(0.02, device=device)
+    optimizer, resumed = case.build(parameters(device), lr=lr), case.build(parameters(device))
+    take_steps(optimizer, 1)
+    resumed.load_state_dict(through_a_file(optimizer.state_dict()))
+    assert_same_bits(resumed.param_groups[0]["lr"], lr)
+
+
+# torch's AdamW is left out of the next two: it keeps state in the weight's dtype, and casts what it loads.
+@every_own_case
+@pytest.mark.parametrize("dtype", HALF, ids=str)
+def test_state_of_half_precision_weights_is_float32_also_when_loaded(device, case: Case, dtype) -> None:
+    optimizer = case.build(parameters(device, dtype))
+    take_steps(optimizer, 3)
+    resumed_params = [torch.nn.Parameter(p.detach().clone()) for p in optimizer.param_groups[0]["params"]]
+    resumed = case.build(resumed_params)
+    resumed.load_state_dict(through_a_file(optimizer.state_dict()))
+    for state in resumed.state.values():
+        assert {x.dtype for x in state.values()} == {torch.float32}
+    saved, loaded = snapshot(optimizer), snapshot(resumed)
+    assert_same_bits(loaded, saved)
+    moment = saved[1]["state"][0]["exp_avg"]
+    assert not torch.equal(moment.to(dtype).float(), moment)  # it has digits that a cast would lose
+    assert_go_on_alike(optimizer, resumed)
+
+
+@every_own_case
+@pytest.mark.parametrize("state_dtype", HALF, ids=str)
+def test_state_is_kept_in_the_dtype_asked_for(device, case: Case, state_dtype) -> None:
+    params = [*parameters(device), *parameters(device, torch.float64)]
+    optimizer = case.build(params, state_dtype=state_dtype)
+    take_steps(optimizer, 2)
+    for i, param in enumerate(params):
+        expected = state_dtype if i < 6 else torch.float64
+        state = optimizer.state[param]
+        assert {x.dtype for key, x in state.items() if key != "step"} == {expected}
+        assert state["step"].dtype == torch.float32
+    resumed = case.build([torch.nn.Parameter(p.detach().clone()) for p in params], state_dtype=state_dtype)
+    resumed.load_state_dict(through_a_file(optimizer.state_dict()))
+    assert_go_on_alike(optimizer, resumed, first=2)
+
+
+@every_own_case
+def test_skipped_steps_stay_counted_in_a_copy(device, case: Case) -> None:
+    params = parameters(device)
+    optimizer = case.build(params, nonfinite="skip")
+    params[0].grad = torch.full_like(params[0], torch.nan)
+    optimizer.step()
+    assert copy.deepcopy(optimizer).num_skipped_steps == 1
+    assert pickle.loads(pickle.dumps(optimizer)).num_skipped_steps == 1
+
+
+@every_own_case
+def test_hooks_on_loading_see_plain_tensors(device, case: Case) -> None:
+    """A user's hook gets the state dict as saved, whatever is done to it afterwards."""
+    optimizer, resumed = case.build(parameters(device)), case.build(parameters(device))
+    take_steps(optimizer, 1)
+    seen: list[dict[str, Any]] = []
+    resumed.register_load_state_dict_pre_hook(lambda _, state_dict: seen.append(state_dict))
+    resumed.load_state_dict(optimizer.state_dict())
+    assert all(isinstance(x, torch.Tensor) for x in seen[0]["state"][0].values())
+    # A second load does as the first: nothing was left registered.
+    resumed.load_state_dict(optimizer.state_dict())
+    assert len(seen) == 2
+    assert len(resumed._optimizer_load_state_dict_pre_hooks) == 1

@@ -1,0 +1,184 @@
+"""Tensors of every kind: any memory layout, empty, 0-d, and several dtypes in one group."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from optimizer_cases import CASES, OWN_CASES, Case, assert_same_bits, name_of, random_tensor
+from torch import Tensor, nn
+
+every_case = pytest.mark.parametrize("case", CASES, ids=name_of)
+every_own_case = pytest.mark.parametrize("case", OWN_CASES, ids=name_of)
+
+
+def transposed(x: Tensor) -> Tensor:
+    return x.transpose(0, 1).contiguous().transpose(0, 1)
+
+
+def every_second(x: Tensor) -> Tensor:
+    room = x.new_full((*x.shape[:-1], 2 * x.shape[-1]), torch.nan)
+    room[..., ::2] = x
+    return room[..., ::2]
+
+
+def permuted(x: Tensor) -> Tensor:
+    order = [*range(1, x.ndim), 0]
+    back = [x.ndim - 1, *range(x.ndim - 1)]
+    return x.permute(order).contiguous().permute(back)
+
+
+def channels_last(x: Tensor) -> Tensor:
+    return x.contiguous(memory_format=torch.channels_last)
+
+
+def with_offset(x: Tensor) -> Tensor:
+    """Not at the beginning of its storage, and not on a 16-byte boundary."""
+    room = x.new_full((x.numel() + 1,), torch.nan)
+    room[1:] = x.reshape(-1)
+    return room[1:].view(x.shape)
+
+
+LAYOUTS: list[tuple[tuple[int, ...], Callable[[Tensor], Tensor]]] = [
+    ((6, 9), transposed),
+    ((6, 9), every_second),
+    ((6, 9), with_offset),
+    ((4, 3, 5), permuted),
+    ((4, 3, 5, 2), channels_last),
+    ((7,), every_second),
+]
+
+
+@every_own_case
+@pytest.mark.parametrize(("shape", "layout"), LAYOUTS, ids=name_of)
+@pytest.mark.parametrize("what", ["weight", "gradient", "both"])
+def test_memory_layout_changes_no_bit(device, case: Case, shape, layout, what) -> None:
+    weight = random_tensor(shape, 0, device=device)
+    plain = nn.Parameter(weight.clone())
+    odd = nn.Parameter(layout(weight) if what != "gradient" else weight.clone())
+    if what != "gradient" and layout is not with_offset:
+        assert not odd.is_contiguous()
+    # The fused engine leaves non-contiguous weights to the eager one, whose last bits may be others.
+    options = {"fused": False} if "fused" in case.build([plain]).defaults else {}
+    optimizers = [case.build([p], **options) for p in (plain, odd)]
+    for step in range(3):
+        grad = random_tensor(shape, 10 + step, device=device)
+        plain.grad = grad
+        odd.grad = layout(grad) if what != "weight" else grad
+        for optimizer in optimizers:
+            optimizer.step()
+        if optimizers[0].param_groups[0].get("norm") == "l2":  # a sum: its order follows the memory
+            torch.testing.assert_close(odd, plain, rtol=1e-6, atol=1e-6)
+        else:
+            assert_same_bits(odd.detach(), plain.detach())
+    states = [dict(optimizer.state[p]) for optimizer, p in zip(optimizers, (plain, odd), strict=True)]
+    assert_same_bits(states[1], states[0])
+
+
+@every_own_case
+def test_an_expanded_gradient_is_as_its_copy(device, case: Case) -> None:
+    weights = [nn.Parameter(random_tensor((5, 6), 0, device=device)) for _ in range(2)]
+    row = random_tensor((6,), 1, device=device)
+    weights[0].grad, weights[1].grad = row.expand(5, 6), row.repeat(5, 1)
+    for weight in weights:
+        case.build([weight]).step()
+    assert_same_bits(weights[0].detach(), weights[1].detach())
+
+
+@every_case
+def test_empty_tensors_take_part_and_disturb_nobody(device, case: Case) -> None:
+    weights = [nn.Parameter(random_tensor((4, 3), 0, device=device)) for _ in range(2)]
+    empty = [nn.Parameter(torch.zeros(shape, device=device)) for shape in [(0,), (0, 3), (2, 0), (2, 0, 3)]]
+    with_empty, without = case.build([empty[0], weights[0], *empty[1:]]), case.build([weights[1]])
+    for step in range(2):
+        for param in (*weights, *empty):
+            param.grad = random_tensor(param.shape, step, device=device)
+        with_empty.step()
+        without.step()
+    assert_same_bits(weights[0].detach(), weights[1].detach())
+    for param in empty:
+        assert with_empty.state[param]["step"].item() == 2
+        assert with_empty.state[param]["exp_avg"].shape == param.shape
+
+
+@every_own_case
+def test_empty_tensors_alone_pass_through_clipping_and_checks(device, case: Case) -> None:
+    for nonfinite in ("skip", "raise"):
+        param = nn.Parameter(torch.zeros(0, 3, device=device))
+        optimizer = case.build([param], nonfinite=nonfinite, max_grad_norm=1.0)
+        param.grad = torch.zeros_like(param)
+        optimizer.step()
+        assert optimizer.state[param]["step"].item() == 1
+        assert optimizer.grad_norm.item() == 0
+        assert optimizer.num_skipped_steps == 0
+
+
+@every_case
+def test_a_0d_parameter_changes_as_one_of_one_element(device, case: Case) -> None:
+    scalar = nn.Parameter(torch.tensor(0.7, device=device))
+    vector = nn.Parameter(torch.tensor([0.7], device=device))
+    optimizers = [case.build([scalar]), case.build([vector])]
+    for grad in (0.3, -0.2, 0.9):
+        scalar.grad = torch.tensor(grad, device=device)
+        vector.grad = torch.tensor([grad], device=device)
+        for optimizer in optimizers:
+            optimizer.step()
+    assert scalar.shape == ()
+    assert_same_bits(scalar.detach().reshape(1), vector.detach())
+
+
+@every_case
+def test_dtypes_mix_in_one_group(device, case: Case) -> None:
+    """Each parameter changes as it would alone."""
+    dtypes = [torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.float32]
+    together, alone = (
+        [nn.Parameter(random_tensor((5, 4), i, dtype=d, device=device)) for i, d in enumerate(dtypes)]
+        for _ in range(2)
+    )
+    optimizer, separate = case.build(together), [case.build([p]) for p in alone]
+    for step in range(3):
+        for i, pair in enumerate(zip(together, alone, strict=True)):
+            for param in pair:
+                param.grad = random_tensor((5, 4), 10 * step + i, dtype=param.dtype, device=device)
+        optimizer.step()
+        for single in separate:
+            single.step()
+    assert_same_bits([p.detach() for p in together], [p.detach() for p in alone])
+    assert [p.dtype for p in together] == dtypes
+
+
+@every_own_case
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_half_precision_weights_are_the_float32_step_rounded(device, case: Case, dtype) -> None:
+    half = nn.Parameter(random_tensor((8, 6), 0, dtype=dtype, device=device))
+    single = nn.Parameter(half.detach().float())
+    half.grad = random_tensor((8, 6), 1, dtype=dtype, device=device)
+    single.grad = half.grad.float()
+    for param in (half, single):
+        case.build([param], lr=0.1).step()
+    assert_same_bits(half.detach(), single.detach().to(dtype))
+
+
+@every_own_case
+def test_dtypes_mix_with_clipping_and_skipping(device, case: Case) -> None:
+    dtypes = [torch.float32, torch.bfloat16, torch.float16, torch.float64]
+    params = [nn.Parameter(random_tensor((5, 4), i, dtype=d, device=device)) for i, d in enumerate(dtypes)]
+    optimizer = case.build(params, max_grad_norm=0.5, nonfinite="skip")
+    for i, param in enumerate(params):
+        param.grad = random_tensor((5, 4), 10 + i, dtype=param.dtype, device=device)
+    before = [p.detach().clone() for p in params]
+    optimizer.step()
+    expected = torch.stack([p.grad.double().norm() for p in params]).norm()
+    torch.testing.assert_close(optimizer.grad_norm.double(), expected, rtol=1e-6, atol=0)
+    for old, param in zip(before, params, strict=True):
+        assert not torch.equal(old, param.detach())
+        torch.testing.assert_close(
+            optimizer.state[param]["exp_avg"].double(),
+            param.grad.double() * 0.5 / expected * (1 - optimizer.param_groups[0]["betas"][_decay_of(case)]),
+            rtol=1e-4,
+            atol=1e-7,
+        )
+
+
+def _decay_of(case: Case) -> int:
+    """Which beta is the momentum's decay."""
+    return 1 if "lion" in case.name.lower() else 0

@@ -1,0 +1,122 @@
+"""The rules that sort a model's parameters into groups."""
+
+import pytest
+import torch
+from torch import nn
+
+from merit_optim import MERIT, param_groups
+
+
+class Model(nn.Module):
+    """An embedding tied to the head, a norm, a convolution, a frozen layer and a scalar."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(10, 4)
+        self.norm = nn.LayerNorm(4)
+        self.conv = nn.Conv1d(4, 4, 3)
+        self.frozen = nn.Linear(4, 4).requires_grad_(False)
+        self.head = nn.Linear(4, 10, bias=False)
+        self.head.weight = self.embedding.weight
+        self.scale = nn.Parameter(torch.ones(()))
+
+
+def decays(groups: list[dict[str, object]]) -> dict[str, object]:
+    """Each parameter's weight decay by its name."""
+    return {name: group["weight_decay"] for group in groups for name in group["param_names"]}
+
+
+def test_matrices_decay_and_vectors_do_not() -> None:
+    assert decays(param_groups(Model(), weight_decay=0.3)) == {
+        "embedding.weight": 0.3,
+        "norm.weight": 0.0,
+        "norm.bias": 0.0,
+        "conv.weight": 0.3,
+        "conv.bias": 0.0,
+        "scale": 0.0,
+    }
+
+
+def test_names_stand_beside_their_parameters() -> None:
+    model = Model()
+    by_name = dict(model.named_parameters())
+    for group in param_groups(model):
+        assert len(group["params"]) == len(group["param_names"])
+        for name, param in zip(group["param_names"], group["params"], strict=True):
+            assert param is by_name[name]
+
+
+def test_parameters_with_equal_options_share_a_group() -> None:
+    assert sorted(len(group["params"]) for group in param_groups(Model())) == [2, 4]
+
+
+def test_a_tied_weight_stands_once_and_answers_to_both_names() -> None:
+    model = Model()
+    params = [p for group in param_groups(model) for p in group["params"]]
+    assert len({id(p) for p in params}) == len(params)
+    for pattern in ("head.weight", "embedding.weight"):
+        groups = param_groups(model, overrides={pattern: {"lr": 0.5}})
+        (group,) = [g for g in groups if g.get("lr") == 0.5]
+        assert group["params"] == [model.embedding.weight]
+
+
+def test_a_frozen_parameter_is_left_out() -> None:
+    assert not any(name.startswith("frozen") for name in decays(param_groups(Model())))
+
+
+def test_patterns_take_parameters_out_of_decay() -> None:
+    assert decays(param_groups(Model(), no_decay=["embedding.*"]))["embedding.weight"] == 0.0
+    assert decays(param_groups(Model(), no_decay=["embedding.*"]))["conv.weight"] == 0.1
+    assert decays(param_groups(Model(), no_decay="*.weight"))["conv.weight"] == 0.0  # one pattern alone
+
+
+def test_overrides_set_options_and_the_later_one_wins() -> None:
+    overrides = {
+        "conv.*": {"lr": 0.5, "element_wise": False},
+        "*.bias": {"lr": 0.25, "weight_decay": 0.2},
+    }
+    groups = param_groups(Model(), overrides=overrides)
+    found = {name: group for group in groups for name in group["param_names"]}
+    assert (found["conv.weight"]["lr"], found["conv.weight"]["weight_decay"]) == (0.5, 0.1)
+    assert found["conv.weight"]["element_wise"] is False
+    assert (found["conv.bias"]["lr"], found["conv.bias"]["weight_decay"]) == (0.25, 0.2)
+    assert found["conv.bias"]["element_wise"] is False
+    assert "lr" not in found["embedding.weight"]
+
+
+@pytest.mark.parametrize(
+    "patterns", [{"no_decay": ["embeding.*"]}, {"overrides": {"embeding.*": {"lr": 1.0}}}]
+)
+def test_a_pattern_that_matches_nothing_is_an_error_with_the_nearest_name(patterns) -> None:
+    with pytest.raises(ValueError, match=r"'embeding\.\*' matches no parameter; .*embedding\.weight"):
+        param_groups(Model(), **patterns)
+
+
+def test_a_pattern_of_capitals_does_not_match_small_letters() -> None:
+    with pytest.raises(ValueError, match="matches no parameter"):
+        param_groups(Model(), no_decay=["Embedding.*"])
+
+
+@pytest.mark.parametrize("reserved", ["params", "param_names"])
+def test_an_override_of_the_parameters_themselves_is_refused(reserved) -> None:
+    with pytest.raises(ValueError, match=rf"the override for 'conv\.\*' sets \['{reserved}'\]"):
+        param_groups(Model(), overrides={"conv.*": {reserved: []}})
+
+
+def test_a_model_without_parameters_has_no_groups() -> None:
+    assert param_groups(nn.ReLU()) == []
+    with pytest.raises(ValueError, match="the model has no parameters"):
+        param_groups(nn.ReLU(), no_decay=["*"])
+
+
+def test_the_groups_train_in_this_optimizer_and_in_torchs() -> None:
+    for optimizer_class in (MERIT, torch.optim.AdamW):
+        model = Model()
+        optimizer = optimizer_class(param_groups(model, weight_decay=0.5, overrides={"conv.*": {"lr": 0.0}}))
+        before = {name: p.detach().clone() for name, p in model.named_parameters()}
+        for param in model.parameters():
+            if param.requires_grad:
+                param.grad = torch.ones_like(param)
+        optimizer.step()
+        changed = {name for name, p in model.named_parameters() if not torch.equal(p, before[name])}
+        assert changed == {"embedding.weight", "norm.weight", "norm.bias", "scale"}

@@ -1,0 +1,311 @@
+"""What must hold for any weight and gradient: bounds, symmetries, and freedom from 0/0."""
+
+from contextlib import ExitStack
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+from hypothesis import assume, given, settings
+from hypothesis import example as explicit_example
+from hypothesis import strategies as st
+from optimizer_cases import assert_same_bits, random_tensor
+from torch import Tensor, nn
+
+from merit_optim import LAMB, MERIT, MaxLAMB
+from merit_optim.optim import algorithm
+from merit_optim.optim.engines import eager
+
+DTYPES = st.sampled_from([torch.float32, torch.bfloat16, torch.float16, torch.float64])
+SIDES = st.sampled_from([1, 2, 3, 5, 8, 13, 17])
+SHAPES = st.lists(SIDES, max_size=4).map(tuple)
+MATRIX_SHAPES = st.lists(SIDES, min_size=2, max_size=2).map(tuple)
+SEEDS = st.integers(0, 10_000)
+LEARNING_RATES = st.sampled_from([1e-3, 9e-3, 0.5])
+OPTIONS = st.fixed_dictionaries(
+    {
+        "clip": st.sampled_from([None, 0.25, 1.0, 3.0]),
+        "element_wise": st.booleans(),
+        "weight_bound": st.booleans(),
+        "norm": st.sampled_from(["max", "l2"]),
+        "bias_correction": st.booleans(),
+        "weight_decay": st.sampled_from([0.0, 0.1]),
+    }
+)
+BARE = {"clip": None, "element_wise": True, "weight_bound": True, "norm": "max", "weight_decay": 0.0}
+MAX_NORM_OPTIONS = OPTIONS.map(lambda options: {**options, "norm": "max"})
+
+
+def after_steps(
+    weight: Tensor, grads: list[Tensor], optimizer: type[MERIT | LAMB | MaxLAMB] = MERIT, **options: Any
+) -> tuple[Tensor, MERIT | LAMB | MaxLAMB]:
+    """The weight after a step with each gradient, and its optimizer."""
+    param = nn.Parameter(weight.clone())
+    built = optimizer([param], **options)
+    for grad in grads:
+        param.grad = grad.clone()
+        built.step()
+    return param.detach(), built
+
+
+def example(
+    shape: tuple[int, ...], seed: int, dtype: torch.dtype, device: torch.device, num_steps: int = 2
+) -> tuple[Tensor, list[Tensor]]:
+    """A random weight and the gradients of a few steps."""
+    weight = random_tensor(shape, seed, scale=0.5, dtype=dtype, device=device)
+    grads = [random_tensor(shape, seed + 1 + i, dtype=dtype, device=device) for i in range(num_steps)]
+    return weight, grads
+
+
+@given(shape=SHAPES, seed=SEEDS, dtype=DTYPES, lr=LEARNING_RATES, options=OPTIONS)
+def test_no_element_changes_by_more_than_lr_times_clip(device, shape, seed, dtype, lr, options) -> None:
+    assume(options["clip"] is not None)
+    weight, (*earlier, last) = example(shape, seed, dtype, device)
+    before, optimizer = after_steps(weight, earlier, lr=lr, **options)
+    param = optimizer.param_groups[0]["params"][0]
+    old = before.double().clone()
+    param.grad = last
+    optimizer.step()
+    new = param.detach().double()
+    rounding = torch.finfo(dtype).eps * torch.maximum(old.abs(), new.abs()) + torch.finfo(dtype).tiny
+    bound = lr * options["clip"] * (1 + 1e-6)
+    assert ((new - old).abs() <= bound + rounding).all()
+
+
+@given(shape=MATRIX_SHAPES, seed=SEEDS, zero_row=st.booleans(), zero_column=st.booleans(), options=OPTIONS)
+def test_no_ratio_is_below_the_whole_weights(device, shape, seed, zero_row, zero_column, options) -> None:
+    """Seen from outside: no element moves less than the whole-weight ratio would move it."""
+    options = {**options, "clip": None, "element_wise": True, "weight_bound": True, "bias_correction": False}
+    weight, (grad,) = example(shape, seed, torch.float64, device, num_steps=1)
+    if zero_row:
+        weight[0] = 0
+    if zero_column:
+        weight[:, -1] = 0
+    new, optimizer = after_steps(weight, [grad], lr=1.0, **options)
+    state = optimizer.state[optimizer.param_groups[0]["params"][0]]
+    update = state["exp_avg"] / (state["exp_avg_sq"].sqrt() + 1e-6) + options["weight_decay"] * weight
+    size = torch.linalg.vector_norm if options["norm"] == "l2" else lambda x: x.abs().max()
+    if not (weight.any() and update.any()):
+        return
+    whole = size(weight) / size(update)
+    has_ratio = (weight.any(1) & update.any(1))[:, None] & (weight.any(0) & update.any(0))
+    moved, least = (weight - new).abs(), whole * update.abs()
+    assert (moved >= least * (1 - 1e-9) - 1e-15)[has_ratio].all()
+    # A row or column without a ratio of its own is moved by the update as it is.
+    torch.testing.assert_close(moved[~has_ratio], update.abs()[~has_ratio], rtol=1e-9, atol=1e-15)
+
+
+@given(shape=MATRIX_SHAPES, seed=SEEDS, dtype=DTYPES, options=MAX_NORM_OPTIONS)
+def test_transposing_the_weight_transposes_the_update(device, shape, seed, dtype, options) -> None:
+    weight, grads = example(shape, seed, dtype, device)
+    new, _ = after_steps(weight, grads, lr=0.1, **options)
+    transposed, _ = after_steps(weight.T.contiguous(), [g.T.contiguous() for g in grads], lr=0.1, **options)
+    assert_same_bits(transposed.T.contiguous(), new)
+
+
+@given(shape=MATRIX_SHAPES, seed=SEEDS, dtype=DTYPES, options=MAX_NORM_OPTIONS)
+def test_permuting_rows_and_columns_permutes_the_update(device, shape, seed, dtype, options) -> None:
+    weight, grads = example(shape, seed, dtype, device)
+    generator = torch.Generator().manual_seed(seed)
+    rows, columns = (torch.randperm(n, generator=generator).to(device) for n in shape)
+
+    def permuted(x: Tensor) -> Tensor:
+        return x[rows][:, columns]
+
+    new, _ = after_steps(weight, grads, lr=0.1, **options)
+    moved, _ = after_steps(permuted(weight), [permuted(g) for g in grads], lr=0.1, **options)
+    assert_same_bits(moved, permuted(new))
+
+
+@pytest.mark.parametrize("change", ["transposed", "permuted"])
+@pytest.mark.parametrize("element_wise", [True, False])
+def test_l2_ratios_follow_a_transposed_or_permuted_weight_up_to_rounding(
+    device, change, element_wise
+) -> None:
+    weight, grads = example((13, 29), 3, torch.float32, device)
+    order = torch.randperm(13, generator=torch.Generator().manual_seed(0)).to(device)
+
+    def changed(x: Tensor) -> Tensor:
+        return x.T.contiguous() if change == "transposed" else x[order]
+
+    options: dict[str, Any] = {"lr": 0.1, "norm": "l2", "element_wise": element_wise}
+    new, _ = after_steps(weight, grads, **options)
+    other, _ = after_steps(changed(weight), [changed(g) for g in grads], **options)
+    torch.testing.assert_close(other, changed(new), rtol=1e-5, atol=1e-6)
+
+
+@given(shape=SHAPES, seed=SEEDS, power=st.integers(-8, 12), options=OPTIONS)
+def test_scaling_the_gradient_changes_nothing_when_eps_is_negligible(
+    device, shape, seed, power, options
+) -> None:
+    """A power of two scales both moments without rounding, so not a bit may change."""
+    weight, grads = example(shape, seed, torch.float32, device)
+    options = {**options, "lr": 0.1, "eps": 1e-30}
+    new, _ = after_steps(weight, grads, **options)
+    scaled, _ = after_steps(weight, [g * 2.0**power for g in grads], **options)
+    assert_same_bits(scaled, new)
+
+
+@pytest.mark.parametrize("factor", [0.3, 100.0])
+def test_scaling_the_gradient_changes_the_step_by_no_more_than_eps_can(device, factor) -> None:
+    """Gradients of at least 0.1 leave sqrt(v) above 0.02: eps 1e-6 moves u by less than 5e-5 of it."""
+    weight, (grad,) = example((11, 7), 5, torch.float32, device, num_steps=1)
+    grad = grad.sign() * grad.abs().clamp(min=0.1)
+    new, _ = after_steps(weight, [grad], lr=0.1)
+    scaled, _ = after_steps(weight, [grad * factor], lr=0.1)
+    torch.testing.assert_close(scaled - weight, new - weight, rtol=5e-4, atol=1e-6)
+
+
+@given(shape=SHAPES, seed=SEEDS, dtype=DTYPES, options=OPTIONS, zeros=st.sampled_from(["no", "some", "all"]))
+def test_zero_gradient_with_zero_lr_changes_no_bit(device, shape, seed, dtype, options, zeros) -> None:
+    """As checkpointing libraries do to a fresh optimizer to make it create its state."""
+    weight, (mask,) = example(shape, seed, dtype, device, num_steps=1)
+    if zeros != "no":
+        weight = torch.where(
+            mask > (0 if zeros == "some" else -100), 0.0 * mask, weight
+        )  # zeros of both signs
+    new, optimizer = after_steps(weight, [torch.zeros_like(weight)], lr=0.0, **options)
+    assert_same_bits(new, weight)
+    state = optimizer.state[optimizer.param_groups[0]["params"][0]]
+    assert not state["exp_avg"].any()
+    assert not state["exp_avg_sq"].any()
+
+
+@given(
+    shape=SHAPES,
+    seed=SEEDS,
+    dtype=DTYPES,
+    options=MAX_NORM_OPTIONS,
+    what=st.sampled_from(["weight", "gradient", "both"]),
+    where=st.sampled_from(["row", "column", "all"]),
+)
+def test_zero_rows_columns_and_weights_give_finite_updates(
+    device, shape, seed, dtype, options, what, where
+) -> None:
+    weight, grads = example(shape, seed, dtype, device)
+    index = {"row": (slice(0, 1),), "column": (..., slice(0, 1)), "all": (...,)}[where if shape else "all"]
+    for x in [weight] * (what != "gradient") + grads * (what != "weight"):
+        x[index] = 0
+    new, _ = after_steps(weight, grads, lr=0.1, **options)
+    assert new.isfinite().all()
+    l2, _ = after_steps(weight, grads, lr=0.1, **{**options, "norm": "l2"})
+    assert l2.isfinite().all()
+
+
+@given(
+    shape=SHAPES,
+    seed=SEEDS,
+    options=MAX_NORM_OPTIONS,
+    weight_scale=st.sampled_from([1e-44, 1e-38, 1.0, 1e30]),
+    grad_scale=st.sampled_from([1e-44, 1e-30, 1.0, 1e18, 1e30]),
+)
+# A ratio beyond the largest number, where some elements of the update are zero.
+@explicit_example(shape=(5, 7), seed=0, options=BARE, weight_scale=1.0, grad_scale=1e-44)
+@explicit_example(shape=(5, 7), seed=0, options=BARE, weight_scale=1e30, grad_scale=1e-38)
+def test_huge_and_denormal_values_give_finite_updates(
+    device, shape, seed, options, weight_scale, grad_scale
+) -> None:
+    weight, grads = example(shape, seed, torch.float32, device)
+    new, _ = after_steps(weight * weight_scale, [g * grad_scale for g in grads], lr=0.1, **options)
+    assert new.isfinite().all()
+
+
+@given(num=st.integers(1, 4), shape=MATRIX_SHAPES, seed=SEEDS, dtype=DTYPES, options=MAX_NORM_OPTIONS)
+def test_stacked_matrices_change_as_each_alone(device, num, shape, seed, dtype, options) -> None:
+    weight, grads = example((num, *shape), seed, dtype, device)
+    together, _ = after_steps(weight, grads, lr=0.1, matrix_dims=2, **options)
+    for i in range(num):
+        alone, _ = after_steps(weight[i], [g[i] for g in grads], lr=0.1, **options)
+        assert_same_bits(together[i], alone)
+
+
+@given(num=st.integers(2, 4), length=SIDES, seed=SEEDS, options=MAX_NORM_OPTIONS)
+def test_stacked_vectors_change_as_each_alone(device, num, length, seed, options) -> None:
+    weight, grads = example((num, length), seed, torch.float32, device)
+    together, _ = after_steps(weight, grads, lr=0.1, matrix_dims=1, **options)
+    for i in range(num):
+        alone, _ = after_steps(weight[i], [g[i] for g in grads], lr=0.1, **options)
+        assert_same_bits(together[i], alone)
+
+
+def in_pieces_of(num_elements: int) -> ExitStack:
+    """Let the eager engine cut weights into pieces of this size."""
+    stack = ExitStack()
+    for limit in ("PIECE_ELEMENTS_CPU", "PIECE_ELEMENTS"):
+        stack.enter_context(mock.patch.object(eager, limit, num_elements))
+    return stack
+
+
+def by_definition(weight: Tensor, grads: list[Tensor], optimizer: MERIT | LAMB | MaxLAMB) -> Tensor:
+    """The weight after the steps that algorithm.py describes, with an optimizer's options."""
+    group = optimizer.param_groups[0]
+    state_dtype = torch.float64 if weight.dtype == torch.float64 else torch.float32
+    result = algorithm.Result(weight, *(torch.zeros_like(weight, dtype=state_dtype) for _ in range(2)))
+    for number, grad in enumerate(grads, start=1):
+        result = algorithm.step(
+            result.weight,
+            grad,
+            result.exp_avg,
+            result.exp_avg_sq,
+            rule=algorithm.Rule(group["clip"], group["element_wise"], group["weight_bound"], group["norm"]),
+            correction=algorithm.bias_correction(number, *group["betas"])
+            if group["bias_correction"]
+            else None,
+            **{key: group[key] for key in ("lr", "betas", "eps", "weight_decay", "matrix_dims")},
+        )
+    return result.weight
+
+
+@settings(max_examples=80)
+@given(
+    shape=SHAPES,
+    seed=SEEDS,
+    dtype=DTYPES,
+    matrix_dims=st.sampled_from([None, 1, 2]),
+    piece=st.integers(1, 60),
+    foreach=st.booleans(),
+    options=OPTIONS,
+)
+def test_pieces_give_what_the_definition_gives(
+    device, shape, seed, dtype, matrix_dims, piece, foreach, options
+) -> None:
+    weight, grads = example(shape, seed, dtype, device, num_steps=3)
+    options = {**options, "lr": 0.1, "matrix_dims": matrix_dims, "foreach": foreach, "fused": False}
+    with in_pieces_of(piece):
+        cut, optimizer = after_steps(weight, grads, **options)
+    with in_pieces_of(10**9):
+        whole, _ = after_steps(weight, grads, **options)
+    expected = by_definition(weight, grads, optimizer)
+    if options["norm"] == "max" and (device.type == "cpu" or not options["bias_correction"]):
+        assert_same_bits(cut, whole)
+        assert_same_bits(cut, expected)
+    else:
+        rtol = {torch.float64: 1e-10, torch.float32: 1e-5}.get(dtype, 2 * torch.finfo(dtype).eps)
+        for other in (whole, expected):
+            torch.testing.assert_close(cut, other, rtol=rtol, atol=rtol)
+
+
+@given(
+    shapes=st.lists(SHAPES, min_size=1, max_size=5),
+    seed=SEEDS,
+    dtypes=st.lists(DTYPES, min_size=5, max_size=5),
+    piece=st.sampled_from([7, 100, 10**6]),
+    options=OPTIONS,
+)
+def test_foreach_gives_the_same_bits(device, shapes, seed, dtypes, piece, options) -> None:
+    results = []
+    for foreach in (False, True):
+        params = [
+            nn.Parameter(random_tensor(shape, seed + i, dtype=dtype, device=device))
+            for i, (shape, dtype) in enumerate(zip(shapes, dtypes, strict=False))
+        ]
+        groups = [{"params": params[:2], "lr": 0.01}, {"params": params[2:]}]
+        optimizer = MERIT(groups, lr=0.1, foreach=foreach, fused=False, **options)
+        with in_pieces_of(piece):
+            for step in range(2):
+                for i, param in enumerate(params):
+                    seed_ = seed + 10 * step + i + 5
+                    param.grad = random_tensor(param.shape, seed_, dtype=param.dtype, device=device)
+                optimizer.step()
+        results.append([p.detach() for p in params])
+    assert_same_bits(results[1], results[0])

@@ -1,0 +1,247 @@
+"""What is refused, with a message that says what was given and what is allowed, and nothing changed."""
+
+import copy
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from optimizer_cases import (
+    FAMILY,
+    OWN,
+    assert_same_bits,
+    assert_unchanged,
+    name_of,
+    parameters,
+    random_tensor,
+    set_gradients,
+    snapshot,
+    take_steps,
+)
+from torch import nn
+
+from merit_optim import MERIT, SophiaG
+
+every_own_class = pytest.mark.parametrize("optimizer_class", OWN, ids=name_of)
+every_family_class = pytest.mark.parametrize("optimizer_class", FAMILY, ids=name_of)
+
+FOR_ALL: list[tuple[dict[str, Any], str]] = [
+    ({"lr": -0.1}, "lr is -0.1; it must be a finite number that is at least 0"),
+    ({"lr": float("inf")}, "lr is inf; it must be a finite number"),
+    ({"lr": float("nan")}, "lr is nan; it must be a finite number"),
+    ({"lr": "fast"}, "lr is 'fast'; it must be a finite number"),
+    ({"lr": True}, "lr is True; it must be a finite number"),
+    ({"lr": torch.tensor(-0.5)}, "lr is -0.5; it must be a finite number"),
+    ({"lr": torch.ones(2)}, "lr is a tensor of shape (2,); it must have one element"),
+    ({"betas": (0.9, 1.0)}, "betas is (0.9, 1.0); it must be two numbers, each at least 0 and less than 1"),
+    ({"betas": (-0.1, 0.9)}, "betas is (-0.1, 0.9); it must be two numbers"),
+    ({"betas": (0.9,)}, "betas is (0.9,); it must be two numbers"),
+    ({"betas": 0.9}, "betas is 0.9; it must be two numbers"),
+    ({"weight_decay": -1}, "weight_decay is -1; it must be a finite number that is at least 0"),
+    ({"nonfinite": "ignore"}, "nonfinite is 'ignore'; it must be one of 'propagate', 'skip', 'raise'"),
+    ({"max_grad_norm": 0}, "max_grad_norm is 0; it must be greater than 0, or None for no clipping"),
+    ({"state_dtype": torch.int32}, "state_dtype is torch.int32; it must be a floating-point dtype"),
+    ({"state_dtype": "float32"}, "state_dtype is 'float32'; it must be a floating-point dtype"),
+]
+FOR_THE_FAMILY: list[tuple[dict[str, Any], str]] = [
+    ({"eps": 0}, "eps is 0; it must be greater than 0, or the default 1e-6"),
+    ({"clip": 0}, "clip is 0; it must be greater than 0, or None for no clip"),
+    ({"clip": -1.0}, "clip is -1.0; it must be greater than 0"),
+    ({"clip": float("nan")}, "clip is nan; it must be greater than 0"),
+    ({"matrix_dims": 0}, "matrix_dims is 0; it must be a whole number that is at least 1, or None"),
+    ({"matrix_dims": 1.5}, "matrix_dims is 1.5; it must be a whole number"),
+    ({"matrix_dims": True}, "matrix_dims is True; it must be a whole number"),
+    ({"foreach": True, "differentiable": True}, "foreach=True and differentiable=True exclude each other"),
+]
+FOR_MERIT: list[tuple[dict[str, Any], str]] = [
+    ({"norm": "l1"}, "norm is 'l1'; it must be one of 'max', 'l2'"),
+]
+FOR_SOPHIA: list[tuple[dict[str, Any], str]] = [
+    ({"gamma": 0}, "gamma is 0; it must be greater than 0, or the default 0.05"),
+    ({"eps": 0}, "eps is 0; it must be greater than 0, or the default 1e-12"),
+    ({"hessian_interval": 0}, "hessian_interval is 0; it must be a whole number that is at least 1"),
+    ({"hessian_interval": None}, "hessian_interval is None; it must be a whole number that is at least 1"),
+]
+REFUSED = [
+    *((cls, options, message) for cls in OWN for options, message in FOR_ALL),
+    *((cls, options, message) for cls in FAMILY for options, message in FOR_THE_FAMILY),
+    *((MERIT, options, message) for options, message in FOR_MERIT),
+    *((SophiaG, options, message) for options, message in FOR_SOPHIA),
+]
+
+
+@pytest.mark.parametrize(("optimizer_class", "options", "message"), REFUSED, ids=name_of)
+def test_an_option_out_of_range_is_refused(optimizer_class, options, message) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)):
+        optimizer_class(parameters(), **options)
+
+
+@pytest.mark.parametrize(("options", "message"), [*FOR_ALL, *FOR_THE_FAMILY, *FOR_MERIT], ids=name_of)
+def test_an_option_out_of_range_is_refused_in_a_group_too(options, message) -> None:
+    first, second, *_ = parameters()
+    with pytest.raises(ValueError, match=re.escape(message)):
+        MERIT([{"params": [first]}, {"params": [second], **options}])
+
+
+@every_family_class
+def test_fused_is_refused_where_it_cannot_be_had(optimizer_class) -> None:
+    with pytest.raises((RuntimeError, TypeError, ValueError), match="fused=True"):
+        optimizer_class(parameters("cpu"), fused=True)
+
+
+@every_own_class
+@pytest.mark.parametrize(("option", "value"), [("max_grad_norm", 2.0), ("nonfinite", "skip")])
+def test_groups_that_disagree_about_the_whole_step_are_refused(optimizer_class, option, value) -> None:
+    params = parameters()
+    message = f"parameter groups have {option}=.* it concerns the step as a whole"
+    with pytest.raises(ValueError, match=message):
+        optimizer_class([{"params": params[:2], option: value}, {"params": params[2:]}])
+    optimizer = optimizer_class(params[:2])
+    before = snapshot(optimizer)
+    with pytest.raises(ValueError, match=message):
+        optimizer.add_param_group({"params": params[2:], option: value})
+    assert_unchanged(optimizer, before)
+    optimizer_class([{"params": p, option: value} for p in params])  # agreeing is fine
+
+
+@every_own_class
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.int64, torch.bool], ids=str)
+def test_parameters_that_are_not_real_floating_point_are_refused(optimizer_class, dtype) -> None:
+    stranger = torch.zeros(3, dtype=dtype)
+    with pytest.raises(TypeError, match=rf"parameter 1 of group 0 has dtype {dtype}; .* real floating-point"):
+        optimizer_class([nn.Parameter(torch.zeros(3)), stranger])
+    optimizer = optimizer_class([("first", nn.Parameter(torch.zeros(3)))])
+    before = snapshot(optimizer)
+    with pytest.raises(TypeError, match=f"layer has dtype {dtype}"):
+        optimizer.add_param_group({"params": [("layer", stranger)]})
+    assert_unchanged(optimizer, before)
+
+
+@every_own_class
+def test_a_sparse_gradient_is_refused(device, optimizer_class) -> None:
+    def build() -> tuple[list[nn.Parameter], Any]:
+        params = [nn.Parameter(random_tensor((4, 3), i, device=device)) for i in range(2)]
+        return params, optimizer_class(params, lr=0.1)
+
+    params, optimizer = build()
+    set_gradients(params, 0)
+    dense = params[1].grad
+    params[1].grad = dense.to_sparse()
+    before = [p.detach().clone() for p in params]
+    with pytest.raises(
+        TypeError, match=r"parameter 1 \(shape \(4, 3\)\) has layout torch.sparse_coo; .* sparse=F"
+    ):
+        optimizer.step()
+    assert_same_bits([p.detach() for p in params], before)
+    assert params[1] not in optimizer.state
+    # What follows is as if the refused step had not been.
+    params[1].grad = dense
+    optimizer.step()
+    others, reference = build()
+    set_gradients(others, 0)
+    reference.step()
+    assert_same_bits(snapshot(optimizer), snapshot(reference))
+
+
+@every_family_class
+def test_a_flat_parameter_of_fsdp1_is_refused(optimizer_class) -> None:
+    flat = nn.Parameter(torch.zeros(12))
+    flat._fsdp_flattened = True
+    with pytest.raises(TypeError, match=r"flat parameter of FSDP1: .* Use FSDP2"):
+        optimizer_class([flat])
+
+
+@every_family_class
+@pytest.mark.parametrize("after_steps", [0, 2])
+def test_flat_pieces_in_place_of_the_parameters_are_refused(device, optimizer_class, after_steps) -> None:
+    """As DeepSpeed's ZeRO puts them there."""
+    params = parameters(device)
+    optimizer = optimizer_class(params)
+    take_steps(optimizer, after_steps)
+    flat = nn.Parameter(torch.cat([p.detach().reshape(-1) for p in params]))
+    flat.grad = torch.ones_like(flat)
+    optimizer.param_groups[0]["params"] = [flat]
+    before = flat.detach().clone()
+    with pytest.raises(TypeError, match=rf"a flat parameter of {flat.numel()} elements .* DeepSpeed ZeRO"):
+        optimizer.step()
+    assert_same_bits(flat.detach(), before)
+    assert flat not in optimizer.state
+
+
+@every_family_class
+def test_a_vector_that_is_the_users_own_is_not_taken_for_a_flat_piece(device, optimizer_class) -> None:
+    params = parameters(device)
+    optimizer = copy.deepcopy(optimizer_class(params[:1]))
+    optimizer.add_param_group({"params": [nn.Parameter(torch.ones(123, device=device))]})
+    take_steps(optimizer, 1)
+    # Another tensor of a shape that was given: some libraries replace parameters so, and nothing is lost.
+    optimizer.param_groups[1]["params"] = [nn.Parameter(torch.ones(123, device=device))]
+    take_steps(optimizer, 1, first=1)
+
+
+@pytest.fixture
+def one_process_group() -> Iterator[None]:
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    yield
+    torch.distributed.destroy_process_group()
+
+
+@every_family_class
+@pytest.mark.usefixtures("one_process_group")
+def test_a_sharded_parameter_is_refused_for_now(optimizer_class) -> None:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Shard, distribute_tensor
+
+    sharded = nn.Parameter(distribute_tensor(torch.ones(4, 3), init_device_mesh("cpu", (1,)), [Shard(0)]))
+    with pytest.raises(TypeError, match="parameter 0 of group 0 is a DTensor"):
+        optimizer_class([sharded])
+
+
+@every_own_class
+def test_state_of_an_optimizer_with_other_state_is_refused(device, optimizer_class) -> None:
+    params = parameters(device)
+    optimizer = optimizer_class(params)
+    take_steps(optimizer, 2)
+    before = snapshot(optimizer)
+    stranger = torch.optim.SGD(parameters(device), lr=0.1, momentum=0.9)
+    take_steps(stranger, 1)
+    with pytest.raises(ValueError, match=r"has \['momentum_buffer'\] but not .*'exp_avg'.*'step'"):
+        optimizer.load_state_dict(stranger.state_dict())
+    assert_unchanged(optimizer, before)
+
+
+@every_own_class
+def test_state_of_other_shapes_is_refused(device, optimizer_class) -> None:
+    optimizer = optimizer_class([(f"layer.{i}", p) for i, p in enumerate(parameters(device))])
+    take_steps(optimizer, 2)
+    before = snapshot(optimizer)
+    reordered = optimizer_class(parameters(device)[::-1])
+    take_steps(reordered, 1)
+    with pytest.raises(ValueError, match=r"exp_avg of layer.0 has shape \(\), the parameter \(5, 7\)"):
+        optimizer.load_state_dict(reordered.state_dict())
+    assert_unchanged(optimizer, before)
+
+
+@every_own_class
+def test_state_of_another_number_of_parameters_is_refused(device, optimizer_class) -> None:
+    optimizer = optimizer_class(parameters(device))
+    take_steps(optimizer, 2)
+    before = snapshot(optimizer)
+    fewer = optimizer_class(parameters(device)[:-1])
+    take_steps(fewer, 1)
+    with pytest.raises(ValueError, match="size of optimizer's group"):
+        optimizer.load_state_dict(fewer.state_dict())
+    assert_unchanged(optimizer, before)
+
+
+def test_curvature_from_no_labels_is_refused() -> None:
+    optimizer = SophiaG(parameters())
+    with pytest.raises(ValueError, match="num_labels is 0; the loss is a mean over at least 1 label"):
+        optimizer.update_hessian(num_labels=0)
+
+
+def test_recording_a_differentiable_step_is_refused() -> None:
+    optimizer = MERIT(parameters(), differentiable=True)
+    with pytest.raises(RuntimeError, match="a differentiable step cannot be recorded"), optimizer.recording():
+        pass

@@ -1,0 +1,84 @@
+"""Optimizers by name, with the settings of the MERIT paper."""
+
+import pytest
+import torch
+from optimizer_cases import OWN, parameters
+
+from merit_optim import LAMB, MERIT, OPTIMIZERS, Lion, MaxLAMB, SophiaG, create
+
+# Section 5.1 and table 4 of the paper, written down again here.
+PEAK_LEARNING_RATES = {
+    "adamw": (1e-3, 4e-3, 2e-3),
+    "lion": (1e-4, 8e-5, 8e-5),
+    "sophiag": (1e-4, 1e-4, 2e-4),
+    "lamb": (1e-2, 1e-2, 8e-3),
+    "merit": (9e-3, 9e-3, 6e-3),
+}
+CLASSES = {
+    "adamw": torch.optim.AdamW,
+    "lion": Lion,
+    "sophiag": SophiaG,
+    "lamb": LAMB,
+    "maxlamb": MaxLAMB,
+    "merit": MERIT,
+}
+BETAS = {"lion": (0.95, 0.98), "sophiag": (0.92, 0.99)}
+
+
+def test_every_optimizer_has_a_name() -> None:
+    assert {name: preset.optimizer for name, preset in OPTIMIZERS.items()} == CLASSES
+    assert set(OWN) | {torch.optim.AdamW} == set(CLASSES.values())
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_a_name_gives_the_class_with_the_papers_settings(name) -> None:
+    optimizer = create(name, parameters(), lr=0.5)
+    assert type(optimizer) is CLASSES[name]
+    group = optimizer.param_groups[0]
+    assert group["betas"] == BETAS.get(name, (0.9, 0.95))
+    assert (group["weight_decay"], group["lr"]) == (0.1, 0.5)
+
+
+@pytest.mark.parametrize("name", PEAK_LEARNING_RATES)
+@pytest.mark.parametrize(("number", "model"), [(0, "gpt2-small"), (1, "gpt2-medium"), (2, "gpt2-large")])
+def test_a_model_gives_the_papers_learning_rate(name, number, model) -> None:
+    optimizer = create(name, parameters(), model=model)
+    assert optimizer.param_groups[0]["lr"] == PEAK_LEARNING_RATES[name][number]
+
+
+def test_presets_that_are_not_the_classes_defaults() -> None:
+    assert create("lamb", parameters(), lr=1.0).param_groups[0]["bias_correction"] is False
+    assert LAMB(parameters()).param_groups[0]["bias_correction"] is True
+    assert create("sophiag", parameters(), lr=1.0).hessian_interval == 10
+
+
+def test_options_given_go_before_the_papers() -> None:
+    optimizer = create("merit", parameters(), model="gpt2-large", lr=0.5, weight_decay=0.0, clip=None)
+    group = optimizer.param_groups[0]
+    assert (group["lr"], group["weight_decay"], group["clip"]) == (0.5, 0.0, None)
+
+
+def test_groups_can_be_given() -> None:
+    first, second, *_ = parameters()
+    optimizer = create("merit", [{"params": [first]}, {"params": [second], "lr": 0.25}], model="gpt2-small")
+    assert [group["lr"] for group in optimizer.param_groups] == [9e-3, 0.25]
+
+
+def test_an_unknown_name_is_refused_with_the_nearest_one() -> None:
+    with pytest.raises(
+        ValueError, match=r"unknown optimizer 'merti'; did you mean 'merit'\? Known are adamw, "
+    ):
+        create("merti", parameters(), lr=0.1)
+    with pytest.raises(ValueError, match=r"unknown model 'gpt2-smal'; did you mean 'gpt2-small'\?"):
+        create("merit", parameters(), model="gpt2-smal")
+
+
+def test_a_missing_learning_rate_is_an_error() -> None:
+    with pytest.raises(
+        ValueError, match=r"merit needs a learning rate: pass lr=\.\.\., or model= one of gpt2-small"
+    ):
+        create("merit", parameters())
+    with pytest.raises(
+        ValueError, match=r"maxlamb needs a learning rate: .* the paper gives no learning rate"
+    ):
+        create("maxlamb", parameters(), model="gpt2-small")

@@ -1,0 +1,270 @@
+"""Bad gradients and clipping: steps left out, raised on or taken, as asked for, and nothing in between."""
+
+from typing import Any
+
+import pytest
+import torch
+from optimizer_cases import (
+    FAMILY,
+    OWN,
+    OWN_CASES,
+    Case,
+    assert_same_bits,
+    assert_unchanged,
+    name_of,
+    parameters,
+    set_gradients,
+    snapshot,
+    take_steps,
+)
+from torch import nn
+from torch.nn.utils import clip_grad_norm_
+
+from merit_optim import MERIT, SophiaG
+from merit_optim.optim.base import SafeOptimizer
+
+every_own_case = pytest.mark.parametrize("case", OWN_CASES, ids=name_of)
+every_own_class = pytest.mark.parametrize("optimizer_class", OWN, ids=name_of)
+every_bad_value = pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
+
+
+def spoil(params: list[nn.Parameter], bad: float, number: int = 3) -> None:
+    """Put one bad value into one gradient."""
+    grad = params[number].grad
+    grad.view(-1)[-1] = bad
+
+
+def assert_no_progress(optimizer: SafeOptimizer) -> None:
+    """There is no state, or it is that of no step."""
+    for state in optimizer.state.values():
+        assert not any(x.any() for x in state.values())
+
+
+@every_own_case
+@every_bad_value
+def test_a_skipped_step_is_as_if_it_had_not_been(device, case: Case, bad) -> None:
+    params, plain = parameters(device), parameters(device)
+    optimizer, reference = case.build(params, nonfinite="skip"), case.build(plain)
+    for step in range(5):
+        set_gradients(params, step)
+        if step in (1, 3):
+            spoil(params, bad, number=step)
+            before = snapshot(optimizer)
+            optimizer.step()
+            assert_unchanged(optimizer, before)
+            continue
+        optimizer.step()
+        set_gradients(plain, step)
+        reference.step()
+    assert_same_bits([p.detach() for p in params], [p.detach() for p in plain])
+    assert_same_bits([s["step"] for s in optimizer.state.values()], [torch.tensor(3.0)] * len(params))
+    assert optimizer.num_skipped_steps == 2
+
+
+@every_own_case
+def test_a_first_step_that_is_skipped_leaves_no_trace(device, case: Case) -> None:
+    params = parameters(device)
+    optimizer = case.build(params, nonfinite="skip")
+    set_gradients(params, 0)
+    spoil(params, torch.nan)
+    optimizer.step()
+    assert_same_bits([p.detach() for p in params], [p.detach() for p in parameters(device)])
+    assert_no_progress(optimizer)
+    assert optimizer.num_skipped_steps == 1
+
+
+@every_own_case
+@every_bad_value
+@pytest.mark.parametrize("named", [True, False])
+def test_raise_names_the_parameter_and_changes_nothing(device, case: Case, bad, named) -> None:
+    params = parameters(device)
+    optimizer = case.build(
+        [(f"layer.{i}", p) for i, p in enumerate(params)] if named else params, nonfinite="raise"
+    )
+    message = "layer.4" if named else "parameter 4 of group 0"
+    for step in range(2):  # with fresh state, and with state
+        before = snapshot(optimizer)
+        set_gradients(params, 0)
+        spoil(params, bad, number=4)
+        with pytest.raises(
+            FloatingPointError, match=rf"gradient of {message} \(shape .*\) holds 1 NaN or inf"
+        ):
+            optimizer.step()
+        assert_same_bits([p.detach() for p in params], before[0])
+        if step:
+            assert_unchanged(optimizer, before)
+        else:
+            assert_no_progress(optimizer)
+        take_steps(optimizer, 1, first=step)  # a good step is taken
+
+
+@every_own_case
+def test_a_nan_that_is_propagated_reaches_the_weight(device, case: Case) -> None:
+    """And no other parameter."""
+    params = parameters(device)
+    optimizer = case.build(params)
+    take_steps(optimizer, 1)
+    set_gradients(params, 1)
+    spoil(params, torch.nan)
+    optimizer.step()
+    assert params[3].detach().view(-1)[-1].isnan()
+    assert all(p.isfinite().all() for i, p in enumerate(params) if i != 3)
+    set_gradients(params, 2)
+    optimizer.step()
+    assert params[3].detach().view(-1)[-1].isnan()
+
+
+@pytest.mark.parametrize("optimizer_class", FAMILY, ids=name_of)
+@pytest.mark.parametrize("foreach", [True, False])
+@pytest.mark.parametrize("clip", [None, 1.0])
+@every_bad_value
+def test_nothing_in_the_ratios_hides_a_bad_gradient(device, optimizer_class, foreach, clip, bad) -> None:
+    """Neither a maximum nor the clip may turn it into a number."""
+    param = nn.Parameter(torch.ones(4, 3, device=device))
+    optimizer = optimizer_class([param], foreach=foreach, clip=clip)
+    param.grad = torch.ones(4, 3, device=device)
+    param.grad[1, 2] = bad
+    optimizer.step()
+    assert param[1, 2].isnan()
+
+
+@every_own_case
+@pytest.mark.parametrize("max_norm", [0.5, 1e6], ids=["clipping", "not clipping"])
+def test_max_grad_norm_is_clip_grad_norm_and_a_step(device, case: Case, max_norm) -> None:
+    params, plain = parameters(device), parameters(device)
+    optimizer, reference = case.build(params, max_grad_norm=max_norm), case.build(plain)
+    assert optimizer.grad_norm is None
+    for step in range(3):
+        set_gradients(params, step)
+        set_gradients(plain, step)
+        grads = [p.grad.clone() for p in params]
+        norm = clip_grad_norm_(plain, max_norm)
+        optimizer.step()
+        reference.step()
+        assert_same_bits(optimizer.grad_norm, norm)
+        assert optimizer.grad_norm.device == params[0].device
+        assert_same_bits([p.grad for p in params], grads)
+    assert_same_bits(snapshot(optimizer)[0], snapshot(reference)[0])
+    assert_same_bits(snapshot(optimizer)[1]["state"], snapshot(reference)[1]["state"])
+
+
+@every_own_case
+def test_max_grad_norm_counts_only_parameters_with_gradients(device, case: Case) -> None:
+    params = parameters(device)
+    optimizer = case.build([{"params": params[:3]}, {"params": params[3:]}], max_grad_norm=1.0)
+    set_gradients(params, 0)
+    params[0].grad = params[4].grad = None
+    optimizer.step()
+    assert_same_bits(
+        optimizer.grad_norm, torch.nn.utils.get_total_norm([p.grad for p in params if p.grad is not None])
+    )
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_the_norm_of_half_precision_gradients_does_not_overflow(device, dtype) -> None:
+    param = nn.Parameter(torch.ones(64, 64, dtype=dtype, device=device))
+    optimizer = MERIT([param], max_grad_norm=1.0)
+    param.grad = torch.full_like(param, 2000)
+    optimizer.step()
+    assert optimizer.grad_norm.item() == pytest.approx(2000 * 64)  # beyond float16
+    moment = optimizer.state[param]["exp_avg"]
+    torch.testing.assert_close(moment, torch.full_like(moment, 0.1 / 64), rtol=1e-5, atol=0)
+
+
+@every_own_case
+def test_a_nan_gradient_makes_the_norm_nan_as_clip_grad_norm_does(device, case: Case) -> None:
+    params, plain = parameters(device), parameters(device)
+    optimizer, reference = case.build(params, max_grad_norm=1.0), case.build(plain)
+    for group in (params, plain):
+        set_gradients(group, 0)
+        spoil(group, torch.nan)
+    clip_grad_norm_(plain, 1.0)
+    optimizer.step()
+    reference.step()
+    assert optimizer.grad_norm.isnan()
+    for param, expected in zip(params, plain, strict=True):
+        assert_same_bits(param.isnan(), expected.isnan())
+        assert param.isnan().all()
+
+
+@every_own_class
+def test_scaled_clipped_and_checked_gradients_go_together(device, optimizer_class) -> None:
+    """With the attributes that GradScaler sets on an optimizer for the time of a step."""
+    options: dict[str, Any] = {"max_grad_norm": 0.5, "nonfinite": "skip", "capturable": True}
+    params, plain = parameters(device), parameters(device)
+    optimizer, reference = optimizer_class(params, **options), optimizer_class(plain, **options)
+    for step in range(5):
+        set_gradients(params, step)
+        for param in params:
+            param.grad.mul_(8.0)
+        overflow, bad = step in (1, 3), step in (2, 3)
+        if bad:
+            spoil(params, torch.inf)
+        optimizer.grad_scale = torch.tensor(8.0, device=device)
+        optimizer.found_inf = torch.tensor(float(overflow), device=device)
+        before = snapshot(optimizer)
+        optimizer.step()
+        del optimizer.grad_scale, optimizer.found_inf
+        if overflow or bad:
+            assert_unchanged(optimizer, before)
+            continue
+        set_gradients(plain, step)
+        reference.step()
+        assert_same_bits(optimizer.grad_norm, reference.grad_norm)  # that of the unscaled gradients
+    assert_same_bits(snapshot(optimizer), snapshot(reference))
+    assert optimizer.num_skipped_steps == 3  # each once, whatever the reasons
+    assert reference.num_skipped_steps == 0
+
+
+@every_own_class
+def test_an_overflow_of_the_loss_scale_is_skipped_and_not_raised(device, optimizer_class) -> None:
+    """It is the scaler's business, as it is where the scaler does not call the step at all."""
+    params = parameters(device)
+    optimizer = optimizer_class(params, nonfinite="raise", capturable=True)
+    take_steps(optimizer, 1)
+    before = snapshot(optimizer)
+    set_gradients(params, 1)
+    spoil(params, torch.inf)
+    optimizer.grad_scale = torch.tensor(8.0, device=device)
+    optimizer.found_inf = torch.tensor(1.0, device=device)
+    optimizer.step()
+    assert_unchanged(optimizer, before)
+    optimizer.found_inf.zero_()
+    with pytest.raises(FloatingPointError):
+        optimizer.step()
+
+
+def test_bad_gradients_of_the_curvature_are_skipped_or_raised_on(device) -> None:
+    params = parameters(device)
+    optimizer = SophiaG([("first", params[0])], nonfinite="skip")
+    take_steps(optimizer, 1)
+    before = snapshot(optimizer)
+    params[0].grad = torch.full_like(params[0], torch.nan)
+    optimizer.update_hessian(num_labels=4)
+    assert_unchanged(optimizer, before)
+    optimizer.param_groups[0]["nonfinite"] = "raise"
+    with pytest.raises(FloatingPointError, match="first"):
+        optimizer.update_hessian(num_labels=4)
+
+
+@pytest.mark.gpu
+@every_own_class
+@pytest.mark.parametrize("bad", [None, torch.nan])
+def test_a_checked_and_clipped_step_never_waits_for_the_gpu(optimizer_class, bad) -> None:
+    params = parameters("cuda")
+    optimizer = optimizer_class(params, nonfinite="skip", max_grad_norm=1.0, capturable=True)
+    take_steps(optimizer, 2)
+    set_gradients(params, 2)
+    if bad is not None:
+        spoil(params, bad)
+    optimizer.grad_scale = torch.ones((), device="cuda")
+    optimizer.found_inf = torch.zeros((), device="cuda")
+    before = snapshot(optimizer)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        optimizer.step()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert optimizer.num_skipped_steps == (0 if bad is None else 1)
+    if bad is not None:
+        assert_unchanged(optimizer, before)
