@@ -48,7 +48,15 @@ class Block(NamedTuple):
     piece: Piece
 
     def of(self, x_NRC: Tensor) -> Tensor:
+        """The block of a tensor; the tensor itself where the block is all of it, for slicing costs time."""
+        if self.is_whole:
+            return x_NRC
         return x_NRC[self.piece.matrices, self.piece.rows]
+
+    @property
+    def is_whole(self) -> bool:
+        num, rows, _ = self.tensors.slot.matrices.shape
+        return self.piece == Piece(slice(0, num), slice(0, rows))
 
 
 def step(works: list[Work], controls: Controls, recorder: Recorder | None) -> None:
@@ -94,7 +102,9 @@ def _step_alike(
             update_sizes[slot.start : slot.end].sqrt_()
 
     ratios = algorithm.ratio(weight_sizes, update_sizes)
-    unscaled = algorithm.undefined(weight_sizes, update_sizes)
+    no_ratio = algorithm.undefined(weight_sizes, update_sizes)
+    # Rare, and a pass over every block: a CPU looks first, where looking is free.
+    unscaled = None if device.type == "cpu" and not no_ratio.any() else no_ratio
     # Backwards: the last blocks of the first phase are still in the cache.
     for bucket in reversed(buckets):
         _apply(bucket, dtype, control, ratios, unscaled, recorder)
@@ -242,7 +252,7 @@ def _apply(
     dtype: torch.dtype,
     control: Control,
     ratios: Tensor,
-    unscaled: Tensor,
+    unscaled: Tensor | None,
     recorder: Recorder | None,
 ) -> None:
     """w <- w - lr * clamp(s*u), in place."""
@@ -266,23 +276,22 @@ def _apply(
     _store(stored, weights, control.skip)
 
 
-def _scale(block: Block, ratios: Tensor, unscaled: Tensor) -> Tensor:
+def _scale(block: Block, ratios: Tensor, unscaled: Tensor | None) -> Tensor:
     """s of one block, from the ratios of all: what algorithm.element_ratio defines."""
     piece, slot, rule = block.piece, block.tensors.slot, block.tensors.rule
-    ratio, no_ratio = slot.view(ratios), slot.view(unscaled)
+    ratio = slot.view(ratios)
     whole = ratio.whole_N[piece.matrices, None, None]
     if ratio.rows_NR is None or ratio.columns_NC is None:
         return whole
-    assert no_ratio.rows_NR is not None and no_ratio.columns_NC is not None
     rows = ratio.rows_NR[piece.matrices, piece.rows, None]
     if rule.weight_bound:
         rows = torch.maximum(rows, whole)
     scale = torch.maximum(rows, ratio.columns_NC[piece.matrices, None, :])
-    unscaled_rows = no_ratio.rows_NR[piece.matrices, piece.rows, None]
-    unscaled_columns = no_ratio.columns_NC[piece.matrices, None, :]
-    # Rare, and a pass over the block: a CPU looks first, where looking is free.
-    if scale.device.type != "cpu" or unscaled_rows.any() or unscaled_columns.any():
-        scale.masked_fill_(unscaled_rows | unscaled_columns, 1)
+    if unscaled is not None:
+        no_ratio = slot.view(unscaled)
+        assert no_ratio.rows_NR is not None and no_ratio.columns_NC is not None
+        rows_too = no_ratio.rows_NR[piece.matrices, piece.rows, None]
+        scale.masked_fill_(rows_too | no_ratio.columns_NC[piece.matrices, None, :], 1)
     return scale
 
 

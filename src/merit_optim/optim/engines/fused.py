@@ -31,8 +31,8 @@ _TRITON = {
 }
 
 # The best of those that benchmarks/tiles.py measures on an H200; docs/performance.md has the figures.
-MOMENTS_TILE = Tile(rows=8, columns=64, steps=4, warps=2)
-APPLY_TILE = Tile(rows=8, columns=64, steps=4, warps=2)
+MOMENTS_TILE = Tile(rows=32, columns=64, steps=4, warps=4)
+APPLY_TILE = Tile(rows=16, columns=64, steps=2, warps=4)
 
 
 # Offsets within a tile have 32 bits.
