@@ -118,7 +118,7 @@ def measure(contestant: Contestant, params: Tensors, model: str, seconds: float)
         torch.cuda.synchronize()
         result.temporary_mib = (torch.cuda.max_memory_allocated() - before) / 2**20
         if contestant.graph:
-            result.graph_ms = graph_time(contestant, params, seconds)
+            result.graph_ms = graph_time(optimizer, seconds)
     else:
         result.temporary_mib = peak_growth(run)
     return result
@@ -151,9 +151,8 @@ def host_time(run: Callable[[], None], repeats: int = 20) -> float:
     return sorted(times)[repeats // 2]
 
 
-def graph_time(contestant: Contestant, params: Tensors, seconds: float) -> float:
-    """The time of a replay, with lr and step count on the device."""
-    optimizer = contestant.make(params)
+def graph_time(optimizer: Optimizer, seconds: float) -> float:
+    """The time of a replay."""
     for group in optimizer.param_groups:
         group["capturable"] = True
     stream = torch.cuda.Stream()
@@ -243,6 +242,7 @@ def main() -> None:
     parser.add_argument("--device", default="cuda" if cuda else "cpu")
     parser.add_argument("--models", nargs="+", choices=MODELS, default=["gpt2-small"], metavar="MODEL")
     parser.add_argument("--only", help="contestants whose name holds this")
+    parser.add_argument("--without", help="all but those")
     parser.add_argument("--seconds", type=float, default=2.0, help="for each contestant")
     parser.add_argument("--output", type=Path, help="write the results as JSON")
     args = parser.parse_args()
@@ -258,6 +258,7 @@ def main() -> None:
         total, results = num_elements(MODELS[model]), []
         for contestant in on_cuda() if device.type == "cuda" else on_cpu():
             wanted = args.only is None or args.only in contestant.name
+            wanted &= args.without is None or args.without not in contestant.name
             if not wanted or total > contestant.most_elements:
                 continue
             if sys.stdout.isatty():

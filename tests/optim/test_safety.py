@@ -248,6 +248,7 @@ def test_bad_gradients_of_the_curvature_are_skipped_or_raised_on(device) -> None
 
 
 @pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype:UserWarning")
 @every_own_class
 @pytest.mark.parametrize("bad", [None, torch.nan])
 def test_a_checked_and_clipped_step_never_waits_for_the_gpu(optimizer_class, bad) -> None:

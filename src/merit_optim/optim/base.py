@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import ParamsT, _use_grad_for_differentiable
 
 from merit_optim.optim import validate
-from merit_optim.optim.engines.work import Control, Controls, Work, items_of
+from merit_optim.optim.engines.work import Control, Controls, Work, apart, by_device, items_of
 
 NonFinite = Literal["propagate", "skip", "raise"]
 NONFINITE: tuple[NonFinite, ...] = ("propagate", "skip", "raise")
@@ -193,14 +193,14 @@ class SafeOptimizer(Optimizer):
 
     @staticmethod
     def _count_step(works: list[Work], controls: Controls) -> None:
-        for work in works:
-            if all(control.skip is None for control in controls.values()):
-                torch._foreach_add_(work.steps, 1)
-                continue
-            for param, step in zip(work.params, work.steps, strict=True):
-                skip = controls[param.device].skip
-                assert skip is not None
-                step.add_(~skip)
+        for device, on_device in apart(works, controls).items():
+            skip = controls[device].skip
+            steps = [step for work in on_device for step in work.steps]
+            if skip is None:
+                torch._foreach_add_(steps, 1)
+            else:
+                taken = (~skip).float().to(steps[0].device)
+                torch._foreach_add_(steps, [taken] * len(steps))
 
     # --- what happens to the gradients ---------------------------------------------------------------
 
@@ -216,15 +216,17 @@ class SafeOptimizer(Optimizer):
         if policy == "raise" and not (found_inf is not None and found_inf.item()):
             self._raise_on_nonfinite(works)
 
-        by_device: dict[torch.device, list[Tensor]] = {}
-        for work in works:
-            for param, grad in zip(work.params, work.grads, strict=True):
-                by_device.setdefault(param.device, []).append(grad)
-        first = next(iter(by_device))
+        on_devices = by_device(works)
+        if policy != "skip" and max_norm is None and grad_scale is None and found_inf is None:
+            return dict.fromkeys(on_devices, Control())
+        grads = {
+            device: [g for work in on_device for g in work.grads] for device, on_device in on_devices.items()
+        }
+        first = next(iter(grads))
 
         scale = None if grad_scale is None else grad_scale.to(first).double().reciprocal().float()
         if max_norm is not None:
-            norm = total_norm(by_device)
+            norm = total_norm(grads)
             norm = norm if scale is None else norm * scale
             self._log["grad_norm"] = norm.detach()
             clip = (max_norm / (norm + 1e-6)).clamp(max=1.0)
@@ -232,12 +234,12 @@ class SafeOptimizer(Optimizer):
 
         skip = None if found_inf is None else found_inf.to(first) > 0
         if policy == "skip":
-            bad = ~all_finite(by_device)
+            bad = ~all_finite(grads)
             skip = bad if skip is None else skip | bad
         if skip is not None:
             skipped_before = self._log.get("num_skipped")
             self._log["num_skipped"] = skip + (0 if skipped_before is None else skipped_before.to(first))
-            if first.type == "cpu" and len(by_device) == 1 and not torch.compiler.is_compiling():
+            if first.type == "cpu" and len(grads) == 1 and not torch.compiler.is_compiling():
                 if skip:
                     return None
                 skip = None
@@ -246,7 +248,7 @@ class SafeOptimizer(Optimizer):
                 None if scale is None else scale.to(device, non_blocking=True),
                 None if skip is None else skip.to(device, non_blocking=True),
             )
-            for device in by_device
+            for device in grads
         }
 
     @property
@@ -355,32 +357,37 @@ def total_norm(grads: dict[torch.device, list[Tensor]]) -> Tensor:
 
     Half-precision gradients are summed in float32: their norm soon leaves the range of their dtype.
     """
-    first = next(iter(grads))
-    norms = [
-        norm.to(first, non_blocking=True)
-        for on_device in grads.values()
-        for norm in torch._foreach_norm(on_device, 2.0, dtype=_sum_dtype(on_device))
-    ]
-    total: Tensor = torch.linalg.vector_norm(torch.stack(norms), 2.0)
+    total: Tensor = torch.linalg.vector_norm(torch.cat(_norms(grads, 2.0)), 2.0)
     return total
-
-
-def _sum_dtype(tensors: list[Tensor]) -> torch.dtype:
-    return torch.float64 if any(x.dtype == torch.float64 for x in tensors) else torch.float32
 
 
 def all_finite(grads: dict[torch.device, list[Tensor]]) -> Tensor:
     """Whether no gradient holds a NaN or an infinity: a 0-d bool on the first device, in one read."""
     first = next(iter(grads))
-    largest = []
-    for device, on_device in grads.items():
-        filled = [x for x in on_device if x.numel()]
-        if device.type == "cpu":
-            # aminmax keeps NaN, needs no temporary and is six times faster here than an infinity norm.
-            largest += [bound.float() for x in filled for bound in torch.aminmax(x)]
-        elif filled:
-            norms = torch._foreach_norm(filled, float("inf"), dtype=_sum_dtype(filled))
-            largest += [x.to(first, torch.float32, non_blocking=True) for x in norms]
-    if not largest:
+    filled = {device: [x for x in some if x.numel()] for device, some in grads.items()}
+    filled = {device: some for device, some in filled.items() if some}
+    if not filled:
         return torch.ones((), dtype=torch.bool, device=first)
-    return torch.stack([x.to(first) for x in largest]).isfinite().all()
+    if first.type == "cpu":
+        # aminmax keeps NaN, needs no temporary and is six times faster here than an infinity norm.
+        bounds = [
+            bound.float().to(first) for some in filled.values() for x in some for bound in torch.aminmax(x)
+        ]
+        return torch.stack(bounds).isfinite().all()
+    return torch.cat(_norms(filled, float("inf"))).isfinite().all().to(first)
+
+
+def _norms(grads: dict[torch.device, list[Tensor]], order: float) -> list[Tensor]:
+    """The norms of all gradients, one tensor for each device, on the first device. Few calls: they add up."""
+    first = next(iter(grads))
+    return [
+        torch.stack(torch._foreach_norm(some, order, dtype=_sum_dtype(some))).to(first, non_blocking=True)
+        for some in grads.values()
+    ]
+
+
+def _sum_dtype(tensors: list[Tensor]) -> torch.dtype | None:
+    """The dtype to sum in: float32 for half precision; None where that is the tensors' own."""
+    if all(x.dtype == torch.float32 for x in tensors):
+        return None
+    return torch.float64 if any(x.dtype == torch.float64 for x in tensors) else torch.float32

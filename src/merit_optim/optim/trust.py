@@ -14,7 +14,7 @@ from merit_optim.optim import validate
 from merit_optim.optim.algorithm import NORMS, Norm
 from merit_optim.optim.base import NonFinite, SafeOptimizer
 from merit_optim.optim.engines import direct, eager, fused_unavailable, interpreting
-from merit_optim.optim.engines.work import Controls, Work, by_device
+from merit_optim.optim.engines.work import Controls, Work, apart
 from merit_optim.optim.statistics import Recorder, UpdateStatistics
 
 if TYPE_CHECKING:
@@ -166,11 +166,15 @@ class TrustRatioOptimizer(SafeOptimizer):
 
     @staticmethod
     def _fuses(group: dict[str, Any], device: torch.device) -> bool:
-        """Whether the fused engine is asked for, or chosen because nothing else was and it can run."""
-        if group["fused"] is not None:
-            return bool(group["fused"])
-        chosen = group["foreach"] is not None or group["differentiable"]
-        return device.type == "cuda" and not chosen and fused_unavailable() is None
+        """Whether the fused engine is asked for, or chosen because nothing else was, and can run.
+
+        Asked for, it may still be out of reach: with a checkpoint from a machine that has it.
+        """
+        if group["fused"] is None:
+            wanted = group["foreach"] is None and not group["differentiable"] and device.type == "cuda"
+        else:
+            wanted = group["fused"] and (device.type == "cuda" or interpreting())
+        return bool(wanted) and fused_unavailable() is None
 
     def _step_device(self, param: Tensor, group: dict[str, Any]) -> torch.device:
         # Many small additions on the host would cost more than the fused step itself.
@@ -189,7 +193,7 @@ class TrustRatioOptimizer(SafeOptimizer):
             return
         if self._recorder is not None:
             self._recorder.clear()
-        for device, on_device in by_device(works).items():
+        for device, on_device in apart(works, controls).items():
             fused = [work for work in on_device if self._fuses(work.group, device)]
             rest = [work for work in on_device if not self._fuses(work.group, device)]
             if fused:

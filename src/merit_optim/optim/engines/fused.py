@@ -280,11 +280,15 @@ class FusedEngine:
             return False
         if [_options(work) for work in works] != self._options:
             return False
+        # Even at the same addresses: memory that was freed comes back for tensors of another kind.
+        if _kinds(tensors.grads) != self._grad_kinds:
+            return False
         if addresses == self._addresses:
             return True
         other_than_grads = (slice(0, num), slice(2 * num, None))
-        return all(addresses[at] == self._addresses[at] for at in other_than_grads) and (
-            [_kind(grad) for grad in tensors.grads] == self._grad_kinds
+        grads, grads_before = addresses[num : 2 * num], self._addresses[num : 2 * num]
+        return all(addresses[at] == self._addresses[at] for at in other_than_grads) and all(
+            (now % 16 == 0) == (before % 16 == 0) for now, before in zip(grads, grads_before, strict=True)
         )
 
     def _build(self, works: list[Work], tensors: Tensors) -> None:
@@ -323,7 +327,7 @@ class FusedEngine:
         self._hyper = torch.empty(len(works), kernels.NUM_HYPER.value, device=self.device)
         self._params = tensors.params
         self._options = [_options(work) for work in works]
-        self._grad_kinds = [_kind(grad) for grad in tensors.grads]
+        self._grad_kinds = _kinds(tensors.grads)
         self._addresses = self._hyper_values = None
 
     def _send_hyper(self, works: list[Work], resend: bool) -> None:
@@ -363,7 +367,7 @@ class FusedEngine:
             statistics = None
             if recorder is not None:
                 num_tiles = sum(launch.apply_grid.num_tiles)
-                statistics = torch.empty(num_tiles, kernels.NUM_STATISTICS.value, device=self.device)
+                statistics = torch.zeros(num_tiles, kernels.NUM_STATISTICS.value, device=self.device)
             launch.run_apply(shared, control, statistics)
             if recorder is not None and statistics is not None:
                 launch.record(statistics, [name for work in works for name in names_of(work)], recorder)
@@ -376,8 +380,8 @@ def _options(work: Work) -> tuple[Any, ...]:
     return (len(work.params), *(group[key] for key in keys))
 
 
-def _kind(grad: Tensor) -> tuple[torch.dtype, bool, bool]:
-    return grad.dtype, grad.is_contiguous(), grad.data_ptr() % 16 == 0
+def _kinds(grads: list[Tensor]) -> tuple[list[torch.dtype], list[bool]]:
+    return [x.dtype for x in grads], [x.is_contiguous() for x in grads]
 
 
 def _rest(works: list[Work], unfused: set[int]) -> list[Work]:

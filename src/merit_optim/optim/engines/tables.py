@@ -35,8 +35,9 @@ class Tile(NamedTuple):
             "STEPS": self.steps,
             "num_warps": self.warps,
             "maxnreg": self.max_registers,
-            # The default differs between versions of Triton.
-            "enable_fp_fusion": True,
+            # Every product and sum is rounded by itself, so that a gradient scaled in the kernel gives the
+            # bits of one scaled before. Arithmetic is not what a step waits for.
+            "enable_fp_fusion": False,
         }
 
 
@@ -81,8 +82,13 @@ def weights_of(item: int, slot: Slot, group: int) -> list[Weight]:
 
 
 def _fold(size: int, widest: int = 128) -> int:
-    """A number of columns that divides a vector's size, as near to a tile's width as can be."""
-    return next(columns for columns in range(min(size, widest), 0, -1) if size % columns == 0)
+    """A number of columns that divides a vector's size, as near to a tile's width as can be.
+
+    A multiple of 16 if the size is one: the kernels are told so (``ALIGNED``).
+    """
+    step = 16 if size % 16 == 0 else 1
+    widest = min(size, widest) // step * step
+    return next(columns for columns in range(widest, 0, -step) if size % columns == 0)
 
 
 class Grid(NamedTuple):

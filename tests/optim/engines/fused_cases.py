@@ -1,0 +1,138 @@
+"""What the tests of the fused engine share: two optimizers side by side, and comparison in ulps."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+from unittest import mock
+
+import torch
+from optimizer_cases import assert_same_bits, random_tensor
+from torch import Tensor, nn
+
+from merit_optim import MERIT
+from merit_optim.optim.engines.fused import FusedEngine
+from merit_optim.optim.engines.tables import Tile
+from merit_optim.optim.trust import TrustRatioOptimizer
+
+ULPS = 8
+"""How far float32 results may be apart in one step. In the interpreter 1.25 is the most that was seen; a
+GPU rounds products and sums together and divides to two ulps."""
+
+SMALL_TILE = Tile(rows=8, columns=16, steps=1, warps=1)
+"""So that small tensors have several tiles: a program of the interpreter costs the same at any size."""
+
+Build = Callable[..., TrustRatioOptimizer]
+
+
+@contextmanager
+def tiles(moments: Tile = SMALL_TILE, apply: Tile = SMALL_TILE) -> Iterator[None]:
+    """Optimizers whose first step is taken inside work on these tiles."""
+    with mock.patch.multiple(FusedEngine, moments_tile=moments, apply_tile=apply):
+        yield
+
+
+def assert_within_ulps(actual: Tensor, expected: Tensor, ulps: float, what: str = "") -> None:
+    """Apart by at most so many ulps of the largest element, NaN and infinities in the same places.
+
+    Of the largest, for both engines add terms of either sign: where those cancel, what is left is as
+    wrong as they were.
+    """
+    assert (actual.dtype, actual.shape) == (expected.dtype, expected.shape), what
+    if not actual.numel():
+        return
+    a, b = actual.detach().double(), expected.detach().double()
+    finite = b.isfinite()
+    assert_same_bits(a.masked_fill(finite, 0).nan_to_num(), b.masked_fill(finite, 0).nan_to_num(), what)
+    assert torch.equal(a.isnan(), b.isnan()), f"{what}: NaN in other places"
+    a, b = a.masked_fill(~finite, 0), b.masked_fill(~finite, 0)
+    ulp = torch.finfo(actual.dtype).eps * b.abs().amax()
+    apart = (a - b).abs().amax()
+    assert apart <= ulps * ulp, f"{what}: {float(apart / ulp):.1f} ulps apart, not {ulps}"
+
+
+def allowed(x: Tensor) -> int:
+    """How many ulps the engines may be apart."""
+    return ULPS if x.dtype == torch.float32 else 1
+
+
+class Pair:
+    """An optimizer on the fused engine and one on the eager engine, from the same weights."""
+
+    def __init__(
+        self,
+        params: Sequence[Tensor],
+        build: Build = MERIT,
+        groups: Sequence[dict[str, Any]] | None = None,
+        **options: Any,
+    ) -> None:
+        self.params = list(params)
+        self.eager_params = [copy.deepcopy(p) for p in params]
+        self.fused = self._build(build, self.params, groups, fused=True, **options)
+        self.eager = self._build(build, self.eager_params, groups, fused=False, **options)
+        self.num_steps = 0
+
+    @staticmethod
+    def _build(
+        build: Build, params: list[Tensor], groups: Sequence[dict[str, Any]] | None, **options: Any
+    ) -> TrustRatioOptimizer:
+        """Each group takes the parameters that its "params", a slice, names."""
+        if groups is None:
+            return build(params, **options)
+        return build([{**group, "params": params[group["params"]]} for group in groups], **options)
+
+    @property
+    def engine(self) -> FusedEngine:
+        (engine,) = (self.fused._engines or {}).values()
+        return engine
+
+    def set_gradients(self, grads: Sequence[Tensor | None] | None = None) -> None:
+        """The same gradients for both: those given, else random ones in new tensors."""
+        if grads is None:
+            grads = [gradient(p, 100 * self.num_steps + i) for i, p in enumerate(self.params)]
+        for param, eager_param, grad in zip(self.params, self.eager_params, grads, strict=True):
+            param.grad, eager_param.grad = grad, grad
+
+    def step(self, grads: Sequence[Tensor | None] | None = None) -> None:
+        """A step of both, compared; then the eager one goes on from where the fused one is."""
+        self.set_gradients(grads)
+        self.fused.step()
+        self.eager.step()
+        self.num_steps += 1
+        self.compare()
+
+    def compare(self) -> None:
+        """Results of half precision may have been rounded to either side: one ulp."""
+        for i, (param, eager_param) in enumerate(zip(self.params, self.eager_params, strict=True)):
+            where = f"parameter {i} of shape {tuple(param.shape)} after step {self.num_steps}"
+            assert_within_ulps(param, eager_param, allowed(param), where)
+            state, eager_state = (
+                optimizer.state.get(p) or {}
+                for optimizer, p in ((self.fused, param), (self.eager, eager_param))
+            )
+            assert state.keys() == eager_state.keys(), where
+            for key, value in state.items():
+                same_place = value.to(eager_state[key].device)  # step counts may be elsewhere
+                assert_within_ulps(same_place, eager_state[key], allowed(value), f"{key} of {where}")
+                eager_state[key].copy_(value)
+            eager_param.data.copy_(param.data)
+
+
+def parameters(
+    shapes: Sequence[Sequence[int]],
+    device: torch.device | str,
+    dtype: torch.dtype = torch.float32,
+    scale: float = 0.5,
+) -> list[nn.Parameter]:
+    """Random weights."""
+    return [
+        nn.Parameter(random_tensor(s, i, scale=scale, dtype=dtype, device=device))
+        for i, s in enumerate(shapes)
+    ]
+
+
+def gradient(param: Tensor, seed: int, dtype: torch.dtype | None = None) -> Tensor:
+    """A random gradient: a new, contiguous tensor."""
+    return random_tensor(param.shape, 1000 + seed, dtype=dtype or param.dtype, device=param.device)
