@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import ParamsT, _use_grad_for_differentiable
 
 from merit_optim.optim import validate
+from merit_optim.optim.engines.gradients import all_finite, total_norm
 from merit_optim.optim.engines.work import Control, Controls, Work, apart, by_device, items_of
 
 NonFinite = Literal["propagate", "skip", "raise"]
@@ -350,44 +351,3 @@ class SafeOptimizer(Optimizer):
                 value = value.to(param.device)
             adopted[key] = value
         return adopted
-
-
-def total_norm(grads: dict[torch.device, list[Tensor]]) -> Tensor:
-    """The 2-norm of all gradients together, on the first device, as ``clip_grad_norm_`` computes it.
-
-    Half-precision gradients are summed in float32: their norm soon leaves the range of their dtype.
-    """
-    total: Tensor = torch.linalg.vector_norm(torch.cat(_norms(grads, 2.0)), 2.0)
-    return total
-
-
-def all_finite(grads: dict[torch.device, list[Tensor]]) -> Tensor:
-    """Whether no gradient holds a NaN or an infinity: a 0-d bool on the first device, in one read."""
-    first = next(iter(grads))
-    filled = {device: [x for x in some if x.numel()] for device, some in grads.items()}
-    filled = {device: some for device, some in filled.items() if some}
-    if not filled:
-        return torch.ones((), dtype=torch.bool, device=first)
-    if first.type == "cpu":
-        # aminmax keeps NaN, needs no temporary and is six times faster here than an infinity norm.
-        bounds = [
-            bound.float().to(first) for some in filled.values() for x in some for bound in torch.aminmax(x)
-        ]
-        return torch.stack(bounds).isfinite().all()
-    return torch.cat(_norms(filled, float("inf"))).isfinite().all().to(first)
-
-
-def _norms(grads: dict[torch.device, list[Tensor]], order: float) -> list[Tensor]:
-    """The norms of all gradients, one tensor for each device, on the first device. Few calls: they add up."""
-    first = next(iter(grads))
-    return [
-        torch.stack(torch._foreach_norm(some, order, dtype=_sum_dtype(some))).to(first, non_blocking=True)
-        for some in grads.values()
-    ]
-
-
-def _sum_dtype(tensors: list[Tensor]) -> torch.dtype | None:
-    """The dtype to sum in: float32 for half precision; None where that is the tensors' own."""
-    if all(x.dtype == torch.float32 for x in tensors):
-        return None
-    return torch.float64 if any(x.dtype == torch.float64 for x in tensors) else torch.float32
