@@ -238,8 +238,10 @@ class SafeOptimizer(Optimizer):
             bad = ~all_finite(grads)
             skip = bad if skip is None else skip | bad
         if skip is not None:
-            skipped_before = self._log.get("num_skipped")
-            self._log["num_skipped"] = skip + (0 if skipped_before is None else skipped_before.to(first))
+            if "num_skipped" not in self._log:
+                self._log["num_skipped"] = torch.zeros((), dtype=torch.int64, device=first)
+            # In place: a replayed CUDA graph goes on counting where this stands.
+            self._log["num_skipped"].add_(skip.to(self._log["num_skipped"].device))
             if first.type == "cpu" and len(grads) == 1 and not torch.compiler.is_compiling():
                 if skip:
                     return None

@@ -266,6 +266,21 @@ def test_rows_and_columns_without_a_ratio_are_not_scaled(device, weight_decay) -
 BAD = [torch.nan, torch.inf, -torch.inf]
 
 
+def test_a_row_without_a_ratio_is_not_scaled_whatever_the_others_hold(device) -> None:
+    """The whole weight's ratio is NaN here; the zero row and column keep s = 1, and finite weights."""
+    params = parameters([(9, 17)], device)
+    with torch.no_grad():
+        params[0][3] = 0
+        params[0][:, 5] = 0
+    grad = gradient(params[0], 0)
+    grad[0, 0] = torch.nan
+    pair = Pair(params)
+    pair.step([grad])
+    assert params[0][3].isfinite().all()
+    assert params[0][1:, 5].isfinite().all()
+    assert params[0][1, 1].isnan()
+
+
 @pytest.mark.parametrize(
     "options",
     [

@@ -209,8 +209,9 @@ class Launch:
                     weight.rows * weight.columns,
                     num_clipped,
                     num_bounded,
-                    of_weight[:, 2].amin(),
-                    of_weight[:, 3].amax(),
+                    # The kernel's extrema drop a NaN; its sums keep it.
+                    of_weight[:, 2].amin() + 0 * update_sum_sq,
+                    of_weight[:, 3].amax() + 0 * update_sum_sq,
                     update_sum_sq,
                     weight_sum_sq,
                 ),

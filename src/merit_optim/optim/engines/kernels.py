@@ -126,7 +126,7 @@ def moments(
     pointers += weight * 4
     correction = corrections + weight * 2
     hyper += tl.load(entry + GROUP) * NUM_HYPER
-    num_rows = (tl.load(entry + ROWS) - first_row).to(tl.int32)
+    num_rows = tl.minimum(tl.load(entry + ROWS) - first_row, BLOCK_R * STEPS).to(tl.int32)
     num_columns = tl.load(entry + COLUMNS).to(tl.int32)
     if ALIGNED:
         num_columns = tl.multiple_of(num_columns, 16)
@@ -240,7 +240,7 @@ def apply(
     pointers += weight * 4
     correction = corrections + weight * 2
     hyper += tl.load(entry + GROUP) * NUM_HYPER
-    num_rows = (tl.load(entry + ROWS) - first_row).to(tl.int32)
+    num_rows = tl.minimum(tl.load(entry + ROWS) - first_row, BLOCK_R * STEPS).to(tl.int32)
     num_columns = tl.load(entry + COLUMNS).to(tl.int32)
     if ALIGNED:
         num_columns = tl.multiple_of(num_columns, 16)
@@ -263,6 +263,7 @@ def apply(
             tl.load(update_sizes + columns_at, sized_columns, other=0.0),
             UNSCALED,
         )
+        column_unscaled = (own_column_ratio == UNSCALED) & (has_rows != 0)
         column_ratio = own_column_ratio
         if WEIGHT_BOUND:
             column_ratio = tl.maximum(column_ratio, whole, propagate_nan=NAN_TOO)
@@ -294,7 +295,7 @@ def apply(
             )
             row_ratio = tl.where(has_rows != 0, row_ratio, whole)
             s = tl.maximum(row_ratio[:, None], column_ratio[None, :], propagate_nan=NAN_TOO)
-            s = tl.where(s == UNSCALED, 1.0, s)
+            s = tl.where((row_ratio == UNSCALED)[:, None] | column_unscaled[None, :], 1.0, s)
         else:
             s = tl.zeros((BLOCK_R, BLOCK_C), tl.float32) + whole
         scaled = s * u
