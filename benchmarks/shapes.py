@@ -34,6 +34,7 @@ def llama(width: int, hidden: int, depth: int, vocabulary: int = 32000) -> list[
 
 MODELS: dict[str, list[Shape]] = {
     "tiny": gpt2(128, 4, vocabulary=1024, context=256),
+    "gpt2-embedding": [(50304, 768)],
     "gpt2-small": gpt2(768, 12),
     "gpt2-medium": gpt2(1024, 24),
     "gpt2-large": gpt2(1280, 36),

@@ -29,6 +29,7 @@ from torch.optim import Optimizer
 
 import merit_optim
 from merit_optim import LAMB, MERIT, MaxLAMB
+from merit_optim.optim.engines import eager
 
 Tensors = list[torch.Tensor]
 
@@ -243,10 +244,13 @@ def main() -> None:
     parser.add_argument("--models", nargs="+", choices=MODELS, default=["gpt2-small"], metavar="MODEL")
     parser.add_argument("--only", help="contestants whose name holds this")
     parser.add_argument("--without", help="all but those")
+    parser.add_argument("--piece", type=int, help="elements in a block of the eager engine on a CPU")
     parser.add_argument("--seconds", type=float, default=2.0, help="for each contestant")
     parser.add_argument("--output", type=Path, help="write the results as JSON")
     args = parser.parse_args()
 
+    if args.piece:
+        eager.PIECE_ELEMENTS_CPU = args.piece
     device = torch.device(args.device)
     record: dict[str, Any] = {"environment": environment(device), "results": []}
     bandwidth = record["environment"]["copy_tb_s"]

@@ -24,7 +24,7 @@ from merit_optim.optim.statistics import Recorder, measure
 # Elements in a piece. On a CPU the four tensors of a piece and two temporaries should share the L2
 # cache; measured on GPT-2's embedding, 2^17 to 2^18 was best (benchmarks/step.py --piece). Elsewhere
 # a piece should be large enough to hide the launches.
-PIECE_ELEMENTS_CPU = 192 * 1024
+PIECE_ELEMENTS_CPU = 256 * 1024
 PIECE_ELEMENTS = 64 * 1024 * 1024
 
 
