@@ -11,6 +11,7 @@ import array
 import math
 import operator
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -33,7 +34,6 @@ _TRITON = {
 # The best of those that benchmarks/tiles.py measures on an H200; docs/performance.md has the figures.
 MOMENTS_TILE = Tile(rows=32, columns=64, steps=4, warps=4)
 APPLY_TILE = Tile(rows=16, columns=64, steps=2, warps=4)
-
 
 # Offsets within a tile have 32 bits.
 MAX_COLUMNS = 2**24
@@ -268,7 +268,9 @@ class FusedEngine:
                 for launch in self._launches:
                     launch.send_addresses(table, self._sender)
             self._send_hyper(works, resend)
-            self._run(works, control, recorder)
+            # Triton launches on the current device, whatever the tensors are on.
+            with torch.cuda.device(self.device) if self.device.type == "cuda" else nullcontext():
+                self._run(works, control, recorder)
         self._addresses = addresses
         return _rest(works, self._unfused)
 
@@ -293,22 +295,22 @@ class FusedEngine:
         )
 
     def _build(self, works: list[Work], tensors: Tensors) -> None:
-        groups = [i for i, work in enumerate(works) for _ in work.params]
+        group_numbers = [i for i, work in enumerate(works) for _ in work.params]
+        groups = [work.group for work in works for _ in work.params]
         members: dict[Variant, list[int]] = {}
         self._unfused: set[int] = set()
         for i, (param, *others) in enumerate(zip(*tensors, strict=True)):
-            group = works[groups[i]].group
             dense = all(x.is_contiguous() and x.dtype in _TRITON for x in others)
-            if param.numel() and dense and refusal(group, param) is None:
-                members.setdefault(variant_of(group, param, *others), []).append(i)
+            if param.numel() and dense and refusal(groups[i], param) is None:
+                members.setdefault(variant_of(groups[i], param, *others), []).append(i)
             else:
                 self._unfused.add(i)
         order = [i for items in members.values() for i in items]
         layout: Plan = plan(
             tuple(
                 (
-                    algorithm.matrices_of(tensors.params[i].shape, works[groups[i]].group["matrix_dims"]),
-                    works[groups[i]].group["element_wise"],
+                    algorithm.matrices_of(tensors.params[i].shape, groups[i]["matrix_dims"]),
+                    groups[i]["element_wise"],
                 )
                 for i in order
             )
@@ -317,7 +319,7 @@ class FusedEngine:
         self._launches = [
             Launch(
                 variant,
-                [w for i in items for w in weights_of(i, slots[i], groups[i])],
+                [w for i in items for w in weights_of(i, slots[i], group_numbers[i])],
                 self.device,
                 self.moments_tile,
                 self.apply_tile,
