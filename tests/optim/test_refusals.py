@@ -2,7 +2,6 @@
 
 import copy
 import re
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -178,24 +177,6 @@ def test_a_vector_that_is_the_users_own_is_not_taken_for_a_flat_piece(device, op
     # Another tensor of a shape that was given: some libraries replace parameters so, and nothing is lost.
     optimizer.param_groups[1]["params"] = [nn.Parameter(torch.ones(123, device=device))]
     take_steps(optimizer, 1, first=1)
-
-
-@pytest.fixture
-def one_process_group() -> Iterator[None]:
-    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
-    yield
-    torch.distributed.destroy_process_group()
-
-
-@every_family_class
-@pytest.mark.usefixtures("one_process_group")
-def test_a_sharded_parameter_is_refused_for_now(optimizer_class) -> None:
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.tensor import Shard, distribute_tensor
-
-    sharded = nn.Parameter(distribute_tensor(torch.ones(4, 3), init_device_mesh("cpu", (1,)), [Shard(0)]))
-    with pytest.raises(TypeError, match="parameter 0 of group 0 is a DTensor"):
-        optimizer_class([sharded])
 
 
 @every_own_class

@@ -7,6 +7,7 @@ be refused is refused before anything is changed.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterator
 from typing import Any, ClassVar, Literal, cast
 
@@ -17,6 +18,7 @@ from torch.optim.optimizer import ParamsT, _use_grad_for_differentiable
 
 from merit_optim.optim import validate
 from merit_optim.optim.engines.gradients import all_finite, total_norm
+from merit_optim.optim.engines.sharded import Sharding, is_sharded, local
 from merit_optim.optim.engines.work import Control, Controls, Work, apart, by_device, items_of
 
 NonFinite = Literal["propagate", "skip", "raise"]
@@ -42,6 +44,8 @@ class SafeOptimizer(Optimizer):
     ALGORITHM: ClassVar[str]
     """Stands in every parameter group, so that a checkpoint tells whose options it holds."""
     STATE_KEYS: ClassVar[tuple[str, ...]]
+
+    _sharding: tuple[list[Tensor], Sharding] | None = None
 
     def __init__(self, params: ParamsT, defaults: dict[str, Any]) -> None:
         # In a dict, for torch.compile forgets what a step assigns to attributes of an optimizer.
@@ -116,13 +120,30 @@ class SafeOptimizer(Optimizer):
             with torch.enable_grad():
                 loss = closure()
         works = self._gather()
-        if not works:
+        sharding = self._find_sharding()
+        if sharding is not None:
+            works = [local(work) for work in works]
+        elif not works:
             return loss
-        controls = self._controls(works, works[0].group["max_grad_norm"])
+        controls = self._controls(works, sharding)
         if controls is not None:
             self._count_step(works, controls)
             self._update(works, controls)
         return loss
+
+    def _find_sharding(self) -> Sharding | None:
+        """What sharded parameters have to exchange; None where there are none.
+
+        Made anew when the parameters are others: libraries that shard them put them into the groups in place.
+        """
+        params = [param for group in self.param_groups for param in group["params"]]
+        if torch.compiler.is_compiling() or not any(map(is_sharded, params)):
+            return None
+        known, sharding = self._sharding or ([], None)
+        if sharding is None or len(known) != len(params) or not all(map(operator.is_, known, params)):
+            sharding = Sharding(self.param_groups)
+            self._sharding = params, sharding
+        return sharding
 
     def _update(self, works: list[Work], controls: Controls) -> None:
         """Change parameters and state."""
@@ -138,7 +159,7 @@ class SafeOptimizer(Optimizer):
             states: list[list[Tensor]] = [[] for _ in self.STATE_KEYS]
             self._init_group(group, params, grads, steps, *states)
             if params:
-                works.append(Work(index, group, params, grads, steps, states))
+                works.append(Work(index, group, params, params, grads, steps, states))
         return works
 
     def _init_group(
@@ -205,17 +226,21 @@ class SafeOptimizer(Optimizer):
 
     # --- what happens to the gradients ---------------------------------------------------------------
 
-    def _controls(self, works: list[Work], max_norm: float | None) -> Controls | None:
+    def _controls(
+        self, works: list[Work], sharding: Sharding | None, *, clip: bool = True
+    ) -> Controls | None:
         """Decide, for each device, how gradients are scaled and whether the step is skipped.
 
-        ``None`` says that the host knows already that it is skipped.
+        Ranks that share parameters decide together. ``None`` says that the host knows already that the
+        step is skipped.
         """
-        policy = works[0].group["nonfinite"]
+        options = self.param_groups[0]
+        policy, max_norm = options["nonfinite"], options["max_grad_norm"] if clip else None
         grad_scale: Tensor | None = getattr(self, "grad_scale", None)
         found_inf: Tensor | None = getattr(self, "found_inf", None)
         # An overflow that the scaler found is its own to deal with: the step is skipped below.
         if policy == "raise" and not (found_inf is not None and found_inf.item()):
-            self._raise_on_nonfinite(works)
+            self._raise_on_nonfinite(works, sharding)
 
         on_devices = by_device(works)
         if policy != "skip" and max_norm is None and grad_scale is None and found_inf is None:
@@ -223,26 +248,27 @@ class SafeOptimizer(Optimizer):
         grads = {
             device: [g for work in on_device for g in work.grads] for device, on_device in on_devices.items()
         }
-        first = next(iter(grads))
+        first = next(iter(grads), None) or self.param_groups[0]["params"][0].device
 
         scale = None if grad_scale is None else grad_scale.to(first).double().reciprocal().float()
         if max_norm is not None:
-            norm = total_norm(grads)
+            norm = total_norm(grads) if sharding is None else sharding.total_norm(works, first)
             norm = norm if scale is None else norm * scale
             self._log["grad_norm"] = norm.detach()
-            clip = (max_norm / (norm + 1e-6)).clamp(max=1.0)
-            scale = clip if scale is None else clip * scale
+            factor = (max_norm / (norm + 1e-6)).clamp(max=1.0)
+            scale = factor if scale is None else factor * scale
 
         skip = None if found_inf is None else found_inf.to(first) > 0
         if policy == "skip":
-            bad = ~all_finite(grads)
+            bad = ~all_finite(grads, first)
+            bad = bad if sharding is None else sharding.any(bad)
             skip = bad if skip is None else skip | bad
         if skip is not None:
             if "num_skipped" not in self._log:
                 self._log["num_skipped"] = torch.zeros((), dtype=torch.int64, device=first)
             # In place: a replayed CUDA graph goes on counting where this stands.
             self._log["num_skipped"].add_(skip.to(self._log["num_skipped"].device))
-            if first.type == "cpu" and len(grads) == 1 and not torch.compiler.is_compiling():
+            if first.type == "cpu" and len(grads) <= 1 and not torch.compiler.is_compiling():
                 if skip:
                     return None
                 skip = None
@@ -265,15 +291,23 @@ class SafeOptimizer(Optimizer):
         return int(self._log.get("num_skipped", 0))
 
     @staticmethod
-    def _raise_on_nonfinite(works: list[Work]) -> None:
-        for item in items_of(works):
-            if not all_finite({item.param.device: [item.grad]}):
-                count = int((~item.grad.isfinite()).sum())
-                raise FloatingPointError(
-                    f"the gradient of {item.name} (shape {tuple(item.param.shape)}) holds {count} NaN or "
-                    f"infinite values of {item.grad.numel()}; nothing was changed. nonfinite='skip' leaves "
-                    "such steps out, nonfinite='propagate' takes them."
-                )
+    def _raise_on_nonfinite(works: list[Work], sharding: Sharding | None) -> None:
+        bad = [i for i in items_of(works) if not all_finite({i.grad.device: [i.grad]}, i.grad.device)]
+        if bad:
+            item = bad[0]
+            count = int((~item.grad.isfinite()).sum())
+            message = (
+                f"the gradient of {item.name} (shape {tuple(item.param.shape)}) holds {count} NaN or "
+                f"infinite values of {item.grad.numel()}"
+            )
+        else:
+            message = "a gradient on another rank holds NaN or infinite values"
+        # Every rank raises, or the others would wait for this one.
+        if bad if sharding is None else sharding.any_rank(bool(bad)):
+            raise FloatingPointError(
+                f"{message}; nothing was changed. nonfinite='skip' leaves such steps out, "
+                "nonfinite='propagate' takes them."
+            )
 
     # --- state in and out ------------------------------------------------------------------------------
 

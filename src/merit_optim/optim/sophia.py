@@ -12,6 +12,7 @@ from torch.optim.optimizer import ParamsT
 from merit_optim.optim import validate
 from merit_optim.optim.algorithm import compute_dtype
 from merit_optim.optim.base import NonFinite, SafeOptimizer
+from merit_optim.optim.engines.sharded import local
 from merit_optim.optim.engines.work import Controls, Item, Work, scalar, update_each
 
 
@@ -117,8 +118,8 @@ class SophiaG(SafeOptimizer):
         """
         if num_labels < 1:
             raise ValueError(f"num_labels is {num_labels}; the loss is a mean over at least 1 label")
-        works = self._gather()
-        controls = self._controls(works, max_norm=None) if works else None
+        works, sharding = [local(work) for work in self._gather()], self._find_sharding()
+        controls = self._controls(works, sharding, clip=False) if works or sharding else None
         if controls is not None:
             update_each(works, controls, partial(_curvature, num_labels=num_labels))
 

@@ -14,11 +14,12 @@ from merit_optim.optim import validate
 from merit_optim.optim.algorithm import NORMS, Norm
 from merit_optim.optim.base import NonFinite, SafeOptimizer
 from merit_optim.optim.engines import direct, eager, fused_unavailable, interpreting
+from merit_optim.optim.engines.sharded import is_sharded, sharded_dims
 from merit_optim.optim.engines.work import Controls, Work, apart
 from merit_optim.optim.statistics import Recorder, UpdateStatistics
 
 if TYPE_CHECKING:
-    from merit_optim.optim.engines.fused import FusedEngine
+    from merit_optim.optim.engines.fused import FusedEngine, FusedPart
 
 
 class EngineOptions(TypedDict, total=False):
@@ -119,11 +120,8 @@ class TrustRatioOptimizer(SafeOptimizer):
                 "trust ratios. Use FSDP2 (torch.distributed.fsdp.fully_shard), or FSDP1 with no optimizer "
                 "of this family."
             )
-        if hasattr(param, "placements"):
-            raise TypeError(
-                f"{name} is a DTensor; sharded parameters are not supported yet. Replicate it (DDP), or "
-                "use torch.optim.AdamW for now."
-            )
+        if is_sharded(param):
+            sharded_dims(name, param)
 
     def _check_fused(self, name: str, param: Tensor, group: dict[str, Any]) -> None:
         """Raise if a parameter cannot have the fused engine that was demanded for it."""
@@ -188,17 +186,30 @@ class TrustRatioOptimizer(SafeOptimizer):
         return fused or super()._step_supports_amp_scaling
 
     def _update(self, works: list[Work], controls: Controls) -> None:
-        if torch.compiler.is_compiling() or works[0].group["differentiable"]:
+        if torch.compiler.is_compiling() or self.defaults["differentiable"]:
             direct.step(works, controls)
             return
         if self._recorder is not None:
             self._recorder.clear()
+        parts: list[eager.Part | FusedPart] = []
         for device, on_device in apart(works, controls).items():
             fused = [work for work in on_device if self._fuses(work.group, device)]
             rest = [work for work in on_device if not self._fuses(work.group, device)]
             if fused:
-                rest += self._fused_engine(device).step(fused, controls[device], self._recorder)
-            eager.step(rest, controls, self._recorder)
+                fused_part = self._fused_engine(device).part_of(fused, controls[device])
+                parts.append(fused_part)
+                rest += fused_part.rest
+            parts += eager.parts_of(rest, controls)
+        for part in parts:
+            part.moments()
+        if (sharding := self._find_sharding()) is not None:
+            owners = {p: owner for work in works for p, owner in zip(work.params, work.owners, strict=True)}
+            sharding.reduce((place for part in parts for place in part.places), owners)
+        for part in parts:
+            part.apply(self._recorder)
+        if sharding is not None and self._recorder is not None:
+            groups = range(len(self.param_groups))
+            sharding.merge_statistics(self._recorder, {p: name for i in groups for name, p in self._named(i)})
 
     def _fused_engine(self, device: torch.device) -> FusedEngine:
         from merit_optim.optim.engines.fused import FusedEngine

@@ -18,6 +18,7 @@ from torch import Tensor
 from merit_optim.optim import algorithm
 from merit_optim.optim.algorithm import BiasCorrection, Rule, Sizes
 from merit_optim.optim.engines.plan import Piece, Slot, pieces, plan
+from merit_optim.optim.engines.sharded import Place
 from merit_optim.optim.engines.work import Control, Controls, Item, Work, items_of, scalar, store
 from merit_optim.optim.statistics import Recorder, measure
 
@@ -59,57 +60,57 @@ class Block(NamedTuple):
         return self.piece == Piece(slice(0, num), slice(0, rows))
 
 
-def step(works: list[Work], controls: Controls, recorder: Recorder | None) -> None:
-    """Update every weight and its state."""
-    by_device: dict[torch.device, list[Item]] = {}
+def parts_of(works: list[Work], controls: Controls) -> list[Part]:
+    """The work in parts that share buffers."""
+    alike: dict[tuple[torch.device, torch.dtype], list[Item]] = {}
     for item in items_of(works):
         if item.param.numel():
-            by_device.setdefault(item.param.device, []).append(item)
-    for device, on_device in by_device.items():
-        by_dtype: dict[torch.dtype, list[Item]] = {}
-        for item in on_device:
-            by_dtype.setdefault(algorithm.compute_dtype(item.param), []).append(item)
-        for dtype, alike in by_dtype.items():
-            _step_alike(alike, device, dtype, controls[device], recorder)
+            key = item.param.device, algorithm.compute_dtype(item.param)
+            alike.setdefault(key, []).append(item)
+    return [Part(items, device, dtype, controls[device]) for (device, dtype), items in alike.items()]
 
 
-def _step_alike(
-    items: list[Item],
-    device: torch.device,
-    dtype: torch.dtype,
-    control: Control,
-    recorder: Recorder | None,
-) -> None:
-    """The three phases, for weights of one device and one compute dtype."""
-    rules = [rule_of(item.group) for item in items]
-    layout = plan(
-        tuple(
-            (algorithm.matrices_of(item.param.shape, item.group["matrix_dims"]), rule.element_wise)
-            for item, rule in zip(items, rules, strict=True)
+class Part:
+    """The weights of one device and one compute dtype, in two phases with the sizes between them."""
+
+    def __init__(self, items: list[Item], device: torch.device, dtype: torch.dtype, control: Control) -> None:
+        rules = [rule_of(item.group) for item in items]
+        layout = plan(
+            tuple(
+                (algorithm.matrices_of(item.param.shape, item.group["matrix_dims"]), rule.element_wise)
+                for item, rule in zip(items, rules, strict=True)
+            )
         )
-    )
-    weight_sizes = torch.zeros(layout.length, dtype=dtype, device=device)
-    update_sizes = torch.zeros(layout.length, dtype=dtype, device=device)
+        self.device, self.dtype, self.control = device, dtype, control
+        self.sizes = torch.zeros(2, layout.length, dtype=dtype, device=device)
+        self.tensors = [_tensors(*args) for args in zip(items, rules, layout.slots, strict=True)]
+        self.buckets = list(_buckets(self.tensors))
 
-    all_tensors = [_tensors(*args) for args in zip(items, rules, layout.slots, strict=True)]
-    buckets = list(_buckets(all_tensors))
-    for bucket in buckets:
-        _moments(bucket, dtype, control)
-        _measure(bucket, dtype, weight_sizes, update_sizes)
-    for rule, slot in zip(rules, layout.slots, strict=True):
-        if rule.norm == "l2":
-            weight_sizes[slot.start : slot.end].sqrt_()
-            update_sizes[slot.start : slot.end].sqrt_()
+    @property
+    def places(self) -> list[Place]:
+        """Where the sizes of each weight are."""
+        return [Place(tensors.item.param, self.sizes, tensors.slot) for tensors in self.tensors]
 
-    ratios = algorithm.ratio(weight_sizes, update_sizes)
-    no_ratio = algorithm.undefined(weight_sizes, update_sizes)
-    # Rare, and a pass over every block: a CPU looks first, where looking is free.
-    unscaled = None if device.type == "cpu" and not no_ratio.any() else no_ratio
-    # Backwards: the last blocks of the first phase are still in the cache.
-    for bucket in reversed(buckets):
-        _apply(bucket, dtype, control, ratios, unscaled, recorder)
-    for tensors in all_tensors:
-        _return_copies(tensors)
+    def moments(self) -> None:
+        """Update m and v, and measure w and u."""
+        for bucket in self.buckets:
+            _moments(bucket, self.dtype, self.control)
+            _measure(bucket, self.dtype, *self.sizes)
+        for tensors in self.tensors:
+            if tensors.rule.norm == "l2":
+                self.sizes[:, tensors.slot.start : tensors.slot.end].sqrt_()
+
+    def apply(self, recorder: Recorder | None) -> None:
+        """Change w."""
+        ratios = algorithm.ratio(*self.sizes)
+        no_ratio = algorithm.undefined(*self.sizes)
+        # Rare, and a pass over every block: a CPU looks first, where looking is free.
+        unscaled = None if self.device.type == "cpu" and not no_ratio.any() else no_ratio
+        # Backwards: the last blocks of the first phase are still in the cache.
+        for bucket in reversed(self.buckets):
+            _apply(bucket, self.dtype, self.control, ratios, unscaled, recorder)
+        for tensors in self.tensors:
+            _return_copies(tensors)
 
 
 def rule_of(group: dict[str, Any]) -> Rule:

@@ -11,7 +11,7 @@ import array
 import math
 import operator
 from collections.abc import Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -21,6 +21,7 @@ from torch import Tensor
 from merit_optim.optim import algorithm
 from merit_optim.optim.engines import kernels
 from merit_optim.optim.engines.plan import Plan, plan
+from merit_optim.optim.engines.sharded import Place
 from merit_optim.optim.engines.tables import Tile, Weight, grid_of, weights_of
 from merit_optim.optim.engines.work import Control, Work, names_of, pick
 from merit_optim.optim.statistics import Recorder, UpdateStatistics
@@ -254,8 +255,8 @@ class FusedEngine:
         self._addresses: array.array[int] | None = None
         self._hyper_values: array.array[float] | None = None
 
-    def step(self, works: list[Work], control: Control, recorder: Recorder | None) -> list[Work]:
-        """Update what can be fused; the rest is returned, untouched."""
+    def part_of(self, works: list[Work], control: Control) -> FusedPart:
+        """The work, with the tables brought up to date."""
         tensors = Tensors.of(works)
         addresses = tensors.addresses()
         if not self._still_fits(works, tensors, addresses):
@@ -268,11 +269,15 @@ class FusedEngine:
                 for launch in self._launches:
                     launch.send_addresses(table, self._sender)
             self._send_hyper(works, resend)
-            # Triton launches on the current device, whatever the tensors are on.
-            with torch.cuda.device(self.device) if self.device.type == "cuda" else nullcontext():
-                self._run(works, control, recorder)
         self._addresses = addresses
-        return _rest(works, self._unfused)
+        return FusedPart(self, works, control)
+
+    def step(self, works: list[Work], control: Control, recorder: Recorder | None) -> list[Work]:
+        """Update what can be fused; the rest is returned, untouched."""
+        part = self.part_of(works, control)
+        part.moments()
+        part.apply(recorder)
+        return part.rest
 
     def _still_fits(self, works: list[Work], tensors: Tensors, addresses: array.array[int]) -> bool:
         """Whether the tables are those of these tensors. Gradients may be new ones of the same kind."""
@@ -315,7 +320,7 @@ class FusedEngine:
                 for i in order
             )
         )
-        slots = dict(zip(order, layout.slots, strict=True))
+        slots = self._slots = dict(zip(order, layout.slots, strict=True))
         self._launches = [
             Launch(
                 variant,
@@ -354,26 +359,55 @@ class FusedEngine:
             if isinstance(lr, Tensor) and lr.device.type != "cpu":
                 row[kernels.LR.value].copy_(lr.reshape(()))
 
+
+class FusedPart:
+    """The work of one step, in two phases with the sizes between them."""
+
+    def __init__(self, engine: FusedEngine, works: list[Work], control: Control) -> None:
+        self.engine, self.works, self.control = engine, works, control
+        self.rest = _rest(works, engine._unfused)
+        self._shared: Shared | None = None
+
+    @property
+    def places(self) -> list[Place]:
+        """Where the sizes of each weight are."""
+        params, slots = self.engine._params, self.engine._slots
+        return [Place(params[i], self.engine._sizes, slot) for i, slot in slots.items()]
+
+    def moments(self) -> None:
+        """Update m and v, and measure w and u."""
+        engine, corrections = self.engine, None
+        with self._on_device():
+            if any(launch.variant.bias_correction for launch in engine._launches):
+                corrections = torch.cat([self._corrections(work) for work in self.works])
+            self._shared = Shared(engine._sizes.zero_(), engine._hyper, corrections)
+            for launch in engine._launches:
+                launch.run_moments(self._shared, self.control)
+
+    def apply(self, recorder: Recorder | None) -> None:
+        """Change w."""
+        assert self._shared is not None, "moments come first"
+        with self._on_device():
+            for launch in reversed(self.engine._launches):
+                statistics = None
+                if recorder is not None:
+                    num_tiles = sum(launch.apply_grid.num_tiles)
+                    shape = (num_tiles, kernels.NUM_STATISTICS.value)
+                    statistics = torch.zeros(shape, device=self.engine.device)
+                launch.run_apply(self._shared, self.control, statistics)
+                if recorder is not None and statistics is not None:
+                    names = [name for work in self.works for name in names_of(work)]
+                    launch.record(statistics, names, recorder)
+
+    def _on_device(self) -> AbstractContextManager[Any]:
+        """Triton launches on the current device, whatever the tensors are on."""
+        device = self.engine.device
+        return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
+
     def _corrections(self, work: Work) -> Tensor:
-        steps = torch.stack(work.steps).to(self.device)
+        steps = torch.stack(work.steps).to(self.engine.device)
         correction = algorithm.bias_correction(steps, *work.group["betas"])
         return torch.stack([torch.as_tensor(x) for x in correction], 1).float()
-
-    def _run(self, works: list[Work], control: Control, recorder: Recorder | None) -> None:
-        corrections = None
-        if any(launch.variant.bias_correction for launch in self._launches):
-            corrections = torch.cat([self._corrections(work) for work in works])
-        shared = Shared(self._sizes.zero_(), self._hyper, corrections)
-        for launch in self._launches:
-            launch.run_moments(shared, control)
-        for launch in reversed(self._launches):
-            statistics = None
-            if recorder is not None:
-                num_tiles = sum(launch.apply_grid.num_tiles)
-                statistics = torch.zeros(num_tiles, kernels.NUM_STATISTICS.value, device=self.device)
-            launch.run_apply(shared, control, statistics)
-            if recorder is not None and statistics is not None:
-                launch.record(statistics, [name for work in works for name in names_of(work)], recorder)
 
 
 def _options(work: Work) -> tuple[Any, ...]:

@@ -18,9 +18,8 @@ def total_norm(grads: dict[torch.device, list[Tensor]]) -> Tensor:
     return total
 
 
-def all_finite(grads: dict[torch.device, list[Tensor]]) -> Tensor:
-    """Whether no gradient holds a NaN or an infinity: a 0-d bool on the first device, in one read."""
-    first = next(iter(grads))
+def all_finite(grads: dict[torch.device, list[Tensor]], first: torch.device) -> Tensor:
+    """Whether no gradient holds a NaN or an infinity: a 0-d bool on ``first``, in one read."""
     filled = {device: [x for x in some if x.numel()] for device, some in grads.items()}
     filled = {device: some for device, some in filled.items() if some}
     if not filled:

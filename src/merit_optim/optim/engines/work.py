@@ -25,7 +25,10 @@ class Work(NamedTuple):
 
     group_index: int
     group: dict[str, Any]
+    owners: list[Tensor]
+    """The parameters as the group has them."""
     params: list[Tensor]
+    """What the step changes: the same, or where they are sharded, this rank's own part."""
     grads: list[Tensor]
     steps: list[Tensor]
     states: list[list[Tensor]]
@@ -68,10 +71,11 @@ def apart(works: list[Work], controls: Controls) -> dict[torch.device, list[Work
 
 def pick(work: Work, keep: list[int]) -> Work:
     """Some of a group's parameters."""
-    params, grads, steps = ([x[i] for i in keep] for x in (work.params, work.grads, work.steps))
-    return Work(
-        work.group_index, work.group, params, grads, steps, [[x[i] for i in keep] for x in work.states]
+    owners, params, grads, steps = (
+        [x[i] for i in keep] for x in (work.owners, work.params, work.grads, work.steps)
     )
+    states = [[x[i] for i in keep] for x in work.states]
+    return Work(work.group_index, work.group, owners, params, grads, steps, states)
 
 
 def names_of(work: Work) -> list[str]:
@@ -81,7 +85,7 @@ def names_of(work: Work) -> list[str]:
         f"parameter {i} of group {work.group_index}" for i in range(len(group["params"]))
     ]
     position = {param: i for i, param in enumerate(group["params"])}
-    return [names[position[param]] for param in work.params]
+    return [names[position[param]] for param in work.owners]
 
 
 def items_of(works: list[Work]) -> list[Item]:

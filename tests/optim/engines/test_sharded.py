@@ -1,0 +1,86 @@
+"""Sharded parameters: what crosses ranks, and that a step on many ranks gives the bits of one."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from merit_optim import MERIT
+from merit_optim.optim.engines.sharded import Crossing, crossing_of
+
+WORKER = Path(__file__).with_name("sharded_worker.py")
+
+
+@pytest.mark.parametrize("num_ranks", [2, 3, 4])
+def test_a_step_on_many_ranks_is_the_step_on_one(num_ranks) -> None:
+    """Every layout and optimizer of the worker; torchrun and gloo are the real ones."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={num_ranks}"]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    environment.pop("TRITON_INTERPRET", None)
+    run = subprocess.run(
+        [*command, str(WORKER)], env=environment, capture_output=True, text=True, timeout=280, check=False
+    )
+    assert run.returncode == 0, run.stderr[-4000:]
+    (line,) = [line for line in run.stdout.splitlines() if line.startswith("RESULT ")]
+    found = json.loads(line.removeprefix("RESULT "))
+    assert len(found) >= 30
+    assert {case: wrong for case, wrong in found.items() if wrong} == {}
+
+
+@pytest.mark.parametrize(
+    ("what", "crossing"),
+    [
+        ((2, None, [0], [4]), Crossing((), (0,), (0,))),
+        ((2, None, [1], [4]), Crossing((0,), (), (0,))),
+        ((2, None, [None, 0], [2, 4]), Crossing((), (1,), (1,))),
+        ((2, None, [0, 1], [2, 4]), Crossing((1,), (0,), (0, 1))),
+        ((2, None, [0, 0], [2, 4]), Crossing((), (0, 1), (0, 1))),
+        ((2, None, [0], [1]), Crossing((), (), ())),
+        ((1, None, [0], [4]), Crossing((), (), (0,))),
+        ((4, None, [2], [4]), Crossing((0,), (), (0,))),
+        ((3, 2, [0], [4]), Crossing((), (), ())),
+        ((3, 2, [1], [4]), Crossing((), (0,), (0,))),
+        ((3, 2, [2], [4]), Crossing((0,), (), (0,))),
+        ((2, 1, [1], [4]), Crossing((), (), (0,))),
+    ],
+)
+def test_what_crosses_ranks(what, crossing) -> None:
+    assert crossing_of(*what) == crossing
+
+
+@pytest.fixture
+def one_rank(tmp_path):
+    dist.init_process_group("gloo", rank=0, world_size=1, store=dist.FileStore(str(tmp_path / "store"), 1))
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.usefixtures("one_rank")
+def test_a_parameter_placed_as_a_partial_sum_is_refused() -> None:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import DTensor, Partial
+
+    mesh = init_device_mesh("cpu", (1,))
+    weight = torch.nn.Parameter(DTensor.from_local(torch.ones(2, 2), mesh, [Partial()]))
+    with pytest.raises(TypeError, match="Redistribute the parameter"):
+        MERIT([weight])
+
+
+@pytest.mark.usefixtures("one_rank")
+def test_a_gradient_placed_as_a_partial_sum_is_brought_to_its_parameter() -> None:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import DTensor, Partial, Replicate
+
+    mesh = init_device_mesh("cpu", (1,))
+    whole = torch.nn.Parameter(torch.ones(2, 3))
+    placed = torch.nn.Parameter(DTensor.from_local(torch.ones(2, 3), mesh, [Replicate()]))
+    whole.grad = torch.arange(6.0).view(2, 3)
+    placed.grad = DTensor.from_local(whole.grad, mesh, [Partial()])
+    for weight in (whole, placed):
+        MERIT([weight]).step()
+    assert torch.equal(placed.full_tensor(), whole)
