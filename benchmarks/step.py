@@ -18,6 +18,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -60,15 +61,23 @@ def on_cuda() -> list[Contestant]:
         Contestant("torch AdamW, foreach", lambda p: adamw(p, foreach=True), most_elements=billion),
         Contestant("MERIT, foreach", lambda p: MERIT(p, foreach=True), most_elements=billion),
         Contestant("naive MERIT", NaiveMERIT, most_elements=billion),
+        *others(),
         Contestant(
             "MERIT, compiled", lambda p: MERIT(p, capturable=True), compiled=True, most_elements=2 * 10**8
         ),
     ]
 
 
-def on_cpu() -> list[Contestant]:
+def others() -> list[Contestant]:
+    """Another library's LAMB, where it is installed."""
+    if find_spec("pytorch_optimizer") is None:
+        return []
     from pytorch_optimizer import Lamb
 
+    return [Contestant("pytorch_optimizer Lamb", Lamb, most_elements=10**9)]
+
+
+def on_cpu() -> list[Contestant]:
     adamw = torch.optim.AdamW
     return [
         Contestant("torch AdamW, foreach", lambda p: adamw(p, foreach=True)),
@@ -77,7 +86,7 @@ def on_cpu() -> list[Contestant]:
         Contestant("LAMB", LAMB),
         Contestant("MaxLAMB", MaxLAMB),
         Contestant("naive MERIT", NaiveMERIT),
-        Contestant("pytorch_optimizer Lamb", Lamb),
+        *others(),
     ]
 
 
