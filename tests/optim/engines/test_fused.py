@@ -449,7 +449,7 @@ def test_groups_on_either_engine_share_a_step(device) -> None:
     for param, other in zip(params, others, strict=True):
         assert_within_ulps(param, other, 2 * ULPS)
     assert_same_bits(params[1].detach(), others[1].detach())
-    assert [p is params[0] for p in optimizer._engines[params[0].device]._params] == [True]
+    assert [p is params[0] for p in optimizer._engines[params[0].device]._owners] == [True]
 
 
 def test_parameters_without_a_gradient_stay_as_they_are(device) -> None:

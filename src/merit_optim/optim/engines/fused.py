@@ -250,7 +250,7 @@ class FusedEngine:
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self._sender = Sender()
-        self._params: list[Tensor] = []
+        self._owners: list[Tensor] = []
         self._options: list[tuple[Any, ...]] = []
         self._addresses: array.array[int] | None = None
         self._hyper_values: array.array[float] | None = None
@@ -282,9 +282,10 @@ class FusedEngine:
     def _still_fits(self, works: list[Work], tensors: Tensors, addresses: array.array[int]) -> bool:
         """Whether the tables are those of these tensors. Gradients may be new ones of the same kind."""
         num = len(tensors.params)
-        if self._addresses is None or num != len(self._params):
+        if self._addresses is None or num != len(self._owners):
             return False
-        if not all(map(operator.is_, tensors.params, self._params)):
+        # The owners: a sharded parameter's own part is a new tensor object every time it is asked for.
+        if not all(map(operator.is_, _owners(works), self._owners)):
             return False
         if [_options(work) for work in works] != self._options:
             return False
@@ -333,7 +334,7 @@ class FusedEngine:
         ]
         self._sizes = torch.zeros(2, layout.length, device=self.device)
         self._hyper = torch.empty(len(works), kernels.NUM_HYPER.value, device=self.device)
-        self._params = tensors.params
+        self._owners = _owners(works)
         self._options = [_options(work) for work in works]
         self._grad_kinds = _kinds(tensors.grads)
         self._addresses = self._hyper_values = None
@@ -371,8 +372,8 @@ class FusedPart:
     @property
     def places(self) -> list[Place]:
         """Where the sizes of each weight are."""
-        params, slots = self.engine._params, self.engine._slots
-        return [Place(params[i], self.engine._sizes, slot) for i, slot in slots.items()]
+        params = [param for work in self.works for param in work.params]
+        return [Place(params[i], self.engine._sizes, slot) for i, slot in self.engine._slots.items()]
 
     def moments(self) -> None:
         """Update m and v, and measure w and u."""
@@ -408,6 +409,10 @@ class FusedPart:
         steps = torch.stack(work.steps).to(self.engine.device)
         correction = algorithm.bias_correction(steps, *work.group["betas"])
         return torch.stack([torch.as_tensor(x) for x in correction], 1).float()
+
+
+def _owners(works: list[Work]) -> list[Tensor]:
+    return [owner for work in works for owner in work.owners]
 
 
 def _options(work: Work) -> tuple[Any, ...]:
