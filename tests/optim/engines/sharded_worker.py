@@ -33,6 +33,7 @@ OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "Lion": Lion,
     "MERIT, clipped": lambda p: MERIT(p, max_grad_norm=0.1),
 }
+FUSED = {"MERIT, fused": lambda p: MERIT(p, fused=True), "MaxLAMB, fused": lambda p: MaxLAMB(p, fused=True)}
 # Sums: their order is another one.
 WITHIN_TOLERANCE = {"LAMB", "MERIT, clipped"}
 
@@ -225,8 +226,16 @@ def collectives(world: int) -> list[str]:
 
 def main() -> None:
     dist.init_process_group("gloo")
-    rank, world = dist.get_rank(), dist.get_world_size()
+    world = dist.get_world_size()
     found: dict[str, list[str]] = {}
+    if sys.argv[1:] == ["fused"]:
+        OPTIMIZERS.update(FUSED)
+        mesh = init_device_mesh("cpu", (world,))
+        for name in FUSED:
+            for placement in (Shard(0), Shard(1)):
+                found[f"{placement}, {name}"] = on_layout(mesh, [placement], name, torch.float32)
+        report(found)
+        return
     for layout, mesh, placements in layouts(world):
         for name in OPTIMIZERS:
             found[f"{layout}, {name}"] = on_layout(mesh, placements, name, torch.float32)
@@ -239,6 +248,11 @@ def main() -> None:
     found |= dict(bad_gradients(world))
     found["statistics are global"] = statistics(world)
     found["one collective of the expected size"] = collectives(world)
+    report(found)
+
+
+def report(found: dict[str, list[str]]) -> None:
+    rank, world = dist.get_rank(), dist.get_world_size()
     everywhere: list[Any] = [None] * world
     dist.all_gather_object(everywhere, found)
     if rank == 0:

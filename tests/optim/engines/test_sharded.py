@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -16,19 +17,36 @@ from merit_optim.optim.engines.sharded import Crossing, crossing_of
 WORKER = Path(__file__).with_name("sharded_worker.py")
 
 
-@pytest.mark.parametrize("num_ranks", [2, 3, 4])
-def test_a_step_on_many_ranks_is_the_step_on_one(num_ranks) -> None:
-    """Every layout and optimizer of the worker; torchrun and gloo are the real ones."""
+def on_ranks(num_ranks: int, *arguments: str, **variables: str) -> dict[str, list[str]]:
+    """What the worker compared on so many ranks, each with what differed."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={num_ranks}"]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    environment.pop("TRITON_INTERPRET", None)
+    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
     run = subprocess.run(
-        [*command, str(WORKER)], env=environment, capture_output=True, text=True, timeout=280, check=False
+        [*command, str(WORKER), *arguments],
+        env=environment | {"OMP_NUM_THREADS": "1"} | variables,
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=False,
     )
     assert run.returncode == 0, run.stderr[-4000:]
     (line,) = [line for line in run.stdout.splitlines() if line.startswith("RESULT ")]
-    found = json.loads(line.removeprefix("RESULT "))
+    found: dict[str, list[str]] = json.loads(line.removeprefix("RESULT "))
+    return found
+
+
+@pytest.mark.parametrize("num_ranks", [2, 3, 4])
+def test_a_step_on_many_ranks_is_the_step_on_one(num_ranks) -> None:
+    """Every layout and optimizer of the worker; torchrun and gloo are the real ones."""
+    found = on_ranks(num_ranks)
     assert len(found) >= 30
+    assert {case: wrong for case, wrong in found.items() if wrong} == {}
+
+
+@pytest.mark.skipif(find_spec("triton") is None, reason="the fused engine needs triton")
+def test_the_fused_engine_gives_the_bits_of_one_rank_too() -> None:
+    found = on_ranks(2, "fused", TRITON_INTERPRET="1")
+    assert len(found) == 4
     assert {case: wrong for case, wrong in found.items() if wrong} == {}
 
 
