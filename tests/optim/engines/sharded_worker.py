@@ -61,16 +61,14 @@ def same(name: str, actual: Tensor, expected: Tensor) -> bool:
     return torch.equal(actual, expected.detach())
 
 
-def compare(name: str, params: list[Tensor], fulls: list[Tensor], gradients: Any = None) -> list[str]:
+def compare(name: str, params: list[Tensor], fulls: list[Tensor]) -> list[str]:
     """Take steps with the sharded parameters and with the whole ones; what differs afterwards."""
     references = [full.clone().requires_grad_() for full in fulls]
     sharded, reference = OPTIMIZERS[name](params), OPTIMIZERS[name](references)
     for step in range(NUM_STEPS):
         for i, (param, full) in enumerate(zip(params, references, strict=True)):
             grad = values(tuple(full.shape), 1000 * step + i, full.dtype)
-            if gradients is not None:
-                grad = gradients(step, i, grad)
-            full.grad, param.grad = grad, None if grad is None else placed(grad, param)
+            full.grad, param.grad = grad, placed(grad, param)
         sharded.step()
         reference.step()
     wrong = []

@@ -1,7 +1,7 @@
 """The kernels compile for a GPU that is not here, and use 16-byte accesses and no spilled registers.
 
 Without the alignment that ``kernels.py`` states of its pointers the compiler takes 4 bytes at a time, and
-the step three quarters longer; nothing else would notice.
+the moments phase took a third longer on an H200; nothing else would notice.
 """
 
 import json
