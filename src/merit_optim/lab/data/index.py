@@ -1,0 +1,85 @@
+"""dataset.json: what stands in a folder of token files, so that a wrong or cut file is noticed."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+INDEX_NAME = "dataset.json"
+FORMAT = "merit-optim tokens"
+FORMAT_VERSION = 1
+DTYPES = ("uint16", "uint32")
+
+
+@dataclass(frozen=True, kw_only=True)
+class FileEntry:
+    """One token file: how long it is, how much text it holds, and its hash."""
+
+    num_tokens: int
+    num_text_bytes: int
+    num_documents: int
+    sha256: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Index:
+    """The content of dataset.json.
+
+    ``recipe`` is what the files follow from: corpus, tokenizer, share of validation text. Two folders
+    with the same recipe hold the same bytes.
+    """
+
+    tokenizer: str
+    vocab_size: int
+    end_of_text: int | None
+    dtype: str
+    recipe: Mapping[str, Any]
+    files: Mapping[str, FileEntry]
+
+    @property
+    def fingerprint(self) -> str:
+        """What identifies the data, whatever they are called and wherever they lie."""
+        return fingerprint(self.files["train.bin"].sha256, self.files["val.bin"].sha256)
+
+    def to_json(self) -> str:
+        """The text of dataset.json."""
+        content = {"format": FORMAT, "version": FORMAT_VERSION, "fingerprint": self.fingerprint}
+        return json.dumps({**content, **asdict(self)}, indent=2) + "\n"
+
+    @classmethod
+    def read(cls, path: Path) -> Index:
+        """Read and check a dataset.json."""
+        try:
+            content = json.loads(path.read_bytes())
+        except ValueError as error:
+            raise ValueError(f"{path} is not JSON ({error}); prepare the data again") from error
+        if not isinstance(content, dict) or content.get("format") != FORMAT:
+            raise ValueError(
+                f"{path} was not written by `merit prepare`; to use the token files beside it as they "
+                "are, remove or rename it"
+            )
+        if content.get("version") != FORMAT_VERSION:
+            raise ValueError(
+                f"{path} has format version {content.get('version')!r}; this merit-optim reads version "
+                f"{FORMAT_VERSION}. Prepare the data again, or use the version that wrote it"
+            )
+        try:
+            files = {name: FileEntry(**entry) for name, entry in content["files"].items()}
+            fields = ("tokenizer", "vocab_size", "end_of_text", "dtype", "recipe")
+            index = cls(files=files, **{name: content[name] for name in fields})
+            if index.dtype not in DTYPES:
+                raise ValueError(f"dtype is {index.dtype!r}; it must be one of {', '.join(DTYPES)}")
+            if index.fingerprint != content["fingerprint"]:
+                raise ValueError("its fingerprint is not that of its hashes")
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise ValueError(f"{path} is damaged ({error!r}); prepare the data again") from error
+        return index
+
+
+def fingerprint(train_sha256: str, validation_sha256: str) -> str:
+    """A sha256 over the hashes of the training and the validation file."""
+    return hashlib.sha256(f"train.bin {train_sha256}\nval.bin {validation_sha256}\n".encode()).hexdigest()

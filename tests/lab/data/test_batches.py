@@ -1,0 +1,166 @@
+"""Batches: every window once an epoch, whatever ranks, micro-batches and history."""
+
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from merit_optim.lab.data import Batches, TokenFile, validation_sequences
+
+TokenFileMaker = Callable[..., TokenFile]
+
+
+def file_of(num_tokens: int) -> TokenFile:
+    """Tokens 0, 1, 2, ...: a sequence tells where it came from. In memory, since only Batches is tested."""
+    return TokenFile(Path("memory"), np.arange(num_tokens, dtype=np.uint32))
+
+
+@st.composite
+def batches(draw: st.DrawFn) -> Batches:
+    context = draw(st.integers(1, 20))
+    num_tokens = draw(st.integers(context + 1, 600))
+    return Batches(
+        file_of(num_tokens),
+        context=context,
+        batch=draw(st.integers(1, 40)),
+        seed=draw(st.integers(0, 2**70)),
+    )
+
+
+def epoch_starts(source: Batches, epoch: int) -> np.ndarray:
+    """First tokens of all sequences of an epoch, in the order they come."""
+    begin, end = epoch * source.num_windows, (epoch + 1) * source.num_windows
+    steps = range(begin // source.batch, (end - 1) // source.batch + 1)
+    rows = np.concatenate([source.sequences(step)[:, 0] for step in steps])
+    skipped = steps[0] * source.batch
+    return rows[begin - skipped : end - skipped]
+
+
+@given(batches(), st.integers(0, 50))
+def test_a_sequence_is_a_run_of_the_file(source: Batches, step: int) -> None:
+    sequences = source.sequences(step)
+    assert sequences.shape == (source.batch, source.context + 1)
+    assert sequences.dtype == np.int64
+    assert np.array_equal(
+        sequences - sequences[:, :1], np.tile(np.arange(source.context + 1), (source.batch, 1))
+    )
+
+
+@given(batches(), st.integers(0, 5))
+def test_every_window_once_an_epoch(source: Batches, epoch: int) -> None:
+    starts = np.sort(epoch_starts(source, epoch))
+    assert np.all(np.diff(starts) == source.context)
+    left_out = source.tokens.num_tokens - 1 - source.num_windows * source.context
+    assert left_out < 2 * source.context
+    assert 0 <= starts[0] <= left_out
+
+
+@given(batches(), st.integers(0, 30), st.data())
+def test_any_split_over_ranks_and_micro_batches_gives_the_same_rows(
+    source: Batches, step: int, data: st.DataObject
+) -> None:
+    cuts = sorted(data.draw(st.lists(st.integers(0, source.batch), max_size=6)))
+    edges = [0, *cuts, source.batch]
+    pieces = [source.sequences(step, begin, end) for begin, end in pairwise(edges)]
+    assert np.array_equal(np.concatenate(pieces), source.sequences(step))
+
+
+@given(batches(), st.lists(st.integers(0, 30), min_size=1, max_size=5))
+def test_history_does_not_matter(source: Batches, earlier: list[int]) -> None:
+    fresh = Batches(source.tokens, context=source.context, batch=source.batch, seed=source.seed)
+    for step in earlier:
+        source.sequences(step)
+    assert np.array_equal(source.sequences(7), fresh.sequences(7))
+
+
+@given(batches(), st.integers(1, 8))
+def test_another_batch_size_goes_through_the_same_rows(source: Batches, batch: int) -> None:
+    other = Batches(source.tokens, context=source.context, batch=batch, seed=source.seed)
+    rows = np.concatenate([other.sequences(step) for step in range(source.batch)])
+    assert np.array_equal(rows, np.concatenate([source.sequences(step) for step in range(batch)]))
+
+
+def test_epochs_and_seeds_differ_in_order_and_in_cuts() -> None:
+    source = Batches(file_of(10_000), context=50, batch=7, seed=1)
+    epochs = [epoch_starts(source, epoch) for epoch in range(20)]
+    assert len({tuple(starts) for starts in epochs}) == 20
+    assert len({int(starts.min()) for starts in epochs}) > 10
+    other = Batches(file_of(10_000), context=50, batch=7, seed=2)
+    assert not np.array_equal(epoch_starts(other, 0), epochs[0])
+
+
+def test_every_token_is_a_target_at_some_time() -> None:
+    source = Batches(file_of(500), context=16, batch=29, seed=0)
+    seen = np.unique([source.sequences(step)[:, 1:] for step in range(200)])
+    assert np.array_equal(seen, np.arange(1, 500))
+
+
+def test_the_same_for_ever() -> None:
+    """What a run of an earlier version of this package saw is what it sees when resumed."""
+    source = Batches(file_of(100_000), context=64, batch=4, seed=3)
+    assert source.sequences(1000)[:, 0].tolist() == [69315, 94531, 15683, 10243]
+
+
+def test_memory_does_not_grow_with_the_file(tmp_path: Path) -> None:
+    """Nine billion tokens (a sparse file): the first batch comes at once."""
+    import tracemalloc
+
+    path = tmp_path / "train.bin"
+    with path.open("wb") as file:
+        file.truncate(18 * 10**9)
+    source = Batches(TokenFile.open(path), context=1024, batch=8, seed=0)
+    tracemalloc.start()
+    assert source.sequences(10**7).shape == (8, 1025)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 2**20
+
+
+def test_a_file_of_one_sequence_repeats_it() -> None:
+    source = Batches(file_of(11), context=10, batch=3, seed=0)
+    assert np.array_equal(source.sequences(5), np.tile(np.arange(11), (3, 1)))
+
+
+def test_too_short_a_file_is_refused(token_file: TokenFileMaker) -> None:
+    tokens = token_file(10)
+    with pytest.raises(ValueError, match=r"tokens.bin has 10 tokens; one sequence of context 10 needs 11"):
+        Batches(tokens, context=10, batch=1, seed=0)
+    with pytest.raises(ValueError, match=r"tokens.bin has 10 tokens"):
+        validation_sequences(tokens, 10, 5)
+
+
+def test_wrong_numbers_are_refused() -> None:
+    tokens = file_of(100)
+    for options in ({"context": 0, "batch": 1}, {"context": 1, "batch": 0}):
+        with pytest.raises(ValueError, match="is 0; it must be at least 1"):
+            Batches(tokens, **options, seed=0)
+    source = Batches(tokens, context=4, batch=8, seed=0)
+    with pytest.raises(ValueError, match="step is -1"):
+        source.sequences(-1)
+    for rows in ((-1, 2), (3, 2), (0, 9)):
+        with pytest.raises(ValueError, match="a batch has the rows 0 to 8"):
+            source.sequences(0, *rows)
+    with pytest.raises(ValueError, match="limit is 0"):
+        validation_sequences(tokens, 4, 0)
+
+
+@given(st.integers(1, 30), st.integers(1, 2000), st.integers(1, 60))
+def test_validation_is_spread_evenly_and_never_empty(context: int, more: int, limit: int) -> None:
+    tokens = file_of(context + more)
+    sequences = validation_sequences(tokens, context, limit)
+    fitting = (context + more - 1) // context
+    assert sequences.shape == (min(limit, fitting), context + 1)
+    starts = sequences[:, 0]
+    assert np.array_equal(sequences, starts[:, None] + np.arange(context + 1))
+    assert starts[0] == 0
+    gaps = np.diff([*starts, fitting * context])
+    assert gaps.min() >= context
+    assert gaps.max() - gaps.min() <= context
+
+
+def test_validation_without_a_limit_is_everything() -> None:
+    assert np.array_equal(validation_sequences(file_of(101), 10)[:, :-1].ravel(), np.arange(100))

@@ -1,0 +1,190 @@
+"""Token files and folders: what opens, and what is refused before anything is computed."""
+
+import hashlib
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from merit_optim.lab.data import Dataset, TokenFile
+from merit_optim.lab.data.index import FileEntry, Index
+
+TokenFileMaker = Callable[..., TokenFile]
+
+
+def write_folder(folder: Path, *, index: bool = True, dtype: str = "uint16") -> Path:
+    """A prepared folder with 1000 training and 100 validation tokens."""
+    files = {}
+    for name, count in (("train.bin", 1000), ("val.bin", 100)):
+        content = (np.arange(count) % 256).astype(dtype).tobytes()
+        (folder / name).write_bytes(content)
+        files[name] = FileEntry(
+            num_tokens=count,
+            num_text_bytes=3 * count,
+            num_documents=1,
+            sha256=hashlib.sha256(content).hexdigest(),
+        )
+    if index:
+        content = Index(
+            tokenizer="bytes", vocab_size=256, end_of_text=None, dtype=dtype, recipe={}, files=files
+        ).to_json()
+        (folder / "dataset.json").write_text(content)
+    return folder
+
+
+def edit_index(folder: Path, **changes: object) -> None:
+    path = folder / "dataset.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+
+@pytest.mark.parametrize("dtype", ["uint16", "uint32"])
+def test_a_prepared_folder_opens(tmp_path: Path, dtype: str) -> None:
+    dataset = Dataset.open(write_folder(tmp_path, dtype=dtype))
+    assert dataset.train.num_tokens == 1000
+    assert dataset.validation.tokens.tolist() == list(range(100))
+    assert dataset.validation.tokens.dtype == dtype
+    assert (dataset.vocab_size, dataset.tokenizer, dataset.bytes_per_token) == (256, "bytes", 3.0)
+    dataset.verify()
+    dataset.train.check(256)
+    with pytest.raises(ValueError, match="read-only"):
+        dataset.train.tokens[0] = 1
+
+
+def test_a_folder_of_nanogpt_opens(tmp_path: Path) -> None:
+    dataset = Dataset.open(str(write_folder(tmp_path, index=False)))
+    assert dataset.train.num_tokens == 1000
+    assert (dataset.vocab_size, dataset.tokenizer, dataset.bytes_per_token) == (None, "unknown", None)
+    with pytest.raises(ValueError, match="nothing to compare with"):
+        dataset.verify()
+    assert Dataset.open(tmp_path, dtype="uint32").train.num_tokens == 500
+    with pytest.raises(ValueError, match="dtype is 'float32'; it must be one of uint16, uint32"):
+        Dataset.open(tmp_path, dtype="float32")
+
+
+def test_the_fingerprint_is_that_of_the_bytes(tmp_path: Path) -> None:
+    """With or without an index; another byte is another fingerprint."""
+    write_folder(tmp_path)
+    with_index = Dataset.open(tmp_path).fingerprint
+    (tmp_path / "dataset.json").unlink()
+    assert Dataset.open(tmp_path).fingerprint == with_index
+    damage(tmp_path / "val.bin")
+    assert Dataset.open(tmp_path).fingerprint != with_index
+
+
+def damage(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[10] ^= 1
+    path.write_bytes(content)
+
+
+def test_verify_finds_a_changed_byte(tmp_path: Path) -> None:
+    write_folder(tmp_path)
+    damage(tmp_path / "train.bin")
+    dataset = Dataset.open(tmp_path)
+    with pytest.raises(ValueError, match=r"train.bin has the sha256 .* but dataset.json says .* changed"):
+        dataset.verify()
+
+
+@pytest.mark.parametrize("name", ["train.bin", "val.bin"])
+@pytest.mark.parametrize(
+    ("size", "with_index", "message"),
+    [
+        (99, True, "has 99 bytes, but .* was cut short or replaced"),
+        (98, True, "has 98 bytes, but .* was cut short or replaced"),
+        (99, False, "has 99 bytes, which is no multiple of 2"),
+        (0, True, "is empty"),
+        (0, False, "is empty"),
+        (None, True, "is missing"),
+        (None, False, "is missing"),
+    ],
+)
+def test_wrong_sizes(tmp_path: Path, name: str, size: int | None, with_index: bool, message: str) -> None:
+    write_folder(tmp_path, index=with_index)
+    path = tmp_path / name
+    path.unlink() if size is None else path.write_bytes(path.read_bytes()[:size])
+    with pytest.raises(ValueError, match=f"{name} {message}"):
+        Dataset.open(tmp_path)
+
+
+def test_no_folder(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"there is no folder .*nowhere; `merit prepare` makes one"):
+        Dataset.open(tmp_path / "nowhere")
+
+
+def test_foreign_token_files(tmp_path: Path) -> None:
+    write_folder(tmp_path, index=False)
+    with (tmp_path / "val.bin").open("wb") as file:
+        np.save(file, np.arange(10, dtype=np.uint16))
+    with pytest.raises(
+        ValueError, match=r"val.bin is not a plain file of tokens but an array saved by numpy"
+    ):
+        Dataset.open(tmp_path)
+    header = np.zeros(256, dtype="<i4")
+    header[:3] = 20240520, 1, 100
+    (tmp_path / "val.bin").write_bytes(header.tobytes() + bytes(200))
+    with pytest.raises(ValueError, match=r"val.bin .* a shard of llm.c"):
+        Dataset.open(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"format": "another"}, "was not written by `merit prepare`"),
+        ({"version": 2}, "has format version 2; this merit-optim reads version 1"),
+        ({"files": {}}, "is damaged"),
+        ({"files": {"train.bin": {"size": 3}}}, "is damaged"),
+        ({"files": 3}, "is damaged"),
+        ({"dtype": "float32"}, "is damaged .*dtype is 'float32'"),
+        ({"fingerprint": "0"}, "is damaged .*fingerprint"),
+    ],
+)
+def test_wrong_indices(tmp_path: Path, changes: dict[str, object], message: str) -> None:
+    edit_index(write_folder(tmp_path), **changes)
+    with pytest.raises(ValueError, match=rf"dataset.json {message}"):
+        Dataset.open(tmp_path)
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", "\x80"])
+def test_an_index_that_is_none(tmp_path: Path, content: str) -> None:
+    (write_folder(tmp_path) / "dataset.json").write_bytes(content.encode("latin-1"))
+    with pytest.raises(ValueError, match=r"dataset.json (is not JSON|was not written)"):
+        Dataset.open(tmp_path)
+
+
+def test_a_dtype_against_the_index(tmp_path: Path) -> None:
+    write_folder(tmp_path)
+    Dataset.open(tmp_path, dtype="uint16")
+    with pytest.raises(ValueError, match=r"dtype is 'uint32', but .*says 'uint16'"):
+        Dataset.open(tmp_path, dtype="uint32")
+
+
+def test_check_names_file_place_and_token(
+    token_file: TokenFileMaker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("merit_optim.lab.data.tokens._BLOCK", 64)
+    tokens = token_file(300)
+    tokens.check(300)
+    with pytest.raises(ValueError, match=r"tokens.bin: token 199 is 199, but the vocabulary has 199 entries"):
+        tokens.check(199)
+
+
+def test_check_needs_no_reading_where_every_token_fits(token_file: TokenFileMaker) -> None:
+    tokens = token_file(70000)  # 0 to 65535, then from 0 again
+    tokens.check(65536)
+    with pytest.raises(ValueError, match="token 65535 is 65535, but the vocabulary has 65535"):
+        tokens.check(65535)
+
+
+def test_a_shard_of_real_text_opens(tmp_path: Path, shared_data: Path) -> None:
+    """A shard as it was published for nanoGPT-like training, in the place of train.bin and val.bin."""
+    import lzma
+
+    for name, packed in (("train.bin", "val_wiki_a.u16.xz"), ("val.bin", "val_books.u16.xz")):
+        (tmp_path / name).write_bytes(lzma.decompress((shared_data / packed).read_bytes()))
+    dataset = Dataset.open(tmp_path)
+    assert 370_000 < dataset.train.num_tokens < 380_000
+    dataset.train.check(50257)
+    with pytest.raises(ValueError, match="but the vocabulary has 50256 entries"):
+        dataset.validation.check(50256)
