@@ -1,0 +1,196 @@
+"""What a model is: its configuration, the presets, its parameters and floating-point operations."""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import dataclass, replace
+from typing import Literal, get_args
+
+Family = Literal["gpt2", "llama"]
+AttentionKind = Literal["auto", "sdpa", "cudnn", "flex", "math"]
+
+_VOCAB_MULTIPLE = 64  # 50257 tokens become nanoGPT's 50304: odd widths are slow on tensor cores
+_DEFAULT_LOSS_CHUNK = 8192
+SMALLEST_FLEX_HEAD = 16  # flex_attention's kernels take no smaller one
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """A GPT-2 or Llama language model.
+
+    GPT-2 is nanoGPT's: pre-norm LayerNorm, GELU, learned positions, tied embeddings, no biases and no
+    dropout. Llama has RMSNorm, rotary positions, SwiGLU and its own output weight.
+
+    Example:
+        >>> config = ModelConfig(family="llama", width=64, heads=4, layers=2, vocab_size=256)
+        >>> config.hidden_width, config.head_width, config.is_tied
+        (176, 16, False)
+        >>> num_parameters(config)
+        133440
+        >>> PRESETS["gpt2-small"].with_vocab(50257).vocab_size
+        50304
+    """
+
+    family: Family = "gpt2"
+    """gpt2 or llama."""
+    width: int = 768
+    """Width of the residual stream."""
+    heads: int = 12
+    """Attention heads; they divide the width."""
+    layers: int = 12
+    """Blocks of attention and MLP."""
+    context: int = 1024
+    """Longest sequence, in tokens."""
+    vocab_size: int = 50304
+    """Rows of the embedding; padding beyond the tokenizer's tokens is allowed."""
+    hidden: int | None = None
+    """Width inside the MLP. None: 4 x width for GPT-2; 8/3 x width, up to a multiple of 16, for Llama."""
+    tied: bool | None = None
+    """Whether the output weight is the token embedding. None: yes for GPT-2, no for Llama."""
+    qk_norm: bool = False
+    """RMSNorm with a learned scale on each head's queries and keys, which bounds the attention logits."""
+    norm_eps: float = 1e-5
+    """Added to the variance in every norm."""
+    rope_base: float = 10000.0
+    """Base of the rotary frequencies (Llama)."""
+    attention: AttentionKind = "auto"
+    """auto: flex in a compiled model on CUDA, else sdpa. cudnn: sdpa by cuDNN alone. math: plain matrix
+    products, which can be differentiated twice."""
+    loss_chunk: int | None = None
+    """Tokens whose logits are held at one time while the loss is computed; 0: all of them. None: 8192,
+    and 0 with math attention, since the loss by chunks cannot be differentiated twice."""
+    float32_residual: bool = False
+    """Keep the residual stream in float32 under autocast, as nanoGPT does; else it has autocast's dtype."""
+
+    def __post_init__(self) -> None:
+        _check_choice("family", self.family, get_args(Family))
+        _check_choice("attention", self.attention, get_args(AttentionKind))
+        for name in ("width", "heads", "layers", "context", "vocab_size"):
+            _check_positive(name, getattr(self, name))
+        if self.hidden is not None:
+            _check_positive("hidden", self.hidden)
+        for name in ("norm_eps", "rope_base"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name} is {getattr(self, name)!r}; it must be above 0")
+        if self.width % self.heads:
+            raise ValueError(
+                f"width {self.width} is no multiple of heads {self.heads}; every head takes an equal share "
+                f"of the width, so choose for example width {-(-self.width // self.heads) * self.heads}"
+            )
+        if self.family == "llama" and self.head_width % 2:
+            raise ValueError(
+                f"width {self.width} over {self.heads} heads gives heads of {self.head_width}; rotary "
+                "positions turn pairs of elements, so a Llama head needs an even width"
+            )
+        if self.attention == "flex" and self.head_width < SMALLEST_FLEX_HEAD:
+            raise ValueError(
+                f"heads of width {self.head_width} are too small for attention 'flex', which needs at least "
+                f"{SMALLEST_FLEX_HEAD}; use fewer heads, or attention 'sdpa'"
+            )
+        if self.loss_chunk is not None and self.loss_chunk < 0:
+            raise ValueError(f"loss_chunk is {self.loss_chunk}; it must be a number of tokens, 0 or None")
+        if self.attention == "math" and self.loss_chunk:
+            raise ValueError(
+                f"loss_chunk {self.loss_chunk} with attention 'math': math is there for second derivatives, "
+                "which the loss by chunks does not have; leave loss_chunk at None or set it to 0"
+            )
+
+    @property
+    def head_width(self) -> int:
+        """Width of one attention head."""
+        return self.width // self.heads
+
+    @property
+    def hidden_width(self) -> int:
+        """Width inside the MLP."""
+        if self.hidden is not None:
+            return self.hidden
+        if self.family == "gpt2":
+            return 4 * self.width
+        return -(-8 * self.width // (3 * 16)) * 16
+
+    @property
+    def is_tied(self) -> bool:
+        """Whether the output weight is the token embedding."""
+        return self.family == "gpt2" if self.tied is None else self.tied
+
+    @property
+    def tokens_per_loss_chunk(self) -> int:
+        """Tokens whose logits are held at one time; 0 means all."""
+        if self.loss_chunk is not None:
+            return self.loss_chunk
+        return 0 if self.attention == "math" else _DEFAULT_LOSS_CHUNK
+
+    def with_vocab(self, num_tokens: int) -> ModelConfig:
+        """This model for a tokenizer of ``num_tokens`` tokens, the vocabulary padded to a multiple of 64."""
+        _check_positive("num_tokens", num_tokens)
+        return replace(self, vocab_size=-(-num_tokens // _VOCAB_MULTIPLE) * _VOCAB_MULTIPLE)
+
+
+def num_parameters(config: ModelConfig) -> int:
+    """How many parameters the model has, a tied weight counted once."""
+    return _num_multiplied(config) + _num_looked_up(config)
+
+
+def flops_per_token(config: ModelConfig) -> int:
+    """Floating-point operations of a forward and backward pass for each token, as PaLM counts them.
+
+    ``6 N + 12 layers width context``: N counts the parameters but those of tables that are only looked
+    up; attention counts in full, although the causal mask makes half of it unnecessary.
+
+    Reference:
+        Chowdhery et al., "PaLM", appendix B, https://arxiv.org/abs/2204.02311
+    """
+    return 6 * _num_multiplied(config) + 12 * config.layers * config.width * config.context
+
+
+def _num_multiplied(config: ModelConfig) -> int:
+    """Parameters that every token is multiplied with."""
+    attention = 4 * config.width**2 + (2 * config.head_width if config.qk_norm else 0)
+    mlp = (2 if config.family == "gpt2" else 3) * config.width * config.hidden_width
+    norms = (2 * config.layers + 1) * config.width
+    return config.layers * (attention + mlp) + norms + config.vocab_size * config.width
+
+
+def _num_looked_up(config: ModelConfig) -> int:
+    """Parameters of embedding tables that are nothing else."""
+    positions = config.context if config.family == "gpt2" else 0
+    tokens = 0 if config.is_tied else config.vocab_size
+    return (positions + tokens) * config.width
+
+
+def _check_choice(name: str, value: object, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        nearest = difflib.get_close_matches(str(value), allowed, n=1)
+        hint = f"; did you mean {nearest[0]!r}?" if nearest else ""
+        raise ValueError(f"unknown {name} {value!r}{hint} Known are {', '.join(allowed)}.")
+
+
+def _check_positive(name: str, value: object) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise ValueError(f"{name} is {value!r}; it must be a whole number above 0")
+
+
+def _gpt2(width: int, heads: int, layers: int, context: int = 1024, vocab_size: int = 50304) -> ModelConfig:
+    return ModelConfig(width=width, heads=heads, layers=layers, context=context, vocab_size=vocab_size)
+
+
+def _llama(width: int, heads: int, layers: int, context: int = 1024, vocab_size: int = 32000) -> ModelConfig:
+    config = _gpt2(width, heads, layers, context, vocab_size)
+    return replace(config, family="llama", norm_eps=1e-6)
+
+
+PRESETS: dict[str, ModelConfig] = {
+    # For bytes and two CPU cores.
+    "tiny": _gpt2(64, 4, 4, context=128, vocab_size=256),
+    "llama-tiny": _llama(64, 4, 4, context=128, vocab_size=256),
+    # For one GPU and minutes to an hour: 10.6M and, with a vocabulary of 16384, 33M parameters in matrices.
+    "nano-10m": _gpt2(384, 6, 6, context=512, vocab_size=256),
+    "nano-33m": _gpt2(512, 8, 8, context=512, vocab_size=16384),
+    # The MERIT paper's GPT-2 models, with nanoGPT's padded vocabulary.
+    "gpt2-small": _gpt2(768, 12, 12),
+    "gpt2-medium": _gpt2(1024, 16, 24),
+    "gpt2-large": _gpt2(1280, 20, 36),
+    "llama-130m": _llama(768, 12, 12),
+    "llama-350m": _llama(1024, 16, 24),
+}
