@@ -1,0 +1,21 @@
+"""The run directory, read and written here only."""
+
+from merit_optim.lab.record.environment import differences, environment
+from merit_optim.lab.record.journal import Journal
+from merit_optim.lab.record.lock import RunInUse, is_locked, lock
+from merit_optim.lab.record.metrics import MetricsWriter, read_metrics
+from merit_optim.lab.record.run import FORMAT, Run, Status
+
+__all__ = [
+    "FORMAT",
+    "Journal",
+    "MetricsWriter",
+    "Run",
+    "RunInUse",
+    "Status",
+    "differences",
+    "environment",
+    "is_locked",
+    "lock",
+    "read_metrics",
+]

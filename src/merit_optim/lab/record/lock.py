@@ -1,0 +1,67 @@
+"""One process at a time on a run directory.
+
+The lock is the kernel's (flock), so it ends with its process, however that ends: a `lock` file that a dead
+process left behind locks nothing. The file's text only says who holds it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import socket
+import time
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+
+_PATIENCE = 0.5  # seconds; someone who only asks for the status holds the lock for an instant
+
+
+class RunInUse(RuntimeError):
+    """Another process works on the run directory."""
+
+
+@contextlib.contextmanager
+def lock(folder: Path) -> Iterator[None]:
+    """Hold a run directory, which is made if need be; RunInUse names the process that has it already."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "lock").open("a+", encoding="utf-8") as file:
+        if not _acquire(file.fileno()):
+            file.seek(0)
+            raise RunInUse(
+                f"{folder} is in use by {file.read().strip() or 'another process'}. Wait for it, stop it, "
+                "or choose another folder."
+            )
+        file.truncate(0)
+        now = datetime.now(UTC).isoformat(timespec="seconds")
+        file.write(f"process {os.getpid()} on {socket.gethostname()} since {now}\n")
+        file.flush()
+        yield  # closing the file ends the lock
+
+
+def is_locked(folder: Path) -> bool:
+    """Whether a process holds the run directory now."""
+    try:
+        file = (folder / "lock").open(encoding="utf-8")
+    except FileNotFoundError:
+        return False
+    with file:
+        return not _try(file.fileno(), fcntl.LOCK_SH)
+
+
+def _acquire(descriptor: int) -> bool:
+    give_up = time.monotonic() + _PATIENCE
+    while not _try(descriptor, fcntl.LOCK_EX):
+        if time.monotonic() > give_up:
+            return False
+        time.sleep(0.02)
+    return True
+
+
+def _try(descriptor: int, kind: int) -> bool:
+    try:
+        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True

@@ -1,0 +1,104 @@
+"""metrics.jsonl: everything a run measured, one JSON object a line.
+
+Each line has a "kind" and a "step", the number of steps done by then (0: before training):
+
+    train        loss, lr, grad_norm, tokens, seconds, tokens_per_second, mfu, memory_gib
+    validation   tokens, loss
+    attention    max_logits, entropy: for each layer a list with one number for each head
+    update       parameters: {name: {clipped, bounded, smallest_ratio, largest_ratio, relative_change}}
+    event        what, message
+
+JSON has no NaN and no infinity: they are written as the strings "nan", "inf" and "-inf".
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+_NOT_IN_JSON = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
+
+
+class MetricsWriter:
+    """Appends lines, each handed to the operating system at once: a killed process loses none.
+
+    Args:
+        path: the file, made if it is not there.
+        offset: where the file is cut before the first line, to go on from a checkpoint; None leaves it whole.
+    """
+
+    def __init__(self, path: Path, offset: int | None = None) -> None:
+        size = path.stat().st_size if path.exists() else 0
+        if offset is not None and offset > size:
+            raise ValueError(
+                f"{path} has {size} bytes, but had {offset} when the checkpoint was made; the file was cut "
+                "or replaced. Put the old one back, or start a new run."
+            )
+        self._file = path.open("ab")
+        if offset is not None:
+            self._file.truncate(offset)
+            self._file.seek(0, os.SEEK_END)
+
+    @property
+    def offset(self) -> int:
+        """The size of the file, which is where the next line will begin."""
+        return self._file.tell()
+
+    def write(self, line: dict[str, Any]) -> None:
+        """Append one line."""
+        self._file.write(json.dumps(_to_json(line), allow_nan=False).encode() + b"\n")
+        self._file.flush()
+
+    def sync(self) -> None:
+        """Wait until the lines are on the disk."""
+        os.fsync(self._file.fileno())
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._file.close()
+
+
+def read_metrics(path: Path) -> Iterator[dict[str, Any]]:
+    """The lines of a metrics file, without a last one that was cut short."""
+    if not path.exists():
+        return
+    with path.open("rb") as file:
+        for number, line in enumerate(file, start=1):
+            if not line.endswith(b"\n"):
+                return
+            try:
+                yield _from_json(json.loads(line))
+            except ValueError as error:
+                raise ValueError(
+                    f"line {number} of {path} is no JSON ({error}). Nothing but the run writes this file; "
+                    "remove the line if its numbers can be missed."
+                ) from None
+
+
+def _to_json(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _to_json(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_to_json(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    return value
+
+
+def _from_json(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _from_json(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_from_json(item) for item in value]
+    if isinstance(value, str):
+        return _NOT_IN_JSON.get(value, value)
+    return value
