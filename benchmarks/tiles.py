@@ -21,7 +21,7 @@ import torch
 from shapes import MODELS, make_parameters, num_elements
 
 from merit_optim import MERIT
-from merit_optim.optim.engines.fused import FusedEngine, Shared
+from merit_optim.optim.engines.fused import FusedEngine
 from merit_optim.optim.engines.tables import Tile
 from merit_optim.optim.engines.work import Control
 
@@ -77,10 +77,9 @@ def main() -> None:
             engine.moments_tile = engine.apply_tile = Tile(rows, columns, steps, warps, registers)
             try:
                 engine.step(works, Control(), None)
-                shared = Shared(engine._sizes, engine._hyper, None)
-                (launch,) = engine._launches
-                moments = milliseconds(partial(launch.run_moments, shared, Control()), args.repeats)
-                apply = milliseconds(partial(launch.run_apply, shared, Control(), None), args.repeats)
+                (launch,), shared = engine._launches, engine._shared
+                moments = milliseconds(partial(launch.run_moments, shared, None, Control()), args.repeats)
+                apply = milliseconds(partial(launch.run_apply, shared, None, Control(), None), args.repeats)
             except Exception as error:
                 print(model, engine.apply_tile, type(error).__name__, str(error)[:80], file=sys.stderr)
                 continue

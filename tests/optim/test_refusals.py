@@ -129,7 +129,7 @@ def test_a_sparse_gradient_is_refused(device, optimizer_class) -> None:
     params[1].grad = dense.to_sparse()
     before = [p.detach().clone() for p in params]
     with pytest.raises(
-        TypeError, match=r"parameter 1 \(shape \(4, 3\)\) has layout torch.sparse_coo; .* sparse=F"
+        TypeError, match=r"parameter 1 of group 0 \(shape \(4, 3\)\) has layout torch.sparse_coo; .* sparse=F"
     ):
         optimizer.step()
     assert_same_bits([p.detach() for p in params], before)

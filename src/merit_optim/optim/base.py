@@ -18,7 +18,7 @@ from torch.optim.optimizer import ParamsT, _use_grad_for_differentiable
 
 from merit_optim.optim import validate
 from merit_optim.optim.engines.gradients import all_finite, total_norm
-from merit_optim.optim.engines.sharded import Sharding, is_sharded, local
+from merit_optim.optim.engines.sharded import Sharding, any_sharded, local
 from merit_optim.optim.engines.work import Control, Controls, Work, apart, by_device, items_of
 
 NonFinite = Literal["propagate", "skip", "raise"]
@@ -26,6 +26,9 @@ NONFINITE: tuple[NonFinite, ...] = ("propagate", "skip", "raise")
 
 # These concern the step as a whole, so groups cannot differ in them.
 WHOLE_STEP_OPTIONS = ("max_grad_norm", "nonfinite")
+
+
+_GRAD, _LAYOUT = operator.attrgetter("grad"), operator.attrgetter("layout")
 
 
 class _AsSaved:
@@ -127,8 +130,7 @@ class SafeOptimizer(Optimizer):
             return loss
         controls = self._controls(works, sharding)
         if controls is not None:
-            self._count_step(works, controls)
-            self._update(works, controls)
+            self._update(works, controls, sharding)
         return loss
 
     def _find_sharding(self) -> Sharding | None:
@@ -137,7 +139,7 @@ class SafeOptimizer(Optimizer):
         Made anew when the parameters are others: libraries that shard them put them into the groups in place.
         """
         params = [param for group in self.param_groups for param in group["params"]]
-        if torch.compiler.is_compiling() or not any(map(is_sharded, params)):
+        if torch.compiler.is_compiling() or not any_sharded(params):
             return None
         known, sharding = self._sharding or ([], None)
         if sharding is None or len(known) != len(params) or not all(map(operator.is_, known, params)):
@@ -145,8 +147,8 @@ class SafeOptimizer(Optimizer):
             self._sharding = params, sharding
         return sharding
 
-    def _update(self, works: list[Work], controls: Controls) -> None:
-        """Change parameters and state."""
+    def _update(self, works: list[Work], controls: Controls, sharding: Sharding | None) -> None:
+        """Count the step, and change parameters and state."""
         raise NotImplementedError
 
     def _gather(self) -> list[Work]:
@@ -175,28 +177,41 @@ class SafeOptimizer(Optimizer):
         torch.compile knows this method by its name and runs it as it is instead of tracing it, which
         is why it takes lists to fill and returns nothing.
         """
-        slots = list(zip(self.STATE_KEYS, states, strict=True))
-        for i, param in enumerate(group["params"]):
-            grad = param.grad
-            if grad is None:
-                continue
-            if grad.layout is not torch.strided:
-                raise TypeError(
-                    f"the gradient of parameter {i} (shape {tuple(param.shape)}) has layout "
-                    f"{grad.layout}; {type(self).__name__} needs dense gradients. For an embedding, "
-                    "use sparse=False."
-                )
-            state = self.state.get(param)
-            if not state:
-                self._check_parameter(f"parameter {i} of shape {tuple(param.shape)}", param)
-                state = {}
-                self._init_state(param, group, state)
-                self.state[param] = state
-            params.append(param)
-            grads.append(grad)
-            steps.append(state["step"])
-            for key, tensors in slots:
-                tensors.append(state[key])
+        # With hundreds of parameters this is most of what a step costs the host: no loop does more than
+        # one thing, and what never happens is looked for only once something has.
+        params += [param for param in group["params"] if param.grad is not None]
+        grads += map(_GRAD, params)
+        if set(map(_LAYOUT, grads)) - {torch.strided}:
+            self._refuse_layout(params, grads)
+        of_params: list[Any] = list(map(self.state.get, params))
+        if not all(of_params):
+            of_params = [self._state_of(param, group) for param in params]
+        steps += [state["step"] for state in of_params]
+        for key, tensors in zip(self.STATE_KEYS, states, strict=True):
+            tensors += [state[key] for state in of_params]
+
+    def _refuse_layout(self, params: list[Tensor], grads: list[Tensor]) -> None:
+        param, grad = next(
+            pair for pair in zip(params, grads, strict=True) if pair[1].layout != torch.strided
+        )
+        raise TypeError(
+            f"the gradient of {self._name_of(param)} (shape {tuple(param.shape)}) has layout "
+            f"{grad.layout}; {type(self).__name__} needs dense gradients. For an embedding, "
+            "use sparse=False."
+        )
+
+    def _state_of(self, param: Tensor, group: dict[str, Any]) -> dict[str, Any]:
+        """A parameter's state, made where there is none."""
+        state: dict[str, Any] = self.state.get(param) or {}
+        if not state:
+            self._check_parameter(f"{self._name_of(param)} of shape {tuple(param.shape)}", param)
+            self._init_state(param, group, state)
+            self.state[param] = state
+        return state
+
+    def _name_of(self, param: Tensor) -> str:
+        named = (pair for index in range(len(self.param_groups)) for pair in self._named(index))
+        return next(name for name, other in named if other is param)
 
     def _init_state(self, param: Tensor, group: dict[str, Any], state: dict[str, Any]) -> None:
         state["step"] = torch.zeros((), dtype=torch.float32, device=self._step_device(param, group))
@@ -218,6 +233,8 @@ class SafeOptimizer(Optimizer):
         for device, on_device in apart(works, controls).items():
             skip = controls[device].skip
             steps = [step for work in on_device for step in work.steps]
+            if not steps:
+                continue
             if skip is None:
                 torch._foreach_add_(steps, 1)
             else:

@@ -10,6 +10,7 @@ from torch.optim.optimizer import ParamsT
 
 from merit_optim.optim.algorithm import compute_dtype
 from merit_optim.optim.base import NonFinite, SafeOptimizer
+from merit_optim.optim.engines.sharded import Sharding
 from merit_optim.optim.engines.work import Controls, Item, Work, scalar, update_each
 
 
@@ -75,7 +76,9 @@ class Lion(SafeOptimizer):
             },
         )
 
-    def _update(self, works: list[Work], controls: Controls) -> None:
+    def _update(self, works: list[Work], controls: Controls, sharding: Sharding | None) -> None:
+        del sharding  # every element for itself: there is nothing to exchange
+        self._count_step(works, controls)
         update_each(works, controls, _lion)
 
 

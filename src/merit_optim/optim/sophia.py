@@ -12,7 +12,7 @@ from torch.optim.optimizer import ParamsT
 from merit_optim.optim import validate
 from merit_optim.optim.algorithm import compute_dtype
 from merit_optim.optim.base import NonFinite, SafeOptimizer
-from merit_optim.optim.engines.sharded import local
+from merit_optim.optim.engines.sharded import Sharding, local
 from merit_optim.optim.engines.work import Controls, Item, Work, scalar, update_each
 
 
@@ -123,7 +123,9 @@ class SophiaG(SafeOptimizer):
         if controls is not None:
             update_each(works, controls, partial(_curvature, num_labels=num_labels))
 
-    def _update(self, works: list[Work], controls: Controls) -> None:
+    def _update(self, works: list[Work], controls: Controls, sharding: Sharding | None) -> None:
+        del sharding  # every element for itself: there is nothing to exchange
+        self._count_step(works, controls)
         update_each(works, controls, _sophia)
 
     def __getstate__(self) -> dict[str, Any]:

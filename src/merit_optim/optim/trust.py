@@ -14,7 +14,7 @@ from merit_optim.optim import validate
 from merit_optim.optim.algorithm import NORMS, Norm
 from merit_optim.optim.base import NonFinite, SafeOptimizer
 from merit_optim.optim.engines import direct, eager, fused_unavailable, interpreting
-from merit_optim.optim.engines.sharded import is_sharded, sharded_dims
+from merit_optim.optim.engines.sharded import Sharding, is_sharded, sharded_dims
 from merit_optim.optim.engines.work import Controls, Work, apart
 from merit_optim.optim.statistics import Recorder, UpdateStatistics
 
@@ -185,8 +185,9 @@ class TrustRatioOptimizer(SafeOptimizer):
         )
         return fused or super()._step_supports_amp_scaling
 
-    def _update(self, works: list[Work], controls: Controls) -> None:
+    def _update(self, works: list[Work], controls: Controls, sharding: Sharding | None) -> None:
         if torch.compiler.is_compiling() or self.defaults["differentiable"]:
+            self._count_step(works, controls)
             direct.step(works, controls)
             return
         if self._recorder is not None:
@@ -199,10 +200,11 @@ class TrustRatioOptimizer(SafeOptimizer):
                 fused_part = self._fused_engine(device).part_of(fused, controls[device])
                 parts.append(fused_part)
                 rest += fused_part.rest
+            self._count_step(rest, controls)  # the fused engine counts its own
             parts += eager.parts_of(rest, controls)
         for part in parts:
             part.moments()
-        if (sharding := self._find_sharding()) is not None:
+        if sharding is not None:
             owners = {p: owner for work in works for p, owner in zip(work.params, work.owners, strict=True)}
             sharding.reduce((place for part in parts for place in part.places), owners)
         for part in parts:

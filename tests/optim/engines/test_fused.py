@@ -185,7 +185,7 @@ def sizes_in_the_buffer(engine: FusedEngine, params: list[nn.Parameter]) -> dict
     found: dict[int, list[list[Tensor]]] = {i: [[], []] for i in range(len(params))}
     for launch in engine._launches:
         for w in launch.weights:
-            for sizes, of_item in zip(engine._sizes, found[w.item], strict=True):
+            for sizes, of_item in zip(engine._shared.sizes, found[w.item], strict=True):
                 if w.has_rows:
                     of_item.append(sizes[w.rows_at : w.rows_at + w.rows])
                     of_item.append(sizes[w.columns_at : w.columns_at + w.columns])
@@ -335,7 +335,7 @@ def test_the_device_can_skip_a_step(device, build) -> None:
             works = optimizer._gather()
             before = snapshot(optimizer)
             flag = torch.tensor(skip, device=device)
-            optimizer._update(works, {params[0].device: Control(skip=flag)})
+            optimizer._update(works, {params[0].device: Control(skip=flag)}, None)
             if skip:
                 assert_unchanged(optimizer, before)
             else:

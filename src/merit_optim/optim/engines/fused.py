@@ -10,8 +10,9 @@ from __future__ import annotations
 import array
 import math
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from itertools import chain
 from typing import Any, NamedTuple
 
 import torch
@@ -35,6 +36,8 @@ _TRITON = {
 # The best of those that benchmarks/tiles.py measures on an H200; docs/performance.md has the figures.
 MOMENTS_TILE = Tile(rows=32, columns=64, steps=4, warps=4)
 APPLY_TILE = Tile(rows=16, columns=64, steps=2, warps=4)
+
+_DTYPE = operator.attrgetter("dtype")
 
 # Offsets within a tile have 32 bits.
 MAX_COLUMNS = 2**24
@@ -95,6 +98,7 @@ class Tensors(NamedTuple):
     grads: list[Tensor]
     exp_avgs: list[Tensor]
     exp_avg_sqs: list[Tensor]
+    steps: list[Tensor]
 
     @staticmethod
     def of(works: Sequence[Work]) -> Tensors:
@@ -103,25 +107,50 @@ class Tensors(NamedTuple):
             [x for work in works for x in work.grads],
             [x for work in works for x in work.states[0]],
             [x for work in works for x in work.states[1]],
+            [x for work in works for x in work.steps],
         )
 
     def addresses(self) -> array.array[int]:
-        return array.array("q", [x.data_ptr() for tensors in self for x in tensors])
+        return array.array("q", map(Tensor.data_ptr, chain.from_iterable(self)))
 
 
-class Shared(NamedTuple):
+class Shared:
     """What all launches of a step read."""
 
-    sizes: Tensor
-    """(2, length): the sizes of weights and of updates, laid out by ``plan``."""
-    hyper: Tensor
-    """(group, NUM_HYPER)."""
-    corrections: Tensor | None
-    """(item, 2): Adam's bias corrections, where a launch needs them."""
+    def __init__(self, length: int, num_groups: int, device: torch.device) -> None:
+        self.sizes = torch.zeros(2, length, device=device)
+        """The sizes of weights and of updates, laid out by ``plan``."""
+        self.sizes_of_both = self.sizes.unbind()
+        self.bits_of_both = self.sizes.view(torch.int32).unbind()
+        self.hyper = torch.empty(num_groups, kernels.NUM_HYPER.value, device=device)
+
+
+class Kernel:
+    """A Triton kernel with its grid.
+
+    From the second time on it is started by its handle: to have it found again by its arguments would cost
+    the host more than all the rest of a step.
+    """
+
+    def __init__(self, function: Any, num_programs: int, **constants: Any) -> None:
+        self._function, self._grid, self._constants = function, (num_programs, 1, 1), constants
+        self._known: dict[tuple[bool, ...], tuple[Callable[..., None], list[Any]]] = {}
+
+    def __call__(self, *args: Any, **flags: bool) -> None:
+        key = tuple(flags.values())
+        if key in self._known:
+            start, constants = self._known[key]
+            start(*args, *constants)
+            return
+        named = self._constants | flags
+        handle = self._function[self._grid](*args, **named)
+        if handle is not None:  # Triton's interpreter has none
+            constants = [named[name] for name in self._function.arg_names[len(args) :]]
+            self._known[key] = handle[self._grid], constants
 
 
 class Launch:
-    """The parameters of one variant: their tables, and the kernel that runs over them."""
+    """The parameters of one variant: their tables, and the kernels that run over them."""
 
     def __init__(
         self, variant: Variant, weights: list[Weight], device: torch.device, moments: Tile, apply: Tile
@@ -129,74 +158,83 @@ class Launch:
         self.variant, self.weights = variant, weights
         self.moments_grid = grid_of(weights, moments, device)
         self.apply_grid = self.moments_grid if apply == moments else grid_of(weights, apply, device)
-        self.pointers = torch.empty(len(weights), 4, dtype=torch.int64, device=device)
+        self.pointers = torch.empty(
+            len(weights), kernels.NUM_POINTERS.value, dtype=torch.int64, device=device
+        )
         self.items = torch.tensor([w.item for w in weights])
         self.items_there = self.items.to(device)
         sizes = [dtype.itemsize for dtype in (variant.param, variant.grad, variant.state, variant.state)]
-        self.offsets = torch.tensor([[w.offset * size for size in sizes] for w in weights])
+        self.offsets = torch.tensor([[*(w.offset * size for size in sizes), 0] for w in weights])
+        # The first matrix of a parameter counts its step; the others have no address for it.
+        self.counts = torch.tensor([[1, 1, 1, 1, int(w.offset == 0)] for w in weights])
         num_sums = sum(self.moments_grid.num_tiles) if variant.l2 else 0
-        self.sums = torch.empty(2, num_sums, device=device)
-
-    def send_addresses(self, addresses: Tensor, sender: Sender) -> None:
-        """Put the weights' addresses, from the (4, item) addresses of their parameters, into the table."""
-        sender.send(addresses.T[self.items] + self.offsets, self.pointers)
-
-    def corrections(self, shared: Shared) -> Tensor:
-        """(weight, 2): the bias corrections; anything where there are none."""
-        return shared.hyper if shared.corrections is None else shared.corrections[self.items_there]
-
-    def run_moments(self, shared: Shared, control: Control) -> None:
-        """The first phase, and for l2 the sums that follow it."""
-        grid, variant, nothing = self.moments_grid, self.variant, shared.hyper
-        sizes = self.sums if variant.l2 else shared.sizes.view(torch.int32)
-        kernels.moments[(grid.num_programs,)](
-            grid.schedule,
-            grid.weights,
-            self.pointers,
-            shared.hyper,
-            self.corrections(shared),
-            nothing if control.gradient_scale is None else control.gradient_scale,
-            nothing if control.skip is None else control.skip.view(torch.uint8),
-            sizes[0],
-            sizes[1],
-            PARAM=_TRITON[variant.param],
+        self.sums = torch.empty(2, num_sums, device=device).unbind()
+        same = {
+            "PARAM": _TRITON[variant.param],
+            "STATE": _TRITON[variant.state],
+            "ALIGNED": variant.aligned,
+            "ANY_ROWS": variant.element_wise,
+            "BIAS_CORRECTION": variant.bias_correction,
+        }
+        self._moments = Kernel(
+            kernels.moments,
+            self.moments_grid.num_programs,
             GRAD=_TRITON[variant.grad],
-            STATE=_TRITON[variant.state],
-            ALIGNED=variant.aligned,
-            ANY_ROWS=variant.element_wise,
             L2=variant.l2,
             MAXIMIZE=variant.maximize,
-            BIAS_CORRECTION=variant.bias_correction,
-            HAS_SCALE=control.gradient_scale is not None,
-            HAS_SKIP=control.skip is not None,
-            **grid.tile.launch_options,
+            **same,
+            **moments.launch_options,
         )
-        if variant.l2:
-            for sums, total in zip(self.sums, shared.sizes, strict=True):
-                kernels.sum_squares[(len(self.weights),)](grid.weights, sums, total, BLOCK=1024)
+        self._sum_squares = Kernel(kernels.sum_squares, len(weights), BLOCK=1024)
+        self._apply = Kernel(
+            kernels.apply,
+            self.apply_grid.num_programs,
+            WEIGHT_BOUND=variant.weight_bound,
+            **same,
+            **apply.launch_options,
+        )
 
-    def run_apply(self, shared: Shared, control: Control, statistics: Tensor | None) -> None:
-        """The last phase."""
-        grid, variant, nothing = self.apply_grid, self.variant, shared.hyper
-        kernels.apply[(grid.num_programs,)](
+    def send_addresses(self, addresses: Tensor, sender: Sender) -> None:
+        """Put the weights' addresses, from the (5, item) addresses of their parameters, into the table."""
+        sender.send(addresses.T[self.items] * self.counts + self.offsets, self.pointers)
+
+    def run_moments(self, shared: Shared, corrections: Tensor | None, control: Control) -> None:
+        """The first phase, and for l2 the sums that follow it. ``corrections``: (item, 2), Adam's."""
+        grid, nothing = self.moments_grid, shared.hyper
+        weight_sizes, update_sizes = self.sums if self.variant.l2 else shared.bits_of_both
+        self._moments(
             grid.schedule,
             grid.weights,
             self.pointers,
             shared.hyper,
-            self.corrections(shared),
+            nothing if corrections is None else corrections[self.items_there],
+            nothing if control.gradient_scale is None else control.gradient_scale,
             nothing if control.skip is None else control.skip.view(torch.uint8),
-            shared.sizes[0],
-            shared.sizes[1],
+            weight_sizes,
+            update_sizes,
+            HAS_SCALE=control.gradient_scale is not None,
+            HAS_SKIP=control.skip is not None,
+        )
+        if self.variant.l2:
+            for sums, total in zip(self.sums, shared.sizes_of_both, strict=True):
+                self._sum_squares(grid.weights, sums, total)
+
+    def run_apply(
+        self, shared: Shared, corrections: Tensor | None, control: Control, statistics: Tensor | None
+    ) -> None:
+        """The last phase."""
+        grid, nothing = self.apply_grid, shared.hyper
+        self._apply(
+            grid.schedule,
+            grid.weights,
+            self.pointers,
+            shared.hyper,
+            nothing if corrections is None else corrections[self.items_there],
+            nothing if control.skip is None else control.skip.view(torch.uint8),
+            *shared.sizes_of_both,
             nothing if statistics is None else statistics,
-            PARAM=_TRITON[variant.param],
-            STATE=_TRITON[variant.state],
-            ALIGNED=variant.aligned,
-            ANY_ROWS=variant.element_wise,
-            WEIGHT_BOUND=variant.weight_bound,
-            BIAS_CORRECTION=variant.bias_correction,
             HAS_SKIP=control.skip is not None,
             RECORD=statistics is not None,
-            **grid.tile.launch_options,
         )
 
     def record(self, statistics: Tensor, names: Sequence[str], recorder: Recorder) -> None:
@@ -265,7 +303,7 @@ class FusedEngine:
             capturing = self.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
             resend = capturing or self._sender.has_captured
             if resend or addresses != self._addresses:
-                table = torch.frombuffer(addresses, dtype=torch.int64).view(4, -1)
+                table = torch.frombuffer(addresses, dtype=torch.int64).view(len(tensors), -1)
                 for launch in self._launches:
                     launch.send_addresses(table, self._sender)
             self._send_hyper(works, resend)
@@ -305,9 +343,10 @@ class FusedEngine:
         groups = [work.group for work in works for _ in work.params]
         members: dict[Variant, list[int]] = {}
         self._unfused: set[int] = set()
-        for i, (param, *others) in enumerate(zip(*tensors, strict=True)):
+        for i, (param, *others, step) in enumerate(zip(*tensors, strict=True)):
             dense = all(x.is_contiguous() and x.dtype in _TRITON for x in others)
-            if param.numel() and dense and refusal(groups[i], param) is None:
+            countable = step.device == param.device and step.dtype == torch.float32
+            if param.numel() and dense and countable and refusal(groups[i], param) is None:
                 members.setdefault(variant_of(groups[i], param, *others), []).append(i)
             else:
                 self._unfused.add(i)
@@ -332,8 +371,7 @@ class FusedEngine:
             )
             for variant, items in members.items()
         ]
-        self._sizes = torch.zeros(2, layout.length, device=self.device)
-        self._hyper = torch.empty(len(works), kernels.NUM_HYPER.value, device=self.device)
+        self._shared = Shared(layout.length, len(works), self.device)
         self._owners = _owners(works)
         self._options = [_options(work) for work in works]
         self._grad_kinds = _kinds(tensors.grads)
@@ -349,16 +387,14 @@ class FusedEngine:
                 lr = lr.item() if lr.device.type == "cpu" else math.inf
             values += (lr, beta1, 1 - beta1, beta2, 1 - beta2, group["eps"], group["weight_decay"])
             values.append(math.inf if clip is None else clip)
-        packed = array.array("f", values)
+        packed, hyper = array.array("f", values), self._shared.hyper
         if resend or packed != self._hyper_values:
-            self._sender.send(
-                torch.frombuffer(packed, dtype=torch.float32).view(self._hyper.shape), self._hyper
-            )
+            self._sender.send(torch.frombuffer(packed, dtype=torch.float32).view(hyper.shape), hyper)
             self._hyper_values = packed
-        for row, work in zip(self._hyper, works, strict=True):
+        for row, work in enumerate(works):
             lr = work.group["lr"]
             if isinstance(lr, Tensor) and lr.device.type != "cpu":
-                row[kernels.LR.value].copy_(lr.reshape(()))
+                hyper[row, kernels.LR.value].copy_(lr.reshape(()))
 
 
 class FusedPart:
@@ -367,27 +403,26 @@ class FusedPart:
     def __init__(self, engine: FusedEngine, works: list[Work], control: Control) -> None:
         self.engine, self.works, self.control = engine, works, control
         self.rest = _rest(works, engine._unfused)
-        self._shared: Shared | None = None
+        self._corrections = None
+        if any(launch.variant.bias_correction for launch in engine._launches):
+            self._corrections = torch.cat([_corrections(work, engine.device) for work in works])
 
     @property
     def places(self) -> list[Place]:
         """Where the sizes of each weight are."""
         params = [param for work in self.works for param in work.params]
-        return [Place(params[i], self.engine._sizes, slot) for i, slot in self.engine._slots.items()]
+        return [Place(params[i], self.engine._shared.sizes, slot) for i, slot in self.engine._slots.items()]
 
     def moments(self) -> None:
         """Update m and v, and measure w and u."""
-        engine, corrections = self.engine, None
+        shared = self.engine._shared
         with self._on_device():
-            if any(launch.variant.bias_correction for launch in engine._launches):
-                corrections = torch.cat([self._corrections(work) for work in self.works])
-            self._shared = Shared(engine._sizes.zero_(), engine._hyper, corrections)
-            for launch in engine._launches:
-                launch.run_moments(self._shared, self.control)
+            shared.sizes.zero_()
+            for launch in self.engine._launches:
+                launch.run_moments(shared, self._corrections, self.control)
 
     def apply(self, recorder: Recorder | None) -> None:
-        """Change w."""
-        assert self._shared is not None, "moments come first"
+        """Change w, and count the step."""
         with self._on_device():
             for launch in reversed(self.engine._launches):
                 statistics = None
@@ -395,7 +430,7 @@ class FusedPart:
                     num_tiles = sum(launch.apply_grid.num_tiles)
                     shape = (num_tiles, kernels.NUM_STATISTICS.value)
                     statistics = torch.zeros(shape, device=self.engine.device)
-                launch.run_apply(self._shared, self.control, statistics)
+                launch.run_apply(self.engine._shared, self._corrections, self.control, statistics)
                 if recorder is not None and statistics is not None:
                     names = [name for work in self.works for name in names_of(work)]
                     launch.record(statistics, names, recorder)
@@ -403,12 +438,16 @@ class FusedPart:
     def _on_device(self) -> AbstractContextManager[Any]:
         """Triton launches on the current device, whatever the tensors are on."""
         device = self.engine.device
-        return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
+        if device.type != "cuda" or device.index == torch.cuda.current_device():
+            return nullcontext()
+        return torch.cuda.device(device)
 
-    def _corrections(self, work: Work) -> Tensor:
-        steps = torch.stack(work.steps).to(self.engine.device)
-        correction = algorithm.bias_correction(steps, *work.group["betas"])
-        return torch.stack([torch.as_tensor(x) for x in correction], 1).float()
+
+def _corrections(work: Work, device: torch.device) -> Tensor:
+    """(item, 2): Adam's bias corrections for the step that is being taken, which is counted at its end."""
+    steps = torch.stack(work.steps).to(device) + 1
+    correction = algorithm.bias_correction(steps, *work.group["betas"])
+    return torch.stack([torch.as_tensor(x) for x in correction], 1).float()
 
 
 def _owners(works: list[Work]) -> list[Tensor]:
@@ -423,7 +462,7 @@ def _options(work: Work) -> tuple[Any, ...]:
 
 
 def _kinds(grads: list[Tensor]) -> tuple[list[torch.dtype], list[bool]]:
-    return [x.dtype for x in grads], [x.is_contiguous() for x in grads]
+    return list(map(_DTYPE, grads)), list(map(Tensor.is_contiguous, grads))
 
 
 def _rest(works: list[Work], unfused: set[int]) -> list[Work]:

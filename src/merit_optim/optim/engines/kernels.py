@@ -5,7 +5,7 @@ It finds its tile in tables, so that any number of weights share a launch:
 
     schedule (program // CHUNK, 2)  -> weight; first of CHUNK tiles
     weights  (weight, NUM_FIELDS)   -> shape, places in the sizes buffers, group
-    pointers (weight, 4)            -> addresses of w, g, m and v
+    pointers (weight, NUM_POINTERS) -> addresses of w, g, m, v and of the count of steps
     hyper    (group, NUM_HYPER)     -> learning rate, betas and so on
 
 Sizes are float32 magnitudes, compared as the integers their bits spell: for numbers that are not
@@ -27,6 +27,7 @@ NUM_FIELDS = tl.constexpr(9)
 ROWS, COLUMNS, ROWS_AT, COLUMNS_AT, WHOLE_AT, HAS_ROWS, GROUP, TILES_AT, NUM_TILES = (
     tl.constexpr(i) for i in range(9)
 )
+NUM_POINTERS = tl.constexpr(5)
 NUM_HYPER = tl.constexpr(8)
 LR, BETA1, ONE_MINUS_BETA1, BETA2, ONE_MINUS_BETA2, EPS, WEIGHT_DECAY, CLIP = (
     tl.constexpr(i) for i in range(8)
@@ -123,7 +124,7 @@ def moments(
     if tile >= tl.load(entry + NUM_TILES):  # a weight's last chunk may be larger than what is left
         return
     first_row, columns = _place(entry, tile, BLOCK_R * STEPS, BLOCK_C)
-    pointers += weight * 4
+    pointers += weight * NUM_POINTERS
     correction = corrections + weight * 2
     hyper += tl.load(entry + GROUP) * NUM_HYPER
     num_rows = tl.minimum(tl.load(entry + ROWS) - first_row, BLOCK_R * STEPS).to(tl.int32)
@@ -226,7 +227,7 @@ def apply(
     BLOCK_C: tl.constexpr,
     STEPS: tl.constexpr,
 ):
-    """w <- w - lr * clamp(s*u)."""
+    """w <- w - lr * clamp(s*u), and the step is counted."""
     if HAS_SKIP:  # noqa: SIM102  # known at compile time, unlike the other
         if tl.load(skip) != 0:
             return
@@ -237,7 +238,7 @@ def apply(
     if tile >= tl.load(entry + NUM_TILES):
         return
     first_row, columns = _place(entry, tile, BLOCK_R * STEPS, BLOCK_C)
-    pointers += weight * 4
+    pointers += weight * NUM_POINTERS
     correction = corrections + weight * 2
     hyper += tl.load(entry + GROUP) * NUM_HYPER
     num_rows = tl.minimum(tl.load(entry + ROWS) - first_row, BLOCK_R * STEPS).to(tl.int32)
@@ -250,6 +251,11 @@ def apply(
     w_at = _address(pointers, 0, offset, PARAM, ALIGNED)
     m_at = _address(pointers, 2, offset, STATE, ALIGNED)
     v_at = _address(pointers, 3, offset, STATE, ALIGNED)
+    if tile == 0:
+        address = tl.load(pointers + 4)
+        if address != 0:
+            count_at = address.to(tl.pointer_type(tl.float32))
+            tl.store(count_at, tl.load(count_at) + 1)
     lr, clip = tl.load(hyper + LR), tl.load(hyper + CLIP)
     eps, weight_decay = tl.load(hyper + EPS), tl.load(hyper + WEIGHT_DECAY)
     whole_at = tl.load(entry + WHOLE_AT)

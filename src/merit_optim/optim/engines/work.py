@@ -53,7 +53,7 @@ Controls = dict[torch.device, Control]
 
 def by_device(works: list[Work]) -> dict[torch.device, list[Work]]:
     """The same work, each device's apart."""
-    devices = dict.fromkeys(param.device for work in works for param in work.params)  # keeps their order
+    devices = dict.fromkeys([param.device for work in works for param in work.params])  # keeps their order
     if len(devices) == 1:
         return {next(iter(devices)): works}
     apart: dict[torch.device, list[Work]] = {device: [] for device in devices}
