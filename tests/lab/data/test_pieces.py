@@ -1,0 +1,52 @@
+"""Cutting text: nothing is lost, pieces are bounded, and no tokenizer notices."""
+
+import io
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from merit_optim.lab.data.pieces import cut
+
+
+@given(st.binary(max_size=3000), st.integers(1, 400))
+def test_pieces_join_to_the_whole(content: bytes, size: int) -> None:
+    pieces = list(cut(io.BytesIO(content), size))
+    assert b"".join(pieces) == content
+    assert all(len(piece) > size for piece in pieces[:-1])
+    assert all(pieces)
+
+
+@given(st.text(max_size=2000), st.integers(1, 400))
+def test_no_character_is_cut(text: str, size: int) -> None:
+    assert "".join(piece.decode() for piece in cut(io.BytesIO(text.encode()), size)) == text
+
+
+def test_cuts_come_soon_after_the_size_in_real_text() -> None:
+    text = b"one two three, four\nfive " * 1000
+    assert max(map(len, cut(io.BytesIO(text), 100))) < 110
+
+
+class CountingReader(io.BytesIO):
+    num_reads = 0
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        self.num_reads += 1
+        return super().read(size)
+
+
+def test_text_without_a_place_to_cut_is_one_piece_and_linear() -> None:
+    file = CountingReader(b"x" * 10**6)
+    assert [len(piece) for piece in cut(file, 10)] == [10**6]
+    assert file.num_reads < 30
+
+
+@pytest.mark.parametrize("size", [1, 2, 5, 17])
+@given(text=st.text(st.sampled_from("ab1, .'s\n\t\r\u00a0\u3000\u00e9\u0301<|>"), max_size=300))
+def test_gpt2s_pattern_does_not_notice(size: int, text: str) -> None:
+    """Splitting the pieces gives what splitting the whole gives."""
+    from tokenizers.pre_tokenizers import ByteLevel
+
+    split = ByteLevel(add_prefix_space=False).pre_tokenize_str
+    pieces = [piece.decode() for piece in cut(io.BytesIO(text.encode()), size)]
+    assert [word for piece in pieces for word, _ in split(piece)] == [word for word, _ in split(text)]

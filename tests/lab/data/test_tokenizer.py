@@ -1,0 +1,113 @@
+"""Tokenizers: what they are called, that they lose nothing, and that text is never mistaken for a mark."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from merit_optim.lab.data import tokenizer as tokenizers
+from merit_optim.lab.data.tokenizer import Bytes, Gpt2, TrainedBpe, train_bpe
+
+SAMPLE = [
+    b"def decode(text):\n    return text.decode()\n" * 50,
+    "Größe, 寸法, <|endoftext|> and  blanks \n\n".encode() * 20,
+]
+
+
+@pytest.fixture(scope="module")
+def bpe_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("bpe") / "tokenizer.json"
+    path.write_text(train_bpe(SAMPLE, 300))
+    return path
+
+
+@pytest.mark.parametrize(
+    "name", ["", "byte", "GPT2", "bpe", "bpe-", "bpe-x", "bpe-256", "bpe-1000001", "bpe--300"]
+)
+def test_unknown_names_are_refused(name: str) -> None:
+    with pytest.raises(ValueError, match=f"the tokenizer is {name!r}; "):
+        tokenizers.check_name(name)
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [("bytes", "uint16"), ("gpt2", "uint16"), ("bpe-65536", "uint16"), ("bpe-65537", "uint32")],
+)
+def test_names_decide_the_dtype(name: str, dtype: str) -> None:
+    tokenizers.check_name(name)
+    assert tokenizers.dtype_for(name) == dtype
+
+
+def test_bytes() -> None:
+    content = bytes(range(256))
+    (tokens,) = Bytes().encode([content])
+    assert tokens.tobytes() == content
+    assert Bytes().end_of_text is None
+
+
+def test_a_trained_bpe_loses_nothing(bpe_file: Path) -> None:
+    from tokenizers import Tokenizer
+
+    tokenizer = TrainedBpe(bpe_file)
+    assert tokenizer.vocab_size == 300
+    library = Tokenizer.from_file(str(bpe_file))
+    assert tokenizer.end_of_text == library.token_to_id("<|endoftext|>")
+    unseen = "Every byte 0\x00 to \x7f and ÿ, Ж, 🦆, <|endoftext|>.".encode()
+    for text, tokens in zip([*SAMPLE, unseen], tokenizer.encode([*SAMPLE, unseen]), strict=True):
+        assert library.decode(tokens.tolist()).encode() == text
+        assert tokenizer.end_of_text not in tokens  # the text that looks like it is ordinary text
+        assert tokens.max() < tokenizer.vocab_size
+    assert len(tokenizer.encode(SAMPLE)[0]) < len(SAMPLE[0]) / 3
+
+
+def test_training_a_bpe_twice_gives_the_same_file(bpe_file: Path) -> None:
+    """In another process, where hash tables are seeded otherwise."""
+    program = (
+        f"from merit_optim.lab.data.tokenizer import train_bpe\nprint(train_bpe({SAMPLE!r}, 300), end='')"
+    )
+    again = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, timeout=60)
+    assert again.stdout.decode() == bpe_file.read_text()
+
+
+def test_batches_of_texts_keep_their_order(bpe_file: Path) -> None:
+    tokenizer = TrainedBpe(bpe_file)
+    texts = [str(number).encode() * 3 for number in range(150)]
+    alone = [tokenizer.encode([text])[0].tolist() for text in texts]
+    assert [tokens.tolist() for tokens in tokenizer.encode(texts)] == alone
+
+
+def test_gpt2_offline_is_gpt2(shared_data: Path) -> None:
+    """The ids that GPT-2's authors publish for this sentence, and text that looks like the mark."""
+    tokenizer = Gpt2(shared_data / "gpt2_bpe")
+    assert (tokenizer.vocab_size, tokenizer.end_of_text) == (50257, 50256)
+    hello, mark = tokenizer.encode([b"Hello world", b"<|endoftext|>"])
+    assert hello.tolist() == [15496, 995]
+    assert mark.tolist() == [27, 91, 437, 1659, 5239, 91, 29]
+    texts = [str(number).encode() * 3 for number in range(150)]
+    alone = [tokenizer.encode([text])[0].tolist() for text in texts]
+    assert [tokens.tolist() for tokens in tokenizer.encode(texts)] == alone
+
+
+def test_a_gpt2_vocabulary_that_is_none(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"has no file vocab.bpe"):
+        Gpt2(tmp_path)
+    (tmp_path / "vocab.bpe").write_text("#version: 0.2\n")
+    with pytest.raises(ValueError, match=r"vocab.bpe is not GPT-2's"):
+        Gpt2(tmp_path)
+
+
+def test_gpt2_without_vocabulary_or_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    import tiktoken
+
+    def unreachable(name: str) -> None:
+        raise ConnectionError(f"no way to {name}")
+
+    monkeypatch.setattr(tiktoken, "get_encoding", unreachable)
+    with pytest.raises(OSError, match=r"could not be downloaded \(no way to gpt2\): .*--gpt2-vocabulary"):
+        Gpt2()
+
+
+def test_text_that_is_no_utf8_is_refused(bpe_file: Path) -> None:
+    with pytest.raises(UnicodeDecodeError):
+        TrainedBpe(bpe_file).encode([b"\xff"])
