@@ -14,6 +14,7 @@ from torch.nn.attention.flex_attention import AuxRequest, BlockMask, create_bloc
 
 from merit_optim.lab.models.config import SMALLEST_FLEX_HEAD, AttentionKind
 from merit_optim.lab.models.observation import observe_attention
+from merit_optim.lab.models.precision import at_least_float32
 
 Observe = Literal["max"] | bool
 
@@ -76,7 +77,7 @@ def attend(
 def _math(query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
     time = query.shape[-2]
     masked = torch.ones(time, time, dtype=torch.bool, device=query.device).triu(1)
-    logits = (query @ key.mT).float() * scale
+    logits = at_least_float32(query @ key.mT) * scale
     return logits.masked_fill(masked, -torch.inf).softmax(dim=-1).to(value.dtype) @ value
 
 

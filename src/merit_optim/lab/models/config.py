@@ -182,8 +182,8 @@ def _llama(width: int, heads: int, layers: int, context: int = 1024, vocab_size:
 
 PRESETS: dict[str, ModelConfig] = {
     # For bytes and two CPU cores.
-    "tiny": _gpt2(64, 4, 4, context=128, vocab_size=256),
-    "llama-tiny": _llama(64, 4, 4, context=128, vocab_size=256),
+    "tiny": _gpt2(64, 4, 4, context=64, vocab_size=256),
+    "llama-tiny": _llama(64, 4, 4, context=64, vocab_size=256),
     # For one GPU and minutes to an hour: 10.6M and, with a vocabulary of 16384, 33M parameters in matrices.
     "nano-10m": _gpt2(384, 6, 6, context=512, vocab_size=256),
     "nano-33m": _gpt2(512, 8, 8, context=512, vocab_size=16384),

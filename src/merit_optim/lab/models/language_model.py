@@ -14,6 +14,7 @@ from merit_optim.lab.models.config import ModelConfig
 from merit_optim.lab.models.layers import Block, Embedding, Linear, Norm, rotary_table
 from merit_optim.lab.models.loss import linear_cross_entropy
 from merit_optim.lab.models.observation import Observation
+from merit_optim.lab.models.precision import as_autocast
 
 _INIT_STD = 0.02
 
@@ -94,13 +95,13 @@ class LanguageModel(nn.Module):
         else:
             x = x + self.position_embedding(torch.arange(length, device=device))
         if not self.config.float32_residual:
-            x = _as_autocast(x)
+            x = as_autocast(x)  # cast once, it is half the traffic
         observations = []
         for block in self.blocks:
             x, observation = block(x, kind, rotary, block_mask, observe)
             if observation is not None:
                 observations.append(observation)
-        x = _as_autocast(self.norm(x))
+        x = as_autocast(self.norm(x))
         attention = Observation.of_layers(observations) if observations else None
         weight = self.token_embedding.weight if self.head is None else self.head.weight
         if targets is None:
@@ -140,9 +141,3 @@ class LanguageModel(nn.Module):
 def build(config: ModelConfig) -> LanguageModel:
     """The model of a configuration, its weights drawn from torch's generator."""
     return LanguageModel(config)
-
-
-def _as_autocast(x: Tensor) -> Tensor:
-    """In autocast's dtype where autocast is on: a residual stream cast once is half the traffic."""
-    kind = x.device.type
-    return x.to(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else x

@@ -12,6 +12,7 @@ from torch.nn.attention.flex_attention import BlockMask
 
 from merit_optim.lab.models.attention import Observe, attend
 from merit_optim.lab.models.config import AttentionKind, ModelConfig
+from merit_optim.lab.models.precision import at_least_float32
 
 
 class Linear(nn.Linear):
@@ -41,10 +42,10 @@ class Norm(nn.Module):
         self.centred = centred
 
     def forward(self, x: Tensor) -> Tensor:
-        weight, shape = self.weight.float(), tuple(self.weight.shape)
+        weight, shape = at_least_float32(self.weight), tuple(self.weight.shape)
         if self.centred:
-            return F.layer_norm(x.float(), shape, weight, None, self.eps).type_as(x)
-        return F.rms_norm(x.float(), shape, weight, self.eps).type_as(x)
+            return F.layer_norm(at_least_float32(x), shape, weight, None, self.eps).type_as(x)
+        return F.rms_norm(at_least_float32(x), shape, weight, self.eps).type_as(x)
 
     def extra_repr(self) -> str:
         return f"{self.weight.numel()}, eps={self.eps}, centred={self.centred}"

@@ -7,11 +7,12 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.autograd.function import once_differentiable
+
+from merit_optim.lab.models.precision import at_least_float32
 
 
 def linear_cross_entropy(inputs: Tensor, weight: Tensor, targets: Tensor, *, chunk: int) -> Tensor:
-    """The mean of ``cross_entropy(inputs @ weight.T, targets)`` in float32.
+    """The mean of ``cross_entropy(inputs @ weight.T, targets)``, in float32 for half precision.
 
     With a ``chunk``, the logits of that many rows are formed at one time, and with them at once their
     share of the gradients: three matrix products in all, as without chunks, and no logits kept for
@@ -27,14 +28,14 @@ def linear_cross_entropy(inputs: Tensor, weight: Tensor, targets: Tensor, *, chu
         chunk: rows at one time; 0 for all, which can be differentiated twice.
     """
     if not chunk:
-        return F.cross_entropy(F.linear(inputs, weight.to(inputs.dtype)).float(), targets)
+        return F.cross_entropy(at_least_float32(F.linear(inputs, weight.to(inputs.dtype))), targets)
     if torch.is_grad_enabled() and (inputs.requires_grad or weight.requires_grad):
         loss: Tensor = _ChunkedCrossEntropy.apply(inputs, weight, targets, chunk)  # type: ignore[no-untyped-call]
         return loss
     cast = weight.to(inputs.dtype)
-    total = inputs.new_zeros((), dtype=torch.float32)
+    total = at_least_float32(inputs.new_zeros(()))
     for rows, wanted in zip(inputs.split(chunk), targets.split(chunk), strict=True):
-        total = total + F.cross_entropy(F.linear(rows, cast).float(), wanted, reduction="sum")
+        total = total + F.cross_entropy(at_least_float32(F.linear(rows, cast)), wanted, reduction="sum")
     return total / inputs.shape[0]
 
 
@@ -45,15 +46,15 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
     def forward(ctx: Any, inputs: Tensor, weight: Tensor, targets: Tensor, chunk: int) -> Tensor:
         cast = weight.to(inputs.dtype)
         classes = torch.arange(weight.shape[0], device=weight.device)
-        total = inputs.new_zeros((), dtype=torch.float32)
+        total = at_least_float32(inputs.new_zeros(()))
         inputs_grads = []
         # float32, since many chunks are added; also kinder than autocast's one bf16 product.
-        weight_grad = torch.zeros_like(weight, dtype=torch.float32)
+        weight_grad = torch.zeros_like(weight, dtype=total.dtype)
         for rows, wanted in zip(inputs.split(chunk), targets.split(chunk), strict=True):
             logits = rows @ cast.T
-            gradient = logits.float()
+            gradient = at_least_float32(logits)
             log_sum = gradient.logsumexp(dim=1, keepdim=True)
-            total = total + (log_sum - logits.gather(1, wanted[:, None])).sum()
+            total = total + (log_sum - gradient.gather(1, wanted[:, None])).sum()
             # A comparison, not a scatter: the compiler makes one kernel of it all, and no float32 logits.
             is_target = (classes == wanted[:, None]).to(gradient.dtype)
             gradient = gradient.sub_(log_sum).exp_().sub_(is_target).div_(inputs.shape[0]).to(inputs.dtype)
@@ -63,7 +64,13 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         return total / inputs.shape[0]
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad_loss: Tensor) -> tuple[Tensor, Tensor, None, None]:
+        # A second derivative would take these gradients for constants and be wrong without a word.
+        # Where a compiler traces this, gradients are on for another reason, and it refuses by itself.
+        if torch.is_grad_enabled() and not torch.compiler.is_compiling():
+            raise RuntimeError(
+                "the loss by chunks cannot be differentiated twice (create_graph=True); build the model with "
+                "attention='math', or with loss_chunk=0"
+            )
         inputs_grad, weight_grad = ctx.saved_tensors
         return inputs_grad * grad_loss, weight_grad * grad_loss, None, None

@@ -36,8 +36,17 @@ def observe_attention(query: Tensor, key: Tensor, scale: float, entropy: bool) -
     ``query`` and ``key`` are (batch, heads, time, head width). Products of bf16 numbers are exact in
     float32 (and in TF32), so the logits are those of the attention kernels, which add in float32 too.
     """
+    with torch.autocast(query.device.type, enabled=False):  # it would round the logits to bf16
+        return _observe(query.float(), key.float(), scale, entropy)
+
+
+@observe_attention.register_fake
+def _(query: Tensor, key: Tensor, scale: float, entropy: bool) -> Tensor:  # noqa: ARG001
+    return query.new_empty((2 if entropy else 1, query.shape[1]), dtype=torch.float32)
+
+
+def _observe(query: Tensor, key: Tensor, scale: float, entropy: bool) -> Tensor:
     batch, heads, time, _ = query.shape
-    query, key = query.float(), key.float()
     step = max(1, _BLOCK_ELEMENTS // (batch * heads * time))
     largest = query.new_full((heads,), -torch.inf)
     total = query.new_zeros((heads,))
@@ -55,8 +64,3 @@ def observe_attention(query: Tensor, key: Tensor, scale: float, entropy: bool) -
             moment = weights.mul_(logits.masked_fill_(masked, 0.0)).sum(dim=-1)
             total += (normaliser.log() - moment / normaliser).sum(dim=(0, 2))
     return torch.stack([largest, total / (batch * time)] if entropy else [largest])
-
-
-@observe_attention.register_fake
-def _(query: Tensor, key: Tensor, scale: float, entropy: bool) -> Tensor:  # noqa: ARG001
-    return query.new_empty((2 if entropy else 1, query.shape[1]), dtype=torch.float32)

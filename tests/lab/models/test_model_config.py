@@ -1,0 +1,109 @@
+"""Configurations: presets, counts, and what is refused."""
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from merit_optim.lab.models import PRESETS, ModelConfig, build, flops_per_token, num_parameters
+
+SMALL = ModelConfig(width=48, heads=3, layers=2, context=32, vocab_size=96)
+VARIANTS = [
+    SMALL,
+    replace(SMALL, tied=False, hidden=100, qk_norm=True),
+    replace(SMALL, family="llama"),
+    replace(SMALL, family="llama", tied=True, hidden=100, qk_norm=True),
+]
+
+
+@pytest.mark.parametrize("config", [*PRESETS.values(), *VARIANTS], ids=lambda c: f"{c.family}-{c.width}")
+def test_num_parameters_is_that_of_the_built_model(config) -> None:
+    with torch.device("meta"):
+        model = build(config)
+    assert num_parameters(config) == sum(parameter.numel() for parameter in model.parameters())
+
+
+@pytest.mark.parametrize(
+    ("preset", "millions"),
+    [
+        ("tiny", 0.2177),
+        ("llama-tiny", 0.2340),
+        ("nano-10m", 10.9),
+        ("nano-33m", 33.8),
+        ("gpt2-small", 124.4),
+        ("gpt2-medium", 354.6),
+        ("gpt2-large", 773.8),
+        ("llama-130m", 134.1),
+        ("llama-350m", 367.9),
+    ],
+)
+def test_presets_have_their_known_sizes(preset, millions) -> None:
+    assert num_parameters(PRESETS[preset]) / 1e6 == pytest.approx(millions, rel=0.01)
+
+
+def test_every_preset_has_its_size_in_the_test_above() -> None:
+    mark = test_presets_have_their_known_sizes.pytestmark[0]
+    assert {preset for preset, _ in mark.args[1]} == set(PRESETS)
+
+
+@pytest.mark.parametrize("config", VARIANTS, ids=lambda c: f"{c.family}-{c.qk_norm}")
+def test_flops_are_those_of_the_operations(config) -> None:
+    """Norms and scales, which torch does not count, are all that may differ."""
+    model = build(replace(config, attention="math"))
+    tokens = torch.zeros(3, config.context, dtype=torch.int64)
+    with FlopCounterMode(display=False) as counter:
+        model(tokens, tokens).loss.backward()
+    assert flops_per_token(config) == pytest.approx(counter.get_total_flops() / tokens.numel(), rel=0.02)
+
+
+def test_gpt2_small_has_the_literatures_flops() -> None:
+    """6 times the 123.6M parameters but positions, and 12 x 12 x 768 x 1024 for attention."""
+    assert flops_per_token(PRESETS["gpt2-small"]) == pytest.approx(8.55e8, rel=0.01)
+
+
+@pytest.mark.parametrize(("num_tokens", "padded"), [(1, 64), (256, 256), (257, 320), (50257, 50304)])
+def test_a_vocabulary_is_padded_to_a_multiple_of_64(num_tokens, padded) -> None:
+    assert SMALL.with_vocab(num_tokens) == replace(SMALL, vocab_size=padded)
+
+
+def test_the_hidden_width_follows_the_width_unless_given() -> None:
+    assert SMALL.hidden_width == 4 * 48
+    assert replace(PRESETS["llama-130m"], width=1024, heads=16).hidden_width == 2736
+    assert PRESETS["llama-130m"].hidden_width == 2048
+    assert replace(SMALL, hidden=7).hidden_width == 7
+
+
+def test_math_attention_comes_with_the_plain_loss() -> None:
+    assert replace(SMALL, attention="math").tokens_per_loss_chunk == 0
+    assert SMALL.tokens_per_loss_chunk == 8192
+    assert replace(SMALL, loss_chunk=5).tokens_per_loss_chunk == 5
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"width": 50}, "width 50 is no multiple of heads 3; .* width 51"),
+        ({"family": "llama", "width": 45}, "heads of 15; .* even width"),
+        ({"family": "lama"}, "unknown family 'lama'; did you mean 'llama'"),
+        ({"attention": "flash"}, r"unknown attention 'flash' Known are auto, sdpa, cudnn, flex, math\."),
+        ({"layers": 0}, "layers is 0; it must be a whole number above 0"),
+        ({"context": 16.0}, r"context is 16\.0; it must be a whole number"),
+        ({"vocab_size": True}, "vocab_size is True"),
+        ({"hidden": -1}, "hidden is -1"),
+        ({"norm_eps": 0.0}, r"norm_eps is 0\.0; it must be above 0"),
+        ({"rope_base": math.nan}, "rope_base is nan"),
+        ({"loss_chunk": -1}, "loss_chunk is -1"),
+        ({"attention": "math", "loss_chunk": 4}, "loss_chunk 4 with attention 'math'"),
+        ({"attention": "flex", "heads": 6}, "heads of width 8 are too small .* at least 16"),
+    ],
+)
+def test_a_config_that_means_nothing_is_refused(changes, message) -> None:
+    with pytest.raises(ValueError, match=message):
+        replace(SMALL, **changes)
+
+
+def test_a_vocabulary_of_no_tokens_is_refused() -> None:
+    with pytest.raises(ValueError, match="num_tokens is 0"):
+        SMALL.with_vocab(0)

@@ -1,0 +1,120 @@
+"""The cross-entropy by chunks against the plain one."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from merit_optim.lab.models.loss import linear_cross_entropy
+
+ROWS, WIDTH, CLASSES = 37, 12, 50
+
+
+def make(dtype=torch.float32, weight_dtype=torch.float32) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    torch.manual_seed(0)
+    inputs = torch.randn(ROWS, WIDTH, dtype=dtype).requires_grad_()
+    weight = torch.randn(CLASSES, WIDTH, dtype=weight_dtype).requires_grad_()
+    return inputs, weight, torch.randint(CLASSES, (ROWS,))
+
+
+def plain(inputs, weight, targets) -> torch.Tensor:
+    return F.cross_entropy(inputs @ weight.T.to(inputs.dtype), targets)
+
+
+@pytest.mark.parametrize("chunk", [0, 1, 8, ROWS, 1000])
+def test_loss_and_gradients_are_the_plain_ones(chunk) -> None:
+    inputs, weight, targets = make(torch.float64, torch.float64)
+    expected = torch.autograd.grad(3 * plain(inputs, weight, targets), (inputs, weight))
+    loss = linear_cross_entropy(inputs, weight, targets, chunk=chunk)
+    found = torch.autograd.grad(3 * loss, (inputs, weight))
+    torch.testing.assert_close(loss, plain(inputs, weight, targets))
+    for a, b in zip(found, expected, strict=True):
+        torch.testing.assert_close(a, b)
+
+
+@pytest.mark.parametrize("chunk", [1, 8, 1000])
+def test_gradients_in_bf16_are_as_near_as_bf16_allows(chunk) -> None:
+    inputs, weight, targets = make(torch.bfloat16)
+    expected = torch.autograd.grad(
+        plain(inputs.double(), weight.bfloat16().double(), targets), (inputs, weight)
+    )
+    loss = linear_cross_entropy(inputs, weight, targets, chunk=chunk)
+    found = torch.autograd.grad(loss, (inputs, weight))
+    assert loss.dtype == torch.float32
+    assert [g.dtype for g in found] == [torch.bfloat16, torch.float32]
+    for a, b in zip(found, expected, strict=True):
+        assert (a.double() - b.double()).norm() < 0.01 * b.double().norm()
+
+
+def test_a_bf16_weight_has_a_bf16_gradient() -> None:
+    inputs, weight, targets = make(torch.bfloat16, torch.bfloat16)
+    linear_cross_entropy(inputs, weight, targets, chunk=8).backward()
+    assert weight.grad is not None
+    assert weight.grad.dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("chunk", [1, 8, ROWS])
+def test_without_gradients_the_loss_is_the_same_and_nothing_else_is_formed(chunk) -> None:
+    inputs, weight, targets = make()
+    with_gradient = linear_cross_entropy(inputs, weight, targets, chunk=chunk)
+    with torch.no_grad(), torch.utils.flop_counter.FlopCounterMode(display=False) as counter:
+        without = linear_cross_entropy(inputs, weight, targets, chunk=chunk)
+    assert counter.get_total_flops() == 2 * ROWS * WIDTH * CLASSES
+    torch.testing.assert_close(without, with_gradient)
+
+
+def test_chunks_cost_no_further_products() -> None:
+    inputs, weight, targets = make()
+    with torch.utils.flop_counter.FlopCounterMode(display=False) as counter:
+        linear_cross_entropy(inputs, weight, targets, chunk=8).backward()
+    assert counter.get_total_flops() == 3 * 2 * ROWS * WIDTH * CLASSES
+
+
+def test_a_wide_logit_stays_finite() -> None:
+    inputs, weight, targets = make()
+    loss = linear_cross_entropy(1e4 * inputs, weight, targets, chunk=8)
+    loss.backward()
+    torch.testing.assert_close(loss, plain(1e4 * inputs, weight, targets))
+    assert weight.grad is not None
+    assert weight.grad.isfinite().all()
+
+
+def test_backward_can_run_twice_on_a_kept_graph() -> None:
+    inputs, weight, targets = make()
+    loss = linear_cross_entropy(inputs, weight, targets, chunk=8)
+    first = torch.autograd.grad(loss, weight, retain_graph=True)[0]
+    assert torch.equal(torch.autograd.grad(loss, weight)[0], first)
+
+
+def test_a_second_derivative_by_chunks_is_refused_and_the_plain_one_is_right() -> None:
+    inputs, weight, targets = make()
+    loss = linear_cross_entropy(inputs, weight, targets, chunk=8)
+    with pytest.raises(RuntimeError, match=r"cannot be differentiated twice.*attention='math'"):
+        torch.autograd.grad(loss, weight, create_graph=True)
+    loss = linear_cross_entropy(inputs, weight, targets, chunk=0)
+    (gradient,) = torch.autograd.grad(loss, weight, create_graph=True)
+    assert torch.autograd.grad(gradient.square().sum(), weight)[0].abs().max() > 0
+
+
+class LargestTensor(torch.utils._python_dispatch.TorchDispatchMode):
+    """Remembers the largest tensor that any operation made."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.num_elements = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        for tensor in torch.utils._pytree.tree_leaves(result):
+            if isinstance(tensor, torch.Tensor):
+                self.num_elements = max(self.num_elements, tensor.numel())
+        return result
+
+
+@pytest.mark.parametrize("gradients", [True, False])
+def test_no_more_logits_than_one_chunks_are_ever_held(gradients) -> None:
+    inputs, weight, targets = make()
+    with torch.set_grad_enabled(gradients), LargestTensor() as largest:
+        loss = linear_cross_entropy(inputs, weight, targets, chunk=15)
+        if gradients:
+            loss.backward()
+    assert largest.num_elements == 15 * CLASSES < ROWS * CLASSES
