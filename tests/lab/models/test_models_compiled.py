@@ -1,0 +1,97 @@
+"""Models under torch.compile: one graph, the same numbers, and a loss that keeps no logits."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from functorch.compile import make_boxed_func
+from model_cases import FAMILIES, GPT2, sequences, spread
+from torch._dynamo.backends.common import aot_autograd
+from torch._functorch.partitioners import min_cut_rematerialization_partition
+
+pytestmark = pytest.mark.filterwarnings(
+    # Dynamo itself makes one, for every autograd function that it traces (torch 2.13).
+    "ignore:.*Function.* should not be instantiated:DeprecationWarning"
+)
+
+
+@pytest.fixture(autouse=True)
+def _forget_compiled_code():
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+@pytest.mark.parametrize(("family", "autocast"), [("gpt2", False), ("gpt2-qk-norm", True), ("llama", True)])
+def test_a_compiled_model_is_one_graph_with_the_same_numbers(family, autocast) -> None:
+    config = replace(FAMILIES[family], loss_chunk=50)
+    model = spread(config)
+    tokens, targets = sequences(config)
+    results = []
+    for run in (model, torch.compile(model, backend="aot_eager", fullgraph=True)):
+        model.zero_grad()
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            output = run(tokens, targets, observe=True)
+        output.loss.backward()
+        results.append((output, [p.grad for p in model.parameters()]))
+    (expected, expected_gradients), (found, gradients) = results
+    tolerance = {"rtol": 0.02, "atol": 1e-3} if autocast else {"rtol": 1e-5, "atol": 1e-6}
+    torch.testing.assert_close(found.loss, expected.loss, **tolerance)
+    torch.testing.assert_close(found.attention.max_logits, expected.attention.max_logits, **tolerance)
+    torch.testing.assert_close(found.attention.entropy, expected.attention.entropy, **tolerance)
+    for a, b in zip(gradients, expected_gradients, strict=True):
+        torch.testing.assert_close(a, b, **tolerance)
+
+
+def test_other_shapes_and_observations_compile_too() -> None:
+    model = spread(GPT2)
+    compiled = torch.compile(model, backend="eager", fullgraph=True)
+    tokens, targets = sequences(GPT2)
+    for length, batch, observe in [(24, 3, False), (11, 2, "max"), (7, 2, False)]:
+        with torch.no_grad():
+            found = compiled(tokens[:batch, :length], targets[:batch, :length], observe=observe)
+            expected = model(tokens[:batch, :length], targets[:batch, :length], observe=observe)
+        torch.testing.assert_close(found.loss, expected.loss)
+        assert (found.attention is None) == (expected.attention is None)
+    torch.testing.assert_close(compiled(tokens).logits, model(tokens).logits)
+
+
+def test_a_compiled_loss_keeps_no_logits_for_backward() -> None:
+    """The compiler may move work between forward and backward, and keeps what is smaller in between: as
+    long as a chunk has more rows than the width, which is always so, that is the gradient."""
+    config = replace(GPT2, vocab_size=997, loss_chunk=72)
+    graphs: dict[str, list[tuple[str, tuple[int, ...]]]] = {}
+
+    def remember(name):
+        def compiler(module, _inputs):
+            graphs[name] = [
+                (node.op, tuple(node.meta["val"].shape))
+                for node in module.graph.nodes
+                if isinstance(node.meta.get("val"), torch.Tensor)
+            ]
+            return make_boxed_func(module.forward)
+
+        return compiler
+
+    backend = aot_autograd(
+        fw_compiler=remember("forward"),
+        bw_compiler=remember("backward"),
+        partition_fn=min_cut_rematerialization_partition,
+    )
+    torch.compile(spread(config), backend=backend)(*sequences(config, batch=6)).loss.backward()
+    assert ("call_function", (72, 997)) in graphs["forward"]
+    assert not [shape for _, shape in graphs["backward"] if shape == (72, 997)]
+    assert not [shape for _, shape in graphs["forward"] if shape == (144, 997)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["gpt2", "llama"])
+def test_inductors_code_gives_the_same_numbers(family) -> None:
+    model = spread(FAMILIES[family])
+    tokens, targets = sequences(GPT2)
+    found = torch.compile(model, fullgraph=True)(tokens, targets, observe=True)
+    expected = model(tokens, targets, observe=True)
+    torch.testing.assert_close(found.loss, expected.loss)
+    torch.testing.assert_close(
+        found.attention.max_logits, expected.attention.max_logits, rtol=1e-5, atol=1e-5
+    )
