@@ -1,0 +1,8 @@
+"""Runs become one self-contained HTML page, SVG files and CSV files."""
+
+from merit_optim.lab.report.gather import find_runs, group
+from merit_optim.lab.report.outcome import read_outcomes
+from merit_optim.lab.report.summary import summarise
+from merit_optim.lab.report.write import Report, write_report
+
+__all__ = ["Report", "find_runs", "group", "read_outcomes", "summarise", "write_report"]

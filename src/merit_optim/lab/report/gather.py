@@ -1,0 +1,155 @@
+"""Runs from folders, in series: the runs of a series differ in their seed alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from merit_optim.lab.record import Run, Status, read_metrics
+from merit_optim.lab.report.curves import Curves, Rows, read_curves
+
+# How optimizers are written, in the order in which they are shown. Others follow under their own names.
+DISPLAY_NAMES = {
+    "adamw": "AdamW",
+    "lamb": "LAMB",
+    "maxlamb": "MaxLAMB",
+    "merit": "MERIT",
+    "lion": "Lion",
+    "sophiag": "SophiaG",
+}
+
+
+@dataclass(frozen=True)
+class MeasuredRun:
+    """A run and what it had measured at the moment it was read; its files are read once."""
+
+    name: str
+    config: Mapping[str, Any]
+    environment: Mapping[str, Any]
+    status: Status
+    rows: Rows
+
+    @classmethod
+    def read(cls, run: Run) -> MeasuredRun:
+        """Read a run's measurements, sorted by kind."""
+        rows: Rows = {}
+        for row in read_metrics(run.metrics_path):
+            rows.setdefault(row["kind"], []).append(row)
+        return cls(run.name, run.config, run.environment, run.status, rows)
+
+    @cached_property
+    def curves(self) -> Curves:
+        """What was measured, by name; see curves.py."""
+        return read_curves(self.rows)
+
+    @property
+    def seed(self) -> int:
+        """The seed; 0 where the configuration has none."""
+        value = self.config.get("seed", 0)
+        return value if isinstance(value, int) else 0
+
+
+@dataclass(frozen=True)
+class Series:
+    """Runs that differ in their seed alone, under one name."""
+
+    label: str
+    optimizer: str
+    lr: float | None
+    runs: tuple[MeasuredRun, ...]
+
+
+def find_runs(paths: Iterable[Path]) -> list[MeasuredRun]:
+    """The runs at ``paths``, each a run directory or a folder with run directories in it."""
+    folders: dict[Path, None] = {}  # in order, each once
+    for path in paths:
+        if not path.is_dir():
+            raise ValueError(f"{path}: no such folder; give run directories, or folders that hold some")
+        found = [path] if _is_run(path) else sorted(filter(_is_run, path.iterdir()))
+        if not found:
+            raise ValueError(
+                f"{path} holds no run; a run is a folder with a config.json, as `merit train` writes it"
+            )
+        folders.update(dict.fromkeys(folder.resolve() for folder in found))
+    if not folders:
+        raise ValueError("no run is given; give run directories, or folders that hold some")
+    return [MeasuredRun.read(Run.open(folder)) for folder in folders]
+
+
+def group(runs: Sequence[MeasuredRun]) -> list[Series]:
+    """Runs in series, by optimizer in a fixed order and then by learning rate."""
+    settings = [flatten(run.config) for run in runs]
+    varying = [path for path in differing(settings) if not _is_seed(path)]
+    groups: dict[tuple[object, ...], list[int]] = {}
+    for index, own in enumerate(settings):
+        groups.setdefault(tuple(own.get(path) for path in varying), []).append(index)
+    series = []
+    for members in groups.values():
+        first = settings[members[0]]
+        same_optimizer = [own for own in settings if _optimizer(own) == _optimizer(first)]
+        within = [path for path in differing(same_optimizer) if not _is_seed(path)]
+        details = [f"{path.removeprefix('optimizer.')} {show(first.get(path))}" for path in within]
+        name = DISPLAY_NAMES.get(_optimizer(first), _optimizer(first))
+        runs_by_seed = sorted((runs[index] for index in members), key=lambda run: (run.seed, run.name))
+        lr = first.get("optimizer.lr")
+        series.append(
+            Series(
+                label=", ".join([name, *details]),
+                optimizer=_optimizer(first),
+                lr=float(lr) if isinstance(lr, int | float) else None,
+                runs=tuple(runs_by_seed),
+            )
+        )
+    return sorted(series, key=_order)
+
+
+def flatten(settings: Mapping[str, Any], prefix: str = "") -> dict[str, object]:
+    """Nested settings as one table from dotted path to value."""
+    flat: dict[str, object] = {}
+    for key, value in settings.items():
+        if isinstance(value, Mapping):
+            flat |= flatten(value, f"{prefix}{key}.")
+        else:
+            flat[f"{prefix}{key}"] = tuple(value) if isinstance(value, list) else value
+    return flat
+
+
+def differing(settings: Sequence[Mapping[str, object]]) -> list[str]:
+    """The paths whose values are not the same in all of ``settings``."""
+    paths = dict.fromkeys(path for own in settings for path in own)
+    missing = object()
+    return [path for path in paths if len({repr(own.get(path, missing)) for own in settings}) > 1]
+
+
+def show(value: object) -> str:
+    """A setting's value as it is written for readers."""
+    if value is None:
+        return "none"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return f"{value:g}"
+    if isinstance(value, tuple):
+        return ", ".join(show(item) for item in value)
+    return str(value)
+
+
+def _is_run(folder: Path) -> bool:
+    return (folder / "config.json").is_file()
+
+
+def _is_seed(path: str) -> bool:
+    return path.rpartition(".")[2] == "seed"
+
+
+def _optimizer(settings: Mapping[str, object]) -> str:
+    return str(settings.get("optimizer.name", settings.get("optimizer", "unknown")))
+
+
+def _order(series: Series) -> tuple[int, str, float, str]:
+    known = list(DISPLAY_NAMES)
+    place = known.index(series.optimizer) if series.optimizer in known else len(known)
+    return place, series.optimizer, series.lr or 0.0, series.label

@@ -1,0 +1,80 @@
+"""Colours and strokes: an optimizer looks the same in every figure of every report."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from merit_optim.lab.report.gather import Series
+
+# From the palette of Okabe and Ito, which colour-blind readers can tell apart; the three that stand out
+# best on white and on black are given to the three that are compared most.
+_COLOURS = {
+    "adamw": "#009e73",
+    "lamb": "#d55e00",
+    "merit": "#0072b2",
+    "maxlamb": "#e69f00",
+    "lion": "#cc79a7",
+    "sophiag": "#56b4e9",
+}
+_OTHER_COLOURS = ("#8c8c8c", "#b59f00", "#7a5195")
+_DASHES = ((1, 0), (6, 3), (2, 2), (8, 2, 2, 2))  # for several series of one optimizer
+
+FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif"
+
+# The ink is currentColor: black in an SVG file, the text's colour on the page, light or dark.
+CONFIG: dict[str, Any] = {
+    "font": FONT,
+    "view": {"stroke": None},
+    "axis": {
+        "labelColor": "currentColor",
+        "labelFontSize": 11,
+        "labelOpacity": 0.75,
+        "titleColor": "currentColor",
+        "titleFontSize": 11,
+        "titleFontWeight": "normal",
+        "titleOpacity": 0.75,
+        "titlePadding": 8,
+        "domainColor": "currentColor",
+        "domainOpacity": 0.35,
+        "tickColor": "currentColor",
+        "tickOpacity": 0.35,
+        "gridColor": "currentColor",
+        "gridOpacity": 0.1,
+    },
+    "axisX": {"grid": False},
+    "axisY": {"domain": False, "ticks": False, "labelPadding": 6},
+    "legend": {
+        "labelColor": "currentColor",
+        "labelFontSize": 11,
+        "titleColor": "currentColor",
+        "titleFontSize": 11,
+        "titleFontWeight": "normal",
+        "titleOpacity": 0.75,
+        "symbolStrokeWidth": 2.5,
+        "symbolSize": 220,
+    },
+    "title": {"color": "currentColor", "fontSize": 13, "anchor": "start", "offset": 10},
+}
+
+
+def colours(series: Sequence[Series]) -> dict[str, str]:
+    """Each series' colour, by label: its optimizer's."""
+    strangers = list(dict.fromkeys(own.optimizer for own in series if own.optimizer not in _COLOURS))
+    return {
+        own.label: _COLOURS[own.optimizer]
+        if own.optimizer in _COLOURS
+        else _OTHER_COLOURS[strangers.index(own.optimizer) % len(_OTHER_COLOURS)]
+        for own in series
+    }
+
+
+def dashes(series: Sequence[Series]) -> dict[str, tuple[int, ...]]:
+    """Each series' stroke, by label: solid for an optimizer's first series, then others."""
+    strokes: dict[str, tuple[int, ...]] = {}
+    seen: dict[str, int] = {}
+    for own in series:
+        place = seen.setdefault(own.optimizer, 0)
+        seen[own.optimizer] += 1
+        strokes[own.label] = _DASHES[place % len(_DASHES)]
+    return strokes

@@ -1,0 +1,94 @@
+"""A report's files: index.html, figures/*.svg, table.csv, metrics.csv."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from merit_optim.lab.report.curves import tokens_per_step
+from merit_optim.lab.report.figures import Figure, make_figures
+from merit_optim.lab.report.gather import MeasuredRun, Series, group
+from merit_optim.lab.report.outcome import SeriesOutcome, read_outcomes
+from merit_optim.lab.report.page import render_page
+from merit_optim.lab.report.style import CONFIG
+from merit_optim.lab.report.summary import summarise
+
+
+@dataclass(frozen=True)
+class Report:
+    """What was written, and what it comes to."""
+
+    page: Path
+    summary: str
+    outcomes: tuple[SeriesOutcome, ...]
+
+
+def write_report(runs: Sequence[MeasuredRun], folder: Path) -> Report:
+    """Write the report of ``runs`` into ``folder``, over an earlier one."""
+    series = group(runs)
+    if not any(run.curves for run in runs):
+        names = ", ".join(run.name for run in runs)
+        raise ValueError(f"nothing to report: no measurement has been recorded yet by {names}")
+    outcomes = read_outcomes(series)
+    figures = make_figures(series)
+    summary = summarise(outcomes)
+    _write_figures(figures, folder / "figures")
+    _write_csv(folder / "table.csv", _table_rows(outcomes))
+    _write_csv(folder / "metrics.csv", _metric_rows(series))
+    page = folder / "index.html"
+    page.write_text(render_page(series, outcomes, figures, summary), encoding="utf-8")
+    return Report(page, summary, tuple(outcomes))
+
+
+def _write_figures(figures: Sequence[Figure], folder: Path) -> None:
+    import vl_convert
+
+    folder.mkdir(parents=True, exist_ok=True)
+    for figure in figures:
+        for name, chart in figure.in_files.items():
+            spec = {
+                **chart,
+                "title": figure.title,
+                "datasets": figure.datasets,
+                "background": "white",
+                "config": CONFIG,
+            }
+            (folder / f"{name}.svg").write_text(vl_convert.vegalite_to_svg(spec), encoding="utf-8")
+
+
+def _write_csv(path: Path, rows: Iterable[dict[str, Any]]) -> None:
+    rows = iter(rows)
+    first = next(rows)
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, first)
+        writer.writeheader()
+        writer.writerow(first)
+        writer.writerows(rows)
+
+
+def _table_rows(outcomes: Sequence[SeriesOutcome]) -> Iterator[dict[str, Any]]:
+    """One row for each run: a mean or a spread is quickly taken, but not taken apart again."""
+    for own in outcomes:
+        names = {"series": own.label, "optimizer": own.series.optimizer, "lr": own.series.lr}
+        for run in own.runs:
+            yield names | asdict(run)
+
+
+def _metric_rows(series: Sequence[Series]) -> Iterator[dict[str, Any]]:
+    for own in series:
+        for run in own.runs:
+            scale = tokens_per_step(run.rows)
+            for name, points in run.curves.items():
+                for step, value in points:
+                    yield {
+                        "run": run.name,
+                        "series": own.label,
+                        "seed": run.seed,
+                        "metric": name,
+                        "step": step,
+                        "tokens": round(step * scale) if step else 0,
+                        "value": value,
+                    }

@@ -1,0 +1,26 @@
+"""Run directories for the tests of reports."""
+
+from pathlib import Path
+
+import pytest
+from fake_runs import write_run
+
+
+@pytest.fixture
+def one_seed(tmp_path: Path) -> Path:
+    """A folder with one finished run of each of three optimizers."""
+    folder = tmp_path / "runs"
+    for optimizer, lr in (("adamw", 1e-3), ("lamb", 1e-2), ("merit", 9e-3)):
+        write_run(folder, optimizer, lr=lr)
+    return folder
+
+
+@pytest.fixture
+def three_seeds(tmp_path: Path) -> Path:
+    """Three seeds of each; one AdamW run diverged and one LAMB run was killed."""
+    folder = tmp_path / "runs"
+    for seed in range(3):
+        write_run(folder, "adamw", lr=1e-3, seed=seed, diverges_at=60 if seed == 2 else None)
+        write_run(folder, "lamb", seed=seed, end=None if seed == 1 else "finished")
+        write_run(folder, "merit", lr=9e-3, seed=seed)
+    return folder

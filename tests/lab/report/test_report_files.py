@@ -1,0 +1,103 @@
+"""The report's files, and what the command says to bad input."""
+
+import csv
+import re
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+
+import altair
+import pytest
+from fake_runs import write_run
+
+from merit_optim.lab.record import Run
+from merit_optim.lab.report import find_runs, group, read_outcomes
+from merit_optim.lab.report.command import main
+from merit_optim.lab.report.figures import make_figures
+from merit_optim.lab.report.page import render_page
+from merit_optim.lab.report.style import colours, dashes
+
+
+@pytest.fixture
+def report(three_seeds: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Path:
+    folder = tmp_path / "report"
+    assert main([str(three_seeds), "--out", str(folder)]) == 0
+    output = capsys.readouterr().out
+    assert output.startswith("At the end MERIT had the lowest validation loss")
+    assert output.endswith(f"The page: {folder / 'index.html'}\n")
+    return folder
+
+
+def test_writes_page_figures_and_tables(report: Path) -> None:
+    page = (report / "index.html").read_text()
+    assert "AdamW diverged in 1 of 3 runs (at step 60)" in page
+    assert "2 finished, 1 unfinished" in page
+    assert "a-private-name" not in page, "the name of the machine is nobody's business"
+    own_markup = page[: page.index('<script type="application/json"')]
+    loaded = re.findall(r'<(?:script|link|img)[^>]*(?:src|href)="(?!data:)', own_markup)
+    assert not loaded, "the page needs no other file"
+    figures = {path.stem for path in (report / "figures").iterdir()}
+    assert {"validation-loss", "validation-loss-by-tokens", "max-logit", "max-logit-layers-3"} <= figures
+    for path in (report / "figures").iterdir():
+        ElementTree.parse(path)
+
+    with (report / "table.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == 9
+    assert [row["status"] for row in rows].count("diverged") == 1
+    with (report / "metrics.csv").open() as file:
+        points = list(csv.DictReader(file))
+    merit = [
+        row for row in points if row["run"] == "merit-lr0.009-seed0" and row["metric"] == "validation_loss"
+    ]
+    assert [int(row["step"]) for row in merit] == list(range(0, 101, 10))
+    assert int(merit[-1]["tokens"]) == 100 * 256 * 64
+
+
+def test_charts_keep_to_the_schema_of_vega_lite(three_seeds: Path) -> None:
+    figures = {figure.key: figure for figure in make_figures(group(find_runs([three_seeds])))}
+    for key in ("validation-loss", "max-logit", "max-logit-layers-1"):  # one of each make
+        altair.Chart.from_dict(figures[key].on_page["tokens"])
+        altair.Chart.from_dict(figures[key].in_files[key])
+
+
+def test_an_optimizer_has_its_colour_in_any_company(three_seeds: Path, tmp_path: Path) -> None:
+    alone = tmp_path / "alone"
+    write_run(alone, "merit", lr=1e-2)
+    write_run(alone, "merit", lr=2e-2)
+    everyone, merit = group(find_runs([three_seeds])), group(find_runs([alone]))
+    assert set(colours(merit).values()) == {colours(everyone)["MERIT"]}
+    assert len(set(colours(everyone).values())) == 3
+    assert len(set(dashes(merit).values())) == 2
+
+
+def test_text_from_a_run_is_no_markup(tmp_path: Path) -> None:
+    write_run(tmp_path, "merit", note="</script><b>bold</b>")
+    series = group(find_runs([tmp_path]))
+    page = render_page(series, read_outcomes(series), [], "a summary")
+    assert "&lt;b&gt;bold" in page
+    assert "<b>bold" not in page
+
+
+def test_a_run_that_has_just_begun_is_shown_beside_others(one_seed: Path, tmp_path: Path) -> None:
+    Run.create(one_seed / "begun", {"optimizer": {"name": "lion", "lr": 1e-4}, "seed": 0}, {})
+    folder = tmp_path / "report"
+    assert main([str(one_seed), "--out", str(folder)]) == 0
+    assert "Lion did not finish and is not counted" in (folder / "index.html").read_text()
+
+
+def test_runs_without_measurements_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Run.create(tmp_path / "begun", {"optimizer": {"name": "merit", "lr": 1e-2}, "seed": 0}, {})
+    assert main([str(tmp_path / "begun"), "--out", str(tmp_path / "report")]) == 1
+    assert capsys.readouterr().err == (
+        "merit report: nothing to report: no measurement has been recorded yet by begun\n"
+    )
+    assert not (tmp_path / "report").exists()
+
+
+def test_bad_input_is_an_error_and_no_traceback(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([str(tmp_path / "nowhere")]) == 1
+    assert "nowhere: no such folder" in capsys.readouterr().err
+    folder = write_run(tmp_path, "merit")
+    (folder / "config.json").write_text("{")
+    assert main([str(folder)]) == 1
+    assert "config.json is no JSON" in capsys.readouterr().err

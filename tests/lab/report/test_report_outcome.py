@@ -1,0 +1,109 @@
+"""What runs came to, in numbers and in a sentence."""
+
+from pathlib import Path
+
+import pytest
+from fake_runs import write_run
+
+from merit_optim.lab.report import find_runs, group, read_outcomes, summarise
+from merit_optim.lab.report.gather import Series
+from merit_optim.lab.report.outcome import RunOutcome, SeriesOutcome, chance_of_difference
+from merit_optim.lab.report.tables import describe_runs, run_table, series_table
+
+
+def outcome(label: str, *losses: float, logit: float = 10.0, status: str = "finished") -> SeriesOutcome:
+    runs = tuple(
+        RunOutcome(
+            name=f"{label}-{seed}",
+            seed=seed,
+            status=status,
+            step=100,
+            tokens=6400,
+            seconds=60.0,
+            validation_loss=loss,
+            training_loss=loss,
+            final_logit=logit,
+            largest_logit=logit,
+            tokens_per_second=1000.0,
+            message="",
+        )
+        for seed, loss in enumerate(losses)
+    )
+    return SeriesOutcome(Series(label, label.lower(), 0.01, ()), runs)
+
+
+def test_one_seed_each_may_be_chance() -> None:
+    sentence = summarise([outcome("LAMB", 2.281, logit=35), outcome("MERIT", 2.271, logit=12.44)])
+    assert sentence == (
+        "At the end MERIT had the lowest validation loss, 2.271 (0.010 below LAMB; one seed each, so the "
+        "difference may be chance); the largest attention logit was then 12.4 with MERIT and 35.0 with LAMB."
+    )
+
+
+def test_the_winner_is_whoever_it_was() -> None:
+    sentence = summarise([outcome("AdamW", 2.0), outcome("LAMB", 3.0), outcome("MERIT", 4.0)])
+    assert sentence.startswith(
+        "At the end AdamW had the lowest validation loss, 2.000 (1.000 below LAMB and 2.0"
+    )
+    assert "the difference between AdamW and LAMB may be chance" in sentence
+
+
+def test_three_seeds_are_too_few_and_four_may_do() -> None:
+    three = summarise([outcome("LAMB", 3.0, 3.1, 3.2), outcome("MERIT", 2.0, 2.1, 2.2)])
+    assert (
+        "(1.000 below LAMB; 3 seeds each, p = 0.1 in a permutation test, so that difference may be" in three
+    )
+    four = summarise([outcome("LAMB", 3.0, 3.1, 3.2, 3.3), outcome("MERIT", 2.0, 2.1, 2.2, 2.3)])
+    assert "(1.000 below LAMB; 4 seeds each, p = 0.029 in a permutation test);" in four
+
+
+def test_failed_runs_are_told_and_not_averaged() -> None:
+    lost = outcome("AdamW", 9.0, status="diverged")
+    assert summarise([lost, outcome("MERIT", 2.0)]) == (
+        "MERIT ended at a validation loss of 2.000 (one seed); the largest attention logit was then 10.0 "
+        "with MERIT; AdamW diverged (at step 100)."
+    )
+    assert summarise([lost]) == "No run finished with a validation loss; AdamW diverged (at step 100)."
+
+
+def test_runs_of_different_lengths_are_told(tmp_path: Path) -> None:
+    write_run(tmp_path, "lamb", num_steps=50)
+    write_run(tmp_path, "merit", num_steps=100)
+    sentence = summarise(read_outcomes(group(find_runs([tmp_path]))))
+    assert sentence.endswith("the runs are not of one length (819,200 to 1,638,400 tokens).")
+
+
+def test_the_exact_test_counts_relabellings() -> None:
+    assert chance_of_difference([1.0, 2.0], [3.0, 4.0]) == pytest.approx(2 / 6)
+    assert chance_of_difference([1.0, 4.0], [2.0, 3.0]) == 1.0
+    assert chance_of_difference([1.0], [3.0, 4.0]) is None
+
+
+def test_outcomes_of_real_run_directories(three_seeds: Path) -> None:
+    adamw, lamb, merit = read_outcomes(group(find_runs([three_seeds])))
+    assert [describe_runs(own) for own in (adamw, lamb, merit)] == [
+        "2 finished, 1 diverged",
+        "2 finished, 1 unfinished",
+        "3 finished",
+    ]
+    loss = merit.spread("validation_loss")
+    assert loss is not None
+    assert len(loss.values) == 3
+    assert loss.mean == pytest.approx(2.33, abs=0.05)
+    # The last finite values of the run that diverged stand in the table of runs, with the reason.
+    assert adamw.diverged[0].validation_loss is not None
+    assert adamw.diverged[0].message == "the loss was nan at step 60"
+
+
+def test_tables_show_the_spread_and_every_run(three_seeds: Path) -> None:
+    outcomes = read_outcomes(group(find_runs([three_seeds])))
+    table = series_table(outcomes)
+    assert {len(row) for row in table.rows} == {len(table.head)}
+    loss = table.rows[2][table.head.index("Validation loss")]
+    mean, deviation = map(float, loss.split(" ± "))
+    assert mean == pytest.approx(2.33, abs=0.05)
+    assert 0 < deviation < 0.1
+    runs = run_table(outcomes)
+    assert {len(row) for row in runs.rows} == {len(runs.head)}
+    assert [row[2] for row in runs.rows].count("finished") == 7
+    assert "diverged: the loss was nan at step 60" in [row[2] for row in runs.rows]
