@@ -18,7 +18,8 @@ from torch.optim.optimizer import ParamsT, _use_grad_for_differentiable
 
 from merit_optim.optim import validate
 from merit_optim.optim.engines.gradients import all_finite, total_norm
-from merit_optim.optim.engines.sharded import Sharding, any_sharded, local
+from merit_optim.optim.engines.placements import any_sharded, local
+from merit_optim.optim.engines.sharded import Sharding
 from merit_optim.optim.engines.work import Control, Controls, Work, apart, by_device, items_of
 
 NonFinite = Literal["propagate", "skip", "raise"]
@@ -48,7 +49,7 @@ class SafeOptimizer(Optimizer):
     """Stands in every parameter group, so that a checkpoint tells whose options it holds."""
     STATE_KEYS: ClassVar[tuple[str, ...]]
 
-    _sharding: tuple[list[Tensor], Sharding] | None = None
+    _sharding: Sharding | None = None
 
     def __init__(self, params: ParamsT, defaults: dict[str, Any]) -> None:
         # In a dict, for torch.compile forgets what a step assigns to attributes of an optimizer.
@@ -134,18 +135,12 @@ class SafeOptimizer(Optimizer):
         return loss
 
     def _find_sharding(self) -> Sharding | None:
-        """What sharded parameters have to exchange; None where there are none.
-
-        Made anew when the parameters are others: libraries that shard them put them into the groups in place.
-        """
-        params = [param for group in self.param_groups for param in group["params"]]
-        if torch.compiler.is_compiling() or not any_sharded(params):
+        """What sharded parameters have to exchange; None where there are none."""
+        if torch.compiler.is_compiling() or not any(any_sharded(g["params"]) for g in self.param_groups):
             return None
-        known, sharding = self._sharding or ([], None)
-        if sharding is None or len(known) != len(params) or not all(map(operator.is_, known, params)):
-            sharding = Sharding(self.param_groups)
-            self._sharding = params, sharding
-        return sharding
+        if self._sharding is None or not self._sharding.fits(self.param_groups):
+            self._sharding = Sharding(self.param_groups)
+        return self._sharding
 
     def _update(self, works: list[Work], controls: Controls, sharding: Sharding | None) -> None:
         """Count the step, and change parameters and state."""

@@ -12,7 +12,8 @@ from torch.optim.optimizer import ParamsT
 from merit_optim.optim import validate
 from merit_optim.optim.algorithm import compute_dtype
 from merit_optim.optim.base import NonFinite, SafeOptimizer
-from merit_optim.optim.engines.sharded import Sharding, local
+from merit_optim.optim.engines.placements import local
+from merit_optim.optim.engines.sharded import Sharding
 from merit_optim.optim.engines.work import Controls, Item, Work, scalar, update_each
 
 

@@ -14,8 +14,9 @@ from merit_optim.optim import validate
 from merit_optim.optim.algorithm import NORMS, Norm
 from merit_optim.optim.base import NonFinite, SafeOptimizer
 from merit_optim.optim.engines import direct, eager, fused_unavailable, interpreting
-from merit_optim.optim.engines.sharded import Sharding, is_sharded, sharded_dims
-from merit_optim.optim.engines.work import Controls, Work, apart
+from merit_optim.optim.engines.placements import is_sharded, refuse_inexact
+from merit_optim.optim.engines.sharded import Sharding
+from merit_optim.optim.engines.work import Controls, Work, apart, names_of
 from merit_optim.optim.statistics import Recorder, UpdateStatistics
 
 if TYPE_CHECKING:
@@ -120,8 +121,12 @@ class TrustRatioOptimizer(SafeOptimizer):
                 "trust ratios. Use FSDP2 (torch.distributed.fsdp.fully_shard), or FSDP1 with no optimizer "
                 "of this family."
             )
-        if is_sharded(param):
-            sharded_dims(name, param)
+        refuse_inexact(name, param)
+        if is_sharded(param) and self.defaults["differentiable"]:
+            raise TypeError(
+                f"{name} is sharded, and a differentiable step knows no other ranks. Use "
+                "differentiable=False, or whole parameters."
+            )
 
     def _check_fused(self, name: str, param: Tensor, group: dict[str, Any]) -> None:
         """Raise if a parameter cannot have the fused engine that was demanded for it."""
@@ -210,8 +215,8 @@ class TrustRatioOptimizer(SafeOptimizer):
         for part in parts:
             part.apply(self._recorder)
         if sharding is not None and self._recorder is not None:
-            groups = range(len(self.param_groups))
-            sharding.merge_statistics(self._recorder, {p: name for i in groups for name, p in self._named(i)})
+            names = {o: name for work in works for o, name in zip(work.owners, names_of(work), strict=True)}
+            sharding.merge_statistics(self._recorder, names)
 
     def _fused_engine(self, device: torch.device) -> FusedEngine:
         from merit_optim.optim.engines.fused import FusedEngine

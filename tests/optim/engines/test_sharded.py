@@ -12,18 +12,21 @@ import torch
 import torch.distributed as dist
 
 from merit_optim import MERIT
-from merit_optim.optim.engines.sharded import Crossing, crossing_of
+from merit_optim.optim.engines.placements import Crossing, crossing_of, local
+from merit_optim.optim.engines.work import Work
 
 WORKER = Path(__file__).with_name("sharded_worker.py")
+BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
 
 
 def on_ranks(num_ranks: int, *arguments: str, **variables: str) -> dict[str, list[str]]:
     """What the worker compared on so many ranks, each with what differed."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={num_ranks}"]
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    path = os.pathsep.join([str(BENCHMARKS), *filter(None, [environment.get("PYTHONPATH")])])
     run = subprocess.run(
         [*command, str(WORKER), *arguments],
-        env=environment | {"OMP_NUM_THREADS": "1"} | variables,
+        env=environment | {"OMP_NUM_THREADS": "1", "PYTHONPATH": path} | variables,
         capture_output=True,
         text=True,
         timeout=280,
@@ -35,12 +38,22 @@ def on_ranks(num_ranks: int, *arguments: str, **variables: str) -> dict[str, lis
     return found
 
 
-@pytest.mark.parametrize("num_ranks", [2, 3, 4])
+# Sections of the worker for each number of ranks, and how many comparisons they make.
+SECTIONS = {
+    2: (["layouts", "networks", "mixed", "behaviour", "replicas"], 110),
+    3: (["layouts", "networks", "mixed", "behaviour"], 60),
+    4: (["layouts", "networks", "mixed", "behaviour", "collectives"], 130),
+    8: (["networks"], 40),
+}
+
+
+@pytest.mark.parametrize("num_ranks", SECTIONS)
 def test_a_step_on_many_ranks_is_the_step_on_one(num_ranks) -> None:
     """Every layout and optimizer of the worker; torchrun and gloo are the real ones."""
-    found = on_ranks(num_ranks)
-    assert len(found) >= 30
+    sections, at_least = SECTIONS[num_ranks]
+    found = on_ranks(num_ranks, *sections)
     assert {case: wrong for case, wrong in found.items() if wrong} == {}
+    assert len(found) >= at_least
 
 
 @pytest.mark.skipif(find_spec("triton") is None, reason="the fused engine needs triton")
@@ -102,3 +115,37 @@ def test_a_gradient_placed_as_a_partial_sum_is_brought_to_its_parameter() -> Non
     for weight in (whole, placed):
         MERIT([weight]).step()
     assert torch.equal(placed.full_tensor(), whole)
+
+
+@pytest.mark.usefixtures("one_rank")
+def test_a_gradient_that_is_still_on_its_way_is_waited_for() -> None:
+    from torch.distributed._functional_collectives import AsyncCollectiveTensor, all_reduce
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import DTensor, Replicate
+
+    mesh = init_device_mesh("cpu", (1,))
+    param = DTensor.from_local(torch.ones(2, 3), mesh, [Replicate()])
+    coming = all_reduce(torch.ones(2, 3), "sum", mesh.get_group())
+    assert isinstance(coming, AsyncCollectiveTensor)
+    grad = DTensor.from_local(coming, mesh, [Replicate()])
+    with torch.no_grad():
+        work = local(Work(0, {}, [param], [param], [grad], [torch.zeros(())], []))
+    assert type(work.grads[0]) is torch.Tensor
+
+
+@pytest.mark.usefixtures("one_rank")
+def test_a_differentiable_step_on_sharded_parameters_is_refused() -> None:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Shard, distribute_tensor
+
+    weight = torch.nn.Parameter(
+        distribute_tensor(torch.ones(2, 2), init_device_mesh("cpu", (1,)), [Shard(0)])
+    )
+    with pytest.raises(TypeError, match="differentiable=False"):
+        MERIT([weight], differentiable=True)
+
+
+def test_one_process_has_whole_weights_whatever_megatron_calls_them() -> None:
+    weight = torch.nn.Parameter(torch.ones(2, 2))
+    weight.tensor_model_parallel = True
+    MERIT([weight])

@@ -36,10 +36,13 @@ def all_finite(grads: dict[torch.device, list[Tensor]], first: torch.device) -> 
 def _norms(grads: dict[torch.device, list[Tensor]], order: float) -> list[Tensor]:
     """The norms of all gradients, one tensor for each device, on the first device. Few calls: they add up."""
     first = next(iter(grads))
-    return [
-        torch.stack(torch._foreach_norm(some, order, dtype=_sum_dtype(some))).to(first, non_blocking=True)
-        for some in grads.values()
-    ]
+    return [torch.stack(norms(some, order)).to(first, non_blocking=True) for some in grads.values()]
+
+
+def norms(tensors: list[Tensor], order: float) -> tuple[Tensor, ...]:
+    """The norm of each tensor, of one device."""
+    found: tuple[Tensor, ...] = torch._foreach_norm(tensors, order, dtype=_sum_dtype(tensors))
+    return found
 
 
 def _sum_dtype(tensors: list[Tensor]) -> torch.dtype | None:

@@ -1,11 +1,9 @@
-"""Parameters that stand on several ranks: what crosses ranks, and the collectives that carry it.
+"""Sharded parameters: the collectives of a step.
 
-A rank works on its own shard as if it were the whole parameter; only sizes are missing that other ranks
-know. Splitting rows leaves each row's size whole and cuts columns; splitting columns does the reverse;
-both cut the whole weight's. So between the phases of a step the parts of the sizes buffers that were cut
-are reduced, all parameters together: one all-reduce for each process group. Everything else is local
-and element-wise, which makes the step on many ranks equal to the step on one, bit for bit (for the max
-norm; sums of squares are added in another order).
+Between the phases of a step, those parts of the sizes buffers that a parameter's placement has cut are
+reduced, all parameters together: one all-reduce for each process group. Everything else is local and
+element-wise, which makes the step on many ranks equal to the step on one, bit for bit (for the max norm;
+sums of squares are added in another order).
 
 Every rank takes part in every all-reduce, in the same order, with the same number of elements, whether
 it has gradients or not: what the ranks of a group share is known from shapes and placements alone.
@@ -13,8 +11,9 @@ it has gradients or not: what the ranks of a group share is known from shapes an
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard
 
 import torch
@@ -22,90 +21,14 @@ import torch.distributed as dist
 from torch import Tensor
 
 from merit_optim.optim import algorithm
+from merit_optim.optim.engines.gradients import norms
+from merit_optim.optim.engines.placements import crossing_of, is_sharded, sharded_dims
 from merit_optim.optim.engines.plan import Slot, plan
 from merit_optim.optim.engines.work import Work
 from merit_optim.optim.statistics import Recorder, UpdateStatistics
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
-
-
-class Crossing(NamedTuple):
-    """The mesh dimensions over which a parameter's sizes are reduced."""
-
-    rows: tuple[int, ...]
-    columns: tuple[int, ...]
-    whole: tuple[int, ...]
-
-
-def crossing_of(
-    num_dims: int, matrix_dims: int | None, sharded_dims: Sequence[int | None], mesh_shape: Sequence[int]
-) -> Crossing:
-    """What crosses ranks, from which tensor dimension each mesh dimension shards (None: none).
-
-    >>> crossing_of(2, None, [0], [4])  # FSDP2: rows are whole, columns are cut
-    Crossing(rows=(), columns=(0,), whole=(0,))
-    """
-    num_batch_dims = 0 if matrix_dims is None else max(0, num_dims - matrix_dims)
-    is_vector = num_dims - num_batch_dims < 2
-    rows: list[int] = []
-    columns: list[int] = []
-    whole: list[int] = []
-    for mesh_dim, (dim, size) in enumerate(zip(sharded_dims, mesh_shape, strict=True)):
-        if dim is None or size == 1 or dim < num_batch_dims:
-            continue  # a copy, or whole matrices
-        whole.append(mesh_dim)
-        if not is_vector:
-            (columns if dim == num_batch_dims else rows).append(mesh_dim)
-    return Crossing(tuple(rows), tuple(columns), tuple(whole))
-
-
-def is_sharded(param: Tensor) -> TypeGuard[DTensor]:
-    """Whether a parameter is a DTensor, without importing what defines it."""
-    return hasattr(param, "placements")
-
-
-def any_sharded(params: Iterable[Tensor]) -> bool:
-    """Whether one of them is; asked of their few types, which is quicker."""
-    return any(hasattr(kind, "placements") for kind in set(map(type, params)))
-
-
-def sharded_dims(name: str, param: DTensor) -> list[int | None]:
-    """For each mesh dimension the tensor dimension that it shards; raise for what has no such meaning."""
-    from torch.distributed.tensor.placement_types import Replicate, Shard, _StridedShard
-
-    dims: list[int | None] = []
-    for placement in param.placements:
-        if isinstance(placement, (Shard, _StridedShard)):
-            dims.append(placement.dim % max(1, param.ndim))
-        elif isinstance(placement, Replicate):
-            dims.append(None)
-        else:
-            raise TypeError(
-                f"{name} is placed as {placement} on its mesh; a step can be exact for Shard and Replicate "
-                "only. Redistribute the parameter before it is given to the optimizer."
-            )
-    return dims
-
-
-def local(work: Work) -> Work:
-    """The same work on each rank's own tensors. A gradient is first brought to its parameter's placement."""
-    if not any_sharded(work.params):
-        return work
-    grads = [_as_placed(grad, param) for param, grad in zip(work.params, work.grads, strict=True)]
-    return work._replace(
-        params=_locals(work.params), grads=_locals(grads), states=[_locals(x) for x in work.states]
-    )
-
-
-def _as_placed(grad: Tensor, param: Tensor) -> Tensor:
-    if is_sharded(param) and is_sharded(grad) and grad.placements != param.placements:
-        return grad.redistribute(param.device_mesh, param.placements)
-    return grad
-
-
-def _locals(tensors: Iterable[Any]) -> list[Tensor]:
-    return [x.to_local() if is_sharded(x) else x for x in tensors]
 
 
 class Place(NamedTuple):
@@ -116,98 +39,171 @@ class Place(NamedTuple):
     slot: Slot
 
 
-@dataclass
+class Kind(NamedTuple):
+    """Buffers of one kind can be joined."""
+
+    device: torch.device
+    dtype: torch.dtype
+
+
+class Sharded(NamedTuple):
+    """A parameter with sizes that cross ranks."""
+
+    param: DTensor
+    slot: Slot
+    """Of this rank's shard, alone in a buffer."""
+    kind: Kind
+
+
 class Exchange:
-    """What one process group reduces: parts ("rows", "columns", "whole") of parameters' sizes."""
+    """One message of a step: what a process group reduces, of all parameters together."""
 
-    group: Any
-    parts: list[tuple[Tensor, str, bool]] = field(default_factory=list)
-    """Parameter, which part, whether it is a sum of squares."""
+    def __init__(self, group: Any, kind: Kind, is_sum: bool) -> None:
+        self.group, self.kind, self.is_sum = group, kind, is_sum
+        self.parts: list[tuple[int, str]] = []
+        """The number of a parameter, and which of its sizes: "rows", "columns" or "whole"."""
+        self.after: list[Exchange] = []
+        """Exchanges before this one that reduce some of the same sizes: it passes on what they found."""
+        self.index = torch.empty(0, dtype=torch.int64)
+        """Where the parts stand in the sizes. Kept between steps: packing is then one operation."""
+        self._sent: tuple[Tensor, Any] | None = None
 
-    def reduce(self, places: dict[Tensor, Place]) -> None:
-        """Reduce sizes in place."""
-        for is_sum in (False, True):
-            views = [
-                _part(places[param].sizes, places[param].slot, which)
-                for param, which, sums in self.parts
-                if sums == is_sum
-            ]
-            if not views:
-                continue
-            packed = torch.cat([view.reshape(-1) for view in views])
-            if is_sum:
-                total = packed.double().square()
-                dist.all_reduce(total, dist.ReduceOp.SUM, group=self.group)
-                packed = total.sqrt().to(packed.dtype)
-            else:
-                # As integers, which order as the sizes do: some backends' float maximum drops a NaN.
-                bits = packed.view(torch.int64 if packed.dtype == torch.float64 else torch.int32)
-                dist.all_reduce(bits, dist.ReduceOp.MAX, group=self.group)
-            for view, reduced in zip(views, packed.split([view.numel() for view in views]), strict=True):
-                view.copy_(reduced.view(view.shape))
+    def start(self, sizes: Tensor) -> None:
+        """Pack the message and send it off."""
+        for earlier in self.after:
+            earlier.finish(sizes)
+        message = sizes.index_select(1, self.index)
+        if self.is_sum:
+            message = message.double().square_()
+            work = dist.all_reduce(message, dist.ReduceOp.SUM, group=self.group, async_op=True)
+        else:
+            # As integers, which order as the sizes do: some backends' float maximum drops a NaN. Its sign
+            # means nothing, and would make it the least of all.
+            bits = message.view(torch.int64 if message.dtype == torch.float64 else torch.int32)
+            bits.bitwise_and_(torch.iinfo(bits.dtype).max)
+            work = dist.all_reduce(bits, dist.ReduceOp.MAX, group=self.group, async_op=True)
+        self._sent = message, work
 
-
-def _packed(statistics: UpdateStatistics | None, device: torch.device) -> tuple[Tensor, Tensor]:
-    """What is added up, and what the largest is taken of; nothing, where a rank has no part."""
-    if statistics is None:
-        return torch.zeros(4, device=device), torch.full((2,), -torch.inf, device=device)
-    s = statistics
-    added = (s.num_clipped, s.num_bounded, s.update_sum_sq, s.weight_sum_sq)
-    largest = (-s.smallest_ratio, s.largest_ratio)
-    return torch.stack([x.float() for x in added]), torch.stack([x.float() for x in largest])
-
-
-def _part(sizes: Tensor, slot: Slot, which: str) -> Tensor:
-    bounds = {
-        "rows": (slot.start, slot.columns_start),
-        "columns": (slot.columns_start, slot.whole_start),
-        "whole": (slot.whole_start, slot.end),
-    }
-    begin, end = bounds[which]
-    return sizes[:, begin:end]
+    def finish(self, sizes: Tensor) -> None:
+        """Wait for the message and unpack it, unless that was done already."""
+        if self._sent is None:
+            return
+        (message, work), self._sent = self._sent, None
+        work.wait()
+        if self.is_sum:
+            message = message.sqrt_().to(sizes.dtype)
+        sizes.index_copy_(1, self.index, message)
 
 
 class Sharding:
     """What all sharded parameters of an optimizer have to exchange, in the order of the parameters."""
 
     def __init__(self, groups: Sequence[dict[str, Any]]) -> None:
-        self.exchanges: dict[str, Exchange] = {}
-        self.slots: dict[Tensor, Slot] = {}
-        """The layout of each exchanged parameter's shard alone."""
+        self.device = torch.device("cpu")
+        self.sharded: list[Sharded] = []
+        """A parameter's place in this list is its number."""
+        self.exchanges: list[Exchange] = []
         self.process_groups: dict[str, Any] = {}
         self.spread_of: dict[Tensor, tuple[str, ...]] = {}
         """The process groups over which a parameter is sharded, by name."""
-        self.spreads: list[tuple[str, ...]] = [()]
-        self.device = torch.device("cpu")
         for number, group in enumerate(groups):
             for i, param in enumerate(group["params"]):
-                if is_sharded(param) and param.requires_grad:
+                if _takes_part(param):
                     self._add(f"parameter {i} of group {number}", param, group)
+        for i, exchange in enumerate(self.exchanges):
+            parts = set(exchange.parts)
+            exchange.after = [
+                earlier for earlier in self.exchanges[:i] if not parts.isdisjoint(earlier.parts)
+            ]
+        self.spreads = list(dict.fromkeys([(), *self.spread_of.values()]))
+        self._numbers: dict[Tensor, int] = {entry.param: i for i, entry in enumerate(self.sharded)}
+        self._layout: list[tuple[int, int, Slot]] | None = None
+        self._joins: dict[Kind, Join] = {}
+        self._made_for = _signature(groups)
 
     def _add(self, name: str, param: DTensor, group: dict[str, Any]) -> None:
         mesh, dims = param.device_mesh, sharded_dims(name, param)
-        for mesh_dim, dim in enumerate(dims):
-            if dim is not None and mesh.size(mesh_dim) > 1:
-                process_group = mesh.get_group(mesh_dim)
-                self.process_groups.setdefault(process_group.group_name, process_group)
-                self.spread_of[param] = (*self.spread_of.get(param, ()), process_group.group_name)
         self.device = param.device
-        spread = self.spread_of.get(param, ())
-        if spread not in self.spreads:
-            self.spreads.append(spread)
+        over = {i: mesh.get_group(i) for i, dim in enumerate(dims) if dim is not None and mesh.size(i) > 1}
+        self.process_groups.update({each.group_name: each for each in over.values()})
+        self.spread_of[param] = tuple(each.group_name for each in over.values())
         if "norm" not in group:
             return  # an element-wise optimizer exchanges nothing
-        matrices = algorithm.matrices_of(param.to_local().shape, group["matrix_dims"])
-        slot = plan(((matrices, group["element_wise"]),)).slots[0]
         crossing = crossing_of(param.ndim, group["matrix_dims"], dims, list(mesh.shape))
+        if not crossing.whole:
+            return
+        shard = param.to_local()
+        matrices = algorithm.matrices_of(shard.shape, group["matrix_dims"])
+        slot = plan(((matrices, group["element_wise"]),)).slots[0]
+        kind = Kind(shard.device, algorithm.compute_dtype(shard))
         for which, mesh_dims in crossing._asdict().items():
-            if which != "whole" and not slot.has_rows:
-                continue
-            for mesh_dim in mesh_dims:
-                process_group = mesh.get_group(mesh_dim)
-                exchange = self.exchanges.setdefault(process_group.group_name, Exchange(process_group))
-                exchange.parts.append((param, which, group["norm"] == "l2"))
-                self.slots[param] = slot
+            for mesh_dim in mesh_dims if slot.has_rows or which == "whole" else ():
+                exchange = self._exchange_of(over[mesh_dim], kind, is_sum=group["norm"] == "l2")
+                exchange.parts.append((len(self.sharded), which))
+        self.sharded.append(Sharded(param, slot, kind))
+
+    def _exchange_of(self, process_group: Any, kind: Kind, is_sum: bool) -> Exchange:
+        wanted = process_group.group_name, kind, is_sum
+        for exchange in self.exchanges:
+            if (exchange.group.group_name, exchange.kind, exchange.is_sum) == wanted:
+                return exchange
+        self.exchanges.append(Exchange(process_group, kind, is_sum))
+        return self.exchanges[-1]
+
+    def fits(self, groups: Sequence[dict[str, Any]]) -> bool:
+        """Whether these are still the parameters and options it was made for.
+
+        Libraries that shard parameters put them into the groups in place, a checkpoint brings its own
+        options, and a parameter may be frozen for a while.
+        """
+        params, options = _signature(groups)
+        known_params, known_options = self._made_for
+        same_params = len(params) == len(known_params) and all(map(operator.is_, params, known_params))
+        return same_params and options == known_options
+
+    def reduce(self, places: Iterable[Place], owners: dict[Tensor, Tensor]) -> None:
+        """Between the phases of a step. ``owners`` gives the parameter of each rank's own tensor."""
+        buffers: dict[int, Tensor] = {}
+        layout: list[tuple[int, int, Slot]] = []
+        for param, sizes, slot in places:
+            number = self._numbers.get(owners[param])
+            if number is not None:
+                buffers[id(sizes)] = sizes
+                layout.append((number, len(buffers) - 1, slot))
+        engines = list(buffers.values())
+        if layout != self._layout:
+            self._lay_out(layout, engines)
+        joined = {kind: join.of(engines, kind) for kind, join in self._joins.items()}
+        for exchange in self.exchanges:
+            exchange.start(joined[exchange.kind])
+        for exchange in self.exchanges:
+            exchange.finish(joined[exchange.kind])
+        for kind, join in self._joins.items():
+            join.give_back(engines, joined[kind])
+
+    def _lay_out(self, layout: list[tuple[int, int, Slot]], engines: list[Tensor]) -> None:
+        """Find where all sizes stand when the engines' buffers are joined."""
+        found = {number: (engine, slot) for number, engine, slot in layout}
+        bounds: dict[tuple[int, str], tuple[int, int]] = {}
+        for kind in dict.fromkeys(entry.kind for entry in self.sharded):
+            numbers = [i for i, entry in enumerate(self.sharded) if entry.kind == kind]
+            used = sorted({found[i][0] for i in numbers if i in found})
+            ends = list(accumulate((engines[i].shape[1] for i in used), initial=0))
+            starts, end = dict(zip(used, ends, strict=False)), ends[-1]
+            for i in numbers:
+                if i in found:
+                    engine, slot = found[i]
+                    start = starts[engine]
+                else:
+                    slot = self.sharded[i].slot
+                    start, end = end, end + slot.end
+                for which, (first, last) in _bounds(slot).items():
+                    bounds[i, which] = start + first, start + last
+            self._joins[kind] = Join(used, end - ends[-1])
+        for exchange in self.exchanges:
+            index = torch.cat([torch.arange(*bounds[part]) for part in exchange.parts])
+            exchange.index = index.to(exchange.kind.device)
+        self._layout = layout
 
     def any(self, flag: Tensor) -> Tensor:
         """Whether a flag is set on any rank that shares a parameter with this one."""
@@ -221,45 +217,97 @@ class Sharding:
         return bool(self.any(torch.tensor(flag, device=self.device)))
 
     def total_norm(self, works: list[Work], device: torch.device) -> Tensor:
-        """The 2-norm of all gradients, each shard counted once."""
-        squares = {key: torch.zeros((), dtype=torch.float64, device=device) for key in self.spreads}
+        """The 2-norm of all gradients, each shard counted once; added up in float64."""
+        zero = torch.zeros((), device=device)
+        parts = {spread: [zero] for spread in self.spreads}
         for work in works:
-            for owner, grad in zip(work.owners, work.grads, strict=True):
-                norm = torch.linalg.vector_norm(grad, dtype=torch.float32).double().to(device)
-                squares[self.spread_of.get(owner, ())] += norm.square()
-        for key, square in squares.items():
-            for name in key:
-                dist.all_reduce(square, dist.ReduceOp.SUM, group=self.process_groups[name])
-        return torch.stack(list(squares.values())).sum().sqrt().float()
+            for owner, norm in zip(work.owners, norms(work.grads, 2.0), strict=True):
+                parts[self.spread_of.get(owner, ())].append(norm.to(device))
+        squares = torch.stack([torch.stack(some).double().square().sum() for some in parts.values()])
+        for name, group in self.process_groups.items():
+            over = torch.tensor([i for i, spread in enumerate(self.spreads) if name in spread], device=device)
+            message = squares[over]
+            dist.all_reduce(message, dist.ReduceOp.SUM, group=group)
+            squares[over] = message
+        return squares.sum().sqrt().float()
 
     def merge_statistics(self, recorder: Recorder, names: dict[Tensor, str]) -> None:
-        """Make the statistics of shards those of whole parameters, on every rank."""
+        """Make the statistics of shards those of whole parameters, for the parameters named."""
         for spread in self.spreads[1:]:
             params = [param for param, over in self.spread_of.items() if over == spread]
-            totals, extremes = zip(
-                *(_packed(recorder.get(names[p]), self.device) for p in params), strict=True
-            )
-            sums, most = torch.stack(totals), torch.stack(extremes)
+            parts = [_packed(recorder.get(names.get(param, "")), self.device) for param in params]
+            sums, most = (torch.stack(x) for x in zip(*parts, strict=True))
             for name in spread:
                 dist.all_reduce(sums, dist.ReduceOp.SUM, group=self.process_groups[name])
                 dist.all_reduce(most, dist.ReduceOp.MAX, group=self.process_groups[name])
+            most += 0 * sums[:, 2:3]  # a float maximum may drop a NaN; sums keep it
             for param, (clipped, bounded, update, weight), (least, largest) in zip(
                 params, sums, most, strict=True
             ):
-                recorder[names[param]] = UpdateStatistics(
-                    param.numel(), clipped, bounded, -least, largest, update, weight
-                )
+                if param in names:
+                    recorder[names[param]] = UpdateStatistics(
+                        param.numel(), clipped, bounded, -least, largest, update, weight
+                    )
 
-    def reduce(self, places: Iterable[Place], owners: dict[Tensor, Tensor]) -> None:
-        """Between the phases of a step. ``owners`` gives the parameter of each rank's own tensor."""
-        of_params = {owners[place.param]: place for place in places}
-        # A rank without a gradient, or with an empty shard, adds nothing: zero is the least size. But it
-        # passes on what it hears in one group to the ranks of the next.
-        for param, slot in self.slots.items():
-            if param not in of_params:
-                (shard,) = _locals([param])
-                dtype = algorithm.compute_dtype(shard)
-                zeros = torch.zeros(2, slot.end, dtype=dtype, device=shard.device)
-                of_params[param] = Place(shard, zeros, slot)
-        for exchange in self.exchanges.values():
-            exchange.reduce(of_params)
+
+class Join(NamedTuple):
+    """How the buffers of one kind become one: which engines', and zeros for parameters they lack.
+
+    A rank without a gradient, or with an empty shard, adds nothing: zero is the least size. But it passes on
+    what it hears in one process group to the ranks of the next.
+    """
+
+    engines: list[int]
+    num_zeros: int
+
+    def of(self, buffers: list[Tensor], kind: Kind) -> Tensor:
+        """The sizes of all; the buffer itself, where one has everything."""
+        parts = [buffers[i] for i in self.engines]
+        if self.num_zeros:
+            parts.append(torch.zeros(2, self.num_zeros, dtype=kind.dtype, device=kind.device))
+        return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
+
+    def give_back(self, buffers: list[Tensor], joined: Tensor) -> None:
+        """Write what was joined back into the engines' buffers."""
+        own = [buffers[i] for i in self.engines]
+        if own and own[0] is joined:
+            return
+        lengths = [x.shape[1] for x in own]
+        for buffer, part in zip(own, joined.split([*lengths, self.num_zeros], 1), strict=False):
+            buffer.copy_(part)
+
+
+def _takes_part(param: Tensor) -> TypeGuard[DTensor]:
+    """Whether a parameter is sharded and trained; a frozen one that kept a gradient is stepped too."""
+    return is_sharded(param) and (param.requires_grad or param.grad is not None)
+
+
+def _signature(groups: Sequence[dict[str, Any]]) -> tuple[list[Tensor], list[tuple[Any, ...]]]:
+    """What a sharding depends on."""
+    params: list[Tensor] = [param for group in groups for param in group["params"] if _takes_part(param)]
+    options = [
+        (len(group["params"]), *map(group.get, ("norm", "element_wise", "matrix_dims"))) for group in groups
+    ]
+    return params, options
+
+
+def _bounds(slot: Slot) -> dict[str, tuple[int, int]]:
+    return {
+        "rows": (slot.start, slot.columns_start),
+        "columns": (slot.columns_start, slot.whole_start),
+        "whole": (slot.whole_start, slot.end),
+    }
+
+
+def _packed(statistics: UpdateStatistics | None, device: torch.device) -> tuple[Tensor, Tensor]:
+    """What is added up, and what the largest is taken of; nothing, where a rank has no part.
+
+    In float64, which holds any count exactly.
+    """
+    if statistics is None:
+        nothing = torch.zeros(4, dtype=torch.float64, device=device)
+        return nothing, torch.full_like(nothing[:2], -torch.inf)
+    s = statistics
+    added = (s.num_clipped, s.num_bounded, s.update_sum_sq, s.weight_sum_sq)
+    largest = (-s.smallest_ratio, s.largest_ratio)
+    return torch.stack([x.double() for x in added]), torch.stack([x.double() for x in largest])

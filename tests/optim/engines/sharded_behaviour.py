@@ -1,0 +1,272 @@
+"""Sections of sharded_worker.py: bad and missing gradients, what is sent, replicas."""
+
+from collections import Counter
+from collections.abc import Iterator
+from math import isnan
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from sharded_cases import SHAPES, placed, same, set_gradients, values, whole
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.optim import ZeroRedundancyOptimizer
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from torch.nn.parallel import DistributedDataParallel
+
+from merit_optim import LAMB, MERIT
+
+Found = Iterator[tuple[str, list[str]]]
+
+# Wide enough for vector instructions, which make NaNs of another sign.
+SHAPES_WIDE = [(12, 160), *SHAPES]
+
+
+def split_by_rows(world: int) -> tuple[list[Tensor], list[Tensor]]:
+    mesh = init_device_mesh("cpu", (world,))
+    fulls = [values(shape, i) for i, shape in enumerate(SHAPES_WIDE)]
+    return [nn.Parameter(distribute_tensor(full, mesh, [Shard(0)])) for full in fulls], fulls
+
+
+def with_gradients(params: list[Tensor], fulls: list[Tensor], *, bad: bool) -> None:
+    """Random ones; with a NaN on the last rank that has a part of the first parameter."""
+    set_gradients(params, [tuple(full.shape) for full in fulls], 50)
+    if bad:
+        grad = values(tuple(fulls[0].shape), 50)
+        grad[-1, -1] = torch.nan
+        params[0].grad = placed(grad, params[0])
+
+
+def cases(world: int) -> Found:
+    yield from bad_gradients(world)
+    yield from missing_gradients(world)
+    yield "statistics are global", statistics(world)
+    yield "options of a checkpoint are followed", changed_options(world)
+    yield "parameters may be added and replaced", added_later(world)
+    yield "tensor-parallel plain tensors through DTensors", plain_tensor_parallel(world)
+
+
+def bad_gradients(world: int) -> Found:
+    params, fulls = split_by_rows(world)
+    optimizer = MERIT(params, nonfinite="skip")
+    with_gradients(params, fulls, bad=True)
+    optimizer.step()
+    changed = [str(i) for i, (p, full) in enumerate(zip(params, fulls, strict=True)) if not same("", p, full)]
+    uncounted = ["not counted"] * (optimizer.num_skipped_steps != 1)
+    yield "a NaN on one rank is skipped by all", changed + uncounted
+
+    params, fulls = split_by_rows(world)
+    optimizer = MERIT(params, nonfinite="raise")
+    with_gradients(params, fulls, bad=True)
+    try:
+        optimizer.step()
+        wrong = ["not raised"]
+    except FloatingPointError as error:
+        told = "parameter 0 of group 0" if dist.get_rank() == world - 1 else "another rank"
+        wrong = [] if told in str(error) else [str(error)]
+    yield "a NaN on one rank is raised by all", wrong
+
+    for name, options in {"with a bound": {}, "by columns alone": {"weight_bound": False}}.items():
+        params, fulls = split_by_rows(world)
+        whole_first = fulls[0].clone().requires_grad_()
+        for some in (params, [whole_first]):
+            with_gradients(some, fulls[: len(some)], bad=True)
+            MERIT(some, **options).step()
+        kept = torch.equal(whole(params[0]).isnan(), whole_first.isnan())
+        yield f"a NaN on one rank reaches all, {name}", [] if kept else ["lost"]
+
+    mesh, grad = init_device_mesh("cpu", (world,)), values((world, 3, 4), 0)
+    stack = nn.Parameter(distribute_tensor(values((world, 3, 4), 1), mesh, [Shard(0)]))
+    grad[-1, 0, 0] = torch.nan
+    stack.grad = placed(grad, stack)
+    optimizer = MERIT([stack], matrix_dims=2)
+    with optimizer.recording() as recorded:
+        optimizer.step()
+    (found,) = recorded.values()
+    yield "a NaN in one matrix is in the statistics of all", [] if isnan(found.ratio_range[1]) else ["lost"]
+
+
+def missing_gradients(world: int) -> Found:
+    for options in ({}, {"max_grad_norm": 1.0, "nonfinite": "skip"}, {"nonfinite": "raise"}):
+        params, fulls = split_by_rows(world)
+        with_gradients(params, fulls, bad=False)
+        if dist.get_rank() == 0:
+            for param in params:
+                param.grad = None
+        MERIT(params, **options).step()  # and does not hang
+        finite = all(whole(p).isfinite().all() for p in params)
+        yield f"a rank may be without gradients, {options}", [] if finite else ["not finite"]
+    if world != 4:
+        return
+    # The last rank but one has the NaN; only the first, which has no gradient, can tell the second of it.
+    mesh = init_device_mesh("cpu", (2, 2))
+    param = nn.Parameter(distribute_tensor(values((4, 6), 0), mesh, [Shard(0), Shard(1)]))
+    if dist.get_rank() != 0:
+        grad = values((2, 3), dist.get_rank())
+        if dist.get_rank() == 2:
+            grad[0, 0] = torch.nan
+        param.grad = DTensor.from_local(grad, mesh, param.placements)
+    MERIT([param], element_wise=False).step()
+    told = dist.get_rank() == 0 or bool(param.to_local().isnan().all())
+    yield "a rank without gradients passes on what it hears", [] if told else ["not told"]
+
+
+def statistics(world: int) -> list[str]:
+    """Those of the whole parameters, on every rank."""
+    params, fulls = split_by_rows(world)
+    recorded = []
+    for some in (params, [full.clone().requires_grad_() for full in fulls]):
+        optimizer = MERIT(some, clip=0.5)
+        with_gradients(some, fulls, bad=False)
+        some[1].grad = None
+        with optimizer.recording() as found:
+            optimizer.step()
+        recorded.append({n: (s.num_elements, s.clipped, s.bounded, *s.ratio_range) for n, s in found.items()})
+        recorded.append({n: round(s.relative_change, 5) for n, s in found.items()})
+    return [] if recorded[:2] == recorded[2:] and len(recorded[0]) == len(fulls) - 1 else [str(recorded)]
+
+
+def changed_options(world: int) -> list[str]:
+    """A state dict that switches rows and columns on, after steps without them."""
+    params, fulls = split_by_rows(world)
+    references: list[Tensor] = [full.clone().requires_grad_() for full in fulls]
+    for some in (params, references):
+        optimizer = MERIT(some, element_wise=False)
+        for step in range(3):
+            set_gradients(some, [tuple(full.shape) for full in fulls], step)
+            optimizer.step()
+            if step == 0:
+                saved = optimizer.state_dict()
+                saved["param_groups"][0]["element_wise"] = True
+                optimizer.load_state_dict(saved)
+    pairs = enumerate(zip(params, references, strict=True))
+    return [str(i) for i, (param, full) in pairs if not same("", param, full)]
+
+
+def added_later(world: int) -> list[str]:
+    """Parameters in a new group, and others in the place of those that were given."""
+    params, fulls = split_by_rows(world)
+    references: list[Tensor] = [full.clone().requires_grad_() for full in fulls]
+    for some in (params, references):
+        optimizer = MERIT(some[:3])
+        for step in range(3):
+            set_gradients(some, [tuple(full.shape) for full in fulls], step)
+            optimizer.step()
+            if step == 0:
+                optimizer.add_param_group({"params": some[3:]})
+            if step == 1:  # as libraries do that shard parameters after the optimizer was made
+                some[:] = [nn.Parameter(param.detach().clone()) for param in some]
+                old = [param for group in optimizer.param_groups for param in group["params"]]
+                for before, after in zip(old, some, strict=True):
+                    optimizer.state[after] = optimizer.state.pop(before)
+                optimizer.param_groups[0]["params"][:] = some[:3]
+                optimizer.param_groups[1]["params"][:] = some[3:]
+    pairs = enumerate(zip(params, references, strict=True))
+    return [str(i) for i, (param, full) in pairs if not same("", param, full)]
+
+
+def plain_tensor_parallel(world: int) -> list[str]:
+    """A plain shard, as Megatron keeps it, is refused; a DTensor that shares its memory is the way out."""
+    mesh, full = init_device_mesh("cpu", (world,)), values((4 * world, 6), 0)
+    shard = nn.Parameter(full.chunk(world)[dist.get_rank()].clone())
+    shard.tensor_model_parallel, shard.partition_dim = True, 0
+    wrong = []
+    try:
+        MERIT([shard])
+        wrong.append("not refused")
+    except TypeError as error:
+        wrong += (
+            [] if "partition_dim=0" in str(error) and "DTensor.from_local" in str(error) else [str(error)]
+        )
+    param = nn.Parameter(DTensor.from_local(shard.detach(), mesh, [Shard(shard.partition_dim)]))
+    reference = full.clone().requires_grad_()
+    optimizers = MERIT([param]), MERIT([reference])
+    for step in range(3):
+        reference.grad = values((4 * world, 6), step)
+        grad = reference.grad.chunk(world)[dist.get_rank()]
+        param.grad = DTensor.from_local(grad, mesh, param.placements)
+        for optimizer in optimizers:
+            optimizer.step()
+    if not torch.equal(shard, reference.chunk(world)[dist.get_rank()]):
+        wrong.append("the plain tensor differs")
+    shard.tensor_model_parallel = False
+    MERIT([shard])
+    return wrong
+
+
+def counted_step(optimizer: torch.optim.Optimizer) -> Counter[tuple[tuple[int, ...], int]]:
+    """The all-reduces of a step: the ranks that take part, and the bytes."""
+    calls: Counter[tuple[tuple[int, ...], int]] = Counter()
+    all_reduce = dist.all_reduce
+
+    def counted(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
+        calls[tuple(dist.get_process_group_ranks(kwargs["group"])), tensor.nbytes] += 1
+        return all_reduce(tensor, *args, **kwargs)
+
+    dist.all_reduce = counted
+    try:
+        optimizer.step()
+    finally:
+        dist.all_reduce = all_reduce
+    return calls
+
+
+def collectives(world: int) -> Found:
+    """One all-reduce a step for each process group, of the bytes that the cost model predicts."""
+    from sharded_cost import exchange_bytes
+
+    shapes = [(16, 12), (8, 20), (12,)]
+    line, grid = init_device_mesh("cpu", (world,)), init_device_mesh("cpu", (2, world // 2))
+    layouts = {
+        "rows": (line, [Shard(0)]),
+        "columns": (line, [Shard(1)]),
+        "hsdp": (grid, [Replicate(), Shard(0)]),
+        "rows and columns": (grid, [Shard(0), Shard(1)]),
+        "rows twice": (grid, [Shard(0), Shard(0)]),
+    }
+    for name, (mesh, placements) in layouts.items():
+        for kind, is_sum in ((MERIT, False), (LAMB, True)):
+            fitting = [s for s in shapes if all(not p.is_shard() or p.dim < len(s) for p in placements)]
+            params = [nn.Parameter(distribute_tensor(values(s, 0), mesh, placements)) for s in fitting]
+            optimizer = kind(params)
+            set_gradients(params, fitting, 0)
+            dims = [p.dim if p.is_shard() else None for p in placements]
+            predicted = exchange_bytes(
+                [(shape, dims) for shape in fitting],
+                list(mesh.shape),
+                element_wise=kind is MERIT,
+                is_sum=is_sum,
+            )
+            expected = Counter(
+                (tuple(dist.get_process_group_ranks(mesh.get_group(i))), size)
+                for i, size in enumerate(predicted)
+                if size
+            )
+            calls = counted_step(optimizer)
+            yield f"{name}, {kind.__name__}", [] if calls == expected else [f"{calls}, not {expected}"]
+
+
+def replicas(world: int) -> Found:
+    """DDP and ZeroRedundancyOptimizer as they are: every rank has the weights of one process."""
+    del world
+
+    def trained(kind: str) -> list[Tensor]:
+        torch.manual_seed(0)
+        network: nn.Module = nn.Sequential(nn.Linear(6, 10), nn.Tanh(), nn.Linear(10, 3))
+        wrapped = DistributedDataParallel(network) if kind == "ddp" else network
+        params = list(network.parameters())
+        if kind == "zero":
+            optimizer: torch.optim.Optimizer = ZeroRedundancyOptimizer(params, MERIT, lr=1e-2)
+        else:
+            optimizer = MERIT(params, lr=1e-2)
+        for step in range(4):
+            # The same on every rank: the average of two equal gradients is exact.
+            wrapped(values((5, 6), step)).square().sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        return [p.detach() for p in params]
+
+    one = trained("one process")
+    for kind in ("ddp", "zero"):
+        pairs = enumerate(zip(trained(kind), one, strict=True))
+        yield kind, [str(i) for i, (x, y) in pairs if not torch.equal(x, y)]
