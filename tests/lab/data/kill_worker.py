@@ -1,0 +1,106 @@
+"""Prepares a small corpus again and again, each time killed by SIGKILL at another line, and then resumed.
+
+Usage: kill_worker.py FOLDER TOKENIZER NUM_KILLS. Prints how many kills were survived: NUM_KILLS that are
+spread evenly, and some more at the end.
+"""
+
+import os
+import shutil
+import signal
+import sys
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from merit_optim.lab.data import corpora, parts
+from merit_optim.lab.data import prepare as preparing
+from merit_optim.lab.data.prepare import prepare
+from merit_optim.lab.data.tokens import Dataset
+
+WATCHED = {parts.__file__, preparing.__file__}
+
+
+def main(folder: Path, tokenizer: str, num_kills: int) -> None:
+    text = folder / "text"
+    text.write_bytes(b"".join(b"line %d of some text, %d\n" % (n, n * n) for n in range(2000)))
+
+    def run(name: str) -> None:
+        prepare(corpora.text_files([text], 0.1), folder / name, tokenizer=tokenizer, part_bytes=10_000)
+
+    assert in_a_child(lambda: count_lines(run, folder / "count")) == 0
+    num_lines = int((folder / "count").read_text())
+    wanted = Dataset.open(folder / "whole").fingerprint
+    # Spread over the whole, and every line of the end, where the files are published.
+    lines = {1 + kill * num_lines // num_kills for kill in range(num_kills)}
+    lines |= set(range(num_lines - 30, num_lines + 1))
+    for at in sorted(lines):
+        assert in_a_child(lambda at=at: killed_at(at, run)) == -signal.SIGKILL, at
+        published = (folder / "stopped" / "dataset.json").exists()
+        if published:
+            Dataset.open(folder / "stopped").verify()
+        assert in_a_child(lambda: run("stopped")) == 0, at
+        dataset = Dataset.open(folder / "stopped")
+        dataset.verify()
+        assert dataset.fingerprint == wanted, at
+        if not published:
+            assert not (folder / "stopped" / "partial").exists(), at
+        shutil.rmtree(folder / "stopped")
+    print(len(lines))
+
+
+def in_a_child(work: Any) -> int:
+    """Run something in a forked process, and return its exit status, negative for a signal."""
+    child = os.fork()
+    if child == 0:
+        try:
+            work()
+        except BaseException as error:
+            print(repr(error), file=sys.stderr, flush=True)
+            os._exit(1)
+        os._exit(0)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def count_lines(run: Any, path: Path) -> None:
+    """Count the lines of an undisturbed call."""
+    seen = 0
+
+    def count() -> None:
+        nonlocal seen
+        seen += 1
+
+    watch(count)
+    run("whole")
+    sys.settrace(None)
+    path.write_text(str(seen))
+
+
+def killed_at(at: int, run: Any) -> None:
+    seen = 0
+
+    def count() -> None:
+        nonlocal seen
+        seen += 1
+        if seen == at:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    watch(count)
+    run("stopped")
+
+
+def watch(on_line: Any) -> None:
+    """Call a function before every line of the watched modules."""
+
+    def trace(frame: FrameType, event: str, argument: Any) -> Any:
+        del argument
+        if frame.f_code.co_filename not in WATCHED:
+            return None
+        if event == "line":
+            on_line()
+        return trace
+
+    sys.settrace(trace)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]))

@@ -1,0 +1,197 @@
+"""Corpora on disk: a fixed order, a stated split that is never empty, and files that change are noticed."""
+
+import hashlib
+import sysconfig
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from merit_optim.lab.data import corpora
+from merit_optim.lab.data.corpora import Enwik8, embedded, text_files
+from merit_optim.lab.data.pieces import Corpus, Piece
+
+
+def words(count: int, seed: int = 0) -> bytes:
+    """Text without repetitions."""
+    return b"".join(
+        hashlib.md5(b"%d %d" % (seed, number)).hexdigest().encode() + b" " for number in range(count)
+    )
+
+
+def split_text(pieces: Iterable[Piece], split: str) -> bytes:
+    """A split's text, with a mark where text ends."""
+    return b"".join(piece.text + b"|" * piece.ends for piece in pieces if piece.split == split)
+
+
+def assert_resumes_anywhere(corpus: Corpus, again: Corpus) -> None:
+    everything = list(corpus.pieces())
+    states = []
+    for _ in corpus.pieces():
+        states.append(corpus.state())  # noqa: PERF401  (the state belongs to the moment)
+    for position, state in enumerate(states):
+        assert list(again.pieces(state)) == everything[position + 1 :]
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> list[Path]:
+    paths = []
+    for number, size in enumerate((3000, 1, 8000)):
+        paths.append(tmp_path / f"{number}.txt")
+        paths[-1].write_bytes(words(size, number))
+    return paths
+
+
+def test_every_byte_goes_to_one_side_in_order(files: list[Path]) -> None:
+    corpus = text_files(files, 0.1)
+    pieces = list(corpus.pieces())
+    assert b"".join(piece.text for piece in pieces) == b"".join(path.read_bytes() for path in files)
+    assert corpus.total == sum(path.stat().st_size for path in files)
+    share = len(split_text(pieces, "val")) / corpus.total
+    assert 0.02 < share < 0.3
+    assert_resumes_anywhere(text_files(files, 0.1), text_files(files, 0.1))
+
+
+def test_the_text_ends_where_the_next_piece_goes_elsewhere(files: list[Path]) -> None:
+    pieces = list(text_files(files, 0.3).pieces())
+    assert {piece.split for piece in pieces} == {"train", "val"}
+    for piece, following in zip(pieces, [*pieces[1:], None], strict=True):
+        continues = following is not None and (piece.split, piece.origin) == (
+            following.split,
+            following.origin,
+        )
+        assert piece.ends != continues
+
+
+def test_the_hash_of_the_text_decides(files: list[Path], tmp_path: Path) -> None:
+    """A larger share keeps what was in validation, and a copy of a file goes the same way."""
+    small, large = (
+        {piece.text for piece in text_files(files, share).pieces() if piece.split == "val"}
+        for share in (0.05, 0.3)
+    )
+    assert small < large
+    copy = tmp_path / "copy.txt"
+    copy.write_bytes(files[0].read_bytes())
+    pieces = list(text_files([*files, copy], 0.3).pieces())
+    sides = {piece.text: piece.split for piece in pieces if piece.origin == str(files[0])}
+    assert {piece.text: piece.split for piece in pieces if piece.origin == str(copy)} == sides
+
+
+@given(share=st.floats(1e-12, 0.02), seed=st.integers(0, 100))
+def test_validation_is_never_empty(tmp_path_factory: pytest.TempPathFactory, share: float, seed: int) -> None:
+    path = tmp_path_factory.getbasetemp() / "small.txt"
+    path.write_bytes(words(400, seed))  # 13 kB: four pieces
+    pieces = list(text_files([path], share).pieces())
+    assert {piece.split for piece in pieces} == {"train", "val"}
+
+
+def test_the_recipe_is_of_the_content_alone(files: list[Path], tmp_path: Path) -> None:
+    recipe = text_files(files, 0.01).recipe
+    moved = [path.rename(tmp_path / f"moved-{path.name}") for path in files]
+    assert text_files(moved, 0.01).recipe == recipe
+    assert text_files(moved[::-1], 0.01).recipe != recipe
+    assert text_files(moved, 0.02).recipe != recipe
+
+
+def test_what_cannot_be_split_is_refused(tmp_path: Path, files: list[Path]) -> None:
+    short = tmp_path / "short.txt"
+    short.write_text("a few words")
+    with pytest.raises(ValueError, match="the text has 11 bytes, too few"):
+        text_files([short], 0.01)
+    for share in (0.0, 1.0, -0.1, float("nan")):
+        with pytest.raises(ValueError, match=r"share for validation is .* between 0 and 1"):
+            text_files(files, share)
+    with pytest.raises(ValueError, match="leaves nothing to train on"):
+        text_files(files, 0.9999999)
+    with pytest.raises(ValueError, match="no files are given"):
+        text_files([], 0.01)
+    with pytest.raises(ValueError, match=r"is a folder; name the files in it"):
+        text_files([tmp_path], 0.01)
+    with pytest.raises(ValueError, match=r"there is no file .*nowhere"):
+        text_files([tmp_path / "nowhere"], 0.01)
+
+
+@pytest.mark.parametrize("change", [b"more ", b"", None])
+def test_a_file_that_changes_meanwhile_is_noticed(files: list[Path], change: bytes | None) -> None:
+    corpus = text_files(files, 0.01)
+    content = files[-1].read_bytes()
+    files[-1].write_bytes(
+        content[:-40_000] if change is None else content + change if change else b"x" + content
+    )
+    with pytest.raises(ValueError, match=rf"{files[-1].name} changed while it was being read"):
+        list(corpus.pieces())
+
+
+@pytest.fixture
+def interpreter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An interpreter with a small library and a few packages."""
+    library = tmp_path / "lib"
+    packages = library / "site-packages"
+    for name, content in {
+        "b.py": words(200, 1),
+        "a.py": words(200, 2),
+        "notes.txt": b"no source",
+        "empty.py": b"",
+        "latin.py": b"# -*- coding: latin-1 -*-\n# \xe9\n",
+        "test/test_a.py": b"left out",
+        "json/tests/test_b.py": b"left out",
+        "__pycache__/c.py": b"left out",
+        "site-packages/p/one.py": words(150, 3),
+        "site-packages/q/two.py": words(150, 4),
+    }.items():
+        path = library / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+    monkeypatch.setattr(sysconfig, "get_paths", lambda: {"stdlib": str(library), "purelib": str(packages)})
+    return library
+
+
+@pytest.mark.usefixtures("interpreter")
+def test_embedded_takes_the_library_and_then_packages() -> None:
+    origins = list(dict.fromkeys(Path(piece.origin).name for piece in embedded(10**6, 0.1).pieces()))
+    assert origins[:2] == ["a.py", "b.py"]
+    assert sorted(origins[2:]) == ["one.py", "two.py"]
+    origins = [Path(piece.origin).name for piece in embedded(20_000, 0.1).pieces()]
+    assert len(set(origins)) == 3
+
+
+def test_embedded_does_not_depend_on_where_it_is(interpreter: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe = embedded(10**6, 0.1).recipe
+    moved = interpreter.rename(interpreter.with_name("elsewhere"))
+    monkeypatch.setattr(
+        sysconfig, "get_paths", lambda: {"stdlib": str(moved), "purelib": str(moved / "site-packages")}
+    )
+    assert embedded(10**6, 0.1).recipe == recipe
+
+
+@pytest.mark.usefixtures("interpreter")
+def test_embedded_without_sources_within_the_limit() -> None:
+    with pytest.raises(ValueError, match=r"no Python sources of up to 10 bytes .* raise the limit"):
+        embedded(10, 0.1)
+    with pytest.raises(ValueError, match="limit is 0"):
+        embedded(0, 0.1)
+
+
+def test_embedded_here() -> None:
+    """What this interpreter offers: enough, all of it UTF-8, the same twice."""
+    corpus = embedded(3_000_000, 0.02)
+    assert 2_000_000 < corpus.total <= 3_000_000
+    b"".join(piece.text for piece in corpus.pieces()).decode()
+    assert embedded(3_000_000, 0.02).recipe == corpus.recipe
+
+
+def test_enwik8_is_cut_at_the_usual_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(corpora, "_LARGEST_PIECE", 100)
+    path = tmp_path / "enwik8"
+    content = words(100)[:3000]
+    path.write_bytes(content)
+    corpus = Enwik8(path, (2500, 200, 300))
+    pieces = list(corpus.pieces())
+    assert split_text(pieces, "train") == content[:2500] + b"|"
+    assert split_text(pieces, "val") == content[2500:2700] + b"|"
+    assert split_text(pieces, "test") == content[2700:] + b"|"
+    assert_resumes_anywhere(corpus, Enwik8(path, (2500, 200, 300)))
+    with pytest.raises(ValueError, match=r"has 3000 bytes; enwik8 has 100000000"):
+        Enwik8(path)

@@ -1,0 +1,333 @@
+"""Preparing: the right tokens, whole or not at all, and the same bytes however often it was stopped."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from merit_optim.lab.data import Dataset
+from merit_optim.lab.data import prepare as preparing
+from merit_optim.lab.data.corpora import Enwik8, text_files
+from merit_optim.lab.data.parts import Counts, Parts
+from merit_optim.lab.data.pieces import Corpus
+from merit_optim.lab.data.prepare import prepare
+
+WORKER = Path(__file__).with_name("kill_worker.py")
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> Path:
+    path = tmp_path / "text"
+    path.write_bytes(b"".join(b"line %d of some text, %d\n" % (number, number**2) for number in range(2000)))
+    return path
+
+
+@pytest.fixture
+def corpus(text: Path) -> Corpus:
+    return text_files([text], 0.1)
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def runs(corpus: Corpus, split: str) -> list[bytes]:
+    """The runs of text of a split, between which the text does not continue."""
+    texts = [b""]
+    for piece in corpus.pieces():
+        if piece.split == split:
+            texts[-1] += piece.text
+            if piece.ends:
+                texts.append(b"")
+    return texts[:-1]
+
+
+def test_bytes(corpus: Corpus, tmp_path: Path) -> None:
+    index = prepare(corpus, tmp_path / "data", tokenizer="bytes", part_bytes=10_000)
+    dataset = Dataset.open(tmp_path / "data")
+    assert dataset.index == index
+    for file, split in ((dataset.train, "train"), (dataset.validation, "val")):
+        wanted = b"".join(runs(corpus, split))
+        assert file.tokens.astype(np.uint8).tobytes() == wanted
+        assert index.files[f"{split}.bin"].num_text_bytes == len(wanted)
+        assert index.files[f"{split}.bin"].num_documents == len(runs(corpus, split))
+    dataset.verify()
+    assert sorted(contents(tmp_path / "data")) == ["dataset.json", "train.bin", "val.bin"]
+
+
+@pytest.mark.parametrize("size", [300, 70_000])
+def test_a_bpe_of_its_own(corpus: Corpus, tmp_path: Path, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Trained on training text alone, saved beside the data, and ended by the end-of-text token."""
+    from tokenizers import Tokenizer
+
+    trained_on: list[bytes] = []
+    train = preparing.tokenizers.train_bpe
+    monkeypatch.setattr(
+        preparing.tokenizers,
+        "train_bpe",
+        lambda texts, size: train(trained_on.extend(texts) or trained_on, size),
+    )
+    index = prepare(corpus, tmp_path / "data", tokenizer=f"bpe-{size}", part_bytes=10_000)
+    assert b"".join(trained_on) == b"".join(runs(corpus, "train"))
+    tokenizer = Tokenizer.from_file(str(tmp_path / "data" / "tokenizer.json"))
+    assert index.vocab_size == tokenizer.get_vocab_size()
+    end = tokenizer.token_to_id("<|endoftext|>")
+    assert index.end_of_text == end
+    dataset = Dataset.open(tmp_path / "data")
+    assert dataset.train.tokens.dtype == ("uint16" if size == 300 else "uint32")
+    for file, split in ((dataset.train, "train"), (dataset.validation, "val")):
+        wanted = [id_ for text in runs(corpus, split) for id_ in [*tokenizer.encode(text.decode()).ids, end]]
+        assert file.tokens.tolist() == wanted
+        file.check(index.vocab_size)
+
+
+def test_gpt2_on_wikipedia_is_tiktokens(tmp_path: Path, shared_data: Path) -> None:
+    """Two megabytes of enwik8, in many parts, against tiktoken on the whole."""
+    import lzma
+
+    from merit_optim.lab.data.tokenizer import Gpt2
+
+    with lzma.open(shared_data / "enwik8.xz") as file:
+        (tmp_path / "enwik8").write_bytes(file.read(2_000_000))
+    corpus = text_files([tmp_path / "enwik8"], 0.02)
+    vocabulary = shared_data / "gpt2_bpe"
+    prepare(corpus, tmp_path / "data", tokenizer="gpt2", gpt2_vocabulary=vocabulary, part_bytes=100_000)
+    dataset = Dataset.open(tmp_path / "data")
+    gpt2 = Gpt2(vocabulary)
+    for file, split in ((dataset.train, "train"), (dataset.validation, "val")):
+        wanted = [np.append(tokens, 50256) for tokens in gpt2.encode(runs(corpus, split))]
+        assert np.array_equal(file.tokens, np.concatenate(wanted))
+    dataset.train.check(50257)
+
+
+def test_a_third_file_for_enwik8(tmp_path: Path, text: Path) -> None:
+    size = text.stat().st_size
+    index = prepare(Enwik8(text, (size - 200, 100, 100)), tmp_path / "data", tokenizer="bytes")
+    assert {name: entry.num_tokens for name, entry in index.files.items()} == {
+        "train.bin": size - 200,
+        "val.bin": 100,
+        "test.bin": 100,
+    }
+    Dataset.open(tmp_path / "data").verify()
+    (tmp_path / "data" / "test.bin").write_bytes(bytes(200))
+    with pytest.raises(ValueError, match=r"test.bin has the sha256"):
+        Dataset.open(tmp_path / "data").verify()
+
+
+@pytest.mark.parametrize(("tokenizer", "num_kills"), [("bytes", 40), ("bpe-300", 8)])
+def test_killed_at_any_moment_and_resumed(tmp_path: Path, tokenizer: str, num_kills: int) -> None:
+    """SIGKILL at many lines of the code; whoever comes next finishes with the same bytes."""
+    finished = subprocess.run(
+        [sys.executable, WORKER, tmp_path, tokenizer, str(num_kills)],
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
+    assert finished.returncode == 0, finished.stderr
+    assert int(finished.stdout) >= num_kills
+
+
+class Stopped(BaseException):
+    """What stops a call in the middle."""
+
+
+def stop_after(monkeypatch: pytest.MonkeyPatch, num_parts: int) -> None:
+    append = Parts.append
+    left = num_parts
+
+    def append_some(*arguments: Any) -> None:
+        nonlocal left
+        if left == 0:
+            raise Stopped
+        left -= 1
+        append(*arguments)
+
+    monkeypatch.setattr(Parts, "append", append_some)
+
+
+def test_finished_parts_are_not_repeated(
+    corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "data"
+    with monkeypatch.context() as patch:
+        stop_after(patch, 3)
+        with pytest.raises(Stopped):
+            prepare(corpus, folder, tokenizer="bytes", part_bytes=10_000)
+    assert [path.name for path in folder.iterdir()] == ["partial"]
+    encoded: list[bytes] = []
+    encode = preparing.tokenizers.Bytes.encode
+    monkeypatch.setattr(
+        preparing.tokenizers.Bytes, "encode", lambda self, texts: encoded.extend(texts) or encode(self, texts)
+    )
+    prepare(corpus, folder, tokenizer="bytes", part_bytes=10_000)
+    assert b"".join(encoded) == b"".join(piece.text for piece in corpus.pieces())[-sum(map(len, encoded)) :]
+    assert 0 < sum(map(len, encoded)) <= corpus.total - 30_000
+
+
+def test_what_was_written_after_the_last_entry_is_cut_off(
+    corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A part of which half reached the disk, and a journal's line that was torn."""
+    prepare(corpus, tmp_path / "whole", tokenizer="bytes", part_bytes=10_000)
+    partial = tmp_path / "data" / "partial"
+    with monkeypatch.context() as patch:
+        stop_after(patch, 3)
+        with pytest.raises(Stopped):
+            prepare(corpus, tmp_path / "data", tokenizer="bytes", part_bytes=10_000)
+    for name, more in (
+        ("train.bin", b"half a par"),
+        ("val.bin", b"x"),
+        ("journal.jsonl", b'{"state": 4, "fi'),
+    ):
+        with (partial / name).open("ab") as file:
+            file.write(more)
+    prepare(corpus, tmp_path / "data", tokenizer="bytes", part_bytes=10_000)
+    assert contents(tmp_path / "data") == contents(tmp_path / "whole")
+
+
+def test_a_part_that_is_gone_is_noticed(
+    corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        stop_after(patch, 3)
+        with pytest.raises(Stopped):
+            prepare(corpus, tmp_path / "data", tokenizer="bytes", part_bytes=10_000)
+    train = tmp_path / "data" / "partial" / "train.bin"
+    train.write_bytes(train.read_bytes()[:-2])
+    with pytest.raises(ValueError, match=r"train.bin has \d+ bytes, but the journal says \d+"):
+        prepare(corpus, tmp_path / "data", tokenizer="bytes")
+
+
+def test_a_full_disk(text: Path, tmp_path: Path) -> None:
+    """Files may not grow beyond a limit; with the limit gone the same call finishes."""
+    program = f"""
+import resource, sys
+from pathlib import Path
+from merit_optim.lab.data.corpora import text_files
+from merit_optim.lab.data.prepare import prepare
+resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000))
+corpus = text_files([Path({str(text)!r})], 0.1)
+prepare(corpus, Path({str(tmp_path / "data")!r}), tokenizer="bytes", part_bytes=10_000)
+"""
+    failed = subprocess.run(
+        [sys.executable, "-B", "-c", program], check=False, capture_output=True, text=True, timeout=60
+    )
+    assert failed.returncode == 1
+    assert "partial failed: File too large. The parts before are kept" in failed.stderr
+    assert [path.name for path in (tmp_path / "data").iterdir()] == ["partial"]
+    assert len((tmp_path / "data" / "partial" / "journal.jsonl").read_text().splitlines()) > 2
+    corpus = text_files([text], 0.1)
+    prepare(corpus, tmp_path / "data", tokenizer="bytes")
+    prepare(corpus, tmp_path / "whole", tokenizer="bytes")
+    assert contents(tmp_path / "data") == contents(tmp_path / "whole")
+
+
+def test_what_is_finished_is_left_alone(
+    corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    index = prepare(corpus, tmp_path / "data", tokenizer="bytes")
+    with monkeypatch.context() as patch:
+        stop_after(patch, 0)
+        assert prepare(corpus, tmp_path / "data", tokenizer="bytes") == index
+        with pytest.raises(Stopped):
+            prepare(corpus, tmp_path / "data", tokenizer="bytes", overwrite=True)
+    # The old files stay until the new ones are complete.
+    Dataset.open(tmp_path / "data").verify()
+    (tmp_path / "data" / "train.bin").write_bytes(b"damaged")
+    with pytest.raises(ValueError, match=r"train.bin has 7 bytes"):
+        prepare(corpus, tmp_path / "data", tokenizer="bytes")
+    assert prepare(corpus, tmp_path / "data", tokenizer="bytes", overwrite=True) == index
+    Dataset.open(tmp_path / "data").verify()
+
+
+def test_other_data_are_refused_unless_overwritten(corpus: Corpus, text: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "data"
+    prepare(corpus, folder, tokenizer="bpe-300")
+    with pytest.raises(ValueError, match=r"data holds data of another recipe, .*bpe-300.*--overwrite"):
+        prepare(corpus, folder, tokenizer="bytes")
+    size = text.stat().st_size
+    prepare(Enwik8(text, (size - 200, 100, 100)), folder, tokenizer="bytes", overwrite=True)
+    assert sorted(contents(folder)) == ["dataset.json", "test.bin", "train.bin", "val.bin"]
+    prepare(corpus, folder, tokenizer="bytes", overwrite=True)
+    assert sorted(contents(folder)) == ["dataset.json", "train.bin", "val.bin"]
+    Dataset.open(folder).verify()
+
+
+def test_files_of_others_are_refused_unless_overwritten(corpus: Corpus, tmp_path: Path) -> None:
+    (tmp_path / "train.bin").write_bytes(b"precious")
+    with pytest.raises(ValueError, match=r"train.bin was not written by `merit prepare`; .*--overwrite"):
+        prepare(corpus, tmp_path, tokenizer="bytes")
+    assert (tmp_path / "train.bin").read_bytes() == b"precious"
+    prepare(corpus, tmp_path, tokenizer="bytes", overwrite=True)
+    Dataset.open(tmp_path).verify()
+
+
+def test_unfinished_files_of_another_recipe_are_refused_unless_overwritten(
+    corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        stop_after(patch, 2)
+        with pytest.raises(Stopped):
+            prepare(corpus, tmp_path / "data", tokenizer="bytes", part_bytes=10_000)
+    with pytest.raises(ValueError, match=r"partial holds unfinished files of another recipe"):
+        prepare(corpus, tmp_path / "data", tokenizer="bpe-300")
+    prepare(corpus, tmp_path / "data", tokenizer="bpe-300", overwrite=True)
+    assert Dataset.open(tmp_path / "data").tokenizer == "bpe-300"
+
+
+def test_one_process_at_a_time(corpus: Corpus, tmp_path: Path) -> None:
+    with (
+        Parts(tmp_path / "data" / "partial", splits=("train",), dtype="uint16", recipe={}, overwrite=False),
+        pytest.raises(ValueError, match=r"another process is preparing .*data; wait for it"),
+    ):
+        prepare(corpus, tmp_path / "data", tokenizer="bytes", overwrite=True)
+
+
+def test_a_damaged_journal(corpus: Corpus, tmp_path: Path) -> None:
+    (tmp_path / "data" / "partial").mkdir(parents=True)
+    (tmp_path / "data" / "partial" / "journal.jsonl").write_text("nonsense\n")
+    with pytest.raises(ValueError, match=r"journal.jsonl is damaged .*; remove the folder"):
+        prepare(corpus, tmp_path / "data", tokenizer="bytes")
+
+
+@pytest.mark.parametrize("tokenizer", ["bpe-300", "gpt2"])
+def test_text_that_is_no_utf8(
+    tmp_path: Path, tokenizer: str, monkeypatch: pytest.MonkeyPatch, text: Path
+) -> None:
+    from merit_optim.lab.data.tokenizer import TrainedBpe, train_bpe
+
+    bad = tmp_path / "bad"
+    bad.write_bytes(b"good text here " * 2000 + b"bad: \xff\xfe " + b"good text here " * 2000)
+    if tokenizer == "gpt2":  # one that needs no vocabulary stands in
+        (tmp_path / "bpe.json").write_text(train_bpe([text.read_bytes()], 300))
+        monkeypatch.setattr(preparing.tokenizers, "Gpt2", lambda _: TrainedBpe(tmp_path / "bpe.json"))
+    with pytest.raises(ValueError, match=r"bad is not UTF-8 text .* near .*bad: .*xff.* tokenizer 'bytes'"):
+        prepare(text_files([bad], 0.01), tmp_path / "data", tokenizer=tokenizer)
+
+
+def test_a_split_without_text_is_an_error(
+    corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(type(corpus), "splits", ("train", "val", "test"))
+    with pytest.raises(ValueError, match=r"the corpus has no text for test.bin"):
+        prepare(corpus, tmp_path / "data", tokenizer="bytes")
+    assert not (tmp_path / "data" / "dataset.json").exists()
+
+
+def test_the_recipe_is_what_the_bytes_follow_from(corpus: Corpus, tmp_path: Path) -> None:
+    for name, part_bytes in (("one", 1), ("two", 10**9)):
+        prepare(corpus, tmp_path / name, tokenizer="bpe-300", part_bytes=part_bytes)
+    assert contents(tmp_path / "one") == contents(tmp_path / "two")
+    index = json.loads((tmp_path / "one" / "dataset.json").read_text())
+    assert index["recipe"] == {"corpus": corpus.recipe, "tokenizer": "bpe-300"}
+    assert index["fingerprint"] == Dataset.open(tmp_path / "one").fingerprint
+
+
+def test_counts_add_up() -> None:
+    one = Counts(num_tokens=1, num_text_bytes=2, num_documents=3)
+    assert one.plus(one) == Counts(num_tokens=2, num_text_bytes=4, num_documents=6)

@@ -1,0 +1,131 @@
+"""`merit prepare`: from the command line to files, and its refusals."""
+
+import io
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from merit_optim.lab.data import Dataset, command, progress
+from merit_optim.lab.data.command import main
+from merit_optim.lab.data.parts import Counts
+from merit_optim.lab.data.progress import Progress
+
+
+@pytest.fixture
+def text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A file of text in the current folder."""
+    monkeypatch.chdir(tmp_path)
+    Path("text").write_bytes(b"".join(b"line %d of some text\n" % number for number in range(2000)))
+    return "text"
+
+
+def test_text_to_the_usual_folder(text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["text", text, "--tokenizer", "bytes", "--validation", "0.2"]) == 0
+    dataset = Dataset.open("data/text")
+    printed = capsys.readouterr().out
+    assert f"{dataset.train.num_tokens:,} tokens" in printed
+    assert dataset.fingerprint in printed
+    assert main(["text", text, "--tokenizer", "bytes", "--validation", "0.2"]) == 0
+    assert "data/text is already prepared" in capsys.readouterr().out
+
+
+def test_embedded_with_a_vocabulary_of_its_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    output = str(tmp_path / "here")
+    assert main(["embedded", "--limit", "300000", "--tokenizer", "bpe-400", "--output", output]) == 0
+    dataset = Dataset.open(output)
+    assert dataset.vocab_size == 400
+    assert dataset.bytes_per_token is not None
+    assert 1.5 < dataset.bytes_per_token < 5
+    assert "training a vocabulary of 400 entries" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["text"], "no files are given"),
+        (["text", "nowhere"], "there is no file nowhere"),
+        (["text", "text", "--tokenizer", "word"], "the tokenizer is 'word'"),
+        (["text", "text", "--validation", "2"], "the share for validation is 2.0"),
+        (["text", "text", "--gpt2-vocabulary", "."], "has no file vocab.bpe"),
+        (["embedded", "--limit", "1"], "no Python sources of up to 1 bytes"),
+        (["enwik8", "text"], "enwik8 has 100000000"),
+        (["openwebtext", "--documents", "5"], "ask for more than 1997"),
+    ],
+)
+def test_refusals(text: str, arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert Path(text).exists()
+    assert main(arguments) == 1
+    refused = capsys.readouterr().err
+    assert refused.startswith("merit prepare: ")
+    assert message in refused
+    assert not list(Path().glob("data/*/*.bin"))
+
+
+def test_other_data_are_refused_with_the_way_out(text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["text", text, "--tokenizer", "bytes"]) == 0
+    assert main(["text", text, "--tokenizer", "bytes", "--validation", "0.2"]) == 1
+    assert "--overwrite" in capsys.readouterr().err
+    assert main(["text", text, "--tokenizer", "bytes", "--validation", "0.2", "--overwrite"]) == 0
+
+
+def test_interruption(text: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(command, "prepare", interrupt)
+    assert main(["text", text]) == 130
+    assert "the same command goes on where it was" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["text", "embedded", "openwebtext", "c4", "enwik8"])
+def test_help_documents_every_option(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as exit_:
+        main([name, "--help"])
+    assert exit_.value.code == 0
+    printed = capsys.readouterr().out
+    for option in ("--output", "--tokenizer", "--gpt2-vocabulary", "--overwrite"):
+        assert option in printed
+    assert "bpe-N" in printed
+
+
+def test_unknown_options_are_refused_with_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as exit_:
+        main(["embedded", "--limt", "3"])
+    assert exit_.value.code == 2
+    assert "--limit" in capsys.readouterr().err
+
+
+def test_it_needs_no_torch() -> None:
+    program = "import merit_optim.lab.data.command, sys; print('torch' in sys.modules)"
+    finished = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, timeout=60)
+    assert finished.stdout == b"False\n"
+
+
+def told(*, terminal: bool, unit: str = "bytes") -> str:
+    output = io.StringIO()
+    shown = Progress(console=Console(file=output, force_terminal=terminal, width=120))
+    with shown.bar(200, unit):
+        shown.show({"train": Counts(), "val": Counts()})
+        shown.show({"train": Counts(num_tokens=30, num_text_bytes=90, num_documents=40), "val": Counts()})
+        shown.show({"train": Counts(num_tokens=70, num_text_bytes=200, num_documents=50), "val": Counts()})
+    return output.getvalue()
+
+
+def test_progress_in_a_terminal_is_a_bar() -> None:
+    printed = told(terminal=True)
+    assert "100%" in printed
+    assert "70 tokens" in printed
+
+
+def test_progress_elsewhere_is_plain_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert told(terminal=False) == ""  # it took no ten seconds
+    monkeypatch.setattr(progress, "_SECONDS_BETWEEN_LINES", 0.0)
+    lines = told(terminal=False).splitlines()
+    assert lines[1].startswith("45.0% of 200 bytes: 30 tokens, ")
+    assert lines[2].startswith("100.0% of 200 bytes: 70 tokens, ")
+    assert (
+        told(terminal=False, unit="documents").splitlines()[1].startswith("20.0% of 200 documents: 30 tokens")
+    )
