@@ -87,17 +87,20 @@ class Run:
         return [line for line in read_metrics(self.metrics_path) if line["kind"] == kind]
 
     @property
-    def status(self) -> Status:
-        """How far the run is: "unfinished" is one whose process died without a word."""
-        if is_locked(self.folder):
-            return "running"
+    def outcome(self) -> Status | None:
+        """How the run ended when a process last worked on it; None if it has not, or died without a word."""
         for event in reversed(self.metrics("event")):
             if event["what"] in _ENDS:
                 end: Status = event["what"]
                 return end
             if event["what"] in _BEGINS:
                 break
-        return "unfinished"
+        return None
+
+    @property
+    def status(self) -> Status:
+        """How far the run is: "unfinished" is one whose process died without a word."""
+        return "running" if is_locked(self.folder) else self.outcome or "unfinished"
 
 
 def _json(value: dict[str, Any]) -> str:

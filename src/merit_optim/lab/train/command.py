@@ -1,0 +1,86 @@
+"""`merit train`: train a language model, or go on with a run that was stopped."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from merit_optim.lab.models import PRESETS, num_parameters
+from merit_optim.lab.record import RunInUse
+from merit_optim.lab.train.config import TrainConfig
+from merit_optim.lab.train.loop import train
+from merit_optim.lab.train.signals import Interrupted
+
+
+@dataclass(frozen=True, kw_only=True)
+class Arguments:
+    """Train a language model. Under torchrun all processes train together."""
+
+    config: Annotated[TrainConfig, tyro.conf.arg(name="")]
+    out: Path | None = None
+    """Run directory to make. None: runs/MODEL-OPTIMIZER-SEED."""
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run the command and return its exit status: 128 + n after signal n, as shells have it."""
+    try:
+        config, folder, resume = parse(list(argv))
+        run = train(config, folder, resume=resume)
+    except Interrupted as interrupted:
+        print(f"merit train: {interrupted}. Go on with: merit train --resume {folder}", file=sys.stderr)
+        return 128 + interrupted.signum
+    except (OSError, ValueError, RunInUse, ModuleNotFoundError) as error:
+        print(f"merit train: {error}", file=sys.stderr)
+        return 1
+    if run.status == "diverged":
+        print(f"merit train: the run diverged; {run.folder} has its numbers", file=sys.stderr)
+        return 1
+    print(f"The run is in {run.folder}")
+    return 0
+
+
+def parse(argv: list[str]) -> tuple[TrainConfig | None, Path, bool]:
+    """The configuration, the run directory, and whether to go on with what is there."""
+    preset = argv[0] if argv else "--help"
+    if preset not in PRESETS:
+        return None, _parse_without_model(argv or ["--help"]), True
+    arguments = tyro.cli(
+        Arguments,
+        default=Arguments(config=TrainConfig(data=tyro.MISSING, model=PRESETS[preset])),
+        args=argv[1:],
+        prog=f"merit train {preset}",
+    )
+    config = arguments.config
+    default = Path("runs") / f"{preset}-{config.optimizer.name}-{config.seed}"
+    return config, arguments.out or default, False
+
+
+def _parse_without_model(argv: list[str]) -> Path:
+    """The folder of `--resume FOLDER`, which is all there is to say without a model."""
+    models = "\n".join(
+        f"  {name:<14} {num_parameters(model) / 1e6:.1f}M parameters" for name, model in PRESETS.items()
+    )
+    parser = argparse.ArgumentParser(
+        prog="merit train",
+        usage="merit train MODEL --data FOLDER [options]\n       merit train --resume FOLDER",
+        description="Train a language model, or go on with a run that was stopped, by whatever.\n"
+        f"Under torchrun all processes train together.\n\nmodels:\n{models}",
+        epilog="The options of a model: merit train MODEL --help",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--resume", metavar="FOLDER", type=Path, help="go on with the run in this folder")
+    if not argv[0].startswith("-"):
+        nearest = difflib.get_close_matches(argv[0], PRESETS, n=1)
+        hint = f"did you mean {nearest[0]!r}? " if nearest else ""
+        parser.error(f"unknown model {argv[0]!r}; {hint}the models are: {', '.join(PRESETS)}")
+    folder: Path | None = parser.parse_args(argv).resume
+    if folder is None:
+        parser.error("the model is missing")
+    return folder

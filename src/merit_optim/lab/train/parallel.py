@@ -1,0 +1,136 @@
+"""The ranks of a run: who they are, how they agree, and how a model is shared among them."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, TypeVar, cast
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+from merit_optim.lab.models import LanguageModel
+from merit_optim.lab.train.config import Parallel
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """This process among those that train together; one alone is rank 0 of 1."""
+
+    rank: int
+    size: int
+    device: torch.device
+
+    @classmethod
+    def join(cls) -> Ranks:
+        """The processes that torchrun started, or this one alone."""
+        size, local = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("LOCAL_RANK", "0"))
+        device = torch.device("cuda", local) if torch.cuda.is_available() else torch.device("cpu")
+        if device.type == "cuda":
+            torch.cuda.set_device(device)
+        if size > 1 and not dist.is_initialized():
+            # gloo beside nccl: decisions of the hosts must not wait for what the GPUs have queued.
+            dist.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo")
+            atexit.register(dist.destroy_process_group)
+        return cls(int(os.environ.get("RANK", "0")), size, device)
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this is the rank that writes and speaks for all."""
+        return self.rank == 0
+
+    def rows(self, batch: int) -> tuple[int, int]:
+        """This rank's rows of a global batch."""
+        if batch % self.size:
+            raise ValueError(
+                f"a batch of {batch} sequences cannot be shared equally by {self.size} ranks; choose a "
+                f"multiple of {self.size}, or another number of ranks"
+            )
+        share = batch // self.size
+        return self.rank * share, (self.rank + 1) * share
+
+    def first(self, function: Callable[[], _T]) -> _T:
+        """What ``function`` returns on the first rank, on all ranks; what it raises, all raise."""
+        answer: list[Any] = [None, None]
+        if self.is_first:
+            try:
+                answer[0] = function()
+            except Exception as error:
+                answer[1] = error
+        if self.size > 1:
+            dist.broadcast_object_list(answer, src=0, device=torch.device("cpu"))
+        if answer[1] is not None:
+            raise answer[1]
+        return cast("_T", answer[0])
+
+    def gather(self, value: _T) -> list[_T]:
+        """The values of all ranks."""
+        values: list[Any] = [value]
+        if self.size > 1:
+            values = [None] * self.size
+            dist.all_gather_object(values, value)
+        return values
+
+    def maximum(self, *values: int) -> list[int]:
+        """The largest of the ranks' values, each by itself; the hosts agree, the devices do not wait."""
+        if self.size == 1:
+            return list(values)
+        tensor = torch.tensor(values)
+        dist.all_reduce(tensor, dist.ReduceOp.MAX)
+        return cast("list[int]", tensor.tolist())
+
+    def sum(self, tensor: Tensor) -> Tensor:
+        """The sum over ranks, on the device."""
+        return self._reduce(tensor, dist.ReduceOp.SUM)
+
+    def largest(self, tensor: Tensor) -> Tensor:
+        """The element-wise maximum over ranks, on the device."""
+        return self._reduce(tensor, dist.ReduceOp.MAX)
+
+    def _reduce(self, tensor: Tensor, operation: Any) -> Tensor:
+        if self.size > 1:
+            tensor = tensor.clone()
+            dist.all_reduce(tensor, operation)
+        return tensor
+
+
+def share(model: LanguageModel, kind: Parallel, ranks: Ranks, *, compiled: bool) -> nn.Module:
+    """The module to call: the model on the device, compiled and shared among the ranks as asked.
+
+    It comes with its weights, drawn on the CPU: they do not depend on the device or the ranks.
+    """
+    if ranks.size > 1 and kind == "fsdp2":
+        mesh = init_device_mesh(ranks.device.type, (ranks.size,))
+        for block in model.blocks:
+            if compiled:
+                block.compile(dynamic=False)
+            fully_shard(block, mesh=mesh)
+        fully_shard(model, mesh=mesh)
+        return model
+    model.to(ranks.device)
+    if compiled:
+        model.compile(dynamic=False)
+    if ranks.size == 1:
+        return model
+    return DistributedDataParallel(model, gradient_as_bucket_view=True)
+
+
+@contextlib.contextmanager
+def gradients_added(module: nn.Module, *, last: bool) -> Iterator[None]:
+    """Gradients of the passes inside are added up; with the ``last`` one the ranks exchange them."""
+    if isinstance(module, DistributedDataParallel) and not last:
+        with module.no_sync():
+            yield
+        return
+    if isinstance(module, FSDPModule):
+        module.set_requires_gradient_sync(last)
+    yield

@@ -1,0 +1,28 @@
+"""The learning rate: linear warm-up, then a cosine down to a share of the peak."""
+
+from __future__ import annotations
+
+import math
+
+
+def learning_rate(step: int, *, steps: int, peak: float, warmup: float, final: float) -> float:
+    """The learning rate of a step, counted from 0.
+
+    Args:
+        step: which step, from 0 to ``steps - 1``.
+        steps: length of the run.
+        peak: highest rate, reached by the last step of the warm-up.
+        warmup: share of the steps that warm up; at least one step does where it is above 0.
+        final: share of the peak at the last step.
+
+    Example:
+        >>> [round(learning_rate(s, steps=5, peak=1.0, warmup=0.2, final=0.1), 3) for s in range(5)]
+        [1.0, 0.868, 0.55, 0.232, 0.1]
+    """
+    warming = max(1, round(warmup * steps)) if warmup > 0 else 0
+    if step < warming:
+        return peak * (step + 1) / warming
+    # The step before the cosine had the peak; without a warm-up the first step has it.
+    last_at_peak = max(warming - 1, 0)
+    progress = (step - last_at_peak) / max(1, steps - 1 - last_at_peak)
+    return peak * (final + (1 - final) * 0.5 * (1 + math.cos(math.pi * progress)))

@@ -1,0 +1,119 @@
+"""Where a run begins or goes on: everything that can be wrong is found here, before any compute."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from merit_optim.lab.data import Batches, Dataset, validation_sequences
+from merit_optim.lab.models import num_parameters
+from merit_optim.lab.record import Run, differences, environment
+from merit_optim.lab.train import checkpoint
+from merit_optim.lab.train.config import TrainConfig
+from merit_optim.lab.train.parallel import Ranks
+
+
+@dataclass(frozen=True, kw_only=True)
+class Start:
+    """A run that is ready to be computed, from its first step or from a checkpoint."""
+
+    run: Run
+    config: TrainConfig
+    what: str
+    message: str
+    checkpoint: Path | None = None
+    step: int = 0
+    metrics_offset: int = 0
+    seconds: float = 0.0
+
+
+def begin_run(config: TrainConfig, folder: Path, ranks: Ranks) -> Start:
+    """Make the run directory of a new run."""
+    dataset = Dataset.open(config.data)
+    config = dataclasses.replace(config, data=config.data.resolve()).resolve(dataset.vocab_size)
+    _check(config, dataset, ranks)
+    run = Run.create(folder, config.to_dict(), _environment(dataset, ranks))
+    millions = num_parameters(config.model) / 1e6
+    message = (
+        f"{config.model.family} of {millions:.1f}M parameters, {config.optimizer.name} with learning rate "
+        f"{config.optimizer.lr:g}, {config.steps} steps of {config.batch * config.model.context} tokens"
+    )
+    return Start(run=run, config=config, what="started", message=message)
+
+
+def resume_run(config: TrainConfig | None, folder: Path, ranks: Ranks) -> Start:
+    """Find where a run goes on: at its newest checkpoint that is whole."""
+    run = Run.open(folder)
+    own = TrainConfig.from_dict(run.config)
+    if run.outcome == "finished":
+        return Start(run=run, config=own, what="finished", message="")
+    dataset = Dataset.open(own.data)
+    if config is not None:
+        _check_same(own, config.resolve(dataset.vocab_size), folder)
+    _check(own, dataset, ranks)
+    now = _environment(dataset, ranks)
+    _check_data(run, now, dataset)
+    path, manifest, remarks = checkpoint.find(run.checkpoints)
+    remarks += differences(run.environment, now)
+    if path is None or manifest is None:
+        message = "; ".join(["from the beginning, for there is no checkpoint to go on from", *remarks])
+        return Start(run=run, config=own, what="resumed", message=message)
+    if manifest.config != own.fingerprint:
+        raise ValueError(
+            f"{path} was written with another configuration than {folder / 'config.json'} holds; undo the "
+            "change there, or start a new run"
+        )
+    return Start(
+        run=run,
+        config=own,
+        what="resumed",
+        message="; ".join([f"from {path.name}", *remarks]),
+        checkpoint=path,
+        step=manifest.step,
+        metrics_offset=manifest.metrics_offset,
+        seconds=manifest.seconds,
+    )
+
+
+def _check(config: TrainConfig, dataset: Dataset, ranks: Ranks) -> None:
+    """Raise ValueError where the data or the ranks do not fit the configuration."""
+    ranks.rows(config.batch)
+    Batches(dataset.train, context=config.model.context, batch=config.batch, seed=config.seed)
+    if config.measure.validation_every:
+        validation_sequences(dataset.validation, config.model.context, config.measure.validation_sequences)
+    for file in (dataset.train, dataset.validation):
+        file.check(config.model.vocab_size)
+
+
+def _check_same(own: TrainConfig, asked: TrainConfig, folder: Path) -> None:
+    if asked.fingerprint == own.fingerprint:
+        return
+    before, now = own.to_dict(), asked.to_dict()
+    differing = [key for key in before if key != "data" and before[key] != now[key]]
+    raise ValueError(
+        f"{folder} holds a run with another {', '.join(differing)} than is asked for; a run goes on as it "
+        "began. Resume it without a configuration, or choose another folder."
+    )
+
+
+def _check_data(run: Run, now: dict[str, Any], dataset: Dataset) -> None:
+    before = run.environment["data"]["fingerprint"]
+    if now["data"]["fingerprint"] != before:
+        raise ValueError(
+            f"{dataset.folder} holds other data than the run began with: its fingerprint is "
+            f"{now['data']['fingerprint']}, not {before}. Put the old data back, or start a new run."
+        )
+
+
+def _environment(dataset: Dataset, ranks: Ranks) -> dict[str, Any]:
+    data = {
+        "folder": str(dataset.folder.resolve()),
+        "fingerprint": dataset.fingerprint,
+        "tokenizer": dataset.tokenizer,
+        "bytes_per_token": dataset.bytes_per_token,
+        "train_tokens": dataset.train.num_tokens,
+        "validation_tokens": dataset.validation.num_tokens,
+    }
+    return environment(device=ranks.device, data=data, num_ranks=ranks.size)

@@ -1,0 +1,74 @@
+import dataclasses
+import logging
+import sysconfig
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from merit_optim.lab.models import ModelConfig
+from merit_optim.lab.train import CheckpointConfig, MeasureConfig, OptimizerConfig, TrainConfig
+
+# What differs between two runs of the same computation.
+OF_THE_CLOCK = ("seconds", "tokens_per_second", "mfu", "memory_gib")
+
+
+@pytest.fixture(scope="session")
+def data(tmp_path_factory):
+    """Bytes of Python sources as tokens, in nanoGPT's layout."""
+    folder = tmp_path_factory.mktemp("data")
+    sources = sorted(Path(sysconfig.get_path("stdlib")).glob("[a-c]*.py"))
+    tokens = np.frombuffer(b"".join(path.read_bytes() for path in sources), dtype=np.uint8).astype("<u2")
+    tokens[:100_000].tofile(folder / "train.bin")
+    tokens[100_000:110_000].tofile(folder / "val.bin")
+    return folder
+
+
+@pytest.fixture
+def toy(data):
+    """A configuration that trains in a second."""
+    return TrainConfig(
+        data=data,
+        model=ModelConfig(width=32, heads=2, layers=2, context=32, vocab_size=256),
+        optimizer=OptimizerConfig(lr=1e-2),
+        measure=MeasureConfig(
+            validation_every=4, validation_sequences=8, attention_every=3, entropy_every=6, update_every=5
+        ),
+        checkpoint=CheckpointConfig(every_steps=5, every_minutes=0),
+        batch=8,
+        steps=12,
+    )
+
+
+@pytest.fixture
+def changed(toy):
+    """The toy configuration with other values, by dotted name: changed(**{"optimizer.name": "adamw"})."""
+
+    def change(**values):
+        config = toy
+        for path, value in values.items():
+            part, _, name = path.rpartition(".")
+            if part:
+                name, value = part, dataclasses.replace(getattr(config, part), **{name: value})
+            config = dataclasses.replace(config, **{name: value})
+        return config
+
+    return change
+
+
+@pytest.fixture(scope="session")
+def measured():
+    """All measurements of a run but events, without what the clock decides."""
+
+    def measurements(run):
+        kinds = ("train", "validation", "attention", "update")
+        lines = [line for kind in kinds for line in run.metrics(kind)]
+        return [{key: value for key, value in line.items() if key not in OF_THE_CLOCK} for line in lines]
+
+    return measurements
+
+
+@pytest.fixture(autouse=True)
+def _quiet_checkpoints(caplog):
+    """torch tells of every tensor of a checkpoint, which would bury a failure."""
+    caplog.set_level(logging.WARNING, logger="c10d-NullHandler-dcp_logger")
