@@ -174,8 +174,11 @@ class SafeOptimizer(Optimizer):
         """
         # With hundreds of parameters this is most of what a step costs the host: no loop does more than
         # one thing, and what never happens is looked for only once something has.
-        params += [param for param in group["params"] if param.grad is not None]
+        params += group["params"]
         grads += map(_GRAD, params)
+        if type(None) in set(map(type, grads)):
+            params[:] = [param for param in params if param.grad is not None]
+            grads[:] = map(_GRAD, params)
         if set(map(_LAYOUT, grads)) - {torch.strided}:
             self._refuse_layout(params, grads)
         of_params: list[Any] = list(map(self.state.get, params))

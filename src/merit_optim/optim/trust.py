@@ -199,9 +199,12 @@ class TrustRatioOptimizer(SafeOptimizer):
             self._recorder.clear()
         parts: list[eager.Part | FusedPart] = []
         for device, on_device in apart(works, controls).items():
-            fused = [work for work in on_device if self._fuses(work.group, device)]
-            rest = [work for work in on_device if not self._fuses(work.group, device)]
+            fused: list[Work] = []
+            rest: list[Work] = []
+            for work in on_device:
+                (fused if self._fuses(work.group, device) else rest).append(work)
             if fused:
+                fused = [self._counted_on(device, work) for work in fused]
                 fused_part = self._fused_engine(device).part_of(fused, controls[device])
                 parts.append(fused_part)
                 rest += fused_part.rest
@@ -217,6 +220,14 @@ class TrustRatioOptimizer(SafeOptimizer):
         if sharding is not None and self._recorder is not None:
             names = {o: name for work in works for o, name in zip(work.owners, names_of(work), strict=True)}
             sharding.merge_statistics(self._recorder, names)
+
+    def _counted_on(self, device: torch.device, work: Work) -> Work:
+        """The work, with step counts that came from elsewhere brought to where the kernels count."""
+        if set(map(Tensor.get_device, work.steps)) != {work.params[0].get_device()}:
+            for owner, step in zip(work.owners, work.steps, strict=True):
+                self.state[owner]["step"] = step.to(device, torch.float32)
+            work = work._replace(steps=[self.state[owner]["step"] for owner in work.owners])
+        return work
 
     def _fused_engine(self, device: torch.device) -> FusedEngine:
         from merit_optim.optim.engines.fused import FusedEngine

@@ -150,12 +150,12 @@ def test_a_step_takes_two_mebibytes_beside_the_buffer(build, options) -> None:
     optimizer = build(gpt2_small(), fused=True, **options)
     optimizer.step()
     (engine,) = optimizer._engines.values()
-    tables = [engine._hyper]
+    tables = [engine._shared.hyper]
     for launch in engine._launches:
         grids = (launch.moments_grid, launch.apply_grid)
         tables += [
             launch.pointers,
-            launch.sums,
+            *launch.sums,
             *(x for grid in grids for x in (grid.schedule, grid.weights)),
         ]
     assert sum(table.nbytes for table in tables) <= 2 * MIB
