@@ -48,5 +48,5 @@ $(INSTALLED): pyproject.toml constraints.txt
 		exit 1; }
 	$(PYTHON) -m venv .venv
 	torch=$$(grep '^torch==' constraints.txt) && $(BIN)/pip install -c constraints.txt "$$torch"
-	$(BIN)/pip install -c constraints.txt -e '.[dev]'
+	$(BIN)/pip install -c constraints.txt -e '.[dev,lab]'
 	@touch $@
