@@ -1,0 +1,120 @@
+"""How fast the lab trains: tokens a second, model FLOP/s utilisation and memory, with logits observed.
+
+    python benchmarks/train.py [--model gpt2-small] [--attention auto cudnn] [--output results.json]
+
+Each variant is a whole run of ``merit_optim.lab.train`` in a process of its own, on random tokens: loader,
+loss, optimizer, metrics and all. The first steps, in which the model is compiled, are left out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import multiprocessing
+import statistics
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from step import environment
+
+from merit_optim.lab.models import PRESETS, ModelConfig
+from merit_optim.lab.record import Run
+from merit_optim.lab.train import CheckpointConfig, MeasureConfig, OptimizerConfig, TrainConfig, train
+
+NUM_TOKENS = 2**24
+
+
+def write_data(folder: Path, vocab_size: int) -> None:
+    """Random tokens: what they say makes no difference to the speed."""
+    generator = np.random.default_rng(0)
+    for name, num in (("train", NUM_TOKENS), ("val", 2**16)):
+        generator.integers(vocab_size, size=num, dtype=np.uint16).tofile(folder / f"{name}.bin")
+
+
+def run(model: ModelConfig, observe: int, optimizer: str, args: argparse.Namespace, folder: Path) -> None:
+    """One variant, in the folder ``run``."""
+    train(
+        TrainConfig(
+            data=folder,
+            model=model,
+            optimizer=OptimizerConfig(name=optimizer, lr=1e-4),
+            measure=MeasureConfig(
+                validation_every=0, attention_every=observe, entropy_every=0, update_every=0
+            ),
+            checkpoint=CheckpointConfig(every_steps=0, every_minutes=0),
+            batch=args.batch,
+            micro_batch=args.batch,
+            steps=args.steps,
+        ),
+        folder / "run",
+    )
+
+
+def measure(model: ModelConfig, observe: int, optimizer: str, args: argparse.Namespace) -> dict[str, Any]:
+    """Medians over the second half of the steps."""
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        write_data(folder, model.vocab_size)
+        child = multiprocessing.get_context("spawn").Process(
+            target=run, args=(model, observe, optimizer, args, folder)
+        )
+        child.start()
+        child.join()
+        if child.exitcode:
+            return {"failed": f"exit code {child.exitcode}"}
+        steps = Run.open(folder / "run").metrics("train")[args.steps // 2 :]
+    speeds = [step["tokens_per_second"] for step in steps]
+    return {
+        "tokens_per_second": statistics.median(speeds),
+        "slowest": min(speeds),
+        "fastest": max(speeds),
+        "mfu": steps[-1]["mfu"] and statistics.median(step["mfu"] for step in steps),
+        "memory_gib": steps[-1]["memory_gib"],
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--model", default="gpt2-small", choices=PRESETS)
+    parser.add_argument("--batch", type=int, default=64, help="sequences in a step, in one forward pass")
+    parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--optimizers", nargs="+", default=["merit"])
+    parser.add_argument("--attention", nargs="+", default=["auto"])
+    parser.add_argument("--loss-chunk", nargs="+", type=int, default=[None])
+    parser.add_argument(
+        "--observe", nargs="+", type=int, default=[1], help="steps between observations, or 0"
+    )
+    parser.add_argument("--float32-residual", action="store_true")
+    parser.add_argument("--output", type=Path, help="write the results as JSON")
+    args = parser.parse_args()
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    record: dict[str, Any] = {"environment": environment(device), "results": []}
+    base = replace(PRESETS[args.model], float32_residual=args.float32_residual)
+    variants = itertools.product(args.attention, args.loss_chunk, args.observe, args.optimizers)
+    for attention, chunk, observe, optimizer in variants:
+        variant = {
+            "model": args.model,
+            "batch": args.batch,
+            "attention": attention,
+            "loss_chunk": chunk,
+            "observe_every": observe,
+            "optimizer": optimizer,
+            "float32_residual": args.float32_residual,
+        }
+        model = replace(base, attention=attention, loss_chunk=chunk)
+        record["results"].append(variant | measure(model, observe, optimizer, args))
+        print(json.dumps(record["results"][-1]), flush=True)
+        if args.output:
+            args.output.parent.mkdir(parents=True, exist_ok=True)
+            args.output.write_text(json.dumps(record, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
