@@ -22,8 +22,11 @@ def report(three_seeds: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     folder = tmp_path / "report"
     assert main([str(three_seeds), "--out", str(folder)]) == 0
     output = capsys.readouterr().out
-    assert output.startswith("At the end MERIT had the lowest validation loss")
-    assert output.endswith(f"The page: {folder / 'index.html'}\n")
+    *table, sentence, place = output.splitlines()
+    assert any("2 finished, 1 diverged" in row for row in table)
+    assert max(map(len, table)) <= 80
+    assert sentence.startswith("At the end MERIT had the lowest validation loss")
+    assert place == f"The page: {folder / 'index.html'}"
     return folder
 
 

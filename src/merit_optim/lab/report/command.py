@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from merit_optim.lab.report.gather import find_runs
+from merit_optim.lab.report.terminal import print_outcomes
 from merit_optim.lab.report.write import write_report
 
 
@@ -20,10 +21,13 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("runs", nargs="+", type=Path, help="run directories, or folders that hold some")
     parser.add_argument("--out", type=Path, default=Path("report"), help="folder to write into (report)")
     options = parser.parse_args(argv)
+    from rich.console import Console
+
     try:
         report = write_report(find_runs(options.runs), options.out)
     except (OSError, ValueError) as error:
         print(f"merit report: {error}", file=sys.stderr)
         return 1
-    print(f"{report.summary}\nThe page: {report.page}")
+    print_outcomes(report.outcomes, Console())
+    print(f"\n{report.summary}\nThe page: {report.page}")
     return 0

@@ -45,6 +45,12 @@ class MeasuredRun:
         """What was measured, by name; see curves.py."""
         return read_curves(self.rows)
 
+    @cached_property
+    def settings(self) -> dict[str, object]:
+        """The configuration by dotted path; for the data what they are and not where they lie."""
+        data = self.environment.get("data", {}).get("fingerprint")
+        return flatten({**self.config, "data": data})
+
     @property
     def seed(self) -> int:
         """The seed; 0 where the configuration has none."""
@@ -81,7 +87,7 @@ def find_runs(paths: Iterable[Path]) -> list[MeasuredRun]:
 
 def group(runs: Sequence[MeasuredRun]) -> list[Series]:
     """Runs in series, by optimizer in a fixed order and then by learning rate."""
-    settings = [flatten(run.config) for run in runs]
+    settings = [run.settings for run in runs]
     varying = [path for path in differing(settings) if not _is_seed(path)]
     groups: dict[tuple[object, ...], list[int]] = {}
     for index, own in enumerate(settings):

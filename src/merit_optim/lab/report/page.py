@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from importlib import resources
 from typing import Any
 
 from merit_optim.lab.report import style, tables
 from merit_optim.lab.report.figures import Datasets, Figure
-from merit_optim.lab.report.gather import Series, flatten, show
+from merit_optim.lab.report.gather import Series, differing, show
 from merit_optim.lab.report.outcome import SeriesOutcome
 from merit_optim.lab.report.summary import join
 
@@ -72,20 +73,27 @@ def _title(series: Sequence[Series]) -> str:
 
 def _facts(series: Sequence[Series]) -> list[str]:
     """The settings a reader asks for first, as far as all runs share them."""
-    settings = [flatten(run.config) for own in series for run in own.runs]
-    facts = []
-    for path, words in _FACTS.items():
-        values = {show(own.get(path)) for own in settings}
-        if len(values) == 1 and (value := values.pop()) != "none":
-            facts.append(words.format(value))
-    return facts
+    runs = [run for own in series for run in own.runs]
+    tables = [run.settings | {"device": run.environment.get("device", {}).get("name")} for run in runs]
+    common = {path: value for path, value in tables[0].items() if path not in differing(tables)}
+    facts = (
+        "{model.family}",
+        "{model.layers} layers of width {model.width}",
+        "{batch} sequences of {model.context} tokens a step",
+        "{steps} steps",
+        "{device}",
+    )
+    shown = [_fill(fact, common) for fact in facts]
+    return [fact for fact in shown if fact is not None]
 
 
-_FACTS = {
-    "model.preset": "{}",
-    "batch": "{} sequences a step",
-    "steps": "{} steps",
-}
+def _fill(template: str, values: Mapping[str, object]) -> str | None:
+    """A template with its {paths} filled in; None where one has no value."""
+    for path in re.findall(r"{(.+?)}", template):
+        if values.get(path) is None:
+            return None
+        template = template.replace(f"{{{path}}}", show(values[path]))
+    return template
 
 
 def _library() -> str:

@@ -9,7 +9,7 @@ from merit_optim.lab.report.gather import Series, differing, flatten, show
 from merit_optim.lab.report.outcome import RunOutcome, SeriesOutcome, Spread
 
 # What the environment says about a person's machine and not about the result.
-_PRIVATE = ("command", "folder", "host")
+_PRIVATE = ("command", "folder", "host", "data.folder")
 _NOTHING = "\u2013"  # a dash
 
 
@@ -110,7 +110,7 @@ def _run_row(label: str, run: RunOutcome) -> tuple[str, ...]:
 
 def settings(series: Sequence[Series]) -> Settings:
     """The configurations: what is common, what differs."""
-    return _compare(series, [[flatten(run.config) for run in own.runs] for own in series])
+    return _compare(series, [[run.settings for run in own.runs] for own in series])
 
 
 def environment(series: Sequence[Series]) -> Settings:

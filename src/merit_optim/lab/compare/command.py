@@ -1,0 +1,105 @@
+"""`merit compare`: train with several optimizers and seeds, and report."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, NoReturn
+
+import tyro
+
+from merit_optim.lab.compare.plan import parse_learning_rates
+from merit_optim.lab.compare.work import compare
+from merit_optim.lab.models import PRESETS
+from merit_optim.lab.record import RunInUse
+from merit_optim.lab.train import Interrupted, OptimizerConfig, TrainConfig
+
+_SUMMARY = "Train one model with several optimizers and seeds, and report."
+
+
+@dataclass(frozen=True, kw_only=True)
+class Arguments:
+    """Train one model with several optimizers and seeds, and report.
+
+    Each run is a directory OUT/OPTIMIZER-lrRATE-seedSEED, the report is OUT/report. A call that was stopped
+    is repeated to go on: finished runs are not trained again.
+    """
+
+    config: Annotated[TrainConfig, tyro.conf.arg(name="")]
+    optimizers: tuple[str, ...] = ("adamw", "lamb", "merit")
+    """The optimizers, in order."""
+    seeds: tuple[int, ...] = (0,)
+    """Seeds of the first weights and of the order of the data."""
+    lr: tuple[str, ...] = ()
+    """Peak learning rates as OPTIMIZER=RATE; several for one optimizer are all tried. Else the paper's."""
+    out: Path | None = None
+    """Folder of the comparison. None: runs/compare-MODEL."""
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run the command and return its exit status: 128 + n after signal n, as shells have it."""
+    try:
+        arguments, folder = parse(list(argv))
+        report = compare(
+            arguments.config,
+            folder,
+            optimizers=arguments.optimizers,
+            seeds=arguments.seeds,
+            learning_rates=parse_learning_rates(arguments.lr),
+        )
+    except Interrupted as interrupted:
+        print(f"merit compare: {interrupted}. The same command goes on from there.", file=sys.stderr)
+        return 128 + interrupted.signum
+    except KeyboardInterrupt:
+        print("merit compare: stopped. The same command goes on.", file=sys.stderr)
+        return 130
+    except (OSError, ValueError, RunInUse, ModuleNotFoundError) as error:
+        print(f"merit compare: {error}", file=sys.stderr)
+        return 1
+    if report is not None:
+        print(f"\n{report.summary}\nThe page: {report.page}")
+    return 0
+
+
+def parse(argv: list[str]) -> tuple[Arguments, Path]:
+    """The arguments, and the folder of the comparison."""
+    preset = argv[0] if argv else "--help"
+    if preset not in PRESETS:
+        _refuse(preset)
+    default = Arguments(config=TrainConfig(data=tyro.MISSING, model=PRESETS[preset]))
+    arguments = tyro.cli(Arguments, default=default, args=argv[1:], prog=f"merit compare {preset}")
+    # These belong to a single run. That they differ between runs is what a comparison is for.
+    for name, value, plain, instead in (
+        ("--seed", arguments.config.seed, TrainConfig.seed, "--seeds 0 1 2"),
+        (
+            "--optimizer.name",
+            arguments.config.optimizer.name,
+            OptimizerConfig.name,
+            "--optimizers lamb merit",
+        ),
+        ("--optimizer.lr", arguments.config.optimizer.lr, OptimizerConfig.lr, "--lr merit=9e-3"),
+    ):
+        if value != plain:
+            raise ValueError(f"{name} {value} is for one run; in a comparison write for example {instead}")
+    return arguments, arguments.out or Path("runs", f"compare-{preset}")
+
+
+def _refuse(given: str) -> NoReturn:
+    """Show the help, or say which models there are."""
+    models = ", ".join(PRESETS)
+    parser = argparse.ArgumentParser(
+        prog="merit compare",
+        usage="merit compare MODEL --data FOLDER [options]",
+        description=f"{_SUMMARY} The models are: {models}.",
+        epilog="The options of a model: merit compare MODEL --help",
+    )
+    if given not in ("-h", "--help"):
+        nearest = difflib.get_close_matches(given, PRESETS, n=1)
+        hint = f"did you mean {nearest[0]!r}? " if nearest else ""
+        parser.error(f"unknown model {given!r}; {hint}the models are: {models}")
+    parser.print_help()
+    raise SystemExit(0)

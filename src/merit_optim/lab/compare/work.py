@@ -1,0 +1,66 @@
+"""Runs are carried out one after the other; what is done stays done.
+
+The ledger is the run directories themselves: a run that finished or diverged is not repeated, one that
+was interrupted or killed goes on from its last checkpoint, one that another process works on is left to it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+
+from rich.console import Console
+
+from merit_optim.lab.compare.plan import PlannedRun, plan
+from merit_optim.lab.record import Run
+from merit_optim.lab.report import Report, find_runs, print_outcomes, write_report
+from merit_optim.lab.train import TrainConfig, train
+from merit_optim.lab.train.parallel import Ranks
+
+_WORDS = {
+    "planned": "begins",
+    "interrupted": "goes on",
+    "unfinished": "goes on",
+    "finished": "is there already",
+    "diverged": "diverged before and is not repeated",
+    "running": "is being worked on by another process and is left to it",
+}
+
+
+def compare(
+    base: TrainConfig,
+    folder: Path,
+    *,
+    optimizers: Sequence[str],
+    seeds: Sequence[int],
+    learning_rates: Mapping[str, Sequence[float]],
+) -> Report | None:
+    """Train with every optimizer and seed, print the table, and write the report into ``folder``/report.
+
+    Under torchrun only the first rank reports; the others return None.
+    """
+    ranks = Ranks.join()
+    planned = plan(base, folder, optimizers=optimizers, seeds=seeds, learning_rates=learning_rates)
+    carry_out(planned, ranks)
+    if not ranks.is_first:
+        return None
+    report = write_report(find_runs([own.folder for own in planned]), folder / "report")
+    print_outcomes(report.outcomes, Console())
+    return report
+
+
+def carry_out(planned: Sequence[PlannedRun], ranks: Ranks) -> None:
+    """Do what is left of the planned runs. When a signal stops it, the same call goes on."""
+    console = Console(stderr=True, highlight=False, quiet=not ranks.is_first)
+    for place, own in enumerate(planned, start=1):
+        # One rank looks for all: another may be at the run directory already.
+        status = ranks.first(partial(_status, own))
+        text = f"[{place} of {len(planned)}] {own.folder.name} {_WORDS[status]}"
+        console.print(text, style="bold", markup=False, soft_wrap=True)
+        if status in ("planned", "interrupted", "unfinished"):
+            train(own.config, own.folder, resume=status != "planned")
+
+
+def _status(planned: PlannedRun) -> str:
+    return Run.open(planned.folder).status if planned.exists else "planned"

@@ -1,0 +1,39 @@
+"""The table of outcomes in a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from merit_optim.lab.report.outcome import SeriesOutcome
+from merit_optim.lab.report.tables import series_table
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+_COLUMNS = (
+    "Optimizer",
+    "Runs",
+    "Peak learning rate",
+    "Validation loss",
+    "Largest logit at the end",
+    "Tokens/s",
+)
+
+
+def print_outcomes(outcomes: Sequence[SeriesOutcome], console: Console) -> None:
+    """Print one row for each series, in eighty columns."""
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    content = series_table(outcomes)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
+    for place, name in enumerate(content.head):
+        if name in _COLUMNS:
+            is_text = place < content.num_text
+            table.add_column(Text(name), justify="left" if is_text else "right", no_wrap=is_text)
+    for row in content.rows:
+        cells = [cell for name, cell in zip(content.head, row, strict=True) if name in _COLUMNS]
+        table.add_row(*(Text(cell, style="red" if "diverged" in cell else "") for cell in cells))
+    console.print(table)

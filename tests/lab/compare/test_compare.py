@@ -1,0 +1,147 @@
+"""`merit compare`: what is run, what is not run again, and what is refused."""
+
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from merit_optim.lab.compare import command as compare_command
+from merit_optim.lab.compare import work
+from merit_optim.lab.compare.plan import PlannedRun, parse_learning_rates, plan
+from merit_optim.lab.models import PRESETS
+from merit_optim.lab.record import MetricsWriter, Run
+from merit_optim.lab.train import Interrupted, TrainConfig
+from merit_optim.lab.train.parallel import Ranks
+
+main = compare_command.main
+
+
+def test_trains_each_optimizer_and_seed_once_and_reports(
+    command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command += ["--optimizers", "lamb", "merit", "--seeds", "0", "1", "--lr", "merit=2e-2"]
+    assert main(command) == 0
+    output, progress = capsys.readouterr()
+    names = [f"{own}-seed{seed}" for seed in (0, 1) for own in ("lamb-lr0.01", "merit-lr0.02")]
+    begun = [line.split()[3] for line in progress.splitlines() if line.startswith("[")]
+    assert begun == names
+    assert all(Run.open(tmp_path / "out" / name).status == "finished" for name in names)
+    page = tmp_path / "out" / "report" / "index.html"
+    assert output.endswith(f"The page: {page}\n")
+    assert "2 finished" in output
+    assert "2 seeds each, p = " in output
+    assert page.exists()
+
+    before = {name: (tmp_path / "out" / name / "metrics.jsonl").read_bytes() for name in names}
+    assert main(command) == 0
+    assert capsys.readouterr().err.count("is there already") == 4
+    assert before == {name: (tmp_path / "out" / name / "metrics.jsonl").read_bytes() for name in names}
+
+
+def test_a_run_that_diverges_is_a_result_and_not_repeated(
+    command: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    command += ["--optimizers", "adamw", "merit", "--lr", "adamw=1e30"]
+    assert main(command) == 0
+    output = capsys.readouterr().out
+    assert "1 diverged" in output
+    assert "MERIT ended at a validation loss of" in output
+    assert "AdamW diverged (at step" in output
+    assert main(command) == 0
+    assert "adamw-lr1e+30-seed0 diverged before and is not repeated" in capsys.readouterr().err
+
+
+def test_several_learning_rates_of_an_optimizer_are_several_runs(data: Path, tmp_path: Path) -> None:
+    base = TrainConfig(data=data, model=PRESETS["tiny"])
+    rates = parse_learning_rates(["merit=1e-2", "merit=2e-2"])
+    planned = plan(base, tmp_path, optimizers=["lamb", "merit"], seeds=[3], learning_rates=rates)
+    assert [own.folder.name for own in planned] == [
+        "lamb-lr0.01-seed3",
+        "merit-lr0.01-seed3",
+        "merit-lr0.02-seed3",
+    ]
+    assert [own.config.optimizer.lr for own in planned] == [0.01, 0.01, 0.02]
+    assert {own.config.seed for own in planned} == {3}
+
+
+@pytest.mark.parametrize(
+    ("events", "expected"),
+    [
+        ([], "begin"),
+        (["started"], "resume"),
+        (["started", "interrupted"], "resume"),
+        (["started", "interrupted", "resumed"], "resume"),
+        (["started", "finished"], None),
+        (["started", "diverged"], None),
+    ],
+)
+def test_what_is_done_with_a_run_follows_from_its_directory(
+    events: list[str], expected: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = TrainConfig(data=tmp_path)
+    folder = tmp_path / "run"
+    if events:
+        run = Run.create(folder, config.to_dict(), {})
+        with MetricsWriter(run.metrics_path) as metrics:
+            for what in events:
+                metrics.write({"kind": "event", "step": 0, "what": what, "message": ""})
+    calls: list[str] = []
+
+    def train(_config: TrainConfig, _folder: Path, *, resume: bool) -> None:
+        calls.append("resume" if resume else "begin")
+
+    monkeypatch.setattr(work, "train", train)
+    work.carry_out([PlannedRun(folder, config)], Ranks.join())
+    assert calls == ([expected] if expected else [])
+
+
+def test_a_signal_leaves_word_how_to_go_on(
+    command: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def train(*_: Any, **__: Any) -> None:
+        raise Interrupted(signal.SIGTERM, "stopped by SIGTERM after step 2, with a checkpoint")
+
+    monkeypatch.setattr(work, "train", train)
+    assert main(command) == 128 + signal.SIGTERM
+    assert capsys.readouterr().err.splitlines()[-1] == (
+        "merit compare: stopped by SIGTERM after step 2, with a checkpoint. "
+        "The same command goes on from there."
+    )
+
+
+def test_runs_of_another_configuration_are_refused_before_any_is_trained(
+    command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*command, "--optimizers", "merit"]) == 0
+    capsys.readouterr()
+    assert main([*command, "--optimizers", "lamb", "merit", "--batch", "8"]) == 1
+    error = capsys.readouterr().err
+    assert "merit-lr0.009-seed0 holds a run with another batch; runs of one comparison share" in error
+    assert not (tmp_path / "out" / "lamb-lr0.01-seed0").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--lr", "lion=1e-4"], "a learning rate is given for lion, which is not among adamw, lamb, merit"),
+        (["--lr", "merit"], "the learning rate 'merit' is not understood; write OPTIMIZER=RATE"),
+        (["--seeds", "1", "1"], "the seeds are 1, 1; each may be given once"),
+        (["--optimizers", "mertt"], "did you mean 'merit'?"),
+        (["--optimizers", "maxlamb"], "the paper gives no learning rate for maxlamb"),
+        (["--seed", "3"], "--seed 3 is for one run; in a comparison write for example --seeds 0 1 2"),
+        (["--optimizer.lr", "0.1"], "--optimizer.lr 0.1 is for one run"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(
+    command: list[str], options: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*command, *options]) == 1
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_unknown_model_names_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["gpt2-smal"])
+    assert "did you mean 'gpt2-small'?" in capsys.readouterr().err
