@@ -1,7 +1,7 @@
 """The run directory, read and written here only."""
 
 from merit_optim.lab.record.environment import differences, environment
-from merit_optim.lab.record.journal import Journal
+from merit_optim.lab.record.journal import Journal, import_wandb
 from merit_optim.lab.record.lock import RunInUse, is_locked, lock
 from merit_optim.lab.record.metrics import MetricsWriter, read_metrics
 from merit_optim.lab.record.run import FORMAT, Run, Status
@@ -15,6 +15,7 @@ __all__ = [
     "Status",
     "differences",
     "environment",
+    "import_wandb",
     "is_locked",
     "lock",
     "read_metrics",

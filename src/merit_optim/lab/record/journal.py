@@ -33,7 +33,6 @@ class Journal:
     """
 
     def __init__(self, run: Run, *, offset: int = 0, step: int = 0, wandb: str | None = None) -> None:
-        # Weights & Biases first: what it lacks is known before the metrics file is cut.
         self._sinks: list[Sink] = [] if wandb is None else [WeightsAndBiases(run, project=wandb)]
         self._sinks.append(TensorBoard(run, step=step))
         self._metrics = MetricsWriter(run.metrics_path, offset)
@@ -84,13 +83,7 @@ class WeightsAndBiases:
     """The same numbers at Weights & Biases, in a run that a resumed one goes on with."""
 
     def __init__(self, run: Run, *, project: str) -> None:
-        try:
-            wandb = import_module("wandb")
-        except ImportError:
-            raise ModuleNotFoundError(
-                "Weights & Biases was asked for, but the package wandb is not installed: "
-                "pip install wandb, or leave --wandb out; TensorBoard is always written."
-            ) from None
+        wandb = import_wandb()
         identity = f"{run.name}-{run.environment['started']}"
         self._run = wandb.init(
             project=project,
@@ -109,6 +102,17 @@ class WeightsAndBiases:
     def close(self) -> None:
         """Write what is still held back."""
         self._run.finish()
+
+
+def import_wandb() -> Any:
+    """The package wandb, or an error that says how to do without."""
+    try:
+        return import_module("wandb")
+    except ImportError:
+        raise ModuleNotFoundError(
+            "Weights & Biases was asked for, but the package wandb is not installed: pip install wandb, or "
+            "do not ask for it; TensorBoard is always written."
+        ) from None
 
 
 def scalars_of(kind: str, values: dict[str, Any]) -> Iterator[tuple[str, float]]:

@@ -25,11 +25,6 @@ def choose_micro_batch(config: TrainConfig, model: LanguageModel, ranks: Ranks) 
         return min(config.micro_batch, rows)
     if ranks.device.type == "cpu":
         return max(1, min(rows, _CPU_TOKENS // config.model.context))
-    if ranks.size > 1 and config.parallel == "fsdp2":
-        raise ValueError(
-            "fsdp2 needs --micro-batch: the largest one that fits is found by trying the whole model on one "
-            "GPU, which is what sharding is there to avoid"
-        )
     size = 1 << (rows.bit_length() - 1)
     while size > 1 and not _fits(model, size, ranks.device):
         size //= 2

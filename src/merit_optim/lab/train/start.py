@@ -9,7 +9,7 @@ from typing import Any
 
 from merit_optim.lab.data import Batches, Dataset, validation_sequences
 from merit_optim.lab.models import num_parameters
-from merit_optim.lab.record import Run, differences, environment
+from merit_optim.lab.record import Run, differences, environment, import_wandb
 from merit_optim.lab.train import checkpoint
 from merit_optim.lab.train.config import TrainConfig
 from merit_optim.lab.train.parallel import Ranks
@@ -78,8 +78,16 @@ def resume_run(config: TrainConfig | None, folder: Path, ranks: Ranks) -> Start:
 
 
 def _check(config: TrainConfig, dataset: Dataset, ranks: Ranks) -> None:
-    """Raise ValueError where the data or the ranks do not fit the configuration."""
+    """Raise where the machine, the ranks or the data do not fit the configuration."""
     ranks.rows(config.batch)
+    is_sharded = ranks.size > 1 and config.parallel == "fsdp2"
+    if is_sharded and config.micro_batch is None and ranks.device.type != "cpu":
+        raise ValueError(
+            "fsdp2 needs --micro-batch: the largest one that fits is found by trying the whole model on one "
+            "GPU, which is what sharding is there to avoid"
+        )
+    if config.measure.wandb is not None:
+        import_wandb()
     Batches(dataset.train, context=config.model.context, batch=config.batch, seed=config.seed)
     if config.measure.validation_every:
         validation_sequences(dataset.validation, config.model.context, config.measure.validation_sequences)

@@ -1,0 +1,39 @@
+#!/bin/bash
+# GPT-2 small with MERIT on 4 nodes of 8 GPUs each. Start it with: sbatch examples/slurm.sh
+#
+# The data and the run directory must be on a file system that all nodes see. SLURM starts a job again when
+# a node fails or the job is preempted (--requeue); it then goes on from its last checkpoint.
+#
+#SBATCH --job-name=merit
+#SBATCH --nodes=4
+#SBATCH --ntasks-per-node=1
+#SBATCH --gpus-per-node=8
+#SBATCH --cpus-per-task=64
+#SBATCH --time=12:00:00
+#SBATCH --requeue
+#SBATCH --open-mode=append
+#SBATCH --output=%x-%j.log
+# Two minutes before the time is up every task gets SIGTERM: it saves and leaves. torchrun allows its
+# processes 30 seconds for that; a checkpoint that takes longer is lost, and the one before it is used.
+#SBATCH --signal=TERM@120
+
+set -euo pipefail
+
+DATA=${DATA:-data/openwebtext}
+OUT=${OUT:-runs/gpt2-small-merit}
+
+if [ -e "$OUT/config.json" ]; then
+    what=(--resume "$OUT")
+else
+    what=(gpt2-small --data "$DATA" --out "$OUT" --optimizer.name merit --batch 4096 --tokens 2000000000)
+fi
+
+first_node=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
+
+srun --kill-on-bad-exit=1 .venv/bin/torchrun \
+    --nnodes "$SLURM_NNODES" \
+    --nproc-per-node 8 \
+    --rdzv-backend c10d \
+    --rdzv-id "$SLURM_JOB_ID" \
+    --rdzv-endpoint "$first_node:29500" \
+    -m merit_optim train "${what[@]}"

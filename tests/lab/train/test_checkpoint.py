@@ -1,0 +1,150 @@
+import contextlib
+import errno
+import json
+import pickle
+
+import pytest
+import torch
+from torch.distributed.checkpoint.filesystem import FileSystem
+
+from merit_optim.lab.train import train
+from merit_optim.lab.train.checkpoint import Damaged, find, read
+
+
+@pytest.fixture
+def unfinished(changed, tmp_path):
+    """A run directory with checkpoints at steps 5 and 10, and 2 steps to go."""
+    run = train(changed(), tmp_path / "run")
+    lines = run.metrics_path.read_bytes().splitlines(keepends=True)
+    run.metrics_path.write_bytes(b"".join(line for line in lines if b'"finished"' not in line))
+    (run.checkpoints / "step-00000012" / "manifest.json").unlink()
+    return run
+
+
+@pytest.fixture
+def whole(changed, tmp_path):
+    """The same run, never disturbed; three checkpoints are kept."""
+    return train(changed(**{"checkpoint.keep": 3}), tmp_path / "whole")
+
+
+def cut_short(path):
+    path.write_bytes(path.read_bytes()[:-100])
+
+
+def change_a_byte(path):
+    content = bytearray(path.read_bytes())
+    content[-1000] ^= 1
+    path.write_bytes(content)
+
+
+def remove(path):
+    path.unlink()
+
+
+def empty(path):
+    path.write_bytes(b"")
+
+
+@pytest.mark.parametrize("harm", [cut_short, change_a_byte, remove, empty])
+@pytest.mark.parametrize("kind", ["*.safetensors", "manifest.json"])
+def test_damage_is_noticed_and_the_one_before_is_used(harm, kind, whole, measured):
+    [path] = (whole.checkpoints / "step-00000012").glob(kind)
+    if kind == "manifest.json" and harm is change_a_byte:
+        path.write_text(path.read_text().replace('"step"', '"stop"'))
+    else:
+        harm(path)
+    with pytest.raises(Damaged, match="step-00000012"):
+        read(path.parent)
+    expected = measured(whole)
+    lines = whole.metrics_path.read_bytes().splitlines(keepends=True)
+    whole.metrics_path.write_bytes(b"".join(lines[:-1]))  # as if it had not been finished
+    run = train(None, whole.folder, resume=True)
+    [event] = [event for event in run.metrics("event") if event["what"] == "resumed"]
+    assert event["step"] == 10
+    assert "from step-00000010" in event["message"]
+    assert "step-00000012" in event["message"]
+    assert measured(run) == expected
+    assert read(run.checkpoints / "step-00000012").step == 12
+
+
+def test_with_no_good_checkpoint_a_run_begins_anew(whole, measured):
+    expected = measured(whole)
+    for path in whole.checkpoints.glob("*/*.safetensors"):
+        cut_short(path)
+    lines = whole.metrics_path.read_bytes().splitlines(keepends=True)
+    whole.metrics_path.write_bytes(b"".join(lines[:-1]))
+    run = train(None, whole.folder, resume=True)
+    assert "from the beginning" in run.metrics("event")[0]["message"]
+    assert measured(run) == expected
+
+
+def test_a_checkpoint_of_another_version(whole):
+    path = whole.checkpoints / "step-00000012" / "manifest.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "format": 99}))
+    with pytest.raises(Damaged, match="format 99"):
+        read(path.parent)
+
+
+def test_only_as_many_as_asked_for_are_kept(changed, tmp_path):
+    run = train(changed(**{"checkpoint.every_steps": 1, "checkpoint.keep": 3}), tmp_path)
+    assert [path.name[-2:] for path in sorted(run.checkpoints.iterdir())] == ["10", "11", "12"]
+
+
+@pytest.fixture
+def full_disk(monkeypatch):
+    """A disk on which checkpoints of some steps do not fit: writing them fails half-way."""
+
+    def fill(*steps):
+        original = FileSystem.create_stream
+
+        @contextlib.contextmanager
+        def create_stream(self, path, mode):
+            with original(self, path, mode) as stream:
+                if mode == "wb" and any(f"step-{step:08d}" in str(path) for step in steps):
+                    stream.write(b"x" * 1000)
+                    raise OSError(errno.ENOSPC, "No space left on device")
+                yield stream
+
+        monkeypatch.setattr(FileSystem, "create_stream", create_stream)
+
+    return fill
+
+
+def test_a_full_disk_is_told_of_and_training_goes_on(full_disk, changed, tmp_path, whole, measured):
+    full_disk(10)
+    run = train(changed(), tmp_path / "run")
+    [event] = [event for event in run.metrics("event") if event["what"] == "warning"]
+    assert event["step"] == 10
+    assert "No space left on device" in event["message"]
+    assert sorted(path.name for path in run.checkpoints.iterdir()) == ["step-00000005", "step-00000012"]
+    assert measured(run) == measured(whole)
+
+
+def test_a_disk_that_stays_full_leaves_the_last_good_checkpoint(
+    full_disk, changed, tmp_path, monkeypatch, whole, measured
+):
+    full_disk(10, 12)
+    with pytest.raises(OSError, match=r"no checkpoint could be written.*No space left") as caught:
+        train(changed(), tmp_path / "run")
+    assert caught.value.errno == errno.ENOSPC
+    path, manifest, complaints = find(tmp_path / "run" / "checkpoints")
+    assert (path.name, manifest.step, complaints) == ("step-00000005", 5, [])
+    monkeypatch.undo()
+    assert measured(train(None, tmp_path / "run", resume=True)) == measured(whole)
+
+
+def test_loading_runs_no_code(unfinished, monkeypatch):
+    class Harm:
+        def __reduce__(self):
+            return pytest.fail, ("code from a file was run",)
+
+    for path in unfinished.checkpoints.iterdir():
+        (path / ".metadata").write_bytes(pickle.dumps(Harm()))
+        (path / "more.distcp").write_bytes(pickle.dumps(Harm()))
+
+    def refuse(*_, **__):
+        pytest.fail("something was unpickled")
+
+    for owner, name in ((pickle, "load"), (pickle, "loads"), (pickle, "Unpickler"), (torch, "load")):
+        monkeypatch.setattr(owner, name, refuse)
+    assert train(None, unfinished.folder, resume=True).status == "finished"

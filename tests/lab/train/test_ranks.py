@@ -1,0 +1,122 @@
+"""Runs on two processes, and runs that go on with another number of them."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from merit_optim.lab.record import Run
+from merit_optim.lab.train import train
+
+# What every rank runs: a configuration or --resume, and the step before which the process dies or is told
+# to stop, if any.
+WORKER = """
+import json, os, signal, sys
+from merit_optim.lab.train import Interrupted, TrainConfig, train
+from merit_optim.lab.train.loop import Trainer
+
+config, folder, step, how = sys.argv[1:]
+take_step = Trainer.take_step
+
+def disturbed(self, micro_batches):
+    if self.step == int(step):
+        if how == "die":
+            os._exit(7)
+        if self.ranks.rank == 1:  # a signal may reach one rank alone
+            os.kill(os.getpid(), signal.SIGTERM)
+    return take_step(self, micro_batches)
+
+Trainer.take_step = disturbed
+resume = config == "resume"
+try:
+    train(None if resume else TrainConfig.from_dict(json.loads(config)), folder, resume=resume)
+except Interrupted as interrupted:
+    print(f"rank {os.environ['RANK']}: {interrupted}")
+"""
+
+
+def on_two_ranks(tmp_path, config, folder, step=-1, how="never"):
+    """Run the worker under torchrun."""
+    script = tmp_path / "worker.py"
+    script.write_text(WORKER)
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    given = "resume" if config is None else json.dumps(config.to_dict())
+    return subprocess.run(
+        [*torchrun, str(script), given, str(folder), str(step), how],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=200,
+    )
+
+
+def assert_alike(run, other):
+    """The same numbers, but for the order of additions."""
+    for kind in ("train", "validation", "attention", "update"):
+        lines, others = run.metrics(kind), other.metrics(kind)
+        assert [line["step"] for line in lines] == [line["step"] for line in others]
+        for line, another in zip(lines, others, strict=True):
+            for key in {"loss", "grad_norm", "lr", "tokens"} & set(line):
+                assert line[key] == pytest.approx(another[key], rel=2e-4), (kind, line["step"], key)
+            for key in ("max_logits", "entropy"):
+                for layer, other_layer in zip(line.get(key) or [], another.get(key) or [], strict=True):
+                    assert layer == pytest.approx(other_layer, rel=2e-3)
+
+
+@pytest.fixture
+def alone(toy, tmp_path):
+    return train(toy, tmp_path / "alone")
+
+
+def test_sharded_on_two_ranks_then_on_one(alone, changed, tmp_path):
+    folder = tmp_path / "run"
+    on_two_ranks(tmp_path, changed(parallel="fsdp2"), folder, step=7, how="die")
+    run = Run.open(folder)
+    assert run.environment["num_ranks"] == 2
+    assert len(list((run.checkpoints / "step-00000005").glob("*.safetensors"))) == 2
+    assert len(run.metrics("train")) == 7
+    run = train(None, folder, resume=True)
+    assert "num_ranks 2 -> 1" in run.metrics("event")[1]["message"]
+    assert_alike(run, alone)
+
+
+def test_alone_then_replicated_on_two_ranks(alone, toy, tmp_path, monkeypatch):
+    from merit_optim.lab.train.loop import Trainer
+
+    take_step = Trainer.take_step
+
+    def die(self, micro_batches):
+        if self.step == 7:
+            raise KeyboardInterrupt
+        return take_step(self, micro_batches)
+
+    folder = tmp_path / "run"
+    monkeypatch.setattr(Trainer, "take_step", die)
+    with pytest.raises(KeyboardInterrupt):
+        train(toy, folder)
+    process = on_two_ranks(tmp_path, None, folder)
+    assert process.returncode == 0, process.stderr
+    assert_alike(Run.open(folder), alone)
+
+
+def test_a_signal_to_one_rank_stops_all(alone, changed, tmp_path):
+    folder = tmp_path / "run"
+    process = on_two_ranks(tmp_path, changed(micro_batch=2, parallel="fsdp2"), folder, step=7, how="signal")
+    assert process.returncode == 0, process.stderr
+    for rank in range(2):
+        assert f"rank {rank}: stopped by {signal.SIGTERM.name} after step 8" in process.stdout
+    run = Run.open(folder)
+    assert run.status == "interrupted"
+    assert_alike(train(None, folder, resume=True), alone)
+
+
+def test_an_error_of_the_first_rank_is_every_rank_s(changed, tmp_path):
+    process = on_two_ranks(tmp_path, changed(batch=7), tmp_path / "run")
+    assert process.returncode != 0
+    assert process.stderr.count("a batch of 7 sequences cannot be shared equally by 2 ranks") >= 2
+    assert not Path(tmp_path / "run" / "config.json").exists()

@@ -1,0 +1,141 @@
+import json
+import multiprocessing
+import os
+import shutil
+import sys
+import time
+
+import numpy as np
+import pytest
+import torch
+
+from merit_optim.lab.record import RunInUse, lock
+from merit_optim.lab.train import loop, train
+from merit_optim.lab.train.command import main
+from merit_optim.lab.train.parallel import Ranks
+from merit_optim.lab.train.start import begin_run
+
+
+@pytest.fixture
+def refused(monkeypatch, tmp_path):
+    """Training that must be refused before a model is built, and leave no run behind."""
+
+    def refuse(config, match):
+        monkeypatch.setattr(loop, "build", lambda _: pytest.fail("a model was built"))
+        with pytest.raises((ValueError, ModuleNotFoundError), match=match):
+            train(config, tmp_path / "run")
+        assert not (tmp_path / "run" / "config.json").exists()
+
+    return refuse
+
+
+@pytest.fixture
+def own_data(data, tmp_path):
+    return shutil.copytree(data, tmp_path / "own-data")
+
+
+def test_a_truncated_file(refused, changed, own_data):
+    path = own_data / "train.bin"
+    path.write_bytes(path.read_bytes()[:-1])
+    refused(changed(data=own_data), r"train\.bin.*cut short")
+
+
+def test_a_foreign_file(refused, changed, own_data):
+    np.save(own_data / "val", np.arange(10_000, dtype=np.uint16))
+    (own_data / "val.npy").rename(own_data / "val.bin")
+    refused(changed(data=own_data), r"val\.bin.*numpy\.save")
+
+
+def test_a_token_beyond_the_vocabulary(refused, changed, own_data):
+    with (own_data / "val.bin").open("r+b") as file:
+        file.seek(2 * 77)
+        file.write((256).to_bytes(2, "little"))
+    refused(changed(data=own_data), r"val\.bin: token 77 is 256, but the vocabulary has 256 entries")
+
+
+@pytest.mark.parametrize(("size", "match"), [(0, "is empty"), (20, "one sequence of context 32 needs 33")])
+def test_no_validation_text(size, match, refused, changed, own_data):
+    path = own_data / "val.bin"
+    path.write_bytes(path.read_bytes()[:size])
+    refused(changed(data=own_data), rf"val\.bin.*{match}")
+
+
+def test_no_data(refused, changed, tmp_path):
+    refused(changed(data=tmp_path / "nowhere"), "no folder .*nowhere")
+
+
+def test_no_learning_rate(refused, changed):
+    config = changed(**{"optimizer.name": "maxlamb", "optimizer.lr": None})
+    refused(config, "no learning rate for maxlamb; pass --optimizer.lr")
+
+
+def test_a_batch_that_the_ranks_cannot_share(toy):
+    ranks = Ranks(rank=1, size=3, device=torch.device("cpu"))
+    with pytest.raises(ValueError, match="a batch of 8 sequences cannot be shared equally by 3 ranks"):
+        begin_run(toy, None, ranks)
+
+
+def test_a_micro_batch_that_cannot_be_found(changed):
+    ranks = Ranks(rank=0, size=2, device=torch.device("cuda"))
+    with pytest.raises(ValueError, match="fsdp2 needs --micro-batch"):
+        begin_run(changed(parallel="fsdp2"), None, ranks)
+
+
+def test_no_configuration(refused):
+    refused(None, "needs a configuration")
+
+
+def test_a_folder_that_holds_a_run(toy, tmp_path):
+    train(toy, tmp_path)
+    with pytest.raises(FileExistsError, match="holds a run already"):
+        train(toy, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("change", "match"),
+    [
+        ({"format": 2}, "format 2"),
+        ({"batchh": 1}, "batchh, which this version .* does not know .the nearest is batch."),
+        ({"model": {"widht": 1}}, r"model\.widht.*model\.width"),
+        ({"batch": -1}, "batch is -1"),
+    ],
+)
+def test_a_configuration_of_another_version(change, match, toy, tmp_path, monkeypatch):
+    run = train(toy, tmp_path)
+    path = run.folder / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
+    monkeypatch.setattr(loop, "build", lambda _: pytest.fail("a model was built"))
+    with pytest.raises(ValueError, match=match):
+        train(None, run.folder, resume=True)
+
+
+def test_weights_and_biases_that_is_not_there(refused, changed, monkeypatch):
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    refused(changed(**{"measure.wandb": "project"}), "pip install wandb")
+
+
+def hold(folder, held):
+    with lock(folder):
+        held.set()
+        time.sleep(600)
+
+
+def test_two_processes_on_one_directory(toy, tmp_path, capfd):
+    run = train(toy, tmp_path / "run")
+    before = {path: path.read_bytes() for path in run.folder.rglob("*") if path.is_file()}
+    context = multiprocessing.get_context("fork")
+    held = context.Event()
+    holder = context.Process(target=hold, args=(run.folder, held))
+    holder.start()
+    try:
+        assert held.wait(30)
+        with pytest.raises(RunInUse, match=f"in use by process {holder.pid} on"):
+            train(None, run.folder, resume=True)
+        assert main(["--resume", str(run.folder)]) == 1
+        assert f"process {holder.pid}" in capfd.readouterr().err
+    finally:
+        os.kill(holder.pid, 9)
+        holder.join()
+    after = {path: path.read_bytes() for path in run.folder.rglob("*") if path.is_file()}
+    assert {**after, run.folder / "lock": b""} == {**before, run.folder / "lock": b""}
+    assert train(None, run.folder, resume=True).status == "finished"

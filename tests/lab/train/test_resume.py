@@ -1,0 +1,234 @@
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from merit_optim.lab.record import Run
+from merit_optim.lab.train import Interrupted, train
+from merit_optim.lab.train.command import main
+from merit_optim.lab.train.loop import Trainer
+
+COMMAND = "import sys; from merit_optim.lab.train.command import main; sys.exit(main(sys.argv[1:]))"
+
+
+class Killed(BaseException):
+    """Nobody catches this, as nobody catches a kill."""
+
+
+@pytest.fixture
+def before_step(monkeypatch):
+    """Let something happen before a step is taken."""
+
+    def arrange(step, action):
+        original = Trainer.take_step
+
+        def take_step(self, micro_batches):
+            if self.step == step:
+                action()
+            return original(self, micro_batches)
+
+        monkeypatch.setattr(Trainer, "take_step", take_step)
+
+    return arrange
+
+
+@pytest.fixture
+def die_before_step(before_step, monkeypatch):
+    """Run a configuration and let its process end before a step."""
+
+    def die(config, folder, step, resume=False):
+        def kill():
+            raise Killed
+
+        before_step(step, kill)
+        with pytest.raises(Killed):
+            train(config, folder, resume=resume)
+        monkeypatch.undo()
+
+    return die
+
+
+@pytest.fixture(scope="module")
+def never_stopped(tmp_path_factory):
+    """The measurements of runs that were not disturbed, each made once."""
+    runs = {}
+
+    def run(config):
+        if config not in runs:
+            runs[config] = train(config, tmp_path_factory.mktemp("undisturbed"))
+        return runs[config]
+
+    return run
+
+
+def what_happened(run):
+    return [event["what"] for event in run.metrics("event")]
+
+
+@pytest.mark.parametrize("step", [0, 3, 5, 6, 11])
+def test_a_run_that_died_goes_on_bit_for_bit(step, toy, tmp_path, die_before_step, never_stopped, measured):
+    die_before_step(toy, tmp_path, step)
+    assert Run.open(tmp_path).status == "unfinished"
+    run = train(None, tmp_path, resume=True)
+    assert run.status == "finished"
+    assert measured(run) == measured(never_stopped(toy))
+
+
+@pytest.mark.parametrize("name", ["adamw", "lion", "sophiag", "lamb"])
+def test_every_optimizer_goes_on_bit_for_bit(
+    name, changed, tmp_path, die_before_step, never_stopped, measured
+):
+    config = changed(**{"optimizer.name": name, "optimizer.lr": 1e-3, "micro_batch": 4})
+    die_before_step(config, tmp_path, 7)
+    assert measured(train(config, tmp_path, resume=True)) == measured(never_stopped(config))
+
+
+def test_a_run_may_die_again_and_again(toy, tmp_path, die_before_step, never_stopped, measured):
+    die_before_step(toy, tmp_path, 6)
+    die_before_step(None, tmp_path, 8, resume=True)
+    die_before_step(None, tmp_path, 11, resume=True)
+    run = train(None, tmp_path, resume=True)
+    assert measured(run) == measured(never_stopped(toy))
+    assert what_happened(run) == ["started", "resumed", "resumed", "finished"]
+
+
+@pytest.mark.parametrize("function", ["_write_tensors", "_hash_files", "_complete", "_remove_oldest"])
+def test_a_run_that_died_while_it_saved(function, toy, tmp_path, monkeypatch, never_stopped, measured):
+    from merit_optim.lab.train import checkpoint
+
+    original, calls = getattr(checkpoint, function), []
+
+    def dies_the_second_time(*arguments):
+        calls.append(arguments)
+        if len(calls) == 2:
+            raise Killed
+        return original(*arguments)
+
+    monkeypatch.setattr(checkpoint, function, dies_the_second_time)
+    with pytest.raises(Killed):
+        train(toy, tmp_path)
+    monkeypatch.undo()
+    run = train(None, tmp_path, resume=True)
+    assert measured(run) == measured(never_stopped(toy))
+    assert not list(run.checkpoints.glob("*.partial"))
+
+
+def test_kill_9_at_any_moment(changed, tmp_path, never_stopped, measured):
+    config = changed(**{"checkpoint.every_steps": 3, "steps": 60})
+    expected = measured(never_stopped(config))
+    options = ["--measure.validation-every", "4", "--measure.validation-sequences", "8"]
+    options += [
+        "--measure.attention-every",
+        "3",
+        "--measure.entropy-every",
+        "6",
+        "--measure.update-every",
+        "5",
+    ]
+    options += ["--checkpoint.every-steps", "3", "--checkpoint.every-minutes", "0", "--optimizer.lr", "1e-2"]
+    options += ["--model.width", "32", "--model.heads", "2", "--model.layers", "2", "--model.context", "32"]
+    options += ["--batch", "8", "--steps", "60", "--data", str(config.data), "--out", str(tmp_path / "run")]
+    arguments = ["tiny", *options]
+    moments = random.Random(int(time.time()))
+    lines = [moments.randrange(1, 45), moments.randrange(46, 85)]
+    for wanted in lines:
+        process = subprocess.Popen(
+            [sys.executable, "-c", COMMAND, *arguments], env={**os.environ, "OMP_NUM_THREADS": "1"}
+        )
+        metrics = tmp_path / "run" / "metrics.jsonl"
+        while process.poll() is None and not (
+            metrics.exists() and metrics.read_bytes().count(b"\n") >= wanted
+        ):
+            time.sleep(0.002)
+        process.send_signal(signal.SIGKILL)
+        assert process.wait() == -signal.SIGKILL, f"finished before {lines} lines were there"
+        arguments = ["--resume", str(tmp_path / "run")]
+    assert main(arguments) == 0
+    run = Run.open(tmp_path / "run")
+    assert run.status == "finished"
+    assert measured(run) == expected, f"killed when {lines} lines were there"
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_saves_and_leaves(
+    signum, toy, tmp_path, before_step, monkeypatch, never_stopped, measured, capfd
+):
+    from merit_optim.lab.train import command
+
+    before_step(7, lambda: os.kill(os.getpid(), signum))
+    monkeypatch.setattr(command, "parse", lambda _: (toy, tmp_path / "run", False))
+    handlers = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
+    assert main([]) == 128 + signum
+    assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == handlers
+    run = Run.open(tmp_path / "run")
+    message = capfd.readouterr().err
+    assert f"stopped by {signum.name} after step 8" in message
+    assert f"merit train --resume {run.folder}" in message
+    assert run.status == "interrupted"
+    assert (run.checkpoints / "step-00000008").exists()
+    monkeypatch.undo()
+    assert measured(train(None, run.folder, resume=True)) == measured(never_stopped(toy))
+    assert what_happened(run) == ["started", "interrupted", "resumed", "finished"]
+
+
+def test_a_second_interrupt_from_the_keyboard_is_obeyed_at_once(toy, tmp_path, before_step):
+    def press_twice():
+        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    before_step(7, press_twice)
+    with pytest.raises(KeyboardInterrupt):
+        train(toy, tmp_path)
+
+
+def test_a_signal_in_the_last_step_comes_too_late(toy, tmp_path, before_step):
+    before_step(11, lambda: os.kill(os.getpid(), signal.SIGTERM))
+    assert train(toy, tmp_path).status == "finished"
+
+
+def test_checkpoints_by_the_clock(changed, tmp_path):
+    config = changed(**{"checkpoint.every_steps": 0, "checkpoint.every_minutes": 1e-6, "checkpoint.keep": 99})
+    run = train(config, tmp_path)
+    assert len(list(run.checkpoints.iterdir())) == 12
+
+
+def test_a_run_goes_on_only_as_it_began(toy, changed, tmp_path, die_before_step):
+    die_before_step(toy, tmp_path, 6)
+    with pytest.raises(ValueError, match="another batch, seed than is asked for"):
+        train(changed(batch=4, seed=5), tmp_path, resume=True)
+
+
+def test_an_edited_configuration_is_noticed(toy, tmp_path, die_before_step):
+    die_before_step(toy, tmp_path, 6)
+    path = tmp_path / "config.json"
+    path.write_text(path.read_text().replace('"seed": 0', '"seed": 1'))
+    with pytest.raises(ValueError, match=r"another configuration than .*config\.json"):
+        train(None, tmp_path, resume=True)
+
+
+def test_data_may_move_but_not_change(changed, data, tmp_path, die_before_step, never_stopped, measured):
+    moved = tmp_path / "moved"
+    shutil.copytree(data, moved)
+    config = changed(data=moved)
+    die_before_step(config, tmp_path / "run", 6)
+    with (moved / "val.bin").open("r+b") as file:
+        file.write(b"\1\0")
+    with pytest.raises(ValueError, match="other data than the run began with"):
+        train(None, tmp_path / "run", resume=True)
+    shutil.rmtree(moved)
+    path = tmp_path / "run" / "config.json"
+    path.write_text(path.read_text().replace(str(moved), str(data)))
+    run = train(None, tmp_path / "run", resume=True)
+    assert measured(run) == measured(never_stopped(changed()))
+
+
+def test_interrupted_is_no_error_of_the_run(toy, tmp_path, before_step):
+    before_step(2, lambda: os.kill(os.getpid(), signal.SIGTERM))
+    with pytest.raises(Interrupted) as caught:
+        train(toy, tmp_path)
+    assert caught.value.signum == signal.SIGTERM

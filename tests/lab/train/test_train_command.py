@@ -1,0 +1,104 @@
+import io
+
+import pytest
+from rich.console import Console
+
+from merit_optim.lab.models import PRESETS
+from merit_optim.lab.record import Run
+from merit_optim.lab.train.command import main, parse
+from merit_optim.lab.train.display import Display
+
+TOY = ["--model.width", "32", "--model.heads", "2", "--model.layers", "1", "--model.context", "32"]
+TOY += ["--batch", "4", "--steps", "3"]
+
+
+def test_a_model_and_options(data, tmp_path):
+    options = ["--data", str(data), "--out", str(tmp_path), "--optimizer.name", "lamb", "--model.qk-norm"]
+    config, folder, resume = parse(["nano-10m", *options])
+    assert (folder, resume) == (tmp_path, False)
+    assert (config.model.width, config.model.qk_norm) == (PRESETS["nano-10m"].width, True)
+    assert (config.optimizer.name, config.data) == ("lamb", data)
+
+
+def test_the_folder_has_a_name_by_itself(data):
+    assert str(parse(["tiny", "--data", str(data), "--seed", "3"])[1]) == "runs/tiny-merit-3"
+
+
+def test_training_and_its_exit_status(data, tmp_path, capfd):
+    assert main(["tiny", *TOY, "--data", str(data), "--out", str(tmp_path)]) == 0
+    printed = capfd.readouterr()
+    assert str(tmp_path) in printed.out
+    assert "step 3/3  loss" in printed.err
+    assert Run.open(tmp_path).status == "finished"
+    assert main(["--resume", str(tmp_path)]) == 0
+    assert main(["--resume", str(tmp_path / "nothing")]) == 1
+    assert "holds no run" in capfd.readouterr().err
+
+
+def test_a_run_that_diverged_has_failed(data, tmp_path, capfd):
+    options = ["--optimizer.name", "adamw", "--optimizer.lr", "1e38", "--data", str(data)]
+    assert main(["tiny", *TOY, *options, "--out", str(tmp_path)]) == 1
+    assert "the run diverged" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["tinny"], "did you mean 'tiny'"),
+        (["--reusme", "x"], "unrecognized arguments: --reusme"),
+        (["--resume"], "expected one argument"),
+        (["--resume", "x", "--seed", "1"], "unrecognized arguments: --seed"),
+        (["tiny", "--data", "x", "--optimizer.weight-decy", "1"], "--optimizer.weight-decay"),
+        (["tiny", "--data", "x", "--batch", "many"], "batch"),
+        (["tiny"], "--data"),
+    ],
+)
+def test_what_is_unknown_is_refused_with_the_nearest(argv, message, capfd):
+    with pytest.raises(SystemExit) as caught:
+        main(argv)
+    assert caught.value.code == 2
+    assert message in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("argv", "texts"),
+    [
+        ([], ["--resume FOLDER", *PRESETS]),
+        (["--help"], ["--resume FOLDER", *PRESETS]),
+        (["tiny", "--help"], ["--optimizer.weight-decay", "--checkpoint.every-minutes", "--out"]),
+    ],
+)
+def test_help(argv, texts, capfd):
+    with pytest.raises(SystemExit) as caught:
+        main(argv)
+    assert caught.value.code == 0
+    printed = capfd.readouterr().out
+    assert all(text in printed for text in texts)
+
+
+def shown(*, terminal):
+    console = Console(file=io.StringIO(), force_terminal=terminal, width=120)
+    with Display(100, console=console) as display:
+        display.show("event", 0, {"what": "started", "message": "[a model]"})
+        display.show("validation", 0, {"tokens": 0, "loss": 5.5})
+        display.show("attention", 0, {"max_logits": [[1.0, 2.0], [31.25, 0.0]], "entropy": None})
+        display.show("update", 1, {"parameters": {}})
+        for step in range(1, 101):
+            display.show("train", step, {"loss": 5 - step / 100, "tokens_per_second": 12345.6})
+    return console.file.getvalue()
+
+
+def test_plain_lines_where_there_is_no_terminal():
+    lines = shown(terminal=False).splitlines()
+    assert lines[0] == "step 0: [a model]"
+    assert lines[1].startswith("step 0/100  validation 5.5000")
+    assert "loss 4.0000  validation 5.5000  logit 31.2  tokens/s 12,346  0:00 left" in lines[-1]
+    assert len(lines) < 6  # one in ten seconds, and the last
+    assert not any("\x1b" in line for line in lines)
+
+
+def test_a_live_line_in_a_terminal():
+    text = shown(terminal=True)
+    assert "100/100" in text
+    assert "logit 31.2" in text
+    assert "\x1b" in text

@@ -1,0 +1,97 @@
+import dataclasses
+import json
+
+import pytest
+
+from merit_optim.lab.models import PRESETS
+from merit_optim.lab.train import CheckpointConfig, MeasureConfig, OptimizerConfig, TrainConfig
+from merit_optim.lab.train.schedule import learning_rate
+
+
+def test_json_and_back(changed):
+    config = changed(**{"optimizer.betas": (0.9, 0.99), "micro_batch": 2})
+    assert TrainConfig.from_dict(json.loads(json.dumps(config.to_dict()))) == config
+
+
+def test_the_fingerprint_is_of_all_but_the_place_of_the_data(toy, changed, tmp_path):
+    assert changed(data=tmp_path).fingerprint == toy.fingerprint
+    assert changed(seed=1).fingerprint != toy.fingerprint
+    assert changed(**{"model.qk_norm": True}).fingerprint != toy.fingerprint
+
+
+@pytest.mark.parametrize(
+    ("make", "match"),
+    [
+        (lambda: OptimizerConfig(name="mertt"), "'mertt'; did you mean 'merit'.*adamw"),
+        (lambda: OptimizerConfig(lr=-1.0), r"optimizer\.lr is -1.0; .*at least 0"),
+        (lambda: OptimizerConfig(lr=float("nan")), r"optimizer\.lr is nan"),
+        (lambda: OptimizerConfig(max_grad_norm=0.0), "above 0, or None"),
+        (lambda: OptimizerConfig(warmup=1.5), r"warmup is 1.5; it is a share"),
+        (lambda: MeasureConfig(validation_every=-1), "validation_every is -1"),
+        (lambda: MeasureConfig(validation_sequences=0), "validation_sequences is 0; .*at least 1"),
+        (lambda: CheckpointConfig(keep=0), "keep is 0"),
+        (lambda: CheckpointConfig(every_steps=1.5), "every_steps is 1.5; .*whole number"),
+    ],
+)
+def test_values_that_cannot_be(make, match):
+    with pytest.raises(ValueError, match=match):
+        make()
+
+
+@pytest.mark.parametrize(
+    ("values", "match"),
+    [
+        ({"batch": 0}, "batch is 0"),
+        ({"micro_batch": True}, "micro_batch is True"),
+        ({"tokens": 100}, "steps is 12 and tokens is 100; give one"),
+        ({"precision": "bf61"}, "precision is 'bf61'; did you mean 'bf16'"),
+        ({"parallel": "dp"}, "parallel is 'dp'"),
+        ({"nonfinite": "raise"}, "nonfinite is 'raise'; .*stop, skip"),
+    ],
+)
+def test_runs_that_cannot_be(values, match, changed):
+    with pytest.raises(ValueError, match=match):
+        changed(**values)
+
+
+def test_the_length_of_a_run(toy):
+    def steps(**values):
+        return dataclasses.replace(toy, **values).resolve(None).steps
+
+    assert steps() == 12
+    assert steps(steps=None, tokens=8 * 32 * 3 + 1) == 4
+    parameters = 33_952  # 256*32 + 32*32 + 2*12*32*32 + 5*32
+    assert steps(steps=None) == -(-20 * parameters // (8 * 32))
+
+
+def test_the_vocabulary_is_the_data_s(toy, changed):
+    assert toy.resolve(50257).model.vocab_size == 50304
+    assert toy.resolve(None).model.vocab_size == 256
+    assert changed(fit_vocab=False).resolve(50257).model.vocab_size == 256
+
+
+@pytest.mark.parametrize(
+    ("preset", "rate"),
+    [("tiny", 9e-3), ("gpt2-small", 9e-3), ("llama-350m", 9e-3), ("gpt2-large", 6e-3)],
+)
+def test_the_paper_s_learning_rate_for_the_nearest_size(preset, rate, toy):
+    config = dataclasses.replace(toy, model=PRESETS[preset], optimizer=OptimizerConfig())
+    assert config.resolve(None).optimizer.lr == rate
+
+
+def test_the_schedule():
+    def rates(steps, **options):
+        options = {"peak": 2.0, "warmup": 0.2, "final": 0.1, **options}
+        return [learning_rate(step, steps=steps, **options) for step in range(steps)]
+
+    long = rates(100)
+    assert long[:20] == pytest.approx([2.0 * (step + 1) / 20 for step in range(20)])
+    assert max(long) == long[19] == 2.0
+    assert long[19:] == sorted(long[19:], reverse=True)
+    assert long[-1] == pytest.approx(0.2)
+    assert long[19 + 40] == pytest.approx((2.0 + 0.2) / 2)  # half-way down
+    assert rates(100, warmup=0.0)[0] == 2.0
+    assert rates(100, final=1.0)[20:] == pytest.approx([2.0] * 80)
+    assert rates(1) == [2.0]
+    assert rates(2) == pytest.approx([2.0, 0.2])
+    assert rates(10, warmup=1.0)[-1] == 2.0
