@@ -10,7 +10,6 @@ import torch.distributed as dist
 from sharded_cases import SHAPES, placed, same, set_gradients, values, whole
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
@@ -249,6 +248,7 @@ def collectives(world: int) -> Found:
 def replicas(world: int) -> Found:
     """DDP and ZeroRedundancyOptimizer as they are: every rank has the weights of one process."""
     del world
+    from torch.distributed.optim import ZeroRedundancyOptimizer
 
     def trained(kind: str) -> list[Tensor]:
         torch.manual_seed(0)

@@ -1,42 +1,15 @@
 """Sharded parameters: what crosses ranks, and that a step on many ranks gives the bits of one."""
 
-import json
-import os
-import subprocess
-import sys
 from importlib.util import find_spec
-from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
+from torchrun import on_ranks
 
 from merit_optim import MERIT
 from merit_optim.optim.engines.placements import Crossing, crossing_of, local
 from merit_optim.optim.engines.work import Work
-
-WORKER = Path(__file__).with_name("sharded_worker.py")
-BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
-
-
-def on_ranks(num_ranks: int, *arguments: str, **variables: str) -> dict[str, list[str]]:
-    """What the worker compared on so many ranks, each with what differed."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={num_ranks}"]
-    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
-    path = os.pathsep.join([str(BENCHMARKS), *filter(None, [environment.get("PYTHONPATH")])])
-    run = subprocess.run(
-        [*command, str(WORKER), *arguments],
-        env=environment | {"OMP_NUM_THREADS": "1", "PYTHONPATH": path} | variables,
-        capture_output=True,
-        text=True,
-        timeout=280,
-        check=False,
-    )
-    assert run.returncode == 0, run.stderr[-4000:]
-    (line,) = [line for line in run.stdout.splitlines() if line.startswith("RESULT ")]
-    found: dict[str, list[str]] = json.loads(line.removeprefix("RESULT "))
-    return found
-
 
 # Sections of the worker for each number of ranks, and how many comparisons they make.
 SECTIONS = {
@@ -51,14 +24,14 @@ SECTIONS = {
 def test_a_step_on_many_ranks_is_the_step_on_one(num_ranks) -> None:
     """Every layout and optimizer of the worker; torchrun and gloo are the real ones."""
     sections, at_least = SECTIONS[num_ranks]
-    found = on_ranks(num_ranks, *sections)
+    found = on_ranks(num_ranks, "sharded_worker.py", *sections)
     assert {case: wrong for case, wrong in found.items() if wrong} == {}
     assert len(found) >= at_least
 
 
 @pytest.mark.skipif(find_spec("triton") is None, reason="the fused engine needs triton")
 def test_the_fused_engine_gives_the_bits_of_one_rank_too() -> None:
-    found = on_ranks(2, "fused", TRITON_INTERPRET="1")
+    found = on_ranks(2, "sharded_worker.py", "fused", TRITON_INTERPRET="1")
     assert len(found) == 4
     assert {case: wrong for case, wrong in found.items() if wrong} == {}
 

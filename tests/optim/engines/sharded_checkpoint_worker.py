@@ -1,0 +1,163 @@
+"""One rank of tests/optim/engines/test_sharded_checkpoints.py.
+
+    torchrun ... sharded_checkpoint_worker.py save=FOLDER load=FOLDER fresh die=FOLDER
+
+A checkpoint is written after three steps by torch.distributed.checkpoint, and read into other layouts;
+three more steps must give the bits of six steps in one process that never stopped.
+"""
+
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from sharded_cases import report, same, set_gradients, whole
+from sharded_worker import Network, fsdp, fsdp_and_tp, fsdp_by_columns, hsdp
+from torch import nn
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
+from torch.optim import Optimizer
+
+from merit_optim import LAMB, MERIT, Lion, MaxLAMB, SophiaG, param_groups
+
+SHAPES = [tuple(p.shape) for p in Network().parameters()]
+MAKE: dict[str, Callable[[nn.Module], Optimizer]] = {
+    "MERIT": lambda network: MERIT(param_groups(network, weight_decay=0.1)),
+    "MERIT corrected": lambda network: MERIT(network.parameters(), bias_correction=True),
+    "MaxLAMB": lambda network: MaxLAMB(network.named_parameters()),
+    "LAMB": lambda network: LAMB(network.parameters()),
+    "Lion": lambda network: Lion(network.parameters()),
+    "SophiaG": lambda network: SophiaG(network.parameters()),
+}
+LAYOUTS = {way.__name__: way for way in (fsdp, fsdp_by_columns, hsdp, fsdp_and_tp)}
+
+Case = tuple[str, torch.dtype, bool]
+"""Optimizer, dtype of the weights, whether the optimizer's state dict is flattened."""
+CASES: dict[str, Case] = {
+    "merit": ("MERIT", torch.float32, False),
+    "merit-bf16": ("MERIT", torch.bfloat16, False),
+    "merit-flattened": ("MERIT corrected", torch.float32, True),
+    "maxlamb": ("MaxLAMB", torch.float32, False),
+    "lion": ("Lion", torch.float32, False),
+}
+
+
+def build(case: Case, layout: str | None, seed: int) -> tuple[nn.Module, Optimizer]:
+    name, dtype, _ = case
+    torch.manual_seed(seed)
+    network = Network().to(dtype)
+    if layout is not None:
+        LAYOUTS[layout](network, dist.get_world_size())
+    return network, MAKE[name](network)
+
+
+def take_steps(network: nn.Module, optimizer: Optimizer, steps: range) -> None:
+    for step in steps:
+        set_gradients(list(network.parameters()), SHAPES, step)
+        optimizer.step()
+    optimizer.zero_grad()
+
+
+def state_of(case: Case, network: nn.Module, optimizer: Optimizer) -> dict[str, Any]:
+    options = StateDictOptions(flatten_optimizer_state_dict=case[2])
+    model_state, optimizer_state = get_state_dict(network, optimizer, options=options)
+    return {"model": model_state, "optimizer": optimizer_state}
+
+
+def save(folder: Path, layout: str) -> None:
+    for name, case in CASES.items():
+        network, optimizer = build(case, layout, seed=0)
+        take_steps(network, optimizer, range(3))
+        dcp.save(state_of(case, network, optimizer), checkpoint_id=folder / layout / name)
+
+
+def continued(folder: Path, name: str, layout: str | None) -> list[str]:
+    """Load a checkpoint, take three more steps, and compare with a run in one process."""
+    case = CASES[name]
+    network, optimizer = build(case, layout, seed=1)
+    state = state_of(case, network, optimizer)
+    dcp.load(state, checkpoint_id=folder / name)
+    options = StateDictOptions(flatten_optimizer_state_dict=case[2])
+    set_state_dict(
+        network,
+        optimizer,
+        model_state_dict=state["model"],
+        optim_state_dict=state["optimizer"],
+        options=options,
+    )
+    take_steps(network, optimizer, range(3, 6))
+
+    reference, reference_optimizer = build(case, None, seed=0)
+    take_steps(reference, reference_optimizer, range(6))
+    wrong = []
+    pairs = zip(network.named_parameters(), reference.parameters(), strict=True)
+    for (param_name, param), full in pairs:
+        wrong += [] if same("", param, full) else [param_name]
+        for key, expected in reference_optimizer.state[full].items():
+            found = optimizer.state[param][key]
+            wrong += (
+                [] if found.dtype == expected.dtype and same("", found, expected) else [f"{param_name} {key}"]
+            )
+    return wrong
+
+
+def load(folder: Path, layouts: list[str]) -> Iterator[tuple[str, list[str]]]:
+    for saved_in in sorted(folder.iterdir()):
+        for layout in layouts:
+            for name in sorted(case.name for case in saved_in.iterdir()):
+                yield f"{name}: {saved_in.name} -> {layout}", continued(saved_in, name, layout)
+
+
+def fresh() -> Iterator[tuple[str, list[str]]]:
+    """For the state dict of an optimizer without state torch takes a step, which must change no weight."""
+    for name in MAKE:
+        for dtype in (torch.float32, torch.bfloat16):
+            case = name, dtype, False
+            network, optimizer = build(case, "fsdp", seed=0)
+            with torch.no_grad():
+                next(network.parameters()).zero_()  # 0 / 0, were it not guarded
+            before = [whole(p).clone() for p in network.parameters()]
+            state_of(case, network, optimizer)
+            after = [whole(p) for p in network.parameters()]
+            bits = {torch.float32: torch.int32, torch.bfloat16: torch.int16}[dtype]
+            pairs = enumerate(zip(before, after, strict=True))
+            wrong = [str(i) for i, (x, y) in pairs if not torch.equal(x.view(bits), y.view(bits))]
+            yield f"{name}, {dtype}", wrong
+
+
+def die_in_a_step(folder: Path) -> None:
+    """Save after three steps; in the fifth, one rank is killed while the others wait for its maxima."""
+    case = CASES["merit"]
+    network, optimizer = build(case, "fsdp", seed=0)
+    take_steps(network, optimizer, range(3))
+    dcp.save(state_of(case, network, optimizer), checkpoint_id=folder / "killed" / "merit")
+    take_steps(network, optimizer, range(3, 4))
+    if dist.get_rank() == 1:
+        dist.all_reduce = lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)
+    take_steps(network, optimizer, range(4, 5))
+    raise AssertionError("a step ended without one of its ranks")
+
+
+def main() -> None:
+    dist.init_process_group("gloo")
+    found: dict[str, list[str]] = {}
+    for argument in sys.argv[1:]:
+        what, _, folder = argument.partition("=")
+        if what == "save":
+            for layout in ["fsdp", *(["hsdp", "fsdp_and_tp"] if dist.get_world_size() == 4 else [])]:
+                save(Path(folder), layout)
+        elif what == "load":
+            found |= dict(load(Path(folder), ["fsdp", "fsdp_by_columns"]))
+        elif what == "fresh":
+            found |= dict(fresh())
+        elif what == "die":
+            die_in_a_step(Path(folder))
+    report(found)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,59 @@
+"""Distributed checkpoints: saved on some ranks, continued on others, bit for bit."""
+
+import subprocess
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+from torchrun import HERE, on_ranks, torchrun
+
+WORKER = "sharded_checkpoint_worker.py"
+
+
+class KilledRun(NamedTuple):
+    folder: Path
+    finished: subprocess.CompletedProcess[str]
+    seconds: float
+
+
+@pytest.fixture(scope="module")
+def killed(tmp_path_factory) -> KilledRun:
+    """Four ranks that save checkpoints in several layouts; then one of them is killed in a step."""
+    folder = tmp_path_factory.mktemp("four-ranks")
+    begun = time.monotonic()
+    finished = torchrun(4, HERE / WORKER, f"save={folder}", f"die={folder}")
+    return KilledRun(folder, finished, time.monotonic() - begun)
+
+
+def test_a_killed_rank_ends_the_job_with_a_clear_error(killed) -> None:
+    assert killed.finished.returncode != 0
+    root_cause = killed.finished.stderr.partition("Root Cause")[2]
+    assert "Signal 9 (SIGKILL)" in root_cause
+    assert "rank      : 1" in root_cause
+    assert "a step ended without one of its ranks" not in killed.finished.stderr
+    # Most of it is starting up and saving; gloo would wait for half an hour, were it left to it.
+    assert killed.seconds < 120
+
+
+def test_checkpoints_of_four_ranks_continue_on_two(killed, tmp_path) -> None:
+    found = on_ranks(2, WORKER, f"load={killed.folder}", "fresh", f"save={tmp_path}")
+    assert {case: wrong for case, wrong in found.items() if wrong} == {}
+    assert "merit: killed -> fsdp" in found  # what the killed run had saved last
+    assert "merit-bf16: hsdp -> fsdp_by_columns" in found
+    assert "MERIT, torch.bfloat16" in found
+    assert len(found) == 2 * (3 * 5 + 1) + 12
+
+    found = on_ranks(3, WORKER, f"load={tmp_path}")
+    assert {case: wrong for case, wrong in found.items() if wrong} == {}
+    assert len(found) == 2 * 5
+
+
+# torch says that it loads without other ranks, which is what is wanted here.
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")
+@pytest.mark.parametrize("saved_in", ["fsdp", "fsdp_and_tp"])
+def test_checkpoints_of_four_ranks_continue_in_one_process(killed, saved_in) -> None:
+    from sharded_checkpoint_worker import CASES, continued
+
+    found = {name: continued(killed.folder / saved_in, name, None) for name in CASES}
+    assert {case: wrong for case, wrong in found.items() if wrong} == {}
