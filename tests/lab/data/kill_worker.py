@@ -1,6 +1,7 @@
 """Prepares a small corpus again and again, each time killed by SIGKILL at another line, and then resumed.
 
-Usage: kill_worker.py FOLDER TOKENIZER NUM_KILLS. Prints how many kills were survived: NUM_KILLS that are
+Usage: kill_worker.py FOLDER TOKENIZER NUM_KILLS. The tokenizer "bytes-over-bpe" is "bytes" in a folder with
+data of another recipe, which are to be replaced. Prints how many kills were survived: NUM_KILLS that are
 spread evenly, and some more at the end.
 """
 
@@ -24,16 +25,26 @@ def main(folder: Path, tokenizer: str, num_kills: int) -> None:
     text = folder / "text"
     text.write_bytes(b"".join(b"line %d of some text, %d\n" % (n, n * n) for n in range(2000)))
 
+    tokenizer, _, older = tokenizer.partition("-over-")
+
     def run(name: str) -> None:
-        prepare(corpora.text_files([text], 0.1), folder / name, tokenizer=tokenizer, part_bytes=10_000)
+        corpus = corpora.text_files([text], 0.1)
+        prepare(corpus, folder / name, tokenizer=tokenizer, overwrite=bool(older), part_bytes=10_000)
+
+    def run_older() -> None:
+        prepare(corpora.text_files([text], 0.2), folder / "older", tokenizer=f"{older}-300")
 
     assert in_a_child(lambda: count_lines(run, folder / "count")) == 0
     num_lines = int((folder / "count").read_text())
     wanted = Dataset.open(folder / "whole").fingerprint
     # Spread over the whole, and every line of the end, where the files are published.
     lines = {1 + kill * num_lines // num_kills for kill in range(num_kills)}
-    lines |= set(range(num_lines - 30, num_lines + 1))
+    lines |= set(range(num_lines - 45, num_lines + 1))
+    if older:
+        assert in_a_child(run_older) == 0
     for at in sorted(lines):
+        if older:
+            shutil.copytree(folder / "older", folder / "stopped")
         assert in_a_child(lambda at=at: killed_at(at, run)) == -signal.SIGKILL, at
         published = (folder / "stopped" / "dataset.json").exists()
         if published:
@@ -42,7 +53,7 @@ def main(folder: Path, tokenizer: str, num_kills: int) -> None:
         dataset = Dataset.open(folder / "stopped")
         dataset.verify()
         assert dataset.fingerprint == wanted, at
-        if not published:
+        if older or not published:
             assert not (folder / "stopped" / "partial").exists(), at
         shutil.rmtree(folder / "stopped")
     print(len(lines))

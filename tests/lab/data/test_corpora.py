@@ -93,6 +93,11 @@ def test_the_recipe_is_of_the_content_alone(files: list[Path], tmp_path: Path) -
     assert text_files(moved, 0.01).recipe == recipe
     assert text_files(moved[::-1], 0.01).recipe != recipe
     assert text_files(moved, 0.02).recipe != recipe
+    # The same bytes with a document's end elsewhere.
+    joined = moved[0].read_bytes() + moved[1].read_bytes()
+    moved[0].write_bytes(joined[:10_000])
+    moved[1].write_bytes(joined[10_000:])
+    assert text_files(moved, 0.01).recipe != recipe
 
 
 def test_what_cannot_be_split_is_refused(tmp_path: Path, files: list[Path]) -> None:
@@ -113,13 +118,18 @@ def test_what_cannot_be_split_is_refused(tmp_path: Path, files: list[Path]) -> N
         text_files([tmp_path / "nowhere"], 0.01)
 
 
-@pytest.mark.parametrize("change", [b"more ", b"", None])
-def test_a_file_that_changes_meanwhile_is_noticed(files: list[Path], change: bytes | None) -> None:
+@pytest.mark.parametrize("change", ["longer", "shorter", "shorter by a piece", "another beginning"])
+def test_a_file_that_changes_meanwhile_is_noticed(files: list[Path], change: str) -> None:
     corpus = text_files(files, 0.01)
+    *_, last_piece = corpus.pieces()
     content = files[-1].read_bytes()
-    files[-1].write_bytes(
-        content[:-40_000] if change is None else content + change if change else b"x" + content
-    )
+    changed = {
+        "longer": content + b"more ",
+        "shorter": content[:-10],
+        "shorter by a piece": content[: -len(last_piece.text)],
+        "another beginning": b"x" + content[1:],
+    }
+    files[-1].write_bytes(changed[change])
     with pytest.raises(ValueError, match=rf"{files[-1].name} changed while it was being read"):
         list(corpus.pieces())
 

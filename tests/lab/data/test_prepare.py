@@ -118,9 +118,12 @@ def test_a_third_file_for_enwik8(tmp_path: Path, text: Path) -> None:
         Dataset.open(tmp_path / "data").verify()
 
 
-@pytest.mark.parametrize(("tokenizer", "num_kills"), [("bytes", 40), ("bpe-300", 8)])
+@pytest.mark.parametrize(("tokenizer", "num_kills"), [("bytes", 20), ("bpe-300", 4), ("bytes-over-bpe", 2)])
 def test_killed_at_any_moment_and_resumed(tmp_path: Path, tokenizer: str, num_kills: int) -> None:
-    """SIGKILL at many lines of the code; whoever comes next finishes with the same bytes."""
+    """SIGKILL at many lines of the code; whoever comes next finishes with the same bytes.
+
+    The last case replaces older data, which are whole until the new ones are.
+    """
     finished = subprocess.run(
         [sys.executable, WORKER, tmp_path, tokenizer, str(num_kills)],
         check=False,
@@ -175,17 +178,18 @@ def test_what_was_written_after_the_last_entry_is_cut_off(
     """A part of which half reached the disk, and a journal's line that was torn."""
     prepare(corpus, tmp_path / "whole", tokenizer="bytes", part_bytes=10_000)
     partial = tmp_path / "data" / "partial"
-    with monkeypatch.context() as patch:
-        stop_after(patch, 3)
-        with pytest.raises(Stopped):
-            prepare(corpus, tmp_path / "data", tokenizer="bytes", part_bytes=10_000)
-    for name, more in (
-        ("train.bin", b"half a par"),
-        ("val.bin", b"x"),
-        ("journal.jsonl", b'{"state": 4, "fi'),
-    ):
-        with (partial / name).open("ab") as file:
-            file.write(more)
+    for num_parts in (2, 1):
+        with monkeypatch.context() as patch:
+            stop_after(patch, num_parts)
+            with pytest.raises(Stopped):
+                prepare(corpus, tmp_path / "data", tokenizer="bytes", part_bytes=10_000)
+        for name, more in (
+            ("train.bin", b"half a p"),
+            ("val.bin", b"x"),
+            ("journal.jsonl", b'{"state": 4, '),
+        ):
+            with (partial / name).open("ab") as file:
+                file.write(more)
     prepare(corpus, tmp_path / "data", tokenizer="bytes", part_bytes=10_000)
     assert contents(tmp_path / "data") == contents(tmp_path / "whole")
 
@@ -242,6 +246,24 @@ def test_what_is_finished_is_left_alone(
     with pytest.raises(ValueError, match=r"train.bin has 7 bytes"):
         prepare(corpus, tmp_path / "data", tokenizer="bytes")
     assert prepare(corpus, tmp_path / "data", tokenizer="bytes", overwrite=True) == index
+    Dataset.open(tmp_path / "data").verify()
+
+
+def test_overwriting_makes_the_files_anew_after_a_stop_at_the_very_end(
+    corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(_: Parts) -> None:
+        raise Stopped
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Parts, "remove", stop)
+        with pytest.raises(Stopped):
+            prepare(corpus, tmp_path / "data", tokenizer="bytes")
+    train = tmp_path / "data" / "train.bin"
+    undamaged = train.read_bytes()
+    train.write_bytes(bytes(len(undamaged)))
+    prepare(corpus, tmp_path / "data", tokenizer="bytes", overwrite=True)
+    assert train.read_bytes() == undamaged
     Dataset.open(tmp_path / "data").verify()
 
 

@@ -88,8 +88,8 @@ def test_c4_has_its_own_validation_set() -> None:
 
 def test_resumes_at_any_document(monkeypatch: pytest.MonkeyPatch) -> None:
     assert_resumes_anywhere(lambda: c4(20, 4, fake_load(100)))
-    monkeypatch.setattr(streams, "OPENWEBTEXT_DOCUMENTS", 2_000)
-    assert_resumes_anywhere(lambda: openwebtext(None, fake_load(2_000)))
+    monkeypatch.setattr(streams, "OPENWEBTEXT_DOCUMENTS", 300)
+    assert_resumes_anywhere(lambda: openwebtext(None, fake_load(300)))
 
 
 def test_a_stream_that_ends_early_is_an_error() -> None:
