@@ -17,7 +17,6 @@ _COLUMNS = (
     "Peak learning rate",
     "Validation loss",
     "Largest logit at the end",
-    "Tokens/s",
 )
 
 
