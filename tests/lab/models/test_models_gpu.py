@@ -83,7 +83,7 @@ def test_observing_changes_nothing(attention) -> None:
 
 
 def test_a_training_step_holds_no_logits_of_the_whole_batch() -> None:
-    """16384 tokens of a vocabulary of 50304 are 1.5 GiB of logits in bf16: chunks of 2048 save at least that."""
+    """16384 tokens are 1.5 GiB of logits in bf16: chunks of 2048 save at least that."""
     peaks = []
     for chunk in (0, 2048):
         config = replace(PRESETS["gpt2-small"], layers=2, loss_chunk=chunk)

@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 from model_cases import FAMILIES, GPT2, sequences, spread
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from merit_optim.lab.models import build
 from merit_optim.lab.models import observation as observation_module
@@ -92,7 +93,7 @@ def test_no_more_than_a_block_of_logits_is_held(monkeypatch) -> None:
     query, key = torch.randn(2, 3, 64, 4), torch.randn(2, 3, 64, 4)
     largest = 0
 
-    class Watch(torch.utils._python_dispatch.TorchDispatchMode):
+    class Watch(TorchDispatchMode):
         def __torch_dispatch__(self, func, types, args=(), kwargs=None):
             nonlocal largest
             result = func(*args, **(kwargs or {}))
