@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Literal, cast
 
 import torch
 from torch import Tensor
+from torch._compile import _disable_dynamo
 from torch.optim import Optimizer
 from torch.optim.optimizer import ParamsT, _use_grad_for_differentiable
 
@@ -123,20 +124,34 @@ class SafeOptimizer(Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        if torch.compiler.is_compiling() and self._is_sharded():
+            self._take_step_uncompiled()
+        else:
+            self._take_step()
+        return loss
+
+    def _take_step(self) -> None:
         works = self._gather()
         sharding = self._find_sharding()
         if sharding is not None:
             works = [local(work) for work in works]
         elif not works:
-            return loss
+            return
         controls = self._controls(works, sharding)
         if controls is not None:
             self._update(works, controls, sharding)
-        return loss
+
+    @_disable_dynamo
+    def _take_step_uncompiled(self) -> None:
+        """For sharded parameters: the compiler would have each rank take its shard for the whole."""
+        self._take_step()
+
+    def _is_sharded(self) -> bool:
+        return any(any_sharded(group["params"]) for group in self.param_groups)
 
     def _find_sharding(self) -> Sharding | None:
         """What sharded parameters have to exchange; None where there are none."""
-        if torch.compiler.is_compiling() or not any(any_sharded(g["params"]) for g in self.param_groups):
+        if not self._is_sharded():
             return None
         if self._sharding is None or not self._sharding.fits(self.param_groups):
             self._sharding = Sharding(self.param_groups)

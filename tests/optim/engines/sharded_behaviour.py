@@ -125,6 +125,20 @@ def statistics(world: int) -> list[str]:
     return [] if recorded[:2] == recorded[2:] and len(recorded[0]) == len(fulls) - 1 else [str(recorded)]
 
 
+def compiled(world: int) -> Found:
+    """A compiled step on sharded parameters runs uncompiled rather than take each shard for a whole."""
+    params, fulls = split_by_rows(world)
+    references: list[Tensor] = [full.clone().requires_grad_() for full in fulls]
+    for some in (params, references):
+        optimizer = MERIT(some)
+        step = torch.compile(optimizer.step) if some is params else optimizer.step
+        for number in range(3):
+            set_gradients(some, [tuple(full.shape) for full in fulls], number)
+            step()
+    pairs = enumerate(zip(params, references, strict=True))
+    yield "compiled", [str(i) for i, (param, full) in pairs if not same("", param, full)]
+
+
 def changed_options(world: int) -> list[str]:
     """A state dict that switches rows and columns on, after steps without them."""
     params, fulls = split_by_rows(world)

@@ -157,6 +157,7 @@ SECTIONS = {
     "behaviour": sharded_behaviour.cases,
     "collectives": sharded_behaviour.collectives,
     "replicas": sharded_behaviour.replicas,
+    "compiled": sharded_behaviour.compiled,
 }
 
 
