@@ -302,6 +302,17 @@ def test_unfinished_files_of_another_recipe_are_refused_unless_overwritten(
     assert Dataset.open(tmp_path / "data").tokenizer == "bpe-300"
 
 
+def test_a_call_that_wrote_no_part_is_forgotten(
+    corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        stop_after(patch, 0)
+        with pytest.raises(Stopped):
+            prepare(corpus, tmp_path / "data", tokenizer="bpe-300")
+    prepare(corpus, tmp_path / "data", tokenizer="bytes")
+    assert sorted(contents(tmp_path / "data")) == ["dataset.json", "train.bin", "val.bin"]
+
+
 def test_one_process_at_a_time(corpus: Corpus, tmp_path: Path) -> None:
     with (
         Parts(tmp_path / "data" / "partial", splits=("train",), dtype="uint16", recipe={}, overwrite=False),

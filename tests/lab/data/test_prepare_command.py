@@ -50,6 +50,7 @@ def test_embedded_with_a_vocabulary_of_its_own(tmp_path: Path, capsys: pytest.Ca
         (["text", "text", "--tokenizer", "word"], "the tokenizer is 'word'"),
         (["text", "text", "--validation", "2"], "the share for validation is 2.0"),
         (["text", "text", "--gpt2-vocabulary", "."], "has no file vocab.bpe"),
+        (["text", "text", "--tokenizer", "bytes", "--gpt2-vocabulary", "."], "the tokenizer is 'bytes'"),
         (["embedded", "--limit", "1"], "no Python sources of up to 1 bytes"),
         (["enwik8", "text"], "enwik8 has 100000000"),
         (["openwebtext", "--documents", "5"], "ask for more than 1997"),

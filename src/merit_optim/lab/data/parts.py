@@ -70,7 +70,7 @@ class Parts:
                 self.restart()
             elif entries[0] == self._header:
                 self._take_up(entries[1:])
-            elif overwrite:
+            elif overwrite or len(entries) == 1:  # without any part there is nothing to lose
                 self.restart()
             else:
                 raise ValueError(

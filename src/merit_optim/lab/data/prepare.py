@@ -48,6 +48,8 @@ def prepare(
         part_bytes: how much text is tokenized at a time.
     """
     tokenizers.check_name(tokenizer)
+    if gpt2_vocabulary is not None and tokenizer != "gpt2":
+        raise ValueError(f"GPT-2's vocabulary is given, but the tokenizer is {tokenizer!r}; leave it out")
     recipe: dict[str, Any] = {"corpus": dict(corpus.recipe), "tokenizer": tokenizer}
     progress = progress or Progress(quiet=True)
     existing = None if overwrite else _existing(folder, recipe)
