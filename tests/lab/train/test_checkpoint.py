@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.distributed.checkpoint.filesystem import FileSystem
 
-from merit_optim.lab.train import train
+from merit_optim.lab.train import checkpoint, train
 from merit_optim.lab.train.checkpoint import Damaged, find, read
 
 
@@ -76,6 +76,23 @@ def test_with_no_good_checkpoint_a_run_begins_anew(whole, measured):
     run = train(None, whole.folder, resume=True)
     assert "from the beginning" in run.metrics("event")[0]["message"]
     assert measured(run) == expected
+
+
+def test_a_damaged_one_does_not_outlive_good_ones(changed, tmp_path):
+    run = train(changed(**{"checkpoint.keep": 1}), tmp_path)
+    lines = run.metrics_path.read_bytes().splitlines(keepends=True)
+    run.metrics_path.write_bytes(b"".join(lines[:-1]))
+    cut_short(next((run.checkpoints / "step-00000012").glob("*.safetensors")))
+    original, left = checkpoint.save, []
+
+    def save(*arguments, **options):
+        original(*arguments, **options)
+        left.append(sorted(path.name for path in run.checkpoints.iterdir()))
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(checkpoint, "save", save)
+        train(None, tmp_path, resume=True)
+    assert left == [["step-00000005"], ["step-00000010"], ["step-00000012"]]
 
 
 def test_a_checkpoint_of_another_version(whole):

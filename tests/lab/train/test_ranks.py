@@ -75,7 +75,7 @@ def alone(toy, tmp_path):
 
 def test_sharded_on_two_ranks_then_on_one(alone, changed, tmp_path):
     folder = tmp_path / "run"
-    on_two_ranks(tmp_path, changed(parallel="fsdp2"), folder, step=7, how="die")
+    on_two_ranks(tmp_path, changed(parallel="fsdp2", micro_batch=2), folder, step=7, how="die")
     run = Run.open(folder)
     assert run.environment["num_ranks"] == 2
     assert len(list((run.checkpoints / "step-00000005").glob("*.safetensors"))) == 2
@@ -106,7 +106,7 @@ def test_alone_then_replicated_on_two_ranks(alone, toy, tmp_path, monkeypatch):
 
 def test_a_signal_to_one_rank_stops_all(alone, changed, tmp_path):
     folder = tmp_path / "run"
-    process = on_two_ranks(tmp_path, changed(micro_batch=2, parallel="fsdp2"), folder, step=7, how="signal")
+    process = on_two_ranks(tmp_path, changed(micro_batch=3), folder, step=7, how="signal")
     assert process.returncode == 0, process.stderr
     for rank in range(2):
         assert f"rank {rank}: stopped by {signal.SIGTERM.name} after step 8" in process.stdout

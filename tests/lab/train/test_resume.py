@@ -97,7 +97,7 @@ def test_a_run_may_die_again_and_again(toy, tmp_path, die_before_step, never_sto
     assert what_happened(run) == ["started", "resumed", "resumed", "finished"]
 
 
-@pytest.mark.parametrize("function", ["_write_tensors", "_hash_files", "_complete", "_remove_oldest"])
+@pytest.mark.parametrize("function", ["_write_tensors", "_hash_files", "_complete", "_tidy"])
 def test_a_run_that_died_while_it_saved(function, toy, tmp_path, monkeypatch, never_stopped, measured):
     from merit_optim.lab.train import checkpoint
 

@@ -92,7 +92,7 @@ def save(
     except OSError:
         ranks.first(lambda: shutil.rmtree(partial, ignore_errors=True))
         raise
-    ranks.first(lambda: _remove_oldest(folder, keep))
+    ranks.first(lambda: _tidy(target, keep))
     return target
 
 
@@ -200,8 +200,11 @@ def _make_room(folder: Path, partial: Path) -> None:
     partial.mkdir()
 
 
-def _remove_oldest(folder: Path, keep: int) -> None:
-    for path in list(_complete_ones(folder))[keep:]:
+def _tidy(newest: Path, keep: int) -> None:
+    """Keep so many checkpoints, up to the newest; what seems newer was passed over because it is damaged."""
+    paths = list(_complete_ones(newest.parent))
+    place = paths.index(newest)
+    for path in paths[:place] + paths[place + keep :]:
         shutil.rmtree(path)
 
 
