@@ -170,6 +170,8 @@ def test_qk_norm_has_no_architecture_there(family, tmp_path) -> None:
         (LLAMA, {"head_dim": 32}, "head_dim is 32"),
         (LLAMA, {"hidden_act": "gelu"}, "hidden_act is 'gelu'"),
         (LLAMA, {"rope_parameters": {"rope_type": "llama3", "factor": 8.0}}, "type 'llama3' .*'factor'"),
+        (LLAMA, {"rope_parameters": {"rope_type": "dynamic"}}, "type 'dynamic'"),
+        (LLAMA, {"rope_parameters": {"partial_rotary_factor": 0.5}}, "'partial_rotary_factor'"),
         (
             LLAMA,
             {"rope_parameters": None, "rope_scaling": {"type": "linear", "factor": 2.0}},

@@ -52,15 +52,19 @@ def _observe(query: Tensor, key: Tensor, scale: float, entropy: bool) -> Tensor:
     total = query.new_zeros((heads,))
     for begin in range(0, time, step):
         end = min(begin + step, time)
-        # Later keys are masked for all of these queries: they are not formed at all.
-        logits = (query[:, :, begin:end] @ key[:, :, :end].mT).mul_(scale)
-        masked = torch.ones(end - begin, end, dtype=torch.bool, device=query.device).triu_(begin + 1)
-        row_max = logits.masked_fill_(masked, -torch.inf).amax(dim=-1, keepdim=True)
+        # Keys after the block are not formed at all; within it, the part above the diagonal is masked.
+        logits = query[:, :, begin:end] @ key[:, :, :end].mT
+        square = logits[..., begin:]
+        masked = torch.ones(square.shape[-2:], dtype=torch.bool, device=query.device).triu_(1)
+        square.masked_fill_(masked, -torch.inf)
+        row_max = logits.amax(dim=-1, keepdim=True)
         largest = torch.maximum(largest, row_max.amax(dim=(0, 2, 3)))
         if entropy:
             # With s = logit - row_max and z = sum(exp s), the entropy is log z - sum(s exp s) / z.
-            weights = logits.sub_(row_max).exp()
+            weights = logits.sub_(row_max).mul_(scale).exp()
+            square.masked_fill_(masked, 0.0)
             normaliser = weights.sum(dim=-1)
-            moment = weights.mul_(logits.masked_fill_(masked, 0.0)).sum(dim=-1)
+            moment = weights.mul_(logits).sum(dim=-1)
             total += (normaliser.log() - moment / normaliser).sum(dim=(0, 2))
+    largest *= scale  # once here, not on every logit
     return torch.stack([largest, total / (batch * time)] if entropy else [largest])
