@@ -278,7 +278,8 @@ class SafeOptimizer(Optimizer):
         grads = {
             device: [g for work in on_device for g in work.grads] for device, on_device in on_devices.items()
         }
-        first = next(iter(grads), None) or self.param_groups[0]["params"][0].device
+        # A rank may have no gradients, but only where others have.
+        first = next(iter(grads)) if sharding is None or grads else sharding.device
 
         scale = None if grad_scale is None else grad_scale.to(first).double().reciprocal().float()
         if max_norm is not None:

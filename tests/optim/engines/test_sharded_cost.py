@@ -1,0 +1,77 @@
+"""The cost model of a sharded step: its formulas by hand, and the table that the docs show."""
+
+import math
+import re
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.fixture
+def cost(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    import sharded_cost
+
+    return sharded_cost
+
+
+# That a step really sends these bytes is compared on four ranks: sharded_behaviour.collectives.
+@pytest.mark.parametrize(
+    ("dims", "mesh", "expected"),
+    [
+        ([0], [4], [8 * (12 + 1)]),
+        ([1], [4], [8 * (16 + 1)]),
+        ([None, 0], [2, 4], [0, 8 * (12 + 1)]),
+        ([0, 1], [2, 4], [8 * (3 + 1), 8 * (8 + 1)]),
+        ([0, 0], [2, 4], [8 * (12 + 1), 8 * (12 + 1)]),
+        ([0], [1], [0]),
+    ],
+)
+def test_the_bytes_of_one_matrix(cost, dims, mesh, expected) -> None:
+    assert cost.exchange_bytes([((16, 12), dims)], mesh) == expected
+
+
+def test_the_bytes_of_vectors_and_of_ratios_for_whole_weights(cost) -> None:
+    assert cost.exchange_bytes([((16,), [0])], [4]) == [8]
+    assert cost.exchange_bytes([((16, 12), [0])], [4], element_wise=False) == [8]
+    assert cost.exchange_bytes([((16, 12), [0])], [4], element_wise=False, is_sum=True) == [16]
+
+
+def test_uneven_shards_count_as_the_largest(cost) -> None:
+    assert cost.local_shape((5, 7), [0, 1], [2, 4]) == (3, 2)
+
+
+def test_an_all_reduce_takes_the_faster_of_ring_and_tree(cost) -> None:
+    network = cost.Network(efficiency=1.0)
+    # A large message within a node: the bandwidth of a ring, 2 (n - 1) / n messages.
+    large = network.all_reduce_seconds(9 * 10**9, 8, 8)
+    assert large == pytest.approx(2 * 7 / 8 * 9e9 / 450e9, rel=0.01)
+    # A small one on many nodes: the latency of a tree.
+    small = network.all_reduce_seconds(8, 1024, 8)
+    assert small == pytest.approx(14e-6 + 2 * (7 * 1.25e-6 + math.log2(128) * 8.5e-6), rel=0.01)
+    assert network.all_reduce_seconds(8, 1, 8) == network.all_reduce_seconds(0, 8, 8) == 0.0
+
+
+def test_the_smallest_llama_is_the_one_that_other_benchmarks_step(cost) -> None:
+    from shapes import MODELS, num_elements
+
+    assert cost.LLAMAS["7B"].num_parameters == num_elements(MODELS["llama-7b"])
+    assert cost.LLAMAS["405B"].num_parameters == pytest.approx(405e9, rel=0.01)
+
+
+def test_the_docs_show_the_table_that_the_model_gives(cost, capsys) -> None:
+    cost.main()
+    rows = capsys.readouterr().out.splitlines()
+    docs = (ROOT / "docs" / "sharding.md").read_text()
+    assert len(rows) > 20
+    assert [row for row in rows if row not in docs] == []
+
+
+def test_the_docs_name_files_that_are_there() -> None:
+    docs = (ROOT / "docs" / "sharding.md").read_text()
+    named = re.findall(r"\]\((?!http)([^)#]+)\)", docs)
+    assert named
+    assert [name for name in named if not (ROOT / "docs" / name).exists()] == []
