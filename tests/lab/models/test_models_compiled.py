@@ -9,10 +9,12 @@ from model_cases import FAMILIES, GPT2, sequences, spread
 from torch._dynamo.backends.common import aot_autograd
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 
-pytestmark = pytest.mark.filterwarnings(
+pytestmark = [
     # Dynamo itself makes one, for every autograd function that it traces (torch 2.13).
-    "ignore:.*Function.* should not be instantiated:DeprecationWarning"
-)
+    pytest.mark.filterwarnings("ignore:.*Function.* should not be instantiated:DeprecationWarning"),
+    # torch's own modules, as inductor imports them.
+    pytest.mark.filterwarnings("ignore:`torch.jit.script:DeprecationWarning"),
+]
 
 
 @pytest.fixture(autouse=True)

@@ -15,6 +15,8 @@ pytestmark = [
     pytest.mark.gpu,
     # Dynamo itself makes one, for every autograd function that it traces (torch 2.13).
     pytest.mark.filterwarnings("ignore:.*Function.* should not be instantiated:DeprecationWarning"),
+    # torch's own modules, as inductor imports them.
+    pytest.mark.filterwarnings("ignore:`torch.jit.script:DeprecationWarning"),
 ]
 
 
