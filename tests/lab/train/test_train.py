@@ -1,4 +1,6 @@
 import math
+import time
+from itertools import pairwise
 
 import pytest
 import torch
@@ -6,7 +8,8 @@ import torch
 from merit_optim.lab.models import flops_per_token
 from merit_optim.lab.record import Run
 from merit_optim.lab.train import train
-from merit_optim.lab.train.speed import Speedometer, Stopwatch, peak_flops
+from merit_optim.lab.train.loop import Trainer
+from merit_optim.lab.train.speed import Moment, Speedometer, peak_flops
 
 NAMES = ["adamw", "lion", "sophiag", "lamb", "maxlamb", "merit"]
 
@@ -120,26 +123,49 @@ def test_a_finished_run_is_left_as_it_is(finished):
     assert finished.metrics_path.read_bytes() == before
 
 
-def test_speed_counts_neither_pauses_nor_unknown_devices(toy):
-    stopwatch = Stopwatch(10.0)
-    with stopwatch.paused():
-        before = stopwatch.seconds
-        while stopwatch.seconds - before < 0.05:
-            pass
-    assert 10.0 <= stopwatch.seconds < 10.05
-    read = Speedometer(toy.model, torch.device("cpu"), 1, stopwatch).read(100)
-    assert read["tokens_per_second"] > 0
-    assert read["mfu"] is None
-    assert read["memory_gib"] is None
+def test_seconds_are_those_of_steps_alone(toy, tmp_path, monkeypatch):
+    validate = Trainer.validate
+
+    def dawdle(self):
+        time.sleep(0.2)
+        validate(self)
+
+    monkeypatch.setattr(Trainer, "validate", dawdle)  # four times
+    began = time.monotonic()
+    run = train(toy, tmp_path)
+    seconds = [line["seconds"] for line in run.metrics("train")]
+    assert 0 < seconds[-1] < time.monotonic() - began - 0.8
+    lengths = [later - earlier for earlier, later in pairwise([0.0, *seconds])]
+    speeds = [line["tokens_per_second"] for line in run.metrics("train")]
+    assert [8 * 32 / speed for speed in speeds] == pytest.approx(lengths, abs=1e-9)
+
+
+def test_speed_of_an_unknown_device(toy):
+    earlier, later = Moment(torch.device("cpu")), Moment(torch.device("cpu"))
+    assert 0 <= later.since(earlier) < 1
+    read = Speedometer(toy.model, torch.device("cpu"), 1, 10.0).read(100, 2.0)
+    assert read == {"seconds": 12.0, "tokens_per_second": 50.0, "mfu": None, "memory_gib": None}
 
 
 def test_mfu_is_the_share_of_the_peak(toy, monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "NVIDIA H200")
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda _: 2**31)
-    read = Speedometer(toy.model, torch.device("cuda"), 2, Stopwatch()).read(1000)
-    wanted = read["tokens_per_second"] * flops_per_token(toy.model) / (2 * 989e12)
-    assert read["mfu"] == pytest.approx(wanted)
+    read = Speedometer(toy.model, torch.device("cuda"), 2).read(1000, 2.0)
+    assert read["mfu"] == pytest.approx(500 * flops_per_token(toy.model) / (2 * 989e12))
     assert read["memory_gib"] == 2.0
+
+
+@pytest.mark.gpu
+def test_training_on_a_gpu(changed, tmp_path):
+    config = changed(**{"model.width": 64, "model.heads": 4, "batch": 64, "steps": 30})
+    run = train(config, tmp_path)
+    lines = run.metrics("train")
+    assert lines[-1]["loss"] < lines[0]["loss"] - 0.3
+    assert (
+        0 < sum(64 * 32 / line["tokens_per_second"] for line in lines) == pytest.approx(lines[-1]["seconds"])
+    )
+    assert lines[-1]["memory_gib"] > 0
+    assert all(line["mfu"] is None or 0 < line["mfu"] < 1 for line in lines)
 
 
 @pytest.mark.parametrize(

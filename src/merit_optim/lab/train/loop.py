@@ -32,8 +32,9 @@ from merit_optim.lab.train.parallel import Ranks, gradients_added, share
 from merit_optim.lab.train.reporter import Reporter, reporting
 from merit_optim.lab.train.schedule import learning_rate
 from merit_optim.lab.train.signals import Interrupted, StopRequest, listening
-from merit_optim.lab.train.speed import Speedometer, Stopwatch
+from merit_optim.lab.train.speed import Moment, Speedometer
 from merit_optim.lab.train.start import Start, begin_run, resume_run
+from merit_optim.lab.train.validation import validation_loss
 
 _SKIPS_IN_A_ROW = 100  # a run that skips as many steps as this will not come back
 
@@ -97,13 +98,18 @@ class Trainer:
         named = dict(self.model.named_parameters())
         self.names, self.parameters = list(named), list(named.values())
 
-        self.dataset = Dataset.open(config.data)
+        dataset, context = Dataset.open(config.data), config.model.context
+        self.batches = Batches(dataset.train, context=context, batch=config.batch, seed=config.seed)
+        if config.measure.validation_every:
+            limit = config.measure.validation_sequences
+            sequences = validation_sequences(dataset.validation, context, limit)
+            self.validation_sequences = torch.from_numpy(sequences)
         begin, end = ranks.rows(config.batch)
         self.rows = [(row, min(row + self.micro_batch, end)) for row in range(begin, end, self.micro_batch)]
         self.observe_every = self._observe_every()
 
-        self.stopwatch = Stopwatch(start.seconds)
-        self.speedometer = Speedometer(config.model, ranks.device, ranks.size, self.stopwatch)
+        self.speedometer = Speedometer(config.model, ranks.device, ranks.size, start.seconds)
+        self.last_step_ended: Moment | None = None  # None where something else was done since
         self.last_checkpoint = time.monotonic()
         self.in_flight: list[StepNumbers] = []
         self.num_left_in_flight = 1 if on_cuda else 0  # a CPU's numbers are there at once
@@ -132,6 +138,7 @@ class Trainer:
 
     def take_step(self, micro_batches: Iterator[tuple[Tensor, Tensor]]) -> StepNumbers:
         """Train on the next batch. The host hands out the work and waits for none of it."""
+        began = self.last_step_ended or Moment(self.ranks.device)
         lr = learning_rate(
             self.step,
             steps=self.steps,
@@ -148,10 +155,14 @@ class Trainer:
         ) as statistics:
             take_step(self.optimizer, self.config, norms, self.parameters)
         self.optimizer.zero_grad()
+        tensors = OnTheWay({"loss": loss, "norms": norms, **attention})
+        self.last_step_ended = Moment(self.ranks.device)
         return StepNumbers(
             step=self.step,
             lr=lr,
-            tensors=OnTheWay({"loss": loss, "norms": norms, **attention}),
+            tensors=tensors,
+            began=began,
+            ended=self.last_step_ended,
             update=describe(statistics),
         )
 
@@ -181,12 +192,8 @@ class Trainer:
 
     def prefetched(self) -> Prefetcher:
         """This rank's micro-batches, from the current step on."""
-        config = self.config
-        batches = Batches(
-            self.dataset.train, context=config.model.context, batch=config.batch, seed=config.seed
-        )
         return Prefetcher(
-            batches,
+            self.batches,
             device=self.ranks.device,
             rows=self.rows,
             first_step=self.step,
@@ -221,7 +228,7 @@ class Trainer:
             lr=numbers.lr,
             grad_norm=norm,
             tokens=done * self.tokens_per_step,
-            **self.speedometer.read(self.tokens_per_step),
+            **self.speedometer.read(self.tokens_per_step, numbers.ended.since(numbers.began)),
         )
         if math.isfinite(loss) and math.isfinite(norm):
             self.num_skips_in_a_row = 0
@@ -242,30 +249,16 @@ class Trainer:
         self.reporter.event(step, "diverged", message)
         raise _Diverged
 
-    @torch.no_grad()
     def validate(self) -> None:
-        """Measure the loss on the validation sequences; ranks take micro-batches in turn."""
+        """Measure the loss on the validation sequences."""
         self.report_steps()
-        measure = self.config.measure
-        if not measure.validation_every:
+        if not self.config.measure.validation_every:
             return
-        with self.stopwatch.paused(), self.autocast():
-            sequences = torch.from_numpy(
-                validation_sequences(
-                    self.dataset.validation, self.config.model.context, measure.validation_sequences
-                )
-            )
-            pieces = sequences.split(self.micro_batch)
-            total = torch.zeros((), device=self.ranks.device)
-            # All ranks make as many passes: sharded models need them all in each.
-            for turn in range(0, len(pieces), self.ranks.size):
-                mine = turn + self.ranks.rank
-                piece = pieces[min(mine, len(pieces) - 1)].to(self.ranks.device)
-                loss = self.module(piece[:, :-1].contiguous(), piece[:, 1:].contiguous()).loss
-                total += loss * len(piece) if mine < len(pieces) else 0.0
-            loss = self.ranks.sum(total).item() / len(sequences)
+        with self.autocast():
+            loss = validation_loss(self.module, self.validation_sequences, self.micro_batch, self.ranks)
         tokens = self.step * self.tokens_per_step
         self.reporter.write("validation", self.step, tokens=tokens, loss=loss)
+        self.last_step_ended = None
 
     def is_due(self, every: int) -> bool:
         """Whether something that happens every so many steps happens after this one."""
@@ -297,25 +290,24 @@ class Trainer:
     def save(self, *, must: bool) -> None:
         """Write a checkpoint. One that cannot be written is told of; it ends the run if it ``must`` be."""
         self.report_steps()
-        self.last_checkpoint = time.monotonic()
-        with self.stopwatch.paused():
-            try:
-                checkpoint.save(
-                    self.run_folder.checkpoints,
-                    self.module,
-                    self.optimizer,
-                    self.ranks,
-                    step=self.step,
-                    metrics_offset=self.ranks.first(self.reporter.sync),
-                    seconds=self.stopwatch.seconds,
-                    config=self.config.fingerprint,
-                    keep=self.config.checkpoint.keep,
-                )
-            except OSError as error:
-                message = f"no checkpoint could be written ({error}); those before it are as they were"
-                if must:
-                    raise OSError(error.errno, message) from error
-                self.reporter.event(self.step, "warning", message)
+        try:
+            checkpoint.save(
+                self.run_folder.checkpoints,
+                self.module,
+                self.optimizer,
+                self.ranks,
+                step=self.step,
+                metrics_offset=self.ranks.first(self.reporter.sync),
+                seconds=self.speedometer.seconds,
+                config=self.config.fingerprint,
+                keep=self.config.checkpoint.keep,
+            )
+        except OSError as error:
+            message = f"no checkpoint could be written ({error}); those before it are as they were"
+            if must:
+                raise OSError(error.errno, message) from error
+            self.reporter.event(self.step, "warning", message)
+        self.last_checkpoint, self.last_step_ended = time.monotonic(), None
 
     def interrupt(self, signum: int) -> None:
         """Save and leave."""

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from merit_optim.lab.models import Observation
 from merit_optim.lab.train.parallel import Ranks
+from merit_optim.lab.train.speed import Moment
 
 
 class OnTheWay:
@@ -40,6 +41,8 @@ class StepNumbers:
     step: int
     lr: float
     tensors: OnTheWay
+    began: Moment
+    ended: Moment
     update: dict[str, Any] = field(default_factory=dict)
 
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
-from collections.abc import Iterator
 
 import torch
 
@@ -30,50 +28,50 @@ def peak_flops(device_name: str) -> float | None:
     return next((peak for part, peak in _PEAK_FLOPS.items() if part in device_name), None)
 
 
-class Stopwatch:
-    """Seconds of training, without what is done in pauses: validation, checkpoints."""
+class Moment:
+    """A moment in the device's work, taken without waiting for it."""
 
-    def __init__(self, seconds: float = 0.0) -> None:
-        self._began = time.perf_counter() - seconds
+    def __init__(self, device: torch.device) -> None:
+        self._seconds = time.perf_counter()
+        self._event: torch.cuda.Event | None = None
+        if device.type == "cuda":
+            self._event = torch.cuda.Event(enable_timing=True)
+            self._event.record()
 
-    @property
-    def seconds(self) -> float:
-        """How long it has run."""
-        return time.perf_counter() - self._began
-
-    @contextlib.contextmanager
-    def paused(self) -> Iterator[None]:
-        """Do not count the time inside."""
-        before = self.seconds
-        try:
-            yield
-        finally:
-            self._began = time.perf_counter() - before
+    def since(self, earlier: Moment) -> float:
+        """Seconds from an earlier moment to this one; waits until the device has come here."""
+        if self._event is None or earlier._event is None:
+            return self._seconds - earlier._seconds
+        self._event.synchronize()
+        return float(earlier._event.elapsed_time(self._event)) / 1e3
 
 
 class Speedometer:
-    """Turns the tokens of steps into numbers for the metrics."""
+    """Turns the tokens and the duration of steps into numbers for the metrics.
+
+    ``seconds`` is the time that steps have taken, also before the run was resumed; validation and
+    checkpoints do not count.
+    """
 
     def __init__(
-        self, model: ModelConfig, device: torch.device, num_ranks: int, stopwatch: Stopwatch
+        self, model: ModelConfig, device: torch.device, num_ranks: int, seconds: float = 0.0
     ) -> None:
-        self._device, self._stopwatch = device, stopwatch
-        self._last = stopwatch.seconds
+        self.seconds = seconds
+        self._device = device
+        self._flops_per_token = flops_per_token(model)
         self._peak = None
         if device.type == "cuda" and (peak := peak_flops(torch.cuda.get_device_name(device))):
             self._peak = peak * num_ranks
-        self._flops_per_token = flops_per_token(model)
 
-    def read(self, tokens: int) -> dict[str, float | None]:
-        """Speed over the time since the last reading, in which ``tokens`` were trained on."""
-        now = self._stopwatch.seconds
-        per_second = tokens / max(now - self._last, 1e-9)
-        self._last = now
+    def read(self, tokens: int, seconds: float) -> dict[str, float | None]:
+        """The speed of a step that trained on ``tokens`` in ``seconds``."""
+        self.seconds += seconds
+        per_second = tokens / max(seconds, 1e-9)
         memory = None
         if self._device.type == "cuda":
             memory = torch.cuda.max_memory_allocated(self._device) / 2**30
         return {
-            "seconds": now,
+            "seconds": self.seconds,
             "tokens_per_second": per_second,
             "mfu": None if self._peak is None else per_second * self._flops_per_token / self._peak,
             "memory_gib": memory,
