@@ -65,7 +65,13 @@ def set_gradients(params: list[Tensor], shapes: list[tuple[int, ...]], step: int
 Change = Callable[[int, list[Tensor]], None]
 
 
-def compare(name: str, params: list[Tensor], fulls: list[Tensor], change: Change | None = None) -> list[str]:
+def compare(
+    name: str,
+    params: list[Tensor],
+    fulls: list[Tensor],
+    change: Change | None = None,
+    num_steps: int = NUM_STEPS,
+) -> list[str]:
     """Take steps with the sharded parameters and with the whole ones; what differs afterwards.
 
     ``change`` is told the step, and may do to either list of parameters what a user would.
@@ -75,7 +81,7 @@ def compare(name: str, params: list[Tensor], fulls: list[Tensor], change: Change
     optimizers = []
     for some in (params, references):
         optimizers.append(OPTIMIZERS[name](some))
-        for step in range(NUM_STEPS):
+        for step in range(num_steps):
             set_gradients(some, shapes, step)
             if change is not None:
                 change(step, some)

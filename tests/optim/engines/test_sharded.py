@@ -16,7 +16,7 @@ SECTIONS = {
     2: (["layouts", "networks", "mixed", "behaviour", "replicas", "compiled"], 110),
     3: (["layouts", "networks", "mixed", "behaviour"], 60),
     4: (["layouts", "networks", "mixed", "behaviour", "collectives"], 130),
-    8: (["networks"], 40),
+    8: (["networks"], 9),
 }
 
 
@@ -32,7 +32,7 @@ def test_a_step_on_many_ranks_is_the_step_on_one(num_ranks) -> None:
 @pytest.mark.skipif(find_spec("triton") is None, reason="the fused engine needs triton")
 def test_the_fused_engine_gives_the_bits_of_one_rank_too() -> None:
     found = on_ranks(2, "sharded_worker.py", "fused", TRITON_INTERPRET="1")
-    assert len(found) == 4
+    assert len(found) == 3
     assert {case: wrong for case, wrong in found.items() if wrong} == {}
 
 
