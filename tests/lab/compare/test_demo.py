@@ -1,0 +1,50 @@
+"""`merit demo`: from nothing to the page, in one command."""
+
+import dataclasses
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from merit_optim.lab.compare import demo
+from merit_optim.lab.train import Interrupted
+
+
+@pytest.fixture(autouse=True)
+def short(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Two steps of four sequences, in a folder of its own."""
+    monkeypatch.chdir(tmp_path)
+    for kind, setting in demo.SETTINGS.items():
+        short = dataclasses.replace(setting, model="tiny", batch=4, steps=2)
+        monkeypatch.setitem(demo.SETTINGS, kind, short)
+
+
+def test_ends_with_what_was_seen_and_where_the_page_is(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert demo.main([]) == 0
+    *_, sentence, place = capsys.readouterr().out.splitlines()
+    assert "had the lowest validation loss" in sentence
+    assert "one seed each, so the difference" in sentence
+    assert all(name in sentence for name in ("AdamW", "LAMB", "MERIT"))
+    page = tmp_path / "runs" / "demo" / "report" / "index.html"
+    assert place == f"Open {page} in a browser to see how it went."
+    assert page.exists()
+
+
+def test_an_interrupt_leaves_without_a_traceback(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def compare(*_: Any, **__: Any) -> None:
+        raise Interrupted(signal.SIGINT, "stopped by SIGINT after step 1, with a checkpoint")
+
+    monkeypatch.setattr(demo, "compare", compare)
+    assert demo.main([]) == 130
+    assert capsys.readouterr().err.endswith("merit demo: stopped. The same command goes on.\n")
+
+
+def test_data_that_are_in_the_way_are_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").touch()
+    assert demo.main(["--data", "file"]) != 0
+    assert "file" in capsys.readouterr().err
