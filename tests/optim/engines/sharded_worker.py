@@ -3,6 +3,7 @@
 Run by torchrun, with the sections to compare as arguments.
 """
 
+import copy
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -10,12 +11,19 @@ from typing import Any
 import sharded_behaviour
 import torch
 import torch.distributed as dist
-from sharded_cases import NUM_STEPS, OPTIMIZERS, SHAPES, compare, placed, report, values
+from sharded_cases import NUM_STEPS, OPTIMIZERS, SHAPES, compare, placed, report, same, values, whole
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import Replicate, Shard, distribute_tensor
-from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.distributed.tensor import Partial, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    RowwiseParallel,
+    SequenceParallel,
+    parallelize_module,
+)
+
+from merit_optim import MERIT
 
 Found = Iterator[tuple[str, list[str]]]
 
@@ -78,6 +86,9 @@ class Network(nn.Module):
         self.down = nn.Linear(20, 6)
         self.norm = nn.LayerNorm(6)
 
+    def forward(self, x: Tensor) -> Tensor:
+        return self.norm(self.down(self.up(x).tanh()))
+
 
 TENSOR_PARALLEL = {"up": ColwiseParallel(), "down": RowwiseParallel()}
 
@@ -128,6 +139,38 @@ def networks(world: int) -> Found:
                     yield f"{way.__name__}, {name}, {dtype}", wrong
 
 
+def tensor_parallel(world: int) -> Found:
+    """Training with tensor and sequence parallelism, where gradients of the norm are partial sums."""
+    torch.manual_seed(0)
+    network, mesh = Network(), init_device_mesh("cpu", (world,))
+    reference = copy.deepcopy(network)
+    plan = {
+        "up": ColwiseParallel(),
+        "down": RowwiseParallel(output_layouts=Shard(1)),
+        "norm": SequenceParallel(),
+    }
+    parallelize_module(network, mesh, plan)
+    optimizers = [MERIT(x.parameters()) for x in (network, reference)]
+    kinds = set()
+    for step in range(NUM_STEPS):
+        network(values((3, 4 * world, 12), step)).square().sum().backward()
+        for param, full in zip(network.parameters(), reference.parameters(), strict=True):
+            kinds |= {type(placement) for placement in param.grad.placements}
+            full.grad = whole(param.grad)
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+    yield (
+        "tensor parallel, gradients as they come",
+        [
+            name
+            for (name, param), full in zip(network.named_parameters(), reference.parameters(), strict=True)
+            if not same("", param, full)
+        ]
+        + ["no partial gradients"] * (Partial not in kinds),
+    )
+
+
 def mixed(world: int) -> Found:
     """Several meshes in one optimizer, and parameters that are frozen for a while."""
     line = init_device_mesh("cpu", (world,))
@@ -158,6 +201,7 @@ SECTIONS = {
     "layouts": layouts,
     "fused": fused,
     "networks": networks,
+    "tensor parallel": tensor_parallel,
     "mixed": mixed,
     "behaviour": sharded_behaviour.cases,
     "collectives": sharded_behaviour.collectives,

@@ -13,7 +13,7 @@ from merit_optim.optim.engines.work import Work
 
 # Sections of the worker for each number of ranks, and how many comparisons they make.
 SECTIONS = {
-    2: (["layouts", "networks", "mixed", "behaviour", "replicas", "compiled"], 110),
+    2: (["layouts", "networks", "tensor parallel", "mixed", "behaviour", "replicas", "compiled"], 110),
     3: (["layouts", "networks", "mixed", "behaviour"], 60),
     4: (["layouts", "networks", "mixed", "behaviour", "collectives"], 130),
     8: (["networks"], 9),
