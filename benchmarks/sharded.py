@@ -24,10 +24,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from naive import NaiveMERIT
-from shapes import MODELS, Shape, num_elements
 from sharded_cost import exchange_bytes
-from step import environment
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distribute_tensor
@@ -35,6 +32,9 @@ from torch.optim import Optimizer
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from merit_optim import LAMB, MERIT, MaxLAMB
+from merit_optim.lab.bench.naive import NaiveMERIT
+from merit_optim.lab.bench.shapes import MODELS, Shape, num_elements
+from merit_optim.lab.bench.step import environment
 
 CONTESTANTS: dict[str, Callable[[list[Tensor]], Optimizer]] = {
     "torch AdamW, foreach": lambda params: torch.optim.AdamW(params, foreach=True),

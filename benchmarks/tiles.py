@@ -18,9 +18,9 @@ from functools import partial
 from pathlib import Path
 
 import torch
-from shapes import MODELS, make_parameters, num_elements
 
 from merit_optim import MERIT
+from merit_optim.lab.bench.shapes import MODELS, make_parameters, num_elements
 from merit_optim.optim.engines.fused import FusedEngine
 from merit_optim.optim.engines.tables import Tile
 from merit_optim.optim.engines.work import Control

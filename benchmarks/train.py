@@ -20,8 +20,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from step import environment
 
+from merit_optim.lab.bench.step import environment
 from merit_optim.lab.models import PRESETS, ModelConfig
 from merit_optim.lab.record import Run
 from merit_optim.lab.train import CheckpointConfig, MeasureConfig, OptimizerConfig, TrainConfig, train
