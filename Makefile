@@ -15,8 +15,8 @@ help: ## list the targets
 
 setup: $(INSTALLED) ## make .venv and install into it, when something changed
 
-demo: $(INSTALLED) ## train a small language model with AdamW, LAMB and MERIT: a minute or two
-	$(BIN)/python examples/demo.py
+demo: $(INSTALLED) ## train a small language model with AdamW, LAMB and MERIT, and report: minutes
+	$(BIN)/merit demo
 
 # One thread per process: more would wait for one another's cores.
 test: lint ## run lint and every test

@@ -48,6 +48,7 @@ COMMANDS = {
     "compare": Command(
         "Train with several optimizers and seeds, and report", "merit_optim.lab.compare.command"
     ),
+    "demo": Command("AdamW, LAMB and MERIT on a text that every machine has", "merit_optim.lab.compare.demo"),
     "report": Command("Make a page, figures and tables from runs", "merit_optim.lab.report.command"),
     "bench": Command("Time an optimizer's step on this machine", "merit_optim.lab.bench.command"),
 }
