@@ -8,6 +8,7 @@ has a legend instead.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
@@ -41,7 +42,10 @@ class Horizontal:
 
 @dataclass(frozen=True)
 class Vertical:
-    """The y axis: its title, formats and scale; ``focus`` is the part of y that is shown at first."""
+    """The y axis: its title, formats and scale.
+
+    ``whole`` is all of y and ``focus`` the part that is shown at first; without them the data decide.
+    """
 
     title: str
     format: str
@@ -74,7 +78,7 @@ def line_chart(
         "value:Q",
         title=vertical.title,
         scale=_vertical_scale(vertical),
-        axis=alt.Axis(format=vertical.ticks, tickCount=5),
+        axis=_vertical_axis(vertical),
     )
     legend = alt.Legend(orient="top", direction="horizontal") if standalone else None
     series = alt.Color(
@@ -187,11 +191,27 @@ def _width(standalone: bool) -> int | Literal["container"]:
     return _FILE_WIDTH if standalone else "container"
 
 
+def _vertical_axis(vertical: Vertical) -> alt.Axis:
+    import altair as alt
+
+    if not vertical.logarithmic or vertical.whole is None:
+        return alt.Axis(format=vertical.ticks, tickCount=5)
+    return alt.Axis(format=vertical.ticks, values=_logarithmic_ticks(*vertical.whole))
+
+
+def _logarithmic_ticks(lowest: float, highest: float) -> list[float]:
+    """Powers of ten, and over less than three of them 2 and 5 times as much too."""
+    first, last = math.floor(math.log10(lowest)), math.ceil(math.log10(highest))
+    factors = (1,) if highest / lowest > 1000 else (1, 2, 5)
+    ticks = [float(f"{factor}e{power}") for power in range(first, last + 1) for factor in factors]
+    return [tick for tick in ticks if lowest <= tick <= highest]
+
+
 def _vertical_scale(vertical: Vertical) -> alt.Scale:
     import altair as alt
 
-    if vertical.logarithmic:
-        return alt.Scale(type="log", nice=False)
+    if vertical.logarithmic and vertical.whole is not None:
+        return alt.Scale(type="log", nice=False, domain=list(vertical.whole))
     if vertical.focus is None or vertical.whole is None:
         return alt.Scale(zero=vertical.from_zero, nice=True)
     ends = [

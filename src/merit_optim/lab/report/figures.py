@@ -172,7 +172,9 @@ def _vertical(measure: Measure, curves: Sequence[Sequence[Point]]) -> charts.Ver
     lowest, highest = min(values), max(values)
     logarithmic = measure.may_be_logarithmic and lowest > 0 and highest / lowest > 20
     focus = whole = None
-    if measure.is_loss and highest > lowest:
+    if logarithmic:
+        whole = lowest * 0.9, highest * 1.1
+    elif measure.is_loss and highest > lowest:
         upper = _focus(curves)
         margin = 0.04 * (upper - lowest)
         focus = lowest - margin, upper + margin

@@ -64,8 +64,12 @@ def _logits(outcomes: Sequence[SeriesOutcome]) -> list[str]:
     logits = [(own.label, spread.mean) for own in outcomes if (spread := own.spread("final_logit"))]
     if not logits:
         return []
-    words = [f"{value:.1f} with {label}" for label, value in sorted(logits, key=lambda item: item[1])]
+    words = [f"{_logit(value)} with {label}" for label, value in sorted(logits, key=lambda item: item[1])]
     return [f"the largest attention logit was then {join(words)}"]
+
+
+def _logit(value: float) -> str:
+    return f"{value:.1f}" if abs(value) < 100 else f"{value:,.0f}"
 
 
 def _failures(outcomes: Sequence[SeriesOutcome]) -> list[str]:

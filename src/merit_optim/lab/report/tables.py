@@ -32,34 +32,26 @@ class Settings:
 
 def series_table(outcomes: Sequence[SeriesOutcome]) -> Table:
     """One row for each series: means over the finished runs, their spread, and what became of the others."""
-    head = (
-        "Optimizer",
-        "Runs",
-        "Peak learning rate",
-        "Validation loss",
-        "Range",
-        "Training loss",
-        "Largest logit at the end",
-        "At any time",
-        "Tokens/s",
-    )
     rows = []
     for own in outcomes:
         loss = own.spread("validation_loss")
         rows.append(
-            (
-                own.label,
-                describe_runs(own),
-                _NOTHING if own.series.lr is None else f"{own.series.lr:g}",
-                _mean(loss, 3),
-                _range(loss, 3),
-                _mean(own.spread("training_loss"), 3),
-                _mean(own.spread("final_logit"), 1),
-                _mean(own.spread("largest_logit"), 1),
-                _mean(own.spread("tokens_per_second"), 0, with_deviation=False),
-            )
+            {
+                "Optimizer": own.label,
+                "Runs": describe_runs(own),
+                "Peak learning rate": _NOTHING if own.series.lr is None else f"{own.series.lr:g}",
+                "Validation loss": _mean(loss, 3),
+                "Lowest to highest": _range(loss, 3),
+                "Training loss": _mean(own.spread("training_loss"), 3),
+                "Largest logit at the end": _mean(own.spread("final_logit"), 1),
+                "At any time": _mean(own.spread("largest_logit"), 1),
+                "Tokens/s": _mean(own.spread("tokens_per_second"), 0, with_deviation=False),
+            }
         )
-    return Table(head, tuple(rows), num_text=2)
+    if all(row["Lowest to highest"] == _NOTHING for row in rows):
+        for row in rows:
+            del row["Lowest to highest"]
+    return Table(tuple(rows[0]), tuple(tuple(row.values()) for row in rows), num_text=2)
 
 
 def describe_runs(outcome: SeriesOutcome) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from merit_optim.lab.report.outcome import SeriesOutcome
 from merit_optim.lab.report.tables import series_table
@@ -30,8 +30,9 @@ def print_outcomes(outcomes: Sequence[SeriesOutcome], console: Console) -> None:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
     for place, name in enumerate(content.head):
         if name in _COLUMNS:
-            is_text = place < content.num_text
-            table.add_column(Text(name), justify="left" if is_text else "right", no_wrap=is_text)
+            widest = max(len(row[place]) for row in content.rows)
+            side: Literal["left", "right"] = "left" if place < content.num_text else "right"
+            table.add_column(Text(name), justify=side, min_width=widest)  # heads wrap, cells do not
     for row in content.rows:
         cells = [cell for name, cell in zip(content.head, row, strict=True) if name in _COLUMNS]
         table.add_row(*(Text(cell, style="red" if "diverged" in cell else "") for cell in cells))
