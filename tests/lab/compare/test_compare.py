@@ -10,7 +10,7 @@ from merit_optim.lab.compare import command as compare_command
 from merit_optim.lab.compare import work
 from merit_optim.lab.compare.plan import PlannedRun, parse_learning_rates, plan
 from merit_optim.lab.models import PRESETS
-from merit_optim.lab.record import MetricsWriter, Run
+from merit_optim.lab.record import MetricsWriter, Run, lock
 from merit_optim.lab.train import Interrupted, TrainConfig
 from merit_optim.lab.train.parallel import Ranks
 
@@ -94,6 +94,17 @@ def test_what_is_done_with_a_run_follows_from_its_directory(
     monkeypatch.setattr(work, "train", train)
     work.carry_out([PlannedRun(folder, config)], Ranks.join())
     assert calls == ([expected] if expected else [])
+
+
+def test_a_run_that_another_process_takes_first_is_left_to_it(
+    command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(work, "_status", lambda _: "planned")  # what it was an instant ago
+    with lock(tmp_path / "out" / "lamb-lr0.01-seed0"):
+        base = TrainConfig(data=Path(command[2]), model=PRESETS["tiny"])
+        planned = plan(base, tmp_path / "out", optimizers=["lamb"], seeds=[0], learning_rates={})
+        work.carry_out(planned, Ranks.join())
+    assert "lamb-lr0.01-seed0 is being worked on by another process" in capsys.readouterr().err
 
 
 def test_a_signal_leaves_word_how_to_go_on(

@@ -38,14 +38,14 @@ def plan(
     So after the first seed there is a comparison already. An optimizer without learning rates has the
     paper's. Runs that are there already must be of this plan.
     """
-    _check_distinct("optimizers", optimizers)
-    _check_distinct("seeds", seeds)
+    check_distinct("optimizers", optimizers)
+    check_distinct("seeds", seeds)
     for name, rates in learning_rates.items():
         if name not in optimizers:
             raise ValueError(
                 f"a learning rate is given for {name}, which is not among {', '.join(optimizers)}"
             )
-        _check_distinct(f"learning rates of {name}", rates)
+        check_distinct(f"learning rates of {name}", rates)
     dataset = Dataset.open(base.data)
     planned = []
     for seed in seeds:
@@ -79,7 +79,8 @@ def parse_learning_rates(texts: Iterable[str]) -> dict[str, list[float]]:
     return rates
 
 
-def _check_distinct(what: str, values: Sequence[object]) -> None:
+def check_distinct(what: str, values: Sequence[object]) -> None:
+    """Raise where ``values`` are none, or one is there twice."""
     if not values:
         raise ValueError(f"no {what} are given; at least one is needed")
     if len(set(values)) < len(values):

@@ -13,7 +13,7 @@ from pathlib import Path
 from rich.console import Console
 
 from merit_optim.lab.compare.plan import PlannedRun, plan
-from merit_optim.lab.record import Run
+from merit_optim.lab.record import Run, RunInUse
 from merit_optim.lab.report import Report, find_runs, print_outcomes, write_report
 from merit_optim.lab.train import TrainConfig, train
 from merit_optim.lab.train.parallel import Ranks
@@ -53,13 +53,20 @@ def compare(
 def carry_out(planned: Sequence[PlannedRun], ranks: Ranks) -> None:
     """Do what is left of the planned runs. When a signal stops it, the same call goes on."""
     console = Console(stderr=True, highlight=False, quiet=not ranks.is_first)
+
+    def say(place: int, status: str) -> None:
+        text = f"[{place} of {len(planned)}] {planned[place - 1].folder.name} {_WORDS[status]}"
+        console.print(text, style="bold", markup=False, soft_wrap=True)
+
     for place, own in enumerate(planned, start=1):
         # One rank looks for all: another may be at the run directory already.
         status = ranks.first(partial(_status, own))
-        text = f"[{place} of {len(planned)}] {own.folder.name} {_WORDS[status]}"
-        console.print(text, style="bold", markup=False, soft_wrap=True)
+        say(place, status)
         if status in ("planned", "interrupted", "unfinished"):
-            train(own.config, own.folder, resume=status != "planned")
+            try:
+                train(own.config, own.folder, resume=status != "planned")
+            except RunInUse:  # another process took it since
+                say(place, "running")
 
 
 def _status(planned: PlannedRun) -> str:
