@@ -3,8 +3,9 @@ import json
 
 import pytest
 
-from merit_optim.lab.models import PRESETS
+from merit_optim.lab.models import PRESETS, build
 from merit_optim.lab.train import CheckpointConfig, MeasureConfig, OptimizerConfig, TrainConfig
+from merit_optim.lab.train.optimizer import create_optimizer
 from merit_optim.lab.train.schedule import learning_rate
 
 
@@ -27,6 +28,8 @@ def test_the_fingerprint_is_of_all_but_the_place_of_the_data(toy, changed, tmp_p
         (lambda: OptimizerConfig(lr=float("nan")), r"optimizer\.lr is nan"),
         (lambda: OptimizerConfig(max_grad_norm=0.0), "above 0, or None"),
         (lambda: OptimizerConfig(warmup=1.5), r"warmup is 1.5; it is a share"),
+        (lambda: OptimizerConfig(without=("clips",)), "without is 'clips'; did you mean 'clip'"),
+        (lambda: OptimizerConfig(name="lamb", without=("clip",)), "lamb has no such parts"),
         (lambda: MeasureConfig(validation_every=-1), "validation_every is -1"),
         (lambda: MeasureConfig(validation_sequences=0), "validation_sequences is 0; .*at least 1"),
         (lambda: CheckpointConfig(keep=0), "keep is 0"),
@@ -36,6 +39,23 @@ def test_the_fingerprint_is_of_all_but_the_place_of_the_data(toy, changed, tmp_p
 def test_values_that_cannot_be(make, match):
     with pytest.raises(ValueError, match=match):
         make()
+
+
+@pytest.mark.parametrize(
+    ("part", "option", "value"),
+    [
+        ("clip", "clip", None),
+        ("weight-bound", "weight_bound", False),
+        ("element-wise", "element_wise", False),
+    ],
+)
+def test_a_part_of_merit_can_be_left_out(part, option, value, changed):
+    config = changed(**{"optimizer.without": (part,)})
+    assert TrainConfig.from_dict(json.loads(json.dumps(config.to_dict()))) == config
+    groups = create_optimizer(config, build(config.model)).param_groups
+    assert {group[option] for group in groups} == {value}
+    plain = create_optimizer(changed(), build(config.model)).param_groups
+    assert {group[option] for group in plain} != {value}
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from merit_optim.optim.registry import OPTIMIZERS
 Precision = Literal["auto", "bf16", "float32"]
 Parallel = Literal["ddp", "fsdp2"]
 NonFinite = Literal["stop", "skip"]
+Part = Literal["clip", "weight-bound", "element-wise"]
 
 _T = TypeVar("_T")
 
@@ -41,9 +42,18 @@ class OptimizerConfig:
     """Share of the steps in which the learning rate rises to its peak."""
     final: float = 0.1
     """Share of the peak that the cosine ends at."""
+    without: tuple[Part, ...] = ()
+    """Parts of MERIT to leave out, as in the paper's ablations."""
 
     def __post_init__(self) -> None:
         _one_of("optimizer.name", self.name, tuple(OPTIMIZERS))
+        for part in self.without:
+            _one_of("optimizer.without", part, get_args(Part))
+        if self.without and self.name != "merit":
+            raise ValueError(
+                f"optimizer.without is {', '.join(self.without)}, but {self.name} has no such parts; it is for "
+                "merit alone"
+            )
         _at_least("optimizer.lr", self.lr, 0.0)
         _at_least("optimizer.weight_decay", self.weight_decay, 0.0)
         if self.max_grad_norm is not None and not self.max_grad_norm > 0:

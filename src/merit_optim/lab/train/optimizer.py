@@ -25,6 +25,12 @@ from merit_optim.optim.trust import TrustRatioOptimizer
 # Their logits are held in float32 all at once, several times over: 1.6 GB each for GPT-2's vocabulary.
 _CURVATURE_TOKENS = 8192
 
+_LEFT_OUT: dict[str, dict[str, Any]] = {
+    "clip": {"clip": None},
+    "weight-bound": {"weight_bound": False},
+    "element-wise": {"element_wise": False},
+}
+
 
 def create_optimizer(config: TrainConfig, model: LanguageModel) -> Optimizer:
     """The configured optimizer over a model that has been shared among the ranks already."""
@@ -32,6 +38,8 @@ def create_optimizer(config: TrainConfig, model: LanguageModel) -> Optimizer:
     options: dict[str, Any] = {"lr": chosen.lr}
     if chosen.betas is not None:
         options["betas"] = chosen.betas
+    for part in chosen.without:
+        options |= _LEFT_OUT[part]
     if chosen.name == "adamw":
         options["fused"] = True
     else:
