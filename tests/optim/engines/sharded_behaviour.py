@@ -1,5 +1,6 @@
 """Sections of sharded_worker.py: bad and missing gradients, what is sent, replicas."""
 
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from math import isnan
@@ -40,6 +41,7 @@ def cases(world: int) -> Found:
     yield from bad_gradients(world)
     yield from missing_gradients(world)
     yield "statistics are global", statistics(world)
+    yield "process groups are not kept", kept_groups(world)
     yield "options of a checkpoint are followed", changed_options(world)
     yield "parameters may be added and replaced", added_later(world)
     yield "tensor-parallel plain tensors through DTensors", plain_tensor_parallel(world)
@@ -123,6 +125,18 @@ def statistics(world: int) -> list[str]:
         recorded.append({n: (s.num_elements, s.clipped, s.bounded, *s.ratio_range) for n, s in found.items()})
         recorded.append({n: round(s.relative_change, 5) for n, s in found.items()})
     return [] if recorded[:2] == recorded[2:] and len(recorded[0]) == len(fulls) - 1 else [str(recorded)]
+
+
+def kept_groups(world: int) -> list[str]:
+    """One that something refers to outlives destroy_process_group, and its threads abort the process."""
+    params, fulls = split_by_rows(world)
+    group = params[0].device_mesh.get_group()
+    before = sys.getrefcount(group)
+    optimizer = MERIT(params, max_grad_norm=1.0)
+    with_gradients(params, fulls, bad=False)
+    optimizer.step()
+    after = sys.getrefcount(group)
+    return [] if after == before else [f"{after - before} more references"]
 
 
 def compiled(world: int) -> Found:

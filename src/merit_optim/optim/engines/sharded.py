@@ -28,6 +28,7 @@ from merit_optim.optim.engines.work import Work
 from merit_optim.optim.statistics import Recorder, UpdateStatistics
 
 if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.tensor import DTensor
 
 
@@ -37,6 +38,20 @@ class Place(NamedTuple):
     param: Tensor
     sizes: Tensor
     slot: Slot
+
+
+class Ranks(NamedTuple):
+    """Those that one dimension of a mesh joins, seen from this rank.
+
+    Their process group is asked for when it is needed: one that is kept cannot be destroyed at the end.
+    """
+
+    mesh: DeviceMesh
+    mesh_dim: int
+
+    @property
+    def group(self) -> dist.ProcessGroup:
+        return self.mesh.get_group(self.mesh_dim)
 
 
 class Kind(NamedTuple):
@@ -55,11 +70,15 @@ class Sharded(NamedTuple):
     kind: Kind
 
 
+Layout = list[tuple[int, int, Slot]]
+"""The numbers of parameters, each with the number of the engine that has its sizes, and the place there."""
+
+
 class Exchange:
     """One message of a step: what a process group reduces, of all parameters together."""
 
-    def __init__(self, group: Any, kind: Kind, is_sum: bool) -> None:
-        self.group, self.kind, self.is_sum = group, kind, is_sum
+    def __init__(self, ranks: Ranks, kind: Kind, is_sum: bool) -> None:
+        self.ranks, self.kind, self.is_sum = ranks, kind, is_sum
         self.parts: list[tuple[int, str]] = []
         """The number of a parameter, and which of its sizes: "rows", "columns" or "whole"."""
         self.after: list[Exchange] = []
@@ -75,13 +94,13 @@ class Exchange:
         message = sizes.index_select(1, self.index)
         if self.is_sum:
             message = message.double().square_()
-            work = dist.all_reduce(message, dist.ReduceOp.SUM, group=self.group, async_op=True)
+            work = dist.all_reduce(message, dist.ReduceOp.SUM, group=self.ranks.group, async_op=True)
         else:
             # As integers, which order as the sizes do: some backends' float maximum drops a NaN. Its sign
             # means nothing, and would make it the least of all.
             bits = message.view(torch.int64 if message.dtype == torch.float64 else torch.int32)
             bits.bitwise_and_(torch.iinfo(bits.dtype).max)
-            work = dist.all_reduce(bits, dist.ReduceOp.MAX, group=self.group, async_op=True)
+            work = dist.all_reduce(bits, dist.ReduceOp.MAX, group=self.ranks.group, async_op=True)
         self._sent = message, work
 
     def finish(self, sizes: Tensor) -> None:
@@ -103,7 +122,8 @@ class Sharding:
         self.sharded: list[Sharded] = []
         """A parameter's place in this list is its number."""
         self.exchanges: list[Exchange] = []
-        self.process_groups: dict[str, Any] = {}
+        self.ranks: dict[str, Ranks] = {}
+        """By the name of their process group."""
         self.spread_of: dict[Tensor, tuple[str, ...]] = {}
         """The process groups over which a parameter is sharded, by name."""
         for number, group in enumerate(groups):
@@ -117,16 +137,16 @@ class Sharding:
             ]
         self.spreads = list(dict.fromkeys([(), *self.spread_of.values()]))
         self._numbers: dict[Tensor, int] = {entry.param: i for i, entry in enumerate(self.sharded)}
-        self._layout: list[tuple[int, int, Slot]] | None = None
+        self._laid_out: tuple[Layout, list[int]] | None = None
         self._joins: dict[Kind, Join] = {}
         self._made_for = _signature(groups)
 
     def _add(self, name: str, param: DTensor, group: dict[str, Any]) -> None:
         mesh, dims = param.device_mesh, sharded_dims(name, param)
         self.device = param.device
-        over = {i: mesh.get_group(i) for i, dim in enumerate(dims) if dim is not None and mesh.size(i) > 1}
-        self.process_groups.update({each.group_name: each for each in over.values()})
-        self.spread_of[param] = tuple(each.group_name for each in over.values())
+        over = [Ranks(mesh, i) for i, dim in enumerate(dims) if dim is not None and mesh.size(i) > 1]
+        self.spread_of[param] = tuple(ranks.group.group_name for ranks in over)
+        self.ranks.update(zip(self.spread_of[param], over, strict=True))
         if "norm" not in group:
             return  # an element-wise optimizer exchanges nothing
         crossing = crossing_of(param.ndim, group["matrix_dims"], dims, list(mesh.shape))
@@ -138,16 +158,16 @@ class Sharding:
         kind = Kind(shard.device, algorithm.compute_dtype(shard))
         for which, mesh_dims in crossing._asdict().items():
             for mesh_dim in mesh_dims if slot.has_rows or which == "whole" else ():
-                exchange = self._exchange_of(over[mesh_dim], kind, is_sum=group["norm"] == "l2")
+                exchange = self._exchange_of(Ranks(mesh, mesh_dim), kind, is_sum=group["norm"] == "l2")
                 exchange.parts.append((len(self.sharded), which))
         self.sharded.append(Sharded(param, slot, kind))
 
-    def _exchange_of(self, process_group: Any, kind: Kind, is_sum: bool) -> Exchange:
-        wanted = process_group.group_name, kind, is_sum
+    def _exchange_of(self, ranks: Ranks, kind: Kind, is_sum: bool) -> Exchange:
         for exchange in self.exchanges:
-            if (exchange.group.group_name, exchange.kind, exchange.is_sum) == wanted:
+            same_ranks = exchange.ranks.group.group_name == ranks.group.group_name
+            if same_ranks and (exchange.kind, exchange.is_sum) == (kind, is_sum):
                 return exchange
-        self.exchanges.append(Exchange(process_group, kind, is_sum))
+        self.exchanges.append(Exchange(ranks, kind, is_sum))
         return self.exchanges[-1]
 
     def fits(self, groups: Sequence[dict[str, Any]]) -> bool:
@@ -163,16 +183,17 @@ class Sharding:
 
     def reduce(self, places: Iterable[Place], owners: dict[Tensor, Tensor]) -> None:
         """Between the phases of a step. ``owners`` gives the parameter of each rank's own tensor."""
-        buffers: dict[int, Tensor] = {}
-        layout: list[tuple[int, int, Slot]] = []
+        buffers: dict[int, tuple[int, Tensor]] = {}
+        layout: Layout = []
         for param, sizes, slot in places:
             number = self._numbers.get(owners[param])
             if number is not None:
-                buffers[id(sizes)] = sizes
-                layout.append((number, len(buffers) - 1, slot))
-        engines = list(buffers.values())
-        if layout != self._layout:
-            self._lay_out(layout, engines)
+                engine, _ = buffers.setdefault(id(sizes), (len(buffers), sizes))
+                layout.append((number, engine, slot))
+        engines = [sizes for _, sizes in buffers.values()]
+        lengths = [sizes.shape[1] for sizes in engines]
+        if (layout, lengths) != self._laid_out:
+            self._lay_out(layout, lengths)
         joined = {kind: join.of(engines, kind) for kind, join in self._joins.items()}
         for exchange in self.exchanges:
             exchange.start(joined[exchange.kind])
@@ -181,14 +202,14 @@ class Sharding:
         for kind, join in self._joins.items():
             join.give_back(engines, joined[kind])
 
-    def _lay_out(self, layout: list[tuple[int, int, Slot]], engines: list[Tensor]) -> None:
-        """Find where all sizes stand when the engines' buffers are joined."""
+    def _lay_out(self, layout: Layout, lengths: list[int]) -> None:
+        """Find where all sizes stand when the engines' buffers, of these lengths, are joined."""
         found = {number: (engine, slot) for number, engine, slot in layout}
         bounds: dict[tuple[int, str], tuple[int, int]] = {}
         for kind in dict.fromkeys(entry.kind for entry in self.sharded):
             numbers = [i for i, entry in enumerate(self.sharded) if entry.kind == kind]
             used = sorted({found[i][0] for i in numbers if i in found})
-            ends = list(accumulate((engines[i].shape[1] for i in used), initial=0))
+            ends = list(accumulate((lengths[i] for i in used), initial=0))
             starts, end = dict(zip(used, ends, strict=False)), ends[-1]
             for i in numbers:
                 if i in found:
@@ -203,13 +224,13 @@ class Sharding:
         for exchange in self.exchanges:
             index = torch.cat([torch.arange(*bounds[part]) for part in exchange.parts])
             exchange.index = index.to(exchange.kind.device)
-        self._layout = layout
+        self._laid_out = layout, lengths
 
     def any(self, flag: Tensor) -> Tensor:
         """Whether a flag is set on any rank that shares a parameter with this one."""
         bits = flag.to(torch.int32)
-        for group in self.process_groups.values():
-            dist.all_reduce(bits, dist.ReduceOp.MAX, group=group)
+        for ranks in self.ranks.values():
+            dist.all_reduce(bits, dist.ReduceOp.MAX, group=ranks.group)
         return bits > 0
 
     def any_rank(self, flag: bool) -> bool:
@@ -223,13 +244,13 @@ class Sharding:
         for work in works:
             for owner, norm in zip(work.owners, norms(work.grads, 2.0), strict=True):
                 parts[self.spread_of.get(owner, ())].append(norm.to(device))
-        squares = torch.stack([torch.stack(some).double().square().sum() for some in parts.values()])
-        for name, group in self.process_groups.items():
-            over = torch.tensor([i for i, spread in enumerate(self.spreads) if name in spread], device=device)
-            message = squares[over]
-            dist.all_reduce(message, dist.ReduceOp.SUM, group=group)
-            squares[over] = message
-        return squares.sum().sqrt().float()
+        squares = {spread: torch.stack(some).double().square().sum() for spread, some in parts.items()}
+        for name, ranks in self.ranks.items():
+            over = [spread for spread in self.spreads if name in spread]
+            message = torch.stack([squares[spread] for spread in over])
+            dist.all_reduce(message, dist.ReduceOp.SUM, group=ranks.group)
+            squares.update(zip(over, message, strict=True))
+        return torch.stack(list(squares.values())).sum().sqrt().float()
 
     def merge_statistics(self, recorder: Recorder, names: dict[Tensor, str]) -> None:
         """Make the statistics of shards those of whole parameters, for the parameters named."""
@@ -238,8 +259,8 @@ class Sharding:
             parts = [_packed(recorder.get(names.get(param, "")), self.device) for param in params]
             sums, most = (torch.stack(x) for x in zip(*parts, strict=True))
             for name in spread:
-                dist.all_reduce(sums, dist.ReduceOp.SUM, group=self.process_groups[name])
-                dist.all_reduce(most, dist.ReduceOp.MAX, group=self.process_groups[name])
+                dist.all_reduce(sums, dist.ReduceOp.SUM, group=self.ranks[name].group)
+                dist.all_reduce(most, dist.ReduceOp.MAX, group=self.ranks[name].group)
             most += 0 * sums[:, 2:3]  # a float maximum may drop a NaN; sums keep it
             for param, (clipped, bounded, update, weight), (least, largest) in zip(
                 params, sums, most, strict=True
