@@ -24,7 +24,7 @@ def report(three_seeds: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     output = capsys.readouterr().out
     *table, sentence, place = output.splitlines()
     assert any("2 finished, 1 diverged" in row for row in table)
-    assert any(re.search(r"3 finished .* \d\.\d{3} ± \d\.\d{3} ", row) for row in table)
+    assert any(re.search(r"3 finished .* \d\.\d{3} ± \d\.\d{3} .* ± \d\.\d$", row) for row in table)
     assert max(map(len, table)) <= 80
     assert sentence.startswith("At the end MERIT had the lowest validation loss")
     assert place == f"The page: {folder / 'index.html'}"

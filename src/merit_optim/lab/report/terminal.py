@@ -30,9 +30,10 @@ def print_outcomes(outcomes: Sequence[SeriesOutcome], console: Console) -> None:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
     for place, name in enumerate(content.head):
         if name in _COLUMNS:
-            widest = max(len(row[place]) for row in content.rows)
+            # Heads wrap at their words, cells do not.
+            width = max(map(len, [*name.split(), *(row[place] for row in content.rows)]))
             side: Literal["left", "right"] = "left" if place < content.num_text else "right"
-            table.add_column(Text(name), justify=side, min_width=widest)  # heads wrap, cells do not
+            table.add_column(Text(name), justify=side, width=width)
     for row in content.rows:
         cells = [cell for name, cell in zip(content.head, row, strict=True) if name in _COLUMNS]
         table.add_row(*(Text(cell, style="red" if "diverged" in cell else "") for cell in cells))
