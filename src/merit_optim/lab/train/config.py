@@ -51,8 +51,8 @@ class OptimizerConfig:
             _one_of("optimizer.without", part, get_args(Part))
         if self.without and self.name != "merit":
             raise ValueError(
-                f"optimizer.without is {', '.join(self.without)}, but {self.name} has no such parts; it is for "
-                "merit alone"
+                f"optimizer.without is {', '.join(self.without)}, but {self.name} has no such parts; it is "
+                "for merit alone"
             )
         _at_least("optimizer.lr", self.lr, 0.0)
         _at_least("optimizer.weight_decay", self.weight_decay, 0.0)
