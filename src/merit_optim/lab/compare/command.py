@@ -69,33 +69,35 @@ def parse(argv: list[str]) -> tuple[Arguments, Path]:
     """The arguments, and the folder of the comparison."""
     preset = argv[0] if argv else "--help"
     if preset not in PRESETS:
-        _refuse(preset)
+        refuse_model("compare", _SUMMARY, preset)
     default = Arguments(config=TrainConfig(data=tyro.MISSING, model=PRESETS[preset]))
     arguments = tyro.cli(Arguments, default=default, args=argv[1:], prog=f"merit compare {preset}")
-    # These belong to a single run. That they differ between runs is what a comparison is for.
-    for name, value, plain, instead in (
-        ("--seed", arguments.config.seed, TrainConfig.seed, "--seeds 0 1 2"),
-        (
-            "--optimizer.name",
-            arguments.config.optimizer.name,
-            OptimizerConfig.name,
-            "--optimizers lamb merit",
-        ),
-        ("--optimizer.lr", arguments.config.optimizer.lr, OptimizerConfig.lr, "--lr merit=9e-3"),
-    ):
-        if value != plain:
-            raise ValueError(f"{name} {value} is for one run; in a comparison write for example {instead}")
+    refuse_single_run_options(arguments.config, "a comparison", lr="--lr merit=9e-3")
     return arguments, arguments.out or Path("runs", f"compare-{preset}")
 
 
-def _refuse(given: str) -> NoReturn:
+def refuse_single_run_options(config: TrainConfig, what: str, *, lr: str) -> None:
+    """Raise where an option of a single run is given that differs between the runs of ``what``.
+
+    That they differ is what it is for.
+    """
+    for name, value, plain, instead in (
+        ("--seed", config.seed, TrainConfig.seed, "--seeds 0 1 2"),
+        ("--optimizer.name", config.optimizer.name, OptimizerConfig.name, "--optimizers lamb merit"),
+        ("--optimizer.lr", config.optimizer.lr, OptimizerConfig.lr, lr),
+    ):
+        if value != plain:
+            raise ValueError(f"{name} {value} is for one run; in {what} write for example {instead}")
+
+
+def refuse_model(command: str, summary: str, given: str) -> NoReturn:
     """Show the help, or say which models there are."""
     models = ", ".join(PRESETS)
     parser = argparse.ArgumentParser(
-        prog="merit compare",
-        usage="merit compare MODEL --data FOLDER [options]",
-        description=f"{_SUMMARY} The models are: {models}.",
-        epilog="The options of a model: merit compare MODEL --help",
+        prog=f"merit {command}",
+        usage=f"merit {command} MODEL --data FOLDER [options]",
+        description=f"{summary} The models are: {models}.",
+        epilog=f"The options of a model: merit {command} MODEL --help",
     )
     if given not in ("-h", "--help"):
         nearest = difflib.get_close_matches(given, PRESETS, n=1)
