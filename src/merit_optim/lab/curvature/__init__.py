@@ -1,0 +1,23 @@
+"""How curved the loss is where training has led: the Hessian's eigenvalues, trace and spectral density."""
+
+from merit_optim.lab.curvature.density import Spectrum, spectral_density
+from merit_optim.lab.curvature.eigenvalues import Eigenvalues, top_eigenvalues
+from merit_optim.lab.curvature.hessian import Hessian, hessian_vector_product
+from merit_optim.lab.curvature.measure import Curvature, CurvatureConfig, measure_curvature
+from merit_optim.lab.curvature.snapshot import Snapshot
+from merit_optim.lab.curvature.trace import Trace, hutchinson_trace
+
+__all__ = [
+    "Curvature",
+    "CurvatureConfig",
+    "Eigenvalues",
+    "Hessian",
+    "Snapshot",
+    "Spectrum",
+    "Trace",
+    "hessian_vector_product",
+    "hutchinson_trace",
+    "measure_curvature",
+    "spectral_density",
+    "top_eigenvalues",
+]

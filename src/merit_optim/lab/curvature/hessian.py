@@ -1,0 +1,131 @@
+"""The Hessian of a loss, known by its products with vectors.
+
+A product is the derivative of the gradient along the vector: forward, backward, and backward again
+through both. It costs about two to three training steps' passes and no more memory than the graphs of
+one micro-batch. Forward-mode derivatives would be cheaper, but torch 2.13 has them wrong for LayerNorm.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+import torch
+from torch import Tensor
+
+Losses = Callable[[], Iterable[Tensor]]
+"""Gives the parts of a loss, such as its micro-batches', one at a time; the loss is their sum."""
+
+
+def hessian_vector_product(losses: Losses, parameters: Sequence[Tensor], vector: Tensor) -> Tensor:
+    """The product of the Hessian of ``losses`` with ``vector``, flat like it.
+
+    Every operation between parameters and loss must have a second derivative: for attention that is the
+    math kernel alone (``attention="math"`` for the lab's models, ``sdpa_kernel(SDPBackend.MATH)`` for
+    others).
+
+    Args:
+        losses: called once; each part's graph is freed before the next part is asked for.
+        parameters: what the loss is differentiated by, in the order that ``vector`` has them.
+        vector: as long as all parameters together, on their device.
+
+    Raises:
+        FloatingPointError: the product, or the loss itself, is not finite.
+    """
+    pieces = _like(parameters, vector)
+    total = [torch.zeros_like(parameter) for parameter in parameters]
+    for part in losses():
+        for sum_, product in zip(total, _differentiate_twice(part, parameters, pieces), strict=True):
+            sum_ += product
+        del part  # else its graph would live on beside the next one's
+    product = torch.cat([part.flatten() for part in total])
+    if not product.isfinite().all():
+        raise FloatingPointError(_describe_nonfinite(losses, product))
+    return product
+
+
+class Hessian:
+    """The Hessian of a loss at the parameters' present values, as an operator: ``hessian @ vector``.
+
+    Args:
+        losses: see :func:`hessian_vector_product`.
+        parameters: see there; all on one device and of one dtype. Those that need no gradient are left out.
+        after_product: called after each product, to show progress or to raise an exception.
+
+    Example:
+        >>> import torch
+        >>> x = torch.tensor([1.0, 2.0], requires_grad=True)
+        >>> hessian = Hessian(lambda: [(x**3).sum()], [x])
+        >>> hessian @ torch.tensor([1.0, 1.0])  # diagonal, 6 x
+        tensor([ 6., 12.])
+    """
+
+    def __init__(
+        self, losses: Losses, parameters: Iterable[Tensor], after_product: Callable[[], None] | None = None
+    ) -> None:
+        self.parameters = [parameter for parameter in parameters if parameter.requires_grad]
+        kinds = {(parameter.device, parameter.dtype) for parameter in self.parameters}
+        if len(kinds) != 1:
+            found = ", ".join(sorted(f"{dtype} on {device}" for device, dtype in kinds)) or "none at all"
+            raise ValueError(
+                f"the parameters that need gradients are {found}; a Hessian takes at least one, all of one "
+                "dtype and on one device"
+            )
+        ((self.device, self.dtype),) = kinds
+        self.size = sum(parameter.numel() for parameter in self.parameters)
+        self.num_products = 0
+        self._losses = losses
+        self._after_product = after_product
+
+    def loss(self) -> float:
+        """The loss itself."""
+        return _value(self._losses)
+
+    def __matmul__(self, vector: Tensor) -> Tensor:
+        product = hessian_vector_product(self._losses, self.parameters, vector)
+        self.num_products += 1
+        if self._after_product is not None:
+            self._after_product()
+        return product
+
+
+def dot(left: Tensor, right: Tensor) -> float:
+    """The inner product, added up in float64: there may be 1e9 terms of both signs."""
+    return (left * right).sum(dtype=torch.float64).item()
+
+
+def _differentiate_twice(
+    loss: Tensor, parameters: Sequence[Tensor], pieces: Sequence[Tensor]
+) -> Sequence[Tensor]:
+    gradients = torch.autograd.grad(loss, parameters, create_graph=True, materialize_grads=True)
+    # A gradient that depends on no parameter has no graph; its derivative is zero.
+    with_graph = [pair for pair in zip(gradients, pieces, strict=True) if pair[0].requires_grad]
+    if not with_graph:
+        return [torch.zeros_like(parameter) for parameter in parameters]
+    outputs, directions = zip(*with_graph, strict=True)
+    return torch.autograd.grad(outputs, parameters, grad_outputs=directions, materialize_grads=True)
+
+
+def _like(parameters: Sequence[Tensor], vector: Tensor) -> list[Tensor]:
+    """A flat vector cut into the parameters' shapes."""
+    sizes = [parameter.numel() for parameter in parameters]
+    if vector.shape != (sum(sizes),):
+        raise ValueError(
+            f"the vector has shape {tuple(vector.shape)}, but the parameters have {sum(sizes)} elements; "
+            "it must be flat and as long as they are"
+        )
+    pieces = vector.split(sizes)
+    return [piece.view(p.shape) for piece, p in zip(pieces, parameters, strict=True)]
+
+
+def _describe_nonfinite(losses: Losses, product: Tensor) -> str:
+    count = int((~product.isfinite()).sum())
+    return (
+        f"a product with the Hessian has {count} elements of {product.numel()} that are not finite, where "
+        f"the loss is {_value(losses):g}; a run that diverged has no curvature: take an earlier checkpoint. "
+        "Where the loss is finite, an operation of the model has no finite second derivative."
+    )
+
+
+@torch.no_grad()
+def _value(losses: Losses) -> float:
+    return sum(part.item() for part in losses())

@@ -1,0 +1,47 @@
+"""RUN/curvature/step-00000100.json: what was measured at a checkpoint, part by part.
+
+Each part has the settings it was measured with, so that it is measured again only with others, and the
+environment, since parts may come from several machines.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from merit_optim.lab.record import durable
+
+FORMAT = 1
+
+
+class Results:
+    """The parts in a file, which is written anew after each; a part that is there stays if it fits."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._parts: dict[str, Any] = _read(path) if path.exists() else {}
+
+    def find(self, part: str, settings: dict[str, Any]) -> dict[str, Any] | None:
+        """What a part gave with these very settings; None if it has not been measured with them."""
+        found: dict[str, Any] | None = self._parts.get(part)
+        return found["result"] if found is not None and found["settings"] == settings else None
+
+    def put(self, part: str, settings: dict[str, Any], result: dict[str, Any], **about: Any) -> None:
+        """Keep a part, in place of what it gave with other settings."""
+        self._parts[part] = {"settings": settings, "result": result, **about}
+        self.path.parent.mkdir(exist_ok=True)
+        content = json.dumps({"format": FORMAT, **self._parts}, indent=2, allow_nan=False)
+        durable.write(self.path, content + "\n")
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        version = content.pop("format")
+    except (ValueError, KeyError, AttributeError) as error:
+        raise ValueError(f"{path} is no result of this command ({error!r}); move it away") from None
+    if version != FORMAT:
+        raise ValueError(f"{path} has format {version}; this version reads format {FORMAT}; move it away")
+    parts: dict[str, Any] = content
+    return parts
