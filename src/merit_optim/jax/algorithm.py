@@ -1,0 +1,186 @@
+"""The trust-ratio family for one array, in plain jax.numpy: what ``optim/algorithm.py`` is for torch.
+
+A weight w with gradient g, moments m and v, and weight decay wd:
+
+    m <- b1*m + (1-b1)*g                  v <- b2*v + (1-b2)*g*g
+    u  = m / (sqrt(v) + eps) + wd*w
+    b  = |w| / |u|                        over the whole weight
+    r_i = |w_i.| / |u_i.|  per row        c_j = |w_.j| / |u_.j|  per column
+    s_ij = max(r_i, c_j, b)
+    w <- w - lr * clamp(s*u, -clip, clip)
+
+Arrays keep their shapes: rows and columns are sets of axes, and sizes are reduced over them with the
+axes kept. So a sharded array is never reshaped, and XLA moves nothing between devices but those sizes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+Scalar = float | Array
+Norm = Literal["max", "l2"]
+NORMS: tuple[Norm, ...] = ("max", "l2")
+
+
+class Rule(NamedTuple):
+    """Which parts of the update are on: the paper's ablations, and LAMB, are values of this."""
+
+    clip: Scalar | None = 1.0
+    element_wise: bool = True
+    weight_bound: bool = True
+    norm: Norm = "max"
+
+
+@dataclass(frozen=True)
+class MatrixAxes:
+    """The axes of an array that make a matrix's rows, and those that make its columns.
+
+    All other axes stack matrices, each with ratios of its own. Without rows, or without columns, it is
+    a vector, which has only a whole-weight ratio. Negative axes count from the last one.
+
+    >>> MatrixAxes(rows=(0, 1), columns=(2,))  # flax's attention output: heads, head size -> width
+    MatrixAxes(rows=(0, 1), columns=(2,))
+    """
+
+    rows: Sequence[int]
+    columns: Sequence[int]
+
+    @property
+    def whole(self) -> tuple[int, ...]:
+        return (*self.rows, *self.columns)
+
+    @property
+    def is_vector(self) -> bool:
+        return not self.rows or not self.columns
+
+
+def matrix_axes(ndim: int, matrix_dims: object = None) -> MatrixAxes:
+    """How an array with this many dimensions is seen.
+
+    A number says how many trailing axes make one matrix, (the first of them) x (all the rest); None
+    takes all axes.
+
+    >>> matrix_axes(4)
+    MatrixAxes(rows=(0,), columns=(1, 2, 3))
+    >>> matrix_axes(3, 2)
+    MatrixAxes(rows=(1,), columns=(2,))
+    """
+    if isinstance(matrix_dims, MatrixAxes):
+        return _normalized(matrix_dims, ndim)
+    if matrix_dims is None:
+        matrix_dims = ndim
+    elif not isinstance(matrix_dims, int) or isinstance(matrix_dims, bool) or matrix_dims < 1:
+        raise ValueError(
+            f"matrix_dims is {matrix_dims!r}; it must be a whole number that is at least 1, a MatrixAxes or "
+            "None. Under optax.inject_hyperparams, name it in static_args."
+        )
+    axes = tuple(range(max(0, ndim - matrix_dims), ndim))
+    num_row_axes = 1 if len(axes) > 1 else 0
+    return MatrixAxes(rows=axes[:num_row_axes], columns=axes[num_row_axes:])
+
+
+def _normalized(axes: MatrixAxes, ndim: int) -> MatrixAxes:
+    """The same axes counted from the first one."""
+    if not all(-ndim <= axis < ndim for axis in axes.whole):
+        raise ValueError(f"{axes} names an axis that an array of {ndim} dimensions does not have")
+    rows, columns = (tuple(axis % ndim for axis in part) for part in (axes.rows, axes.columns))
+    if len({*rows, *columns}) < len(rows) + len(columns):
+        raise ValueError(f"{axes} names an axis twice in an array of {ndim} dimensions")
+    return MatrixAxes(rows, columns)
+
+
+def widened(x: Array) -> Array:
+    """Arithmetic is float32 whatever the array's dtype; float64 arrays keep their precision."""
+    return jnp.asarray(x, jnp.promote_types(jnp.result_type(x), jnp.float32))
+
+
+def moving_average(average: Array, new: Array, beta: Scalar) -> Array:
+    """b*m + (1-b)*g."""
+    return beta * average + (1 - beta) * new
+
+
+def bias_correction(count: Array, beta: Scalar) -> Array:
+    """1 - beta**count, with all its digits where beta is near 1."""
+    log_beta = math.log(beta) if isinstance(beta, float) and beta > 0 else jnp.log(beta)
+    return -jnp.expm1(count * log_beta)
+
+
+def adam_direction(
+    mu: Array, nu: Array, count: Array, *, b1: Scalar, b2: Scalar, eps: Scalar, corrected: bool
+) -> Array:
+    """m / (sqrt(v) + eps): u before weight decay is added."""
+    if not corrected:
+        return mu / (jnp.sqrt(nu) + eps)
+    denominator = jnp.sqrt(nu) / jnp.sqrt(bias_correction(count, b2)) + eps
+    return mu / denominator / bias_correction(count, b1)
+
+
+@partial(jax.custom_jvp, nondiff_argnums=(1,))
+def largest(x: Array, axes: tuple[int, ...]) -> Array:
+    """max|x| over some axes, which are kept; NaN if there is one, 0 of nothing.
+
+    Magnitudes are compared by their bits, as integers: XLA's own float maximum keeps a NaN, but where
+    it goes across devices, backends' collectives drop it.
+    """
+    integer = jnp.dtype(f"int{8 * x.dtype.itemsize}")
+    magnitude = jax.lax.bitcast_convert_type(x, integer) & np.iinfo(integer).max  # without the sign
+    return jax.lax.bitcast_convert_type(jnp.max(magnitude, axes, keepdims=True, initial=0), x.dtype)
+
+
+@largest.defjvp
+def _largest_jvp(axes: tuple[int, ...], x: tuple[Array], tangent: tuple[Array]) -> tuple[Array, Array]:
+    return jax.jvp(lambda x: jnp.max(jnp.abs(x), axes, keepdims=True, initial=0), x, tangent)
+
+
+def size(x: Array, axes: Sequence[int], norm: Norm) -> Array:
+    """The norm over some axes, which are kept."""
+    if norm == "max":
+        return largest(x, tuple(axes))
+    return jnp.sqrt(jnp.sum(x * x, tuple(axes), keepdims=True))
+
+
+def undefined(weight_size: Array, update_size: Array) -> Array:
+    """Where a ratio has no meaning: a weight of size zero, or nothing to scale."""
+    return (weight_size == 0) | (update_size == 0)
+
+
+def ratio(weight_size: Array, update_size: Array) -> Array:
+    """|w| / |u|, 1 where it is undefined, and never infinite, for inf * 0 would make a NaN."""
+    no_ratio = undefined(weight_size, update_size)
+    quotient = weight_size / jnp.where(no_ratio, 1, update_size)
+    return jnp.where(no_ratio, 1, jnp.minimum(quotient, np.finfo(quotient.dtype).max))
+
+
+def element_ratio(weight: Array, update: Array, axes: MatrixAxes, rule: Rule) -> Array:
+    """s, of a shape that broadcasts to the weight's.
+
+    Elements of a row or column whose own ratio is undefined are not scaled (s = 1): a zero-initialised
+    row would otherwise be held at the size of its neighbours' updates, or at nothing.
+    """
+
+    def sizes(reduced: Sequence[int]) -> tuple[Array, Array]:
+        return size(weight, reduced, rule.norm), size(update, reduced, rule.norm)
+
+    whole = sizes(axes.whole)
+    if axes.is_vector or not rule.element_wise:
+        return ratio(*whole)
+    rows, columns = sizes(axes.columns), sizes(axes.rows)
+    scale = jnp.maximum(ratio(*rows), ratio(*columns))
+    if rule.weight_bound:
+        scale = jnp.maximum(scale, ratio(*whole))
+    return jnp.where(undefined(*rows) | undefined(*columns), 1, scale)
+
+
+def scaled(weight: Array, update: Array, axes: MatrixAxes, rule: Rule) -> Array:
+    """clamp(s*u): what the learning rate multiplies."""
+    result = update * element_ratio(weight, update, axes, rule)
+    return result if rule.clip is None else jnp.clip(result, -rule.clip, rule.clip)

@@ -1,0 +1,320 @@
+"""MERIT and its max-norm relative of LAMB as optax gradient transformations."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax  # type: ignore[import-untyped]
+from jax import Array
+from jax.typing import DTypeLike
+
+from merit_optim.jax import algorithm
+from merit_optim.jax.algorithm import NORMS, MatrixAxes, Norm, Rule, Scalar
+
+ScalarOrSchedule = Scalar | Callable[[Array], Scalar]
+# Each a value for all parameters, a tree of them, or a function from the parameters to such a tree.
+Mask = bool | None | Any
+MatrixDims = int | MatrixAxes | None | Any
+
+
+def merit(
+    learning_rate: ScalarOrSchedule,
+    b1: Scalar = 0.9,
+    b2: Scalar = 0.95,
+    eps: Scalar = 1e-6,
+    weight_decay: ScalarOrSchedule = 0.1,
+    mask: Mask = None,
+    *,
+    clip: Scalar | None = 1.0,
+    element_wise: bool = True,
+    weight_bound: bool = True,
+    norm: Norm = "max",
+    bias_correction: bool = False,
+    matrix_dims: MatrixDims = None,
+    state_dtype: DTypeLike = "float32",
+) -> optax.GradientTransformationExtraArgs:
+    r"""Large-batch optimizer that keeps attention logits under control.
+
+    .. math::
+        m &\leftarrow \beta_1 m + (1-\beta_1) g, \qquad v \leftarrow \beta_2 v + (1-\beta_2) g^2 \\
+        u &= m / (\sqrt v + \epsilon) + \lambda w \\
+        s_{ij} &= \max\left(
+            \frac{\max|w_{i\cdot}|}{\max|u_{i\cdot}|},
+            \frac{\max|w_{\cdot j}|}{\max|u_{\cdot j}|},
+            \frac{\max|w|}{\max|u|}\right) \\
+        w &\leftarrow w - \eta\,\mathrm{clamp}(s \odot u, -c, c)
+
+    A row or column in which w or u is all zero is not scaled (s = 1); vectors and scalars have only the
+    last of the three ratios. Arithmetic is in float32 whatever the parameters' dtype; the updates come
+    in the gradients' dtype, as optax has it. With the max norm, parameters sharded over a mesh get the
+    bits of one device.
+
+    LAMB is ``optax.lamb``, or ``merit(..., norm="l2", element_wise=False, clip=None)`` for the MERIT
+    paper's form of it, without bias correction.
+
+    Args:
+        learning_rate: a number, or a schedule from the step count to one. Not AdamW's: the ratios make
+            it relative to the size of the weights.
+        b1: decay of the first moment.
+        b2: decay of the second moment.
+        eps: added to the square root of v.
+        weight_decay: added to u as ``weight_decay * w``, so it is scaled and clipped with it; a number or
+            a schedule.
+        mask: which parameters decay: a tree of bools, a prefix of the parameters' tree, or a function
+            from the parameters to one. None: all.
+        clip: bound on each element of ``s*u``; None for none.
+        element_wise: use the rows' and columns' ratios; False leaves the whole weight's.
+        weight_bound: let the whole weight's ratio bound the element-wise ones from below.
+        norm: "max" or "l2", the norm in all ratios.
+        bias_correction: divide the moments by ``1 - beta**t`` as Adam does.
+        matrix_dims: how many trailing dimensions make one matrix; the ones before them stack matrices,
+            each with its own ratios (2 for scanned layers or experts stacked as (experts, rows,
+            columns)). None: all, seen as (first dimension) x (all the rest). A :class:`MatrixAxes` names
+            any axes. Like ``mask``, also a tree of these, or a function to one.
+        state_dtype: dtype of both moments.
+
+    Under ``optax.inject_hyperparams``, name in ``static_args`` those of ``mask``, ``matrix_dims`` and
+    ``state_dtype`` that are given as functions, dtypes such as ``jnp.bfloat16``, or numbers.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, optax
+        >>> from merit_optim.jax import merit
+        >>> params = {"kernel": jnp.eye(3), "bias": jnp.ones(3)}
+        >>> schedule = optax.warmup_cosine_decay_schedule(0.0, 9e-3, 10, 100)
+        >>> decays = lambda params: jax.tree.map(lambda p: p.ndim > 1, params)
+        >>> optimizer = optax.chain(optax.clip_by_global_norm(1.0), merit(schedule, mask=decays))
+        >>> state = optimizer.init(params)
+        >>> grads = jax.tree.map(jnp.ones_like, params)
+        >>> updates, state = optimizer.update(grads, state, params)
+        >>> params = optax.apply_updates(params, updates)
+
+    Reference:
+        Luo et al., "MERIT: Maximum-normalized Element-wise Ratio for Language Model Large-batch
+        Training", ICML 2025, https://arxiv.org/abs/2508.20577
+    """
+    for name, value in (("learning_rate", learning_rate), ("weight_decay", weight_decay)):
+        if not callable(value):
+            _check(
+                name, value, "a finite number that is at least 0, or a schedule", lambda x: 0 <= x < math.inf
+            )
+    return _in_float32(
+        optax.chain(
+            _scale_by_moments(b1, b2, eps, bias_correction=bias_correction, state_dtype=state_dtype),
+            optax.add_decayed_weights(weight_decay, mask),
+            scale_by_merit(
+                clip=clip,
+                element_wise=element_wise,
+                weight_bound=weight_bound,
+                norm=norm,
+                matrix_dims=matrix_dims,
+            ),
+            optax.scale_by_learning_rate(learning_rate),
+        )
+    )
+
+
+def max_lamb(
+    learning_rate: ScalarOrSchedule,
+    b1: Scalar = 0.9,
+    b2: Scalar = 0.95,
+    eps: Scalar = 1e-6,
+    weight_decay: ScalarOrSchedule = 0.1,
+    mask: Mask = None,
+    *,
+    clip: Scalar | None = None,
+    bias_correction: bool = False,
+    matrix_dims: MatrixDims = None,
+    state_dtype: DTypeLike = "float32",
+) -> optax.GradientTransformationExtraArgs:
+    r"""LAMB with the largest magnitude in place of the Euclidean norm.
+
+    .. math::
+        w \leftarrow w - \eta\,\frac{\max|w|}{\max|u|}\,u, \qquad u = \frac{m}{\sqrt v + \epsilon} + \lambda w
+
+    Half of the way from LAMB to MERIT, without the element-wise ratios and the clip.
+
+    Args:
+        learning_rate: a number or a schedule, relative to the size of the weights.
+        b1: decay of the first moment.
+        b2: decay of the second moment.
+        eps: added to the square root of v.
+        weight_decay: added to u as ``weight_decay * w``; a number or a schedule.
+        mask: which parameters decay; see :func:`merit`.
+        clip: bound on each element of the scaled update; None for none.
+        bias_correction: divide the moments by ``1 - beta**t``.
+        matrix_dims: which axes make one weight and which stack weights; see :func:`merit`.
+        state_dtype: dtype of both moments.
+
+    Example:
+        >>> import jax.numpy as jnp, optax
+        >>> from merit_optim.jax import max_lamb
+        >>> params = jnp.array([[3.0, 4.0]])
+        >>> optimizer = max_lamb(learning_rate=1e-2, weight_decay=0.0)
+        >>> updates, _ = optimizer.update(jnp.array([[1.0, -1.0]]), optimizer.init(params), params)
+        >>> print(updates.round(4))  # the learning rate times the largest weight
+        [[-0.04  0.04]]
+
+    Reference:
+        Luo et al., https://arxiv.org/abs/2508.20577, section 5.4
+    """
+    return merit(
+        learning_rate,
+        b1,
+        b2,
+        eps,
+        weight_decay,
+        mask,
+        clip=clip,
+        element_wise=False,
+        bias_correction=bias_correction,
+        matrix_dims=matrix_dims,
+        state_dtype=state_dtype,
+    )
+
+
+def scale_by_merit(
+    *,
+    clip: Scalar | None = 1.0,
+    element_wise: bool = True,
+    weight_bound: bool = True,
+    norm: Norm = "max",
+    matrix_dims: MatrixDims = None,
+) -> optax.GradientTransformationExtraArgs:
+    r"""MERIT's ratios and clip for updates of any origin, as ``optax.scale_by_trust_ratio`` is LAMB's.
+
+    .. math::
+        u \leftarrow \mathrm{clamp}(s \odot u, -c, c), \qquad s_{ij} = \max\left(
+            \frac{\max|w_{i\cdot}|}{\max|u_{i\cdot}|},
+            \frac{\max|w_{\cdot j}|}{\max|u_{\cdot j}|},
+            \frac{\max|w|}{\max|u|}\right)
+
+    Without state. It stands after the moments and weight decay, and before the learning rate.
+
+    Args:
+        clip: bound on each element of ``s*u``; None for none.
+        element_wise: use the rows' and columns' ratios; False leaves the whole weight's.
+        weight_bound: let the whole weight's ratio bound the element-wise ones from below.
+        norm: "max" or "l2", the norm in all ratios.
+        matrix_dims: which axes make one matrix; see :func:`merit`.
+
+    Example:
+        >>> import jax.numpy as jnp, optax
+        >>> from merit_optim.jax import scale_by_merit
+        >>> optimizer = optax.chain(
+        ...     optax.scale_by_lion(),
+        ...     optax.add_decayed_weights(0.1),
+        ...     scale_by_merit(),
+        ...     optax.scale_by_learning_rate(1e-3),
+        ... )
+        >>> params = jnp.eye(2)
+        >>> updates, _ = optimizer.update(jnp.ones((2, 2)), optimizer.init(params), params)
+
+    Reference:
+        Luo et al., https://arxiv.org/abs/2508.20577
+    """
+    if norm not in NORMS:
+        raise ValueError(f"norm is {norm!r}; it must be one of {', '.join(map(repr, NORMS))}")
+    if clip is not None:
+        _check("clip", clip, "a number greater than 0, or None for no clip", lambda value: value > 0)
+    if isinstance(matrix_dims, int | float | Array):
+        algorithm.matrix_axes(2, matrix_dims)  # a wrong number is refused at once
+    rule = Rule(clip=clip, element_wise=element_wise, weight_bound=weight_bound, norm=norm)
+
+    def update(updates: Any, state: Any, params: Any) -> tuple[Any, Any]:
+        axes = _spread(matrix_dims, params)
+        return jax.tree.map(lambda u, w, a: algorithm.scaled(w, u, a, rule), updates, params, axes), state
+
+    return _in_float32(optax.GradientTransformation(optax.init_empty_state, update))
+
+
+def _scale_by_moments(
+    b1: Scalar, b2: Scalar, eps: Scalar, *, bias_correction: bool, state_dtype: DTypeLike
+) -> optax.GradientTransformation:
+    """Adam's direction; unlike ``optax.scale_by_adam`` with both moments in one dtype, and uncorrected."""
+    for name, beta in (("b1", b1), ("b2", b2)):
+        _check(name, beta, "a number that is at least 0 and less than 1", lambda value: 0 <= value < 1)
+    _check("eps", eps, "a number greater than 0", lambda value: value > 0)
+    _check_state_dtype(state_dtype)
+
+    def init(params: Any) -> optax.ScaleByAdamState:
+        jax.tree.map_with_path(_check_parameter, params)
+        # Two trees, not one twice: a jitted step could not be given both to overwrite.
+        mu, nu = (optax.tree.zeros_like(params, dtype=state_dtype) for _ in range(2))
+        return optax.ScaleByAdamState(count=jnp.zeros([], jnp.int32), mu=mu, nu=nu)
+
+    def update(updates: Any, state: optax.ScaleByAdamState, params: Any = None) -> tuple[Any, Any]:
+        del params
+        count = optax.safe_increment(state.count)
+
+        def averaged(old: Array, new: Array, beta: Scalar) -> Array:
+            return algorithm.moving_average(algorithm.widened(old), new, beta).astype(state_dtype)
+
+        mu = jax.tree.map(lambda m, g: averaged(m, g, b1), state.mu, updates)
+        nu = jax.tree.map(lambda v, g: averaged(v, g * g, b2), state.nu, updates)
+        direction = partial(
+            algorithm.adam_direction, count=count, b1=b1, b2=b2, eps=eps, corrected=bias_correction
+        )
+        # From the state as it is stored, as in torch.
+        direction_of_stored = jax.tree.map(direction, _widened(mu), _widened(nu))
+        return direction_of_stored, optax.ScaleByAdamState(count=count, mu=mu, nu=nu)
+
+    return optax.GradientTransformation(init, update)
+
+
+def _in_float32(inner: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:
+    """The transformation computed in float32, with updates in the dtype in which they came."""
+    inner = optax.with_extra_args_support(inner)
+
+    def update(updates: Any, state: Any, params: Any = None, **extra_args: Any) -> tuple[Any, Any]:
+        if params is None:
+            raise ValueError(
+                "params is None, and trust ratios need the weights; call update(grads, state, params)"
+            )
+        scaled, state = inner.update(_widened(updates), state, _widened(params), **extra_args)
+        return optax.tree.cast_like(scaled, updates), state
+
+    return optax.GradientTransformationExtraArgs(inner.init, update)
+
+
+def _widened(tree: Any) -> Any:
+    return jax.tree.map(algorithm.widened, tree)
+
+
+def _spread(matrix_dims: MatrixDims, params: Any) -> Any:
+    """A :class:`MatrixAxes` for every parameter."""
+    if callable(matrix_dims):
+        matrix_dims = matrix_dims(params)
+    return jax.tree.map(
+        lambda dims, part: jax.tree.map(lambda w: algorithm.matrix_axes(w.ndim, dims), part),
+        matrix_dims,
+        params,
+        is_leaf=lambda dims: dims is None,
+    )
+
+
+def _check(name: str, value: Any, allowed: str, holds: Callable[[Any], bool]) -> None:
+    """Refuse a wrong number. Arrays pass: under ``optax.inject_hyperparams`` they have no value yet."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if isinstance(value, Array | np.ndarray) or (is_number and holds(value)):
+        return
+    raise ValueError(f"{name} is {value!r}; it must be {allowed}")
+
+
+def _check_state_dtype(value: Any) -> None:
+    if value is None or not jnp.issubdtype(value, jnp.floating):  # NumPy takes None for float64
+        raise ValueError(f"state_dtype is {value!r}; it must be a floating-point dtype, such as 'float32'")
+
+
+def _check_parameter(path: tuple[Any, ...], param: Any) -> None:
+    dtype = jnp.result_type(param)
+    if not jnp.issubdtype(dtype, jnp.floating):
+        raise TypeError(
+            f"the parameter {jax.tree_util.keystr(path)} is {dtype}; parameters must be real "
+            "floating-point arrays. Leave others out with optax.masked or optax.multi_transform."
+        )

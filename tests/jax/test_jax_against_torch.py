@@ -1,0 +1,140 @@
+"""The JAX transformations against the torch optimizers: the same steps, within a stated tolerance."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("jax.numpy", reason="jax is not installed")
+pytest.importorskip("optax", reason="optax is not installed")
+
+import jax
+import jax.numpy as jnp
+import optax
+import torch
+from trees import SHAPES, Tree, gradients, parameters
+
+from merit_optim import LAMB, MERIT, MaxLAMB
+from merit_optim.jax import max_lamb, merit
+
+NUM_STEPS = 100
+# Of the largest element of the array, after any of 100 steps in float32. The two differ in how they round:
+# XLA contracts products and sums, and torch does not. Moments pass near zero, where rounding shows more.
+TOLERANCE = 2e-6
+MOMENTS_TOLERANCE = 2e-5
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "defaults": {},
+    "no decay": {"weight_decay": 0.0},
+    "whole weights": {"element_wise": False},
+    "no lower bound": {"weight_bound": False},
+    "no clip": {"clip": None},
+    "small clip": {"clip": 0.01},
+    "l2": {"norm": "l2"},
+    "l2, no lower bound": {"norm": "l2", "weight_bound": False, "clip": None},
+    "bias correction": {"bias_correction": True},
+    "other moments": {"b1": 0.5, "b2": 0.999, "eps": 1e-3, "bias_correction": True},
+    "stacked": {"matrix_dims": 2},
+    "stacked vectors": {"matrix_dims": 1},
+}
+
+
+def learning_rate(step: Any) -> Any:
+    return 0.02 * (1 + step % 5) / 5
+
+
+def jax_steps(optimizer: Any, params: Tree, num_steps: int = NUM_STEPS) -> Any:
+    """Parameters and moments after each step, stacked."""
+
+    def step(carry: Any, grads: Any) -> Any:
+        params, state = carry
+        updates, state = optimizer.update(grads, state, params)
+        params = optax.apply_updates(params, updates)
+        return (params, state), (params, optax.tree.get(state, "mu"), optax.tree.get(state, "nu"))
+
+    grads = {
+        name: np.stack([gradients(t)[name] for t in range(num_steps)]).astype(leaf.dtype)
+        for name, leaf in params.items()
+    }
+    params = jax.tree.map(jnp.asarray, params)
+    _, history = jax.jit(lambda carry: jax.lax.scan(step, carry, grads))((params, optimizer.init(params)))
+    return history
+
+
+def torch_steps(kind: Any, params: Tree, num_steps: int = NUM_STEPS, **options: Any) -> Any:
+    named = {name: torch.nn.Parameter(torch.tensor(leaf)) for name, leaf in params.items()}
+    betas = options.pop("b1", 0.9), options.pop("b2", 0.95)
+    optimizer = kind(list(named.items()), betas=betas, **options)
+    history = []
+    for t in range(num_steps):
+        optimizer.param_groups[0]["lr"] = learning_rate(t)
+        for name, grad in gradients(t).items():
+            named[name].grad = torch.tensor(grad, dtype=named[name].dtype)
+        optimizer.step()
+        states = {name: optimizer.state[param] for name, param in named.items()}
+        history.append(
+            (
+                {name: param.detach().numpy().copy() for name, param in named.items()},
+                {name: state["exp_avg"].double().numpy() for name, state in states.items()},
+                {name: state["exp_avg_sq"].double().numpy() for name, state in states.items()},
+            )
+        )
+    return jax.tree.map(lambda *leaves: np.stack(leaves), *history)
+
+
+def largest_difference(got: Any, expected: Any) -> float:
+    """Of any element at any step, relative to the largest element of its array at that step."""
+
+    def difference(name: str) -> float:
+        a, b = (np.asarray(tree[name], np.float64) for tree in (got, expected))
+        size = np.abs(b).max(tuple(range(1, b.ndim)), keepdims=True, initial=0)
+        return float(np.max(np.abs(a - b) / np.where(size == 0, 1, size), initial=0))
+
+    return max(map(difference, SHAPES))
+
+
+def assert_same_steps(got: Any, expected: Any, tolerance: float = TOLERANCE) -> None:
+    for name in SHAPES.keys() - {"empty"}:
+        assert not np.array_equal(expected[0][name][0], expected[0][name][-1]), f"{name} did not move"
+    assert largest_difference(got[0], expected[0]) < tolerance
+    assert largest_difference(got[1], expected[1]) < MOMENTS_TOLERANCE
+    assert largest_difference(got[2], expected[2]) < MOMENTS_TOLERANCE
+
+
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS.keys())
+def test_merit_takes_the_steps_of_torch(options: dict[str, Any]) -> None:
+    got = jax_steps(merit(learning_rate, **options), parameters())
+    assert_same_steps(got, torch_steps(MERIT, parameters(), **options))
+
+
+def test_max_lamb_takes_the_steps_of_torch() -> None:
+    got = jax_steps(max_lamb(learning_rate), parameters())
+    assert_same_steps(got, torch_steps(MaxLAMB, parameters()))
+
+
+def test_lamb_is_an_ablation_and_is_optax_lamb() -> None:
+    options = {"b2": 0.999, "weight_decay": 0.01}
+    ours = merit(learning_rate, **options, norm="l2", element_wise=False, clip=None, bias_correction=True)
+    got = jax_steps(ours, parameters())
+    assert_same_steps(got, torch_steps(LAMB, parameters(), **options))
+    theirs = jax_steps(optax.lamb(learning_rate, **options), parameters())
+    assert_same_steps(got, theirs, tolerance=2e-5)  # their 1 - b2**t has lost some digits in float32
+
+
+def test_state_in_bfloat16() -> None:
+    """u is formed from the state as it is stored: with float32 moments the step differs by much more."""
+    got = jax_steps(merit(learning_rate, state_dtype="bfloat16"), parameters(), num_steps=10)
+    assert all(leaf.dtype == jnp.bfloat16 for tree in got[1:] for leaf in tree.values())
+    rounded = torch_steps(MERIT, parameters(), num_steps=10, state_dtype=torch.bfloat16)
+    exact = torch_steps(MERIT, parameters(), num_steps=10)
+    assert largest_difference(got[0], rounded[0]) < 2e-4
+    assert largest_difference(exact[0], rounded[0]) > 1e-3
+
+
+def test_float64_parameters_keep_their_precision() -> None:
+    with jax.enable_x64(True):
+        params = {name: leaf.astype(np.float64) for name, leaf in parameters().items()}
+        got = jax_steps(merit(learning_rate, state_dtype="float64", bias_correction=True), params)
+        assert all(leaf.dtype == jnp.float64 for leaf in got[0].values())
+    expected = torch_steps(MERIT, params, state_dtype=torch.float64, bias_correction=True)
+    assert largest_difference(got[0], expected[0]) < 1e-12
