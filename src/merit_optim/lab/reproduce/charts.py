@@ -1,0 +1,343 @@
+"""The charts of entries, made with altair in the report's style.
+
+A chart holds its data. On the page it is as wide as its place, shows values under the pointer, and a
+click into the legend singles a series out; in a file it is of one width.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from merit_optim.lab.report import style
+from merit_optim.lab.report.curves import Point, finite, mean_curve, thin
+from merit_optim.lab.report.gather import DISPLAY_NAMES, Series
+from merit_optim.lab.reproduce.entry import Chart
+from merit_optim.lab.reproduce.records import Record, Records
+
+if TYPE_CHECKING:
+    import altair as alt
+
+_HEIGHT = 260
+_LAYER_HEIGHT = 16
+_MAX_POINTS = 200
+_FEW_POINTS = 30  # up to here each point is marked
+_MAX_COLUMNS = 64
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Axis:
+    """An axis: its title, the format of its numbers, its scale; ``shown`` is the part that is drawn."""
+
+    title: str
+    format: str = ".3~g"
+    logarithmic: bool = False
+    from_zero: bool = False
+    shown: tuple[float, float] | None = None
+
+
+def curve_chart(
+    records: Records, curve: str, y: Axis, *, name: str, title: str, caption: str, is_loss: bool = False
+) -> Chart:
+    """A measured curve over steps: thin lines for runs, thick ones for means, a cross where one diverged."""
+    curves = {
+        series: [(own, finite(own.curves.get(curve, []))) for own in records.of(series=series).all]
+        for series in records.series
+    }
+    everything = [points for group in curves.values() for _, points in group if points]
+    if is_loss:
+        y = Axis(y.title, y.format, shown=focus(everything))
+    elif everything:
+        values = [value for points in everything for _, value in points]
+        y = Axis(y.title, y.format, min(values) > 0 and max(values) > 20 * min(values), y.from_zero)
+    return line_chart(
+        {
+            series: [(own.folder.name, points, own.diverged) for own, points in group if points]
+            for series, group in curves.items()
+        },
+        looks(records.all),
+        Axis("steps", ",d", from_zero=True),
+        y,
+        name=name,
+        title=title,
+        caption=caption,
+    )
+
+
+def line_chart(
+    lines: Mapping[str, Sequence[tuple[str, Sequence[Point | tuple[float, float]], bool]]],
+    optimizers: Mapping[str, str],
+    x: Axis,
+    y: Axis,
+    *,
+    name: str,
+    title: str,
+    caption: str,
+    ideal: Sequence[tuple[float, float]] = (),
+) -> Chart:
+    """Lines by series, each of (run, points, whether it diverged).
+
+    Args:
+        lines: the lines.
+        optimizers: by series, its optimizer, which decides the colour.
+        x: the horizontal axis.
+        y: the vertical axis.
+        name: of the chart's file.
+        title: above the chart.
+        caption: below the title.
+        ideal: points of a dotted line to compare with.
+    """
+    import altair as alt
+
+    lines = {series: group for series, group in lines.items() if group}
+    runs: list[Row] = []
+    means: list[Row] = []
+    ends: list[Row] = []
+    for series, group in lines.items():
+        thinned = thin([list(points) for _, points, _ in group], _MAX_POINTS, _mean)  # type: ignore[arg-type]
+        for (run, _, diverged), points in zip(group, thinned, strict=True):
+            runs += [{"series": series, "run": run, "x": at, "value": _round(value)} for at, value in points]
+            if diverged and points:
+                ends.append({"series": series, "run": run, "x": points[-1][0], "value": points[-1][1]})
+        for at, value in mean_curve(thinned):
+            means.append({"series": series, "x": at, "value": _round(value)})
+    colour, dash = _by_series(list(lines), optimizers)
+    pick = alt.selection_point(name="pick", fields=["series"], bind="legend")
+    horizontal, vertical = _position(alt.X, "x", x), _position(alt.Y, "value", y)
+    few = max((len(points) for group in lines.values() for _, points, _ in group), default=0) <= _FEW_POINTS
+
+    def faded(opacity: float) -> Any:
+        return alt.condition(pick, alt.value(opacity), alt.value(0.06))
+
+    layers: list[alt.Chart] = []
+    if any(len(group) > 1 for group in lines.values()):
+        thin_lines = alt.Chart(alt.InlineData(values=runs)).mark_line(clip=True, strokeWidth=1)
+        layers.append(
+            thin_lines.encode(horizontal, vertical, colour, dash, detail="run:N", opacity=faded(0.35))
+        )
+    thick = alt.Chart(alt.InlineData(values=means)).mark_line(
+        clip=True, strokeWidth=2.2, point={"size": 24} if few else False
+    )
+    layers.append(
+        thick.encode(
+            horizontal,
+            vertical,
+            colour,
+            dash,
+            opacity=faded(1.0),
+            tooltip=[
+                alt.Tooltip("series:N", title=" "),
+                alt.Tooltip("x:Q", title=x.title, format=x.format),
+                alt.Tooltip("value:Q", title=y.title, format=y.format),
+            ],
+        ).add_params(pick)
+    )
+    if ends:
+        crosses = alt.Chart(alt.InlineData(values=ends)).mark_point(
+            clip=True, shape="cross", angle=45, size=110, filled=True, opacity=1
+        )
+        layers.append(
+            crosses.encode(horizontal, vertical, colour, tooltip=[alt.Tooltip("run:N", title="diverged")])
+        )
+    if ideal:
+        dots = alt.Chart(alt.InlineData(values=[{"x": at, "value": value} for at, value in ideal])).mark_line(
+            strokeDash=[2, 4], strokeWidth=1.5, color="currentColor", opacity=0.5
+        )
+        layers.append(dots.encode(horizontal, vertical))
+    return _chart(alt.layer(*layers).properties(height=_HEIGHT), name, title, caption)
+
+
+def strip_chart(
+    rows: Sequence[Row],
+    optimizers: Mapping[str, str],
+    y: Axis,
+    *,
+    name: str,
+    title: str,
+    caption: str,
+    reference: str = "",
+) -> Chart:
+    """Values in groups, a point for each seed and a bar at their mean; rows with group, series and value.
+
+    ``reference`` is the name of values to compare with, in rows of that series, drawn as hollow diamonds.
+    """
+    import altair as alt
+
+    own = [row for row in rows if row["series"] != reference]
+    others = [row for row in rows if row["series"] == reference]
+    names = list(dict.fromkeys(row["series"] for row in own))
+    groups = list(dict.fromkeys(row["group"] for row in rows))
+    colour, _ = _by_series(names, optimizers)
+    x = alt.X("group:N", title=None, sort=groups, axis=alt.Axis(labelAngle=0, labelLimit=160))
+    offset = alt.XOffset("series:N", sort=names)
+    vertical = _position(alt.Y, "value", y)
+    tooltip = ["series:N", "group:N", alt.Tooltip("value:Q", title=y.title, format=y.format)]
+    base = alt.Chart(alt.InlineData(values=own))
+    layers: list[alt.Chart] = [
+        base.mark_circle(size=54, opacity=0.75, clip=True).encode(
+            x, vertical, colour, xOffset=offset, tooltip=tooltip
+        ),
+        base.mark_tick(thickness=2.5, size=22, clip=True).encode(
+            x,
+            alt.Y("mean(value):Q", title=y.title, scale=_scale(y), axis=_axis(y)),
+            colour,
+            xOffset=offset,
+        ),
+    ]
+    if others:
+        paper = alt.Chart(alt.InlineData(values=others)).mark_point(
+            shape="diamond", size=80, color="currentColor", opacity=0.8, clip=True
+        )
+        layers.append(paper.encode(x, vertical, xOffset=alt.XOffset("beside:N", sort=names), tooltip=tooltip))
+    return _chart(alt.layer(*layers).properties(height=_HEIGHT), name, title, caption)
+
+
+def layer_chart(
+    records: Records, domain: tuple[float, float], *, name: str, title: str, caption: str
+) -> Chart:
+    """A field of colours: layers upwards, steps to the right; the mean over the records."""
+    import altair as alt
+
+    num_layers = max(own.config.model.layers for own in records.all)
+    rows: list[Row] = []
+    for layer in range(1, num_layers + 1):
+        curves = [finite(own.curves.get(f"max_logit_layer_{layer}", [])) for own in records.all]
+        thinned = thin([points for points in curves if points], _MAX_COLUMNS, max)
+        points = mean_curve(thinned)
+        ends = [step for step, _ in points[1:]] + [2 * points[-1][0] - points[-2][0]] if points[1:] else []
+        rows += [
+            {"layer": layer, "from": step, "to": end, "value": _round(value)}
+            for (step, value), end in zip(points, ends, strict=False)
+        ]
+    logarithmic = domain[0] > 0 and domain[1] > 20 * domain[0]
+    chart = (
+        alt.Chart(alt.InlineData(values=rows))
+        .mark_rect(strokeWidth=0.6, stroke=alt.ExprRef("scale('color', datum.value)"))
+        .encode(
+            x=alt.X("from:Q", title="steps", scale=alt.Scale(nice=False)),
+            x2="to",
+            y=alt.Y("layer:O", title="layer", sort="descending"),
+            color=_heat("logit", domain, logarithmic),
+            tooltip=[alt.Tooltip("from:Q", title="step"), "layer:O", alt.Tooltip("value:Q", format=".3g")],
+        )
+    )
+    return _chart(chart.properties(height=max(_LAYER_HEIGHT * num_layers, 80)), name, title, caption)
+
+
+def matrix_chart(
+    values: Sequence[Sequence[float]], *, name: str, title: str, caption: str, rows: str, columns: str
+) -> Chart:
+    """A matrix as a field of colours, its first row at the top."""
+    import altair as alt
+
+    cells = [
+        {"row": i, "column": j, "value": _round(value)}
+        for i, line in enumerate(values)
+        for j, value in enumerate(line)
+    ]
+    flat = sorted(cell["value"] for cell in cells)
+    chart = (
+        alt.Chart(alt.InlineData(values=cells))
+        .mark_rect(strokeWidth=0.6, stroke=alt.ExprRef("scale('color', datum.value)"))
+        .encode(
+            x=alt.X("column:O", title=columns, axis=alt.Axis(labels=False, ticks=False)),
+            y=alt.Y("row:O", title=rows, axis=alt.Axis(labels=False, ticks=False)),
+            # The few largest would leave all others dark.
+            color=_heat("|w|", (flat[0], flat[int(0.995 * (len(flat) - 1))]), logarithmic=False),
+            tooltip=["row:O", "column:O", alt.Tooltip("value:Q", format=".3g")],
+        )
+    )
+    return _chart(chart.properties(height=_HEIGHT), name, title, caption)
+
+
+def looks(records: Iterable[Record]) -> dict[str, str]:
+    """By series, its optimizer."""
+    return {own.series: own.config.optimizer.name for own in records}
+
+
+def optimizer_of(series: str) -> str:
+    """The optimizer whose colour a series' name asks for."""
+    return next((key for key, name in DISPLAY_NAMES.items() if series.startswith(name)), series)
+
+
+def focus(curves: Sequence[Sequence[Point]]) -> tuple[float, float] | None:
+    """The part of a loss that is worth seeing: without the steep beginning, and with all ends."""
+    if not curves:
+        return None
+    last = max(points[-1][0] for points in curves)
+    later = [value for points in curves for step, value in points if step >= 0.15 * last]
+    ends = [points[-1][1] for points in curves if points[-1][0] == last]
+    lowest, highest = min(later + ends, default=0.0), max(later + ends, default=1.0)
+    margin = 0.05 * (highest - lowest) or 0.1
+    return lowest - margin, highest + margin
+
+
+def _chart(chart: Any, name: str, title: str, caption: str) -> Chart:
+    return Chart(name=name, title=title, caption=caption, spec=chart.to_dict(validate=False))
+
+
+def _by_series(names: Sequence[str], optimizers: Mapping[str, str]) -> tuple[alt.Color, alt.StrokeDash]:
+    import altair as alt
+
+    series = [Series(name, optimizers.get(name, name), None, ()) for name in names]
+    colours, dashes = style.colours(series), style.dashes(series)
+    legend = alt.Legend(orient="top", direction="horizontal", columns=4)
+    domain = list(names)
+    return (
+        alt.Color(
+            "series:N",
+            title=None,
+            legend=legend,
+            scale=alt.Scale(domain=domain, range=[colours[name] for name in names]),
+        ),
+        alt.StrokeDash(
+            "series:N",
+            title=None,
+            legend=legend,
+            scale=alt.Scale(domain=domain, range=[list(dashes[name]) for name in names]),
+        ),
+    )
+
+
+def _heat(title: str, domain: tuple[float, float], logarithmic: bool) -> alt.Color:
+    import altair as alt
+
+    kind: Literal["log", "linear"] = "log" if logarithmic else "linear"
+    return alt.Color(
+        "value:Q",
+        title=title,
+        scale=alt.Scale(type=kind, scheme="viridis", domain=list(domain), clamp=True),
+        legend=alt.Legend(orient="right", gradientThickness=10, tickCount=4, format="~s"),
+    )
+
+
+def _position(kind: Any, field: str, axis: Axis) -> Any:
+    return kind(f"{field}:Q", title=axis.title, scale=_scale(axis), axis=_axis(axis))
+
+
+def _axis(axis: Axis) -> alt.Axis:
+    import altair as alt
+
+    return alt.Axis(format=axis.format, tickCount=5)
+
+
+def _scale(axis: Axis) -> alt.Scale:
+    import altair as alt
+
+    if axis.logarithmic:
+        return alt.Scale(type="log", nice=False)
+    if axis.shown is not None:
+        return alt.Scale(zero=False, nice=False, domain=list(axis.shown))
+    return alt.Scale(zero=axis.from_zero, nice=True)
+
+
+def _mean(values: Sequence[float]) -> float:
+    return math.fsum(values) / len(values)
+
+
+def _round(value: float) -> float:
+    return float(f"{value:.6g}")

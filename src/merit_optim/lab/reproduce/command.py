@@ -1,0 +1,195 @@
+"""`merit reproduce`: figures and tables of the paper, with verdicts."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from merit_optim.lab.data import Dataset
+from merit_optim.lab.record import RunInUse
+from merit_optim.lab.reproduce.cost import Speed, cost_of, find_speed
+from merit_optim.lab.reproduce.entry import Entry
+from merit_optim.lab.reproduce.registry import ENTRIES, choose
+from merit_optim.lab.reproduce.scale import Scale
+from merit_optim.lab.reproduce.scales import SCALES
+from merit_optim.lab.reproduce.work import Task, reproduce
+from merit_optim.lab.reproduce.write import tally
+from merit_optim.lab.train import Interrupted
+from merit_optim.lab.train.parallel import Ranks
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run the command and return its exit status: 128 + n after signal n, as shells have it."""
+    options = _parse(argv)
+    scale = SCALES[options.scale]
+    try:
+        entries = choose(options.names or (["all"] if options.list else []))
+        if options.list:
+            _list(entries, scale, options.seeds)
+            return 0
+        if scale.is_large and not _agreed(entries, scale, options):
+            return 1
+        folder = options.out or Path("runs", f"reproduce-{scale.name}")
+        task = Task(
+            entries=entries,
+            scale=scale,
+            dataset=_data(scale, options.data),
+            folder=folder,
+            seeds=options.seeds,
+        )
+        said = reproduce(task)
+    except Interrupted as interrupted:
+        print(f"merit reproduce: {interrupted}. The same command goes on from there.", file=sys.stderr)
+        return 128 + interrupted.signum
+    except KeyboardInterrupt:
+        print("merit reproduce: stopped. The same command goes on.", file=sys.stderr)
+        return 130
+    except (OSError, ValueError, RunInUse, ModuleNotFoundError) as error:
+        print(f"merit reproduce: {error}", file=sys.stderr)
+        return 1
+    if Ranks.join().is_first:
+        _print_verdicts(said, folder)
+    return 0
+
+
+def _parse(argv: Sequence[str]) -> argparse.Namespace:
+    names = "\n".join(f"  {entry.name:<10} {entry.shows}" for entry in ENTRIES.values())
+    scales = "\n".join(f"  {scale.name:<10} {scale.summary}" for scale in SCALES.values())
+    parser = argparse.ArgumentParser(
+        prog="merit reproduce",
+        description="Make figures and tables of the MERIT paper again, each with a verdict: whether what the "
+        "paper says held here.\nWhat is missing is run, what is there is used; a call that was stopped goes "
+        f"on when it is repeated.\n\nnames:\n  all        all of these\n{names}\n\nscales:\n{scales}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("names", nargs="*", metavar="NAME", help="what to make")
+    parser.add_argument("--scale", choices=SCALES, default="tiny", help="what is trained (%(default)s)")
+    parser.add_argument("--data", type=Path, help="token files, as `merit prepare` writes them")
+    parser.add_argument("--seeds", type=_count, help="seeds of every run; else the scale's own")
+    parser.add_argument("--out", type=Path, help="folder of runs and pages (runs/reproduce-SCALE)")
+    parser.add_argument("--list", action="store_true", help="show what there is and what it costs here")
+    parser.add_argument("--yes", action="store_true", help="start what takes many GPU hours without asking")
+    options = parser.parse_args(argv)
+    if not options.names and not options.list:
+        parser.error("say what to make, for example: merit reproduce fig4; or merit reproduce all; or --list")
+    return options
+
+
+def _count(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{value} seeds are too few; at least 1 is needed")
+    return value
+
+
+def _data(scale: Scale, folder: Path | None) -> Dataset:
+    """The data given, or a corpus that every machine has, made where it is missing."""
+    if folder is None:
+        if not scale.makes_data:
+            raise ValueError(
+                f"scale {scale.name} needs --data: a folder that `merit prepare openwebtext` wrote (for "
+                "figure 6, `merit prepare c4`)"
+            )
+        from merit_optim.lab.data.command import main as prepare
+
+        folder = Path("data", "embedded")
+        if status := Ranks.join().first(lambda: prepare(["embedded", "--output", str(folder)])):
+            raise ValueError(f"the data could not be made (status {status}); give some with --data")
+    return Dataset.open(folder)
+
+
+def _list(entries: Sequence[Entry], scale: Scale, seeds: int | None) -> None:
+    from rich.console import Console
+
+    console = Console(highlight=False)
+    speed = find_speed(scale)
+    console.print(f"scale {scale.name}: {scale.summary}\n", markup=False, soft_wrap=True)
+    _print_costs(entries, scale, seeds, speed, console)
+
+
+def _print_costs(
+    entries: Sequence[Entry], scale: Scale, seeds: int | None, speed: Speed, console: Console
+) -> None:
+    from rich import box
+    from rich.table import Table
+
+    unit = "GPU hours" if speed.num_gpus else "Time"
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
+    table.add_column("Name", no_wrap=True)
+    table.add_column("What it shows")
+    for head in ("Runs", "Tokens", "FLOPs", unit):
+        table.add_column(head, justify="right", no_wrap=True)
+
+    def add(name: str, shows: str, some: Sequence[Entry]) -> None:
+        cost = cost_of(some, scale, seeds)
+        spent = f"{cost.gpu_hours(speed):,.2f}" if speed.num_gpus else duration(cost.seconds(speed))
+        table.add_row(name, shows, f"{cost.num_runs}", _si(cost.tokens), f"{cost.flops:.1e}", spent)
+
+    for entry in entries:
+        add(entry.name, entry.shows, [entry])
+    if len(entries) > 1:
+        table.add_section()
+        add("together", "runs that entries share counted once", entries)
+    console.print(table)
+    console.print(
+        f"\nTraining alone, runs that are there already not deducted; speed {speed.flops / 1e12:.3g} "
+        f"TFLOP/s, {speed.source}.",
+        markup=False,
+        soft_wrap=True,
+    )
+
+
+def _agreed(entries: Sequence[Entry], scale: Scale, options: argparse.Namespace) -> bool:
+    """Show the cost of what takes many GPU hours, and ask."""
+    from rich.console import Console
+
+    ranks = Ranks.join()
+    if ranks.is_first:
+        console = Console(highlight=False)
+        _print_costs(entries, scale, options.seeds, find_speed(scale), console)
+    if options.yes:
+        return True
+    if ranks.size > 1 or not sys.stdin.isatty():
+        print("merit reproduce: pass --yes to start this", file=sys.stderr)
+        return False
+    return input("Start? [y/N] ").strip().lower() in ("y", "yes")
+
+
+def _print_verdicts(said: Sequence[dict[str, Any]], folder: Path) -> None:
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    colours = {"held": "green", "contradicted": "red", "undecided": "yellow"}
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
+    table.add_column("Entry", no_wrap=True)
+    table.add_column("Verdict", no_wrap=True)
+    table.add_column("Claim")
+    for own in said:
+        lines = [(one["outcome"], one["claim"]) for one in own.get("verdicts", [])]
+        for place, (outcome, claim) in enumerate(lines or [("not run", own.get("missing", ""))]):
+            name = own["entry"] if place == 0 else ""
+            table.add_row(name, Text(outcome, style=colours.get(outcome, "dim")), Text(claim))
+    Console(highlight=False).print(table)
+    print(f"\n{tally(said)}\nThe page: {folder / 'index.html'}")
+
+
+def duration(seconds: float) -> str:
+    """A duration for readers: 40 s, 12 min, 3.5 h."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
+def _si(number: float) -> str:
+    for letter, size in (("T", 1e12), ("B", 1e9), ("M", 1e6), ("k", 1e3)):
+        if number >= size:
+            return f"{number / size:.3g}{letter}"
+    return f"{number:g}"

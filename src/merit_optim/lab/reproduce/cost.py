@@ -1,0 +1,99 @@
+"""What entries cost before they are run: runs, tokens, operations, and time on this machine."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from merit_optim.lab.models import build, flops_per_token
+from merit_optim.lab.reproduce.entry import Entry
+from merit_optim.lab.reproduce.scale import Scale
+from merit_optim.lab.train import TrainConfig
+from merit_optim.lab.train.parallel import Ranks
+from merit_optim.lab.train.speed import peak_flops
+
+_UTILISATION = 0.4  # of a GPU's peak; GPT-2 small reaches 0.53 on an H200
+_REFERENCE_GPU = "H100"
+_BESIDES_STEPS = 1.3  # validation, observations, checkpoints, start
+
+
+@dataclass(frozen=True)
+class Speed:
+    """Floating-point operations a second, of all devices together, and where the number comes from."""
+
+    flops: float
+    num_gpus: int
+    source: str
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What some runs cost, each counted once."""
+
+    num_runs: int
+    tokens: int
+    flops: float
+
+    @classmethod
+    def of(cls, configs: Iterable[TrainConfig]) -> Cost:
+        """The cost of runs."""
+        distinct = {own.fingerprint: own for own in configs}.values()
+        tokens = [own.batch * own.model.context * (own.steps or 0) for own in distinct]
+        pairs = zip(distinct, tokens, strict=True)
+        return cls(
+            num_runs=len(distinct),
+            tokens=sum(tokens),
+            flops=float(sum(flops_per_token(own.model) * count for own, count in pairs)),
+        )
+
+    def seconds(self, speed: Speed) -> float:
+        """How long the runs take, one after the other."""
+        return self.flops * _BESIDES_STEPS / speed.flops
+
+    def gpu_hours(self, speed: Speed) -> float:
+        """GPUs times hours."""
+        return self.seconds(speed) * speed.num_gpus / 3600
+
+
+def cost_of(entries: Sequence[Entry], scale: Scale, seeds: int | None) -> Cost:
+    """What entries cost together."""
+    return Cost.of(
+        trial.config for own in entries for trial in own.trials(scale, own.num_seeds(scale, seeds))
+    )
+
+
+def find_speed(scale: Scale) -> Speed:
+    """This machine's speed for a scale: from a GPU's data sheet, or a second's work on a CPU."""
+    ranks = Ranks.join()
+    if ranks.device.type == "cuda":
+        name = torch.cuda.get_device_name(ranks.device)
+        if peak := peak_flops(name):
+            words = f"stated: {_UTILISATION:.0%} of the peak of {ranks.size} x {name}"
+            return Speed(_UTILISATION * peak * ranks.size, ranks.size, words)
+    if scale.is_large:
+        peak = peak_flops(_REFERENCE_GPU)
+        assert peak is not None
+        words = f"stated: {_UTILISATION:.0%} of the peak of one {_REFERENCE_GPU}"
+        return Speed(_UTILISATION * peak, 1, words)
+    return _measured(scale, ranks)
+
+
+def _measured(scale: Scale, ranks: Ranks) -> Speed:
+    setting = scale.gpt2[0]
+    with torch.random.fork_rng():
+        model = build(setting.model).to(ranks.device)
+        shape = (min(setting.batch, 64), setting.model.context + 1)
+        tokens = torch.randint(setting.model.vocab_size, shape, device=ranks.device)
+    best = float("inf")
+    begun = time.monotonic()
+    while time.monotonic() - begun < 1.0:
+        before = time.perf_counter()
+        model(tokens[:, :-1], tokens[:, 1:]).loss.backward()
+        if ranks.device.type == "cuda":
+            torch.cuda.synchronize()
+        best = min(best, time.perf_counter() - before)
+    flops = flops_per_token(setting.model) * tokens[:, 1:].numel() / best
+    return Speed(flops, int(ranks.device.type == "cuda"), "measured here just now")

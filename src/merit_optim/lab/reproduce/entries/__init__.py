@@ -1,0 +1,1 @@
+"""The entries, by what they are made from."""

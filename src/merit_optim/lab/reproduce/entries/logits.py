@@ -1,0 +1,200 @@
+"""The largest attention logit: figures 2, 11 and 14."""
+
+from __future__ import annotations
+
+import statistics
+
+from merit_optim.lab.report.curves import finite, layer_name
+from merit_optim.lab.report.tables import Table
+from merit_optim.lab.reproduce.charts import Axis, curve_chart, layer_chart
+from merit_optim.lab.reproduce.entries.losses import spread_text, status_counts
+from merit_optim.lab.reproduce.entry import Chart, Entry, Result
+from merit_optim.lab.reproduce.records import BySeed, Record, Records
+from merit_optim.lab.reproduce.scale import WATCHED, Scale, Setting, Trial
+from merit_optim.lab.reproduce.verdict import Comparison, Verdict, paired
+
+_MEASURE = "Compared is the largest logit that a layer had at any time of the run."
+
+
+def _trials(scale: Scale, setting: Setting, seeds: int) -> list[Trial]:
+    return [scale.trial(setting, name, seed) for seed in range(seeds) for name in WATCHED]
+
+
+def _small(scale: Scale) -> Setting:
+    return scale.observed.with_batch(scale.small_batch)
+
+
+def _middle(num_layers: int) -> int:
+    """The 12th of 24."""
+    return (num_layers + 1) // 2
+
+
+def _largest(records: Records, layers: range) -> BySeed:
+    """By seed, the mean over layers of the largest logit that each had at any time."""
+
+    def quantity(record: Record) -> float | None:
+        values = [record.largest(layer_name(layer)) for layer in layers]
+        seen = [value for value in values if value is not None]
+        return statistics.fmean(seen) if len(seen) == len(values) else None
+
+    return records.by_seed(quantity)
+
+
+def _lower(records: Records, lower: str, higher: str, layers: range, where: str) -> Comparison:
+    return paired(
+        f"{lower} below {higher}, {where}",
+        _largest(records.of(series=lower), layers),
+        _largest(records.of(series=higher), layers),
+        unit="logit",
+    )
+
+
+def _table(records: Records, places: dict[str, range]) -> Table:
+    rows = []
+    for panel in records.panels:
+        for series in records.of(panel=panel).series:
+            own = records.of(panel=panel, series=series)
+            values = [spread_text(_largest(own, layers), ".2f") for layers in places.values()]
+            rows.append((panel, series, status_counts(own), *values))
+    return Table(("Model", "Optimizer", "Runs", *places), tuple(rows), num_text=3)
+
+
+def _charts(records: Records, places: dict[str, range]) -> tuple[Chart, ...]:
+    charts: list[Chart] = []
+    for panel in records.panels:
+        for place, layers in places.items():
+            number = len(charts) + 1
+            charts.append(
+                curve_chart(
+                    records.of(panel=panel),
+                    layer_name(layers[0]),
+                    Axis("largest attention logit"),
+                    name=f"logit-{number}",
+                    title=f"{place}, {panel}",
+                    caption=f"Largest attention logit of layer {layers[0]}.",
+                )
+            )
+    return tuple(charts)
+
+
+def _single_layers(scale: Scale) -> dict[str, range]:
+    middle = _middle(scale.observed.model.layers)
+    return {"First layer": range(1, 2), "Middle layer": range(middle, middle + 1)}
+
+
+def _fig2(records: Records, scale: Scale) -> Result:
+    places = _single_layers(scale)
+    first, middle = places.values()
+    claim = Verdict(
+        claim="AdamW's largest logit grows far beyond LAMB's and MERIT's in the first layer; in the middle "
+        "layer only MERIT keeps it down.",
+        source="figure 2",
+        comparisons=(
+            _lower(records, "LAMB", "AdamW", first, "first layer"),
+            _lower(records, "MERIT", "AdamW", first, "first layer"),
+            _lower(records, "MERIT", "LAMB", middle, "middle layer"),
+        ),
+    )
+    return Result(
+        table=_table(records, places), charts=_charts(records, places), verdicts=(claim,), notes=(_MEASURE,)
+    )
+
+
+def _fig11(records: Records, scale: Scale) -> Result:
+    places = _single_layers(scale)
+    small, large = (records.of(panel=own.name) for own in (_small(scale), scale.observed))
+    claim = Verdict(
+        claim="With a small batch the largest logits are well below those with a large batch.",
+        source="figure 11",
+        comparisons=tuple(
+            paired(
+                f"{series}, {place.lower()}: small batch below large batch",
+                _largest(small.of(series=series), layers),
+                _largest(large.of(series=series), layers),
+                unit="logit",
+            )
+            for series in small.series
+            for place, layers in places.items()
+        ),
+    )
+    return Result(
+        table=_table(records, places),
+        charts=_charts(small, places),
+        verdicts=(claim,),
+        notes=(
+            _MEASURE,
+            "Learning rates of the small batch follow from the large one's by the square root of the batch.",
+        ),
+    )
+
+
+def _fig14(records: Records, scale: Scale) -> Result:
+    num_layers = scale.observed.model.layers
+    # Of 24 layers the paper calls 1 to 8 shallow and 9 to 17 middle.
+    shallow = range(1, max(1, num_layers // 3) + 1)
+    middle = range(shallow[-1] + 1, max(shallow[-1] + 1, round(17 / 24 * num_layers)) + 1)
+    deep = range(middle[-1] + 1, num_layers + 1)
+    places = {
+        f"Layers {layers[0]} to {layers[-1]}" if len(layers) > 1 else f"Layer {layers[0]}": layers
+        for layers in (shallow, middle, deep)
+        if layers and layers[-1] <= num_layers
+    }
+    claim = Verdict(
+        claim="In shallow layers LAMB and MERIT both stay below AdamW; in the middle layers MERIT stays "
+        "below LAMB.",
+        source="figure 14",
+        comparisons=(
+            _lower(records, "LAMB", "AdamW", shallow, "shallow layers"),
+            _lower(records, "MERIT", "AdamW", shallow, "shallow layers"),
+            _lower(records, "MERIT", "LAMB", middle, "middle layers"),
+        ),
+    )
+    values = [
+        value
+        for own in records.all
+        for layer in range(1, num_layers + 1)
+        for _, value in finite(own.curves.get(layer_name(layer), []))
+    ]
+    domain = (min(values, default=0.0), max(values, default=1.0))
+    charts = tuple(
+        layer_chart(
+            records.of(series=series),
+            domain,
+            name=f"layers-{place}",
+            title=f"Every layer, {series}",
+            caption="Largest logit of each layer, mean over seeds; one scale of colours for all optimizers.",
+        )
+        for place, series in enumerate(records.series, start=1)
+        if any(own.curves.get(layer_name(1)) for own in records.of(series=series).all)
+    )
+    notes = (_MEASURE + " Over several layers: the mean of their largest.",)
+    return Result(table=_table(records, places), charts=charts, verdicts=(claim,), notes=notes)
+
+
+ENTRIES = (
+    Entry(
+        name="fig2",
+        title="Figure 2: the largest attention logit",
+        shows="largest attention logit over training, first and middle layer, large batch",
+        trials=lambda scale, seeds: _trials(scale, scale.observed, seeds),
+        analyse=_fig2,
+    ),
+    Entry(
+        name="fig11",
+        title="Figure 11: the largest attention logit with a small batch",
+        shows="largest attention logit over training, small batch against large",
+        trials=lambda scale, seeds: [
+            *_trials(scale, _small(scale), seeds),
+            *_trials(scale, scale.observed, seeds),
+        ],
+        analyse=_fig11,
+        is_grid=True,
+    ),
+    Entry(
+        name="fig14",
+        title="Figure 14: the largest attention logit of every layer",
+        shows="largest attention logit over training, all layers",
+        trials=lambda scale, seeds: _trials(scale, scale.observed, seeds),
+        analyse=_fig14,
+    ),
+)

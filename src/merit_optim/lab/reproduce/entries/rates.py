@@ -1,0 +1,249 @@
+"""Learning rates: figure 8 and table 4."""
+
+from __future__ import annotations
+
+import math
+
+from merit_optim.lab.report.gather import DISPLAY_NAMES
+from merit_optim.lab.report.tables import Table
+from merit_optim.lab.reproduce.charts import Axis, line_chart, looks
+from merit_optim.lab.reproduce.entries.losses import LOSS, spread_text, status_counts
+from merit_optim.lab.reproduce.entry import Chart, Entry, Result
+from merit_optim.lab.reproduce.records import BySeed, Record, Records
+from merit_optim.lab.reproduce.scale import Scale, Trial
+from merit_optim.lab.reproduce.verdict import Verdict, paired
+
+_QK_NORM = "AdamW with QK-Norm"
+_FACTORS = (0.5, 1.0, 2.0)
+_OPTIMIZERS = ("adamw", "lamb", "merit", "lion", "sophiag")
+
+
+def _rates(rate: float) -> list[float]:
+    return [float(f"{rate * factor:.3g}") for factor in _FACTORS]
+
+
+def _grid(scale: Scale, seeds: int) -> list[Trial]:
+    return [
+        Trial(
+            config=scale.config(setting, name, seed, lr=rate), series=DISPLAY_NAMES[name], panel=setting.name
+        )
+        for seed in range(seeds)
+        for setting in scale.gpt2
+        for name in _OPTIMIZERS
+        for rate in _rates(setting.rates[name])
+    ]
+
+
+def _rate(record: Record) -> float:
+    assert record.config.optimizer.lr is not None, "the configuration is resolved"
+    return record.config.optimizer.lr
+
+
+def _at(records: Records, rate: float) -> Records:
+    return records.where(lambda own: _rate(own) == rate)
+
+
+def _all_rates(records: Records) -> list[float]:
+    return sorted({_rate(own) for own in records.all})
+
+
+def _best_rate(records: Records) -> float | None:
+    """The rate with the lowest mean of the final losses; one that diverged has an infinite one."""
+    means = {
+        rate: math.fsum(losses.values()) / len(losses)
+        for rate in _all_rates(records)
+        if (losses := _at(records, rate).final_losses())
+    }
+    best = min(means, key=means.__getitem__, default=None)
+    return best if best is not None and math.isfinite(means[best]) else None
+
+
+def _best_rates(records: Records) -> BySeed:
+    """Each seed's best rate."""
+    seeds = {own.config.seed for own in records.all}
+    best = {seed: _best_rate(_with_seed(records, seed)) for seed in sorted(seeds)}
+    return {seed: rate for seed, rate in best.items() if rate is not None}
+
+
+def _with_seed(records: Records, seed: int) -> Records:
+    return records.where(lambda own: own.config.seed == seed)
+
+
+def _losses_at_best(records: Records) -> BySeed:
+    best = _best_rate(records)
+    return {} if best is None else _at(records, best).final_losses()
+
+
+def _chart(records: Records, place: int, panel: str) -> Chart:
+    lines = {}
+    for series in records.series:
+        own = records.of(series=series)
+        by_seed = {
+            seed: sorted(
+                (_rate(one), loss)
+                for one in own.all
+                if one.config.seed == seed and (loss := one.final_loss()) is not None and math.isfinite(loss)
+            )
+            for seed in sorted({one.config.seed for one in own.all})
+        }
+        lines[series] = [
+            (f"{series} seed {seed}", points, False) for seed, points in by_seed.items() if points
+        ]
+    return line_chart(
+        {series: own for series, own in lines.items() if own},
+        looks(records.all),
+        Axis("peak learning rate", ".1~e", logarithmic=True),
+        LOSS,
+        name=f"rates-{place}",
+        title=f"Final validation loss against the learning rate, {panel}",
+        caption="Means over seeds. Runs that diverged have no loss to show; the table names them.",
+    )
+
+
+def _grid_table(records: Records, scale: Scale) -> Table:
+    papers = {own.name: own for own in scale.gpt2 if own.paper}
+    rows = []
+    for panel in records.panels:
+        for series in records.of(panel=panel).series:
+            own = records.of(panel=panel, series=series)
+            best, rates = _best_rate(own), _all_rates(own)
+            for rate in rates:
+                remark = ""
+                if rate == best:
+                    remark = "best, on the edge of the grid" if rate in (rates[0], rates[-1]) else "best"
+                name = _at(own, rate).all[0].config.optimizer.name
+                is_paper = panel in papers and math.isclose(papers[panel].rates[name], rate)
+                rows.append(
+                    (
+                        panel,
+                        series,
+                        status_counts(_at(own, rate)),
+                        remark,
+                        f"{rate:g}" + (" (the paper's)" if is_paper else ""),
+                        spread_text(_at(own, rate).final_losses()),
+                    )
+                )
+    head = ("Model", "Optimizer", "Runs", "", "Peak learning rate", "Validation loss")
+    return Table(head, tuple(rows), num_text=4)
+
+
+def _table4(records: Records, scale: Scale) -> Result:
+    papers = {own.name: own.rates for own in scale.gpt2 if own.paper}
+
+    def higher(lower: str, upper: str, panel: str) -> tuple[str, BySeed, BySeed, str]:
+        rates = [
+            {s: math.log10(rate) for s, rate in _best_rates(records.of(panel=panel, series=own)).items()}
+            for own in (lower, upper)
+        ]
+        names = {display: name for name, display in DISPLAY_NAMES.items()}
+        paper = papers.get(panel)
+        text = f"{paper[names[lower]]:g} against {paper[names[upper]]:g}" if paper else ""
+        return f"{lower}'s best rate below {upper}'s, {panel}", rates[0], rates[1], text
+
+    pairs = (("AdamW", "LAMB"), ("AdamW", "MERIT"), ("Lion", "AdamW"))
+    claim = Verdict(
+        claim="LAMB and MERIT want higher learning rates than AdamW (they are relative to the weights), Lion "
+        "a lower one.",
+        source="table 4",
+        comparisons=tuple(
+            paired(what, lower, upper, paper=paper, unit="powers of ten")
+            for panel in records.panels
+            for what, lower, upper, paper in [higher(*pair, panel) for pair in pairs]
+        ),
+    )
+    return Result(
+        table=_grid_table(records, scale),
+        charts=tuple(
+            _chart(records.of(panel=panel), place, panel)
+            for place, panel in enumerate(records.panels, start=1)
+        ),
+        verdicts=(claim,),
+        notes=(
+            (
+                "The other entries use the rate in the middle of each grid. Where the best is another, or on "
+                "the edge, `merit sweep` goes on from here."
+            ),
+        ),
+    )
+
+
+def _qk_trials(scale: Scale, seeds: int) -> list[Trial]:
+    setting = scale.gpt2[0]
+    trials = []
+    for seed in range(seeds):
+        trials.append(scale.trial(setting, "merit", seed))
+        for rate in [*_rates(setting.rates["adamw"]), float(f"{4 * setting.rates['adamw']:.3g}")]:
+            for qk_norm, series in ((False, "AdamW"), (True, _QK_NORM)):
+                config = scale.config(setting, "adamw", seed, lr=rate, qk_norm=qk_norm)
+                trials.append(Trial(config=config, series=series, panel=setting.name))
+    return trials
+
+
+def _fig8(records: Records, scale: Scale) -> Result:
+    panel = scale.gpt2[0].name
+    plain, normed, merit = (records.of(series=series) for series in ("AdamW", _QK_NORM, "MERIT"))
+    highest = _all_rates(normed)[-1]
+    wider = Verdict(
+        claim="QK-Norm lets AdamW use higher learning rates.",
+        source="figure 8",
+        comparisons=(
+            paired(
+                f"at the highest rate, {highest:g}, with QK-Norm below without",
+                _at(normed, highest).final_losses(),
+                _at(plain, highest).final_losses(),
+                unit="nats",
+            ),
+        ),
+    )
+    worse = Verdict(
+        claim="With large batches QK-Norm costs quality: it ends above AdamW without it, and above MERIT.",
+        source="figure 8 and section 5.3",
+        comparisons=(
+            paired(
+                "AdamW below AdamW with QK-Norm, each at its best rate",
+                _losses_at_best(plain),
+                _losses_at_best(normed),
+                unit="nats",
+            ),
+            paired(
+                "MERIT below AdamW with QK-Norm at its best rate",
+                merit.final_losses(),
+                _losses_at_best(normed),
+                unit="nats",
+            ),
+        ),
+    )
+    rows = []
+    for series in records.series:
+        for rate in _all_rates(records.of(series=series)):
+            own = _at(records.of(series=series), rate)
+            rows.append((panel, series, f"{rate:g}", status_counts(own), spread_text(own.final_losses())))
+    table = Table(
+        ("Model", "Optimizer", "Peak learning rate", "Runs", "Validation loss"), tuple(rows), num_text=4
+    )
+    return Result(
+        table=table,
+        charts=(_chart(records, 1, panel),),
+        verdicts=(wider, worse),
+        notes=("QK-Norm here is RMSNorm with a learned scale on each head's queries and keys.",),
+    )
+
+
+ENTRIES = (
+    Entry(
+        name="fig8",
+        title="Figure 8: QK-Norm against MERIT",
+        shows="AdamW with and without QK-Norm at several learning rates, and MERIT",
+        trials=_qk_trials,
+        analyse=_fig8,
+        is_grid=True,
+    ),
+    Entry(
+        name="table4",
+        title="Table 4: learning rates",
+        shows="grids of learning rates, per optimizer and size",
+        trials=_grid,
+        analyse=_table4,
+        is_grid=True,
+    ),
+)

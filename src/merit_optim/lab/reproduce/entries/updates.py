@@ -1,0 +1,177 @@
+"""What MERIT's steps did: figures 13 and 15."""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+
+import torch
+
+from merit_optim.lab.models import ModelConfig, build
+from merit_optim.lab.report.curves import Point
+from merit_optim.lab.report.tables import Table
+from merit_optim.lab.reproduce.charts import Axis, line_chart
+from merit_optim.lab.reproduce.entries.losses import spread_text, status_counts
+from merit_optim.lab.reproduce.entry import Entry, Result
+from merit_optim.lab.reproduce.records import BySeed, Record, Records
+from merit_optim.lab.reproduce.scale import Scale, Setting, Trial
+from merit_optim.lab.reproduce.verdict import Comparison, Verdict, paired
+
+_BLOCK = re.compile(r"blocks\.(\d+)\.")
+_SHARE = ".3~p"
+
+
+@cache
+def _sizes(config: ModelConfig) -> dict[str, int]:
+    """The number of elements of each parameter."""
+    with torch.device("meta"):
+        model = build(config)
+    return {name: parameter.numel() for name, parameter in model.named_parameters()}
+
+
+def _layer_of(name: str) -> int | None:
+    found = _BLOCK.search(name)
+    return int(found[1]) + 1 if found else None
+
+
+def share_curve(record: Record, quantity: str, layer: int | None = None) -> list[Point]:
+    """The share of elements, of a layer's matrices or of all, over steps; vectors have no element ratios."""
+    sizes = _sizes(record.config.model)
+    width = record.config.model.width
+    points = []
+    for row in record.run.rows.get("update", []) if record.run else []:
+        chosen = {
+            name: own[quantity]
+            for name, own in row["parameters"].items()
+            if sizes[name] > width and layer in (None, _layer_of(name))
+        }
+        total = sum(sizes[name] for name in chosen)
+        if total:
+            share = sum(sizes[name] * value for name, value in chosen.items()) / total
+            points.append((row["step"], share))
+    return points
+
+
+def _setting_of_13(scale: Scale) -> Setting:
+    return scale.gpt2[0]
+
+
+def _merit(scale: Scale, setting: Setting, seeds: int) -> list[Trial]:
+    return [scale.trial(setting, "merit", seed) for seed in range(seeds)]
+
+
+def _fig13(records: Records, scale: Scale) -> Result:
+    num_layers = _setting_of_13(scale).model.layers
+    layers = {"First layer": 1, "Middle layer": num_layers // 2 or 1, "Last layer": num_layers}
+
+    def peak(place: str) -> BySeed:
+        return records.by_seed(
+            lambda own: max((value for _, value in share_curve(own, "clipped", layers[place])), default=None)
+        )
+
+    papers = {"First layer": "near 0", "Middle layer": "12%", "Last layer": "0.25%"}
+    claim = Verdict(
+        claim="The clip acts in the middle layers; in the first and the last layer it hardly ever does.",
+        source="figure 13",
+        comparisons=tuple(
+            paired(
+                f"{place.lower()} below middle layer, highest share clipped",
+                peak(place),
+                peak("Middle layer"),
+                paper=f"{papers[place]} against {papers['Middle layer']}",
+            )
+            for place in ("First layer", "Last layer")
+        ),
+    )
+    table = Table(
+        ("Layer", "Runs", "Paper, highest share", "Ours, highest share"),
+        tuple(
+            (f"{place} ({layer})", status_counts(records), papers[place], spread_text(peak(place), ".3%"))
+            for place, layer in layers.items()
+        ),
+        num_text=2,
+    )
+    chart = line_chart(
+        {
+            place: [
+                (own.folder.name, points, own.diverged)
+                for own in records.all
+                if (points := share_curve(own, "clipped", layer))
+            ]
+            for place, layer in layers.items()
+        },
+        {},
+        Axis("steps", ",d", from_zero=True),
+        Axis("share of elements clipped", _SHARE, from_zero=True),
+        name="clipped",
+        title="Share of clipped elements",
+        caption="Elements of a layer's matrices whose scaled update exceeded the clip.",
+    )
+    return Result(table=table, charts=(chart,), verdicts=(claim,))
+
+
+def _third(points: list[Point], last: bool) -> float | None:
+    """The mean over the first or the last third of the points."""
+    length = len(points) // 3
+    if not length:
+        return None
+    part = points[-length:] if last else points[:length]
+    return sum(value for _, value in part) / length
+
+
+def _fig15(records: Records, scale: Scale) -> Result:
+    def share(last: bool) -> BySeed:
+        return records.by_seed(lambda own: _third(share_curve(own, "bounded"), last))
+
+    rises: Comparison = paired("first third below last third of the run", share(last=False), share(last=True))
+    claim = Verdict(
+        claim="The weight-wise bound decides for more elements late in training than early.",
+        source="figure 15",
+        comparisons=(rises,),
+    )
+    table = Table(
+        ("Model", "Runs", "Share in the first third", "Share in the last third"),
+        (
+            (
+                scale.observed.name,
+                status_counts(records),
+                spread_text(share(last=False), ".2%"),
+                spread_text(share(last=True), ".2%"),
+            ),
+        ),
+        num_text=2,
+    )
+    chart = line_chart(
+        {
+            "MERIT": [
+                (own.folder.name, points, own.diverged)
+                for own in records.all
+                if (points := share_curve(own, "bounded"))
+            ]
+        },
+        {"MERIT": "merit"},
+        Axis("steps", ",d", from_zero=True),
+        Axis("share of elements bounded", _SHARE, from_zero=True),
+        name="bounded",
+        title="Share of elements where the weight-wise bound decided",
+        caption="Over all matrices of the model.",
+    )
+    return Result(table=table, charts=(chart,), verdicts=(claim,))
+
+
+ENTRIES = (
+    Entry(
+        name="fig13",
+        title="Figure 13: clipped elements",
+        shows="share of clipped elements, first, middle and last layer",
+        trials=lambda scale, seeds: _merit(scale, _setting_of_13(scale), seeds),
+        analyse=_fig13,
+    ),
+    Entry(
+        name="fig15",
+        title="Figure 15: the weight-wise bound",
+        shows="share of elements where the weight-wise bound decided",
+        trials=lambda scale, seeds: _merit(scale, scale.observed, seeds),
+        analyse=_fig15,
+    ),
+)

@@ -1,0 +1,29 @@
+"""All entries by name, in the paper's order."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Sequence
+
+from merit_optim.lab.reproduce.entries import logits, losses, rates, updates
+from merit_optim.lab.reproduce.entry import Entry
+
+_ORDER = (
+    *(f"fig{number}" for number in range(1, 16)),
+    *(f"table{number}" for number in range(1, 5)),
+    "theorem1",
+    "width",
+)
+_ALL = {entry.name: entry for module in (losses, rates, logits, updates) for entry in module.ENTRIES}
+
+ENTRIES: dict[str, Entry] = {name: _ALL[name] for name in _ORDER if name in _ALL}
+
+
+def choose(names: Sequence[str]) -> list[Entry]:
+    """Entries by name, in the paper's order; "all" is all of them."""
+    for name in names:
+        if name != "all" and name not in ENTRIES:
+            nearest = difflib.get_close_matches(name, ENTRIES, n=1)
+            hint = f"did you mean {nearest[0]!r}? " if nearest else ""
+            raise ValueError(f"unknown entry {name!r}; {hint}there are: all, {', '.join(ENTRIES)}")
+    return [entry for name, entry in ENTRIES.items() if name in names or "all" in names]

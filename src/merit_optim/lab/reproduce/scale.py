@@ -1,0 +1,126 @@
+"""What is trained at a scale: models, batches, lengths, learning rates; and the runs of these."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from merit_optim.lab.models import ModelConfig
+from merit_optim.lab.report.gather import DISPLAY_NAMES
+from merit_optim.lab.train import CheckpointConfig, MeasureConfig, OptimizerConfig, TrainConfig
+from merit_optim.lab.train.config import Part
+
+# Runs of these are looked into most, so they keep checkpoints from on the way.
+WATCHED = ("adamw", "lamb", "merit")
+_PLACE_OF_DATA = Path()  # where the data lie is known to the command alone
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """A model, a batch and a length, with each optimizer's learning rate for them."""
+
+    name: str
+    """As the tables have it, for example "GPT-2 small, batch 1K"."""
+    model: ModelConfig
+    batch: int
+    tokens: int
+    rates: Mapping[str, float]
+    paper: str = ""
+    """Which of the paper's models it stands for: small, medium or large."""
+
+    def with_batch(self, batch: int) -> Setting:
+        """The same number of tokens in other batches, learning rates by the square root of the batch.
+
+        The square root is what Adam's noise asks for (Malladi et al., 2022); the paper gives one learning
+        rate for each model and says nothing of other batches.
+        """
+        factor = math.sqrt(batch / self.batch)
+        rates = {name: float(f"{rate * factor:.3g}") for name, rate in self.rates.items()}
+        return dataclasses.replace(self, name=f"batch {batch}", batch=batch, rates=rates)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trial:
+    """A run that an entry needs, and where the entry shows it."""
+
+    config: TrainConfig
+    series: str
+    panel: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scale:
+    """All settings of one scale."""
+
+    name: str
+    summary: str
+    gpt2: tuple[Setting, ...]
+    llama: tuple[Setting, ...]
+    batches: tuple[int, ...]
+    """Of figure 1, with the first of ``gpt2``."""
+    small_batch: int
+    """Of figure 11, with the setting that is ``observed``."""
+    long: tuple[Setting, ...]
+    """Of table 1: pairs of a small batch for AdamW and a large one for MERIT, one after the other."""
+    shapes: tuple[Setting, ...]
+    """Of the comparison of widths: as many parameters, in few wide layers and in many narrow ones."""
+    shape_batches: tuple[int, ...]
+    seeds: int = 3
+    grid_seeds: int = 1
+    """Seeds of the entries with many runs."""
+    num_looks: int = 20
+    """Measurements of validation loss, attention and updates in a run."""
+    num_checkpoints: int = 5
+    validation_sequences: int = 256
+    makes_data: bool = False
+    """Whether a corpus that every machine has is enough; otherwise data must be given."""
+    is_large: bool = False
+    """Whether one asks before starting."""
+
+    @property
+    def observed(self) -> Setting:
+        """Where the paper looks into attention: GPT-2 medium, or the largest below that."""
+        return self.gpt2[min(1, len(self.gpt2) - 1)]
+
+    def config(
+        self,
+        setting: Setting,
+        optimizer: str,
+        seed: int,
+        *,
+        lr: float | None = None,
+        without: tuple[Part, ...] = (),
+        qk_norm: bool = False,
+    ) -> TrainConfig:
+        """One run of a setting."""
+        steps = math.ceil(setting.tokens / (setting.batch * setting.model.context))
+        every = max(1, steps // self.num_looks)
+        is_watched = optimizer in WATCHED and not without and not qk_norm
+        num_checkpoints = self.num_checkpoints if is_watched else 1
+        return TrainConfig(
+            data=_PLACE_OF_DATA,
+            model=dataclasses.replace(setting.model, qk_norm=qk_norm),
+            optimizer=OptimizerConfig(name=optimizer, lr=lr or setting.rates[optimizer], without=without),
+            measure=MeasureConfig(
+                validation_every=every,
+                validation_sequences=self.validation_sequences,
+                attention_every=every,
+                entropy_every=0,
+                update_every=every,
+            ),
+            checkpoint=CheckpointConfig(
+                every_steps=math.ceil(steps / num_checkpoints) if num_checkpoints > 1 else 0,
+                keep=max(2, num_checkpoints),
+            ),
+            batch=setting.batch,
+            steps=steps,
+            seed=seed,
+        )
+
+    def trial(self, setting: Setting, optimizer: str, seed: int, **options: object) -> Trial:
+        """One run of a setting, under the optimizer's name in the setting's panel."""
+        config = self.config(setting, optimizer, seed, **options)  # type: ignore[arg-type]
+        return Trial(config=config, series=DISPLAY_NAMES[optimizer], panel=setting.name)

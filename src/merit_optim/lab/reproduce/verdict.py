@@ -1,0 +1,187 @@
+"""Whether a claim held: computed from the seeds' values by a stated test, never written by hand.
+
+Every claim comes down to margins, one for each seed, that it says are above zero: the loss of one optimizer
+less that of another with the same seed, say. The margins' mean is judged by a one-sided paired t-test. A
+run that diverged makes a margin infinite, of which there is no mean: then the sign test judges.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+Outcome = Literal["held", "contradicted", "undecided", "no test", "not run"]
+
+LIKELY_CHANCE = 0.05
+# The worst first: a claim of several comparisons is as good as the worst of them.
+_WORST_FIRST: tuple[Outcome, ...] = ("not run", "contradicted", "undecided", "no test", "held")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """One thing that a claim says, as margins that are above zero if it is so."""
+
+    what: str
+    paper: str
+    """The paper's values, as text; empty where it gives none."""
+    margins: tuple[float, ...]
+    unit: str = ""
+
+    @property
+    def num_seeds(self) -> int:
+        return len(self.margins)
+
+    @property
+    def test(self) -> str:
+        """The test's name; empty where none is possible."""
+        if self.num_seeds < 2:
+            return ""
+        return "paired t-test" if all(map(math.isfinite, self.margins)) else "sign test"
+
+    @property
+    def chance(self) -> float | None:
+        """How likely margins like these, or higher, are if there is nothing above zero; None for one seed."""
+        return _chance(self.margins, self.test)
+
+    @property
+    def chance_of_opposite(self) -> float | None:
+        """The same for what is below zero."""
+        return _chance([-margin for margin in self.margins], self.test)
+
+    def outcome(self, num_comparisons: int = 1) -> Outcome:
+        """What the margins say.
+
+        All comparisons of a claim must hold for it to hold, so each is judged by itself. That any one of
+        several goes the other way by chance is likelier, so for that the bar is as many times higher.
+        """
+        if not self.margins:
+            return "not run"
+        if self.chance is None or self.chance_of_opposite is None:
+            return "no test"
+        if self.chance <= LIKELY_CHANCE:
+            return "held"
+        return "contradicted" if self.chance_of_opposite <= LIKELY_CHANCE / num_comparisons else "undecided"
+
+    @property
+    def ours(self) -> str:
+        """The margins as text: mean and spread."""
+        finite = [margin for margin in self.margins if math.isfinite(margin)]
+        won = sum(margin == math.inf for margin in self.margins)
+        lost = sum(margin == -math.inf for margin in self.margins)
+        parts = [_spread(finite, self.unit)] if finite else []
+        if won:
+            parts.append(f"{won} against a run that diverged or did not get there")
+        if lost:
+            parts.append(f"{lost} diverged or did not get there")
+        return "; ".join(parts) or "nothing"
+
+    @property
+    def judgement(self) -> str:
+        """The test and what it says, as text."""
+        seeds = "one seed" if self.num_seeds == 1 else f"{self.num_seeds} seeds"
+        if not self.margins:
+            return "not run"
+        if self.chance is None:
+            way = "points the claimed way" if self.margins[0] > 0 else "does not point the claimed way"
+            return f"{seeds}, so no test is possible; it {way}"
+        return f"{seeds}, {self.test}, p = {self.chance:.2g}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """A claim of the paper, in other words, and how its comparisons came out."""
+
+    claim: str
+    source: str
+    comparisons: tuple[Comparison, ...]
+
+    @property
+    def outcomes(self) -> tuple[Outcome, ...]:
+        """Each comparison's outcome."""
+        return tuple(own.outcome(len(self.comparisons)) for own in self.comparisons)
+
+    @property
+    def outcome(self) -> Outcome:
+        """The worst of the comparisons' outcomes."""
+        return worst(self.outcomes)
+
+
+def worst(outcomes: Sequence[Outcome]) -> Outcome:
+    """The worst of several outcomes; of none, that nothing was run."""
+    return min(outcomes, key=_WORST_FIRST.index, default="not run")
+
+
+def paired(
+    what: str,
+    lower: Mapping[int, float],
+    higher: Mapping[int, float],
+    *,
+    paper: str = "",
+    unit: str = "",
+    relative: bool = False,
+) -> Comparison:
+    """The comparison that says ``lower`` is below ``higher``, both values by seed.
+
+    Infinity is a run that diverged. A seed whose two runs both diverged says nothing and is left out.
+
+    Args:
+        what: the comparison in words.
+        lower: what is claimed to be lower.
+        higher: what is claimed to be higher.
+        paper: the paper's values.
+        unit: of the margins.
+        relative: margins as shares of the higher value.
+    """
+    margins = []
+    for seed in sorted(lower.keys() & higher.keys()):
+        margin = higher[seed] - lower[seed]
+        if relative and math.isfinite(margin) and higher[seed]:
+            margin /= abs(higher[seed])
+        if not math.isnan(margin):
+            margins.append(margin)
+    return Comparison(what=what, paper=paper, margins=tuple(margins), unit=unit)
+
+
+def student_t_tail(t: float, freedom: int) -> float:
+    """The chance that Student's t with whole degrees of freedom exceeds ``t``, in closed form.
+
+    Reference:
+        Abramowitz and Stegun, "Handbook of mathematical functions", 26.7.3 and 26.7.4
+    """
+    if math.isinf(t):
+        return 0.0 if t > 0 else 1.0
+    angle = math.atan(t / math.sqrt(freedom))
+    square = math.cos(angle) ** 2
+    is_odd = freedom % 2
+    term = math.cos(angle) if is_odd else 1.0
+    total = 0.0
+    for k in range(1, (freedom - is_odd) // 2 + 1):
+        total += term
+        term *= square * ((2 * k) / (2 * k + 1) if is_odd else (2 * k - 1) / (2 * k))
+    inside = math.sin(angle) * total
+    if is_odd:
+        inside = 2 / math.pi * (angle + inside)
+    return (1 - inside) / 2
+
+
+def _chance(margins: Sequence[float], test: str) -> float | None:
+    num = len(margins)
+    if not test:
+        return None
+    if test == "sign test":
+        wins = sum(margin > 0 for margin in margins)
+        return float(sum(math.comb(num, k) for k in range(wins, num + 1)) / 2**num)
+    mean, deviation = statistics.fmean(margins), statistics.stdev(margins)
+    if deviation == 0.0:
+        return 0.0 if mean > 0 else 1.0
+    return student_t_tail(mean / (deviation / math.sqrt(num)), num - 1)
+
+
+def _spread(values: Sequence[float], unit: str) -> str:
+    text = f"{statistics.fmean(values):+.3g}"
+    if len(values) > 1:
+        text += f" ± {statistics.stdev(values):.2g}"
+    return f"{text} {unit}".rstrip()

@@ -1,0 +1,194 @@
+"""An entry's files: index.html, SVG figures, table.csv, table.md, verdict.json; and the overview of all."""
+
+from __future__ import annotations
+
+import base64
+import csv
+import json
+import math
+from collections.abc import Mapping, Sequence
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from merit_optim.lab.record import durable
+from merit_optim.lab.report import style
+from merit_optim.lab.report.tables import Table
+from merit_optim.lab.reproduce.entry import Chart, Entry, Result
+from merit_optim.lab.reproduce.records import Records
+from merit_optim.lab.reproduce.scale import Scale
+from merit_optim.lab.reproduce.verdict import Verdict
+
+_FILE_WIDTH = 640
+_OUTCOMES = ("held", "contradicted", "undecided", "no test", "not run")
+
+
+def write_entry(entry: Entry, scale: Scale, result: Result, records: Records, folder: Path) -> dict[str, Any]:
+    """Write what an entry came to; return what verdict.json says."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for chart in result.charts:
+        (folder / f"{chart.name}.svg").write_text(_svg(chart), encoding="utf-8")
+    _write_csv(folder / "table.csv", result.table)
+    (folder / "table.md").write_text(_markdown(result.table), encoding="utf-8")
+    said = {
+        **_head(entry, scale),
+        "outcome": result.outcome,
+        "verdicts": [_as_json(own) for own in result.verdicts],
+        "notes": list(result.notes),
+        "trouble": records.trouble,
+        "picture": f"{result.charts[0].name}.svg" if result.charts else None,
+    }
+    _write_page(folder, said, result, [own.folder.name for own in records.all])
+    return said
+
+
+def write_missing(entry: Entry, scale: Scale, missing: str, folder: Path) -> dict[str, Any]:
+    """Write that an entry could not be made, and what it lacks; earlier results of it are not touched."""
+    folder.mkdir(parents=True, exist_ok=True)
+    said = {**_head(entry, scale), "outcome": "not run", "missing": missing}
+    if not (folder / "table.csv").exists():
+        _write_page(folder, said, None, [])
+    return said
+
+
+def write_overview(scale: Scale, entries: Sequence[Entry], folder: Path) -> Path:
+    """The page of all entries, from what was written about each so far."""
+    said = {own.name: _read_verdict(folder / own.name) for own in entries}
+    cards = [_card(own, said[own.name], folder / own.name) for own in entries]
+    page = folder / "index.html"
+    durable.write(
+        page,
+        _render("overview.html", facts=[scale.name, scale.summary], summary=tally(cards), entries=cards),
+    )
+    return page
+
+
+def tally(said: Sequence[Mapping[str, Any]]) -> str:
+    """How many entries held, and so on, in a sentence."""
+    outcomes = [own["outcome"] for own in said]
+    counts = [f"{outcomes.count(kind)} {kind}" for kind in _OUTCOMES if kind in outcomes]
+    return f"Of {len(outcomes)} figures and tables: {', '.join(counts)}."
+
+
+def _head(entry: Entry, scale: Scale) -> dict[str, Any]:
+    return {"entry": entry.name, "title": entry.title, "shows": entry.shows, "scale": scale.name}
+
+
+def _as_json(verdict: Verdict) -> dict[str, Any]:
+    return {
+        "claim": verdict.claim,
+        "source": verdict.source,
+        "outcome": verdict.outcome,
+        "comparisons": [
+            {
+                "what": own.what,
+                "paper": own.paper,
+                "ours": own.ours,
+                "margins": [m if math.isfinite(m) else str(m) for m in own.margins],
+                "unit": own.unit,
+                "seeds": own.num_seeds,
+                "test": own.test or None,
+                "p": own.chance,
+                "judgement": own.judgement,
+                "outcome": outcome,
+            }
+            for own, outcome in zip(verdict.comparisons, verdict.outcomes, strict=True)
+        ],
+    }
+
+
+def _write_page(folder: Path, said: dict[str, Any], result: Result | None, runs: Sequence[str]) -> None:
+    from markupsafe import Markup
+
+    charts = result.charts if result else ()
+    data = {"config": {**style.CONFIG, "background": None}, "charts": [own.spec for own in charts]}
+    text = _render(
+        "page.html",
+        title=said["title"],
+        facts=[said["shows"], f"scale {said['scale']}"],
+        missing=said.get("missing"),
+        verdicts=said.get("verdicts", []),
+        notes=said.get("notes", []),
+        trouble=said.get("trouble", []),
+        charts=charts,
+        table=result.table if result else None,
+        runs=runs,
+        # In a script element "<" could end it.
+        data=Markup(json.dumps(data, separators=(",", ":")).replace("<", "\\u003c")),
+        library=Markup(_library() if charts else ""),
+    )
+    durable.write(folder / "index.html", text)
+    durable.write(folder / "verdict.json", json.dumps(said, indent=2) + "\n")  # last: the overview reads it
+
+
+def _card(entry: Entry, said: dict[str, Any] | None, folder: Path) -> dict[str, Any]:
+    said = said or {"outcome": "not run", "missing": "Not asked for yet."}
+    picture = None
+    if said.get("picture") and (folder / said["picture"]).exists():
+        encoded = base64.b64encode((folder / said["picture"]).read_bytes()).decode()
+        picture = f"data:image/svg+xml;base64,{encoded}"
+    claims = " ".join(own["claim"] for own in said.get("verdicts", []))
+    text = said.get("missing") or claims
+    return {
+        "name": entry.name,
+        "title": entry.title,
+        "outcome": said["outcome"],
+        "text": text,
+        "picture": picture,
+    }
+
+
+def _read_verdict(folder: Path) -> dict[str, Any] | None:
+    path = folder / "verdict.json"
+    if not path.exists():
+        return None
+    said: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return said
+
+
+def _svg(chart: Chart) -> str:
+    import vl_convert
+
+    spec = {
+        **chart.spec,
+        "width": _FILE_WIDTH,
+        "title": chart.title,
+        "background": "white",
+        "config": style.CONFIG,
+    }
+    return vl_convert.vegalite_to_svg(spec)
+
+
+def _write_csv(path: Path, table: Table) -> None:
+    with path.open("w", newline="", encoding="utf-8") as file:
+        csv.writer(file).writerows([table.head, *table.rows])
+
+
+def _markdown(table: Table) -> str:
+    rule = ["---" if place < table.num_text else "---:" for place in range(len(table.head))]
+    lines = [table.head, rule, *table.rows]
+    return "".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |\n" for line in lines)
+
+
+def _render(template: str, **values: Any) -> str:
+    import jinja2
+    from markupsafe import Markup
+
+    environment = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    look = _resource("merit_optim.lab.report", "page.css") + _resource(
+        "merit_optim.lab.reproduce", "page.css"
+    )
+    text = _resource("merit_optim.lab.reproduce", template)
+    return environment.from_string(text).render(style=Markup(look), **values)
+
+
+def _resource(package: str, name: str) -> str:
+    return (resources.files(package) / name).read_text(encoding="utf-8")
+
+
+def _library() -> str:
+    """The chart library that draws in the browser; only what would end its element early is changed."""
+    import vl_convert
+
+    bundle: str = vl_convert.javascript_bundle()  # type: ignore[call-arg]  # its stub lacks the default
+    return bundle.replace("</script", "<\\/script")
