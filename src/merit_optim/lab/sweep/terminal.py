@@ -1,0 +1,29 @@
+"""A table in a terminal."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from merit_optim.lab.report.tables import Table
+
+_GAP = 3  # between columns
+
+
+def print_table(content: Table) -> None:
+    """Print a table's head and rows; heads wrap at their words, cells do not and are never cut."""
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table as RichTable
+    from rich.text import Text
+
+    table = RichTable(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
+    total = 0
+    for place, name in enumerate(content.head):
+        width = max(map(len, [*name.split(), *(row[place] for row in content.rows)]))
+        side: Literal["left", "right"] = "left" if place < content.num_text else "right"
+        table.add_column(Text(name), justify=side, width=width)
+        total += width + _GAP
+    for row in content.rows:
+        table.add_row(*(Text(cell) for cell in row))
+    console = Console()
+    Console(width=max(total, console.width)).print(table)

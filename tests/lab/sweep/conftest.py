@@ -1,0 +1,62 @@
+"""Data small enough to be trained on in a test, and run directories as training would leave them."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from sweep_runs import WriteRun, write_finished_run
+
+from merit_optim.lab.models import PRESETS
+from merit_optim.lab.sweep.fields import with_values
+from merit_optim.lab.train import TrainConfig
+
+SMALLEST = ["--model.layers=1", "--model.width=16", "--model.heads=1", "--model.context=16"]
+LENGTH = ["--batch=4", "--steps=2", "--measure.validation-sequences=8", "--measure.attention-every=0"]
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    """A folder of tokens as nanoGPT writes it."""
+    folder = tmp_path / "data"
+    folder.mkdir()
+    tokens = np.random.default_rng(0).integers(0, 256, 4000).astype(np.uint16)
+    tokens[:3000].tofile(folder / "train.bin")
+    tokens[3000:].tofile(folder / "val.bin")
+    return folder
+
+
+@pytest.fixture
+def base(data: Path) -> TrainConfig:
+    """The configuration that the runs of ``write_run`` share."""
+    return TrainConfig(data=data, model=PRESETS["tiny"], batch=4, steps=10)
+
+
+@pytest.fixture
+def write_run(base: TrainConfig, tmp_path: Path) -> WriteRun:
+    """Writes a run into out/ that ended with a loss; None: it diverged."""
+
+    def write(
+        optimizer: str,
+        lr: float,
+        loss: float | None,
+        *,
+        seed: int = 0,
+        end: str = "finished",
+        weight_decay: float = 0.1,
+    ) -> None:
+        values = {
+            "optimizer.name": optimizer,
+            "optimizer.lr": lr,
+            "optimizer.weight_decay": weight_decay,
+            "seed": seed,
+        }
+        name = "-".join(map(str, values.values()))
+        write_finished_run(with_values(base, values), tmp_path / "out" / name, loss, end)
+
+    return write
+
+
+@pytest.fixture
+def command(data: Path, tmp_path: Path) -> list[str]:
+    """A sweep of two steps a run, to which options can be added."""
+    return ["tiny", "--data", str(data), "--out", str(tmp_path / "out"), *SMALLEST, *LENGTH]

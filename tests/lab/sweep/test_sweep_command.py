@@ -1,0 +1,180 @@
+"""`merit sweep`: what is run, what is not run again, what is written, and what is refused."""
+
+import csv
+import json
+import math
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sweep_runs import write_finished_run
+
+from merit_optim.lab.compare import work
+from merit_optim.lab.record import Run
+from merit_optim.lab.sweep.command import main
+from merit_optim.lab.train import Interrupted, TrainConfig
+from merit_optim.lab.train.command import parse as parse_train
+
+
+def runs_of(folder: Path) -> set[str]:
+    return {path.parent.name for path in folder.glob("*/config.json")}
+
+
+def test_trains_the_grid_once_and_writes_what_it_found(
+    command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    command += ["--optimizers", "lamb", "merit", "--lr", "1e-2", "2e-2", "merit=4e-2"]
+    command += ["--set", "optimizer.weight-decay", "0", "0.1"]
+    assert main(command) == 0
+    output, progress = capsys.readouterr()
+    rates = {"lamb": ("0.01", "0.02"), "merit": ("0.01", "0.02", "0.04")}
+    names = {
+        f"{name}-lr{rate}-weight_decay={decay}-seed0"
+        for name, own in rates.items()
+        for rate in own
+        for decay in ("0", "0.1")
+    }
+    assert runs_of(out) == names
+    config = TrainConfig.from_dict(Run.open(out / "merit-lr0.04-weight_decay=0-seed0").config)
+    assert (config.optimizer.name, config.optimizer.lr, config.optimizer.weight_decay) == ("merit", 0.04, 0)
+    assert f"The page: {out / 'report' / 'index.html'}" in output
+    assert "was best at a learning rate of" in output
+    assert "[1 of 10] lamb-lr0.01-weight_decay=0-seed0 begins" in progress
+
+    with (out / "report" / "table.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert {row["run"] for row in rows} == names
+    svg = (out / "report" / "learning-rate.svg").read_text()
+    assert all(text in svg for text in ("MERIT, weight_decay 0.1", "peak learning rate", "0.04"))
+
+    # What best.json says of an optimizer is what the table's lowest row says, and `merit train` takes it.
+    found = json.loads((out / "report" / "best.json").read_text())
+    assert list(found) == ["lamb", "merit"]
+    own = min(
+        (row for row in rows if row["optimizer"] == "merit"), key=lambda row: float(row["validation_loss"])
+    )
+    assert found["merit"]["validation_loss"] == pytest.approx(float(own["validation_loss"]))
+    assert found["merit"]["lr"] == float(own["lr"])
+    best, _, _ = parse_train([*command[:3], *found["merit"]["train_options"]])
+    assert best is not None
+    assert (best.optimizer.name, best.optimizer.lr) == ("merit", float(own["lr"]))
+    assert best.optimizer.weight_decay == float(own["optimizer.weight_decay"])
+    assert TrainConfig.from_dict(found["merit"]["config"]).optimizer == best.optimizer
+
+    before = {name: (out / name / "metrics.jsonl").read_bytes() for name in names}
+    assert main(command) == 0
+    assert capsys.readouterr().err.count("is there already") == len(names)
+    assert before == {name: (out / name / "metrics.jsonl").read_bytes() for name in names}
+
+
+def test_extends_the_grid_until_the_best_lies_inside(
+    command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def train(config: TrainConfig, folder: Path, *, resume: bool) -> None:
+        assert not resume
+        assert config.optimizer.lr is not None
+        write_finished_run(config, folder, 2 + abs(math.log2(config.optimizer.lr / 0.025)))
+
+    monkeypatch.setattr(work, "train", train)
+    command += ["--optimizers", "merit", "--lr", "1e-1", "2e-1"]
+    assert main(command) == 0
+    assert "is the lowest that was tried: a lower one may be better. --extend goes" in capsys.readouterr().err
+    assert main([*command, "--extend"]) == 0
+    output, error = capsys.readouterr()
+    assert [line for line in error.splitlines() if "next" in line] == [
+        f"The best lies at the edge of the grid; next: merit-lr{rate}" for rate in (0.05, 0.025, 0.0125)
+    ]
+    assert "best at a learning rate of 0.025, with" in output
+    assert "merit sweep:" not in error  # no warning is left
+    extended = {f"merit-lr{rate:g}-seed0" for rate in (0.0125, 0.025, 0.05, 0.1, 0.2)}
+    assert runs_of(tmp_path / "out") == extended
+
+    assert main([*command, "--extend"]) == 0  # nothing is left to do
+    assert " begins" not in capsys.readouterr().err
+    # A later call without --extend forgets none of it.
+    assert main(command) == 0
+    with (tmp_path / "out" / "report" / "table.csv").open(newline="") as file:
+        assert {row["run"] for row in csv.DictReader(file)} == extended
+
+
+def test_diverged_runs_are_drawn_told_and_never_best(
+    command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command += ["--optimizers", "adamw", "--lr", "1e-4", "1e-3", "1e30"]
+    assert main(command) == 0
+    output = capsys.readouterr().out
+    assert "AdamW was best at a learning rate of 0.00" in output
+    report = tmp_path / "out" / "report"
+    page = (report / "index.html").read_text()
+    assert "diverged at step" in page
+    assert '<td class=" trouble">1 diverged</td>' in page
+    assert "diverged at step" in (report / "learning-rate.svg").read_text()
+
+
+def test_a_signal_leaves_word_how_to_go_on(
+    command: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def train(*_: Any, **__: Any) -> None:
+        raise Interrupted(signal.SIGTERM, "stopped by SIGTERM, with a checkpoint")
+
+    monkeypatch.setattr(work, "train", train)
+    assert main(command) == 128 + signal.SIGTERM
+    assert capsys.readouterr().err.splitlines()[-1] == (
+        "merit sweep: stopped by SIGTERM, with a checkpoint. The same command goes on from there."
+    )
+
+
+def test_without_rates_the_paper_s_and_its_neighbours_are_tried(
+    command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(work, "train", lambda config, folder, **_: write_finished_run(config, folder, 2.0))
+    assert main([*command, "--optimizers", "merit"]) == 0
+    rates = (0.00225, 0.0045, 0.009, 0.018, 0.036)
+    assert runs_of(tmp_path / "out") == {f"merit-lr{rate:g}-seed0" for rate in rates}
+
+
+def test_runs_of_another_configuration_are_refused_before_any_is_trained(
+    command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command += ["--optimizers", "merit", "--lr"]
+    assert main([*command, "1e-2"]) == 0
+    capsys.readouterr()
+    assert main([*command, "2e-2", "--batch", "8"]) == 1
+    error = capsys.readouterr().err
+    assert "merit-lr0.01-seed0 holds a run with another batch; the runs of a sweep differ in" in error
+    assert runs_of(tmp_path / "out") == {"merit-lr0.01-seed0"}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--lr", "lion=1e-4"], "a learning rate is given for lion, which is not among adamw, lamb, merit"),
+        (["--lr", "fast"], "the learning rate 'adamw=fast' is not understood"),
+        (["--lr", "0", "1"], "a learning rate of adamw is 0; it must be above 0"),
+        (["--lr", "1e-2", "1e-2"], "the learning rates of adamw are 0.01, 0.01; each may be given once"),
+        (["--lr", "1e-2", "--extend"], "has the learning rate 0.01 alone; give it two or more"),
+        (["--seeds", "1", "1"], "the seeds are 1, 1; each may be given once"),
+        (["--set", "optimizer.weight-decai", "1"], "did you mean 'optimizer.weight_decay'?"),
+        (["--set", "optimizer.lr", "1"], "--lr takes the values of optimizer.lr"),
+        (["--set", "seed", "1"], "--seeds takes the values of seed"),
+        (["--set", "batch", "many"], "'many' is no value of it; it takes int"),
+        (["--set", "batch"], "--set batch has no values"),
+        (["--set", "batch", "0", "4"], "batch is 0; it must be a whole number that is at least 1"),
+        (["--measure.validation-every", "0"], "a sweep chooses by the validation loss"),
+        (["--seed", "3"], "--seed 3 is for one run; in a sweep write for example --seeds 0 1 2"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(
+    command: list[str], options: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*command, *options]) == 1
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_unknown_model_names_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["gpt2-smal"])
+    assert "did you mean 'gpt2-small'?" in capsys.readouterr().err

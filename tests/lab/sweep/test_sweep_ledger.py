@@ -1,0 +1,117 @@
+"""The best of a grid: how it is chosen, what stands beside it, and when it lies at the edge."""
+
+from pathlib import Path
+
+import pytest
+from sweep_runs import WriteRun
+
+from merit_optim.lab.sweep import Best, Ledger
+from merit_optim.lab.sweep.words import best_table, summarise, warnings
+
+
+def read(tmp_path: Path, *fields: str) -> Ledger:
+    return Ledger.read(tmp_path / "out", fields)
+
+
+def best_of(ledger: Ledger, optimizer: str) -> Best:
+    best = ledger.best(optimizer)
+    assert best is not None
+    return best
+
+
+def test_the_best_is_the_lowest_mean_over_seeds_between_its_neighbours(
+    write_run: WriteRun, tmp_path: Path
+) -> None:
+    for lr, losses in ((0.01, (3.0, 3.2)), (0.02, (2.5, 2.9)), (0.04, (2.4, 3.1)), (0.08, (3.5, 3.5))):
+        for seed, loss in enumerate(losses):
+            write_run("merit", lr, loss, seed=seed)
+    ledger = read(tmp_path)
+    best = best_of(ledger, "merit")
+    assert best.value == 0.02  # although a single seed was lower at 0.04
+    assert [cell and cell.number("optimizer.lr") for cell in best.neighbours] == [0.01, 0.04]
+    assert best.edge is None
+    assert warnings(ledger, may_grow=True) == []
+    assert summarise(ledger) == (
+        "MERIT was best at a learning rate of 0.02, with a validation loss of 2.700 ± 0.283 (2 seeds; "
+        "3.100 at 0.01 and 2.750 at 0.04)."
+    )
+    row = best_table(ledger).rows[0]
+    assert row == ("MERIT", "0.02", "2.700 ± 0.283", "3.100 at 0.01", "2.750 at 0.04", "2")
+
+
+def test_a_diverged_seed_outweighs_a_low_loss(write_run: WriteRun, tmp_path: Path) -> None:
+    write_run("merit", 0.01, 3.0)
+    write_run("merit", 0.01, 3.0, seed=1)
+    write_run("merit", 0.02, 2.0)
+    write_run("merit", 0.02, None, seed=1)
+    assert best_of(read(tmp_path), "merit").value == 0.01
+    assert "diverged at 0.02" in summarise(read(tmp_path))
+
+
+@pytest.mark.parametrize(("lr", "edge", "side"), [(0.01, "lowest", "lower"), (0.04, "highest", "higher")])
+def test_a_best_at_the_edge_is_warned_of(
+    lr: float, edge: str, side: str, write_run: WriteRun, tmp_path: Path
+) -> None:
+    for rate in (0.01, 0.02, 0.04):
+        write_run("lamb", rate, 2.0 if rate == lr else 3.0)
+    [warning] = warnings(read(tmp_path), may_grow=True)
+    assert warning == (
+        f"LAMB's best learning rate, {lr:g}, is the {edge} that was tried: a {side} one may be better. "
+        "--extend goes on there."
+    )
+    assert "not extended any further" in warnings(read(tmp_path), may_grow=False)[0]
+
+
+def test_a_single_value_is_said_to_be_one(write_run: WriteRun, tmp_path: Path) -> None:
+    write_run("lamb", 0.01, 2.0)
+    assert "tried at one learning rate alone, 0.01" in warnings(read(tmp_path), may_grow=True)[0]
+
+
+def test_other_fields_make_lines_of_their_own(write_run: WriteRun, tmp_path: Path) -> None:
+    field = "optimizer.weight_decay"
+    for decay, offset in ((0.0, 0.2), (0.1, 0.0), (0.2, 0.1)):
+        for lr, loss in ((0.01, 3.0), (0.02, 2.0), (0.04, 3.0)):
+            write_run("merit", lr, loss + offset, weight_decay=decay)
+    ledger = read(tmp_path, field)
+    assert [line.label for line in ledger.lines] == [f"MERIT, weight_decay {d}" for d in ("0", "0.1", "0.2")]
+    best = best_of(ledger, "merit")
+    assert (best.line.label, best.value) == ("MERIT, weight_decay 0.1", 0.02)
+    assert warnings(ledger, may_grow=True) == []
+    assert "at a learning rate of 0.02 and weight decay 0.1" in summarise(ledger)
+
+
+def test_the_edge_of_another_field_is_warned_of(write_run: WriteRun, tmp_path: Path) -> None:
+    for decay, loss in ((0.0, 2.2), (0.1, 2.1), (0.2, 2.0)):
+        for lr in (0.01, 0.02, 0.04):
+            write_run("merit", lr, loss + 100 * abs(lr - 0.02), weight_decay=decay)
+    [warning] = warnings(read(tmp_path, "optimizer.weight_decay"), may_grow=True)
+    assert "MERIT's best weight decay, 0.2, is the highest that was tried" in warning
+
+
+def test_without_several_rates_lines_go_along_the_field(write_run: WriteRun, tmp_path: Path) -> None:
+    for optimizer, lr in (("lamb", 0.01), ("merit", 0.02)):  # each at a rate of its own
+        for decay, loss in ((0.0, 3.0), (0.1, 2.0), (0.2, 3.0)):
+            write_run(optimizer, lr, loss, weight_decay=decay)
+    ledger = read(tmp_path, "optimizer.weight_decay")
+    assert ledger.axis == "optimizer.weight_decay"
+    best = best_of(ledger, "merit")
+    assert (best.value, best.edge) == (0.1, None)
+    assert "LAMB was best at a weight decay of 0.1" in summarise(ledger)
+
+
+def test_what_is_not_finished_is_told_and_not_ranked(write_run: WriteRun, tmp_path: Path) -> None:
+    write_run("merit", 0.01, 3.0)
+    write_run("merit", 0.02, 2.0, end="interrupted")
+    ledger = read(tmp_path)
+    assert best_of(ledger, "merit").value == 0.01
+    assert "1 of the runs are not finished" in warnings(ledger, may_grow=True)[-1]
+    assert "unfinished at 0.02" in summarise(ledger)
+
+
+def test_an_optimizer_that_always_diverged_has_no_best(write_run: WriteRun, tmp_path: Path) -> None:
+    write_run("adamw", 0.1, None)
+    ledger = read(tmp_path)
+    assert ledger.best("adamw") is None
+    assert summarise(ledger) == "No run finished, so there is no best value."
+    assert "No run of AdamW finished" in warnings(ledger, may_grow=True)[0]
+    assert best_table(ledger).rows[0][0] == "AdamW"
