@@ -36,13 +36,13 @@ class Arguments:
 
 def main(argv: Sequence[str]) -> int:
     """Run the command and return its exit status: 128 + n after signal n, as shells have it."""
-    arguments = tyro.cli(
-        Arguments,
-        default=Arguments(run=tyro.MISSING, config=CurvatureConfig()),
-        args=list(argv),
-        prog="merit curvature",
-    )
     try:
+        arguments = tyro.cli(
+            Arguments,
+            default=Arguments(run=tyro.MISSING, config=CurvatureConfig()),
+            args=list(argv),
+            prog="merit curvature",
+        )
         curvature = measure_curvature(
             arguments.run,
             arguments.config,

@@ -15,8 +15,9 @@ from numpy.typing import NDArray
 
 from merit_optim.lab.curvature.hessian import Hessian, dot
 
-_GRID = 1024
 _REACH = 5.0  # of the Gaussian, in its widths: all but 6e-7 of it
+_POINTS = 10  # of the grid for each width
+_ROUNDINGS = 100  # a Lanczos vector that is this many roundings long is nothing else
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,8 +42,9 @@ class Spectrum:
         weights = np.concatenate([np.asarray(weights) for weights in self.weights]) / len(self.nodes)
         smallest, largest = nodes.min(), nodes.max()
         if width is None:
-            width = (largest - smallest) / 100 or 1e-3 * max(abs(largest), 1e-30)
-        grid = np.linspace(smallest - _REACH * width, largest + _REACH * width, _GRID)
+            width = max((largest - smallest) / 100, 1e-6 * np.abs(nodes).max()) or 1.0
+        points = int(_POINTS * ((largest - smallest) / width + 2 * _REACH)) + 1
+        grid = np.linspace(smallest - _REACH * width, largest + _REACH * width, points)
         bells = np.exp(-0.5 * ((grid[:, None] - nodes) / width) ** 2) / (width * np.sqrt(2 * np.pi))
         return grid, bells @ weights
 
@@ -84,7 +86,7 @@ def lanczos(hessian: Hessian, start: torch.Tensor, steps: int) -> tuple[list[flo
     """
     current = start / dot(start, start) ** 0.5
     previous = torch.zeros_like(current)
-    rounding = torch.finfo(current.dtype).eps
+    rounding = _ROUNDINGS * torch.finfo(current.dtype).eps
     diagonal: list[float] = []
     beside: list[float] = []
     while True:

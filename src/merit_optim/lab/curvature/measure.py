@@ -100,6 +100,8 @@ def measure_curvature(
         micro_batch: sequences in one pass. None: found by trying on CUDA, 16384 tokens on a CPU.
     """
     config = config or CurvatureConfig()
+    if micro_batch is not None and micro_batch < 1:
+        raise ValueError(f"micro_batch is {micro_batch}; it must be at least 1, or None")
     snapshot = Snapshot.find(run, step)
     dataset = snapshot.open_data(data)
     sequences = snapshot.training_sequences(dataset, config.sequences)
