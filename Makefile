@@ -8,7 +8,7 @@ BIN := .venv/bin
 INSTALLED := .venv/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-gpu lint bench clean
+.PHONY: help setup demo test test-gpu lint docs bench clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' Makefile
@@ -19,7 +19,7 @@ demo: $(INSTALLED) ## train a small language model with AdamW, LAMB and MERIT, a
 	$(BIN)/merit demo
 
 # One thread per process: more would wait for one another's cores.
-test: lint ## run lint and every test
+test: lint docs ## run lint, build the documentation and run every test
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(JOBS)
 
 test-gpu: $(INSTALLED) ## run the tests that need a CUDA GPU
@@ -31,8 +31,11 @@ lint: $(INSTALLED) ## check style, types and import layers
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+docs: $(INSTALLED) ## build the documentation into build/site; broken links are errors
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
+
 bench: $(INSTALLED) ## time an optimizer step against other implementations
-	$(BIN)/python benchmarks/step.py
+	$(BIN)/merit bench step
 
 clean: ## remove .venv, caches and build outputs
 	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis build dist

@@ -10,7 +10,7 @@ A weight w with gradient g, moments m and v, learning rate lr and weight decay w
     w <- w - lr * clamp(s*u, -clip, clip)
 
 |.| is the largest magnitude (``norm="max"``) or the Euclidean length (``norm="l2"``). With every part
-on this is MERIT; :class:`Rule` switches the parts off one by one, down to LAMB.
+on this is MERIT; ``Rule`` switches the parts off one by one, down to LAMB.
 
 Nothing here changes its arguments, so autograd and ``torch.compile`` can follow it. The engines in
 ``engines/`` do the same in place, in pieces, or in one kernel, and their tests compare with this file.

@@ -11,11 +11,10 @@ from merit_optim.optim.trust import EngineOptions, TrustRatioOptimizer
 
 
 class LAMB(TrustRatioOptimizer):
-    r"""Layer-wise adaptive moments: AdamW's update scaled to the Euclidean size of each weight.
+    """Layer-wise adaptive moments: AdamW's update scaled to the Euclidean size of each weight.
 
-    .. math::
-        w \leftarrow w - \eta\,\frac{\lVert w\rVert_2}{\lVert u\rVert_2}\,u, \qquad
-        u = \frac{\hat m}{\sqrt{\hat v} + \epsilon} + \lambda w
+        u  = m' / (sqrt(v') + eps) + weight_decay*w
+        w <- w - lr * |w| / |u| * u
 
     with bias-corrected moments, and ratio 1 where either norm is zero. The MERIT paper's own equation
     for LAMB has no bias correction: ``merit_optim.create("lamb", ...)`` gives that one.
@@ -28,7 +27,7 @@ class LAMB(TrustRatioOptimizer):
         weight_decay: added to u as ``weight_decay * w``.
         bias_correction: divide the moments by ``1 - beta**t``.
         clip: bound on each element of the scaled update; None for none.
-        options: how the step is computed; see :class:`MERIT`.
+        options: how the step is computed; see ``MERIT``.
 
     Example:
         >>> import torch
@@ -71,10 +70,10 @@ class LAMB(TrustRatioOptimizer):
 
 
 class MaxLAMB(TrustRatioOptimizer):
-    r"""LAMB with the largest magnitude in place of the Euclidean norm.
+    """LAMB with the largest magnitude in place of the Euclidean norm.
 
-    .. math::
-        w \leftarrow w - \eta\,\frac{\max|w|}{\max|u|}\,u, \qquad u = \frac{m}{\sqrt v + \epsilon} + \lambda w
+        u  = m / (sqrt(v) + eps) + weight_decay*w
+        w <- w - lr * max|w| / max|u| * u
 
     Half of the way from LAMB to MERIT, without the element-wise ratios and the clip (table 3 of the
     MERIT paper).
@@ -87,7 +86,7 @@ class MaxLAMB(TrustRatioOptimizer):
         weight_decay: added to u as ``weight_decay * w``.
         bias_correction: divide the moments by ``1 - beta**t``.
         clip: bound on each element of the scaled update; None for none.
-        options: how the step is computed; see :class:`MERIT`.
+        options: how the step is computed; see ``MERIT``.
 
     Example:
         >>> import torch

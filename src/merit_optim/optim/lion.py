@@ -15,11 +15,10 @@ from merit_optim.optim.engines.work import Controls, Item, Work, scalar, update_
 
 
 class Lion(SafeOptimizer):
-    r"""Evolved sign momentum, one state tensor for each parameter.
+    """Evolved sign momentum, one state tensor for each parameter.
 
-    .. math::
-        w &\leftarrow w - \eta\,(\mathrm{sign}(\beta_1 m + (1-\beta_1) g) + \lambda w) \\
-        m &\leftarrow \beta_2 m + (1-\beta_2) g
+        w <- w - lr * (sign(beta1*m + (1-beta1)*g) + weight_decay*w)
+        m <- beta2*m + (1-beta2)*g
 
     Args:
         params: parameters, named parameters, or parameter groups.
@@ -27,8 +26,8 @@ class Lion(SafeOptimizer):
         betas: interpolation for the update, and decay of the momentum.
         weight_decay: decoupled weight decay.
         state_dtype: dtype of the momentum.
-        nonfinite: as for :class:`MERIT`.
-        max_grad_norm: as for :class:`MERIT`.
+        nonfinite: as for ``MERIT``.
+        max_grad_norm: as for ``MERIT``.
         maximize: ascend instead of descend.
         capturable: keep the step count on the device.
         differentiable: let autograd record the step.

@@ -14,23 +14,19 @@ from merit_optim.optim.trust import TrustRatioOptimizer
 
 
 class MERIT(TrustRatioOptimizer):
-    r"""Large-batch optimizer that keeps attention logits under control.
+    """Large-batch optimizer that keeps attention logits under control.
 
-    .. math::
-        m &\leftarrow \beta_1 m + (1-\beta_1) g, \qquad v \leftarrow \beta_2 v + (1-\beta_2) g^2 \\
-        u &= m / (\sqrt v + \epsilon) + \lambda w \\
-        s_{ij} &= \max\left(
-            \frac{\max|w_{i\cdot}|}{\max|u_{i\cdot}|},
-            \frac{\max|w_{\cdot j}|}{\max|u_{\cdot j}|},
-            \frac{\max|w|}{\max|u|}\right) \\
-        w &\leftarrow w - \eta\,\mathrm{clamp}(s \odot u, -c, c)
+        m <- beta1*m + (1-beta1)*g        v <- beta2*v + (1-beta2)*g*g
+        u  = m / (sqrt(v) + eps) + weight_decay*w
+        s_ij = max(max|w_i.| / max|u_i.|,  max|w_.j| / max|u_.j|,  max|w| / max|u|)
+        w <- w - lr * clamp(s*u, -clip, clip)
 
     A row or column in which w or u is all zero is not scaled (s = 1); vectors and scalars have only
     the last of the three ratios. Arithmetic is in float32 whatever the parameters' dtype. State has
     AdamW's keys, so a run begun with ``torch.optim.AdamW`` can go on here, and back.
 
     Args:
-        params: parameters, named parameters, or parameter groups (see :func:`merit_optim.param_groups`).
+        params: parameters, named parameters, or parameter groups (see ``param_groups``).
         lr: learning rate, a number or a one-element tensor. Not AdamW's: the ratios make it relative
             to the size of the weights (the paper uses 9e-3 for GPT-2 small and medium, 6e-3 for large).
         betas: decay of the two moments.

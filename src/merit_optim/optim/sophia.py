@@ -18,15 +18,14 @@ from merit_optim.optim.engines.work import Controls, Item, Work, scalar, update_
 
 
 class SophiaG(SafeOptimizer):
-    r"""Second-order clipped optimization with the Gauss-Newton-Bartlett estimate of the diagonal Hessian.
+    """Second-order clipped optimization with the Gauss-Newton-Bartlett estimate of the diagonal Hessian.
 
-    .. math::
-        m &\leftarrow \beta_1 m + (1-\beta_1) g \\
-        h &\leftarrow \beta_2 h + (1-\beta_2)\, B\, \hat g^2 \qquad \text{every } k \text{ steps} \\
-        w &\leftarrow w - \eta\lambda w - \eta\,\mathrm{clamp}(m / \max(\gamma h, \epsilon), -1, 1)
+        m <- beta1*m + (1-beta1)*g
+        h <- beta2*h + (1-beta2)*B*g'*g'                 every hessian_interval steps
+        w <- w - lr * (weight_decay*w + clamp(m / max(gamma*h, eps), -1, 1))
 
-    where :math:`\hat g` is the gradient of the mean loss over B labels drawn from the model's own
-    predictions. The training loop computes it on a part of the batch and calls :meth:`update_hessian`.
+    where g' is the gradient of the mean loss over B labels drawn from the model's own
+    predictions. The training loop computes it on a part of the batch and calls ``update_hessian``.
 
     Args:
         params: parameters, named parameters, or parameter groups.
@@ -37,8 +36,8 @@ class SophiaG(SafeOptimizer):
         weight_decay: decoupled weight decay.
         hessian_interval: k, the number of steps between curvature estimates.
         state_dtype: dtype of momentum and curvature.
-        nonfinite: as for :class:`MERIT`; it holds for the curvature's gradients too.
-        max_grad_norm: as for :class:`MERIT`; the curvature's gradients are never clipped.
+        nonfinite: as for ``MERIT``; it holds for the curvature's gradients too.
+        max_grad_norm: as for ``MERIT``; the curvature's gradients are never clipped.
         maximize: ascend instead of descend.
         capturable: keep the step count on the device.
         differentiable: let autograd record the step.
@@ -112,7 +111,7 @@ class SophiaG(SafeOptimizer):
 
     @torch.no_grad()
     def update_hessian(self, num_labels: int) -> None:
-        """Take the curvature from the gradients in ``.grad``, those of :func:`sampled_label_loss`.
+        """Take the curvature from the gradients in ``.grad``, those of ``sampled_label_loss``.
 
         Args:
             num_labels: B, the number of labels the loss was averaged over, on all ranks together.

@@ -243,7 +243,7 @@ class TrustRatioOptimizer(SafeOptimizer):
         """Measure the update of every parameter in the steps taken inside.
 
         Each step replaces the statistics of the one before. Steps outside pay nothing. The names are
-        those given with the parameters (``model.named_parameters()``, or :func:`param_groups`).
+        those given with the parameters (``model.named_parameters()``, or ``param_groups``).
 
         >>> import torch
         >>> from merit_optim import MERIT

@@ -36,7 +36,7 @@ class Work(NamedTuple):
 
 
 class Item(NamedTuple):
-    """One parameter of a :class:`Work`."""
+    """One parameter of a ``Work``."""
 
     name: str
     param: Tensor
