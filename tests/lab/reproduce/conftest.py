@@ -36,6 +36,9 @@ def make_scale(*, steps: int = 4, seeds: int = 2, **changes: object) -> Scale:
         num_looks=4,
         num_checkpoints=2,
         validation_sequences=8,
+        curvature_sequences=2,
+        curvature_probes=2,
+        evaluation_limit=2,
         makes_data=True,
     )
     return dataclasses.replace(scale, **changes)
@@ -50,7 +53,7 @@ def toy() -> Scale:
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder of tokens as nanoGPT writes it."""
     folder = tmp_path_factory.mktemp("data")
-    tokens = np.random.default_rng(0).integers(0, 256, 6000).astype(np.uint16)
+    tokens = np.random.default_rng(0).integers(0, 8, 6000).astype(np.uint16)
     tokens[:5000].tofile(folder / "train.bin")
     tokens[5000:].tofile(folder / "val.bin")
     return folder

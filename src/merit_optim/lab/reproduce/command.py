@@ -42,6 +42,7 @@ def main(argv: Sequence[str]) -> int:
             dataset=_data(scale, options.data),
             folder=folder,
             seeds=options.seeds,
+            task_files=options.task_files,
         )
         said = reproduce(task)
     except Interrupted as interrupted:
@@ -73,6 +74,9 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--data", type=Path, help="token files, as `merit prepare` writes them")
     parser.add_argument("--seeds", type=_count, help="seeds of every run; else the scale's own")
     parser.add_argument("--out", type=Path, help="folder of runs and pages (runs/reproduce-SCALE)")
+    parser.add_argument(
+        "--task-files", type=Path, help="evaluation sets for fig5, fig12 and table1 (see `merit evaluate -h`)"
+    )
     parser.add_argument("--list", action="store_true", help="show what there is and what it costs here")
     parser.add_argument("--yes", action="store_true", help="start what takes many GPU hours without asking")
     options = parser.parse_args(argv)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from merit_optim.lab.report.tables import Table
@@ -58,9 +59,10 @@ class Entry:
     """The runs that a scale needs with so many seeds."""
     analyse: Callable[[Records, Scale], Result]
     """Table, charts and verdicts from the records alone."""
-    measure: Callable[[Record], None] | None = None
-    """Measures a finished run's checkpoint and leaves the numbers in its directory, if they are not there."""
-    is_grid: bool = field(default=False)
+    measure: Callable[[Record, Scale, Path | None], None] | None = None
+    """Measures a finished run's checkpoint and leaves the numbers in its directory, if they are not there;
+    it is given the folder of evaluation sets."""
+    is_grid: bool = False
     """Whether it is of many runs, for which a scale has its own number of seeds."""
 
     def num_seeds(self, scale: Scale, asked: int | None) -> int:

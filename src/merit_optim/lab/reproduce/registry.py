@@ -5,7 +5,18 @@ from __future__ import annotations
 import difflib
 from collections.abc import Sequence
 
-from merit_optim.lab.reproduce.entries import logits, losses, rates, updates
+from merit_optim.lab.reproduce.entries import (
+    batches,
+    curvature,
+    evaluation,
+    logits,
+    losses,
+    rates,
+    speed,
+    theorem,
+    updates,
+    weights,
+)
 from merit_optim.lab.reproduce.entry import Entry
 
 _ORDER = (
@@ -14,9 +25,13 @@ _ORDER = (
     "theorem1",
     "width",
 )
-_ALL = {entry.name: entry for module in (losses, rates, logits, updates) for entry in module.ENTRIES}
+_ALL = {
+    entry.name: entry
+    for module in (batches, curvature, evaluation, logits, losses, rates, speed, theorem, updates, weights)
+    for entry in module.ENTRIES
+}
 
-ENTRIES: dict[str, Entry] = {name: _ALL[name] for name in _ORDER if name in _ALL}
+ENTRIES: dict[str, Entry] = {name: _ALL[name] for name in _ORDER}
 
 
 def choose(names: Sequence[str]) -> list[Entry]:

@@ -75,6 +75,12 @@ class Scale:
     """Measurements of validation loss, attention and updates in a run."""
     num_checkpoints: int = 5
     validation_sequences: int = 256
+    curvature_sequences: int = 64
+    """Of figure 7: sequences that the Hessian is of."""
+    curvature_probes: int = 32
+    """Random vectors for the trace; as many Lanczos steps for the density."""
+    evaluation_limit: int | None = None
+    """Items of each evaluation set; None for all."""
     makes_data: bool = False
     """Whether a corpus that every machine has is enough; otherwise data must be given."""
     is_large: bool = False

@@ -103,6 +103,9 @@ SCALES = {
             replace(_TINY.model, width=48, heads=3, layers=8),  # 0.22M
         ),
         shape_batches=(16, 64, 256),
+        curvature_sequences=16,
+        curvature_probes=16,
+        evaluation_limit=50,
         makes_data=True,
     ),
     "nano": Scale(

@@ -32,6 +32,8 @@ class Task:
     folder: Path
     seeds: int | None = None
     """Seeds of every entry; None for the scale's own."""
+    task_files: Path | None = None
+    """Folder of evaluation sets."""
 
     def plan(self, entry: Entry) -> Planned:
         """An entry's runs; those of all entries lie together, so that they are shared."""
@@ -74,7 +76,7 @@ def _make(task: Task, entry: Entry, planned: Planned, console: Console) -> dict[
         if entry.measure is not None:
             for own in found.all:
                 if own.status == "finished":
-                    entry.measure(own)
+                    entry.measure(own, task.scale, task.task_files)
         said = write_entry(entry, task.scale, entry.analyse(found, task.scale), found, folder)
     except Unavailable as missing:
         said = write_missing(entry, task.scale, str(missing), folder)

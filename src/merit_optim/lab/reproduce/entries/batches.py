@@ -1,0 +1,243 @@
+"""How far the batch can grow: figure 1, and the same for wide and for deep models."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+
+from merit_optim.lab.report.gather import DISPLAY_NAMES
+from merit_optim.lab.report.tables import Table
+from merit_optim.lab.reproduce.charts import Axis, line_chart, looks
+from merit_optim.lab.reproduce.entries.losses import NOTHING, spread_text, status_counts
+from merit_optim.lab.reproduce.entry import Chart, Entry, Result
+from merit_optim.lab.reproduce.records import BySeed, Records
+from merit_optim.lab.reproduce.scale import WATCHED, Scale, Setting, Trial
+from merit_optim.lab.reproduce.verdict import Verdict, paired
+
+_STILL_PAYS = 0.8  # a larger batch pays if it takes at most this share of the steps of the one before
+_TARGET = (
+    "The target is the lowest validation loss that every optimizer reached with every batch, on the mean "
+    "over seeds. All runs have the same number of tokens; learning rates go by the square root of the batch."
+)
+
+
+def _trials(
+    scale: Scale, setting: Setting, batches: Sequence[int], optimizers: Sequence[str], seeds: int
+) -> list[Trial]:
+    return [
+        Trial(
+            config=scale.config(setting.with_batch(batch), name, seed),
+            series=DISPLAY_NAMES[name],
+            panel=setting.name,
+        )
+        for seed in range(seeds)
+        for batch in batches
+        for name in optimizers
+    ]
+
+
+def _batches(records: Records) -> list[int]:
+    return sorted({own.config.batch for own in records.all})
+
+
+def _at(records: Records, batch: int) -> Records:
+    return records.where(lambda own: own.config.batch == batch)
+
+
+def target_loss(records: Records) -> float | None:
+    """The lowest loss that every series reached with every batch; those that diverged are not asked."""
+    ends = []
+    for series in records.series:
+        for batch in _batches(records):
+            losses = _at(records.of(series=series), batch).final_losses().values()
+            if losses and all(map(math.isfinite, losses)):
+                ends.append(statistics.fmean(losses))
+    return max(ends, default=None)
+
+
+def _steps(records: Records, batch: int, target: float) -> BySeed:
+    return _at(records, batch).by_seed(lambda own: own.steps_to(target))
+
+
+def efficiency(records: Records, target: float) -> BySeed:
+    """By seed: tokens to the target with the smallest batch over those with the largest; 1 is ideal."""
+    smallest, *_, largest = _batches(records)
+    few, many = _steps(records, smallest, target), _steps(records, largest, target)
+    return {
+        seed: 0.0 if math.isinf(many[seed]) else (few[seed] * smallest) / (many[seed] * largest)
+        for seed in few.keys() & many.keys()
+        if math.isfinite(few[seed]) and many[seed] > 0
+    }
+
+
+def largest_useful_batch(records: Records, target: float) -> int | None:
+    """The largest batch up to which each one took clearly fewer steps than the one before."""
+    useful = None
+    before = math.inf
+    for batch in _batches(records):
+        values = _steps(records, batch, target).values()
+        steps = statistics.fmean(values) if values else math.inf
+        if not steps <= _STILL_PAYS * before or math.isinf(steps):
+            break
+        useful, before = batch, steps
+    return useful
+
+
+def _chart(records: Records, target: float, name: str, title: str) -> Chart:
+    lines = {}
+    for series in records.series:
+        own = records.of(series=series)
+        by_seed: dict[int, list[tuple[float, float]]] = {}
+        for batch in _batches(own):
+            for seed, steps in _steps(own, batch, target).items():
+                if math.isfinite(steps) and steps > 0:
+                    by_seed.setdefault(seed, []).append((batch, steps))
+        lines[series] = [(f"{series} seed {seed}", points, False) for seed, points in by_seed.items()]
+    first = [points[0][1] for group in lines.values() for _, points, _ in group]
+    batches = _batches(records)
+    ideal = [(batch, min(first) * batches[0] / batch) for batch in batches] if first else []
+    return line_chart(
+        lines,
+        looks(records.all),
+        Axis("batch (sequences)", "~d", logarithmic=True),
+        Axis("steps to the target", ".3~s", logarithmic=True),
+        name=name,
+        title=title,
+        caption=f"Steps to a validation loss of {target:.3f}. The dotted line is ideal: twice the batch, "
+        "half the steps.",
+        ideal=ideal,
+    )
+
+
+def _rows(records: Records, target: float | None, panel: str) -> list[tuple[str, ...]]:
+    rows: list[tuple[str, ...]] = []
+    for series in records.series:
+        for batch in _batches(records):
+            own = _at(records.of(series=series), batch)
+            steps = {} if target is None else _steps(own, batch, target)
+            num_short = sum(map(math.isinf, steps.values()))
+            text = spread_text(steps, ".0f")
+            if num_short:
+                text = f"not reached by {num_short} of {len(steps)}" + (
+                    "" if text == NOTHING else f"; {text}"
+                )
+            rows.append(
+                (panel, series, status_counts(own), str(batch), spread_text(own.final_losses()), text)
+            )
+    return rows
+
+
+_HEAD = ("Model", "Optimizer", "Runs", "Batch", "Validation loss", "Steps to the target")
+
+
+def _fig1(records: Records, scale: Scale) -> Result:
+    target = target_loss(records)
+    panel = scale.gpt2[0].name
+    table = Table(_HEAD, tuple(_rows(records, target, panel)), num_text=3)
+    if target is None:
+        return Result(table=table, charts=(), verdicts=(), notes=("No run has finished.",))
+    largest = _batches(records)[-1]
+    merit = records.of(series="MERIT")
+    fewer = Verdict(
+        claim="At the largest batch MERIT needs the fewest steps to a given loss.",
+        source="figure 1",
+        comparisons=tuple(
+            paired(
+                f"MERIT below {rival} with batch {largest}",
+                _steps(merit, largest, target),
+                _steps(records.of(series=rival), largest, target),
+                unit="steps",
+            )
+            for rival in ("AdamW", "LAMB")
+        ),
+    )
+    nearer = Verdict(
+        claim="With growing batches MERIT stays nearer to ideal scaling than AdamW and LAMB.",
+        source="figure 1 and section 5.2",
+        comparisons=tuple(
+            paired(
+                f"{rival}'s share of ideal scaling below MERIT's",
+                efficiency(records.of(series=rival), target),
+                efficiency(merit, target),
+            )
+            for rival in ("AdamW", "LAMB")
+        ),
+    )
+    return Result(
+        table=table,
+        charts=(_chart(records, target, "steps", f"Steps against batch, {panel}"),),
+        verdicts=(fewer, nearer),
+        notes=(_TARGET,),
+    )
+
+
+def _width(records: Records, scale: Scale) -> Result:
+    wide, deep = (own.name for own in scale.shapes)
+    rows: list[tuple[str, ...]] = []
+    charts = []
+    shares: dict[tuple[str, str], BySeed] = {}
+    notes = [_TARGET + " Each shape has its own target."]
+    for place, panel in enumerate((wide, deep), start=1):
+        own = records.of(panel=panel)
+        target = target_loss(own)
+        rows += _rows(own, target, panel)
+        if target is None:
+            continue
+        charts.append(_chart(own, target, f"steps-{place}", f"Steps against batch, {panel}"))
+        for series in own.series:
+            shares[panel, series] = efficiency(own.of(series=series), target)
+            useful = largest_useful_batch(own.of(series=series), target)
+            words = NOTHING if useful is None else str(useful)
+            notes.append(
+                f"{series}, {panel}: up to batch {words} each larger batch took at least "
+                f"{1 - _STILL_PAYS:.0%} fewer steps; {spread_text(shares[panel, series], '.0%')} of ideal "
+                "scaling from the smallest batch to the largest."
+            )
+    claim = Verdict(
+        claim="With as many parameters, a wide and shallow model can use larger batches than a narrow and "
+        "deep one.",
+        source="not the paper's: a hypothesis from work on large batches",
+        comparisons=tuple(
+            paired(
+                f"{series}: share of ideal scaling of deep below that of wide",
+                shares.get((deep, series), {}),
+                shares.get((wide, series), {}),
+            )
+            for series in records.series
+        ),
+    )
+    return Result(
+        table=Table(_HEAD, tuple(rows), num_text=3),
+        charts=tuple(charts),
+        verdicts=(claim,),
+        notes=tuple(notes),
+    )
+
+
+def _shape_trials(scale: Scale, seeds: int) -> list[Trial]:
+    return [
+        trial
+        for shape in scale.shapes
+        for trial in _trials(scale, shape, scale.shape_batches, ("adamw", "merit"), seeds)
+    ]
+
+
+ENTRIES = (
+    Entry(
+        name="fig1",
+        title="Figure 1: steps against batch",
+        shows="steps to a validation loss against the batch size, with the line of ideal scaling",
+        trials=lambda scale, seeds: _trials(scale, scale.gpt2[0], scale.batches, WATCHED, seeds),
+        analyse=_fig1,
+        is_grid=True,
+    ),
+    Entry(
+        name="width",
+        title="Wide or deep: how far the batch can grow",
+        shows="beyond the paper: steps against batch for a wide and a deep model of one size",
+        trials=_shape_trials,
+        analyse=_width,
+        is_grid=True,
+    ),
+)

@@ -1,0 +1,126 @@
+"""Curvature at the end point: figure 7."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from merit_optim.lab.report.tables import Table
+from merit_optim.lab.reproduce.charts import Axis, line_chart, looks
+from merit_optim.lab.reproduce.entries.losses import NOTHING, spread_text, status_counts
+from merit_optim.lab.reproduce.entry import Entry, Result, Unavailable
+from merit_optim.lab.reproduce.records import Record, Records
+from merit_optim.lab.reproduce.scale import Scale, Trial
+from merit_optim.lab.reproduce.verdict import Verdict, paired
+
+_PAPER = {"AdamW": (37.231, 12994.91), "MERIT": (12.326, 3444.92)}
+
+
+def _trials(scale: Scale, seeds: int) -> list[Trial]:
+    return [scale.trial(scale.gpt2[0], name, seed) for seed in range(seeds) for name in ("adamw", "merit")]
+
+
+def _measure(record: Record, scale: Scale, _: Path | None) -> None:
+    from merit_optim.lab.curvature import CurvatureConfig, measure_curvature
+
+    config = CurvatureConfig(
+        sequences=scale.curvature_sequences,
+        top=1,
+        probes=scale.curvature_probes,
+        density=True,
+        density_probes=1,
+        density_steps=2 * scale.curvature_probes,
+    )
+    try:
+        measure_curvature(record.folder, config, data=record.config.data)
+    except ModuleNotFoundError as error:
+        raise Unavailable(
+            f"curvature needs {error.name}, which is not installed: pip install 'merit-optim[curvature]'"
+        ) from None
+
+
+def _read(record: Record) -> dict[str, Any]:
+    """What was measured at the newest checkpoint that has been measured, by part."""
+    files = sorted((record.folder / "curvature").glob("step-*.json"))
+    if not files:
+        return {}
+    parts = json.loads(files[-1].read_text(encoding="utf-8"))
+    return {name: part["result"] for name, part in parts.items() if isinstance(part, dict)}
+
+
+def _top(record: Record) -> float | None:
+    parts = _read(record)
+    return parts["eigenvalues"]["values"][0] if "eigenvalues" in parts else None
+
+
+def _trace(record: Record) -> float | None:
+    parts = _read(record)
+    return parts["trace"]["value"] if "trace" in parts else None
+
+
+def _fig7(records: Records, scale: Scale) -> Result:
+    adamw, merit = records.of(series="AdamW"), records.of(series="MERIT")
+    quantities: dict[str, Callable[[Record], float | None]] = {"top eigenvalue": _top, "trace": _trace}
+    claim = Verdict(
+        claim="MERIT ends in a flatter place than AdamW: a smaller top eigenvalue and a smaller trace of the "
+        "Hessian.",
+        source="figure 7",
+        comparisons=tuple(
+            paired(
+                f"MERIT's {name} below AdamW's",
+                merit.by_seed(quantity),
+                adamw.by_seed(quantity),
+                paper=f"{_PAPER['MERIT'][place]:g} against {_PAPER['AdamW'][place]:g}",
+            )
+            for place, (name, quantity) in enumerate(quantities.items())
+        ),
+    )
+    has_paper = bool(scale.gpt2[0].paper)
+    rows = []
+    for series in records.series:
+        own = records.of(series=series)
+        paper = [f"{value:g}" if has_paper else NOTHING for value in _PAPER[series]]
+        ours = [spread_text(own.by_seed(quantity), ".4g") for quantity in quantities.values()]
+        rows.append((series, status_counts(own), paper[0], ours[0], paper[1], ours[1]))
+    head = ("Optimizer", "Runs", "Top eigenvalue, paper", "Ours", "Trace, paper", "Ours")
+    lines = {}
+    for series in records.series:
+        densities = [(own, _read(own).get("density")) for own in records.of(series=series).all]
+        lines[series] = [
+            (own.folder.name, list(zip(found["grid"], found["density"], strict=True)), False)
+            for own, found in densities[:1]
+            if found
+        ]
+    chart = line_chart(
+        lines,
+        looks(records.all),
+        Axis("eigenvalue", ".3~g"),
+        Axis("density", ".2~g", from_zero=True),
+        name="density",
+        title="Spectral density of the Hessian",
+        caption="By Lanczos quadrature, the first seed; smoothed by a hundredth of its width.",
+    )
+    note = (
+        f"The Hessian of the mean loss over {scale.curvature_sequences} training sequences; the paper does "
+        "not say over what, so magnitudes need not compare."
+    )
+    return Result(
+        table=Table(head, tuple(rows), num_text=2),
+        charts=(chart,),
+        verdicts=(claim,),
+        notes=(note,),
+    )
+
+
+ENTRIES = (
+    Entry(
+        name="fig7",
+        title="Figure 7: curvature at the end",
+        shows="Hessian at the end point: top eigenvalue, trace, spectral density",
+        trials=_trials,
+        analyse=_fig7,
+        measure=_measure,
+    ),
+)
