@@ -26,6 +26,7 @@ class Display:
     def __init__(self, console: Console | None = None) -> None:
         self._console = console or Console(file=sys.stderr, highlight=False, soft_wrap=True)
         self._bar: Progress | None = None
+        self._name, self._total, self._done = "", 0, 0
 
     def say(self, line: str) -> None:
         """Print a line."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import tempfile
 import time
 from collections.abc import Sequence
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ import torch
 
 from merit_optim.lab.evaluate.display import Display
 from merit_optim.lab.evaluate.export import export
-from merit_optim.lab.evaluate.harness import BOOTSTRAP, PACKAGES, Harness, require_packages
+from merit_optim.lab.evaluate.harness import BOOTSTRAP, Harness, package_versions
 from merit_optim.lab.evaluate.results import Result, result_path
 from merit_optim.lab.evaluate.sets import SETS, check_local, expand
 from merit_optim.lab.evaluate.snapshot import Snapshot
@@ -55,6 +54,7 @@ def evaluate(
         raise ValueError(f"limit is {limit}; it must be a whole number above 0, or None for all items")
     if task_files is not None:
         check_local(names)
+    versions = package_versions()
     display = display or Display()
     snapshot = Snapshot.find(folder, step)
     encoder = tokenizer_of(snapshot.run, tokenizer, gpt2_vocabulary)
@@ -63,7 +63,6 @@ def evaluate(
             f"the tokenizer of {snapshot.config.data} is not known, since the folder has no dataset.json; "
             "name it with --tokenizer: gpt2, bytes, or the path of a tokenizer.json"
         )
-    require_packages()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     autocast = device.type == "cuda" and snapshot.config.precision != "float32"
     common = {
@@ -71,7 +70,7 @@ def evaluate(
         "tokenizer": {"name": encoder.name, "sha256": encoder.sha256},
         "prefix_token": encoder.prefix,
         "precision": "bf16" if autocast else "float32",
-        "lm_eval": metadata.version("lm_eval"),
+        "lm_eval": versions["lm-eval"],
         "num_fewshot": 0,
         "bootstrap": BOOTSTRAP,
         "limit": limit,
@@ -94,8 +93,10 @@ def evaluate(
                 task_files=task_files,
                 display=display,
             )
+            here = environment(device=device, data=snapshot.run.environment["data"])
+            here["versions"] |= versions
             for name in missing:
-                result = _evaluate(harness, name, snapshot, inputs[name], device)
+                result = _evaluate(harness, name, snapshot.step, inputs[name], here)
                 result.write(result_path(snapshot.run, snapshot.step, name, limit))
                 results[name] = result
                 display.say(f"{name}: {result.num_items:,} items in {result.seconds:.0f} s")
@@ -104,15 +105,11 @@ def evaluate(
 
 def _source(name: str, task_files: Path | None) -> dict[str, Any]:
     """The task and where its items come from."""
-    if name not in SETS:
-        return {"task": name, "data": {"from": "hub"}}
-    chosen = SETS[name]
+    task = SETS[name].task if name in SETS else name
     if task_files is None:
-        return {"task": chosen.task, "data": {"from": "hub"}}
-    return {
-        "task": chosen.task,
-        "data": {"from": "file", "file": chosen.file, "sha256": chosen.sha256(task_files)},
-    }
+        return {"task": task, "data": {"from": "hub"}}
+    file = SETS[name].file
+    return {"task": task, "data": {"from": "file", "file": file, "sha256": SETS[name].sha256(task_files)}}
 
 
 def _known(snapshot: Snapshot, name: str, inputs: dict[str, Any]) -> Result | None:
@@ -125,21 +122,19 @@ def _known(snapshot: Snapshot, name: str, inputs: dict[str, Any]) -> Result | No
 
 
 def _evaluate(
-    harness: Harness, name: str, snapshot: Snapshot, inputs: dict[str, Any], device: torch.device
+    harness: Harness, name: str, step: int, inputs: dict[str, Any], environment: dict[str, Any]
 ) -> Result:
     """Evaluate one set."""
-    here = environment(device=device, data=snapshot.run.environment["data"])
-    here["versions"] |= {package: metadata.version(package) for package in PACKAGES}
     began = time.monotonic()
     outcome = harness.evaluate(name, inputs["limit"])
     return Result(
         name=name,
-        step=snapshot.step,
+        step=step,
         metrics=outcome.metrics,
         num_items=outcome.num_items,
         num_truncated=outcome.num_truncated,
         version=outcome.version,
         inputs=inputs,
-        environment=here,
+        environment=environment,
         seconds=time.monotonic() - began,
     )

@@ -14,8 +14,7 @@ import os
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
-from importlib import import_module
-from importlib.util import find_spec
+from importlib import import_module, metadata
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +22,11 @@ import torch
 
 from merit_optim.lab.evaluate.display import Display
 from merit_optim.lab.evaluate.results import Metric
-from merit_optim.lab.evaluate.sets import SETS, EvaluationSet
+from merit_optim.lab.evaluate.rows import Row
+from merit_optim.lab.evaluate.sets import SETS
 
-PACKAGES = ("lm_eval", "transformers", "datasets", "accelerate")
 BOOTSTRAP = 1000  # resamples for the standard error of a perplexity
+_PACKAGES = ("lm-eval", "transformers", "datasets", "accelerate")
 _CHATTY = ("lm_eval", "transformers", "datasets", "evaluate", "accelerate")
 
 
@@ -40,15 +40,19 @@ class Outcome:
     version: float | str
 
 
-def require_packages() -> None:
-    """Raise ModuleNotFoundError, with the way out, where a package is missing."""
-    for package in PACKAGES:
-        if find_spec(package) is None:
+def package_versions() -> dict[str, str]:
+    """The versions of what evaluation needs; ModuleNotFoundError, with the way out, where it is missing."""
+    versions = {}
+    for package in _PACKAGES:
+        try:
+            versions[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
             raise ModuleNotFoundError(
                 f"evaluation needs the package {package}, which is not installed: "
                 "pip install 'merit-optim[eval]'",
                 name=package,
-            )
+            ) from None
+    return versions
 
 
 class Harness:
@@ -73,7 +77,6 @@ class Harness:
         task_files: Path | None,
         display: Display,
     ) -> None:
-        require_packages()
         if task_files is not None:
             # Read when these libraries are imported: nothing is looked for on the network.
             offline = dict.fromkeys(("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE", "TRANSFORMERS_OFFLINE"), "1")
@@ -91,7 +94,7 @@ class Harness:
         lm_eval = import_module("lm_eval")
         self._lm.set_name, self._lm.num_truncated = name, 0
         with tempfile.TemporaryDirectory() as scratch, _quiet():
-            tasks = self._load(name, Path(scratch))
+            tasks = self._load(name, limit, Path(scratch))
             (task,) = tasks["tasks"].values()
             task.set_config(key="num_fewshot", value=0)
             # Not simple_evaluate: it also asks the machine about itself, for seconds, each time.
@@ -109,7 +112,7 @@ class Harness:
             version=found["versions"][task_name],
         )
 
-    def _load(self, name: str, scratch: Path) -> Any:
+    def _load(self, name: str, limit: int | None, scratch: Path) -> Any:
         """The task, as lm-eval's TaskManager gives it."""
         managers = import_module("lm_eval.tasks")
         if name not in SETS:
@@ -123,13 +126,13 @@ class Harness:
         manager = managers.TaskManager(include_path=own_tasks, include_defaults=False)
         if self._task_files is None:
             return manager.load([chosen.task])
+        rows, _ = chosen.rows(self._task_files)
         definition = manager.task_index[chosen.task].yaml_path
-        return manager.load([str(_localize(chosen, definition, self._task_files, scratch))])
+        return manager.load([str(_localize(chosen.task, definition, rows[:limit], scratch))])
 
 
-def _localize(chosen: EvaluationSet, definition: Path, task_files: Path, scratch: Path) -> Path:
-    """lm-eval's definition of a task with a local file's rows as its data."""
-    rows, _ = chosen.rows(task_files)
+def _localize(name: str, definition: Path, rows: list[Row], scratch: Path) -> Path:
+    """lm-eval's definition of a task, with other rows as its data."""
     data = scratch / "rows.jsonl"
     data.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     task = {
@@ -141,7 +144,7 @@ def _localize(chosen: EvaluationSet, definition: Path, task_files: Path, scratch
         "validation_split": None,
         "test_split": "test",
     }
-    path = scratch / f"{chosen.task}.yaml"
+    path = scratch / f"{name}.yaml"
     path.write_text(json.dumps(task), encoding="utf-8")  # JSON is YAML
     return path
 

@@ -80,14 +80,14 @@ def tokenizer_of(
     file = None if given in (None, "bytes", "gpt2") else Path(str(given))
     if file is not None and not file.is_file():
         raise ValueError(
-            f"the tokenizer is {given!r}; it must be gpt2, bytes, or a tokenizer.json that is there"
+            f"the tokenizer is {given!r}; it must be gpt2, bytes, or a tokenizer.json that exists"
         )
     name = "bpe" if file is not None else given or named
     if name is None:
         return None
     if named is not None and name != named and not (name == "bpe" and named.startswith("bpe-")):
         raise ValueError(
-            f"the tokenizer is given as {given!r}, but the run's data have {named!r}; leave it out"
+            f"the tokenizer is given as {given!r}, but the run's data have {named!r}; leave --tokenizer out"
         )
     if gpt2_vocabulary is not None and name != "gpt2":
         raise ValueError(f"GPT-2's vocabulary is given, but the tokenizer is {name!r}; leave it out")
@@ -101,8 +101,8 @@ def tokenizer_of(
     num_rows = run.config["model"]["vocab_size"]
     if exported.vocab_size > num_rows:
         raise ValueError(
-            f"the tokenizer {given or name} has {exported.vocab_size} entries, but the model's vocabulary has "
-            f"{num_rows}: it belongs to other data"
+            f"the tokenizer {given or name} has {exported.vocab_size} entries, but the model's vocabulary "
+            f"has {num_rows}: it belongs to other data"
         )
     return exported
 

@@ -1,0 +1,153 @@
+"""What is evaluated, what is known already, and what is refused; lm-eval itself is not needed."""
+
+import json
+
+import pytest
+from run_cases import make_run
+
+from merit_optim.lab.evaluate import Metric, evaluate, evaluation, harness, read_results
+from merit_optim.lab.evaluate.command import main
+from merit_optim.lab.evaluate.harness import Outcome
+from merit_optim.lab.evaluate.sets import SETS
+
+
+class CountingHarness:
+    """Stands in for lm-eval, and remembers what it was asked."""
+
+    asked: list[tuple[str, int | None]]
+
+    def __init__(self, checkpoint, *, prefix, **_) -> None:
+        assert (checkpoint / "model.safetensors").exists()
+        assert (checkpoint / "tokenizer.json").exists()
+        assert prefix == ord("\n")
+
+    def evaluate(self, name, limit) -> Outcome:
+        if name == "rte":
+            raise ValueError("rte has an answer that is too long")
+        self.asked.append((name, limit))
+        metric = Metric(value=float(len(self.asked)), stderr=None, higher_is_better=True)
+        return Outcome(metrics={"acc": metric}, num_items=limit or 99, num_truncated=3, version=1.0)
+
+
+@pytest.fixture
+def asked(monkeypatch) -> list[tuple[str, int | None]]:
+    monkeypatch.setattr(evaluation, "Harness", CountingHarness)
+    monkeypatch.setattr(evaluation, "package_versions", lambda: {"lm-eval": "9.9"})
+    monkeypatch.setattr(CountingHarness, "asked", [], raising=False)
+    return CountingHarness.asked
+
+
+@pytest.fixture
+def files(tmp_path):
+    """Files of all sets; what is in them is not looked at here."""
+    for name, chosen in SETS.items():
+        path = tmp_path / "sets" / chosen.file
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(name)
+    return tmp_path / "sets"
+
+
+def test_what_is_there_is_not_computed_again(asked, files, tmp_path) -> None:
+    run = make_run(tmp_path / "run", steps=(10, 20))
+    first = evaluate(run.folder, ["wic", "copa"], task_files=files)
+    assert asked == [("wic", None), ("copa", None)]
+    again = evaluate(run.folder, ["copa", "boolq", "wic"], task_files=files)
+    assert asked[2:] == [("boolq", None)]
+    assert [result.name for result in again] == ["copa", "boolq", "wic"]
+    assert [again[2], again[0]] == first
+    assert read_results(run, 20) == {result.name: result for result in again}
+    assert read_results(run, 10) == {}
+
+
+def test_other_inputs_are_computed_anew(asked, files, tmp_path) -> None:
+    run = make_run(tmp_path / "run", steps=(10, 20))
+    evaluate(run.folder, ["wic"], task_files=files)
+    evaluate(run.folder, ["wic"], task_files=files, limit=5)
+    evaluate(run.folder, ["wic"], task_files=files, step=10)
+    (files / SETS["wic"].file).write_text("another edition")
+    evaluate(run.folder, ["wic"], task_files=files)
+    evaluate(run.folder, ["wic"])
+    assert asked == [("wic", None), ("wic", 5), ("wic", None), ("wic", None), ("wic", None)]
+    evaluate(run.folder, ["wic"], task_files=files, limit=5, step=10)
+    evaluate(run.folder, ["wic"])
+    assert len(asked) == 6
+
+
+def test_what_was_done_before_a_failure_is_kept(asked, files, tmp_path, capsys) -> None:
+    run = make_run(tmp_path / "run")
+    command = [str(run.folder), "--task-files", str(files), "--tasks", "wic", "rte", "copa"]
+    assert main(command) == 1
+    assert "merit evaluate: rte has an answer that is too long" in capsys.readouterr().err
+    assert asked == [("wic", None)]
+    assert list(read_results(run, 10)) == ["wic"]
+
+
+def test_the_record_says_what_it_follows_from(asked, files, tmp_path) -> None:
+    run = make_run(tmp_path / "run")
+    evaluate(run.folder, ["arc_easy"], task_files=files, limit=7)
+    content = json.loads((run.folder / "evaluate/step-00000010/arc_easy-first-7.json").read_text())
+    inputs = content["inputs"]
+    assert inputs["data"] == {
+        "from": "file",
+        "file": "arc/ARC-Easy-Test.jsonl",
+        "sha256": SETS["arc_easy"].sha256(files),
+    }
+    manifest = json.loads((run.checkpoints / "step-00000010" / "manifest.json").read_text())
+    assert inputs["checkpoint"] == manifest["files"]
+    assert inputs["task"] == "arc_easy"
+    assert inputs["limit"] == 7
+    assert inputs["lm_eval"] == content["environment"]["versions"]["lm-eval"] == "9.9"
+    assert inputs["prefix_token"] == ord("\n")
+    assert content["environment"]["device"]["type"] in ("cpu", "cuda")
+    assert content["metrics"]["acc"] == {"value": 1.0, "stderr": None, "higher_is_better": True}
+    assert asked == [("arc_easy", 7)]
+
+
+def test_the_command_shows_a_table(asked, files, tmp_path, capsys) -> None:
+    run = make_run(tmp_path / "run")
+    assert main([str(run.folder), "--task-files", str(files), "--tasks", "fig5", "--limit", "4"]) == 0
+    assert asked == [("lambada", 4), ("wikitext", 4)]
+    shown = capsys.readouterr().out
+    rows = [line.split() for line in shown.splitlines()]
+    assert ["lambada", "4", "acc", "1"] in rows
+    assert ["wikitext", "4", "acc", "2"] in rows
+    assert "lambada: 3 prompts did not fit the context and were cut" in shown
+    assert f"The results: {run.folder}/evaluate/step-00000010" in shown
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        (
+            ["--tasks", "lambda", "--task-files", "{files}"],
+            "no set 'lambda' among the task files; did you mean",
+        ),
+        (["--limit", "0", "--task-files", "{files}"], "limit is 0; it must be a whole number above 0"),
+        (["--task-files", "{files}/arc"], "must hold lambada/lambada_test.jsonl"),
+        (["--checkpoint", "3", "--task-files", "{files}"], "no checkpoint of step 3; it has those of: 10"),
+        (["--tokenizer", "gpt2"], "leave --tokenizer out"),
+    ],
+)
+def test_refusals(asked, files, tmp_path, capsys, options, complaint) -> None:
+    run = make_run(tmp_path / "run")
+    assert main([str(run.folder), *(option.format(files=files) for option in options)]) == 1
+    assert complaint in capsys.readouterr().err
+    assert asked == []
+
+
+def test_an_unknown_tokenizer_is_asked_for(asked, files, tmp_path, capsys) -> None:
+    run = make_run(tmp_path / "run", tokenizer="unknown")
+    command = [str(run.folder), "--task-files", str(files), "--tasks", "wic"]
+    assert main(command) == 1
+    assert "name it with --tokenizer: gpt2, bytes" in capsys.readouterr().err
+    assert main([*command, "--tokenizer", "bytes"]) == 0
+    assert asked == [("wic", None)]
+
+
+def test_a_missing_package_is_named_with_the_way_out(monkeypatch, tmp_path, capsys) -> None:
+    monkeypatch.setattr(harness, "_PACKAGES", ("lm-eval-of-another-world",))
+    run = make_run(tmp_path / "run")
+    assert main([str(run.folder)]) == 1
+    complaint = capsys.readouterr().err
+    assert "needs the package lm-eval-of-another-world, which is not installed" in complaint
+    assert "pip install 'merit-optim[eval]'" in complaint
