@@ -6,12 +6,9 @@ from dataclasses import replace
 import pytest
 import torch
 from model_cases import FAMILIES, GPT2, sequences, spread
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from merit_optim.lab.models import build
-from merit_optim.lab.models import observation as observation_module
 from merit_optim.lab.models.layers import Attention, rotary_table, rotate
-from merit_optim.lab.models.observation import observe_attention
 
 
 def materialised(query, key, scale) -> tuple[torch.Tensor, torch.Tensor]:
@@ -73,61 +70,6 @@ def test_the_first_layers_logits_from_the_weights_alone() -> None:
     torch.testing.assert_close(found.entropy[0], entropy.float(), rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("time", [1, 2, 31, 64])
-@pytest.mark.parametrize(
-    "elements", [1, 2 * 3 * 64 * 5, 2**25], ids=["one-query", "five-queries", "all-queries"]
-)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_blocks_of_queries_change_nothing(time, elements, dtype, monkeypatch) -> None:
-    monkeypatch.setattr(observation_module, "_BLOCK_ELEMENTS", elements)
-    torch.manual_seed(0)
-    query, key = (3 * torch.randn(2, 3, time, 16).to(dtype) for _ in range(2))
-    found = observe_attention(query, key, 0.25, True)
-    expected = torch.stack(materialised(query, key, 0.25)).float()
-    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(observe_attention(query, key, 0.25, False), expected[:1], rtol=1e-5, atol=1e-5)
-
-
-def test_no_more_than_a_block_of_logits_is_held(monkeypatch) -> None:
-    monkeypatch.setattr(observation_module, "_BLOCK_ELEMENTS", 4096)
-    query, key = torch.randn(2, 3, 64, 4), torch.randn(2, 3, 64, 4)
-    largest = 0
-
-    class Watch(TorchDispatchMode):
-        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-            nonlocal largest
-            result = func(*args, **(kwargs or {}))
-            largest = max(largest, result.numel())
-            return result
-
-    with Watch():
-        observation_module._observe(query, key, 0.5, True)
-    assert 2048 < largest <= 4096
-
-
-def test_entropy_of_uniform_and_of_one_hot_attention() -> None:
-    zeros = torch.zeros(1, 1, 8, 4)
-    uniform = sum(math.log(n) for n in range(1, 9)) / 8
-    torch.testing.assert_close(observe_attention(zeros, zeros, 1.0, True)[:, 0], torch.tensor([0.0, uniform]))
-    peaked = torch.eye(8)[None, None]
-    found = observe_attention(1e4 * peaked, peaked, 1.0, True)[:, 0]
-    torch.testing.assert_close(found, torch.tensor([1e4, 0.0]))
-
-
-def test_a_masked_logit_does_not_count() -> None:
-    """Only the first query and the last key are large, and no query sees a later key."""
-    query, key = torch.zeros(1, 1, 4, 2), torch.zeros(1, 1, 4, 2)
-    query[0, 0, 0] = key[0, 0, 3] = 100.0
-    assert observe_attention(query, key, 1.0, False).item() == 0.0
-
-
-def test_a_nan_is_seen() -> None:
-    query = torch.zeros(1, 2, 4, 2)
-    query[0, 1, 2] = torch.nan
-    found = observe_attention(query, torch.ones_like(query), 1.0, True)
-    assert found.isnan().tolist() == [[False, True], [False, True]]
-
-
 @pytest.mark.parametrize("attention", ["sdpa", "math"])
 def test_observing_changes_neither_the_loss_nor_its_gradients(attention) -> None:
     results = []
@@ -159,10 +101,3 @@ def test_qk_norm_bounds_the_logits() -> None:
             block.attention.query_key_value.weight.mul_(1000)
     found = model(*sequences(GPT2), observe="max").attention.max_logits
     assert 0.5 * math.sqrt(GPT2.head_width) < found.max() <= math.sqrt(GPT2.head_width) * (1 + 1e-5)
-
-
-def test_the_operator_keeps_torchs_rules() -> None:
-    """Its fake version, which compilers see, has the real one's shapes."""
-    query, key = torch.randn(2, 3, 5, 4), torch.randn(2, 3, 5, 4)
-    for entropy in (True, False):
-        torch.library.opcheck(observe_attention, (query, key, 0.5, entropy))

@@ -13,8 +13,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.flex_attention import AuxRequest, BlockMask, create_block_mask, flex_attention
 
 from merit_optim.lab.models.config import SMALLEST_FLEX_HEAD, AttentionKind
-from merit_optim.lab.models.observation import observe_attention
 from merit_optim.lab.models.precision import at_least_float32
+from merit_optim.monitor.observation import observe_attention
 
 Observe = Literal["max"] | bool
 
@@ -57,21 +57,26 @@ def attend(
 ) -> tuple[Tensor, Tensor | None]:
     """Causal attention over (batch, heads, time, head width), and the observation of its heads.
 
-    The observation is :func:`observe_attention`'s, formed beside the attention from the same queries and
-    keys, without a gradient; with flex the largest logits come from the attention kernel itself.
+    The observation has one row of largest logits and, unless ``observe`` is "max", one of mean entropies.
+    It is formed beside the attention from the same queries and keys, without a gradient; with flex the
+    largest logits come from the attention kernel itself.
     """
     scale = 1 / math.sqrt(query.shape[-1])
     if kind == "flex":
         return _flex(query, key, value, scale, block_mask, observe)
-    observation = None
-    if observe:
-        observation = observe_attention(query.detach(), key.detach(), scale, observe != "max")
+    observation = _observe(query, key, scale, observe) if observe else None
     if kind == "math":
         return _math(query, key, value, scale), observation
     if kind == "cudnn":
         with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
             return F.scaled_dot_product_attention(query, key, value, is_causal=True), observation
     return F.scaled_dot_product_attention(query, key, value, is_causal=True), observation
+
+
+def _observe(query: Tensor, key: Tensor, scale: float, observe: Observe) -> Tensor:
+    entropy = observe != "max"
+    found = observe_attention(query.detach(), key.detach(), scale=scale, entropy=entropy, right=0)
+    return torch.stack([found[0], found[1] / found[2]]) if entropy else found[:1]
 
 
 def _math(query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
@@ -90,8 +95,7 @@ def _flex(
     mixed, aux = _compiled_flex()(query, key, value, block_mask=block_mask, scale=scale, return_aux=request)
     observation = aux.max_scores.detach().amax(dim=(0, 2))[None]
     if observe != "max":
-        entropy = observe_attention(query.detach(), key.detach(), scale, True)[1:]
-        observation = torch.cat([observation, entropy])
+        observation = torch.cat([observation, _observe(query, key, scale, observe)[1:]])
     return mixed, observation
 
 
