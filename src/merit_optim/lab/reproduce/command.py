@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,12 +17,16 @@ from merit_optim.lab.reproduce.registry import ENTRIES, choose
 from merit_optim.lab.reproduce.scale import Scale
 from merit_optim.lab.reproduce.scales import SCALES
 from merit_optim.lab.reproduce.work import Task, reproduce
+from merit_optim.lab.reproduce.workers import WorkersEnded
 from merit_optim.lab.reproduce.write import tally
 from merit_optim.lab.train import Interrupted
 from merit_optim.lab.train.parallel import Ranks
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+
+_MOST_JOBS = 8
 
 
 def main(argv: Sequence[str]) -> int:
@@ -43,6 +48,7 @@ def main(argv: Sequence[str]) -> int:
             folder=folder,
             seeds=options.seeds,
             task_files=options.task_files,
+            jobs=options.jobs or _default_jobs(),
         )
         said = reproduce(task)
     except Interrupted as interrupted:
@@ -51,7 +57,7 @@ def main(argv: Sequence[str]) -> int:
     except KeyboardInterrupt:
         print("merit reproduce: stopped. The same command goes on.", file=sys.stderr)
         return 130
-    except (OSError, ValueError, RunInUse, ModuleNotFoundError) as error:
+    except (OSError, ValueError, RunInUse, WorkersEnded, ModuleNotFoundError) as error:
         print(f"merit reproduce: {error}", file=sys.stderr)
         return 1
     if Ranks.join().is_first:
@@ -77,6 +83,9 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument(
         "--task-files", type=Path, help="evaluation sets for fig5, fig12 and table1 (see `merit evaluate -h`)"
     )
+    parser.add_argument(
+        "--jobs", type=_count, help="runs at a time, each on a core or GPU of its own; else one for each core"
+    )
     parser.add_argument("--list", action="store_true", help="show what there is and what it costs here")
     parser.add_argument("--yes", action="store_true", help="start what takes many GPU hours without asking")
     options = parser.parse_args(argv)
@@ -88,8 +97,13 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
 def _count(text: str) -> int:
     value = int(text)
     if value < 1:
-        raise argparse.ArgumentTypeError(f"{value} seeds are too few; at least 1 is needed")
+        raise argparse.ArgumentTypeError(f"{value} is too few; at least 1 is needed")
     return value
+
+
+def _default_jobs() -> int:
+    """A process for each core: a small model does not keep two busy. GPUs are left to torchrun."""
+    return 1 if Ranks.join().device.type == "cuda" else min(os.cpu_count() or 1, _MOST_JOBS)
 
 
 def _data(scale: Scale, folder: Path | None) -> Dataset:

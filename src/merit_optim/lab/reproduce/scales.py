@@ -59,20 +59,20 @@ _GPT2_SHAPES = (
     replace(PRESETS["gpt2-small"], width=512, heads=8, layers=25),  # 78.6M
 )
 
-# 160 steps of 64 sequences of 64 bytes. The learning rates are the best of grids by factors of two; table4
+# 128 steps of 64 sequences of 64 bytes. The learning rates are the best of grids by factors of two; table4
 # shows them with their neighbours.
 _TINY = Setting(
     name="GPT-2 0.2M, batch 64",
     model=PRESETS["tiny"],
     batch=64,
-    tokens=160 * 64 * 64,
+    tokens=128 * 64 * 64,
     rates={
-        "adamw": 4e-3,
+        "adamw": 2e-3,
         "lamb": 4e-2,
         "maxlamb": 4e-2,
         "merit": 4e-2,
-        "lion": 4e-4,
-        "sophiag": 1e-3,
+        "lion": 8e-4,
+        "sophiag": 2e-3,
     },
 )
 _LLAMA_TINY = replace(_TINY, name="Llama 0.2M, batch 64", model=PRESETS["llama-tiny"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,12 @@ from rich.console import Console
 
 from merit_optim.lab.compare import PlannedRun, carry_out
 from merit_optim.lab.data import Dataset
-from merit_optim.lab.record import Run
 from merit_optim.lab.reproduce import records
 from merit_optim.lab.reproduce.entry import Entry, Unavailable
 from merit_optim.lab.reproduce.registry import ENTRIES
 from merit_optim.lab.reproduce.scale import Scale, Trial
+from merit_optim.lab.reproduce.show import Progress
+from merit_optim.lab.reproduce.workers import Workers, is_done
 from merit_optim.lab.reproduce.write import write_entry, write_missing, write_overview
 from merit_optim.lab.train.parallel import Ranks
 
@@ -34,6 +36,8 @@ class Task:
     """Seeds of every entry; None for the scale's own."""
     task_files: Path | None = None
     """Folder of evaluation sets."""
+    jobs: int = 1
+    """Runs at the same time."""
 
     def plan(self, entry: Entry) -> Planned:
         """An entry's runs; those of all entries lie together, so that they are shared."""
@@ -50,25 +54,41 @@ def reproduce(task: Task) -> list[dict[str, Any]]:
     ranks = Ranks.join()
     console = Console(stderr=True, highlight=False, quiet=not ranks.is_first)
     plans = {entry.name: task.plan(entry) for entry in task.entries}
-    every = {own.folder for planned in plans.values() for _, own in planned}
+    every = list({own.folder: own for planned in plans.values() for _, own in planned}.values())
+    if task.jobs > 1 and ranks.size == 1:
+        return _together(task, plans, every, console)
     said = []
     for place, entry in enumerate(task.entries, start=1):
-        num_done = sum(is_done(folder) for folder in every)
+        num_done = sum(is_done(own.folder) for own in every)
         text = f"{entry.name} ({place} of {len(plans)}; {num_done} of all {len(every)} runs are done)"
         console.rule(text, align="left", style="bold")
-        planned = plans[entry.name]
-        to_do = list({own.folder: own for _, own in planned if not is_done(own.folder)}.values())
-        carry_out(to_do, ranks)
-        said += ranks.first(lambda entry=entry, planned=planned: [_make(task, entry, planned, console)])  # type: ignore[misc]
+        carry_out(_left(plans[entry.name]), ranks)
+        said += ranks.first(partial(_make, task, entry, plans[entry.name], console))
     return said
 
 
-def is_done(folder: Path) -> bool:
-    """Whether a run has come to its end, good or bad."""
-    return (folder / "config.json").exists() and Run.open(folder).status in ("finished", "diverged")
+def _together(
+    task: Task, plans: dict[str, Planned], every: Sequence[PlannedRun], console: Console
+) -> list[dict[str, Any]]:
+    """Several runs at a time, in the order of the entries; each entry is made when its runs are done."""
+    said = []
+    left = [own for own in every if not is_done(own.folder)]
+    logs = task.folder / "logs"
+    with Workers(left, min(task.jobs, len(left)), logs) as workers, Progress(every, console) as progress:
+        for entry in task.entries:
+            for _ in workers.waiting([own for _, own in plans[entry.name]]):
+                progress.show()
+            progress.show()
+            said += _make(task, entry, plans[entry.name], console)
+            progress.say(f"{entry.name}: {said[-1]['outcome']}")
+    return said
 
 
-def _make(task: Task, entry: Entry, planned: Planned, console: Console) -> dict[str, Any]:
+def _left(planned: Planned) -> list[PlannedRun]:
+    return list({own.folder: own for _, own in planned if not is_done(own.folder)}.values())
+
+
+def _make(task: Task, entry: Entry, planned: Planned, console: Console) -> list[dict[str, Any]]:
     """Measure, analyse and write one entry, and the overview."""
     folder = task.folder / entry.name
     try:
@@ -82,4 +102,4 @@ def _make(task: Task, entry: Entry, planned: Planned, console: Console) -> dict[
         said = write_missing(entry, task.scale, str(missing), folder)
         console.print(f"{entry.name} is left out: {missing}", style="yellow", markup=False, soft_wrap=True)
     write_overview(task.scale, list(ENTRIES.values()), task.folder)
-    return said
+    return [said]

@@ -1,0 +1,126 @@
+"""Several runs at the same time, each by a process of its own with a core or a GPU to itself.
+
+Every worker goes through the same list of runs and takes those that nobody has: the run directories'
+locks decide. What a worker shows goes to its log; the caller is told how far all of them are.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from merit_optim.lab.compare import PlannedRun, carry_out
+from merit_optim.lab.record import Run, is_locked, read_metrics
+from merit_optim.lab.train import Interrupted
+from merit_optim.lab.train.parallel import Ranks
+from merit_optim.lab.train.signals import listening
+
+_POLL_SECONDS = 1.0
+_DONE: set[Path] = set()
+
+
+class WorkersEnded(Exception):
+    """All workers are gone and their runs are not done."""
+
+
+class Workers:
+    """Processes that carry out runs together. As a context manager it leaves none behind.
+
+    Args:
+        runs: what is left to do.
+        num: how many processes.
+        logs: folder for what they show.
+    """
+
+    def __init__(self, runs: Sequence[PlannedRun], num: int, logs: Path) -> None:
+        logs.mkdir(parents=True, exist_ok=True)
+        self._runs = runs
+        self._logs = [logs / f"worker-{place}.log" for place in range(num)]
+        context = multiprocessing.get_context("spawn")
+        self._processes = [
+            context.Process(target=_work, args=(list(runs), place, num, log), daemon=True)
+            for place, log in enumerate(self._logs)
+        ]
+
+    def __enter__(self) -> Self:
+        for process in self._processes:
+            process.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for process in self._processes:
+            if kind is not None:
+                process.terminate()  # SIGTERM: a run writes its checkpoint and ends
+            process.join()
+
+    def waiting(self, wanted: Sequence[PlannedRun]) -> Iterator[None]:
+        """Come back now and then until the wanted runs are done.
+
+        Raises Interrupted when a signal came, and WorkersEnded when the workers ended before.
+        """
+        with listening() as stop:
+            while not all(is_done(own.folder) for own in wanted):
+                if stop.signum:
+                    raise Interrupted(stop.signum, "stopped by a signal, with checkpoints")
+                if not any(process.is_alive() for process in self._processes):
+                    if all(is_done(own.folder) for own in wanted):  # the last moments
+                        return
+                    raise WorkersEnded(f"the workers ended before their runs did; {self._last_words()}")
+                yield
+                time.sleep(_POLL_SECONDS)
+
+    def _last_words(self) -> str:
+        for log in self._logs:
+            lines = log.read_text(encoding="utf-8").splitlines() if log.exists() else []
+            if lines:
+                return f"the last line of {log}: {lines[-1]}"
+        return "they left no word"
+
+
+def is_done(folder: Path) -> bool:
+    """Whether a run has come to its end, good or bad. What is done once stays so and is not read again."""
+    if folder in _DONE:
+        return True
+    is_there = (folder / "config.json").exists() and not is_locked(folder)
+    if is_there and Run.open(folder).outcome in ("finished", "diverged"):
+        _DONE.add(folder)
+    return folder in _DONE
+
+
+def progress(run: PlannedRun) -> tuple[int, float] | None:
+    """Steps done and the last training loss of a run that is being worked on; None if it is not."""
+    if not run.exists or not is_locked(run.folder):
+        return None
+    last = None
+    for row in read_metrics(run.folder / "metrics.jsonl"):
+        if row["kind"] == "train":
+            last = row["step"], row["loss"]
+    return last or (0, float("nan"))
+
+
+def _work(runs: list[PlannedRun], place: int, num: int, log: Path) -> None:
+    """The life of a worker."""
+    import torch
+
+    if torch.cuda.is_available():
+        os.environ["LOCAL_RANK"] = str(place)  # which Ranks takes for the GPU's number
+    else:
+        torch.set_num_threads(max(1, (os.cpu_count() or 1) // num))
+    with log.open("a", encoding="utf-8", buffering=1) as file, contextlib.redirect_stderr(file):
+        try:
+            # Each begins elsewhere in the list, so that they meet less often.
+            carry_out(runs[place:] + runs[:place], Ranks.join())
+        except (Interrupted, KeyboardInterrupt):
+            sys.exit(1)
+        except Exception as error:
+            print(f"{type(error).__name__}: {error}", file=file)
+            raise
