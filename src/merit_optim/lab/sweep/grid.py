@@ -103,9 +103,17 @@ class Grid:
 def choose_learning_rates(
     base: TrainConfig, optimizers: Sequence[str], texts: Iterable[str]
 ) -> dict[str, list[float]]:
-    """Learning rates by optimizer: "1e-3" is for all of them, "merit=1e-3" for one alone.
+    """Rising learning rates by optimizer; one that is given none gets the paper's and its neighbours."""
+    given = parse_shared_learning_rates(optimizers, texts)
+    return {name: sorted(rates or _paper_rates(base, name)) for name, rates in given.items()}
 
-    An optimizer that has none gets the paper's and its neighbours.
+
+def parse_shared_learning_rates(optimizers: Sequence[str], texts: Iterable[str]) -> dict[str, list[float]]:
+    """Learning rates by optimizer as they are given: "1e-3" is for all, "merit=1e-3" for one alone.
+
+    Example:
+        >>> parse_shared_learning_rates(["lamb", "merit"], ["1e-3", "merit=2e-3"])
+        {'lamb': [0.001], 'merit': [0.001, 0.002]}
     """
     check_distinct("optimizers", optimizers)
     given = list(texts)
@@ -116,7 +124,7 @@ def choose_learning_rates(
             raise ValueError(
                 f"a learning rate is given for {name}, which is not among {', '.join(optimizers)}"
             )
-    return {name: sorted(rates.get(name) or _paper_rates(base, name)) for name in optimizers}
+    return {name: rates.get(name, []) for name in optimizers}
 
 
 def _paper_rates(base: TrainConfig, optimizer: str) -> list[float]:

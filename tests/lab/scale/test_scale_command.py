@@ -1,0 +1,183 @@
+"""`merit scale`: from runs to the critical batch, and what is not run again."""
+
+import csv
+import itertools
+import json
+import signal
+from pathlib import Path
+from typing import Any
+
+import noisy_quadratic
+import pytest
+
+from merit_optim.lab.compare import work
+from merit_optim.lab.record import Run
+from merit_optim.lab.scale.command import main
+from merit_optim.lab.train import Interrupted, TrainConfig
+
+BATCHES = (4, 8, 16, 32, 64, 128, 256)
+TARGET = 1.0
+
+
+@pytest.fixture
+def quadratic(command: list[str], monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """A study of the noisy quadratic, each batch with its best step size."""
+    monkeypatch.setattr(work, "train", noisy_quadratic.train)
+    command += ["--optimizers", "merit"]  # what it is called does not matter here
+    command += ["--batches", *map(str, BATCHES), "--steps", "500", "--target", str(TARGET)]
+    return [*command, *("--rule", "list", "--lr", *rates(0.02))]
+
+
+def rates(eta: float) -> list[str]:
+    return [str(noisy_quadratic.step_size(batch, eta)) for batch in BATCHES]
+
+
+def table(tmp_path: Path) -> list[dict[str, str]]:
+    with (tmp_path / "out" / "report" / "table.csv").open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_the_critical_batch_of_a_noisy_quadratic_is_found(
+    quadratic: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    eta = 0.005  # the curve is exact to as much
+    options = ["--seeds", "0", "1", "2", "--steps", "2000", "--lr", *rates(eta)]
+    assert main([*quadratic, *options]) == 0
+    output = capsys.readouterr().out
+    found = json.loads((tmp_path / "out" / "report" / "scale.json").read_text())["optimizers"]["merit"]
+    critical, least = found["critical_batch"], found["least_steps"]
+    assert critical["low"] <= noisy_quadratic.NOISE_SCALE <= critical["high"]
+    assert critical["high"] / critical["low"] < 1.2
+    assert least["low"] <= noisy_quadratic.least_steps(TARGET, eta) <= least["high"]
+    assert found["is_told"]
+    assert found["is_inside"]
+    assert f"its critical batch is {critical['value']:.0f} sequences (95% interval" in output
+    assert all(row["reached"] == "True" for row in table(tmp_path))
+    svg = (tmp_path / "out" / "report" / "steps-to-target.svg").read_text()
+    assert all(text in svg for text in ("steps to the target", "batch (sequences)", "MERIT", "256"))
+
+
+def test_a_larger_batch_gets_the_steps_of_the_smaller_and_a_quarter(
+    quadratic: list[str], tmp_path: Path
+) -> None:
+    assert main(quadratic) == 0
+    rows = table(tmp_path)
+    lengths = {int(row["batch"]): int(row["last_step"]) for row in rows}
+    needed = {int(row["batch"]): float(row["steps"]) for row in rows}
+    assert lengths[4] == 500
+    for smaller, larger in itertools.pairwise(BATCHES):
+        assert lengths[larger] == -(-1.25 * needed[smaller] // 1)
+    config = TrainConfig.from_dict(Run.open(tmp_path / "out" / rows[0]["run"]).config)
+    assert config.optimizer.final == 1.0  # the rate stays at its peak
+    assert config.measure.validation_every == 10
+
+
+def test_what_is_there_is_used_for_other_targets_and_lengths(
+    quadratic: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def begun() -> int:
+        return capsys.readouterr().err.count(" begins")
+
+    assert main(quadratic) == 0
+    assert begun() == len(BATCHES)
+    assert main(quadratic) == 0
+    assert begun() == 0
+    assert main([*quadratic, "--target", "1.5"]) == 0  # every run came by it
+    assert begun() == 0
+    # Another seed needs other lengths, but what the first reached stays.
+    assert main([*quadratic, "--seeds", "0", "1"]) == 0
+    assert begun() == len(BATCHES)
+    # A lower target is beyond the runs that stopped earlier; those with room are kept.
+    assert main([*quadratic, "--target", "0.5"]) == 0
+    assert 0 < begun() < len(BATCHES)
+    assert len({(row["batch"], row["seed"]) for row in table(tmp_path)}) == len(table(tmp_path))
+
+
+def test_what_did_not_get_there_is_told_drawn_and_left_out(
+    quadratic: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*quadratic, "--steps", "200"]) == 0  # batches of 4 need about 315
+    output, error = capsys.readouterr()
+    assert (
+        "MERIT did not reach the target with every seed at a batch of 4 (1 of 1 not reached in 200" in error
+    )
+    assert "MERIT needed" in output
+    assert "with a batch of 8 sequences and" in output
+    rows = table(tmp_path)
+    assert [row["reached"] for row in rows] == ["False"] + ["True"] * 6
+    assert rows[1]["last_step"] == "200"  # nothing is known that would limit it
+    assert "not reached in step 200" in (tmp_path / "out" / "report" / "steps-to-target.svg").read_text()
+
+
+def test_of_several_rates_the_best_is_taken_at_each_batch(
+    quadratic: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    place = quadratic.index("--rule")
+    sweep = [*quadratic[:place], "--rule", "sweep", "--lr", "0.002", "0.005", "0.01", "0.02"]
+    assert main([*sweep, "--steps", "500", "--target", "1", "--batches", "8", "32", "128"]) == 0
+    rows = table(tmp_path)
+    assert len(rows) == 3 * 4
+    for batch in ("8", "32", "128"):
+        own = [row for row in rows if row["batch"] == batch]
+        best = min((row for row in own if row["steps"]), key=lambda row: float(row["steps"]))
+        assert [row for row in own if row["chosen"] == "True"] == [best]
+    error = capsys.readouterr().err
+    assert "MERIT's best learning rate with a batch of 128, 0.02, is the highest that was tried" in error
+
+
+def test_a_model_is_trained(command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command += ["--optimizers", "merit", "--batches", "8", "2", "4", "--lr", "3e-2", "--steps", "20"]
+    assert main([*command, "--target", "5.0"]) == 0
+    output = capsys.readouterr().out
+    assert "To a validation loss of 5: MERIT needed" in output
+    assert [row["batch"] for row in table(tmp_path)] == ["2", "4", "8"]
+    assert [float(row["lr"]) for row in table(tmp_path)] == [0.03, 0.04243, 0.06]
+
+
+def test_a_signal_leaves_word_how_to_go_on(
+    quadratic: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def train(*_: Any, **__: Any) -> None:
+        raise Interrupted(signal.SIGINT, "stopped by SIGINT, with a checkpoint")
+
+    monkeypatch.setattr(work, "train", train)
+    assert main(quadratic) == 128 + signal.SIGINT
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert last == "merit scale: stopped by SIGINT, with a checkpoint. The same command goes on from there."
+
+
+def test_runs_of_another_configuration_are_refused(
+    quadratic: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(quadratic) == 0
+    assert main([*quadratic, "--optimizer.warmup", "0.5"]) == 1
+    assert "holds a run with another optimizer.warmup" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--target", "-1"], "the target is -1.0; it is a validation loss in nats, above 0"),
+        (["--target", "9"], "the target 9 is not below the loss before training, 4.000"),
+        (["--steps", "None"], "the most steps a run may take are not given; pass --steps"),
+        (["--batches", "4", "4"], "the batches are 4, 4; each may be given once"),
+        (["--rule", "sqrt"], "merit has 7 learning rates; --rule sqrt takes one, that of the batch of 4"),
+        (
+            ["--optimizers", "merit", "lamb", "--lr", "merit=1"],
+            "lamb has no learning rate; write for example",
+        ),
+        (["--batch", "8"], "--batch 8 is for one run; use --batches"),
+        (["--measure.validation-every", "8"], "each run is validated fifty times"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(
+    quadratic: list[str], options: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*quadratic, *options]) == 1
+    assert message in capsys.readouterr().err
+
+
+def test_an_unknown_model_names_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["gpt2-smal"])
+    assert "did you mean 'gpt2-small'?" in capsys.readouterr().err
