@@ -51,8 +51,12 @@ class Snapshot:
         return cls(run=run, config=config, path=path, step=manifest.step)
 
     def load_model(self, device: torch.device, *, twice: bool = False) -> LanguageModel:
-        """The model with its weights, in float32; ``twice`` for one that can be differentiated twice."""
-        config = self.config.model
+        """The model with its weights, in float32; ``twice`` for one that can be differentiated twice.
+
+        Its attention is not the configured one, which may need a GPU or a compiler; all give the same but
+        for rounding.
+        """
+        config = dataclasses.replace(self.config.model, attention="sdpa")
         if twice:
             config = dataclasses.replace(config, attention="math", loss_chunk=0)
         model = build(config).to(device)

@@ -1,0 +1,121 @@
+"""The command and the file it writes, on a run."""
+
+import json
+import math
+import signal
+
+import numpy as np
+import pytest
+import torch
+
+from merit_optim.lab.curvature import Snapshot
+from merit_optim.lab.data import Batches, Dataset
+from merit_optim.lab.noise import NoiseConfig, NoiseScale, gradient_norms, measure_noise_scale
+from merit_optim.lab.noise.command import describe, main
+from merit_optim.lab.noise.measure import MeasuredScale
+
+QUICK = ["--batches", "3", "--batch", "8", "--micro-batch", "2"]
+
+
+def read(run, step=6):
+    return json.loads((run / "noise" / f"step-{step:08d}.json").read_text())
+
+
+def test_norms_are_those_of_gradients(run):
+    model = Snapshot.find(run).load_model(torch.device("cpu"))
+    sequences = torch.randint(256, (6, 17))
+
+    def squared_gradient(piece):
+        model.zero_grad()
+        model(piece[:, :-1].contiguous(), piece[:, 1:].contiguous()).loss.backward()
+        return sum(parameter.grad.double().square().sum().item() for parameter in model.parameters())
+
+    norms = gradient_norms(model, sequences, 2)
+    assert norms.micro_batches == pytest.approx([squared_gradient(piece) for piece in sequences.split(2)])
+    assert norms.mean == pytest.approx(squared_gradient(sequences))
+
+
+def test_the_scale_of_a_run(run, trained, capfd):
+    assert main([str(run), *QUICK]) == 0
+    printed = capfd.readouterr()
+    content = read(run)["noise_scale"]
+    assert content["settings"] == {"batches": 3, "batch": 8, "micro_batch": 2, "seed": 0, "context": 16}
+    assert content["environment"]["device"]["type"] == "cpu"
+    assert "gradients: 3 batches in" in printed.err
+    assert "Twice the run's batch of 8" in printed.out
+    assert "step-00000006.json" in printed.out
+
+    batches = Batches(Dataset.open(trained.parent).train, context=16, batch=8, seed=0)
+    model = Snapshot.find(run).load_model(torch.device("cpu"))
+    norms = [gradient_norms(model, torch.from_numpy(batches.sequences(number)), 2) for number in range(3)]
+    small = np.mean([norm.micro_batches for norm in norms])
+    large = np.mean([norm.mean for norm in norms])
+    assert content["result"]["noise"] == pytest.approx((small - large) / (1 / 2 - 1 / 8))
+    assert content["result"]["signal"] == pytest.approx((8 * large - 2 * small) / 6)
+
+
+def test_what_is_there_is_not_measured_again(run, monkeypatch):
+    config = NoiseConfig(batches=2, batch=4, micro_batch=2)
+    first = measure_noise_scale(run, config)
+    monkeypatch.setattr("merit_optim.lab.noise.measure.gradient_norms", None)  # nothing may be computed
+    assert measure_noise_scale(run, config) == first
+    with pytest.raises(TypeError):
+        measure_noise_scale(run, NoiseConfig(batches=2, batch=4, micro_batch=2, seed=1))
+
+
+def test_an_earlier_checkpoint(run):
+    assert main([str(run), *QUICK, "--checkpoint", "4"]) == 0
+    assert main([str(run), *QUICK]) == 0
+    assert read(run, 4)["noise_scale"]["result"] != read(run, 6)["noise_scale"]["result"]
+
+
+def test_a_signal_stops_after_a_batch(run, monkeypatch, capfd):
+    def interrupted(*arguments):
+        signal.raise_signal(signal.SIGINT)
+        return gradient_norms(*arguments)
+
+    monkeypatch.setattr("merit_optim.lab.noise.measure.gradient_norms", interrupted)
+    assert main([str(run), *QUICK]) == 128 + signal.SIGINT
+    assert "stopped by SIGINT" in capfd.readouterr().err
+    assert not (run / "noise").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--batches", "1"], "batches is 1; it must be at least 2"),
+        (["--batch", "6"], "batch is 6; it must be two or more times micro_batch, 4, for example 8"),
+        (["--batch", "4"], "batch is 4; it must be two or more times"),
+        (["--checkpoint", "5"], "no checkpoint of step 5"),
+    ],
+)
+def test_what_is_refused(run, options, message, capfd):
+    assert main([str(run), *options]) == 1
+    assert message in capfd.readouterr().err
+
+
+def measured(tmp_path, **scale):
+    return MeasuredScale(path=tmp_path, step=9, context=100, batch=100, scale=NoiseScale(**scale))
+
+
+def test_what_is_said(tmp_path):
+    said = describe(measured(tmp_path, noise=30000.0, signal=100.0, ratio_error=1 / 3000))
+    assert "noise scale is 300 sequences (250 to 375 with two standard errors), or 30,000 tokens" in said
+    # From 1 + 3 to 1 + 1.5 times the fewest steps, from 1 + 1/3 to 1 + 2/3 times the fewest tokens.
+    assert "Twice the run's batch of 100 would save 38% of the steps and cost 25% more tokens" in said
+    said = describe(measured(tmp_path, noise=30000.0, signal=100.0, ratio_error=1.0))
+    assert "(above 0.499 with" in said
+    said = describe(measured(tmp_path, noise=1.0, signal=-1e-3, ratio_error=1e-3))
+    assert "not determined; it is above 1,000 sequences" in said
+    said = describe(measured(tmp_path, noise=1.0, signal=-1.0, ratio_error=1e-3))
+    assert "nothing can be said" in said
+
+
+@pytest.mark.parametrize("signal_seen", [1e-3, -1e-3, -1.0])
+def test_the_table_for_any_signal(run, capfd, monkeypatch, signal_seen):
+    scale = measured(run, noise=1.0, signal=signal_seen, ratio_error=1e-3)
+    monkeypatch.setattr("merit_optim.lab.noise.command.measure_noise_scale", lambda *_, **__: scale)
+    assert main([str(run)]) == 0
+    printed = capfd.readouterr().out
+    assert ("1,024" in printed) == math.isfinite(scale.scale.interval[0])
+    assert "inf" not in printed
