@@ -120,8 +120,11 @@ def adam_direction(
     """m / (sqrt(v) + eps): u before weight decay is added."""
     if not corrected:
         return mu / (jnp.sqrt(nu) + eps)
-    denominator = jnp.sqrt(nu) / jnp.sqrt(bias_correction(count, b2)) + eps
-    return mu / denominator / bias_correction(count, b1)
+    # XLA may contract a product and a sum, and turn a/b/c into a/(b*c), in one program and not in another.
+    # Nothing is left to its choice here: no two divisions in a row, no product as a last step, to which
+    # the decayed weights, a product too, would be added.
+    first, second_sqrt = 1 / bias_correction(count, b1), 1 / jnp.sqrt(bias_correction(count, b2))
+    return mu * first / (jnp.sqrt(nu) * second_sqrt + eps)
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(1,))
