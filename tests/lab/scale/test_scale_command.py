@@ -7,12 +7,16 @@ import signal
 from pathlib import Path
 from typing import Any
 
+import altair
 import noisy_quadratic
 import pytest
 
 from merit_optim.lab.compare import work
 from merit_optim.lab.record import Run
 from merit_optim.lab.scale.command import main
+from merit_optim.lab.scale.measure import Attempt, Measurement
+from merit_optim.lab.scale.picture import make_figure
+from merit_optim.lab.scale.words import results
 from merit_optim.lab.train import Interrupted, TrainConfig
 
 BATCHES = (4, 8, 16, 32, 64, 128, 256)
@@ -106,7 +110,7 @@ def test_what_did_not_get_there_is_told_drawn_and_left_out(
     rows = table(tmp_path)
     assert [row["reached"] for row in rows] == ["False"] + ["True"] * 6
     assert rows[1]["last_step"] == "200"  # nothing is known that would limit it
-    assert "not reached in step 200" in (tmp_path / "out" / "report" / "steps-to-target.svg").read_text()
+    assert "not reached in 200 steps" in (tmp_path / "out" / "report" / "steps-to-target.svg").read_text()
 
 
 def test_of_several_rates_the_best_is_taken_at_each_batch(
@@ -181,3 +185,23 @@ def test_an_unknown_model_names_the_nearest(capsys: pytest.CaptureFixture[str]) 
     with pytest.raises(SystemExit):
         main(["gpt2-smal"])
     assert "did you mean 'gpt2-small'?" in capsys.readouterr().err
+
+
+def test_the_chart_follows_the_schema() -> None:
+    attempts = [
+        (batch, Attempt("run", 0, status, steps, 500))
+        for batch, status, steps in (
+            (4, "finished", None),
+            (8, "diverged", None),
+            (16, "finished", 60.0),
+            (32, "finished", 40.0),
+            (64, "finished", 31.0),
+        )
+    ]
+    found = results([Measurement("merit", batch, 0.01, (attempt,)) for batch, attempt in attempts])
+    figure = make_figure(found, 3.0)
+    altair.LayerChart.from_dict(dict(figure.chart))
+    missed = [row["what"] for row in figure.datasets["missed"]]
+    assert missed == ["not reached in 500 steps", "diverged at step 500"]
+    assert found[0].curve is not None
+    assert [row["batch"] for row in figure.datasets["means"]] == [16, 32, 64]

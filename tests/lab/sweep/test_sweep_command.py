@@ -151,6 +151,8 @@ def test_runs_of_another_configuration_are_refused_before_any_is_trained(
     ("options", "message"),
     [
         (["--lr", "lion=1e-4"], "a learning rate is given for lion, which is not among adamw, lamb, merit"),
+        (["--optimizers", "maxlamb"], "the paper gives no learning rate for maxlamb; pass --lr"),
+        (["--optimizers", "mertt"], "did you mean 'merit'?"),
         (["--lr", "fast"], "the learning rate 'adamw=fast' is not understood"),
         (["--lr", "0", "1"], "a learning rate of adamw is 0; it must be above 0"),
         (["--lr", "1e-2", "1e-2"], "the learning rates of adamw are 0.01, 0.01; each may be given once"),

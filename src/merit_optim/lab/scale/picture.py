@@ -77,7 +77,9 @@ def _missed_rows(result: Result) -> Iterator[dict[str, Any]]:
                     "steps": max(attempt.last_step, 1),
                     "run": attempt.name,
                     "kind": "diverged" if diverged else "missed",
-                    "what": f"{'diverged at' if diverged else 'not reached in'} step {attempt.last_step}",
+                    "what": f"diverged at step {attempt.last_step}"
+                    if diverged
+                    else f"not reached in {attempt.last_step} steps",
                 }
 
 

@@ -13,6 +13,7 @@ from merit_optim.lab.record import Run
 from merit_optim.lab.report.gather import flatten, show
 from merit_optim.lab.sweep.fields import LR, with_values
 from merit_optim.lab.train import TrainConfig
+from merit_optim.optim.registry import OPTIMIZERS
 
 # Where no learning rates are given: the paper's, and its neighbours by factors of two.
 _AROUND_THE_PAPER = (0.25, 0.5, 1.0, 2.0, 4.0)
@@ -128,6 +129,9 @@ def parse_shared_learning_rates(optimizers: Sequence[str], texts: Iterable[str])
 
 
 def _paper_rates(base: TrainConfig, optimizer: str) -> list[float]:
-    resolved = with_values(base, {"optimizer.name": optimizer, LR: None}).optimizer.resolve(base.model)
+    config = with_values(base, {"optimizer.name": optimizer, LR: None}).optimizer
+    if not OPTIMIZERS[optimizer].learning_rates:
+        raise ValueError(f"the paper gives no learning rate for {optimizer}; pass --lr")
+    resolved = config.resolve(base.model)
     assert resolved.lr is not None
     return [float(f"{resolved.lr * factor:.6g}") for factor in _AROUND_THE_PAPER]

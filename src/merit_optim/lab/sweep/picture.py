@@ -7,7 +7,6 @@ marked in a band at the top, a cross and a triangle.
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -18,7 +17,7 @@ from merit_optim.lab.sweep.ledger import Ledger, Line, short
 from merit_optim.lab.sweep.page import Figure, unchecked
 
 _WIDTH, _HEIGHT = 640, 320
-_MARK_HEIGHT = 14  # of one line's marks in the band
+_MARK_HEIGHT, _MOST_BAND = 14, 84  # of one line's marks in the band, and of the band
 _FAR = 3.0  # what lies further above the lowest loss than this many times what must be seen is far above
 _MOST_TICKS = 14
 
@@ -34,9 +33,9 @@ def make_figure(ledger: Ledger) -> Figure:
         marks += [{**row, "place": place} for row in _mark_rows(line, ceiling)]
     # Marks of several lines at one learning rate stand below each other.
     places = sorted({row["place"] for row in marks})
+    band = min(len(places) * _MARK_HEIGHT, _MOST_BAND)
     for row in marks:
-        row["y"] = (places.index(row["place"]) + 0.5) * _MARK_HEIGHT
-    band = len(places) * _MARK_HEIGHT
+        row["y"] = (places.index(row["place"]) + 0.5) * band / len(places)
     values = [row["value"] for row in seeds]
     with unchecked():
         chart = _chart(ledger, lines, ceiling, _domain(values, ceiling, band))
@@ -58,14 +57,15 @@ def _ceiling(ledger: Ledger) -> float:
     finished = [loss for loss in losses if loss is not None]
     if not finished:
         return 1.0
-    wanted = [statistics.median(finished)]
+    most = sorted(finished)[2 * (len(finished) - 1) // 3]
+    wanted = [most]
     for optimizer in ledger.optimizers:
         if best := ledger.best(optimizer):
             around = [best.cell, *filter(None, best.neighbours)]
             wanted += [max(cell.loss.values) for cell in around if cell.loss is not None]
     lowest, highest = min(finished), max(finished)
-    # A neighbour of a best may be far off itself: then the median decides.
-    enough = min(max(wanted), lowest + _FAR * (wanted[0] - lowest)) if wanted[0] > lowest else max(wanted)
+    # A neighbour of a best may be far off itself: then what most runs came to decides.
+    enough = min(max(wanted), lowest + _FAR * (most - lowest)) if most > lowest else max(wanted)
     return highest if highest - lowest <= _FAR * (enough - lowest) else enough
 
 
@@ -185,17 +185,14 @@ def _x(axis: str, values: Iterable[float]) -> Any:
 
     ticks = sorted(set(values))
     title = "peak learning rate" if axis == LR else short(axis).replace("_", " ")
-    if ticks[0] <= 0:
-        return alt.X("x:Q", title=title, scale=alt.Scale(zero=False))
-    margin = 1.25 if len(ticks) < 2 else math.sqrt(math.sqrt(ticks[1] / ticks[0]))
-    return alt.X(
-        "x:Q",
-        title=title,
-        scale=alt.Scale(type="log", domain=[ticks[0] / margin, ticks[-1] * margin], nice=False),
-        axis=alt.Axis(
-            values=ticks[:: math.ceil(len(ticks) / _MOST_TICKS)],
-            format="~g",
-            labelOverlap="greedy",
-            labelSeparation=8,
-        ),
+    axis_at_ticks = alt.Axis(
+        values=ticks[:: math.ceil(len(ticks) / _MOST_TICKS)],
+        format="~g",
+        labelOverlap="greedy",
+        labelSeparation=8,
     )
+    scale = alt.Scale(zero=False, nice=False, padding=30)
+    if ticks[0] > 0:
+        margin = 1.25 if len(ticks) < 2 else math.sqrt(math.sqrt(ticks[1] / ticks[0]))
+        scale = alt.Scale(type="log", domain=[ticks[0] / margin, ticks[-1] * margin], nice=False)
+    return alt.X("x:Q", title=title, scale=scale, axis=axis_at_ticks)

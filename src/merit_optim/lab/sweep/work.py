@@ -45,7 +45,7 @@ def sweep(
         check_extendable(learning_rates)
     ranks = Ranks.join()
     grid = Grid(base=base, folder=folder, learning_rates=learning_rates, fields=fields, seeds=seeds)
-    carry_out(grid.plan(), ranks)
+    carry_out(ranks.first(grid.plan), ranks)
     if extend:
         while more := ranks.first(lambda: extension(grid, Ledger.read(folder, list(fields)))):
             if ranks.is_first:

@@ -1,0 +1,83 @@
+"""The picture of a sweep and its page: nothing is hidden, and nothing is loaded."""
+
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import altair
+import pytest
+from sweep_runs import WriteRun
+
+from merit_optim.lab.sweep import Ledger
+from merit_optim.lab.sweep.page import Figure
+from merit_optim.lab.sweep.picture import make_figure
+from merit_optim.lab.sweep.write import write_findings
+
+BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
+
+
+@pytest.fixture
+def ledger(write_run: WriteRun, tmp_path: Path) -> Ledger:
+    """Two optimizers; one run ended far above the others and two diverged."""
+    for seed in (0, 1):
+        for lr, loss in ((0.01, 2.4), (0.02, 2.0), (0.04, 2.5), (0.08, 40.0)):
+            write_run("merit", lr, loss + 0.1 * seed, seed=seed)
+        for lr, other in ((0.01, 2.3), (0.02, 2.1), (0.04, 2.2), (0.08, None)):
+            write_run("lamb", lr, other, seed=seed)
+    return Ledger.read(tmp_path / "out", [])
+
+
+def rows(figure: Figure, name: str) -> list[dict[str, Any]]:
+    return [dict(row) for row in figure.datasets[name]]
+
+
+def test_every_run_is_a_dot_or_a_mark_at_the_top(ledger: Ledger) -> None:
+    figure = make_figure(ledger)
+    marks = {row["run"]: row["what"] for row in rows(figure, "marks")}
+    assert len(rows(figure, "seeds")) == 12
+    assert sorted(marks.values()) == ["40.000", "40.100", "diverged at step 0", "diverged at step 0"]
+    heights = {(row["series"], row["y"]) for row in rows(figure, "marks")}
+    assert len({y for _, y in heights}) == 2  # those of LAMB and MERIT do not cover each other
+    # The line of means joins no cell in which a seed diverged.
+    assert [row["x"] for row in rows(figure, "cells") if row["series"] == "LAMB"] == [0.01, 0.02, 0.04]
+
+
+def test_what_is_close_is_drawn_large(ledger: Ledger) -> None:
+    scales = [layer["encoding"]["y"].get("scale") for layer in make_figure(ledger).chart["layer"]]
+    low, high = next(scale["domain"] for scale in scales if scale)
+    assert low < 2.0
+    assert 2.6 < high < 3.5
+
+
+def test_without_outliers_there_is_no_band(write_run: WriteRun, tmp_path: Path) -> None:
+    for lr, loss in ((0.01, 2.4), (0.02, 2.0), (0.04, 2.5)):
+        write_run("merit", lr, loss)
+    assert rows(make_figure(Ledger.read(tmp_path / "out", [])), "marks") == []
+
+
+def test_the_chart_follows_the_schema(ledger: Ledger) -> None:
+    altair.LayerChart.from_dict(dict(make_figure(ledger).chart))
+
+
+def test_a_grid_that_diverged_throughout_has_a_page_too(write_run: WriteRun, tmp_path: Path) -> None:
+    write_run("merit", 0.1, None)
+    write_run("merit", 0.2, None)
+    findings = write_findings(Ledger.read(tmp_path / "out", []), tmp_path / "report", may_grow=True)
+    assert findings.summary == "No run finished, so there is no best value."
+    assert findings.best.read_text() == "{}\n"
+
+
+@pytest.mark.browser
+def test_a_browser_draws_the_page_from_itself_alone(ledger: Ledger, tmp_path: Path) -> None:
+    browser = next((path for name in BROWSERS if (path := shutil.which(name))), None)
+    if browser is None:
+        pytest.skip(f"needs a browser: none of {', '.join(BROWSERS)} is installed")
+    page = write_findings(ledger, tmp_path / "report", may_grow=True).page
+    options = ["--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'profile'}"]
+    options += ["--virtual-time-budget=20000", "--dump-dom"]
+    drawn = subprocess.run(
+        [browser, *options, page.as_uri()], capture_output=True, text=True, check=True, timeout=120
+    ).stdout
+    assert 'data-drawn="1"' in drawn
+    assert "peak learning rate</text>" in drawn
