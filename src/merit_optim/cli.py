@@ -37,20 +37,23 @@ class Command:
         return main
 
 
+_LAB = "merit_optim.lab"
+
 COMMANDS = {
-    "info": Command(
-        "Print versions, devices, and which optimizer engines can be used here", "merit_optim.info"
-    ),
-    "prepare": Command("Turn text into token files to train on", "merit_optim.lab.data.command"),
-    "train": Command(
-        "Train a language model, or go on with a run that stopped", "merit_optim.lab.train.command"
-    ),
-    "compare": Command(
-        "Train with several optimizers and seeds, and report", "merit_optim.lab.compare.command"
-    ),
-    "demo": Command("AdamW, LAMB and MERIT on a text that every machine has", "merit_optim.lab.compare.demo"),
-    "report": Command("Make a page, figures and tables from runs", "merit_optim.lab.report.command"),
-    "bench": Command("Time an optimizer's step on this machine", "merit_optim.lab.bench.command"),
+    "info": Command("Print versions, devices, and which engines can be used here", "merit_optim.info"),
+    "demo": Command("AdamW, LAMB and MERIT on a text that every machine has", f"{_LAB}.compare.demo"),
+    "prepare": Command("Turn text into token files to train on", f"{_LAB}.data.command"),
+    "train": Command("Train a language model, or go on with a run that stopped", f"{_LAB}.train.command"),
+    "compare": Command("Train with several optimizers and seeds, and report", f"{_LAB}.compare.command"),
+    "sweep": Command("Find each optimizer's learning rate, or another setting", f"{_LAB}.sweep.command"),
+    "scale": Command("Steps to a target loss against the batch size", f"{_LAB}.scale.command"),
+    "batch-size": Command("Which batch still pays for a run, by its gradient noise", f"{_LAB}.noise.command"),
+    "curvature": Command("The Hessian of the loss at a checkpoint of a run", f"{_LAB}.curvature.command"),
+    "evaluate": Command("Zero-shot tasks on a checkpoint of a run", f"{_LAB}.evaluate.command"),
+    "export": Command("A run's checkpoint as a Hugging Face model", f"{_LAB}.evaluate.export_command"),
+    "report": Command("Make a page, figures and tables from runs", f"{_LAB}.report.command"),
+    "reproduce": Command("Repeat the paper's figures and tables, with verdicts", f"{_LAB}.reproduce.command"),
+    "bench": Command("Time an optimizer's step on this machine", f"{_LAB}.bench.command"),
 }
 
 
