@@ -1,1 +1,7 @@
 """What attention and updates do in a model of any kind. Depends on torch alone."""
+
+from merit_optim.monitor.attention import AttentionMonitor
+from merit_optim.monitor.reading import AttentionReading
+from merit_optim.monitor.updates import update_scalars
+
+__all__ = ["AttentionMonitor", "AttentionReading", "update_scalars"]

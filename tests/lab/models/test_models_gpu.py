@@ -1,6 +1,5 @@
 """What only a CUDA GPU can show: its attention kernels, and the memory of a training step."""
 
-import math
 from dataclasses import replace
 
 import pytest

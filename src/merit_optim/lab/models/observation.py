@@ -20,6 +20,6 @@ class Observation(NamedTuple):
 
     @classmethod
     def of_layers(cls, layers: list[Tensor]) -> Observation:
-        """From the one or two rows that :func:`merit_optim.lab.models.attention.attend` gave for each layer."""
+        """From the one or two rows that ``attend`` gave for each layer."""
         stacked = torch.stack(layers)
         return cls(stacked[:, 0], stacked[:, 1] if stacked.shape[1] > 1 else None)

@@ -1,0 +1,161 @@
+"""What attention functions are called with, in the terms of :func:`observe_attention`.
+
+Each function here has the signature of the attention function it is named for. None stands for a call that
+cannot be observed: on tensors of another kind, or with keys that are in none of the arguments.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+
+class Arguments(NamedTuple):
+    """Arguments of :func:`observe_attention`."""
+
+    query: Tensor
+    key: Tensor
+    mask: Tensor | None
+    options: dict[str, Any]
+
+
+def of_scaled_dot_product(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,  # noqa: ARG001
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,  # noqa: ARG001
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,  # noqa: ARG001
+) -> Arguments | None:
+    """``torch.nn.functional.scaled_dot_product_attention``."""
+    if not _is_plain(query):
+        return None
+    mask = attn_mask
+    if query.ndim < 4:  # one head
+        query, key = query.unsqueeze(-3), key.unsqueeze(-3)
+        mask = mask.unsqueeze(-3) if mask is not None and mask.ndim > 2 else mask
+    elif query.ndim > 4 and mask is not None and mask.ndim > 4:
+        mask = mask.expand(*query.shape[:-3], *mask.shape[-3:])
+    options = {"scale": _scale(query, scale), "right": 0 if is_causal else -1}
+    return Arguments(_four_dimensional(query), _four_dimensional(key), _four_dimensional(mask), options)
+
+
+def of_multi_head(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,  # noqa: ARG001
+    embed_dim_to_check: int,  # noqa: ARG001
+    num_heads: int,
+    in_proj_weight: Tensor | None,
+    in_proj_bias: Tensor | None,
+    bias_k: Tensor | None,
+    bias_v: Tensor | None,  # noqa: ARG001
+    add_zero_attn: bool,
+    *others: Any,  # noqa: ARG001
+    key_padding_mask: Tensor | None = None,
+    attn_mask: Tensor | None = None,
+    q_proj_weight: Tensor | None = None,
+    k_proj_weight: Tensor | None = None,
+    static_k: Tensor | None = None,
+    **more: Any,  # noqa: ARG001
+) -> Arguments | None:
+    """``torch.nn.functional.multi_head_attention_forward``, which nn.MultiheadAttention calls.
+
+    Its queries and keys never leave it, so they are formed once more. Its masks hide where they are true.
+    """
+    if bias_k is not None or add_zero_attn or static_k is not None or not _is_plain(query):
+        return None
+    if in_proj_weight is not None:
+        q_proj_weight, k_proj_weight, _ = in_proj_weight.chunk(3)
+    q_bias, k_bias, _ = (None, None, None) if in_proj_bias is None else in_proj_bias.chunk(3)
+    assert q_proj_weight is not None and k_proj_weight is not None
+    with torch.no_grad():
+        query, key = F.linear(query, q_proj_weight, q_bias), F.linear(key, k_proj_weight, k_bias)
+    if query.ndim == 2:  # one sequence
+        query, key = query.unsqueeze(1), key.unsqueeze(1)
+        key_padding_mask = None if key_padding_mask is None else key_padding_mask.unsqueeze(0)
+    query, key = (x.unflatten(-1, (num_heads, -1)).permute(1, 2, 0, 3) for x in (query, key))
+    mask = _added(attn_mask)
+    if mask is not None:
+        mask = mask[None, None] if mask.ndim == 2 else mask.unflatten(0, (-1, num_heads))
+    if key_padding_mask is not None:
+        padding = _added(key_padding_mask[:, None, None])
+        mask = padding if mask is None or padding is None else mask + padding
+    return Arguments(query, key, mask, {"scale": _scale(query, None)})
+
+
+def of_eager(
+    module: nn.Module,  # noqa: ARG001
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,  # noqa: ARG001
+    attention_mask: Tensor | None = None,
+    *,
+    scaling: float | None = None,
+    softcap: float | None = None,
+    position_bias: Tensor | None = None,
+    **others: Any,  # noqa: ARG001
+) -> Arguments | None:
+    """The products that transformers' models write out: everything that hides a key is in the mask."""
+    mask = None if attention_mask is None else attention_mask[..., : key.shape[-2]]
+    if position_bias is not None:
+        mask = position_bias if mask is None else position_bias + mask
+    return Arguments(query, key, mask, {"scale": _scale(query, scaling), "softcap": softcap or 0.0})
+
+
+def of_flash(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,  # noqa: ARG001
+    attention_mask: Tensor | None = None,
+    *,
+    scaling: float | None = None,
+    softcap: float | None = None,
+    sliding_window: int | None = None,
+    is_causal: bool | None = None,
+    cu_seq_lens_q: Tensor | None = None,
+    **others: Any,  # noqa: ARG001
+) -> Arguments | None:
+    """The flash kernels of transformers: real tokens as a mask, the last query at the last key, a window."""
+    if cu_seq_lens_q is not None:
+        return None  # several texts in one row, told apart by their lengths alone
+    causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
+    window = -1 if sliding_window is None else sliding_window - 1
+    options = {
+        "scale": _scale(query, scaling),
+        "softcap": softcap or 0.0,
+        "left": window,
+        "right": 0 if causal else window,
+        "offset": key.shape[-2] - query.shape[-2],
+    }
+    mask = None if attention_mask is None else attention_mask[:, None, None, -key.shape[-2] :].bool()
+    return Arguments(query, key, mask, options)
+
+
+def _is_plain(tensor: Tensor) -> bool:
+    return not (tensor.is_nested or is_traceable_wrapper_subclass(tensor))
+
+
+def _scale(query: Tensor, scale: float | None) -> float:
+    return 1 / math.sqrt(query.shape[-1]) if scale is None else scale
+
+
+def _four_dimensional(tensor: Any) -> Any:
+    if tensor is None or tensor.ndim == 4:
+        return tensor
+    return tensor.flatten(0, -4) if tensor.ndim > 4 else tensor[(None,) * (4 - tensor.ndim)]
+
+
+def _added(mask: Tensor | None) -> Tensor | None:
+    """A mask that hides where it is true, or is added already, as one that is added."""
+    if mask is None or mask.dtype != torch.bool:
+        return mask
+    return torch.zeros(mask.shape, device=mask.device).masked_fill(mask, -torch.inf)

@@ -1,0 +1,159 @@
+"""The largest attention logits and entropies of any model."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from contextlib import ExitStack
+from types import TracebackType
+from typing import Any
+
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from merit_optim.monitor.interception import SEEN, Interception, merge
+from merit_optim.monitor.reading import AttentionReading, combine
+from merit_optim.monitor.registry import intercepted_registry
+
+
+class AttentionMonitor:
+    """Observes the attention of a model in the steps one asks for, and leaves no trace in between.
+
+    A step is a ``with`` block, whatever happens in it: one forward pass or several. Each reading covers
+    the steps since the reading before.
+
+    Seen are ``scaled_dot_product_attention``, ``nn.MultiheadAttention``, ``flex_attention`` on a GPU (the
+    largest logits alone), and the eager and flash functions of Hugging Face models. Observing
+    changes nothing that the model computes.
+
+    Args:
+        model: The model, or a part of it. Layers are named as in ``model.named_modules()``.
+        every: Observe each so many steps, the first one included.
+        entropy: Whether to measure entropies too, which takes about three times as long.
+
+    Example:
+        >>> import torch
+        >>> layer = torch.nn.TransformerEncoderLayer(d_model=16, nhead=2, batch_first=True)
+        >>> monitor = AttentionMonitor(layer, every=10)
+        >>> for step in range(20):
+        ...     with monitor:
+        ...         loss = layer(torch.randn(4, 8, 16)).square().mean()
+        ...     if reading := monitor.read():
+        ...         print(step, {name: tuple(heads.shape) for name, heads in reading.max_logits.items()})
+        0 {'self_attn': (2,)}
+        10 {'self_attn': (2,)}
+    """
+
+    def __init__(self, model: nn.Module, *, every: int = 1, entropy: bool = True) -> None:
+        if every < 1:
+            raise ValueError(
+                f"every must be at least 1 step, got {every}; to observe nothing, do not monitor"
+            )
+        self.model = model
+        self.every = every
+        self._interception = Interception(entropy=entropy)
+        self._watched: ExitStack | None = None
+        self._num_steps = 0
+        self._seen: dict[str, Tensor] = {}
+        self._saw_nothing = False
+
+    def __enter__(self) -> AttentionMonitor:
+        self.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+    def start(self) -> None:
+        """Begin a step: what entering the ``with`` block does, for callbacks that cannot hold one."""
+        if self._watched is not None:
+            raise RuntimeError("this monitor is in a step already; stop() ends it, or leaving its with block")
+        observed = self._num_steps % self.every == 0
+        self._num_steps += 1
+        self._watched = ExitStack()
+        if observed:
+            self._watch(self._watched)
+
+    def stop(self) -> None:
+        """End a step. Without one there is nothing to do."""
+        watched, self._watched = self._watched, None
+        if watched is not None:
+            watched.close()
+
+    def attach(self) -> Callable[[], None]:
+        """Make every forward pass of the model a step, for loops that cannot be changed.
+
+        Returns a function that ends this.
+        """
+        if getattr(self.model, "_compiled_call_impl", None) is not None:
+            raise ValueError(
+                f"{type(self.model).__name__} was compiled in place, and hooks would be compiled with it; "
+                "put `with monitor:` around the forward pass instead"
+            )
+        hooks = [
+            self.model.register_forward_pre_hook(lambda *_: self.start()),
+            self.model.register_forward_hook(lambda *_: self.stop(), always_call=True),
+        ]
+
+        def detach() -> None:
+            for hook in hooks:
+                hook.remove()
+
+        return detach
+
+    def read(self, group: dist.ProcessGroup | None = None) -> AttentionReading | None:
+        """What the steps since the last reading saw, which is then forgotten; None if none was observed.
+
+        With a ``group``, of all its ranks: each of them has to call this, after the same steps. Waits for
+        the device.
+        """
+        if self._saw_nothing:
+            warnings.warn(
+                f"no attention was seen in {type(self.model).__name__}. A monitor sees torch's attention "
+                "functions and those of Hugging Face models, not products written out by hand; and only "
+                "in modules of the model it was given, while a step is open.",
+                stacklevel=2,
+            )
+            self._saw_nothing = False
+        seen, self._seen = self._seen, {}
+        return combine(seen, group) if seen else None
+
+    def _watch(self, stack: ExitStack) -> None:
+        modules = {name: module for name, module in self.model.named_modules() if _may_attend(module)}
+        path = self._interception.path
+        path.clear()
+
+        def enter(module: nn.Module, _: Any) -> None:
+            path.append(module)
+
+        def leave(*_: Any) -> None:
+            path.pop()
+
+        stack.callback(self._collect, modules)
+        for module in modules.values():
+            stack.callback(module.register_forward_pre_hook(enter).remove)
+            stack.callback(module.register_forward_hook(leave).remove)
+        stack.enter_context(intercepted_registry(self._interception))
+        stack.enter_context(self._interception)
+
+    def _collect(self, modules: dict[str, nn.Module]) -> None:
+        found = False
+        for name, module in modules.items():
+            observation = module.__dict__.pop(SEEN, None)
+            if observation is not None:
+                found = True
+                name = name.replace("_orig_mod.", "") or type(module).__name__
+                before = self._seen.get(name)
+                # A copy: in a CUDA graph the tensor belongs to the graph, and to its next replay.
+                self._seen[name] = observation.clone() if before is None else merge(before, observation)
+        self._saw_nothing = not found
+
+
+def _may_attend(module: nn.Module) -> bool:
+    """Whether a module may call attention itself; of torch's own, one does."""
+    return isinstance(module, nn.MultiheadAttention) or not type(module).__module__.startswith("torch.nn.")

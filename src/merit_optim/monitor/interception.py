@@ -1,0 +1,92 @@
+"""Seeing the attention that a model computes, without changing it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from merit_optim.monitor.arguments import Arguments, of_multi_head, of_scaled_dot_product
+from merit_optim.monitor.observation import observe_attention
+
+# On the module that called attention, so that blocks compiled one by one can share a graph: it reads the
+# tensor of whatever module it is run for. As Python state, each block's would be a constant of its own graph.
+SEEN = "_merit_attention_seen"
+
+
+def merge(one: Tensor, other: Tensor) -> Tensor:
+    """Two observations of (3, heads), as :func:`observe_attention` gives them, together."""
+    return torch.cat([torch.maximum(one[:1], other[:1]), one[1:] + other[1:]])
+
+
+class Interception(TorchFunctionMode):
+    """While entered, observes the calls of torch's attention functions by the modules on ``path``.
+
+    A torch function mode: it sees calls however the function was imported, torch.compile traces it into
+    the graph and keeps one graph with it and one without, and it is over when it is left.
+    """
+
+    def __init__(self, *, entropy: bool) -> None:
+        super().__init__()
+        self.entropy = entropy
+        self.path: list[nn.Module] = []
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        kwargs = kwargs or {}
+        if self.path:
+            if func is F.scaled_dot_product_attention:
+                self.observe(of_scaled_dot_product(*args, **kwargs))
+            elif func is F.multi_head_attention_forward:
+                self.observe(of_multi_head(*args, **kwargs))
+            elif func is torch.ops.higher_order.flex_attention and _gives_max_scores(*args):
+                return self._flex(*args)
+        return func(*args, **kwargs)
+
+    def observe(self, arguments: Arguments | None) -> None:
+        """Observe attention beside the call itself; None is one that cannot be observed."""
+        if arguments is not None:
+            query, key, mask, options = arguments
+            mask = None if mask is None else mask.detach()
+            self._record(
+                observe_attention(query.detach(), key.detach(), mask, entropy=self.entropy, **options)
+            )
+
+    def _flex(self, *args: Any) -> Any:
+        """flex_attention whose kernel gives the largest logits too. There is no entropy to be had from it."""
+        result = torch.ops.higher_order.flex_attention(
+            *args[:6], {**args[6], "OUTPUT_MAX": True}, *(buffers for buffers in args[7:] if buffers)
+        )
+        largest = result[2].detach().amax(dim=(0, 2)) * math.log(2)  # the kernel works with powers of 2
+        self._record(torch.stack([largest, torch.zeros_like(largest), torch.zeros_like(largest)]))
+        return result
+
+    def _record(self, observation: Tensor) -> None:
+        """Add an observation to those of the module that is running."""
+        module = self.path[-1]
+        seen = getattr(module, SEEN, None)
+        if seen is None:
+            object.__setattr__(module, SEEN, observation)
+        elif seen.shape != observation.shape:
+            raise RuntimeError(
+                f"{type(module).__name__} called attention with {seen.shape[1]} heads and then with "
+                f"{observation.shape[1]}; heads can be told apart only if there are as many in every call. "
+                "Monitor a part of the model without this module."
+            )
+        else:
+            seen.copy_(merge(seen, observation))
+
+
+def _gives_max_scores(*args: Any) -> bool:
+    query, kernel_options = args[0], args[6]
+    return bool(query.is_cuda) and kernel_options.get("BACKEND") != "FLASH"

@@ -1,0 +1,231 @@
+"""Hugging Face models of several architectures, against the logits that their eager attention holds."""
+
+import pytest
+import torch
+
+from merit_optim.monitor import AttentionMonitor
+
+transformers = pytest.importorskip("transformers", reason="needs transformers")
+
+SMALL = {"vocab_size": 99, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
+DECODER = SMALL | {"intermediate_size": 48, "num_key_value_heads": 2, "max_position_embeddings": 64}
+# Long enough a sequence for the window to hide something.
+WINDOW = {"sliding_window": 5, "layer_types": ["sliding_attention", "full_attention"]}
+
+CASES = {
+    "gpt2": ("GPT2LMHeadModel", "GPT2Config", {"vocab_size": 99, "n_embd": 32, "n_layer": 2, "n_head": 4}),
+    "gpt2 scaled by layer": (
+        "GPT2LMHeadModel",
+        "GPT2Config",
+        {"vocab_size": 99, "n_embd": 32, "n_layer": 2, "n_head": 4, "scale_attn_by_inverse_layer_idx": True},
+    ),
+    "llama": ("LlamaForCausalLM", "LlamaConfig", DECODER),
+    "qwen2": ("Qwen2ForCausalLM", "Qwen2Config", DECODER | WINDOW | {"use_sliding_window": True}),
+    "qwen3": ("Qwen3ForCausalLM", "Qwen3Config", DECODER | {"head_dim": 16}),
+    "gemma2": ("Gemma2ForCausalLM", "Gemma2Config", DECODER | WINDOW | {"head_dim": 8}),
+    "gemma3": ("Gemma3ForCausalLM", "Gemma3TextConfig", DECODER | WINDOW | {"head_dim": 8}),
+    "bert": ("BertModel", "BertConfig", SMALL | {"intermediate_size": 48}),
+    "modernbert": (
+        "ModernBertModel",
+        "ModernBertConfig",
+        SMALL
+        | {"intermediate_size": 48, "local_attention": 6, "global_attn_every_n_layers": 2, "pad_token_id": 0},
+    ),
+    "t5": (
+        "T5ForConditionalGeneration",
+        "T5Config",
+        {
+            "vocab_size": 99,
+            "d_model": 32,
+            "d_kv": 8,
+            "d_ff": 48,
+            "num_layers": 2,
+            "num_heads": 4,
+            "decoder_start_token_id": 0,
+        },
+    ),
+}
+
+
+def build(case: str, attention: str) -> torch.nn.Module:
+    model_class, config_class, options = CASES[case]
+    config = getattr(transformers, config_class)(**options, attn_implementation=attention)
+    torch.manual_seed(0)
+    model = getattr(transformers, model_class)(config)
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if weight.ndim == 2 and "norm" not in name:
+                weight.normal_(std=0.3)  # far from uniform attention
+    return model.eval()
+
+
+def inputs(case: str) -> dict[str, torch.Tensor]:
+    tokens = torch.randint(3, 99, (3, 12), generator=torch.Generator().manual_seed(1))
+    padding = torch.ones_like(tokens)
+    padding[1, 11:] = padding[2, 9:] = 0  # every query sees a key, or eager and sdpa would differ
+    batch = {"input_ids": tokens, "attention_mask": padding}
+    return batch | {"labels": tokens} if case == "t5" else batch
+
+
+def materialised(case: str, monkeypatch: pytest.MonkeyPatch) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Largest logit and mean entropy of what each softmax over tokens was given, in the order of calls."""
+    found = []
+    original = torch.nn.functional.softmax
+
+    def remember(logits, dim=-1, **options):
+        weights = original(logits, dim=dim, **options)
+        if logits.ndim == 4:
+            visible = logits > -1e30
+            rows = visible.any(-1)
+            ours = original(logits.double().masked_fill(~visible, -torch.inf), dim=-1)
+            entropies = -torch.special.xlogy(ours, ours).sum(-1).masked_fill(~rows, 0.0)
+            largest = logits.masked_fill(~visible, -torch.inf).amax(dim=(0, 2, 3))
+            found.append((largest, (entropies.sum(dim=(0, 2)) / rows.sum(dim=(0, 2))).float()))
+        return weights
+
+    with monkeypatch.context() as patch, torch.no_grad():
+        patch.setattr(torch.nn.functional, "softmax", remember)
+        build(case, "eager")(**inputs(case))
+    return found
+
+
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+@pytest.mark.parametrize("case", CASES)
+def test_readings_are_those_of_the_materialised_logits(case, attention, monkeypatch) -> None:
+    if attention == "sdpa" and case == "gemma2":
+        pytest.skip("Gemma 2 caps its logits, which sdpa cannot do")
+    expected = materialised(case, monkeypatch)
+    model = build(case, attention)
+    monitor = AttentionMonitor(model)
+    with monitor, torch.no_grad():
+        model(**inputs(case))
+    reading = monitor.read()
+    layers = list(reading.max_logits)
+    assert len(layers) == len(expected)
+    assert all("att" in name.lower() for name in layers)
+    assert all(hasattr(model.get_submodule(name), "config") for name in layers)
+    for name, (largest, entropy) in zip(layers, expected, strict=True):
+        torch.testing.assert_close(
+            reading.max_logits[name],
+            largest,
+            rtol=1e-4,
+            atol=1e-4,
+            msg=lambda text, name=name: f"{name}: {text}",
+        )
+        torch.testing.assert_close(
+            reading.entropy[name],
+            entropy,
+            rtol=1e-3,
+            atol=1e-4,
+            msg=lambda text, name=name: f"{name}: {text}",
+        )
+    assert torch.stack(list(reading.max_logits.values())).abs().min() > 0.1
+
+
+def test_flash_kernels_are_observed_by_their_own_arguments(monkeypatch) -> None:
+    """A function in the place of a flash kernel, with its conventions: padding as (batch, keys), a window."""
+    seen = []
+
+    def flash(module, query, key, value, mask, **options):  # noqa: ARG001
+        seen.append((query.detach(), key.detach(), mask, options))
+        return torch.zeros_like(query).transpose(1, 2), None
+
+    registry = transformers.modeling_utils.AttentionInterface
+    monkeypatch.setitem(registry._global_mapping, "my_flash_attention", flash)
+    masks = transformers.masking_utils.ALL_MASK_ATTENTION_FUNCTIONS._global_mapping
+    monkeypatch.setitem(masks, "my_flash_attention", masks["flash_attention_2"])
+    model = build("qwen2", "sdpa")
+    model.config._attn_implementation_internal = (
+        "my_flash_attention"  # unchecked: no such kernel is installed
+    )
+    monitor = AttentionMonitor(model)
+    with monitor, torch.no_grad():
+        model(**inputs("qwen2"))
+    reading = monitor.read()
+    assert len(seen) == 2
+    distance = torch.arange(12)[:, None] - torch.arange(12)
+    for index, (name, found) in enumerate(reading.max_logits.items()):
+        query, key, mask, options = seen[index]
+        assert mask.shape == (3, 12)
+        assert options["sliding_window"] == (5 if index == 0 else None)
+        visible = (distance >= 0) & mask[:, None, None].bool()
+        visible &= distance < 5 if index == 0 else True
+        logits = query @ key.repeat_interleave(2, 1).mT * options["scaling"]
+        largest = logits.masked_fill(~visible, -torch.inf).amax(dim=(0, 2, 3))
+        torch.testing.assert_close(found, largest, msg=lambda text, name=name: f"{name}: {text}")
+
+
+def test_texts_told_apart_by_their_lengths_alone_are_not_observed() -> None:
+    from merit_optim.monitor.arguments import of_flash
+
+    query = torch.zeros(1, 2, 4, 8)
+    lengths = torch.tensor([0, 2, 4])
+    assert of_flash(torch.nn.Identity(), query, query, query, None) is not None
+    assert of_flash(torch.nn.Identity(), query, query, query, None, cu_seq_lens_q=lengths) is None
+
+
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+def test_observing_changes_no_bit_and_leaves_nothing(attention) -> None:
+    registry = transformers.modeling_utils.AttentionInterface
+    before = registry.get_interface
+    results = []
+    for observe in (False, True):
+        model = build("llama", attention).train()
+        monitor = AttentionMonitor(model)
+        batch = inputs("llama") | {"labels": inputs("llama")["input_ids"]}
+        if observe:
+            monitor.start()
+        loss = model(**batch).loss
+        monitor.stop()
+        results.append([loss, *torch.autograd.grad(loss, list(model.parameters()))])
+        assert model.config._attn_implementation == attention
+        assert registry.get_interface is before
+        assert not any(
+            vars(m).get(name) for m in model.modules() for name in ("_forward_hooks", "_forward_pre_hooks")
+        )
+        assert not any("merit" in name for module in model.modules() for name in vars(module))
+    for plain, observed in zip(*results, strict=True):
+        assert torch.equal(plain, observed)
+
+
+def test_dropout_does_not_reach_the_reading() -> None:
+    readings = []
+    for dropout in (0.0, 0.9):
+        model = build("llama", "sdpa").train()
+        for module in model.modules():
+            if hasattr(module, "attention_dropout"):
+                module.attention_dropout = dropout
+        monitor = AttentionMonitor(model)
+        with monitor:
+            model(**inputs("llama"))
+        readings.append(monitor.read().max_logits["model.layers.0.self_attn"])
+    assert torch.equal(*readings)
+
+
+@torch.no_grad()
+def test_a_compiled_model_is_observed_in_its_graph() -> None:
+    """By the registry; test_attention_monitor.py has it for functions of torch."""
+    torch.compiler.reset()
+    expected, found = [], []
+    for compiled in (False, True):
+        model = build("llama", "eager")
+        run = torch.compile(model, backend="aot_eager", fullgraph=True) if compiled else model
+        batch = inputs("llama")
+        run(**batch)  # before the monitor comes
+        monitor = AttentionMonitor(model)
+        for _ in range(2):
+            with monitor:
+                run(**batch)
+            (found if compiled else expected).append(monitor.read())
+        run(**batch)
+        assert monitor.read() is None
+    for eager, graph in zip(expected, found, strict=True):
+        assert (
+            list(eager.max_logits)
+            == list(graph.max_logits)
+            == [f"model.layers.{i}.self_attn" for i in (0, 1)]
+        )
+        for name in eager.max_logits:
+            torch.testing.assert_close(eager.max_logits[name], graph.max_logits[name])
+            torch.testing.assert_close(eager.entropy[name], graph.entropy[name])
+    torch.compiler.reset()
