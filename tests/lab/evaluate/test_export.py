@@ -1,5 +1,6 @@
 """A checkpoint as a folder that transformers opens."""
 
+import json
 from dataclasses import replace
 
 import pytest
@@ -8,6 +9,7 @@ from run_cases import TINY, make_run, random_model
 
 from merit_optim.lab.evaluate import Snapshot
 from merit_optim.lab.evaluate.export_command import main
+from merit_optim.lab.record import FORMAT
 
 LLAMA = replace(TINY, family="llama")
 
@@ -72,6 +74,14 @@ def test_refusals(tmp_path, capsys) -> None:
     assert not new.exists()
     assert export_to(new, run) == 0
     assert "after 10 steps" in capsys.readouterr().out  # the newest that is whole
+
+
+def test_a_configuration_that_was_edited(tmp_path, capsys) -> None:
+    run = make_run(tmp_path / "run")
+    edited = {"format": FORMAT, **run.config, "seed": 7}
+    (run.folder / "config.json").write_text(json.dumps(edited))
+    assert export_to(tmp_path / "new", run) == 1
+    assert "was written with another configuration" in capsys.readouterr().err
 
 
 def test_a_run_without_checkpoints(tmp_path, capsys) -> None:
