@@ -144,6 +144,13 @@ def test_what_is_refused(run, options, message, capfd):
     assert message in capfd.readouterr().err
 
 
+def test_too_many_eigenvalues_are_refused_before_anything_is_computed(run, monkeypatch, capfd):
+    monkeypatch.setattr("merit_optim.lab.curvature.eigenvalues._LARGEST_INDEX", 50_000)
+    monkeypatch.setattr("merit_optim.lab.curvature.measure.Hessian", None)
+    assert main([str(run), *QUICK, "--top", "20"]) == 1
+    assert "ask for at most" in capfd.readouterr().err
+
+
 def test_a_folder_without_a_run_or_a_checkpoint(run, tmp_path, capfd):
     assert main([str(tmp_path / "nothing")]) == 1
     assert "holds no run" in capfd.readouterr().err

@@ -1,0 +1,55 @@
+"""The same numbers on a GPU as on a CPU."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+
+from merit_optim.lab.curvature import Hessian, hutchinson_trace, spectral_density, top_eigenvalues
+from merit_optim.lab.curvature.measure import choose_micro_batch
+from merit_optim.lab.curvature.snapshot import mean_loss
+from merit_optim.lab.models import PRESETS, build
+
+pytestmark = pytest.mark.gpu
+
+
+@pytest.fixture(params=["tiny", "llama-tiny"])
+def pair(request):
+    """The Hessian of one model on the CPU and on the GPU."""
+    torch.manual_seed(0)
+    model = build(dataclasses.replace(PRESETS[request.param], layers=2, attention="math"))
+    sequences = torch.randint(256, (8, 65))
+    on_cpu = Hessian(mean_loss(model, sequences, 8), model.parameters())
+    copy = build(model.config).to("cuda")
+    copy.load_state_dict(model.state_dict())
+    return on_cpu, Hessian(mean_loss(copy, sequences, 3), copy.parameters())
+
+
+def test_products(pair):
+    on_cpu, on_gpu = pair
+    vector = torch.randn(on_cpu.size)
+    expected = on_cpu @ vector
+    product = on_gpu @ vector.cuda()
+    assert product.device.type == "cuda"
+    assert (product.cpu() - expected).norm() < 1e-4 * expected.norm()
+
+
+def test_eigenvalues_trace_and_density(pair):
+    cpu, gpu = (
+        (top_eigenvalues(h, 2), hutchinson_trace(h, 3), spectral_density(h, 2, steps=8)) for h in pair
+    )
+    np.testing.assert_allclose(gpu[0].values, cpu[0].values, rtol=1e-3)
+    np.testing.assert_allclose(gpu[1].samples, cpu[1].samples, rtol=1e-3, atol=1e-3 * cpu[0].values[0])
+    np.testing.assert_allclose(gpu[2].moments(2), cpu[2].moments(2), rtol=1e-3)
+
+
+def test_the_micro_batch_fits_into_what_memory_is_left():
+    model = build(dataclasses.replace(PRESETS["nano-10m"], attention="math")).to("cuda")
+    sequences = torch.zeros(64, model.config.context + 1, dtype=torch.int64)
+    largest = choose_micro_batch(model, sequences)
+    free, _ = torch.cuda.mem_get_info()
+    held = torch.empty(free - (8 << 30), dtype=torch.uint8, device="cuda")
+    smaller = choose_micro_batch(model, sequences)
+    del held
+    assert 1 <= smaller < largest <= 64
