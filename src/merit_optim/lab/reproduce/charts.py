@@ -285,7 +285,14 @@ def _by_series(names: Sequence[str], optimizers: Mapping[str, str]) -> tuple[alt
 
     series = [Series(name, optimizers.get(name, name), None, ()) for name in names]
     colours, dashes = style.colours(series), style.dashes(series)
-    legend = alt.Legend(orient="top", direction="horizontal", columns=4)
+    legend = alt.Legend(
+        orient="top",
+        direction="horizontal",
+        columns=5 if max(map(len, names), default=0) < 12 else 3,
+        labelLimit=240,
+        symbolType="stroke",
+        symbolOpacity=1,
+    )
     domain = list(names)
     return (
         alt.Color(

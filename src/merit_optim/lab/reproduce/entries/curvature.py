@@ -37,7 +37,7 @@ def _measure(record: Record, scale: Scale, _: Path | None) -> None:
         measure_curvature(record.folder, config, data=record.config.data)
     except ModuleNotFoundError as error:
         raise Unavailable(
-            f"curvature needs {error.name}, which is not installed: pip install 'merit-optim[curvature]'"
+            f"Curvature needs {error.name}, which is not installed: pip install 'merit-optim[curvature]'"
         ) from None
 
 

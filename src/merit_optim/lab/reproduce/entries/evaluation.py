@@ -23,8 +23,8 @@ _PAPER_AVERAGES = {  # table 1, in percent: AdamW with a small batch, MERIT with
     "GPT-2 medium": (46.59, 46.70),
 }
 _NO_FILES = (
-    "the evaluation sets are not there: give their folder with --task-files (`merit evaluate -h` lists the "
-    "files), or use scale small or paper, where they come from the Hugging Face hub"
+    "The evaluation sets are not there: give their folder with --task-files (`merit evaluate -h` lists the "
+    "files), or use scale small or paper, where they come from the Hugging Face hub."
 )
 
 

@@ -1,0 +1,147 @@
+"""Analyses of records whose answer is known."""
+
+import dataclasses
+import math
+
+import pytest
+import torch
+from conftest import make_scale
+from fake_records import LAYERS, fake_record, fake_records, logits, losses
+
+from merit_optim.lab.reproduce.entries import batches, theorem, weights
+from merit_optim.lab.reproduce.entry import Result
+from merit_optim.lab.reproduce.registry import ENTRIES
+from merit_optim.lab.reproduce.scale import Scale, Trial
+
+# As in the paper: the order of table 3, with the others above.
+AS_IN_THE_PAPER = {"MERIT": 3.2, "MaxLAMB": 3.3, "LAMB": 3.35, "AdamW": 3.5, "SophiaG": 3.6, "Lion": 3.7}
+
+
+def analyse(name: str, scale: Scale, final: dict[str, float], diverged: str = "") -> Result:
+    entry = ENTRIES[name]
+
+    def loss_of(trial: Trial) -> list[dict[str, object]]:
+        return losses(trial, final.get(trial.series, 3.4) + 0.001 * trial.config.seed**2)
+
+    return entry.analyse(fake_records(entry, scale, loss_of, diverged=diverged), scale)
+
+
+@pytest.mark.parametrize("name", ["fig4", "fig6", "table3", "fig9"])
+def test_losses_in_the_paper_s_order_hold(name: str, toy: Scale) -> None:
+    ablations = {f"MERIT without {part}": 3.3 for part in ("clip", "weight-wise bound", "element-wise ratio")}
+    result = analyse(name, toy, {**AS_IN_THE_PAPER, **ablations})
+    assert {own.outcome for own in result.verdicts} == {"held"}
+
+
+@pytest.mark.parametrize("name", ["fig4", "fig6", "table3", "fig9"])
+def test_losses_in_the_opposite_order_contradict(name: str, toy: Scale) -> None:
+    ablations = {f"MERIT without {part}": 3.8 for part in ("clip", "weight-wise bound", "element-wise ratio")}
+    upside_down = {series: 7 - loss for series, loss in AS_IN_THE_PAPER.items()}
+    result = analyse(name, toy, {**upside_down, "MERIT": 3.9, **ablations})
+    assert "contradicted" in {own.outcome for own in result.verdicts}
+    assert result.outcome == "contradicted"
+
+
+def test_a_series_that_diverged_is_shown_and_lost(toy: Scale) -> None:
+    result = analyse("fig4", toy, AS_IN_THE_PAPER, diverged="MERIT")
+    assert result.outcome == "undecided"  # three losses: the sign test's p is 1/8
+    assert all(own.margins == (-math.inf,) * 3 for own in result.verdicts[0].comparisons)
+    (row,) = (row for row in result.table.rows if row[1] == "MERIT")
+    assert "3 diverged" in row
+    spec = str(result.charts[0].spec)
+    assert "cross" in spec
+
+
+def test_runs_that_are_missing_are_not_counted(toy: Scale) -> None:
+    entry = ENTRIES["fig4"]
+    records = fake_records(entry, toy, lambda trial: losses(trial, 3.0))
+    without = records.where(lambda own: own.series != "LAMB")
+    lost = tuple(dataclasses.replace(own, run=None) for own in records.of(series="LAMB").all)
+    result = entry.analyse(type(records)(without.all + lost), toy)
+    assert result.outcome == "not run"
+    (row,) = (row for row in result.table.rows if row[1] == "LAMB")
+    assert "3 missing" in row
+
+
+def test_the_paper_s_values_stand_beside_ours() -> None:
+    scale = make_scale()
+    small = dataclasses.replace(scale.gpt2[0], paper="small")
+    result = analyse("fig4", dataclasses.replace(scale, gpt2=(small,)), AS_IN_THE_PAPER)
+    assert {row[1]: row[4] for row in result.table.rows}["MERIT"] == "3.280"
+    assert result.verdicts[0].comparisons[0].paper == "3.280 against 3.470"
+
+
+@pytest.mark.parametrize(("middle_of_merit", "outcome"), [(5.0, "held"), (30.0, "contradicted")])
+def test_logits(middle_of_merit: float, outcome: str, toy: Scale) -> None:
+    ends = {"AdamW": [50.0, 40.0, 3.0], "LAMB": [10.0, 20.0, 3.0], "MERIT": [9.0, middle_of_merit, 4.0]}
+    assert all(len(values) == LAYERS for values in ends.values())
+    for name in ("fig2", "fig14"):
+        entry = ENTRIES[name]
+        records = fake_records(
+            entry,
+            toy,
+            lambda trial: logits(
+                trial, [value * (1 + 0.01 * trial.config.seed**2) for value in ends[trial.series]]
+            ),
+        )
+        assert entry.analyse(records, toy).outcome == outcome
+
+
+def test_steps_to_a_loss_lie_between_measurements(toy: Scale) -> None:
+    trial = toy.trial(toy.gpt2[0], "merit", 0)
+    rows = [
+        {"kind": "validation", "step": step, "tokens": 0, "loss": loss}
+        for step, loss in ((0, 5.0), (10, 4.0), (20, 2.0))
+    ]
+    record = fake_record(trial, rows)
+    assert record.steps_to(5.0) == 0
+    assert record.steps_to(4.5) == pytest.approx(5)
+    assert record.steps_to(3.0) == pytest.approx(15)
+    assert record.steps_to(1.9) == math.inf
+    assert fake_record(trial, rows, "interrupted").steps_to(1.9) is None
+    assert fake_record(trial, rows, "diverged").final_loss() == math.inf
+
+
+def test_scaling_that_is_known(toy: Scale) -> None:
+    """MERIT scales ideally; the others need all their steps with the largest batch."""
+    final = {4: {"MERIT": 3.0, "LAMB": 3.0, "AdamW": 3.0}, 8: {"MERIT": 3.0, "LAMB": 3.4, "AdamW": 3.5}}
+    entry = ENTRIES["fig1"]
+    records = fake_records(
+        entry, toy, lambda trial: losses(trial, final[trial.config.batch][trial.series]), seeds=5
+    )
+    target = batches.target_loss(records)
+    assert target == pytest.approx(3.52)  # AdamW's mean over seeds, so two of its runs do not get there
+    ideal = batches.efficiency(records.of(series="MERIT"), target)
+    assert ideal == pytest.approx(dict.fromkeys(range(5), 1.0))
+    assert batches.efficiency(records.of(series="AdamW"), target)[0] < 0.8
+    assert batches.largest_useful_batch(records.of(series="MERIT"), target) == 8
+    assert entry.analyse(records, toy).outcome == "held"
+
+
+def test_how_alike_rows_and_columns_are() -> None:
+    generator = torch.Generator().manual_seed(0)
+    noise = torch.randn(200, 100, generator=generator)
+    assert weights.alikeness(noise) == pytest.approx({"rows": 1.0, "columns": 1.0}, abs=0.4)
+    rows = torch.arange(1, 201).float()[:, None].expand(200, 100)
+    found = weights.alikeness(rows)
+    assert found["rows"] == pytest.approx((200 * 100 - 1) / 199)  # all of the variance
+    assert found["columns"] == pytest.approx(0.0)
+
+
+def test_the_gap_between_norms_and_what_normal_numbers_have() -> None:
+    assert weights.relative_gap(torch.tensor([[3.0, -4.0]])) == pytest.approx(0.2)
+    noise = torch.randn(64, 64, generator=torch.Generator().manual_seed(0))
+    gap = weights.relative_gap(noise)
+    assert gap == pytest.approx(0.943, abs=0.01)
+    assert weights.peak(gap, noise.numel()) == pytest.approx(1.0, abs=0.15)
+
+
+def test_the_theorem_s_problem() -> None:
+    x = torch.linspace(-3, 3, 2001, dtype=torch.float64, requires_grad=True)
+    (slope,) = torch.autograd.grad((x * x / (1 + x * x)).sum(), x)
+    assert torch.allclose(theorem.gradient(x.detach()), slope)
+    assert slope.abs().max() <= theorem._LARGEST_SLOPE * (1 + 1e-6)
+    curvature = torch.diff(slope) / torch.diff(x.detach())
+    assert curvature.abs().max() <= theorem._LIPSCHITZ
+    assert theorem.fitted_rate([(1.0, 8.0), (4.0, 4.0), (16.0, 2.0)]) == pytest.approx(-0.5)
+    assert theorem.bound(400) == pytest.approx(theorem.bound(100) / 2)

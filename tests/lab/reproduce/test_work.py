@@ -1,0 +1,190 @@
+"""`merit reproduce`: what is run, what is shared, what is gone on with, and what is refused."""
+
+import json
+import re
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import make_scale
+
+from merit_optim.lab.compare import work as compare_work
+from merit_optim.lab.data import Dataset
+from merit_optim.lab.record import Run
+from merit_optim.lab.reproduce import command, records
+from merit_optim.lab.reproduce.cost import Cost, Speed, cost_of
+from merit_optim.lab.reproduce.registry import ENTRIES, choose
+from merit_optim.lab.reproduce.scale import Scale
+from merit_optim.lab.reproduce.scales import SCALES
+from merit_optim.lab.reproduce.work import Task, reproduce
+from merit_optim.lab.train import Interrupted
+
+
+@pytest.fixture(autouse=True)
+def _toy_for_tiny(monkeypatch: pytest.MonkeyPatch, toy: Scale) -> None:
+    monkeypatch.setitem(SCALES, "tiny", toy)
+
+
+def count_runs(folder: Path) -> int:
+    return len(list((folder / "runs").glob("*/config.json")))
+
+
+def test_entries_share_runs_and_a_second_call_trains_nothing(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["fig13", "fig15", "--data", str(data), "--out", str(tmp_path), "--jobs", "1"]
+    assert command.main(arguments) == 0
+    assert count_runs(tmp_path) == 2  # two seeds of MERIT, once
+    output = capsys.readouterr().out
+    assert f"The page: {tmp_path / 'index.html'}" in output
+    assert "fig13" in output
+    before = (tmp_path / "fig13" / "verdict.json").read_bytes()
+
+    def train(*_: Any, **__: Any) -> None:
+        raise AssertionError("nothing is left to train")
+
+    monkeypatch.setattr(compare_work, "train", train)
+    assert command.main(arguments) == 0
+    assert (tmp_path / "fig13" / "verdict.json").read_bytes() == before
+
+
+def test_an_interrupted_call_goes_on(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["fig13", "--data", str(data), "--out", str(tmp_path), "--jobs", "1"]
+    trained = compare_work.train
+    calls = []
+
+    def train(*given: Any, **options: Any) -> Run:
+        calls.append(given)
+        if len(calls) == 2:
+            raise Interrupted(signal.SIGTERM, "stopped by SIGTERM after step 2, with a checkpoint")
+        return trained(*given, **options)
+
+    monkeypatch.setattr(compare_work, "train", train)
+    assert command.main(arguments) == 128 + signal.SIGTERM
+    assert "The same command goes on from there." in capsys.readouterr().err
+    assert not (tmp_path / "fig13").exists()
+    assert command.main(arguments) == 0
+    assert len(calls) == 3  # of the two runs, one was done
+    assert json.loads((tmp_path / "fig13" / "verdict.json").read_text())["outcome"] != "not run"
+
+
+def test_several_runs_at_a_time_give_the_same(dataset: Dataset, tmp_path: Path, toy: Scale) -> None:
+    entries = [ENTRIES["fig13"]]
+    one, two = (
+        reproduce(Task(entries=entries, scale=toy, dataset=dataset, folder=tmp_path / str(jobs), jobs=jobs))
+        for jobs in (1, 2)
+    )
+    assert one == two
+    assert len(list((tmp_path / "2" / "logs").iterdir())) == 2
+
+
+def test_a_run_that_diverged_is_shown_and_not_repeated(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scale = make_scale(seeds=1)
+    scale.gpt2[0].rates["adamw"] = 1e30  # type: ignore[index]
+    monkeypatch.setitem(SCALES, "tiny", scale)
+    arguments = ["fig2", "--data", str(data), "--out", str(tmp_path), "--jobs", "1"]
+    assert command.main(arguments) == 0
+    said = json.loads((tmp_path / "fig2" / "verdict.json").read_text())
+    assert len(said["trouble"]) == 1
+    assert re.match(r"gpt2-3x16-adamw-lr1e\+30-batch8-seed0-\w{8}: diverged: the loss is", said["trouble"][0])
+    page = (tmp_path / "fig2" / "index.html").read_text()
+    assert "Runs that did not finish" in page
+    assert "1 diverged" in page
+    assert command.main(arguments) == 0
+    assert said == json.loads((tmp_path / "fig2" / "verdict.json").read_text())
+
+
+def test_other_data_and_other_settings_are_other_runs(dataset: Dataset, tmp_path: Path, toy: Scale) -> None:
+    trial = toy.trial(toy.gpt2[0], "merit", 0)
+
+    def name(own: Any, data: Dataset = dataset) -> str:
+        ((_, planned),) = records.plan([own], tmp_path, data)
+        return planned.folder.name
+
+    assert name(trial).startswith("gpt2-3x16-merit-lr0.01-batch8-seed0-")
+    assert name(trial) == name(toy.trial(toy.gpt2[0], "merit", 0))
+    others = [
+        toy.trial(toy.gpt2[0], "merit", 0, without=("clip",)),
+        toy.trial(toy.gpt2[0], "merit", 0, qk_norm=True),
+        toy.trial(toy.gpt2[0], "merit", 0, lr=0.02),
+        make_scale(steps=5).trial(make_scale(steps=5).gpt2[0], "merit", 0),
+    ]
+    assert len({name(trial), *map(name, others)}) == 5
+    folder = tmp_path / "other"
+    folder.mkdir()
+    for file in ("train.bin", "val.bin"):
+        (folder / file).write_bytes((dataset.folder / file).read_bytes()[:-2])
+    assert name(trial, Dataset.open(folder)) != name(trial)
+
+
+def test_the_list_counts_shared_runs_once(capsys: pytest.CaptureFixture[str], toy: Scale) -> None:
+    assert command.main(["--list"]) == 0
+    output = capsys.readouterr().out
+    assert all(name in output for name in ENTRIES)
+    assert "measured here" in output
+    fig13, fig4 = ENTRIES["fig13"], ENTRIES["fig4"]
+    assert cost_of([fig13, fig4], toy, None) == cost_of([fig4], toy, None)
+    assert cost_of([fig4], toy, None).num_runs == 5 * toy.seeds
+    assert cost_of([fig4], toy, 7).num_runs == 5 * 7
+    assert cost_of([fig13], toy, 1).tokens == 4 * 8 * 16
+
+
+def test_time_follows_from_operations() -> None:
+    cost = Cost(num_runs=1, tokens=1, flops=3.6e15)
+    assert cost.gpu_hours(Speed(1e12, 2, "")) == pytest.approx(2 * 1.3)
+    assert command.duration(40) == "40 s"
+    assert command.duration(600) == "10 min"
+    assert command.duration(2 * 3600) == "2.0 h"
+
+
+@pytest.mark.parametrize("scale", list(SCALES))
+def test_every_scale_has_a_plan_for_every_entry(scale: str) -> None:
+    own = SCALES[scale]
+    for entry in ENTRIES.values():
+        trials = entry.trials(own, 2)
+        assert bool(trials) == (entry.name != "theorem1")
+        assert {trial.config.seed for trial in trials} <= {0, 1}
+
+
+def test_the_paper_s_scale_has_the_paper_s_settings() -> None:
+    scale = SCALES["paper"]
+    runs = {(trial.panel, trial.series): trial.config for trial in ENTRIES["fig4"].trials(scale, 1)}
+    large = runs["GPT-2 large, batch 8K", "MERIT"]
+    assert (large.batch, large.optimizer.lr, large.model.layers) == (8192, 6e-3, 36)
+    assert large.steps == -(-16 * 10**9 // (8192 * 1024))
+    assert runs["GPT-2 medium, batch 4K", "AdamW"].optimizer.lr == 4e-3
+    assert runs["GPT-2 small, batch 1K", "Lion"].optimizer.lr == 1e-4
+
+
+def test_many_gpu_hours_are_not_started_without_asking(capsys: pytest.CaptureFixture[str]) -> None:
+    assert command.main(["fig4", "--scale", "paper"]) == 1
+    output, error = capsys.readouterr()
+    assert "GPU hours" in output
+    assert "pass --yes" in error
+
+
+def test_large_scales_need_data(capsys: pytest.CaptureFixture[str]) -> None:
+    assert command.main(["fig4", "--scale", "small", "--yes"]) == 1
+    assert "needs --data: a folder that `merit prepare openwebtext` wrote" in capsys.readouterr().err
+
+
+def test_what_cannot_be_meant_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert command.main(["fig44"]) == 1
+    assert "unknown entry 'fig44'; did you mean 'fig4'" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        command.main([])
+    assert "say what to make" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        command.main(["fig4", "--seeds", "0"])
+    assert "0 is too few" in capsys.readouterr().err
+
+
+def test_entries_come_in_the_paper_s_order() -> None:
+    assert [entry.name for entry in choose(["table1", "fig11", "fig2"])] == ["fig2", "fig11", "table1"]
+    assert choose(["all"]) == list(ENTRIES.values())
+    assert len(ENTRIES) == 21
