@@ -53,7 +53,7 @@ def main(argv: Sequence[str]) -> int:
     except Interrupted as interrupted:
         print(f"merit curvature: {interrupted}. The same command goes on.", file=sys.stderr)
         return 128 + interrupted.signum
-    except (OSError, ValueError, ArithmeticError, RuntimeError) as error:
+    except (OSError, ValueError, ArithmeticError, RuntimeError, ModuleNotFoundError) as error:
         print(f"merit curvature: {error}", file=sys.stderr)
         return 1
     from rich.console import Console
