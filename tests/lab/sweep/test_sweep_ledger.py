@@ -100,8 +100,9 @@ def test_without_several_rates_lines_go_along_the_field(write_run: WriteRun, tmp
 
 
 def test_what_is_not_finished_is_told_and_not_ranked(write_run: WriteRun, tmp_path: Path) -> None:
-    write_run("merit", 0.01, 3.0)
-    write_run("merit", 0.02, 2.0, end="interrupted")
+    for seed in (0, 1):
+        write_run("merit", 0.01, 3.0, seed=seed)
+        write_run("merit", 0.02, 2.0, seed=seed, end="interrupted" if seed else "finished")
     ledger = read(tmp_path)
     assert best_of(ledger, "merit").value == 0.01
     assert "1 of the runs are not finished" in warnings(ledger, may_grow=True)[-1]
