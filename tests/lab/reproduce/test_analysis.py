@@ -2,16 +2,26 @@
 
 import dataclasses
 import math
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
 from conftest import make_scale
 from fake_records import LAYERS, fake_record, fake_records, logits, losses
 
+from merit_optim.lab.data import Dataset
+from merit_optim.lab.evaluate import PAPER_SETS
+from merit_optim.lab.evaluate.results import Metric as EvaluationMetric
+from merit_optim.lab.evaluate.results import Result as EvaluationResult
+from merit_optim.lab.evaluate.results import result_path
+from merit_optim.lab.record import Run
 from merit_optim.lab.reproduce.entries import batches, theorem, weights
 from merit_optim.lab.reproduce.entry import Result
+from merit_optim.lab.reproduce.records import Records
 from merit_optim.lab.reproduce.registry import ENTRIES
 from merit_optim.lab.reproduce.scale import Scale, Trial
+from merit_optim.lab.reproduce.work import Task, reproduce
 
 # As in the paper: the order of table 3, with the others above.
 AS_IN_THE_PAPER = {"MERIT": 3.2, "MaxLAMB": 3.3, "LAMB": 3.35, "AdamW": 3.5, "SophiaG": 3.6, "Lion": 3.7}
@@ -145,3 +155,68 @@ def test_the_theorem_s_problem() -> None:
     assert curvature.abs().max() <= theorem._LIPSCHITZ
     assert theorem.fitted_rate([(1.0, 8.0), (4.0, 4.0), (16.0, 2.0)]) == pytest.approx(-0.5)
     assert theorem.bound(400) == pytest.approx(theorem.bound(100) / 2)
+
+
+def evaluated(name: str, scale: Scale, folder: Path, value: Callable[[Trial], float]) -> Records:
+    """Records of runs with evaluation results in their directories."""
+    records = []
+    for place, trial in enumerate(ENTRIES[name].trials(scale, 3)):
+        run = Run.create(folder / str(place), trial.config.to_dict(), {})
+        for one in PAPER_SETS[name]:
+            number = value(trial) + 0.001 * trial.config.seed**2
+            metrics = {
+                metric: EvaluationMetric(value=number, stderr=None, higher_is_better=True)
+                for metric in ("acc", "perplexity", "word_perplexity")
+            }
+            result = EvaluationResult(
+                name=one,
+                step=trial.config.steps or 0,
+                metrics=metrics,
+                num_items=2,
+                num_truncated=0,
+                version=1,
+                inputs={"limit": scale.evaluation_limit},
+                environment={},
+                seconds=0.0,
+            )
+            result.write(result_path(run, result.step, one, scale.evaluation_limit))
+        records.append(dataclasses.replace(fake_record(trial, []), folder=run.folder))
+    return Records(tuple(records))
+
+
+@pytest.mark.parametrize(
+    ("name", "of_merit", "outcome"),
+    [
+        ("fig5", 20.0, "held"),
+        ("fig5", 40.0, "contradicted"),
+        ("fig12", 0.6, "held"),
+        ("fig12", 0.4, "contradicted"),
+        ("table1", 0.6, "held"),
+        ("table1", 0.4, "contradicted"),
+    ],
+)
+def test_evaluations(name: str, of_merit: float, outcome: str, toy: Scale, tmp_path: Path) -> None:
+    of_others = 30.0 if name == "fig5" else 0.5
+    records = evaluated(
+        name, toy, tmp_path, lambda trial: of_merit if trial.series.startswith("MERIT") else of_others
+    )
+    result = ENTRIES[name].analyse(records, toy)
+    assert result.outcome == outcome
+    best = 60.0 if name != "fig5" else 20.0
+    if outcome == "held":
+        (row,) = (row for row in result.table.rows if row[1].startswith("MERIT"))
+        assert float(row[3].split()[0]) == pytest.approx(best, rel=0.01)
+
+
+def test_what_an_entry_cannot_measure_is_told_and_no_more(
+    dataset: Dataset, tmp_path: Path, toy: Scale
+) -> None:
+    def measure(*_: object) -> None:
+        raise RuntimeError("no convergence")
+
+    broken = dataclasses.replace(ENTRIES["fig13"], name="fig7", measure=measure)
+    said = reproduce(
+        Task(entries=[broken, ENTRIES["fig15"]], scale=toy, dataset=dataset, folder=tmp_path, seeds=1)
+    )
+    assert [own["outcome"] for own in said] == ["not run", "no test"]
+    assert "could not be measured: no convergence" in said[0]["missing"]

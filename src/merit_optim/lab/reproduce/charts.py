@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from merit_optim.lab.report import style
 from merit_optim.lab.report.curves import Point, finite, mean_curve, thin
@@ -21,10 +21,8 @@ if TYPE_CHECKING:
     import altair as alt
 
 _HEIGHT = 260
-_LAYER_HEIGHT = 16
 _MAX_POINTS = 200
 _FEW_POINTS = 30  # up to here each point is marked
-_MAX_COLUMNS = 64
 
 Row = dict[str, Any]
 
@@ -100,11 +98,11 @@ def line_chart(
     for series, group in lines.items():
         thinned = thin([list(points) for _, points, _ in group], _MAX_POINTS, _mean)  # type: ignore[arg-type]
         for (run, _, diverged), points in zip(group, thinned, strict=True):
-            runs += [{"series": series, "run": run, "x": at, "value": _round(value)} for at, value in points]
+            runs += [{"series": series, "run": run, "x": at, "value": rounded(value)} for at, value in points]
             if diverged and points:
                 ends.append({"series": series, "run": run, "x": points[-1][0], "value": points[-1][1]})
         for at, value in mean_curve(thinned):
-            means.append({"series": series, "x": at, "value": _round(value)})
+            means.append({"series": series, "x": at, "value": rounded(value)})
     colour, dash = _by_series(list(lines), optimizers)
     pick = alt.selection_point(name="pick", fields=["series"], bind="legend")
     horizontal, vertical = _position(alt.X, "x", x), _position(alt.Y, "value", y)
@@ -148,7 +146,7 @@ def line_chart(
             strokeDash=[2, 4], strokeWidth=1.5, color="currentColor", opacity=0.5
         )
         layers.append(dots.encode(horizontal, vertical))
-    return _chart(alt.layer(*layers).properties(height=_HEIGHT), name, title, caption)
+    return finish(alt.layer(*layers).properties(height=_HEIGHT), name, title, caption)
 
 
 def strip_chart(
@@ -193,65 +191,7 @@ def strip_chart(
             shape="diamond", size=80, color="currentColor", opacity=0.8, clip=True
         )
         layers.append(paper.encode(x, vertical, xOffset=alt.XOffset("beside:N", sort=names), tooltip=tooltip))
-    return _chart(alt.layer(*layers).properties(height=_HEIGHT), name, title, caption)
-
-
-def layer_chart(
-    records: Records, domain: tuple[float, float], *, name: str, title: str, caption: str
-) -> Chart:
-    """A field of colours: layers upwards, steps to the right; the mean over the records."""
-    import altair as alt
-
-    num_layers = max(own.config.model.layers for own in records.all)
-    rows: list[Row] = []
-    for layer in range(1, num_layers + 1):
-        curves = [finite(own.curves.get(f"max_logit_layer_{layer}", [])) for own in records.all]
-        thinned = thin([points for points in curves if points], _MAX_COLUMNS, max)
-        points = mean_curve(thinned)
-        ends = [step for step, _ in points[1:]] + [2 * points[-1][0] - points[-2][0]] if points[1:] else []
-        rows += [
-            {"layer": layer, "from": step, "to": end, "value": _round(value)}
-            for (step, value), end in zip(points, ends, strict=False)
-        ]
-    logarithmic = domain[0] > 0 and domain[1] > 20 * domain[0]
-    chart = (
-        alt.Chart(alt.InlineData(values=rows))
-        .mark_rect(strokeWidth=0.6, stroke=alt.ExprRef("scale('color', datum.value)"))
-        .encode(
-            x=alt.X("from:Q", title="steps", scale=alt.Scale(nice=False)),
-            x2="to",
-            y=alt.Y("layer:O", title="layer", sort="descending"),
-            color=_heat("logit", domain, logarithmic),
-            tooltip=[alt.Tooltip("from:Q", title="step"), "layer:O", alt.Tooltip("value:Q", format=".3g")],
-        )
-    )
-    return _chart(chart.properties(height=max(_LAYER_HEIGHT * num_layers, 80)), name, title, caption)
-
-
-def matrix_chart(
-    values: Sequence[Sequence[float]], *, name: str, title: str, caption: str, rows: str, columns: str
-) -> Chart:
-    """A matrix as a field of colours, its first row at the top."""
-    import altair as alt
-
-    cells = [
-        {"row": i, "column": j, "value": _round(value)}
-        for i, line in enumerate(values)
-        for j, value in enumerate(line)
-    ]
-    flat = sorted(cell["value"] for cell in cells)
-    chart = (
-        alt.Chart(alt.InlineData(values=cells))
-        .mark_rect(strokeWidth=0.6, stroke=alt.ExprRef("scale('color', datum.value)"))
-        .encode(
-            x=alt.X("column:O", title=columns, axis=alt.Axis(labels=False, ticks=False)),
-            y=alt.Y("row:O", title=rows, axis=alt.Axis(labels=False, ticks=False)),
-            # The few largest would leave all others dark.
-            color=_heat("|w|", (flat[0], flat[int(0.995 * (len(flat) - 1))]), logarithmic=False),
-            tooltip=["row:O", "column:O", alt.Tooltip("value:Q", format=".3g")],
-        )
-    )
-    return _chart(chart.properties(height=_HEIGHT), name, title, caption)
+    return finish(alt.layer(*layers).properties(height=_HEIGHT), name, title, caption)
 
 
 def looks(records: Iterable[Record]) -> dict[str, str]:
@@ -276,7 +216,8 @@ def focus(curves: Sequence[Sequence[Point]]) -> tuple[float, float] | None:
     return lowest - margin, highest + margin
 
 
-def _chart(chart: Any, name: str, title: str, caption: str) -> Chart:
+def finish(chart: Any, name: str, title: str, caption: str) -> Chart:
+    """An altair chart with its words."""
     return Chart(name=name, title=title, caption=caption, spec=chart.to_dict(validate=False))
 
 
@@ -310,18 +251,6 @@ def _by_series(names: Sequence[str], optimizers: Mapping[str, str]) -> tuple[alt
     )
 
 
-def _heat(title: str, domain: tuple[float, float], logarithmic: bool) -> alt.Color:
-    import altair as alt
-
-    kind: Literal["log", "linear"] = "log" if logarithmic else "linear"
-    return alt.Color(
-        "value:Q",
-        title=title,
-        scale=alt.Scale(type=kind, scheme="viridis", domain=list(domain), clamp=True),
-        legend=alt.Legend(orient="right", gradientThickness=10, tickCount=4, format="~s"),
-    )
-
-
 def _position(kind: Any, field: str, axis: Axis) -> Any:
     return kind(f"{field}:Q", title=axis.title, scale=_scale(axis), axis=_axis(axis))
 
@@ -346,5 +275,6 @@ def _mean(values: Sequence[float]) -> float:
     return math.fsum(values) / len(values)
 
 
-def _round(value: float) -> float:
+def rounded(value: float) -> float:
+    """Six significant digits: more cannot be seen, and the page is smaller."""
     return float(f"{value:.6g}")

@@ -91,7 +91,7 @@ class Scale:
         """Where the paper looks into attention: GPT-2 medium, or the largest below that."""
         return self.gpt2[min(1, len(self.gpt2) - 1)]
 
-    def config(
+    def trial(
         self,
         setting: Setting,
         optimizer: str,
@@ -100,13 +100,15 @@ class Scale:
         lr: float | None = None,
         without: tuple[Part, ...] = (),
         qk_norm: bool = False,
-    ) -> TrainConfig:
-        """One run of a setting."""
+        series: str | None = None,
+        panel: str | None = None,
+    ) -> Trial:
+        """One run of a setting; under the optimizer's name and the setting's unless others are given."""
         steps = math.ceil(setting.tokens / (setting.batch * setting.model.context))
         every = max(1, steps // self.num_looks)
         is_watched = optimizer in WATCHED and not without and not qk_norm
         num_checkpoints = self.num_checkpoints if is_watched else 1
-        return TrainConfig(
+        config = TrainConfig(
             data=_PLACE_OF_DATA,
             model=dataclasses.replace(setting.model, qk_norm=qk_norm),
             optimizer=OptimizerConfig(name=optimizer, lr=lr or setting.rates[optimizer], without=without),
@@ -125,8 +127,8 @@ class Scale:
             steps=steps,
             seed=seed,
         )
-
-    def trial(self, setting: Setting, optimizer: str, seed: int, **options: object) -> Trial:
-        """One run of a setting, under the optimizer's name in the setting's panel."""
-        config = self.config(setting, optimizer, seed, **options)  # type: ignore[arg-type]
-        return Trial(config=config, series=DISPLAY_NAMES[optimizer], panel=setting.name)
+        return Trial(
+            config=config,
+            series=DISPLAY_NAMES[optimizer] if series is None else series,
+            panel=setting.name if panel is None else panel,
+        )

@@ -20,6 +20,7 @@ from merit_optim.lab.reproduce.show import Progress
 from merit_optim.lab.reproduce.workers import Workers, is_done
 from merit_optim.lab.reproduce.write import write_entry, write_missing, write_overview
 from merit_optim.lab.train.parallel import Ranks
+from merit_optim.lab.train.signals import listening
 
 Planned = list[tuple[Trial, PlannedRun]]
 
@@ -71,12 +72,15 @@ def _together(
     task: Task, plans: dict[str, Planned], every: Sequence[PlannedRun], console: Console
 ) -> list[dict[str, Any]]:
     """Several runs at a time, in the order of the entries; each entry is made when its runs are done."""
-    said = []
+    said: list[dict[str, Any]] = []
     left = [own for own in every if not is_done(own.folder)]
-    logs = task.folder / "logs"
-    with Workers(left, min(task.jobs, len(left)), logs) as workers, Progress(every, console) as progress:
+    with (
+        listening() as stop,
+        Workers(left, min(task.jobs, len(left)), task.folder / "logs") as workers,
+        Progress(every, console) as progress,
+    ):
         for entry in task.entries:
-            for _ in workers.waiting([own for _, own in plans[entry.name]]):
+            for _ in workers.waiting([own for _, own in plans[entry.name]], stop):
                 progress.show()
             progress.show()
             said += _make(task, entry, plans[entry.name], console)
@@ -93,13 +97,22 @@ def _make(task: Task, entry: Entry, planned: Planned, console: Console) -> list[
     folder = task.folder / entry.name
     try:
         found = records.read(planned)
-        if entry.measure is not None:
-            for own in found.all:
-                if own.status == "finished":
-                    entry.measure(own, task.scale, task.task_files)
+        _measure(task, entry, found)
         said = write_entry(entry, task.scale, entry.analyse(found, task.scale), found, folder)
     except Unavailable as missing:
         said = write_missing(entry, task.scale, str(missing), folder)
         console.print(f"{entry.name} is left out: {missing}", style="yellow", markup=False, soft_wrap=True)
     write_overview(task.scale, list(ENTRIES.values()), task.folder)
     return [said]
+
+
+def _measure(task: Task, entry: Entry, found: records.Records) -> None:
+    """Measure what is not in the run directories yet; what goes wrong is one entry's trouble alone."""
+    if entry.measure is None:
+        return
+    for own in found.all:
+        if own.status == "finished":
+            try:
+                entry.measure(own, task.scale, task.task_files)
+            except (ArithmeticError, OSError, RuntimeError, ValueError) as error:
+                raise Unavailable(f"{own.folder.name} could not be measured: {error}") from error

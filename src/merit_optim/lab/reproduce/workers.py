@@ -9,7 +9,9 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import os
+import signal
 import sys
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -20,7 +22,7 @@ from merit_optim.lab.compare import PlannedRun, carry_out
 from merit_optim.lab.record import Run, is_locked, read_metrics
 from merit_optim.lab.train import Interrupted
 from merit_optim.lab.train.parallel import Ranks
-from merit_optim.lab.train.signals import listening
+from merit_optim.lab.train.signals import StopRequest
 
 _POLL_SECONDS = 1.0
 _DONE: set[Path] = set()
@@ -62,21 +64,19 @@ class Workers:
                 process.terminate()  # SIGTERM: a run writes its checkpoint and ends
             process.join()
 
-    def waiting(self, wanted: Sequence[PlannedRun]) -> Iterator[None]:
+    def waiting(self, wanted: Sequence[PlannedRun], stop: StopRequest) -> Iterator[None]:
         """Come back now and then until the wanted runs are done.
 
         Raises Interrupted when a signal came, and WorkersEnded when the workers ended before.
         """
-        with listening() as stop:
-            while not all(is_done(own.folder) for own in wanted):
-                if stop.signum:
-                    raise Interrupted(stop.signum, "stopped by a signal, with checkpoints")
-                if not any(process.is_alive() for process in self._processes):
-                    if all(is_done(own.folder) for own in wanted):  # the last moments
-                        return
-                    raise WorkersEnded(f"the workers ended before their runs did; {self._last_words()}")
-                yield
-                time.sleep(_POLL_SECONDS)
+        while not all(is_done(own.folder) for own in wanted):
+            if stop.signum:
+                raise Interrupted(stop.signum, "stopped by a signal, with checkpoints")
+            had_ended = not any(process.is_alive() for process in self._processes)
+            if had_ended and not all(is_done(own.folder) for own in wanted):
+                raise WorkersEnded(f"the workers ended before their runs did; {self._last_words()}")
+            yield
+            time.sleep(_POLL_SECONDS)
 
     def _last_words(self) -> str:
         for log in self._logs:
@@ -88,10 +88,9 @@ class Workers:
 
 def is_done(folder: Path) -> bool:
     """Whether a run has come to its end, good or bad. What is done once stays so and is not read again."""
-    if folder in _DONE:
-        return True
-    is_there = (folder / "config.json").exists() and not is_locked(folder)
-    if is_there and Run.open(folder).outcome in ("finished", "diverged"):
+    if not (folder / "config.json").exists():
+        return False
+    if folder not in _DONE and not is_locked(folder) and Run.open(folder).outcome in ("finished", "diverged"):
         _DONE.add(folder)
     return folder in _DONE
 
@@ -107,10 +106,19 @@ def progress(run: PlannedRun) -> tuple[int, float] | None:
     return last or (0, float("nan"))
 
 
+def _end_with_parent() -> None:
+    """Ask this process to end when the one that started it has, however that ended."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
 def _work(runs: list[PlannedRun], place: int, num: int, log: Path) -> None:
     """The life of a worker."""
     import torch
 
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     if torch.cuda.is_available():
         os.environ["LOCAL_RANK"] = str(place)  # which Ranks takes for the GPU's number
     else:

@@ -6,7 +6,6 @@ import math
 import statistics
 from collections.abc import Sequence
 
-from merit_optim.lab.report.gather import DISPLAY_NAMES
 from merit_optim.lab.report.tables import Table
 from merit_optim.lab.reproduce.charts import Axis, line_chart, looks
 from merit_optim.lab.reproduce.entries.losses import NOTHING, spread_text, status_counts
@@ -26,11 +25,7 @@ def _trials(
     scale: Scale, setting: Setting, batches: Sequence[int], optimizers: Sequence[str], seeds: int
 ) -> list[Trial]:
     return [
-        Trial(
-            config=scale.config(setting.with_batch(batch), name, seed),
-            series=DISPLAY_NAMES[name],
-            panel=setting.name,
-        )
+        scale.trial(setting.with_batch(batch), name, seed, panel=setting.name)
         for seed in range(seeds)
         for batch in batches
         for name in optimizers

@@ -187,8 +187,8 @@ def _long_trials(scale: Scale, seeds: int) -> list[Trial]:
         for small, large in zip(scale.long[::2], scale.long[1::2], strict=True):
             for setting, name in ((small, "adamw"), (large, "merit")):
                 series = f"{DISPLAY_NAMES[name]}, batch {setting.batch}"
-                config = scale.config(setting, name, seed)
-                trials.append(Trial(config=config, series=series, panel=large.name.partition(",")[0]))
+                model = large.name.partition(",")[0]
+                trials.append(scale.trial(setting, name, seed, series=series, panel=model))
     return trials
 
 

@@ -6,9 +6,10 @@ import statistics
 
 from merit_optim.lab.report.curves import finite, layer_name
 from merit_optim.lab.report.tables import Table
-from merit_optim.lab.reproduce.charts import Axis, curve_chart, layer_chart
+from merit_optim.lab.reproduce.charts import Axis, curve_chart
 from merit_optim.lab.reproduce.entries.losses import spread_text, status_counts
 from merit_optim.lab.reproduce.entry import Chart, Entry, Result
+from merit_optim.lab.reproduce.fields import layer_chart
 from merit_optim.lab.reproduce.records import BySeed, Record, Records
 from merit_optim.lab.reproduce.scale import WATCHED, Scale, Setting, Trial
 from merit_optim.lab.reproduce.verdict import Comparison, Verdict, paired

@@ -177,11 +177,7 @@ def _ablation_trials(scale: Scale, seeds: int) -> list[Trial]:
     return [
         *_trials_of([setting], ("adamw", "lamb", "merit"), scale, seeds),
         *(
-            Trial(
-                config=scale.config(setting, "merit", seed, without=parts),
-                series=series,
-                panel=setting.name,
-            )
+            scale.trial(setting, "merit", seed, without=parts, series=series)
             for seed in range(seeds)
             for series, parts in _ABLATIONS.items()
         ),

@@ -24,9 +24,7 @@ def _rates(rate: float) -> list[float]:
 
 def _grid(scale: Scale, seeds: int) -> list[Trial]:
     return [
-        Trial(
-            config=scale.config(setting, name, seed, lr=rate), series=DISPLAY_NAMES[name], panel=setting.name
-        )
+        scale.trial(setting, name, seed, lr=rate)
         for seed in range(seeds)
         for setting in scale.gpt2
         for name in _OPTIMIZERS
@@ -174,8 +172,7 @@ def _qk_trials(scale: Scale, seeds: int) -> list[Trial]:
         trials.append(scale.trial(setting, "merit", seed))
         for rate in [*_rates(setting.rates["adamw"]), float(f"{4 * setting.rates['adamw']:.3g}")]:
             for qk_norm, series in ((False, "AdamW"), (True, _QK_NORM)):
-                config = scale.config(setting, "adamw", seed, lr=rate, qk_norm=qk_norm)
-                trials.append(Trial(config=config, series=series, panel=setting.name))
+                trials.append(scale.trial(setting, "adamw", seed, lr=rate, qk_norm=qk_norm, series=series))
     return trials
 
 

@@ -14,9 +14,10 @@ from merit_optim.lab.curvature import Snapshot
 from merit_optim.lab.models import LanguageModel
 from merit_optim.lab.report.curves import Point
 from merit_optim.lab.report.tables import Table
-from merit_optim.lab.reproduce.charts import Axis, line_chart, matrix_chart
+from merit_optim.lab.reproduce.charts import Axis, line_chart
 from merit_optim.lab.reproduce.entries.losses import spread_text, status_counts
 from merit_optim.lab.reproduce.entry import Chart, Entry, Result
+from merit_optim.lab.reproduce.fields import matrix_chart
 from merit_optim.lab.reproduce.records import BySeed, Record, Records
 from merit_optim.lab.reproduce.scale import WATCHED, Scale
 from merit_optim.lab.reproduce.verdict import Comparison, Verdict, paired
