@@ -73,11 +73,12 @@ class AttentionMonitor:
         """Begin a step: what entering the ``with`` block does, for callbacks that cannot hold one."""
         if self._watched is not None:
             raise RuntimeError("this monitor is in a step already; stop() ends it, or leaving its with block")
-        observed = self._num_steps % self.every == 0
+        self._interception.path.clear()  # of what a pass that failed left there
+        with ExitStack() as stack:
+            if self._num_steps % self.every == 0:
+                self._watch(stack)
+            self._watched = stack.pop_all()
         self._num_steps += 1
-        self._watched = ExitStack()
-        if observed:
-            self._watch(self._watched)
 
     def stop(self) -> None:
         """End a step. Without one there is nothing to do."""
@@ -95,8 +96,14 @@ class AttentionMonitor:
                 f"{type(self.model).__name__} was compiled in place, and hooks would be compiled with it; "
                 "put `with monitor:` around the forward pass instead"
             )
+
+        def begin(model: nn.Module, _: Any) -> None:
+            self.start()
+            if _may_attend(model):
+                self._interception.path.append(model)  # its own hook comes too late for this pass
+
         hooks = [
-            self.model.register_forward_pre_hook(lambda *_: self.start()),
+            self.model.register_forward_pre_hook(begin),
             self.model.register_forward_hook(lambda *_: self.stop(), always_call=True),
         ]
 
@@ -126,7 +133,6 @@ class AttentionMonitor:
     def _watch(self, stack: ExitStack) -> None:
         modules = {name: module for name, module in self.model.named_modules() if _may_attend(module)}
         path = self._interception.path
-        path.clear()
 
         def enter(module: nn.Module, _: Any) -> None:
             path.append(module)
@@ -147,13 +153,19 @@ class AttentionMonitor:
             observation = module.__dict__.pop(SEEN, None)
             if observation is not None:
                 found = True
-                name = name.replace("_orig_mod.", "") or type(module).__name__
+                name = _plain(name) or type(module).__name__
                 before = self._seen.get(name)
                 # A copy: in a CUDA graph the tensor belongs to the graph, and to its next replay.
                 self._seen[name] = observation.clone() if before is None else merge(before, observation)
         self._saw_nothing = not found
 
 
+def _plain(name: str) -> str:
+    return ".".join(part for part in name.split(".") if part != "_orig_mod")  # torch.compile's addition
+
+
 def _may_attend(module: nn.Module) -> bool:
-    """Whether a module may call attention itself; of torch's own, one does."""
+    """Whether a module may call attention itself. Of torch's own, one does."""
+    if hasattr(module, "_orig_mod"):  # what torch.compile wraps a module in
+        return False
     return isinstance(module, nn.MultiheadAttention) or not type(module).__module__.startswith("torch.nn.")

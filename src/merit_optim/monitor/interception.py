@@ -51,6 +51,9 @@ class Interception(TorchFunctionMode):
                 self.observe(of_multi_head(*args, **kwargs))
             elif func is torch.ops.higher_order.flex_attention and _gives_max_scores(*args):
                 return self._flex(*args)
+        if func is Tensor.unflatten:
+            # The method calls super(), which torch.compile cannot trace where a mode is entered.
+            return torch.unflatten(*args, **kwargs)
         return func(*args, **kwargs)
 
     def observe(self, arguments: Arguments | None) -> None:

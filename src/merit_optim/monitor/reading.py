@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
 import torch
@@ -43,11 +44,9 @@ def combine(seen: dict[str, Tensor], group: dist.ProcessGroup | None) -> Attenti
     table = torch.cat([observation.to(device) for observation in seen.values()], dim=1)
     if group is not None:
         # Gathered, not reduced: a maximum and sums in one call, and no backend that loses a NaN.
-        ranks = table.new_empty(group.size(), *table.shape)
-        dist.all_gather_into_tensor(ranks, table, group=group)
-        table = ranks[0]
-        for other in ranks[1:]:
-            table = merge(table, other)
+        ranks = [torch.empty_like(table) for _ in range(group.size())]
+        dist.all_gather(ranks, table, group=group)
+        table = functools.reduce(merge, ranks)
     parts = dict(zip(seen, table.cpu().split(heads, dim=1), strict=True))
     return AttentionReading(
         max_logits={name: part[0] for name, part in parts.items()},
