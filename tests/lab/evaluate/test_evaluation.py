@@ -144,6 +144,51 @@ def test_an_unknown_tokenizer_is_asked_for(asked, files, tmp_path, capsys) -> No
     assert asked == [("wic", None)]
 
 
+class HubOutOfReach:
+    """Stands in for lm-eval's TaskManager."""
+
+    all_subtasks = ("arc_easy", "piqa")
+    all_tasks = (*all_subtasks, "mmlu")
+
+    def load(self, names):
+        raise ConnectionError(f"no network for {names}")
+
+
+def test_names_are_checked_before_anything_is_computed(asked, monkeypatch, tmp_path) -> None:
+    monkeypatch.setattr(harness, "_task_manager", lambda _: HubOutOfReach())
+    run = make_run(tmp_path / "run")
+    with pytest.raises(ValueError, match="no task 'arc_eazy'; near to it are arc_easy"):
+        evaluate(run.folder, ["copa", "arc_eazy"])
+    with pytest.raises(ValueError, match="'mmlu' is a group of lm-eval's tasks; name the tasks one by one"):
+        evaluate(run.folder, ["copa", "mmlu"])
+    assert asked == []
+    evaluate(run.folder, ["piqa", "copa"])
+    assert asked == [("piqa", None), ("copa", None)]
+
+
+def test_numbers_are_taken_with_their_filters_and_errors() -> None:
+    found = {
+        "alias": "x",
+        "acc,none": 0.5,
+        "acc_stderr,none": 0.1,
+        "f1,strict": 0.25,
+        "f1_stderr,strict": "N/A",
+        "sample_len": 4,
+    }
+    assert harness._metrics(found, {"acc": True}) == {
+        "acc": Metric(value=0.5, stderr=0.1, higher_is_better=True),
+        "f1,strict": Metric(value=0.25, stderr=None, higher_is_better=None),
+    }
+
+
+def test_without_a_network_the_way_out_is_named(monkeypatch, tmp_path) -> None:
+    monkeypatch.setattr(harness, "_task_manager", lambda _: HubOutOfReach())
+    hub = object.__new__(harness.Harness)
+    hub._task_files = None
+    with pytest.raises(OSError, match=r"copa could not be read .*no network for \['copa'\].*--task-files"):
+        hub._load("copa", None, tmp_path)
+
+
 def test_a_missing_package_is_named_with_the_way_out(monkeypatch, tmp_path, capsys) -> None:
     monkeypatch.setattr(harness, "_PACKAGES", ("lm-eval-of-another-world",))
     run = make_run(tmp_path / "run")

@@ -12,7 +12,7 @@ import torch
 
 from merit_optim.lab.evaluate.display import Display
 from merit_optim.lab.evaluate.export import export
-from merit_optim.lab.evaluate.harness import BOOTSTRAP, Harness, package_versions
+from merit_optim.lab.evaluate.harness import BOOTSTRAP, Harness, check_hub, package_versions
 from merit_optim.lab.evaluate.results import Result, result_path
 from merit_optim.lab.evaluate.sets import SETS, check_local, expand
 from merit_optim.lab.evaluate.snapshot import Snapshot
@@ -52,9 +52,8 @@ def evaluate(
         raise ValueError(f"no set is named; choose from {', '.join(SETS)}")
     if limit is not None and limit < 1:
         raise ValueError(f"limit is {limit}; it must be a whole number above 0, or None for all items")
-    if task_files is not None:
-        check_local(names)
     versions = package_versions()
+    check_hub(names) if task_files is None else check_local(names)
     display = display or Display()
     snapshot = Snapshot.find(folder, step)
     encoder = tokenizer_of(snapshot.run, tokenizer, gpt2_vocabulary)

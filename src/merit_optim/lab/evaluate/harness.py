@@ -7,12 +7,14 @@ from: prompts and measures are those that others report.
 from __future__ import annotations
 
 import contextlib
+import difflib
+import functools
 import io
 import json
 import logging
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib import import_module, metadata
 from pathlib import Path
@@ -114,21 +116,45 @@ class Harness:
 
     def _load(self, name: str, limit: int | None, scratch: Path) -> Any:
         """The task, as lm-eval's TaskManager gives it."""
-        managers = import_module("lm_eval.tasks")
-        if name not in SETS:
-            manager = managers.TaskManager()
-            if name not in manager.all_subtasks:
-                raise ValueError(f"lm-eval has no task {name!r} (a group of tasks is to be named one by one)")
-            return manager.load([name])
-        chosen = SETS[name]
-        # The index of all of lm-eval's tasks takes a minute to read.
-        own_tasks = Path(str(managers.__file__)).parent / chosen.tasks_folder
-        manager = managers.TaskManager(include_path=own_tasks, include_defaults=False)
-        if self._task_files is None:
-            return manager.load([chosen.task])
-        rows, _ = chosen.rows(self._task_files)
-        definition = manager.task_index[chosen.task].yaml_path
-        return manager.load([str(_localize(chosen.task, definition, rows[:limit], scratch))])
+        chosen = SETS.get(name)
+        manager = _task_manager(chosen.tasks_folder if chosen else None)
+        if chosen is not None and self._task_files is not None:
+            rows, _ = chosen.rows(self._task_files)
+            definition = manager.task_index[chosen.task].yaml_path
+            return manager.load([str(_localize(chosen.task, definition, rows[:limit], scratch))])
+        try:
+            return manager.load([chosen.task if chosen else name])
+        except OSError as error:
+            raise OSError(
+                f"{name} could not be read from the Hugging Face hub ({error}); where there is no network, "
+                "name a folder with the files of the sets by --task-files"
+            ) from error
+
+
+@functools.cache
+def _task_manager(folder: str | None) -> Any:
+    """lm-eval's tasks of one folder, or all; the index of all can take a minute to read."""
+    managers = import_module("lm_eval.tasks")
+    if folder is None:
+        return managers.TaskManager()
+    own_tasks = Path(str(managers.__file__)).parent / folder
+    return managers.TaskManager(include_path=own_tasks, include_defaults=False)
+
+
+def check_hub(names: Sequence[str]) -> None:
+    """Raise ValueError where neither the sets nor lm-eval's tasks have a name."""
+    for name in names:
+        if name in SETS:
+            continue
+        with _quiet():
+            manager = _task_manager(None)
+        if name in manager.all_subtasks:
+            continue
+        if name in manager.all_tasks:
+            raise ValueError(f"{name!r} is a group of lm-eval's tasks; name the tasks one by one")
+        nearest = difflib.get_close_matches(name, sorted({*SETS, *manager.all_subtasks}))
+        hint = f"; near to it are {', '.join(nearest)}" if nearest else ""
+        raise ValueError(f"lm-eval has no task {name!r}{hint}")
 
 
 def _localize(name: str, definition: Path, rows: list[Row], scratch: Path) -> Path:
@@ -149,15 +175,18 @@ def _localize(name: str, definition: Path, rows: list[Row], scratch: Path) -> Pa
     return path
 
 
-def _metrics(found: dict[str, Any], higher_is_better: dict[str, bool]) -> dict[str, Metric]:
-    """lm-eval's numbers: "acc,none" with "acc_stderr,none", which is "N/A" where there is no error."""
+def _metrics(found: dict[str, Any], higher_is_better: dict[str, bool | None]) -> dict[str, Metric]:
+    """lm-eval's numbers: "acc,none" and "acc_stderr,none", where "none" is the filter of the answers."""
     metrics = {}
-    for name, better in higher_is_better.items():
-        error = found.get(f"{name}_stderr,none")
-        metrics[name] = Metric(
-            value=float(found[f"{name},none"]),
-            stderr=float(error) if isinstance(error, (int, float)) else None,
-            higher_is_better=better,
+    for key, value in found.items():
+        name, comma, answers = key.partition(",")
+        if not comma or name.endswith("_stderr"):
+            continue
+        error = found.get(f"{name}_stderr,{answers}")
+        metrics[name if answers == "none" else key] = Metric(
+            value=float(value),
+            stderr=float(error) if isinstance(error, (int, float)) else None,  # else it is "N/A"
+            higher_is_better=higher_is_better.get(name),
         )
     return metrics
 

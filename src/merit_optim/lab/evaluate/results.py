@@ -23,7 +23,8 @@ class Metric:
 
     value: float
     stderr: float | None
-    higher_is_better: bool
+    higher_is_better: bool | None
+    """None where lm-eval does not say."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,6 +84,6 @@ def read_results(run: Run, step: int, limit: int | None = None) -> dict[str, Res
     return {result.name: result for result in results if result.inputs["limit"] == limit}
 
 
-def _metric(value: float | str, stderr: float | str | None, higher_is_better: bool) -> Metric:
+def _metric(value: float | str, stderr: float | str | None, higher_is_better: bool | None) -> Metric:
     error = None if stderr is None else float(stderr)
     return Metric(value=float(value), stderr=error, higher_is_better=higher_is_better)
