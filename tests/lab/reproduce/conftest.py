@@ -1,47 +1,14 @@
 """A scale far below tiny, and data to train on."""
 
-import dataclasses
 import logging
 from pathlib import Path
 
 import numpy as np
 import pytest
+from toy_scale import make_scale
 
 from merit_optim.lab.data import Dataset
-from merit_optim.lab.models import ModelConfig
-from merit_optim.lab.reproduce.scale import Scale, Setting
-
-MODEL = ModelConfig(width=16, heads=2, layers=3, context=16, vocab_size=256)
-RATES = {"adamw": 1e-3, "lamb": 1e-2, "maxlamb": 1e-2, "merit": 1e-2, "lion": 1e-4, "sophiag": 1e-3}
-
-
-def make_scale(*, steps: int = 4, seeds: int = 2, **changes: object) -> Scale:
-    """A scale whose runs take a few steps of a few hundred tokens."""
-    setting = Setting(name="toy", model=MODEL, batch=8, tokens=steps * 8 * 16, rates=RATES)
-    llama = dataclasses.replace(setting, name="toy llama", model=dataclasses.replace(MODEL, family="llama"))
-    wide = dataclasses.replace(setting, name="wide", model=dataclasses.replace(MODEL, width=24, layers=1))
-    deep = dataclasses.replace(setting, name="deep", model=dataclasses.replace(MODEL, width=12, layers=4))
-    scale = Scale(
-        name="toy",
-        summary="for tests",
-        gpt2=(setting,),
-        llama=(llama,),
-        batches=(4, 8),
-        small_batch=4,
-        long=(setting.with_batch(4), setting),
-        shapes=(wide, deep),
-        shape_batches=(4, 8),
-        seeds=seeds,
-        grid_seeds=1,
-        num_looks=4,
-        num_checkpoints=2,
-        validation_sequences=8,
-        curvature_sequences=2,
-        curvature_probes=2,
-        evaluation_limit=2,
-        makes_data=True,
-    )
-    return dataclasses.replace(scale, **changes)
+from merit_optim.lab.reproduce.scale import Scale
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""An entry's files: index.html, SVG figures, table.csv, table.md, verdict.json; and the overview of all."""
+"""An entry's files: index.html, SVG figures, table.csv, table.md, runs.csv, verdict.json; the overview."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import base64
 import csv
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -15,11 +15,12 @@ from merit_optim.lab.record import durable
 from merit_optim.lab.report import style
 from merit_optim.lab.report.tables import Table
 from merit_optim.lab.reproduce.entry import Chart, Entry, Result
-from merit_optim.lab.reproduce.records import Records
+from merit_optim.lab.reproduce.records import Record, Records
 from merit_optim.lab.reproduce.scale import Scale
 from merit_optim.lab.reproduce.verdict import Verdict
 
 _FILE_WIDTH = 640
+_RUNS_HEAD = ("run", "panel", "series", "batch", "lr", "seed", "status", "validation_loss", "largest_logit")
 _OUTCOMES = ("held", "contradicted", "undecided", "no test", "not run")
 
 
@@ -28,7 +29,8 @@ def write_entry(entry: Entry, scale: Scale, result: Result, records: Records, fo
     folder.mkdir(parents=True, exist_ok=True)
     for chart in result.charts:
         (folder / f"{chart.name}.svg").write_text(_svg(chart), encoding="utf-8")
-    _write_csv(folder / "table.csv", result.table)
+    _write_csv(folder / "table.csv", [result.table.head, *result.table.rows])
+    _write_csv(folder / "runs.csv", [_RUNS_HEAD, *map(_run_row, records.all)])
     (folder / "table.md").write_text(_markdown(result.table), encoding="utf-8")
     said = {
         **_head(entry, scale),
@@ -159,9 +161,25 @@ def _svg(chart: Chart) -> str:
     return vl_convert.vegalite_to_svg(spec)
 
 
-def _write_csv(path: Path, table: Table) -> None:
+def _write_csv(path: Path, rows: Iterable[Sequence[object]]) -> None:
     with path.open("w", newline="", encoding="utf-8") as file:
-        csv.writer(file).writerows([table.head, *table.rows])
+        csv.writer(file).writerows(rows)
+
+
+def _run_row(record: Record) -> tuple[object, ...]:
+    """One run: means are quickly taken, but not taken apart again."""
+    config = record.config
+    return (
+        record.folder.name,
+        record.panel,
+        record.series,
+        config.batch,
+        config.optimizer.lr,
+        config.seed,
+        record.status,
+        record.final_loss(),
+        record.largest("max_logit"),
+    )
 
 
 def _markdown(table: Table) -> str:

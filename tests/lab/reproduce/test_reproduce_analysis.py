@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import make_scale
 from fake_records import LAYERS, fake_record, fake_records, logits, losses
+from toy_scale import make_scale
 
 from merit_optim.lab.data import Dataset
 from merit_optim.lab.evaluate import PAPER_SETS

@@ -5,8 +5,10 @@ import json
 from pathlib import Path
 
 import pytest
+from fake_records import fake_records, logits
 
 from merit_optim.lab.data import Dataset
+from merit_optim.lab.reproduce import charts, fields
 from merit_optim.lab.reproduce.registry import ENTRIES
 from merit_optim.lab.reproduce.scale import Scale
 from merit_optim.lab.reproduce.work import Task, reproduce
@@ -34,6 +36,8 @@ def test_an_entry_is_made_from_its_runs(name: str, toy: Scale, dataset: Dataset,
     rows = list(csv.reader((folder / name / "table.csv").read_text().splitlines()))
     assert len(rows) > 1
     assert (folder / name / "table.md").read_text().count("\n") == len(rows) + 1
+    runs = list(csv.reader((folder / name / "runs.csv").read_text().splitlines()))
+    assert len(runs) == 1 + len(entry.trials(toy, entry.num_seeds(toy, None)))
     pictures = list((folder / name).glob("*.svg"))
     assert pictures
     assert all(picture.read_text().startswith("<svg") for picture in pictures)
@@ -47,3 +51,24 @@ def test_an_evaluation_without_its_sets_says_what_is_missing(
     assert said["outcome"] == "not run"
     assert "--task-files" in said["missing"]
     assert said["missing"].partition(":")[0] in (folder / name / "index.html").read_text()
+
+
+def test_charts_are_vega_lite(toy: Scale) -> None:
+    """Charts are made without altair's checks, which take seconds; here they are made."""
+    import altair as alt
+
+    points = [(0, 1.0), (10, 2.0)]
+    axis = charts.Axis("x", logarithmic=False)
+    words = {"name": "n", "title": "t", "caption": "c"}
+    lines = {"MERIT": [("a", points, True), ("b", points, False)]}
+    rows = [{"group": "g", "series": "MERIT", "value": 1.0}]
+    records = fake_records(ENTRIES["fig14"], toy, lambda trial: logits(trial, [1.0, 2.0, 3.0]))
+    made = [
+        charts.line_chart(lines, {"MERIT": "merit"}, axis, axis, ideal=points, **words),
+        charts.strip_chart(rows, {"MERIT": "merit"}, axis, **words),
+        fields.layer_chart(records, (1.0, 2.0), **words),
+        fields.matrix_chart([[1.0, 2.0]], rows="r", columns="c", **words),
+    ]
+    for chart in made:
+        kind = alt.LayerChart if "layer" in chart.spec else alt.Chart
+        kind.from_dict(chart.spec).to_dict(validate=True)

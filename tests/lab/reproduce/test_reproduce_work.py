@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import make_scale
+from toy_scale import make_scale
 
 from merit_optim.lab.compare import work as compare_work
 from merit_optim.lab.data import Dataset
