@@ -205,3 +205,15 @@ def test_the_chart_follows_the_schema() -> None:
     assert missed == ["not reached in 500 steps", "diverged at step 500"]
     assert found[0].curve is not None
     assert [row["batch"] for row in figure.datasets["means"]] == [16, 32, 64]
+
+
+def test_a_batch_that_one_seed_did_not_reach_is_left_out_of_the_curve() -> None:
+    def measurement(batch: int, *steps: float | None) -> Measurement:
+        attempts = [Attempt("run", seed, "finished", own, 500) for seed, own in enumerate(steps)]
+        return Measurement("merit", batch, 0.01, tuple(attempts))
+
+    whole = [measurement(batch, *[100 * (1 + 40 / batch)] * 2) for batch in (16, 32, 64, 128)]
+    [result] = results([measurement(8, 50.0, None), *whole])
+    assert result.curve is not None
+    assert result.curve.critical_batch.value == pytest.approx(40)
+    assert [own.batch for own in result.reached] == [16, 32, 64, 128]

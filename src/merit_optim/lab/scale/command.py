@@ -30,8 +30,8 @@ class Arguments:
     Each run is a directory in OUT, the page is OUT/report. A call that was stopped is repeated to go on:
     finished runs are not trained again. --steps is the most that any run may take; a larger batch gets no
     more than the next smaller one needed, and a quarter. Unless --optimizer.final says otherwise, the
-    learning rate stays at its peak after the warm-up: the steps to the target then do not depend on how
-    long a run was meant to be.
+    learning rate stays at its peak after the warm-up: the steps to the target then depend on how long a run
+    was meant to be by the length of its warm-up alone.
     """
 
     config: Annotated[TrainConfig, tyro.conf.arg(name="")]
@@ -44,8 +44,7 @@ class Arguments:
     optimizers: tuple[str, ...] = ("adamw", "lamb", "merit")
     """The optimizers, in order."""
     rule: Rule = "sqrt"
-    """sqrt, linear: one rate, grown with the batch from --base-batch on. list: one for each batch in its
-    order, or one for all. sweep: all rates at every batch, and the best is taken."""
+    """sqrt, linear: one rate, grown from --base-batch on; list: one a batch; sweep: the best at each batch."""
     base_batch: int | None = None
     """The batch that the rate of sqrt and linear is for. None: the smallest."""
     seeds: tuple[int, ...] = (0,)
