@@ -44,7 +44,7 @@ class Arguments:
     optimizers: tuple[str, ...] = ("adamw", "lamb", "merit")
     """The optimizers, in order."""
     rule: Rule = "sqrt"
-    """sqrt, linear: one rate, grown from --base-batch on; list: one a batch; sweep: the best at each batch."""
+    """sqrt, linear: one rate, grown from --base-batch on; list: one a batch; sweep: the best at each."""
     base_batch: int | None = None
     """The batch that the rate of sqrt and linear is for. None: the smallest."""
     seeds: tuple[int, ...] = (0,)
