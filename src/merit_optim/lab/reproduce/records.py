@@ -12,9 +12,10 @@ from pathlib import Path
 from merit_optim.lab.compare import PlannedRun
 from merit_optim.lab.data import Dataset
 from merit_optim.lab.record import Run
-from merit_optim.lab.report.curves import Curves, Point, finite
+from merit_optim.lab.report.curves import Curves, finite
 from merit_optim.lab.report.gather import MeasuredRun
 from merit_optim.lab.reproduce.scale import Trial
+from merit_optim.lab.scale import steps_to_reach
 from merit_optim.lab.train import TrainConfig
 
 BySeed = dict[int, float]
@@ -68,18 +69,13 @@ class Record:
         return max(value for _, value in points) if points else None
 
     def steps_to(self, loss: float) -> float | None:
-        """Steps until the validation loss was first at ``loss``, between measurements by a straight line.
+        """Steps until the validation loss was first at ``loss``; see ``steps_to_reach``.
 
         Infinity for a run that ended above it, None for one that has not ended.
         """
-        before: Point | None = None
-        for step, value in finite(self.curves.get("validation_loss", [])):
-            if value <= loss:
-                if before is None:
-                    return float(step)
-                share = (before[1] - loss) / (before[1] - value)
-                return before[0] + share * (step - before[0])
-            before = step, value
+        steps = steps_to_reach(loss, finite(self.curves.get("validation_loss", [])))
+        if steps is not None:
+            return steps
         return math.inf if self.status in ("finished", "diverged") else None
 
 
