@@ -17,8 +17,6 @@ from merit_optim.lab.record import Run
 if TYPE_CHECKING:
     import tokenizers
 
-_BYTE_NEWLINE = 10
-
 
 @dataclass(frozen=True)
 class ExportedTokenizer:
@@ -46,7 +44,14 @@ class ExportedTokenizer:
     @property
     def prefix(self) -> int:
         """What stands before a text that has nothing before it: the end of another, or of a line."""
-        return _BYTE_NEWLINE if self.end_of_text is None else self.end_of_text
+        if self.end_of_text is not None:
+            return self.end_of_text
+        newline = self.backend.encode("\n", add_special_tokens=False).ids
+        if not newline:
+            raise ValueError(
+                f"the tokenizer {self.name} has neither {END_OF_TEXT} nor a newline to begin a text with"
+            )
+        return int(newline[0])
 
     def write(self, folder: Path, context: int) -> None:
         """Write the files from which transformers' AutoTokenizer makes this tokenizer."""
