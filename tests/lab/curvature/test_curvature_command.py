@@ -11,11 +11,11 @@ import torch
 from rich.console import Console
 from safetensors.torch import load_file
 
-from merit_optim.lab.curvature import CurvatureConfig, Hessian, Snapshot, hutchinson_trace, measure_curvature
+from merit_optim.lab.curvature import CurvatureConfig, Hessian, hutchinson_trace, measure_curvature
 from merit_optim.lab.curvature.command import main
 from merit_optim.lab.curvature.progress import Progress
 from merit_optim.lab.curvature.results import Results
-from merit_optim.lab.curvature.snapshot import mean_loss
+from merit_optim.lab.train.snapshot import Snapshot, mean_loss
 
 QUICK = ["--sequences", "4", "--top", "2", "--probes", "2"]
 DENSITY = ["--density", "--density-probes", "2", "--density-steps", "3"]

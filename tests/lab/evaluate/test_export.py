@@ -7,9 +7,9 @@ import pytest
 import torch
 from run_cases import TINY, make_run, random_model
 
-from merit_optim.lab.evaluate import Snapshot
 from merit_optim.lab.evaluate.export_command import main
 from merit_optim.lab.record import FORMAT
+from merit_optim.lab.train.snapshot import Snapshot
 
 LLAMA = replace(TINY, family="llama")
 
@@ -38,7 +38,7 @@ def test_transformers_opens_it_with_the_same_logits(model, tmp_path, capsys) -> 
 def test_an_earlier_step(tmp_path) -> None:
     run = make_run(tmp_path / "run", steps=(10, 20))
     for step in (10, 20):
-        weights = Snapshot.find(run.folder, step).load_model().state_dict()
+        weights = Snapshot.find(run.folder, step).load_model(torch.device("cpu")).state_dict()
         for name, tensor in random_model(TINY, seed=step).state_dict().items():
             assert torch.equal(weights[name], tensor), name
 

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 import torch
 
-from merit_optim.lab.curvature import Snapshot
 from merit_optim.lab.data import Batches, Dataset
 from merit_optim.lab.noise import NoiseConfig, NoiseScale, gradient_norms, measure_noise_scale
 from merit_optim.lab.noise.command import describe, main
 from merit_optim.lab.noise.measure import MeasuredScale
+from merit_optim.lab.train.snapshot import Snapshot
 
 QUICK = ["--batches", "3", "--batch", "8", "--micro-batch", "2"]
 

@@ -4,7 +4,6 @@ from merit_optim.lab.curvature.density import Spectrum, spectral_density
 from merit_optim.lab.curvature.eigenvalues import Eigenvalues, top_eigenvalues
 from merit_optim.lab.curvature.hessian import Hessian, hessian_vector_product
 from merit_optim.lab.curvature.measure import Curvature, CurvatureConfig, measure_curvature
-from merit_optim.lab.curvature.snapshot import Snapshot
 from merit_optim.lab.curvature.trace import Trace, hutchinson_trace
 
 __all__ = [
@@ -12,7 +11,6 @@ __all__ = [
     "CurvatureConfig",
     "Eigenvalues",
     "Hessian",
-    "Snapshot",
     "Spectrum",
     "Trace",
     "hessian_vector_product",

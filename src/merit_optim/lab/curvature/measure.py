@@ -18,11 +18,11 @@ from merit_optim.lab.curvature.eigenvalues import num_vectors, top_eigenvalues
 from merit_optim.lab.curvature.hessian import Hessian, hessian_vector_product
 from merit_optim.lab.curvature.progress import Progress
 from merit_optim.lab.curvature.results import Results
-from merit_optim.lab.curvature.snapshot import Snapshot, default_device, mean_loss
 from merit_optim.lab.curvature.trace import hutchinson_trace
 from merit_optim.lab.models import LanguageModel, num_parameters
 from merit_optim.lab.record import environment
 from merit_optim.lab.train.signals import Interrupted, StopRequest, listening
+from merit_optim.lab.train.snapshot import Snapshot, default_device, mean_loss
 
 _CPU_TOKENS = 16384  # in one micro-batch; more are no faster there
 _MOST_SEQUENCES_TRIED = 64

@@ -4,6 +4,5 @@ from merit_optim.lab.evaluate.evaluation import evaluate
 from merit_optim.lab.evaluate.export import export
 from merit_optim.lab.evaluate.results import Metric, Result, read_results
 from merit_optim.lab.evaluate.sets import PAPER_SETS, SETS
-from merit_optim.lab.evaluate.snapshot import Snapshot
 
-__all__ = ["PAPER_SETS", "SETS", "Metric", "Result", "Snapshot", "evaluate", "export", "read_results"]
+__all__ = ["PAPER_SETS", "SETS", "Metric", "Result", "evaluate", "export", "read_results"]

@@ -15,9 +15,9 @@ from merit_optim.lab.evaluate.export import export
 from merit_optim.lab.evaluate.harness import BOOTSTRAP, Harness, check_hub, package_versions
 from merit_optim.lab.evaluate.results import Result, result_path
 from merit_optim.lab.evaluate.sets import SETS, check_local, expand
-from merit_optim.lab.evaluate.snapshot import Snapshot
 from merit_optim.lab.evaluate.tokenizer import tokenizer_of
 from merit_optim.lab.record import environment
+from merit_optim.lab.train.snapshot import Snapshot
 
 
 def evaluate(

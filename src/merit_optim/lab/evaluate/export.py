@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from merit_optim.lab.evaluate.snapshot import Snapshot
+import torch
+
 from merit_optim.lab.evaluate.tokenizer import ExportedTokenizer
 from merit_optim.lab.models.huggingface import export_checkpoint
+from merit_optim.lab.train.snapshot import Snapshot
 
 
 def export(snapshot: Snapshot, folder: Path, tokenizer: ExportedTokenizer | None) -> None:
@@ -17,7 +19,7 @@ def export(snapshot: Snapshot, folder: Path, tokenizer: ExportedTokenizer | None
     """
     if folder.is_dir() and any(folder.iterdir()):
         raise ValueError(f"{folder} is not empty; choose another folder, or remove what is in it")
-    model = snapshot.load_model()
+    model = snapshot.load_model(torch.device("cpu"))
     folder.mkdir(parents=True, exist_ok=True)
     if tokenizer is not None:
         tokenizer.write(folder, snapshot.config.model.context)

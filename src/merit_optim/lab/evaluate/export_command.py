@@ -9,8 +9,8 @@ from pathlib import Path
 
 from merit_optim.lab.evaluate.command import add_tokenizer_options
 from merit_optim.lab.evaluate.export import export
-from merit_optim.lab.evaluate.snapshot import Snapshot
 from merit_optim.lab.evaluate.tokenizer import tokenizer_of
+from merit_optim.lab.train.snapshot import Snapshot
 
 
 def main(argv: Sequence[str]) -> int:

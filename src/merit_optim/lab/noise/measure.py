@@ -12,12 +12,12 @@ from torch import Tensor
 
 from merit_optim.lab.curvature.progress import Progress
 from merit_optim.lab.curvature.results import Results
-from merit_optim.lab.curvature.snapshot import Snapshot, default_device, token_loss
 from merit_optim.lab.data import Batches
 from merit_optim.lab.models import LanguageModel
 from merit_optim.lab.noise.scale import GradientNorms, NoiseScale, noise_scale
 from merit_optim.lab.record import environment
 from merit_optim.lab.train.signals import Interrupted, listening
+from merit_optim.lab.train.snapshot import Snapshot, default_device, token_loss
 
 
 @dataclass(frozen=True, kw_only=True)

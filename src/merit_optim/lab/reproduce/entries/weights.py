@@ -10,7 +10,6 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from merit_optim.lab.curvature import Snapshot
 from merit_optim.lab.models import LanguageModel
 from merit_optim.lab.report.curves import Point
 from merit_optim.lab.report.tables import Table
@@ -21,6 +20,7 @@ from merit_optim.lab.reproduce.fields import matrix_chart
 from merit_optim.lab.reproduce.records import BySeed, Record, Records
 from merit_optim.lab.reproduce.scale import WATCHED, Scale
 from merit_optim.lab.reproduce.verdict import Comparison, Verdict, paired
+from merit_optim.lab.train.snapshot import Snapshot
 
 _ALIKENESS = (
     "The number: the variance between the means of rows (columns) as a share of the variance of all "

@@ -14,7 +14,9 @@ from torch import Tensor
 from merit_optim.lab.data import Dataset, validation_sequences
 from merit_optim.lab.models import LanguageModel, build
 from merit_optim.lab.record import Run
-from merit_optim.lab.train import TrainConfig, checkpoint
+from merit_optim.lab.train import checkpoint
+from merit_optim.lab.train.checkpoint import Manifest
+from merit_optim.lab.train.config import TrainConfig
 from merit_optim.lab.train.parallel import Ranks
 
 
@@ -25,7 +27,7 @@ class Snapshot:
     run: Run
     config: TrainConfig
     path: Path
-    step: int
+    manifest: Manifest
 
     @classmethod
     def find(cls, folder: Path | str, step: int | None = None) -> Self:
@@ -36,7 +38,7 @@ class Snapshot:
             path, manifest, complaints = checkpoint.find(run.checkpoints)
             if path is None or manifest is None:
                 reasons = "; ".join(complaints) or "there is none; let the run write one"
-                raise ValueError(f"{run.folder} has no checkpoint to measure at: {reasons}")
+                raise ValueError(f"{run.folder} has no checkpoint that can be used: {reasons}")
         else:
             path = run.checkpoints / f"step-{step:08d}"
             if not path.is_dir():
@@ -48,7 +50,12 @@ class Snapshot:
                 f"{path} was written with another configuration than {run.folder / 'config.json'} holds; "
                 "undo the change there"
             )
-        return cls(run=run, config=config, path=path, step=manifest.step)
+        return cls(run=run, config=config, path=path, manifest=manifest)
+
+    @property
+    def step(self) -> int:
+        """Steps done."""
+        return self.manifest.step
 
     def load_model(self, device: torch.device, *, twice: bool = False) -> LanguageModel:
         """The model with its weights, in float32; ``twice`` for one that can be differentiated twice.
