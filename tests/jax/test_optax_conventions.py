@@ -176,7 +176,7 @@ def test_dtypes(dtype: Any, state_dtype: Any) -> None:
 def test_bfloat16_parameters_with_float32_gradients_are_rounded_once() -> None:
     params = small_tree(dtype=jnp.bfloat16)
     wide = jax.tree.map(lambda p: p.astype(jnp.float32), params)
-    optimizer = merit(0.1, weight_decay=0.5)
+    optimizer = merit(0.1, weight_decay=0.3)
     updates = update(optimizer, small_tree(1), params)
     assert_equal(updates, update(optimizer, small_tree(1), wide))
     assert {leaf.dtype for leaf in updates.values()} == {jnp.dtype(jnp.float32)}
@@ -254,12 +254,23 @@ def test_gradients_through_a_step() -> None:
 
     @jax.jit
     def after(learning_rate: Any, params: Any, grads: Any) -> Any:
-        optimizer = merit(learning_rate, clip=0.5)
+        optimizer = merit(learning_rate, clip=None)
         updates, _ = optimizer.update(grads, optimizer.init(params), params)
         return sum(jnp.sum(jnp.sin(leaf)) for leaf in optax.apply_updates(params, updates).values())
 
-    arguments = jnp.asarray(0.1), small_tree(), small_tree(1)
+    arguments = jnp.asarray(1.0), small_tree(), small_tree(1)
     check_grads(after, arguments, order=1, modes=["rev"], rtol=1e-2, atol=1e-2)
+
+
+def test_gradients_pass_where_there_is_no_ratio() -> None:
+    transformation = scale_by_merit()
+
+    @jax.jit
+    @jax.grad
+    def gradient(params: Any, updates: Any) -> Any:
+        return transformation.update(updates, optax.EmptyState(), params)[0].sum()
+
+    assert np.isfinite(gradient(jnp.ones((2, 3)), jnp.ones((2, 3)).at[0].set(0))).all()
 
 
 def test_parameters_that_are_not_arrays_of_reals_are_refused() -> None:

@@ -91,7 +91,7 @@ def merit(
         >>> optimizer = optax.chain(optax.clip_by_global_norm(1.0), merit(schedule, mask=decays))
         >>> state = optimizer.init(params)
         >>> grads = jax.tree.map(jnp.ones_like, params)
-        >>> updates, state = optimizer.update(grads, state, params)
+        >>> updates, state = jax.jit(optimizer.update)(grads, state, params)
         >>> params = optax.apply_updates(params, updates)
 
     Reference:
@@ -152,11 +152,12 @@ def max_lamb(
         state_dtype: dtype of both moments.
 
     Example:
-        >>> import jax.numpy as jnp, optax
+        >>> import jax, jax.numpy as jnp
         >>> from merit_optim.jax import max_lamb
         >>> params = jnp.array([[3.0, 4.0]])
         >>> optimizer = max_lamb(learning_rate=1e-2, weight_decay=0.0)
-        >>> updates, _ = optimizer.update(jnp.array([[1.0, -1.0]]), optimizer.init(params), params)
+        >>> grads = jnp.array([[1.0, -1.0]])
+        >>> updates, _ = jax.jit(optimizer.update)(grads, optimizer.init(params), params)
         >>> print(updates.round(4))  # the learning rate times the largest weight
         [[-0.04  0.04]]
 
@@ -204,7 +205,7 @@ def scale_by_merit(
         matrix_dims: which axes make one matrix; see :func:`merit`.
 
     Example:
-        >>> import jax.numpy as jnp, optax
+        >>> import jax, jax.numpy as jnp, optax
         >>> from merit_optim.jax import scale_by_merit
         >>> optimizer = optax.chain(
         ...     optax.scale_by_lion(),
@@ -213,7 +214,7 @@ def scale_by_merit(
         ...     optax.scale_by_learning_rate(1e-3),
         ... )
         >>> params = jnp.eye(2)
-        >>> updates, _ = optimizer.update(jnp.ones((2, 2)), optimizer.init(params), params)
+        >>> updates, _ = jax.jit(optimizer.update)(jnp.ones((2, 2)), optimizer.init(params), params)
 
     Reference:
         Luo et al., https://arxiv.org/abs/2508.20577
