@@ -24,16 +24,20 @@ class AttentionReading:
     max_logits: dict[str, Tensor]
     entropy: dict[str, Tensor]
 
-    def scalars(self, prefix: str = "attention/") -> dict[str, float]:
-        """A few numbers for a logger: the largest logit and the smallest entropy of each layer and of all."""
-        largest = {name: heads.max().item() for name, heads in self.max_logits.items()}
-        smallest = {name: heads.min().item() for name, heads in self.entropy.items()}
-        numbers = {f"{prefix}max_logit/{name}": value for name, value in largest.items()}
-        numbers |= {f"{prefix}min_entropy/{name}": value for name, value in smallest.items()}
-        # Of tensors, since Python's max and min pass over a NaN.
-        numbers[f"{prefix}max_logit"] = torch.tensor(list(largest.values())).max().item()
-        if smallest:
-            numbers[f"{prefix}min_entropy"] = torch.tensor(list(smallest.values())).min().item()
+    def scalars(self, prefix: str = "attention/", *, per_layer: bool = True) -> dict[str, float]:
+        """Numbers for a logger: the largest logit and the smallest entropy, of each layer and of all."""
+        numbers: dict[str, float] = {}
+        for what, layers in (("max_logit", self.max_logits), ("min_entropy", self.entropy)):
+            extremes = {
+                name: heads.max() if what == "max_logit" else heads.min() for name, heads in layers.items()
+            }
+            if per_layer:
+                numbers |= {f"{prefix}{what}/{name}": value.item() for name, value in extremes.items()}
+            if extremes:  # as tensors, since Python's max and min pass over a NaN
+                together = torch.stack(list(extremes.values()))
+                numbers[f"{prefix}{what}"] = (
+                    together.max() if what == "max_logit" else together.min()
+                ).item()
         return numbers
 
 

@@ -4,19 +4,51 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import torch
+from torch import Tensor
+
 from merit_optim.optim import UpdateStatistics
 
 
-def update_scalars(statistics: Mapping[str, UpdateStatistics], prefix: str = "update/") -> dict[str, float]:
-    """What ``optimizer.recording()`` gave, as one flat dict: four numbers for each parameter.
+def update_scalars(
+    statistics: Mapping[str, UpdateStatistics], prefix: str = "update/", *, per_parameter: bool = True
+) -> dict[str, float]:
+    """What ``optimizer.recording()`` gave, as one flat dict.
 
-    The shares of clipped and bounded elements, the largest ratio, and the relative change. Waits for the
-    device.
+    Of each parameter, and of all as if they were one: the shares of clipped and bounded elements, the largest
+    ratio, and the relative change. Waits for the device, once.
+
+    >>> from merit_optim import MERIT
+    >>> linear = torch.nn.Linear(4, 4)
+    >>> optimizer = MERIT(linear.named_parameters())
+    >>> linear(torch.ones(2, 4)).sum().backward()
+    >>> with optimizer.recording() as statistics:
+    ...     optimizer.step()
+    >>> list(update_scalars(statistics, per_parameter=False))
+    ['update/clipped', 'update/bounded', 'update/largest_ratio', 'update/relative_change']
     """
-    numbers: dict[str, float] = {}
-    for name, update in statistics.items():
-        numbers[f"{prefix}clipped/{name}"] = update.clipped
-        numbers[f"{prefix}bounded/{name}"] = update.bounded
-        numbers[f"{prefix}largest_ratio/{name}"] = update.ratio_range[1]
-        numbers[f"{prefix}relative_change/{name}"] = update.relative_change
+    if not statistics:
+        return {}
+    rows = torch.stack([_row(update) for update in statistics.values()]).cpu()
+    names = ("clipped", "bounded", "largest_ratio", "relative_change")
+    together = torch.cat([rows[:, :5].sum(0), rows[:, 5:].amax(0)])
+    numbers = {f"{prefix}{name}": value for name, value in zip(names, _numbers(together), strict=True)}
+    if per_parameter:
+        for parameter, row in zip(statistics, rows, strict=True):
+            for name, value in zip(names, _numbers(row), strict=True):
+                numbers[f"{prefix}{name}/{parameter}"] = value
     return numbers
+
+
+def _row(update: UpdateStatistics) -> Tensor:
+    like = update.weight_sum_sq
+    counts = (torch.full_like(like, update.num_elements), update.num_clipped, update.num_bounded)
+    values = (*counts, update.update_sum_sq, like, update.largest_ratio)
+    return torch.stack([value.to(like) for value in values])
+
+
+def _numbers(row: Tensor) -> list[float]:
+    elements, clipped, bounded, update_sum_sq, weight_sum_sq, ratio = row
+    return torch.stack(
+        [clipped / elements, bounded / elements, ratio, (update_sum_sq / weight_sum_sq).sqrt()]
+    ).tolist()

@@ -1,0 +1,85 @@
+"""MERIT with Accelerate, with a checkpoint that a later run continues.
+
+    python examples/accelerate_train.py                # or: accelerate launch
+    python examples/accelerate_train.py --steps 40     # goes on where the first one stopped
+
+MERIT needs weights in their shapes: it refuses the flat ones of DeepSpeed ZeRO and FSDP1. FSDP2 keeps them.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import torch
+from accelerate import Accelerator  # type: ignore[import-untyped]
+from torch import Tensor
+from torch.utils.data import DataLoader, TensorDataset
+from transformers import GPT2Config, GPT2LMHeadModel
+
+from merit_optim import MERIT, param_groups
+from merit_optim.monitor import AttentionMonitor, update_scalars
+
+VOCABULARY, CONTEXT, BATCH = 64, 32, 32
+
+
+def sequences(count: int) -> Tensor:
+    """Sequences with a rule to be found: each token is 5 times the one before, plus 3."""
+    tokens = [torch.randint(VOCABULARY, (count,), generator=torch.Generator().manual_seed(0))]
+    for _ in range(CONTEXT - 1):
+        tokens.append((5 * tokens[-1] + 3) % VOCABULARY)
+    return torch.stack(tokens, 1)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Train a small GPT-2 with MERIT and Accelerate.")
+    parser.add_argument("--steps", type=int, default=20, help="in all, those of earlier runs included")
+    parser.add_argument("--folder", type=Path, default=Path("runs/accelerate"), help="of the checkpoint")
+    arguments = parser.parse_args()
+
+    accelerator = Accelerator(cpu=not torch.cuda.is_available())
+    torch.manual_seed(0)
+    config = GPT2Config(
+        vocab_size=VOCABULARY,
+        n_positions=CONTEXT,
+        n_embd=64,
+        n_layer=2,
+        n_head=4,
+        resid_pdrop=0.0,
+        embd_pdrop=0.0,
+        attn_pdrop=0.0,
+        bos_token_id=0,
+        eos_token_id=0,
+    )
+    model = GPT2LMHeadModel(config)  # type: ignore[no-untyped-call]
+    optimizer = MERIT(param_groups(model, weight_decay=0.1), lr=9e-3)
+    loader = DataLoader(TensorDataset(sequences(4096)), batch_size=BATCH)
+    monitor = AttentionMonitor(model, every=10)
+    prepared, wrapped, loader = accelerator.prepare(model, optimizer, loader)
+
+    done = 0
+    if (arguments.folder / "steps.txt").exists():
+        accelerator.load_state(str(arguments.folder))
+        done = int((arguments.folder / "steps.txt").read_text())
+
+    for step, (tokens,) in enumerate(accelerator.skip_first_batches(loader, done), start=done + 1):
+        if step > arguments.steps:
+            break
+        with monitor:
+            loss = prepared(tokens, labels=tokens).loss
+        accelerator.backward(loss)
+        accelerator.clip_grad_norm_(prepared.parameters(), 1.0)
+        with optimizer.recording() as statistics:
+            wrapped.step()
+        wrapped.zero_grad()
+        if reading := monitor.read():
+            numbers = reading.scalars(per_layer=False) | update_scalars(statistics, per_parameter=False)
+            print(f"step {step}: loss {loss.item():.6f}", {k: round(v, 3) for k, v in numbers.items()})
+    accelerator.print(f"step {arguments.steps}: loss {loss.item():.6f}")
+
+    accelerator.save_state(str(arguments.folder))
+    (arguments.folder / "steps.txt").write_text(str(arguments.steps))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,85 @@
+"""MERIT with the Hugging Face Trainer, with a checkpoint that a later run continues.
+
+    python examples/trainer.py
+    python examples/trainer.py --steps 40    # goes on where the first one stopped
+
+The optimizer can be handed over as an object (``optimizers=``), which chooses the parameter groups, or as a
+class that the Trainer makes one of (``optimizer_cls_and_kwargs=``): ``--by-class``.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
+from transformers.trainer_utils import get_last_checkpoint
+
+from merit_optim import MERIT, param_groups
+from merit_optim.integrations.huggingface import MeritCallback
+
+VOCABULARY, CONTEXT = 64, 32
+
+
+def examples(count: int) -> list[dict[str, Tensor]]:
+    """Sequences with a rule to be found: each token is 5 times the one before, plus 3."""
+    tokens = [torch.randint(VOCABULARY, (count,), generator=torch.Generator().manual_seed(0))]
+    for _ in range(CONTEXT - 1):
+        tokens.append((5 * tokens[-1] + 3) % VOCABULARY)
+    return [{"input_ids": row, "labels": row} for row in torch.stack(tokens, 1)]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Train a small GPT-2 with MERIT and the Trainer.")
+    parser.add_argument("--steps", type=int, default=20, help="in all, those of earlier runs included")
+    parser.add_argument("--folder", type=Path, default=Path("runs/trainer"), help="of the checkpoints")
+    parser.add_argument("--by-class", action="store_true", help="let the Trainer make the optimizer")
+    arguments = parser.parse_args()
+
+    torch.manual_seed(0)
+    config = GPT2Config(
+        vocab_size=VOCABULARY,
+        n_positions=CONTEXT,
+        n_embd=64,
+        n_layer=2,
+        n_head=4,
+        bos_token_id=0,
+        eos_token_id=0,
+    )
+    model = GPT2LMHeadModel(config)  # type: ignore[no-untyped-call]
+    options: dict[str, Any] = {}
+    if arguments.by_class:
+        options["optimizer_cls_and_kwargs"] = (MERIT, {"lr": 9e-3})
+    else:
+        options["optimizers"] = (MERIT(param_groups(model, weight_decay=0.1), lr=9e-3), None)
+    trainer = Trainer(
+        model,
+        TrainingArguments(
+            output_dir=str(arguments.folder),
+            max_steps=arguments.steps,
+            per_device_train_batch_size=32,
+            learning_rate=9e-3,  # what the schedule is relative to
+            lr_scheduler_type="constant_with_warmup",
+            warmup_steps=5,
+            weight_decay=0.1,
+            max_grad_norm=1.0,
+            logging_steps=10,
+            save_steps=10,
+            use_cpu=not torch.cuda.is_available(),
+            report_to=[],  # "tensorboard", "wandb" and others get the callback's numbers too
+            disable_tqdm=True,
+        ),
+        train_dataset=examples(1024),
+        **options,
+    )
+    trainer.add_callback(MeritCallback(trainer))
+    arguments.folder.mkdir(parents=True, exist_ok=True)
+    newest = get_last_checkpoint(str(arguments.folder))  # type: ignore[no-untyped-call]
+    trainer.train(resume_from_checkpoint=newest)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,49 @@
+"""Lightning: attention logits and trust-ratio statistics in its loggers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from lightning.pytorch import Callback, LightningModule, Trainer
+
+from merit_optim.integrations.step_watch import StepWatch
+
+
+class MeritCallback(Callback):
+    """Logs the largest attention logit, the smallest entropy, and what the optimizers did.
+
+    The numbers go to the trainer's loggers. With optimizers that record no statistics, they are those of
+    attention alone. The batches of one accumulated gradient are one step.
+
+        trainer = Trainer(callbacks=[MeritCallback()])
+
+    Args:
+        every: Optimizer steps between observations. None: the trainer's ``log_every_n_steps``.
+        details: Log numbers of every layer and parameter too.
+        entropy: Whether to measure the entropy of attention, which takes longer than the logits alone.
+    """
+
+    def __init__(self, *, every: int | None = None, details: bool = False, entropy: bool = True) -> None:
+        if every is not None and every < 1:
+            raise ValueError(f"every must be at least 1 step, or None for log_every_n_steps; got {every}")
+        self.every = every
+        self._watch = StepWatch(details=details, entropy=entropy)
+        self._begun_at = -1
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
+        every = self.every or trainer.log_every_n_steps  # type: ignore[attr-defined]  # set by a connector
+        if not self._watch.is_open and (trainer.global_step + 1) % every == 0:
+            self._begun_at = trainer.global_step
+            self._watch.begin(pl_module, trainer.optimizers)
+
+    def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
+        if self._watch.is_open and trainer.global_step > self._begun_at:
+            numbers = self._watch.end()
+            for logger in trainer.loggers:
+                logger.log_metrics(numbers, step=trainer.global_step)
+
+    def on_exception(self, *_: Any) -> None:
+        self._watch.abandon()
+
+    def on_train_end(self, *_: Any) -> None:
+        self._watch.abandon()

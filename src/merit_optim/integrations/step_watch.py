@@ -1,0 +1,69 @@
+"""One training step observed from callbacks, which see its beginning and its end."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from contextlib import ExitStack
+
+import torch.distributed as dist
+from torch import nn
+from torch.optim import Optimizer
+
+from merit_optim.monitor import AttentionMonitor, update_scalars
+from merit_optim.optim import UpdateStatistics
+
+
+class StepWatch:
+    """Observes attention and updates between :meth:`begin` and :meth:`end`.
+
+    Args:
+        details: Numbers of every layer and parameter too, not of the whole model alone.
+        entropy: Whether to measure the entropy of attention.
+    """
+
+    def __init__(self, *, details: bool, entropy: bool) -> None:
+        self.details, self.entropy = details, entropy
+        self._open: ExitStack | None = None
+        self._monitor: AttentionMonitor | None = None
+        self._recordings: list[dict[str, UpdateStatistics]] = []
+
+    @property
+    def is_open(self) -> bool:
+        return self._open is not None
+
+    def begin(self, model: nn.Module, optimizers: Iterable[Optimizer]) -> None:
+        """Observe from here on. A step that was never ended, since it failed, is given up."""
+        self.abandon()
+        if self._monitor is None or self._monitor.model is not model:
+            self._monitor = AttentionMonitor(model, entropy=self.entropy)
+        with ExitStack() as stack:
+            self._recordings = [
+                stack.enter_context(recording())
+                for optimizer in optimizers
+                if (recording := getattr(_innermost(optimizer), "recording", None)) is not None
+            ]
+            stack.enter_context(self._monitor)
+            self._open = stack.pop_all()
+
+    def end(self) -> dict[str, float]:
+        """Numbers for a logger. Where there are several ranks, each has to call this."""
+        self.abandon()
+        assert self._monitor is not None
+        group = dist.group.WORLD if dist.is_available() and dist.is_initialized() else None
+        reading = self._monitor.read(group)
+        numbers = reading.scalars(per_layer=self.details) if reading is not None else {}
+        together = {name: update for recording in self._recordings for name, update in recording.items()}
+        return numbers | update_scalars(together, per_parameter=self.details)
+
+    def abandon(self) -> None:
+        """Stop observing, if a step is open."""
+        opened, self._open = self._open, None
+        if opened is not None:
+            opened.close()
+
+
+def _innermost(optimizer: Optimizer) -> Optimizer:
+    """Accelerate wraps an optimizer in another."""
+    while isinstance(inner := getattr(optimizer, "optimizer", None), Optimizer):
+        optimizer = inner
+    return optimizer
