@@ -37,13 +37,13 @@ class Snapshot:
         if step is None:
             path, manifest, complaints = checkpoint.find(run.checkpoints)
             if path is None or manifest is None:
-                reasons = "; ".join(complaints) or "there is none; let the run write one"
+                reasons = "; ".join(complaints) or "none was written yet"
                 raise ValueError(f"{run.folder} has no checkpoint that can be used: {reasons}")
         else:
             path = run.checkpoints / f"step-{step:08d}"
             if not path.is_dir():
                 there = ", ".join(str(known) for known in _steps(run.checkpoints)) or "none"
-                raise ValueError(f"{run.folder} has no checkpoint of step {step}; the steps there: {there}")
+                raise ValueError(f"{run.folder} has no checkpoint of step {step}; it has those of: {there}")
             manifest = checkpoint.read(path)
         if manifest.config != config.fingerprint:
             raise ValueError(
