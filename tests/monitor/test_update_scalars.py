@@ -1,0 +1,36 @@
+"""An optimizer's statistics as numbers for a logger."""
+
+import math
+
+import torch
+
+from merit_optim import MERIT
+from merit_optim.monitor import update_scalars
+
+
+def test_numbers_are_the_statistics_and_their_totals() -> None:
+    torch.manual_seed(0)
+    model = torch.nn.Linear(6, 4)
+    optimizer = MERIT(model.named_parameters(), lr=0.1, clip=0.01)
+    model(torch.randn(8, 6)).square().sum().backward()
+    before = {name: weight.detach().clone() for name, weight in model.named_parameters()}
+    with optimizer.recording() as statistics:
+        optimizer.step()
+    numbers = update_scalars(statistics, "u/")
+    for name, update in statistics.items():
+        assert math.isclose(numbers[f"u/clipped/{name}"], update.clipped, rel_tol=1e-6)
+        assert math.isclose(numbers[f"u/bounded/{name}"], update.bounded, rel_tol=1e-6)
+        assert math.isclose(numbers[f"u/largest_ratio/{name}"], update.ratio_range[1], rel_tol=1e-6)
+        assert math.isclose(numbers[f"u/relative_change/{name}"], update.relative_change, rel_tol=1e-6)
+    clipped = (24 * statistics["weight"].clipped + 4 * statistics["bias"].clipped) / 28
+    assert 0 < clipped <= 1
+    assert math.isclose(numbers["u/clipped"], clipped, rel_tol=1e-6)
+    assert numbers["u/largest_ratio"] == max(
+        numbers["u/largest_ratio/weight"], numbers["u/largest_ratio/bias"]
+    )
+    flat = torch.cat([before[name].flatten() for name in before])
+    change = torch.cat([(w.detach() - before[name]).flatten() for name, w in model.named_parameters()])
+    assert math.isclose(numbers["u/relative_change"], (change.norm() / flat.norm()).item(), rel_tol=1e-3)
+    assert len(numbers) == 12
+    assert len(update_scalars(statistics, per_parameter=False)) == 4
+    assert update_scalars({}) == {}
