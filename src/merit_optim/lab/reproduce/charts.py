@@ -30,13 +30,14 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class Axis:
-    """An axis: its title, the format of its numbers, its scale; ``shown`` is the part that is drawn."""
+    """An axis: its title, its numbers' format, its scale, the part that is drawn, where it has ticks."""
 
     title: str
     format: str = ".3~g"
     logarithmic: bool = False
     from_zero: bool = False
     shown: tuple[float, float] | None = None
+    ticks: tuple[float, ...] = ()
 
 
 def curve_chart(
@@ -170,7 +171,7 @@ def strip_chart(
     others = [row for row in rows if row["series"] == reference]
     names = list(dict.fromkeys(row["series"] for row in own))
     groups = list(dict.fromkeys(row["group"] for row in rows))
-    colour, _ = _by_series(names, optimizers)
+    colour, _ = _by_series(names, optimizers, symbol="circle")
     x = alt.X("group:N", title=None, sort=groups, axis=alt.Axis(labelAngle=0, labelLimit=160))
     offset = alt.XOffset("series:N", sort=names)
     vertical = _position(alt.Y, "value", y)
@@ -229,7 +230,9 @@ def finish(chart: Any, name: str, title: str, caption: str) -> Chart:
     return Chart(name=name, title=title, caption=caption, spec=chart.to_dict(validate=False))
 
 
-def _by_series(names: Sequence[str], optimizers: Mapping[str, str]) -> tuple[alt.Color, alt.StrokeDash]:
+def _by_series(
+    names: Sequence[str], optimizers: Mapping[str, str], symbol: str = "stroke"
+) -> tuple[alt.Color, alt.StrokeDash]:
     import altair as alt
 
     series = [Series(name, optimizers.get(name, name), None, ()) for name in names]
@@ -239,7 +242,7 @@ def _by_series(names: Sequence[str], optimizers: Mapping[str, str]) -> tuple[alt
         direction="horizontal",
         columns=5 if max(map(len, names), default=0) < 12 else 3,
         labelLimit=240,
-        symbolType="stroke",
+        symbolType=symbol,
         symbolOpacity=1,
     )
     domain = list(names)
@@ -266,14 +269,14 @@ def _position(kind: Any, field: str, axis: Axis) -> Any:
 def _axis(axis: Axis) -> alt.Axis:
     import altair as alt
 
-    return alt.Axis(format=axis.format, tickCount=5)
+    return alt.Axis(format=axis.format, **({"values": axis.ticks} if axis.ticks else {"tickCount": 5}))
 
 
 def _scale(axis: Axis) -> alt.Scale:
     import altair as alt
 
     if axis.logarithmic:
-        return alt.Scale(type="log", nice=False)
+        return alt.Scale(type="log", nice=False, padding=8)
     if axis.shown is not None:
         return alt.Scale(zero=False, nice=False, domain=list(axis.shown))
     return alt.Scale(zero=axis.from_zero, nice=True)

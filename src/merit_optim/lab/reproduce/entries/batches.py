@@ -25,11 +25,16 @@ def _trials(
     scale: Scale, setting: Setting, batches: Sequence[int], optimizers: Sequence[str], seeds: int
 ) -> list[Trial]:
     return [
-        scale.trial(setting.with_batch(batch), name, seed, panel=setting.name)
+        scale.trial(setting.with_batch(batch), name, seed, panel=_model(setting))
         for seed in range(seeds)
         for batch in batches
         for name in optimizers
     ]
+
+
+def _model(setting: Setting) -> str:
+    """The setting's name without its batch."""
+    return setting.name.partition(",")[0]
 
 
 def _batches(records: Records) -> list[int]:
@@ -95,7 +100,7 @@ def _chart(records: Records, target: float, name: str, title: str) -> Chart:
     return line_chart(
         lines,
         looks(records.all),
-        Axis("batch (sequences)", "~d", logarithmic=True),
+        Axis("batch (sequences)", "~d", logarithmic=True, ticks=tuple(batches)),
         Axis("steps to the target", ".3~s", logarithmic=True),
         name=name,
         title=title,
@@ -128,7 +133,7 @@ _HEAD = ("Model", "Optimizer", "Runs", "Batch", "Validation loss", "Steps to the
 
 def _fig1(records: Records, scale: Scale) -> Result:
     target = target_loss(records)
-    panel = scale.gpt2[0].name
+    panel = _model(scale.gpt2[0])
     table = Table(_HEAD, tuple(_rows(records, target, panel)), num_text=3)
     if target is None:
         return Result(table=table, charts=(), verdicts=(), notes=("No run has finished.",))

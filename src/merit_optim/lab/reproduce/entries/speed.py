@@ -57,10 +57,10 @@ def _no_longer(records: Records, rival: str, panel: str, paper: str) -> Comparis
     other = records.of(panel=panel, series=rival).by_seed(step_seconds)
     most = _MOST[rival]
     return Comparison(
-        what=f"MERIT's step at most {most:.1%} longer than {rival}'s, {panel}: the rest of that",
+        what=f"MERIT's step at most {most:.1%} longer than {rival}'s, {panel}",
         paper=paper,
         margins=tuple(most - (merit[seed] / other[seed] - 1) for seed in sorted(merit.keys() & other.keys())),
-        unit="of the step",
+        unit="of a step to spare",
     )
 
 
@@ -100,7 +100,7 @@ def _table2(records: Records, scale: Scale) -> Result:
     chart = strip_chart(
         points,
         looks(records.all),
-        Axis("seconds for a step", ".3~s", from_zero=True),
+        Axis("seconds for a step", ".3~g", from_zero=True),
         name="step-time",
         title="Time of a step",
         caption="Median over the steps of a run, forward and backward pass included.",
