@@ -100,11 +100,11 @@ def test_scaled_dot_product_attention(options, seen) -> None:
 
 @pytest.mark.parametrize("dims", [2, 3, 5])
 def test_other_numbers_of_dimensions(dims) -> None:
-    """Two and three have one head; five have batches of batches, and so has the mask."""
+    """Two and three have one head; five have batches of batches, with a mask for some of them."""
     shape = (2, 3, 4, 6, 8)[-dims:] if dims > 3 else (5, 6, 8)[-dims:]
     torch.manual_seed(0)
     query, key = torch.randn(shape), torch.randn(shape)
-    mask = torch.rand((*shape[:-2], 6, 6) if dims > 2 else (6, 6)) > 0.3
+    mask = torch.rand({2: (6, 6), 3: (5, 6, 6), 5: (1, 3, 1, 6, 6)}[dims]) > 0.3
     mask[..., 0] = True
 
     class Model(nn.Module):
@@ -210,6 +210,12 @@ def test_attached_to_a_pass_that_fails_it_goes_on_with_the_next() -> None:
     model(batch())
     detach()
     assert_reads(monitor.read(), NAMES, materialised(model, batch()))
+    with monitor, pytest.raises(RuntimeError):
+        model(torch.randn(3, 10, 31))
+    with monitor:
+        scaled_dot_product_attention(*torch.ones(3, 1, 1, 4, 8))  # nobody's, and not of the pass that failed
+    with pytest.warns(UserWarning, match="no attention was seen"):
+        assert monitor.read() is None
 
 
 def test_off_there_is_nothing_of_it() -> None:

@@ -151,8 +151,11 @@ def test_flash_kernels_are_observed_by_their_own_arguments(monkeypatch) -> None:
         visible = (distance >= 0) & mask[:, None, None].bool()
         visible &= distance < 5 if index == 0 else True
         logits = query @ key.repeat_interleave(2, 1).mT * options["scaling"]
-        largest = logits.masked_fill(~visible, -torch.inf).amax(dim=(0, 2, 3))
-        torch.testing.assert_close(found, largest, msg=lambda text, name=name: f"{name}: {text}")
+        logits = logits.masked_fill(~visible, -torch.inf)
+        torch.testing.assert_close(found, logits.amax(dim=(0, 2, 3)))
+        weights = logits.softmax(-1)
+        entropy = -torch.special.xlogy(weights, weights).sum(-1).mean(dim=(0, 2))
+        torch.testing.assert_close(reading.entropy[name], entropy, rtol=1e-4, atol=1e-5)
 
 
 def test_texts_told_apart_by_their_lengths_alone_are_not_observed() -> None:
