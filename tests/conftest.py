@@ -1,6 +1,16 @@
-"""What every test shares: which tests are skipped here, and why."""
+"""What every test shares: which tests are skipped here, and why; and how Triton is imported."""
+
+from importlib.util import find_spec
 
 import pytest
+import torch
+
+# Triton decides when a kernel is defined whether it is interpreted, its own functions among them. So it is
+# imported here, with the variable set, before any test can import it; tests/optim/engines runs the kernels.
+if not torch.cuda.is_available() and find_spec("triton"):
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("TRITON_INTERPRET", "1")
+        from merit_optim.optim.engines import kernels  # noqa: F401
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -10,11 +20,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if not config.getoption("--slow"):
         _skip(items, "slow", "takes minutes: run it with --slow")
-    if any("gpu" in item.keywords for item in items):
-        import torch
-
-        if not torch.cuda.is_available():
-            _skip(items, "gpu", "needs a CUDA GPU: torch.cuda.is_available() is False")
+    if not torch.cuda.is_available():
+        _skip(items, "gpu", "needs a CUDA GPU: torch.cuda.is_available() is False")
 
 
 def _skip(items: list[pytest.Item], marker: str, reason: str) -> None:

@@ -1,24 +1,12 @@
 """Where the fused engine's kernels run: on a CUDA GPU, or, where there is none, in Triton's interpreter.
 
-Triton decides when a kernel is defined whether it is interpreted. So the kernels are imported here, with
-the variable set, before any test is; each test of this folder then has it set too, and no other test.
+tests/conftest.py imports them with TRITON_INTERPRET=1; each test of this folder has it set too, and no other.
 """
-
-from importlib.util import find_spec
 
 import pytest
 import torch
 
 INTERPRETED = not torch.cuda.is_available()
-
-if INTERPRETED and find_spec("triton"):
-    with pytest.MonkeyPatch.context() as environment:
-        environment.setenv("TRITON_INTERPRET", "1")
-        from merit_optim.optim.engines import kernels
-
-    assert type(kernels.moments).__name__ == "InterpretedFunction", (
-        "the kernels were imported before TRITON_INTERPRET=1 was set: give pytest the tests before src"
-    )
 
 
 @pytest.fixture(autouse=True)
