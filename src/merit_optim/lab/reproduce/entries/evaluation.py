@@ -22,6 +22,7 @@ _PAPER_AVERAGES = {  # table 1, in percent: AdamW with a small batch, MERIT with
     "GPT-2 small": (43.56, 43.87),
     "GPT-2 medium": (46.59, 46.70),
 }
+_LONG_ENOUGH = 512  # tokens of context, for every answer of every set
 _NO_FILES = (
     "The evaluation sets are not there: give their folder with --task-files (`merit evaluate -h` lists the "
     "files), or use scale small or paper, where they come from the Hugging Face hub."
@@ -36,8 +37,12 @@ def _measure(name: str) -> Callable[[Record, Scale, Path | None], None]:
 
         try:
             evaluate(record.folder, [name], task_files=task_files, limit=scale.evaluation_limit)
-        except (ModuleNotFoundError, ConnectionError, ValueError) as error:
+        except (ModuleNotFoundError, ConnectionError) as error:
             raise Unavailable(str(error)) from None
+        except ValueError as error:
+            context = record.config.model.context
+            way_out = "" if context >= _LONG_ENOUGH else "; a larger scale has models with longer contexts"
+            raise Unavailable(f"{error}{way_out}") from None
 
     return measure
 
