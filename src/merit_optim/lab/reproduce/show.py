@@ -13,7 +13,7 @@ from rich.text import Text
 
 from merit_optim.lab.compare import PlannedRun
 from merit_optim.lab.models import flops_per_token
-from merit_optim.lab.reproduce.workers import is_done, progress
+from merit_optim.lab.reproduce.workers import is_done, last_step, progress
 
 _SECONDS_BETWEEN_LINES = 20.0
 _MOST_SHOWN = 8
@@ -31,7 +31,9 @@ class Progress:
         self._console = console
         self._left = [own for own in runs if not is_done(own.folder)]
         self._num_runs = len(runs)
-        self._began, self._to_do = time.monotonic(), sum(self._cost(own) for own in self._left)
+        self._began = time.monotonic()
+        self._to_do = sum(_cost(own) for own in self._left)
+        self._done_before = sum(_cost(own) * _share(own, last_step(own)[0]) for own in self._left)
         self._finished = 0.0
         self._last_line = time.monotonic()
         self._live = Live(console=console, refresh_per_second=2) if console.is_terminal else None
@@ -65,21 +67,25 @@ class Progress:
         for own in list(self._left):
             if is_done(own.folder):
                 self._left.remove(own)
-                self._finished += self._cost(own)
+                self._finished += _cost(own)
             elif (seen := progress(own)) is not None:
                 step, loss = seen
-                under_way += self._cost(own) * step / (own.config.steps or 1)
+                under_way += _cost(own) * _share(own, step)
                 lines.append(Text(f"  {own.folder.name}  step {step}/{own.config.steps}  loss {loss:.3f}"))
-        done = self._finished + under_way
+        done = self._finished + under_way - self._done_before
         words = f"{self._num_runs - len(self._left)} of {self._num_runs} runs"
         if done > 0:
-            seconds = (time.monotonic() - self._began) * (self._to_do - done) / done
+            left = self._to_do - self._done_before - done
+            seconds = (time.monotonic() - self._began) * left / done
             words += f", about {max(1, round(seconds / 60))} min left"
         return Group(Text(words, style="bold"), *lines[:_MOST_SHOWN])
 
-    @staticmethod
-    def _cost(run: PlannedRun) -> float:
-        config = run.config
-        return float(
-            flops_per_token(config.model) * config.batch * config.model.context * (config.steps or 0)
-        )
+
+def _cost(run: PlannedRun) -> float:
+    config = run.config
+    tokens = config.batch * config.model.context * (config.steps or 0)
+    return float(flops_per_token(config.model) * tokens)
+
+
+def _share(run: PlannedRun, step: int) -> float:
+    return step / (run.config.steps or 1)

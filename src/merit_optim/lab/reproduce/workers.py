@@ -7,6 +7,7 @@ locks decide. What a worker shows goes to its log; the caller is told how far al
 from __future__ import annotations
 
 import contextlib
+import math
 import multiprocessing
 import os
 import signal
@@ -97,13 +98,16 @@ def is_done(folder: Path) -> bool:
 
 def progress(run: PlannedRun) -> tuple[int, float] | None:
     """Steps done and the last training loss of a run that is being worked on; None if it is not."""
-    if not run.exists or not is_locked(run.folder):
-        return None
-    last = None
+    return last_step(run) if run.exists and is_locked(run.folder) else None
+
+
+def last_step(run: PlannedRun) -> tuple[int, float]:
+    """Steps done and the last training loss of a run; none where there is no run yet."""
+    last = 0, math.nan
     for row in read_metrics(run.folder / "metrics.jsonl"):
         if row["kind"] == "train":
             last = row["step"], row["loss"]
-    return last or (0, float("nan"))
+    return last
 
 
 def _end_with_parent() -> None:

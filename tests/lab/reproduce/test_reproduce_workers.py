@@ -1,0 +1,59 @@
+"""Workers: what is said of them, and what happens when they fail."""
+
+import io
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from merit_optim.lab.compare import PlannedRun
+from merit_optim.lab.data import Dataset
+from merit_optim.lab.record import MetricsWriter, Run, lock
+from merit_optim.lab.reproduce.records import plan
+from merit_optim.lab.reproduce.scale import Scale
+from merit_optim.lab.reproduce.show import Progress
+from merit_optim.lab.reproduce.workers import Workers, WorkersEnded, is_done
+from merit_optim.lab.train.signals import StopRequest
+
+
+@pytest.fixture
+def planned(toy: Scale, dataset: Dataset, tmp_path: Path) -> list[PlannedRun]:
+    trials = [toy.trial(toy.gpt2[0], "merit", seed) for seed in range(3)]
+    return [own for _, own in plan(trials, tmp_path / "runs", dataset)]
+
+
+def write(planned: PlannedRun, *, steps: int, end: str | None) -> None:
+    run = Run.create(planned.folder, planned.config.to_dict(), {})
+    with MetricsWriter(run.metrics_path) as metrics:
+        metrics.write({"kind": "event", "step": 0, "what": "started", "message": ""})
+        for step in range(1, steps + 1):
+            metrics.write({"kind": "train", "step": step, "loss": 2.5})
+        if end is not None:
+            metrics.write({"kind": "event", "step": steps, "what": end, "message": ""})
+
+
+def test_a_run_is_done_when_it_finished_or_diverged(planned: list[PlannedRun]) -> None:
+    for own, end in zip(planned, ("finished", "diverged", None), strict=True):
+        write(own, steps=2, end=end)
+    assert [is_done(own.folder) for own in planned] == [True, True, False]
+
+
+def test_progress_tells_what_is_done_and_what_is_worked_on(planned: list[PlannedRun]) -> None:
+    write(planned[0], steps=4, end="finished")
+    console = Console(file=io.StringIO(), width=120)
+    progress = Progress(planned, console)
+    write(planned[1], steps=3, end=None)
+    with lock(planned[1].folder):
+        console.print(progress._picture())
+    first, second = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    assert first == "1 of 3 runs, about 1 min left"
+    assert second == f"  {planned[1].folder.name}  step 3/4  loss 2.500"
+
+
+def test_workers_that_fail_leave_word(planned: list[PlannedRun], tmp_path: Path) -> None:
+    config = replace(planned[0].config, data=tmp_path / "gone")
+    broken = [PlannedRun(planned[0].folder, config)]
+    with pytest.raises(WorkersEnded, match="gone"), Workers(broken, 1, tmp_path / "logs") as workers:
+        for _ in workers.waiting(broken, StopRequest()):
+            pass
