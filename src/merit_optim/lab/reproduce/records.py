@@ -95,6 +95,10 @@ class Records:
         """The series, in order."""
         return list(dict.fromkeys(own.series for own in self.all))
 
+    def where_in_words(self, panel: str) -> str:
+        """The panel as the end of a comparison's name; nothing where there is but one."""
+        return f", {panel}" if len(self.panels) > 1 else ""
+
     def where(self, predicate: Callable[[Record], bool]) -> Records:
         """Those that fit."""
         return Records(tuple(own for own in self.all if predicate(own)))

@@ -39,7 +39,13 @@ class Setting:
         """
         factor = math.sqrt(batch / self.batch)
         rates = {name: float(f"{rate * factor:.3g}") for name, rate in self.rates.items()}
-        return dataclasses.replace(self, name=f"batch {batch}", batch=batch, rates=rates)
+        name = f"{self.model_name}, batch {batch}"
+        return dataclasses.replace(self, name=name, batch=batch, rates=rates)
+
+    @property
+    def model_name(self) -> str:
+        """The name without the batch."""
+        return self.name.partition(",")[0]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -25,16 +25,11 @@ def _trials(
     scale: Scale, setting: Setting, batches: Sequence[int], optimizers: Sequence[str], seeds: int
 ) -> list[Trial]:
     return [
-        scale.trial(setting.with_batch(batch), name, seed, panel=_model(setting))
+        scale.trial(setting.with_batch(batch), name, seed, panel=setting.model_name)
         for seed in range(seeds)
         for batch in batches
         for name in optimizers
     ]
-
-
-def _model(setting: Setting) -> str:
-    """The setting's name without its batch."""
-    return setting.name.partition(",")[0]
 
 
 def _batches(records: Records) -> list[int]:
@@ -133,7 +128,7 @@ _HEAD = ("Model", "Optimizer", "Runs", "Batch", "Validation loss", "Steps to the
 
 def _fig1(records: Records, scale: Scale) -> Result:
     target = target_loss(records)
-    panel = _model(scale.gpt2[0])
+    panel = scale.gpt2[0].model_name
     table = Table(_HEAD, tuple(_rows(records, target, panel)), num_text=3)
     if target is None:
         return Result(table=table, charts=(), verdicts=(), notes=("No run has finished.",))

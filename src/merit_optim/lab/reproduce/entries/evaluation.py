@@ -115,7 +115,7 @@ def _fig5(records: Records, scale: Scale) -> Result:
         source="figure 5",
         comparisons=tuple(
             paired(
-                f"MERIT below {rival} on {name}, {panel}",
+                f"MERIT below {rival} on {name}{records.where_in_words(panel)}",
                 _by_set(records.of(panel=panel, series="MERIT"), name, scale),
                 _by_set(records.of(panel=panel, series=rival), name, scale),
                 unit="of the higher",
@@ -192,8 +192,7 @@ def _long_trials(scale: Scale, seeds: int) -> list[Trial]:
         for small, large in zip(scale.long[::2], scale.long[1::2], strict=True):
             for setting, name in ((small, "adamw"), (large, "merit")):
                 series = f"{DISPLAY_NAMES[name]}, batch {setting.batch}"
-                model = large.name.partition(",")[0]
-                trials.append(scale.trial(setting, name, seed, series=series, panel=model))
+                trials.append(scale.trial(setting, name, seed, series=series, panel=large.model_name))
     return trials
 
 
@@ -208,7 +207,7 @@ def _table1(records: Records, scale: Scale) -> Result:
         paper = _PAPER_AVERAGES.get(panel)
         comparisons.append(
             paired(
-                f"{small} below {large}, average accuracy, {panel}",
+                f"{small} below {large}, average accuracy{records.where_in_words(panel)}",
                 _average(own.of(series=small), sets, scale),
                 _average(own.of(series=large), sets, scale),
                 paper=f"{paper[0]:.2f} against {paper[1]:.2f}" if paper else "",

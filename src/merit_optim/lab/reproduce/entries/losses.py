@@ -92,7 +92,7 @@ def below(
     own = (papers or {}).get(panel, {})
     has_both = lower in own and higher in own
     return paired(
-        f"{lower} below {higher}" + (f", {panel}" if panel else ""),
+        f"{lower} below {higher}{records.where_in_words(panel)}",
         records.of(panel=panel, series=lower).final_losses(),
         records.of(panel=panel, series=higher).final_losses(),
         paper=f"{own[lower]:.3f} against {own[higher]:.3f}" if has_both else "",

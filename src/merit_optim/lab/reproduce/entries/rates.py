@@ -136,7 +136,7 @@ def _table4(records: Records, scale: Scale) -> Result:
         names = {display: name for name, display in DISPLAY_NAMES.items()}
         paper = papers.get(panel)
         text = f"{paper[names[lower]]:g} against {paper[names[upper]]:g}" if paper else ""
-        return f"{lower}'s best rate below {upper}'s, {panel}", rates[0], rates[1], text
+        return f"{lower}'s best rate below {upper}'s{records.where_in_words(panel)}", rates[0], rates[1], text
 
     pairs = (("AdamW", "LAMB"), ("AdamW", "MERIT"), ("Lion", "AdamW"))
     claim = Verdict(

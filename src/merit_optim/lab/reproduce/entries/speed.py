@@ -57,7 +57,7 @@ def _no_longer(records: Records, rival: str, panel: str, paper: str) -> Comparis
     other = records.of(panel=panel, series=rival).by_seed(step_seconds)
     most = _MOST[rival]
     return Comparison(
-        what=f"MERIT's step at most {most:.1%} longer than {rival}'s, {panel}",
+        what=f"MERIT's step at most {most:.1%} longer than {rival}'s{records.where_in_words(panel)}",
         paper=paper,
         margins=tuple(most - (merit[seed] / other[seed] - 1) for seed in sorted(merit.keys() & other.keys())),
         unit="of a step to spare",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from functools import cache
 
 import torch
@@ -34,17 +35,22 @@ def _layer_of(name: str) -> int | None:
     return int(found[1]) + 1 if found else None
 
 
-def share_curve(record: Record, quantity: str, layer: int | None = None) -> list[Point]:
-    """The share of elements, of a layer's matrices or of all, over steps; vectors have no element ratios."""
+def clipped(record: Record, layer: int) -> list[Point]:
+    """The share of a layer's elements that were clipped, over steps."""
+    return _share_curve(record, "clipped", lambda name: _layer_of(name) == layer)
+
+
+def bounded(record: Record) -> list[Point]:
+    """The share of elements where the weight-wise bound decided: of matrices, for vectors have no other."""
+    sizes, width = _sizes(record.config.model), record.config.model.width
+    return _share_curve(record, "bounded", lambda name: sizes[name] > width)
+
+
+def _share_curve(record: Record, quantity: str, wanted: Callable[[str], bool]) -> list[Point]:
     sizes = _sizes(record.config.model)
-    width = record.config.model.width
     points = []
     for row in record.run.rows.get("update", []) if record.run else []:
-        chosen = {
-            name: own[quantity]
-            for name, own in row["parameters"].items()
-            if sizes[name] > width and layer in (None, _layer_of(name))
-        }
+        chosen = {name: own[quantity] for name, own in row["parameters"].items() if wanted(name)}
         total = sum(sizes[name] for name in chosen)
         if total:
             share = sum(sizes[name] * value for name, value in chosen.items()) / total
@@ -66,7 +72,7 @@ def _fig13(records: Records, scale: Scale) -> Result:
 
     def peak(place: str) -> BySeed:
         return records.by_seed(
-            lambda own: max((value for _, value in share_curve(own, "clipped", layers[place])), default=None)
+            lambda own: max((value for _, value in clipped(own, layers[place])), default=None)
         )
 
     papers = {"First layer": "near 0", "Middle layer": "12%", "Last layer": "0.25%"}
@@ -96,7 +102,7 @@ def _fig13(records: Records, scale: Scale) -> Result:
             place: [
                 (own.folder.name, points, own.diverged)
                 for own in records.all
-                if (points := share_curve(own, "clipped", layer))
+                if (points := clipped(own, layer))
             ]
             for place, layer in layers.items()
         },
@@ -105,7 +111,7 @@ def _fig13(records: Records, scale: Scale) -> Result:
         Axis("share of elements clipped", _SHARE, from_zero=True),
         name="clipped",
         title="Share of clipped elements",
-        caption="Elements of a layer's matrices whose scaled update exceeded the clip.",
+        caption="Elements of a layer whose scaled update exceeded the clip.",
     )
     return Result(table=table, charts=(chart,), verdicts=(claim,))
 
@@ -121,7 +127,7 @@ def _third(points: list[Point], last: bool) -> float | None:
 
 def _fig15(records: Records, scale: Scale) -> Result:
     def share(last: bool) -> BySeed:
-        return records.by_seed(lambda own: _third(share_curve(own, "bounded"), last))
+        return records.by_seed(lambda own: _third(bounded(own), last))
 
     rises: Comparison = paired("first third below last third of the run", share(last=False), share(last=True))
     claim = Verdict(
@@ -144,9 +150,7 @@ def _fig15(records: Records, scale: Scale) -> Result:
     chart = line_chart(
         {
             "MERIT": [
-                (own.folder.name, points, own.diverged)
-                for own in records.all
-                if (points := share_curve(own, "bounded"))
+                (own.folder.name, points, own.diverged) for own in records.all if (points := bounded(own))
             ]
         },
         {"MERIT": "merit"},
