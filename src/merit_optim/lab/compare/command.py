@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import difflib
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, NoReturn
@@ -42,7 +42,8 @@ class Arguments:
 
 def main(argv: Sequence[str]) -> int:
     """Run the command and return its exit status: 128 + n after signal n, as shells have it."""
-    try:
+
+    def work() -> None:
         arguments, folder = parse(list(argv))
         report = compare(
             arguments.config,
@@ -51,17 +52,33 @@ def main(argv: Sequence[str]) -> int:
             seeds=arguments.seeds,
             learning_rates=parse_learning_rates(arguments.lr),
         )
+        if report is not None:
+            print(f"\n{report.summary}\nThe page: {report.page}")
+
+    return exit_status("merit compare", work)
+
+
+def exit_status(command: str, work: Callable[[], None]) -> int:
+    """Do the work of a command that trains, which can be stopped and repeated; say how it ended."""
+    try:
+        work()
     except Interrupted as interrupted:
-        print(f"merit compare: {interrupted}. The same command goes on from there.", file=sys.stderr)
+        print(f"{command}: {interrupted}. The same command goes on from there.", file=sys.stderr)
         return 128 + interrupted.signum
     except KeyboardInterrupt:
-        print("merit compare: stopped. The same command goes on.", file=sys.stderr)
+        print(f"{command}: stopped. The same command goes on.", file=sys.stderr)
         return 130
-    except (OSError, ValueError, RunInUse, ModuleNotFoundError) as error:
-        print(f"merit compare: {error}", file=sys.stderr)
+    except ModuleNotFoundError as error:
+        extra = "curvature" if error.name == "scipy" else "lab"
+        print(
+            f"{command}: this needs {error.name}, which is not installed; it comes with: "
+            f"pip install 'merit-optim[{extra}]'",
+            file=sys.stderr,
+        )
         return 1
-    if report is not None:
-        print(f"\n{report.summary}\nThe page: {report.page}")
+    except (OSError, ValueError, RunInUse) as error:
+        print(f"{command}: {error}", file=sys.stderr)
+        return 1
     return 0
 
 

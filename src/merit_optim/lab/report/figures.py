@@ -56,7 +56,7 @@ def make_figures(series: Sequence[Series]) -> list[Figure]:
         figures = [_lines(measure, series, look, horizontals) for measure in measures]
         return [figure for figure in figures if figure is not None]
 
-    with _unchecked():
+    with unchecked():
         return [
             *lines(LOSSES),
             *lines([LOGIT, *_layer_measures(series)]),
@@ -65,7 +65,7 @@ def make_figures(series: Sequence[Series]) -> list[Figure]:
         ]
 
 
-def _unchecked() -> AbstractContextManager[None]:
+def unchecked() -> AbstractContextManager[None]:
     """altair without its checks against Vega-Lite's schema, which take seconds; the tests make them."""
     from altair.utils.schemapi import debug_mode
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -194,13 +193,6 @@ def strip_chart(
         )
         layers.append(paper.encode(x, vertical, xOffset=alt.XOffset("beside:N", sort=names), tooltip=tooltip))
     return finish(alt.layer(*layers).properties(height=_HEIGHT), name, title, caption)
-
-
-def unchecked() -> AbstractContextManager[None]:
-    """altair without its checks against Vega-Lite's schema, which take seconds; the tests make them."""
-    from altair.utils.schemapi import debug_mode
-
-    return debug_mode(False)
 
 
 def looks(records: Iterable[Record]) -> dict[str, str]:

@@ -12,8 +12,8 @@ from rich.console import Console
 
 from merit_optim.lab.compare import PlannedRun, carry_out
 from merit_optim.lab.data import Dataset
+from merit_optim.lab.report.figures import unchecked
 from merit_optim.lab.reproduce import records
-from merit_optim.lab.reproduce.charts import unchecked
 from merit_optim.lab.reproduce.entry import Entry, Unavailable
 from merit_optim.lab.reproduce.registry import ENTRIES
 from merit_optim.lab.reproduce.scale import Scale, Trial

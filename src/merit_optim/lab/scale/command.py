@@ -10,15 +10,14 @@ from typing import Annotated
 
 import tyro
 
-from merit_optim.lab.compare.command import refuse_model, refuse_single_run_options
+from merit_optim.lab.compare.command import exit_status, refuse_model, refuse_single_run_options
 from merit_optim.lab.compare.plan import check_distinct
 from merit_optim.lab.models import PRESETS
-from merit_optim.lab.record import RunInUse
 from merit_optim.lab.scale.plan import Rates
 from merit_optim.lab.scale.rules import Rule, rates_by_batch
 from merit_optim.lab.scale.work import scale
 from merit_optim.lab.sweep.grid import parse_shared_learning_rates
-from merit_optim.lab.train import Interrupted, MeasureConfig, OptimizerConfig, TrainConfig
+from merit_optim.lab.train import MeasureConfig, OptimizerConfig, TrainConfig
 
 _SUMMARY = "Measure how many steps batches of growing size need to reach a loss, and fit the critical batch."
 
@@ -55,7 +54,8 @@ class Arguments:
 
 def main(argv: Sequence[str]) -> int:
     """Run the command and return its exit status: 128 + n after signal n, as shells have it."""
-    try:
+
+    def work() -> None:
         arguments, folder = parse(list(argv))
         findings = scale(
             arguments.config,
@@ -65,28 +65,12 @@ def main(argv: Sequence[str]) -> int:
             rates=choose_rates(arguments),
             seeds=arguments.seeds,
         )
-    except Interrupted as interrupted:
-        print(f"merit scale: {interrupted}. The same command goes on from there.", file=sys.stderr)
-        return 128 + interrupted.signum
-    except KeyboardInterrupt:
-        print("merit scale: stopped. The same command goes on.", file=sys.stderr)
-        return 130
-    except ModuleNotFoundError as error:
-        extra = "curvature" if error.name == "scipy" else "lab"
-        print(
-            f"merit scale: this needs {error.name}, which is not installed; it comes with: "
-            f"pip install 'merit-optim[{extra}]'",
-            file=sys.stderr,
-        )
-        return 1
-    except (OSError, ValueError, RunInUse) as error:
-        print(f"merit scale: {error}", file=sys.stderr)
-        return 1
-    if findings is not None:
-        for warning in findings.warnings:
-            print(f"merit scale: {warning}", file=sys.stderr)
-        print(f"\n{findings.summary}\nThe page: {findings.page}")
-    return 0
+        if findings is not None:
+            for warning in findings.warnings:
+                print(f"merit scale: {warning}", file=sys.stderr)
+            print(f"\n{findings.summary}\nThe page: {findings.page}")
+
+    return exit_status("merit scale", work)
 
 
 def parse(argv: list[str]) -> tuple[Arguments, Path]:

@@ -7,9 +7,10 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from merit_optim.lab.report import style
+from merit_optim.lab.report.figures import unchecked
 from merit_optim.lab.report.gather import Series
 from merit_optim.lab.scale.words import Result
-from merit_optim.lab.sweep.page import Figure, unchecked
+from merit_optim.lab.sweep.page import Figure
 
 _WIDTH, _HEIGHT = 640, 360
 _MARGIN = 1.3  # beyond the smallest and the largest value

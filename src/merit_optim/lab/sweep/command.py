@@ -10,13 +10,12 @@ from typing import Annotated
 
 import tyro
 
-from merit_optim.lab.compare.command import refuse_model, refuse_single_run_options
+from merit_optim.lab.compare.command import exit_status, refuse_model, refuse_single_run_options
 from merit_optim.lab.models import PRESETS
-from merit_optim.lab.record import RunInUse
 from merit_optim.lab.sweep.fields import find_field, parse_value
 from merit_optim.lab.sweep.grid import choose_learning_rates
 from merit_optim.lab.sweep.work import sweep
-from merit_optim.lab.train import Interrupted, TrainConfig
+from merit_optim.lab.train import TrainConfig
 
 _SUMMARY = "Train one model at many learning rates or other settings, and show which are best."
 
@@ -51,7 +50,8 @@ class Arguments:
 
 def main(argv: Sequence[str]) -> int:
     """Run the command and return its exit status: 128 + n after signal n, as shells have it."""
-    try:
+
+    def work() -> None:
         arguments, folder = parse(list(argv))
         findings = sweep(
             arguments.config,
@@ -61,20 +61,12 @@ def main(argv: Sequence[str]) -> int:
             seeds=arguments.seeds,
             extend=arguments.extend,
         )
-    except Interrupted as interrupted:
-        print(f"merit sweep: {interrupted}. The same command goes on from there.", file=sys.stderr)
-        return 128 + interrupted.signum
-    except KeyboardInterrupt:
-        print("merit sweep: stopped. The same command goes on.", file=sys.stderr)
-        return 130
-    except (OSError, ValueError, RunInUse, ModuleNotFoundError) as error:
-        print(f"merit sweep: {error}", file=sys.stderr)
-        return 1
-    if findings is not None:
-        for warning in findings.warnings:
-            print(f"merit sweep: {warning}", file=sys.stderr)
-        print(f"\n{findings.summary}\nThe page: {findings.page}\nThe best settings: {findings.best}")
-    return 0
+        if findings is not None:
+            for warning in findings.warnings:
+                print(f"merit sweep: {warning}", file=sys.stderr)
+            print(f"\n{findings.summary}\nThe page: {findings.page}\nThe best settings: {findings.best}")
+
+    return exit_status("merit sweep", work)
 
 
 def parse(argv: list[str]) -> tuple[Arguments, Path]:

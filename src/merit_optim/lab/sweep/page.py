@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
@@ -62,13 +61,6 @@ def write_page(page: Page, folder: Path) -> Path:
     path = folder / "index.html"
     path.write_text(_render(page), encoding="utf-8")
     return path
-
-
-def unchecked() -> AbstractContextManager[None]:
-    """altair without its checks against Vega-Lite's schema, which take seconds; the tests make them."""
-    from altair.utils.schemapi import debug_mode
-
-    return debug_mode(False)
 
 
 def _render(page: Page) -> str:

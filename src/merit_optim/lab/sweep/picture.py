@@ -11,10 +11,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from merit_optim.lab.report import style
+from merit_optim.lab.report.figures import unchecked
 from merit_optim.lab.report.gather import Series
 from merit_optim.lab.sweep.fields import LR
 from merit_optim.lab.sweep.ledger import Ledger, Line, short
-from merit_optim.lab.sweep.page import Figure, unchecked
+from merit_optim.lab.sweep.page import Figure
 
 _WIDTH, _HEIGHT = 640, 320
 _MARK_HEIGHT, _MOST_BAND = 14, 84  # of one line's marks in the band, and of the band
