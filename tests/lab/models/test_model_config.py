@@ -31,6 +31,7 @@ def test_num_parameters_is_that_of_the_built_model(config) -> None:
         ("tiny", 0.2177),
         ("llama-tiny", 0.2340),
         ("nano-10m", 10.9),
+        ("nano-10m-bpe", 10.6),
         ("nano-33m", 33.8),
         ("gpt2-small", 124.4),
         ("gpt2-medium", 354.6),

@@ -20,6 +20,24 @@ def test_the_fingerprint_is_of_all_but_the_place_of_the_data(toy, changed, tmp_p
     assert changed(**{"model.qk_norm": True}).fingerprint != toy.fingerprint
 
 
+def test_a_field_with_its_default_is_no_part_of_the_fingerprint(toy, monkeypatch):
+    before = toy.fingerprint
+    added = [*dataclasses.fields(OptimizerConfig), _field_to_come()]
+    monkeypatch.setattr(OptimizerConfig, "__dataclass_fields__", {own.name: own for own in added})
+    monkeypatch.setattr(OptimizerConfig, "to_come", 3, raising=False)
+    assert toy.fingerprint == before
+    monkeypatch.setattr(OptimizerConfig, "to_come", 4)
+    assert toy.fingerprint != before
+
+
+def _field_to_come():
+    @dataclasses.dataclass
+    class Later:
+        to_come: int = 3
+
+    return dataclasses.fields(Later)[0]
+
+
 @pytest.mark.parametrize(
     ("make", "match"),
     [
@@ -30,6 +48,9 @@ def test_the_fingerprint_is_of_all_but_the_place_of_the_data(toy, changed, tmp_p
         (lambda: OptimizerConfig(warmup=1.5), r"warmup is 1.5; it is a share"),
         (lambda: OptimizerConfig(without=("clips",)), "without is 'clips'; did you mean 'clip'"),
         (lambda: OptimizerConfig(name="lamb", without=("clip",)), "lamb has no such parts"),
+        (lambda: OptimizerConfig(overrides=("element_wise=false",)), "write PATTERN:OPTION=VALUE"),
+        (lambda: OptimizerConfig(overrides=("*:element_wise=no",)), "the value as JSON"),
+        (lambda: OptimizerConfig(overrides=("*:lr=0.1",)), "the schedule sets the learning rate"),
         (lambda: MeasureConfig(validation_every=-1), "validation_every is -1"),
         (lambda: MeasureConfig(validation_sequences=0), "validation_sequences is 0; .*at least 1"),
         (lambda: CheckpointConfig(keep=0), "keep is 0"),
@@ -39,6 +60,33 @@ def test_the_fingerprint_is_of_all_but_the_place_of_the_data(toy, changed, tmp_p
 def test_values_that_cannot_be(make, match):
     with pytest.raises(ValueError, match=match):
         make()
+
+
+def test_some_parameters_can_have_options_of_their_own(changed):
+    texts = ("*embedding*:element_wise=false", "*embedding*:weight_decay=0", "*.mlp.*:clip=null")
+    config = changed(**{"optimizer.overrides": texts})
+    assert TrainConfig.from_dict(json.loads(json.dumps(config.to_dict()))) == config
+    for group in create_optimizer(config, build(config.model)).param_groups:
+        for name in group["param_names"]:
+            assert group["element_wise"] is ("embedding" not in name)
+            assert (group["clip"] is None) is (".mlp." in name)
+            assert group["weight_decay"] == (0.1 if ".mlp." in name or ".attention." in name else 0.0)
+
+
+@pytest.mark.parametrize(
+    ("text", "match"),
+    [
+        (
+            "*embedding*:elementwise=false",
+            "sets elementwise, which merit does not have; it has .*element_wise",
+        ),
+        ("embeddings:element_wise=false", "'embeddings' matches no parameter; the nearest"),
+    ],
+)
+def test_overrides_that_fit_nothing(text, match, changed):
+    config = changed(**{"optimizer.overrides": (text,)})
+    with pytest.raises(ValueError, match=match):
+        create_optimizer(config, build(config.model))
 
 
 @pytest.mark.parametrize(

@@ -184,8 +184,9 @@ PRESETS: dict[str, ModelConfig] = {
     # For bytes and two CPU cores.
     "tiny": _gpt2(64, 4, 4, context=64, vocab_size=256),
     "llama-tiny": _llama(64, 4, 4, context=64, vocab_size=256),
-    # For one GPU and minutes to an hour: 10.6M and, with a vocabulary of 16384, 33M parameters in matrices.
+    # For one GPU and minutes to an hour: 11M parameters for bytes, 11M and 34M for a BPE.
     "nano-10m": _gpt2(384, 6, 6, context=512, vocab_size=256),
+    "nano-10m-bpe": _gpt2(256, 4, 8, context=512, vocab_size=16384),
     "nano-33m": _gpt2(512, 8, 8, context=512, vocab_size=16384),
     # The MERIT paper's GPT-2 models, with nanoGPT's padded vocabulary.
     "gpt2-small": _gpt2(768, 12, 12),

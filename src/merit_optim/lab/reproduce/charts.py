@@ -40,11 +40,20 @@ class Axis:
 
 
 def curve_chart(
-    records: Records, curve: str, y: Axis, *, name: str, title: str, caption: str, is_loss: bool = False
+    records: Records,
+    curve: str,
+    y: Axis,
+    *,
+    name: str,
+    title: str,
+    caption: str,
+    is_loss: bool = False,
+    over_tokens: bool = False,
 ) -> Chart:
-    """A measured curve over steps: thin lines for runs, thick ones for means, a cross where one diverged."""
+    """A measured curve over steps or tokens: thin lines for runs, thick ones for means, a cross where one
+    diverged."""
     curves = {
-        series: [(own, finite(own.curves.get(curve, []))) for own in records.of(series=series).all]
+        series: [(own, _points(own, curve, over_tokens)) for own in records.of(series=series).all]
         for series in records.series
     }
     everything = [points for group in curves.values() for _, points in group if points]
@@ -59,12 +68,17 @@ def curve_chart(
             for series, group in curves.items()
         },
         looks(records.all),
-        Axis("steps", ",d", from_zero=True),
+        Axis("tokens", ".2~s", from_zero=True) if over_tokens else Axis("steps", ",d", from_zero=True),
         y,
         name=name,
         title=title,
         caption=caption,
     )
+
+
+def _points(record: Record, curve: str, over_tokens: bool) -> list[tuple[int, float]]:
+    size = record.config.batch * record.config.model.context if over_tokens else 1
+    return [(step * size, value) for step, value in finite(record.curves.get(curve, []))]
 
 
 def line_chart(

@@ -136,6 +136,7 @@ def plan(trials: Iterable[Trial], folder: Path, dataset: Dataset) -> list[tuple[
         words = [
             f"{config.model.family}-{config.model.layers}x{config.model.width}",
             "-without-".join([optimizer.name, *optimizer.without]),
+            *(["overridden"] if optimizer.overrides else []),
             *(["qk-norm"] if config.model.qk_norm else []),
             f"lr{optimizer.lr:g}",
             f"batch{config.batch}",

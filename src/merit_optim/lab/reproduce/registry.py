@@ -23,6 +23,7 @@ _ORDER = (
     *(f"fig{number}" for number in range(1, 16)),
     *(f"table{number}" for number in range(1, 5)),
     "theorem1",
+    "reference",
     "width",
 )
 _ALL = {

@@ -69,6 +69,8 @@ class Scale:
     """Of figure 1, with the first of ``gpt2``."""
     small_batch: int
     """Of figure 11, with the setting that is ``observed``."""
+    references: tuple[Setting, ...]
+    """AdamW with small batches, one for each of the first of ``gpt2``, with as many tokens."""
     long: tuple[Setting, ...]
     """Of table 1: pairs of a small batch for AdamW and a large one for MERIT, one after the other."""
     shapes: tuple[Setting, ...]
@@ -87,10 +89,15 @@ class Scale:
     """Random vectors for the trace; as many Lanczos steps for the density."""
     evaluation_limit: int | None = None
     """Items of each evaluation set; None for all."""
-    makes_data: bool = False
-    """Whether a corpus that every machine has is enough; otherwise data must be given."""
+    tokenizer: str | None = None
+    """For a corpus that every machine has; None where that is not enough, and data must be given."""
     is_large: bool = False
     """Whether one asks before starting."""
+
+    @property
+    def makes_data(self) -> bool:
+        """Whether it needs no data given."""
+        return self.tokenizer is not None
 
     @property
     def observed(self) -> Setting:

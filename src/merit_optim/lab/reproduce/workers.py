@@ -1,4 +1,4 @@
-"""Several runs at the same time, each by a process of its own with a core or a GPU to itself.
+"""Several runs at the same time, each by a process of its own, on a core or a GPU.
 
 Every worker goes through the same list of runs and takes those that nobody has: the run directories'
 locks decide. What a worker shows goes to its log; the caller is told how far all of them are.
@@ -124,7 +124,9 @@ def _work(runs: list[PlannedRun], place: int, num: int, log: Path) -> None:
 
     threading.Thread(target=_end_with_parent, daemon=True).start()
     if torch.cuda.is_available():
-        os.environ["LOCAL_RANK"] = str(place)  # which Ranks takes for the GPU's number
+        # Which Ranks takes for the GPU's number. Where there are more workers, some share one: small models
+        # leave it idle between their steps.
+        os.environ["LOCAL_RANK"] = str(place % torch.cuda.device_count())
     else:
         torch.set_num_threads(max(1, (os.cpu_count() or 1) // num))
     with log.open("a", encoding="utf-8", buffering=1) as file, contextlib.redirect_stderr(file):

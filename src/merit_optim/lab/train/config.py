@@ -44,6 +44,8 @@ class OptimizerConfig:
     """Share of the peak that the cosine ends at."""
     without: tuple[Part, ...] = ()
     """Parts of MERIT to leave out, as in the paper's ablations."""
+    overrides: tuple[str, ...] = ()
+    """Options of some parameters alone, as PATTERN:OPTION=VALUE: "*embedding*:element_wise=false"."""
 
     def __post_init__(self) -> None:
         _one_of("optimizer.name", self.name, tuple(OPTIMIZERS))
@@ -54,6 +56,7 @@ class OptimizerConfig:
                 f"optimizer.without is {', '.join(self.without)}, but {self.name} has no such parts; it is "
                 "for merit alone"
             )
+        self.overrides_by_pattern()
         _at_least("optimizer.lr", self.lr, 0.0)
         _at_least("optimizer.weight_decay", self.weight_decay, 0.0)
         if self.max_grad_norm is not None and not self.max_grad_norm > 0:
@@ -63,6 +66,28 @@ class OptimizerConfig:
         for name in ("warmup", "final"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"optimizer.{name} is {getattr(self, name)!r}; it is a share, from 0 to 1")
+
+    def overrides_by_pattern(self) -> dict[str, dict[str, Any]]:
+        """The overrides as ``param_groups`` takes them; of an option given twice, the later wins."""
+        options: dict[str, dict[str, Any]] = {}
+        for text in self.overrides:
+            pattern, _, setting = text.rpartition(":")
+            option, _, value = setting.partition("=")
+            try:
+                options.setdefault(pattern, {})[option] = json.loads(value)
+            except ValueError:
+                pattern = ""
+            if not pattern or not option:
+                raise ValueError(
+                    f"optimizer.overrides has {text!r}; write PATTERN:OPTION=VALUE with the value as JSON, "
+                    "as in *embedding*:element_wise=false"
+                )
+            if option == "lr":
+                raise ValueError(
+                    f"optimizer.overrides has {text!r}, but the schedule sets the learning rate of every "
+                    "parameter; change optimizer.lr"
+                )
+        return options
 
     def resolve(self, model: ModelConfig) -> Self:
         """With a learning rate, for a model."""
@@ -186,9 +211,24 @@ class TrainConfig:
 
     @property
     def fingerprint(self) -> str:
-        """What identifies the run that is asked for, wherever its data lie."""
-        values = {**self.to_dict(), "data": ""}
+        """What identifies the run that is asked for, wherever its data lie.
+
+        What has its default value is no part of it: a version with one more field knows old runs again.
+        """
+        values = {**_unusual(self), "data": ""}
         return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
+
+
+def _unusual(config: Any) -> dict[str, Any]:
+    """The fields of a dataclass that have not their default value, nested ones too; as JSON has them."""
+    values: dict[str, Any] = {}
+    for own in dataclasses.fields(config):
+        value = getattr(config, own.name)
+        if dataclasses.is_dataclass(value):
+            values[own.name] = _unusual(value)
+        elif value != own.default:
+            values[own.name] = str(value) if isinstance(value, Path) else value
+    return values
 
 
 def _build(kind: type[_T], values: dict[str, Any], prefix: str) -> _T:

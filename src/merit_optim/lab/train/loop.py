@@ -17,6 +17,7 @@ from merit_optim.lab.models import build
 from merit_optim.lab.models.config import SMALLEST_FLEX_HEAD
 from merit_optim.lab.record import Run, lock
 from merit_optim.lab.train import checkpoint
+from merit_optim.lab.train.compiled import begin_compiling_for
 from merit_optim.lab.train.config import TrainConfig
 from merit_optim.lab.train.gradients import gradient_norms
 from merit_optim.lab.train.micro_batch import choose_micro_batch
@@ -91,6 +92,8 @@ class Trainer:
         torch.manual_seed(config.seed)
         self.model = build(config.model)
         self.micro_batch = choose_micro_batch(config, self.model, ranks)
+        if self.is_compiled:
+            begin_compiling_for(config.model, self.micro_batch)
         self.module = share(self.model, config.parallel, ranks, compiled=self.is_compiled)
         self.optimizer = create_optimizer(config, self.model)
         if start.checkpoint is not None:

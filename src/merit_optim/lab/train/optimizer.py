@@ -45,7 +45,15 @@ def create_optimizer(config: TrainConfig, model: LanguageModel) -> Optimizer:
     else:
         options["max_grad_norm"] = chosen.max_grad_norm
         options["nonfinite"] = "skip" if config.nonfinite == "skip" else "propagate"
-    return create(chosen.name, param_groups(model, chosen.weight_decay), **options)
+    overrides = chosen.overrides_by_pattern()
+    optimizer = create(chosen.name, param_groups(model, chosen.weight_decay, overrides=overrides), **options)
+    for option in {option for own in overrides.values() for option in own}:
+        if option not in optimizer.defaults:
+            raise ValueError(
+                f"optimizer.overrides sets {option}, which {chosen.name} does not have; it has "
+                f"{', '.join(sorted(optimizer.defaults))}"
+            )
+    return optimizer
 
 
 def take_step(optimizer: Optimizer, config: TrainConfig, norms: Tensor, parameters: Sequence[Tensor]) -> None:

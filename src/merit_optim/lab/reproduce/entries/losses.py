@@ -100,8 +100,8 @@ def below(
     )
 
 
-def loss_charts(records: Records) -> tuple[Chart, ...]:
-    """The validation loss over steps, a chart for each panel."""
+def loss_charts(records: Records, *, over_tokens: bool = False) -> tuple[Chart, ...]:
+    """The validation loss over steps or tokens, a chart for each panel."""
     return tuple(
         curve_chart(
             records.of(panel=panel),
@@ -111,6 +111,7 @@ def loss_charts(records: Records) -> tuple[Chart, ...]:
             title=f"Validation loss, {panel}",
             caption="Thin lines are single seeds, thick ones their mean, crosses runs that diverged.",
             is_loss=True,
+            over_tokens=over_tokens,
         )
         for place, panel in enumerate(records.panels, start=1)
     )
@@ -205,7 +206,42 @@ def _fig9(records: Records, scale: Scale) -> Result:
     )
 
 
+def _reference_series(setting: Setting) -> str:
+    return f"AdamW, batch {setting.batch}"
+
+
+def _reference_trials(scale: Scale, seeds: int) -> list[Trial]:
+    return [
+        *_trials_of(scale.gpt2[: len(scale.references)], ("adamw", "lamb", "maxlamb", "merit"), scale, seeds),
+        *(
+            scale.trial(small, "adamw", seed, series=_reference_series(small), panel=large.name)
+            for seed in range(seeds)
+            for large, small in zip(scale.gpt2, scale.references, strict=False)
+        ),
+    ]
+
+
+def _reference(records: Records, scale: Scale) -> Result:
+    claim = Verdict(
+        claim="With a large batch MERIT ends no higher than AdamW with a small one, after as many tokens.",
+        source="abstract and table 1, which say so of accuracies",
+        comparisons=tuple(
+            below(records, "MERIT", _reference_series(small), large.name)
+            for large, small in zip(scale.gpt2, scale.references, strict=False)
+        ),
+    )
+    charts = loss_charts(records, over_tokens=True)
+    return Result(table=loss_table(records, {}), charts=charts, verdicts=(claim,))
+
+
 ENTRIES = (
+    Entry(
+        name="reference",
+        title="Large batches against a small one",
+        shows="beyond the paper: validation loss with large batches against AdamW's with a small one",
+        trials=_reference_trials,
+        analyse=_reference,
+    ),
     Entry(
         name="fig4",
         title="Figure 4: validation loss on GPT-2",
