@@ -208,6 +208,56 @@ def test_evaluations(name: str, of_merit: float, outcome: str, toy: Scale, tmp_p
         assert float(row[3].split()[0]) == pytest.approx(best, rel=0.01)
 
 
+def two_models() -> Scale:
+    """A scale with two GPT-2 models, as the paper's has three."""
+    scale = make_scale()
+    return dataclasses.replace(
+        scale, gpt2=tuple(dataclasses.replace(scale.gpt2[0], name=name) for name in ("small", "medium"))
+    )
+
+
+@pytest.mark.parametrize("name", ["fig4", "table3"])
+def test_every_model_has_its_own_losses(name: str) -> None:
+    scale, entry = two_models(), ENTRIES[name]
+    better = {"small": 3.2, "medium": 3.9}
+    records = fake_records(
+        entry,
+        scale,
+        lambda trial: losses(
+            trial,
+            (better[trial.panel] if trial.series == "MERIT" else AS_IN_THE_PAPER[trial.series])
+            + 0.001 * trial.config.seed**2,
+        ),
+    )
+    outcomes = outcomes_by_model(entry.analyse(records, scale))
+    assert outcomes["small"] == {"held"}
+    assert "contradicted" in outcomes["medium"]
+
+
+@pytest.mark.parametrize(("name", "better", "worse"), [("fig5", 20.0, 40.0), ("fig12", 0.6, 0.4)])
+def test_every_model_is_evaluated_by_itself(name: str, better: float, worse: float, tmp_path: Path) -> None:
+    scale = two_models()
+    of_merit = {"small": better, "medium": worse}
+    other = (better + worse) / 2
+    records = evaluated(
+        name, scale, tmp_path, lambda trial: of_merit[trial.panel] if trial.series == "MERIT" else other
+    )
+    result = ENTRIES[name].analyse(records, scale)
+    assert outcomes_by_model(result) == {"small": {"held"}, "medium": {"contradicted"}}
+    assert len(result.table.rows) == 6
+    num_points = sum(len(rows) for chart in result.charts for rows in chart.spec["datasets"].values())
+    assert num_points == 2 * 3 * 3 * len(PAPER_SETS[name])
+
+
+def outcomes_by_model(result: Result) -> dict[str, set[str]]:
+    """The outcomes of the first claim's comparisons, by the model that each names last."""
+    verdict = result.verdicts[0]
+    found: dict[str, set[str]] = {}
+    for own, outcome in zip(verdict.comparisons, verdict.outcomes, strict=True):
+        found.setdefault(own.what.rpartition(", ")[2], set()).add(outcome)
+    return found
+
+
 def test_what_an_entry_cannot_measure_is_told_and_no_more(
     dataset: Dataset, tmp_path: Path, toy: Scale
 ) -> None:

@@ -22,6 +22,7 @@ def make_scale(*, steps: int = 4, seeds: int = 2, **changes: object) -> Scale:
         llama=(llama,),
         batches=(4, 8),
         small_batch=4,
+        references=(setting.with_batch(4),),
         long=(setting.with_batch(4), setting),
         shapes=(wide, deep),
         shape_batches=(4, 8),
@@ -33,6 +34,6 @@ def make_scale(*, steps: int = 4, seeds: int = 2, **changes: object) -> Scale:
         curvature_sequences=2,
         curvature_probes=2,
         evaluation_limit=2,
-        makes_data=True,
+        tokenizer="bytes",
     )
     return dataclasses.replace(scale, **changes)

@@ -7,11 +7,12 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from merit_optim.lab.data import Dataset
+from merit_optim.lab.data.index import INDEX_NAME
 from merit_optim.lab.record import RunInUse
-from merit_optim.lab.reproduce.cost import Speed, cost_of, find_speed
+from merit_optim.lab.reproduce.cost import cost_of, find_speed
 from merit_optim.lab.reproduce.entry import Entry
 from merit_optim.lab.reproduce.registry import ENTRIES, choose
 from merit_optim.lab.reproduce.scale import Scale
@@ -22,10 +23,6 @@ from merit_optim.lab.reproduce.write import tally
 from merit_optim.lab.train import Interrupted
 from merit_optim.lab.train.parallel import Ranks
 
-if TYPE_CHECKING:
-    from rich.console import Console
-
-
 _MOST_JOBS = 8
 
 
@@ -33,14 +30,14 @@ def main(argv: Sequence[str]) -> int:
     """Run the command and return its exit status: 128 + n after signal n, as shells have it."""
     options = _parse(argv)
     scale = SCALES[options.scale]
+    folder = options.out or Path("runs", f"reproduce-{scale.name}")
     try:
         entries = choose(options.names or (["all"] if options.list else []))
         if options.list:
-            _list(entries, scale, options.seeds)
+            _print_costs(entries, scale, options, folder)
             return 0
-        if scale.is_large and not _agreed(entries, scale, options):
+        if scale.is_large and not _agreed(entries, scale, options, folder):
             return 1
-        folder = options.out or Path("runs", f"reproduce-{scale.name}")
         task = Task(
             entries=entries,
             scale=scale,
@@ -106,6 +103,11 @@ def _default_jobs() -> int:
     return 1 if Ranks.join().device.type == "cuda" else min(os.cpu_count() or 1, _MOST_JOBS)
 
 
+def _embedded(scale: Scale) -> Path:
+    """Where a corpus that every machine has goes."""
+    return Path("data", "embedded" if scale.tokenizer == "bytes" else f"embedded-{scale.tokenizer}")
+
+
 def _data(scale: Scale, folder: Path | None) -> Dataset:
     """The data given, or a corpus that every machine has, made where it is missing."""
     if folder is None:
@@ -116,61 +118,65 @@ def _data(scale: Scale, folder: Path | None) -> Dataset:
             )
         from merit_optim.lab.data.command import main as prepare
 
-        folder = Path("data", "embedded")
-        if status := Ranks.join().first(lambda: prepare(["embedded", "--output", str(folder)])):
+        folder = _embedded(scale)
+        wanted = ["embedded", "--tokenizer", str(scale.tokenizer), "--output", str(folder)]
+        if status := Ranks.join().first(lambda: prepare(wanted)):
             raise ValueError(f"the data could not be made (status {status}); give some with --data")
     return Dataset.open(folder)
 
 
-def _list(entries: Sequence[Entry], scale: Scale, seeds: int | None) -> None:
-    from rich.console import Console
+def _data_of_runs(scale: Scale, given: Path | None, runs: Path) -> Dataset | None:
+    """The data that runs may have been made with; None where there are no runs, or their data not known."""
+    if not runs.is_dir():
+        return None
+    if given is None and scale.makes_data and (_embedded(scale) / INDEX_NAME).exists():
+        given = _embedded(scale)
+    return None if given is None else Dataset.open(given)
 
-    console = Console(highlight=False)
-    speed = find_speed(scale)
-    console.print(f"scale {scale.name}: {scale.summary}\n", markup=False, soft_wrap=True)
-    _print_costs(entries, scale, seeds, speed, console)
 
-
-def _print_costs(
-    entries: Sequence[Entry], scale: Scale, seeds: int | None, speed: Speed, console: Console
-) -> None:
+def _print_costs(entries: Sequence[Entry], scale: Scale, options: argparse.Namespace, folder: Path) -> None:
     from rich import box
+    from rich.console import Console
     from rich.table import Table
 
-    unit = "GPU hours" if speed.num_gpus else "Time"
+    console = Console(highlight=False)
+    runs = folder / "runs"
+    dataset = _data_of_runs(scale, options.data, runs)
+    speed = find_speed(scale)
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
     table.add_column("Name", no_wrap=True)
     table.add_column("What it shows")
-    for head in ("Runs", "Tokens", "FLOPs", unit):
+    for head in ("Runs", "Left", "Tokens", "FLOPs", "GPU hours" if speed.num_gpus else "Time"):
         table.add_column(head, justify="right", no_wrap=True)
 
     def add(name: str, shows: str, some: Sequence[Entry]) -> None:
-        cost = cost_of(some, scale, seeds)
+        cost = cost_of(some, scale, options.seeds, folder=runs, dataset=dataset)
         spent = f"{cost.gpu_hours(speed):,.2f}" if speed.num_gpus else duration(cost.seconds(speed))
-        table.add_row(name, shows, f"{cost.num_runs}", _si(cost.tokens), f"{cost.flops:.1e}", spent)
+        counts = str(cost.num_runs), str(cost.num_left)
+        table.add_row(name, shows, *counts, _si(cost.tokens), f"{cost.flops:.1e}", spent)
 
     for entry in entries:
         add(entry.name, entry.shows, [entry])
     if len(entries) > 1:
         table.add_section()
         add("together", "runs that entries share counted once", entries)
+    console.print(f"scale {scale.name}: {scale.summary}\n", markup=False, soft_wrap=True)
     console.print(table)
+    deducted = f"what is done in {folder} is deducted"
+    if runs.is_dir() and dataset is None:
+        deducted = f"give --data to have what is done in {folder} deducted"
     console.print(
-        f"\nTraining alone, runs that are there already not deducted; speed {speed.flops / 1e12:.3g} "
-        f"TFLOP/s, {speed.source}.",
+        f"\nTraining alone; {deducted}. Speed: {speed.flops / 1e12:.3g} TFLOP/s, {speed.source}.",
         markup=False,
         soft_wrap=True,
     )
 
 
-def _agreed(entries: Sequence[Entry], scale: Scale, options: argparse.Namespace) -> bool:
+def _agreed(entries: Sequence[Entry], scale: Scale, options: argparse.Namespace, folder: Path) -> bool:
     """Show the cost of what takes many GPU hours, and ask."""
-    from rich.console import Console
-
     ranks = Ranks.join()
     if ranks.is_first:
-        console = Console(highlight=False)
-        _print_costs(entries, scale, options.seeds, find_speed(scale), console)
+        _print_costs(entries, scale, options, folder)
     if options.yes:
         return True
     if ranks.size > 1 or not sys.stdin.isatty():

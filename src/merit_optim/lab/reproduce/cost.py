@@ -5,12 +5,17 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
+from merit_optim.lab.compare import PlannedRun
+from merit_optim.lab.data import Dataset
 from merit_optim.lab.models import build, flops_per_token
 from merit_optim.lab.reproduce.entry import Entry
+from merit_optim.lab.reproduce.records import plan
 from merit_optim.lab.reproduce.scale import Scale
+from merit_optim.lab.reproduce.workers import is_done, last_step
 from merit_optim.lab.train import TrainConfig
 from merit_optim.lab.train.parallel import Ranks
 from merit_optim.lab.train.speed import peak_flops
@@ -31,22 +36,25 @@ class Speed:
 
 @dataclass(frozen=True)
 class Cost:
-    """What some runs cost, each counted once."""
+    """What is left to do of some runs, each counted once."""
 
     num_runs: int
+    """All of them, also those that are done."""
+    num_left: int
     tokens: int
     flops: float
 
     @classmethod
-    def of(cls, configs: Iterable[TrainConfig]) -> Cost:
-        """The cost of runs."""
-        distinct = {own.fingerprint: own for own in configs}.values()
-        tokens = [own.batch * own.model.context * (own.steps or 0) for own in distinct]
-        pairs = zip(distinct, tokens, strict=True)
+    def of(cls, runs: Iterable[tuple[TrainConfig, int]]) -> Cost:
+        """The cost of runs, each with the number of its steps that are done already."""
+        distinct = {config.fingerprint: (config, done) for config, done in runs}.values()
+        steps = [(config, (config.steps or 0) - done) for config, done in distinct]
+        tokens = [(config, config.batch * config.model.context * left) for config, left in steps]
         return cls(
-            num_runs=len(distinct),
-            tokens=sum(tokens),
-            flops=float(sum(flops_per_token(own.model) * count for own, count in pairs)),
+            num_runs=len(steps),
+            num_left=sum(left > 0 for _, left in steps),
+            tokens=sum(count for _, count in tokens),
+            flops=float(sum(flops_per_token(config.model) * count for config, count in tokens)),
         )
 
     def seconds(self, speed: Speed) -> float:
@@ -58,11 +66,34 @@ class Cost:
         return self.seconds(speed) * speed.num_gpus / 3600
 
 
-def cost_of(entries: Sequence[Entry], scale: Scale, seeds: int | None) -> Cost:
-    """What entries cost together."""
-    return Cost.of(
-        trial.config for own in entries for trial in own.trials(scale, own.num_seeds(scale, seeds))
-    )
+def cost_of(
+    entries: Sequence[Entry],
+    scale: Scale,
+    seeds: int | None,
+    *,
+    folder: Path | None = None,
+    dataset: Dataset | None = None,
+) -> Cost:
+    """What entries cost together, without what is there.
+
+    What is there can be told only where the data are known, since runs with other data are other runs.
+
+    Args:
+        entries: the entries.
+        scale: their scale.
+        seeds: seeds of every run; None for the scale's own.
+        folder: where the runs lie.
+        dataset: the data of the runs.
+    """
+    trials = [trial for own in entries for trial in own.trials(scale, own.num_seeds(scale, seeds))]
+    if folder is None or dataset is None:
+        return Cost.of((trial.config, 0) for trial in trials)
+    return Cost.of((own.config, _steps_done(own)) for _, own in plan(trials, folder, dataset))
+
+
+def _steps_done(run: PlannedRun) -> int:
+    """A run that diverged will not be repeated, so it is done as well."""
+    return (run.config.steps or 0) if is_done(run.folder) else last_step(run)[0]
 
 
 def find_speed(scale: Scale) -> Speed:

@@ -84,9 +84,11 @@ class Comparison:
         seeds = "one seed" if self.num_seeds == 1 else f"{self.num_seeds} seeds"
         if not self.margins:
             return "not run"
-        if self.chance is None:
+        if self.chance is None or self.chance_of_opposite is None:
             way = "points the claimed way" if self.margins[0] > 0 else "does not point the claimed way"
             return f"{seeds}, so no test is possible; it {way}"
+        if self.chance_of_opposite < self.chance:
+            return f"{seeds}, {self.test}, p = {self.chance_of_opposite:.2g} of the opposite"
         return f"{seeds}, {self.test}, p = {self.chance:.2g}"
 
 

@@ -89,7 +89,7 @@ def _table(records: Records, sets: Sequence[str], scale: Scale, *, number: str, 
 
 def _points(records: Records, sets: Sequence[str], scale: Scale) -> list[dict[str, object]]:
     return [
-        {"group": name, "series": own.series, "value": value}
+        {"panel": own.panel, "group": name, "series": own.series, "value": value}
         for own in records.all
         for name, value in _values(own, sets, scale).items()
         if math.isfinite(value)
@@ -128,7 +128,7 @@ def _fig5(records: Records, scale: Scale) -> Result:
     )
     charts = tuple(
         strip_chart(
-            _points(records, [name], scale),
+            [{**row, "group": row["panel"]} for row in _points(records, [name], scale)],
             looks(records.all),
             Axis("perplexity", ".3~s", logarithmic=True),
             name=name,
@@ -145,23 +145,26 @@ def _fig12(records: Records, scale: Scale) -> Result:
     from merit_optim.lab.evaluate import PAPER_SETS
 
     sets = PAPER_SETS["fig12"]
-    merit = records.of(series="MERIT")
     comparisons = []
-    for rival in ("AdamW", "LAMB"):
-        other = records.of(series=rival)
-        wins: dict[int, float] = {}
-        for name in sets:
-            ours, theirs = _by_set(merit, name, scale), _by_set(other, name, scale)
-            for seed in ours.keys() & theirs.keys():
-                wins[seed] = wins.get(seed, 0.0) + (ours[seed] > theirs[seed]) - (ours[seed] < theirs[seed])
-        comparisons.append(
-            Comparison(
-                what=f"tasks where MERIT is above {rival}, less those where it is below",
-                paper="most of 7",
-                margins=tuple(wins.values()),
-                unit="tasks",
+    for panel in records.panels:
+        merit = records.of(panel=panel, series="MERIT")
+        for rival in ("AdamW", "LAMB"):
+            other = records.of(panel=panel, series=rival)
+            wins: dict[int, float] = {}
+            for name in sets:
+                ours, theirs = _by_set(merit, name, scale), _by_set(other, name, scale)
+                for seed in ours.keys() & theirs.keys():
+                    won = (ours[seed] > theirs[seed]) - (ours[seed] < theirs[seed])
+                    wins[seed] = wins.get(seed, 0.0) + won
+            comparisons.append(
+                Comparison(
+                    what=f"tasks where MERIT is above {rival}, less those where it is below"
+                    f"{records.where_in_words(panel)}",
+                    paper="most of 7",
+                    margins=tuple(wins.values()),
+                    unit="tasks",
+                )
             )
-        )
     claim = Verdict(
         claim="On most SuperGLUE tasks MERIT's model is more accurate than AdamW's and LAMB's.",
         source="figure 12",
@@ -169,20 +172,24 @@ def _fig12(records: Records, scale: Scale) -> Result:
     )
     return Result(
         table=_table(records, sets, scale, number=".1f", average=True),
-        charts=(_accuracies(records, sets, scale),),
+        charts=_accuracies(records, sets, scale),
         verdicts=(claim,),
         notes=_notes(scale),
     )
 
 
-def _accuracies(records: Records, sets: Sequence[str], scale: Scale) -> Chart:
-    return strip_chart(
-        _points(records, sets, scale),
-        looks(records.all),
-        Axis("accuracy (%)", ".3~g"),
-        name="accuracy",
-        title="Zero-shot accuracy",
-        caption="A point for each seed, a bar at their mean.",
+def _accuracies(records: Records, sets: Sequence[str], scale: Scale) -> tuple[Chart, ...]:
+    """The accuracy on each set, a chart for each panel."""
+    return tuple(
+        strip_chart(
+            _points(records.of(panel=panel), sets, scale),
+            looks(records.of(panel=panel).all),
+            Axis("accuracy (%)", ".3~g"),
+            name=f"accuracy-{place}",
+            title=f"Zero-shot accuracy, {panel}",
+            caption="A point for each seed, a bar at their mean.",
+        )
+        for place, panel in enumerate(records.panels, start=1)
     )
 
 
@@ -221,7 +228,7 @@ def _table1(records: Records, scale: Scale) -> Result:
     )
     return Result(
         table=_table(records, sets, scale, number=".2f", average=True),
-        charts=(_accuracies(records, sets, scale),),
+        charts=_accuracies(records, sets, scale),
         verdicts=(claim,),
         notes=_notes(scale),
     )

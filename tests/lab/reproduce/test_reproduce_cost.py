@@ -1,0 +1,148 @@
+"""What `merit reproduce --list` says: what there is, what is left of it, and what that costs."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from merit_optim.lab.data import Dataset
+from merit_optim.lab.record import MetricsWriter, Run
+from merit_optim.lab.reproduce import command, cost, records
+from merit_optim.lab.reproduce.cost import Cost, Speed, cost_of
+from merit_optim.lab.reproduce.registry import ENTRIES
+from merit_optim.lab.reproduce.scale import Scale
+from merit_optim.lab.reproduce.scales import SCALES
+
+
+@pytest.fixture(autouse=True)
+def _toy_for_tiny(monkeypatch: pytest.MonkeyPatch, toy: Scale, tmp_path: Path) -> None:
+    monkeypatch.setitem(SCALES, "tiny", toy)
+    monkeypatch.chdir(tmp_path)
+
+
+def write_run(folder: Path, *, steps: int, end: str | None) -> None:
+    """A run directory that has come so far."""
+    run = Run.create(folder, {}, {})
+    with MetricsWriter(run.metrics_path) as metrics:
+        metrics.write({"kind": "event", "step": 0, "what": "started", "message": ""})
+        metrics.write({"kind": "train", "step": steps, "loss": 2.5})
+        if end is not None:
+            metrics.write({"kind": "event", "step": steps, "what": end, "message": ""})
+
+
+def row(name: str, output: str) -> list[str]:
+    """The numbers of a line of the list."""
+    (line,) = (line for line in output.splitlines() if line.startswith(f"{name} "))
+    return line.split()[-6:-1] if line.split()[-1] in ("s", "min", "h") else line.split()[-5:]
+
+
+def test_the_list_counts_shared_runs_once(capsys: pytest.CaptureFixture[str], toy: Scale) -> None:
+    assert command.main(["--list"]) == 0
+    output = capsys.readouterr().out
+    assert all(name in output for name in ENTRIES)
+    assert "measured here" in output
+    fig13, fig4 = ENTRIES["fig13"], ENTRIES["fig4"]
+    assert cost_of([fig13, fig4], toy, None) == cost_of([fig4], toy, None)
+    assert cost_of([fig4], toy, None).num_runs == 5 * toy.seeds
+    assert cost_of([fig4], toy, 7).num_runs == 5 * 7
+    assert cost_of([fig13], toy, 1).tokens == 4 * 8 * 16
+
+
+def test_time_follows_from_operations() -> None:
+    cost = Cost(num_runs=1, num_left=1, tokens=1, flops=3.6e15)
+    assert cost.gpu_hours(Speed(1e12, 2, "")) == pytest.approx(2 * 1.3)
+    assert command.duration(40) == "40 s"
+    assert command.duration(600) == "10 min"
+    assert command.duration(2 * 3600) == "2.0 h"
+
+
+def test_many_gpu_hours_are_not_started_without_asking(capsys: pytest.CaptureFixture[str]) -> None:
+    assert command.main(["fig4", "--scale", "paper"]) == 1
+    output, error = capsys.readouterr()
+    assert "GPU hours" in output
+    assert "pass --yes" in error
+
+
+def test_large_scales_need_data(capsys: pytest.CaptureFixture[str]) -> None:
+    assert command.main(["fig4", "--scale", "small", "--yes"]) == 1
+    assert "needs --data: a folder that `merit prepare openwebtext` wrote" in capsys.readouterr().err
+
+
+def test_what_is_done_is_deducted(
+    data: Path, dataset: Dataset, toy: Scale, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of fig13's four seeds one is finished, one diverged, one has done three of its four steps."""
+    entry = ENTRIES["fig13"]
+    runs = tmp_path / "out" / "runs"
+    planned = [own for _, own in records.plan(entry.trials(toy, 4), runs, dataset)]
+    for own, steps, end in zip(planned, (4, 2, 3), ("finished", "diverged", None), strict=False):
+        write_run(own.folder, steps=steps, end=end)
+    whole = cost_of([entry], toy, 4)
+    left = cost_of([entry], toy, 4, folder=runs, dataset=dataset)
+    assert (whole.num_runs, whole.num_left) == (4, 4)
+    assert (left.num_runs, left.num_left) == (4, 2)
+    assert left.tokens == (1 + 4) * 8 * 16
+    assert left.flops == pytest.approx(whole.flops * 5 / 16)
+
+    arguments = ["fig13", "--list", "--seeds", "4", "--out", str(tmp_path / "out")]
+    assert command.main([*arguments, "--data", str(data)]) == 0
+    output = capsys.readouterr().out
+    assert row("fig13", output)[:3] == ["4", "2", "640"]
+    assert f"what is done in {tmp_path / 'out'} is deducted" in output
+    assert command.main(arguments) == 0
+    output = capsys.readouterr().out
+    assert row("fig13", output)[:2] == ["4", "4"]
+    assert f"give --data to have what is done in {tmp_path / 'out'} deducted" in output
+
+
+def test_runs_with_other_data_are_not_deducted(dataset: Dataset, toy: Scale, tmp_path: Path) -> None:
+    entry = ENTRIES["fig13"]
+    for _, own in records.plan(entry.trials(toy, 1), tmp_path / "runs", dataset):
+        write_run(own.folder, steps=4, end="finished")
+    other = tmp_path / "other"
+    other.mkdir()
+    for name in ("train.bin", "val.bin"):
+        (other / name).write_bytes((dataset.folder / name).read_bytes()[:-2])
+    assert cost_of([entry], toy, 1, folder=tmp_path / "runs", dataset=dataset).num_left == 0
+    assert cost_of([entry], toy, 1, folder=tmp_path / "runs", dataset=Dataset.open(other)).num_left == 1
+
+
+@pytest.mark.parametrize("name", ["small", "paper"])
+def test_large_scales_are_listed_without_building_a_model(
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def build(_: object) -> None:
+        raise AssertionError("a plan needs no model")
+
+    monkeypatch.setattr(cost, "build", build)
+    assert command.main(["--list", "--scale", name]) == 0
+    output = capsys.readouterr().out
+    assert all(row(entry, output) for entry in ENTRIES)
+    assert "GPU hours" in output
+    together = cost_of(list(ENTRIES.values()), SCALES[name], None)
+    assert row("together", output)[0] == str(together.num_runs)
+
+
+@pytest.mark.parametrize("name", ["small", "paper"])
+def test_large_scales_can_be_planned(name: str, dataset: Dataset, tmp_path: Path) -> None:
+    """Every run of every entry: a directory and a configuration of its own, with its steps decided."""
+    scale = SCALES[name]
+    trials = [trial for entry in ENTRIES.values() for trial in entry.trials(scale, 2)]
+    planned = [own for _, own in records.plan(trials, tmp_path, dataset)]
+    folders = {own.folder: own.config for own in planned}
+    assert len(folders) == len({own.config.fingerprint for own in planned})
+    for config in folders.values():
+        tokens = (config.steps or 0) * config.batch * config.model.context
+        assert 2e9 <= tokens < 48.1e9
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(("answer", "started"), [("y", True), ("yes", True), ("n", False), ("", False)])
+def test_someone_at_a_terminal_is_asked(answer: str, started: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
+    monkeypatch.setattr("builtins.input", lambda _: answer)
+    calls: list[Any] = []
+    monkeypatch.setattr(command, "_data", lambda *given: calls.append(given))
+    monkeypatch.setattr(command, "reproduce", lambda _: [])
+    assert command.main(["fig4", "--scale", "small"]) == (0 if started else 1)
+    assert bool(calls) == started
