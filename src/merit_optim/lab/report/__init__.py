@@ -3,7 +3,16 @@
 from merit_optim.lab.report.gather import find_runs, group
 from merit_optim.lab.report.outcome import read_outcomes
 from merit_optim.lab.report.summary import summarise
-from merit_optim.lab.report.terminal import print_outcomes
+from merit_optim.lab.report.terminal import print_outcomes, print_table
 from merit_optim.lab.report.write import Report, write_report
 
-__all__ = ["Report", "find_runs", "group", "print_outcomes", "read_outcomes", "summarise", "write_report"]
+__all__ = [
+    "Report",
+    "find_runs",
+    "group",
+    "print_outcomes",
+    "print_table",
+    "read_outcomes",
+    "summarise",
+    "write_report",
+]

@@ -21,13 +21,11 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("runs", nargs="+", type=Path, help="run directories, or folders that hold some")
     parser.add_argument("--out", type=Path, default=Path("report"), help="folder to write into (report)")
     options = parser.parse_args(argv)
-    from rich.console import Console
-
     try:
         report = write_report(find_runs(options.runs), options.out)
     except (OSError, ValueError) as error:
         print(f"merit report: {error}", file=sys.stderr)
         return 1
-    print_outcomes(report.outcomes, Console())
+    print_outcomes(report.outcomes)
     print(f"\n{report.summary}\nThe page: {report.page}")
     return 0

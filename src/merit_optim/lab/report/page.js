@@ -78,9 +78,6 @@
     state.whole = event.target.value === "whole";
     applyAll();
   });
-  document.getElementById("theme").addEventListener("change", (event) => {
-    document.documentElement.dataset.theme = event.target.value;
-  });
 
   drawAll().then(() => {
     document.documentElement.dataset.drawn = String(views.size);

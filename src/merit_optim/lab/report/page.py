@@ -1,11 +1,9 @@
-"""The page: one HTML file that needs no other and no network."""
+"""What the page of a report says."""
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping, Sequence
-from importlib import resources
 from typing import Any
 
 from merit_optim.lab.report import style, tables
@@ -13,27 +11,20 @@ from merit_optim.lab.report.figures import Datasets, Figure
 from merit_optim.lab.report.gather import Series, differing, show
 from merit_optim.lab.report.outcome import SeriesOutcome
 from merit_optim.lab.report.summary import join
+from merit_optim.lab.report.template import render
 
 
 def render_page(
     series: Sequence[Series], outcomes: Sequence[SeriesOutcome], figures: Sequence[Figure], summary: str
 ) -> str:
     """The page as text."""
-    import jinja2
-    from markupsafe import Markup
-
-    environment = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
-    template = environment.from_string(_read("page.html"))
     colours, dashes = style.colours(series), style.dashes(series)
-    return template.render(
+    return render(
+        "report/page.html",
         title=_title(series),
         facts=_facts(series),
         summary=summary,
-        style=Markup(_read("page.css")),
-        # Of a chart library's text only what would end the element early must change.
-        library=Markup(_library().replace("</script", "<\\/script")),
-        script=Markup(_read("page.js")),
-        data=Markup(_json(_charts(figures, colours))),
+        data=_charts(figures, colours),
         legend=[(label, colours[label], " ".join(map(str, dashes[label]))) for label in colours],
         sections=_sections(figures),
         outcomes=tables.series_table(outcomes),
@@ -94,19 +85,3 @@ def _fill(template: str, values: Mapping[str, object]) -> str | None:
             return None
         template = template.replace(f"{{{path}}}", show(values[path]))
     return template
-
-
-def _library() -> str:
-    """The text of the chart library that draws in the browser."""
-    import vl_convert
-
-    return vl_convert.javascript_bundle()  # type: ignore[call-arg]  # its stub lacks the default
-
-
-def _read(name: str) -> str:
-    return (resources.files("merit_optim.lab.report") / name).read_text(encoding="utf-8")
-
-
-def _json(value: object) -> str:
-    """JSON that can stand in a script element."""
-    return json.dumps(value, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")

@@ -21,6 +21,15 @@ class Table:
     rows: tuple[tuple[str, ...], ...]
     num_text: int = 1
 
+    def only(self, names: Sequence[str]) -> Table:
+        """The columns of these names."""
+        places = [place for place, name in enumerate(self.head) if name in names]
+        return Table(
+            tuple(self.head[place] for place in places),
+            tuple(tuple(row[place] for place in places) for row in self.rows),
+            num_text=sum(place < self.num_text for place in places),
+        )
+
 
 @dataclass(frozen=True)
 class Settings:

@@ -1,17 +1,15 @@
-"""The table of outcomes in a terminal."""
+"""Tables in a terminal."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from merit_optim.lab.report.outcome import SeriesOutcome
-from merit_optim.lab.report.tables import series_table
+from merit_optim.lab.report.tables import Table, series_table
 
-if TYPE_CHECKING:
-    from rich.console import Console
-
-_COLUMNS = (
+_GAP = 3  # between columns
+_OUTCOMES = (  # as much as eighty columns hold
     "Optimizer",
     "Runs",
     "Peak learning rate",
@@ -20,21 +18,25 @@ _COLUMNS = (
 )
 
 
-def print_outcomes(outcomes: Sequence[SeriesOutcome], console: Console) -> None:
-    """Print one row for each series, in eighty columns."""
+def print_outcomes(outcomes: Sequence[SeriesOutcome]) -> None:
+    """Print one row for each series."""
+    print_table(series_table(outcomes).only(_OUTCOMES))
+
+
+def print_table(content: Table) -> None:
+    """Print a table's head and rows; heads wrap at their words, cells do not and are never cut."""
     from rich import box
-    from rich.table import Table
+    from rich.console import Console
+    from rich.table import Table as RichTable
     from rich.text import Text
 
-    content = series_table(outcomes)
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
+    table = RichTable(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
+    total = 0
     for place, name in enumerate(content.head):
-        if name in _COLUMNS:
-            # Heads wrap at their words, cells do not.
-            width = max(map(len, [*name.split(), *(row[place] for row in content.rows)]))
-            side: Literal["left", "right"] = "left" if place < content.num_text else "right"
-            table.add_column(Text(name), justify=side, width=width)
+        width = max(map(len, [*name.split(), *(row[place] for row in content.rows)]))
+        side: Literal["left", "right"] = "left" if place < content.num_text else "right"
+        table.add_column(Text(name), justify=side, width=width)
+        total += width + _GAP
     for row in content.rows:
-        cells = [cell for name, cell in zip(content.head, row, strict=True) if name in _COLUMNS]
-        table.add_row(*(Text(cell, style="red" if "diverged" in cell else "") for cell in cells))
-    console.print(table)
+        table.add_row(*(Text(cell, style="red" if "diverged" in cell else "") for cell in row))
+    Console(width=max(total, Console().width)).print(table)

@@ -1,0 +1,15 @@
+"use strict";
+(() => {
+  const { config, charts } = JSON.parse(document.getElementById("data").textContent);
+  const draw = (element) => vegaEmbed(element, charts[element.dataset.chart], {
+    renderer: "svg",
+    config,
+    actions: { export: true, source: false, compiled: false, editor: false },
+    downloadFileName: element.dataset.chart,
+    tooltip: { disableDefaultStyle: true },
+  });
+  const elements = [...document.querySelectorAll("[data-chart]")];
+  Promise.all(elements.map(draw)).then(() => {
+    document.documentElement.dataset.drawn = String(elements.length);
+  });
+})();
