@@ -1,23 +1,11 @@
-"""Data and a model small enough to be trained in a test."""
+"""A comparison that is made in a second."""
 
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 MODEL = ["--model.layers=1", "--model.width=16", "--model.heads=1", "--model.context=16"]
 LENGTH = ["--batch=4", "--steps=3", "--measure.validation-sequences=8", "--measure.attention-every=1"]
-
-
-@pytest.fixture
-def data(tmp_path: Path) -> Path:
-    """A folder of tokens as nanoGPT writes it."""
-    folder = tmp_path / "data"
-    folder.mkdir()
-    tokens = np.random.default_rng(0).integers(0, 256, 4000).astype(np.uint16)
-    tokens[:3000].tofile(folder / "train.bin")
-    tokens[3000:].tofile(folder / "val.bin")
-    return folder
 
 
 @pytest.fixture

@@ -41,7 +41,10 @@ def test_an_interrupt_leaves_without_a_traceback(
 
     monkeypatch.setattr(demo, "compare", compare)
     assert demo.main([]) == 130
-    assert capsys.readouterr().err.endswith("merit demo: stopped. The same command goes on.\n")
+    assert capsys.readouterr().err.endswith(
+        "merit demo: stopped by SIGINT after step 1, with a checkpoint. "
+        "The same command goes on from there.\n"
+    )
 
 
 def test_data_that_are_in_the_way_are_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

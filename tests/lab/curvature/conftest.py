@@ -1,10 +1,6 @@
-"""What the tests of the curvature share: a run to measure, and small models with their exact Hessians."""
+"""Small models with their exact Hessians."""
 
-import logging
 import math
-import shutil
-import sysconfig
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -14,7 +10,6 @@ from torch.func import functional_call
 
 from merit_optim.lab.curvature import Hessian
 from merit_optim.lab.models import LanguageModel, ModelConfig, build
-from merit_optim.lab.train import CheckpointConfig, MeasureConfig, OptimizerConfig, TrainConfig, train
 
 
 class Case(NamedTuple):
@@ -103,41 +98,3 @@ def within():
         assert error < abs(expected) / 5, "an error that large would let anything through"
 
     return check
-
-
-@pytest.fixture(scope="session")
-def data(tmp_path_factory):
-    """Bytes of Python sources as tokens, in nanoGPT's layout."""
-    folder = tmp_path_factory.mktemp("data")
-    sources = sorted(Path(sysconfig.get_path("stdlib")).glob("[a-c]*.py"))
-    tokens = np.frombuffer(b"".join(path.read_bytes() for path in sources), dtype=np.uint8).astype("<u2")
-    tokens[:100_000].tofile(folder / "train.bin")
-    tokens[100_000:110_000].tofile(folder / "val.bin")
-    return folder
-
-
-@pytest.fixture(scope="session")
-def trained(data, tmp_path_factory):
-    """A finished run with the checkpoints of steps 4 and 6."""
-    config = TrainConfig(
-        data=data,
-        model=ModelConfig(width=16, heads=2, layers=1, context=16, vocab_size=256),
-        optimizer=OptimizerConfig(lr=1e-2),
-        measure=MeasureConfig(validation_every=0, attention_every=0, entropy_every=0, update_every=0),
-        checkpoint=CheckpointConfig(every_steps=4, every_minutes=0),
-        batch=8,
-        steps=6,
-    )
-    return train(config, tmp_path_factory.mktemp("trained") / "run").folder
-
-
-@pytest.fixture
-def run(trained, tmp_path):
-    """The directory of the run, in a copy of the test's own."""
-    return shutil.copytree(trained, tmp_path / "run")
-
-
-@pytest.fixture(autouse=True)
-def _quiet_checkpoints(caplog):
-    """torch tells of every tensor of a checkpoint, which would bury a failure."""
-    caplog.set_level(logging.WARNING, logger="c10d-NullHandler-dcp_logger")

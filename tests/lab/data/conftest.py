@@ -1,6 +1,5 @@
-"""What the tests of the data share: token files, and the folder of real data where there is one."""
+"""Token files for the tests of the data."""
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -19,13 +18,3 @@ def token_file(tmp_path: Path) -> Callable[..., TokenFile]:
         return TokenFile.open(tmp_path / name, dtype)
 
     return write
-
-
-@pytest.fixture(scope="session")
-def shared_data() -> Path:
-    """The folder of real data; tests that use it are skipped where it is absent."""
-    beside = Path(__file__).parents[4] / "shared" / "data"
-    folder = Path(os.environ.get("MERIT_SHARED_DATA", beside))
-    if not folder.is_dir():
-        pytest.skip(f"needs the real data: no folder {folder}; MERIT_SHARED_DATA names another")
-    return folder

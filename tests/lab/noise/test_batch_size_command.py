@@ -35,7 +35,7 @@ def test_norms_are_those_of_gradients(run):
     assert norms.mean == pytest.approx(squared_gradient(sequences))
 
 
-def test_the_scale_of_a_run(run, trained, capfd):
+def test_the_scale_of_a_run(run, data, capfd):
     assert main([str(run), *QUICK]) == 0
     printed = capfd.readouterr()
     content = read(run)["noise_scale"]
@@ -45,7 +45,7 @@ def test_the_scale_of_a_run(run, trained, capfd):
     assert "Twice the run's batch of 8" in printed.out
     assert "step-00000006.json" in printed.out
 
-    batches = Batches(Dataset.open(trained.parent).train, context=16, batch=8, seed=0)
+    batches = Batches(Dataset.open(data).train, context=16, batch=8, seed=0)
     model = Snapshot.find(run).load_model(torch.device("cpu"))
     norms = [gradient_norms(model, torch.from_numpy(batches.sequences(number)), 2) for number in range(3)]
     small = np.mean([norm.micro_batches for norm in norms])

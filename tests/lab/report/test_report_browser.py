@@ -14,14 +14,6 @@ LINES = "document.querySelectorAll('#chart-validation-loss .mark-line path').len
 
 
 @pytest.fixture(scope="module")
-def browser() -> str:
-    path = chromium.find()
-    if path is None:
-        pytest.skip(f"needs a browser: none of {', '.join(chromium.NAMES)} is installed")
-    return path
-
-
-@pytest.fixture(scope="module")
 def page(browser: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[chromium.Page]:
     folder = tmp_path_factory.mktemp("browser")
     for seed in range(2):
@@ -29,10 +21,7 @@ def page(browser: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[chr
         write_run(folder / "runs", "merit", seed=seed, diverges_at=80 if seed else None)
     assert main([str(folder / "runs"), "--out", str(folder / "report")]) == 0
     with chromium.open_page(browser, folder / "profile") as page:
-        page.send(
-            "Emulation.setDeviceMetricsOverride", width=1200, height=900, deviceScaleFactor=1, mobile=False
-        )
-        page.send("Page.navigate", url=(folder / "report" / "index.html").as_uri())
+        page.open(folder / "report" / "index.html")
         page.wait_for("document.documentElement?.dataset.drawn")
         yield page
 

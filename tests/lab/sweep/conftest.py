@@ -1,8 +1,7 @@
-"""Data small enough to be trained on in a test, and run directories as training would leave them."""
+"""A sweep that is made in seconds, and run directories as training would leave them."""
 
 from pathlib import Path
 
-import numpy as np
 import pytest
 from sweep_runs import WriteRun, write_finished_run
 
@@ -12,17 +11,6 @@ from merit_optim.lab.train import TrainConfig
 
 SMALLEST = ["--model.layers=1", "--model.width=16", "--model.heads=1", "--model.context=16"]
 LENGTH = ["--batch=4", "--steps=2", "--measure.validation-sequences=8", "--measure.attention-every=0"]
-
-
-@pytest.fixture
-def data(tmp_path: Path) -> Path:
-    """A folder of tokens as nanoGPT writes it."""
-    folder = tmp_path / "data"
-    folder.mkdir()
-    tokens = np.random.default_rng(0).integers(0, 256, 4000).astype(np.uint16)
-    tokens[:3000].tofile(folder / "train.bin")
-    tokens[3000:].tofile(folder / "val.bin")
-    return folder
 
 
 @pytest.fixture

@@ -1,9 +1,5 @@
 import dataclasses
-import logging
-import sysconfig
-from pathlib import Path
 
-import numpy as np
 import pytest
 
 from merit_optim.lab.models import ModelConfig
@@ -11,17 +7,6 @@ from merit_optim.lab.train import CheckpointConfig, MeasureConfig, OptimizerConf
 
 # What differs between two runs of the same computation.
 OF_THE_CLOCK = ("seconds", "tokens_per_second", "mfu", "memory_gib")
-
-
-@pytest.fixture(scope="session")
-def data(tmp_path_factory):
-    """Bytes of Python sources as tokens, in nanoGPT's layout."""
-    folder = tmp_path_factory.mktemp("data")
-    sources = sorted(Path(sysconfig.get_path("stdlib")).glob("[a-c]*.py"))
-    tokens = np.frombuffer(b"".join(path.read_bytes() for path in sources), dtype=np.uint8).astype("<u2")
-    tokens[:100_000].tofile(folder / "train.bin")
-    tokens[100_000:110_000].tofile(folder / "val.bin")
-    return folder
 
 
 @pytest.fixture
@@ -66,9 +51,3 @@ def measured():
         return [{key: value for key, value in line.items() if key not in OF_THE_CLOCK} for line in lines]
 
     return measurements
-
-
-@pytest.fixture(autouse=True)
-def _quiet_checkpoints(caplog):
-    """torch tells of every tensor of a checkpoint, which would bury a failure."""
-    caplog.set_level(logging.WARNING, logger="c10d-NullHandler-dcp_logger")

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
+from merit_optim.lab.compare.command import exit_status
 from merit_optim.lab.compare.work import compare
 from merit_optim.lab.data.command import main as prepare
 from merit_optim.lab.models import PRESETS, num_parameters
-from merit_optim.lab.record import RunInUse
-from merit_optim.lab.train import Interrupted, MeasureConfig, TrainConfig
+from merit_optim.lab.train import MeasureConfig, TrainConfig
 
 
 @dataclass(frozen=True)
@@ -80,7 +79,8 @@ def main(argv: Sequence[str]) -> int:
         "each optimizer.\nOne seed and a small model: an illustration, not a result.\n",
         flush=True,
     )
-    try:
+
+    def work() -> None:
         report = compare(
             config,
             options.out,
@@ -88,12 +88,7 @@ def main(argv: Sequence[str]) -> int:
             seeds=[0],
             learning_rates=setting.learning_rates,
         )
-    except (Interrupted, KeyboardInterrupt):
-        print("merit demo: stopped. The same command goes on.", file=sys.stderr)
-        return 130
-    except (OSError, ValueError, RunInUse, ModuleNotFoundError) as error:
-        print(f"merit demo: {error}", file=sys.stderr)
-        return 1
-    if report is not None:
-        print(f"\n{report.summary}\nOpen {report.page.resolve()} in a browser to see how it went.")
-    return 0
+        if report is not None:
+            print(f"\n{report.summary}\nOpen {report.page.resolve()} in a browser to see how it went.")
+
+    return exit_status("merit demo", work)

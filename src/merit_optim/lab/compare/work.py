@@ -46,7 +46,7 @@ def compare(
     if not ranks.is_first:
         return None
     report = write_report(find_runs([own.folder for own in planned]), folder / "report")
-    print_outcomes(report.outcomes, Console())
+    print_outcomes(report.outcomes)
     return report
 
 

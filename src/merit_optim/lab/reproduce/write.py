@@ -7,13 +7,13 @@ import csv
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
 from merit_optim.lab.record import durable
 from merit_optim.lab.report import style
 from merit_optim.lab.report.tables import Table
+from merit_optim.lab.report.template import render
 from merit_optim.lab.reproduce.entry import Chart, Entry, Result
 from merit_optim.lab.reproduce.records import Record, Records
 from merit_optim.lab.reproduce.scale import Scale
@@ -58,10 +58,14 @@ def write_overview(scale: Scale, entries: Sequence[Entry], folder: Path) -> Path
     said = {own.name: _read_verdict(folder / own.name) for own in entries}
     cards = [_card(own, said[own.name], folder / own.name) for own in entries]
     page = folder / "index.html"
-    durable.write(
-        page,
-        _render("overview.html", facts=[scale.name, scale.summary], summary=tally(cards), entries=cards),
+    text = render(
+        "reproduce/overview.html",
+        title="Does the paper hold?",
+        facts=[scale.name, scale.summary],
+        summary=tally(cards),
+        entries=cards,
     )
+    durable.write(page, text)
     return page
 
 
@@ -100,12 +104,10 @@ def _as_json(verdict: Verdict) -> dict[str, Any]:
 
 
 def _write_page(folder: Path, said: dict[str, Any], result: Result | None, runs: Sequence[str]) -> None:
-    from markupsafe import Markup
-
     charts = result.charts if result else ()
-    data = {"config": {**style.CONFIG, "background": None}, "charts": [own.spec for own in charts]}
-    text = _render(
-        "page.html",
+    specs = {own.name: {**own.spec, "width": "container"} for own in charts}
+    text = render(
+        "reproduce/page.html",
         title=said["title"],
         facts=[said["shows"], f"scale {said['scale']}"],
         missing=said.get("missing"),
@@ -115,15 +117,14 @@ def _write_page(folder: Path, said: dict[str, Any], result: Result | None, runs:
         charts=charts,
         table=result.table if result else None,
         runs=runs,
-        # In a script element "<" could end it.
-        data=Markup(json.dumps(data, separators=(",", ":")).replace("<", "\\u003c")),
-        library=Markup(_library() if charts else ""),
+        data={"config": {**style.CONFIG, "background": None}, "charts": specs} if charts else None,
     )
     durable.write(folder / "index.html", text)
     durable.write(folder / "verdict.json", json.dumps(said, indent=2) + "\n")  # last: the overview reads it
 
 
 def _card(entry: Entry, said: dict[str, Any] | None, folder: Path) -> dict[str, Any]:
+    is_made = said is not None
     said = said or {"outcome": "not run", "missing": "Not asked for yet."}
     picture = None
     if said.get("picture") and (folder / said["picture"]).exists():
@@ -134,6 +135,7 @@ def _card(entry: Entry, said: dict[str, Any] | None, folder: Path) -> dict[str, 
     return {
         "name": entry.name,
         "title": entry.title,
+        "is_made": is_made,
         "outcome": said["outcome"],
         "text": text,
         "picture": picture,
@@ -186,27 +188,3 @@ def _markdown(table: Table) -> str:
     rule = ["---" if place < table.num_text else "---:" for place in range(len(table.head))]
     lines = [table.head, rule, *table.rows]
     return "".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |\n" for line in lines)
-
-
-def _render(template: str, **values: Any) -> str:
-    import jinja2
-    from markupsafe import Markup
-
-    environment = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
-    look = _resource("merit_optim.lab.report", "page.css") + _resource(
-        "merit_optim.lab.reproduce", "page.css"
-    )
-    text = _resource("merit_optim.lab.reproduce", template)
-    return environment.from_string(text).render(style=Markup(look), **values)
-
-
-def _resource(package: str, name: str) -> str:
-    return (resources.files(package) / name).read_text(encoding="utf-8")
-
-
-def _library() -> str:
-    """The chart library that draws in the browser; only what would end its element early is changed."""
-    import vl_convert
-
-    bundle: str = vl_convert.javascript_bundle()  # type: ignore[call-arg]  # its stub lacks the default
-    return bundle.replace("</script", "<\\/script")

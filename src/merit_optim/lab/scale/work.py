@@ -10,11 +10,11 @@ from rich.console import Console
 
 from merit_optim.lab.compare import carry_out
 from merit_optim.lab.record import RunInUse
+from merit_optim.lab.report import print_table
 from merit_optim.lab.scale.measure import Measurement, choose, measure
 from merit_optim.lab.scale.plan import Rates, Study
 from merit_optim.lab.scale.words import steps_table
 from merit_optim.lab.scale.write import Findings, write_findings
-from merit_optim.lab.sweep.terminal import print_table
 from merit_optim.lab.train import TrainConfig
 from merit_optim.lab.train.parallel import Ranks
 

@@ -5,15 +5,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
 from merit_optim.lab.report.style import CONFIG
 from merit_optim.lab.report.tables import Table
+from merit_optim.lab.report.template import render
 
 
 @dataclass(frozen=True)
@@ -64,30 +63,15 @@ def write_page(page: Page, folder: Path) -> Path:
 
 
 def _render(page: Page) -> str:
-    import jinja2
-    import vl_convert
-    from markupsafe import Markup
-
-    environment = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
     charts = {
         figure.key: {**_whole(figure), "width": "container", "autosize": {"type": "fit-x", "resize": True}}
         for figure in page.figures
     }
-    library = vl_convert.javascript_bundle()  # type: ignore[call-arg]  # its stub lacks the default
-    data = {"config": {**CONFIG, "background": None}, "charts": charts}
-    return environment.from_string(_read("merit_optim.lab.sweep", "page.html")).render(
-        page=page,
-        style=Markup(_read("merit_optim.lab.report", "page.css")),
-        # Of a chart library's text only what would end the element early must change.
-        library=Markup(library.replace("</script", "<\\/script")),
-        data=Markup(json.dumps(data, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")),
+    return render(
+        "sweep/page.html", **vars(page), data={"config": {**CONFIG, "background": None}, "charts": charts}
     )
 
 
 def _whole(figure: Figure) -> dict[str, Any]:
     """A chart with its data, beside those it brought itself."""
     return {**figure.chart, "datasets": {**figure.chart.get("datasets", {}), **figure.datasets}}
-
-
-def _read(package: str, name: str) -> str:
-    return (resources.files(package) / name).read_text(encoding="utf-8")

@@ -8,10 +8,10 @@ from pathlib import Path
 from rich.console import Console
 
 from merit_optim.lab.compare import carry_out
+from merit_optim.lab.report import print_table
 from merit_optim.lab.sweep.extend import check_extendable, extension
 from merit_optim.lab.sweep.grid import Grid
 from merit_optim.lab.sweep.ledger import Ledger
-from merit_optim.lab.sweep.terminal import print_table
 from merit_optim.lab.sweep.words import best_table
 from merit_optim.lab.sweep.write import Findings, write_findings
 from merit_optim.lab.train import TrainConfig

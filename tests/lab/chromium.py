@@ -52,6 +52,16 @@ class Page:
                 return result
             self._note(answer.get("method", ""), answer.get("params", {}))
 
+    def open(self, path: Path, *, width: int = 1200) -> None:
+        """Go to a file in a window of this width; what was noted before is forgotten."""
+        self.complaints.clear()
+        self.requests.clear()
+        self.send(
+            "Emulation.setDeviceMetricsOverride", width=width, height=900, deviceScaleFactor=1, mobile=False
+        )
+        self.send("Page.navigate", url=path.as_uri())
+        self.wait_for(f"document.readyState === 'complete' && location.href === {path.as_uri()!r}")
+
     def evaluate(self, expression: str) -> Any:
         """The value of a JavaScript expression; a promise is awaited."""
         answer = self.send("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)

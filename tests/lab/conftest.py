@@ -1,0 +1,89 @@
+"""What the tests of the lab share: data to train on, a run to measure, the real data, a browser."""
+
+import logging
+import os
+import shutil
+import sysconfig
+import tarfile
+from pathlib import Path
+
+import chromium
+import numpy as np
+import pytest
+
+from merit_optim.lab.evaluate import SETS
+from merit_optim.lab.models import ModelConfig
+from merit_optim.lab.train import CheckpointConfig, MeasureConfig, OptimizerConfig, TrainConfig, train
+
+# Nothing here to run as an example; and pytest, coming from the folder before, would take it for that one's.
+collect_ignore = ["conftest.py"]
+# torch tells of every tensor of a checkpoint, which would bury a failure.
+logging.getLogger("c10d-NullHandler-dcp_logger").setLevel(logging.WARNING)
+
+
+@pytest.fixture(scope="session")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of tokens as nanoGPT writes it: bytes of Python sources."""
+    folder = tmp_path_factory.mktemp("data")
+    sources = sorted(Path(sysconfig.get_path("stdlib")).glob("[a-c]*.py"))
+    tokens = np.frombuffer(b"".join(path.read_bytes() for path in sources), dtype=np.uint8).astype("<u2")
+    tokens[:100_000].tofile(folder / "train.bin")
+    tokens[100_000:110_000].tofile(folder / "val.bin")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def trained(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The directory of a finished run with the checkpoints of steps 4 and 6."""
+    config = TrainConfig(
+        data=data,
+        model=ModelConfig(width=16, heads=2, layers=1, context=16, vocab_size=256),
+        optimizer=OptimizerConfig(lr=1e-2),
+        measure=MeasureConfig(validation_every=0, attention_every=0, entropy_every=0, update_every=0),
+        checkpoint=CheckpointConfig(every_steps=4, every_minutes=0),
+        batch=8,
+        steps=6,
+    )
+    return train(config, tmp_path_factory.mktemp("trained") / "run").folder
+
+
+@pytest.fixture
+def run(trained: Path, tmp_path: Path) -> Path:
+    """The directory of that run, in a copy of the test's own."""
+    return shutil.copytree(trained, tmp_path / "run")
+
+
+@pytest.fixture(scope="session")
+def shared_data() -> Path:
+    """The real data, which lie beside the repository or where MERIT_SHARED_DATA says."""
+    beside = Path(__file__).parents[3] / "shared" / "data"
+    folder = Path(os.environ.get("MERIT_SHARED_DATA", beside))
+    if not folder.is_dir():
+        pytest.skip(f"needs the real data: no folder {folder}; MERIT_SHARED_DATA names another")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def task_files(shared_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The real evaluation sets, unpacked."""
+    folder = tmp_path_factory.mktemp("sets")
+    wanted = {f"eval/{chosen.file}" for chosen in SETS.values()}
+    with tarfile.open(shared_data / "eval.tar.xz") as archive:
+        archive.extractall(folder, (m for m in archive if m.name in wanted), filter="data")
+    return folder / "eval"
+
+
+@pytest.fixture
+def offline(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What an evaluation sets for its process ends with the test."""
+    for name in ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE", "TRANSFORMERS_OFFLINE"):
+        monkeypatch.setenv(name, "1")
+
+
+@pytest.fixture(scope="session")
+def browser() -> str:
+    """The path of a browser."""
+    path = chromium.find()
+    if path is None:
+        pytest.skip(f"needs a browser: none of {', '.join(chromium.NAMES)} is installed")
+    return path
