@@ -1,0 +1,67 @@
+"""MERIT in torchtitan 0.3: configurations in the form its command line takes them.
+
+In a checkout of torchtitan 0.3.0, with the nightly torch it asks for and merit-optim installed beside it:
+
+    export PYTHONPATH=path/to/merit-optim/examples/torchtitan
+    torchrun --nproc_per_node 1 -m torchtitan.train --module merit_llama3 --config llama3_debugmodel_merit
+    torchrun --nproc_per_node 8 -m torchtitan.train --module merit_llama3 --config llama3_8b_merit
+
+They are torchtitan's own configurations with another optimizer; deepseek_v3_debugmodel_merit is a mixture
+of experts. The 8B model needs its tokenizer, which
+torchtitan's scripts/download_hf_assets.py fetches.
+"""
+
+# torchtitan carries no types.
+# mypy: disable-error-code="import-not-found,import-untyped"
+
+from torchtitan.components.optimizer import LRSchedulersContainer, ParamGroupConfig
+from torchtitan.models.deepseek_v3.config_registry import deepseek_v3_debugmodel
+from torchtitan.models.llama3.config_registry import llama3_8b, llama3_debugmodel
+from torchtitan.trainer import Trainer
+
+from merit_optim.integrations.torchtitan import MeritOptimizersContainer
+
+
+def group(pattern: str, **options: object) -> ParamGroupConfig:
+    return ParamGroupConfig(pattern=pattern, optimizer_name="MERIT", optimizer_kwargs=options)
+
+
+def llama3_debugmodel_merit() -> Trainer.Config:
+    """A model of 6 layers for ten steps: does it run?"""
+    config = llama3_debugmodel()
+    config.optimizer = MeritOptimizersContainer.Config(
+        param_groups=[
+            group(r"norm\.weight$", lr=9e-3, weight_decay=0.0),  # the first pattern that matches counts
+            group(r".*", lr=9e-3, weight_decay=0.1),
+        ]
+    )
+    return config
+
+
+def llama3_8b_merit() -> Trainer.Config:
+    """8B at a batch of 1024 sequences. The learning rate is the paper's for GPT-2 large: tune it."""
+    config = llama3_8b()
+    config.optimizer = MeritOptimizersContainer.Config(
+        param_groups=[
+            group(r"norm\.weight$", lr=6e-3, weight_decay=0.0),
+            group(r".*", lr=6e-3, weight_decay=0.1),
+        ]
+    )
+    config.lr_scheduler = LRSchedulersContainer.Config(
+        warmup_steps=20, decay_type="cosine", min_lr_factor=0.1
+    )
+    config.training.global_batch_size = 1024
+    return config
+
+
+def deepseek_v3_debugmodel_merit() -> Trainer.Config:
+    """A mixture of experts, which are stacked: each has ratios of its own."""
+    config = deepseek_v3_debugmodel()
+    config.optimizer = MeritOptimizersContainer.Config(
+        param_groups=[
+            group(r"norm\.weight$", lr=9e-3, weight_decay=0.0),
+            group(r"routed_experts", lr=9e-3, weight_decay=0.1, matrix_dims=2),
+            group(r".*", lr=9e-3, weight_decay=0.1),
+        ]
+    )
+    return config
