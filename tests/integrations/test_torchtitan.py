@@ -5,6 +5,9 @@ attention has no backward pass on a CPU.
 """
 
 import copy
+import os
+import subprocess
+import sys
 import warnings
 from pathlib import Path
 
@@ -21,7 +24,7 @@ from torchtitan.components.optimizer import (  # noqa: E402
     OptimizersContainer,
     ParamGroupConfig,
 )
-from torchtitan.config import OverrideConfig, apply_overrides  # noqa: E402
+from torchtitan.config import ConfigManager, OverrideConfig, apply_overrides  # noqa: E402
 
 import merit_optim  # noqa: E402
 from merit_optim import MERIT  # noqa: E402
@@ -38,6 +41,7 @@ with warnings.catch_warnings():
     from torchtitan.models.llama3 import model_registry
 
 EXAMPLE = Path(__file__).parents[2] / "examples/torchtitan"
+WORKER = Path(__file__).with_name("torchtitan_worker.py")
 MODULE = "merit_optim.integrations.torchtitan"
 NUM_STEPS = 6
 
@@ -250,16 +254,29 @@ def test_merit_for_every_parameter() -> None:
     )
 
 
-# --- the command line: these need what torchtitan's configurations import --------------------------------
+# --- whole configurations: these need what torchtitan's own import ----------------------------------------
 
 
 @pytest.fixture
 def parse():
     for name in ("torchdata", "datasets"):
         pytest.importorskip(name, reason=f"torchtitan's configurations need {name}")
-    from torchtitan.config import ConfigManager
-
     return lambda *arguments: ConfigManager().parse_args(list(arguments))
+
+
+@pytest.mark.usefixtures("parse")
+def test_sharded_by_torchtitan_the_steps_are_the_same() -> None:
+    """By FSDP2 and tensor parallelism on 4 ranks."""
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=4"]
+    finished = subprocess.run(
+        [*launch, str(WORKER), "partial_dtensor", "full_dtensor"],
+        env=os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
+    assert finished.returncode == 0, finished.stderr[-3000:]
 
 
 @pytest.mark.parametrize(("flag", "name"), [("merit", "MERIT"), ("lamb", "LAMB"), ("max_lamb", "MaxLAMB")])
