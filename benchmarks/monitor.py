@@ -2,9 +2,10 @@
 
     python benchmarks/monitor.py [--batch 32] [--context 1024] [--output results.json]
 
-A step is a forward and a backward pass of a GPT-2 small with random weights under bf16 autocast, and
-MERIT's step. Variants of a case share one model and take turns, so that a cost is the median of ratios
-between neighbours in time. A variant that reads its monitor does so in every step, and waits for the
+A step is a forward and a backward pass under bf16 autocast, and MERIT's step. The models have GPT-2 small's
+size and random weights: a Llama of transformers, which knows nothing of being watched, and the lab's GPT-2,
+which observes itself. Variants of a case share one model and take turns, so that a cost is the median of
+ratios between neighbours in time. A variant that reads its monitor does so in every step, and waits for the
 device there. Flex attention trains on GPUs only; on a CPU its cases are left out.
 """
 
@@ -65,24 +66,23 @@ CASES = [
 
 def of_transformers(case: Case, args: argparse.Namespace) -> dict[str, Step]:
     """A model that knows nothing of the monitor."""
-    from transformers import GPT2Config, GPT2LMHeadModel
+    from transformers import LlamaConfig, LlamaForCausalLM  # its GPT-2 knows no flex attention
 
-    config = GPT2Config(
+    config = LlamaConfig(
         vocab_size=args.vocabulary,
-        n_positions=args.context,
-        n_embd=args.width,
-        n_layer=args.layers,
-        n_head=args.heads,
-        resid_pdrop=0.0,
-        embd_pdrop=0.0,
-        attn_pdrop=0.0,  # transformers' flex attention refuses any
+        max_position_embeddings=args.context,
+        hidden_size=args.width,
+        intermediate_size=8 * args.width // 3,
+        num_hidden_layers=args.layers,
+        num_attention_heads=args.heads,
+        tie_word_embeddings=True,
         use_cache=False,
         bos_token_id=None,
         eos_token_id=None,
         attn_implementation="flex_attention" if case.attention == "flex" else case.attention,
     )
-    model = GPT2LMHeadModel(config).to(args.device)
-    compile_model(model, model.transformer.h, case)
+    model = LlamaForCausalLM(config).to(args.device)
+    compile_model(model, model.model.layers, case)
     tokens = make_tokens(args, args.context)
     optimizer = MERIT(model.parameters(), lr=1e-4)
 
@@ -91,7 +91,9 @@ def of_transformers(case: Case, args: argparse.Namespace) -> dict[str, Step]:
             loss = model(tokens, labels=tokens).loss
         finish(loss, optimizer)
         if monitor is not None and read:
-            monitor.read()
+            reading = monitor.read()
+            if monitor.every == 1 and (reading is None or len(reading.max_logits) != args.layers):
+                raise RuntimeError(f"of {args.layers} layers the monitor saw {reading}")
 
     def watched(*, every: int = 1, entropy: bool = False, read: bool = True) -> Step:
         monitor = AttentionMonitor(model, every=every, entropy=entropy)
