@@ -1,6 +1,7 @@
 """The page in a real browser: it draws its charts, from itself alone, and its controls do what they say."""
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import chromium
 import pytest
@@ -111,6 +112,14 @@ def test_light_and_dark_follow_the_reader_and_then_the_switch(page: chromium.Pag
     assert seen["dark"] == ("rgb(20, 23, 26)", "rgb(228, 231, 234)")
     page.evaluate("document.querySelector('#theme [value=light]').click()")
     assert page.evaluate(paper) == "rgb(255, 255, 255)"
+
+
+def test_runs_that_all_finished_give_no_complaint(browser: str, one_seed: Path, tmp_path: Path) -> None:
+    assert main([str(one_seed), "--out", str(tmp_path / "report")]) == 0
+    with chromium.open_page(browser, tmp_path / "profile") as own:
+        own.open(tmp_path / "report" / "index.html")
+        own.wait_for("document.documentElement?.dataset.drawn")
+        assert own.complaints == []
 
 
 def test_there_was_no_complaint_in_the_end(page: chromium.Page) -> None:

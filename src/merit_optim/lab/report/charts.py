@@ -9,7 +9,7 @@ has a legend instead.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -64,12 +64,13 @@ def line_chart(
     *,
     labels: Sequence[str],
     num_points: int,
+    kinds: Collection[str],
     standalone: bool = False,
 ) -> dict[str, Any]:
     """Lines over steps or tokens: thin ones for runs, thick ones for means, a cross where one diverged.
 
     Its data are ``<name>-runs``, ``<name>-means`` and ``<name>-ends``, rows with series, run, step, tokens
-    and value. ``labels`` are the series that have any.
+    and value. ``labels`` are the series that have any, ``kinds`` says which of the data have rows.
     """
     import altair as alt
 
@@ -102,11 +103,12 @@ def line_chart(
     runs = rows("runs").mark_line(clip=True, strokeWidth=1, opacity=0.4)
     means = rows("means").mark_line(clip=True, strokeWidth=2.2, point=marked)
     ends = rows("ends").mark_point(clip=True, shape="cross", angle=45, size=110, strokeWidth=2, filled=True)
-    layers: list[alt.Chart] = [
-        runs.encode(x, y, series, dash, detail="run:N"),
-        means.encode(x, y, series, dash),
-        ends.encode(x, y, series, tooltip=["run:N", tooltip, "message:N"]),
-    ]
+    by_kind: dict[str, alt.Chart] = {
+        "runs": runs.encode(x, y, series, dash, detail="run:N"),
+        "means": means.encode(x, y, series, dash),
+        "ends": ends.encode(x, y, series, tooltip=["run:N", tooltip, "message:N"]),
+    }
+    layers = [layer for kind, layer in by_kind.items() if kind in kinds]
     if not standalone:
         layers.append(_pointer(rows("means"), horizontal, labels, vertical.format))
     chart = alt.layer(*layers)

@@ -115,8 +115,8 @@ def _lines(
         [finite(run.curves[measure.key]) for _, run in present], limit=_MAX_POINTS, combine=measure.combine
     )
     labels = list(dict.fromkeys(own.label for own, _ in present))
-    datasets: Datasets = {f"{measure.key}-{kind}": [] for kind in ("runs", "means", "ends")}
-    runs, means, ends = datasets.values()
+    rows: Datasets = {"runs": [], "means": [], "ends": []}
+    runs, means, ends = rows.values()
     for place, label in enumerate(labels):
         own = [
             (run, points) for (one, run), points in zip(present, curves, strict=True) if one.label == label
@@ -138,6 +138,7 @@ def _lines(
             vertical,
             labels=labels,
             num_points=max(map(len, curves)),
+            kinds=[kind for kind in rows if rows[kind]],
             standalone=standalone,
         )
 
@@ -151,7 +152,7 @@ def _lines(
         caption=measure.caption,
         on_page={axis: chart(axis) for axis in horizontals},
         in_files={key: chart("step", standalone=True), **files},
-        datasets=datasets,
+        datasets={f"{measure.key}-{kind}": rows[kind] for kind in rows if rows[kind]},
     )
 
 

@@ -10,7 +10,7 @@ from merit_optim.lab.report.outcome import RunOutcome, SeriesOutcome, Spread
 
 # What the environment says about a person's machine and not about the result.
 _PRIVATE = ("command", "folder", "host", "data.folder")
-_NOTHING = "\u2013"  # a dash
+NOTHING = "\u2013"  # a dash
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ def series_table(outcomes: Sequence[SeriesOutcome]) -> Table:
             {
                 "Optimizer": own.label,
                 "Runs": describe_runs(own),
-                "Peak learning rate": _NOTHING if own.series.lr is None else f"{own.series.lr:g}",
+                "Peak learning rate": NOTHING if own.series.lr is None else f"{own.series.lr:g}",
                 "Validation loss": _mean(loss, 3),
                 "Lowest to highest": _range(loss, 3),
                 "Training loss": _mean(own.spread("training_loss"), 3),
@@ -57,7 +57,7 @@ def series_table(outcomes: Sequence[SeriesOutcome]) -> Table:
                 "Tokens/s": _mean(own.spread("tokens_per_second"), 0, with_deviation=False),
             }
         )
-    if all(row["Lowest to highest"] == _NOTHING for row in rows):
+    if all(row["Lowest to highest"] == NOTHING for row in rows):
         for row in rows:
             del row["Lowest to highest"]
     return Table(tuple(rows[0]), tuple(tuple(row.values()) for row in rows), num_text=2)
@@ -137,13 +137,13 @@ def _compare(series: Sequence[Series], tables: Sequence[Sequence[Mapping[str, ob
 
 
 def _values(group: Sequence[Mapping[str, object]], path: str) -> str:
-    values = dict.fromkeys(show(own[path]) if path in own else _NOTHING for own in group)
+    values = dict.fromkeys(show(own[path]) if path in own else NOTHING for own in group)
     return " | ".join(values)
 
 
 def _mean(spread: Spread | None, digits: int, *, with_deviation: bool = True) -> str:
     if spread is None:
-        return _NOTHING
+        return NOTHING
     text = _number(spread.mean, digits)
     if with_deviation and spread.deviation is not None:
         text += f" ± {_number(spread.deviation, digits)}"
@@ -152,9 +152,9 @@ def _mean(spread: Spread | None, digits: int, *, with_deviation: bool = True) ->
 
 def _range(spread: Spread | None, digits: int) -> str:
     if spread is None or len(spread.values) < 2:
-        return _NOTHING
+        return NOTHING
     return f"{_number(min(spread.values), digits)} to {_number(max(spread.values), digits)}"
 
 
 def _number(value: float | None, digits: int) -> str:
-    return _NOTHING if value is None else f"{value:,.{digits}f}"
+    return NOTHING if value is None else f"{value:,.{digits}f}"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from merit_optim.lab.report import style
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 _HEIGHT = 260
 _MAX_POINTS = 200
+_MOST_TICKS = 8
 _FEW_POINTS = 30  # up to here each point is marked
 
 Row = dict[str, Any]
@@ -37,6 +38,29 @@ class Axis:
     from_zero: bool = False
     shown: tuple[float, float] | None = None
     ticks: tuple[float, ...] = ()
+
+    def with_ticks(self, values: Iterable[float]) -> Axis:
+        """With ticks for these values on a logarithmic scale, where the library's own come at any number.
+
+        Example:
+            >>> Axis("steps", logarithmic=True).with_ticks([0.3, 12.0]).ticks
+            (0.5, 1.0, 2.0, 5.0, 10.0)
+        """
+        values = list(values)
+        if self.ticks or not self.logarithmic or not values:
+            return self
+        low, high = min(values), max(values)
+        powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+        for digits in ("125", "1"):
+            ticks = tuple(
+                tick
+                for power in powers
+                for digit in digits
+                if low <= (tick := float(f"{digit}e{power}")) <= high
+            )
+            if len(ticks) <= _MOST_TICKS:
+                break
+        return replace(self, ticks=ticks)
 
 
 def curve_chart(
@@ -120,7 +144,9 @@ def line_chart(
             means.append({"series": series, "x": at, "value": rounded(value)})
     colour, dash = _by_series(list(lines), optimizers)
     pick = alt.selection_point(name="pick", fields=["series"], bind="legend")
-    horizontal, vertical = _position(alt.X, "x", x), _position(alt.Y, "value", y)
+    shown = [*runs, *({"x": at, "value": value} for at, value in ideal)]
+    horizontal = _position(alt.X, "x", x.with_ticks(row["x"] for row in shown))
+    vertical = _position(alt.Y, "value", y.with_ticks(row["value"] for row in shown))
     few = max((len(points) for group in lines.values() for _, points, _ in group), default=0) <= _FEW_POINTS
 
     def faded(opacity: float) -> Any:
@@ -187,6 +213,7 @@ def strip_chart(
     colour, _ = _by_series(names, optimizers, symbol="circle")
     x = alt.X("group:N", title=None, sort=groups, axis=alt.Axis(labelAngle=0, labelLimit=160))
     offset = alt.XOffset("series:N", sort=names)
+    y = y.with_ticks(row["value"] for row in rows)
     vertical = _position(alt.Y, "value", y)
     tooltip = ["series:N", "group:N", alt.Tooltip("value:Q", title=y.title, format=y.format)]
     base = alt.Chart(alt.InlineData(values=own))

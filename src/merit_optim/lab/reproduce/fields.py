@@ -84,5 +84,5 @@ def _heat(title: str, domain: tuple[float, float], logarithmic: bool) -> alt.Col
         "value:Q",
         title=title,
         scale=alt.Scale(type=kind, scheme="viridis", domain=list(domain), clamp=True),
-        legend=alt.Legend(orient="right", gradientThickness=10, tickCount=4, format="~s"),
+        legend=alt.Legend(orient="right", gradientThickness=10, tickCount=4, format=".2~g"),
     )

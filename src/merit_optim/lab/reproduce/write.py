@@ -12,7 +12,7 @@ from typing import Any
 
 from merit_optim.lab.record import durable
 from merit_optim.lab.report import style
-from merit_optim.lab.report.tables import Table
+from merit_optim.lab.report.tables import NOTHING, Table
 from merit_optim.lab.report.template import render
 from merit_optim.lab.reproduce.entry import Chart, Entry, Result
 from merit_optim.lab.reproduce.records import Record, Records
@@ -56,7 +56,7 @@ def write_missing(entry: Entry, scale: Scale, missing: str, folder: Path) -> dic
 def write_overview(scale: Scale, entries: Sequence[Entry], folder: Path) -> Path:
     """The page of all entries, from what was written about each so far."""
     said = {own.name: _read_verdict(folder / own.name) for own in entries}
-    cards = [_card(own, said[own.name], folder / own.name) for own in entries]
+    cards = [_card(own, folder) for own in said.values() if own is not None]
     page = folder / "index.html"
     text = render(
         "reproduce/overview.html",
@@ -64,6 +64,8 @@ def write_overview(scale: Scale, entries: Sequence[Entry], folder: Path) -> Path
         facts=[scale.name, scale.summary],
         summary=tally(cards),
         entries=cards,
+        others=[own for own in entries if said[own.name] is None],
+        scale=scale.name,
     )
     durable.write(page, text)
     return page
@@ -115,7 +117,7 @@ def _write_page(folder: Path, said: dict[str, Any], result: Result | None, runs:
         notes=said.get("notes", []),
         trouble=said.get("trouble", []),
         charts=charts,
-        table=result.table if result else None,
+        **(_readable(result.table) if result else {}),
         runs=runs,
         data={"config": {**style.CONFIG, "background": None}, "charts": specs} if charts else None,
     )
@@ -123,21 +125,28 @@ def _write_page(folder: Path, said: dict[str, Any], result: Result | None, runs:
     durable.write(folder / "verdict.json", json.dumps(said, indent=2) + "\n")  # last: the overview reads it
 
 
-def _card(entry: Entry, said: dict[str, Any] | None, folder: Path) -> dict[str, Any]:
-    is_made = said is not None
-    said = said or {"outcome": "not run", "missing": "Not asked for yet."}
-    picture = None
-    if said.get("picture") and (folder / said["picture"]).exists():
-        encoded = base64.b64encode((folder / said["picture"]).read_bytes()).decode()
+def _readable(table: Table) -> dict[str, Any]:
+    """A table for the page, without what the files need: one model in every row, columns of dashes."""
+    columns = dict(zip(table.head, zip(*table.rows, strict=True), strict=False))
+    names = [name for name, cells in columns.items() if set(cells) != {NOTHING}]
+    models = sorted(set(columns.get("Model", ())))
+    if len(models) > 1 or not models:
+        return {"table": table.only(names), "caption": ""}
+    names.remove("Model")
+    return {"table": table.only(names), "caption": models[0]}
+
+
+def _card(said: dict[str, Any], folder: Path) -> dict[str, Any]:
+    name, picture = said["entry"], None
+    if said.get("picture") and (folder / name / said["picture"]).exists():
+        encoded = base64.b64encode((folder / name / said["picture"]).read_bytes()).decode()
         picture = f"data:image/svg+xml;base64,{encoded}"
     claims = " ".join(own["claim"] for own in said.get("verdicts", []))
-    text = said.get("missing") or claims
     return {
-        "name": entry.name,
-        "title": entry.title,
-        "is_made": is_made,
+        "name": name,
+        "title": said["title"],
         "outcome": said["outcome"],
-        "text": text,
+        "text": said.get("missing") or claims,
         "picture": picture,
     }
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from merit_optim.lab.models import num_parameters
 from merit_optim.lab.report.tables import Table
 from merit_optim.lab.reproduce.charts import Axis, line_chart, looks
 from merit_optim.lab.reproduce.entries.losses import NOTHING, spread_text, status_counts
@@ -15,6 +16,7 @@ from merit_optim.lab.reproduce.records import Record, Records
 from merit_optim.lab.reproduce.scale import Scale, Trial
 from merit_optim.lab.reproduce.verdict import Verdict, paired
 
+_MOST_POINTS = 200
 _PAPER = {"AdamW": (37.231, 12994.91), "MERIT": (12.326, 3444.92)}
 
 
@@ -60,6 +62,16 @@ def _trace(record: Record) -> float | None:
     return parts["trace"]["value"] if "trace" in parts else None
 
 
+def _density(record: Record) -> list[tuple[float, float]]:
+    """The density at points that can be drawn, and not below a tenth of what one eigenvalue weighs."""
+    found = _read(record).get("density")
+    if found is None:
+        return []
+    points = list(zip(found["grid"], found["density"], strict=True))
+    least = 0.1 / num_parameters(record.config.model)
+    return [(at, max(value, least)) for at, value in points[:: -(-len(points) // _MOST_POINTS)]]
+
+
 def _fig7(records: Records, scale: Scale) -> Result:
     adamw, merit = records.of(series="AdamW"), records.of(series="MERIT")
     quantities: dict[str, Callable[[Record], float | None]] = {"top eigenvalue": _top, "trace": _trace}
@@ -84,23 +96,22 @@ def _fig7(records: Records, scale: Scale) -> Result:
         paper = [f"{value:g}" if has_paper else NOTHING for value in _PAPER[series]]
         ours = [spread_text(own.by_seed(quantity), ".4g") for quantity in quantities.values()]
         rows.append((series, status_counts(own), paper[0], ours[0], paper[1], ours[1]))
-    head = ("Optimizer", "Runs", "Top eigenvalue, paper", "Ours", "Trace, paper", "Ours")
-    lines = {}
-    for series in records.series:
-        densities = [(own, _read(own).get("density")) for own in records.of(series=series).all]
-        lines[series] = [
-            (own.folder.name, list(zip(found["grid"], found["density"], strict=True)), False)
-            for own, found in densities[:1]
-            if found
-        ]
+    head = ("Optimizer", "Runs", "Top eigenvalue, paper", "Top eigenvalue", "Trace, paper", "Trace")
+    lines = {
+        series: [(own.folder.name, points, False)]
+        for series in records.series
+        for own in records.of(series=series).all[:1]
+        if (points := _density(own))
+    }
     chart = line_chart(
         lines,
         looks(records.all),
         Axis("eigenvalue", ".3~g"),
-        Axis("density", ".2~g", from_zero=True),
+        Axis("density", ".0e", logarithmic=True),
         name="density",
         title="Spectral density of the Hessian",
-        caption="By Lanczos quadrature, the first seed; smoothed by a hundredth of its width.",
+        caption="By Lanczos quadrature, the first seed; smoothed by a hundredth of its width. The scale is "
+        "logarithmic, for nearly all eigenvalues are close to zero.",
     )
     note = (
         f"The Hessian of the mean loss over {scale.curvature_sequences} training sequences; the paper does "

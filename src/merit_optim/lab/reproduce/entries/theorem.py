@@ -163,7 +163,7 @@ def _theorem1(_: Records, __: Scale) -> Result:
         },
         {"MERIT-W": "merit", "Bound": "bound"},
         Axis("steps, and samples in a batch", "~s", logarithmic=True),
-        Axis("mean squared gradient norm", ".2~g", logarithmic=True),
+        Axis("mean squared gradient norm", "~s", logarithmic=True),
         name="theorem",
         title="Mean squared gradient norm against the number of steps",
         caption="Each point is a run of its own, with the theorem's learning rate for its length.",

@@ -75,6 +75,9 @@ def _fig13(records: Records, scale: Scale) -> Result:
             lambda own: max((value for _, value in clipped(own, layers[place])), default=None)
         )
 
+    def percent(place: str) -> BySeed:
+        return {seed: 100 * share for seed, share in peak(place).items()}
+
     papers = {"First layer": "near 0", "Middle layer": "12%", "Last layer": "0.25%"}
     claim = Verdict(
         claim="The clip acts in the middle layers; in the first and the last layer it hardly ever does.",
@@ -82,9 +85,10 @@ def _fig13(records: Records, scale: Scale) -> Result:
         comparisons=tuple(
             paired(
                 f"{place.lower()} below middle layer, highest share clipped",
-                peak(place),
-                peak("Middle layer"),
+                percent(place),
+                percent("Middle layer"),
                 paper=f"{papers[place]} against {papers['Middle layer']}",
+                unit="percent",
             )
             for place in ("First layer", "Last layer")
         ),
