@@ -8,7 +8,7 @@ BIN := .venv/bin
 INSTALLED := .venv/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-gpu lint docs bench clean
+.PHONY: help setup demo test test-all test-gpu lint docs bench clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' Makefile
@@ -19,8 +19,11 @@ demo: $(INSTALLED) ## train a small language model with AdamW, LAMB and MERIT, a
 	$(BIN)/merit demo
 
 # One thread per process: more would wait for one another's cores.
-test: lint docs ## run lint, build the documentation and run every test
+test: lint docs ## run lint, build the documentation and run every test but slow ones
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(JOBS)
+
+test-all: lint docs ## the same with the slow tests: half an hour on two cores
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(JOBS) --slow
 
 test-gpu: $(INSTALLED) ## run the tests that need a CUDA GPU
 	$(BIN)/pytest -m gpu
