@@ -45,7 +45,8 @@ clean: ## remove .venv, caches and build outputs
 	find src tests examples benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # torch first and by its exact version: see constraints.txt. A constraints file without that
-# version stops here, before anything large is downloaded.
+# version stops here, before anything large is downloaded. torchtitan last and alone: it pins an older
+# datasets, and only its trainer needs the nightly torch it asks for.
 $(INSTALLED): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
 		echo "merit-optim needs Python 3.11 or newer, but '$(PYTHON)' is" \
@@ -55,4 +56,5 @@ $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	torch=$$(grep '^torch==' constraints.txt) && $(BIN)/pip install -c constraints.txt "$$torch"
 	$(BIN)/pip install -c constraints.txt -e '.[dev,lab]'
+	$(BIN)/pip install --no-deps -c constraints.txt torchtitan
 	@touch $@
