@@ -52,6 +52,9 @@ COMMANDS = {
     "evaluate": Command("Zero-shot tasks on a checkpoint of a run", f"{_LAB}.evaluate.command"),
     "export": Command("A run's checkpoint as a Hugging Face model", f"{_LAB}.evaluate.export_command"),
     "report": Command("Make a page, figures and tables from runs", f"{_LAB}.report.command"),
+    "keep": Command(
+        "Copy what runs recorded, small enough for version control", f"{_LAB}.report.keep_command"
+    ),
     "reproduce": Command("Repeat the paper's figures and tables, with verdicts", f"{_LAB}.reproduce.command"),
     "bench": Command("Time an optimizer's step on this machine", f"{_LAB}.bench.command"),
 }

@@ -1,6 +1,7 @@
 """The run directory, read and written here only."""
 
 from merit_optim.lab.record.environment import differences, environment
+from merit_optim.lab.record.excerpt import write_excerpt
 from merit_optim.lab.record.journal import Journal, import_wandb
 from merit_optim.lab.record.lock import RunInUse, is_locked, lock
 from merit_optim.lab.record.metrics import MetricsWriter, read_metrics
@@ -19,4 +20,5 @@ __all__ = [
     "is_locked",
     "lock",
     "read_metrics",
+    "write_excerpt",
 ]

@@ -70,7 +70,12 @@ class Series:
 
 def find_runs(paths: Iterable[Path]) -> list[MeasuredRun]:
     """The runs at ``paths``, each a run directory or a folder with run directories in it."""
-    folders: dict[Path, None] = {}  # in order, each once
+    return [MeasuredRun.read(Run.open(folder)) for folder in find_folders(paths)]
+
+
+def find_folders(paths: Iterable[Path]) -> list[Path]:
+    """The run directories at ``paths``, each once."""
+    folders: dict[Path, None] = {}  # in order
     for path in paths:
         if not path.is_dir():
             raise ValueError(f"{path}: no such folder; give run directories, or folders that hold some")
@@ -82,7 +87,7 @@ def find_runs(paths: Iterable[Path]) -> list[MeasuredRun]:
         folders.update(dict.fromkeys(folder.resolve() for folder in found))
     if not folders:
         raise ValueError("no run is given; give run directories, or folders that hold some")
-    return [MeasuredRun.read(Run.open(folder)) for folder in folders]
+    return list(folders)
 
 
 def group(runs: Sequence[MeasuredRun]) -> list[Series]:

@@ -1,0 +1,41 @@
+"""`merit keep`: what runs recorded, small enough for version control."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from merit_optim.lab.record import Run, write_excerpt
+from merit_optim.lab.report.gather import find_folders
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run the command and return its exit status."""
+    parser = argparse.ArgumentParser(
+        prog="merit keep",
+        description="Copy what runs recorded into small run directories, to be kept with code or a paper: "
+        "numbers with five digits, some of the steps, no checkpoints and no paths. `merit report` and "
+        "`merit reproduce` read them as they read the runs. Runs that are there already stay as they are.",
+    )
+    parser.add_argument("runs", nargs="+", type=Path, help="run directories, or folders that hold some")
+    parser.add_argument("--out", type=Path, required=True, help="folder to write them into")
+    options = parser.parse_args(argv)
+    num_written = num_there = num_left = 0
+    try:
+        for folder in find_folders(options.runs):
+            run, target = Run.open(folder), options.out / folder.name
+            if (target / "config.json").exists():
+                num_there += 1
+            elif run.status not in ("finished", "diverged"):
+                num_left += 1
+                print(f"{folder} is {run.status} and is left out", file=sys.stderr)
+            else:
+                write_excerpt(run, target)
+                num_written += 1
+    except (OSError, ValueError) as error:
+        print(f"merit keep: {error}", file=sys.stderr)
+        return 1
+    print(f"{num_written} written to {options.out}, {num_there} there already, {num_left} left out")
+    return 0
