@@ -266,7 +266,7 @@ def test_what_an_entry_cannot_measure_is_told_and_no_more(
 
     broken = dataclasses.replace(ENTRIES["fig13"], name="fig7", measure=measure)
     said = reproduce(
-        Task(entries=[broken, ENTRIES["fig15"]], scale=toy, dataset=dataset, folder=tmp_path, seeds=1)
+        Task(entries=[broken, ENTRIES["fig15"]], scale=toy, corpus=dataset, folder=tmp_path, seeds=1)
     )
     assert [own["outcome"] for own in said] == ["not run", "no test"]
     assert "could not be measured: no convergence" in said[0]["missing"]

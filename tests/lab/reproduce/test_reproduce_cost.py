@@ -78,7 +78,7 @@ def test_what_is_done_is_deducted(
     for own, steps, end in zip(planned, (4, 2, 3), ("finished", "diverged", None), strict=False):
         write_run(own.folder, steps=steps, end=end)
     whole = cost_of([entry], toy, 4)
-    left = cost_of([entry], toy, 4, folder=runs, dataset=dataset)
+    left = cost_of([entry], toy, 4, folder=runs, corpus=dataset)
     assert (whole.num_runs, whole.num_left) == (4, 4)
     assert (left.num_runs, left.num_left) == (4, 2)
     assert left.tokens == (1 + 4) * 8 * 16
@@ -103,8 +103,8 @@ def test_runs_with_other_data_are_not_deducted(dataset: Dataset, toy: Scale, tmp
     other.mkdir()
     for name in ("train.bin", "val.bin"):
         (other / name).write_bytes((dataset.folder / name).read_bytes()[:-2])
-    assert cost_of([entry], toy, 1, folder=tmp_path / "runs", dataset=dataset).num_left == 0
-    assert cost_of([entry], toy, 1, folder=tmp_path / "runs", dataset=Dataset.open(other)).num_left == 1
+    assert cost_of([entry], toy, 1, folder=tmp_path / "runs", corpus=dataset).num_left == 0
+    assert cost_of([entry], toy, 1, folder=tmp_path / "runs", corpus=Dataset.open(other)).num_left == 1
 
 
 @pytest.mark.parametrize("name", ["small", "paper"])
@@ -142,7 +142,7 @@ def test_someone_at_a_terminal_is_asked(answer: str, started: bool, monkeypatch:
     monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
     monkeypatch.setattr("builtins.input", lambda _: answer)
     calls: list[Any] = []
-    monkeypatch.setattr(command, "_data", lambda *given: calls.append(given))
+    monkeypatch.setattr(command, "_corpus", lambda *given: calls.append(given))
     monkeypatch.setattr(command, "reproduce", lambda _: [])
     assert command.main(["fig4", "--scale", "small"]) == (0 if started else 1)
     assert bool(calls) == started

@@ -26,7 +26,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("name", [name for name in ENTRIES if name not in EVALUATIONS])
 def test_an_entry_is_made_from_its_runs(name: str, toy: Scale, dataset: Dataset, folder: Path) -> None:
     entry = ENTRIES[name]
-    (said,) = reproduce(Task(entries=[entry], scale=toy, dataset=dataset, folder=folder))
+    (said,) = reproduce(Task(entries=[entry], scale=toy, corpus=dataset, folder=folder))
     assert said == json.loads((folder / name / "verdict.json").read_text())
     assert (folder / name / "index.html").exists()
     assert entry.title in (folder / "index.html").read_text()
@@ -47,7 +47,7 @@ def test_an_entry_is_made_from_its_runs(name: str, toy: Scale, dataset: Dataset,
 def test_an_evaluation_without_its_sets_says_what_is_missing(
     name: str, toy: Scale, dataset: Dataset, folder: Path
 ) -> None:
-    (said,) = reproduce(Task(entries=[ENTRIES[name]], scale=toy, dataset=dataset, folder=folder))
+    (said,) = reproduce(Task(entries=[ENTRIES[name]], scale=toy, corpus=dataset, folder=folder))
     assert said["outcome"] == "not run"
     assert "--task-files" in said["missing"]
     assert said["missing"].partition(":")[0] in (folder / name / "index.html").read_text()

@@ -20,7 +20,7 @@ NAMES = ("fig2", "fig3", "fig5", "fig14", "table2")
 def folder(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("pages")
     reproduce(
-        Task(entries=choose(NAMES), scale=make_scale(seeds=1), dataset=Dataset.open(data), folder=folder)
+        Task(entries=choose(NAMES), scale=make_scale(seeds=1), corpus=Dataset.open(data), folder=folder)
     )
     return folder
 

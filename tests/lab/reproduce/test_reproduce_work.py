@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import signal
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from toy_scale import make_scale
 from merit_optim.lab.compare import work as compare_work
 from merit_optim.lab.data import Dataset
 from merit_optim.lab.record import Run
+from merit_optim.lab.report.keep_command import main as keep
 from merit_optim.lab.reproduce import command, records
 from merit_optim.lab.reproduce.registry import ENTRIES, choose
 from merit_optim.lab.reproduce.scale import Scale
@@ -48,6 +50,29 @@ def test_entries_share_runs_and_a_second_call_trains_nothing(
     assert (tmp_path / "fig13" / "verdict.json").read_bytes() == before
 
 
+def test_kept_runs_give_the_same_without_data_and_training(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole, kept = tmp_path / "whole", tmp_path / "kept"
+    assert command.main(["fig4", "--data", str(data), "--out", str(whole), "--jobs", "1"]) == 0
+    assert keep([str(whole / "runs"), "--out", str(kept / "runs")]) == 0
+    arguments = ["fig4", "--no-training", "--out", str(kept)]
+    assert command.main(arguments) == 1
+    assert f"what data the runs in {kept} are of is not known" in capsys.readouterr().err
+    shutil.copy(whole / "data.json", kept)
+    assert command.main(arguments) == 0
+    assert (kept / "fig4" / "table.md").read_text() == (whole / "fig4" / "table.md").read_text()
+
+    shutil.rmtree(next((kept / "runs").glob("*-merit-*-seed0-*")))
+    num_before = count_runs(kept)
+    assert command.main(arguments) == 0
+    assert count_runs(kept) == num_before
+    assert "1 missing, 1 finished" in (kept / "fig4" / "table.md").read_text()
+    (kept / "data.json").write_text("{}")
+    assert command.main(arguments) == 1
+    assert "data.json is damaged" in capsys.readouterr().err
+
+
 def test_an_interrupted_call_goes_on(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -73,7 +98,7 @@ def test_an_interrupted_call_goes_on(
 def test_several_runs_at_a_time_give_the_same(dataset: Dataset, tmp_path: Path, toy: Scale) -> None:
     entries = [ENTRIES["fig13"]]
     one, two = (
-        reproduce(Task(entries=entries, scale=toy, dataset=dataset, folder=tmp_path / str(jobs), jobs=jobs))
+        reproduce(Task(entries=entries, scale=toy, corpus=dataset, folder=tmp_path / str(jobs), jobs=jobs))
         for jobs in (1, 2)
     )
     assert one == two

@@ -58,10 +58,13 @@ def main(argv: Sequence[str]) -> int:
     return exit_status("merit compare", work)
 
 
-def exit_status(command: str, work: Callable[[], None]) -> int:
-    """Do the work of a command that trains, which can be stopped and repeated; say how it ended."""
+def exit_status(command: str, work: Callable[[], int | None]) -> int:
+    """Do the work of a command that trains, which can be stopped and repeated; say how it ended.
+
+    What the work returns is the status; None is 0.
+    """
     try:
-        work()
+        return work() or 0
     except Interrupted as interrupted:
         print(f"{command}: {interrupted}. The same command goes on from there.", file=sys.stderr)
         return 128 + interrupted.signum
@@ -79,7 +82,6 @@ def exit_status(command: str, work: Callable[[], None]) -> int:
     except (OSError, ValueError, RunInUse) as error:
         print(f"{command}: {error}", file=sys.stderr)
         return 1
-    return 0
 
 
 def parse(argv: list[str]) -> tuple[Arguments, Path]:

@@ -9,18 +9,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from merit_optim.lab.compare.command import exit_status
 from merit_optim.lab.data import Dataset
-from merit_optim.lab.data.index import INDEX_NAME
-from merit_optim.lab.record import RunInUse
+from merit_optim.lab.reproduce.corpus import Corpus, recall, remember
 from merit_optim.lab.reproduce.cost import cost_of, find_speed
 from merit_optim.lab.reproduce.entry import Entry
 from merit_optim.lab.reproduce.registry import ENTRIES, choose
 from merit_optim.lab.reproduce.scale import Scale
 from merit_optim.lab.reproduce.scales import SCALES
 from merit_optim.lab.reproduce.work import Task, reproduce
-from merit_optim.lab.reproduce.workers import WorkersEnded
 from merit_optim.lab.reproduce.write import tally
-from merit_optim.lab.train import Interrupted
 from merit_optim.lab.train.parallel import Ranks
 
 _MOST_JOBS = 8
@@ -31,8 +29,9 @@ def main(argv: Sequence[str]) -> int:
     options = _parse(argv)
     scale = SCALES[options.scale]
     folder = options.out or Path("runs", f"reproduce-{scale.name}")
-    try:
-        entries = choose(options.names or (["all"] if options.list else []))
+
+    def work() -> int:
+        entries = choose(options.names or ["all"])
         if options.list:
             _print_costs(entries, scale, options, folder)
             return 0
@@ -41,25 +40,19 @@ def main(argv: Sequence[str]) -> int:
         task = Task(
             entries=entries,
             scale=scale,
-            dataset=_data(scale, options.data),
+            corpus=_corpus(scale, options, folder),
             folder=folder,
             seeds=options.seeds,
             task_files=options.task_files,
             jobs=options.jobs or _default_jobs(),
+            trains=not options.no_training,
         )
         said = reproduce(task)
-    except Interrupted as interrupted:
-        print(f"merit reproduce: {interrupted}. The same command goes on from there.", file=sys.stderr)
-        return 128 + interrupted.signum
-    except KeyboardInterrupt:
-        print("merit reproduce: stopped. The same command goes on.", file=sys.stderr)
-        return 130
-    except (OSError, ValueError, RunInUse, WorkersEnded, ModuleNotFoundError) as error:
-        print(f"merit reproduce: {error}", file=sys.stderr)
-        return 1
-    if Ranks.join().is_first:
-        _print_verdicts(said, folder)
-    return 0
+        if Ranks.join().is_first:
+            _print_verdicts(said, folder)
+        return 0
+
+    return exit_status("merit reproduce", work)
 
 
 def _parse(argv: Sequence[str]) -> argparse.Namespace:
@@ -83,6 +76,11 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument(
         "--jobs", type=_count, help="runs at a time, each on a core or GPU of its own; else one for each core"
     )
+    parser.add_argument(
+        "--no-training",
+        action="store_true",
+        help="make what can be made of the runs that are there; needs no data",
+    )
     parser.add_argument("--list", action="store_true", help="show what there is and what it costs here")
     parser.add_argument("--yes", action="store_true", help="start what takes many GPU hours without asking")
     options = parser.parse_args(argv)
@@ -101,6 +99,18 @@ def _count(text: str) -> int:
 def _default_jobs() -> int:
     """A process for each core: a small model does not keep two busy. GPUs are left to torchrun."""
     return 1 if Ranks.join().device.type == "cuda" else min(os.cpu_count() or 1, _MOST_JOBS)
+
+
+def _corpus(scale: Scale, options: argparse.Namespace, folder: Path) -> Corpus:
+    """The data to train on; where nothing is trained, those that the runs in the folder are of."""
+    if options.no_training and options.data is None:
+        if (known := recall(folder)) is None:
+            raise ValueError(f"what data the runs in {folder} are of is not known; name them with --data")
+        return known
+    dataset = _data(scale, options.data)
+    if Ranks.join().is_first:
+        remember(dataset, folder)
+    return dataset
 
 
 def _embedded(scale: Scale) -> Path:
@@ -125,15 +135,6 @@ def _data(scale: Scale, folder: Path | None) -> Dataset:
     return Dataset.open(folder)
 
 
-def _data_of_runs(scale: Scale, given: Path | None, runs: Path) -> Dataset | None:
-    """The data that runs may have been made with; None where there are no runs, or their data not known."""
-    if not runs.is_dir():
-        return None
-    if given is None and scale.makes_data and (_embedded(scale) / INDEX_NAME).exists():
-        given = _embedded(scale)
-    return None if given is None else Dataset.open(given)
-
-
 def _print_costs(entries: Sequence[Entry], scale: Scale, options: argparse.Namespace, folder: Path) -> None:
     from rich import box
     from rich.console import Console
@@ -141,7 +142,7 @@ def _print_costs(entries: Sequence[Entry], scale: Scale, options: argparse.Names
 
     console = Console(highlight=False)
     runs = folder / "runs"
-    dataset = _data_of_runs(scale, options.data, runs)
+    corpus = recall(folder) if options.data is None else Dataset.open(options.data)
     speed = find_speed(scale)
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
     table.add_column("Name", no_wrap=True)
@@ -150,7 +151,7 @@ def _print_costs(entries: Sequence[Entry], scale: Scale, options: argparse.Names
         table.add_column(head, justify="right", no_wrap=True)
 
     def add(name: str, shows: str, some: Sequence[Entry]) -> None:
-        cost = cost_of(some, scale, options.seeds, folder=runs, dataset=dataset)
+        cost = cost_of(some, scale, options.seeds, folder=runs, corpus=corpus)
         spent = f"{cost.gpu_hours(speed):,.2f}" if speed.num_gpus else duration(cost.seconds(speed))
         counts = str(cost.num_runs), str(cost.num_left)
         table.add_row(name, shows, *counts, _si(cost.tokens), f"{cost.flops:.1e}", spent)
@@ -163,7 +164,7 @@ def _print_costs(entries: Sequence[Entry], scale: Scale, options: argparse.Names
     console.print(f"scale {scale.name}: {scale.summary}\n", markup=False, soft_wrap=True)
     console.print(table)
     deducted = f"what is done in {folder} is deducted"
-    if runs.is_dir() and dataset is None:
+    if runs.is_dir() and corpus is None:
         deducted = f"give --data to have what is done in {folder} deducted"
     console.print(
         f"\nTraining alone; {deducted}. Speed: {speed.flops / 1e12:.3g} TFLOP/s, {speed.source}.",

@@ -10,8 +10,8 @@ from pathlib import Path
 import torch
 
 from merit_optim.lab.compare import PlannedRun
-from merit_optim.lab.data import Dataset
 from merit_optim.lab.models import build, flops_per_token
+from merit_optim.lab.reproduce.corpus import Corpus
 from merit_optim.lab.reproduce.entry import Entry
 from merit_optim.lab.reproduce.records import plan
 from merit_optim.lab.reproduce.scale import Scale
@@ -72,7 +72,7 @@ def cost_of(
     seeds: int | None,
     *,
     folder: Path | None = None,
-    dataset: Dataset | None = None,
+    corpus: Corpus | None = None,
 ) -> Cost:
     """What entries cost together, without what is there.
 
@@ -83,12 +83,12 @@ def cost_of(
         scale: their scale.
         seeds: seeds of every run; None for the scale's own.
         folder: where the runs lie.
-        dataset: the data of the runs.
+        corpus: the data of the runs.
     """
     trials = [trial for own in entries for trial in own.trials(scale, own.num_seeds(scale, seeds))]
-    if folder is None or dataset is None:
+    if folder is None or corpus is None:
         return Cost.of((trial.config, 0) for trial in trials)
-    return Cost.of((own.config, _steps_done(own)) for _, own in plan(trials, folder, dataset))
+    return Cost.of((own.config, _steps_done(own)) for _, own in plan(trials, folder, corpus))
 
 
 def _steps_done(run: PlannedRun) -> int:

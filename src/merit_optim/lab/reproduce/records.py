@@ -10,10 +10,10 @@ from functools import cached_property
 from pathlib import Path
 
 from merit_optim.lab.compare import PlannedRun
-from merit_optim.lab.data import Dataset
 from merit_optim.lab.record import Run
 from merit_optim.lab.report.curves import Curves, finite
 from merit_optim.lab.report.gather import MeasuredRun
+from merit_optim.lab.reproduce.corpus import Corpus
 from merit_optim.lab.reproduce.scale import Trial
 from merit_optim.lab.scale import steps_to_reach
 from merit_optim.lab.train import TrainConfig
@@ -122,7 +122,7 @@ class Records:
         return [f"{own.folder.name}: {_describe(own)}" for own in self.all if own.status != "finished"]
 
 
-def plan(trials: Iterable[Trial], folder: Path, dataset: Dataset) -> list[tuple[Trial, PlannedRun]]:
+def plan(trials: Iterable[Trial], folder: Path, corpus: Corpus) -> list[tuple[Trial, PlannedRun]]:
     """Each trial with its run: its configuration for the data, and a directory named after both.
 
     So entries that need the same run share it, and a run with another configuration or other data is
@@ -130,8 +130,8 @@ def plan(trials: Iterable[Trial], folder: Path, dataset: Dataset) -> list[tuple[
     """
     planned = []
     for trial in trials:
-        config = replace(trial.config, data=dataset.folder).resolve(dataset.vocab_size)
-        identity = hashlib.sha256(f"{config.fingerprint} {dataset.fingerprint}".encode()).hexdigest()
+        config = replace(trial.config, data=corpus.folder).resolve(corpus.vocab_size)
+        identity = hashlib.sha256(f"{config.fingerprint} {corpus.fingerprint}".encode()).hexdigest()
         optimizer = config.optimizer
         words = [
             f"{config.model.family}-{config.model.layers}x{config.model.width}",

@@ -11,9 +11,9 @@ from typing import Any
 from rich.console import Console
 
 from merit_optim.lab.compare import PlannedRun, carry_out
-from merit_optim.lab.data import Dataset
 from merit_optim.lab.report.figures import unchecked
 from merit_optim.lab.reproduce import records
+from merit_optim.lab.reproduce.corpus import Corpus
 from merit_optim.lab.reproduce.entry import Entry, Unavailable
 from merit_optim.lab.reproduce.registry import ENTRIES
 from merit_optim.lab.reproduce.scale import Scale, Trial
@@ -32,7 +32,7 @@ class Task:
 
     entries: Sequence[Entry]
     scale: Scale
-    dataset: Dataset
+    corpus: Corpus
     folder: Path
     seeds: int | None = None
     """Seeds of every entry; None for the scale's own."""
@@ -40,11 +40,13 @@ class Task:
     """Folder of evaluation sets."""
     jobs: int = 1
     """Runs at the same time."""
+    trains: bool = True
+    """Whether runs that are missing are made; else entries are made from what is there."""
 
     def plan(self, entry: Entry) -> Planned:
         """An entry's runs; those of all entries lie together, so that they are shared."""
         trials = entry.trials(self.scale, entry.num_seeds(self.scale, self.seeds))
-        return records.plan(trials, self.folder / "runs", self.dataset)
+        return records.plan(trials, self.folder / "runs", self.corpus)
 
 
 def reproduce(task: Task) -> list[dict[str, Any]]:
@@ -57,14 +59,15 @@ def reproduce(task: Task) -> list[dict[str, Any]]:
     console = Console(stderr=True, highlight=False, quiet=not ranks.is_first)
     plans = {entry.name: task.plan(entry) for entry in task.entries}
     every = list({own.folder: own for planned in plans.values() for _, own in planned}.values())
-    if task.jobs > 1 and ranks.size == 1:
+    if task.trains and task.jobs > 1 and ranks.size == 1:
         return _together(task, plans, every, console)
     said = []
     for place, entry in enumerate(task.entries, start=1):
         num_done = sum(is_done(own.folder) for own in every)
         text = f"{entry.name} ({place} of {len(plans)}; {num_done} of all {len(every)} runs are done)"
         console.rule(text, align="left", style="bold")
-        carry_out(_left(plans[entry.name]), ranks)
+        if task.trains:
+            carry_out(_left(plans[entry.name]), ranks)
         said += ranks.first(partial(_make, task, entry, plans[entry.name], console))
     return said
 

@@ -29,7 +29,7 @@ _POLL_SECONDS = 1.0
 _DONE: set[Path] = set()
 
 
-class WorkersEnded(Exception):
+class WorkersEnded(ChildProcessError):
     """All workers are gone and their runs are not done."""
 
 
