@@ -23,6 +23,7 @@ def make_scale(*, steps: int = 4, seeds: int = 2, **changes: object) -> Scale:
         batches=(4, 8),
         small_batch=4,
         references=(setting.with_batch(4),),
+        horizon=dataclasses.replace(setting, name="toy, longer", tokens=2 * setting.tokens),
         long=(setting.with_batch(4), setting),
         shapes=(wide, deep),
         shape_batches=(4, 8),

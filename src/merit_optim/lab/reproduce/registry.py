@@ -24,6 +24,7 @@ _ORDER = (
     *(f"table{number}" for number in range(1, 5)),
     "theorem1",
     "reference",
+    "horizon",
     "width",
 )
 _ALL = {

@@ -71,6 +71,8 @@ class Scale:
     """Of figure 11, with the setting that is ``observed``."""
     references: tuple[Setting, ...]
     """AdamW with small batches, one for each of the first of ``gpt2``, with as many tokens."""
+    horizon: Setting
+    """With several times the tokens of the first of ``gpt2``."""
     long: tuple[Setting, ...]
     """Of table 1: pairs of a small batch for AdamW and a large one for MERIT, one after the other."""
     shapes: tuple[Setting, ...]

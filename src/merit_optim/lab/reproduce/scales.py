@@ -46,6 +46,10 @@ def _with_adamw(setting: Setting, batch: int, rate: float) -> Setting:
     return replace(setting, name=name, batch=batch, rates={"adamw": rate})
 
 
+def _longer(setting: Setting, factor: int) -> Setting:
+    return replace(setting, name=f"{setting.name}, tokens x{factor}", tokens=factor * setting.tokens)
+
+
 def _long(size: str, rate: float, batch: int) -> tuple[Setting, Setting]:
     """Table 1: 48B tokens. The paper gives no learning rate for the small batch; these are Sophia's."""
     large = _gpt2(size, batch, 48 * _B)
@@ -81,8 +85,8 @@ _TINY = Setting(
     },
 )
 _LLAMA_TINY = replace(_TINY, name="Llama 0.2M, batch 64", model=PRESETS["llama-tiny"])
-# 200 steps of 512 sequences of 512 tokens. The learning rates are the best of grids by factors of two, one seed
-# each, on enwik8 and one H200 (docs/results.md). Sophia-G's, and those of 33M, are not tuned.
+# 200 steps of 512 sequences of 512 tokens. The learning rates are the best of grids by factors of two, one
+# seed each, on enwik8 and one H200 (docs/results.md). Sophia-G's, and those of 33M, are not tuned.
 _NANO_10M = Setting(
     name="GPT-2 10M, batch 512",
     model=PRESETS["nano-10m-bpe"],
@@ -105,6 +109,7 @@ SCALES = {
         batches=(16, 64, 256),
         small_batch=16,
         references=(_TINY.with_batch(16),),
+        horizon=_longer(_TINY, 2),
         long=(_TINY.with_batch(16), _TINY),
         shapes=_shapes(
             _TINY,
@@ -125,6 +130,7 @@ SCALES = {
         batches=(64, 128, 256, 512, 1 * _K),
         small_batch=64,
         references=_NANO_64,
+        horizon=_longer(_NANO_10M, 4),  # 20 tokens for each parameter
         long=(_NANO_64[0], _NANO_10M),
         shapes=_shapes(
             _NANO_10M,
@@ -143,6 +149,7 @@ SCALES = {
         batches=(128, 256, 512, 1 * _K, 2 * _K),
         small_batch=128,
         references=(_with_adamw(_SMALL, 480, 6e-4),),
+        horizon=_longer(_SMALL, 4),
         long=_long("small", 6e-4, 4 * _K),
         shapes=_shapes(_SMALL, *_GPT2_SHAPES),
         shape_batches=(256, 1 * _K, 4 * _K),
@@ -162,6 +169,7 @@ SCALES = {
         batches=(128, 256, 512, 1 * _K, 2 * _K, 4 * _K),
         small_batch=512,
         references=(_with_adamw(_SMALL, 480, 6e-4), _with_adamw(_MEDIUM, 480, 3e-4)),
+        horizon=_longer(_SMALL, 4),
         long=(*_long("small", 6e-4, 4 * _K), *_long("medium", 3e-4, 6 * _K)),
         shapes=_shapes(_SMALL, *_GPT2_SHAPES),
         shape_batches=(256, 1 * _K, 4 * _K),

@@ -25,6 +25,7 @@ _PAPER_LLAMA: Papers = {
     "130M": {"AdamW": 3.277, "LAMB": 3.265, "MERIT": 3.199},
     "350M": {"AdamW": 3.014, "LAMB": 3.001, "MERIT": 2.957},
 }
+_FOUR = ("adamw", "lamb", "maxlamb", "merit")
 NOTHING = "\u2013"  # a dash
 LOSS = Axis("validation loss (nats per token)", ".3f")
 _ABLATIONS: dict[str, tuple[Part, ...]] = {
@@ -212,7 +213,7 @@ def _reference_series(setting: Setting) -> str:
 
 def _reference_trials(scale: Scale, seeds: int) -> list[Trial]:
     return [
-        *_trials_of(scale.gpt2[: len(scale.references)], ("adamw", "lamb", "maxlamb", "merit"), scale, seeds),
+        *_trials_of(scale.gpt2[: len(scale.references)], _FOUR, scale, seeds),
         *(
             scale.trial(small, "adamw", seed, series=_reference_series(small), panel=large.name)
             for seed in range(seeds)
@@ -234,7 +235,26 @@ def _reference(records: Records, scale: Scale) -> Result:
     return Result(table=loss_table(records, {}), charts=charts, verdicts=(claim,))
 
 
+def _horizon(records: Records, scale: Scale) -> Result:
+    claim = Verdict(
+        claim="With several times the tokens, too, MERIT ends below AdamW, LAMB and maxLAMB.",
+        source="figure 4 and table 3, which have one length for each model",
+        comparisons=tuple(
+            below(records, "MERIT", rival, scale.horizon.name) for rival in ("AdamW", "LAMB", "MaxLAMB")
+        ),
+    )
+    return Result(table=loss_table(records, {}), charts=loss_charts(records), verdicts=(claim,))
+
+
 ENTRIES = (
+    Entry(
+        name="horizon",
+        title="Longer training",
+        shows="beyond the paper: validation loss of AdamW, LAMB, maxLAMB and MERIT after more tokens",
+        trials=lambda scale, seeds: _trials_of([scale.gpt2[0], scale.horizon], _FOUR, scale, seeds),
+        analyse=_horizon,
+        is_grid=True,
+    ),
     Entry(
         name="reference",
         title="Large batches against a small one",
@@ -269,9 +289,7 @@ ENTRIES = (
         name="table3",
         title="Table 3: the choice of norm",
         shows="validation loss with AdamW, LAMB, maxLAMB and MERIT",
-        trials=lambda scale, seeds: _trials_of(
-            scale.gpt2[:2], ("adamw", "lamb", "maxlamb", "merit"), scale, seeds
-        ),
+        trials=lambda scale, seeds: _trials_of(scale.gpt2[:2], _FOUR, scale, seeds),
         analyse=_table3,
     ),
 )

@@ -79,13 +79,21 @@ def _table2(records: Records, scale: Scale) -> Result:
                     panel,
                     series,
                     status_counts(own),
-                    NOTHING if paper is None else f"{paper[0]:.2f} s",
-                    spread_text(seconds, ".4f") + " s",
+                    NOTHING if paper is None else f"{paper[0]:.2f}",
+                    spread_text(seconds, ".4f"),
                     NOTHING if paper is None else f"{paper[1]:.2f}",
                     spread_text(own.by_seed(_teraflops), ".4f"),
                 )
             )
-    head = ("Model", "Optimizer", "Runs", "Step, paper", "Step, ours", "TFLOP/s, paper", "TFLOP/s, ours")
+    head = (
+        "Model",
+        "Optimizer",
+        "Runs",
+        "Seconds, paper",
+        "Seconds, ours",
+        "TFLOP/s, paper",
+        "TFLOP/s, ours",
+    )
     comparisons = []
     for panel in records.panels:
         for rival in ("AdamW", "LAMB"):
