@@ -1,0 +1,39 @@
+"""docs/results.md says nothing that the records under results/ do not."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PAGE = ROOT / "docs" / "results.md"
+
+
+def table_rows(text: str) -> list[str]:
+    rows = [line for line in text.splitlines() if line.startswith("| ")]
+    return [row for row in rows if not set(row) <= set("|-: ")]
+
+
+def test_every_row_of_a_table_is_in_a_table_of_the_records() -> None:
+    known = {row for path in ROOT.glob("results/**/table.md") for row in table_rows(path.read_text("utf-8"))}
+    told = table_rows(PAGE.read_text("utf-8"))
+    assert len(told) > 10
+    assert [row for row in told if row not in known] == []
+
+
+def test_every_p_value_is_of_a_verdict() -> None:
+    verdicts = "".join(path.read_text("utf-8") for path in ROOT.glob("results/**/verdict.json"))
+    told = re.findall(r"p = [0-9.]+", PAGE.read_text("utf-8"))
+    assert told
+    assert [value for value in told if value.rstrip(".") not in verdicts] == []
+
+
+@pytest.mark.parametrize("folder", sorted(path.parent for path in ROOT.glob("results/*/data.json")), ids=str)
+def test_records_name_their_data_and_no_machine(folder: Path) -> None:
+    data = json.loads((folder / "data.json").read_text("utf-8"))
+    environments = [json.loads(path.read_text("utf-8")) for path in folder.glob("runs/*/environment.json")]
+    assert environments
+    for own in environments:
+        assert own["data"]["fingerprint"] == data["fingerprint"]
+        assert not {"host", "folder", "command"} & own.keys()
