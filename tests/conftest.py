@@ -13,6 +13,13 @@ if not torch.cuda.is_available() and find_spec("triton"):
         from merit_optim.optim.engines import kernels  # noqa: F401
 
 
+# What torch warns of in its own code when it compiles for a GPU.
+_OF_TORCH_S_COMPILER = (
+    "ignore:.*Function.* should not be instantiated:DeprecationWarning",
+    "ignore:`torch.jit.script:DeprecationWarning",
+)
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--slow", action="store_true", help="also run the tests marked slow")
 
@@ -20,6 +27,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if not config.getoption("--slow"):
         _skip(items, "slow", "takes minutes: run it with --slow")
+    for item in items:
+        if item.get_closest_marker("gpu") is not None:
+            for own in _OF_TORCH_S_COMPILER:
+                item.add_marker(pytest.mark.filterwarnings(own))
     if not torch.cuda.is_available():
         _skip(items, "gpu", "needs a CUDA GPU: torch.cuda.is_available() is False")
 

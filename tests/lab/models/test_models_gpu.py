@@ -9,13 +9,7 @@ from model_cases import FAMILIES, spread
 from merit_optim.lab.models import PRESETS, build
 from merit_optim.lab.models.attention import attend, causal_block_mask
 
-pytestmark = [
-    pytest.mark.gpu,
-    # Dynamo itself makes one, for every autograd function that it traces (torch 2.13).
-    pytest.mark.filterwarnings("ignore:.*Function.* should not be instantiated:DeprecationWarning"),
-    # torch's own modules, as inductor imports them.
-    pytest.mark.filterwarnings("ignore:`torch.jit.script:DeprecationWarning"),
-]
+pytestmark = pytest.mark.gpu
 
 
 @pytest.fixture(autouse=True)
