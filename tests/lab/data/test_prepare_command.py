@@ -10,6 +10,7 @@ from rich.console import Console
 
 from merit_optim.lab.data import Dataset, command, progress
 from merit_optim.lab.data.command import main
+from merit_optim.lab.data.index import INDEX_NAME
 from merit_optim.lab.data.parts import Counts
 from merit_optim.lab.data.progress import Progress
 
@@ -130,3 +131,14 @@ def test_progress_elsewhere_is_plain_lines(monkeypatch: pytest.MonkeyPatch) -> N
     assert (
         told(terminal=False, unit="documents").splitlines()[1].startswith("20.0% of 200 documents: 30 tokens")
     )
+
+
+def test_the_embedded_corpus_is_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With one more package installed it would be another; what was made stays."""
+    calls = []
+    monkeypatch.setattr(command, "main", lambda argv: calls.append(argv) or 3)
+    assert command.make_embedded(tmp_path, "bpe-300") == 3
+    assert calls == [["embedded", "--tokenizer", "bpe-300", "--output", str(tmp_path)]]
+    (tmp_path / INDEX_NAME).write_text("{}")
+    assert command.make_embedded(tmp_path) == 0
+    assert len(calls) == 1

@@ -4,10 +4,12 @@ import json
 import re
 import shutil
 import signal
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from toy_scale import make_scale
 
 from merit_optim.lab.compare import work as compare_work
@@ -105,6 +107,23 @@ def test_several_runs_at_a_time_give_the_same(dataset: Dataset, tmp_path: Path, 
     assert len(list((tmp_path / "2" / "logs").iterdir())) == 2
 
 
+def test_what_is_measured_beside_the_workers_has_one_thread(
+    dataset: Dataset, tmp_path: Path, toy: Scale
+) -> None:
+    seen = []
+    entry = replace(ENTRIES["fig13"], measure=lambda *_: seen.append(torch.get_num_threads()))
+    task = Task(entries=[entry], scale=toy, corpus=dataset, folder=tmp_path, jobs=2)
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        reproduce(task)
+        reproduce(task)  # there is nothing left to train
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+    assert seen == [1, 1, 2, 2]
+
+
 def test_a_run_that_diverged_is_shown_and_not_repeated(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -179,4 +198,4 @@ def test_what_cannot_be_meant_is_refused(capsys: pytest.CaptureFixture[str]) -> 
 def test_entries_come_in_the_paper_s_order() -> None:
     assert [entry.name for entry in choose(["table1", "fig11", "fig2"])] == ["fig2", "fig11", "table1"]
     assert choose(["all"]) == list(ENTRIES.values())
-    assert len(ENTRIES) == 22
+    assert len(ENTRIES) == 23

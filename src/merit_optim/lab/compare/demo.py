@@ -11,7 +11,7 @@ import torch
 
 from merit_optim.lab.compare.command import exit_status
 from merit_optim.lab.compare.work import compare
-from merit_optim.lab.data.command import main as prepare
+from merit_optim.lab.data.command import make_embedded
 from merit_optim.lab.models import PRESETS, num_parameters
 from merit_optim.lab.train import MeasureConfig, TrainConfig
 
@@ -70,7 +70,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--out", type=Path, default=Path("runs/demo"), help="runs go here (%(default)s)")
     options = parser.parse_args(argv)
     setting = SETTINGS["cuda" if torch.cuda.is_available() else "cpu"]
-    if status := prepare(["embedded", "--output", str(options.data)]):
+    if status := make_embedded(options.data):
         return status
     config = setting.config(options.data)
     print(

@@ -12,7 +12,7 @@ from typing import ClassVar
 import tyro
 from tyro.conf import Positional
 
-from merit_optim.lab.data.index import Index
+from merit_optim.lab.data.index import INDEX_NAME, Index
 from merit_optim.lab.data.pieces import Corpus
 from merit_optim.lab.data.prepare import prepare
 from merit_optim.lab.data.progress import Progress
@@ -171,6 +171,17 @@ def main(argv: Sequence[str]) -> int:
         return 130
     progress.say(_summary(folder, index))
     return 0
+
+
+def make_embedded(folder: Path, tokenizer: str = "bytes") -> int:
+    """Prepare the corpus that every machine has, unless it is there; return the exit status.
+
+    What is there is taken as it is: with one more package installed the corpus would be another, and runs
+    could not go on.
+    """
+    if (folder / INDEX_NAME).exists():
+        return 0
+    return main(["embedded", "--tokenizer", tokenizer, "--output", str(folder)])
 
 
 def _summary(folder: Path, index: Index) -> str:

@@ -11,6 +11,7 @@ from typing import Any
 
 from merit_optim.lab.compare.command import exit_status
 from merit_optim.lab.data import Dataset
+from merit_optim.lab.data.command import make_embedded
 from merit_optim.lab.reproduce.corpus import Corpus, recall, remember
 from merit_optim.lab.reproduce.cost import cost_of, find_speed
 from merit_optim.lab.reproduce.entry import Entry
@@ -126,11 +127,8 @@ def _data(scale: Scale, folder: Path | None) -> Dataset:
                 f"scale {scale.name} needs --data: a folder that `merit prepare openwebtext` wrote (for "
                 "figure 6, `merit prepare c4`)"
             )
-        from merit_optim.lab.data.command import main as prepare
-
         folder = _embedded(scale)
-        wanted = ["embedded", "--tokenizer", str(scale.tokenizer), "--output", str(folder)]
-        if status := Ranks.join().first(lambda: prepare(wanted)):
+        if status := Ranks.join().first(lambda: make_embedded(folder, str(scale.tokenizer))):
             raise ValueError(f"the data could not be made (status {status}); give some with --data")
     return Dataset.open(folder)
 

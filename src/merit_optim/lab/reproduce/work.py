@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
 from rich.console import Console
 
 from merit_optim.lab.compare import PlannedRun, carry_out
@@ -79,6 +81,7 @@ def _together(
     said: list[dict[str, Any]] = []
     left = [own for own in every if not is_done(own.folder)]
     with (
+        _one_thread() if left else contextlib.nullcontext(),
         listening() as stop,
         Workers(left, min(task.jobs, len(left)), task.folder / "logs") as workers,
         Progress(every, console) as progress,
@@ -90,6 +93,17 @@ def _together(
             said += _make(task, entry, plans[entry.name], console)
             progress.say(f"{entry.name}: {said[-1]['outcome']}")
     return said
+
+
+@contextlib.contextmanager
+def _one_thread() -> Iterator[None]:
+    """The cores are the workers': several threads beside them would wait for one another at every product."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def _left(planned: Planned) -> list[PlannedRun]:
