@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import signal
 
 import numpy as np
@@ -67,6 +68,21 @@ def test_an_earlier_checkpoint(run):
     assert main([str(run), *QUICK, "--checkpoint", "4"]) == 0
     assert main([str(run), *QUICK]) == 0
     assert read(run, 4)["noise_scale"]["result"] != read(run, 6)["noise_scale"]["result"]
+
+
+def test_every_checkpoint_of_a_run(run, capsys):
+    kept = sorted(int(path.name.removeprefix("step-")) for path in (run / "checkpoints").glob("step-*"))
+    assert len(kept) > 1
+    assert main([str(run), *QUICK, "--along"]) == 0
+    printed = capsys.readouterr().out
+    table, _, sentence = printed.partition("After step")
+    for step in kept:
+        assert read(run, step)["noise_scale"]["result"]
+        assert re.search(rf"^ *{step} ", table, re.MULTILINE)
+    assert sentence.startswith(f" {kept[-1]} the")
+
+    assert main([str(run), "--along", "--checkpoint", "4"]) == 1
+    assert "give one of the two" in capsys.readouterr().err
 
 
 def test_a_signal_stops_after_a_batch(run, monkeypatch, capfd):

@@ -13,7 +13,9 @@ import tyro
 
 from merit_optim.lab.noise.measure import MeasuredScale, NoiseConfig, measure_noise_scale
 from merit_optim.lab.noise.scale import relative_steps, relative_tokens
+from merit_optim.lab.record import Run
 from merit_optim.lab.train.signals import Interrupted
+from merit_optim.lab.train.snapshot import steps_of
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -31,6 +33,8 @@ class Arguments:
     config: Annotated[NoiseConfig, tyro.conf.arg(name="")]
     checkpoint: int | None = None
     """Step of the checkpoint. None: the newest."""
+    along: bool = False
+    """Measure at every checkpoint that the run kept: how the scale grew while it trained."""
     data: Path | None = None
     """Where the run's data are now, if they have moved."""
 
@@ -44,9 +48,11 @@ def main(argv: Sequence[str]) -> int:
             args=list(argv),
             prog="merit batch-size",
         )
-        measured = measure_noise_scale(
-            arguments.run, arguments.config, step=arguments.checkpoint, data=arguments.data
-        )
+        steps = _steps(arguments)
+        every = [
+            measure_noise_scale(arguments.run, arguments.config, step=step, data=arguments.data)
+            for step in steps
+        ]
     except Interrupted as interrupted:
         print(f"merit batch-size: {interrupted}", file=sys.stderr)
         return 128 + interrupted.signum
@@ -55,10 +61,26 @@ def main(argv: Sequence[str]) -> int:
         return 1
     from rich.console import Console
 
-    print(f"{describe(measured)}\n")
-    print_batches(measured, Console())
-    print(f"\nThe results: {measured.path}")
+    console = Console()
+    if arguments.along:
+        print_growth(every, console)
+        print()
+    print(f"{describe(every[-1])}\n")
+    print_batches(every[-1], console)
+    print(f"\nThe results: {every[-1].path.parent if arguments.along else every[-1].path}")
     return 0
+
+
+def _steps(arguments: Arguments) -> list[int | None]:
+    if not arguments.along:
+        return [arguments.checkpoint]
+    if arguments.checkpoint is not None:
+        raise ValueError(
+            f"--checkpoint {arguments.checkpoint} is one and --along is all of them; give one of the two"
+        )
+    run = Run.open(arguments.run)
+    steps: list[int | None] = [*steps_of(run.checkpoints)]
+    return steps or [None]  # which says that there is none
 
 
 def describe(measured: MeasuredScale) -> str:
@@ -79,6 +101,21 @@ def describe(measured: MeasuredScale) -> str:
         f"standard errors), or {_count(value * measured.context)} tokens. Twice the run's batch of "
         f"{measured.batch} would save {1 - 1 / steps:.0%} of the steps and cost {tokens - 1:.0%} more tokens."
     )
+
+
+def print_growth(every: Sequence[MeasuredScale], console: Console) -> None:
+    """Print the scale at each checkpoint, with the range of two standard errors."""
+    from rich import box
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
+    for name in ("Step", "Noise scale", "from", "to", "in tokens"):
+        table.add_column(name, justify="right")
+    for own in every:
+        value = own.scale.value
+        limits = [_count(limit) for limit in own.scale.interval]
+        table.add_row(f"{own.step:,}", _count(value), *limits, _count(value * own.context))
+    console.print(table)
 
 
 def print_batches(measured: MeasuredScale, console: Console) -> None:

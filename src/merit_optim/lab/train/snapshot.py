@@ -42,7 +42,7 @@ class Snapshot:
         else:
             path = run.checkpoints / f"step-{step:08d}"
             if not path.is_dir():
-                there = ", ".join(str(known) for known in _steps(run.checkpoints)) or "none"
+                there = ", ".join(str(known) for known in steps_of(run.checkpoints)) or "none"
                 raise ValueError(f"{run.folder} has no checkpoint of step {step}; it has those of: {there}")
             manifest = checkpoint.read(path)
         if manifest.config != config.fingerprint:
@@ -115,6 +115,7 @@ def default_device() -> torch.device:
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
-def _steps(folder: Path) -> list[int]:
+def steps_of(folder: Path) -> list[int]:
+    """The steps of the checkpoints in a folder, in order."""
     names = (path.name.removeprefix("step-") for path in folder.glob("step-*"))
     return sorted(int(name) for name in names if name.isdecimal())

@@ -20,7 +20,7 @@ from merit_optim.lab.reproduce.fields import matrix_chart
 from merit_optim.lab.reproduce.records import BySeed, Record, Records
 from merit_optim.lab.reproduce.scale import WATCHED, Scale
 from merit_optim.lab.reproduce.verdict import Comparison, Verdict, paired
-from merit_optim.lab.train.snapshot import Snapshot
+from merit_optim.lab.train.snapshot import Snapshot, steps_of
 
 _ALIKENESS = (
     "The number: the variance between the means of rows (columns) as a share of the variance of all "
@@ -82,8 +82,7 @@ def _weights(folder: Path, step: int, layer: int) -> dict[str, Tensor]:
 
 def _steps(record: Record) -> list[int]:
     """Steps of the checkpoints that a finished run kept."""
-    names = (path.name.removeprefix("step-") for path in (record.folder / "checkpoints").glob("step-*"))
-    return sorted(int(name) for name in names if name.isdecimal()) if record.status == "finished" else []
+    return steps_of(record.folder / "checkpoints") if record.status == "finished" else []
 
 
 def _fig3(records: Records, _: Scale) -> Result:
