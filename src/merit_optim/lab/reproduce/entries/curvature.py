@@ -84,7 +84,7 @@ def _fig7(records: Records, scale: Scale) -> Result:
                 f"MERIT's {name} below AdamW's",
                 merit.by_seed(quantity),
                 adamw.by_seed(quantity),
-                paper=f"{_PAPER['MERIT'][place]:g} against {_PAPER['AdamW'][place]:g}",
+                paper=f"{_PAPER['MERIT'][place]} against {_PAPER['AdamW'][place]}",
             )
             for place, (name, quantity) in enumerate(quantities.items())
         ),
@@ -93,7 +93,7 @@ def _fig7(records: Records, scale: Scale) -> Result:
     rows = []
     for series in records.series:
         own = records.of(series=series)
-        paper = [f"{value:g}" if has_paper else NOTHING for value in _PAPER[series]]
+        paper = [str(value) if has_paper else NOTHING for value in _PAPER[series]]
         ours = [spread_text(own.by_seed(quantity), ".4g") for quantity in quantities.values()]
         rows.append((series, status_counts(own), paper[0], ours[0], paper[1], ours[1]))
     head = ("Optimizer", "Runs", "Top eigenvalue, paper", "Top eigenvalue", "Trace, paper", "Trace")
