@@ -9,6 +9,7 @@ from pathlib import Path
 
 from merit_optim.lab.data import Dataset
 from merit_optim.lab.record import Run
+from merit_optim.lab.report.gather import flatten
 from merit_optim.lab.train import TrainConfig
 
 
@@ -55,8 +56,10 @@ def plan(
                 config = dataclasses.replace(base, optimizer=optimizer, seed=seed).resolve(dataset.vocab_size)
                 run_name = f"{name}-lr{config.optimizer.lr:g}-seed{seed}"
                 planned.append(PlannedRun(folder / run_name, config))
-    for run in planned:
-        _check_existing(run, dataset)
+    for own in planned:
+        if own.exists:
+            rule = "runs of one comparison share their configuration"
+            check_same(Run.open(own.folder), own.config, dataset, rule)
     return planned
 
 
@@ -87,17 +90,14 @@ def check_distinct(what: str, values: Sequence[object]) -> None:
         raise ValueError(f"the {what} are {', '.join(map(str, values))}; each may be given once")
 
 
-def _check_existing(planned: PlannedRun, dataset: Dataset) -> None:
-    """A run of an earlier call is part of this comparison only if it is the same run."""
-    if not planned.exists:
-        return
-    run = Run.open(planned.folder)
-    before, now = TrainConfig.from_dict(run.config).to_dict(), planned.config.to_dict()
-    differing = [key for key in now if key != "data" and before[key] != now[key]]
+def check_same(run: Run, planned: TrainConfig, dataset: Dataset, rule: str) -> None:
+    """Raise where a run of an earlier call is not the one that is planned; ``rule`` says what may differ."""
+    before, now = flatten(TrainConfig.from_dict(run.config).to_dict()), flatten(planned.to_dict())
+    differing = [field for field in now if field != "data" and before[field] != now[field]]
     if run.environment["data"]["fingerprint"] != dataset.fingerprint:
         differing.append("data")
     if differing:
         raise ValueError(
-            f"{planned.folder} holds a run with another {', '.join(differing)}; runs of one comparison share "
-            "their configuration. Choose another folder with --out, or remove that run."
+            f"{run.folder} holds a run with another {', '.join(differing)}; {rule}. Choose another folder "
+            "with --out, or remove that run."
         )

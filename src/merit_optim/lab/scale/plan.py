@@ -8,16 +8,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from merit_optim.lab.compare.plan import PlannedRun, check_distinct
+from merit_optim.lab.compare.plan import PlannedRun, check_distinct, check_same
 from merit_optim.lab.data import Dataset
 from merit_optim.lab.record import Run
-from merit_optim.lab.report.gather import flatten
 from merit_optim.lab.scale.measure import Measurement, read_attempt
 from merit_optim.lab.sweep.fields import with_values
 from merit_optim.lab.train import TrainConfig
 
 _SLACK = 1.25  # a larger batch gets this many times the steps that the next smaller one needed
 _VALIDATIONS = 50  # of each run, between which steps are interpolated
+_RULE = "the runs of a scaling study differ in their optimizer, batch, learning rate, seed and length alone"
 
 Rates = Mapping[str, Mapping[int, Sequence[float]]]
 """Learning rates by optimizer and batch."""
@@ -117,17 +117,7 @@ class Study:
             own = TrainConfig.from_dict(run.config)
             assert own.optimizer.lr is not None and own.steps is not None, "a run's configuration is resolved"
             key = own.optimizer.name, own.batch, own.optimizer.lr, own.seed
-            now = flatten(self._run(dataset, *key, own.steps).config.to_dict())
-            before = flatten(own.to_dict())
-            differing = [field for field in now if field != "data" and before[field] != now[field]]
-            if run.environment["data"]["fingerprint"] != dataset.fingerprint:
-                differing.append("data")
-            if differing:
-                raise ValueError(
-                    f"{run.folder} holds a run with another {', '.join(differing)}; the runs of a scaling "
-                    "study differ in their optimizer, batch, learning rate, seed and length alone. Choose "
-                    "another folder with --out, or remove that run."
-                )
+            check_same(run, self._run(dataset, *key, own.steps).config, dataset, _RULE)
             if key not in found or (found[key].config.steps or 0) < own.steps:
                 found[key] = PlannedRun(run.folder, dataclasses.replace(own, data=self.base.data))
         return found

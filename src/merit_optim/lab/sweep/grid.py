@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from merit_optim.lab.compare.plan import PlannedRun, check_distinct, parse_learning_rates
+from merit_optim.lab.compare.plan import PlannedRun, check_distinct, check_same, parse_learning_rates
 from merit_optim.lab.data import Dataset
 from merit_optim.lab.record import Run
 from merit_optim.lab.report.gather import flatten, show
@@ -17,6 +17,7 @@ from merit_optim.optim.registry import OPTIMIZERS
 
 # Where no learning rates are given: the paper's, and its neighbours by factors of two.
 _AROUND_THE_PAPER = (0.25, 0.5, 1.0, 2.0, 4.0)
+_RULE = "the runs of a sweep differ in their optimizer, learning rate, seed, and the fields of --set alone"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,16 +90,7 @@ class Grid:
             before = flatten(TrainConfig.from_dict(run.config).to_dict())
             values = {field: before[field] for field in (LR, *self.fields)}
             point = self.run(dataset, str(before["optimizer.name"]), values, before["seed"])
-            now = flatten(point.config.to_dict())
-            differing = [field for field in now if field != "data" and before[field] != now[field]]
-            if run.environment["data"]["fingerprint"] != dataset.fingerprint:
-                differing.append("data")
-            if differing:
-                raise ValueError(
-                    f"{run.folder} holds a run with another {', '.join(differing)}; the runs of a sweep "
-                    "differ in their optimizer, learning rate, seed, and the fields of --set alone. Choose "
-                    "another folder with --out, or remove that run."
-                )
+            check_same(run, point.config, dataset, _RULE)
 
 
 def choose_learning_rates(
