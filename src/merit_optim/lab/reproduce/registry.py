@@ -25,6 +25,7 @@ _ORDER = (
     "theorem1",
     "reference",
     "horizon",
+    "variants",
     "width",
 )
 _ALL = {

@@ -114,6 +114,7 @@ class Scale:
         *,
         lr: float | None = None,
         without: tuple[Part, ...] = (),
+        overrides: tuple[str, ...] = (),
         qk_norm: bool = False,
         series: str | None = None,
         panel: str | None = None,
@@ -126,7 +127,9 @@ class Scale:
         config = TrainConfig(
             data=_PLACE_OF_DATA,
             model=dataclasses.replace(setting.model, qk_norm=qk_norm),
-            optimizer=OptimizerConfig(name=optimizer, lr=lr or setting.rates[optimizer], without=without),
+            optimizer=OptimizerConfig(
+                name=optimizer, lr=lr or setting.rates[optimizer], without=without, overrides=overrides
+            ),
             measure=MeasureConfig(
                 validation_every=every,
                 validation_sequences=self.validation_sequences,

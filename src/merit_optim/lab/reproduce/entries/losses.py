@@ -34,6 +34,8 @@ _ABLATIONS: dict[str, tuple[Part, ...]] = {
     "MERIT without element-wise ratio": ("element-wise",),
 }
 
+_VARIANTS = {"MERIT, embeddings with one ratio": ("*embedding*:element_wise=false",)}
+
 
 def _trials_of(
     settings: Sequence[Setting], optimizers: Sequence[str], scale: Scale, seeds: int
@@ -207,6 +209,27 @@ def _fig9(records: Records, scale: Scale) -> Result:
     )
 
 
+def _variant_trials(scale: Scale, seeds: int) -> list[Trial]:
+    setting = scale.gpt2[0]
+    return [
+        *_trials_of([setting], ("merit",), scale, seeds),
+        *(
+            scale.trial(setting, "merit", seed, overrides=overrides, series=series)
+            for seed in range(seeds)
+            for series, overrides in _VARIANTS.items()
+        ),
+    ]
+
+
+def _variants(records: Records, scale: Scale) -> Result:
+    claim = Verdict(
+        claim="MERIT ends lower with one ratio for a whole embedding, whose rare rows see few gradients.",
+        source="none: a guess",
+        comparisons=tuple(below(records, series, "MERIT", scale.gpt2[0].name) for series in _VARIANTS),
+    )
+    return Result(table=loss_table(records, {}), charts=loss_charts(records), verdicts=(claim,))
+
+
 def _reference_series(setting: Setting) -> str:
     return f"AdamW, batch {setting.batch}"
 
@@ -247,6 +270,13 @@ def _horizon(records: Records, scale: Scale) -> Result:
 
 
 ENTRIES = (
+    Entry(
+        name="variants",
+        title="Variants of MERIT",
+        shows="beyond the paper: MERIT without the element-wise ratio in embeddings",
+        trials=_variant_trials,
+        analyse=_variants,
+    ),
     Entry(
         name="horizon",
         title="Longer training",
