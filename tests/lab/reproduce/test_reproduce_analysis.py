@@ -22,6 +22,7 @@ from merit_optim.lab.reproduce.records import Records
 from merit_optim.lab.reproduce.registry import ENTRIES
 from merit_optim.lab.reproduce.scale import Scale, Trial
 from merit_optim.lab.reproduce.work import Task, reproduce
+from merit_optim.lab.train.schedule import learning_rate
 
 # As in the paper: the order of table 3, with the others above.
 AS_IN_THE_PAPER = {"MERIT": 3.2, "MaxLAMB": 3.3, "LAMB": 3.35, "AdamW": 3.5, "SophiaG": 3.6, "Lion": 3.7}
@@ -36,20 +37,53 @@ def analyse(name: str, scale: Scale, final: dict[str, float], diverged: str = ""
     return entry.analyse(fake_records(entry, scale, loss_of, diverged=diverged), scale)
 
 
-@pytest.mark.parametrize("name", ["fig4", "fig6", "table3", "fig9"])
+@pytest.mark.parametrize("name", ["fig4", "fig6", "table3", "fig9", "reference", "horizon", "variants"])
 def test_losses_in_the_paper_s_order_hold(name: str, toy: Scale) -> None:
     ablations = {f"MERIT without {part}": 3.3 for part in ("clip", "weight-wise bound", "element-wise ratio")}
-    result = analyse(name, toy, {**AS_IN_THE_PAPER, **ablations})
+    variant = {"MERIT, embeddings with one ratio": 3.1}
+    result = analyse(name, toy, {**AS_IN_THE_PAPER, **ablations, **variant})
     assert {own.outcome for own in result.verdicts} == {"held"}
 
 
-@pytest.mark.parametrize("name", ["fig4", "fig6", "table3", "fig9"])
+@pytest.mark.parametrize("name", ["fig4", "fig6", "table3", "fig9", "reference", "horizon", "variants"])
 def test_losses_in_the_opposite_order_contradict(name: str, toy: Scale) -> None:
     ablations = {f"MERIT without {part}": 3.8 for part in ("clip", "weight-wise bound", "element-wise ratio")}
     upside_down = {series: 7 - loss for series, loss in AS_IN_THE_PAPER.items()}
-    result = analyse(name, toy, {**upside_down, "MERIT": 3.9, **ablations})
+    variant = {"MERIT, embeddings with one ratio": 4.0}
+    result = analyse(name, toy, {**upside_down, "MERIT": 3.9, **ablations, **variant})
     assert "contradicted" in {own.outcome for own in result.verdicts}
     assert result.outcome == "contradicted"
+
+
+@pytest.mark.parametrize(("factor", "outcome"), [(3.0, "held"), (0.5, "contradicted")])
+def test_how_far_a_step_goes_for_its_learning_rate(factor: float, outcome: str, toy: Scale) -> None:
+    def changes(trial: Trial) -> list[dict[str, object]]:
+        """The first step of all but LAMB goes ``factor`` times as far as its learning rate, the last once."""
+        steps, chosen = trial.config.steps or 0, trial.config.optimizer
+        rates = [
+            learning_rate(place, steps=steps, peak=chosen.lr or 0.0, warmup=0.02, final=0.1)
+            for place in range(steps)
+        ]
+        firsts = 1.0 if chosen.name == "lamb" else factor + 0.01 * trial.config.seed
+        return [
+            {
+                "kind": "update",
+                "step": step,
+                "parameters": {
+                    "blocks.0.mlp.up.weight": {"relative_change": times * rates[step - 1]},
+                    "blocks.0.mlp_norm.weight": {"relative_change": 7.0},  # of vectors nothing is said
+                    "token_embedding.weight": {"relative_change": 7.0},  # nor of embeddings
+                },
+            }
+            for step, times in ((1, firsts), (steps, 1.0))
+        ]
+
+    entry = ENTRIES["reach"]
+    result = entry.analyse(fake_records(entry, toy, changes), toy)
+    assert result.outcome == outcome
+    by_series = {row[1]: row[3:] for row in result.table.rows}
+    assert by_series["LAMB"] == ("1.00 ± 0.00", "1.00 ± 0.00")
+    assert by_series["MERIT"] == (f"{factor + 0.01:.2f} ± 0.01", "1.00 ± 0.00")
 
 
 def test_a_series_that_diverged_is_shown_and_lost(toy: Scale) -> None:

@@ -26,6 +26,7 @@ _ORDER = (
     "reference",
     "horizon",
     "variants",
+    "reach",
     "width",
 )
 _ALL = {

@@ -1,4 +1,4 @@
-"""What MERIT's steps did: figures 13 and 15."""
+"""What steps did to the weights: figures 13 and 15, and how far they went."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ import torch
 from merit_optim.lab.models import ModelConfig, build
 from merit_optim.lab.report.curves import Point
 from merit_optim.lab.report.tables import Table
-from merit_optim.lab.reproduce.charts import Axis, line_chart
+from merit_optim.lab.reproduce.charts import Axis, line_chart, looks
 from merit_optim.lab.reproduce.entries.losses import spread_text, status_counts
 from merit_optim.lab.reproduce.entry import Entry, Result
 from merit_optim.lab.reproduce.records import BySeed, Record, Records
 from merit_optim.lab.reproduce.scale import Scale, Setting, Trial
 from merit_optim.lab.reproduce.verdict import Comparison, Verdict, paired
+from merit_optim.lab.train.schedule import learning_rate
 
 _BLOCK = re.compile(r"blocks\.(\d+)\.")
 _SHARE = ".3~p"
@@ -44,6 +45,22 @@ def bounded(record: Record) -> list[Point]:
     """The share of elements where the weight-wise bound decided: of matrices, for vectors have no other."""
     sizes, width = _sizes(record.config.model), record.config.model.width
     return _share_curve(record, "bounded", lambda name: sizes[name] > width)
+
+
+def reach(record: Record) -> list[Point]:
+    """How far steps went: the relative change of the blocks' matrices as a multiple of the learning rate."""
+    sizes, width = _sizes(record.config.model), record.config.model.width
+    changes = _share_curve(
+        record, "relative_change", lambda name: sizes[name] > width and _layer_of(name) is not None
+    )
+    return [(step, change / _rate_of(record, step)) for step, change in changes]
+
+
+def _rate_of(record: Record, step: int) -> float:
+    """The learning rate of a run's step; the first is 1."""
+    steps, chosen = record.config.steps, record.config.optimizer
+    assert steps is not None and chosen.lr is not None, "the configuration is resolved"
+    return learning_rate(step - 1, steps=steps, peak=chosen.lr, warmup=chosen.warmup, final=chosen.final)
 
 
 def _share_curve(record: Record, quantity: str, wanted: Callable[[str], bool]) -> list[Point]:
@@ -167,7 +184,70 @@ def _fig15(records: Records, scale: Scale) -> Result:
     return Result(table=table, charts=(chart,), verdicts=(claim,))
 
 
+def _reach(records: Records, scale: Scale) -> Result:
+    def at(series: str, place: int) -> BySeed:
+        def value(record: Record) -> float | None:
+            points = reach(record)
+            return points[place][1] if points else None
+
+        return records.of(series=series).by_seed(value)
+
+    claim = Verdict(
+        claim="For their learning rate, steps of MERIT and maxLAMB go further at the beginning than at the "
+        "end: while all elements of an update are alike, the largest is a poor measure of it.",
+        source="none: ours",
+        comparisons=tuple(
+            paired(f"{series}'s last step below its first", at(series, -1), at(series, 0), unit="times")
+            for series in ("MERIT", "MaxLAMB")
+        ),
+    )
+    rows = []
+    for series in records.series:
+        own = records.of(series=series)
+        rows.append(
+            (
+                scale.gpt2[0].name,
+                series,
+                status_counts(own),
+                *(spread_text(at(series, place), ".2f") for place in (0, -1)),
+            )
+        )
+    chart = line_chart(
+        {
+            series: [
+                (own.folder.name, points, own.diverged)
+                for own in records.of(series=series).all
+                if (points := reach(own))
+            ]
+            for series in records.series
+        },
+        looks(records.all),
+        Axis("steps", ",d", from_zero=True),
+        Axis("relative change / learning rate", ".2~f", from_zero=True),
+        name="reach",
+        title="How far a step goes",
+        caption="The norm of a step over the norm of the weight, mean over the matrices of all blocks, as a "
+        "multiple of the learning rate.",
+    )
+    return Result(
+        table=Table(("Model", "Optimizer", "Runs", "First step", "Last step"), tuple(rows), num_text=3),
+        charts=(chart,),
+        verdicts=(claim,),
+    )
+
+
 ENTRIES = (
+    Entry(
+        name="reach",
+        title="How far a step goes",
+        shows="beyond the paper: a step's relative change of the weights against the learning rate",
+        trials=lambda scale, seeds: [
+            scale.trial(scale.gpt2[0], name, seed)
+            for seed in range(seeds)
+            for name in ("lamb", "maxlamb", "merit")
+        ],
+        analyse=_reach,
+    ),
     Entry(
         name="fig13",
         title="Figure 13: clipped elements",
