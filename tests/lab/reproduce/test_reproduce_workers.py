@@ -39,6 +39,17 @@ def test_a_run_is_done_when_it_finished_or_diverged(planned: list[PlannedRun]) -
     assert [is_done(own.folder) for own in planned] == [True, True, False]
 
 
+def test_a_run_of_the_same_name_elsewhere_is_another(
+    planned: list[PlannedRun], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, end in (("here", "finished"), ("there", None)):
+        write(replace(planned[0], folder=tmp_path / name / "run"), steps=2, end=end)
+    monkeypatch.chdir(tmp_path / "here")
+    assert is_done(Path("run"))
+    monkeypatch.chdir(tmp_path / "there")
+    assert not is_done(Path("run"))
+
+
 def test_progress_tells_what_is_done_and_what_is_worked_on(planned: list[PlannedRun]) -> None:
     write(planned[0], steps=4, end="finished")
     console = Console(file=io.StringIO(), width=120)

@@ -89,6 +89,7 @@ class Workers:
 
 def is_done(folder: Path) -> bool:
     """Whether a run has come to its end, good or bad. What is done once stays so and is not read again."""
+    folder = folder.resolve()  # what is remembered must not depend on the current folder
     if not (folder / "config.json").exists():
         return False
     if folder not in _DONE and not is_locked(folder) and Run.open(folder).outcome in ("finished", "diverged"):
