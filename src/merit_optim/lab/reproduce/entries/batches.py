@@ -6,9 +6,9 @@ import math
 import statistics
 from collections.abc import Sequence
 
-from merit_optim.lab.report.tables import Table
+from merit_optim.lab.report.tables import NOTHING, Table
 from merit_optim.lab.reproduce.charts import Axis, line_chart, looks
-from merit_optim.lab.reproduce.entries.losses import NOTHING, spread_text, status_counts
+from merit_optim.lab.reproduce.entries.losses import spread_text, status_counts
 from merit_optim.lab.reproduce.entry import Chart, Entry, Result
 from merit_optim.lab.reproduce.records import BySeed, Records
 from merit_optim.lab.reproduce.scale import WATCHED, Scale, Setting, Trial

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from merit_optim.lab.models import num_parameters
-from merit_optim.lab.report.tables import Table
+from merit_optim.lab.report.tables import NOTHING, Table
 from merit_optim.lab.reproduce.charts import Axis, line_chart, looks
-from merit_optim.lab.reproduce.entries.losses import NOTHING, spread_text, status_counts
+from merit_optim.lab.reproduce.entries.losses import spread_text, status_counts
 from merit_optim.lab.reproduce.entry import Entry, Result, Unavailable
 from merit_optim.lab.reproduce.records import Record, Records
 from merit_optim.lab.reproduce.scale import Scale, Trial

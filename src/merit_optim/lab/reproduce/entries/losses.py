@@ -6,7 +6,7 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 
-from merit_optim.lab.report.tables import Table
+from merit_optim.lab.report.tables import NOTHING, Table
 from merit_optim.lab.reproduce.charts import Axis, curve_chart
 from merit_optim.lab.reproduce.entry import Chart, Entry, Result
 from merit_optim.lab.reproduce.records import BySeed, Records
@@ -26,7 +26,6 @@ _PAPER_LLAMA: Papers = {
     "350M": {"AdamW": 3.014, "LAMB": 3.001, "MERIT": 2.957},
 }
 _FOUR = ("adamw", "lamb", "maxlamb", "merit")
-NOTHING = "\u2013"  # a dash
 LOSS = Axis("validation loss (nats per token)", ".3f")
 _ABLATIONS: dict[str, tuple[Part, ...]] = {
     "MERIT without clip": ("clip",),

@@ -6,9 +6,9 @@ import statistics
 
 from merit_optim.lab.models import flops_per_token
 from merit_optim.lab.report.curves import finite
-from merit_optim.lab.report.tables import Table
+from merit_optim.lab.report.tables import NOTHING, Table
 from merit_optim.lab.reproduce.charts import Axis, looks, strip_chart
-from merit_optim.lab.reproduce.entries.losses import NOTHING, spread_text, status_counts
+from merit_optim.lab.reproduce.entries.losses import spread_text, status_counts
 from merit_optim.lab.reproduce.entry import Entry, Result
 from merit_optim.lab.reproduce.records import BySeed, Record, Records
 from merit_optim.lab.reproduce.scale import WATCHED, Scale, Setting, Trial
