@@ -66,7 +66,7 @@ class Scale:
     gpt2: tuple[Setting, ...]
     llama: tuple[Setting, ...]
     batches: tuple[int, ...]
-    """Of figure 1, with the first of ``gpt2``."""
+    """Of figure 1, for the first of ``gpt2``; the second has the same multiples of its own batch."""
     small_batch: int
     """Of figure 11, with the setting that is ``observed``."""
     references: tuple[Setting, ...]

@@ -12,7 +12,7 @@ from merit_optim.lab.reproduce.entries.losses import spread_text, status_counts
 from merit_optim.lab.reproduce.entry import Chart, Entry, Result
 from merit_optim.lab.reproduce.records import BySeed, Records
 from merit_optim.lab.reproduce.scale import WATCHED, Scale, Setting, Trial
-from merit_optim.lab.reproduce.verdict import Verdict, paired
+from merit_optim.lab.reproduce.verdict import Comparison, Verdict, paired
 
 _STILL_PAYS = 0.8  # a larger batch pays if it takes at most this share of the steps of the one before
 _TARGET = (
@@ -126,44 +126,66 @@ def _rows(records: Records, target: float | None, panel: str) -> list[tuple[str,
 _HEAD = ("Model", "Optimizer", "Runs", "Batch", "Validation loss", "Steps to the target")
 
 
-def _fig1(records: Records, scale: Scale) -> Result:
-    target = target_loss(records)
-    panel = scale.gpt2[0].model_name
-    table = Table(_HEAD, tuple(_rows(records, target, panel)), num_text=3)
-    if target is None:
-        return Result(table=table, charts=(), verdicts=(), notes=("No run has finished.",))
-    largest = _batches(records)[-1]
-    merit = records.of(series="MERIT")
-    fewer = Verdict(
-        claim="At the largest batch MERIT needs the fewest steps to a given loss.",
-        source="figure 1",
-        comparisons=tuple(
-            paired(
-                f"MERIT below {rival} with batch {largest}",
-                _steps(merit, largest, target),
-                _steps(records.of(series=rival), largest, target),
-                unit="steps",
+def _model_trials(scale: Scale, seeds: int) -> list[Trial]:
+    """Every model with the same multiples of its own batch."""
+    first, *others = scale.gpt2[:2]
+    return [
+        trial
+        for setting in (first, *others)
+        for trial in _trials(
+            scale,
+            setting,
+            [batch * setting.batch // first.batch for batch in scale.batches],
+            WATCHED,
+            seeds,
+        )
+    ]
+
+
+def _fig1(records: Records, _: Scale) -> Result:
+    rows: list[tuple[str, ...]] = []
+    charts = []
+    fewer: list[Comparison] = []
+    nearer: list[Comparison] = []
+    for place, panel in enumerate(records.panels, start=1):
+        own = records.of(panel=panel)
+        target = target_loss(own)
+        rows += _rows(own, target, panel)
+        if target is None:
+            continue
+        charts.append(_chart(own, target, f"steps-{place}", f"Steps against batch, {panel}"))
+        largest, merit, where = _batches(own)[-1], own.of(series="MERIT"), records.where_in_words(panel)
+        for rival in ("AdamW", "LAMB"):
+            theirs = own.of(series=rival)
+            fewer.append(
+                paired(
+                    f"MERIT below {rival} with batch {largest}{where}",
+                    _steps(merit, largest, target),
+                    _steps(theirs, largest, target),
+                    unit="steps",
+                )
             )
-            for rival in ("AdamW", "LAMB")
+            nearer.append(
+                paired(
+                    f"{rival}'s share of ideal scaling below MERIT's{where}",
+                    efficiency(theirs, target),
+                    efficiency(merit, target),
+                )
+            )
+    verdicts = (
+        Verdict(
+            claim="At the largest batch MERIT needs the fewest steps to a given loss.",
+            source="figure 1",
+            comparisons=tuple(fewer),
         ),
-    )
-    nearer = Verdict(
-        claim="With growing batches MERIT stays nearer to ideal scaling than AdamW and LAMB.",
-        source="figure 1 and section 5.2",
-        comparisons=tuple(
-            paired(
-                f"{rival}'s share of ideal scaling below MERIT's",
-                efficiency(records.of(series=rival), target),
-                efficiency(merit, target),
-            )
-            for rival in ("AdamW", "LAMB")
+        Verdict(
+            claim="With growing batches MERIT stays nearer to ideal scaling than AdamW and LAMB.",
+            source="figure 1 and section 5.2",
+            comparisons=tuple(nearer),
         ),
     )
     return Result(
-        table=table,
-        charts=(_chart(records, target, "steps", f"Steps against batch, {panel}"),),
-        verdicts=(fewer, nearer),
-        notes=(_TARGET,),
+        table=Table(_HEAD, tuple(rows), num_text=3), charts=tuple(charts), verdicts=verdicts, notes=(_TARGET,)
     )
 
 
@@ -223,7 +245,7 @@ ENTRIES = (
         name="fig1",
         title="Figure 1: steps against batch",
         shows="steps to a validation loss against the batch size, with the line of ideal scaling",
-        trials=lambda scale, seeds: _trials(scale, scale.gpt2[0], scale.batches, WATCHED, seeds),
+        trials=_model_trials,
         analyse=_fig1,
         is_grid=True,
     ),
