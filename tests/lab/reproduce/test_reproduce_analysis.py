@@ -86,6 +86,31 @@ def test_how_far_a_step_goes_for_its_learning_rate(factor: float, outcome: str, 
     assert by_series["MERIT"] == (f"{factor + 0.01:.2f} ± 0.01", "1.00 ± 0.00")
 
 
+@pytest.mark.parametrize(
+    ("gain", "at_best", "outcomes"),
+    [
+        (0.3, 0.1, ["held", "held"]),
+        (-0.3, 0.1, ["contradicted", "held"]),
+        (0.3, -0.1, ["held", "contradicted"]),
+    ],
+)
+def test_a_longer_warm_up(gain: float, at_best: float, outcomes: list[str], toy: Scale) -> None:
+    """It gains so much at twice the rate, where all are half a nat worse, and so much at the best rate."""
+
+    def loss_of(trial: Trial) -> list[dict[str, object]]:
+        chosen = trial.config.optimizer
+        is_higher = chosen.lr == 2 * toy.gpt2[0].rates[chosen.name]
+        final = 3.5 if is_higher else 3.0
+        if chosen.warmup == 0.1:
+            final -= gain if is_higher else at_best
+        return losses(trial, final + 0.001 * trial.config.seed**2)
+
+    entry = ENTRIES["warmup"]
+    result = entry.analyse(fake_records(entry, toy, loss_of), toy)
+    assert [own.outcome for own in result.verdicts] == outcomes
+    assert len(result.table.rows) == 12  # three optimizers, two warm-ups, two rates
+
+
 def test_a_series_that_diverged_is_shown_and_lost(toy: Scale) -> None:
     result = analyse("fig4", toy, AS_IN_THE_PAPER, diverged="MERIT")
     assert result.outcome == "undecided"  # three losses: the sign test's p is 1/8

@@ -16,7 +16,7 @@ from merit_optim.lab.report.gather import MeasuredRun
 from merit_optim.lab.reproduce.corpus import Corpus
 from merit_optim.lab.reproduce.scale import Trial
 from merit_optim.lab.scale import steps_to_reach
-from merit_optim.lab.train import TrainConfig
+from merit_optim.lab.train import OptimizerConfig, TrainConfig
 
 BySeed = dict[int, float]
 
@@ -137,6 +137,7 @@ def plan(trials: Iterable[Trial], folder: Path, corpus: Corpus) -> list[tuple[Tr
             f"{config.model.family}-{config.model.layers}x{config.model.width}",
             "-without-".join([optimizer.name, *optimizer.without]),
             *(["overridden"] if optimizer.overrides else []),
+            *([f"warmup{optimizer.warmup:g}"] if optimizer.warmup != OptimizerConfig.warmup else []),
             *(["qk-norm"] if config.model.qk_norm else []),
             f"lr{optimizer.lr:g}",
             f"batch{config.batch}",

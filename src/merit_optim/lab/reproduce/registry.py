@@ -27,6 +27,7 @@ _ORDER = (
     "horizon",
     "variants",
     "reach",
+    "warmup",
     "width",
 )
 _ALL = {

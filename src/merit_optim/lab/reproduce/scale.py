@@ -115,6 +115,7 @@ class Scale:
         lr: float | None = None,
         without: tuple[Part, ...] = (),
         overrides: tuple[str, ...] = (),
+        warmup: float = OptimizerConfig.warmup,
         qk_norm: bool = False,
         series: str | None = None,
         panel: str | None = None,
@@ -128,7 +129,11 @@ class Scale:
             data=_PLACE_OF_DATA,
             model=dataclasses.replace(setting.model, qk_norm=qk_norm),
             optimizer=OptimizerConfig(
-                name=optimizer, lr=lr or setting.rates[optimizer], without=without, overrides=overrides
+                name=optimizer,
+                lr=lr or setting.rates[optimizer],
+                warmup=warmup,
+                without=without,
+                overrides=overrides,
             ),
             measure=MeasureConfig(
                 validation_every=every,

@@ -16,6 +16,8 @@ from merit_optim.lab.reproduce.verdict import Verdict, paired
 _QK_NORM = "AdamW with QK-Norm"
 _FACTORS = (0.5, 1.0, 2.0)
 _OPTIMIZERS = ("adamw", "lamb", "merit", "lion", "sophiag")
+_RATIOED = ("lamb", "maxlamb", "merit")
+_LONG_WARMUP = 0.1
 
 
 def _rates(rate: float) -> list[float]:
@@ -210,23 +212,88 @@ def _fig8(records: Records, scale: Scale) -> Result:
             ),
         ),
     )
-    rows = []
-    for series in records.series:
-        for rate in _all_rates(records.of(series=series)):
-            own = _at(records.of(series=series), rate)
-            rows.append((panel, series, f"{rate:g}", status_counts(own), spread_text(own.final_losses())))
-    table = Table(
-        ("Model", "Optimizer", "Peak learning rate", "Runs", "Validation loss"), tuple(rows), num_text=4
-    )
     return Result(
-        table=table,
+        table=_rate_table(records, panel),
         charts=(_chart(records, 1, panel),),
         verdicts=(wider, worse),
         notes=("QK-Norm here is RMSNorm with a learned scale on each head's queries and keys.",),
     )
 
 
+def _rate_table(records: Records, panel: str) -> Table:
+    rows = []
+    for series in records.series:
+        for rate in _all_rates(records.of(series=series)):
+            own = _at(records.of(series=series), rate)
+            rows.append((panel, series, f"{rate:g}", status_counts(own), spread_text(own.final_losses())))
+    return Table(
+        ("Model", "Optimizer", "Peak learning rate", "Runs", "Validation loss"), tuple(rows), num_text=4
+    )
+
+
+def _with_long_warmup(name: str) -> str:
+    return f"{DISPLAY_NAMES[name]}, warm-up {_LONG_WARMUP:.0%}"
+
+
+def _warmup_trials(scale: Scale, seeds: int) -> list[Trial]:
+    setting = scale.gpt2[0]
+    trials = []
+    for seed in range(seeds):
+        for name in _RATIOED:
+            for rate in (setting.rates[name], 2 * setting.rates[name]):
+                series = _with_long_warmup(name)
+                trials += [
+                    scale.trial(setting, name, seed, lr=rate),
+                    scale.trial(setting, name, seed, lr=rate, warmup=_LONG_WARMUP, series=series),
+                ]
+    return trials
+
+
+def _warmup(records: Records, scale: Scale) -> Result:
+    plain = {name: records.of(series=DISPLAY_NAMES[name]) for name in _RATIOED}
+    warmed = {name: records.of(series=_with_long_warmup(name)) for name in _RATIOED}
+    higher = {name: _all_rates(records.of(series=DISPLAY_NAMES[name]))[-1] for name in _RATIOED}
+    wider = Verdict(
+        claim="With a longer warm-up MERIT and maxLAMB, whose first steps go furthest, lose less at twice "
+        "their learning rate.",
+        source="none: ours",
+        comparisons=tuple(
+            paired(
+                f"{_with_long_warmup(name)} below {DISPLAY_NAMES[name]}, both at {higher[name]:g}",
+                _at(warmed[name], higher[name]).final_losses(),
+                _at(plain[name], higher[name]).final_losses(),
+                unit="nats",
+            )
+            for name in ("merit", "maxlamb")
+        ),
+    )
+    better = Verdict(
+        claim="And MERIT ends lower than with the short one, each at its best rate.",
+        source="none: ours",
+        comparisons=(
+            paired(
+                f"{_with_long_warmup('merit')} below MERIT",
+                _losses_at_best(warmed["merit"]),
+                _losses_at_best(plain["merit"]),
+                unit="nats",
+            ),
+        ),
+    )
+    panel = scale.gpt2[0].name
+    return Result(
+        table=_rate_table(records, panel), charts=(_chart(records, 1, panel),), verdicts=(wider, better)
+    )
+
+
 ENTRIES = (
+    Entry(
+        name="warmup",
+        title="A longer warm-up",
+        shows="beyond the paper: LAMB, maxLAMB and MERIT with five times the warm-up, at higher rates too",
+        trials=_warmup_trials,
+        analyse=_warmup,
+        is_grid=True,
+    ),
     Entry(
         name="fig8",
         title="Figure 8: QK-Norm against MERIT",
