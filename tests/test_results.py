@@ -37,3 +37,8 @@ def test_records_name_their_data_and_no_machine(folder: Path) -> None:
     for own in environments:
         assert own["data"]["fingerprint"] == data["fingerprint"]
         assert not {"host", "folder", "command"} & own.keys()
+
+
+def test_pictures_are_those_of_the_records() -> None:
+    told = (ROOT / "docs" / "images" / "reach.svg").read_bytes()
+    assert told == (ROOT / "results" / "nano" / "reach" / "reach.svg").read_bytes()

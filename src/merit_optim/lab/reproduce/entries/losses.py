@@ -223,7 +223,7 @@ def _variant_trials(scale: Scale, seeds: int) -> list[Trial]:
 def _variants(records: Records, scale: Scale) -> Result:
     claim = Verdict(
         claim="MERIT ends lower with one ratio for a whole embedding, whose rare rows see few gradients.",
-        source="none: a guess",
+        source="a guess of ours",
         comparisons=tuple(below(records, series, "MERIT", scale.gpt2[0].name) for series in _VARIANTS),
     )
     return Result(table=loss_table(records, {}), charts=loss_charts(records), verdicts=(claim,))

@@ -256,7 +256,7 @@ def _warmup(records: Records, scale: Scale) -> Result:
     wider = Verdict(
         claim="With a longer warm-up MERIT and maxLAMB, whose first steps go furthest, lose less at twice "
         "their learning rate.",
-        source="none: ours",
+        source="ours, not the paper's",
         comparisons=tuple(
             paired(
                 f"{_with_long_warmup(name)} below {DISPLAY_NAMES[name]}, both at {higher[name]:g}",
@@ -269,7 +269,7 @@ def _warmup(records: Records, scale: Scale) -> Result:
     )
     better = Verdict(
         claim="And MERIT ends lower than with the short one, each at its best rate.",
-        source="none: ours",
+        source="ours, not the paper's",
         comparisons=(
             paired(
                 f"{_with_long_warmup('merit')} below MERIT",

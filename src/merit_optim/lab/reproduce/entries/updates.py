@@ -195,7 +195,7 @@ def _reach(records: Records, scale: Scale) -> Result:
     claim = Verdict(
         claim="For their learning rate, steps of MERIT and maxLAMB go further at the beginning than at the "
         "end: while all elements of an update are alike, the largest is a poor measure of it.",
-        source="none: ours",
+        source="ours, not the paper's",
         comparisons=tuple(
             paired(f"{series}'s last step below its first", at(series, -1), at(series, 0), unit="times")
             for series in ("MERIT", "MaxLAMB")
