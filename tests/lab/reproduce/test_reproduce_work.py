@@ -43,6 +43,7 @@ def test_entries_share_runs_and_a_second_call_trains_nothing(
     assert f"The page: {tmp_path / 'index.html'}" in output
     assert "fig13" in output
     before = (tmp_path / "fig13" / "verdict.json").read_bytes()
+    (tmp_path / "fig13" / "of-another-version.svg").write_text("<svg/>")
 
     def train(*_: Any, **__: Any) -> None:
         raise AssertionError("nothing is left to train")
@@ -50,6 +51,7 @@ def test_entries_share_runs_and_a_second_call_trains_nothing(
     monkeypatch.setattr(compare_work, "train", train)
     assert command.main(arguments) == 0
     assert (tmp_path / "fig13" / "verdict.json").read_bytes() == before
+    assert [own.name for own in (tmp_path / "fig13").glob("*.svg")] == ["clipped.svg"]
 
 
 def test_kept_runs_give_the_same_without_data_and_training(

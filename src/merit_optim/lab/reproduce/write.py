@@ -27,6 +27,8 @@ _OUTCOMES = ("held", "contradicted", "undecided", "no test", "not run")
 def write_entry(entry: Entry, scale: Scale, result: Result, records: Records, folder: Path) -> dict[str, Any]:
     """Write what an entry came to; return what verdict.json says."""
     folder.mkdir(parents=True, exist_ok=True)
+    for earlier in folder.glob("*.svg"):  # of a version with other charts
+        earlier.unlink()
     for chart in result.charts:
         (folder / f"{chart.name}.svg").write_text(_svg(chart), encoding="utf-8")
     _write_csv(folder / "table.csv", [result.table.head, *result.table.rows])
