@@ -67,6 +67,25 @@ def test_a_run_that_diverged_is_kept_and_one_without_end_is_not(
     assert "1 there already" in again
 
 
+def test_another_run_of_the_same_name_is_not_taken_for_kept(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for place, batch in (("one", 8), ("other", 16)):
+        write_run(tmp_path / place, "merit", data="enwik8", batch=batch)
+    assert keep(tmp_path / "one", "--out", tmp_path / "kept") == 0
+    assert keep(tmp_path / "other", "--out", tmp_path / "kept") == 1
+    assert "is another run than" in capsys.readouterr().err
+
+
+def test_one_that_was_stopped_is_written_again(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "runs", "merit", data="enwik8")
+    kept = tmp_path / "kept" / folder.name
+    kept.mkdir(parents=True)
+    (kept / "metrics.jsonl").write_text('{"kind": "event", "step": 0, "what": "started", "message": ""}\n')
+    assert keep(folder, "--out", tmp_path / "kept") == 0
+    assert len(Run.open(kept).metrics("event")) == len(Run.open(folder).metrics("event"))
+
+
 def test_a_folder_without_runs_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert keep(tmp_path, "--out", tmp_path / "kept") == 1
     assert "holds no run" in capsys.readouterr().err

@@ -137,6 +137,13 @@ def test_large_scales_can_be_planned(name: str, dataset: Dataset, tmp_path: Path
     assert not list(tmp_path.iterdir())
 
 
+def test_nobody_is_asked_where_nothing_is_trained(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert command.main(["fig4", "--scale", "paper", "--no-training", "--out", str(tmp_path)]) == 1
+    said = capsys.readouterr()
+    assert "is not known; name them with --data" in said.err
+    assert "--yes" not in said.err
+
+
 @pytest.mark.parametrize(("answer", "started"), [("y", True), ("yes", True), ("n", False), ("", False)])
 def test_someone_at_a_terminal_is_asked(answer: str, started: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)

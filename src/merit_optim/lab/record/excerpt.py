@@ -27,12 +27,13 @@ def write_excerpt(run: Run, folder: Path) -> Run:
     environment = {key: value for key, value in run.environment.items() if key not in _OF_ITS_MACHINE}
     if "folder" in environment.get("data", {}):
         environment["data"] = {**environment["data"], "folder": Path(environment["data"]["folder"]).name}
-    excerpt = Run.create(folder, config, {**environment, "excerpt_of": numbers})
-    with MetricsWriter(excerpt.metrics_path) as writer:
+    folder.mkdir(parents=True, exist_ok=True)
+    with MetricsWriter(folder / run.metrics_path.name, offset=0) as writer:
         for line in lines:
             if line["kind"] not in _MOST_LINES or id(line) in kept:
                 writer.write(_rounded(line))
-    return excerpt
+    # Last, for only then is the folder a run: one that was stopped before is written again.
+    return Run.create(folder, config, {**environment, "excerpt_of": numbers})
 
 
 def _spread(lines: list[dict[str, Any]], most: int) -> list[dict[str, Any]]:

@@ -27,6 +27,7 @@ def main(argv: Sequence[str]) -> int:
         for folder in find_folders(options.runs):
             run, target = Run.open(folder), options.out / folder.name
             if (target / "config.json").exists():
+                _check_same(run, Run.open(target))
                 num_there += 1
             elif run.status not in ("finished", "diverged"):
                 num_left += 1
@@ -39,3 +40,16 @@ def main(argv: Sequence[str]) -> int:
         return 1
     print(f"{num_written} written to {options.out}, {num_there} there already, {num_left} left out")
     return 0
+
+
+def _check_same(run: Run, kept: Run) -> None:
+    """Two runs may have one name; the second would be lost without a word."""
+
+    def identity(own: Run) -> tuple[object, ...]:
+        return {**own.config, "data": None}, own.environment.get("data", {}).get("fingerprint")
+
+    if identity(run) != identity(kept):
+        raise ValueError(
+            f"{kept.folder} is another run than {run.folder}, which has the same name; choose another folder "
+            "with --out for one of them"
+        )

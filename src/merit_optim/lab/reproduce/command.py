@@ -36,7 +36,8 @@ def main(argv: Sequence[str]) -> int:
         if options.list:
             _print_costs(entries, scale, options, folder)
             return 0
-        if scale.is_large and not _agreed(entries, scale, options, folder):
+        asks = scale.is_large and not options.no_training
+        if asks and not _agreed(entries, scale, options, folder):
             return 1
         task = Task(
             entries=entries,
@@ -75,7 +76,9 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
         "--task-files", type=Path, help="evaluation sets for fig5, fig12 and table1 (see `merit evaluate -h`)"
     )
     parser.add_argument(
-        "--jobs", type=_count, help="runs at a time, each on a core or GPU of its own; else one for each core"
+        "--jobs",
+        type=_count,
+        help="runs at a time, on cores or GPUs, which they share if there are fewer; else one for each core",
     )
     parser.add_argument(
         "--no-training",

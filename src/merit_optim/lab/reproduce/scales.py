@@ -124,7 +124,7 @@ SCALES = {
     ),
     "nano": Scale(
         name="nano",
-        summary="10M and 33M parameters, any text by a BPE of 16384 tokens, one GPU: a minute or less a run",
+        summary="10M and 33M parameters, any text by a BPE of 16384 tokens, one GPU: minutes for a run",
         gpt2=(_NANO_10M, _NANO_33M),
         llama=(_LLAMA_NANO,),
         batches=(64, 128, 256, 512, 1 * _K),
