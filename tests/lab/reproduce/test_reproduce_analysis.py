@@ -111,6 +111,30 @@ def test_a_longer_warm_up(gain: float, at_best: float, outcomes: list[str], toy:
     assert len(result.table.rows) == 12  # three optimizers, two warm-ups, two rates
 
 
+def test_figure_1_has_two_models_where_a_scale_has_two() -> None:
+    (first,) = make_scale().gpt2
+    second = dataclasses.replace(first, name="larger", batch=2 * first.batch)
+    scale = make_scale(gpt2=(first, second))
+    entry = ENTRIES["fig1"]
+    records = fake_records(entry, scale, lambda trial: losses(trial, AS_IN_THE_PAPER[trial.series]))
+    batches_of = {
+        panel: {own.config.batch for own in records.of(panel=panel).all} for panel in records.panels
+    }
+    assert batches_of == {"toy": {4, 8}, "larger": {8, 16}}
+    result = entry.analyse(records, scale)
+    assert [len(own.comparisons) for own in result.verdicts] == [4, 4]
+    assert len(result.charts) == 2
+
+
+def test_batches_of_several_sizes_are_drawn_over_tokens(toy: Scale) -> None:
+    (chart,) = analyse("reference", toy, AS_IN_THE_PAPER).charts
+    ends: dict[str, float] = {}
+    for rows in chart.spec["datasets"].values():
+        for row in rows:
+            ends[row["series"]] = max(ends.get(row["series"], 0), row["x"])
+    assert ends["AdamW, batch 4"] == ends["MERIT"] == toy.gpt2[0].tokens
+
+
 def test_a_series_that_diverged_is_shown_and_lost(toy: Scale) -> None:
     result = analyse("fig4", toy, AS_IN_THE_PAPER, diverged="MERIT")
     assert result.outcome == "undecided"  # three losses: the sign test's p is 1/8
