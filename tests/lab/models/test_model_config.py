@@ -78,7 +78,9 @@ def test_the_hidden_width_follows_the_width_unless_given() -> None:
 
 def test_math_attention_comes_with_the_plain_loss() -> None:
     assert replace(SMALL, attention="math").tokens_per_loss_chunk == 0
-    assert SMALL.tokens_per_loss_chunk == 8192
+    assert replace(SMALL, vocab_size=50304).tokens_per_loss_chunk == 8192
+    assert replace(SMALL, vocab_size=16384).tokens_per_loss_chunk == 32768
+    assert replace(SMALL, vocab_size=2**30).tokens_per_loss_chunk == 1
     assert replace(SMALL, loss_chunk=5).tokens_per_loss_chunk == 5
 
 

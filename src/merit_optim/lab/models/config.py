@@ -10,7 +10,7 @@ Family = Literal["gpt2", "llama"]
 AttentionKind = Literal["auto", "sdpa", "cudnn", "flex", "math"]
 
 _VOCAB_MULTIPLE = 64  # 50257 tokens become nanoGPT's 50304: odd widths are slow on tensor cores
-_DEFAULT_LOSS_CHUNK = 8192
+_LOGITS_AT_ONE_TIME = 2**29  # 1 GiB in bf16. Fewer save little; every chunk is compiled by itself.
 SMALLEST_FLEX_HEAD = 16  # flex_attention's kernels take no smaller one
 
 
@@ -57,8 +57,9 @@ class ModelConfig:
     """auto: flex in a compiled model on CUDA, else sdpa. cudnn: sdpa by cuDNN alone. math: plain matrix
     products, which can be differentiated twice."""
     loss_chunk: int | None = None
-    """Tokens whose logits are held at one time while the loss is computed; 0: all of them. None: 8192,
-    and 0 with math attention, since the loss by chunks cannot be differentiated twice."""
+    """Tokens whose logits are held at one time while the loss is computed; 0: all of them. None: as many
+    as make 1 GiB of logits in bf16, 8192 for GPT-2's vocabulary; and 0 with math attention, since the loss
+    by chunks cannot be differentiated twice."""
     float32_residual: bool = False
     """Keep the residual stream in float32 under autocast, as nanoGPT does; else it has autocast's dtype."""
 
@@ -119,7 +120,10 @@ class ModelConfig:
         """Tokens whose logits are held at one time; 0 means all."""
         if self.loss_chunk is not None:
             return self.loss_chunk
-        return 0 if self.attention == "math" else _DEFAULT_LOSS_CHUNK
+        if self.attention == "math":
+            return 0
+        fitting = max(1, _LOGITS_AT_ONE_TIME // self.vocab_size)
+        return 1 << (fitting.bit_length() - 1)  # a power of two, as batches are
 
     def with_vocab(self, num_tokens: int) -> ModelConfig:
         """This model for a tokenizer of ``num_tokens`` tokens, the vocabulary padded to a multiple of 64."""
