@@ -62,6 +62,7 @@ def write_run(
                         "seconds": step * 0.3,
                         "tokens_per_second": BATCH * CONTEXT / 0.3 + noise.gauss(0, 800),
                         "mfu": None,
+                        "optimizer_share": 0.1,
                         "memory_gib": None,
                     }
                 )

@@ -6,7 +6,7 @@ from merit_optim.lab.models import ModelConfig
 from merit_optim.lab.train import CheckpointConfig, MeasureConfig, OptimizerConfig, TrainConfig
 
 # What differs between two runs of the same computation.
-OF_THE_CLOCK = ("seconds", "tokens_per_second", "mfu", "memory_gib")
+OF_THE_CLOCK = ("seconds", "tokens_per_second", "optimizer_share", "mfu", "memory_gib")
 
 
 @pytest.fixture

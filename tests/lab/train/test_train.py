@@ -143,14 +143,34 @@ def test_seconds_are_those_of_steps_alone(toy, tmp_path, monkeypatch):
 def test_speed_of_an_unknown_device(toy):
     earlier, later = Moment(torch.device("cpu")), Moment(torch.device("cpu"))
     assert 0 <= later.since(earlier) < 1
-    read = Speedometer(toy.model, torch.device("cpu"), 1, 10.0).read(100, 2.0)
-    assert read == {"seconds": 12.0, "tokens_per_second": 50.0, "mfu": None, "memory_gib": None}
+    read = Speedometer(toy.model, torch.device("cpu"), 1, 10.0).read(100, seconds=2.0, optimizer_seconds=0.5)
+    assert read == {
+        "seconds": 12.0,
+        "tokens_per_second": 50.0,
+        "optimizer_share": 0.25,
+        "mfu": None,
+        "memory_gib": None,
+    }
+
+
+def test_the_optimizers_share_is_that_of_its_step(changed, tmp_path, monkeypatch):
+    step = torch.optim.AdamW.step
+
+    def dawdle(self, closure=None):
+        time.sleep(0.1)
+        return step(self, closure)
+
+    monkeypatch.setattr(torch.optim.AdamW, "step", dawdle)
+    lines = train(changed(**{"optimizer.name": "adamw"}), tmp_path).metrics("train")
+    for line in lines:
+        assert 0.1 <= line["optimizer_share"] * 8 * 32 / line["tokens_per_second"] < 0.2
+        assert line["optimizer_share"] < 1
 
 
 def test_mfu_is_the_share_of_the_peak(toy, monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "NVIDIA H200")
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda _: 2**31)
-    read = Speedometer(toy.model, torch.device("cuda"), 2).read(1000, 2.0)
+    read = Speedometer(toy.model, torch.device("cuda"), 2).read(1000, seconds=2.0, optimizer_seconds=0.5)
     assert read["mfu"] == pytest.approx(500 * flops_per_token(toy.model) / (2 * 989e12))
     assert read["memory_gib"] == 2.0
 
@@ -166,6 +186,7 @@ def test_training_on_a_gpu(changed, tmp_path):
     )
     assert lines[-1]["memory_gib"] > 0
     assert all(line["mfu"] is None or 0 < line["mfu"] < 1 for line in lines)
+    assert all(0 < line["optimizer_share"] < 1 for line in lines)
 
 
 @pytest.mark.parametrize(

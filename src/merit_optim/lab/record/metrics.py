@@ -2,7 +2,7 @@
 
 Each line has a "kind" and a "step", the number of steps done by then (0: before training):
 
-    train        loss, lr, grad_norm, tokens, seconds, tokens_per_second, mfu, memory_gib
+    train        loss, lr, grad_norm, tokens, seconds, tokens_per_second, optimizer_share, mfu, memory_gib
     validation   tokens, loss
     attention    max_logits, entropy: for each layer a list with one number for each head
     update       parameters: {name: {clipped, bounded, smallest_ratio, largest_ratio, relative_change}}

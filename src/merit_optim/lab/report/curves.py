@@ -16,6 +16,7 @@ _TRAINING = {
     "grad_norm": "grad_norm",
     "lr": "lr",
     "tokens_per_second": "tokens_per_second",
+    "optimizer_share": "optimizer_share",
 }
 _UPDATE = ("clipped", "bounded", "relative_change")
 

@@ -156,7 +156,9 @@ class Trainer:
         with update_recorded(
             self.optimizer, self.is_observed(self.config.measure.update_every)
         ) as statistics:
+            optimizer_began = Moment(self.ranks.device)
             take_step(self.optimizer, self.config, norms, self.parameters)
+            optimizer_ended = Moment(self.ranks.device)
         self.optimizer.zero_grad()
         tensors = OnTheWay({"loss": loss, "norms": norms, **attention})
         self.last_step_ended = Moment(self.ranks.device)
@@ -165,6 +167,8 @@ class Trainer:
             lr=lr,
             tensors=tensors,
             began=began,
+            optimizer_began=optimizer_began,
+            optimizer_ended=optimizer_ended,
             ended=self.last_step_ended,
             update=describe(statistics),
         )
@@ -231,7 +235,11 @@ class Trainer:
             lr=numbers.lr,
             grad_norm=norm,
             tokens=done * self.tokens_per_step,
-            **self.speedometer.read(self.tokens_per_step, numbers.ended.since(numbers.began)),
+            **self.speedometer.read(
+                self.tokens_per_step,
+                seconds=numbers.ended.since(numbers.began),
+                optimizer_seconds=numbers.optimizer_ended.since(numbers.optimizer_began),
+            ),
         )
         if math.isfinite(loss) and math.isfinite(norm):
             self.num_skips_in_a_row = 0

@@ -42,6 +42,8 @@ class StepNumbers:
     lr: float
     tensors: OnTheWay
     began: Moment
+    optimizer_began: Moment
+    optimizer_ended: Moment
     ended: Moment
     update: dict[str, Any] = field(default_factory=dict)
 

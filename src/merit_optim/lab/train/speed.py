@@ -63,8 +63,8 @@ class Speedometer:
         if device.type == "cuda" and (peak := peak_flops(torch.cuda.get_device_name(device))):
             self._peak = peak * num_ranks
 
-    def read(self, tokens: int, seconds: float) -> dict[str, float | None]:
-        """The speed of a step that trained on ``tokens`` in ``seconds``."""
+    def read(self, tokens: int, *, seconds: float, optimizer_seconds: float) -> dict[str, float | None]:
+        """The speed of a step that trained on ``tokens`` in ``seconds``, the optimizer's among them."""
         self.seconds += seconds
         per_second = tokens / max(seconds, 1e-9)
         memory = None
@@ -73,6 +73,7 @@ class Speedometer:
         return {
             "seconds": self.seconds,
             "tokens_per_second": per_second,
+            "optimizer_share": optimizer_seconds / max(seconds, 1e-9),
             "mfu": None if self._peak is None else per_second * self._flops_per_token / self._peak,
             "memory_gib": memory,
         }

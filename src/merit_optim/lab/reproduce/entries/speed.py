@@ -46,6 +46,13 @@ def step_seconds(record: Record) -> float | None:
     return tokens / statistics.median(speeds) if speeds else None
 
 
+def _optimizer_seconds(record: Record) -> float | None:
+    """The median time of the optimizer's part of a step; None for runs recorded before it was measured."""
+    shares = [value for _, value in finite(record.curves.get("optimizer_share", []))]
+    seconds = step_seconds(record)
+    return statistics.median(shares) * seconds if shares and seconds is not None else None
+
+
 def _teraflops(record: Record) -> float | None:
     seconds = step_seconds(record)
     tokens = record.config.batch * record.config.model.context
@@ -83,6 +90,7 @@ def _table2(records: Records, scale: Scale) -> Result:
                     spread_text(seconds, ".4f"),
                     NOTHING if paper is None else f"{paper[1]:.2f}",
                     spread_text(own.by_seed(_teraflops), ".4f"),
+                    spread_text(own.by_seed(_optimizer_seconds), ".4f"),
                 )
             )
     head = (
@@ -93,6 +101,7 @@ def _table2(records: Records, scale: Scale) -> Result:
         "Seconds, ours",
         "TFLOP/s, paper",
         "TFLOP/s, ours",
+        "Optimizer's seconds",
     )
     comparisons = []
     for panel in records.panels:
