@@ -5,8 +5,9 @@
 A step is a forward and a backward pass under bf16 autocast, and MERIT's step. The models have GPT-2 small's
 size and random weights: a Llama of transformers, which knows nothing of being watched, and the lab's GPT-2,
 which observes itself. Variants of a case share one model and take turns, so that a cost is the median of
-ratios between neighbours in time. A variant that reads its monitor does so in every step, and waits for the
-device there. Flex attention trains on GPUs only; on a CPU its cases are left out.
+ratios between neighbours in time. Reading waits for the device, be it the monitor or the loss: a variant
+that reads the monitor in every step is compared with one that reads the loss in every step. Flex attention
+trains on GPUs only; on a CPU its cases are left out.
 """
 
 from __future__ import annotations
@@ -33,6 +34,11 @@ from merit_optim.lab.models import PRESETS, build
 from merit_optim.monitor import AttentionMonitor
 
 Step = Callable[[], object]
+UNREAD, READ = "no monitor", "no monitor, loss read"
+# What variants are compared with; the others with UNREAD.
+AGAINST = dict.fromkeys(
+    ("largest logits read", "largest logits and entropy read", "largest logits, TF32"), READ
+)
 WARM_UP = 3  # steps of each variant: the first compiles, and is one that a monitor at rest observes
 
 
@@ -49,7 +55,7 @@ class Case:
         return f"{self.library}, {self.attention}, {compiled}"
 
     def variants(self, args: argparse.Namespace) -> dict[str, Step]:
-        """What takes turns; the first is what the others are compared with."""
+        """What takes turns."""
         return of_lab(self, args) if self.library == "lab" else of_transformers(self, args)
 
 
@@ -86,29 +92,33 @@ def of_transformers(case: Case, args: argparse.Namespace) -> dict[str, Step]:
     tokens = make_tokens(args, args.context)
     optimizer = MERIT(model.parameters(), lr=1e-4)
 
-    def step(monitor: AttentionMonitor | None = None, *, read: bool = True) -> None:
+    def step(monitor: AttentionMonitor | None = None, *, read: bool = False) -> None:
         with monitor or nullcontext(), torch.autocast(args.device, torch.bfloat16):
             loss = model(tokens, labels=tokens).loss
         finish(loss, optimizer)
-        if monitor is not None and read:
+        if not read:
+            return
+        loss.item()
+        if monitor is not None:
             reading = monitor.read()
             if monitor.every == 1 and (reading is None or len(reading.max_logits) != args.layers):
                 raise RuntimeError(f"of {args.layers} layers the monitor saw {reading}")
 
-    def watched(*, every: int = 1, entropy: bool = False, read: bool = True) -> Step:
+    def watched(*, every: int = 1, entropy: bool = False, read: bool = False) -> Step:
         monitor = AttentionMonitor(model, every=every, entropy=entropy)
         return lambda: step(monitor, read=read)
 
     variants = {
-        "no monitor": step,
+        UNREAD: step,
         "monitor at rest": watched(every=10**9),
-        "largest logits, not read": watched(read=False),
         "largest logits": watched(),
+        READ: lambda: step(read=True),
+        "largest logits read": watched(read=True),
     }
     if case.attention == "sdpa":  # flex has no entropy
-        variants["largest logits and entropy"] = watched(entropy=True)
+        variants["largest logits and entropy read"] = watched(entropy=True, read=True)
         if case.compiled == "no":  # which is fixed when a graph is compiled
-            variants["largest logits, TF32"] = with_tf32(watched())
+            variants["largest logits, TF32"] = with_tf32(watched(read=True))
     return variants
 
 
@@ -132,12 +142,15 @@ def of_lab(case: Case, args: argparse.Namespace) -> dict[str, Step]:
             output = model(tokens[:, :-1], tokens[:, 1:], observe="max" if observe else False)
         finish(output.loss, optimizer)
         if read:
+            output.loss.item()
+        if read and observe:
             output.attention.max_logits.cpu()
 
     return {
-        "not observed": step,
-        "largest logits, not read": lambda: step(observe=True),
-        "largest logits": lambda: step(observe=True, read=True),
+        UNREAD: step,
+        "largest logits": lambda: step(observe=True),
+        READ: lambda: step(read=True),
+        "largest logits read": lambda: step(observe=True, read=True),
     }
 
 
@@ -172,7 +185,7 @@ def with_tf32(step: Step) -> Step:
 
 
 def measure(case: Case, args: argparse.Namespace, deadline: float) -> list[dict[str, Any]]:
-    """Milliseconds of a step for each variant, and its cost: how much longer it takes than the first."""
+    """Milliseconds of a step for each variant, and its cost: how much longer it takes than without."""
     torch.manual_seed(0)
     variants = case.variants(args)
     results = []
@@ -188,17 +201,18 @@ def measure(case: Case, args: argparse.Namespace, deadline: float) -> list[dict[
             {"case": str(case), "variant": name, "first_step_s": first_step, "memory_gib": memory.get("gib")}
         )
     num_graphs = counters["stats"]["unique_graphs"]
-    times: list[list[float]] = [[] for _ in variants]
-    steps = list(variants.values())
+    times: dict[str, list[float]] = {name: [] for name in variants}
     for turn in range(args.rounds):
         if turn >= 3 and time.monotonic() > deadline:
             break
-        order = range(len(steps)) if turn % 2 == 0 else reversed(range(len(steps)))
-        for i in order:
-            times[i].append(time_of(steps[i], args.steps, args.device))
-    for result, of_variant in zip(results, times, strict=True):
-        ratios = [one / base for one, base in zip(of_variant, times[0], strict=True)]
+        for name in variants if turn % 2 == 0 else reversed(variants):
+            times[name].append(time_of(variants[name], args.steps, args.device))
+    for result in results:
+        of_variant = times[result["variant"]]
+        against = AGAINST.get(result["variant"], UNREAD)
+        ratios = [one / base for one, base in zip(of_variant, times[against], strict=True)]
         result |= {
+            "against": against,
             "median_ms": statistics.median(of_variant),
             "fastest_ms": min(of_variant),
             "slowest_ms": max(of_variant),
@@ -243,7 +257,7 @@ def peak_memory(device: str) -> Iterator[dict[str, float]]:
 
 
 def show(results: list[dict[str, Any]]) -> None:
-    print(f"\n{'':28} {'ms':>9} {'cost':>8} {'quartiles':>18} {'GiB':>6} {'first s':>8}")
+    print(f"\n{'':34} {'ms':>9} {'cost':>8} {'quartiles':>18} {'GiB':>6} {'first s':>8}")
     case = None
     for r in results:
         if r["case"] != case:
@@ -256,7 +270,7 @@ def show(results: list[dict[str, Any]]) -> None:
         spread = f"{100 * low:+.2f}%..{100 * high:+.2f}%"
         again = r["graphs_compiled_while_timed"]
         print(
-            f"  {r['variant']:26} {r['median_ms']:9.3f} {100 * r['cost']:+7.2f}% {spread:>18} {memory:>6} "
+            f"  {r['variant']:32} {r['median_ms']:9.3f} {100 * r['cost']:+7.2f}% {spread:>18} {memory:>6} "
             f"{r['first_step_s']:8.1f}" + (f"  {again} graphs compiled while timed" if again else "")
         )
 
@@ -275,7 +289,7 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=12)
     parser.add_argument("--vocabulary", type=int, default=50304)
     parser.add_argument("--rounds", type=int, default=12, help="turns of each variant, 3 or more")
-    parser.add_argument("--steps", type=int, default=4, help="steps in a turn")
+    parser.add_argument("--steps", type=int, default=8, help="steps in a turn")
     parser.add_argument("--only", default="", help="cases whose name holds this")
     parser.add_argument("--limit", type=float, default=100.0, help="seconds after which no case begins")
     parser.add_argument("--output", type=Path, help="write the results as JSON")

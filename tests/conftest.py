@@ -17,6 +17,8 @@ if not torch.cuda.is_available() and find_spec("triton"):
 _OF_TORCH_S_COMPILER = (
     "ignore:.*Function.* should not be instantiated:DeprecationWarning",
     "ignore:`torch.jit.script:DeprecationWarning",
+    "ignore:TensorFloat32 tensor cores:UserWarning",  # a hint
+    "ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning",
 )
 
 

@@ -154,17 +154,20 @@ def test_speed_of_an_unknown_device(toy):
 
 
 def test_the_optimizers_share_is_that_of_its_step(changed, tmp_path, monkeypatch):
-    step = torch.optim.AdamW.step
+    step, accumulate = torch.optim.AdamW.step, Trainer.accumulate_gradients
 
-    def dawdle(self, closure=None):
-        time.sleep(0.1)
-        return step(self, closure)
+    def dawdle(slow):
+        def slower(*args):
+            time.sleep(0.05)
+            return slow(*args)
 
-    monkeypatch.setattr(torch.optim.AdamW, "step", dawdle)
-    lines = train(changed(**{"optimizer.name": "adamw"}), tmp_path).metrics("train")
-    for line in lines:
-        assert 0.1 <= line["optimizer_share"] * 8 * 32 / line["tokens_per_second"] < 0.2
-        assert line["optimizer_share"] < 1
+        return slower
+
+    monkeypatch.setattr(torch.optim.AdamW, "step", dawdle(step))
+    monkeypatch.setattr(Trainer, "accumulate_gradients", dawdle(accumulate))
+    for line in train(changed(**{"optimizer.name": "adamw"}), tmp_path).metrics("train"):
+        seconds = 8 * 32 / line["tokens_per_second"]
+        assert 0.05 <= line["optimizer_share"] * seconds <= seconds - 0.05
 
 
 def test_mfu_is_the_share_of_the_peak(toy, monkeypatch):
@@ -177,7 +180,10 @@ def test_mfu_is_the_share_of_the_peak(toy, monkeypatch):
 
 @pytest.mark.gpu
 def test_training_on_a_gpu(changed, tmp_path):
-    config = changed(**{"model.width": 64, "model.heads": 4, "batch": 64, "steps": 30})
+    # One layer, and every step observed alike: what is compiled takes most of the time.
+    observed = {"measure.attention_every": 1, "measure.entropy_every": 0}
+    shape = {"model.width": 64, "model.heads": 4, "model.layers": 1, "batch": 64, "steps": 30}
+    config = changed(**shape, **observed)
     run = train(config, tmp_path)
     lines = run.metrics("train")
     assert lines[-1]["loss"] < lines[0]["loss"] - 0.3
