@@ -18,6 +18,7 @@ _OF_TORCH_S_COMPILER = (
     "ignore:.*Function.* should not be instantiated:DeprecationWarning",
     "ignore:`torch.jit.script:DeprecationWarning",
     "ignore:TensorFloat32 tensor cores:UserWarning",  # a hint
+    "ignore:The CUDA Graph is empty:UserWarning",
     "ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning",
 )
 

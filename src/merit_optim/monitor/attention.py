@@ -5,11 +5,13 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from contextlib import ExitStack
+from functools import partial
 from types import TracebackType
 from typing import Any
 
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from merit_optim.monitor.interception import SEEN, Interception, merge
 from merit_optim.monitor.reading import AttentionReading, combine
@@ -107,11 +109,7 @@ class AttentionMonitor:
             self.model.register_forward_hook(lambda *_: self.stop(), always_call=True),
         ]
 
-        def detach() -> None:
-            for hook in hooks:
-                hook.remove()
-
-        return detach
+        return partial(_remove, hooks)
 
     def read(self, group: dist.ProcessGroup | None = None) -> AttentionReading | None:
         """What the steps since the last reading saw, which is then forgotten; None if none was observed.
@@ -140,10 +138,12 @@ class AttentionMonitor:
         def leave(*_: Any) -> None:
             path.pop()
 
+        hooks: list[RemovableHandle] = []
         stack.callback(self._collect, modules)
+        stack.callback(_remove, hooks)
         for module in modules.values():
-            stack.callback(module.register_forward_pre_hook(enter).remove)
-            stack.callback(module.register_forward_hook(leave).remove)
+            hooks.append(module.register_forward_pre_hook(enter))
+            hooks.append(module.register_forward_hook(leave))
         stack.enter_context(intercepted_registry(self._interception))
         stack.enter_context(self._interception)
 
@@ -160,12 +160,17 @@ class AttentionMonitor:
         self._saw_nothing = not found
 
 
+def _remove(hooks: list[RemovableHandle]) -> None:
+    for hook in hooks:
+        hook.remove()
+
+
 def _plain(name: str) -> str:
     return ".".join(part for part in name.split(".") if part != "_orig_mod")  # torch.compile's addition
 
 
 def _may_attend(module: nn.Module) -> bool:
     """Whether a module may call attention itself. Of torch's own, one does."""
-    if hasattr(module, "_orig_mod"):  # what torch.compile wraps a module in
+    if "_orig_mod" in module._modules:  # what torch.compile wraps a module in; hasattr would be slow
         return False
     return isinstance(module, nn.MultiheadAttention) or not type(module).__module__.startswith("torch.nn.")

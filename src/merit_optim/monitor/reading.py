@@ -51,8 +51,14 @@ def combine(seen: dict[str, Tensor], group: dist.ProcessGroup | None) -> Attenti
         ranks = [torch.empty_like(table) for _ in range(group.size())]
         dist.all_gather(ranks, table, group=group)
         table = functools.reduce(merge, ranks)
-    parts = dict(zip(seen, table.cpu().split(heads, dim=1), strict=True))
+    largest, total, count = table.cpu()
     return AttentionReading(
-        max_logits={name: part[0] for name, part in parts.items()},
-        entropy={name: part[1] / part[2] for name, part in parts.items() if part[2].any()},
+        max_logits=dict(zip(seen, largest.split(heads), strict=True)),
+        entropy={
+            name: entropies
+            for name, entropies, counts in zip(
+                seen, (total / count).split(heads), count.split(heads), strict=True
+            )
+            if counts.any()
+        },
     )

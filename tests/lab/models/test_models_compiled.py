@@ -9,6 +9,8 @@ from model_cases import FAMILIES, GPT2, sequences, spread
 from torch._dynamo.backends.common import aot_autograd
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 
+from merit_optim.lab.models.loss import loss_and_gradients
+
 pytestmark = [
     # Dynamo itself makes one, for every autograd function that it traces (torch 2.13).
     pytest.mark.filterwarnings("ignore:.*Function.* should not be instantiated:DeprecationWarning"),
@@ -59,18 +61,13 @@ def test_other_shapes_and_observations_compile_too() -> None:
 
 
 def test_a_compiled_loss_keeps_no_logits_for_backward() -> None:
-    """The compiler may move work between forward and backward, and keeps what is smaller in between: as
-    long as a chunk has more rows than the width, which is always so, that is the gradient."""
+    """The compiler may move work between forward and backward; the loss stays whole, with its gradients."""
     config = replace(GPT2, vocab_size=997, loss_chunk=72)
-    graphs: dict[str, list[tuple[str, tuple[int, ...]]]] = {}
+    nodes: dict[str, list[torch.fx.Node]] = {}
 
     def remember(name):
         def compiler(module, _inputs):
-            graphs[name] = [
-                (node.op, tuple(node.meta["val"].shape))
-                for node in module.graph.nodes
-                if isinstance(node.meta.get("val"), torch.Tensor)
-            ]
+            nodes[name] = list(module.graph.nodes)
             return make_boxed_func(module.forward)
 
         return compiler
@@ -81,9 +78,22 @@ def test_a_compiled_loss_keeps_no_logits_for_backward() -> None:
         partition_fn=min_cut_rematerialization_partition,
     )
     torch.compile(spread(config), backend=backend)(*sequences(config, batch=6)).loss.backward()
-    assert ("call_function", (72, 997)) in graphs["forward"]
-    assert not [shape for _, shape in graphs["backward"] if shape == (72, 997)]
-    assert not [shape for _, shape in graphs["forward"] if shape == (144, 997)]
+    for name, count in (("forward", 1), ("backward", 0)):
+        assert sum("cross_entropy_and_gradients" in str(node.target) for node in nodes[name]) == count
+        tensors = [node.meta["val"] for node in nodes[name] if isinstance(node.meta.get("val"), torch.Tensor)]
+        assert tensors
+        assert not [x.shape for x in tensors if x.shape[-1:] == (997,) and x.shape[0] != config.width]
+
+
+def test_the_fused_softmax_gives_the_same_loss_and_gradients() -> None:
+    torch.manual_seed(0)
+    inputs, weight = torch.randn(100, 48).bfloat16(), torch.randn(997, 48)
+    targets = torch.randint(997, (100,))
+    plain, fused = (
+        loss_and_gradients(inputs, weight, targets, chunk=40, fused=fused) for fused in (False, True)
+    )
+    for one, other in zip(fused, plain, strict=True):
+        assert (one - other).norm() < 2e-3 * other.norm()  # of bf16 products
 
 
 @pytest.mark.slow
