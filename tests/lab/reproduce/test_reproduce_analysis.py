@@ -17,6 +17,7 @@ from merit_optim.lab.evaluate.results import Result as EvaluationResult
 from merit_optim.lab.evaluate.results import result_path
 from merit_optim.lab.record import Run
 from merit_optim.lab.reproduce.entries import batches, theorem, weights
+from merit_optim.lab.reproduce.entries.variants import VARIANTS
 from merit_optim.lab.reproduce.entry import Result
 from merit_optim.lab.reproduce.records import Records
 from merit_optim.lab.reproduce.registry import ENTRIES
@@ -40,8 +41,8 @@ def analyse(name: str, scale: Scale, final: dict[str, float], diverged: str = ""
 @pytest.mark.parametrize("name", ["fig4", "fig6", "table3", "fig9", "reference", "horizon", "variants"])
 def test_losses_in_the_paper_s_order_hold(name: str, toy: Scale) -> None:
     ablations = {f"MERIT without {part}": 3.3 for part in ("clip", "weight-wise bound", "element-wise ratio")}
-    variant = {"MERIT, embeddings with one ratio": 3.1}
-    result = analyse(name, toy, {**AS_IN_THE_PAPER, **ablations, **variant})
+    variants = {own.series: 3.1 for own in VARIANTS}
+    result = analyse(name, toy, {**AS_IN_THE_PAPER, **ablations, **variants})
     assert {own.outcome for own in result.verdicts} == {"held"}
 
 
@@ -49,8 +50,8 @@ def test_losses_in_the_paper_s_order_hold(name: str, toy: Scale) -> None:
 def test_losses_in_the_opposite_order_contradict(name: str, toy: Scale) -> None:
     ablations = {f"MERIT without {part}": 3.8 for part in ("clip", "weight-wise bound", "element-wise ratio")}
     upside_down = {series: 7 - loss for series, loss in AS_IN_THE_PAPER.items()}
-    variant = {"MERIT, embeddings with one ratio": 4.0}
-    result = analyse(name, toy, {**upside_down, "MERIT": 3.9, **ablations, **variant})
+    variants = {own.series: 4.0 for own in VARIANTS}
+    result = analyse(name, toy, {**upside_down, "MERIT": 3.9, **ablations, **variants})
     assert "contradicted" in {own.outcome for own in result.verdicts}
     assert result.outcome == "contradicted"
 

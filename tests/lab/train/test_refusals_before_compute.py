@@ -139,3 +139,15 @@ def test_two_processes_on_one_directory(toy, tmp_path, capfd):
     after = {path: path.read_bytes() for path in run.folder.rglob("*") if path.is_file()}
     assert {**after, run.folder / "lock": b""} == {**before, run.folder / "lock": b""}
     assert train(None, run.folder, resume=True).status == "finished"
+
+
+@pytest.mark.parametrize(
+    ("name", "match"),
+    [
+        ("nowhere_to_be_found:Mine", "No module named 'nowhere_to_be_found'; install .* PYTHONPATH"),
+        ("torch.optim:Adamm", r"torch\.optim has nothing of that name; its classes are \[.*'Adam'"),
+        ("torch.nn:Linear", r"torch\.nn has .*, which is no torch\.optim\.Optimizer"),
+    ],
+)
+def test_an_own_optimizer_that_is_none(name, match, refused, changed):
+    refused(changed(**{"optimizer.name": name}), match)

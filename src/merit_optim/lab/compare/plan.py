@@ -11,6 +11,7 @@ from merit_optim.lab.data import Dataset
 from merit_optim.lab.record import Run
 from merit_optim.lab.report.gather import flatten
 from merit_optim.lab.train import TrainConfig
+from merit_optim.lab.train.own_optimizer import short_name
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,7 @@ def plan(
             for lr in learning_rates.get(name, [None]):
                 optimizer = dataclasses.replace(base.optimizer, name=name, lr=lr)
                 config = dataclasses.replace(base, optimizer=optimizer, seed=seed).resolve(dataset.vocab_size)
-                run_name = f"{name}-lr{config.optimizer.lr:g}-seed{seed}"
+                run_name = f"{short_name(name)}-lr{config.optimizer.lr:g}-seed{seed}"
                 planned.append(PlannedRun(folder / run_name, config))
     for own in planned:
         if own.exists:

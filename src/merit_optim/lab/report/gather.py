@@ -22,6 +22,11 @@ DISPLAY_NAMES = {
 }
 
 
+def display_name(optimizer: str) -> str:
+    """How an optimizer is written; one named as MODULE:CLASS by its class."""
+    return DISPLAY_NAMES.get(optimizer, optimizer.rpartition(":")[2])
+
+
 @dataclass(frozen=True)
 class MeasuredRun:
     """A run and what it had measured at the moment it was read; its files are read once."""
@@ -103,7 +108,7 @@ def group(runs: Sequence[MeasuredRun]) -> list[Series]:
         same_optimizer = [own for own in settings if _optimizer(own) == _optimizer(first)]
         within = [path for path in differing(same_optimizer) if not _is_seed(path)]
         details = [f"{path.removeprefix('optimizer.')} {show(first.get(path))}" for path in within]
-        name = DISPLAY_NAMES.get(_optimizer(first), _optimizer(first))
+        name = display_name(_optimizer(first))
         runs_by_seed = sorted((runs[index] for index in members), key=lambda run: (run.seed, run.name))
         lr = first.get("optimizer.lr")
         series.append(

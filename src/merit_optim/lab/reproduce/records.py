@@ -17,6 +17,7 @@ from merit_optim.lab.reproduce.corpus import Corpus
 from merit_optim.lab.reproduce.scale import Trial
 from merit_optim.lab.scale import steps_to_reach
 from merit_optim.lab.train import OptimizerConfig, TrainConfig
+from merit_optim.lab.train.own_optimizer import short_name
 
 BySeed = dict[int, float]
 
@@ -135,7 +136,7 @@ def plan(trials: Iterable[Trial], folder: Path, corpus: Corpus) -> list[tuple[Tr
         optimizer = config.optimizer
         words = [
             f"{config.model.family}-{config.model.layers}x{config.model.width}",
-            "-without-".join([optimizer.name, *optimizer.without]),
+            "-without-".join([short_name(optimizer.name), *optimizer.without]),
             *(["overridden"] if optimizer.overrides else []),
             *([f"warmup{optimizer.warmup:g}"] if optimizer.warmup != OptimizerConfig.warmup else []),
             *(["qk-norm"] if config.model.qk_norm else []),

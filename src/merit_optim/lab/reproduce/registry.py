@@ -15,6 +15,7 @@ from merit_optim.lab.reproduce.entries import (
     speed,
     theorem,
     updates,
+    variants,
     weights,
 )
 from merit_optim.lab.reproduce.entry import Entry
@@ -32,7 +33,19 @@ _ORDER = (
 )
 _ALL = {
     entry.name: entry
-    for module in (batches, curvature, evaluation, logits, losses, rates, speed, theorem, updates, weights)
+    for module in (
+        batches,
+        curvature,
+        evaluation,
+        logits,
+        losses,
+        rates,
+        speed,
+        theorem,
+        updates,
+        variants,
+        weights,
+    )
     for entry in module.ENTRIES
 }
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from merit_optim.lab.models import ModelConfig
-from merit_optim.lab.report.gather import DISPLAY_NAMES
+from merit_optim.lab.report.gather import display_name
 from merit_optim.lab.train import CheckpointConfig, MeasureConfig, OptimizerConfig, TrainConfig
 from merit_optim.lab.train.config import Part
 
@@ -152,6 +152,6 @@ class Scale:
         )
         return Trial(
             config=config,
-            series=DISPLAY_NAMES[optimizer] if series is None else series,
+            series=display_name(optimizer) if series is None else series,
             panel=setting.name if panel is None else panel,
         )

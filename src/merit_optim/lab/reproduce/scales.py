@@ -86,7 +86,7 @@ _TINY = Setting(
 )
 _LLAMA_TINY = replace(_TINY, name="Llama 0.2M, batch 64", model=PRESETS["llama-tiny"])
 # 200 steps of 512 sequences of 512 tokens. The learning rates are the best of grids by factors of two, one
-# seed each, on enwik8 and one H200 (docs/results.md). Sophia-G's, and those of 33M, are not tuned.
+# seed each, on enwik8 and one H200 (docs/results.md). Sophia-G's are not tuned.
 _NANO_10M = Setting(
     name="GPT-2 10M, batch 512",
     model=PRESETS["nano-10m-bpe"],
@@ -94,7 +94,12 @@ _NANO_10M = Setting(
     tokens=200 * 512 * 512,
     rates={"adamw": 1e-3, "lamb": 2e-2, "maxlamb": 2e-2, "merit": 2e-2, "lion": 4e-4, "sophiag": 4e-4},
 )
-_NANO_33M = replace(_NANO_10M, name="GPT-2 33M, batch 512", model=PRESETS["nano-33m"])
+_NANO_33M = replace(
+    _NANO_10M,
+    name="GPT-2 33M, batch 512",
+    model=PRESETS["nano-33m"],
+    rates={"adamw": 5e-4, "lamb": 2e-2, "maxlamb": 1e-2, "merit": 1e-2, "lion": 8e-4, "sophiag": 4e-4},
+)
 _NANO_64 = (_with_adamw(_NANO_10M, 64, 2e-3), _with_adamw(_NANO_33M, 64, 1e-3))
 _LLAMA_NANO = replace(
     _NANO_10M, name="Llama 10M, batch 512", model=replace(_NANO_10M.model, family="llama", norm_eps=1e-6)

@@ -6,11 +6,11 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from merit_optim.lab.report.gather import display_name
 from merit_optim.lab.report.summary import join
 from merit_optim.lab.report.tables import Table
 from merit_optim.lab.scale.fit import Estimate, ScalingCurve
 from merit_optim.lab.scale.measure import Measurement, choose, fit
-from merit_optim.lab.sweep.words import display_name
 
 _NOTHING = "\u2013"  # a dash
 

@@ -13,7 +13,7 @@ from merit_optim.lab.record import Run
 from merit_optim.lab.report.gather import flatten, show
 from merit_optim.lab.sweep.fields import LR, with_values
 from merit_optim.lab.train import TrainConfig
-from merit_optim.optim.registry import OPTIMIZERS
+from merit_optim.lab.train.own_optimizer import short_name
 
 # Where no learning rates are given: the paper's, and its neighbours by factors of two.
 _AROUND_THE_PAPER = (0.25, 0.5, 1.0, 2.0, 4.0)
@@ -76,7 +76,7 @@ class Grid:
         """One run. ``values`` are the learning rate's and the other fields'."""
         config = with_values(self.base, {**values, "optimizer.name": optimizer, "seed": seed})
         others = [f"{name.rpartition('.')[2]}={show(values[name])}" for name in self.fields]
-        words = [optimizer, f"lr{show(values[LR])}", *others, f"seed{seed}"]
+        words = [short_name(optimizer), f"lr{show(values[LR])}", *others, f"seed{seed}"]
         name = "-".join(words).replace(", ", ",").replace("/", "_")
         return PlannedRun(self.folder / name, config.resolve(dataset.vocab_size))
 
@@ -122,7 +122,7 @@ def parse_shared_learning_rates(optimizers: Sequence[str], texts: Iterable[str])
 
 def _paper_rates(base: TrainConfig, optimizer: str) -> list[float]:
     config = with_values(base, {"optimizer.name": optimizer, LR: None}).optimizer
-    if not OPTIMIZERS[optimizer].learning_rates:
+    if not config.paper_rates:
         raise ValueError(f"the paper gives no learning rate for {optimizer}; pass --lr")
     resolved = config.resolve(base.model)
     assert resolved.lr is not None

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Literal, TypeGuard
 
 from merit_optim.lab.report import find_runs, group, read_outcomes
-from merit_optim.lab.report.gather import DISPLAY_NAMES, flatten, show
+from merit_optim.lab.report.gather import display_name, flatten, show
 from merit_optim.lab.report.outcome import SeriesOutcome, Spread
 from merit_optim.lab.sweep.fields import LR
 from merit_optim.lab.train import TrainConfig
@@ -155,7 +155,7 @@ class Ledger:
         for cells in groups.values():
             first = cells[0]
             words = [f"{short(field)} {show(first.settings[field])}" for field in told]
-            label = ", ".join([DISPLAY_NAMES.get(first.optimizer, first.optimizer), *words])
+            label = ", ".join([display_name(first.optimizer), *words])
             ordered = sorted(cells, key=lambda cell: cell.number(self.axis))
             lines.append(Line(label, first.optimizer, self.axis, tuple(ordered)))
         return lines

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from merit_optim.lab.report.gather import DISPLAY_NAMES, show
+from merit_optim.lab.report.gather import display_name, show
 from merit_optim.lab.report.outcome import Spread
 from merit_optim.lab.report.summary import join
 from merit_optim.lab.report.tables import Table, describe_runs
@@ -42,11 +42,6 @@ def warnings(ledger: Ledger, *, may_grow: bool) -> list[str]:
             f"{join(unfinished)}."
         )
     return found
-
-
-def display_name(optimizer: str) -> str:
-    """How an optimizer is written."""
-    return DISPLAY_NAMES.get(optimizer, optimizer)
 
 
 def best_table(ledger: Ledger) -> Table:

@@ -7,11 +7,13 @@ import difflib
 import hashlib
 import json
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Self, TypeVar, get_args, get_type_hints
 
 from merit_optim.lab.models import PRESETS, ModelConfig, num_parameters
+from merit_optim.lab.train.own_optimizer import check_name, is_own
 from merit_optim.optim.registry import OPTIMIZERS
 
 Precision = Literal["auto", "bf16", "float32"]
@@ -29,7 +31,7 @@ class OptimizerConfig:
     """The optimizer; what is None has the MERIT paper's value."""
 
     name: str = "merit"
-    """One of adamw, lion, sophiag, lamb, maxlamb, merit."""
+    """One of adamw, lion, sophiag, lamb, maxlamb, merit; or MODULE:CLASS, an optimizer of your own."""
     lr: float | None = None
     """Peak learning rate. None: the paper's for the GPT-2 model nearest in size."""
     betas: tuple[float, float] | None = None
@@ -48,7 +50,10 @@ class OptimizerConfig:
     """Options of some parameters alone, as PATTERN:OPTION=VALUE: "*embedding*:element_wise=false"."""
 
     def __post_init__(self) -> None:
-        _one_of("optimizer.name", self.name, tuple(OPTIMIZERS))
+        if is_own(self.name):
+            check_name(self.name)
+        else:
+            _one_of("optimizer.name", self.name, tuple(OPTIMIZERS))
         for part in self.without:
             _one_of("optimizer.without", part, get_args(Part))
         if self.without and self.name != "merit":
@@ -89,11 +94,16 @@ class OptimizerConfig:
                 )
         return options
 
+    @property
+    def paper_rates(self) -> Mapping[str, float]:
+        """The paper's learning rates by model; none where it gives none."""
+        return {} if is_own(self.name) else OPTIMIZERS[self.name].learning_rates
+
     def resolve(self, model: ModelConfig) -> Self:
         """With a learning rate, for a model."""
         if self.lr is not None:
             return self
-        rates = OPTIMIZERS[self.name].learning_rates
+        rates = self.paper_rates
         if not rates:
             raise ValueError(f"the paper gives no learning rate for {self.name}; pass --optimizer.lr")
         size = math.log(num_parameters(model))

@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 from merit_optim.lab.models import LanguageModel
 from merit_optim.lab.train.config import TrainConfig
 from merit_optim.lab.train.gradients import clip_gradients
+from merit_optim.lab.train.own_optimizer import is_own, load_class
 from merit_optim.lab.train.parallel import Ranks
 from merit_optim.optim.base import SafeOptimizer
 from merit_optim.optim.groups import param_groups
@@ -42,11 +43,15 @@ def create_optimizer(config: TrainConfig, model: LanguageModel) -> Optimizer:
         options |= _LEFT_OUT[part]
     if chosen.name == "adamw":
         options["fused"] = True
-    else:
+    elif not is_own(chosen.name):
         options["max_grad_norm"] = chosen.max_grad_norm
         options["nonfinite"] = "skip" if config.nonfinite == "skip" else "propagate"
     overrides = chosen.overrides_by_pattern()
-    optimizer = create(chosen.name, param_groups(model, chosen.weight_decay, overrides=overrides), **options)
+    groups = param_groups(model, chosen.weight_decay, overrides=overrides)
+    if is_own(chosen.name):
+        optimizer = load_class(chosen.name)(groups, **options)
+    else:
+        optimizer = create(chosen.name, groups, **options)
     for option in {option for own in overrides.values() for option in own}:
         if option not in optimizer.defaults:
             raise ValueError(

@@ -12,6 +12,7 @@ from merit_optim.lab.models import num_parameters
 from merit_optim.lab.record import Run, differences, environment, import_wandb
 from merit_optim.lab.train import checkpoint
 from merit_optim.lab.train.config import TrainConfig
+from merit_optim.lab.train.own_optimizer import is_own, load_class
 from merit_optim.lab.train.parallel import Ranks
 
 
@@ -88,6 +89,8 @@ def _check(config: TrainConfig, dataset: Dataset, ranks: Ranks) -> None:
         )
     if config.measure.wandb is not None:
         import_wandb()
+    if is_own(config.optimizer.name):
+        load_class(config.optimizer.name)
     Batches(dataset.train, context=config.model.context, batch=config.batch, seed=config.seed)
     if config.measure.validation_every:
         validation_sequences(dataset.validation, config.model.context, config.measure.validation_sequences)

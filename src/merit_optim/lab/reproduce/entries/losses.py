@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from functools import partial
-from typing import Any
 
 from merit_optim.lab.report.tables import NOTHING, Table
 from merit_optim.lab.reproduce.charts import Axis, curve_chart
@@ -14,6 +12,7 @@ from merit_optim.lab.reproduce.entry import Chart, Entry, Result
 from merit_optim.lab.reproduce.records import BySeed, Records
 from merit_optim.lab.reproduce.scale import Scale, Setting, Trial
 from merit_optim.lab.reproduce.verdict import Comparison, Verdict, paired
+from merit_optim.lab.train.config import Part
 
 Papers = Mapping[str, Mapping[str, float]]  # by the paper's model and series
 
@@ -28,21 +27,18 @@ _PAPER_LLAMA: Papers = {
 }
 _FOUR = ("adamw", "lamb", "maxlamb", "merit")
 LOSS = Axis("validation loss (nats per token)", ".3f")
-# By series, the options of its trials.
-_ABLATIONS: dict[str, dict[str, Any]] = {
-    "MERIT without clip": {"without": ("clip",)},
-    "MERIT without weight-wise bound": {"without": ("weight-bound",)},
-    "MERIT without element-wise ratio": {"without": ("element-wise",)},
-}
-
-_VARIANTS: dict[str, dict[str, Any]] = {
-    "MERIT, embeddings with one ratio": {"overrides": ("*embedding*:element_wise=false",)}
+# By series, the part that is left out.
+_ABLATIONS: dict[str, Part] = {
+    "MERIT without clip": "clip",
+    "MERIT without weight-wise bound": "weight-bound",
+    "MERIT without element-wise ratio": "element-wise",
 }
 
 
-def _trials_of(
+def trials_of(
     settings: Sequence[Setting], optimizers: Sequence[str], scale: Scale, seeds: int
 ) -> list[Trial]:
+    """Every optimizer in every setting, the seeds one after the other."""
     return [
         scale.trial(setting, optimizer, seed)
         for seed in range(seeds)
@@ -179,17 +175,14 @@ def _table3(records: Records, scale: Scale) -> Result:
     )
 
 
-def _changed_trials(
-    optimizers: Sequence[str], changed: Mapping[str, Mapping[str, Any]], scale: Scale, seeds: int
-) -> list[Trial]:
-    """Some optimizers as they are, and MERIT with something changed."""
+def _fig9_trials(scale: Scale, seeds: int) -> list[Trial]:
     setting = scale.gpt2[0]
     return [
-        *_trials_of([setting], optimizers, scale, seeds),
+        *trials_of([setting], ("adamw", "lamb", "merit"), scale, seeds),
         *(
-            scale.trial(setting, "merit", seed, series=series, **options)
+            scale.trial(setting, "merit", seed, series=series, without=(part,))
             for seed in range(seeds)
-            for series, options in changed.items()
+            for series, part in _ABLATIONS.items()
         ),
     ]
 
@@ -215,22 +208,13 @@ def _fig9(records: Records, scale: Scale) -> Result:
     )
 
 
-def _variants(records: Records, scale: Scale) -> Result:
-    claim = Verdict(
-        claim="MERIT ends lower with one ratio for a whole embedding, whose rare rows see few gradients.",
-        source="a guess of ours",
-        comparisons=tuple(below(records, series, "MERIT", scale.gpt2[0].name) for series in _VARIANTS),
-    )
-    return Result(table=loss_table(records, {}), charts=loss_charts(records), verdicts=(claim,))
-
-
 def _reference_series(setting: Setting) -> str:
     return f"AdamW, batch {setting.batch}"
 
 
 def _reference_trials(scale: Scale, seeds: int) -> list[Trial]:
     return [
-        *_trials_of(scale.gpt2[: len(scale.references)], _FOUR, scale, seeds),
+        *trials_of(scale.gpt2[: len(scale.references)], _FOUR, scale, seeds),
         *(
             scale.trial(small, "adamw", seed, series=_reference_series(small), panel=large.name)
             for seed in range(seeds)
@@ -269,17 +253,10 @@ def _horizon(records: Records, scale: Scale) -> Result:
 
 ENTRIES = (
     Entry(
-        name="variants",
-        title="Variants of MERIT",
-        shows="beyond the paper: MERIT without the element-wise ratio in embeddings",
-        trials=partial(_changed_trials, ("merit",), _VARIANTS),
-        analyse=_variants,
-    ),
-    Entry(
         name="horizon",
         title="Longer training",
         shows="beyond the paper: validation loss of AdamW, LAMB, maxLAMB and MERIT after more tokens",
-        trials=lambda scale, seeds: _trials_of([scale.gpt2[0], scale.horizon], _FOUR, scale, seeds),
+        trials=lambda scale, seeds: trials_of([scale.gpt2[0], scale.horizon], _FOUR, scale, seeds),
         analyse=_horizon,
         is_grid=True,
     ),
@@ -294,7 +271,7 @@ ENTRIES = (
         name="fig4",
         title="Figure 4: validation loss on GPT-2",
         shows="validation loss with AdamW, LAMB, Lion, Sophia-G and MERIT, large batches",
-        trials=lambda scale, seeds: _trials_of(
+        trials=lambda scale, seeds: trials_of(
             scale.gpt2, ("adamw", "lamb", "merit", "lion", "sophiag"), scale, seeds
         ),
         analyse=_fig4,
@@ -303,21 +280,21 @@ ENTRIES = (
         name="fig6",
         title="Figure 6: validation loss on Llama",
         shows="validation loss with AdamW, LAMB and MERIT on Llama",
-        trials=lambda scale, seeds: _trials_of(scale.llama, ("adamw", "lamb", "merit"), scale, seeds),
+        trials=lambda scale, seeds: trials_of(scale.llama, ("adamw", "lamb", "merit"), scale, seeds),
         analyse=_fig6,
     ),
     Entry(
         name="fig9",
         title="Figure 9: parts of MERIT left out",
         shows="MERIT without clip, without weight-wise bound, without element-wise ratio",
-        trials=partial(_changed_trials, ("adamw", "lamb", "merit"), _ABLATIONS),
+        trials=_fig9_trials,
         analyse=_fig9,
     ),
     Entry(
         name="table3",
         title="Table 3: the choice of norm",
         shows="validation loss with AdamW, LAMB, maxLAMB and MERIT",
-        trials=lambda scale, seeds: _trials_of(scale.gpt2[:2], _FOUR, scale, seeds),
+        trials=lambda scale, seeds: trials_of(scale.gpt2[:2], _FOUR, scale, seeds),
         analyse=_table3,
     ),
 )

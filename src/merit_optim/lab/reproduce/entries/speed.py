@@ -8,10 +8,10 @@ from merit_optim.lab.models import flops_per_token
 from merit_optim.lab.report.curves import finite
 from merit_optim.lab.report.tables import NOTHING, Table
 from merit_optim.lab.reproduce.charts import Axis, looks, strip_chart
-from merit_optim.lab.reproduce.entries.losses import spread_text, status_counts
+from merit_optim.lab.reproduce.entries.losses import spread_text, status_counts, trials_of
 from merit_optim.lab.reproduce.entry import Entry, Result
 from merit_optim.lab.reproduce.records import BySeed, Record, Records
-from merit_optim.lab.reproduce.scale import WATCHED, Scale, Setting, Trial
+from merit_optim.lab.reproduce.scale import WATCHED, Scale, Setting
 from merit_optim.lab.reproduce.verdict import Comparison, Verdict
 
 # Seconds of a step and TFLOP/s on the paper's A100s.
@@ -30,15 +30,6 @@ def _settings(scale: Scale) -> tuple[Setting, ...]:
     return scale.gpt2[-2:]
 
 
-def _trials(scale: Scale, seeds: int) -> list[Trial]:
-    return [
-        scale.trial(setting, name, seed)
-        for seed in range(seeds)
-        for setting in _settings(scale)
-        for name in WATCHED
-    ]
-
-
 def step_seconds(record: Record) -> float | None:
     """The median time of a step, which those with measurements in them hardly move."""
     speeds = [value for _, value in finite(record.curves.get("tokens_per_second", []))]
@@ -46,11 +37,10 @@ def step_seconds(record: Record) -> float | None:
     return tokens / statistics.median(speeds) if speeds else None
 
 
-def _optimizer_seconds(record: Record) -> float | None:
-    """The median time of the optimizer's part of a step; None for runs recorded before it was measured."""
+def _optimizer_share(record: Record) -> float | None:
+    """The median share of a step that is the optimizer's; None for runs from before it was measured."""
     shares = [value for _, value in finite(record.curves.get("optimizer_share", []))]
-    seconds = step_seconds(record)
-    return statistics.median(shares) * seconds if shares and seconds is not None else None
+    return statistics.median(shares) if shares else None
 
 
 def _teraflops(record: Record) -> float | None:
@@ -89,8 +79,8 @@ def _table2(records: Records, scale: Scale) -> Result:
                     NOTHING if paper is None else f"{paper[0]:.2f}",
                     spread_text(seconds, ".4f"),
                     NOTHING if paper is None else f"{paper[1]:.2f}",
-                    spread_text(own.by_seed(_teraflops), ".4f"),
-                    spread_text(own.by_seed(_optimizer_seconds), ".4f"),
+                    spread_text(own.by_seed(_teraflops), ".4g"),
+                    spread_text(own.by_seed(_optimizer_share), ".2%"),
                 )
             )
     head = (
@@ -101,7 +91,7 @@ def _table2(records: Records, scale: Scale) -> Result:
         "Seconds, ours",
         "TFLOP/s, paper",
         "TFLOP/s, ours",
-        "Optimizer's seconds",
+        "Optimizer's share",
     )
     comparisons = []
     for panel in records.panels:
@@ -135,7 +125,7 @@ ENTRIES = (
         name="table2",
         title="Table 2: time of a step",
         shows="time of a step and TFLOP/s with AdamW, LAMB and MERIT",
-        trials=_trials,
+        trials=lambda scale, seeds: trials_of(_settings(scale), WATCHED, scale, seeds),
         analyse=_table2,
     ),
 )

@@ -12,8 +12,8 @@ from merit_optim.lab.models import ModelConfig, build
 from merit_optim.lab.report.curves import Point
 from merit_optim.lab.report.tables import Table
 from merit_optim.lab.reproduce.charts import Axis, line_chart, looks
-from merit_optim.lab.reproduce.entries.losses import spread_text, status_counts
-from merit_optim.lab.reproduce.entry import Entry, Result
+from merit_optim.lab.reproduce.entries.losses import spread_text, status_counts, trials_of
+from merit_optim.lab.reproduce.entry import Chart, Entry, Result
 from merit_optim.lab.reproduce.records import BySeed, Record, Records
 from merit_optim.lab.reproduce.scale import Scale, Setting, Trial
 from merit_optim.lab.reproduce.verdict import Comparison, Verdict, paired
@@ -184,35 +184,49 @@ def _fig15(records: Records, scale: Scale) -> Result:
     return Result(table=table, charts=(chart,), verdicts=(claim,))
 
 
-def _reach(records: Records, scale: Scale) -> Result:
-    def at(series: str, place: int) -> BySeed:
+def _reach(records: Records, _: Scale) -> Result:
+    def at(panel: str, series: str, place: int) -> BySeed:
         def value(record: Record) -> float | None:
             points = reach(record)
             return points[place][1] if points else None
 
-        return records.of(series=series).by_seed(value)
+        return records.of(panel=panel, series=series).by_seed(value)
 
     claim = Verdict(
         claim="For their learning rate, steps of MERIT and maxLAMB go further at the beginning than at the "
         "end: while all elements of an update are alike, the largest is a poor measure of it.",
         source="ours, not the paper's",
         comparisons=tuple(
-            paired(f"{series}'s last step below its first", at(series, -1), at(series, 0), unit="times")
+            paired(
+                f"{series}'s last step below its first{records.where_in_words(panel)}",
+                at(panel, series, -1),
+                at(panel, series, 0),
+                unit="times",
+            )
+            for panel in records.panels
             for series in ("MERIT", "MaxLAMB")
         ),
     )
-    rows = []
-    for series in records.series:
-        own = records.of(series=series)
-        rows.append(
-            (
-                scale.gpt2[0].name,
-                series,
-                status_counts(own),
-                *(spread_text(at(series, place), ".2f") for place in (0, -1)),
-            )
+    rows = tuple(
+        (
+            panel,
+            series,
+            status_counts(records.of(panel=panel, series=series)),
+            *(spread_text(at(panel, series, place), ".2f") for place in (0, -1)),
         )
-    chart = line_chart(
+        for panel in records.panels
+        for series in records.series
+    )
+    charts = tuple(
+        _reach_chart(records.of(panel=panel), f"reach-{place}", panel)
+        for place, panel in enumerate(records.panels, start=1)
+    )
+    table = Table(("Model", "Optimizer", "Runs", "First step", "Last step"), rows, num_text=3)
+    return Result(table=table, charts=charts, verdicts=(claim,))
+
+
+def _reach_chart(records: Records, name: str, panel: str) -> Chart:
+    return line_chart(
         {
             series: [
                 (own.folder.name, points, own.diverged)
@@ -224,15 +238,10 @@ def _reach(records: Records, scale: Scale) -> Result:
         looks(records.all),
         Axis("steps", ",d", from_zero=True),
         Axis("relative change / learning rate", ".2~f", from_zero=True),
-        name="reach",
-        title="How far a step goes",
+        name=name,
+        title=f"How far a step goes: {panel}",
         caption="The norm of a step over the norm of the weight, mean over the matrices of all blocks, as a "
         "multiple of the learning rate.",
-    )
-    return Result(
-        table=Table(("Model", "Optimizer", "Runs", "First step", "Last step"), tuple(rows), num_text=3),
-        charts=(chart,),
-        verdicts=(claim,),
     )
 
 
@@ -241,11 +250,7 @@ ENTRIES = (
         name="reach",
         title="How far a step goes",
         shows="beyond the paper: a step's relative change of the weights against the learning rate",
-        trials=lambda scale, seeds: [
-            scale.trial(scale.gpt2[0], name, seed)
-            for seed in range(seeds)
-            for name in ("lamb", "maxlamb", "merit")
-        ],
+        trials=lambda scale, seeds: trials_of(scale.gpt2[:2], ("lamb", "maxlamb", "merit"), scale, seeds),
         analyse=_reach,
     ),
     Entry(

@@ -1,0 +1,96 @@
+"""Variants of MERIT that its statistics suggest, none of them the paper's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from merit_optim.lab.reproduce.entries.losses import below, loss_charts, loss_table, trials_of
+from merit_optim.lab.reproduce.entry import Entry, Result
+from merit_optim.lab.reproduce.merit_variant import MERITVariant
+from merit_optim.lab.reproduce.records import Records
+from merit_optim.lab.reproduce.scale import Scale, Setting, Trial
+from merit_optim.lab.reproduce.verdict import Verdict
+
+_OURS = f"{MERITVariant.__module__}:{MERITVariant.__name__}"
+
+
+class _Variant(NamedTuple):
+    """What is changed, in words and as an override of the optimizer that can be changed so."""
+
+    series: str
+    change: str
+    optimizer: str
+    override: Callable[[Setting], str]
+
+
+VARIANTS = (
+    _Variant(
+        "MERIT, embeddings with one ratio",
+        "with one ratio for a whole embedding, whose rare rows see few gradients",
+        "merit",
+        lambda _: "*embedding*:element_wise=false",
+    ),
+    _Variant(
+        "MERIT, Euclidean norms",
+        "with Euclidean norms in its ratios, which measure a step of any shape alike",
+        "merit",
+        lambda _: '*:norm="l2"',
+    ),
+    _Variant(
+        "MERIT, ratios by head",
+        "with ratios for each attention head",
+        _OURS,
+        lambda setting: f"*query_key_value*:rows={setting.model.head_width}",
+    ),
+    _Variant(
+        "MERIT, smoothed ratios",
+        "with ratios from the update's norms of ten steps, not of one",
+        _OURS,
+        lambda _: "*:smoothing=0.9",
+    ),
+)
+
+
+def _trials(scale: Scale, seeds: int) -> list[Trial]:
+    setting = scale.gpt2[0]
+    rate = setting.rates["merit"]
+    return [
+        *trials_of([setting], ("merit",), scale, seeds),
+        *(
+            scale.trial(
+                setting, own.optimizer, seed, lr=rate, overrides=(own.override(setting),), series=own.series
+            )
+            for seed in range(seeds)
+            for own in VARIANTS
+        ),
+    ]
+
+
+def _variants(records: Records, scale: Scale) -> Result:
+    claims = tuple(
+        Verdict(
+            claim=f"MERIT ends lower {own.change}.",
+            source="a guess of ours",
+            comparisons=(below(records, own.series, "MERIT", scale.gpt2[0].name),),
+        )
+        for own in VARIANTS
+    )
+    return Result(
+        table=loss_table(records, {}),
+        charts=loss_charts(records),
+        verdicts=claims,
+        notes=("All variants have MERIT's learning rate.",),
+    )
+
+
+ENTRIES = (
+    Entry(
+        name="variants",
+        title="Variants of MERIT",
+        shows="beyond the paper: MERIT with one ratio for embeddings, Euclidean norms, ratios by attention "
+        "head, and smoothed ratios",
+        trials=_trials,
+        analyse=_variants,
+    ),
+)

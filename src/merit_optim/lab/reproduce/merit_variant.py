@@ -1,0 +1,100 @@
+"""A variant of MERIT that was tried: ratios of parts of a weight, and ratios smoothed over steps.
+
+Written on the definition itself, one weight after the other: for experiments, not for speed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+from torch.optim.optimizer import ParamsT
+
+from merit_optim.optim import algorithm
+from merit_optim.optim.algorithm import Matrices, Rule, Sizes, matrices_of
+
+
+class MERITVariant(Optimizer):
+    """MERIT whose ratios are taken from fewer rows, or from more steps.
+
+    Args:
+        params: parameters or parameter groups.
+        lr: learning rate.
+        betas: decay of the two moments.
+        eps: added to the square root of the second moment.
+        weight_decay: added to the update as ``weight_decay * w``.
+        rows: each so many rows of a matrix have ratios of their own, as if they were a weight by
+            themselves: with the width of an attention head, every head. None: all rows together.
+        smoothing: decay of the moving averages that take the place of the update's norms; 0: none.
+    """
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float,
+        betas: tuple[float, float] = (0.9, 0.95),
+        eps: float = 1e-6,
+        weight_decay: float = 0.1,
+        *,
+        rows: int | None = None,
+        smoothing: float = 0.0,
+    ) -> None:
+        options = {
+            "lr": lr,
+            "betas": betas,
+            "eps": eps,
+            "weight_decay": weight_decay,
+            "rows": rows,
+            "smoothing": smoothing,
+        }
+        super().__init__(params, options)
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        """Take a step; ``closure`` computes the loss once more, as in torch's own optimizers."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            for weight in group["params"]:
+                if weight.grad is not None:
+                    self._update(weight, weight.grad, group)
+        return loss
+
+    def _update(self, weight: Tensor, grad: Tensor, group: dict[str, Any]) -> None:
+        state = self.state[weight]
+        if not state:
+            state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(weight), torch.zeros_like(weight)
+        rule, seen = Rule(), _parts(matrices_of(weight.shape), group["rows"])
+        averages = algorithm.moments(state["exp_avg"], state["exp_avg_sq"], grad, *group["betas"])
+        state["exp_avg"], state["exp_avg_sq"] = averages
+        update = algorithm.direction(*averages, weight, group["eps"], group["weight_decay"])
+        weight_NRC, update_NRC = weight.view(seen.shape), update.view(seen.shape)
+        update_sizes = algorithm.sizes(update_NRC, rule, is_vector=seen.is_vector)
+        if group["smoothing"]:
+            update_sizes = _smoothed(update_sizes, state, group["smoothing"])
+        weight_sizes = algorithm.sizes(weight_NRC, rule, is_vector=seen.is_vector)
+        scale = algorithm.element_ratio(weight_sizes, update_sizes, rule)
+        weight_NRC.copy_(algorithm.apply(weight_NRC, update_NRC, scale, group["lr"], rule.clip))
+
+
+def _parts(whole: Matrices, rows: int | None) -> Matrices:
+    """A weight as stacked matrices of so many rows."""
+    if rows is None or whole.is_vector:
+        return whole
+    if whole.rows % rows:
+        raise ValueError(f"a weight of {whole.rows} rows cannot be taken in parts of {rows}")
+    return whole._replace(num=whole.num * whole.rows // rows, rows=rows)
+
+
+def _smoothed(now: Sizes, state: dict[str, Any], decay: float) -> Sizes:
+    """Moving averages of the norms, which begin with the first."""
+    for name, size in now._asdict().items():
+        if size is not None:
+            before = state.get(name)
+            state[name] = size if before is None else torch.lerp(before, size, 1 - decay)
+    return Sizes(state.get("rows_NR"), state.get("columns_NC"), state["whole_N"])

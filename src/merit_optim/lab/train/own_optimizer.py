@@ -1,0 +1,44 @@
+"""Optimizers from outside of this package, named as MODULE:CLASS."""
+
+from __future__ import annotations
+
+import importlib
+
+from torch.optim import Optimizer
+
+
+def is_own(name: str) -> bool:
+    """Whether a name means a class of the user's, as in "my_package.optimizers:Mine"."""
+    return ":" in name
+
+
+def short_name(name: str) -> str:
+    """The name without the module that it is from."""
+    return name.rpartition(":")[2]
+
+
+def check_name(name: str) -> None:
+    """Raise unless this is MODULE:CLASS. Nothing is imported: a record can be read without the module."""
+    module, _, cls = name.partition(":")
+    if not cls.isidentifier() or not all(part.isidentifier() for part in module.split(".")):
+        raise ValueError(
+            f"optimizer.name is {name!r}; an optimizer of your own is named by its module and its class, "
+            "as in my_package.optimizers:Mine"
+        )
+
+
+def load_class(name: str) -> type[Optimizer]:
+    """The class of a name."""
+    module_name, _, class_name = name.partition(":")
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        raise ValueError(
+            f"optimizer.name is {name!r}, but {error}; install the module, or set PYTHONPATH to its folder"
+        ) from error
+    found = getattr(module, class_name, None)
+    if not (isinstance(found, type) and issubclass(found, Optimizer)):
+        own = [key for key, value in vars(module).items() if isinstance(value, type)]
+        what = "nothing of that name" if found is None else f"{found!r}, which is no torch.optim.Optimizer"
+        raise ValueError(f"optimizer.name is {name!r}, but {module_name} has {what}; its classes are {own}")
+    return found
