@@ -15,7 +15,7 @@ from merit_optim.lab.reproduce.verdict import Verdict, paired
 
 _QK_NORM = "AdamW with QK-Norm"
 _FACTORS = (0.5, 1.0, 2.0)
-_OPTIMIZERS = ("adamw", "lamb", "merit", "lion", "sophiag")
+_OPTIMIZERS = ("adamw", "lamb", "maxlamb", "merit", "lion", "sophiag")  # the paper has no maxLAMB here
 _RATIOED = ("lamb", "maxlamb", "merit")
 _LONG_WARMUP = 0.1
 
