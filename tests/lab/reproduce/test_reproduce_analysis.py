@@ -38,19 +38,23 @@ def analyse(name: str, scale: Scale, final: dict[str, float], diverged: str = ""
     return entry.analyse(fake_records(entry, scale, loss_of, diverged=diverged), scale)
 
 
-@pytest.mark.parametrize("name", ["fig4", "fig6", "table3", "fig9", "reference", "horizon", "variants"])
+@pytest.mark.parametrize(
+    "name", ["fig4", "fig6", "table3", "fig9", "reference", "horizon", "variants", "norm"]
+)
 def test_losses_in_the_paper_s_order_hold(name: str, toy: Scale) -> None:
     ablations = {f"MERIT without {part}": 3.3 for part in ("clip", "weight-wise bound", "element-wise ratio")}
-    variants = {own.series: 3.1 for own in VARIANTS}
+    variants = {own.series: 3.1 for own in VARIANTS} | {"MERIT, Euclidean norms": 3.1}
     result = analyse(name, toy, {**AS_IN_THE_PAPER, **ablations, **variants})
     assert {own.outcome for own in result.verdicts} == {"held"}
 
 
-@pytest.mark.parametrize("name", ["fig4", "fig6", "table3", "fig9", "reference", "horizon", "variants"])
+@pytest.mark.parametrize(
+    "name", ["fig4", "fig6", "table3", "fig9", "reference", "horizon", "variants", "norm"]
+)
 def test_losses_in_the_opposite_order_contradict(name: str, toy: Scale) -> None:
     ablations = {f"MERIT without {part}": 3.8 for part in ("clip", "weight-wise bound", "element-wise ratio")}
     upside_down = {series: 7 - loss for series, loss in AS_IN_THE_PAPER.items()}
-    variants = {own.series: 4.0 for own in VARIANTS}
+    variants = {own.series: 4.0 for own in VARIANTS} | {"MERIT, Euclidean norms": 4.0}
     result = analyse(name, toy, {**upside_down, "MERIT": 3.9, **ablations, **variants})
     assert "contradicted" in {own.outcome for own in result.verdicts}
     assert result.outcome == "contradicted"

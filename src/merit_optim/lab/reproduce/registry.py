@@ -27,6 +27,7 @@ _ORDER = (
     "reference",
     "horizon",
     "variants",
+    "norm",
     "reach",
     "warmup",
     "width",
