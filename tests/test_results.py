@@ -39,6 +39,10 @@ def test_records_name_their_data_and_no_machine(folder: Path) -> None:
         assert not {"host", "folder", "command"} & own.keys()
 
 
-def test_pictures_are_those_of_the_records() -> None:
-    told = (ROOT / "docs" / "images" / "reach.svg").read_bytes()
-    assert told == (ROOT / "results" / "nano" / "reach" / "reach-1.svg").read_bytes()
+@pytest.mark.parametrize(
+    ("told", "made"),
+    [("reach", "reach/reach-1"), ("logits", "fig2/logit-1"), ("rates", "table4/rates-2")],
+)
+def test_pictures_are_those_of_the_records(told: str, made: str) -> None:
+    picture = (ROOT / "docs" / "images" / f"{told}.svg").read_bytes()
+    assert picture == (ROOT / "results" / "nano" / f"{made}.svg").read_bytes()
