@@ -3,7 +3,7 @@ import math
 
 import pytest
 
-from merit_optim.lab.record import FORMAT, MetricsWriter, Run, lock, read_metrics
+from merit_optim.lab.record import FORMAT, MetricsWriter, Run, lock, outcome_of, read_metrics
 
 CONFIG = {"seed": 1, "optimizer": {"name": "merit"}}
 ENVIRONMENT = {"started": "2026-01-01T00:00:00+00:00"}
@@ -66,6 +66,13 @@ def test_a_broken_config(run, text, reason):
 def test_status_is_told_by_the_last_event_that_ends_or_begins(run, what, status):
     events(run, *what)
     assert run.status == status
+
+
+def test_the_outcome_follows_from_the_events_alone():
+    lines = [{"kind": "event", "step": 0, "what": what} for what in ("started", "diverged", "warning")]
+    assert outcome_of(lines) == "diverged"
+    assert outcome_of([*lines, {"kind": "event", "step": 0, "what": "resumed"}]) is None
+    assert outcome_of([]) is None
 
 
 def test_a_locked_run_is_running(run):

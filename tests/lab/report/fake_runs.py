@@ -40,7 +40,7 @@ def write_run(
     environment = {"versions": {"torch": "2.13.0"}, "device": {"name": "cpu"}, "host": "a-private-name"}
     run = Run.create(folder, config, environment)
     noise = random.Random(f"{optimizer}{lr}{seed}")
-    floor, growth = SHAPES[optimizer]
+    floor, growth = SHAPES[optimizer.rpartition(":")[2].lower()]
     last = num_steps if diverges_at is None else diverges_at
     with MetricsWriter(run.metrics_path) as metrics:
         metrics.write({"kind": "event", "step": 0, "what": "started", "message": ""})

@@ -1,13 +1,13 @@
 """Run directories small enough to be kept beside code."""
 
 import math
-from itertools import pairwise
+import statistics
 from pathlib import Path
 
 import pytest
 from fake_runs import write_run
 
-from merit_optim.lab.record import Run
+from merit_optim.lab.record import MetricsWriter, Run, write_excerpt
 from merit_optim.lab.report.gather import find_runs
 from merit_optim.lab.report.keep_command import main
 
@@ -17,7 +17,7 @@ def keep(*arguments: Path | str) -> int:
 
 
 def test_a_kept_run_reads_as_the_run_did(tmp_path: Path) -> None:
-    folder = write_run(tmp_path / "runs", "merit", num_steps=400, every=2, data="/home/somebody/data/enwik8")
+    folder = write_run(tmp_path / "runs", "merit", num_steps=400, every=4, data="/home/somebody/data/enwik8")
     assert keep(tmp_path / "runs", "--out", tmp_path / "kept") == 0
     before, kept = (Run.open(own) for own in (folder, tmp_path / "kept" / folder.name))
 
@@ -29,14 +29,69 @@ def test_a_kept_run_reads_as_the_run_did(tmp_path: Path) -> None:
     for ours, theirs in zip(kept.metrics("validation"), before.metrics("validation"), strict=True):
         assert ours["loss"] == pytest.approx(theirs["loss"], rel=1e-4)
         assert ours["loss"] == float(f"{ours['loss']:.5g}")
-    for kind, most in (("train", 50), ("update", 8)):
-        steps = [row["step"] for row in kept.metrics(kind)]
-        all_steps = [row["step"] for row in before.metrics(kind)]
-        assert len(steps) == len(set(steps)) == most
-        assert (steps[0], steps[-1]) == (all_steps[0], all_steps[-1])
-        gaps = [later - earlier for earlier, later in pairwise(steps)]
-        assert max(gaps) - min(gaps) <= all_steps[1] - all_steps[0]
-        assert kept.environment["excerpt_of"][kind] == len(all_steps)
+    assert len(before.metrics("update")) == 50
+    assert [row["step"] for row in kept.metrics("update")] == [
+        row["step"] for row in before.metrics("update")
+    ]
+    all_steps = [row["step"] for row in before.metrics("train")]
+    steps = [row["step"] for row in kept.metrics("train")]
+    assert len(set(steps)) == 50
+    assert steps == sorted(steps)
+    assert (steps[0], steps[-1]) == (all_steps[0], all_steps[-1])
+    assert kept.environment["excerpt_of"] == {"digits": 5, "train": len(all_steps), "update": 50}
+
+
+def run_of(folder: Path, *, num_train: int = 0, num_update: int = 0, slow_every: int = 1) -> Run:
+    """A run in which each ``slow_every``-th step, from the first on, took ten times as long."""
+    run = Run.create(folder, {"data": "enwik8"}, {})
+    with MetricsWriter(run.metrics_path) as metrics:
+        for place in range(num_train):
+            speed = 100.0 if place % slow_every == 0 else 1000.0
+            metrics.write({"kind": "train", "step": place + 1, "tokens_per_second": speed})
+        for place in range(num_update):
+            metrics.write({"kind": "update", "step": place + 1, "parameters": {"weight": {"clipped": 0.5}}})
+    return run
+
+
+@pytest.mark.parametrize("slow_every", [3, 5, 10, 40])
+def test_lines_that_are_left_out_do_not_change_the_median_speed(tmp_path: Path, slow_every: int) -> None:
+    # So many lines that an even stride would be slow_every.
+    run = run_of(tmp_path / "run", num_train=49 * slow_every + 1, slow_every=slow_every)
+    kept = write_excerpt(run, tmp_path / "kept")
+    speeds = [row["tokens_per_second"] for row in kept.metrics("train")]
+    assert statistics.median(speeds) == 1000.0
+    assert speeds.count(100.0) / 50 == pytest.approx(1 / slow_every, abs=0.14)
+
+
+def test_kept_lines_are_spread_over_the_run_and_those_of_runs_of_one_length_are_the_same(
+    tmp_path: Path,
+) -> None:
+    def kept_steps(name: str) -> list[int]:
+        kept = write_excerpt(run_of(tmp_path / name, num_train=1000), tmp_path / f"{name}-kept")
+        return [row["step"] for row in kept.metrics("train")]
+
+    steps = kept_steps("one")
+    assert steps == kept_steps("other"), "a mean over seeds is taken at common steps"
+    for begin in range(1, 1000, 50):
+        assert any(begin <= step < begin + 50 for step in steps)
+
+
+@pytest.mark.parametrize(("num_update", "num_kept"), [(63, 63), (64, 64), (65, 64), (500, 64)])
+def test_updates_are_left_out_beyond_64(tmp_path: Path, num_update: int, num_kept: int) -> None:
+    kept = write_excerpt(run_of(tmp_path / "run", num_update=num_update), tmp_path / "kept")
+    steps = [row["step"] for row in kept.metrics("update")]
+    assert len(set(steps)) == num_kept
+    assert (steps[0], steps[-1]) == (1, num_update)
+    assert kept.environment["excerpt_of"]["update"] == num_update
+
+
+def test_what_is_kept_of_a_kept_run_is_all_of_it(tmp_path: Path) -> None:
+    run = run_of(tmp_path / "run", num_train=300, num_update=300)
+    once = write_excerpt(run, tmp_path / "once")
+    twice = write_excerpt(once, tmp_path / "twice")
+    assert twice.environment == once.environment
+    assert twice.environment["excerpt_of"]["train"] == 300
+    assert twice.metrics_path.read_text() == once.metrics_path.read_text()
 
 
 def test_nothing_of_the_machine_is_kept(tmp_path: Path) -> None:

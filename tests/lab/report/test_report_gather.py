@@ -1,11 +1,18 @@
 """Which folders are runs, and which runs belong together."""
 
+import re
+import shutil
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from fake_runs import write_run
 
+from merit_optim.lab.record import MetricsWriter, Run, lock, read_metrics, write_excerpt
+from merit_optim.lab.report import gather, read_outcomes, summarise
 from merit_optim.lab.report.gather import find_runs, group
+from merit_optim.lab.report.style import colours
 
 
 def test_a_folder_stands_for_the_runs_in_it_and_none_counts_twice(one_seed: Path) -> None:
@@ -45,3 +52,109 @@ def test_the_half_line_of_a_killed_run_is_left_out(one_seed: Path) -> None:
         file.write('{"kind": "train", "step": 105, "lo')
     after = find_runs([one_seed / "merit-lr0.009-seed0"])[0]
     assert after.rows == before.rows
+
+
+def test_classes_of_one_name_are_told_apart_by_their_modules(tmp_path: Path) -> None:
+    for place, name in enumerate(("theirs:MERIT", "merit", "ours:MERIT", "ours:Lamb")):
+        write_run(tmp_path, name, loss_offset=place)
+    series = group(find_runs([tmp_path]))
+    assert [own.label for own in series] == ["MERIT", "Lamb", "ours:MERIT", "theirs:MERIT"]
+    sentence = summarise(read_outcomes(series))
+    assert sentence.startswith("At the end theirs:MERIT had the lowest validation loss")
+    assert re.search(r"below MERIT, \S+ below ours:MERIT and \S+ below Lamb;", sentence)
+
+
+def test_values_that_look_alike_when_shortened_are_written_in_full(tmp_path: Path) -> None:
+    for place, lr in enumerate((0.01234567, 0.01234568)):
+        write_run(tmp_path / f"{place}", "merit", lr=lr)
+    series = group(find_runs(sorted(tmp_path.iterdir())))
+    assert [own.label for own in series] == ["MERIT, lr 0.01234567", "MERIT, lr 0.01234568"]
+    assert len(colours(series)) == 2
+
+
+@pytest.mark.parametrize("kept_first", [False, True])
+def test_a_run_and_what_was_kept_of_it_count_once(tmp_path: Path, kept_first: bool) -> None:
+    runs, kept = tmp_path / "runs", tmp_path / "kept"
+    for seed in range(2):
+        folder = write_run(runs, "merit", seed=seed, num_steps=400, data="/somewhere/enwik8")
+        write_excerpt(Run.open(folder), kept / folder.name)
+    (series,) = group(find_runs([kept, runs] if kept_first else [runs, kept]))
+    assert [run.seed for run in series.runs] == [0, 1]
+    assert [len(run.rows["train"]) for run in series.runs] == [80, 80], "the runs, for they measured more"
+    sentence = summarise(read_outcomes([series]))
+    assert "(2 seeds)" in sentence
+    assert sentence.endswith(
+        "2 runs have the settings and the seed of another and are not counted: merit-lr0.01-seed0 (finished) "
+        "and merit-lr0.01-seed1 (finished)."
+    )
+
+
+def test_a_repeated_run_that_came_further_counts(tmp_path: Path) -> None:
+    killed = write_run(tmp_path / "one", "merit", every=1, end=None)
+    with (killed / "metrics.jsonl").open() as file:
+        lines = file.readlines()
+    (killed / "metrics.jsonl").write_text("".join(lines[: len(lines) // 2]))
+    write_run(tmp_path / "other", "merit", every=5)
+    (series,) = group(find_runs([tmp_path / "one", tmp_path / "other"]))
+    assert [run.status for run in series.runs] == ["finished"]
+    sentence = summarise(read_outcomes([series]))
+    assert sentence.endswith(
+        "1 run has the settings and the seed of another and is not counted: merit-lr0.01-seed0 (unfinished)."
+    )
+
+
+def test_of_many_repeated_runs_three_are_named(tmp_path: Path) -> None:
+    for place in ("one", "other"):
+        for seed in range(5):
+            write_run(tmp_path / place, "merit", seed=seed)
+    sentence = summarise(read_outcomes(group(find_runs(sorted(tmp_path.iterdir())))))
+    assert "; 5 runs have the settings and the seed of another and are not counted: " in sentence
+    assert sentence.endswith(", merit-lr0.01-seed2 (finished) and 2 more.")
+
+
+def test_other_data_make_another_run_with_the_same_seed(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "one", "merit")
+    shutil.copytree(folder, tmp_path / "other" / folder.name)
+    environment = tmp_path / "other" / folder.name / "environment.json"
+    environment.write_text('{"data": {"fingerprint": "of other data"}}')
+    series = group(find_runs([tmp_path / "one", tmp_path / "other"]))
+    assert [len(own.runs) for own in series] == [1, 1]
+    assert not any(own.repeats for own in series)
+
+
+def test_a_run_that_ends_while_it_is_read_is_not_finished_with_an_old_loss(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = Run.open(write_run(tmp_path, "merit", end=None))
+    training = lock(run.folder)
+    training.__enter__()
+
+    def read_slowly(path: Path) -> Iterator[dict[str, Any]]:
+        yield from read_metrics(path)
+        with MetricsWriter(run.metrics_path) as metrics:
+            metrics.write({"kind": "validation", "step": 200, "tokens": 2, "loss": 1.0})
+            metrics.write({"kind": "event", "step": 200, "what": "finished", "message": ""})
+        training.__exit__(None, None, None)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(gather, "read_metrics", read_slowly)
+        meanwhile = gather.MeasuredRun.read(run)
+    assert meanwhile.status == "running"
+    afterwards = gather.MeasuredRun.read(run)
+    assert (afterwards.status, afterwards.rows["validation"][-1]["loss"]) == ("finished", 1.0)
+
+
+def test_a_run_that_nobody_works_on_is_what_its_lines_say(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process that begins and ends between two looks at the file changes neither half of the answer."""
+    run = Run.open(write_run(tmp_path, "merit", end="interrupted"))
+
+    def read_slowly(path: Path) -> Iterator[dict[str, Any]]:
+        yield from read_metrics(path)
+        with MetricsWriter(run.metrics_path) as metrics:
+            metrics.write({"kind": "event", "step": 100, "what": "resumed", "message": ""})
+            metrics.write({"kind": "event", "step": 200, "what": "finished", "message": ""})
+
+    monkeypatch.setattr(gather, "read_metrics", read_slowly)
+    assert gather.MeasuredRun.read(run).status == "interrupted"

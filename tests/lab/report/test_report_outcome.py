@@ -73,6 +73,11 @@ def test_runs_of_different_lengths_are_told(tmp_path: Path) -> None:
     assert sentence.endswith("the runs are not of one length (819,200 to 1,638,400 tokens).")
 
 
+def test_series_of_one_label_are_all_in_the_ranking() -> None:
+    sentence = summarise([outcome("Mine", 2.0), outcome("Mine", 3.0)])
+    assert sentence.startswith("At the end Mine had the lowest validation loss, 2.000 (1.000 below Mine;")
+
+
 def test_the_exact_test_counts_relabellings() -> None:
     assert chance_of_difference([1.0, 2.0], [3.0, 4.0]) == pytest.approx(2 / 6)
     assert chance_of_difference([1.0, 4.0], [2.0, 3.0]) == 1.0

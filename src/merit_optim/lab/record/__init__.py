@@ -5,7 +5,7 @@ from merit_optim.lab.record.excerpt import write_excerpt
 from merit_optim.lab.record.journal import Journal, import_wandb
 from merit_optim.lab.record.lock import RunInUse, is_locked, lock
 from merit_optim.lab.record.metrics import MetricsWriter, read_metrics
-from merit_optim.lab.record.run import FORMAT, Run, Status
+from merit_optim.lab.record.run import FORMAT, Run, Status, outcome_of
 
 __all__ = [
     "FORMAT",
@@ -19,6 +19,7 @@ __all__ = [
     "import_wandb",
     "is_locked",
     "lock",
+    "outcome_of",
     "read_metrics",
     "write_excerpt",
 ]

@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 import os
+import uuid
 from pathlib import Path
 
 
 def write(path: Path, text: str) -> None:
-    """Write a text file so that a reader sees the old content or the new, never a part."""
-    partial = path.with_name(path.name + ".partial")
-    with partial.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    partial.replace(path)
+    """Write a text file so that a reader sees the old content or the new, never a part.
+
+    Of several writers the last one to be done wins.
+    """
+    # A name of its own for each writer. Not tempfile's: others could not read the file.
+    partial = path.with_name(f"{path.name}.{uuid.uuid4().hex}.partial")
+    try:
+        with partial.open("x", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise
     sync_folder(path.parent)
 
 

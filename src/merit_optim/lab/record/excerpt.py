@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -9,38 +11,51 @@ from merit_optim.lab.record.metrics import MetricsWriter, read_metrics
 from merit_optim.lab.record.run import Run
 
 _DIGITS = 5
-_MOST_LINES = {"train": 50, "update": 8}  # all lines of other kinds are kept
+_MOST_LINES = {"train": 50, "update": 64}  # all lines of other kinds are kept
 _OF_ITS_MACHINE = ("command", "folder", "host")
 
 
 def write_excerpt(run: Run, folder: Path) -> Run:
     """Write a run's configuration, environment and measurements into another folder, as a run directory.
 
-    Of the long kinds of measurements lines are left out evenly, never the first and the last. The
-    environment says how many there were.
+    Numbers have five digits. Of "train" lines 50 are kept, of "update" lines 64, spread over the run with
+    the first and the last among them; all that there are where there are fewer, and all lines of other
+    kinds. The environment says how many the run had, in an excerpt of an excerpt too.
     """
     lines = list(read_metrics(run.metrics_path))
-    by_kind = {kind: [line for line in lines if line["kind"] == kind] for kind in _MOST_LINES}
-    kept = {id(line) for kind, own in by_kind.items() for line in _spread(own, _MOST_LINES[kind])}
-    numbers = {"digits": _DIGITS, **{kind: len(own) for kind, own in by_kind.items()}}
+    places: dict[str, list[int]] = {kind: [] for kind in _MOST_LINES}
+    for place, line in enumerate(lines):
+        places.setdefault(line["kind"], []).append(place)
+    kept = [place for kind, own in places.items() for place in _spread(own, _MOST_LINES.get(kind, len(own)))]
     config = {**run.config, "data": Path(run.config["data"]).name}
     environment = {key: value for key, value in run.environment.items() if key not in _OF_ITS_MACHINE}
     if "folder" in environment.get("data", {}):
         environment["data"] = {**environment["data"], "folder": Path(environment["data"]["folder"]).name}
+    environment.setdefault(
+        "excerpt_of", {"digits": _DIGITS, **{kind: len(places[kind]) for kind in _MOST_LINES}}
+    )
     folder.mkdir(parents=True, exist_ok=True)
     with MetricsWriter(folder / run.metrics_path.name, offset=0) as writer:
-        for line in lines:
-            if line["kind"] not in _MOST_LINES or id(line) in kept:
-                writer.write(_rounded(line))
+        for place in sorted(kept):
+            writer.write(_rounded(lines[place]))
     # Last, for only then is the folder a run: one that was stopped before is written again.
-    return Run.create(folder, config, {**environment, "excerpt_of": numbers})
+    return Run.create(folder, config, environment)
 
 
-def _spread(lines: list[dict[str, Any]], most: int) -> list[dict[str, Any]]:
-    """At most so many, the first and the last among them, the others evenly between."""
-    if len(lines) <= most:
-        return lines
-    return [lines[round(place * (len(lines) - 1) / (most - 1))] for place in range(most)]
+def _spread(places: list[int], most: int) -> list[int]:
+    """At most so many: the first, the last, and one from each of equal stretches between.
+
+    Where in its stretch is drawn by lot, since an even stride may meet every monitored step and no other,
+    and those are slower. The lots are the same each time, so that seeds of one setting keep their steps in
+    common.
+    """
+    if len(places) <= most:
+        return places
+    lots = random.Random(0)
+    first, *between, last = places
+    borders = [number * len(between) // (most - 2) for number in range(most - 1)]
+    drawn = [between[begin + int(lots.random() * (end - begin))] for begin, end in pairwise(borders)]
+    return [first, *drawn, last]
 
 
 def _rounded(value: Any) -> Any:

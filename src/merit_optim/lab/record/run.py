@@ -13,9 +13,10 @@ Evaluation and report read these files and nothing else, so they can be made aga
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, cast
 
 from merit_optim.lab.record import durable
 from merit_optim.lab.record.lock import is_locked
@@ -89,18 +90,18 @@ class Run:
     @property
     def outcome(self) -> Status | None:
         """How the run ended when a process last worked on it; None if it has not, or died without a word."""
-        for event in reversed(self.metrics("event")):
-            if event["what"] in _ENDS:
-                end: Status = event["what"]
-                return end
-            if event["what"] in _BEGINS:
-                break
-        return None
+        return outcome_of(self.metrics("event"))
 
     @property
     def status(self) -> Status:
         """How far the run is: "unfinished" is one whose process died without a word."""
         return "running" if is_locked(self.folder) else self.outcome or "unfinished"
+
+
+def outcome_of(events: Sequence[dict[str, Any]]) -> Status | None:
+    """How a run with these events ended; None where it has begun and not ended, or not begun."""
+    turns = [event["what"] for event in events if event["what"] in (*_BEGINS, *_ENDS)]
+    return cast(Status, turns[-1]) if turns and turns[-1] in _ENDS else None
 
 
 def _json(value: dict[str, Any]) -> str:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from merit_optim.lab.record import Run, Status, read_metrics
+from merit_optim.lab.record import Run, Status, is_locked, outcome_of, read_metrics
 from merit_optim.lab.report.curves import Curves, Rows, read_curves
 
 # How optimizers are written, in the order in which they are shown. Others follow under their own names.
@@ -27,6 +28,16 @@ def display_name(optimizer: str) -> str:
     return DISPLAY_NAMES.get(optimizer, optimizer.rpartition(":")[2])
 
 
+def display_names(optimizers: Iterable[str]) -> dict[str, str]:
+    """How each of several optimizers is written: by MODULE:CLASS where its class alone is not enough."""
+    short = {optimizer: display_name(optimizer) for optimizer in optimizers}
+    taken = Counter(short.values())
+    return {
+        optimizer: DISPLAY_NAMES.get(optimizer, optimizer) if taken[name] > 1 else name
+        for optimizer, name in short.items()
+    }
+
+
 @dataclass(frozen=True)
 class MeasuredRun:
     """A run and what it had measured at the moment it was read; its files are read once."""
@@ -40,10 +51,13 @@ class MeasuredRun:
     @classmethod
     def read(cls, run: Run) -> MeasuredRun:
         """Read a run's measurements, sorted by kind."""
+        # In this order: of a run that ends meanwhile, lines are missing only if it counts as running.
+        locked = is_locked(run.folder)
         rows: Rows = {}
         for row in read_metrics(run.metrics_path):
             rows.setdefault(row["kind"], []).append(row)
-        return cls(run.name, run.config, run.environment, run.status, rows)
+        status: Status = "running" if locked else outcome_of(rows.get("event", [])) or "unfinished"
+        return cls(run.name, run.config, run.environment, status, rows)
 
     @cached_property
     def curves(self) -> Curves:
@@ -62,15 +76,25 @@ class MeasuredRun:
         value = self.config.get("seed", 0)
         return value if isinstance(value, int) else 0
 
+    @property
+    def extent(self) -> tuple[int, int]:
+        """How far it came, and how many measurements there are."""
+        steps = [row["step"] for rows in self.rows.values() for row in rows]
+        return max(steps, default=0), len(steps)
+
 
 @dataclass(frozen=True)
 class Series:
-    """Runs that differ in their seed alone, under one name."""
+    """Runs that differ in their seed alone, under one name.
+
+    ``repeats`` are runs with the settings and the seed of one of them, which do not count; see ``group``.
+    """
 
     label: str
     optimizer: str
     lr: float | None
     runs: tuple[MeasuredRun, ...]
+    repeats: tuple[MeasuredRun, ...] = ()
 
 
 def find_runs(paths: Iterable[Path]) -> list[MeasuredRun]:
@@ -96,30 +120,53 @@ def find_folders(paths: Iterable[Path]) -> list[Path]:
 
 
 def group(runs: Sequence[MeasuredRun]) -> list[Series]:
-    """Runs in series, by optimizer in a fixed order and then by learning rate."""
+    """Runs in series, by optimizer in a fixed order and then by learning rate.
+
+    Of several runs with the same settings and the same seed, as a run and its excerpt are, one counts: the
+    one that came furthest, and of these the one with the most measurements.
+    """
     settings = [run.settings for run in runs]
     varying = [path for path in differing(settings) if not _is_seed(path)]
     groups: dict[tuple[object, ...], list[int]] = {}
     for index, own in enumerate(settings):
         groups.setdefault(tuple(own.get(path) for path in varying), []).append(index)
+    names = display_names({_optimizer(own) for own in settings})
     series = []
     for members in groups.values():
         first = settings[members[0]]
         same_optimizer = [own for own in settings if _optimizer(own) == _optimizer(first)]
         within = [path for path in differing(same_optimizer) if not _is_seed(path)]
-        details = [f"{path.removeprefix('optimizer.')} {show(first.get(path))}" for path in within]
-        name = display_name(_optimizer(first))
-        runs_by_seed = sorted((runs[index] for index in members), key=lambda run: (run.seed, run.name))
+        details = []
+        for path in within:
+            value = _show_among([own.get(path) for own in same_optimizer], first.get(path))
+            details.append(f"{path.removeprefix('optimizer.')} {value}")
+        counted, repeats = _once([runs[index] for index in members])
         lr = first.get("optimizer.lr")
         series.append(
             Series(
-                label=", ".join([name, *details]),
+                label=", ".join([names[_optimizer(first)], *details]),
                 optimizer=_optimizer(first),
                 lr=float(lr) if isinstance(lr, int | float) else None,
-                runs=tuple(runs_by_seed),
+                runs=counted,
+                repeats=repeats,
             )
         )
     return sorted(series, key=_order)
+
+
+def _once(runs: Sequence[MeasuredRun]) -> tuple[tuple[MeasuredRun, ...], tuple[MeasuredRun, ...]]:
+    """Runs that differ in their seed alone: one for each seed, and the others."""
+    counted: dict[object, MeasuredRun] = {}
+    repeats = []
+    for run in sorted(runs, key=lambda run: run.extent, reverse=True):
+        seeds = tuple((path, value) for path, value in run.settings.items() if _is_seed(path))
+        if counted.setdefault(seeds, run) is not run:
+            repeats.append(run)
+
+    def in_order(own: Iterable[MeasuredRun]) -> tuple[MeasuredRun, ...]:
+        return tuple(sorted(own, key=lambda run: (run.seed, run.name)))
+
+    return in_order(counted.values()), in_order(repeats)
 
 
 def flatten(settings: Mapping[str, Any], prefix: str = "") -> dict[str, object]:
@@ -151,6 +198,12 @@ def show(value: object) -> str:
     if isinstance(value, tuple):
         return ", ".join(show(item) for item in value)
     return str(value)
+
+
+def _show_among(values: Iterable[object], value: object) -> str:
+    """One of several values as ``show`` writes it; in full where another would read the same."""
+    alike = {repr(own) for own in values if show(own) == show(value)}
+    return show(value) if len(alike) == 1 else repr(value)
 
 
 def _is_run(folder: Path) -> bool:

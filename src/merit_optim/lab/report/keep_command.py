@@ -16,8 +16,9 @@ def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(
         prog="merit keep",
         description="Copy what runs recorded into small run directories, to be kept with code or a paper: "
-        "numbers with five digits, some of the steps, no checkpoints and no paths. `merit report` and "
-        "`merit reproduce` read them as they read the runs. Runs that are there already stay as they are.",
+        "numbers with five digits, at most 50 of the training steps and 64 of the statistics of updates, no "
+        "checkpoints and no paths. `merit report` and `merit reproduce` read them as they read the runs. "
+        "Runs that are there already stay as they are.",
     )
     parser.add_argument("runs", nargs="+", type=Path, help="run directories, or folders that hold some")
     parser.add_argument("--out", type=Path, required=True, help="folder to write them into")

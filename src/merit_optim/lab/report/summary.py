@@ -8,12 +8,13 @@ from collections.abc import Sequence
 from merit_optim.lab.report.outcome import SeriesOutcome, Spread, chance_of_difference
 
 _LIKELY_CHANCE = 0.05
+_MOST_NAMED = 3
 
 
 def summarise(outcomes: Sequence[SeriesOutcome]) -> str:
     """Say which series ended lowest, by how much, whether that may be chance, and what failed."""
-    losses = {own.label: spread for own in outcomes if (spread := own.spread("validation_loss"))}
-    ranking = sorted(losses.items(), key=lambda item: item[1].mean)
+    losses = [(own.label, spread) for own in outcomes if (spread := own.spread("validation_loss"))]
+    ranking = sorted(losses, key=lambda item: item[1].mean)
     if not ranking:
         clauses = ["No run finished with a validation loss"]
     elif len(ranking) == 1:
@@ -24,6 +25,7 @@ def summarise(outcomes: Sequence[SeriesOutcome]) -> str:
     clauses += _logits(outcomes)
     clauses += _failures(outcomes)
     clauses += _lengths(outcomes)
+    clauses += _repeats(outcomes)
     return "; ".join(clauses) + "."
 
 
@@ -94,3 +96,13 @@ def _lengths(outcomes: Sequence[SeriesOutcome]) -> list[str]:
     if not tokens or math.isclose(min(tokens), max(tokens)):
         return []
     return [f"the runs are not of one length ({min(tokens):,} to {max(tokens):,} tokens)"]
+
+
+def _repeats(outcomes: Sequence[SeriesOutcome]) -> list[str]:
+    """The runs that were left out, since a seed counts once."""
+    runs = [f"{run.name} ({run.status})" for own in outcomes for run in own.series.repeats]
+    if not runs:
+        return []
+    have, are = ("run has", "is") if len(runs) == 1 else ("runs have", "are")
+    named = runs[:_MOST_NAMED] + [f"{len(runs) - _MOST_NAMED} more"] * (len(runs) > _MOST_NAMED)
+    return [f"{len(runs)} {have} the settings and the seed of another and {are} not counted: {join(named)}"]
