@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from fake_runs import write_run
 
-from merit_optim.lab.record import MetricsWriter, Run, write_excerpt
+from merit_optim.lab.record import MetricsWriter, Run, read_metrics, write_excerpt
 from merit_optim.lab.report.gather import find_runs
 from merit_optim.lab.report.keep_command import main
 
@@ -33,6 +33,8 @@ def test_a_kept_run_reads_as_the_run_did(tmp_path: Path) -> None:
     assert [row["step"] for row in kept.metrics("update")] == [
         row["step"] for row in before.metrics("update")
     ]
+    lines = [row["step"] for row in read_metrics(kept.metrics_path)]
+    assert lines == sorted(lines), "in the order in which they were measured"
     all_steps = [row["step"] for row in before.metrics("train")]
     steps = [row["step"] for row in kept.metrics("train")]
     assert len(set(steps)) == 50
