@@ -35,7 +35,7 @@ lint: $(INSTALLED) ## check style, types and import layers
 	$(BIN)/lint-imports
 
 docs: $(INSTALLED) ## build the documentation into build/site; broken links are errors
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
 
 bench: $(INSTALLED) ## time an optimizer step against other implementations
 	$(BIN)/merit bench step

@@ -57,28 +57,33 @@ def main() -> None:
     monitor = AttentionMonitor(model, every=10)
     prepared, wrapped, loader = accelerator.prepare(model, optimizer, loader)
 
-    done = 0
+    step = 0
     if (arguments.folder / "steps.txt").exists():
         accelerator.load_state(str(arguments.folder))
-        done = int((arguments.folder / "steps.txt").read_text())
+        step = int((arguments.folder / "steps.txt").read_text())
+    if step >= arguments.steps:
+        accelerator.print(f"{step} steps are done; ask for more with --steps")
+        return
 
-    for step, (tokens,) in enumerate(accelerator.skip_first_batches(loader, done), start=done + 1):
-        if step > arguments.steps:
-            break
-        with monitor:
-            loss = prepared(tokens, labels=tokens).loss
-        accelerator.backward(loss)
-        accelerator.clip_grad_norm_(prepared.parameters(), 1.0)
-        with optimizer.recording() as statistics:
-            wrapped.step()
-        wrapped.zero_grad()
-        if reading := monitor.read():
-            numbers = reading.scalars(per_layer=False) | update_scalars(statistics, per_parameter=False)
-            print(f"step {step}: loss {loss.item():.6f}", {k: round(v, 3) for k, v in numbers.items()})
-    accelerator.print(f"step {arguments.steps}: loss {loss.item():.6f}")
+    while step < arguments.steps:  # an epoch, or what is left of one
+        for (tokens,) in accelerator.skip_first_batches(loader, step % len(loader)):
+            with monitor:
+                loss = prepared(tokens, labels=tokens).loss
+            accelerator.backward(loss)
+            accelerator.clip_grad_norm_(prepared.parameters(), 1.0)
+            with optimizer.recording() as statistics:
+                wrapped.step()
+            wrapped.zero_grad()
+            step += 1
+            if reading := monitor.read():
+                numbers = reading.scalars(per_layer=False) | update_scalars(statistics, per_parameter=False)
+                print(f"step {step}: loss {loss.item():.6f}", {k: round(v, 3) for k, v in numbers.items()})
+            if step == arguments.steps:
+                break
+    accelerator.print(f"step {step}: loss {loss.item():.6f}")
 
     accelerator.save_state(str(arguments.folder))
-    (arguments.folder / "steps.txt").write_text(str(arguments.steps))
+    (arguments.folder / "steps.txt").write_text(str(step))
 
 
 if __name__ == "__main__":

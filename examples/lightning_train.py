@@ -1,7 +1,9 @@
 """MERIT with Lightning, with a checkpoint that a later run continues.
 
-python examples/lightning_train.py
-python examples/lightning_train.py --steps 40    # goes on where the first one stopped
+    python examples/lightning_train.py
+    python examples/lightning_train.py --epochs 4    # goes on where the first one stopped
+
+What attention and the optimizer do is logged beside the loss: runs/lightning/logs.
 """
 
 from __future__ import annotations

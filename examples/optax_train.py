@@ -3,7 +3,7 @@
     python examples/optax_train.py
     XLA_FLAGS=--xla_force_host_platform_device_count=8 python examples/optax_train.py
 
-The second line makes eight devices of one CPU. Needs jax and optax: pip install 'merit-optim[jax]'.
+The second line makes eight devices of one CPU. Needs jax and optax: pip install '.[jax]'.
 """
 
 from __future__ import annotations

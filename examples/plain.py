@@ -1,7 +1,9 @@
 """MERIT in a plain PyTorch loop: warm-up, clipping, a checkpoint, and a look at what attention does.
 
-python examples/plain.py
-python examples/plain.py --steps 120    # goes on where the first one stopped
+    python examples/plain.py
+    python examples/plain.py --steps 120    # goes on where the first one stopped
+
+Gradients are clipped inside the step; every 20th step is observed.
 """
 
 from __future__ import annotations

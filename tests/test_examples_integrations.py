@@ -105,6 +105,15 @@ def test_accelerate(tmp_path, monkeypatch, capsys) -> None:
     assert_resumes("accelerate_train.py", "--steps", (10, 20), "--folder", tmp_path, monkeypatch, capsys)
 
 
+def test_accelerate_goes_beyond_an_epoch_and_knows_when_it_is_done(tmp_path, monkeypatch, capsys) -> None:
+    needs("transformers", "accelerate")
+    arguments = ("accelerate_train.py", "--steps", "130", "--folder", str(tmp_path))  # an epoch has 128
+    run(*arguments, monkeypatch=monkeypatch)
+    assert max(printed(capsys)) == 130
+    run(*arguments, monkeypatch=monkeypatch)
+    assert capsys.readouterr().out == "130 steps are done; ask for more with --steps\n"
+
+
 # Lightning's own: that there is a checkpoint to resume from, and a name of torch's that is being replaced.
 @pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists and is not empty:UserWarning")
 @pytest.mark.filterwarnings("ignore:`isinstance.treespec, LeafSpec.` is deprecated:FutureWarning")

@@ -47,8 +47,9 @@ class MatrixAxes:
     All other axes stack matrices, each with ratios of its own. Without rows, or without columns, it is
     a vector, which has only a whole-weight ratio. Negative axes count from the last one.
 
-    >>> MatrixAxes(rows=(0, 1), columns=(2,))  # flax's attention output: heads, head size -> width
-    MatrixAxes(rows=(0, 1), columns=(2,))
+    Examples:
+        >>> MatrixAxes(rows=(0, 1), columns=(2,))  # flax's attention output: heads, head size -> width
+        MatrixAxes(rows=(0, 1), columns=(2,))
     """
 
     rows: Sequence[int]
@@ -69,10 +70,11 @@ def matrix_axes(ndim: int, matrix_dims: object = None) -> MatrixAxes:
     A number says how many trailing axes make one matrix, (the first of them) x (all the rest); None
     takes all axes.
 
-    >>> matrix_axes(4)
-    MatrixAxes(rows=(0,), columns=(1, 2, 3))
-    >>> matrix_axes(3, 2)
-    MatrixAxes(rows=(1,), columns=(2,))
+    Examples:
+        >>> matrix_axes(4)
+        MatrixAxes(rows=(0,), columns=(1, 2, 3))
+        >>> matrix_axes(3, 2)
+        MatrixAxes(rows=(1,), columns=(2,))
     """
     if isinstance(matrix_dims, MatrixAxes):
         return _normalized(matrix_dims, ndim)

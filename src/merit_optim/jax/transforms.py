@@ -39,16 +39,12 @@ def merit(
     matrix_dims: MatrixDims = None,
     state_dtype: DTypeLike = "float32",
 ) -> optax.GradientTransformationExtraArgs:
-    r"""Large-batch optimizer that keeps attention logits under control.
+    """Large-batch optimizer that keeps attention logits under control.
 
-    .. math::
-        m &\leftarrow \beta_1 m + (1-\beta_1) g, \qquad v \leftarrow \beta_2 v + (1-\beta_2) g^2 \\
-        u &= m / (\sqrt v + \epsilon) + \lambda w \\
-        s_{ij} &= \max\left(
-            \frac{\max|w_{i\cdot}|}{\max|u_{i\cdot}|},
-            \frac{\max|w_{\cdot j}|}{\max|u_{\cdot j}|},
-            \frac{\max|w|}{\max|u|}\right) \\
-        w &\leftarrow w - \eta\,\mathrm{clamp}(s \odot u, -c, c)
+        m <- b1*m + (1-b1)*g              v <- b2*v + (1-b2)*g*g
+        u  = m / (sqrt(v) + eps) + weight_decay*w
+        s_ij = max(max|w_i.| / max|u_i.|,  max|w_.j| / max|u_.j|,  max|w| / max|u|)
+        w <- w - learning_rate * clamp(s*u, -clip, clip)
 
     A row or column in which w or u is all zero is not scaled (s = 1); vectors and scalars have only the
     last of the three ratios. Arithmetic is in float32 whatever the parameters' dtype; the updates come
@@ -75,14 +71,14 @@ def merit(
         bias_correction: divide the moments by ``1 - beta**t`` as Adam does.
         matrix_dims: how many trailing dimensions make one matrix; the ones before them stack matrices,
             each with its own ratios (2 for scanned layers or experts stacked as (experts, rows,
-            columns)). None: all, seen as (first dimension) x (all the rest). A :class:`MatrixAxes` names
+            columns)). None: all, seen as (first dimension) x (all the rest). A ``MatrixAxes`` names
             any axes. Like ``mask``, also a tree of these, or a function to one.
         state_dtype: dtype of both moments.
 
     Under ``optax.inject_hyperparams``, name in ``static_args`` those of ``mask``, ``matrix_dims`` and
     ``state_dtype`` that are given as functions, dtypes such as ``jnp.bfloat16``, or numbers.
 
-    Example:
+    Examples:
         >>> import jax, jax.numpy as jnp, optax
         >>> from merit_optim.jax import merit
         >>> params = {"kernel": jnp.eye(3), "bias": jnp.ones(3)}
@@ -132,10 +128,10 @@ def max_lamb(
     matrix_dims: MatrixDims = None,
     state_dtype: DTypeLike = "float32",
 ) -> optax.GradientTransformationExtraArgs:
-    r"""LAMB with the largest magnitude in place of the Euclidean norm.
+    """LAMB with the largest magnitude in place of the Euclidean norm.
 
-    .. math::
-        w \leftarrow w - \eta\,\frac{\max|w|}{\max|u|}\,u, \qquad u = \frac{m}{\sqrt v + \epsilon} + \lambda w
+        u  = m / (sqrt(v) + eps) + weight_decay*w
+        w <- w - learning_rate * max|w| / max|u| * u
 
     Half of the way from LAMB to MERIT, without the element-wise ratios and the clip.
 
@@ -145,13 +141,13 @@ def max_lamb(
         b2: decay of the second moment.
         eps: added to the square root of v.
         weight_decay: added to u as ``weight_decay * w``; a number or a schedule.
-        mask: which parameters decay; see :func:`merit`.
+        mask: which parameters decay; see ``merit``.
         clip: bound on each element of the scaled update; None for none.
         bias_correction: divide the moments by ``1 - beta**t``.
-        matrix_dims: which axes make one weight and which stack weights; see :func:`merit`.
+        matrix_dims: which axes make one weight and which stack weights; see ``merit``.
         state_dtype: dtype of both moments.
 
-    Example:
+    Examples:
         >>> import jax, jax.numpy as jnp
         >>> from merit_optim.jax import max_lamb
         >>> params = jnp.array([[3.0, 4.0]])
@@ -187,13 +183,10 @@ def scale_by_merit(
     norm: Norm = "max",
     matrix_dims: MatrixDims = None,
 ) -> optax.GradientTransformationExtraArgs:
-    r"""MERIT's ratios and clip for updates of any origin, as ``optax.scale_by_trust_ratio`` is LAMB's.
+    """MERIT's ratios and clip for updates of any origin, as ``optax.scale_by_trust_ratio`` is LAMB's.
 
-    .. math::
-        u \leftarrow \mathrm{clamp}(s \odot u, -c, c), \qquad s_{ij} = \max\left(
-            \frac{\max|w_{i\cdot}|}{\max|u_{i\cdot}|},
-            \frac{\max|w_{\cdot j}|}{\max|u_{\cdot j}|},
-            \frac{\max|w|}{\max|u|}\right)
+        s_ij = max(max|w_i.| / max|u_i.|,  max|w_.j| / max|u_.j|,  max|w| / max|u|)
+        u <- clamp(s*u, -clip, clip)
 
     Without state. It stands after the moments and weight decay, and before the learning rate.
 
@@ -202,9 +195,9 @@ def scale_by_merit(
         element_wise: use the rows' and columns' ratios; False leaves the whole weight's.
         weight_bound: let the whole weight's ratio bound the element-wise ones from below.
         norm: "max" or "l2", the norm in all ratios.
-        matrix_dims: which axes make one matrix; see :func:`merit`.
+        matrix_dims: which axes make one matrix; see ``merit``.
 
-    Example:
+    Examples:
         >>> import jax, jax.numpy as jnp, optax
         >>> from merit_optim.jax import scale_by_merit
         >>> optimizer = optax.chain(
@@ -288,7 +281,7 @@ def _widened(tree: Any) -> Any:
 
 
 def _spread(matrix_dims: MatrixDims, params: Any) -> Any:
-    """A :class:`MatrixAxes` for every parameter."""
+    """A ``MatrixAxes`` for every parameter."""
     if callable(matrix_dims):
         matrix_dims = matrix_dims(params)
     return jax.tree.map(

@@ -33,7 +33,7 @@ class AttentionMonitor:
         every: Observe each so many steps, the first one included.
         entropy: Whether to measure entropies too, which takes about three times as long.
 
-    Example:
+    Examples:
         >>> import torch
         >>> layer = torch.nn.TransformerEncoderLayer(d_model=16, nhead=2, batch_first=True)
         >>> monitor = AttentionMonitor(layer, every=10)

@@ -18,14 +18,15 @@ def update_scalars(
     Of each parameter, and of all as if they were one: the shares of clipped and bounded elements, the largest
     ratio, and the relative change. Waits for the device, once.
 
-    >>> from merit_optim import MERIT
-    >>> linear = torch.nn.Linear(4, 4)
-    >>> optimizer = MERIT(linear.named_parameters())
-    >>> linear(torch.ones(2, 4)).sum().backward()
-    >>> with optimizer.recording() as statistics:
-    ...     optimizer.step()
-    >>> list(update_scalars(statistics, per_parameter=False))
-    ['update/clipped', 'update/bounded', 'update/largest_ratio', 'update/relative_change']
+    Examples:
+        >>> from merit_optim import MERIT
+        >>> linear = torch.nn.Linear(4, 4)
+        >>> optimizer = MERIT(linear.named_parameters())
+        >>> linear(torch.ones(2, 4)).sum().backward()
+        >>> with optimizer.recording() as statistics:
+        ...     optimizer.step()
+        >>> list(update_scalars(statistics, per_parameter=False))
+        ['update/clipped', 'update/bounded', 'update/largest_ratio', 'update/relative_change']
     """
     if not statistics:
         return {}

@@ -59,10 +59,11 @@ def matrices_of(shape: torch.Size | tuple[int, ...], matrix_dims: int | None = N
     dimensions before them stack matrices, as experts do; ``None`` takes all dimensions, so nothing is
     stacked.
 
-    >>> matrices_of((768, 3, 16, 16)).shape
-    (1, 768, 768)
-    >>> matrices_of((8, 1024, 4096), matrix_dims=2).shape
-    (8, 1024, 4096)
+    Examples:
+        >>> matrices_of((768, 3, 16, 16)).shape
+        (1, 768, 768)
+        >>> matrices_of((8, 1024, 4096), matrix_dims=2).shape
+        (8, 1024, 4096)
     """
     num_batch_dims = 0 if matrix_dims is None else max(0, len(shape) - matrix_dims)
     num, matrix = math.prod(shape[:num_batch_dims]), shape[num_batch_dims:]

@@ -30,7 +30,7 @@ def param_groups(
         no_decay: patterns of further parameters without decay.
         overrides: options by pattern; where several patterns match, the later one wins.
 
-    Example:
+    Examples:
         >>> import torch
         >>> model = torch.nn.Sequential(torch.nn.Embedding(10, 4), torch.nn.Linear(4, 10))
         >>> groups = param_groups(model, overrides={"0.*": {"element_wise": False}})

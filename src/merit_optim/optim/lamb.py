@@ -29,7 +29,7 @@ class LAMB(TrustRatioOptimizer):
         clip: bound on each element of the scaled update; None for none.
         options: how the step is computed; see ``MERIT``.
 
-    Example:
+    Examples:
         >>> import torch
         >>> from merit_optim import LAMB
         >>> model = torch.nn.Linear(8, 2)
@@ -88,7 +88,7 @@ class MaxLAMB(TrustRatioOptimizer):
         clip: bound on each element of the scaled update; None for none.
         options: how the step is computed; see ``MERIT``.
 
-    Example:
+    Examples:
         >>> import torch
         >>> from merit_optim import MaxLAMB
         >>> model = torch.nn.Linear(8, 2)

@@ -32,7 +32,7 @@ class Lion(SafeOptimizer):
         capturable: keep the step count on the device.
         differentiable: let autograd record the step.
 
-    Example:
+    Examples:
         >>> import torch
         >>> from merit_optim import Lion
         >>> model = torch.nn.Linear(8, 2)

@@ -53,7 +53,7 @@ class MERIT(TrustRatioOptimizer):
         capturable: keep the step count on the device, for CUDA graphs and ``GradScaler`` without sync.
         differentiable: let autograd record the step.
 
-    Example:
+    Examples:
         >>> import torch
         >>> from merit_optim import MERIT, param_groups
         >>> model = torch.nn.Linear(8, 2)

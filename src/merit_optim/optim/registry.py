@@ -57,6 +57,7 @@ OPTIMIZERS: Mapping[str, Preset] = {
     "maxlamb": Preset(optimizer=MaxLAMB, options=_ADAM_BETAS),
     "merit": Preset(optimizer=MERIT, options=_ADAM_BETAS, learning_rates=_gpt2(9e-3, 9e-3, 6e-3)),
 }
+"""The names that ``create`` knows, each with the paper's settings."""
 
 
 def create(name: str, params: ParamsT, *, model: str | None = None, **options: Any) -> Optimizer:
@@ -68,7 +69,7 @@ def create(name: str, params: ParamsT, *, model: str | None = None, **options: A
         model: "gpt2-small", "gpt2-medium" or "gpt2-large", for the paper's peak learning rate.
         options: arguments of the optimizer; an ``lr`` here needs no ``model``.
 
-    Example:
+    Examples:
         >>> import torch
         >>> optimizer = create("merit", torch.nn.Linear(4, 4).parameters(), model="gpt2-large")
         >>> optimizer.param_groups[0]["lr"]

@@ -1,4 +1,4 @@
-"""Sophia-G: momentum divided by a cheap estimate of the curvature, and clipped."""
+"""SophiaG: momentum divided by a cheap estimate of the curvature, and clipped."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class SophiaG(SafeOptimizer):
         capturable: keep the step count on the device.
         differentiable: let autograd record the step.
 
-    Example:
+    Examples:
         >>> import torch
         >>> from merit_optim import SophiaG, sampled_label_loss
         >>> model, x = torch.nn.Linear(8, 5), torch.randn(64, 8)

@@ -245,15 +245,16 @@ class TrustRatioOptimizer(SafeOptimizer):
         Each step replaces the statistics of the one before. Steps outside pay nothing. The names are
         those given with the parameters (``model.named_parameters()``, or ``param_groups``).
 
-        >>> import torch
-        >>> from merit_optim import MERIT
-        >>> linear = torch.nn.Linear(4, 4)
-        >>> optimizer = MERIT(linear.named_parameters())
-        >>> linear(torch.ones(2, 4)).sum().backward()
-        >>> with optimizer.recording() as statistics:
-        ...     optimizer.step()
-        >>> 0 <= statistics["weight"].clipped <= 1
-        True
+        Examples:
+            >>> import torch
+            >>> from merit_optim import MERIT
+            >>> linear = torch.nn.Linear(4, 4)
+            >>> optimizer = MERIT(linear.named_parameters())
+            >>> linear(torch.ones(2, 4)).sum().backward()
+            >>> with optimizer.recording() as statistics:
+            ...     optimizer.step()
+            >>> 0 <= statistics["weight"].clipped <= 1
+            True
         """
         if self.defaults["differentiable"]:
             raise RuntimeError("a differentiable step cannot be recorded; use differentiable=False")
