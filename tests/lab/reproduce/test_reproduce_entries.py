@@ -2,13 +2,17 @@
 
 import csv
 import json
+import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from fake_records import fake_records, logits
+from fake_records import evaluated, fake_records, logits
 
 from merit_optim.lab.data import Dataset
 from merit_optim.lab.reproduce import charts, fields
+from merit_optim.lab.reproduce.corpus import KnownCorpus
+from merit_optim.lab.reproduce.entry import Unavailable
 from merit_optim.lab.reproduce.registry import ENTRIES
 from merit_optim.lab.reproduce.scale import Scale
 from merit_optim.lab.reproduce.work import Task, reproduce
@@ -51,6 +55,28 @@ def test_an_evaluation_without_its_sets_says_what_is_missing(
     assert said["outcome"] == "not run"
     assert "--task-files" in said["missing"]
     assert said["missing"].partition(":")[0] in (folder / name / "index.html").read_text()
+
+
+def test_curvature_that_was_measured_needs_no_data(dataset: Dataset, tmp_path: Path, toy: Scale) -> None:
+    here = Dataset.open(shutil.copytree(dataset.folder, tmp_path / "data"))
+    task = Task(entries=[ENTRIES["fig7"]], scale=toy, corpus=here, folder=tmp_path / "out", seeds=1)
+    before = reproduce(task)
+    gone = KnownCorpus(Path("gone"), here.vocab_size, here.fingerprint)
+    again = replace(task, corpus=gone, trains=False)
+    assert reproduce(again) == before
+    (said,) = reproduce(replace(again, scale=replace(toy, curvature_probes=3)))  # these were not
+    assert "could not be measured" in said["missing"]
+
+
+@pytest.mark.parametrize("name", EVALUATIONS)
+def test_sets_that_were_evaluated_need_no_files(name: str, toy: Scale, tmp_path: Path) -> None:
+    (record, *_) = evaluated(ENTRIES[name], toy, tmp_path, lambda _: 0.5, seeds=1).all
+    measure = ENTRIES[name].measure
+    assert measure is not None
+    measure(record, toy, None)
+    next((record.folder / "evaluate").glob("*/*.json")).unlink()
+    with pytest.raises(Unavailable, match="--task-files"):
+        measure(record, toy, None)
 
 
 def test_charts_are_vega_lite(toy: Scale) -> None:

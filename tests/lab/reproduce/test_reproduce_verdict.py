@@ -37,8 +37,10 @@ def test_student_s_distribution(t: float, freedom: int, expected: float) -> None
         ((0.10, -0.11, 0.12), "undecided"),
         ((0.1,), "no test"),
         ((), "not run"),
-        ((0.1, 0.1), "held"),
         ((0.0, 0.0), "undecided"),
+        ((1.0, 1.0, 1.0), "undecided"),  # without a spread the sign test judges, and three seeds are too few
+        ((1.0, 1.0, 1.0, 1.0, 1.0), "held"),
+        ((-1.0, -1.0, -1.0, -1.0, -1.0), "contradicted"),
         ((math.inf, 0.1, 0.1), "undecided"),  # three seeds are too few for the sign test
         ((math.inf, 0.1, 0.1, 0.1, 0.1), "held"),
         ((-math.inf, 0.1, 0.1, 0.1, 0.1), "undecided"),
@@ -62,6 +64,14 @@ def test_the_sign_test_counts_wins() -> None:
     assert own.chance == pytest.approx((4 + 1) / 16)
 
 
+@pytest.mark.parametrize("margins", [(1.0, 1.0, 1.0), (0.3 - 0.2, 0.2 - 0.1, 0.1)])
+def test_margins_that_are_the_same_but_for_rounding_are_signs_alone(margins: tuple[float, ...]) -> None:
+    own = comparison(*margins)
+    assert own.test == "sign test"
+    assert own.chance == 2**-3
+    assert own.chance_of_opposite == 1.0
+
+
 def test_pairs_are_of_the_same_seed_and_a_run_that_diverged_is_the_worst() -> None:
     lower = {0: 1.0, 1: 1.0, 2: math.inf, 3: math.inf, 5: 1.0}
     higher = {0: 1.5, 1: math.inf, 2: 2.0, 3: math.inf, 4: 2.0}
@@ -70,6 +80,16 @@ def test_pairs_are_of_the_same_seed_and_a_run_that_diverged_is_the_worst() -> No
     assert "1 against a run that diverged" in own.ours
     assert "1 diverged" in own.ours
     assert paired("", {0: 1.0}, {0: 4.0}, relative=True).margins == (0.75,)
+
+
+def test_that_both_diverged_with_every_seed_is_said() -> None:
+    diverged = {0: math.inf, 1: math.inf}
+    own = paired("", diverged, diverged)
+    assert own.margins == ()
+    assert own.judgement == "both diverged, with every seed"
+    assert own.outcome() == "undecided"
+    assert paired("", diverged, {}).judgement == "not run"
+    assert paired("", diverged, {}).outcome() == "not run"
 
 
 def test_one_seed_says_that_no_test_is_possible() -> None:

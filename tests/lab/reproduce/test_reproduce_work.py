@@ -77,6 +77,30 @@ def test_kept_runs_give_the_same_without_data_and_training(
     assert "data.json is damaged" in capsys.readouterr().err
 
 
+def test_other_data_than_the_folder_s_are_refused_where_nothing_is_trained(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out, other = tmp_path / "out", tmp_path / "other"
+    assert command.main(["fig13", "--data", str(data), "--out", str(out), "--jobs", "1"]) == 0
+    kept = {path: path.read_bytes() for path in (out / "data.json", out / "fig13" / "verdict.json")}
+    other.mkdir()
+    for file in ("train.bin", "val.bin"):
+        (other / file).write_bytes((data / file).read_bytes()[:-2])
+    capsys.readouterr()
+    arguments = ["fig13", "--no-training", "--out", str(out), "--data"]
+    assert command.main([*arguments, str(other)]) == 1
+    error = capsys.readouterr().err
+    for fingerprint in (Dataset.open(other).fingerprint, Dataset.open(data).fingerprint):
+        assert fingerprint in error
+    assert "leave --data out" in error
+    assert {path: path.read_bytes() for path in kept} == kept
+
+    assert command.main([*arguments, str(data)]) == 0
+    (out / "data.json").unlink()
+    assert command.main([*arguments, str(data)]) == 0
+    assert not (out / "data.json").exists()  # what the runs are of is noted when they are made
+
+
 def test_an_interrupted_call_goes_on(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

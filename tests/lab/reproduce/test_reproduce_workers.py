@@ -1,6 +1,7 @@
 """Workers: what is said of them, and what happens when they fail."""
 
 import io
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from merit_optim.lab.record import MetricsWriter, Run, lock
 from merit_optim.lab.reproduce.records import plan
 from merit_optim.lab.reproduce.scale import Scale
 from merit_optim.lab.reproduce.show import Progress
-from merit_optim.lab.reproduce.workers import Workers, WorkersEnded, is_done
+from merit_optim.lab.reproduce.workers import Workers, WorkersEnded, is_done, last_step
 from merit_optim.lab.train.signals import StopRequest
 
 
@@ -60,6 +61,34 @@ def test_progress_tells_what_is_done_and_what_is_worked_on(planned: list[Planned
     first, second = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
     assert first == "1 of 3 runs, about 1 min left"
     assert second == f"  {planned[1].folder.name}  step 3/4  loss 2.500"
+
+
+def test_how_far_a_run_is_comes_from_the_end_of_its_file(planned: list[PlannedRun]) -> None:
+    own = planned[0]
+    assert last_step(own)[0] == 0
+    write(own, steps=2000, end=None)
+    metrics = own.folder / "metrics.jsonl"
+    with metrics.open("r+b") as file:
+        file.write(b"?" * 40)  # all of it would be no JSON
+    assert last_step(own) == (2000, 2.5)
+    with MetricsWriter(metrics) as writer:
+        writer.write({"kind": "train", "step": 2001, "loss": math.nan})
+        writer.write({"kind": "update", "step": 2001, "parameters": {"a" * 200_000: {}}})
+    with metrics.open("ab") as file:
+        file.write(b'{"kind": "train", "step": 2002, "lo')
+    step, loss = last_step(own)
+    assert step == 2001
+    assert math.isnan(loss)
+
+
+def test_a_run_that_has_only_begun_has_done_no_step(planned: list[PlannedRun]) -> None:
+    write(planned[0], steps=0, end=None)
+    step, loss = last_step(planned[0])
+    assert step == 0
+    assert math.isnan(loss)
+    with MetricsWriter(planned[0].folder / "metrics.jsonl", offset=0) as writer:
+        writer.write({"kind": "train", "step": 1, "loss": 2.5})  # the only line, and the first
+    assert last_step(planned[0]) == (1, 2.5)
 
 
 def test_workers_that_fail_leave_word(planned: list[PlannedRun], tmp_path: Path) -> None:

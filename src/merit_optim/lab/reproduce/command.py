@@ -107,13 +107,27 @@ def _default_jobs() -> int:
 
 def _corpus(scale: Scale, options: argparse.Namespace, folder: Path) -> Corpus:
     """The data to train on; where nothing is trained, those that the runs in the folder are of."""
-    if options.no_training and options.data is None:
-        if (known := recall(folder)) is None:
-            raise ValueError(f"what data the runs in {folder} are of is not known; name them with --data")
-        return known
+    if options.no_training:
+        return _corpus_of_runs(folder, options.data)
     dataset = _data(scale, options.data)
     if Ranks.join().is_first:
         remember(dataset, folder)
+    return dataset
+
+
+def _corpus_of_runs(folder: Path, given: Path | None) -> Corpus:
+    known = recall(folder)
+    if given is None:
+        if known is None:
+            raise ValueError(f"what data the runs in {folder} are of is not known; name them with --data")
+        return known
+    dataset = Dataset.open(given)
+    if known is not None and known.fingerprint != dataset.fingerprint:
+        raise ValueError(
+            f"{given} holds other data than the runs in {folder} are of: its fingerprint is "
+            f"{dataset.fingerprint}, that of their data, {known.folder.name}, {known.fingerprint}; leave "
+            "--data out to make entries of these runs, or name the folder of others with --out"
+        )
     return dataset
 
 

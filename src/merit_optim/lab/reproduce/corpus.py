@@ -55,5 +55,5 @@ def recall(folder: Path) -> KnownCorpus | None:
         return KnownCorpus(Path(known["name"]), known["vocab_size"], known["fingerprint"])
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(
-            f"{path} is damaged ({error!r}); name the data of the runs with --data, and it is written again"
+            f"{path} is damaged ({error!r}); remove it and name the data of the runs with --data"
         ) from error

@@ -2,7 +2,8 @@
 
 Every claim comes down to margins, one for each seed, that it says are above zero: the loss of one optimizer
 less that of another with the same seed, say. The margins' mean is judged by a one-sided paired t-test. A
-run that diverged makes a margin infinite, of which there is no mean: then the sign test judges.
+run that diverged makes a margin infinite, of which there is no mean: then the sign test judges. So it does
+where all margins are the same, as counts can be: a spread of zero would make any mean certain.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import Literal
 Outcome = Literal["held", "contradicted", "undecided", "no test", "not run"]
 
 LIKELY_CHANCE = 0.05
+_ROUNDING = 1e-9  # relative: margins that differ by less are the same
 # The worst first: a claim of several comparisons is as good as the worst of them.
 _WORST_FIRST: tuple[Outcome, ...] = ("not run", "contradicted", "undecided", "no test", "held")
 
@@ -29,6 +31,8 @@ class Comparison:
     """The paper's values, as text; empty where it gives none."""
     margins: tuple[float, ...]
     unit: str = ""
+    silence: str = ""
+    """Why there are no margins although there are runs, as text."""
 
     @property
     def num_seeds(self) -> int:
@@ -39,7 +43,7 @@ class Comparison:
         """The test's name; empty where none is possible."""
         if self.num_seeds < 2:
             return ""
-        return "paired t-test" if all(map(math.isfinite, self.margins)) else "sign test"
+        return "paired t-test" if _have_spread(self.margins) else "sign test"
 
     @property
     def chance(self) -> float | None:
@@ -58,7 +62,7 @@ class Comparison:
         several goes the other way by chance is likelier, so for that the bar is as many times higher.
         """
         if not self.margins:
-            return "not run"
+            return "undecided" if self.silence else "not run"
         if self.chance is None or self.chance_of_opposite is None:
             return "no test"
         if self.chance <= LIKELY_CHANCE:
@@ -83,7 +87,7 @@ class Comparison:
         """The test and what it says, as text."""
         seeds = "one seed" if self.num_seeds == 1 else f"{self.num_seeds} seeds"
         if not self.margins:
-            return "not run"
+            return self.silence or "not run"
         if self.chance is None or self.chance_of_opposite is None:
             way = "points the claimed way" if self.margins[0] > 0 else "does not point the claimed way"
             return f"{seeds}, so no test is possible; it {way}"
@@ -124,10 +128,12 @@ def paired(
     paper: str = "",
     unit: str = "",
     relative: bool = False,
+    silence: str = "both diverged, with every seed",
 ) -> Comparison:
     """The comparison that says ``lower`` is below ``higher``, both values by seed.
 
-    Infinity is a run that diverged. A seed whose two runs both diverged says nothing and is left out.
+    Infinity is a run that diverged. A seed whose two runs both diverged says nothing and is left out, and
+    so is one with NaN for a value.
 
     Args:
         what: the comparison in words.
@@ -136,15 +142,24 @@ def paired(
         paper: the paper's values.
         unit: of the margins.
         relative: margins as shares of the higher value.
+        silence: what to say where all seeds were left out.
     """
     margins = []
-    for seed in sorted(lower.keys() & higher.keys()):
+    seeds = sorted(lower.keys() & higher.keys())
+    for seed in seeds:
         margin = higher[seed] - lower[seed]
         if relative and math.isfinite(margin) and higher[seed]:
             margin /= abs(higher[seed])
         if not math.isnan(margin):
             margins.append(margin)
-    return Comparison(what=what, paper=paper, margins=tuple(margins), unit=unit)
+    is_silent = bool(seeds) and not margins
+    return Comparison(
+        what=what,
+        paper=paper,
+        margins=tuple(margins),
+        unit=unit,
+        silence=silence if is_silent else "",
+    )
 
 
 def student_t_tail(t: float, freedom: int) -> float:
@@ -177,9 +192,13 @@ def _chance(margins: Sequence[float], test: str) -> float | None:
         wins = sum(margin > 0 for margin in margins)
         return float(sum(math.comb(num, k) for k in range(wins, num + 1)) / 2**num)
     mean, deviation = statistics.fmean(margins), statistics.stdev(margins)
-    if deviation == 0.0:
-        return 0.0 if mean > 0 else 1.0
     return student_t_tail(mean / (deviation / math.sqrt(num)), num - 1)
+
+
+def _have_spread(margins: Sequence[float]) -> bool:
+    """Whether the margins are finite and differ by more than rounding."""
+    lowest, highest = min(margins), max(margins)
+    return math.isfinite(highest - lowest) and not math.isclose(lowest, highest, rel_tol=_ROUNDING)
 
 
 def _spread(values: Sequence[float], unit: str) -> str:

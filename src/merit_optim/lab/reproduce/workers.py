@@ -7,6 +7,7 @@ locks decide. What a worker shows goes to its log; the caller is told how far al
 from __future__ import annotations
 
 import contextlib
+import json
 import math
 import multiprocessing
 import os
@@ -20,12 +21,13 @@ from types import TracebackType
 from typing import Self
 
 from merit_optim.lab.compare import PlannedRun, carry_out
-from merit_optim.lab.record import Run, is_locked, read_metrics
+from merit_optim.lab.record import Run, is_locked
 from merit_optim.lab.train import Interrupted
 from merit_optim.lab.train.parallel import Ranks
 from merit_optim.lab.train.signals import StopRequest
 
 _POLL_SECONDS = 1.0
+_BLOCK = 1 << 14  # bytes of the end of a metrics file that are read first
 _DONE: set[Path] = set()
 
 
@@ -103,12 +105,28 @@ def progress(run: PlannedRun) -> tuple[int, float] | None:
 
 
 def last_step(run: PlannedRun) -> tuple[int, float]:
-    """Steps done and the last training loss of a run; none where there is no run yet."""
-    last = 0, math.nan
-    for row in read_metrics(run.folder / "metrics.jsonl"):
-        if row["kind"] == "train":
-            last = row["step"], row["loss"]
-    return last
+    """Steps done and the last training loss of a run; none where there is no run yet.
+
+    It is asked every second, so only the end of the file is read, as far back as a training line needs.
+    """
+    path = run.folder / "metrics.jsonl"
+    end = path.stat().st_size if path.exists() else 0
+    begin, size = end, _BLOCK
+    while begin > 0:
+        begin, size = max(0, end - size), 4 * size
+        for line in reversed(_whole_lines(path, begin, end)):
+            row = json.loads(line)
+            if row["kind"] == "train":
+                return row["step"], float(row["loss"])  # which may be "nan" there
+    return 0, math.nan
+
+
+def _whole_lines(path: Path, begin: int, end: int) -> list[bytes]:
+    """The lines between two places of a file, without those that are cut there."""
+    with path.open("rb") as file:
+        file.seek(begin)
+        *lines, _ = file.read(end - begin).split(b"\n")
+    return lines[1:] if begin > 0 else lines
 
 
 def _end_with_parent() -> None:

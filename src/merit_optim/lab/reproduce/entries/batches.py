@@ -16,8 +16,8 @@ from merit_optim.lab.reproduce.verdict import Comparison, Verdict, paired
 
 _STILL_PAYS = 0.8  # a larger batch pays if it takes at most this share of the steps of the one before
 _TARGET = (
-    "The target is the lowest validation loss that every optimizer reached with every batch, on the mean "
-    "over seeds. All runs have the same number of tokens; learning rates go by the square root of the batch."
+    "The target is the lowest validation loss that every run ended at or below; those that diverged are not "
+    "asked. All runs have the same number of tokens; learning rates go by the square root of the batch."
 )
 
 
@@ -41,14 +41,9 @@ def _at(records: Records, batch: int) -> Records:
 
 
 def target_loss(records: Records) -> float | None:
-    """The lowest loss that every series reached with every batch; those that diverged are not asked."""
-    ends = []
-    for series in records.series:
-        for batch in _batches(records):
-            losses = _at(records.of(series=series), batch).final_losses().values()
-            if losses and all(map(math.isfinite, losses)):
-                ends.append(statistics.fmean(losses))
-    return max(ends, default=None)
+    """The lowest loss that every run ended at or below; those that diverged are not asked."""
+    ends = (own.final_loss() for own in records.all)
+    return max((end for end in ends if end is not None and math.isfinite(end)), default=None)
 
 
 def _steps(records: Records, batch: int, target: float) -> BySeed:
@@ -59,11 +54,15 @@ def efficiency(records: Records, target: float) -> BySeed:
     """By seed: tokens to the target with the smallest batch over those with the largest; 1 is ideal."""
     smallest, *_, largest = _batches(records)
     few, many = _steps(records, smallest, target), _steps(records, largest, target)
-    return {
-        seed: 0.0 if math.isinf(many[seed]) else (few[seed] * smallest) / (many[seed] * largest)
-        for seed in few.keys() & many.keys()
-        if math.isfinite(few[seed]) and many[seed] > 0
-    }
+    shares = {}
+    for seed in few.keys() & many.keys():
+        if math.isinf(few[seed]):
+            continue  # there is nothing to compare with
+        if many[seed] == 0:
+            continue  # it was there before the first step
+        # The largest batch may not have got there: its steps are infinite, and the share is zero.
+        shares[seed] = (few[seed] * smallest) / (many[seed] * largest)
+    return shares
 
 
 def largest_useful_batch(records: Records, target: float) -> int | None:

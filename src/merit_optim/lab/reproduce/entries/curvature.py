@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from merit_optim.lab.models import num_parameters
 from merit_optim.lab.report.tables import NOTHING, Table
@@ -16,12 +16,30 @@ from merit_optim.lab.reproduce.records import Record, Records
 from merit_optim.lab.reproduce.scale import Scale, Trial
 from merit_optim.lab.reproduce.verdict import Verdict, paired
 
+if TYPE_CHECKING:
+    from merit_optim.lab.curvature import CurvatureConfig
+
 _MOST_POINTS = 200
 _PAPER = {"AdamW": (37.231, 12994.91), "MERIT": (12.326, 3444.92)}
 
 
 def _trials(scale: Scale, seeds: int) -> list[Trial]:
     return [scale.trial(scale.gpt2[0], name, seed) for seed in range(seeds) for name in ("adamw", "merit")]
+
+
+def _is_measured(record: Record, config: CurvatureConfig) -> bool:
+    """Whether what is shown has been measured with these settings."""
+    wanted = {
+        "eigenvalues": {"top": config.top},
+        "trace": {"probes": config.probes},
+        "density": {"probes": config.density_probes, "steps": config.density_steps},
+    }
+    found = _parts(record)
+    return all(
+        name in found
+        and found[name]["settings"].items() >= {"sequences": config.sequences, **settings}.items()
+        for name, settings in wanted.items()
+    )
 
 
 def _measure(record: Record, scale: Scale, _: Path | None) -> None:
@@ -35,6 +53,8 @@ def _measure(record: Record, scale: Scale, _: Path | None) -> None:
         density_probes=1,
         density_steps=2 * scale.curvature_probes,
     )
+    if _is_measured(record, config):
+        return  # which can be told without the data
     try:
         measure_curvature(record.folder, config, data=record.config.data)
     except ModuleNotFoundError as error:
@@ -43,13 +63,18 @@ def _measure(record: Record, scale: Scale, _: Path | None) -> None:
         ) from None
 
 
-def _read(record: Record) -> dict[str, Any]:
-    """What was measured at the newest checkpoint that has been measured, by part."""
+def _parts(record: Record) -> dict[str, dict[str, Any]]:
+    """What was measured at the newest checkpoint that has been measured, and how, by part."""
     files = sorted((record.folder / "curvature").glob("step-*.json"))
     if not files:
         return {}
     parts = json.loads(files[-1].read_text(encoding="utf-8"))
-    return {name: part["result"] for name, part in parts.items() if isinstance(part, dict)}
+    return {name: part for name, part in parts.items() if isinstance(part, dict)}
+
+
+def _read(record: Record) -> dict[str, Any]:
+    """The results by part."""
+    return {name: part["result"] for name, part in _parts(record).items()}
 
 
 def _top(record: Record) -> float | None:
