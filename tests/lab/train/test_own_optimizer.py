@@ -1,12 +1,18 @@
 """Optimizers of the user's, named as MODULE:CLASS."""
 
+import signal
+import sys
+
 import pytest
 import torch
 
+from merit_optim import MERIT
 from merit_optim.lab.compare.plan import plan
 from merit_optim.lab.report.gather import display_name
 from merit_optim.lab.train import OptimizerConfig, train
+from merit_optim.lab.train.loop import Trainer
 from merit_optim.lab.train.own_optimizer import load_class
+from merit_optim.lab.train.signals import Interrupted
 from merit_optim.lab.train.snapshot import Snapshot
 
 
@@ -22,19 +28,6 @@ def test_a_class_of_torch_by_its_own_name_trains_as_the_one_that_is_known(change
     assert own.outcome == "finished"
     for (name, one), other in zip(weights(known).items(), weights(own).values(), strict=True):
         torch.testing.assert_close(one, other, msg=name)  # the known one is fused
-
-
-def test_it_goes_on_where_it_was_stopped(changed, tmp_path):
-    config = changed(**{"optimizer.name": "torch.optim:RMSprop", "optimizer.lr": 1e-3})
-    whole = train(config, tmp_path / "whole")
-    train(config, tmp_path / "again")
-    (tmp_path / "again" / "checkpoints" / "step-00000012").rename(tmp_path / "step-00000012")
-    metrics = tmp_path / "again" / "metrics.jsonl"
-    lines = [line for line in metrics.read_text().splitlines() if '"finished"' not in line]
-    metrics.write_text("\n".join(lines) + "\n")
-    again = train(None, tmp_path / "again", resume=True)
-    for one, other in zip(weights(whole).values(), weights(again).values(), strict=True):
-        assert torch.equal(one, other)
 
 
 def test_folders_and_labels_have_the_class_alone(toy, tmp_path):
@@ -60,3 +53,90 @@ def test_a_record_can_be_read_without_the_module():
     assert OptimizerConfig(name="gone_since:Mine", lr=1.0).name == "gone_since:Mine"
     with pytest.raises(ValueError, match="gone_since"):
         load_class("gone_since:Mine")
+
+
+class Counting(torch.optim.SGD):
+    """Keeps a number in its groups and another in its state, as some optimizers do."""
+
+    def step(self, closure=None):
+        for group in self.param_groups:
+            group["num_steps"] = group.get("num_steps", 0) + 1
+            for parameter in group["params"]:
+                state = self.state[parameter]
+                state["age"] = state.get("age", 0) + 1
+                parameter.grad.div_(state["age"] + group["num_steps"])
+        return super().step(closure)
+
+
+class Keeping(torch.optim.SGD):
+    """Keeps what no checkpoint can hold."""
+
+    def step(self, closure=None):
+        self.state[self.param_groups[0]["params"][0]]["words"] = "many"
+        return super().step(closure)
+
+
+class Bounded(MERIT):
+    """One of ours by another name."""
+
+
+class Choosy(torch.optim.SGD):
+    def __init__(self, params, lr):
+        super().__init__(params, lr)
+
+
+@pytest.fixture(autouse=True)
+def _mine(monkeypatch):
+    """This module under a name that can be imported."""
+    monkeypatch.setitem(sys.modules, "mine", sys.modules[__name__])
+
+
+def resumed_after(num_steps, config, folder, monkeypatch):
+    """A run that is stopped by a signal and goes on."""
+    take_step = Trainer.take_step
+
+    def stopping(self, micro_batches):
+        if self.step == num_steps - 1 and not (folder / "stopped").exists():
+            (folder / "stopped").touch()
+            signal.raise_signal(signal.SIGTERM)
+        return take_step(self, micro_batches)
+
+    monkeypatch.setattr(Trainer, "take_step", stopping)
+    with pytest.raises(Interrupted):
+        train(config, folder)
+    return train(config, folder, resume=True)
+
+
+@pytest.mark.parametrize("name", ["mine:Counting", "torch.optim:Adam"])
+def test_numbers_in_its_groups_and_state_come_back(name, changed, tmp_path, monkeypatch):
+    config = changed(**{"optimizer.name": name, "optimizer.lr": 0.3})
+    whole = train(config, tmp_path / "whole")
+    again = resumed_after(4, config, tmp_path / "again", monkeypatch)
+    for one, other in zip(weights(whole).values(), weights(again).values(), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_what_no_checkpoint_can_hold_is_refused_after_the_first_step(changed, tmp_path):
+    with pytest.raises(ValueError, match="Keeping keeps a str as 'words' in its state"):
+        train(changed(**{"optimizer.name": "mine:Keeping"}), tmp_path)
+
+
+def test_one_of_ours_by_another_name_clips_and_skips_as_ours_do(changed, tmp_path):
+    options = {"optimizer.max_grad_norm": 0.1, "nonfinite": "skip"}
+    expected = train(changed(**options), tmp_path / "merit")
+    found = train(changed(**options, **{"optimizer.name": "mine:Bounded"}), tmp_path / "own")
+    for one, other in zip(weights(expected).values(), weights(found).values(), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_a_class_that_does_not_take_the_options(changed, tmp_path):
+    config = changed(**{"optimizer.name": "mine:Choosy", "optimizer.betas": (0.9, 0.9)})
+    with pytest.raises(ValueError, match="Choosy could not be made with parameter groups and lr, betas"):
+        train(config, tmp_path / "run")
+    assert not (tmp_path / "run" / "config.json").exists()
+
+
+def test_two_classes_of_one_name_cannot_share_a_folder(toy, tmp_path):
+    names = ["torch.optim:Adam", "torch.optim.adam:Adam"]
+    with pytest.raises(ValueError, match=r"torch\.optim:Adam .* and torch\.optim\.adam:Adam .* one folder"):
+        plan(toy, tmp_path, optimizers=names, seeds=[0], learning_rates={name: [0.1] for name in names})

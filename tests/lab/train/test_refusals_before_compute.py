@@ -142,6 +142,19 @@ def test_two_processes_on_one_directory(toy, tmp_path, capfd):
 
 
 @pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        ({"optimizer.betas": (1.5, 0.9)}, "betas"),
+        ({"optimizer.overrides": ("*:foo=1",)}, "sets foo, which merit does not have"),
+        ({"optimizer.overrides": ("*nowhere*:eps=1",)}, "nowhere"),
+        ({"optimizer.name": "adamw", "optimizer.overrides": ("*:clip=1",)}, "sets clip, which adamw"),
+    ],
+)
+def test_options_that_the_optimizer_refuses(options, match, refused, changed):
+    refused(changed(**options), match)
+
+
+@pytest.mark.parametrize(
     ("name", "match"),
     [
         ("nowhere_to_be_found:Mine", "No module named 'nowhere_to_be_found'; install .* PYTHONPATH"),

@@ -186,9 +186,25 @@ def test_a_second_interrupt_from_the_keyboard_is_obeyed_at_once(toy, tmp_path, b
         train(toy, tmp_path)
 
 
-def test_a_signal_in_the_last_step_comes_too_late(toy, tmp_path, before_step):
+def test_a_signal_in_the_last_step_comes_too_late_for_the_run_and_is_the_callers(toy, tmp_path, before_step):
     before_step(11, lambda: os.kill(os.getpid(), signal.SIGTERM))
-    assert train(toy, tmp_path).status == "finished"
+    came = []
+    handler = signal.signal(signal.SIGTERM, lambda signum, _: came.append(signum))
+    try:
+        assert train(toy, tmp_path).status == "finished"
+    finally:
+        signal.signal(signal.SIGTERM, handler)
+    assert came == [signal.SIGTERM]
+
+
+def test_data_that_have_moved(toy, changed, tmp_path, die_before_step, never_stopped, measured):
+    before = shutil.copytree(toy.data, tmp_path / "before")
+    die_before_step(changed(data=before), tmp_path / "run", 6)
+    before.rename(tmp_path / "after")
+    with pytest.raises(ValueError, match="before"):
+        train(None, tmp_path / "run", resume=True)
+    run = train(changed(data=tmp_path / "after"), tmp_path / "run", resume=True)
+    assert measured(run) == measured(never_stopped(toy))
 
 
 def test_checkpoints_by_the_clock(changed, tmp_path):

@@ -57,6 +57,7 @@ def plan(
                 config = dataclasses.replace(base, optimizer=optimizer, seed=seed).resolve(dataset.vocab_size)
                 run_name = f"{short_name(name)}-lr{config.optimizer.lr:g}-seed{seed}"
                 planned.append(PlannedRun(folder / run_name, config))
+    check_folders(planned)
     for own in planned:
         if own.exists:
             rule = "runs of one comparison share their configuration"
@@ -102,3 +103,19 @@ def check_same(run: Run, planned: TrainConfig, dataset: Dataset, rule: str) -> N
             f"{run.folder} holds a run with another {', '.join(differing)}; {rule}. Choose another folder "
             "with --out, or remove that run."
         )
+
+
+def check_folders(planned: Sequence[PlannedRun]) -> None:
+    """Raise where two runs would be kept in one folder."""
+    first: dict[Path, PlannedRun] = {}
+    for own in planned:
+        if other := first.get(own.folder):
+            both = " and ".join(
+                f"{run.config.optimizer.name} with learning rate {run.config.optimizer.lr}"
+                for run in (other, own)
+            )
+            raise ValueError(
+                f"{both} would be kept in one folder, {own.folder}; give classes other names or take "
+                "learning rates further apart, or use two folders"
+            )
+        first[own.folder] = own

@@ -7,7 +7,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from merit_optim.lab.compare.plan import PlannedRun, check_distinct, check_same, parse_learning_rates
+from merit_optim.lab.compare.plan import (
+    PlannedRun,
+    check_distinct,
+    check_folders,
+    check_same,
+    parse_learning_rates,
+)
 from merit_optim.lab.data import Dataset
 from merit_optim.lab.record import Run
 from merit_optim.lab.report.gather import flatten, show
@@ -63,6 +69,7 @@ class Grid:
             for values in self.combinations()
             for lr in rates
         ]
+        check_folders(planned)
         self._check_existing(dataset)
         return planned
 

@@ -19,10 +19,11 @@ import json
 import shutil
 import warnings
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
+import torch
 from torch import nn
 from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
 from torch.distributed.checkpoint.api import CheckpointException
@@ -56,6 +57,8 @@ class Manifest:
     """Fingerprint of the configuration."""
     files: dict[str, str]
     """The sha256 of each file."""
+    groups: list[dict[str, float]] = field(default_factory=list)
+    """Numbers in the optimizer's parameter groups, where some optimizers count."""
     format: int = _FORMAT
 
 
@@ -86,7 +89,12 @@ def save(
         _write_tensors(partial, module, optimizer, ranks)
         files = _hash_files(partial, ranks)
         manifest = Manifest(
-            step=step, metrics_offset=metrics_offset, seconds=seconds, config=config, files=files
+            step=step,
+            metrics_offset=metrics_offset,
+            seconds=seconds,
+            config=config,
+            files=files,
+            groups=_group_numbers(optimizer),
         )
         ranks.first(lambda: _complete(partial, target, manifest))
     except OSError:
@@ -133,13 +141,21 @@ def load(path: Path, module: nn.Module, optimizer: Optimizer, ranks: Ranks) -> N
     with _alone_without_a_warning():
         state_dict_loader.load(state.tensors, storage_reader=reader, no_dist=ranks.size == 1)
     state.apply(module, optimizer)
+    numbers = json.loads((path / "manifest.json").read_text(encoding="utf-8")).get("groups", [])
+    for group, own in zip(optimizer.param_groups, numbers, strict=False):  # one group for weights alone
+        group.update({key: value for key, value in own.items() if key in group})
+
+
+def _group_numbers(optimizer: Optimizer) -> list[dict[str, float]]:
+    """The numbers among the options of each group, but the learning rate, which follows from the step."""
+    return [
+        {key: value for key, value in group.items() if type(value) in (int, float) and key != "lr"}
+        for group in optimizer.param_groups
+    ]
 
 
 class _State:
-    """Model and optimizer as one dictionary of tensors.
-
-    Learning rate, betas and the like are not in it: they follow from the configuration and the step.
-    """
+    """Model and optimizer as one dictionary of tensors."""
 
     def __init__(self, module: nn.Module, optimizer: Optimizer) -> None:
         self._model = get_model_state_dict(module)
@@ -147,11 +163,16 @@ class _State:
         self.tensors: dict[str, Any] = {f"model.{name}": value for name, value in self._model.items()}
         for name, values in self._optimizer["state"].items():
             for key, value in values.items():
-                # A step count is a scalar, which safetensors cannot be read in slices of.
-                self.tensors[f"optimizer.{name}.{key}"] = value.reshape(-1) if value.ndim == 0 else value
+                # A step count is a scalar, which safetensors cannot be read in slices of, or a number.
+                tensor = torch.as_tensor(value, dtype=None if torch.is_tensor(value) else torch.float64)
+                self.tensors[f"optimizer.{name}.{key}"] = tensor.reshape(-1) if tensor.ndim == 0 else tensor
 
     def apply(self, module: nn.Module, optimizer: Optimizer) -> None:
         """Give the tensors, which were read into, back to their owners."""
+        for name, values in self._optimizer["state"].items():
+            for key, value in values.items():
+                if not torch.is_tensor(value):
+                    values[key] = type(value)(self.tensors[f"optimizer.{name}.{key}"].item())
         set_model_state_dict(module, self._model)
         set_optimizer_state_dict(module, optimizer, self._optimizer)
 

@@ -29,6 +29,7 @@ from merit_optim.lab.train.optimizer import (
     update_curvature,
     update_recorded,
 )
+from merit_optim.lab.train.own_optimizer import check_state
 from merit_optim.lab.train.parallel import Ranks, gradients_added, share
 from merit_optim.lab.train.reporter import Reporter, reporting
 from merit_optim.lab.train.schedule import learning_rate
@@ -93,7 +94,7 @@ class Trainer:
         self.model = build(config.model)
         self.micro_batch = choose_micro_batch(config, self.model, ranks)
         if self.is_compiled:
-            begin_compiling_for(config.model, self.micro_batch)
+            begin_compiling_for(config.model, config.batch, self.micro_batch, self.is_bf16, ranks.size)
         self.module = share(self.model, config.parallel, ranks, compiled=self.is_compiled)
         self.optimizer = create_optimizer(config, self.model)
         if start.checkpoint is not None:
@@ -120,12 +121,17 @@ class Trainer:
 
     def run(self) -> None:
         """Take the steps that are left, and measure and save on the way."""
+        first_step = self.step
+        if self.ranks.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self.ranks.device)
         if self.step == 0:
             self.validate()
         with self.prefetched() as micro_batches:
             while self.step < self.steps:
                 self.in_flight.append(self.take_step(micro_batches))
                 self.step += 1
+                if self.step == first_step + 1:
+                    check_state(self.optimizer)
                 self.report_steps(leave=self.num_left_in_flight)
                 at_end = self.step == self.steps
                 if at_end or self.is_due(self.config.measure.validation_every):

@@ -14,11 +14,11 @@ from torch.optim import Optimizer
 from merit_optim.lab.models import LanguageModel
 from merit_optim.lab.train.config import TrainConfig
 from merit_optim.lab.train.gradients import clip_gradients
-from merit_optim.lab.train.own_optimizer import is_own, load_class
+from merit_optim.lab.train.own_optimizer import construct, is_own, load_class
 from merit_optim.lab.train.parallel import Ranks
 from merit_optim.optim.base import SafeOptimizer
 from merit_optim.optim.groups import param_groups
-from merit_optim.optim.registry import create
+from merit_optim.optim.registry import OPTIMIZERS, create
 from merit_optim.optim.sophia import SophiaG, sampled_label_loss
 from merit_optim.optim.statistics import UpdateStatistics
 from merit_optim.optim.trust import TrustRatioOptimizer
@@ -36,22 +36,22 @@ _LEFT_OUT: dict[str, dict[str, Any]] = {
 def create_optimizer(config: TrainConfig, model: LanguageModel) -> Optimizer:
     """The configured optimizer over a model that has been shared among the ranks already."""
     chosen = config.optimizer
+    cls = load_class(chosen.name) if is_own(chosen.name) else OPTIMIZERS[chosen.name].optimizer
     options: dict[str, Any] = {"lr": chosen.lr}
     if chosen.betas is not None:
         options["betas"] = chosen.betas
     for part in chosen.without:
         options |= _LEFT_OUT[part]
-    if chosen.name == "adamw":
-        options["fused"] = True
-    elif not is_own(chosen.name):
+    if cls is torch.optim.AdamW:
+        options["fused"] = not next(model.parameters()).is_meta  # where there is nothing to compute
+    if isinstance(cls, type) and issubclass(cls, SafeOptimizer):
         options["max_grad_norm"] = chosen.max_grad_norm
         options["nonfinite"] = "skip" if config.nonfinite == "skip" else "propagate"
     overrides = chosen.overrides_by_pattern()
     groups = param_groups(model, chosen.weight_decay, overrides=overrides)
-    if is_own(chosen.name):
-        optimizer = load_class(chosen.name)(groups, **options)
-    else:
-        optimizer = create(chosen.name, groups, **options)
+    optimizer = (
+        construct(cls, groups, options) if is_own(chosen.name) else create(chosen.name, groups, **options)
+    )
     for option in {option for own in overrides.values() for option in own}:
         if option not in optimizer.defaults:
             raise ValueError(

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Callable
+from typing import Any
 
+from torch import Tensor
 from torch.optim import Optimizer
 
 
@@ -32,7 +35,7 @@ def load_class(name: str) -> type[Optimizer]:
     module_name, _, class_name = name.partition(":")
     try:
         module = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
+    except ImportError as error:
         raise ValueError(
             f"optimizer.name is {name!r}, but {error}; install the module, or set PYTHONPATH to its folder"
         ) from error
@@ -42,3 +45,26 @@ def load_class(name: str) -> type[Optimizer]:
         what = "nothing of that name" if found is None else f"{found!r}, which is no torch.optim.Optimizer"
         raise ValueError(f"optimizer.name is {name!r}, but {module_name} has {what}; its classes are {own}")
     return found
+
+
+def construct(
+    cls: Callable[..., Optimizer], groups: list[dict[str, Any]], options: dict[str, Any]
+) -> Optimizer:
+    """An optimizer over parameter groups, with options that it must take."""
+    try:
+        return cls(groups, **options)
+    except TypeError as error:
+        raise ValueError(
+            f"{cls.__name__} could not be made with parameter groups and {', '.join(options)}: {error}"
+        ) from error
+
+
+def check_state(optimizer: Optimizer) -> None:
+    """Raise where an optimizer that has taken a step keeps what no checkpoint can hold."""
+    for state in optimizer.state.values():
+        for key, value in state.items():
+            if not isinstance(value, Tensor | int | float):
+                raise ValueError(
+                    f"{type(optimizer).__name__} keeps a {type(value).__name__} as {key!r} in its state; "
+                    "checkpoints hold tensors and numbers"
+                )

@@ -32,7 +32,11 @@ class StopRequest:
 
 @contextlib.contextmanager
 def listening() -> Iterator[StopRequest]:
-    """Take the signals while inside; afterwards they do what they did before."""
+    """Take the signals while inside; afterwards they do what they did before.
+
+    One that came too late, while the run ended by itself, is then the caller's: it does what it would
+    have done, so that several runs in a row are not carried on against it.
+    """
     request = StopRequest()
     before = {asking: signal.signal(asking, request._handle) for asking in _ASKING}
     try:
@@ -40,3 +44,5 @@ def listening() -> Iterator[StopRequest]:
     finally:
         for asking, handler in before.items():
             signal.signal(asking, handler)
+    if request.signum:
+        signal.raise_signal(request.signum)

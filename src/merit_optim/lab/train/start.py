@@ -7,12 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from merit_optim.lab.data import Batches, Dataset, validation_sequences
-from merit_optim.lab.models import num_parameters
+from merit_optim.lab.models import build, num_parameters
 from merit_optim.lab.record import Run, differences, environment, import_wandb
 from merit_optim.lab.train import checkpoint
 from merit_optim.lab.train.config import TrainConfig
-from merit_optim.lab.train.own_optimizer import is_own, load_class
+from merit_optim.lab.train.optimizer import create_optimizer
 from merit_optim.lab.train.parallel import Ranks
 
 
@@ -50,6 +52,8 @@ def resume_run(config: TrainConfig | None, folder: Path, ranks: Ranks) -> Start:
     own = TrainConfig.from_dict(run.config)
     if run.outcome == "finished":
         return Start(run=run, config=own, what="finished", message="")
+    if config is not None:  # the data may have moved since
+        own = dataclasses.replace(own, data=config.data.resolve())
     dataset = Dataset.open(own.data)
     if config is not None:
         _check_same(own, config.resolve(dataset.vocab_size), folder)
@@ -89,8 +93,8 @@ def _check(config: TrainConfig, dataset: Dataset, ranks: Ranks) -> None:
         )
     if config.measure.wandb is not None:
         import_wandb()
-    if is_own(config.optimizer.name):
-        load_class(config.optimizer.name)
+    with torch.device("meta"):
+        create_optimizer(config, build(config.model))
     Batches(dataset.train, context=config.model.context, batch=config.batch, seed=config.seed)
     if config.measure.validation_every:
         validation_sequences(dataset.validation, config.model.context, config.measure.validation_sequences)
