@@ -77,7 +77,10 @@ def main() -> None:
     )
     loader = DataLoader(TensorDataset(sequences(320)), batch_size=BATCH)
     trainer.fit(Model(), loader, ckpt_path=str(last) if last.exists() else None)
-    print(f"step {trainer.global_step}: loss {trainer.callback_metrics['loss'].item():.6f}")
+    if "loss" in trainer.callback_metrics:
+        print(f"step {trainer.global_step}: loss {trainer.callback_metrics['loss'].item():.6f}")
+    else:
+        print(f"{arguments.epochs} epochs are done; ask for more with --epochs")
 
 
 if __name__ == "__main__":

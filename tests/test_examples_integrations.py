@@ -120,5 +120,8 @@ def test_accelerate_goes_beyond_an_epoch_and_knows_when_it_is_done(tmp_path, mon
 def test_lightning(tmp_path, monkeypatch, capsys) -> None:
     needs("lightning")
     assert_resumes("lightning_train.py", "--epochs", (1, 2), "--folder", tmp_path, monkeypatch, capsys)
+    arguments = ("--epochs", "2", "--folder", str(tmp_path / "parts"))
+    run("lightning_train.py", *arguments, monkeypatch=monkeypatch)
+    assert "2 epochs are done" in capsys.readouterr().out
     logged = (tmp_path / "whole" / "logs" / "version_0" / "metrics.csv").read_text().splitlines()
     assert {"attention/max_logit", "update/clipped", "loss"} <= set(logged[0].split(","))

@@ -19,6 +19,7 @@ def update_scalars(
     ratio, and the relative change. Waits for the device, once.
 
     Examples:
+        >>> import torch
         >>> from merit_optim import MERIT
         >>> linear = torch.nn.Linear(4, 4)
         >>> optimizer = MERIT(linear.named_parameters())

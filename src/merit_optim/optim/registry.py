@@ -57,7 +57,7 @@ OPTIMIZERS: Mapping[str, Preset] = {
     "maxlamb": Preset(optimizer=MaxLAMB, options=_ADAM_BETAS),
     "merit": Preset(optimizer=MERIT, options=_ADAM_BETAS, learning_rates=_gpt2(9e-3, 9e-3, 6e-3)),
 }
-"""The names that ``create`` knows, each with the paper's settings."""
+"""What ``create`` knows: adamw, lion, sophiag, lamb, maxlamb and merit, each with the paper's settings."""
 
 
 def create(name: str, params: ParamsT, *, model: str | None = None, **options: Any) -> Optimizer:
