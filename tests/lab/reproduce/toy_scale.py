@@ -11,7 +11,7 @@ RATES = {"adamw": 1e-3, "lamb": 1e-2, "maxlamb": 1e-2, "merit": 1e-2, "lion": 1e
 
 def make_scale(*, steps: int = 4, seeds: int = 2, **changes: object) -> Scale:
     """A scale whose runs take a few steps of a few hundred tokens."""
-    setting = Setting(name="toy", model=MODEL, batch=8, tokens=steps * 8 * 16, rates=RATES)
+    setting = Setting(name="toy", model=MODEL, batch=8, tokens=steps * 8 * 16, rates=dict(RATES))
     llama = dataclasses.replace(setting, name="toy llama", model=dataclasses.replace(MODEL, family="llama"))
     wide = dataclasses.replace(setting, name="wide", model=dataclasses.replace(MODEL, width=24, layers=1))
     deep = dataclasses.replace(setting, name="deep", model=dataclasses.replace(MODEL, width=12, layers=4))
