@@ -1,6 +1,7 @@
 """The monitor on models of plain torch, against logits that are all held at once."""
 
 import math
+from contextlib import suppress
 
 import pytest
 import torch
@@ -36,6 +37,22 @@ class Block(nn.Module):
 
     def forward(self, x):
         return x + self.attention(self.norm(x))
+
+
+class OutOfLuck(Exception):
+    """What a model raises in these tests; no error of torch or of the monitor is mistaken for it."""
+
+
+class Failing(nn.Module):
+    """Attends, and fails then."""
+
+    def __init__(self, error: type[BaseException] = OutOfLuck) -> None:
+        super().__init__()
+        self.attention, self.error = Attention(), error
+
+    def forward(self, x):
+        self.attention(x)
+        raise self.error
 
 
 class Stack(nn.Sequential):
@@ -216,6 +233,63 @@ def test_attached_to_a_pass_that_fails_it_goes_on_with_the_next() -> None:
         scaled_dot_product_attention(*torch.ones(3, 1, 1, 4, 8))  # nobody's, and not of the pass that failed
     with pytest.warns(UserWarning, match="no attention was seen"):
         assert monitor.read() is None
+
+
+def test_attached_a_model_raises_its_own_errors() -> None:
+    model = Failing()
+    monitor = AttentionMonitor(model)
+    detach = monitor.attach()
+    for _ in range(2):
+        with pytest.raises(OutOfLuck):
+            model(batch())
+        assert torch._C._len_torch_function_stack() == 0
+        assert list(monitor.read().max_logits) == ["attention"]
+    detach()
+    assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
+
+
+def test_attached_to_a_pass_that_is_interrupted_it_goes_on_with_the_next() -> None:
+    """An interrupt calls no hooks at all."""
+    model = Failing(KeyboardInterrupt)
+    monitor = AttentionMonitor(model)
+    detach = monitor.attach()
+    for _ in range(2):
+        with pytest.raises(KeyboardInterrupt):
+            model(batch())
+        assert torch._C._len_torch_function_stack() == 1
+    model.error = OutOfLuck
+    with pytest.raises(OutOfLuck):
+        model(batch())
+    assert torch._C._len_torch_function_stack() == 0
+    detach()
+    assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
+
+
+def test_modules_that_failed_are_left_with_the_one_that_caught_the_error() -> None:
+    class Catching(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.failing, self.instead = Failing(), Attention()
+
+        def forward(self, x):
+            with suppress(OutOfLuck):
+                self.failing(x)
+            return self.instead(x)
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.catching = Catching()
+
+        def forward(self, x):
+            x = self.catching(x)
+            return F.scaled_dot_product_attention(x, x, x)
+
+    monitor = AttentionMonitor(Model())
+    with monitor:
+        monitor.model(batch())
+    names = ["Model", "catching.failing.attention", "catching.instead"]
+    assert list(monitor.read().max_logits) == names
 
 
 def test_off_there_is_nothing_of_it() -> None:

@@ -75,12 +75,7 @@ class AttentionMonitor:
         """Begin a step: what entering the ``with`` block does, for callbacks that cannot hold one."""
         if self._watched is not None:
             raise RuntimeError("this monitor is in a step already; stop() ends it, or leaving its with block")
-        self._interception.path.clear()  # of what a pass that failed left there
-        with ExitStack() as stack:
-            if self._num_steps % self.every == 0:
-                self._watch(stack)
-            self._watched = stack.pop_all()
-        self._num_steps += 1
+        self._start(running=None)
 
     def stop(self) -> None:
         """End a step. Without one there is nothing to do."""
@@ -100,9 +95,8 @@ class AttentionMonitor:
             )
 
         def begin(model: nn.Module, _: Any) -> None:
-            self.start()
-            if _may_attend(model):
-                self._interception.path.append(model)  # its own hook comes too late for this pass
+            self.stop()  # a pass that was interrupted, which calls no hooks
+            self._start(running=model)
 
         hooks = [
             self.model.register_forward_pre_hook(begin),
@@ -128,22 +122,37 @@ class AttentionMonitor:
         seen, self._seen = self._seen, {}
         return combine(seen, group) if seen else None
 
-    def _watch(self, stack: ExitStack) -> None:
+    def _start(self, *, running: nn.Module | None) -> None:
+        """Begin a step, with a module ``running`` whose hooks must stay as they are."""
+        with ExitStack() as stack:
+            if self._num_steps % self.every == 0:
+                self._watch(stack, running)
+            self._watched = stack.pop_all()
+        self._num_steps += 1
+
+    def _watch(self, stack: ExitStack, running: nn.Module | None) -> None:
         modules = {name: module for name, module in self.model.named_modules() if _may_attend(module)}
         path = self._interception.path
+        path.clear()  # of what a pass that was interrupted left there
 
         def enter(module: nn.Module, _: Any) -> None:
             path.append(module)
 
-        def leave(*_: Any) -> None:
-            path.pop()
+        def leave(module: nn.Module, *_: Any) -> None:
+            # With those in it that failed, which were not left. (Hooks that are always called would leave
+            # them at once, but torch.compile makes a new graph whenever one is registered.)
+            while path and path.pop() is not module:
+                pass
 
         hooks: list[RemovableHandle] = []
         stack.callback(self._collect, modules)
         stack.callback(_remove, hooks)
         for module in modules.values():
-            hooks.append(module.register_forward_pre_hook(enter))
-            hooks.append(module.register_forward_hook(leave))
+            if running is not None and module is running:
+                path.append(module)
+            else:
+                hooks.append(module.register_forward_pre_hook(enter))
+                hooks.append(module.register_forward_hook(leave))
         stack.enter_context(intercepted_registry(self._interception))
         stack.enter_context(self._interception)
 
