@@ -15,7 +15,7 @@ from optimizer_cases import (
     take_steps,
 )
 
-from merit_optim import LAMB, MERIT
+from merit_optim import LAMB, MERIT, Lion
 
 every_family_class = pytest.mark.parametrize("optimizer_class", FAMILY, ids=name_of)
 MOMENTS = ("step", "exp_avg", "exp_avg_sq")
@@ -138,3 +138,15 @@ def test_adamw_with_its_step_count_on_the_gpu_is_loaded_too(options) -> None:
     assert_same_bits(moments(merit), moments(adamw))
     take_steps(merit, 1, first=2)
     assert {state["step"].item() for state in merit.state.values()} == {3.0}
+
+
+def test_moments_that_another_optimizer_left_alone_are_not_kept_for_a_third(device) -> None:
+    adamw = torch.optim.AdamW(parameters(device), amsgrad=True)
+    take_steps(adamw, 2)
+    lion = Lion(parameters(device))
+    lion.load_state_dict(copy.deepcopy(adamw.state_dict()))
+    assert {key for state in lion.state.values() for key in state} == {"step", "exp_avg"}
+    lion.state[lion.param_groups[0]["params"][0]]["own"] = torch.ones(1)
+    again = Lion(parameters(device))
+    again.load_state_dict(copy.deepcopy(lion.state_dict()))
+    assert "own" in again.state[again.param_groups[0]["params"][0]]

@@ -120,3 +120,11 @@ def test_the_groups_train_in_this_optimizer_and_in_torchs() -> None:
         optimizer.step()
         changed = {name for name, p in model.named_parameters() if not torch.equal(p, before[name])}
         assert changed == {"embedding.weight", "norm.weight", "norm.bias", "scale"}
+
+
+def test_learning_rates_in_tensors_stay_apart_even_where_they_are_equal() -> None:
+    rates = [torch.tensor(0.1), torch.tensor(0.1)]
+    overrides = {"conv.*": {"lr": rates[0]}, "embedding.*": {"lr": rates[1]}}
+    groups = param_groups(Model(), overrides=overrides)
+    own = {id(group["lr"]) for group in groups if "lr" in group}
+    assert own == {id(rate) for rate in rates}

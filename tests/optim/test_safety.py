@@ -269,3 +269,31 @@ def test_a_checked_and_clipped_step_never_waits_for_the_gpu(optimizer_class, bad
     assert optimizer.num_skipped_steps == (0 if bad is None else 1)
     if bad is not None:
         assert_unchanged(optimizer, before)
+
+
+@pytest.mark.parametrize("nonfinite", ["skip", "raise"])
+def test_a_large_gradient_in_float64_is_finite(nonfinite) -> None:
+    param = torch.nn.Parameter(torch.ones(2, dtype=torch.float64))
+    optimizer = MERIT([param], nonfinite=nonfinite)
+    param.grad = torch.full((2,), 1e39, dtype=torch.float64)
+    optimizer.step()
+    assert optimizer.num_skipped_steps == 0
+
+
+@every_own_class
+def test_a_group_added_after_loading_has_the_loaded_options(optimizer_class) -> None:
+    saved = optimizer_class(parameters("cpu"), max_grad_norm=2.0, nonfinite="skip").state_dict()
+    optimizer = optimizer_class(parameters("cpu"))
+    optimizer.load_state_dict(saved)
+    optimizer.add_param_group({"params": [torch.nn.Parameter(torch.ones(3))]})
+    assert [group["max_grad_norm"] for group in optimizer.param_groups] == [2.0, 2.0]
+    assert [group["nonfinite"] for group in optimizer.param_groups] == ["skip", "skip"]
+
+
+@every_own_class
+def test_a_misspelt_option_of_a_group_is_refused_and_a_users_own_key_is_not(optimizer_class) -> None:
+    param = torch.nn.Parameter(torch.ones(3))
+    with pytest.raises(ValueError, match=r"'weight_decays'.*did you mean 'weight_decay'"):
+        optimizer_class([{"params": [param], "weight_decays": 0.1}])
+    optimizer = optimizer_class([{"params": [param], "name": "head", "lr_scale": 0.1, "initial_lr": 1.0}])
+    assert optimizer.param_groups[0]["name"] == "head"

@@ -114,3 +114,15 @@ def test_parameters_without_a_gradient_keep_their_curvature(device) -> None:
     optimizer.zero_grad()
     optimizer.update_hessian(num_labels=1)  # nothing to learn from, nothing learned
     torch.testing.assert_close(optimizer.state[first]["hessian"], torch.full((3,), 0.01, device=device))
+
+
+def test_the_curvature_is_due_by_the_steps_taken_whatever_the_first_parameter_had(device) -> None:
+    first, second = (nn.Parameter(torch.ones(3, device=device)) for _ in range(2))
+    optimizer = SophiaG([first, second], hessian_interval=3)
+    due = []
+    for step in range(7):
+        due.append(optimizer.hessian_due)
+        first.grad = torch.ones(3, device=device) if step == 0 else None
+        second.grad = torch.ones(3, device=device)
+        optimizer.step()
+    assert due == [True, False, False] * 2 + [True]

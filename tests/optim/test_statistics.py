@@ -173,3 +173,44 @@ def test_relative_change_of_lamb_is_the_learning_rate(device) -> None:
     for measured in statistics.values():
         assert measured.relative_change == pytest.approx(0.25, rel=1e-5)
         assert measured.clipped == measured.bounded == 0
+
+
+def test_a_recording_inside_another_leaves_it_what_it_saw(device) -> None:
+    optimizer = MERIT(parameters(device))
+    with optimizer.recording() as outer:
+        with optimizer.recording() as inner:
+            take_steps(optimizer, 1)
+        assert outer.keys() == inner.keys() != set()
+        outer.clear()
+        take_steps(optimizer, 1, first=1)
+        assert outer.keys() == inner.keys()
+
+
+def test_a_skipped_step_leaves_no_statistics_of_the_one_before() -> None:
+    optimizer = MERIT(parameters("cpu"), nonfinite="skip")
+    with optimizer.recording() as statistics:
+        take_steps(optimizer, 1)
+        assert statistics
+        optimizer.param_groups[0]["params"][0].grad.fill_(torch.nan)
+        optimizer.step()
+        assert not statistics
+
+
+def test_parameters_of_one_name_are_refused() -> None:
+    layers = [torch.nn.Linear(size, size) for size in (3, 5)]
+    optimizer = MERIT([{"params": list(layer.named_parameters())} for layer in layers])
+    with pytest.raises(ValueError, match="2 parameters are named 'weight'"), optimizer.recording():
+        pass
+    take_steps(optimizer, 1)
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script:DeprecationWarning")  # of what dynamo imports
+def test_a_compiled_step_is_recorded_too() -> None:
+    torch.compiler.reset()
+    optimizer = MERIT(parameters("cpu"))
+    step = torch.compile(optimizer.step, backend="eager")
+    take_steps(optimizer, 1)
+    step()
+    with optimizer.recording() as statistics:
+        step()
+    assert len(statistics) == len(optimizer.param_groups[0]["params"])

@@ -7,6 +7,7 @@ be refused is refused before anything is changed.
 
 from __future__ import annotations
 
+import difflib
 import operator
 from collections.abc import Callable, Iterator
 from typing import Any, ClassVar, Literal, cast
@@ -19,12 +20,14 @@ from torch.optim.optimizer import ParamsT, _use_grad_for_differentiable
 
 from merit_optim.optim import validate
 from merit_optim.optim.engines.gradients import all_finite, total_norm
-from merit_optim.optim.engines.placements import any_sharded, local
+from merit_optim.optim.engines.placements import any_sharded, is_sharded, local
 from merit_optim.optim.engines.sharded import Sharding
 from merit_optim.optim.engines.work import Control, Controls, Work, apart, by_device, items_of
 
 NonFinite = Literal["propagate", "skip", "raise"]
 NONFINITE: tuple[NonFinite, ...] = ("propagate", "skip", "raise")
+
+_KEYS_OF_TORCH = {"params", "param_names", "initial_lr"}
 
 # These concern the step as a whole, so groups cannot differ in them.
 WHOLE_STEP_OPTIONS = ("max_grad_norm", "nonfinite")
@@ -79,6 +82,7 @@ class SafeOptimizer(Optimizer):
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add parameters, with their own options, to those being optimized."""
         if isinstance(param_group, dict):
+            self._check_option_names(param_group)
             self._check_group({**self.defaults, **param_group})
             for option in WHOLE_STEP_OPTIONS:
                 value = param_group.get(option, self.defaults[option])
@@ -96,6 +100,15 @@ class SafeOptimizer(Optimizer):
         except (TypeError, ValueError):
             self.param_groups.pop()
             raise
+
+    def _check_option_names(self, param_group: dict[str, Any]) -> None:
+        """Raise where an option is misspelt; other keys are the user's own, as in torch's optimizers."""
+        for key in param_group.keys() - self.defaults.keys() - _KEYS_OF_TORCH:
+            if nearest := difflib.get_close_matches(key, self.defaults, n=1, cutoff=0.85):
+                raise ValueError(
+                    f"a parameter group has {key!r}, which {type(self).__name__} does not know; did you mean "
+                    f"{nearest[0]!r}?"
+                )
 
     def _named(self, group_index: int) -> Iterator[tuple[str, Tensor]]:
         group = self.param_groups[group_index]
@@ -124,7 +137,7 @@ class SafeOptimizer(Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        if torch.compiler.is_compiling() and self._is_sharded():
+        if torch.compiler.is_compiling() and self._leaves_the_graph():
             self._take_step_uncompiled()
         else:
             self._take_step()
@@ -143,8 +156,11 @@ class SafeOptimizer(Optimizer):
 
     @_disable_dynamo
     def _take_step_uncompiled(self) -> None:
-        """For sharded parameters: the compiler would have each rank take its shard for the whole."""
         self._take_step()
+
+    def _leaves_the_graph(self) -> bool:
+        """Whether the step cannot be compiled: each rank would take its shard for the whole."""
+        return self._is_sharded()
 
     def _is_sharded(self) -> bool:
         return any(any_sharded(group["params"]) for group in self.param_groups)
@@ -355,6 +371,8 @@ class SafeOptimizer(Optimizer):
             super().load_state_dict(state_dict)
         finally:
             handle.remove()
+        for option in WHOLE_STEP_OPTIONS:  # what a group that is added later has by default
+            self.defaults[option] = self.param_groups[0][option]
 
     @staticmethod
     def _before_load(optimizer: Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
@@ -363,14 +381,17 @@ class SafeOptimizer(Optimizer):
         named = [pair for index in range(len(self.param_groups)) for pair in self._named(index)]
         # Not strict: torch itself complains about a wrong number, and says it well.
         params: dict[int, tuple[str, Tensor]] = dict(zip(saved_ids, named, strict=False))
+        groups = state_dict["param_groups"]
+        ours = all(group.get("algorithm") == self.ALGORITHM for group in groups)
         state = {}
         for param_id, saved in state_dict["state"].items():
             if param_id in params:
                 name, param = params[param_id]
                 self._check_saved(name, param, saved)
-                saved = {k: _AsSaved(v) if isinstance(v, Tensor) else v for k, v in saved.items()}
+                # What this optimizer does not keep up to date would be wrong when another reads it again.
+                known = saved if ours else {key: saved[key] for key in ("step", *self.STATE_KEYS) if saved}
+                saved = {k: _AsSaved(v) if isinstance(v, Tensor) else v for k, v in known.items()}
             state[param_id] = saved
-        groups = state_dict["param_groups"]
         if len(groups) == len(self.param_groups):
             groups = [
                 saved if saved.get("algorithm") == self.ALGORITHM else {**current, "params": saved["params"]}
@@ -387,6 +408,11 @@ class SafeOptimizer(Optimizer):
                 f"{['step', *self.STATE_KEYS]}. Start it with fresh state instead."
             )
         for key in self.STATE_KEYS:
+            if saved and is_sharded(param) and not is_sharded(saved[key]):
+                raise ValueError(
+                    f"{name} is a DTensor and its saved {key} is not; load whole states through "
+                    "torch.distributed.checkpoint.state_dict.set_optimizer_state_dict, which shards them."
+                )
             if saved and tuple(saved[key].shape) != tuple(param.shape):
                 raise ValueError(
                     f"the saved {key} of {name} has shape {tuple(saved[key].shape)}, the parameter "

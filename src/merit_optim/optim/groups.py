@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from fnmatch import fnmatchcase
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 _NOT_OPTIONS = frozenset({"params", "param_names"})
 
@@ -60,10 +60,16 @@ def param_groups(
         for pattern, override in overrides.items():
             if _matches(alike, [pattern]):
                 options.update(override)
-        group = groups.setdefault(repr(sorted(options.items())), {"params": [], "param_names": [], **options})
+        group = groups.setdefault(_key(options), {"params": [], "param_names": [], **options})
         group["params"].append(param)
         group["param_names"].append(alike[0])
     return list(groups.values())
+
+
+def _key(options: dict[str, Any]) -> str:
+    """Tells options apart; tensors by what they are, for each can be changed by itself."""
+    told = [(name, id(value) if isinstance(value, Tensor) else value) for name, value in options.items()]
+    return repr(sorted(told, key=lambda pair: pair[0]))
 
 
 def _matches(names: list[str], patterns: Iterable[str]) -> bool:

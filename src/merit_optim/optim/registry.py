@@ -78,8 +78,10 @@ def create(name: str, params: ParamsT, *, model: str | None = None, **options: A
     preset: Preset = _lookup("optimizer", name, OPTIMIZERS)
     settings = {**preset.options, **options}
     if "lr" not in settings:
-        if model is None or not preset.learning_rates:
-            known = ", ".join(preset.learning_rates) or "none: the paper gives no learning rate for it"
+        if not preset.learning_rates:
+            raise ValueError(f"the paper gives no learning rate for {name}; pass lr=...")
+        if model is None:
+            known = ", ".join(preset.learning_rates)
             raise ValueError(f"{name} needs a learning rate: pass lr=..., or model= one of {known}")
         settings["lr"] = _lookup("model", model, preset.learning_rates)
     return preset.optimizer(params, **settings)
@@ -88,6 +90,6 @@ def create(name: str, params: ParamsT, *, model: str | None = None, **options: A
 def _lookup(kind: str, name: str, table: Mapping[str, Any]) -> Any:
     if name not in table:
         nearest = difflib.get_close_matches(name, table, n=1)
-        hint = f"; did you mean {nearest[0]!r}?" if nearest else ""
+        hint = f"; did you mean {nearest[0]!r}?" if nearest else "."
         raise ValueError(f"unknown {kind} {name!r}{hint} Known are {', '.join(table)}.")
     return table[name]

@@ -107,7 +107,8 @@ class SophiaG(SafeOptimizer):
     def hessian_due(self) -> bool:
         """Whether the curvature should be estimated before the next step."""
         steps = [state["step"] for state in self.state.values() if "step" in state]
-        return not steps or int(steps[0]) % self.hessian_interval == 0
+        # The most: a parameter that has had no gradient for a while has taken fewer.
+        return not steps or max(int(step) for step in steps) % self.hessian_interval == 0
 
     @torch.no_grad()
     def update_hessian(self, num_labels: int) -> None:

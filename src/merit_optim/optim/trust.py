@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections import Counter
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, ClassVar, TypedDict
 
@@ -190,13 +191,21 @@ class TrustRatioOptimizer(SafeOptimizer):
         )
         return fused or super()._step_supports_amp_scaling
 
+    def _leaves_the_graph(self) -> bool:
+        return self._recorder is not None or super()._leaves_the_graph()
+
+    def _controls(
+        self, works: list[Work], sharding: Sharding | None, *, clip: bool = True
+    ) -> Controls | None:
+        if self._recorder is not None:
+            self._recorder.clear()  # also where the step will be skipped
+        return super()._controls(works, sharding, clip=clip)
+
     def _update(self, works: list[Work], controls: Controls, sharding: Sharding | None) -> None:
         if torch.compiler.is_compiling() or self.defaults["differentiable"]:
             self._count_step(works, controls)
             direct.step(works, controls)
             return
-        if self._recorder is not None:
-            self._recorder.clear()
         parts: list[eager.Part | FusedPart] = []
         for device, on_device in apart(works, controls).items():
             fused: list[Work] = []
@@ -258,8 +267,18 @@ class TrustRatioOptimizer(SafeOptimizer):
         """
         if self.defaults["differentiable"]:
             raise RuntimeError("a differentiable step cannot be recorded; use differentiable=False")
-        self._recorder = Recorder()
+        named = Counter(name for index in range(len(self.param_groups)) for name, _ in self._named(index))
+        for name, count in named.items():
+            if count > 1:
+                raise ValueError(
+                    f"{count} parameters are named {name!r}, and statistics are kept by name; give the "
+                    "optimizer names that differ, as param_groups(model) does"
+                )
+        outer, self._recorder = self._recorder, Recorder()
         try:
             yield self._recorder
         finally:
-            self._recorder = None
+            if outer is not None and self._recorder:
+                outer.clear()
+                outer.update(self._recorder)
+            self._recorder = outer

@@ -665,3 +665,15 @@ def test_ratios_beyond_float32_are_those_of_the_eager_engine(device) -> None:
     pair.step(grads)
     assert all(p.isfinite().all() for p in params)
     assert (params[0] - before).abs().amax() > 1e6
+
+
+def test_autograd_notices_that_weights_have_changed(device) -> None:
+    weight = nn.Parameter(random_tensor((4, 4), 0).to(device))
+    optimizer = MERIT([weight], lr=0.1, fused=True)
+    inputs = torch.ones(2, 4, device=device, requires_grad=True)
+    loss = (inputs @ weight).square().sum()
+    loss.backward(retain_graph=True)
+    optimizer.step()
+    assert weight._version > 0
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()

@@ -434,6 +434,10 @@ class FusedPart:
                 if recorder is not None and statistics is not None:
                     names = [name for work in self.works for name in names_of(work)]
                     launch.record(statistics, names, recorder)
+        # Kernels write behind autograd's back; it must know, to refuse a backward pass through old weights.
+        for work in self.works:
+            for changed in (work.owners, work.params, work.steps, *work.states):
+                torch.autograd.graph.increment_version(changed)
 
     def _on_device(self) -> AbstractContextManager[Any]:
         """Triton launches on the current device, whatever the tensors are on."""
