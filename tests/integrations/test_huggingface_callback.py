@@ -29,7 +29,18 @@ class Reporter(transformers.TrainerCallback):
         self.logs.append((state.global_step, dict(logs)))
 
 
-def train(tmp_path, optimizer=None, callback=None, **options):
+class Interrupting(transformers.TrainerCallback):
+    """Raises within the third step, after its forward and backward passes."""
+
+    def __init__(self, error: type[BaseException]) -> None:
+        self.error = error
+
+    def on_pre_optimizer_step(self, args, state, control, **kwargs) -> None:  # noqa: ARG002
+        if state.global_step == 2:
+            raise self.error
+
+
+def build(tmp_path, optimizer=None, callback=None, **options):
     torch.manual_seed(0)
     config = transformers.LlamaConfig(
         vocab_size=20,
@@ -61,8 +72,13 @@ def train(tmp_path, optimizer=None, callback=None, **options):
     )
     if callback is not None:
         trainer.add_callback(MeritCallback(trainer, **callback))
-    trainer.train()
     return trainer, reporter.logs
+
+
+def train(tmp_path, optimizer=None, callback=None, **options):
+    trainer, logs = build(tmp_path, optimizer, callback, **options)
+    trainer.train()
+    return trainer, logs
 
 
 def steps_with(logs, key) -> list[int]:
@@ -93,6 +109,42 @@ def test_training_is_as_without_it(tmp_path) -> None:
     without, _ = train(tmp_path)
     for one, other in zip(with_it.model.parameters(), without.model.parameters(), strict=True):
         assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("error", [ZeroDivisionError, KeyboardInterrupt])
+def test_after_a_failure_nothing_is_left(tmp_path, error) -> None:
+    registry = transformers.modeling_utils.AttentionInterface
+    before = registry.get_interface
+    trainer, logs = build(tmp_path, callback={"every": 1})
+    interrupting = Interrupting(error)
+    trainer.add_callback(interrupting)
+    with pytest.raises(error):
+        trainer.train()
+    assert torch._C._len_torch_function_stack() == 0
+    assert registry.get_interface is before
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in trainer.model.modules())
+    optimizer = trainer.optimizer.optimizer
+    assert optimizer._recorder is None
+    trainer.remove_callback(interrupting)
+    trainer.train()
+    assert steps_with(logs, "attention/max_logit") == [1, 2, 1, 2, 3, 4, 5, 6]
+
+
+def test_a_loop_begun_again_after_a_failure_begins_unobserved(tmp_path) -> None:
+    """As with auto_find_batch_size, within one call of train()."""
+    trainer, _ = build(tmp_path, callback={"every": 1})
+    callback = trainer.callback_handler.callbacks[-1]
+    callback.on_step_begin(trainer.args, trainer.state, trainer.control, trainer.model, trainer.optimizer)
+    assert torch._C._len_torch_function_stack() == 1
+    callback.on_train_begin(trainer.args, trainer.state, trainer.control)
+    assert torch._C._len_torch_function_stack() == 0
+
+
+def test_a_trainer_that_never_logs_is_never_observed(tmp_path) -> None:
+    _, logs = train(tmp_path, callback={}, logging_strategy="no", logging_steps=0)
+    assert not steps_with(logs, "attention/max_logit")
+    _, logs = train(tmp_path, callback={"every": 4}, logging_strategy="no", logging_steps=0)
+    assert steps_with(logs, "attention/max_logit") == [4]
 
 
 def test_an_optimizer_without_statistics_leaves_attention(tmp_path) -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import Any
 
 from torch import nn
 from torch.optim import Optimizer
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers.trainer_utils import TrainOutput
 
 from merit_optim.integrations.step_watch import StepWatch
 
@@ -21,8 +24,8 @@ class MeritCallback(TrainerCallback):
         trainer.add_callback(MeritCallback(trainer))
 
     Args:
-        trainer: Whose ``log`` is called.
-        every: Steps between observations. None: the Trainer's ``logging_steps``.
+        trainer: Whose ``log`` is called. Its ``train`` also ends what a failure or an interrupt left open.
+        every: Steps between observations. None: the Trainer's ``logging_steps``, where 0 is never.
         details: Log numbers of every layer and parameter too.
         entropy: Whether to measure the entropy of attention, which takes longer than the logits alone.
     """
@@ -35,6 +38,11 @@ class MeritCallback(TrainerCallback):
         self.trainer = trainer
         self.every = every
         self._watch = StepWatch(details=details, entropy=entropy)
+        # The Trainer tells its callbacks of no failure and no interrupt.
+        trainer.train = self._ending(trainer.train)  # type: ignore[method-assign]
+
+    def on_train_begin(self, *_: Any, **__: Any) -> None:
+        self._watch.abandon()  # with auto_find_batch_size, a loop that ran out of memory came before
 
     def on_step_begin(
         self,
@@ -48,7 +56,7 @@ class MeritCallback(TrainerCallback):
         assert model is not None and optimizer is not None
         step = state.global_step + 1
         every = self.every or state.logging_steps
-        if step % every == 0 or (step == 1 and args.logging_first_step):
+        if (every and step % every == 0) or (step == 1 and args.logging_first_step):
             self._watch.begin(model, [optimizer])
 
     def on_step_end(
@@ -63,5 +71,12 @@ class MeritCallback(TrainerCallback):
             self.trainer.log(self._watch.end())
             control.should_log = should_log  # a log takes the Trainer's own for done
 
-    def on_train_end(self, *_: Any, **__: Any) -> None:
-        self._watch.abandon()
+    def _ending(self, train: Callable[..., TrainOutput]) -> Callable[..., TrainOutput]:
+        @functools.wraps(train)
+        def train_and_end(*args: Any, **kwargs: Any) -> TrainOutput:
+            try:
+                return train(*args, **kwargs)
+            finally:
+                self._watch.abandon()
+
+        return train_and_end
