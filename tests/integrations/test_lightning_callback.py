@@ -16,6 +16,9 @@ from merit_optim.integrations.lightning import MeritCallback  # noqa: E402
 pytestmark = pytest.mark.filterwarnings("ignore:`isinstance.treespec, LeafSpec.` is deprecated:FutureWarning")
 
 
+Logs = list[tuple[int, dict[str, float]]]
+
+
 class Memory(Logger):
     name, version = "memory", 0
 
@@ -45,7 +48,32 @@ class Model(lightning.LightningModule):
         return MERIT(param_groups(self), lr=1e-2)
 
 
-def train(model: Model, callback: MeritCallback | None, **options) -> list[tuple[int, dict[str, float]]]:
+class TwoOptimizers(Model):
+    """Which step one after the other in each batch, and know no names of parameters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+        self.head = nn.Linear(16, 16)
+
+    def training_step(self, batch, index):  # noqa: ARG002
+        self.manual_backward(self.head(self.layer(batch[0])).square().mean())
+        for optimizer in self.optimizers():
+            optimizer.step()
+            optimizer.zero_grad()
+
+    def configure_optimizers(self):
+        return [MERIT(self.layer.parameters(), lr=1e-2), MERIT(self.head.parameters(), lr=1e-2)]
+
+
+class Validated(Model):
+    """With validation whose attention nobody could mistake for that of training."""
+
+    def validation_step(self, batch, index):  # noqa: ARG002
+        self.layer.self_attn(*[1000 * batch[0]] * 3)
+
+
+def train(model: Model, callback: MeritCallback | None, ckpt_path=None, **options) -> Logs:
     logger = Memory()
     trainer = lightning.Trainer(
         **{"accelerator": "cpu", "max_epochs": 1, "log_every_n_steps": 2, "logger": logger}
@@ -54,7 +82,8 @@ def train(model: Model, callback: MeritCallback | None, **options) -> list[tuple
         | options
     )
     data = torch.randn(32, 5, 16, generator=torch.Generator().manual_seed(0))
-    trainer.fit(model, DataLoader(TensorDataset(data), batch_size=4))
+    loader = DataLoader(TensorDataset(data), batch_size=4)
+    trainer.fit(model, loader, loader if isinstance(model, Validated) else None, ckpt_path=ckpt_path)
     return [(step, numbers) for step, numbers in logger.logs if "attention/max_logit" in numbers]
 
 
@@ -81,6 +110,52 @@ def test_gradients_of_several_batches_are_one_step() -> None:
     logs = train(build(), MeritCallback(every=1, details=True), accumulate_grad_batches=4)
     assert [step for step, _ in logs] == [1, 2]
     assert {"attention/max_logit/layer.self_attn", "update/clipped/layer.linear1.weight"} <= set(logs[0][1])
+
+
+@pytest.mark.parametrize(
+    ("every", "expected"),
+    [(1, list(range(2, 17, 2))), (2, list(range(4, 17, 2))), (3, [4, 8, 10, 14, 16]), (4, [6, 10, 14])],
+)
+def test_the_steps_of_all_optimizers_count(every, expected) -> None:
+    logs = train(TwoOptimizers(), MeritCallback(every=every))
+    assert [step for step, _ in logs] == expected
+
+
+def test_parameters_of_several_optimizers_are_told_apart() -> None:
+    model = TwoOptimizers()
+    numbers = train(model, MeritCallback(every=1, details=True))[0][1]
+    parameters = [name for name in numbers if name.startswith("update/clipped/")]
+    assert len(parameters) == len(list(model.parameters()))
+    assert "update/clipped/optimizer 1/parameter 0 of group 0" in parameters
+
+
+def test_validation_within_a_step_is_not_of_it() -> None:
+    def largest(**options) -> list[float]:
+        torch.manual_seed(0)
+        logs = train(Validated(), MeritCallback(every=1), accumulate_grad_batches=4, **options)
+        return [numbers["attention/max_logit"] for _, numbers in logs]
+
+    expected = largest(limit_val_batches=0)
+    assert len(expected) == 2
+    assert largest(val_check_interval=2, num_sanity_val_steps=2) == expected
+
+
+# Which batches come is not looked at here.
+@pytest.mark.filterwarnings("ignore:You're resuming from a checkpoint that ended before the epoch ended")
+def test_a_run_that_is_resumed_is_observed_at_the_same_steps(tmp_path) -> None:
+    trainer = lightning.Trainer(
+        accelerator="cpu",
+        max_steps=3,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
+    model = build()
+    trainer.fit(model, DataLoader(TensorDataset(torch.randn(32, 5, 16)), batch_size=4))
+    trainer.save_checkpoint(tmp_path / "last.ckpt")
+    logs = train(build(), MeritCallback(), ckpt_path=tmp_path / "last.ckpt", max_steps=8, max_epochs=-1)
+    assert [step for step, _ in logs] == [6, 8]
 
 
 def test_training_is_as_without_it() -> None:

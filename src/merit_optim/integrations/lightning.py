@@ -18,7 +18,8 @@ class MeritCallback(Callback):
         trainer = Trainer(callbacks=[MeritCallback()])
 
     Args:
-        every: Optimizer steps between observations. None: the trainer's ``log_every_n_steps``.
+        every: Optimizer steps between observations, those of all optimizers counted, as in the trainer's
+            ``global_step``. None: the trainer's ``log_every_n_steps``.
         details: Log numbers of every layer and parameter too.
         entropy: Whether to measure the entropy of attention, which takes longer than the logits alone.
     """
@@ -29,11 +30,16 @@ class MeritCallback(Callback):
         self.every = every
         self._watch = StepWatch(details=details, entropy=entropy)
         self._begun_at = -1
+        self._num_due = 0  # multiples of ``every`` passed
+
+    def on_train_start(self, trainer: Trainer, *_: Any) -> None:
+        self._num_due = trainer.global_step // self._every(trainer)  # not 0 in a run that is resumed
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
-        every = self.every or trainer.log_every_n_steps  # type: ignore[attr-defined]  # set by a connector
-        if not self._watch.is_open and (trainer.global_step + 1) % every == 0:
-            self._begun_at = trainer.global_step
+        # Not a remainder: several optimizers may step over the multiple.
+        num_due = (trainer.global_step + 1) // self._every(trainer)
+        if not self._watch.is_open and num_due > self._num_due:
+            self._num_due, self._begun_at = num_due, trainer.global_step
             self._watch.begin(pl_module, trainer.optimizers)
 
     def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
@@ -42,8 +48,18 @@ class MeritCallback(Callback):
             for logger in trainer.loggers:
                 logger.log_metrics(numbers, step=trainer.global_step)
 
+    def on_validation_start(self, *_: Any) -> None:
+        self._watch.pause()  # between the batches of an accumulated gradient
+
+    def on_validation_end(self, *_: Any) -> None:
+        self._watch.resume()
+
     def on_exception(self, *_: Any) -> None:
         self._watch.abandon()
 
     def on_train_end(self, *_: Any) -> None:
         self._watch.abandon()
+
+    def _every(self, trainer: Trainer) -> int:
+        every: int = self.every or trainer.log_every_n_steps  # type: ignore[attr-defined]  # set by a connector
+        return every

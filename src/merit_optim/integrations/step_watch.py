@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from contextlib import ExitStack
 
 import torch.distributed as dist
@@ -25,25 +25,37 @@ class StepWatch:
         self.details, self.entropy = details, entropy
         self._open: ExitStack | None = None
         self._monitor: AttentionMonitor | None = None
-        self._recordings: list[dict[str, UpdateStatistics]] = []
+        self._recordings: dict[str, dict[str, UpdateStatistics]] = {}
 
     @property
     def is_open(self) -> bool:
         return self._open is not None
 
-    def begin(self, model: nn.Module, optimizers: Iterable[Optimizer]) -> None:
+    def begin(self, model: nn.Module, optimizers: Sequence[Optimizer]) -> None:
         """Observe from here on. A step that was never ended, since it failed, is given up."""
         self.abandon()
         if self._monitor is None or self._monitor.model is not model:
             self._monitor = AttentionMonitor(model, entropy=self.entropy)
         with ExitStack() as stack:
-            self._recordings = [
-                stack.enter_context(recording())
-                for optimizer in optimizers
+            # By what goes before the names of parameters, which several optimizers may share.
+            self._recordings = {
+                f"optimizer {index}/" if len(optimizers) > 1 else "": stack.enter_context(recording())
+                for index, optimizer in enumerate(optimizers)
                 if (recording := getattr(_innermost(optimizer), "recording", None)) is not None
-            ]
-            stack.enter_context(self._monitor)
+            }
+            stack.callback(self._monitor.stop)
+            self._monitor.start()
             self._open = stack.pop_all()
+
+    def pause(self) -> None:
+        """Observe no attention for a while, if a step is open."""
+        if self._open is not None and self._monitor is not None:
+            self._monitor.stop()
+
+    def resume(self) -> None:
+        """Observe attention again, as before :meth:`pause`."""
+        if self._open is not None and self._monitor is not None:
+            self._monitor.start()
 
     def end(self) -> dict[str, float]:
         """Numbers for a logger. Where there are several ranks, each has to call this."""
@@ -52,7 +64,11 @@ class StepWatch:
         group = dist.group.WORLD if dist.is_available() and dist.is_initialized() else None
         reading = self._monitor.read(group)
         numbers = reading.scalars(per_layer=self.details) if reading is not None else {}
-        together = {name: update for recording in self._recordings for name, update in recording.items()}
+        together = {
+            prefix + name: update
+            for prefix, recording in self._recordings.items()
+            for name, update in recording.items()
+        }
         return numbers | update_scalars(together, per_parameter=self.details)
 
     def abandon(self) -> None:
