@@ -145,7 +145,7 @@ def test_validation_within_a_step_is_not_of_it() -> None:
 def test_a_run_that_is_resumed_is_observed_at_the_same_steps(tmp_path) -> None:
     trainer = lightning.Trainer(
         accelerator="cpu",
-        max_steps=3,
+        max_steps=4,
         logger=False,
         enable_checkpointing=False,
         enable_progress_bar=False,
