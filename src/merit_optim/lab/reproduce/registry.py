@@ -28,6 +28,7 @@ _ORDER = (
     "horizon",
     "variants",
     "norm",
+    "logits",
     "reach",
     "warmup",
     "width",

@@ -1,4 +1,4 @@
-"""The largest attention logit: figures 2, 11 and 14."""
+"""The largest attention logit: figures 2, 11 and 14, and of every size."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import statistics
 from merit_optim.lab.report.curves import finite, layer_name
 from merit_optim.lab.report.tables import Table
 from merit_optim.lab.reproduce.charts import Axis, curve_chart
-from merit_optim.lab.reproduce.entries.losses import spread_text, status_counts
+from merit_optim.lab.reproduce.entries.losses import FOUR, spread_text, status_counts, trials_of
 from merit_optim.lab.reproduce.entry import Chart, Entry, Result
 from merit_optim.lab.reproduce.fields import layer_chart
 from merit_optim.lab.reproduce.records import BySeed, Record, Records
@@ -172,7 +172,37 @@ def _fig14(records: Records, scale: Scale) -> Result:
     return Result(table=_table(records, places), charts=charts, verdicts=(claim,), notes=notes)
 
 
+def _logits(records: Records, scale: Scale) -> Result:
+    num_layers = scale.gpt2[0].model.layers
+    places = {**_single_layers(scale), "Mean of all layers": range(1, num_layers + 1)}
+    claim = Verdict(
+        claim="At any size MERIT's largest logits stay below LAMB's, each at its best learning rate.",
+        source="ours; figures 2 and 14 have one size",
+        comparisons=tuple(
+            _lower(
+                records.of(panel=panel),
+                "MERIT",
+                "LAMB",
+                layers,
+                f"{place[0].lower()}{place[1:]}{records.where_in_words(panel)}",
+            )
+            for panel in records.panels
+            for place, layers in places.items()
+            if place != "Middle layer"
+        ),
+    )
+    charts = _charts(records, {"First layer": range(1, 2)})
+    return Result(table=_table(records, places), charts=charts, verdicts=(claim,), notes=(_MEASURE,))
+
+
 ENTRIES = (
+    Entry(
+        name="logits",
+        title="Largest logits at each size",
+        shows="beyond the paper: largest attention logit with AdamW, LAMB, maxLAMB, MERIT and Lion",
+        trials=lambda scale, seeds: trials_of(scale.gpt2[:2], (*FOUR, "lion"), scale, seeds),
+        analyse=_logits,
+    ),
     Entry(
         name="fig2",
         title="Figure 2: the largest attention logit",

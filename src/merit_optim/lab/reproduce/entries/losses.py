@@ -25,7 +25,7 @@ _PAPER_LLAMA: Papers = {
     "130M": {"AdamW": 3.277, "LAMB": 3.265, "MERIT": 3.199},
     "350M": {"AdamW": 3.014, "LAMB": 3.001, "MERIT": 2.957},
 }
-_FOUR = ("adamw", "lamb", "maxlamb", "merit")
+FOUR = ("adamw", "lamb", "maxlamb", "merit")
 LOSS = Axis("validation loss (nats per token)", ".3f")
 # By series, the part that is left out.
 _ABLATIONS: dict[str, Part] = {
@@ -48,7 +48,8 @@ def trials_of(
 
 
 def loss_table(records: Records, papers: Mapping[str, Mapping[str, float]]) -> Table:
-    """By panel and series: the paper's loss, ours with its spread, and what became of the runs."""
+    """By panel and series: the paper's loss, where it has any, ours with its spread, and the runs' ends."""
+    has_paper = any(papers.get(panel) for panel in records.panels)
     rows = []
     for panel in records.panels:
         for series in records.of(panel=panel).series:
@@ -60,12 +61,12 @@ def loss_table(records: Records, papers: Mapping[str, Mapping[str, float]]) -> T
                     series,
                     ", ".join(dict.fromkeys(f"{one.config.optimizer.lr:g}" for one in own.all)),
                     status_counts(own),
-                    NOTHING if paper is None else f"{paper:.3f}",
+                    *([NOTHING if paper is None else f"{paper:.3f}"] if has_paper else []),
                     spread_text(own.final_losses()),
                 )
             )
-    head = ("Model", "Optimizer", "Peak learning rate", "Runs", "Paper", "Ours")
-    return Table(head, tuple(rows), num_text=4)
+    columns = ("Paper", "Ours") if has_paper else ("Validation loss",)
+    return Table(("Model", "Optimizer", "Peak learning rate", "Runs", *columns), tuple(rows), num_text=4)
 
 
 def status_counts(records: Records) -> str:
@@ -214,7 +215,7 @@ def _reference_series(setting: Setting) -> str:
 
 def _reference_trials(scale: Scale, seeds: int) -> list[Trial]:
     return [
-        *trials_of(scale.gpt2[: len(scale.references)], _FOUR, scale, seeds),
+        *trials_of(scale.gpt2[: len(scale.references)], FOUR, scale, seeds),
         *(
             scale.trial(small, "adamw", seed, series=_reference_series(small), panel=large.name)
             for seed in range(seeds)
@@ -256,7 +257,7 @@ ENTRIES = (
         name="horizon",
         title="Longer training",
         shows="beyond the paper: validation loss of AdamW, LAMB, maxLAMB and MERIT after more tokens",
-        trials=lambda scale, seeds: trials_of([scale.gpt2[0], scale.horizon], _FOUR, scale, seeds),
+        trials=lambda scale, seeds: trials_of([scale.gpt2[0], scale.horizon], FOUR, scale, seeds),
         analyse=_horizon,
         is_grid=True,
     ),
@@ -294,7 +295,7 @@ ENTRIES = (
         name="table3",
         title="Table 3: the choice of norm",
         shows="validation loss with AdamW, LAMB, maxLAMB and MERIT",
-        trials=lambda scale, seeds: trials_of(scale.gpt2[:2], _FOUR, scale, seeds),
+        trials=lambda scale, seeds: trials_of(scale.gpt2[:2], FOUR, scale, seeds),
         analyse=_table3,
     ),
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from merit_optim.lab.report.curves import MAX_LOGIT
 from merit_optim.lab.report.gather import DISPLAY_NAMES
 from merit_optim.lab.report.tables import Table
 from merit_optim.lab.reproduce.charts import Axis, line_chart, looks
@@ -128,9 +129,10 @@ def _grid_table(records: Records, scale: Scale) -> Table:
                         remark,
                         f"{rate:g}" + (" (the paper's)" if is_paper else ""),
                         spread_text(_at(own, rate).final_losses()),
+                        spread_text(_at(own, rate).by_seed(lambda record: record.largest(MAX_LOGIT)), ".4g"),
                     )
                 )
-    head = ("Model", "Optimizer", "Runs", "", "Peak learning rate", "Validation loss")
+    head = ("Model", "Optimizer", "Runs", "", "Peak learning rate", "Validation loss", "Largest logit")
     return Table(head, tuple(rows), num_text=4)
 
 
