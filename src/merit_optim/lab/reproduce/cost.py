@@ -20,8 +20,9 @@ from merit_optim.lab.train import TrainConfig
 from merit_optim.lab.train.parallel import Ranks
 from merit_optim.lab.train.speed import peak_flops
 
-_UTILISATION = 0.4  # of a GPU's peak; GPT-2 small reaches 0.53 on an H200
+_UTILISATION = 0.4  # of a GPU's peak; GPT-2 small reaches 0.46 on an H200 (docs/performance.md)
 _REFERENCE_GPU = "H100"
+_TOKENS_TO_MEASURE = 4096  # a second on a CPU for a model of 10M parameters
 _BESIDES_STEPS = 1.3  # validation, observations, checkpoints, start
 
 
@@ -116,7 +117,8 @@ def _measured(scale: Scale, ranks: Ranks) -> Speed:
     setting = scale.gpt2[0]
     with torch.random.fork_rng():
         model = build(setting.model).to(ranks.device)
-        shape = (min(setting.batch, 64), setting.model.context + 1)
+        num_sequences = max(1, min(setting.batch, _TOKENS_TO_MEASURE // setting.model.context))
+        shape = (num_sequences, setting.model.context + 1)
         tokens = torch.randint(setting.model.vocab_size, shape, device=ranks.device)
     best = float("inf")
     begun = time.monotonic()
