@@ -7,6 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.nn.attention.bias import CausalBias, causal_lower_right, causal_upper_left
 from torch.nn.functional import scaled_dot_product_attention
 
 from merit_optim.monitor import AttentionMonitor, AttentionReading, interception
@@ -104,8 +105,9 @@ LOWER = torch.ones(10, 10, dtype=torch.bool).tril()
         ({"attn_mask": LOWER}, {"mask": LOWER}),
         ({"attn_mask": LOWER[None, None].expand(3, 4, 10, 10)}, {"mask": LOWER}),
         ({"scale": 0.9, "is_causal": True, "dropout_p": 0.5}, {"scale": 0.9, "mask": LOWER}),
+        ({"attn_mask": causal_upper_left(10, 10)}, {"mask": LOWER}),
     ],
-    ids=["full", "causal", "mask", "mask of every head", "scale and dropout"],
+    ids=["full", "causal", "mask", "mask of every head", "scale and dropout", "causal bias"],
 )
 def test_scaled_dot_product_attention(options, seen) -> None:
     model = build(1, **options)
@@ -113,6 +115,88 @@ def test_scaled_dot_product_attention(options, seen) -> None:
     with monitor:
         model(batch())
     assert_reads(monitor.read(), NAMES[:1], materialised(model, batch(), **seen))
+
+
+class Plain(nn.Module):
+    """Nothing but the call."""
+
+    def forward(self, *args):
+        return F.scaled_dot_product_attention(*args)
+
+
+@pytest.mark.parametrize("bias", [causal_upper_left(4, 7), causal_lower_right(4, 7)], ids=["upper", "lower"])
+def test_a_causal_bias_is_what_it_stands_for(bias: CausalBias) -> None:
+    torch.manual_seed(0)
+    query, key = torch.randn(2, 3, 4, 8), torch.randn(2, 3, 7, 8)
+    readings = []
+    for mask in (bias, bias._materialize()):
+        monitor = AttentionMonitor(Plain())
+        with monitor:
+            monitor.model(query, key, key, mask)
+        readings.append(monitor.read())
+    torch.testing.assert_close(readings[0].max_logits, readings[1].max_logits)
+    torch.testing.assert_close(readings[0].entropy, readings[1].entropy)
+    assert readings[0].scalars()
+
+
+@pytest.mark.filterwarnings("ignore:no attention was seen")
+def test_a_mask_of_an_unknown_kind_is_not_guessed() -> None:
+    class Mask(torch.Tensor):
+        pass
+
+    x = torch.randn(2, 3, 4, 8)
+    monitor = AttentionMonitor(Plain())
+    with monitor:
+        monitor.model(x, x, x, torch.ones(4, 4).as_subclass(Mask))
+    assert monitor.read() is None
+
+
+def test_an_empty_batch_is_nothing_seen() -> None:
+    model = build(is_causal=True)
+    monitor = AttentionMonitor(model)
+    with monitor:
+        model(batch()[:0])
+    reading = monitor.read()
+    assert reading.max_logits["0.attention"].tolist() == [-math.inf] * 4
+    assert reading.entropy == {}
+    with monitor:
+        model(batch()[:0])
+        model(batch())
+    assert_reads(monitor.read(), NAMES, materialised(model, batch(), mask=LOWER))
+
+
+@pytest.mark.parametrize("inference_first", [True, False])
+def test_inference_mode_and_training_in_one_step(inference_first) -> None:
+    model = build()
+    monitor = AttentionMonitor(model)
+    with monitor:
+        for inference in (inference_first, not inference_first):
+            with torch.inference_mode(inference):
+                model(batch())
+    assert_reads(monitor.read(), NAMES, materialised(model, batch()))
+
+
+@pytest.mark.parametrize(
+    "shapes",
+    [
+        ((2, 2, 3, 4, 8), (2, 2, 3, 4, 8), (2, 3, 4, 4)),
+        ((2, 2, 3, 4, 8), (2, 2, 3, 4, 8), (3, 4, 4)),
+        ((2, 2, 3, 4, 8), (2, 1, 3, 4, 8), (2, 1, 1, 4, 4)),
+        ((1, 2, 3, 4, 8), (2, 1, 3, 4, 8), (4, 4)),
+    ],
+)
+def test_batches_of_batches_are_broadcast(shapes) -> None:
+    torch.manual_seed(0)
+    query, key, mask = (torch.randn(shape) for shape in shapes)
+    monitor = AttentionMonitor(Plain())
+    with monitor:
+        monitor.model(query, key, key, mask)
+    reading = monitor.read()
+    logits = query @ key.mT / math.sqrt(8) + mask
+    weights = logits.softmax(-1)
+    entropy = -torch.special.xlogy(weights, weights).sum(-1).mean(dim=(0, 1, 3))
+    torch.testing.assert_close(reading.max_logits, {"Plain": logits.amax(dim=(0, 1, 3, 4))})
+    torch.testing.assert_close(reading.entropy, {"Plain": entropy})
 
 
 @pytest.mark.parametrize("dims", [2, 3, 5])
@@ -317,6 +401,26 @@ def test_a_model_in_another_one_is_not_mixed_up_with_it() -> None:
         x = model(batch())
     assert x.requires_grad
     assert list(monitor.read().max_logits) == ["attention"]
+
+
+def test_two_monitors_see_the_same() -> None:
+    model = build()
+    outer, inner = AttentionMonitor(model), AttentionMonitor(model)
+    with outer:
+        model(batch(1))
+        with inner:
+            model(batch())
+    assert_reads(inner.read(), NAMES, materialised(model, batch()))
+    assert outer.read().max_logits.keys() == set(NAMES)
+    attached = [AttentionMonitor(model), AttentionMonitor(model[1])]
+    detach = [monitor.attach() for monitor in attached]
+    model(batch())
+    for end in detach:
+        end()
+    expected = list(materialised(model, batch()))
+    assert_reads(attached[0].read(), NAMES, expected)
+    assert_reads(attached[1].read(), ["attention"], expected[1:])
+    assert not any("merit" in name for module in model.modules() for name in vars(module))
 
 
 def test_a_checkpointed_block_is_observed_once(monkeypatch) -> None:

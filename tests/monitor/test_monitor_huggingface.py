@@ -167,6 +167,49 @@ def test_texts_told_apart_by_their_lengths_alone_are_not_observed() -> None:
     assert of_flash(torch.nn.Identity(), query, query, query, None, cu_seq_lens_q=lengths) is None
 
 
+def test_two_attached_monitors_leave_the_registry_as_it_was() -> None:
+    registry = transformers.modeling_utils.AttentionInterface
+    before = registry.get_interface
+    model = build("llama", "eager")
+    monitors = [AttentionMonitor(model), AttentionMonitor(model)]
+    detach = [monitor.attach() for monitor in monitors]
+    model(**inputs("llama"))
+    assert registry.get_interface is before
+    one, other = (monitor.read().max_logits for monitor in monitors)
+    assert one.keys() == {f"model.layers.{i}.self_attn" for i in (0, 1)}
+    torch.testing.assert_close(one, other)
+    for end in detach:
+        end()
+
+
+@pytest.mark.parametrize("kind", ["eager", "flash"])
+def test_entropy_is_left_out_where_sinks_take_part_of_the_attention(kind) -> None:
+    from merit_optim.monitor import arguments
+
+    query = torch.randn(1, 2, 4, 8)
+    of = arguments.of_eager if kind == "eager" else arguments.of_flash
+    assert "entropy" not in of(torch.nn.Identity(), query, query, query, None).options
+    sinks = torch.zeros(2)
+    assert of(torch.nn.Identity(), query, query, query, None, s_aux=sinks).options["entropy"] is False
+
+
+def test_gpt_oss_with_its_sinks() -> None:
+    config = transformers.GptOssConfig(
+        **DECODER | {"num_hidden_layers": 1},
+        head_dim=8,
+        num_local_experts=2,
+        num_experts_per_tok=1,
+        attn_implementation="eager",
+    )
+    model = transformers.GptOssForCausalLM(config)
+    monitor = AttentionMonitor(model)
+    with monitor, torch.no_grad():
+        model(torch.arange(6)[None])
+    reading = monitor.read()
+    assert list(reading.max_logits) == ["model.layers.0.self_attn"]
+    assert reading.entropy == {}
+
+
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
 def test_observing_changes_no_bit_and_leaves_nothing(attention) -> None:
     registry = transformers.modeling_utils.AttentionInterface

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.attention.bias import CausalBias, CausalVariant
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 
@@ -37,13 +38,21 @@ def of_scaled_dot_product(
     """``torch.nn.functional.scaled_dot_product_attention``."""
     if not _is_plain(query):
         return None
-    mask = attn_mask
+    mask, offset = attn_mask, 0
+    if isinstance(mask, CausalBias):
+        if mask.variant == CausalVariant.LOWER_RIGHT:
+            offset = mask.seq_len_kv - mask.seq_len_q
+        mask, is_causal = None, True
+    elif mask is not None and type(mask) not in (Tensor, nn.Parameter):
+        return None  # what it hides is its own affair
     if query.ndim < 4:  # one head
         query, key = query.unsqueeze(-3), key.unsqueeze(-3)
         mask = mask.unsqueeze(-3) if mask is not None and mask.ndim > 2 else mask
-    elif query.ndim > 4 and mask is not None and mask.ndim > 4:
-        mask = mask.expand(*query.shape[:-3], *mask.shape[-3:])
-    options = {"scale": _scale(query, scale), "right": 0 if is_causal else -1}
+    elif query.ndim > 4:
+        batches = torch.broadcast_shapes(query.shape[:-3], key.shape[:-3])
+        query, key = (x.expand(*batches, *x.shape[-3:]) for x in (query, key))
+        mask = mask.expand(*batches, *mask.shape[-3:]) if mask is not None and mask.ndim > 3 else mask
+    options = {"scale": _scale(query, scale), "right": 0 if is_causal else -1, "offset": offset}
     return Arguments(_four_dimensional(query), _four_dimensional(key), _four_dimensional(mask), options)
 
 
@@ -101,13 +110,15 @@ def of_eager(
     scaling: float | None = None,
     softcap: float | None = None,
     position_bias: Tensor | None = None,
+    s_aux: Tensor | None = None,
     **others: Any,  # noqa: ARG001
 ) -> Arguments | None:
     """The products that transformers' models write out: everything that hides a key is in the mask."""
     mask = None if attention_mask is None else attention_mask[..., : key.shape[-2]]
     if position_bias is not None:
         mask = position_bias if mask is None else position_bias + mask
-    return Arguments(query, key, mask, {"scale": _scale(query, scaling), "softcap": softcap or 0.0})
+    options = {"scale": _scale(query, scaling), "softcap": softcap or 0.0}
+    return Arguments(query, key, mask, options | _beside_sinks(s_aux))
 
 
 def of_flash(
@@ -122,6 +133,7 @@ def of_flash(
     sliding_window: int | None = None,
     is_causal: bool | None = None,
     cu_seq_lens_q: Tensor | None = None,
+    s_aux: Tensor | None = None,
     **others: Any,  # noqa: ARG001
 ) -> Arguments | None:
     """The flash kernels of transformers: real tokens as a mask, the last query at the last key, a window."""
@@ -137,7 +149,7 @@ def of_flash(
         "offset": key.shape[-2] - query.shape[-2],
     }
     mask = None if attention_mask is None else attention_mask[:, None, None, -key.shape[-2] :].bool()
-    return Arguments(query, key, mask, options)
+    return Arguments(query, key, mask, options | _beside_sinks(s_aux))
 
 
 def _is_plain(tensor: Tensor) -> bool:
@@ -146,6 +158,11 @@ def _is_plain(tensor: Tensor) -> bool:
 
 def _scale(query: Tensor, scale: float | None) -> float:
     return 1 / math.sqrt(query.shape[-1]) if scale is None else scale
+
+
+def _beside_sinks(sinks: Tensor | None) -> dict[str, bool]:
+    """No entropy where learned sinks take a part of each query's attention: keys have only the rest."""
+    return {} if sinks is None else {"entropy": False}
 
 
 def _four_dimensional(tensor: Any) -> Any:

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from merit_optim.monitor.interception import SEEN, Interception, merge
+from merit_optim.monitor.interception import Interception, merge
 from merit_optim.monitor.reading import AttentionReading, combine
 from merit_optim.monitor.registry import intercepted_registry
 
@@ -100,7 +100,8 @@ class AttentionMonitor:
 
         hooks = [
             self.model.register_forward_pre_hook(begin),
-            self.model.register_forward_hook(lambda *_: self.stop(), always_call=True),
+            # The last monitor attached is the first to end: what it put in place covers that of others.
+            self.model.register_forward_hook(lambda *_: self.stop(), always_call=True, prepend=True),
         ]
 
         return partial(_remove, hooks)
@@ -159,7 +160,7 @@ class AttentionMonitor:
     def _collect(self, modules: dict[str, nn.Module]) -> None:
         found = False
         for name, module in modules.items():
-            observation = module.__dict__.pop(SEEN, None)
+            observation = module.__dict__.pop(self._interception.name, None)
             if observation is not None:
                 found = True
                 name = _plain(name) or type(module).__name__

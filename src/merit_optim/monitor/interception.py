@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -13,10 +14,6 @@ from torch.overrides import TorchFunctionMode
 
 from merit_optim.monitor.arguments import Arguments, of_multi_head, of_scaled_dot_product
 from merit_optim.monitor.observation import observe_attention
-
-# On the module that called attention, so that blocks compiled one by one can share a graph: it reads the
-# tensor of whatever module it is run for. As Python state, each block's would be a constant of its own graph.
-SEEN = "_merit_attention_seen"
 
 
 def merge(one: Tensor, other: Tensor) -> Tensor:
@@ -29,12 +26,31 @@ class Interception(TorchFunctionMode):
 
     A torch function mode: it sees calls however the function was imported, torch.compile traces it into
     the graph and keeps one graph with it and one without, and it is over when it is left.
+
+    Observations are kept on the module that called attention, as its attribute ``name``, so that blocks
+    compiled one by one can share a graph: it reads the tensor of whatever module it is run for. As Python
+    state, each block's would be a constant of its own graph.
     """
+
+    _names_in_use: ClassVar[set[str]] = set()
 
     def __init__(self, *, entropy: bool) -> None:
         super().__init__()
         self.entropy = entropy
         self.path: list[nn.Module] = []
+        self.name = ""
+
+    def __enter__(self) -> Interception:
+        # The first that is free: torch.compile makes a graph for every name it meets.
+        names = (f"_merit_attention_seen_{index}" for index in itertools.count())
+        self.name = next(name for name in names if name not in self._names_in_use)
+        self._names_in_use.add(self.name)
+        super().__enter__()  # type: ignore[no-untyped-call]
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._names_in_use.discard(self.name)
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
 
     def __torch_function__(
         self,
@@ -61,9 +77,8 @@ class Interception(TorchFunctionMode):
         if arguments is not None:
             query, key, mask, options = arguments
             mask = None if mask is None else mask.detach()
-            self._record(
-                observe_attention(query.detach(), key.detach(), mask, entropy=self.entropy, **options)
-            )
+            options = {"entropy": self.entropy} | options
+            self._record(observe_attention(query.detach(), key.detach(), mask, **options))
 
     def _flex(self, *args: Any) -> Any:
         """flex_attention whose kernel gives the largest logits too. There is no entropy to be had from it."""
@@ -77,17 +92,19 @@ class Interception(TorchFunctionMode):
     def _record(self, observation: Tensor) -> None:
         """Add an observation to those of the module that is running."""
         module = self.path[-1]
-        seen = getattr(module, SEEN, None)
+        seen = getattr(module, self.name, None)
         if seen is None:
-            object.__setattr__(module, SEEN, observation)
+            object.__setattr__(module, self.name, observation)
         elif seen.shape != observation.shape:
             raise RuntimeError(
                 f"{type(module).__name__} called attention with {seen.shape[1]} heads and then with "
                 f"{observation.shape[1]}; heads can be told apart only if there are as many in every call. "
                 "Monitor a part of the model without this module."
             )
+        elif torch.compiler.is_compiling():
+            seen.copy_(merge(seen, observation))  # in its place, as a graph may be replayed
         else:
-            seen.copy_(merge(seen, observation))
+            object.__setattr__(module, self.name, merge(seen, observation))
 
 
 def _gives_max_scores(*args: Any) -> bool:

@@ -84,7 +84,7 @@ def _observe(
         # Keys that no query of the block can see are not formed at all.
         first = max(0, begin + offset - left) if left >= 0 else 0
         last = min(num_keys, end + offset + right) if right >= 0 else num_keys
-        if first >= last:
+        if first >= last or batch == 0:
             continue
         block = query[..., begin:end, :].flatten(2, 3) @ key[:, :, first:last].mT
         logits = block.unflatten(2, (-1, end - begin))
