@@ -334,7 +334,11 @@ class SafeOptimizer(Optimizer):
 
     @property
     def num_skipped_steps(self) -> int:
-        """Steps that ``nonfinite="skip"`` or a ``GradScaler`` left out; reading it waits for the device."""
+        """Steps, and estimates of the curvature, that ``nonfinite="skip"`` left out.
+
+        Also those that a ``GradScaler`` left to the optimizer to skip, which it does where the step is fused or
+        ``capturable``; else it skips them itself and they are not counted. Reading this waits for the device.
+        """
         return int(self._log.get("num_skipped", 0))
 
     @staticmethod

@@ -23,7 +23,8 @@ class MERIT(TrustRatioOptimizer):
 
     A row or column in which w or u is all zero is not scaled (s = 1); vectors and scalars have only
     the last of the three ratios. Arithmetic is in float32 whatever the parameters' dtype. State has
-    AdamW's keys, so a run begun with ``torch.optim.AdamW`` can go on here, and back.
+    AdamW's keys, so a run begun with ``torch.optim.AdamW`` can go on here, and back
+    (torch's ``load_state_dict`` then takes the options of the checkpoint: set AdamW's own afterwards).
 
     Args:
         params: parameters, named parameters, or parameter groups (see ``param_groups``).
