@@ -3,9 +3,11 @@
 import math
 
 import torch
+from torch._subclasses import FakeTensorMode
 
 from merit_optim import MERIT
-from merit_optim.monitor import update_scalars
+from merit_optim.monitor import update_scalars, updates
+from merit_optim.optim import UpdateStatistics
 
 
 def test_numbers_are_the_statistics_and_their_totals() -> None:
@@ -34,3 +36,15 @@ def test_numbers_are_the_statistics_and_their_totals() -> None:
     assert len(numbers) == 12
     assert len(update_scalars(statistics, per_parameter=False)) == 4
     assert update_scalars({}) == {}
+
+
+def test_parameters_may_be_on_several_devices() -> None:
+    def statistics(device: str) -> UpdateStatistics:
+        number = torch.ones((), device=device)
+        return UpdateStatistics(4, *[number] * 6)
+
+    with FakeTensorMode():
+        devices = "cpu", "cuda:0", "cuda:1"
+        table = updates._table(statistics(device) for device in devices)
+    assert table.shape == (3, 6)
+    assert table.device.type == "cpu"

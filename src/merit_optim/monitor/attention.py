@@ -26,7 +26,8 @@ class AttentionMonitor:
 
     Seen are ``scaled_dot_product_attention``, ``nn.MultiheadAttention``, ``flex_attention`` on a GPU (the
     largest logits alone), and the eager and flash functions of Hugging Face models. Observing
-    changes nothing that the model computes.
+    changes nothing that the model computes, with one exception: in evaluation ``nn.TransformerEncoder``
+    leaves its fast path for padded sequences, as with any hooks, and gives other outputs at the padding.
 
     Args:
         model: The model, or a part of it. Layers are named as in ``model.named_modules()``.

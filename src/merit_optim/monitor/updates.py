@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import torch
 from torch import Tensor
@@ -31,7 +31,7 @@ def update_scalars(
     """
     if not statistics:
         return {}
-    rows = torch.stack([_row(update) for update in statistics.values()]).cpu()
+    rows = _table(statistics.values())
     names = ("clipped", "bounded", "largest_ratio", "relative_change")
     together = torch.cat([rows[:, :5].sum(0), rows[:, 5:].amax(0)])
     numbers = {f"{prefix}{name}": value for name, value in zip(names, _numbers(together), strict=True)}
@@ -40,6 +40,11 @@ def update_scalars(
             for name, value in zip(names, _numbers(row), strict=True):
                 numbers[f"{prefix}{name}/{parameter}"] = value
     return numbers
+
+
+def _table(statistics: Iterable[UpdateStatistics]) -> Tensor:
+    rows = [_row(update) for update in statistics]
+    return torch.stack([row.to(rows[0].device) for row in rows]).cpu()
 
 
 def _row(update: UpdateStatistics) -> Tensor:
