@@ -301,6 +301,9 @@ def test_parameters_are_needed(factory: Callable[[], Any]) -> None:
         ({"eps": 0.0}, "eps is 0.0; it must be a number greater than 0"),
         ({"clip": 0.0}, "clip is 0.0; .* or None for no clip"),
         ({"clip": True}, "clip is True"),
+        ({"clip": np.True_}, "clip is .*True"),
+        ({"b1": np.float32(1.0)}, r"b1 is .*1\.0.*; it must be a number that is at least 0"),
+        ({"matrix_dims": np.int64(0)}, "matrix_dims is .*0.*; it must be a whole number"),
         ({"norm": "l1"}, "norm is 'l1'; it must be one of 'max', 'l2'"),
         ({"matrix_dims": 0}, "matrix_dims is 0; it must be a whole number"),
         ({"matrix_dims": 1.5}, "matrix_dims is 1.5"),
@@ -311,6 +314,20 @@ def test_parameters_are_needed(factory: Callable[[], Any]) -> None:
 def test_wrong_options_are_refused_at_once(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         merit(**{"learning_rate": 0.1} | options)
+
+
+@pytest.mark.parametrize("kind", [np.float32, np.float16, np.float64])
+def test_numbers_of_numpy_are_numbers(kind: type) -> None:
+    options = {"b1": 0.5, "b2": 0.75, "eps": 0.125, "weight_decay": 0.25, "clip": 2.0}  # exact in all
+    params = small_tree()
+    ours = merit(kind(0.5), **{name: kind(value) for name, value in options.items()}, bias_correction=True)
+    assert_close(
+        update(ours, params, params), update(merit(0.5, **options, bias_correction=True), params, params)
+    )
+    assert_equal(
+        update(merit(0.1, matrix_dims=np.int64(2)), params, params),
+        update(merit(0.1, matrix_dims=2), params, params),
+    )
 
 
 def test_zero_gradients_and_learning_rate_leave_the_bits() -> None:

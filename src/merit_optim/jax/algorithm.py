@@ -80,12 +80,12 @@ def matrix_axes(ndim: int, matrix_dims: object = None) -> MatrixAxes:
         return _normalized(matrix_dims, ndim)
     if matrix_dims is None:
         matrix_dims = ndim
-    elif not isinstance(matrix_dims, int) or isinstance(matrix_dims, bool) or matrix_dims < 1:
+    elif not isinstance(matrix_dims, int | np.integer) or isinstance(matrix_dims, bool) or matrix_dims < 1:
         raise ValueError(
             f"matrix_dims is {matrix_dims!r}; it must be a whole number that is at least 1, a MatrixAxes or "
             "None. Under optax.inject_hyperparams, name it in static_args."
         )
-    axes = tuple(range(max(0, ndim - matrix_dims), ndim))
+    axes = tuple(range(max(0, ndim - int(matrix_dims)), ndim))
     num_row_axes = 1 if len(axes) > 1 else 0
     return MatrixAxes(rows=axes[:num_row_axes], columns=axes[num_row_axes:])
 

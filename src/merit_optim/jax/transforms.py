@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import partial
+from numbers import Real
 from typing import Any
 
 import jax
@@ -216,7 +217,7 @@ def scale_by_merit(
         raise ValueError(f"norm is {norm!r}; it must be one of {', '.join(map(repr, NORMS))}")
     if clip is not None:
         _check("clip", clip, "a number greater than 0, or None for no clip", lambda value: value > 0)
-    if isinstance(matrix_dims, int | float | Array):
+    if isinstance(matrix_dims, Real | Array):
         algorithm.matrix_axes(2, matrix_dims)  # a wrong number is refused at once
     rule = Rule(clip=clip, element_wise=element_wise, weight_bound=weight_bound, norm=norm)
 
@@ -294,7 +295,7 @@ def _spread(matrix_dims: MatrixDims, params: Any) -> Any:
 
 def _check(name: str, value: Any, allowed: str, holds: Callable[[Any], bool]) -> None:
     """Refuse a wrong number. Arrays pass: under ``optax.inject_hyperparams`` they have no value yet."""
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    is_number = isinstance(value, Real) and not isinstance(value, bool)
     if isinstance(value, Array | np.ndarray) or (is_number and holds(value)):
         return
     raise ValueError(f"{name} is {value!r}; it must be {allowed}")
