@@ -90,7 +90,7 @@ def _check_options(name: str, group: dict[str, Any], known: dict[str, Any]) -> N
     """Raise on what torch lets pass in a parameter group, and torchtitan with it."""
     for option in sorted(group.keys() - known.keys() - {"params", "param_names"}):
         nearest = difflib.get_close_matches(option, known, n=1)
-        hint = f"; did you mean {nearest[0]!r}?" if nearest else ""
+        hint = f"; did you mean {nearest[0]!r}?" if nearest else "."
         allowed = ", ".join(key for key in known if key != "algorithm")
         raise ValueError(f"{name} has no option {option!r}{hint} Known are {allowed}.")
     if group["max_grad_norm"] is not None:
