@@ -336,8 +336,8 @@ class SafeOptimizer(Optimizer):
     def num_skipped_steps(self) -> int:
         """Steps, and estimates of the curvature, that ``nonfinite="skip"`` left out.
 
-        Also those that a ``GradScaler`` left to the optimizer to skip, which it does where the step is fused or
-        ``capturable``; else it skips them itself and they are not counted. Reading this waits for the device.
+        Also those that a ``GradScaler`` left to the optimizer to skip, which it does where the step is fused
+        or ``capturable``; else it skips them itself and they are not counted. Reading waits for the device.
         """
         return int(self._log.get("num_skipped", 0))
 
