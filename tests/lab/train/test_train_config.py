@@ -78,8 +78,9 @@ def test_some_parameters_can_have_options_of_their_own(changed):
     [
         (
             "*embedding*:elementwise=false",
-            "sets elementwise, which merit does not have; it has .*element_wise",
+            "'elementwise', which MERIT does not know; did you mean 'element_wise'",
         ),
+        ("*embedding*:momentum=0.9", "sets momentum, which merit does not have; it has .*element_wise"),
         ("embeddings:element_wise=false", "'embeddings' matches no parameter; the nearest"),
     ],
 )
