@@ -124,7 +124,7 @@ def test_the_groups_train_in_this_optimizer_and_in_torchs() -> None:
 
 def test_learning_rates_in_tensors_stay_apart_even_where_they_are_equal() -> None:
     rates = [torch.tensor(0.1), torch.tensor(0.1)]
-    overrides = {"conv.*": {"lr": rates[0]}, "embedding.*": {"lr": rates[1]}}
+    overrides = {"conv.weight": {"lr": rates[0]}, "embedding.weight": {"lr": rates[1]}}
     groups = param_groups(Model(), overrides=overrides)
     own = {id(group["lr"]) for group in groups if "lr" in group}
     assert own == {id(rate) for rate in rates}

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from optimizer_cases import (
     FAMILY,
     OWN,
@@ -19,6 +20,7 @@ from optimizer_cases import (
     take_steps,
 )
 from torch import nn
+from torch.distributed.tensor import Shard, distribute_tensor
 
 from merit_optim import MERIT, SophiaG
 
@@ -226,3 +228,18 @@ def test_recording_a_differentiable_step_is_refused() -> None:
     optimizer = MERIT(parameters(), differentiable=True)
     with pytest.raises(RuntimeError, match="a differentiable step cannot be recorded"), optimizer.recording():
         pass
+
+
+def test_a_whole_state_for_a_sharded_parameter_is_refused() -> None:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        mesh = dist.init_device_mesh("cpu", (1,))
+        whole = torch.nn.Parameter(torch.ones(4, 3))
+        sharded = torch.nn.Parameter(distribute_tensor(whole.detach(), mesh, [Shard(0)]))
+        saved = MERIT([whole])
+        whole.grad = torch.ones(4, 3)
+        saved.step()
+        with pytest.raises(ValueError, match=r"is a DTensor and its saved exp_avg is not; .*_state_dict"):
+            MERIT([sharded]).load_state_dict(saved.state_dict())
+    finally:
+        dist.destroy_process_group()

@@ -158,7 +158,7 @@ def test_options_that_the_optimizer_refuses(options, match, refused, changed):
     ("name", "match"),
     [
         ("nowhere_to_be_found:Mine", "No module named 'nowhere_to_be_found'; install .* PYTHONPATH"),
-        ("torch.optim:Adamm", r"torch\.optim has nothing of that name; its classes are \[.*'Adam'"),
+        ("torch.optim:Adamm", r"torch\.optim has nothing of that name; its optimizers are \[.*'Adam'"),
         ("torch.nn:Linear", r"torch\.nn has .*, which is no torch\.optim\.Optimizer"),
     ],
 )

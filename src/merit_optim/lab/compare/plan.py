@@ -9,9 +9,8 @@ from pathlib import Path
 
 from merit_optim.lab.data import Dataset
 from merit_optim.lab.record import Run
-from merit_optim.lab.report.gather import flatten
+from merit_optim.lab.report.gather import flatten, short_name
 from merit_optim.lab.train import TrainConfig
-from merit_optim.lab.train.own_optimizer import short_name
 
 
 @dataclass(frozen=True)

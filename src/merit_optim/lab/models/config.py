@@ -10,7 +10,7 @@ Family = Literal["gpt2", "llama"]
 AttentionKind = Literal["auto", "sdpa", "cudnn", "flex", "math"]
 
 _VOCAB_MULTIPLE = 64  # 50257 tokens become nanoGPT's 50304: odd widths are slow on tensor cores
-_LOGITS_AT_ONE_TIME = 2**29  # 1 GiB in bf16. Fewer save little; every chunk is compiled by itself.
+_LOGITS_AT_ONE_TIME = 2**29  # 1 GiB in bf16; fewer at a time save little
 SMALLEST_FLEX_HEAD = 16  # flex_attention's kernels take no smaller one
 
 

@@ -23,9 +23,14 @@ DISPLAY_NAMES = {
 }
 
 
+def short_name(optimizer: str) -> str:
+    """An optimizer's name; of one named as MODULE:CLASS, the class."""
+    return optimizer.rpartition(":")[2]
+
+
 def display_name(optimizer: str) -> str:
-    """How an optimizer is written; one named as MODULE:CLASS by its class."""
-    return DISPLAY_NAMES.get(optimizer, optimizer.rpartition(":")[2])
+    """How an optimizer is written."""
+    return DISPLAY_NAMES.get(optimizer, short_name(optimizer))
 
 
 def display_names(optimizers: Iterable[str]) -> dict[str, str]:

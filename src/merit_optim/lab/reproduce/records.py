@@ -12,12 +12,11 @@ from pathlib import Path
 from merit_optim.lab.compare import PlannedRun
 from merit_optim.lab.record import Run
 from merit_optim.lab.report.curves import Curves, finite
-from merit_optim.lab.report.gather import MeasuredRun
+from merit_optim.lab.report.gather import MeasuredRun, short_name
 from merit_optim.lab.reproduce.corpus import Corpus
 from merit_optim.lab.reproduce.scale import Trial
 from merit_optim.lab.scale import steps_to_reach
 from merit_optim.lab.train import OptimizerConfig, TrainConfig
-from merit_optim.lab.train.own_optimizer import short_name
 
 BySeed = dict[int, float]
 

@@ -16,10 +16,9 @@ from merit_optim.lab.compare.plan import (
 )
 from merit_optim.lab.data import Dataset
 from merit_optim.lab.record import Run
-from merit_optim.lab.report.gather import flatten, show
+from merit_optim.lab.report.gather import flatten, short_name, show
 from merit_optim.lab.sweep.fields import LR, with_values
 from merit_optim.lab.train import TrainConfig
-from merit_optim.lab.train.own_optimizer import short_name
 
 # Where no learning rates are given: the paper's, and its neighbours by factors of two.
 _AROUND_THE_PAPER = (0.25, 0.5, 1.0, 2.0, 4.0)

@@ -43,7 +43,7 @@ def create_optimizer(config: TrainConfig, model: LanguageModel) -> Optimizer:
     for part in chosen.without:
         options |= _LEFT_OUT[part]
     if cls is torch.optim.AdamW:
-        options["fused"] = not next(model.parameters()).is_meta  # where there is nothing to compute
+        options["fused"] = not next(model.parameters()).is_meta  # torch refuses it there
     if isinstance(cls, type) and issubclass(cls, SafeOptimizer):
         options["max_grad_norm"] = chosen.max_grad_norm
         options["nonfinite"] = "skip" if config.nonfinite == "skip" else "propagate"

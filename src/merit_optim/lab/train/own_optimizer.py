@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeGuard
 
 from torch import Tensor
 from torch.optim import Optimizer
@@ -13,11 +13,6 @@ from torch.optim import Optimizer
 def is_own(name: str) -> bool:
     """Whether a name means a class of the user's, as in "my_package.optimizers:Mine"."""
     return ":" in name
-
-
-def short_name(name: str) -> str:
-    """The name without the module that it is from."""
-    return name.rpartition(":")[2]
 
 
 def check_name(name: str) -> None:
@@ -40,11 +35,17 @@ def load_class(name: str) -> type[Optimizer]:
             f"optimizer.name is {name!r}, but {error}; install the module, or set PYTHONPATH to its folder"
         ) from error
     found = getattr(module, class_name, None)
-    if not (isinstance(found, type) and issubclass(found, Optimizer)):
-        own = [key for key, value in vars(module).items() if isinstance(value, type)]
+    if not _is_optimizer(found):
+        known = [key for key, value in vars(module).items() if _is_optimizer(value)]
         what = "nothing of that name" if found is None else f"{found!r}, which is no torch.optim.Optimizer"
-        raise ValueError(f"optimizer.name is {name!r}, but {module_name} has {what}; its classes are {own}")
+        raise ValueError(
+            f"optimizer.name is {name!r}, but {module_name} has {what}; its optimizers are {known}"
+        )
     return found
+
+
+def _is_optimizer(value: object) -> TypeGuard[type[Optimizer]]:
+    return isinstance(value, type) and issubclass(value, Optimizer)
 
 
 def construct(
@@ -55,7 +56,8 @@ def construct(
         return cls(groups, **options)
     except TypeError as error:
         raise ValueError(
-            f"{cls.__name__} could not be made with parameter groups and {', '.join(options)}: {error}"
+            f"{cls.__name__} could not be made with parameter groups and {', '.join(options)}: {error}; an "
+            "optimizer of your own must take these, and betas only where optimizer.betas is given"
         ) from error
 
 
@@ -66,5 +68,5 @@ def check_state(optimizer: Optimizer) -> None:
             if not isinstance(value, Tensor | int | float):
                 raise ValueError(
                     f"{type(optimizer).__name__} keeps a {type(value).__name__} as {key!r} in its state; "
-                    "checkpoints hold tensors and numbers"
+                    "checkpoints hold tensors and numbers, so keep it elsewhere"
                 )
