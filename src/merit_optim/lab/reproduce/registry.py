@@ -26,6 +26,7 @@ _ORDER = (
     "theorem1",
     "reference",
     "horizon",
+    "doubled",
     "variants",
     "norm",
     "logits",
