@@ -89,15 +89,21 @@ def test_how_far_a_step_goes_for_its_learning_rate(factor: float, outcome: str, 
 
 
 @pytest.mark.parametrize(
-    ("gain", "at_best", "outcomes"),
+    ("gain", "at_best", "adamw_s", "outcomes"),
     [
-        (0.3, 0.1, ["held", "held"]),
-        (-0.3, 0.1, ["contradicted", "held"]),
-        (0.3, -0.1, ["held", "contradicted"]),
+        (0.3, 0.1, 3.5, ["held", "held", "held"]),
+        (-0.3, 0.1, 3.5, ["contradicted", "held", "held"]),
+        (0.3, -0.1, 3.5, ["held", "contradicted", "held"]),
+        (0.3, 0.1, 2.5, ["held", "held", "contradicted"]),
     ],
 )
-def test_a_longer_warm_up(gain: float, at_best: float, outcomes: list[str], toy: Scale) -> None:
-    """It gains so much at twice the rate, where all are half a nat worse, and so much at the best rate."""
+def test_a_longer_warm_up(
+    gain: float, at_best: float, adamw_s: float, outcomes: list[str], toy: Scale
+) -> None:
+    """It gains so much at twice the rate, where all are half a nat worse, and so much at the best rate.
+
+    AdamW, which is at 4 without it, ends at ``adamw_s`` with it at the best rate.
+    """
 
     def loss_of(trial: Trial) -> list[dict[str, object]]:
         chosen = trial.config.optimizer
@@ -105,12 +111,14 @@ def test_a_longer_warm_up(gain: float, at_best: float, outcomes: list[str], toy:
         final = 3.5 if is_higher else 3.0
         if chosen.warmup == 0.1:
             final -= gain if is_higher else at_best
+        if chosen.name == "adamw":
+            final = adamw_s if chosen.warmup == 0.1 and is_higher else 4.0
         return losses(trial, final)
 
     entry = ENTRIES["warmup"]
     result = entry.analyse(fake_records(entry, toy, loss_of), toy)
     assert [own.outcome for own in result.verdicts] == outcomes
-    assert len(result.table.rows) == 12  # three optimizers, two warm-ups, two rates
+    assert len(result.table.rows) == 16  # four optimizers, two warm-ups, two rates
 
 
 def test_twice_the_batch_has_a_grid_with_one_seed_and_the_others_at_its_middle(toy: Scale) -> None:
