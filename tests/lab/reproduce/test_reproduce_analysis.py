@@ -89,15 +89,21 @@ def test_how_far_a_step_goes_for_its_learning_rate(factor: float, outcome: str, 
 
 
 @pytest.mark.parametrize(
-    ("gain", "at_best", "outcomes"),
+    ("gain", "at_best", "adamw_s", "outcomes"),
     [
-        (0.3, 0.1, ["held", "held"]),
-        (-0.3, 0.1, ["contradicted", "held"]),
-        (0.3, -0.1, ["held", "contradicted"]),
+        (0.3, 0.1, 3.5, ["held", "held", "held"]),
+        (-0.3, 0.1, 3.5, ["contradicted", "held", "held"]),
+        (0.3, -0.1, 3.5, ["held", "contradicted", "held"]),
+        (0.3, 0.1, 2.5, ["held", "held", "contradicted"]),
     ],
 )
-def test_a_longer_warm_up(gain: float, at_best: float, outcomes: list[str], toy: Scale) -> None:
-    """It gains so much at twice the rate, where all are half a nat worse, and so much at the best rate."""
+def test_a_longer_warm_up(
+    gain: float, at_best: float, adamw_s: float, outcomes: list[str], toy: Scale
+) -> None:
+    """It gains so much at twice the rate, where all are half a nat worse, and so much at the best rate.
+
+    AdamW, which is at 4 without it, ends at ``adamw_s`` with it at the best rate.
+    """
 
     def loss_of(trial: Trial) -> list[dict[str, object]]:
         chosen = trial.config.optimizer
@@ -105,12 +111,73 @@ def test_a_longer_warm_up(gain: float, at_best: float, outcomes: list[str], toy:
         final = 3.5 if is_higher else 3.0
         if chosen.warmup == 0.1:
             final -= gain if is_higher else at_best
+        if chosen.name == "adamw":
+            final = adamw_s if chosen.warmup == 0.1 and is_higher else 4.0
         return losses(trial, final)
 
     entry = ENTRIES["warmup"]
     result = entry.analyse(fake_records(entry, toy, loss_of), toy)
     assert [own.outcome for own in result.verdicts] == outcomes
-    assert len(result.table.rows) == 12  # three optimizers, two warm-ups, two rates
+    assert len(result.table.rows) == 16  # four optimizers, two warm-ups, two rates
+
+
+def test_twice_the_batch_has_a_grid_with_one_seed_and_the_others_at_its_middle(toy: Scale) -> None:
+    entry = ENTRIES["doubled"]
+    assert entry.num_seeds(toy, None) == toy.seeds
+    found: dict[tuple[int, str], list[float | None]] = {}
+    for trial in entry.trials(toy, 3):
+        assert (trial.config.batch, trial.config.steps) in ((8, 4), (16, 2))
+        if trial.series == "MERIT":
+            found.setdefault((trial.config.batch, trial.config.seed), []).append(trial.config.optimizer.lr)
+    single, middle = toy.gpt2[0].rates["merit"], toy.doubled.rates["merit"]
+    assert found == {
+        **{(8, seed): [single] for seed in range(3)},
+        (16, 0): pytest.approx([middle / 2, middle, 2 * middle], rel=0.01),
+        **{(16, seed): [middle] for seed in (1, 2)},
+    }
+
+
+@pytest.mark.parametrize(
+    ("ends", "cost", "outcomes"),
+    [
+        ({}, 0.4, ["held", "held"]),
+        ({"MERIT": 3.6}, 0.4, ["contradicted", "held"]),
+        ({}, -0.4, ["held", "contradicted"]),
+    ],
+)
+def test_twice_the_batch(ends: dict[str, float], cost: float, outcomes: list[str], toy: Scale) -> None:
+    """All are judged at the middle rate, whatever the other rates of the grid come to."""
+
+    def loss_of(trial: Trial) -> list[dict[str, object]]:
+        final, chosen = AS_IN_THE_PAPER[trial.series], trial.config.optimizer
+        if trial.config.batch == toy.doubled.batch:
+            final = ends.get(trial.series, final) + cost + 0.001 * trial.config.seed
+            # LAMB has its best on the edge, the others in the middle: by less than later seeds add.
+            if chosen.lr != toy.doubled.rates[chosen.name]:
+                final += -2.0 if trial.series == "LAMB" else 0.005
+        return losses(trial, final)
+
+    entry = ENTRIES["doubled"]
+    result = entry.analyse(fake_records(entry, toy, loss_of), toy)
+    assert [own.outcome for own in result.verdicts] == outcomes
+    assert [len(own.comparisons) for own in result.verdicts] == [3, 4]
+    assert {own.num_seeds for verdict in result.verdicts for own in verdict.comparisons} == {3}
+    remarks: dict[tuple[str, str], list[str]] = {}
+    for panel, series, _, remark, *_ in result.table.rows:
+        remarks.setdefault((panel, series), []).append(remark)
+    single, doubled = toy.gpt2[0].name, toy.doubled.name
+    assert remarks[single, "MERIT"] == [""]
+    assert remarks[doubled, "MERIT"] == ["", "best", ""]
+    assert remarks[doubled, "LAMB"] == ["best, on the edge of the grid", "", ""]
+
+
+def test_twice_the_batch_is_drawn_over_tokens_and_over_rates(toy: Scale) -> None:
+    *curves, rates = analyse("doubled", toy, AS_IN_THE_PAPER).charts
+    for chart in curves:
+        rows = [row for own in chart.spec["datasets"].values() for row in own]
+        assert max(row["x"] for row in rows) == toy.gpt2[0].tokens
+    (rows,) = rates.spec["datasets"].values()
+    assert [row["series"] for row in rows].count("MERIT") == 3
 
 
 def test_figure_1_has_two_models_where_a_scale_has_two() -> None:

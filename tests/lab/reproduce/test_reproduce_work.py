@@ -17,6 +17,7 @@ from merit_optim.lab.data import Dataset
 from merit_optim.lab.record import Run
 from merit_optim.lab.report.keep_command import main as keep
 from merit_optim.lab.reproduce import command, records
+from merit_optim.lab.reproduce.entries.losses import FOUR
 from merit_optim.lab.reproduce.registry import ENTRIES, choose
 from merit_optim.lab.reproduce.scale import Scale
 from merit_optim.lab.reproduce.scales import SCALES
@@ -200,6 +201,15 @@ def test_every_scale_has_a_plan_for_every_entry(scale: str) -> None:
         assert {trial.config.seed for trial in trials} <= {0, 1}
 
 
+@pytest.mark.parametrize("scale", SCALES.values(), ids=list(SCALES))
+def test_twice_the_batch_is_of_the_first_setting(scale: Scale) -> None:
+    first, doubled = scale.gpt2[0], scale.doubled
+    assert (doubled.batch, doubled.tokens, doubled.model) == (2 * first.batch, first.tokens, first.model)
+    assert doubled.name == f"{first.model_name}, batch {doubled.batch}"
+    for name in FOUR:  # so that the grid's middle is the setting's own rate
+        assert doubled.rates[name] == float(f"{doubled.rates[name]:.3g}")
+
+
 def test_the_paper_s_scale_has_the_paper_s_settings() -> None:
     scale = SCALES["paper"]
     runs = {(trial.panel, trial.series): trial.config for trial in ENTRIES["fig4"].trials(scale, 1)}
@@ -224,4 +234,4 @@ def test_what_cannot_be_meant_is_refused(capsys: pytest.CaptureFixture[str]) -> 
 def test_entries_come_in_the_paper_s_order() -> None:
     assert [entry.name for entry in choose(["table1", "fig11", "fig2"])] == ["fig2", "fig11", "table1"]
     assert choose(["all"]) == list(ENTRIES.values())
-    assert len(ENTRIES) == 28
+    assert len(ENTRIES) == 29

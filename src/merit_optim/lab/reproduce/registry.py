@@ -26,6 +26,7 @@ _ORDER = (
     "theorem1",
     "reference",
     "horizon",
+    "doubled",
     "variants",
     "norm",
     "logits",
@@ -33,23 +34,8 @@ _ORDER = (
     "warmup",
     "width",
 )
-_ALL = {
-    entry.name: entry
-    for module in (
-        batches,
-        curvature,
-        evaluation,
-        logits,
-        losses,
-        rates,
-        speed,
-        theorem,
-        updates,
-        variants,
-        weights,
-    )
-    for entry in module.ENTRIES
-}
+_MODULES = (batches, curvature, evaluation, logits, losses, rates, speed, theorem, updates, variants, weights)
+_ALL = {entry.name: entry for module in _MODULES for entry in module.ENTRIES}
 
 ENTRIES: dict[str, Entry] = {name: _ALL[name] for name in _ORDER}
 

@@ -101,6 +101,13 @@ _NANO_33M = replace(
     rates={"adamw": 5e-4, "lamb": 2e-2, "maxlamb": 1e-2, "merit": 1e-2, "lion": 8e-4, "sophiag": 4e-4},
 )
 _NANO_64 = (_with_adamw(_NANO_10M, 64, 2e-3), _with_adamw(_NANO_33M, 64, 1e-3))
+# The rates of half the batch: those of this one are not yet measured.
+_NANO_1024 = replace(
+    _NANO_10M,
+    name="GPT-2 10M, batch 1024",
+    batch=1024,
+    rates={"adamw": 1e-3, "lamb": 2e-2, "maxlamb": 2e-2, "merit": 2e-2},
+)
 _LLAMA_NANO = replace(
     _NANO_10M, name="Llama 10M, batch 512", model=replace(_NANO_10M.model, family="llama", norm_eps=1e-6)
 )
@@ -115,6 +122,7 @@ SCALES = {
         small_batch=16,
         references=(_TINY.with_batch(16),),
         horizon=_longer(_TINY, 2),
+        doubled=_TINY.with_batch(2 * _TINY.batch),
         long=(_TINY.with_batch(16), _TINY),
         shapes=_shapes(
             _TINY,
@@ -136,6 +144,7 @@ SCALES = {
         small_batch=64,
         references=_NANO_64,
         horizon=_longer(_NANO_10M, 4),  # 20 tokens for each parameter
+        doubled=_NANO_1024,
         long=(_NANO_64[0], _NANO_10M),
         shapes=_shapes(
             _NANO_10M,
@@ -155,6 +164,7 @@ SCALES = {
         small_batch=128,
         references=(_with_adamw(_SMALL, 480, 6e-4),),
         horizon=_longer(_SMALL, 4),
+        doubled=_SMALL.with_batch(2 * _SMALL.batch),
         long=_long("small", 6e-4, 4 * _K),
         shapes=_shapes(_SMALL, *_GPT2_SHAPES),
         shape_batches=(256, 1 * _K, 4 * _K),
@@ -175,6 +185,7 @@ SCALES = {
         small_batch=512,
         references=(_with_adamw(_SMALL, 480, 6e-4), _with_adamw(_MEDIUM, 480, 3e-4)),
         horizon=_longer(_SMALL, 4),
+        doubled=_SMALL.with_batch(2 * _SMALL.batch),
         long=(*_long("small", 6e-4, 4 * _K), *_long("medium", 3e-4, 6 * _K)),
         shapes=_shapes(_SMALL, *_GPT2_SHAPES),
         shape_batches=(256, 1 * _K, 4 * _K),

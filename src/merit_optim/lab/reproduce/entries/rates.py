@@ -1,4 +1,4 @@
-"""Learning rates: figure 8 and table 4."""
+"""Learning rates: figure 8, table 4, those of twice the batch, and a longer warm-up."""
 
 from __future__ import annotations
 
@@ -8,7 +8,15 @@ from merit_optim.lab.report.curves import MAX_LOGIT
 from merit_optim.lab.report.gather import DISPLAY_NAMES
 from merit_optim.lab.report.tables import Table
 from merit_optim.lab.reproduce.charts import Axis, line_chart, looks
-from merit_optim.lab.reproduce.entries.losses import LOSS, spread_text, status_counts
+from merit_optim.lab.reproduce.entries.losses import (
+    FOUR,
+    LOSS,
+    below,
+    loss_charts,
+    spread_text,
+    status_counts,
+    trials_of,
+)
 from merit_optim.lab.reproduce.entry import Chart, Entry, Result
 from merit_optim.lab.reproduce.records import BySeed, Record, Records
 from merit_optim.lab.reproduce.scale import Scale, Trial
@@ -17,7 +25,6 @@ from merit_optim.lab.reproduce.verdict import Verdict, paired
 _QK_NORM = "AdamW with QK-Norm"
 _FACTORS = (0.5, 1.0, 2.0)
 _OPTIMIZERS = ("adamw", "lamb", "maxlamb", "merit", "lion", "sophiag")  # the paper has no maxLAMB here
-_RATIOED = ("lamb", "maxlamb", "merit")
 _LONG_WARMUP = 0.1
 
 
@@ -49,14 +56,19 @@ def _all_rates(records: Records) -> list[float]:
 
 
 def _best_rate(records: Records) -> float | None:
-    """The rate with the lowest mean of the final losses; one that diverged has an infinite one."""
+    """The rate with the lowest mean of the final losses, over the seeds that all rates have.
+
+    One that diverged has an infinite loss; None where no rate has a finite mean.
+    """
+    by_rate = {rate: losses for rate in _all_rates(records) if (losses := _at(records, rate).final_losses())}
+    shared = set.intersection(*map(set, by_rate.values())) if by_rate else set()
+    if not shared:
+        return None
     means = {
-        rate: math.fsum(losses.values()) / len(losses)
-        for rate in _all_rates(records)
-        if (losses := _at(records, rate).final_losses())
+        rate: math.fsum(losses[seed] for seed in shared) / len(shared) for rate, losses in by_rate.items()
     }
-    best = min(means, key=means.__getitem__, default=None)
-    return best if best is not None and math.isfinite(means[best]) else None
+    best = min(means, key=means.__getitem__)
+    return best if math.isfinite(means[best]) else None
 
 
 def _best_rates(records: Records) -> BySeed:
@@ -117,7 +129,7 @@ def _grid_table(records: Records, scale: Scale) -> Table:
             best, rates = _best_rate(own), _all_rates(own)
             for rate in rates:
                 remark = ""
-                if rate == best:
+                if rate == best and len(rates) > 1:
                     remark = "best, on the edge of the grid" if rate in (rates[0], rates[-1]) else "best"
                 name = _at(own, rate).all[0].config.optimizer.name
                 is_paper = panel in papers and math.isclose(papers[panel].rates[name], rate)
@@ -184,6 +196,52 @@ def _table4(records: Records, scale: Scale) -> Result:
                 "The other entries use the rate in the middle of each grid. Where the best is another, or on "
                 "the edge, `merit sweep` goes on from here."
             ),
+        ),
+    )
+
+
+def _doubled_trials(scale: Scale, seeds: int) -> list[Trial]:
+    """A grid with one seed, and the further seeds at its middle."""
+    doubled = scale.doubled
+    return [
+        *trials_of([scale.gpt2[0]], FOUR, scale, seeds),
+        *(scale.trial(doubled, name, 0, lr=rate) for name in FOUR for rate in _rates(doubled.rates[name])),
+        *(scale.trial(doubled, name, seed) for seed in range(1, seeds) for name in FOUR),
+    ]
+
+
+def _doubled(records: Records, scale: Scale) -> Result:
+    single, doubled = scale.gpt2[0], scale.doubled
+    rates = {own.name: own.rates for own in (single, doubled)}
+    middle = records.where(lambda own: _rate(own) == rates[own.panel][own.config.optimizer.name])
+    grid = records.of(panel=doubled.name).where(lambda own: own.config.seed == 0)
+    order = Verdict(
+        claim="With twice the batch, too, MERIT ends below AdamW, LAMB and maxLAMB, each at its middle rate.",
+        source="figure 4 and table 3, which have one batch for each model",
+        comparisons=tuple(
+            below(middle, "MERIT", rival, doubled.name) for rival in ("AdamW", "LAMB", "MaxLAMB")
+        ),
+    )
+    price = Verdict(
+        claim="After as many tokens every optimizer ends higher with twice the batch, which is half the "
+        "steps.",
+        source="ours, not the paper's",
+        comparisons=tuple(
+            paired(
+                f"{series} with batch {single.batch} below {series} with batch {doubled.batch}",
+                middle.of(panel=single.name, series=series).final_losses(),
+                middle.of(panel=doubled.name, series=series).final_losses(),
+                unit="nats",
+            )
+            for series in middle.series
+        ),
+    )
+    return Result(
+        table=_grid_table(records, scale),
+        charts=(*loss_charts(middle, over_tokens=True), _chart(grid, 1, doubled.name)),
+        verdicts=(order, price),
+        notes=(
+            "The grid is of the first seed alone. The claims are of all seeds, at the rate in its middle.",
         ),
     )
 
@@ -260,7 +318,7 @@ def _warmup_trials(scale: Scale, seeds: int) -> list[Trial]:
     setting = scale.gpt2[0]
     trials = []
     for seed in range(seeds):
-        for name in _RATIOED:
+        for name in FOUR:
             for rate in (setting.rates[name], 2 * setting.rates[name]):
                 series = _with_long_warmup(name)
                 trials += [
@@ -271,9 +329,9 @@ def _warmup_trials(scale: Scale, seeds: int) -> list[Trial]:
 
 
 def _warmup(records: Records, scale: Scale) -> Result:
-    plain = {name: records.of(series=DISPLAY_NAMES[name]) for name in _RATIOED}
-    warmed = {name: records.of(series=_with_long_warmup(name)) for name in _RATIOED}
-    higher = {name: _all_rates(records.of(series=DISPLAY_NAMES[name]))[-1] for name in _RATIOED}
+    plain = {name: records.of(series=DISPLAY_NAMES[name]) for name in FOUR}
+    warmed = {name: records.of(series=_with_long_warmup(name)) for name in FOUR}
+    higher = {name: _all_rates(plain[name])[-1] for name in FOUR}
     wider = Verdict(
         claim="With a longer warm-up MERIT and maxLAMB, whose first steps go furthest, lose less at twice "
         "their learning rate.",
@@ -300,17 +358,41 @@ def _warmup(records: Records, scale: Scale) -> Result:
             ),
         ),
     )
+    still = Verdict(
+        claim="With the longer warm-up, too, MERIT ends below AdamW, each at its best rate.",
+        source="ours, not the paper's",
+        comparisons=(
+            paired(
+                f"{_with_long_warmup('merit')} below {_with_long_warmup('adamw')}",
+                _losses_at_best(warmed["merit"]),
+                _losses_at_best(warmed["adamw"]),
+                unit="nats",
+            ),
+        ),
+    )
     panel = scale.gpt2[0].name
     return Result(
-        table=_rate_table(records, panel), charts=(_chart(records, 1, panel),), verdicts=(wider, better)
+        table=_rate_table(records, panel),
+        charts=(_chart(records, 1, panel),),
+        verdicts=(wider, better, still),
+        notes=("The best rate is of two: where it is the higher one, a better one may lie further up.",),
     )
 
 
 ENTRIES = (
     Entry(
+        name="doubled",
+        title="Twice the batch",
+        shows="beyond the paper: validation loss of AdamW, LAMB, maxLAMB and MERIT with twice the batch, at "
+        "learning rates of its own",
+        trials=_doubled_trials,
+        analyse=_doubled,
+    ),
+    Entry(
         name="warmup",
         title="A longer warm-up",
-        shows="beyond the paper: LAMB, maxLAMB and MERIT with five times the warm-up, at higher rates too",
+        shows="beyond the paper: AdamW, LAMB, maxLAMB and MERIT with five times the warm-up, at twice their "
+        "rates too",
         trials=_warmup_trials,
         analyse=_warmup,
         is_grid=True,
