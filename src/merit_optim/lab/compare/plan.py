@@ -109,12 +109,10 @@ def check_folders(planned: Sequence[PlannedRun]) -> None:
     first: dict[Path, PlannedRun] = {}
     for own in planned:
         if other := first.get(own.folder):
-            both = " and ".join(
-                f"{run.config.optimizer.name} with learning rate {run.config.optimizer.lr}"
-                for run in (other, own)
-            )
+            one, two = flatten(other.config.to_dict()), flatten(own.config.to_dict())
+            both = ", ".join(f"{name} {one[name]} and {two[name]}" for name in one if one[name] != two[name])
             raise ValueError(
-                f"{both} would be kept in one folder, {own.folder}; give classes other names or take "
-                "learning rates further apart, or use two folders"
+                f"two runs with {both} would be kept in one folder, {own.folder}; give classes other names "
+                "or take values further apart, or use two folders"
             )
         first[own.folder] = own
