@@ -163,10 +163,20 @@ def test_runs_of_another_configuration_are_refused_before_any_is_trained(
     command += ["--optimizers", "merit", "--lr"]
     assert main([*command, "1e-2"]) == 0
     capsys.readouterr()
-    assert main([*command, "2e-2", "--batch", "8"]) == 1
-    error = capsys.readouterr().err
-    assert "merit-lr0.01-seed0 holds a run with another batch; the runs of a sweep differ in" in error
+    for rate in ("2e-2", "1e-2"):
+        assert main([*command, rate, "--batch", "8"]) == 1
+        error = capsys.readouterr().err
+        assert "merit-lr0.01-seed0 holds a run with another batch; the runs of a sweep differ in" in error
     assert runs_of(tmp_path / "out") == {"merit-lr0.01-seed0"}
+
+
+def test_a_run_is_not_taken_for_another_whose_folder_has_the_same_name(
+    command: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    command += ["--optimizers", "merit", "--lr"]
+    assert main([*command, "0.1"]) == 0
+    assert main([*command, "0.1000000001"]) == 1
+    assert "merit-lr0.1-seed0 holds a run with another optimizer.lr" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -53,9 +53,7 @@ class Grid:
         check_distinct("optimizers", list(self.learning_rates))
         check_distinct("seeds", self.seeds)
         for name, rates in self.learning_rates.items():
-            check_distinct(f"learning rates of {name}", rates)
-            if min(rates) <= 0:
-                raise ValueError(f"a learning rate of {name} is {min(rates):g}; it must be above 0")
+            check_rates(name, rates)
         for field, values in self.fields.items():
             check_distinct(f"values of {field}", values)
         if not self.base.measure.validation_every:
@@ -74,8 +72,8 @@ class Grid:
             for values in self.combinations()
             for lr in rates
         ]
-        check_folders(planned)
         self._check_existing(dataset)
+        check_folders(planned, dataset, "every run has a folder of its own")
         return planned
 
     def combinations(self) -> list[dict[str, object]]:
@@ -108,6 +106,13 @@ class Grid:
             values = {field: before[field] for field in (LR, *self.fields)}
             point = self.run(dataset, str(before["optimizer.name"]), values, before["seed"])
             check_same(run, point.config, dataset, _RULE)
+
+
+def check_rates(optimizer: str, rates: Sequence[float]) -> None:
+    """Raise where an optimizer has no learning rates, one twice, or one at which nothing is learnt."""
+    check_distinct(f"learning rates of {optimizer}", rates)
+    if min(rates) <= 0:
+        raise ValueError(f"a learning rate of {optimizer} is {min(rates):g}; it must be above 0")
 
 
 def choose_learning_rates(
