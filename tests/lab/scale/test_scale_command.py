@@ -239,3 +239,10 @@ def test_a_batch_that_one_seed_did_not_reach_is_left_out_of_the_curve() -> None:
     assert result.curve is not None
     assert result.curve.critical_batch.value == pytest.approx(40)
     assert [own.batch for own in result.reached] == [16, 32, 64, 128]
+
+
+def test_an_own_class_is_told_from_an_optimizer_of_its_name() -> None:
+    attempt = Attempt("run", 0, "finished", 60.0, 500)
+    own = [Measurement(name, 16, 0.01, (attempt,)) for name in ("adamw", "torch.optim:AdamW")]
+    assert [result.name for result in results(own)] == ["AdamW", "torch.optim:AdamW"]
+    assert [result.name for result in results(own[1:])] == ["AdamW"]

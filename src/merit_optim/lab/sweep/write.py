@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from merit_optim.lab.report.gather import display_name, show
+from merit_optim.lab.report.gather import show
 from merit_optim.lab.report.tables import settings
 from merit_optim.lab.sweep import words
 from merit_optim.lab.sweep.fields import LR, train_option
@@ -80,8 +80,7 @@ def write_csv(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
 def _facts(ledger: Ledger) -> list[str]:
     num_runs = sum(len(cell.outcome.runs) for cell in ledger.cells)
     varied = [words.axis_name(field) for field in ledger.varying] or ["nothing"]
-    names = [display_name(optimizer) for optimizer in ledger.optimizers]
-    return [", ".join(names), f"varied: {', '.join(varied)}", f"{num_runs} runs"]
+    return [", ".join(ledger.names.values()), f"varied: {', '.join(varied)}", f"{num_runs} runs"]
 
 
 def _rows(ledger: Ledger) -> list[dict[str, Any]]:
