@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
+from transformers.trainer_callback import TrainerState
 from transformers.trainer_utils import get_last_checkpoint
 
 from merit_optim import MERIT, param_groups
@@ -38,6 +39,15 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, default=Path("runs/trainer"), help="of the checkpoints")
     parser.add_argument("--by-class", action="store_true", help="let the Trainer make the optimizer")
     arguments = parser.parse_args()
+
+    arguments.folder.mkdir(parents=True, exist_ok=True)
+    newest = get_last_checkpoint(str(arguments.folder))  # type: ignore[no-untyped-call]
+    if newest is not None:
+        # The Trainer sees that it is at its end only after one more step.
+        done = TrainerState.load_from_json(str(Path(newest, "trainer_state.json"))).global_step
+        if done >= arguments.steps:
+            print(f"{done} steps are done; ask for more with --steps")
+            return
 
     torch.manual_seed(0)
     config = GPT2Config(
@@ -76,8 +86,6 @@ def main() -> None:
         **options,
     )
     trainer.add_callback(MeritCallback(trainer))
-    arguments.folder.mkdir(parents=True, exist_ok=True)
-    newest = get_last_checkpoint(str(arguments.folder))  # type: ignore[no-untyped-call]
     trainer.train(resume_from_checkpoint=newest)
 
 

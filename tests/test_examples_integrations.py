@@ -100,6 +100,17 @@ def test_trainer(way, tmp_path, monkeypatch) -> None:
     assert 0 < whole["loss"] < 3.5
 
 
+def test_trainer_knows_when_it_is_done(tmp_path, monkeypatch, capsys) -> None:
+    needs("transformers", "accelerate")
+    run("trainer.py", "--steps", "4", "--folder", str(tmp_path), monkeypatch=monkeypatch)
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    capsys.readouterr()
+    for steps in ("4", "3"):
+        run("trainer.py", "--steps", steps, "--folder", str(tmp_path), monkeypatch=monkeypatch)
+        assert capsys.readouterr().out == "4 steps are done; ask for more with --steps\n"
+    assert before == {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+
+
 def test_accelerate(tmp_path, monkeypatch, capsys) -> None:
     needs("transformers", "accelerate")
     assert_resumes("accelerate_train.py", "--steps", (10, 20), "--folder", tmp_path, monkeypatch, capsys)

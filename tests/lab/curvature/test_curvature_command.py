@@ -2,6 +2,7 @@
 
 import io
 import json
+import multiprocessing
 import signal
 import sys
 
@@ -185,6 +186,27 @@ def test_a_file_that_is_no_result(tmp_path, text, message):
     (tmp_path / "step.json").write_text(text)
     with pytest.raises(ValueError, match=message):
         Results(tmp_path / "step.json")
+
+
+def put_many(path, name, ready):
+    results = Results(path)
+    ready.wait()
+    for number in range(20):
+        results.put(f"{name}{number}", {}, {"value": number})
+
+
+def test_parts_of_two_processes_are_all_kept(tmp_path):
+    path = tmp_path / "curvature" / "step.json"
+    context = multiprocessing.get_context("fork")
+    ready = context.Barrier(2)
+    processes = [context.Process(target=put_many, args=(path, name, ready)) for name in "ab"]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+    assert [process.exitcode for process in processes] == [0, 0]
+    kept = Results(path)
+    assert all(kept.find(f"{name}{number}", {}) == {"value": number} for name in "ab" for number in range(20))
 
 
 def test_a_bar_in_a_terminal():

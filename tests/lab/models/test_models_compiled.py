@@ -11,12 +11,8 @@ from torch._functorch.partitioners import min_cut_rematerialization_partition
 
 from merit_optim.lab.models.loss import loss_and_gradients
 
-pytestmark = [
-    # Dynamo itself makes one, for every autograd function that it traces (torch 2.13).
-    pytest.mark.filterwarnings("ignore:.*Function.* should not be instantiated:DeprecationWarning"),
-    # torch's own modules, as inductor imports them.
-    pytest.mark.filterwarnings("ignore:`torch.jit.script:DeprecationWarning"),
-]
+# torch's own modules, as inductor imports them.
+pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script:DeprecationWarning")
 
 
 @pytest.fixture(autouse=True)

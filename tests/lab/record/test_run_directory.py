@@ -31,6 +31,12 @@ def test_a_folder_takes_one_run(run):
         Run.create(run.folder, CONFIG, ENVIRONMENT)
 
 
+def test_a_run_without_its_environment(run):
+    (run.folder / "environment.json").unlink()
+    with pytest.raises(FileNotFoundError, match=r"environment\.json is missing.*start a new run"):
+        Run.open(run.folder)
+
+
 def test_a_folder_without_a_run(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"holds no run.*config\.json"):
         Run.open(tmp_path)
@@ -118,6 +124,13 @@ def test_metrics_that_end_before_the_checkpoint(run):
 def test_a_last_line_cut_short_is_no_line(run):
     run.metrics_path.write_text('{"kind": "train", "step": 1}\n{"kind": "tra')
     assert [line["step"] for line in read_metrics(run.metrics_path)] == [1]
+
+
+@pytest.mark.parametrize("text", ["5", "{}", '{"kind": "train"}', "null"])
+def test_a_line_that_is_no_measurement_is_named(run, text):
+    run.metrics_path.write_text(f'{{"kind": "train", "step": 1}}\n{text}\n')
+    with pytest.raises(ValueError, match=r"line 2 of .*metrics\.jsonl .*kind and step"):
+        run.metrics("train")
 
 
 def test_a_broken_line_is_named(run):

@@ -43,6 +43,14 @@ def test_a_kept_run_reads_as_the_run_did(tmp_path: Path) -> None:
     assert kept.environment["excerpt_of"] == {"digits": 5, "train": len(all_steps), "update": 50}
 
 
+def test_a_run_that_is_there_is_not_written_over(tmp_path: Path) -> None:
+    run = run_of(tmp_path / "run", num_train=100)
+    before = run.metrics_path.read_bytes()
+    with pytest.raises(FileExistsError, match="holds a run already"):
+        write_excerpt(run, run.folder)
+    assert run.metrics_path.read_bytes() == before
+
+
 def run_of(folder: Path, *, num_train: int = 0, num_update: int = 0, slow_every: int = 1) -> Run:
     """A run in which each ``slow_every``-th step, from the first on, took ten times as long."""
     run = Run.create(folder, {"data": "enwik8"}, {})

@@ -78,28 +78,43 @@ def test_kept_runs_give_the_same_without_data_and_training(
     assert "data.json is damaged" in capsys.readouterr().err
 
 
-def test_other_data_than_the_folder_s_are_refused_where_nothing_is_trained(
+def test_other_data_than_the_folder_s_are_refused(
     data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out, other = tmp_path / "out", tmp_path / "other"
     assert command.main(["fig13", "--data", str(data), "--out", str(out), "--jobs", "1"]) == 0
-    kept = {path: path.read_bytes() for path in (out / "data.json", out / "fig13" / "verdict.json")}
+    kept = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
     other.mkdir()
     for file in ("train.bin", "val.bin"):
         (other / file).write_bytes((data / file).read_bytes()[:-2])
     capsys.readouterr()
-    arguments = ["fig13", "--no-training", "--out", str(out), "--data"]
-    assert command.main([*arguments, str(other)]) == 1
-    error = capsys.readouterr().err
-    for fingerprint in (Dataset.open(other).fingerprint, Dataset.open(data).fingerprint):
-        assert fingerprint in error
-    assert "leave --data out" in error
-    assert {path: path.read_bytes() for path in kept} == kept
+    arguments = ["fig13", "--out", str(out), "--jobs", "1", "--data"]
+    for mode in ("--no-training", "--yes"):
+        assert command.main([mode, *arguments, str(other)]) == 1
+        error = capsys.readouterr().err
+        for fingerprint in (Dataset.open(other).fingerprint, Dataset.open(data).fingerprint):
+            assert fingerprint in error
+        assert "another folder with --out" in error
+        assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == kept
 
+    arguments.insert(0, "--no-training")
     assert command.main([*arguments, str(data)]) == 0
     (out / "data.json").unlink()
     assert command.main([*arguments, str(data)]) == 0
     assert not (out / "data.json").exists()  # what the runs are of is noted when they are made
+
+
+def test_a_folder_with_entries_of_another_scale_is_refused(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["fig13", "--data", str(data), "--out", str(tmp_path), "--jobs", "1"]
+    assert command.main(arguments) == 0
+    kept = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    monkeypatch.setitem(SCALES, "nano", make_scale(name="other", steps=2))
+    for mode in ("--no-training", "--yes"):
+        assert command.main([mode, "--scale", "nano", *arguments]) == 1
+        assert "entries of scale toy, fig13 among them, and other was asked for" in capsys.readouterr().err
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == kept
 
 
 def test_an_interrupted_call_goes_on(

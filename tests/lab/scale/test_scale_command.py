@@ -138,6 +138,12 @@ def test_a_model_is_trained(command: list[str], tmp_path: Path, capsys: pytest.C
     assert [float(row["lr"]) for row in table(tmp_path)] == [0.03, 0.04243, 0.06]
 
 
+def test_the_folder_of_an_own_class_has_its_name_alone(quadratic: list[str], tmp_path: Path) -> None:
+    assert main([*quadratic, "--optimizers", "torch.optim:Adam"]) == 0
+    names = {path.parent.name.partition("-")[0] for path in (tmp_path / "out").glob("*/config.json")}
+    assert names == {"Adam"}
+
+
 def test_a_signal_leaves_word_how_to_go_on(
     quadratic: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -158,6 +164,14 @@ def test_runs_of_another_configuration_are_refused(
     assert "holds a run with another optimizer.warmup" in capsys.readouterr().err
 
 
+def test_a_run_is_not_taken_for_another_whose_folder_has_the_same_name(
+    quadratic: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*quadratic, "--optimizers", "torch.optim:Adam"]) == 0
+    assert main([*quadratic, "--optimizers", "torch.optim.adam:Adam"]) == 1
+    assert "holds a run with another optimizer.name" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -169,6 +183,14 @@ def test_runs_of_another_configuration_are_refused(
         (
             ["--optimizers", "merit", "lamb", "--lr", "merit=1"],
             "lamb has no learning rate; write for example",
+        ),
+        (["--batches", "0", "4"], "a batch is 0; it must be at least 1"),
+        (["--batches", "-4", "4"], "a batch is -4; it must be at least 1"),
+        (["--base-batch", "0"], "--base-batch is 0; it must be at least 1"),
+        (["--lr", "0"], "a learning rate of merit is 0; it must be above 0"),
+        (
+            ["--rule", "sweep", "--lr", "0.1", "0.1000000001"],
+            "optimizer.lr 0.1 and 0.1000000001 would be kept in one folder",
         ),
         (["--batch", "8"], "--batch 8 is for one run; use --batches"),
         (["--measure.validation-every", "8"], "each run is validated fifty times"),
@@ -217,3 +239,10 @@ def test_a_batch_that_one_seed_did_not_reach_is_left_out_of_the_curve() -> None:
     assert result.curve is not None
     assert result.curve.critical_batch.value == pytest.approx(40)
     assert [own.batch for own in result.reached] == [16, 32, 64, 128]
+
+
+def test_an_own_class_is_told_from_an_optimizer_of_its_name() -> None:
+    attempt = Attempt("run", 0, "finished", 60.0, 500)
+    own = [Measurement(name, 16, 0.01, (attempt,)) for name in ("adamw", "torch.optim:AdamW")]
+    assert [result.name for result in results(own)] == ["AdamW", "torch.optim:AdamW"]
+    assert [result.name for result in results(own[1:])] == ["AdamW"]

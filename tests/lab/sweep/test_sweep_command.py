@@ -5,6 +5,7 @@ import json
 import math
 import signal
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,6 +14,8 @@ from sweep_runs import write_finished_run
 from merit_optim.lab.compare import work
 from merit_optim.lab.record import Run
 from merit_optim.lab.sweep.command import main
+from merit_optim.lab.sweep.fields import LR
+from merit_optim.lab.sweep.grid import Grid
 from merit_optim.lab.train import Interrupted, TrainConfig
 from merit_optim.lab.train.command import parse as parse_train
 
@@ -67,6 +70,25 @@ def test_trains_the_grid_once_and_writes_what_it_found(
     assert main(command) == 0
     assert capsys.readouterr().err.count("is there already") == len(names)
     assert before == {name: (out / name / "metrics.jsonl").read_bytes() for name in names}
+
+
+def test_what_is_best_of_a_yes_or_no_is_an_option_of_train(command: list[str], tmp_path: Path) -> None:
+    fields = ["--set", "model.qk-norm", "True", "False", "--set", "compile", "False", "None"]
+    assert main([*command, "--optimizers", "merit", "--lr", "1e-2", *fields]) == 0
+    found = json.loads((tmp_path / "out" / "report" / "best.json").read_text())["merit"]
+    best, _, _ = parse_train([*command[:3], *found["train_options"]])
+    assert best is not None
+    assert best.model.qk_norm == found["config"]["model"]["qk_norm"]
+    assert best.compile == found["config"]["compile"]
+
+
+def test_a_vocabulary_that_the_data_decide_is_not_varied(base: TrainConfig, tmp_path: Path) -> None:
+    fields = {"model.vocab_size": [512, 1024]}
+    grid = Grid(base=base, folder=tmp_path, learning_rates={"merit": [0.01]}, fields=fields, seeds=[0])
+    values = {LR: 0.01, "model.vocab_size": 512}
+    with pytest.raises(ValueError, match=r"model\.vocab_size 512: the data decide it; add --no-fit-vocab"):
+        grid.run(SimpleNamespace(vocab_size=256), "merit", values, 0)
+    grid.run(SimpleNamespace(vocab_size=None), "merit", values, 0)
 
 
 def test_extends_the_grid_until_the_best_lies_inside(
@@ -141,10 +163,20 @@ def test_runs_of_another_configuration_are_refused_before_any_is_trained(
     command += ["--optimizers", "merit", "--lr"]
     assert main([*command, "1e-2"]) == 0
     capsys.readouterr()
-    assert main([*command, "2e-2", "--batch", "8"]) == 1
-    error = capsys.readouterr().err
-    assert "merit-lr0.01-seed0 holds a run with another batch; the runs of a sweep differ in" in error
+    for rate in ("2e-2", "1e-2"):
+        assert main([*command, rate, "--batch", "8"]) == 1
+        error = capsys.readouterr().err
+        assert "merit-lr0.01-seed0 holds a run with another batch; the runs of a sweep differ in" in error
     assert runs_of(tmp_path / "out") == {"merit-lr0.01-seed0"}
+
+
+def test_a_run_is_not_taken_for_another_whose_folder_has_the_same_name(
+    command: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    command += ["--optimizers", "merit", "--lr"]
+    assert main([*command, "0.1"]) == 0
+    assert main([*command, "0.1000000001"]) == 1
+    assert "merit-lr0.1-seed0 holds a run with another optimizer.lr" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -159,6 +191,16 @@ def test_runs_of_another_configuration_are_refused_before_any_is_trained(
         (["--lr", "1e-2", "--extend"], "has the learning rate 0.01 alone; give it two or more"),
         (["--seeds", "1", "1"], "the seeds are 1, 1; each may be given once"),
         (["--set", "optimizer.weight-decai", "1"], "did you mean 'optimizer.weight_decay'?"),
+        (["--set", "xyzzy", "1"], "--set xyzzy: there is no such field. The fields are"),
+        (
+            ["--steps", "None", "--set", "tokens", "128", "256"],
+            "--set tokens 128: a run's length is kept in steps; use --set steps",
+        ),
+        (
+            ["--lr", "1e-2", "--set", "optimizer.weight-decay", "0.1", "0.10000001"],
+            "optimizer.weight_decay 0.1 and 0.10000001 would be kept in one folder",
+        ),
+        (["--set", "steps", "2", "None"], "--set steps none: every run has a length; give numbers"),
         (["--set", "optimizer.lr", "1"], "--lr takes the values of optimizer.lr"),
         (["--set", "seed", "1"], "--seeds takes the values of seed"),
         (["--set", "batch", "many"], "'many' is no value of it; it takes int"),

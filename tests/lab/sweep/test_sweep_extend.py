@@ -47,6 +47,18 @@ def test_goes_down_where_all_diverged(write_run: WriteRun, grid: Grid) -> None:
     assert names(grid) == ["merit-lr0.005-seed0", "merit-lr0.005-seed1"]
 
 
+def test_a_line_of_one_rate_has_no_factor_to_go_on_by(
+    write_run: WriteRun, base: TrainConfig, tmp_path: Path
+) -> None:
+    decays = {"optimizer.weight_decay": [0.1]}
+    rates = {"merit": [0.01, 0.02]}
+    grid = Grid(base=base, folder=tmp_path / "out", learning_rates=rates, fields=decays, seeds=[0])
+    write_run("merit", 0.01, None)
+    write_run("merit", 0.02, None)
+    write_run("merit", 0.02, None, weight_decay=0.5)  # of an earlier call
+    assert names(grid) == ["merit-lr0.005-weight_decay=0.1-seed0"]
+
+
 def test_waits_for_runs_that_are_not_done(write_run: WriteRun, grid: Grid) -> None:
     write_run("merit", 0.01, 3.0)
     write_run("merit", 0.02, 2.0, end="interrupted")

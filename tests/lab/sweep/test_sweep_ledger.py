@@ -39,6 +39,17 @@ def test_the_best_is_the_lowest_mean_over_seeds_between_its_neighbours(
     assert row == ("MERIT", "0.02", "2.700 ± 0.283", "3.100 at 0.01", "2.750 at 0.04", "2")
 
 
+def test_an_own_class_is_told_from_an_optimizer_of_its_name(write_run: WriteRun, tmp_path: Path) -> None:
+    write_run("adamw", 0.01, 3.0)
+    write_run("torch.optim:AdamW", 0.01, 2.0)
+    ledger = read(tmp_path)
+    names = ["AdamW", "torch.optim:AdamW"]
+    assert [line.label for line in ledger.lines] == names
+    assert [row[0] for row in best_table(ledger).rows] == names
+    assert summarise(ledger).startswith("torch.optim:AdamW was best")
+    assert [warning.partition(" was")[0] for warning in warnings(ledger, may_grow=True)] == names
+
+
 def test_a_diverged_seed_outweighs_a_low_loss(write_run: WriteRun, tmp_path: Path) -> None:
     write_run("merit", 0.01, 3.0)
     write_run("merit", 0.01, 3.0, seed=1)

@@ -18,7 +18,6 @@ def test_runs_of_the_same_shapes_share_what_is_compiled_and_others_do_not(monkey
     assert len(resets) == before + 2
 
 
-@pytest.mark.filterwarnings("ignore:.*Function.* should not be instantiated:DeprecationWarning")
 def test_many_shapes_in_one_process_are_all_compiled():
     counts = []
 

@@ -56,11 +56,7 @@ def plan(
                 config = dataclasses.replace(base, optimizer=optimizer, seed=seed).resolve(dataset.vocab_size)
                 run_name = f"{short_name(name)}-lr{config.optimizer.lr:g}-seed{seed}"
                 planned.append(PlannedRun(folder / run_name, config))
-    check_folders(planned)
-    for own in planned:
-        if own.exists:
-            rule = "runs of one comparison share their configuration"
-            check_same(Run.open(own.folder), own.config, dataset, rule)
+    check_folders(planned, dataset, "runs of one comparison share their configuration")
     return planned
 
 
@@ -104,17 +100,17 @@ def check_same(run: Run, planned: TrainConfig, dataset: Dataset, rule: str) -> N
         )
 
 
-def check_folders(planned: Sequence[PlannedRun]) -> None:
-    """Raise where two runs would be kept in one folder."""
+def check_folders(planned: Sequence[PlannedRun], dataset: Dataset, rule: str) -> None:
+    """Raise where two runs would be kept in one folder, or where another than the planned one is there."""
     first: dict[Path, PlannedRun] = {}
     for own in planned:
         if other := first.get(own.folder):
-            both = " and ".join(
-                f"{run.config.optimizer.name} with learning rate {run.config.optimizer.lr}"
-                for run in (other, own)
-            )
+            one, two = flatten(other.config.to_dict()), flatten(own.config.to_dict())
+            both = ", ".join(f"{name} {one[name]} and {two[name]}" for name in one if one[name] != two[name])
             raise ValueError(
-                f"{both} would be kept in one folder, {own.folder}; give classes other names or take "
-                "learning rates further apart, or use two folders"
+                f"two runs with {both} would be kept in one folder, {own.folder}; give classes other names "
+                "or take values further apart, or use two folders"
             )
         first[own.folder] = own
+        if own.exists:
+            check_same(Run.open(own.folder), own.config, dataset, rule)

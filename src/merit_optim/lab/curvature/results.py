@@ -10,9 +10,11 @@ import json
 from pathlib import Path
 from typing import Any
 
-from merit_optim.lab.record import durable
+from merit_optim.lab.record import durable, lock
 
 FORMAT = 1
+
+_PATIENCE = 60.0  # seconds; another process that writes here is done in an instant, on a slow disk in some
 
 
 class Results:
@@ -20,7 +22,7 @@ class Results:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._parts: dict[str, Any] = _read(path) if path.exists() else {}
+        self._parts = _read(path)
 
     def find(self, part: str, settings: dict[str, Any]) -> dict[str, Any] | None:
         """What a part gave with these very settings; None if it has not been measured with them."""
@@ -28,14 +30,17 @@ class Results:
         return found["result"] if found is not None and found["settings"] == settings else None
 
     def put(self, part: str, settings: dict[str, Any], result: dict[str, Any], **about: Any) -> None:
-        """Keep a part, in place of what it gave with other settings."""
-        self._parts[part] = {"settings": settings, "result": result, **about}
-        self.path.parent.mkdir(exist_ok=True)
-        content = json.dumps({"format": FORMAT, **self._parts}, indent=2, allow_nan=False)
-        durable.write(self.path, content + "\n")
+        """Keep a part, in place of what it gave with other settings, beside those of other processes."""
+        with lock(self.path.parent, patience=_PATIENCE):
+            self._parts = _read(self.path)
+            self._parts[part] = {"settings": settings, "result": result, **about}
+            content = json.dumps({"format": FORMAT, **self._parts}, indent=2, allow_nan=False)
+            durable.write(self.path, content + "\n")
 
 
 def _read(path: Path) -> dict[str, Any]:
+    if not path.exists():
+        return {}
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
         version = content.pop("format")

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from merit_optim.lab.record.metrics import MetricsWriter, read_metrics
-from merit_optim.lab.record.run import Run
+from merit_optim.lab.record.run import Run, refuse_run
 
 _DIGITS = 5
 _MOST_LINES = {"train": 50, "update": 64}  # all lines of other kinds are kept
@@ -22,6 +22,7 @@ def write_excerpt(run: Run, folder: Path) -> Run:
     the first and the last among them; all that there are where there are fewer, and all lines of other
     kinds. The environment says how many the run had, in an excerpt of an excerpt too.
     """
+    refuse_run(folder)  # before its measurements are written over
     lines = list(read_metrics(run.metrics_path))
     places: dict[str, list[int]] = {kind: [] for kind in _MOST_LINES}
     for place, line in enumerate(lines):

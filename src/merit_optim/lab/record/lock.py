@@ -1,4 +1,4 @@
-"""One process at a time on a run directory.
+"""One process at a time on a run directory, or on a folder of results in it.
 
 The lock is the kernel's (flock), so it ends with its process, however that ends: a `lock` file that a dead
 process left behind locks nothing. The file's text only says who holds it.
@@ -23,11 +23,16 @@ class RunInUse(RuntimeError):
 
 
 @contextlib.contextmanager
-def lock(folder: Path) -> Iterator[None]:
-    """Hold a run directory, which is made if need be; RunInUse names the process that has it already."""
+def lock(folder: Path, *, patience: float = _PATIENCE) -> Iterator[None]:
+    """Hold a folder, which is made if need be; RunInUse names the process that has it already.
+
+    Args:
+        folder: whose file "lock" is locked.
+        patience: seconds to wait for another process.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "lock").open("a+", encoding="utf-8") as file:
-        if not _acquire(file.fileno()):
+        if not _acquire(file.fileno(), patience):
             file.seek(0)
             raise RunInUse(
                 f"{folder} is in use by {file.read().strip() or 'another process'}. Wait for it, stop it, "
@@ -50,8 +55,8 @@ def is_locked(folder: Path) -> bool:
         return not _try(file.fileno(), fcntl.LOCK_SH)
 
 
-def _acquire(descriptor: int) -> bool:
-    give_up = time.monotonic() + _PATIENCE
+def _acquire(descriptor: int, patience: float) -> bool:
+    give_up = time.monotonic() + patience
     while not _try(descriptor, fcntl.LOCK_EX):
         if time.monotonic() > give_up:
             return False

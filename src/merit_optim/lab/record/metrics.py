@@ -76,12 +76,19 @@ def read_metrics(path: Path) -> Iterator[dict[str, Any]]:
             if not line.endswith(b"\n"):
                 return
             try:
-                yield _from_json(json.loads(line))
+                yield _measurement(line)
             except ValueError as error:
                 raise ValueError(
-                    f"line {number} of {path} is no JSON ({error}). Nothing but the run writes this file; "
-                    "remove the line if its numbers can be missed."
+                    f"line {number} of {path} is no measurement ({error}). Nothing but the run writes this "
+                    "file; remove the line if its numbers can be missed."
                 ) from None
+
+
+def _measurement(line: bytes) -> dict[str, Any]:
+    value = _from_json(json.loads(line))
+    if not (isinstance(value, dict) and {"kind", "step"} <= value.keys()):
+        raise ValueError("it has no kind and step")
+    return value
 
 
 def _to_json(value: Any) -> Any:

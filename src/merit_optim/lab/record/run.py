@@ -43,8 +43,7 @@ class Run:
     def create(cls, folder: Path | str, config: dict[str, Any], environment: dict[str, Any]) -> Self:
         """Begin a run in a folder that holds none yet."""
         folder = Path(folder)
-        if (folder / "config.json").exists():
-            raise FileExistsError(f"{folder} holds a run already. Resume it, or choose another folder.")
+        refuse_run(folder)
         folder.mkdir(parents=True, exist_ok=True)
         durable.write(folder / "environment.json", _json(environment))
         # Last, for it is what makes a folder a run.
@@ -98,6 +97,12 @@ class Run:
         return "running" if is_locked(self.folder) else self.outcome or "unfinished"
 
 
+def refuse_run(folder: Path) -> None:
+    """Raise where a folder holds a run."""
+    if (folder / "config.json").exists():
+        raise FileExistsError(f"{folder} holds a run already. Resume it, or choose another folder.")
+
+
 def outcome_of(events: Sequence[dict[str, Any]]) -> Status | None:
     """How a run with these events ended; None where it has begun and not ended, or not begun."""
     turns = [event["what"] for event in events if event["what"] in (*_BEGINS, *_ENDS)]
@@ -112,9 +117,13 @@ def _load(path: Path) -> dict[str, Any]:
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise FileNotFoundError(f"{path} is missing; the run directory is not whole") from None
+        raise FileNotFoundError(
+            f"{path} is missing; the run directory is not whole. Put the file back, or start a new run."
+        ) from None
     except ValueError as error:
         raise ValueError(f"{path} is no JSON ({error}); put back the file that the run wrote") from None
     if not isinstance(value, dict):
-        raise ValueError(f"{path} holds {type(value).__name__}, not a JSON object")
+        raise ValueError(
+            f"{path} holds a {type(value).__name__}, not a JSON object; put back the file that the run wrote"
+        )
     return value

@@ -19,10 +19,11 @@ from merit_optim.lab.reproduce.registry import ENTRIES, choose
 from merit_optim.lab.reproduce.scale import Scale
 from merit_optim.lab.reproduce.scales import SCALES
 from merit_optim.lab.reproduce.work import Task, reproduce
-from merit_optim.lab.reproduce.write import tally
+from merit_optim.lab.reproduce.write import check_scale, tally
 from merit_optim.lab.train.parallel import Ranks
 
 _MOST_JOBS = 8
+_ANOTHER = "another folder with --out"
 
 
 def main(argv: Sequence[str]) -> int:
@@ -36,6 +37,7 @@ def main(argv: Sequence[str]) -> int:
         if options.list:
             _print_costs(entries, scale, options, folder)
             return 0
+        check_scale(scale, folder)
         asks = scale.is_large and not options.no_training
         if asks and not _agreed(entries, scale, options, folder):
             return 1
@@ -110,6 +112,7 @@ def _corpus(scale: Scale, options: argparse.Namespace, folder: Path) -> Corpus:
     if options.no_training:
         return _corpus_of_runs(folder, options.data)
     dataset = _data(scale, options.data)
+    _check_same(dataset, recall(folder), folder, f"give those with --data, or choose {_ANOTHER}")
     if Ranks.join().is_first:
         remember(dataset, folder)
     return dataset
@@ -122,13 +125,18 @@ def _corpus_of_runs(folder: Path, given: Path | None) -> Corpus:
             raise ValueError(f"what data the runs in {folder} are of is not known; name them with --data")
         return known
     dataset = Dataset.open(given)
+    way_out = f"leave --data out to make entries of these runs, or name {_ANOTHER}"
+    _check_same(dataset, known, folder, way_out)
+    return dataset
+
+
+def _check_same(dataset: Dataset, known: Corpus | None, folder: Path, way_out: str) -> None:
+    """All entries of a folder are of one corpus: its overview and its data.json could not tell them apart."""
     if known is not None and known.fingerprint != dataset.fingerprint:
         raise ValueError(
-            f"{given} holds other data than the runs in {folder} are of: its fingerprint is "
-            f"{dataset.fingerprint}, that of their data, {known.folder.name}, {known.fingerprint}; leave "
-            "--data out to make entries of these runs, or name the folder of others with --out"
+            f"{dataset.folder} holds other data than the runs in {folder} are of: its fingerprint is "
+            f"{dataset.fingerprint}, that of their data, {known.folder.name}, {known.fingerprint}; {way_out}"
         )
-    return dataset
 
 
 def _embedded(scale: Scale) -> Path:
@@ -142,7 +150,7 @@ def _data(scale: Scale, folder: Path | None) -> Dataset:
         if not scale.makes_data:
             raise ValueError(
                 f"scale {scale.name} needs --data: a folder that `merit prepare openwebtext` wrote (for "
-                "figure 6, `merit prepare c4`)"
+                "figure 6, `merit prepare c4`, and an --out of its own)"
             )
         folder = _embedded(scale)
         if status := Ranks.join().first(lambda: make_embedded(folder, str(scale.tokenizer))):

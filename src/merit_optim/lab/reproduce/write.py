@@ -73,6 +73,17 @@ def write_overview(scale: Scale, entries: Sequence[Entry], folder: Path) -> Path
     return page
 
 
+def check_scale(scale: Scale, folder: Path) -> None:
+    """Refuse a folder with entries of another scale: they would be written over, or shown as of this one."""
+    for path in sorted(folder.glob("*/verdict.json")):
+        said = _read_verdict(path.parent)
+        if said is not None and said["scale"] != scale.name:
+            raise ValueError(
+                f"{folder} holds entries of scale {said['scale']}, {path.parent.name} among them, and "
+                f"{scale.name} was asked for; choose another folder with --out"
+            )
+
+
 def tally(said: Sequence[Mapping[str, Any]]) -> str:
     """How many entries held, and so on, in a sentence."""
     outcomes = [own["outcome"] for own in said]

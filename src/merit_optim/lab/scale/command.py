@@ -100,7 +100,11 @@ def parse(argv: list[str]) -> tuple[Arguments, Path]:
 def choose_rates(arguments: Arguments) -> Rates:
     """Learning rates by optimizer and batch, as the rule has them."""
     check_distinct("batches", arguments.batches)
-    base_batch = arguments.base_batch or min(arguments.batches)
+    smallest = min(arguments.batches)
+    base_batch = smallest if arguments.base_batch is None else arguments.base_batch
+    for what, size in (("a batch", smallest), ("--base-batch", base_batch)):
+        if size < 1:
+            raise ValueError(f"{what} is {size}; it must be at least 1")
     given = parse_shared_learning_rates(arguments.optimizers, arguments.lr)
     if missing := [name for name, rates in given.items() if not rates]:
         raise ValueError(f"{missing[0]} has no learning rate; write for example --lr {missing[0]}=1e-3")

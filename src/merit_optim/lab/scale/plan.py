@@ -8,11 +8,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from merit_optim.lab.compare.plan import PlannedRun, check_distinct, check_same
+from merit_optim.lab.compare.plan import PlannedRun, check_distinct, check_folders, check_same
 from merit_optim.lab.data import Dataset
 from merit_optim.lab.record import Run
+from merit_optim.lab.report.gather import short_name
 from merit_optim.lab.scale.measure import Measurement, read_attempt
 from merit_optim.lab.sweep.fields import with_values
+from merit_optim.lab.sweep.grid import check_rates
 from merit_optim.lab.train import TrainConfig
 
 _SLACK = 1.25  # a larger batch gets this many times the steps that the next smaller one needed
@@ -56,7 +58,7 @@ class Study:
             )
         for name, by_batch in self.rates.items():
             for rates in by_batch.values():
-                check_distinct(f"learning rates of {name}", rates)
+                check_rates(name, rates)
 
     def plan(self, batch: int, smaller: Mapping[str, Measurement]) -> list[PlannedRun]:
         """The runs with one batch size, the seeds one after the other.
@@ -77,6 +79,7 @@ class Study:
                         planned.append(earlier)
                     else:
                         planned.append(self._run(dataset, optimizer, batch, lr, seed, steps))
+        check_folders(planned, dataset, "every run has a folder of its own")
         return planned
 
     def _most_steps(self, smaller: Measurement | None) -> int:
@@ -97,7 +100,7 @@ class Study:
             "measure.validation_every": math.ceil(steps / _VALIDATIONS),
         }
         config = with_values(self.base, values).resolve(dataset.vocab_size)
-        name = f"{optimizer}-batch{batch}-lr{lr:g}-steps{steps}-seed{seed}"
+        name = f"{short_name(optimizer)}-batch{batch}-lr{lr:g}-steps{steps}-seed{seed}"
         return PlannedRun(self.folder / name, config)
 
     def _is_enough(self, earlier: PlannedRun, steps: int) -> bool:

@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from merit_optim.lab.report.gather import display_name
+from merit_optim.lab.report.gather import display_names
 from merit_optim.lab.report.summary import join
 from merit_optim.lab.report.tables import Table
 from merit_optim.lab.scale.fit import Estimate, ScalingCurve
@@ -17,16 +17,15 @@ _NOTHING = "\u2013"  # a dash
 
 @dataclass(frozen=True)
 class Result:
-    """An optimizer's chosen measurements, batches rising, and the curve through them."""
+    """An optimizer's chosen measurements, batches rising, and the curve through them.
 
+    ``name`` is how the optimizer is written.
+    """
+
+    name: str
     optimizer: str
     measurements: tuple[Measurement, ...]
     curve: ScalingCurve | None
-
-    @property
-    def name(self) -> str:
-        """How the optimizer is written."""
-        return display_name(self.optimizer)
 
     @property
     def reached(self) -> list[Measurement]:
@@ -48,9 +47,15 @@ class Result:
 def results(measurements: Sequence[Measurement]) -> list[Result]:
     """One result for each optimizer, in the order of the measurements."""
     chosen = choose(measurements)
+    names = display_names(own.optimizer for own in chosen)
     return [
-        Result(name, tuple(own for own in chosen if own.optimizer == name), fit(chosen, name))
-        for name in dict.fromkeys(own.optimizer for own in chosen)
+        Result(
+            name,
+            optimizer,
+            tuple(own for own in chosen if own.optimizer == optimizer),
+            fit(chosen, optimizer),
+        )
+        for optimizer, name in names.items()
     ]
 
 

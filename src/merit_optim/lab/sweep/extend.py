@@ -28,7 +28,8 @@ def extension(grid: Grid, ledger: Ledger) -> list[PlannedRun]:
     """The runs that come next; none where every best lies inside, or the grid has grown enough.
 
     The line that holds the best is continued, and where every run of an optimizer diverged, all its lines
-    are, downwards. Nothing is decided while runs are unfinished: another process may be at them.
+    of two rates or more are, downwards. Nothing is decided while runs are unfinished: another process may
+    be at them.
     """
     dataset = Dataset.open(grid.base.data)
     planned = []
@@ -39,7 +40,7 @@ def extension(grid: Grid, ledger: Ledger) -> list[PlannedRun]:
         best = ledger.best(optimizer)
         for line in lines if best is None else [best.line]:
             edge = "lowest" if best is None else best.edge
-            if edge in (None, "only") or num_beyond(grid, line) >= MOST_RATES_BEYOND:
+            if edge is None or len(line.cells) < 2 or num_beyond(grid, line) >= MOST_RATES_BEYOND:
                 continue
             values = {field: line.cells[0].settings[field] for field in grid.fields}
             rate = next_rate(line.values, downwards=edge == "lowest")

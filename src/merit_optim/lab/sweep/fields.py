@@ -37,7 +37,7 @@ def find_field(name: str) -> str:
         raise ValueError(f"--set {name} is not needed: {_OWN_OPTIONS[field]} takes the values of {field}")
     if field not in (types := _types()):
         nearest = difflib.get_close_matches(field, types, n=1)
-        hint = f"; did you mean {nearest[0]!r}?" if nearest else ""
+        hint = f"; did you mean {nearest[0]!r}?" if nearest else "."
         raise ValueError(
             f"--set {name}: there is no such field{hint} The fields are the long options of `merit train`, "
             "as in optimizer.weight_decay or batch"
@@ -61,6 +61,19 @@ def parse_value(field: str, text: str) -> object:
         expected = getattr(kind, "__name__", None) or str(kind)
         raise ValueError(f"--set {field} {text}: {text!r} is no value of it; it takes {expected}") from None
     return value
+
+
+def train_option(field: str, value: object) -> list[str]:
+    """A field's value as `merit train` takes it.
+
+    Example:
+        >>> train_option("optimizer.betas", (0.9, 0.95)), train_option("model.qk_norm", False)
+        (['--optimizer.betas', '0.9', '0.95'], ['--model.no-qk_norm'])
+    """
+    if _types()[field] is bool:  # a flag, which takes no value
+        group, dot, name = field.rpartition(".")
+        return [f"--{group}{dot}{name if value else f'no-{name}'}"]
+    return [f"--{field}", *map(str, value if isinstance(value, tuple) else [value])]
 
 
 def with_values(config: TrainConfig, values: Mapping[str, object]) -> TrainConfig:

@@ -22,6 +22,12 @@ from merit_optim.lab.train import TrainConfig
 
 # Where no learning rates are given: the paper's, and its neighbours by factors of two.
 _AROUND_THE_PAPER = (0.25, 0.5, 1.0, 2.0, 4.0)
+# Fields that are settled by others when a run begins, so that runs could not be told apart by them.
+_SETTLED = {
+    "steps": "every run has a length; give numbers",
+    "tokens": "a run's length is kept in steps; use --set steps",
+    "model.vocab_size": "the data decide it; add --no-fit-vocab",
+}
 _RULE = "the runs of a sweep differ in their optimizer, learning rate, seed, and the fields of --set alone"
 
 
@@ -47,9 +53,7 @@ class Grid:
         check_distinct("optimizers", list(self.learning_rates))
         check_distinct("seeds", self.seeds)
         for name, rates in self.learning_rates.items():
-            check_distinct(f"learning rates of {name}", rates)
-            if min(rates) <= 0:
-                raise ValueError(f"a learning rate of {name} is {min(rates):g}; it must be above 0")
+            check_rates(name, rates)
         for field, values in self.fields.items():
             check_distinct(f"values of {field}", values)
         if not self.base.measure.validation_every:
@@ -68,8 +72,8 @@ class Grid:
             for values in self.combinations()
             for lr in rates
         ]
-        check_folders(planned)
         self._check_existing(dataset)
+        check_folders(planned, dataset, "every run has a folder of its own")
         return planned
 
     def combinations(self) -> list[dict[str, object]]:
@@ -80,11 +84,16 @@ class Grid:
 
     def run(self, dataset: Dataset, optimizer: str, values: Mapping[str, object], seed: object) -> PlannedRun:
         """One run. ``values`` are the learning rate's and the other fields'."""
-        config = with_values(self.base, {**values, "optimizer.name": optimizer, "seed": seed})
+        asked = with_values(self.base, {**values, "optimizer.name": optimizer, "seed": seed})
+        config = asked.resolve(dataset.vocab_size)
+        settled = flatten(config.to_dict())
+        for field in self.fields:
+            if settled[field] != values[field]:
+                raise ValueError(f"--set {field} {show(values[field])}: {_SETTLED[field]}")
         others = [f"{name.rpartition('.')[2]}={show(values[name])}" for name in self.fields]
         words = [short_name(optimizer), f"lr{show(values[LR])}", *others, f"seed{seed}"]
         name = "-".join(words).replace(", ", ",").replace("/", "_")
-        return PlannedRun(self.folder / name, config.resolve(dataset.vocab_size))
+        return PlannedRun(self.folder / name, config)
 
     def _check_existing(self, dataset: Dataset) -> None:
         """Every run in the folder must be one that this grid could have made.
@@ -97,6 +106,13 @@ class Grid:
             values = {field: before[field] for field in (LR, *self.fields)}
             point = self.run(dataset, str(before["optimizer.name"]), values, before["seed"])
             check_same(run, point.config, dataset, _RULE)
+
+
+def check_rates(optimizer: str, rates: Sequence[float]) -> None:
+    """Raise where an optimizer has no learning rates, one twice, or one at which nothing is learnt."""
+    check_distinct(f"learning rates of {optimizer}", rates)
+    if min(rates) <= 0:
+        raise ValueError(f"a learning rate of {optimizer} is {min(rates):g}; it must be above 0")
 
 
 def choose_learning_rates(

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Literal, TypeGuard
 
 from merit_optim.lab.report import find_runs, group, read_outcomes
-from merit_optim.lab.report.gather import display_name, flatten, show
+from merit_optim.lab.report.gather import display_names, flatten, show
 from merit_optim.lab.report.outcome import SeriesOutcome, Spread
 from merit_optim.lab.sweep.fields import LR
 from merit_optim.lab.train import TrainConfig
@@ -129,6 +129,11 @@ class Ledger:
         """In the order of reports."""
         return list(dict.fromkeys(cell.optimizer for cell in self.cells))
 
+    @cached_property
+    def names(self) -> dict[str, str]:
+        """How each optimizer is written."""
+        return display_names(self.optimizers)
+
     @property
     def varying(self) -> list[str]:
         """The fields that have more than one value, the learning rate first."""
@@ -155,7 +160,7 @@ class Ledger:
         for cells in groups.values():
             first = cells[0]
             words = [f"{short(field)} {show(first.settings[field])}" for field in told]
-            label = ", ".join([display_name(first.optimizer), *words])
+            label = ", ".join([self.names[first.optimizer], *words])
             ordered = sorted(cells, key=lambda cell: cell.number(self.axis))
             lines.append(Line(label, first.optimizer, self.axis, tuple(ordered)))
         return lines

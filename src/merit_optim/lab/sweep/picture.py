@@ -14,8 +14,9 @@ from merit_optim.lab.report import style
 from merit_optim.lab.report.figures import unchecked
 from merit_optim.lab.report.gather import Series
 from merit_optim.lab.sweep.fields import LR
-from merit_optim.lab.sweep.ledger import Ledger, Line, short
+from merit_optim.lab.sweep.ledger import Ledger, Line
 from merit_optim.lab.sweep.page import Figure
+from merit_optim.lab.sweep.words import axis_name
 
 _WIDTH, _HEIGHT = 640, 320
 _MARK_HEIGHT, _MOST_BAND = 14, 84  # of one line's marks in the band, and of the band
@@ -40,7 +41,7 @@ def make_figure(ledger: Ledger) -> Figure:
     values = [row["value"] for row in seeds]
     with unchecked():
         chart = _chart(ledger, lines, ceiling, _domain(values, ceiling, band))
-    name = "learning rate" if ledger.axis == LR else short(ledger.axis).replace("_", " ")
+    name = axis_name(ledger.axis)
     return Figure(
         key=name.replace(" ", "-"),
         title=f"Validation loss against {name}",
@@ -142,8 +143,7 @@ def _chart(
         gridOpacity={"condition": {"test": above, "value": 0}, "value": 1},
     )
     y = alt.Y("value:Q", title="validation loss (nats per token)", scale=scale, axis=axis)
-    name = "learning rate" if ledger.axis == LR else short(ledger.axis)
-    where = alt.Tooltip("x:Q", title=name, format="~g")
+    where = alt.Tooltip("x:Q", title=axis_name(ledger.axis), format="~g")
     loss = alt.Tooltip("value:Q", title="loss", format=".4f")
 
     cells = alt.Chart(alt.NamedData(name="cells"))
@@ -185,7 +185,7 @@ def _x(axis: str, values: Iterable[float]) -> Any:
     import altair as alt
 
     ticks = sorted(set(values))
-    title = "peak learning rate" if axis == LR else short(axis).replace("_", " ")
+    title = "peak learning rate" if axis == LR else axis_name(axis)
     axis_at_ticks = alt.Axis(
         values=ticks[:: math.ceil(len(ticks) / _MOST_TICKS)],
         format="~g",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from merit_optim.lab.report.gather import display_name, show
+from merit_optim.lab.report.gather import show
 from merit_optim.lab.report.outcome import Spread
 from merit_optim.lab.report.summary import join
 from merit_optim.lab.report.tables import Table, describe_runs
@@ -28,7 +28,7 @@ def warnings(ledger: Ledger, *, may_grow: bool) -> list[str]:
     """What a reader must know before using the best values. ``may_grow``: --extend was not given."""
     found = []
     for optimizer in ledger.optimizers:
-        name, best = display_name(optimizer), ledger.best(optimizer)
+        name, best = ledger.names[optimizer], ledger.best(optimizer)
         if best is None:
             found.append(f"No run of {name} finished, so it has no best value; the table has the reasons.")
             continue
@@ -52,12 +52,12 @@ def best_table(ledger: Ledger) -> Table:
     for optimizer in ledger.optimizers:
         best = ledger.best(optimizer)
         if best is None:
-            rows.append((display_name(optimizer), *[_NOTHING] * (len(others) + 5)))
+            rows.append((ledger.names[optimizer], *[_NOTHING] * (len(others) + 5)))
             continue
         below, above = best.neighbours
         rows.append(
             (
-                display_name(optimizer),
+                ledger.names[optimizer],
                 *(show(best.cell.settings[field]) for field in others),
                 show(best.value),
                 write_loss(best.loss),
@@ -77,7 +77,7 @@ def cell_table(ledger: Ledger) -> Table:
     bests = [best.cell for optimizer in ledger.optimizers if (best := ledger.best(optimizer))]
     rows = [
         (
-            display_name(line.optimizer) + (" (best)" if cell in bests else ""),
+            ledger.names[line.optimizer] + (" (best)" if cell in bests else ""),
             describe_runs(cell.outcome),
             *(show(cell.settings[field]) for field in fields),
             _NOTHING if cell.loss is None else write_loss(cell.loss),
@@ -110,7 +110,7 @@ def _describe(ledger: Ledger, best: Best) -> str:
     ]
     remarks = ["one seed" if num_seeds == 1 else f"{num_seeds} seeds", *([join(around)] if around else [])]
     return (
-        f"{display_name(best.cell.optimizer)} was best at {join(place)}, with a validation loss of "
+        f"{ledger.names[best.cell.optimizer]} was best at {join(place)}, with a validation loss of "
         f"{write_loss(best.loss)} ({'; '.join(remarks)})"
     )
 
@@ -134,7 +134,7 @@ def _neighbour(cell: Cell | None, axis: str) -> str:
 def _at_edges(ledger: Ledger, best: Best, *, may_grow: bool) -> list[str]:
     """A sentence for each axis on which the best has no neighbour on one side."""
     found = []
-    name, axis = display_name(best.cell.optimizer), axis_name(ledger.axis)
+    name, axis = ledger.names[best.cell.optimizer], axis_name(ledger.axis)
     if best.edge == "only":
         found.append(f"{name} was tried at one {axis} alone, {show(best.value)}: others may be better.")
     elif best.edge is not None:

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from merit_optim.lab.report.gather import display_name, show
+from merit_optim.lab.report.gather import show
 from merit_optim.lab.report.tables import settings
 from merit_optim.lab.sweep import words
-from merit_optim.lab.sweep.fields import LR
+from merit_optim.lab.sweep.fields import LR, train_option
 from merit_optim.lab.sweep.ledger import Best, Ledger
 from merit_optim.lab.sweep.page import Page, TableSection, write_page
 from merit_optim.lab.sweep.picture import make_figure
@@ -80,8 +80,7 @@ def write_csv(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
 def _facts(ledger: Ledger) -> list[str]:
     num_runs = sum(len(cell.outcome.runs) for cell in ledger.cells)
     varied = [words.axis_name(field) for field in ledger.varying] or ["nothing"]
-    names = [display_name(optimizer) for optimizer in ledger.optimizers]
-    return [", ".join(names), f"varied: {', '.join(varied)}", f"{num_runs} runs"]
+    return [", ".join(ledger.names.values()), f"varied: {', '.join(varied)}", f"{num_runs} runs"]
 
 
 def _rows(ledger: Ledger) -> list[dict[str, Any]]:
@@ -121,12 +120,7 @@ def _best(ledger: Ledger, best: Best) -> dict[str, Any]:
             }
             for neighbour in best.neighbours
         ],
-        "train_options": [text for field, value in values.items() for text in _option(field, value)],
+        "train_options": [text for field, value in values.items() for text in train_option(field, value)],
         "compare_options": ["--lr", f"{cell.optimizer}={lr:g}"],
         "config": cell.config.to_dict(),
     }
-
-
-def _option(field: str, value: object) -> list[str]:
-    """A field as an option of `merit train`."""
-    return [f"--{field}", *map(str, value if isinstance(value, tuple) else [value])]
