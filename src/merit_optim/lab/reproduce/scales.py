@@ -101,12 +101,11 @@ _NANO_33M = replace(
     rates={"adamw": 5e-4, "lamb": 2e-2, "maxlamb": 1e-2, "merit": 1e-2, "lion": 8e-4, "sophiag": 4e-4},
 )
 _NANO_64 = (_with_adamw(_NANO_10M, 64, 2e-3), _with_adamw(_NANO_33M, 64, 1e-3))
-# The rates of half the batch: those of this one are not yet measured.
 _NANO_1024 = replace(
     _NANO_10M,
     name="GPT-2 10M, batch 1024",
     batch=1024,
-    rates={"adamw": 1e-3, "lamb": 2e-2, "maxlamb": 2e-2, "merit": 2e-2},
+    rates={"adamw": 1e-3, "lamb": 2e-2, "maxlamb": 1e-2, "merit": 1e-2},
 )
 _LLAMA_NANO = replace(
     _NANO_10M, name="Llama 10M, batch 512", model=replace(_NANO_10M.model, family="llama", norm_eps=1e-6)
