@@ -12,6 +12,7 @@ from merit_optim.lab.reproduce.entries import (
     logits,
     losses,
     rates,
+    retuned,
     speed,
     theorem,
     updates,
@@ -34,7 +35,20 @@ _ORDER = (
     "warmup",
     "width",
 )
-_MODULES = (batches, curvature, evaluation, logits, losses, rates, speed, theorem, updates, variants, weights)
+_MODULES = (
+    batches,
+    curvature,
+    evaluation,
+    logits,
+    losses,
+    rates,
+    retuned,
+    speed,
+    theorem,
+    updates,
+    variants,
+    weights,
+)
 _ALL = {entry.name: entry for module in _MODULES for entry in module.ENTRIES}
 
 ENTRIES: dict[str, Entry] = {name: _ALL[name] for name in _ORDER}

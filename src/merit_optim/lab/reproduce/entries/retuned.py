@@ -1,0 +1,164 @@
+"""Twice the batch and a longer warm-up, which want learning rates of their own."""
+
+from __future__ import annotations
+
+from merit_optim.lab.report.gather import DISPLAY_NAMES
+from merit_optim.lab.reproduce.entries.losses import FOUR, below, loss_charts, trials_of
+from merit_optim.lab.reproduce.entries.rates import (
+    all_rates,
+    at_rate,
+    grid_table,
+    losses_at_best,
+    rate_of,
+    rate_table,
+    rates_around,
+    rates_chart,
+)
+from merit_optim.lab.reproduce.entry import Entry, Result
+from merit_optim.lab.reproduce.records import Records
+from merit_optim.lab.reproduce.scale import Scale, Trial
+from merit_optim.lab.reproduce.verdict import Verdict, paired
+
+_LONG_WARMUP = 0.1
+
+
+def _doubled_trials(scale: Scale, seeds: int) -> list[Trial]:
+    """A grid with one seed, and the further seeds at its middle."""
+    doubled = scale.doubled
+    return [
+        *trials_of([scale.gpt2[0]], FOUR, scale, seeds),
+        *(
+            scale.trial(doubled, name, 0, lr=rate)
+            for name in FOUR
+            for rate in rates_around(doubled.rates[name])
+        ),
+        *(scale.trial(doubled, name, seed) for seed in range(1, seeds) for name in FOUR),
+    ]
+
+
+def _doubled(records: Records, scale: Scale) -> Result:
+    single, doubled = scale.gpt2[0], scale.doubled
+    rates = {own.name: own.rates for own in (single, doubled)}
+    middle = records.where(lambda own: rate_of(own) == rates[own.panel][own.config.optimizer.name])
+    order = Verdict(
+        claim="With twice the batch, too, MERIT ends below AdamW, LAMB and maxLAMB, each at its middle rate.",
+        source="figure 4 and table 3, which have one batch for each model",
+        comparisons=tuple(
+            below(middle, "MERIT", rival, doubled.name) for rival in ("AdamW", "LAMB", "MaxLAMB")
+        ),
+    )
+    price = Verdict(
+        claim="After as many tokens every optimizer ends higher with twice the batch, which is half the "
+        "steps.",
+        source="ours, not the paper's",
+        comparisons=tuple(
+            paired(
+                f"{series} with batch {single.batch} below {series} with batch {doubled.batch}",
+                middle.of(panel=single.name, series=series).final_losses(),
+                middle.of(panel=doubled.name, series=series).final_losses(),
+                unit="nats",
+            )
+            for series in middle.series
+        ),
+    )
+    return Result(
+        table=grid_table(records, scale),
+        charts=(
+            *loss_charts(middle, over_tokens=True),
+            rates_chart(records.of(panel=doubled.name), 1, doubled.name),
+        ),
+        verdicts=(order, price),
+        notes=(
+            "The grid is of the first seed alone. The claims are of all seeds, at the rate in its middle.",
+        ),
+    )
+
+
+def _with_long_warmup(name: str) -> str:
+    return f"{DISPLAY_NAMES[name]}, warm-up {_LONG_WARMUP:.0%}"
+
+
+def _warmup_trials(scale: Scale, seeds: int) -> list[Trial]:
+    setting = scale.gpt2[0]
+    trials = []
+    for seed in range(seeds):
+        for name in FOUR:
+            for rate in (setting.rates[name], 2 * setting.rates[name]):
+                series = _with_long_warmup(name)
+                trials += [
+                    scale.trial(setting, name, seed, lr=rate),
+                    scale.trial(setting, name, seed, lr=rate, warmup=_LONG_WARMUP, series=series),
+                ]
+    return trials
+
+
+def _warmup(records: Records, scale: Scale) -> Result:
+    plain = {name: records.of(series=DISPLAY_NAMES[name]) for name in FOUR}
+    warmed = {name: records.of(series=_with_long_warmup(name)) for name in FOUR}
+    higher = {name: all_rates(plain[name])[-1] for name in FOUR}
+    wider = Verdict(
+        claim="With a longer warm-up MERIT and maxLAMB, whose first steps go furthest, lose less at twice "
+        "their learning rate.",
+        source="ours, not the paper's",
+        comparisons=tuple(
+            paired(
+                f"{_with_long_warmup(name)} below {DISPLAY_NAMES[name]}, both at {higher[name]:g}",
+                at_rate(warmed[name], higher[name]).final_losses(),
+                at_rate(plain[name], higher[name]).final_losses(),
+                unit="nats",
+            )
+            for name in ("merit", "maxlamb")
+        ),
+    )
+    better = Verdict(
+        claim="And MERIT ends lower than with the short one, each at its best rate.",
+        source="ours, not the paper's",
+        comparisons=(
+            paired(
+                f"{_with_long_warmup('merit')} below MERIT",
+                losses_at_best(warmed["merit"]),
+                losses_at_best(plain["merit"]),
+                unit="nats",
+            ),
+        ),
+    )
+    still = Verdict(
+        claim="With the longer warm-up, too, MERIT ends below AdamW, each at its best rate.",
+        source="ours, not the paper's",
+        comparisons=(
+            paired(
+                f"{_with_long_warmup('merit')} below {_with_long_warmup('adamw')}",
+                losses_at_best(warmed["merit"]),
+                losses_at_best(warmed["adamw"]),
+                unit="nats",
+            ),
+        ),
+    )
+    panel = scale.gpt2[0].name
+    return Result(
+        table=rate_table(records, panel),
+        charts=(rates_chart(records, 1, panel),),
+        verdicts=(wider, better, still),
+        notes=("The best rate is of two: where it is the higher one, a better one may lie further up.",),
+    )
+
+
+ENTRIES = (
+    Entry(
+        name="doubled",
+        title="Twice the batch",
+        shows="beyond the paper: validation loss of AdamW, LAMB, maxLAMB and MERIT with twice the batch, at "
+        "learning rates of its own",
+        trials=_doubled_trials,
+        analyse=_doubled,
+    ),
+    Entry(
+        name="warmup",
+        title="A longer warm-up",
+        shows="beyond the paper: AdamW, LAMB, maxLAMB and MERIT with five times the warm-up, at twice their "
+        "rates too",
+        trials=_warmup_trials,
+        analyse=_warmup,
+        is_grid=True,
+    ),
+)
