@@ -41,7 +41,13 @@ def test_records_name_their_data_and_no_machine(folder: Path) -> None:
 
 @pytest.mark.parametrize(
     ("told", "made"),
-    [("reach", "reach/reach-1"), ("logits", "fig2/logit-1"), ("rates", "table4/rates-2")],
+    [
+        ("reach", "reach/reach-1"),
+        ("logits", "fig2/logit-1"),
+        ("rates", "table4/rates-2"),
+        ("warmup", "warmup/rates-1"),
+        ("horizon", "horizon/loss-2"),
+    ],
 )
 def test_pictures_are_those_of_the_records(told: str, made: str) -> None:
     picture = (ROOT / "docs" / "images" / f"{told}.svg").read_bytes()
