@@ -102,15 +102,18 @@ def test_a_longer_warm_up(
 ) -> None:
     """It gains so much at twice the rate, where all are half a nat worse, and so much at the best rate.
 
-    AdamW, which is at 4 without it, ends at ``adamw_s`` with it at the best rate.
+    AdamW, which is at 4 without it, ends at ``adamw_s`` with it at the best rate, and LAMB stays at 3.8.
     """
 
     def loss_of(trial: Trial) -> list[dict[str, object]]:
         chosen = trial.config.optimizer
-        is_higher = chosen.lr == 2 * toy.gpt2[0].rates[chosen.name]
-        final = 3.5 if is_higher else 3.0
+        factor = round((chosen.lr or 0.0) / toy.gpt2[0].rates[chosen.name])
+        is_higher = factor == 2
+        final = {1: 3.0, 2: 3.5, 4: 6.0}[factor]
         if chosen.warmup == 0.1:
             final -= gain if is_higher else at_best
+        if chosen.name == "lamb":
+            final = 3.8
         if chosen.name == "adamw":
             final = adamw_s if chosen.warmup == 0.1 and is_higher else 4.0
         return losses(trial, final)
@@ -118,7 +121,29 @@ def test_a_longer_warm_up(
     entry = ENTRIES["warmup"]
     result = entry.analyse(fake_records(entry, toy, loss_of), toy)
     assert [own.outcome for own in result.verdicts] == outcomes
-    assert len(result.table.rows) == 16  # four optimizers, two warm-ups, two rates
+    assert [len(own.comparisons) for own in result.verdicts] == [2, 1, 2]
+    assert len(result.table.rows) == 20  # four optimizers at two rates, and at three with the longer warm-up
+
+
+def test_a_longer_warm_up_is_judged_at_both_sizes() -> None:
+    (first,) = make_scale().gpt2
+    second = dataclasses.replace(first, name="larger", rates={n: r / 2 for n, r in first.rates.items()})
+    scale = make_scale(gpt2=(first, second))
+    entry = ENTRIES["warmup"]
+
+    def loss_of(trial: Trial) -> list[dict[str, object]]:
+        """The longer warm-up helps at the second size alone."""
+        gain = (trial.config.optimizer.warmup == 0.1) * (0.2 if trial.panel == "larger" else -0.2)
+        return losses(trial, AS_IN_THE_PAPER[trial.series.partition(",")[0]] - gain)
+
+    result = entry.analyse(fake_records(entry, scale, loss_of), scale)
+    wider, better, still = result.verdicts
+    assert better.outcomes == ("contradicted", "held")
+    assert wider.outcomes == ("contradicted", "contradicted", "held", "held")
+    assert still.outcomes == 4 * ("held",)
+    rate = 2 * second.rates["merit"]
+    assert wider.comparisons[2].what == f"MERIT, warm-up 10% below MERIT, both at {rate:g}, larger"
+    assert len(result.charts) == 2
 
 
 def test_twice_the_batch_has_a_grid_with_one_seed_and_the_others_at_its_middle(toy: Scale) -> None:

@@ -256,20 +256,24 @@ def _fig8(records: Records, scale: Scale) -> Result:
         ),
     )
     return Result(
-        table=rate_table(records, panel),
+        table=rate_table(records),
         charts=(rates_chart(records, 1, panel),),
         verdicts=(wider, worse),
         notes=("QK-Norm here is RMSNorm with a learned scale on each head's queries and keys.",),
     )
 
 
-def rate_table(records: Records, panel: str) -> Table:
-    """Every learning rate of every series of one panel, with its losses."""
+def rate_table(records: Records) -> Table:
+    """Every learning rate of every series, with its losses."""
     rows = []
-    for series in records.series:
-        for rate in all_rates(records.of(series=series)):
-            own = at_rate(records.of(series=series), rate)
-            rows.append((panel, series, f"{rate:g}", status_counts(own), spread_text(own.final_losses())))
+    for panel in records.panels:
+        for series in records.of(panel=panel).series:
+            own = records.of(panel=panel, series=series)
+            for rate in all_rates(own):
+                runs = at_rate(own, rate)
+                rows.append(
+                    (panel, series, f"{rate:g}", status_counts(runs), spread_text(runs.final_losses()))
+                )
     return Table(
         ("Model", "Optimizer", "Peak learning rate", "Runs", "Validation loss"), tuple(rows), num_text=4
     )

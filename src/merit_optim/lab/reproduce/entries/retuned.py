@@ -5,7 +5,6 @@ from __future__ import annotations
 from merit_optim.lab.report.gather import DISPLAY_NAMES
 from merit_optim.lab.reproduce.entries.losses import FOUR, below, loss_charts, trials_of
 from merit_optim.lab.reproduce.entries.rates import (
-    all_rates,
     at_rate,
     grid_table,
     losses_at_best,
@@ -16,8 +15,8 @@ from merit_optim.lab.reproduce.entries.rates import (
 )
 from merit_optim.lab.reproduce.entry import Entry, Result
 from merit_optim.lab.reproduce.records import Records
-from merit_optim.lab.reproduce.scale import Scale, Trial
-from merit_optim.lab.reproduce.verdict import Verdict, paired
+from merit_optim.lab.reproduce.scale import Scale, Setting, Trial
+from merit_optim.lab.reproduce.verdict import Comparison, Verdict, paired
 
 _LONG_WARMUP = 0.1
 
@@ -79,67 +78,71 @@ def _with_long_warmup(name: str) -> str:
 
 
 def _warmup_trials(scale: Scale, seeds: int) -> list[Trial]:
-    setting = scale.gpt2[0]
+    """Two rates with the usual warm-up; with the longer one a third, as its best may lie further up."""
     trials = []
     for seed in range(seeds):
-        for name in FOUR:
-            for rate in (setting.rates[name], 2 * setting.rates[name]):
-                series = _with_long_warmup(name)
+        for setting in scale.gpt2[:2]:
+            for name in FOUR:
+                rate, series = setting.rates[name], _with_long_warmup(name)
+                trials += [scale.trial(setting, name, seed, lr=factor * rate) for factor in (1, 2)]
                 trials += [
-                    scale.trial(setting, name, seed, lr=rate),
-                    scale.trial(setting, name, seed, lr=rate, warmup=_LONG_WARMUP, series=series),
+                    scale.trial(setting, name, seed, lr=factor * rate, warmup=_LONG_WARMUP, series=series)
+                    for factor in (1, 2, 4)
                 ]
     return trials
 
 
 def _warmup(records: Records, scale: Scale) -> Result:
-    plain = {name: records.of(series=DISPLAY_NAMES[name]) for name in FOUR}
-    warmed = {name: records.of(series=_with_long_warmup(name)) for name in FOUR}
-    higher = {name: all_rates(plain[name])[-1] for name in FOUR}
+    def own(panel: str, series: str) -> Records:
+        return records.of(panel=panel, series=series)
+
+    def at_twice(name: str, setting: Setting) -> Comparison:
+        plain, rate = DISPLAY_NAMES[name], 2 * setting.rates[name]
+        where = records.where_in_words(setting.name)
+        return paired(
+            f"{_with_long_warmup(name)} below {plain}, both at {rate:g}{where}",
+            at_rate(own(setting.name, _with_long_warmup(name)), rate).final_losses(),
+            at_rate(own(setting.name, plain), rate).final_losses(),
+            unit="nats",
+        )
+
+    def at_best(rival: str, panel: str) -> Comparison:
+        merit = _with_long_warmup("merit")
+        return paired(
+            f"{merit} below {rival}{records.where_in_words(panel)}",
+            losses_at_best(own(panel, merit)),
+            losses_at_best(own(panel, rival)),
+            unit="nats",
+        )
+
     wider = Verdict(
         claim="With a longer warm-up MERIT and maxLAMB, whose first steps go furthest, lose less at twice "
         "their learning rate.",
         source="ours, not the paper's",
-        comparisons=tuple(
-            paired(
-                f"{_with_long_warmup(name)} below {DISPLAY_NAMES[name]}, both at {higher[name]:g}",
-                at_rate(warmed[name], higher[name]).final_losses(),
-                at_rate(plain[name], higher[name]).final_losses(),
-                unit="nats",
-            )
-            for name in ("merit", "maxlamb")
-        ),
+        comparisons=tuple(at_twice(name, own) for own in scale.gpt2[:2] for name in ("merit", "maxlamb")),
     )
     better = Verdict(
         claim="And MERIT ends lower than with the short one, each at its best rate.",
         source="ours, not the paper's",
-        comparisons=(
-            paired(
-                f"{_with_long_warmup('merit')} below MERIT",
-                losses_at_best(warmed["merit"]),
-                losses_at_best(plain["merit"]),
-                unit="nats",
-            ),
-        ),
+        comparisons=tuple(at_best("MERIT", panel) for panel in records.panels),
     )
     still = Verdict(
-        claim="With the longer warm-up, too, MERIT ends below AdamW, each at its best rate.",
+        claim="With the longer warm-up MERIT ends below AdamW and LAMB that have it too, each at its best "
+        "rate.",
         source="ours, not the paper's",
-        comparisons=(
-            paired(
-                f"{_with_long_warmup('merit')} below {_with_long_warmup('adamw')}",
-                losses_at_best(warmed["merit"]),
-                losses_at_best(warmed["adamw"]),
-                unit="nats",
-            ),
+        comparisons=tuple(
+            at_best(_with_long_warmup(rival), panel)
+            for panel in records.panels
+            for rival in ("adamw", "lamb")
         ),
     )
-    panel = scale.gpt2[0].name
     return Result(
-        table=rate_table(records, panel),
-        charts=(rates_chart(records, 1, panel),),
+        table=rate_table(records),
+        charts=tuple(
+            rates_chart(records.of(panel=panel), place, panel)
+            for place, panel in enumerate(records.panels, start=1)
+        ),
         verdicts=(wider, better, still),
-        notes=("The best rate is of two: where it is the higher one, a better one may lie further up.",),
     )
 
 
@@ -155,8 +158,8 @@ ENTRIES = (
     Entry(
         name="warmup",
         title="A longer warm-up",
-        shows="beyond the paper: AdamW, LAMB, maxLAMB and MERIT with five times the warm-up, at twice their "
-        "rates too",
+        shows="beyond the paper: AdamW, LAMB, maxLAMB and MERIT with five times the warm-up, at twice and "
+        "four times their rates too",
         trials=_warmup_trials,
         analyse=_warmup,
         is_grid=True,
