@@ -275,6 +275,7 @@ def _by_series(
         direction="horizontal",
         columns=5 if max(map(len, names), default=0) < 12 else 3,
         labelLimit=240,
+        columnPadding=24,  # browsers have wider fonts than the one that the widths are measured with
         symbolType=symbol,
         symbolOpacity=1,
     )
