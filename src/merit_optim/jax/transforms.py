@@ -302,8 +302,15 @@ def _check(name: str, value: Any, allowed: str, holds: Callable[[Any], bool]) ->
 
 
 def _check_state_dtype(value: Any) -> None:
-    if value is None or not jnp.issubdtype(value, jnp.floating):  # NumPy takes None for float64
-        raise ValueError(f"state_dtype is {value!r}; it must be a floating-point dtype, such as 'float32'")
+    try:
+        is_usable = value is not None and jnp.issubdtype(value, jnp.floating)  # NumPy takes None for float64
+    except TypeError:  # the name of no dtype
+        is_usable = False
+    if not is_usable or jnp.dtype(value).itemsize < 2:  # smaller ones JAX does not add to float32
+        raise ValueError(
+            f"state_dtype is {value!r}; it must be a floating-point dtype of at least 16 bits, such as "
+            "'float32' or 'bfloat16'"
+        )
 
 
 def _check_parameter(path: tuple[Any, ...], param: Any) -> None:
