@@ -11,6 +11,7 @@ import torch
 
 from merit_optim.lab.data import Batches, Dataset, validation_sequences
 from merit_optim.lab.models import build, num_parameters
+from merit_optim.lab.models.attention import choose
 from merit_optim.lab.record import Run, differences, environment, import_wandb
 from merit_optim.lab.train import checkpoint
 from merit_optim.lab.train.config import TrainConfig
@@ -91,6 +92,7 @@ def _check(config: TrainConfig, dataset: Dataset, ranks: Ranks) -> None:
             "fsdp2 needs --micro-batch: the largest one that fits is found by trying the whole model on one "
             "GPU, which is what sharding is there to avoid"
         )
+    choose(config.model.attention, ranks.device, config.model.head_width)
     if config.measure.wandb is not None:
         import_wandb()
     with torch.device("meta"):
