@@ -55,6 +55,8 @@ def resume_run(config: TrainConfig | None, folder: Path, ranks: Ranks) -> Start:
         return Start(run=run, config=own, what="finished", message="")
     if config is not None:  # the data may have moved since
         own = dataclasses.replace(own, data=config.data.resolve())
+    if not own.data.exists():
+        raise ValueError(f"{own.data} is not there any more; if it has moved, name the folder with --data")
     dataset = Dataset.open(own.data)
     if config is not None:
         _check_same(own, config.resolve(dataset.vocab_size), folder)
