@@ -6,6 +6,7 @@ from rich.console import Console
 
 from merit_optim.lab.models import PRESETS
 from merit_optim.lab.record import Run
+from merit_optim.lab.train import command
 from merit_optim.lab.train.command import main, parse
 from merit_optim.lab.train.display import Display
 from merit_optim.lab.train.loop import Trainer
@@ -35,6 +36,15 @@ def test_training_and_its_exit_status(data, tmp_path, capfd):
     assert main(["--resume", str(tmp_path)]) == 0
     assert main(["--resume", str(tmp_path / "nothing")]) == 1
     assert "holds no run" in capfd.readouterr().err
+
+
+def test_one_rank_speaks_for_all(data, tmp_path, capfd, monkeypatch):
+    main(["tiny", *TOY, "--data", str(data), "--out", str(tmp_path)])
+    assert "The run is in" in capfd.readouterr().out
+    monkeypatch.setattr(command, "train", lambda *_, **__: Run.open(tmp_path))
+    monkeypatch.setenv("RANK", "1")
+    assert main(["--resume", str(tmp_path)]) == 0
+    assert capfd.readouterr().out == ""
 
 
 def test_a_run_goes_on_with_data_that_have_moved(data, tmp_path, capfd, monkeypatch):

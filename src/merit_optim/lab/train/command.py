@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import difflib
+import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -40,10 +41,13 @@ def main(argv: Sequence[str]) -> int:
     except (OSError, ValueError, RunInUse, ModuleNotFoundError) as error:
         print(f"merit train: {error}", file=sys.stderr)
         return 1
+    is_first = os.environ.get("RANK", "0") == "0"  # under torchrun one speaks for all
     if run.status == "diverged":
-        print(f"merit train: the run diverged; {run.folder} has its numbers", file=sys.stderr)
+        if is_first:
+            print(f"merit train: the run diverged; {run.folder} has its numbers", file=sys.stderr)
         return 1
-    print(f"The run is in {run.folder}")
+    if is_first:
+        print(f"The run is in {run.folder}")
     return 0
 
 
