@@ -1,7 +1,9 @@
 import contextlib
 import errno
 import json
+import os
 import pickle
+import shutil
 
 import pytest
 import torch
@@ -105,6 +107,36 @@ def test_a_checkpoint_of_another_version(whole):
 def test_only_as_many_as_asked_for_are_kept(changed, tmp_path):
     run = train(changed(**{"checkpoint.every_steps": 1, "checkpoint.keep": 3}), tmp_path)
     assert [path.name[-2:] for path in sorted(run.checkpoints.iterdir())] == ["10", "11", "12"]
+
+
+def test_a_copy_under_another_name_is_left_alone(changed, tmp_path, monkeypatch):
+    original = checkpoint.save
+
+    def save(*arguments, **options):
+        path = original(*arguments, **options)
+        if options["step"] == 5:
+            shutil.copytree(path, path.with_name("step-00000005-best"))
+            (path.parent / "step-notes.txt").touch()
+
+    monkeypatch.setattr(checkpoint, "save", save)
+    run = train(changed(**{"checkpoint.keep": 1}), tmp_path)
+    left = ["step-00000005-best", "step-00000012", "step-notes.txt"]
+    assert sorted(path.name for path in run.checkpoints.iterdir()) == left
+    assert find(run.checkpoints)[0].name == "step-00000012"
+
+
+def test_an_old_one_that_cannot_be_removed_is_no_failure_to_save(changed, tmp_path, monkeypatch):
+    remove_folder = os.rmdir
+
+    def held_open(path, **options):  # as NFS has it while somebody reads
+        if "step-00000005" in str(path):
+            raise OSError(errno.ENOTEMPTY, "Directory not empty")
+        remove_folder(path, **options)
+
+    monkeypatch.setattr(os, "rmdir", held_open)
+    run = train(changed(**{"checkpoint.keep": 1}), tmp_path)
+    assert [event["what"] for event in run.metrics("event")] == ["started", "finished"]
+    assert find(run.checkpoints)[0].name == "step-00000012"
 
 
 @pytest.fixture
