@@ -164,7 +164,7 @@ def test_a_full_disk_is_told_of_and_training_goes_on(full_disk, changed, tmp_pat
     run = train(changed(), tmp_path / "run")
     [event] = [event for event in run.metrics("event") if event["what"] == "warning"]
     assert event["step"] == 10
-    assert "No space left on device" in event["message"]
+    assert "written ([Errno 28] No space left on device); those before it" in event["message"]
     assert sorted(path.name for path in run.checkpoints.iterdir()) == ["step-00000005", "step-00000012"]
     assert measured(run) == measured(whole)
 
@@ -173,7 +173,7 @@ def test_a_disk_that_stays_full_leaves_the_last_good_checkpoint(
     full_disk, changed, tmp_path, monkeypatch, whole, measured
 ):
     full_disk(10, 12)
-    with pytest.raises(OSError, match=r"no checkpoint could be written.*No space left") as caught:
+    with pytest.raises(OSError, match=r"could be written.*No space left.*; mend that, then resume") as caught:
         train(changed(), tmp_path / "run")
     assert caught.value.errno == errno.ENOSPC
     path, manifest, complaints = find(tmp_path / "run" / "checkpoints")

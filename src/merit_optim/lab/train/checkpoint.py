@@ -186,7 +186,8 @@ def _write_tensors(path: Path, module: nn.Module, optimizer: Optimizer, ranks: R
     except CheckpointException as error:
         causes = [cause for cause, _ in error.failures.values()]
         cause = next((c for c in causes if isinstance(c, OSError)), causes[0])
-        raise OSError(getattr(cause, "errno", None) or errno.EIO, str(cause)) from error
+        number, text = getattr(cause, "errno", None), getattr(cause, "strerror", None)
+        raise OSError(number or errno.EIO, text or str(cause)) from error
 
 
 @contextlib.contextmanager

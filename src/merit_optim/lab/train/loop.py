@@ -325,7 +325,7 @@ class Trainer:
         except OSError as error:
             message = f"no checkpoint could be written ({error}); those before it are as they were"
             if must:
-                raise OSError(error.errno, message) from error
+                raise OSError(error.errno, f"{message}; mend that, then resume the run") from error
             self.reporter.event(self.step, "warning", message)
         self.last_checkpoint, self.last_step_ended = time.monotonic(), None
 
