@@ -77,13 +77,15 @@ def main() -> None:
             step += 1
             if reading := monitor.read():
                 numbers = reading.scalars(per_layer=False) | update_scalars(statistics, per_parameter=False)
-                print(f"step {step}: loss {loss.item():.6f}", {k: round(v, 3) for k, v in numbers.items()})
+                rounded = {name: round(number, 3) for name, number in numbers.items()}
+                accelerator.print(f"step {step}: loss {loss.item():.6f}", rounded)  # the first process's
             if step == arguments.steps:
                 break
     accelerator.print(f"step {step}: loss {loss.item():.6f}")
 
     accelerator.save_state(str(arguments.folder))
-    (arguments.folder / "steps.txt").write_text(str(step))
+    if accelerator.is_main_process:
+        (arguments.folder / "steps.txt").write_text(str(step))
 
 
 if __name__ == "__main__":

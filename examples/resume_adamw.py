@@ -44,7 +44,9 @@ def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: range) -> f
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Continue an AdamW run with MERIT.")
-    parser.add_argument("--checkpoint", type=Path, help="where AdamW's checkpoint is put; None: nowhere")
+    parser.add_argument(
+        "--checkpoint", type=Path, help="where AdamW's checkpoint is put; None: a temporary folder"
+    )
     arguments = parser.parse_args()
     checkpoint = arguments.checkpoint or Path(tempfile.mkdtemp()) / "adamw.pt"
 

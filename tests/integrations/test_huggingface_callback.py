@@ -140,8 +140,9 @@ def test_a_loop_begun_again_after_a_failure_begins_unobserved(tmp_path) -> None:
     assert torch._C._len_torch_function_stack() == 0
 
 
-def test_a_trainer_that_never_logs_is_never_observed(tmp_path) -> None:
-    _, logs = train(tmp_path, callback={}, logging_strategy="no", logging_steps=0)
+@pytest.mark.parametrize("logging_steps", [0, 2])
+def test_a_trainer_that_never_logs_is_never_observed(tmp_path, logging_steps) -> None:
+    _, logs = train(tmp_path, callback={}, logging_strategy="no", logging_steps=logging_steps)
     assert not steps_with(logs, "attention/max_logit")
     _, logs = train(tmp_path, callback={"every": 4}, logging_strategy="no", logging_steps=0)
     assert steps_with(logs, "attention/max_logit") == [4]

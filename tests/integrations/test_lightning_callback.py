@@ -174,6 +174,11 @@ def test_after_a_failure_nothing_is_left() -> None:
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
 
 
+def test_a_trainer_that_never_logs_is_never_observed() -> None:
+    assert train(build(), MeritCallback(), log_every_n_steps=0) == []
+    assert [step for step, _ in train(build(), MeritCallback(every=4), log_every_n_steps=0)] == [4, 8]
+
+
 def test_steps_that_make_no_sense_are_refused() -> None:
     with pytest.raises(ValueError, match="at least 1 step, or None for log_every_n_steps; got 0"):
         MeritCallback(every=0)

@@ -5,6 +5,7 @@ attention has no backward pass on a CPU.
 """
 
 import copy
+import json
 import os
 import subprocess
 import sys
@@ -230,14 +231,20 @@ def test_clipping_is_left_to_torchtitan(llama) -> None:
         container(llama, group(".*", max_grad_norm=1.0))
 
 
-def test_states_in_bf16(llama) -> None:
+@pytest.mark.parametrize("state_dtype", ["bfloat16", torch.bfloat16])
+def test_states_in_bf16(llama, state_dtype) -> None:
     with pytest.raises(
         ValueError, match="'fused_opt_states_bf16' is for Adam and AdamW, not MERIT; use 'fused'"
     ):
         container(llama, group(".*"), implementation="fused_opt_states_bf16")
     model = copy.deepcopy(llama)
-    optimizers = container(model, group(".*", state_dtype=torch.bfloat16))
+    optimizers = container(model, group(".*", state_dtype=state_dtype))
     assert optimizers.state_dict()["state.lm_head.weight.exp_avg"].dtype == torch.bfloat16
+
+
+def test_a_dtype_that_is_none_is_refused(llama) -> None:
+    with pytest.raises(ValueError, match="state_dtype is 'bf61'; it must be a floating-point dtype"):
+        container(llama, group(".*", state_dtype="bf61"))
 
 
 def test_where_nothing_can_be_fused_the_error_says_what_to_set(llama, monkeypatch) -> None:
@@ -285,7 +292,7 @@ def test_sharded_by_torchtitan_the_steps_are_the_same() -> None:
 
 @pytest.mark.parametrize(("flag", "name"), [("merit", "MERIT"), ("lamb", "LAMB"), ("max_lamb", "MaxLAMB")])
 def test_one_flag_replaces_the_optimizer(parse, llama, flag, name) -> None:
-    entry = f'{MODULE}.{flag}={{"lr": 0.02, "betas": [0.9, 0.98]}}'
+    entry = f'{MODULE}.{flag}={{"lr": 0.02, "betas": [0.9, 0.98], "state_dtype": "bfloat16"}}'
     config = parse(
         *("--module", "llama3", "--config", "llama3_debugmodel"),
         *("--optimizer.implementation", "foreach", "--override.imports", entry),
@@ -295,6 +302,8 @@ def test_one_flag_replaces_the_optimizer(parse, llama, flag, name) -> None:
     assert type(optimizer) is OPTIMIZERS[name]
     (of_all,) = optimizer.param_groups
     assert (of_all["lr"], tuple(of_all["betas"]), of_all["foreach"]) == (0.02, (0.9, 0.98), True)
+    assert of_all["state_dtype"] == torch.bfloat16
+    json.dumps(config.optimizer.to_dict())  # as the trainer does to print or save it
 
 
 def test_the_flag_drops_nothing_in_silence(parse) -> None:

@@ -121,10 +121,11 @@ def test_state_in_bfloat16() -> None:
     assert largest_difference(exact[0], rounded[0]) > 1e-3
 
 
-def test_float64_parameters_keep_their_precision() -> None:
+@pytest.mark.parametrize("state_dtype", ["float32", "float64"])
+def test_float64_parameters_keep_their_precision(state_dtype: str) -> None:
     with jax.enable_x64(True):
         params = {name: leaf.astype(np.float64) for name, leaf in parameters().items()}
-        got = jax_steps(merit(learning_rate, state_dtype="float64", bias_correction=True), params)
+        got = jax_steps(merit(learning_rate, state_dtype=state_dtype, bias_correction=True), params)
         assert all(leaf.dtype == jnp.float64 for leaf in got[0].values())
-    expected = torch_steps(MERIT, params, state_dtype=torch.float64, bias_correction=True)
+    expected = torch_steps(MERIT, params, state_dtype=getattr(torch, state_dtype), bias_correction=True)
     assert largest_difference(got[0], expected[0]) < 1e-12

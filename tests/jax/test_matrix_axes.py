@@ -103,3 +103,9 @@ def test_a_tree_that_does_not_fit_is_refused() -> None:
 def test_axes_that_make_no_matrix_are_refused(axes: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         scaled(jnp.asarray(WEIGHT), UPDATE, axes)
+
+
+@pytest.mark.parametrize("rows", [0, "0", (0.0,)])
+def test_axes_are_sequences_of_numbers(rows: Any) -> None:
+    with pytest.raises(ValueError, match=r"rows is .*0.*; it must be a sequence of axes, such as \(0,\)"):
+        MatrixAxes(rows=rows, columns=(1,))

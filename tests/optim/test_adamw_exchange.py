@@ -15,7 +15,7 @@ from optimizer_cases import (
     take_steps,
 )
 
-from merit_optim import LAMB, MERIT, Lion
+from merit_optim import LAMB, MERIT, Lion, param_groups
 
 every_family_class = pytest.mark.parametrize("optimizer_class", FAMILY, ids=name_of)
 MOMENTS = ("step", "exp_avg", "exp_avg_sq")
@@ -150,3 +150,14 @@ def test_moments_that_another_optimizer_left_alone_are_not_kept_for_a_third(devi
     again = Lion(parameters(device))
     again.load_state_dict(copy.deepcopy(lion.state_dict()))
     assert "own" in again.state[again.param_groups[0]["params"][0]]
+
+
+def test_other_groups_are_refused_by_their_number() -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.Linear(3, 2))
+    adamw = torch.optim.AdamW(model.parameters())
+    model(torch.ones(1, 4)).sum().backward()
+    adamw.step()
+    optimizer = MERIT(param_groups(model))
+    with pytest.raises(ValueError, match="different number of parameter groups"):
+        optimizer.load_state_dict(adamw.state_dict())
+    assert not optimizer.state

@@ -25,7 +25,8 @@ class MeritCallback(TrainerCallback):
 
     Args:
         trainer: Whose ``log`` is called. Its ``train`` also ends what a failure or an interrupt left open.
-        every: Steps between observations. None: the Trainer's ``logging_steps``, where 0 is never.
+        every: Steps between observations. None: the Trainer's ``logging_steps``; never where they are 0,
+            or ``logging_strategy`` is "no".
         details: Log numbers of every layer and parameter too.
         entropy: Whether to measure the entropy of attention, which takes longer than the logits alone.
     """
@@ -55,7 +56,7 @@ class MeritCallback(TrainerCallback):
     ) -> None:
         assert model is not None and optimizer is not None
         step = state.global_step + 1
-        every = self.every or state.logging_steps
+        every = self.every or (0 if args.logging_strategy == "no" else state.logging_steps)
         if (every and step % every == 0) or (step == 1 and args.logging_first_step):
             self._watch.begin(model, [optimizer])
 

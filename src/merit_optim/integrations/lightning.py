@@ -19,7 +19,7 @@ class MeritCallback(Callback):
 
     Args:
         every: Optimizer steps between observations, those of all optimizers counted, as in the trainer's
-            ``global_step``. None: the trainer's ``log_every_n_steps``.
+            ``global_step``. None: the trainer's ``log_every_n_steps``, where 0 is never.
         details: Log numbers of every layer and parameter too.
         entropy: Whether to measure the entropy of attention, which takes longer than the logits alone.
     """
@@ -33,11 +33,11 @@ class MeritCallback(Callback):
         self._num_due = 0  # multiples of ``every`` passed
 
     def on_train_start(self, trainer: Trainer, *_: Any) -> None:
-        self._num_due = trainer.global_step // self._every(trainer)  # not 0 in a run that is resumed
+        self._num_due = self._multiples(trainer, trainer.global_step)  # not 0 in a run that is resumed
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
         # Not a remainder: several optimizers may step over the multiple.
-        num_due = (trainer.global_step + 1) // self._every(trainer)
+        num_due = self._multiples(trainer, trainer.global_step + 1)
         if not self._watch.is_open and num_due > self._num_due:
             self._num_due, self._begun_at = num_due, trainer.global_step
             self._watch.begin(pl_module, trainer.optimizers)
@@ -60,6 +60,7 @@ class MeritCallback(Callback):
     def on_train_end(self, *_: Any) -> None:
         self._watch.abandon()
 
-    def _every(self, trainer: Trainer) -> int:
+    def _multiples(self, trainer: Trainer, step: int) -> int:
+        """How often an observation has been due by a step."""
         every: int = self.every or trainer.log_every_n_steps  # type: ignore[attr-defined]  # set by a connector
-        return every
+        return step // every if every else 0

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import torch
 from torch import nn
 from torch.optim import Optimizer
 from torchtitan.components.optimizer import OptimizersContainer, ParamGroupConfig
@@ -55,7 +56,7 @@ class MeritOptimizersContainer(OptimizersContainer):
         if ours and config.implementation == "fused_opt_states_bf16":
             raise ValueError(
                 f"implementation 'fused_opt_states_bf16' is for Adam and AdamW, not {', '.join(ours)}; use "
-                "'fused', with \"state_dtype\": torch.bfloat16 in optimizer_kwargs"
+                '\'fused\', with "state_dtype": "bfloat16" in optimizer_kwargs'
             )
         super().__init__(config, model_parts=model_parts)
 
@@ -76,7 +77,7 @@ def _build(
     kind: type[TrustRatioOptimizer], groups: list[dict[str, Any]], **options: Any
 ) -> TrustRatioOptimizer:
     try:
-        optimizer = kind(groups, **options)
+        optimizer = kind([_with_dtype(group) for group in groups], **_with_dtype(options))
     except (RuntimeError, ValueError) as error:
         if str(error).startswith("fused=True"):
             error.add_note("In torchtitan: implementation='foreach', or \"fused\": None in optimizer_kwargs.")
@@ -84,6 +85,12 @@ def _build(
     for group in optimizer.param_groups:
         _check_options(kind.__name__, group, optimizer.defaults)
     return optimizer
+
+
+def _with_dtype(options: dict[str, Any]) -> dict[str, Any]:
+    """The options with the dtype of a name: torchtitan reads and writes them as JSON, which has no dtypes."""
+    name = options.get("state_dtype")
+    return {**options, "state_dtype": getattr(torch, name, name)} if isinstance(name, str) else options
 
 
 def _check_options(name: str, group: dict[str, Any], known: dict[str, Any]) -> None:

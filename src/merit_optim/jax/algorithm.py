@@ -55,6 +55,12 @@ class MatrixAxes:
     rows: Sequence[int]
     columns: Sequence[int]
 
+    def __post_init__(self) -> None:
+        for name in ("rows", "columns"):
+            axes = getattr(self, name)
+            if not isinstance(axes, Sequence) or not all(isinstance(axis, int | np.integer) for axis in axes):
+                raise ValueError(f"{name} is {axes!r}; it must be a sequence of axes, such as (0,) or (0, 1)")
+
     @property
     def whole(self) -> tuple[int, ...]:
         return (*self.rows, *self.columns)

@@ -74,7 +74,7 @@ def merit(
             each with its own ratios (2 for scanned layers or experts stacked as (experts, rows,
             columns)). None: all, seen as (first dimension) x (all the rest). A ``MatrixAxes`` names
             any axes. Like ``mask``, also a tree of these, or a function to one.
-        state_dtype: dtype of both moments.
+        state_dtype: dtype of both moments; those of float64 parameters are float64.
 
     Under ``optax.inject_hyperparams``, name in ``static_args`` those of ``mask``, ``matrix_dims`` and
     ``state_dtype`` that are given as functions, dtypes such as ``jnp.bfloat16``, or numbers.
@@ -240,7 +240,9 @@ def _scale_by_moments(
     def init(params: Any) -> optax.ScaleByAdamState:
         jax.tree.map_with_path(_check_parameter, params)
         # Two trees, not one twice: a jitted step could not be given both to overwrite.
-        mu, nu = (optax.tree.zeros_like(params, dtype=state_dtype) for _ in range(2))
+        mu, nu = (
+            jax.tree.map(lambda w: jnp.zeros_like(w, _stored_dtype(w, state_dtype)), params) for _ in range(2)
+        )
         return optax.ScaleByAdamState(count=jnp.zeros([], jnp.int32), mu=mu, nu=nu)
 
     def update(updates: Any, state: optax.ScaleByAdamState, params: Any = None) -> tuple[Any, Any]:
@@ -248,7 +250,8 @@ def _scale_by_moments(
         count = optax.safe_increment(state.count)
 
         def averaged(old: Array, new: Array, beta: Scalar) -> Array:
-            return algorithm.moving_average(algorithm.widened(old), new, beta).astype(state_dtype)
+            average = algorithm.moving_average(algorithm.widened(old), new, beta)
+            return average.astype(_stored_dtype(old, state_dtype))
 
         mu = jax.tree.map(lambda m, g: averaged(m, g, b1), state.mu, updates)
         nu = jax.tree.map(lambda v, g: averaged(v, g * g, b2), state.nu, updates)
@@ -260,6 +263,11 @@ def _scale_by_moments(
         return direction_of_stored, optax.ScaleByAdamState(count=count, mu=mu, nu=nu)
 
     return optax.GradientTransformation(init, update)
+
+
+def _stored_dtype(x: Array, state_dtype: DTypeLike) -> DTypeLike:
+    """The moments' dtype, for a parameter or for moments it has already."""
+    return jnp.float64 if jnp.result_type(x) == jnp.float64 else state_dtype
 
 
 def _in_float32(inner: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:
@@ -302,8 +310,15 @@ def _check(name: str, value: Any, allowed: str, holds: Callable[[Any], bool]) ->
 
 
 def _check_state_dtype(value: Any) -> None:
-    if value is None or not jnp.issubdtype(value, jnp.floating):  # NumPy takes None for float64
-        raise ValueError(f"state_dtype is {value!r}; it must be a floating-point dtype, such as 'float32'")
+    try:
+        is_usable = value is not None and jnp.issubdtype(value, jnp.floating)  # NumPy takes None for float64
+    except TypeError:  # the name of no dtype
+        is_usable = False
+    if not is_usable or jnp.dtype(value).itemsize < 2:  # smaller ones JAX does not add to float32
+        raise ValueError(
+            f"state_dtype is {value!r}; it must be a floating-point dtype of at least 16 bits, such as "
+            "'float32' or 'bfloat16'"
+        )
 
 
 def _check_parameter(path: tuple[Any, ...], param: Any) -> None:

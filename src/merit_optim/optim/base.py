@@ -381,11 +381,12 @@ class SafeOptimizer(Optimizer):
     @staticmethod
     def _before_load(optimizer: Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
         self = cast("SafeOptimizer", optimizer)
-        saved_ids = [i for group in state_dict["param_groups"] for i in group["params"]]
-        named = [pair for index in range(len(self.param_groups)) for pair in self._named(index)]
-        # Not strict: torch itself complains about a wrong number, and says it well.
-        params: dict[int, tuple[str, Tensor]] = dict(zip(saved_ids, named, strict=False))
         groups = state_dict["param_groups"]
+        if _num_parameters(groups) != _num_parameters(self.param_groups):
+            return state_dict  # torch itself complains about a wrong number, and says it well
+        saved_ids = [i for group in groups for i in group["params"]]
+        named = [pair for index in range(len(self.param_groups)) for pair in self._named(index)]
+        params: dict[int, tuple[str, Tensor]] = dict(zip(saved_ids, named, strict=True))
         ours = all(group.get("algorithm") == self.ALGORITHM for group in groups)
         state = {}
         for param_id, saved in state_dict["state"].items():
@@ -396,11 +397,10 @@ class SafeOptimizer(Optimizer):
                 known = saved if ours else {key: saved[key] for key in ("step", *self.STATE_KEYS) if saved}
                 saved = {k: _AsSaved(v) if isinstance(v, Tensor) else v for k, v in known.items()}
             state[param_id] = saved
-        if len(groups) == len(self.param_groups):
-            groups = [
-                saved if saved.get("algorithm") == self.ALGORITHM else {**current, "params": saved["params"]}
-                for saved, current in zip(groups, self.param_groups, strict=True)
-            ]
+        groups = [
+            saved if saved.get("algorithm") == self.ALGORITHM else {**current, "params": saved["params"]}
+            for saved, current in zip(groups, self.param_groups, strict=True)
+        ]
         return {**state_dict, "state": state, "param_groups": groups}
 
     def _check_saved(self, name: str, param: Tensor, saved: dict[str, Any]) -> None:
@@ -448,3 +448,7 @@ class SafeOptimizer(Optimizer):
                 value = value.to(param.device)
             adopted[key] = value
         return adopted
+
+
+def _num_parameters(groups: list[dict[str, Any]]) -> list[int]:
+    return [len(group["params"]) for group in groups]

@@ -1,7 +1,9 @@
 import contextlib
 import errno
 import json
+import os
 import pickle
+import shutil
 
 import pytest
 import torch
@@ -107,6 +109,36 @@ def test_only_as_many_as_asked_for_are_kept(changed, tmp_path):
     assert [path.name[-2:] for path in sorted(run.checkpoints.iterdir())] == ["10", "11", "12"]
 
 
+def test_a_copy_under_another_name_is_left_alone(changed, tmp_path, monkeypatch):
+    original = checkpoint.save
+
+    def save(*arguments, **options):
+        path = original(*arguments, **options)
+        if options["step"] == 5:
+            shutil.copytree(path, path.with_name("step-00000005-best"))
+            (path.parent / "step-notes.txt").touch()
+
+    monkeypatch.setattr(checkpoint, "save", save)
+    run = train(changed(**{"checkpoint.keep": 1}), tmp_path)
+    left = ["step-00000005-best", "step-00000012", "step-notes.txt"]
+    assert sorted(path.name for path in run.checkpoints.iterdir()) == left
+    assert find(run.checkpoints)[0].name == "step-00000012"
+
+
+def test_an_old_one_that_cannot_be_removed_is_no_failure_to_save(changed, tmp_path, monkeypatch):
+    remove_folder = os.rmdir
+
+    def held_open(path, **options):  # as NFS has it while somebody reads
+        if "step-00000005" in str(path):
+            raise OSError(errno.ENOTEMPTY, "Directory not empty")
+        remove_folder(path, **options)
+
+    monkeypatch.setattr(os, "rmdir", held_open)
+    run = train(changed(**{"checkpoint.keep": 1}), tmp_path)
+    assert [event["what"] for event in run.metrics("event")] == ["started", "finished"]
+    assert find(run.checkpoints)[0].name == "step-00000012"
+
+
 @pytest.fixture
 def full_disk(monkeypatch):
     """A disk on which checkpoints of some steps do not fit: writing them fails half-way."""
@@ -132,7 +164,7 @@ def test_a_full_disk_is_told_of_and_training_goes_on(full_disk, changed, tmp_pat
     run = train(changed(), tmp_path / "run")
     [event] = [event for event in run.metrics("event") if event["what"] == "warning"]
     assert event["step"] == 10
-    assert "No space left on device" in event["message"]
+    assert "written ([Errno 28] No space left on device); those before it" in event["message"]
     assert sorted(path.name for path in run.checkpoints.iterdir()) == ["step-00000005", "step-00000012"]
     assert measured(run) == measured(whole)
 
@@ -141,7 +173,7 @@ def test_a_disk_that_stays_full_leaves_the_last_good_checkpoint(
     full_disk, changed, tmp_path, monkeypatch, whole, measured
 ):
     full_disk(10, 12)
-    with pytest.raises(OSError, match=r"no checkpoint could be written.*No space left") as caught:
+    with pytest.raises(OSError, match=r"could be written.*No space left.*; mend that, then resume") as caught:
         train(changed(), tmp_path / "run")
     assert caught.value.errno == errno.ENOSPC
     path, manifest, complaints = find(tmp_path / "run" / "checkpoints")

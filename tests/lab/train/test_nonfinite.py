@@ -76,3 +76,11 @@ def test_a_run_that_only_skips_is_ended(poison, changed, tmp_path, monkeypatch):
     assert run.status == "diverged"
     assert [event["step"] for event in events(run, "skipped")] == [4, 6, 7, 8]
     assert events(run, "diverged")[0]["message"].startswith("3 steps in a row were left out")
+
+
+@pytest.mark.parametrize("nonfinite", ["stop", "skip"])
+def test_weights_that_the_last_step_broke_are_no_finished_run(nonfinite, changed, tmp_path):
+    run = train(changed(**{"steps": 1, "optimizer.lr": 1e38, "nonfinite": nonfinite}), tmp_path)
+    assert run.status == "diverged"
+    assert events(run, "diverged")[0]["message"] == "the loss on the validation sequences is nan"
+    assert not run.checkpoints.exists()

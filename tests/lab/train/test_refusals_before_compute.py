@@ -141,6 +141,11 @@ def test_two_processes_on_one_directory(toy, tmp_path, capfd):
     assert train(None, run.folder, resume=True).status == "finished"
 
 
+@pytest.mark.parametrize("kind", ["flex", "cudnn"])
+def test_attention_that_the_device_does_not_have(kind, refused, changed):
+    refused(changed(**{"model.attention": kind}), f"attention '{kind}' needs CUDA")
+
+
 @pytest.mark.parametrize(
     ("options", "match"),
     [
@@ -148,6 +153,11 @@ def test_two_processes_on_one_directory(toy, tmp_path, capfd):
         ({"optimizer.overrides": ("*:foo=1",)}, "sets foo, which merit does not have"),
         ({"optimizer.overrides": ("*nowhere*:eps=1",)}, "nowhere"),
         ({"optimizer.name": "adamw", "optimizer.overrides": ("*:clip=1",)}, "sets clip, which adamw"),
+        (
+            {"optimizer.name": "adamw", "optimizer.overrides": ("*:betas=1",)},
+            r"'betas': 1} .*which AdamW refuses",
+        ),
+        ({"optimizer.name": "adamw", "optimizer.overrides": ("*:betas=[2, 0.9]",)}, "beta parameter.*2"),
     ],
 )
 def test_options_that_the_optimizer_refuses(options, match, refused, changed):

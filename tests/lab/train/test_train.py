@@ -197,7 +197,15 @@ def test_training_on_a_gpu(changed, tmp_path):
 
 @pytest.mark.parametrize(
     ("name", "peak"),
-    [("NVIDIA H100 80GB HBM3", 989e12), ("NVIDIA H100 PCIe", 756e12), ("NVIDIA A100-SXM4-40GB", 312e12)],
+    [
+        ("NVIDIA H100 80GB HBM3", 989e12),
+        ("NVIDIA H100 PCIe", 756e12),
+        ("NVIDIA A100-SXM4-40GB", 312e12),
+        ("NVIDIA H100 NVL", 835e12),
+        ("NVIDIA L40", 181e12),
+        ("NVIDIA L40S", 362e12),
+        ("NVIDIA L4", 121e12),
+    ],
 )
 def test_peaks_by_name(name, peak):
     assert peak_flops(name) == peak

@@ -1,12 +1,15 @@
 import io
+import shutil
 
 import pytest
 from rich.console import Console
 
 from merit_optim.lab.models import PRESETS
 from merit_optim.lab.record import Run
+from merit_optim.lab.train import command
 from merit_optim.lab.train.command import main, parse
 from merit_optim.lab.train.display import Display
+from merit_optim.lab.train.loop import Trainer
 
 TOY = ["--model.width", "32", "--model.heads", "2", "--model.layers", "1", "--model.context", "32"]
 TOY += ["--batch", "4", "--steps", "3"]
@@ -35,6 +38,30 @@ def test_training_and_its_exit_status(data, tmp_path, capfd):
     assert "holds no run" in capfd.readouterr().err
 
 
+def test_one_rank_speaks_for_all(data, tmp_path, capfd, monkeypatch):
+    main(["tiny", *TOY, "--data", str(data), "--out", str(tmp_path)])
+    assert "The run is in" in capfd.readouterr().out
+    monkeypatch.setattr(command, "train", lambda *_, **__: Run.open(tmp_path))
+    monkeypatch.setenv("RANK", "1")
+    assert main(["--resume", str(tmp_path)]) == 0
+    assert capfd.readouterr().out == ""
+
+
+def test_a_run_goes_on_with_data_that_have_moved(data, tmp_path, capfd, monkeypatch):
+    before = shutil.copytree(data, tmp_path / "before")
+    with monkeypatch.context() as patched:
+        patched.setattr(Trainer, "run", lambda _: pytest.fail("as if it died"))
+        with pytest.raises(pytest.fail.Exception):
+            main(["tiny", *TOY, "--data", str(before), "--out", str(tmp_path / "run")])
+    before.rename(tmp_path / "after")
+    assert main(["--resume", str(tmp_path / "run")]) == 1
+    assert (
+        "before is not there any more; if it has moved, name the folder with --data" in capfd.readouterr().err
+    )
+    assert main(["--resume", str(tmp_path / "run"), "--data", str(tmp_path / "after")]) == 0
+    assert Run.open(tmp_path / "run").status == "finished"
+
+
 def test_a_run_that_diverged_has_failed(data, tmp_path, capfd):
     options = ["--optimizer.name", "adamw", "--optimizer.lr", "1e38", "--data", str(data)]
     assert main(["tiny", *TOY, *options, "--out", str(tmp_path)]) == 1
@@ -48,6 +75,7 @@ def test_a_run_that_diverged_has_failed(data, tmp_path, capfd):
         (["--reusme", "x"], "unrecognized arguments: --reusme"),
         (["--resume"], "expected one argument"),
         (["--resume", "x", "--seed", "1"], "unrecognized arguments: --seed"),
+        (["tiny", "--data", "x", "--resume", "y"], "without tiny: merit train --resume FOLDER"),
         (["tiny", "--data", "x", "--optimizer.weight-decy", "1"], "--optimizer.weight-decay"),
         (["tiny", "--data", "x", "--batch", "many"], "batch"),
         (["tiny"], "--data"),

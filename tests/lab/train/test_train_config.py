@@ -115,6 +115,7 @@ def test_a_part_of_merit_can_be_left_out(part, option, value, changed):
         ({"tokens": 100}, "steps is 12 and tokens is 100; give one"),
         ({"precision": "bf61"}, "precision is 'bf61'; did you mean 'bf16'"),
         ({"parallel": "dp"}, "parallel is 'dp'"),
+        ({"seed": 2**64}, "seed is 18446744073709551616; .* 64 bits"),
         ({"nonfinite": "raise"}, "nonfinite is 'raise'; .*stop, skip"),
     ],
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import math
 from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
@@ -71,8 +72,8 @@ class ModelConfig:
         if self.hidden is not None:
             _check_positive("hidden", self.hidden)
         for name in ("norm_eps", "rope_base"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{name} is {getattr(self, name)!r}; it must be above 0")
+            if not 0 < getattr(self, name) < math.inf:
+                raise ValueError(f"{name} is {getattr(self, name)!r}; it must be above 0, and finite")
         if self.width % self.heads:
             raise ValueError(
                 f"width {self.width} is no multiple of heads {self.heads}; every head takes an equal share "
@@ -166,7 +167,7 @@ def _num_looked_up(config: ModelConfig) -> int:
 def _check_choice(name: str, value: object, allowed: tuple[str, ...]) -> None:
     if value not in allowed:
         nearest = difflib.get_close_matches(str(value), allowed, n=1)
-        hint = f"; did you mean {nearest[0]!r}?" if nearest else ""
+        hint = f"; did you mean {nearest[0]!r}?" if nearest else "."
         raise ValueError(f"unknown {name} {value!r}{hint} Known are {', '.join(allowed)}.")
 
 

@@ -82,7 +82,7 @@ def save(
 
     An OSError (a full disk, for one) leaves the earlier checkpoints as they are.
     """
-    target = folder / f"step-{step:08d}"
+    target = path_of(folder, step)
     partial = target.with_name(target.name + _PARTIAL)
     ranks.first(lambda: _make_room(folder, partial))
     try:
@@ -186,7 +186,8 @@ def _write_tensors(path: Path, module: nn.Module, optimizer: Optimizer, ranks: R
     except CheckpointException as error:
         causes = [cause for cause, _ in error.failures.values()]
         cause = next((c for c in causes if isinstance(c, OSError)), causes[0])
-        raise OSError(getattr(cause, "errno", None) or errno.EIO, str(cause)) from error
+        number, text = getattr(cause, "errno", None), getattr(cause, "strerror", None)
+        raise OSError(number or errno.EIO, text or str(cause)) from error
 
 
 @contextlib.contextmanager
@@ -222,17 +223,29 @@ def _make_room(folder: Path, partial: Path) -> None:
 
 
 def _tidy(newest: Path, keep: int) -> None:
-    """Keep so many checkpoints, up to the newest; what seems newer was passed over because it is damaged."""
-    paths = list(_complete_ones(newest.parent))
+    """Keep so many checkpoints, up to the newest; what seems newer was passed over because it is damaged.
+
+    One that cannot be removed now is tried again after the next save.
+    """
+    paths = _complete_ones(newest.parent)
     place = paths.index(newest)
     for path in paths[:place] + paths[place + keep :]:
-        shutil.rmtree(path)
+        shutil.rmtree(path, ignore_errors=True)
 
 
-def _complete_ones(folder: Path) -> Iterator[Path]:
+def steps_of(folder: Path) -> list[int]:
+    """The steps of the checkpoints in a folder, in order; what has another name is none of ours."""
+    names = (path.name.removeprefix("step-") for path in folder.glob("step-*"))
+    return sorted(int(name) for name in names if name.isdecimal())
+
+
+def path_of(folder: Path, step: int) -> Path:
+    return folder / f"step-{step:08d}"
+
+
+def _complete_ones(folder: Path) -> list[Path]:
     """Checkpoints that were completed, the newest first."""
-    paths = (path for path in folder.glob("step-*") if path.suffix != _PARTIAL)
-    return iter(sorted(paths, reverse=True))
+    return [path_of(folder, step) for step in reversed(steps_of(folder))]
 
 
 def _sha256(path: Path) -> str:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import difflib
+import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,7 +15,7 @@ from typing import Annotated
 import tyro
 
 from merit_optim.lab.models import PRESETS, num_parameters
-from merit_optim.lab.record import RunInUse
+from merit_optim.lab.record import Run, RunInUse
 from merit_optim.lab.train.config import TrainConfig
 from merit_optim.lab.train.loop import train
 from merit_optim.lab.train.signals import Interrupted
@@ -39,18 +41,24 @@ def main(argv: Sequence[str]) -> int:
     except (OSError, ValueError, RunInUse, ModuleNotFoundError) as error:
         print(f"merit train: {error}", file=sys.stderr)
         return 1
+    is_first = os.environ.get("RANK", "0") == "0"  # under torchrun one speaks for all
     if run.status == "diverged":
-        print(f"merit train: the run diverged; {run.folder} has its numbers", file=sys.stderr)
+        if is_first:
+            print(f"merit train: the run diverged; {run.folder} has its numbers", file=sys.stderr)
         return 1
-    print(f"The run is in {run.folder}")
+    if is_first:
+        print(f"The run is in {run.folder}")
     return 0
 
 
 def parse(argv: list[str]) -> tuple[TrainConfig | None, Path, bool]:
     """The configuration, the run directory, and whether to go on with what is there."""
     preset = argv[0] if argv else "--help"
-    if preset not in PRESETS:
-        return None, _parse_without_model(argv or ["--help"]), True
+    if preset not in PRESETS or "--resume" in argv:
+        folder, data = _parse_without_model(argv or ["--help"])
+        if data is None:
+            return None, folder, True
+        return dataclasses.replace(TrainConfig.from_dict(Run.open(folder).config), data=data), folder, True
     arguments = tyro.cli(
         Arguments,
         default=Arguments(config=TrainConfig(data=tyro.MISSING, model=PRESETS[preset])),
@@ -62,25 +70,31 @@ def parse(argv: list[str]) -> tuple[TrainConfig | None, Path, bool]:
     return config, arguments.out or default, False
 
 
-def _parse_without_model(argv: list[str]) -> Path:
-    """The folder of `--resume FOLDER`, which is all there is to say without a model."""
+def _parse_without_model(argv: list[str]) -> tuple[Path, Path | None]:
+    """The folder of `--resume FOLDER`, and where its data are now, which is all to say without a model."""
     models = "\n".join(
         f"  {name:<14} {num_parameters(model) / 1e6:.1f}M parameters" for name, model in PRESETS.items()
     )
     parser = argparse.ArgumentParser(
         prog="merit train",
-        usage="merit train MODEL --data FOLDER [options]\n       merit train --resume FOLDER",
+        usage="merit train MODEL --data FOLDER [options]\n       merit train --resume FOLDER [--data FOLDER]",
         description="Train a language model, or go on with a run that was stopped, by whatever.\n"
         f"Under torchrun all processes train together.\n\nmodels:\n{models}",
         epilog="The options of a model: merit train MODEL --help",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--resume", metavar="FOLDER", type=Path, help="go on with the run in this folder")
+    parser.add_argument("--data", metavar="FOLDER", type=Path, help="with --resume: the data, if they moved")
+    if argv[0] in PRESETS:
+        parser.error(
+            "a run goes on with the model and the options that it began with; resume it without "
+            f"{argv[0]}: merit train --resume FOLDER"
+        )
     if not argv[0].startswith("-"):
         nearest = difflib.get_close_matches(argv[0], PRESETS, n=1)
         hint = f"did you mean {nearest[0]!r}? " if nearest else ""
         parser.error(f"unknown model {argv[0]!r}; {hint}the models are: {', '.join(PRESETS)}")
-    folder: Path | None = parser.parse_args(argv).resume
-    if folder is None:
+    arguments = parser.parse_args(argv)
+    if arguments.resume is None:
         parser.error("the model is missing")
-    return folder
+    return arguments.resume, arguments.data

@@ -189,6 +189,8 @@ class TrainConfig:
         _at_least("tokens", self.tokens, 1)
         if self.steps is not None and self.tokens is not None:
             raise ValueError(f"steps is {self.steps} and tokens is {self.tokens}; give one of the two")
+        if not -(2**63) <= self.seed < 2**64:
+            raise ValueError(f"seed is {self.seed}; it must be a whole number of at most 64 bits")
         _one_of("precision", self.precision, get_args(Precision))
         _one_of("parallel", self.parallel, get_args(Parallel))
         _one_of("nonfinite", self.nonfinite, get_args(NonFinite))

@@ -267,7 +267,7 @@ class Trainer:
         raise _Diverged
 
     def validate(self) -> None:
-        """Measure the loss on the validation sequences."""
+        """Measure the loss on the validation sequences; end the run if it is no number."""
         self.report_steps()
         if not self.config.measure.validation_every:
             return
@@ -276,6 +276,9 @@ class Trainer:
         tokens = self.step * self.tokens_per_step
         self.reporter.write("validation", self.step, tokens=tokens, loss=loss)
         self.last_step_ended = None
+        if not math.isfinite(loss):  # the last step broke the weights, and its own loss was from before
+            self.reporter.event(self.step, "diverged", f"the loss on the validation sequences is {loss}")
+            raise _Diverged
 
     def is_due(self, every: int) -> bool:
         """Whether something that happens every so many steps happens after this one."""
@@ -322,7 +325,7 @@ class Trainer:
         except OSError as error:
             message = f"no checkpoint could be written ({error}); those before it are as they were"
             if must:
-                raise OSError(error.errno, message) from error
+                raise OSError(error.errno, f"{message}; mend that, then resume the run") from error
             self.reporter.event(self.step, "warning", message)
         self.last_checkpoint, self.last_step_ended = time.monotonic(), None
 

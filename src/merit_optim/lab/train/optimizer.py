@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -58,7 +58,25 @@ def create_optimizer(config: TrainConfig, model: LanguageModel) -> Optimizer:
                 f"optimizer.overrides sets {option}, which {chosen.name} does not have; it has "
                 f"{', '.join(sorted(optimizer.defaults))}"
             )
+    if not isinstance(optimizer, SafeOptimizer):
+        _check_overrides(cls, list(model.parameters()), options, overrides)
     return optimizer
+
+
+def _check_overrides(
+    cls: Callable[..., Optimizer],
+    parameters: list[Tensor],
+    options: dict[str, Any],
+    overrides: dict[str, dict[str, Any]],
+) -> None:
+    """Raise on values that torch's optimizers refuse as arguments, and let pass in a parameter group."""
+    for pattern, own in overrides.items():
+        try:
+            cls(parameters, **options | own)
+        except (TypeError, ValueError) as error:
+            raise ValueError(
+                f"optimizer.overrides sets {own} for {pattern!r}, which {cls.__name__} refuses: {error}"
+            ) from error
 
 
 def take_step(optimizer: Optimizer, config: TrainConfig, norms: Tensor, parameters: Sequence[Tensor]) -> None:

@@ -15,9 +15,11 @@ from merit_optim.lab.data import Dataset, validation_sequences
 from merit_optim.lab.models import LanguageModel, build
 from merit_optim.lab.record import Run
 from merit_optim.lab.train import checkpoint
-from merit_optim.lab.train.checkpoint import Manifest
+from merit_optim.lab.train.checkpoint import Manifest, steps_of
 from merit_optim.lab.train.config import TrainConfig
 from merit_optim.lab.train.parallel import Ranks
+
+__all__ = ["Snapshot", "default_device", "mean_loss", "steps_of", "token_loss"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +42,7 @@ class Snapshot:
                 reasons = "; ".join(complaints) or "none was written yet"
                 raise ValueError(f"{run.folder} has no checkpoint that can be used: {reasons}")
         else:
-            path = run.checkpoints / f"step-{step:08d}"
+            path = checkpoint.path_of(run.checkpoints, step)
             if not path.is_dir():
                 there = ", ".join(str(known) for known in steps_of(run.checkpoints)) or "none"
                 raise ValueError(f"{run.folder} has no checkpoint of step {step}; it has those of: {there}")
@@ -113,9 +115,3 @@ def token_loss(model: LanguageModel, sequences: Tensor) -> Tensor:
 def default_device() -> torch.device:
     """The GPU, or the CPU where there is none."""
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-
-
-def steps_of(folder: Path) -> list[int]:
-    """The steps of the checkpoints in a folder, in order."""
-    names = (path.name.removeprefix("step-") for path in folder.glob("step-*"))
-    return sorted(int(name) for name in names if name.isdecimal())

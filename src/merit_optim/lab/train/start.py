@@ -11,6 +11,7 @@ import torch
 
 from merit_optim.lab.data import Batches, Dataset, validation_sequences
 from merit_optim.lab.models import build, num_parameters
+from merit_optim.lab.models.attention import choose
 from merit_optim.lab.record import Run, differences, environment, import_wandb
 from merit_optim.lab.train import checkpoint
 from merit_optim.lab.train.config import TrainConfig
@@ -54,6 +55,8 @@ def resume_run(config: TrainConfig | None, folder: Path, ranks: Ranks) -> Start:
         return Start(run=run, config=own, what="finished", message="")
     if config is not None:  # the data may have moved since
         own = dataclasses.replace(own, data=config.data.resolve())
+    if not own.data.exists():
+        raise ValueError(f"{own.data} is not there any more; if it has moved, name the folder with --data")
     dataset = Dataset.open(own.data)
     if config is not None:
         _check_same(own, config.resolve(dataset.vocab_size), folder)
@@ -91,6 +94,7 @@ def _check(config: TrainConfig, dataset: Dataset, ranks: Ranks) -> None:
             "fsdp2 needs --micro-batch: the largest one that fits is found by trying the whole model on one "
             "GPU, which is what sharding is there to avoid"
         )
+    choose(config.model.attention, ranks.device, config.model.head_width)
     if config.measure.wandb is not None:
         import_wandb()
     with torch.device("meta"):
