@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from merit_optim.lab.record import Run, Status, is_locked, outcome_of, read_metrics
-from merit_optim.lab.report.curves import Curves, Rows, read_curves
+from merit_optim.lab.report.curves import Curves, Rows, last_validation_loss, read_curves
 
 # How optimizers are written, in the order in which they are shown. Others follow under their own names.
 DISPLAY_NAMES = {
@@ -62,6 +63,9 @@ class MeasuredRun:
         for row in read_metrics(run.metrics_path):
             rows.setdefault(row["kind"], []).append(row)
         status: Status = "running" if locked else outcome_of(rows.get("event", [])) or "unfinished"
+        loss = last_validation_loss(rows)
+        if status == "finished" and loss is not None and not math.isfinite(loss):
+            status = "diverged"  # in its last steps: training looks at the loss before a step, not after
         return cls(run.name, run.config, run.environment, status, rows)
 
     @cached_property
