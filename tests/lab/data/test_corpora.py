@@ -105,6 +105,9 @@ def test_what_cannot_be_split_is_refused(tmp_path: Path, files: list[Path]) -> N
     short.write_text("a few words")
     with pytest.raises(ValueError, match="the text has 11 bytes, too few"):
         text_files([short], 0.01)
+    (tmp_path / "solid.txt").write_text("x" * 100_000)
+    with pytest.raises(ValueError, match=r"the text has 100000 bytes, but no place to cut it: .* visible"):
+        text_files([tmp_path / "solid.txt"], 0.01)
     for share in (0.0, 1.0, -0.1, float("nan")):
         with pytest.raises(ValueError, match=r"share for validation is .* between 0 and 1"):
             text_files(files, share)
@@ -116,6 +119,16 @@ def test_what_cannot_be_split_is_refused(tmp_path: Path, files: list[Path]) -> N
         text_files([tmp_path], 0.01)
     with pytest.raises(ValueError, match=r"there is no file .*nowhere"):
         text_files([tmp_path / "nowhere"], 0.01)
+
+
+def test_a_file_that_grows_beyond_its_last_piece_is_noticed(tmp_path: Path) -> None:
+    path = tmp_path / "growing.txt"
+    path.write_text("x" * 5000 + " " + "y" * 5000)
+    corpus = text_files([path], 0.01)
+    with path.open("a") as file:
+        file.write(" and more")
+    with pytest.raises(ValueError, match=r"growing\.txt changed while it was being read"):
+        list(corpus.pieces())
 
 
 @pytest.mark.parametrize("change", ["longer", "shorter", "shorter by a piece", "another beginning"])

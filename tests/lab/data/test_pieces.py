@@ -41,8 +41,24 @@ def test_text_without_a_place_to_cut_is_one_piece_and_linear() -> None:
     assert file.num_reads < 30
 
 
+@pytest.mark.parametrize("ending", ["\n", " ", "\u3000\u3002\n"])
+def test_text_without_ascii_is_cut_too(ending: str) -> None:
+    text = ("\u4eca\u5929\u5929\u6c14\u5f88\u597d\u3002" + ending) * 500
+    pieces = list(cut(io.BytesIO(text.encode()), 100))
+    assert b"".join(pieces) == text.encode()
+    assert all(len(piece) < 130 for piece in pieces[:-1])
+    assert len(pieces[-1]) < 400
+
+
+def test_where_ascii_comes_soon_it_is_cut_after_nothing_else() -> None:
+    """The cuts decide what is for validation: corpora of Latin text must not change."""
+    text = ("caf\u00e9 caf\u00e9 \u2013 " * 5 + "tea ") * 50
+    pieces = list(cut(io.BytesIO(text.encode()), 100))
+    assert {piece[-3:] for piece in pieces[:-1]} == {b"tea"}
+
+
 @pytest.mark.parametrize("size", [1, 2, 5, 17])
-@given(text=st.text(st.sampled_from("ab1, .'s\n\t\r\u00a0\u3000\u00e9\u0301<|>"), max_size=300))
+@given(text=st.text(st.sampled_from("ab1, .'s\n\t\r\u00a0\u3000\u2009\u00e9\u0301<|>"), max_size=300))
 def test_gpt2s_pattern_does_not_notice(size: int, text: str) -> None:
     """Splitting the pieces gives what splitting the whole gives."""
     from tokenizers.pre_tokenizers import ByteLevel

@@ -249,6 +249,20 @@ def test_what_is_finished_is_left_alone(
     Dataset.open(tmp_path / "data").verify()
 
 
+@pytest.mark.parametrize("name", ["train.bin", "tokenizer.json", "dataset.json"])
+def test_what_was_damaged_is_not_taken_for_prepared(corpus: Corpus, tmp_path: Path, name: str) -> None:
+    folder = tmp_path / "data"
+    index = prepare(corpus, folder, tokenizer="bpe-300")
+    content = (folder / name).read_bytes()
+    (folder / name).write_bytes(content[:-1] + b"~")
+    if name == "tokenizer.json":  # its hash is not kept
+        (folder / name).unlink()
+    with pytest.raises(ValueError, match=rf"{name} .*\(--overwrite makes everything anew\)"):
+        prepare(corpus, folder, tokenizer="bpe-300")
+    assert prepare(corpus, folder, tokenizer="bpe-300", overwrite=True) == index
+    assert (folder / name).read_bytes() == content
+
+
 def test_overwriting_makes_the_files_anew_after_a_stop_at_the_very_end(
     corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

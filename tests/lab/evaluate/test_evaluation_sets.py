@@ -81,9 +81,9 @@ def test_race_has_its_problems_in_a_string(rows_of) -> None:
         ("rte", "not_entailment", 1),
     ],
 )
-def test_labels_have_the_hubs_numbers(rows_of, name, label, number) -> None:
+def test_labels_have_the_hubs_numbers(name, label, number) -> None:
     line = json.dumps({"text": "one\u2028line", "label": label}, ensure_ascii=False)
-    assert rows_of(name, line) == [{"text": "one\u2028line", "label": number}]
+    assert list(SETS[name].read(line)) == [{"text": "one\u2028line", "label": number}]
 
 
 def test_multirc_has_a_row_for_each_answer(rows_of) -> None:
@@ -128,6 +128,29 @@ def test_wikitext_is_cut_into_articles_and_nothing_is_lost(rows_of, task_files) 
 def test_another_file_is_refused(rows_of, name, text) -> None:
     with pytest.raises(ValueError, match="is not the file of this set"):
         rows_of(name, text)
+
+
+@pytest.mark.parametrize("name", SETS)
+@pytest.mark.parametrize("text", ["", "\n \n"])
+def test_an_empty_file_is_refused(rows_of, name, text) -> None:
+    with pytest.raises(ValueError, match=r"is not the file of this set as its authors publish it \("):
+        rows_of(name, text)
+
+
+@pytest.mark.parametrize("name", [name for name in SETS if name != "wikitext"])
+@pytest.mark.parametrize("text", ['{"label": "true"}', '{"label": "entailment"}', "[1, 2]", "7"])
+def test_rows_without_what_the_task_asks_for_are_refused(rows_of, name, text) -> None:
+    with pytest.raises(ValueError, match="is not the file of this set as its authors publish it"):
+        rows_of(name, text)
+
+
+def test_the_complaint_does_not_hold_the_file(tmp_path) -> None:
+    path = tmp_path / SETS["wikitext"].file
+    path.parent.mkdir(parents=True)
+    path.write_bytes(b"\xff" * 10_000)
+    with pytest.raises(ValueError, match=r"\(UnicodeDecodeError: 'utf-8' codec can't decode byte") as caught:
+        SETS["wikitext"].rows(tmp_path)
+    assert len(str(caught.value)) < 500
 
 
 def test_a_missing_file_is_named(tmp_path) -> None:

@@ -14,6 +14,7 @@ from run_cases import TINY, make_run, random_model
 from merit_optim.lab.evaluate import SETS, evaluate
 from merit_optim.lab.evaluate.command import main
 from merit_optim.lab.evaluate.export_command import main as export_main
+from merit_optim.lab.train.snapshot import Snapshot
 
 pytest.importorskip("lm_eval", reason="lm-eval is not installed (extra eval)")
 pytest.importorskip("accelerate", reason="accelerate is not installed (extra eval)")
@@ -189,3 +190,21 @@ def test_an_answer_longer_than_the_context_is_refused(tmp_path, task_files, caps
     assert "tokens, which is longer than the model's context of 32" in capsys.readouterr().err
     assert main([*command, "wic"]) == 0
     assert "wic: 6 prompts did not fit the context and were cut" in capsys.readouterr().out
+
+
+def test_a_model_that_diverged_has_no_accuracy(tmp_path, task_files, capsys, monkeypatch) -> None:
+    load_model = Snapshot.load_model
+
+    def diverged(*arguments) -> torch.nn.Module:
+        model = load_model(*arguments)
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.mul_(1e30)  # finite still, as after one step with a rate far too large
+        return model
+
+    monkeypatch.setattr(Snapshot, "load_model", diverged)
+    run = make_run(tmp_path / "run")
+    assert main([str(run.folder), "--task-files", str(task_files), "--limit", "2", "--tasks", "copa"]) == 1
+    said = capsys.readouterr().err
+    assert "copa: the model's logits are not numbers, so the run diverged" in said
+    assert "name an earlier checkpoint with --checkpoint" in said

@@ -103,6 +103,12 @@ def test_a_signal_stops_after_a_batch(run, monkeypatch, capfd):
         (["--batch", "6"], "batch is 6; it must be two or more times micro_batch, 4, for example 8"),
         (["--batch", "4"], "batch is 4; it must be two or more times"),
         (["--checkpoint", "5"], "no checkpoint of step 5"),
+        (
+            ["--batches", "4", "--batch", "2000"],
+            "4 batches of 2000 sequences are 8000, but train.bin has 6248",
+        ),
+        (["--batches", "4", "--batch", "2000"], "choose fewer batches, at most 3, or smaller ones"),
+        (["--batch", "4000"], "choose smaller batches, of at most 390"),
     ],
 )
 def test_what_is_refused(run, options, message, capfd):

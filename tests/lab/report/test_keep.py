@@ -1,5 +1,6 @@
 """Run directories small enough to be kept beside code."""
 
+import json
 import math
 import statistics
 from pathlib import Path
@@ -140,6 +141,19 @@ def test_another_run_of_the_same_name_is_not_taken_for_kept(
     assert keep(tmp_path / "one", "--out", tmp_path / "kept") == 0
     assert keep(tmp_path / "other", "--out", tmp_path / "kept") == 1
     assert "is another run than" in capsys.readouterr().err
+
+
+def test_a_run_that_was_trained_again_is_not_taken_for_kept(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = write_run(tmp_path / "runs", "merit", data="enwik8")
+    environment = json.loads((folder / "environment.json").read_text())
+    for day, status in ((1, 0), (2, 1)):
+        begun = {**environment, "started": f"2026-01-0{day}T00:00:00+00:00"}
+        (folder / "environment.json").write_text(json.dumps(begun))
+        assert keep(folder, "--out", tmp_path / "kept") == status
+    assert "is another run than" in (said := capsys.readouterr().err)
+    assert "begun at 2026-01-01T00:00:00+00:00 and 2026-01-02T00:00:00+00:00" in said
 
 
 def test_one_that_was_stopped_is_written_again(tmp_path: Path) -> None:

@@ -57,6 +57,17 @@ def test_writes_page_figures_and_tables(report: Path) -> None:
     assert int(merit[-1]["tokens"]) == 100 * 256 * 64
 
 
+def test_figures_of_an_earlier_report_do_not_stand_beside_those_of_a_later_one(
+    report: Path, tmp_path: Path
+) -> None:
+    (report / "figures" / "my-own.svg").write_text("<svg/>")
+    only = write_run(tmp_path / "later", "merit", num_layers=1)
+    assert main([str(only), "--out", str(report)]) == 0
+    figures = {path.stem for path in (report / "figures").iterdir()}
+    assert {"validation-loss", "max-logit", "my-own"} <= figures
+    assert not {name for name in figures if name.startswith("max-logit-layer")}, "one layer has none"
+
+
 def test_charts_keep_to_the_schema_of_vega_lite(three_seeds: Path) -> None:
     figures = {figure.key: figure for figure in make_figures(group(find_runs([three_seeds])))}
     for key in ("validation-loss", "max-logit", "max-logit-layers-1"):  # one of each make

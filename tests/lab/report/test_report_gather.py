@@ -45,6 +45,35 @@ def test_what_differs_within_an_optimizer_is_in_the_label(tmp_path: Path) -> Non
     assert [own.label for own in series] == ["LAMB", "MERIT, lr 0.009", "MERIT, lr 0.02"]
 
 
+def test_settings_that_decide_no_result_part_no_seeds(tmp_path: Path) -> None:
+    often = {"measure": {"validation_every": 5, "validation_sequences": 256}, "checkpoint": {"keep": 2}}
+    seldom = {"measure": {"validation_every": 50, "validation_sequences": 256}, "checkpoint": {"keep": 9}}
+    write_run(tmp_path, "merit", seed=0, **often)
+    write_run(tmp_path, "merit", seed=1, **seldom)
+    (series,) = group(find_runs([tmp_path]))
+    assert (series.label, [run.seed for run in series.runs]) == ("MERIT", [0, 1])
+    seldom["measure"]["validation_sequences"] = 16
+    write_run(tmp_path, "merit", seed=2, **seldom)
+    labels = [own.label for own in group(find_runs([tmp_path]))]
+    assert labels == ["MERIT, measure.validation_sequences 16", "MERIT, measure.validation_sequences 256"]
+
+
+def test_runs_of_one_name_are_told_apart_by_the_folders_above(tmp_path: Path) -> None:
+    for place, seed in (("a/x", 0), ("b/x", 1)):
+        write_run(tmp_path / place, "merit", seed=seed).rename(tmp_path / place / "run")
+    write_run(tmp_path, "lamb")
+    found = find_runs([tmp_path / "a" / "x", tmp_path / "b" / "x", tmp_path / "lamb-lr0.01-seed0"])
+    assert [run.name for run in found] == ["a/x/run", "b/x/run", "lamb-lr0.01-seed0"]
+
+
+def test_an_exported_model_is_no_run(one_seed: Path) -> None:
+    (one_seed / "exported").mkdir()
+    (one_seed / "exported" / "config.json").write_text('{"model_type": "gpt2"}')
+    assert len(find_runs([one_seed])) == 3
+    with pytest.raises(ValueError, match="exported holds no run"):
+        find_runs([one_seed / "exported"])
+
+
 def test_the_half_line_of_a_killed_run_is_left_out(one_seed: Path) -> None:
     metrics = one_seed / "merit-lr0.009-seed0" / "metrics.jsonl"
     before = find_runs([one_seed / "merit-lr0.009-seed0"])[0]
@@ -84,8 +113,8 @@ def test_a_run_and_what_was_kept_of_it_count_once(tmp_path: Path, kept_first: bo
     sentence = summarise(read_outcomes([series]))
     assert "(2 seeds)" in sentence
     assert sentence.endswith(
-        "2 runs have the settings and the seed of another and are not counted: merit-lr0.01-seed0 (finished) "
-        "and merit-lr0.01-seed1 (finished)."
+        "2 runs have the settings and the seed of another and are not counted: kept/merit-lr0.01-seed0 "
+        "(finished) and kept/merit-lr0.01-seed1 (finished)."
     )
 
 
@@ -99,7 +128,8 @@ def test_a_repeated_run_that_came_further_counts(tmp_path: Path) -> None:
     assert [run.status for run in series.runs] == ["finished"]
     sentence = summarise(read_outcomes([series]))
     assert sentence.endswith(
-        "1 run has the settings and the seed of another and is not counted: merit-lr0.01-seed0 (unfinished)."
+        "1 run has the settings and the seed of another and is not counted: "
+        "one/merit-lr0.01-seed0 (unfinished)."
     )
 
 
@@ -109,7 +139,7 @@ def test_of_many_repeated_runs_three_are_named(tmp_path: Path) -> None:
             write_run(tmp_path / place, "merit", seed=seed)
     sentence = summarise(read_outcomes(group(find_runs(sorted(tmp_path.iterdir())))))
     assert "; 5 runs have the settings and the seed of another and are not counted: " in sentence
-    assert sentence.endswith(", merit-lr0.01-seed2 (finished) and 2 more.")
+    assert sentence.endswith(", other/merit-lr0.01-seed2 (finished) and 2 more.")
 
 
 def test_other_data_make_another_run_with_the_same_seed(tmp_path: Path) -> None:

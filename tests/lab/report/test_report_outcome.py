@@ -5,13 +5,16 @@ from pathlib import Path
 import pytest
 from fake_runs import write_run
 
+from merit_optim.lab.record import MetricsWriter
 from merit_optim.lab.report import find_runs, group, read_outcomes, summarise
 from merit_optim.lab.report.gather import Series
 from merit_optim.lab.report.outcome import RunOutcome, SeriesOutcome, chance_of_difference
 from merit_optim.lab.report.tables import describe_runs, run_table, series_table
 
 
-def outcome(label: str, *losses: float, logit: float = 10.0, status: str = "finished") -> SeriesOutcome:
+def outcome(
+    label: str, *losses: float | None, logit: float = 10.0, status: str = "finished"
+) -> SeriesOutcome:
     runs = tuple(
         RunOutcome(
             name=f"{label}-{seed}",
@@ -82,6 +85,38 @@ def test_the_exact_test_counts_relabellings() -> None:
     assert chance_of_difference([1.0, 2.0], [3.0, 4.0]) == pytest.approx(2 / 6)
     assert chance_of_difference([1.0, 4.0], [2.0, 3.0]) == 1.0
     assert chance_of_difference([1.0], [3.0, 4.0]) is None
+
+
+def test_with_more_relabellings_than_can_be_counted_some_are_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    lower, higher = [2 + seed / 100 for seed in range(12)], [3 + seed / 100 for seed in range(12)]
+    chance = chance_of_difference(lower, higher)
+    assert chance is not None
+    assert 0 < chance < 1e-3
+    sentence = summarise([outcome("LAMB", *higher), outcome("MERIT", *lower)])
+    assert "12 seeds each, p = 5e-05 in a permutation test);" in sentence
+    few = [1.0, 2.0, 3.5, 1.5, 2.5], [2.0, 3.0, 4.5, 2.2, 2.9]
+    exact = chance_of_difference(*few)
+    monkeypatch.setattr("merit_optim.lab.report.outcome._MAX_RELABELLINGS", 10)
+    assert chance_of_difference(*few) == pytest.approx(exact, abs=0.01)
+
+
+def test_a_run_whose_last_validation_loss_is_none_diverged(tmp_path: Path) -> None:
+    folder = write_run(tmp_path, "merit", end=None)
+    with MetricsWriter(folder / "metrics.jsonl") as metrics:
+        metrics.write({"kind": "validation", "step": 105, "tokens": 0, "loss": float("nan")})
+        metrics.write({"kind": "event", "step": 105, "what": "finished", "message": "all steps are done"})
+    (merit,) = read_outcomes(group(find_runs([tmp_path])))
+    assert (merit.finished, merit.unfinished) == ((), ())
+    assert merit.diverged[0].message == "the last validation loss is nan"
+    assert summarise([merit]) == "No run finished with a validation loss; MERIT diverged (at step 105)."
+
+
+def test_a_run_without_validation_has_finished_all_the_same() -> None:
+    lost = outcome("MERIT", None)
+    assert describe_runs(lost) == "1 finished without validation"
+    assert summarise([lost]) == (
+        "No run finished with a validation loss; MERIT finished without validation and is not counted."
+    )
 
 
 def test_outcomes_of_real_run_directories(three_seeds: Path) -> None:

@@ -13,12 +13,12 @@ import gc
 import json
 import math
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from merit_optim import MERIT
+from merit_optim.lab.bench.options import add_options
 from merit_optim.lab.bench.shapes import Shape, make_parameters, num_elements
 from merit_optim.lab.bench.step import Contestant, environment, measure
 
@@ -44,11 +44,9 @@ def main(argv: list[str]) -> None:
     parser = argparse.ArgumentParser(
         prog="merit bench growth", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--seconds", type=float, default=0.5, help="for each measurement")
-    parser.add_argument("--output", type=Path, help="write the results as JSON")
+    add_options(parser, seconds=0.5, what="measurement")
     args = parser.parse_args(argv)
-    device = torch.device(args.device)
+    device: torch.device = args.device
     fused = device.type == "cuda"
     contestants = [
         Contestant("torch AdamW", lambda p: torch.optim.AdamW(p, fused=fused, foreach=not fused)),
@@ -69,7 +67,6 @@ def main(argv: list[str]) -> None:
             f"{name:20} {adamw.median_ms:10.3f} {merit.median_ms:10.3f} {ratio:6.2f} {speed:7.2f} TB/s {host}"
         )
         if args.output:
-            args.output.parent.mkdir(parents=True, exist_ok=True)
             args.output.write_text(json.dumps(record, indent=1) + "\n")
         del params
         gc.collect()

@@ -4,8 +4,8 @@
 
 Gradients and weights are random, of GPT-2's and Llama's shapes, in float32. Each contestant is timed in
 turn, in one process, so that ratios are of one machine in one state: medians, with the spread beside
-them. On a GPU ``device`` is the time between events around a step when the queue is full, ``host`` what
-the call costs the CPU, ``graph`` the time of a CUDA graph's replay. On a CPU only wall-clock time.
+them. On a GPU ``ms`` is the time between events around a step when the queue is full, ``host`` what
+the call costs the CPU, ``graph`` the time of a CUDA graph's replay. On a CPU ``ms`` is wall-clock time.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from torch.optim import Optimizer
 import merit_optim
 from merit_optim import LAMB, MERIT, MaxLAMB
 from merit_optim.lab.bench.naive import NaiveMERIT
+from merit_optim.lab.bench.options import add_options, count
 from merit_optim.lab.bench.shapes import MODELS, make_parameters, num_elements
 from merit_optim.optim.engines import eager
 
@@ -245,44 +246,49 @@ def show(results: list[Result], total: int, bandwidth: float) -> None:
 
 
 def main(argv: list[str]) -> None:
-    cuda = torch.cuda.is_available()
     parser = argparse.ArgumentParser(
         prog="merit bench step", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--device", default="cuda" if cuda else "cpu")
     parser.add_argument("--models", nargs="+", choices=MODELS, default=["gpt2-small"], metavar="MODEL")
     parser.add_argument("--only", help="contestants whose name holds this")
     parser.add_argument("--without", help="all but those")
-    parser.add_argument("--piece", type=int, help="elements in a block of the eager engine on a CPU")
-    parser.add_argument("--seconds", type=float, default=2.0, help="for each contestant")
-    parser.add_argument("--output", type=Path, help="write the results as JSON")
+    parser.add_argument("--piece", type=count, help="elements in a block of the eager engine on a CPU")
+    add_options(parser, seconds=2.0, what="contestant")
     args = parser.parse_args(argv)
 
     if args.piece:
         eager.PIECE_ELEMENTS_CPU = args.piece
-    device = torch.device(args.device)
+    device: torch.device = args.device
+    contestants = on_cuda() if device.type == "cuda" else on_cpu()
+    chosen = [own for own in contestants if _is_chosen(own.name, args.only, args.without)]
+    if not chosen:
+        names = "; ".join(own.name for own in contestants)
+        parser.error(f"--only and --without leave no contestant; there are {names}")
     record: dict[str, Any] = {"environment": environment(device), "results": []}
     bandwidth = record["environment"]["copy_tb_s"]
     print(
         f"{record['environment']['device']}, torch {torch.__version__}, copy {bandwidth:.3f} TB/s", flush=True
     )
     for model in args.models:
-        params = make_parameters(MODELS[model], device)
         total, results = num_elements(MODELS[model]), []
-        for contestant in on_cuda() if device.type == "cuda" else on_cpu():
-            wanted = args.only is None or args.only in contestant.name
-            wanted &= args.without is None or args.without not in contestant.name
-            if not wanted or total > contestant.most_elements:
-                continue
+        fitting = [own for own in chosen if total <= own.most_elements]
+        if not fitting:
+            print(f"\n{model}: none of the contestants chosen is timed with as many parameters, {total:,}")
+            continue
+        params = make_parameters(MODELS[model], device)
+        for contestant in fitting:
             if sys.stdout.isatty():
                 print(f"\r\033[K  {model}: {contestant.name} ...", end="\r", flush=True)
             results.append(measure(contestant, params, model, args.seconds))
             record["results"].append(asdict(results[-1]) | {"num_elements": total})
             if args.output:
-                args.output.parent.mkdir(parents=True, exist_ok=True)
                 args.output.write_text(json.dumps(record, indent=1) + "\n")
             gc.collect()
             if device.type == "cuda":
                 torch.cuda.empty_cache()
         show(results, total, bandwidth)
         del params
+
+
+def _is_chosen(name: str, only: str | None, without: str | None) -> bool:
+    return (only is None or only in name) and (without is None or without not in name)

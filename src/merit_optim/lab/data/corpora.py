@@ -47,6 +47,11 @@ class TextFiles:
                     content.update(text)
                     self._hashes.append(_hash(text))
             content.update(b"\0end of file\0")
+        if len(self._hashes) < 2 and self.total > 2 * _SMALLEST_PIECE:
+            raise ValueError(
+                f"the text has {self.total} bytes, but no place to cut it: a blank or a new line after a "
+                "visible character. Put some into it, or give more text"
+            )
         if len(self._hashes) < 2:
             raise ValueError(
                 f"the text has {self.total} bytes, too few for training and validation text: give more than "
@@ -87,7 +92,8 @@ class TextFiles:
             raise _changed(self._paths[-1])
 
     def _piece(self, position: int, text: bytes, path: Path, *, last: bool) -> Piece:
-        if position >= len(self._hashes) or _hash(text) != self._hashes[position]:
+        num_hashes = len(self._hashes) if last else len(self._hashes) - 1  # one more is to come
+        if position >= num_hashes or _hash(text) != self._hashes[position]:
             raise _changed(path)
         in_validation = self._hashes[position] < self._below
         ends = last or (self._hashes[position + 1] < self._below) != in_validation

@@ -10,6 +10,12 @@ from typing import Any, BinaryIO, Protocol
 # Between a visible ASCII character and a blank or a new line: GPT-2's splitting pattern, which our own
 # BPE uses too, never joins the two, and no UTF-8 character is cut.
 _CUT = re.compile(rb"[!-~](?=[ \n])")
+# The same after any character but white space, for text that has hardly any ASCII.
+_CUT_ANY = re.compile(
+    rb"(?:[!-~]|[\x80-\xbf](?<!\xc2[\x85\xa0])(?<!\xe1\x9a\x80)(?<!\xe2\x80[\x80-\x8a\xa8\xa9\xaf])"
+    rb"(?<!\xe2\x81\x9f)(?<!\xe3\x80\x80))(?=[ \n])"
+)
+_FAR = 4  # times the wanted size: without ASCII up to here, any character will do
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -64,8 +70,15 @@ def cut(file: BinaryIO, size: int) -> Iterator[bytes]:
     # Reading as much again as is at hand keeps the time linear where no cut is found for long.
     while block := file.read(max(size, len(rest))):
         rest += block
-        while place := _CUT.search(rest, size):
+        while place := _place(rest, size):
             yield rest[: place.end()]
             rest = rest[place.end() :]
     if rest:
         yield rest
+
+
+def _place(text: bytes, size: int) -> re.Match[bytes] | None:
+    place = _CUT.search(text, size, _FAR * size)
+    if place is None and len(text) >= _FAR * size:
+        place = _CUT_ANY.search(text, size)
+    return place

@@ -52,7 +52,7 @@ def prepare(
         raise ValueError(f"GPT-2's vocabulary is given, but the tokenizer is {tokenizer!r}; leave it out")
     recipe: dict[str, Any] = {"corpus": dict(corpus.recipe), "tokenizer": tokenizer}
     progress = progress or Progress(quiet=True)
-    existing = None if overwrite else _existing(folder, recipe)
+    existing = None if overwrite else _existing(folder, recipe, progress)
     if existing is not None:
         progress.say(f"{folder} is already prepared")
         return existing
@@ -89,22 +89,30 @@ def prepare(
     return index
 
 
-def _existing(folder: Path, recipe: dict[str, Any]) -> Index | None:
+def _existing(folder: Path, recipe: dict[str, Any], progress: Progress) -> Index | None:
     """The index of a folder that was prepared by the same recipe; anything else in it is refused."""
     way_out = "choose another --output, or replace it by --overwrite"
     if (folder / INDEX_NAME).exists():
-        dataset = Dataset.open(folder)
-        assert dataset.index is not None
-        if dataset.index.recipe != recipe:
-            raise ValueError(
-                f"{folder} holds data of another recipe, {dataset.index.recipe}, not {recipe}; {way_out}"
-            )
-        return dataset.index
+        try:
+            index = Index.read(folder / INDEX_NAME)
+            if index.recipe == recipe:
+                progress.say(f"checking what {folder} holds")
+                _verify(folder, index)
+                return index
+        except ValueError as error:
+            raise ValueError(f"{error} (--overwrite makes everything anew)") from error
+        raise ValueError(f"{folder} holds data of another recipe, {index.recipe}, not {recipe}; {way_out}")
     if not (folder / "partial").exists():
         for name in ("train.bin", "val.bin"):
             if (folder / name).exists():
                 raise ValueError(f"{folder / name} was not written by `merit prepare`; {way_out}")
     return None
+
+
+def _verify(folder: Path, index: Index) -> None:
+    Dataset.open(folder).verify()
+    if index.tokenizer.startswith("bpe-") and not (folder / _BPE_FILE).is_file():
+        raise ValueError(f"{folder / _BPE_FILE} is missing; prepare the data again")
 
 
 def _make_tokenizer(

@@ -8,8 +8,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from merit_optim.lab.evaluate.display import Display
 from merit_optim.lab.evaluate.export import export
 from merit_optim.lab.evaluate.harness import BOOTSTRAP, Harness, check_hub, package_versions
@@ -17,7 +15,7 @@ from merit_optim.lab.evaluate.results import Result, result_path
 from merit_optim.lab.evaluate.sets import SETS, check_local, expand
 from merit_optim.lab.evaluate.tokenizer import tokenizer_of
 from merit_optim.lab.record import environment
-from merit_optim.lab.train.snapshot import Snapshot
+from merit_optim.lab.train.snapshot import Snapshot, default_device
 
 
 def evaluate(
@@ -62,7 +60,7 @@ def evaluate(
             f"the tokenizer of {snapshot.config.data} is not known, since the folder has no dataset.json; "
             "name it with --tokenizer: gpt2, bytes, or the path of a tokenizer.json"
         )
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    device = default_device()
     autocast = device.type == "cuda" and snapshot.config.precision != "float32"
     common = {
         "checkpoint": snapshot.manifest.files,

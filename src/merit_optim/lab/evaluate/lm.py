@@ -87,5 +87,11 @@ class CheckpointLM(_HFLM):  # type: ignore[misc]
 
     def _model_call(self, inps: Tensor, *rest: Any, **options: Any) -> Tensor:
         logits: Tensor = super()._model_call(inps, *rest, **options)
+        if logits.isnan().any():
+            # Tasks would give a number all the same: of answers without a likelihood the first is chosen.
+            raise ValueError(
+                f"{self.set_name}: the model's logits are not numbers, so the run diverged; name an earlier "
+                "checkpoint with --checkpoint"
+            )
         self._display.advance(len(inps))
         return logits

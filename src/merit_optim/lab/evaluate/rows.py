@@ -82,7 +82,8 @@ def wikitext(text: str) -> Iterator[Row]:
                 yield {"page": "\n".join(page)}
             page = []
         page.append(line)
-    yield {"page": "\n".join(page)}
+    if "".join(page).strip():
+        yield {"page": "\n".join(page)}
 
 
 def _labelled(names: tuple[str, ...]) -> Reader:

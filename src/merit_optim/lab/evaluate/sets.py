@@ -23,17 +23,30 @@ class EvaluationSet:
     file: str
     """The set's file, relative to the folder of task files."""
     read: Reader
+    fields: tuple[str, ...] = ()
+    """What the task asks of a row that the reader takes over from the file."""
 
     def rows(self, folder: Path) -> tuple[list[Row], str]:
         """The set's rows from its file below ``folder``, and the sha256 of the file."""
         content = self._path(folder).read_bytes()
         try:
             found = list(self.read(content.decode()))
-        except (ValueError, KeyError, TypeError) as error:
+            self._check(found)
+        except (ValueError, LookupError, TypeError) as error:
             raise ValueError(
-                f"{folder / self.file} is not the file of this set as its authors publish it ({error!r})"
+                f"{folder / self.file} is not the file of this set as its authors publish it "
+                f"({type(error).__name__}: {error})"
             ) from error
         return found, hashlib.sha256(content).hexdigest()
+
+    def _check(self, found: list[Row]) -> None:
+        if not found:
+            raise ValueError("there is nothing in it")
+        for number, row in enumerate(found):
+            if not isinstance(row, dict):
+                raise TypeError(f"row {number} is no JSON object")
+            if missing := [field for field in self.fields if field not in row]:
+                raise ValueError(f"row {number} has no {', '.join(missing)}")
 
     def sha256(self, folder: Path) -> str:
         """The hash of the set's file below ``folder``."""
@@ -47,18 +60,38 @@ class EvaluationSet:
 
 
 SETS: Mapping[str, EvaluationSet] = {
-    "lambada": EvaluationSet("lambada_openai", "lambada", "lambada/lambada_test.jsonl", rows.plain),
+    "lambada": EvaluationSet(
+        "lambada_openai", "lambada", "lambada/lambada_test.jsonl", rows.plain, ("text",)
+    ),
     "wikitext": EvaluationSet("wikitext", "wikitext", "wikitext2/wiki.test.raw", rows.wikitext),
     "arc_easy": EvaluationSet("arc_easy", "arc", "arc/ARC-Easy-Test.jsonl", rows.arc),
     "arc_challenge": EvaluationSet("arc_challenge", "arc", "arc/ARC-Challenge-Test.jsonl", rows.arc),
-    "hellaswag": EvaluationSet("hellaswag", "hellaswag", "hellaswag/hellaswag_val.jsonl", rows.plain),
+    "hellaswag": EvaluationSet(
+        "hellaswag",
+        "hellaswag",
+        "hellaswag/hellaswag_val.jsonl",
+        rows.plain,
+        ("activity_label", "ctx_a", "ctx_b", "endings", "label"),
+    ),
     "race": EvaluationSet("race", "race", "race/race_high_test.jsonl", rows.race),
-    "boolq": EvaluationSet("boolq", "super_glue", "superglue/BoolQ/val.jsonl", rows.boolq),
-    "cb": EvaluationSet("cb", "super_glue", "superglue/CB/val.jsonl", rows.cb),
-    "copa": EvaluationSet("copa", "super_glue", "superglue/COPA/val.jsonl", rows.plain),
+    "boolq": EvaluationSet(
+        "boolq", "super_glue", "superglue/BoolQ/val.jsonl", rows.boolq, ("passage", "question")
+    ),
+    "cb": EvaluationSet("cb", "super_glue", "superglue/CB/val.jsonl", rows.cb, ("premise", "hypothesis")),
+    "copa": EvaluationSet(
+        "copa",
+        "super_glue",
+        "superglue/COPA/val.jsonl",
+        rows.plain,
+        ("premise", "choice1", "choice2", "question", "label"),
+    ),
     "multirc": EvaluationSet("multirc", "super_glue", "superglue/MultiRC/val.jsonl", rows.multirc),
-    "rte": EvaluationSet("sglue_rte", "super_glue", "superglue/RTE/val.jsonl", rows.rte),
-    "wic": EvaluationSet("wic", "super_glue", "superglue/WiC/val.jsonl", rows.wic),
+    "rte": EvaluationSet(
+        "sglue_rte", "super_glue", "superglue/RTE/val.jsonl", rows.rte, ("premise", "hypothesis")
+    ),
+    "wic": EvaluationSet(
+        "wic", "super_glue", "superglue/WiC/val.jsonl", rows.wic, ("sentence1", "sentence2", "word")
+    ),
     "wsc": EvaluationSet("wsc", "super_glue", "superglue/WSC/val.jsonl", rows.wsc),
 }
 

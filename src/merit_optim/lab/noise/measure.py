@@ -76,6 +76,7 @@ def measure_noise_scale(
     dataset = snapshot.open_data(data)
     context = snapshot.config.model.context
     batches = Batches(dataset.train, context=context, batch=config.batch, seed=config.seed)
+    _check_enough(batches, config)
     results = Results(snapshot.run.folder / "noise" / f"{snapshot.path.name}.json")
     settings = {**asdict(config), "context": context}
     result = results.find("noise_scale", settings)
@@ -95,6 +96,23 @@ def measure_noise_scale(
         context=context,
         batch=snapshot.config.batch,
         scale=NoiseScale(**result),
+    )
+
+
+def _check_enough(batches: Batches, config: NoiseConfig) -> None:
+    """Raise ValueError where sequences would come twice: the scale and its error take them for new ones."""
+    there, wanted = batches.num_windows, config.batches * config.batch
+    if wanted <= there:
+        return
+    fewer = there // config.batch
+    way_out = (
+        f"choose fewer batches, at most {fewer}, or smaller ones"
+        if fewer >= 2
+        else f"choose smaller batches, of at most {there // config.batches}"
+    )
+    raise ValueError(
+        f"{config.batches} batches of {config.batch} sequences are {wanted}, but {batches.tokens.path.name} "
+        f"has {there} of context {batches.context}, and one that is measured twice is no new one: {way_out}"
     )
 
 

@@ -54,6 +54,12 @@ def read_curves(rows: Rows) -> Curves:
     return curves
 
 
+def last_validation_loss(rows: Rows) -> float | None:
+    """The loss of the last validation, finite or not; None where there was none."""
+    validations = rows.get("validation", [])
+    return float(validations[-1]["loss"]) if validations else None
+
+
 def tokens_per_step(rows: Rows) -> float:
     """Tokens of one step; NaN where none were recorded."""
     records = [*rows.get("train", []), *rows.get("validation", [])]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import statistics
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
@@ -63,6 +64,13 @@ def make_figures(series: Sequence[Series]) -> list[Figure]:
             *_layers(series, horizontals),
             *lines(OTHERS),
         ]
+
+
+def is_figure(name: str) -> bool:
+    """Whether a file of this name, without its suffix, is a figure that reports write."""
+    keys = {measure.key.replace("_", "-") for measure in (*LOSSES, LOGIT, *OTHERS)}
+    is_line = name.removesuffix("-by-tokens") in keys
+    return is_line or re.fullmatch(r"max-logit-layers?-\d+", name) is not None
 
 
 def unchecked() -> AbstractContextManager[None]:

@@ -1,16 +1,18 @@
-"""Runs from folders, in series: the runs of a series differ in their seed alone."""
+"""Runs from folders, in series: of what decides a result, the runs of a series differ in their seed alone."""
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from merit_optim.lab.record import Run, Status, is_locked, outcome_of, read_metrics
-from merit_optim.lab.report.curves import Curves, Rows, read_curves
+from merit_optim.lab.report.curves import Curves, Rows, last_validation_loss, read_curves
 
 # How optimizers are written, in the order in which they are shown. Others follow under their own names.
 DISPLAY_NAMES = {
@@ -62,6 +64,9 @@ class MeasuredRun:
         for row in read_metrics(run.metrics_path):
             rows.setdefault(row["kind"], []).append(row)
         status: Status = "running" if locked else outcome_of(rows.get("event", [])) or "unfinished"
+        loss = last_validation_loss(rows)
+        if status == "finished" and loss is not None and not math.isfinite(loss):
+            status = "diverged"  # in its last steps: training looks at the loss before a step, not after
         return cls(run.name, run.config, run.environment, status, rows)
 
     @cached_property
@@ -90,7 +95,7 @@ class MeasuredRun:
 
 @dataclass(frozen=True)
 class Series:
-    """Runs that differ in their seed alone, under one name.
+    """Runs that differ in their seed alone, or in what changes no result, under one name.
 
     ``repeats`` are runs with the settings and the seed of one of them, which do not count; see ``group``.
     """
@@ -104,7 +109,8 @@ class Series:
 
 def find_runs(paths: Iterable[Path]) -> list[MeasuredRun]:
     """The runs at ``paths``, each a run directory or a folder with run directories in it."""
-    return [MeasuredRun.read(Run.open(folder)) for folder in find_folders(paths)]
+    names = _names(find_folders(paths))
+    return [replace(MeasuredRun.read(Run.open(folder)), name=name) for folder, name in names.items()]
 
 
 def find_folders(paths: Iterable[Path]) -> list[Path]:
@@ -131,7 +137,7 @@ def group(runs: Sequence[MeasuredRun]) -> list[Series]:
     one that came furthest, and of these the one with the most measurements.
     """
     settings = [run.settings for run in runs]
-    varying = [path for path in differing(settings) if not _is_seed(path)]
+    varying = [path for path in differing(settings) if _makes_a_series(path)]
     groups: dict[tuple[object, ...], list[int]] = {}
     for index, own in enumerate(settings):
         groups.setdefault(tuple(own.get(path) for path in varying), []).append(index)
@@ -140,7 +146,7 @@ def group(runs: Sequence[MeasuredRun]) -> list[Series]:
     for members in groups.values():
         first = settings[members[0]]
         same_optimizer = [own for own in settings if _optimizer(own) == _optimizer(first)]
-        within = [path for path in differing(same_optimizer) if not _is_seed(path)]
+        within = [path for path in differing(same_optimizer) if _makes_a_series(path)]
         details = []
         for path in within:
             value = _show_among([own.get(path) for own in same_optimizer], first.get(path))
@@ -211,8 +217,29 @@ def _show_among(values: Iterable[object], value: object) -> str:
     return show(value) if len(alike) == 1 else repr(value)
 
 
+def _names(folders: Iterable[Path]) -> dict[Path, str]:
+    """Each folder's name, with as many of the folders above it as tell it from the others."""
+    names = {folder: folder.name for folder in folders}
+    for depth in itertools.count(2):
+        taken = Counter(names.values())
+        alike = [folder for folder, name in names.items() if taken[name] > 1]
+        if not alike:
+            break
+        names |= {folder: "/".join(folder.parts[-depth:]) for folder in alike}
+    return names
+
+
 def _is_run(folder: Path) -> bool:
-    return (folder / "config.json").is_file()
+    # An exported model has a config.json too.
+    others = ("environment.json", "metrics.jsonl")
+    return (folder / "config.json").is_file() and any((folder / name).is_file() for name in others)
+
+
+def _makes_a_series(path: str) -> bool:
+    """Whether runs that differ in a setting are another series: how often one looks changes no result."""
+    group, _, name = path.partition(".")
+    looking = group == "checkpoint" or (group == "measure" and name != "validation_sequences")
+    return not looking and not _is_seed(path)
 
 
 def _is_seed(path: str) -> bool:

@@ -46,11 +46,18 @@ def main(argv: Sequence[str]) -> int:
 def _check_same(run: Run, kept: Run) -> None:
     """Two runs may have one name; the second would be lost without a word."""
 
-    def identity(own: Run) -> tuple[object, ...]:
+    def settings(own: Run) -> tuple[object, ...]:
         return {**own.config, "data": None}, own.environment.get("data", {}).get("fingerprint")
 
-    if identity(run) != identity(kept):
+    if settings(run) != settings(kept):
         raise ValueError(
             f"{kept.folder} is another run than {run.folder}, which has the same name; choose another folder "
             "with --out for one of them"
+        )
+    begun = [own.environment.get("started") for own in (kept, run)]
+    if begun[0] != begun[1]:
+        raise ValueError(
+            f"{kept.folder} is another run than {run.folder}, which has the same name and settings (begun at "
+            f"{begun[0]} and {begun[1]}); remove the former to keep the latter, or choose another folder "
+            "with --out"
         )

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import itertools
 import math
+import random
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from merit_optim.lab.report.curves import MAX_LOGIT, Curves, finite
+from merit_optim.lab.report.curves import MAX_LOGIT, Curves, finite, last_validation_loss
 from merit_optim.lab.report.gather import MeasuredRun, Series
 
-_MAX_RELABELLINGS = 200_000  # ten runs on each side; the exact test would take long beyond that
+_MAX_RELABELLINGS = 200_000  # ten runs on each side; to go through them all would take long beyond that
+_DRAWN_RELABELLINGS = 20_000  # a p-value of 0.05 is then right to 0.003
 
 
 @dataclass(frozen=True)
@@ -74,7 +76,11 @@ class SeriesOutcome:
 
     @property
     def unfinished(self) -> tuple[RunOutcome, ...]:
-        return tuple(run for run in self.runs if not run.finished and run.status != "diverged")
+        return tuple(run for run in self.runs if run.status not in ("finished", "diverged"))
+
+    @property
+    def not_validated(self) -> tuple[RunOutcome, ...]:
+        return tuple(run for run in self.runs if run.status == "finished" and run.validation_loss is None)
 
     def spread(self, quantity: str) -> Spread | None:
         """The spread of an attribute of RunOutcome; None where no finished run has it."""
@@ -107,8 +113,14 @@ def _run_outcome(run: MeasuredRun) -> RunOutcome:
         final_logit=logits[-1] if logits else None,
         largest_logit=max(logits, default=None),
         tokens_per_second=statistics.median(speeds) if speeds else None,
-        message=messages[-1] if messages else "",
+        message=messages[-1] if messages else _complaint(run),
     )
+
+
+def _complaint(run: MeasuredRun) -> str:
+    """Why a run counts as diverged that did not say so itself."""
+    loss = last_validation_loss(run.rows)
+    return f"the last validation loss is {loss}" if run.status == "diverged" and loss is not None else ""
 
 
 def _last(curves: Curves, name: str) -> float | None:
@@ -117,20 +129,24 @@ def _last(curves: Curves, name: str) -> float | None:
 
 
 def chance_of_difference(first: Sequence[float], second: Sequence[float]) -> float | None:
-    """The p-value of an exact permutation test of a difference between two means.
+    """The p-value of a permutation test of a difference between two means.
 
     The share of the ways to deal the values out to two groups of these sizes that put the means at
-    least as far apart. None where a group has a single value: then there is no spread to judge by.
+    least as far apart; of ways drawn by lot, always the same, where there are too many to go through. None
+    where a group has a single value: then there is no spread to judge by.
     """
     if min(len(first), len(second)) < 2:
         return None
     values = [*first, *second]
+    dealt: Iterable[Sequence[float]] = itertools.combinations(values, len(first))
     if math.comb(len(values), len(first)) > _MAX_RELABELLINGS:
-        return None
+        lots = random.Random(0)
+        drawn = (lots.sample(values, len(first)) for _ in range(_DRAWN_RELABELLINGS))
+        dealt = itertools.chain([first], drawn)  # what was seen is one of the ways
     observed = abs(statistics.fmean(first) - statistics.fmean(second))
     total = math.fsum(values)
     num_as_far = num_all = 0
-    for chosen in itertools.combinations(values, len(first)):
+    for chosen in dealt:
         part = math.fsum(chosen)
         difference = abs(part / len(first) - (total - part) / len(second))
         num_all += 1

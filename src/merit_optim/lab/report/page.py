@@ -29,7 +29,7 @@ def render_page(
         sections=_sections(figures),
         outcomes=tables.series_table(outcomes),
         runs=tables.run_table(outcomes),
-        has_trouble=any(own.diverged or own.unfinished for own in outcomes),
+        has_trouble=any(len(own.finished) < len(own.runs) for own in outcomes),
         several_seeds=any(len(own.finished) > 1 for own in outcomes),
         settings=tables.settings(series),
         environment=tables.environment(series),

@@ -82,11 +82,14 @@ def _failures(outcomes: Sequence[SeriesOutcome]) -> list[str]:
             runs = "" if total == 1 else f" in {len(own.diverged)} of {total} runs"
             steps = join([str(run.step) for run in own.diverged])
             clauses.append(f"{own.label} diverged{runs} (at step {steps})")
-        if own.unfinished:
-            runs = own.label if total == 1 else f"{len(own.unfinished)} of {total} {own.label} runs"
-            clauses.append(
-                f"{runs} did not finish and {'is' if len(own.unfinished) == 1 else 'are'} not counted"
-            )
+        for runs_left_out, what in (
+            (own.unfinished, "did not finish"),
+            (own.not_validated, "finished without validation"),
+        ):
+            if runs_left_out:
+                runs = own.label if total == 1 else f"{len(runs_left_out)} of {total} {own.label} runs"
+                are = "is" if len(runs_left_out) == 1 else "are"
+                clauses.append(f"{runs} {what} and {are} not counted")
     return clauses
 
 

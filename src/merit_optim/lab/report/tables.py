@@ -67,6 +67,7 @@ def describe_runs(outcome: SeriesOutcome) -> str:
     """How many runs of a series finished, diverged, and did neither."""
     kinds = {
         "finished": outcome.finished,
+        "finished without validation": outcome.not_validated,
         "diverged": outcome.diverged,
         "unfinished": outcome.unfinished,
     }

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from merit_optim.lab.report.curves import tokens_per_step
-from merit_optim.lab.report.figures import Figure, make_figures
+from merit_optim.lab.report.figures import Figure, is_figure, make_figures
 from merit_optim.lab.report.gather import MeasuredRun, Series, group
 from merit_optim.lab.report.outcome import SeriesOutcome, read_outcomes
 from merit_optim.lab.report.page import render_page
@@ -47,6 +47,9 @@ def _write_figures(figures: Sequence[Figure], folder: Path) -> None:
     import vl_convert
 
     folder.mkdir(parents=True, exist_ok=True)
+    for path in folder.glob("*.svg"):
+        if is_figure(path.stem):
+            path.unlink()  # an earlier report's, of other runs; not all are written over
     for figure in figures:
         for name, chart in figure.in_files.items():
             spec = {
