@@ -48,6 +48,17 @@ def test_info_says_why_an_engine_is_not_available(
     assert "fused: not available: there is no triton\n" in printed
 
 
+def test_an_interrupt_is_no_traceback(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(_: list[str]) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("merit_optim.info.main", interrupted)
+    assert cli.main(["info"]) == 130
+    assert capsys.readouterr().err == "\nmerit info: interrupted\n"
+
+
 def test_unknown_command_is_refused_with_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as exit_:
         cli.main(["inof"])

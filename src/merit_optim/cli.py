@@ -7,6 +7,7 @@ installed.
 
 import argparse
 import difflib
+import signal
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -69,7 +70,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     name, *rest = arguments
     if name in COMMANDS:
-        return COMMANDS[name].load()(rest)
+        try:
+            return COMMANDS[name].load()(rest)
+        except KeyboardInterrupt:  # those that can go on from where they were say so themselves
+            print(f"\nmerit {name}: interrupted", file=sys.stderr)
+            return 128 + signal.SIGINT
     if not name.startswith("-"):
         parser.error(_unknown_command(name))
     parser.parse_args(arguments)
