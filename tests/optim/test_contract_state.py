@@ -14,6 +14,7 @@ from optimizer_cases import (
     assert_same_bits,
     name_of,
     parameters,
+    set_gradients,
     snapshot,
     take_steps,
 )
@@ -132,6 +133,17 @@ def test_skipped_steps_stay_counted_in_a_copy(device, case: Case) -> None:
     optimizer.step()
     assert copy.deepcopy(optimizer).num_skipped_steps == 1
     assert pickle.loads(pickle.dumps(optimizer)).num_skipped_steps == 1
+
+
+@every_own_case
+def test_a_default_device_moves_nothing(device, case: Case) -> None:
+    """As with ``torch.set_default_device``: here to a device on which a number would be lost."""
+    optimizer, resumed = case.build(parameters(device)), case.build(parameters(device))
+    set_gradients(optimizer.param_groups[0]["params"], 0)
+    with torch.device("meta"):
+        optimizer.step()
+        resumed.load_state_dict(optimizer.state_dict())
+    assert_same_bits(snapshot(resumed)[1], snapshot(optimizer)[1])
 
 
 @every_own_case

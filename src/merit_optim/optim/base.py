@@ -441,7 +441,8 @@ class SafeOptimizer(Optimizer):
         for key, value in saved.items():
             value = value.tensor if isinstance(value, _AsSaved) else value
             if key == "step":
-                value = torch.as_tensor(value, dtype=torch.float32).to(self._step_device(param, group))
+                device = self._step_device(param, group)
+                value = torch.as_tensor(value, dtype=torch.float32, device=device)
             elif key in self.STATE_KEYS:
                 value = value.to(param.device, self._state_dtype(param, group))
             elif isinstance(value, Tensor):

@@ -71,6 +71,18 @@ def test_many_weights_of_all_shapes_share_a_step(device, build) -> None:
             pair.step()
 
 
+def test_the_tables_do_not_follow_a_default_device(device) -> None:
+    """As with ``torch.set_default_device``: what is indexed on the host is made on the host."""
+    pair = Pair(parameters([(9, 17), (20,)], device), bias_correction=True)
+    pair.set_gradients()
+    with torch.device("meta"):
+        part = FusedEngine(pair.params[0].device).part_of(pair.fused._gather(), Control())
+    part.moments()  # not there: Triton's interpreter follows it
+    part.apply(None)
+    pair.eager.step()
+    pair.compare()
+
+
 def test_a_weight_may_have_more_tiles_than_a_chunk(device) -> None:
     """A weight's tiles are handed out in chunks of 16; the tiles of the phases need not be the same."""
     pair = Pair(parameters([(34, 3), (3, 2), (5, 21)], device))

@@ -161,12 +161,15 @@ class Launch:
         self.pointers = torch.empty(
             len(weights), kernels.NUM_POINTERS.value, dtype=torch.int64, device=device
         )
-        self.items = torch.tensor([w.item for w in weights])
+        # On the host, where addresses are put together, also if torch's default device is another.
+        self.items = torch.tensor([w.item for w in weights], device="cpu")
         self.items_there = self.items.to(device)
         sizes = [dtype.itemsize for dtype in (variant.param, variant.grad, variant.state, variant.state)]
-        self.offsets = torch.tensor([[*(w.offset * size for size in sizes), 0] for w in weights])
+        self.offsets = torch.tensor(
+            [[*(w.offset * size for size in sizes), 0] for w in weights], device="cpu"
+        )
         # The first matrix of a parameter counts its step; the others have no address for it.
-        self.counts = torch.tensor([[1, 1, 1, 1, int(w.offset == 0)] for w in weights])
+        self.counts = torch.tensor([[1, 1, 1, 1, int(w.offset == 0)] for w in weights], device="cpu")
         num_sums = sum(self.moments_grid.num_tiles) if variant.l2 else 0
         self.sums = torch.empty(2, num_sums, device=device).unbind()
         same = {
@@ -451,7 +454,7 @@ def _corrections(work: Work, device: torch.device) -> Tensor:
     """(item, 2): Adam's bias corrections for the step that is being taken, which is counted at its end."""
     steps = torch.stack(work.steps).to(device) + 1
     correction = algorithm.bias_correction(steps, *work.group["betas"])
-    return torch.stack([torch.as_tensor(x) for x in correction], 1).float()
+    return torch.stack([torch.as_tensor(x, device=device) for x in correction], 1).float()
 
 
 def _owners(works: list[Work]) -> list[Tensor]:
