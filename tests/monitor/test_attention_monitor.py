@@ -93,6 +93,19 @@ def assert_reads(reading: AttentionReading, names: list[str], expected) -> None:
         torch.testing.assert_close(reading.entropy[name], entropy, rtol=1e-4, atol=1e-5)
 
 
+def test_one_query_head_may_serve_all_key_heads() -> None:
+    class Shared(nn.Module):
+        def forward(self, query, key):
+            return scaled_dot_product_attention(query, key, key)
+
+    model, query, key = Shared(), torch.randn(2, 1, 4, 8), torch.randn(2, 3, 5, 8)
+    monitor = AttentionMonitor(model)
+    with monitor:
+        model(query, key)
+    logits = query @ key.mT / math.sqrt(8)
+    torch.testing.assert_close(monitor.read().max_logits["Shared"], logits.amax(dim=(0, 2, 3)))
+
+
 NAMES = ["0.attention", "1.attention"]
 LOWER = torch.ones(10, 10, dtype=torch.bool).tril()
 

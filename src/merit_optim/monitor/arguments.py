@@ -52,6 +52,8 @@ def of_scaled_dot_product(
         batches = torch.broadcast_shapes(query.shape[:-3], key.shape[:-3])
         query, key = (x.expand(*batches, *x.shape[-3:]) for x in (query, key))
         mask = mask.expand(*batches, *mask.shape[-3:]) if mask is not None and mask.ndim > 3 else mask
+    if query.shape[-3] == 1:  # which may serve all heads of the keys
+        query = query.expand(*query.shape[:-3], key.shape[-3], -1, -1)
     options = {"scale": _scale(query, scale), "right": 0 if is_causal else -1, "offset": offset}
     return Arguments(_four_dimensional(query), _four_dimensional(key), _four_dimensional(mask), options)
 
