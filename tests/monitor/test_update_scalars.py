@@ -38,6 +38,16 @@ def test_numbers_are_the_statistics_and_their_totals() -> None:
     assert update_scalars({}) == {}
 
 
+def test_a_weight_of_zeros_that_stays_so_has_not_changed() -> None:
+    bias = torch.nn.Parameter(torch.zeros(3))
+    bias.grad = torch.ones(3)
+    optimizer = MERIT([("bias", bias)], lr=0.0)
+    with optimizer.recording() as statistics:
+        optimizer.step()
+    numbers = update_scalars(statistics)
+    assert numbers["update/relative_change/bias"] == numbers["update/relative_change"] == 0
+
+
 def test_parameters_may_be_on_several_devices() -> None:
     def statistics(device: str) -> UpdateStatistics:
         number = torch.ones((), device=device)

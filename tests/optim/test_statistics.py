@@ -214,3 +214,14 @@ def test_a_compiled_step_is_recorded_too() -> None:
     with optimizer.recording() as statistics:
         step()
     assert len(statistics) == len(optimizer.param_groups[0]["params"])
+
+
+def test_the_relative_change_of_a_weight_of_zeros(device) -> None:
+    """As biases are in the first step of a schedule that begins at zero: nothing changed."""
+    bias = nn.Parameter(torch.zeros(3, device=device))
+    bias.grad = torch.ones_like(bias)
+    for lr, change in ((0.0, 0.0), (0.1, float("inf"))):
+        optimizer = MERIT([("bias", bias)], lr=lr)
+        with optimizer.recording() as statistics:
+            optimizer.step()
+        assert statistics["bias"].relative_change == change

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from merit_optim.optim import UpdateStatistics
+from merit_optim.optim.statistics import relative_change
 
 
 def update_scalars(
@@ -57,5 +58,5 @@ def _row(update: UpdateStatistics) -> Tensor:
 def _numbers(row: Tensor) -> list[float]:
     elements, clipped, bounded, update_sum_sq, weight_sum_sq, ratio = row
     return torch.stack(
-        [clipped / elements, bounded / elements, ratio, (update_sum_sq / weight_sum_sq).sqrt()]
+        [clipped / elements, bounded / elements, ratio, relative_change(update_sum_sq, weight_sum_sq)]
     ).tolist()

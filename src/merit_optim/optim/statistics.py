@@ -37,8 +37,8 @@ class UpdateStatistics:
 
     @property
     def relative_change(self) -> float:
-        """|change of w| / |w|, both Euclidean; infinite for a weight that was zero."""
-        return (self.update_sum_sq / self.weight_sum_sq).sqrt().item()
+        """|change of w| / |w|, both Euclidean; infinite for a weight that was zero, unless it stays so."""
+        return relative_change(self.update_sum_sq, self.weight_sum_sq).item()
 
     def merge(self, other: UpdateStatistics) -> UpdateStatistics:
         """The statistics of two parts of a weight together."""
@@ -51,6 +51,12 @@ class UpdateStatistics:
             self.update_sum_sq + other.update_sum_sq,
             self.weight_sum_sq + other.weight_sum_sq,
         )
+
+
+def relative_change(update_sum_sq: Tensor, weight_sum_sq: Tensor) -> Tensor:
+    """The root of the quotient; 0 where nothing changed, for the quotient of two zeros is no number."""
+    nothing = (update_sum_sq == 0) & (weight_sum_sq == 0)
+    return (update_sum_sq / weight_sum_sq).sqrt().masked_fill(nothing, 0)
 
 
 def measure(
