@@ -71,6 +71,8 @@ def test_an_unknown_name_is_refused_with_the_nearest_one() -> None:
         create("merti", parameters(), lr=0.1)
     with pytest.raises(ValueError, match=r"unknown model 'gpt2-smal'; did you mean 'gpt2-small'\?"):
         create("merit", parameters(), model="gpt2-smal")
+    with pytest.raises(ValueError, match="unknown model 'gpt2-smal'"):
+        create("merit", parameters(), model="gpt2-smal", lr=0.1)
 
 
 def test_a_missing_learning_rate_is_an_error() -> None:

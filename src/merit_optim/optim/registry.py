@@ -77,13 +77,16 @@ def create(name: str, params: ParamsT, *, model: str | None = None, **options: A
     """
     preset: Preset = _lookup("optimizer", name, OPTIMIZERS)
     settings = {**preset.options, **options}
+    rates = preset.learning_rates
+    # Looked up also where an lr is given: a misspelt model is an error before the lr is left out.
+    rate = _lookup("model", model, rates) if model is not None and rates else None
     if "lr" not in settings:
-        if not preset.learning_rates:
+        if not rates:
             raise ValueError(f"the paper gives no learning rate for {name}; pass lr=...")
-        if model is None:
-            known = ", ".join(preset.learning_rates)
+        if rate is None:
+            known = ", ".join(rates)
             raise ValueError(f"{name} needs a learning rate: pass lr=..., or model= one of {known}")
-        settings["lr"] = _lookup("model", model, preset.learning_rates)
+        settings["lr"] = rate
     return preset.optimizer(params, **settings)
 
 
