@@ -128,3 +128,12 @@ def test_learning_rates_in_tensors_stay_apart_even_where_they_are_equal() -> Non
     groups = param_groups(Model(), overrides=overrides)
     own = {id(group["lr"]) for group in groups if "lr" in group}
     assert own == {id(rate) for rate in rates}
+
+
+def test_parameters_without_a_shape_yet_are_refused() -> None:
+    """torch says that they have one dimension: a lazy layer's weight would not decay."""
+    model = nn.Sequential(nn.LazyLinear(4))
+    with pytest.raises(ValueError, match=r"0\.weight has no shape yet; .* one forward pass"):
+        param_groups(model)
+    model(torch.ones(2, 3))
+    assert [group["weight_decay"] for group in param_groups(model)] == [0.1, 0.0]

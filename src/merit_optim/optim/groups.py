@@ -8,6 +8,7 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 _NOT_OPTIONS = frozenset({"params", "param_names"})
 
@@ -55,6 +56,10 @@ def param_groups(
     for param, alike in names.items():
         if not param.requires_grad:
             continue
+        if is_lazy(param):  # it says that it has one dimension
+            raise ValueError(
+                f"{alike[0]} has no shape yet; whether it decays is known after one forward pass of the model"
+            )
         decays = param.ndim >= 2 and not _matches(alike, no_decay)
         options: dict[str, Any] = {"weight_decay": weight_decay if decays else 0.0}
         for pattern, override in overrides.items():
