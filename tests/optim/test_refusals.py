@@ -44,9 +44,15 @@ FOR_ALL: list[tuple[dict[str, Any], str]] = [
     ({"max_grad_norm": 0}, "max_grad_norm is 0; it must be greater than 0, or None for no clipping"),
     ({"state_dtype": torch.int32}, "state_dtype is torch.int32; it must be a floating-point dtype"),
     ({"state_dtype": "float32"}, "state_dtype is 'float32'; it must be a floating-point dtype"),
+    (
+        {"state_dtype": torch.float8_e5m2},
+        "state_dtype is torch.float8_e5m2; it must be a floating-point dtype of at least 16 bits",
+    ),
 ]
 FOR_THE_FAMILY: list[tuple[dict[str, Any], str]] = [
     ({"eps": 0}, "eps is 0; it must be greater than 0, or the default 1e-6"),
+    ({"eps": 1e-50}, "eps is 1e-50, too small for float32; it must be at least 1.2e-38"),
+    ({"eps": float("inf")}, "eps is inf; it must be finite"),
     ({"clip": 0}, "clip is 0; it must be greater than 0, or None for no clip"),
     ({"clip": -1.0}, "clip is -1.0; it must be greater than 0"),
     ({"clip": float("nan")}, "clip is nan; it must be greater than 0"),
@@ -61,6 +67,7 @@ FOR_MERIT: list[tuple[dict[str, Any], str]] = [
 FOR_SOPHIA: list[tuple[dict[str, Any], str]] = [
     ({"gamma": 0}, "gamma is 0; it must be greater than 0, or the default 0.05"),
     ({"eps": 0}, "eps is 0; it must be greater than 0, or the default 1e-12"),
+    ({"eps": 1e-50}, "eps is 1e-50, too small for float32"),
     ({"hessian_interval": 0}, "hessian_interval is 0; it must be a whole number that is at least 1"),
     ({"hessian_interval": None}, "hessian_interval is None; it must be a whole number that is at least 1"),
 ]
@@ -104,6 +111,43 @@ def test_groups_that_disagree_about_the_whole_step_are_refused(optimizer_class, 
         optimizer.add_param_group({"params": params[2:], option: value})
     assert_unchanged(optimizer, before)
     optimizer_class([{"params": p, option: value} for p in params])  # agreeing is fine
+
+
+@every_own_class
+def test_a_group_cannot_be_differentiable_by_itself(optimizer_class) -> None:
+    """torch records a step or does not: a group's wish would go unheard."""
+    params = parameters()
+    with pytest.raises(ValueError, match="a parameter group has differentiable=True, the optimizer False"):
+        optimizer_class([{"params": params, "differentiable": True}])
+    with pytest.raises(ValueError, match="a parameter group has differentiable=False, the optimizer True"):
+        optimizer_class([{"params": params, "differentiable": False}], differentiable=True)
+    optimizer_class([{"params": params, "differentiable": True}], differentiable=True)
+
+
+@every_family_class
+def test_parameters_without_a_shape_yet_are_refused(optimizer_class) -> None:
+    model = nn.LazyLinear(4)
+    with pytest.raises(TypeError, match=r"weight has no shape yet; .* one forward pass"):
+        optimizer_class(model.named_parameters())
+    optimizer = optimizer_class(parameters())
+    before = snapshot(optimizer)
+    with pytest.raises(TypeError, match="parameter 0 of group 1 has no shape yet"):
+        optimizer.add_param_group({"params": model.parameters()})
+    assert_unchanged(optimizer, before)
+    model(torch.ones(2, 3))
+    optimizer.add_param_group({"params": model.parameters()})
+
+
+@every_own_class
+def test_the_way_out_for_complex_parameters_is_one(optimizer_class) -> None:
+    with pytest.raises(TypeError, match=r"torch\.view_as_complex of it"):
+        optimizer_class([nn.Parameter(torch.zeros(3, dtype=torch.complex64))])
+    pairs = nn.Parameter(random_tensor((3, 2), 0))
+    optimizer = optimizer_class([pairs])
+    torch.view_as_complex(pairs).abs().sum().backward()
+    before = pairs.detach().clone()
+    optimizer.step()
+    assert not pairs.equal(before)
 
 
 @every_own_class

@@ -76,7 +76,8 @@ class SafeOptimizer(Optimizer):
         if not param.is_floating_point():
             raise TypeError(
                 f"{name} has dtype {param.dtype}; {type(self).__name__} takes real floating-point "
-                "parameters. A complex one can be optimized as torch.view_as_real of itself."
+                "parameters. In place of a complex one, keep a real one with a last dimension of 2, and use "
+                "torch.view_as_complex of it in the model."
             )
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -84,6 +85,7 @@ class SafeOptimizer(Optimizer):
         if isinstance(param_group, dict):
             self._check_option_names(param_group)
             self._check_group({**self.defaults, **param_group})
+            self._check_differentiable(param_group)
             for option in WHOLE_STEP_OPTIONS:
                 value = param_group.get(option, self.defaults[option])
                 for other in self.param_groups:
@@ -100,6 +102,16 @@ class SafeOptimizer(Optimizer):
         except (TypeError, ValueError):
             self.param_groups.pop()
             raise
+
+    def _check_differentiable(self, param_group: dict[str, Any]) -> None:
+        """Raise where a group differs from the optimizer, by which torch records a step or does not."""
+        whole = self.defaults["differentiable"]
+        value = param_group.get("differentiable", whole)
+        if value != whole:
+            raise ValueError(
+                f"a parameter group has differentiable={value!r}, the optimizer {whole!r}; it concerns the "
+                "step as a whole. Give it to the optimizer, not to a group."
+            )
 
     def _check_option_names(self, param_group: dict[str, Any]) -> None:
         """Raise where an option is misspelt; other keys are the user's own, as in torch's optimizers."""

@@ -101,7 +101,7 @@ class SophiaG(SafeOptimizer):
     def _check_group(self, group: dict[str, Any]) -> None:
         super()._check_group(group)
         validate.positive("gamma", group["gamma"], "the default 0.05")
-        validate.positive("eps", group["eps"], "the default 1e-12")
+        validate.epsilon(group["eps"], "1e-12")
 
     @property
     def hessian_due(self) -> bool:

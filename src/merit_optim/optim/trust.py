@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypedDict
 
 import torch
 from torch import Tensor
+from torch.nn.parameter import is_lazy
 from torch.optim.optimizer import ParamsT
 
 from merit_optim.optim import validate
@@ -98,7 +99,7 @@ class TrustRatioOptimizer(SafeOptimizer):
 
     def _check_group(self, group: dict[str, Any]) -> None:
         super()._check_group(group)
-        validate.positive("eps", group["eps"], "the default 1e-6")
+        validate.epsilon(group["eps"], "1e-6")
         validate.one_of("norm", group["norm"], NORMS)
         validate.optional_count("matrix_dims", group["matrix_dims"])
         if group["clip"] is not None:
@@ -116,6 +117,11 @@ class TrustRatioOptimizer(SafeOptimizer):
 
     def _check_parameter(self, name: str, param: Tensor) -> None:
         super()._check_parameter(name, param)
+        if is_lazy(param):
+            raise TypeError(
+                f"{name} has no shape yet; its rows and columns are known after one forward pass of the "
+                "model. Give it to the optimizer then."
+            )
         if getattr(param, "_fsdp_flattened", False):
             raise TypeError(
                 f"{name} is a flat parameter of FSDP1: its rows and columns are gone, and with them the "

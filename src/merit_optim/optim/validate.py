@@ -34,6 +34,19 @@ def positive(name: str, value: Any, otherwise: str) -> None:
         raise ValueError(f"{name} is {value!r}; it must be greater than 0, or {otherwise}")
 
 
+def epsilon(value: Any, default: str) -> None:
+    """What is added to, or bounds, a denominator: a number that is not zero in float32 either."""
+    positive("eps", value, f"the default {default}")
+    smallest = torch.finfo(torch.float32).tiny
+    if value < smallest:
+        raise ValueError(
+            f"eps is {value!r}, too small for float32; it must be at least {smallest:.1e}, or the "
+            f"default {default}"
+        )
+    if value == math.inf:
+        raise ValueError(f"eps is {value!r}; it must be finite, or the default {default}")
+
+
 def betas(value: Any) -> None:
     """Two numbers in [0, 1)."""
     pair = tuple(value) if isinstance(value, Sequence) else ()
@@ -48,9 +61,12 @@ def one_of(name: str, value: Any, allowed: Sequence[Any]) -> None:
 
 
 def floating_dtype(name: str, value: Any) -> None:
-    """A real floating-point dtype."""
-    if not isinstance(value, torch.dtype) or not value.is_floating_point:
-        raise ValueError(f"{name} is {value!r}; it must be a floating-point dtype such as torch.float32")
+    """A real floating-point dtype. In 8 bits the squares of ordinary gradients are zero."""
+    if not isinstance(value, torch.dtype) or not value.is_floating_point or value.itemsize < 2:
+        raise ValueError(
+            f"{name} is {value!r}; it must be a floating-point dtype of at least 16 bits, such as "
+            "torch.float32"
+        )
 
 
 def count(name: str, value: Any, otherwise: str = "") -> None:
