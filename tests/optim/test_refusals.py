@@ -264,8 +264,9 @@ def test_state_of_another_number_of_parameters_is_refused(device, optimizer_clas
 
 def test_curvature_from_no_labels_is_refused() -> None:
     optimizer = SophiaG(parameters())
-    with pytest.raises(ValueError, match="num_labels is 0; the loss is a mean over at least 1 label"):
-        optimizer.update_hessian(num_labels=0)
+    for num_labels in (0, float("nan")):
+        with pytest.raises(ValueError, match=f"num_labels is {num_labels}; the loss is a mean over"):
+            optimizer.update_hessian(num_labels=num_labels)
 
 
 def test_recording_a_differentiable_step_is_refused() -> None:
@@ -274,16 +275,34 @@ def test_recording_a_differentiable_step_is_refused() -> None:
         pass
 
 
-def test_a_whole_state_for_a_sharded_parameter_is_refused() -> None:
+@pytest.mark.parametrize(
+    ("saved_as", "loaded_as", "message"),
+    [
+        (None, 0, r"is a DTensor and its saved exp_avg is not; .*set_optimizer_state_dict"),
+        (
+            0,
+            None,
+            r"saved exp_avg of .* is a DTensor and the parameter is not; .*get_optimizer_state_dict",
+        ),
+        (0, 1, r"the saved exp_avg of .* is placed as .*Shard\(dim=0\).*, the parameter as .*Shard\(dim=1\)"),
+    ],
+    ids=["whole for a shard", "a shard for a whole", "another shard"],
+)
+def test_state_that_is_sharded_otherwise_is_refused(saved_as, loaded_as, message) -> None:
+    """The parts of a square weight that is cut the other way have as many elements: they would be taken."""
+
+    def build(cut: int | None) -> MERIT:
+        weight = torch.ones(4, 4) if cut is None else distribute_tensor(torch.ones(4, 4), mesh, [Shard(cut)])
+        optimizer = MERIT([nn.Parameter(weight)])
+        optimizer.param_groups[0]["params"][0].grad = torch.ones_like(weight)
+        optimizer.step()
+        return optimizer
+
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
         mesh = dist.init_device_mesh("cpu", (1,))
-        whole = torch.nn.Parameter(torch.ones(4, 3))
-        sharded = torch.nn.Parameter(distribute_tensor(whole.detach(), mesh, [Shard(0)]))
-        saved = MERIT([whole])
-        whole.grad = torch.ones(4, 3)
-        saved.step()
-        with pytest.raises(ValueError, match=r"is a DTensor and its saved exp_avg is not; .*_state_dict"):
-            MERIT([sharded]).load_state_dict(saved.state_dict())
+        saved, loading = build(saved_as), build(loaded_as)
+        with pytest.raises(ValueError, match=message):
+            loading.load_state_dict(saved.state_dict())
     finally:
         dist.destroy_process_group()

@@ -423,16 +423,27 @@ class SafeOptimizer(Optimizer):
                 f"{type(self).__name__} can load only optimizers with the state "
                 f"{['step', *self.STATE_KEYS]}. Start it with fresh state instead."
             )
-        for key in self.STATE_KEYS:
-            if saved and is_sharded(param) and not is_sharded(saved[key]):
+        for key in self.STATE_KEYS if saved else ():
+            value = saved[key]
+            if is_sharded(param) and not is_sharded(value):
                 raise ValueError(
                     f"{name} is a DTensor and its saved {key} is not; load whole states through "
                     "torch.distributed.checkpoint.state_dict.set_optimizer_state_dict, which shards them."
                 )
-            if saved and tuple(saved[key].shape) != tuple(param.shape):
+            if is_sharded(value) and not is_sharded(param):
                 raise ValueError(
-                    f"the saved {key} of {name} has shape {tuple(saved[key].shape)}, the parameter "
+                    f"the saved {key} of {name} is a DTensor and the parameter is not; save whole states: "
+                    "torch.distributed.checkpoint.state_dict.get_optimizer_state_dict, full_state_dict=True"
+                )
+            if tuple(value.shape) != tuple(param.shape):
+                raise ValueError(
+                    f"the saved {key} of {name} has shape {tuple(value.shape)}, the parameter "
                     f"{tuple(param.shape)}; parameters must be given in the order they were saved in."
+                )
+            if is_sharded(param) and is_sharded(value) and param.placements != value.placements:
+                raise ValueError(
+                    f"the saved {key} of {name} is placed as {value.placements}, the parameter as "
+                    f"{param.placements}; torch.distributed.checkpoint loads states into other placements."
                 )
 
     def __getstate__(self) -> dict[str, Any]:
