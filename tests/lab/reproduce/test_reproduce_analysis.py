@@ -289,6 +289,25 @@ def test_steps_to_a_loss_lie_between_measurements(toy: Scale) -> None:
     assert fake_record(trial, rows, "diverged").final_loss() == math.inf
 
 
+def test_a_run_that_has_not_ended_has_no_largest_logit_to_compare(toy: Scale) -> None:
+    """What it has by now is of its first steps, and its logits may grow yet."""
+    entry = ENTRIES["fig2"]
+    by_series = {"AdamW": 1.0, "LAMB": 30.0, "MERIT": 20.0}
+    records = fake_records(entry, toy, lambda trial: logits(trial, LAYERS * [by_series[trial.series]]))
+    part = Records(
+        tuple(
+            dataclasses.replace(own, run=dataclasses.replace(own.run, status="interrupted"))
+            if own.series == "AdamW" and own.run and own.config.seed > 0
+            else own
+            for own in records.all
+        )
+    )
+    result = entry.analyse(part, toy)
+    assert [own.num_seeds for own in result.verdicts[0].comparisons] == [1, 1, 3]
+    adamw = next(row for row in result.table.rows if row[1] == "AdamW")
+    assert adamw[2:] == ("1 finished, 2 interrupted", "1.00", "1.00")
+
+
 def test_scaling_that_is_known(toy: Scale) -> None:
     """MERIT scales ideally; the others need all their steps with the largest batch."""
     final = {4: {"MERIT": 3.0, "LAMB": 3.0, "AdamW": 3.0}, 8: {"MERIT": 3.0, "LAMB": 3.4, "AdamW": 3.5}}
