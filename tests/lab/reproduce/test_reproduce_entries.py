@@ -68,6 +68,18 @@ def test_curvature_that_was_measured_needs_no_data(dataset: Dataset, tmp_path: P
     assert "could not be measured" in said["missing"]
 
 
+def test_curvature_on_the_way_is_not_that_at_the_end(dataset: Dataset, tmp_path: Path, toy: Scale) -> None:
+    task = Task(entries=[ENTRIES["fig7"]], scale=toy, corpus=dataset, folder=tmp_path, seeds=1)
+    before = reproduce(task)
+    for end in tmp_path.glob("runs/*/curvature/step-00000004.json"):
+        end.rename(end.with_name("step-00000002.json"))
+    gone = KnownCorpus(Path("gone"), dataset.vocab_size, dataset.fingerprint)
+    (said,) = reproduce(replace(task, corpus=gone, trains=False))
+    assert "could not be measured" in said["missing"]
+    assert reproduce(task) == before
+    assert len(list(tmp_path.glob("runs/*/curvature/step-00000004.json"))) == 2
+
+
 @pytest.mark.parametrize("name", EVALUATIONS)
 def test_sets_that_were_evaluated_need_no_files(name: str, toy: Scale, tmp_path: Path) -> None:
     (record, *_) = evaluated(ENTRIES[name], toy, tmp_path, lambda _: 0.5, seeds=1).all
