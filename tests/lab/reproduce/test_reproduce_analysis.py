@@ -403,6 +403,35 @@ def test_a_neighbour_that_diverged_is_worse_and_one_that_was_not_run_says_nothin
     assert first.judgement == "not run"
 
 
+def test_an_optimizer_that_diverged_at_every_rate_has_lost(toy: Scale) -> None:
+    """With QK-Norm all runs diverged, without it one seed at each rate: nothing of that was not run."""
+    entry, lowest = ENTRIES["fig8"], toy.gpt2[0].rates["adamw"] / 2
+    records = fake_records(entry, toy, lambda trial: losses(trial, 3.0), diverged="AdamW with QK-Norm")
+    one = Records(
+        tuple(
+            fake_record(own.trial, [], "diverged")
+            if own.series == "AdamW" and own.config.seed == (own.config.optimizer.lr != lowest)
+            else own
+            for own in records.all
+        )
+    )
+    _, worse = entry.analyse(one, toy).verdicts
+    plain, merit = worse.comparisons
+    assert plain.margins == (math.inf,) * 2  # the third seed's runs both diverged
+    assert merit.margins == (math.inf,) * 3
+
+
+def test_scaling_from_a_batch_that_diverged_is_unknown_and_not_unrun(toy: Scale) -> None:
+    entry = ENTRIES["fig1"]
+    records = fake_records(
+        entry, toy, lambda trial: [] if trial.series == "AdamW" else losses(trial, 3.0), diverged="AdamW"
+    )
+    _, nearer = entry.analyse(records, toy).verdicts
+    (first, *_) = nearer.comparisons
+    assert first.judgement == "with no seed did both get to the target with the smallest batch"
+    assert nearer.outcomes[0] == "undecided"
+
+
 def test_how_alike_rows_and_columns_are() -> None:
     generator = torch.Generator().manual_seed(0)
     noise = torch.randn(200, 100, generator=generator)
