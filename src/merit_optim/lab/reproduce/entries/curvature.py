@@ -56,6 +56,10 @@ def _measure(record: Record, scale: Scale, _: Path | None) -> None:
     )
     if _is_measured(record, config):
         return  # which can be told without the data
+    if not record.config.data.is_dir():
+        raise Unavailable(
+            f"Curvature needs the runs' data, which are not in {record.config.data}: name them with --data"
+        )
     try:
         measure_curvature(record.folder, config, step=record.config.steps, data=record.config.data)
     except ModuleNotFoundError as error:
