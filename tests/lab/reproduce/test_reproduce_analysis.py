@@ -3,6 +3,7 @@
 import dataclasses
 import math
 import random
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from merit_optim.lab.evaluate import PAPER_SETS
 from merit_optim.lab.reproduce.entries import batches, theorem, weights
 from merit_optim.lab.reproduce.entries.variants import VARIANTS
 from merit_optim.lab.reproduce.entry import Result
-from merit_optim.lab.reproduce.records import Records
+from merit_optim.lab.reproduce.records import Record, Records
 from merit_optim.lab.reproduce.registry import ENTRIES
 from merit_optim.lab.reproduce.scale import Scale, Trial
 from merit_optim.lab.reproduce.work import Task, reproduce
@@ -486,6 +487,39 @@ def test_evaluations(name: str, of_merit: float, outcome: str, toy: Scale, tmp_p
     if outcome == "held":
         (row,) = (row for row in result.table.rows if row[1].startswith("MERIT"))
         assert float(row[3].split()[0]) == pytest.approx(best, rel=0.01)
+
+
+@pytest.mark.parametrize(("name", "lost"), [("fig5", -math.inf), ("fig12", -7.0), ("table1", -math.inf)])
+def test_evaluations_of_runs_that_diverged_are_lost(
+    name: str, lost: float, toy: Scale, tmp_path: Path
+) -> None:
+    """MERIT is better with two seeds, diverges alone with the third, and with the others in the fourth."""
+    better, worse = (20.0, 30.0) if name == "fig5" else (0.6, 0.5)
+    found = evaluated(
+        ENTRIES[name],
+        toy,
+        tmp_path,
+        lambda trial: better if trial.series.startswith("MERIT") else worse,
+        seeds=4,
+    )
+
+    def diverged(own: Record) -> Record:
+        shutil.rmtree(own.folder / "evaluate")
+        return dataclasses.replace(fake_record(own.trial, [], "diverged"), folder=own.folder)
+
+    records = Records(
+        tuple(
+            diverged(own)
+            if own.config.seed == 3 or (own.config.seed == 2 and own.series.startswith("MERIT"))
+            else own
+            for own in found.all
+        )
+    )
+    result = ENTRIES[name].analyse(records, toy)
+    for own in result.verdicts[0].comparisons:
+        assert own.num_seeds == 3
+        assert min(own.margins) == lost
+        assert sum(margin > 0 for margin in own.margins) == 2
 
 
 def two_models() -> Scale:
