@@ -240,7 +240,10 @@ def _table1(records: Records, scale: Scale) -> Result:
         table=_table(records, sets, scale, number=".2f", average=True),
         charts=_accuracies(records, sets, scale),
         verdicts=(claim,),
-        notes=_notes(scale),
+        notes=(
+            "Held is more than the claim: MERIT was more accurate. Contradicted is that it was less.",
+            *_notes(scale),
+        ),
     )
 
 
