@@ -137,6 +137,7 @@ def test_runs_of_another_configuration_are_refused_before_any_is_trained(
     [
         (["--lr", "lion=1e-4"], "a learning rate is given for lion, which is not among adamw, lamb, merit"),
         (["--lr", "merit"], "the learning rate 'merit' is not understood; write OPTIMIZER=RATE"),
+        (["--lr", "=1e-2"], "the learning rate '=1e-2' is not understood; write OPTIMIZER=RATE"),
         (["--seeds", "1", "1"], "the seeds are 1, 1; each may be given once"),
         (["--optimizers", "mertt"], "did you mean 'merit'?"),
         (["--optimizers", "maxlamb"], "the paper gives no learning rate for maxlamb"),

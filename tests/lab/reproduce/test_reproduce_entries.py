@@ -65,7 +65,19 @@ def test_curvature_that_was_measured_needs_no_data(dataset: Dataset, tmp_path: P
     again = replace(task, corpus=gone, trains=False)
     assert reproduce(again) == before
     (said,) = reproduce(replace(again, scale=replace(toy, curvature_probes=3)))  # these were not
-    assert "could not be measured" in said["missing"]
+    assert said["missing"] == "Curvature needs the runs' data, which are not in gone: name them with --data"
+
+
+def test_curvature_on_the_way_is_not_that_at_the_end(dataset: Dataset, tmp_path: Path, toy: Scale) -> None:
+    task = Task(entries=[ENTRIES["fig7"]], scale=toy, corpus=dataset, folder=tmp_path, seeds=1)
+    before = reproduce(task)
+    for end in tmp_path.glob("runs/*/curvature/step-00000004.json"):
+        end.rename(end.with_name("step-00000002.json"))
+    gone = KnownCorpus(Path("gone"), dataset.vocab_size, dataset.fingerprint)
+    (said,) = reproduce(replace(task, corpus=gone, trains=False))
+    assert "name them with --data" in said["missing"]
+    assert reproduce(task) == before
+    assert len(list(tmp_path.glob("runs/*/curvature/step-00000004.json"))) == 2
 
 
 @pytest.mark.parametrize("name", EVALUATIONS)

@@ -116,3 +116,15 @@ def test_that_one_of_many_goes_the_other_way_needs_more() -> None:
     weak = (-0.10, -0.16, -0.22, -0.04)  # p is about 0.02
     assert comparison(*weak).outcome() == "contradicted"
     assert comparison(*weak).outcome(num_comparisons=10) == "undecided"
+
+
+@pytest.mark.parametrize("spread", [1e-3, 1e-5, 1e-8])
+def test_a_chance_below_what_can_be_computed_is_said_to_be_below(spread: float) -> None:
+    """The tail is 1 less what is inside, of which few digits are left, and at times less than none."""
+    margins = tuple(1 + spread * math.sin(place) for place in range(31))
+    own = Comparison(what="", paper="", margins=margins)
+    assert own.chance is not None
+    assert own.chance >= 0
+    assert own.judgement == "31 seeds, paired t-test, p < 1e-12"
+    opposite = Comparison(what="", paper="", margins=tuple(-margin for margin in margins))
+    assert opposite.judgement == "31 seeds, paired t-test, p < 1e-12 of the opposite"

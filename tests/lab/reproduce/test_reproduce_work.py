@@ -117,6 +117,19 @@ def test_a_folder_with_entries_of_another_scale_is_refused(
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == kept
 
 
+@pytest.mark.parametrize("content", ["{", "{}", "[]"])
+def test_a_damaged_verdict_is_named_with_the_way_out(
+    content: str, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    damaged = tmp_path / "fig4" / "verdict.json"
+    damaged.parent.mkdir()
+    damaged.write_text(content)
+    assert command.main(["fig13", "--data", str(data), "--out", str(tmp_path), "--jobs", "1"]) == 1
+    said = capsys.readouterr().err
+    assert f"{damaged} is damaged" in said
+    assert "remove it and make fig4 again" in said
+
+
 def test_an_interrupted_call_goes_on(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -247,6 +260,9 @@ def test_what_cannot_be_meant_is_refused(capsys: pytest.CaptureFixture[str]) -> 
     with pytest.raises(SystemExit):
         command.main(["fig4", "--seeds", "0"])
     assert "0 is too few" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        command.main(["fig4", "--seeds", "three"])
+    assert "'three' is not a whole number" in capsys.readouterr().err
 
 
 def test_entries_come_in_the_paper_s_order() -> None:

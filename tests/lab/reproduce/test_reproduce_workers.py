@@ -4,6 +4,7 @@ import io
 import math
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
@@ -97,3 +98,12 @@ def test_workers_that_fail_leave_word(planned: list[PlannedRun], tmp_path: Path)
     with pytest.raises(WorkersEnded, match="gone"), Workers(broken, 1, tmp_path / "logs") as workers:
         for _ in workers.waiting(broken, StopRequest()):
             pass
+
+
+def test_the_word_is_that_of_a_worker_that_failed(planned: list[PlannedRun], tmp_path: Path) -> None:
+    """The other one ended well, since it had left the last run to the one that failed at it."""
+    workers = Workers(planned, 2, tmp_path)
+    workers._processes = [SimpleNamespace(exitcode=code) for code in (0, 1)]  # type: ignore[misc]
+    (tmp_path / "worker-0.log").write_text("[3 of 3] is being worked on by another process\n")
+    (tmp_path / "worker-1.log").write_text("[3 of 3] begins\nOSError: no space left\n")
+    assert workers._last_words().endswith("worker-1.log: OSError: no space left")

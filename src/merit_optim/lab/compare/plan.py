@@ -71,6 +71,8 @@ def parse_learning_rates(texts: Iterable[str]) -> dict[str, list[float]]:
     for text in texts:
         name, _, rate = text.partition("=")
         try:
+            if not name:
+                raise ValueError
             rates.setdefault(name, []).append(float(rate))
         except ValueError:
             raise ValueError(

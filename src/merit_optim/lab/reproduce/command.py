@@ -96,7 +96,10 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
 
 
 def _count(text: str) -> int:
-    value = int(text)
+    try:
+        value = int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number") from None
     if value < 1:
         raise argparse.ArgumentTypeError(f"{value} is too few; at least 1 is needed")
     return value

@@ -56,6 +56,11 @@ class Record:
         """Whether it ended because its numbers were none any more."""
         return self.status == "diverged"
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether it will not go on: it finished or diverged."""
+        return self.status in ("finished", "diverged")
+
     def final_loss(self) -> float | None:
         """The last validation loss of a finished run; infinity for one that diverged, else None."""
         if self.diverged:
@@ -76,7 +81,7 @@ class Record:
         steps = steps_to_reach(loss, finite(self.curves.get("validation_loss", [])))
         if steps is not None:
             return steps
-        return math.inf if self.status in ("finished", "diverged") else None
+        return math.inf if self.has_ended else None
 
 
 @dataclass(frozen=True)
@@ -108,8 +113,11 @@ class Records:
         return self.where(lambda own: panel in (None, own.panel) and series in (None, own.series))
 
     def by_seed(self, quantity: Callable[[Record], float | None]) -> BySeed:
-        """A quantity of each record by its seed, where it has one."""
-        values = {own.config.seed: quantity(own) for own in self.all}
+        """A quantity of each record by its seed, where it has one.
+
+        Runs that have not ended are left out: what they have is of their first steps, not of a whole run.
+        """
+        values = {own.config.seed: quantity(own) for own in self.all if own.has_ended}
         return {seed: value for seed, value in values.items() if value is not None}
 
     def final_losses(self) -> BySeed:

@@ -17,6 +17,7 @@ from typing import Literal
 Outcome = Literal["held", "contradicted", "undecided", "no test", "not run"]
 
 LIKELY_CHANCE = 0.05
+_LEAST_CHANCE = 1e-12  # below it, rounding leaves few digits of a t-test's tail
 _ROUNDING = 1e-9  # relative: margins that differ by less are the same
 # The worst first: a claim of several comparisons is as good as the worst of them.
 _WORST_FIRST: tuple[Outcome, ...] = ("not run", "contradicted", "undecided", "no test", "held")
@@ -92,8 +93,8 @@ class Comparison:
             way = "points the claimed way" if self.margins[0] > 0 else "does not point the claimed way"
             return f"{seeds}, so no test is possible; it {way}"
         if self.chance_of_opposite < self.chance:
-            return f"{seeds}, {self.test}, p = {self.chance_of_opposite:.2g} of the opposite"
-        return f"{seeds}, {self.test}, p = {self.chance:.2g}"
+            return f"{seeds}, {self.test}, {_in_words(self.chance_of_opposite)} of the opposite"
+        return f"{seeds}, {self.test}, {_in_words(self.chance)}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -181,7 +182,7 @@ def student_t_tail(t: float, freedom: int) -> float:
     inside = math.sin(angle) * total
     if is_odd:
         inside = 2 / math.pi * (angle + inside)
-    return (1 - inside) / 2
+    return max(0.0, (1 - inside) / 2)
 
 
 def _chance(margins: Sequence[float], test: str) -> float | None:
@@ -193,6 +194,10 @@ def _chance(margins: Sequence[float], test: str) -> float | None:
         return float(sum(math.comb(num, k) for k in range(wins, num + 1)) / 2**num)
     mean, deviation = statistics.fmean(margins), statistics.stdev(margins)
     return student_t_tail(mean / (deviation / math.sqrt(num)), num - 1)
+
+
+def _in_words(chance: float) -> str:
+    return f"p < {_LEAST_CHANCE:g}" if chance < _LEAST_CHANCE else f"p = {chance:.2g}"
 
 
 def _have_spread(margins: Sequence[float]) -> bool:

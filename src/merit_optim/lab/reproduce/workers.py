@@ -82,7 +82,9 @@ class Workers:
             time.sleep(_POLL_SECONDS)
 
     def _last_words(self) -> str:
-        for log in self._logs:
+        workers = zip(self._processes, self._logs, strict=True)
+        # First one that failed: to it, one that ended well may have left the run that is not done.
+        for _, log in sorted(workers, key=lambda own: own[0].exitcode == 0):
             lines = log.read_text(encoding="utf-8").splitlines() if log.exists() else []
             if lines:
                 return f"the last line of {log}: {lines[-1]}"

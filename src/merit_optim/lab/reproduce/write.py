@@ -168,7 +168,14 @@ def _read_verdict(folder: Path) -> dict[str, Any] | None:
     path = folder / "verdict.json"
     if not path.exists():
         return None
-    said: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    try:
+        said: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        if not {"entry", "title", "scale", "outcome"} <= set(said):
+            raise ValueError("no verdict")
+    except (TypeError, ValueError) as error:
+        raise ValueError(
+            f"{path} is damaged ({error}); remove it and make {folder.name} again, from runs that are kept"
+        ) from error
     return said
 
 

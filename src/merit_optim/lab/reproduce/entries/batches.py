@@ -15,6 +15,7 @@ from merit_optim.lab.reproduce.scale import WATCHED, Scale, Setting, Trial
 from merit_optim.lab.reproduce.verdict import Comparison, Verdict, paired
 
 _STILL_PAYS = 0.8  # a larger batch pays if it takes at most this share of the steps of the one before
+_NO_SHARE = "with no seed did both get to the target with the smallest batch"
 _TARGET = (
     "The target is the lowest validation loss that every run ended at or below; those that diverged are not "
     "asked. All runs have the same number of tokens; learning rates go by the square root of the batch."
@@ -51,17 +52,18 @@ def _steps(records: Records, batch: int, target: float) -> BySeed:
 
 
 def efficiency(records: Records, target: float) -> BySeed:
-    """By seed: tokens to the target with the smallest batch over those with the largest; 1 is ideal."""
+    """By seed: tokens to the target with the smallest batch over those with the largest; 1 is ideal.
+
+    NaN where the smallest batch did not get there, so that there is nothing to compare with, or where the
+    largest was there before the first step.
+    """
     smallest, *_, largest = _batches(records)
     few, many = _steps(records, smallest, target), _steps(records, largest, target)
     shares = {}
     for seed in few.keys() & many.keys():
-        if math.isinf(few[seed]):
-            continue  # there is nothing to compare with
-        if many[seed] == 0:
-            continue  # it was there before the first step
+        is_known = math.isfinite(few[seed]) and many[seed] > 0
         # The largest batch may not have got there: its steps are infinite, and the share is zero.
-        shares[seed] = (few[seed] * smallest) / (many[seed] * largest)
+        shares[seed] = (few[seed] * smallest) / (many[seed] * largest) if is_known else math.nan
     return shares
 
 
@@ -169,6 +171,7 @@ def _fig1(records: Records, _: Scale) -> Result:
                     f"{rival}'s share of ideal scaling below MERIT's{where}",
                     efficiency(theirs, target),
                     efficiency(merit, target),
+                    silence=_NO_SHARE,
                 )
             )
     verdicts = (
@@ -219,6 +222,7 @@ def _width(records: Records, scale: Scale) -> Result:
                 f"{series}: share of ideal scaling of deep below that of wide",
                 shares.get((deep, series), {}),
                 shares.get((wide, series), {}),
+                silence=_NO_SHARE,
             )
             for series in records.series
         ),

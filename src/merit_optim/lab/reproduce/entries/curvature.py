@@ -15,6 +15,7 @@ from merit_optim.lab.reproduce.entry import Entry, Result, Unavailable
 from merit_optim.lab.reproduce.records import Record, Records
 from merit_optim.lab.reproduce.scale import Scale, Trial
 from merit_optim.lab.reproduce.verdict import Verdict, paired
+from merit_optim.lab.train.checkpoint import path_of
 
 if TYPE_CHECKING:
     from merit_optim.lab.curvature import CurvatureConfig
@@ -55,8 +56,12 @@ def _measure(record: Record, scale: Scale, _: Path | None) -> None:
     )
     if _is_measured(record, config):
         return  # which can be told without the data
+    if not record.config.data.is_dir():
+        raise Unavailable(
+            f"Curvature needs the runs' data, which are not in {record.config.data}: name them with --data"
+        )
     try:
-        measure_curvature(record.folder, config, data=record.config.data)
+        measure_curvature(record.folder, config, step=record.config.steps, data=record.config.data)
     except ModuleNotFoundError as error:
         raise Unavailable(
             f"Curvature needs {error.name}, which is not installed: pip install 'merit-optim[curvature]'"
@@ -64,11 +69,12 @@ def _measure(record: Record, scale: Scale, _: Path | None) -> None:
 
 
 def _parts(record: Record) -> dict[str, dict[str, Any]]:
-    """What was measured at the newest checkpoint that has been measured, and how, by part."""
-    files = sorted((record.folder / "curvature").glob("step-*.json"))
-    if not files:
+    """What was measured at the end of the run, and how, by part; nothing of checkpoints on the way."""
+    assert record.config.steps is not None, "the configuration is resolved"
+    path = path_of(record.folder / "curvature", record.config.steps).with_suffix(".json")
+    if not path.exists():
         return {}
-    parts = json.loads(files[-1].read_text(encoding="utf-8"))
+    parts = json.loads(path.read_text(encoding="utf-8"))
     return {name: part for name, part in parts.items() if isinstance(part, dict)}
 
 

@@ -51,9 +51,14 @@ def _measure(name: str) -> Callable[[Record, Scale, Path | None], None]:
 
 
 def _values(record: Record, sets: Sequence[str], scale: Scale) -> dict[str, float]:
-    """By set, its perplexity or its accuracy in percent; empty where it has not been evaluated."""
+    """By set, its perplexity or its accuracy in percent; empty where it has not been evaluated.
+
+    A run that diverged is worse than any other: left out, it would leave those seeds that went well.
+    """
     from merit_optim.lab.evaluate import read_results
 
+    if record.diverged:
+        return {name: math.inf if name in _PERPLEXITY else -math.inf for name in sets}
     if record.run is None or record.config.steps is None:
         return {}
     results = read_results(Run.open(record.folder), record.config.steps, scale.evaluation_limit)
@@ -157,6 +162,8 @@ def _fig12(records: Records, scale: Scale) -> Result:
             for name in sets:
                 ours, theirs = _by_set(merit, name, scale), _by_set(other, name, scale)
                 for seed in ours.keys() & theirs.keys():
+                    if math.isinf(ours[seed]) and math.isinf(theirs[seed]):
+                        continue  # both diverged
                     won = (ours[seed] > theirs[seed]) - (ours[seed] < theirs[seed])
                     wins[seed] = wins.get(seed, 0.0) + won
             comparisons.append(
@@ -233,7 +240,10 @@ def _table1(records: Records, scale: Scale) -> Result:
         table=_table(records, sets, scale, number=".2f", average=True),
         charts=_accuracies(records, sets, scale),
         verdicts=(claim,),
-        notes=_notes(scale),
+        notes=(
+            "Held is more than the claim: MERIT was more accurate. Contradicted is that it was less.",
+            *_notes(scale),
+        ),
     )
 
 

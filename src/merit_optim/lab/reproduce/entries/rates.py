@@ -61,18 +61,18 @@ def seeds_of_all(records: Records) -> set[int]:
 
 
 def best_rate(records: Records) -> float | None:
-    """The rate with the lowest mean of the final losses, over the seeds that all rates have.
+    """The rate at which the fewest runs diverged, and of several the one with the lowest mean of the others.
 
-    One that diverged has an infinite loss; None where no rate has a finite mean.
+    Over the final losses of the seeds that all rates have; None where no run has any but an infinite one.
     """
     seeds = seeds_of_all(records)
-    means = {
-        rate: math.fsum(losses[seed] for seed in seeds) / len(seeds)
-        for rate in all_rates(records)
-        if seeds and (losses := at_rate(records, rate).final_losses())
-    }
-    best = min(means, key=means.__getitem__, default=None)
-    return best if best is not None and math.isfinite(means[best]) else None
+    standing: dict[float, tuple[int, float]] = {}
+    for rate in all_rates(records):
+        losses = at_rate(records, rate).final_losses()
+        finite = [losses[seed] for seed in seeds if math.isfinite(losses.get(seed, math.inf))]
+        if finite:
+            standing[rate] = len(seeds) - len(finite), math.fsum(finite) / len(finite)
+    return min(standing, key=standing.__getitem__, default=None)
 
 
 def _best_rates(records: Records) -> BySeed:
@@ -94,9 +94,11 @@ def _best_rates(records: Records) -> BySeed:
 
 
 def losses_at_best(records: Records) -> BySeed:
-    """The final losses at the best rate; none where there is no such rate."""
+    """The final losses at the best rate; infinite where runs diverged at all of them."""
     best = best_rate(records)
-    return {} if best is None else at_rate(records, best).final_losses()
+    if best is None:
+        return dict.fromkeys(seeds_of_all(records), math.inf)
+    return at_rate(records, best).final_losses()
 
 
 def rates_chart(records: Records, place: int, panel: str) -> Chart:
