@@ -12,6 +12,7 @@ from rich.console import Console
 from merit_optim.lab.evaluate.display import print_results
 from merit_optim.lab.evaluate.evaluation import evaluate
 from merit_optim.lab.evaluate.sets import PAPER_SETS, SETS
+from merit_optim.lab.train.checkpoint import path_of
 
 
 def main(argv: Sequence[str]) -> int:
@@ -37,7 +38,7 @@ def main(argv: Sequence[str]) -> int:
     for result in results:
         if result.num_truncated:
             print(f"{result.name}: {result.num_truncated:,} prompts did not fit the context and were cut")
-    print(f"\nThe results: {options.run / 'evaluate' / f'step-{results[0].step:08d}'}")
+    print(f"\nThe results: {path_of(options.run / 'evaluate', results[0].step)}")
     return 0
 
 

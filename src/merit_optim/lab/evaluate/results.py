@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from merit_optim.lab.record import Run, durable
+from merit_optim.lab.train.checkpoint import path_of
 
 _FORMAT = 1
 
@@ -74,7 +75,7 @@ class Result:
 def result_path(run: Run, step: int, name: str, limit: int | None = None) -> Path:
     """Where the result of a set is, or will be."""
     suffix = "" if limit is None else f"-first-{limit}"
-    return run.folder / "evaluate" / f"step-{step:08d}" / f"{name}{suffix}.json"
+    return path_of(run.folder / "evaluate", step) / f"{name}{suffix}.json"
 
 
 def read_results(run: Run, step: int, limit: int | None = None) -> dict[str, Result]:

@@ -14,8 +14,8 @@ import tyro
 from merit_optim.lab.noise.measure import MeasuredScale, NoiseConfig, measure_noise_scale
 from merit_optim.lab.noise.scale import relative_steps, relative_tokens
 from merit_optim.lab.record import Run
+from merit_optim.lab.train.checkpoint import steps_of
 from merit_optim.lab.train.signals import Interrupted
-from merit_optim.lab.train.snapshot import steps_of
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -19,8 +19,6 @@ from merit_optim.lab.train.checkpoint import Manifest, steps_of
 from merit_optim.lab.train.config import TrainConfig
 from merit_optim.lab.train.parallel import Ranks
 
-__all__ = ["Snapshot", "default_device", "mean_loss", "steps_of", "token_loss"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Snapshot:

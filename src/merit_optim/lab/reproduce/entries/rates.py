@@ -49,25 +49,25 @@ def at_rate(records: Records, rate: float) -> Records:
     return records.where(lambda own: rate_of(own) == rate)
 
 
-def all_rates(records: Records) -> list[float]:
+def _all_rates(records: Records) -> list[float]:
     """The peak learning rates of the runs, ascending."""
     return sorted({rate_of(own) for own in records.all})
 
 
-def seeds_of_all(records: Records) -> set[int]:
+def _seeds_of_all(records: Records) -> set[int]:
     """The seeds whose runs ended at every rate that any did: between others rates cannot be compared."""
-    ended = [losses for rate in all_rates(records) if (losses := at_rate(records, rate).final_losses())]
+    ended = [losses for rate in _all_rates(records) if (losses := at_rate(records, rate).final_losses())]
     return set.intersection(*map(set, ended)) if ended else set()
 
 
-def best_rate(records: Records) -> float | None:
+def _best_rate(records: Records) -> float | None:
     """The rate at which the fewest runs diverged, and of several the one with the lowest mean of the others.
 
     Over the final losses of the seeds that all rates have; None where no run has any but an infinite one.
     """
-    seeds = seeds_of_all(records)
+    seeds = _seeds_of_all(records)
     standing: dict[float, tuple[int, float]] = {}
-    for rate in all_rates(records):
+    for rate in _all_rates(records):
         losses = at_rate(records, rate).final_losses()
         finite = [losses[seed] for seed in seeds if math.isfinite(losses.get(seed, math.inf))]
         if finite:
@@ -80,7 +80,7 @@ def _best_rates(records: Records) -> BySeed:
 
     A best rate on the grid's edge tells where the grid was put, not which rate is best.
     """
-    rates = all_rates(records)
+    rates = _all_rates(records)
     by_rate = [at_rate(records, rate).final_losses() for rate in rates]
     best = {}
     for seed in sorted(set[int]().union(*by_rate)):
@@ -95,9 +95,9 @@ def _best_rates(records: Records) -> BySeed:
 
 def losses_at_best(records: Records) -> BySeed:
     """The final losses at the best rate; infinite where runs diverged at all of them."""
-    best = best_rate(records)
+    best = _best_rate(records)
     if best is None:
-        return dict.fromkeys(seeds_of_all(records), math.inf)
+        return dict.fromkeys(_seeds_of_all(records), math.inf)
     return at_rate(records, best).final_losses()
 
 
@@ -112,7 +112,7 @@ def rates_chart(records: Records, place: int, panel: str) -> Chart:
                 for one in own.all
                 if one.config.seed == seed and (loss := one.final_loss()) is not None and math.isfinite(loss)
             )
-            for seed in sorted(seeds_of_all(own))
+            for seed in sorted(_seeds_of_all(own))
         }
         lines[series] = [
             (f"{series} seed {seed}", points, False) for seed, points in by_seed.items() if points
@@ -136,7 +136,7 @@ def grid_table(records: Records, scale: Scale) -> Table:
     for panel in records.panels:
         for series in records.of(panel=panel).series:
             own = records.of(panel=panel, series=series)
-            best, rates = best_rate(own), all_rates(own)
+            best, rates = _best_rate(own), _all_rates(own)
             for rate in rates:
                 remark = ""
                 if rate == best and len(rates) > 1:
@@ -226,7 +226,7 @@ def _qk_trials(scale: Scale, seeds: int) -> list[Trial]:
 def _fig8(records: Records, scale: Scale) -> Result:
     panel = scale.gpt2[0].name
     plain, normed, merit = (records.of(series=series) for series in ("AdamW", _QK_NORM, "MERIT"))
-    highest = all_rates(normed)[-1]
+    highest = _all_rates(normed)[-1]
     wider = Verdict(
         claim="QK-Norm lets AdamW use higher learning rates.",
         source="figure 8",
@@ -271,7 +271,7 @@ def rate_table(records: Records) -> Table:
     for panel in records.panels:
         for series in records.of(panel=panel).series:
             own = records.of(panel=panel, series=series)
-            for rate in all_rates(own):
+            for rate in _all_rates(own):
                 runs = at_rate(own, rate)
                 rows.append(
                     (panel, series, f"{rate:g}", status_counts(runs), spread_text(runs.final_losses()))

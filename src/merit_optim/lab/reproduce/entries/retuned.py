@@ -93,16 +93,13 @@ def _warmup_trials(scale: Scale, seeds: int) -> list[Trial]:
 
 
 def _warmup(records: Records, scale: Scale) -> Result:
-    def own(panel: str, series: str) -> Records:
-        return records.of(panel=panel, series=series)
-
     def at_twice(name: str, setting: Setting) -> Comparison:
         plain, rate = DISPLAY_NAMES[name], 2 * setting.rates[name]
         where = records.where_in_words(setting.name)
         return paired(
             f"{_with_long_warmup(name)} below {plain}, both at {rate:g}{where}",
-            at_rate(own(setting.name, _with_long_warmup(name)), rate).final_losses(),
-            at_rate(own(setting.name, plain), rate).final_losses(),
+            at_rate(records.of(panel=setting.name, series=_with_long_warmup(name)), rate).final_losses(),
+            at_rate(records.of(panel=setting.name, series=plain), rate).final_losses(),
             unit="nats",
         )
 
@@ -110,8 +107,8 @@ def _warmup(records: Records, scale: Scale) -> Result:
         merit = _with_long_warmup("merit")
         return paired(
             f"{merit} below {rival}{records.where_in_words(panel)}",
-            losses_at_best(own(panel, merit)),
-            losses_at_best(own(panel, rival)),
+            losses_at_best(records.of(panel=panel, series=merit)),
+            losses_at_best(records.of(panel=panel, series=rival)),
             unit="nats",
         )
 
@@ -119,7 +116,9 @@ def _warmup(records: Records, scale: Scale) -> Result:
         claim="With a longer warm-up MERIT and maxLAMB, whose first steps go furthest, lose less at twice "
         "their learning rate.",
         source="ours, not the paper's",
-        comparisons=tuple(at_twice(name, own) for own in scale.gpt2[:2] for name in ("merit", "maxlamb")),
+        comparisons=tuple(
+            at_twice(name, setting) for setting in scale.gpt2[:2] for name in ("merit", "maxlamb")
+        ),
     )
     better = Verdict(
         claim="And MERIT ends lower than with the short one, each at its best rate.",

@@ -20,7 +20,8 @@ from merit_optim.lab.reproduce.fields import matrix_chart
 from merit_optim.lab.reproduce.records import BySeed, Record, Records
 from merit_optim.lab.reproduce.scale import WATCHED, Scale
 from merit_optim.lab.reproduce.verdict import Comparison, Verdict, paired
-from merit_optim.lab.train.snapshot import Snapshot, steps_of
+from merit_optim.lab.train.checkpoint import steps_of
+from merit_optim.lab.train.snapshot import Snapshot
 
 _ALIKENESS = (
     "The number: the variance between the means of rows (columns) as a share of the variance of all "
