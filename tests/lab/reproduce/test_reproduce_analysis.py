@@ -155,7 +155,7 @@ def test_twice_the_batch_has_a_grid_with_one_seed_and_the_others_at_its_middle(t
         assert (trial.config.batch, trial.config.steps) in ((8, 4), (16, 2))
         if trial.series == "MERIT":
             found.setdefault((trial.config.batch, trial.config.seed), []).append(trial.config.optimizer.lr)
-    single, middle = toy.gpt2[0].rates["merit"], toy.doubled.rates["merit"]
+    single, middle = toy.gpt2[0].rates["merit"], toy.doubled[0].rates["merit"]
     assert found == {
         **{(8, seed): [single] for seed in range(3)},
         (16, 0): pytest.approx([middle / 2, middle, 2 * middle], rel=0.01),
@@ -173,28 +173,55 @@ def test_twice_the_batch_has_a_grid_with_one_seed_and_the_others_at_its_middle(t
 )
 def test_twice_the_batch(ends: dict[str, float], cost: float, outcomes: list[str], toy: Scale) -> None:
     """All are judged at the middle rate, whatever the other rates of the grid come to."""
+    (doubled,) = toy.doubled
 
     def loss_of(trial: Trial) -> list[dict[str, object]]:
         final, chosen = AS_IN_THE_PAPER[trial.series], trial.config.optimizer
-        if trial.config.batch == toy.doubled.batch:
+        if trial.config.batch == doubled.batch:
             final = ends.get(trial.series, final) + cost + 0.001 * trial.config.seed
             # LAMB has its best on the edge, the others in the middle: by less than later seeds add.
-            if chosen.lr != toy.doubled.rates[chosen.name]:
+            if chosen.lr != doubled.rates[chosen.name]:
                 final += -2.0 if trial.series == "LAMB" else 0.005
         return losses(trial, final)
 
     entry = ENTRIES["doubled"]
     result = entry.analyse(fake_records(entry, toy, loss_of), toy)
     assert [own.outcome for own in result.verdicts] == outcomes
-    assert [len(own.comparisons) for own in result.verdicts] == [3, 4]
+    assert [len(own.comparisons) for own in result.verdicts] == [4, 5]
     assert {own.num_seeds for verdict in result.verdicts for own in verdict.comparisons} == {3}
     remarks: dict[tuple[str, str], list[str]] = {}
     for panel, series, _, remark, *_ in result.table.rows:
         remarks.setdefault((panel, series), []).append(remark)
-    single, doubled = toy.gpt2[0].name, toy.doubled.name
-    assert remarks[single, "MERIT"] == [""]
-    assert remarks[doubled, "MERIT"] == ["", "best", ""]
-    assert remarks[doubled, "LAMB"] == ["best, on the edge of the grid", "", ""]
+    assert remarks[toy.gpt2[0].name, "MERIT"] == [""]
+    assert remarks[doubled.name, "MERIT"] == ["", "best", ""]
+    assert remarks[doubled.name, "LAMB"] == ["best, on the edge of the grid", "", ""]
+
+
+def test_twice_the_batch_of_two_models() -> None:
+    """Each is compared with the same model's single batch, at its own rates."""
+    (first,), (doubled,) = make_scale().gpt2, make_scale().doubled
+    second = dataclasses.replace(first, name="larger", rates={**first.rates, "merit": 0.5})
+    scale = make_scale(
+        gpt2=(first, second),
+        doubled=(doubled, dataclasses.replace(second.with_batch(16), rates=dict(second.rates))),
+    )
+
+    def loss_of(trial: Trial) -> list[dict[str, object]]:
+        cost = 0.0
+        if trial.config.batch == 16:
+            cost = (-0.2 if trial.panel.startswith("larger") else 0.2) + 0.001 * trial.config.seed
+        return losses(trial, AS_IN_THE_PAPER[trial.series] + cost)
+
+    entry = ENTRIES["doubled"]
+    result = entry.analyse(fake_records(entry, scale, loss_of), scale)
+    order, price = result.verdicts
+    assert order.outcomes == 8 * ("held",)
+    assert price.outcomes == 5 * ("held",) + 5 * ("contradicted",)
+    assert price.comparisons[5].what == "larger, AdamW: batch 8 below batch 16"
+    assert [chart.name for chart in result.charts] == [f"loss-{n}" for n in (1, 2, 3, 4)] + [
+        "rates-1",
+        "rates-2",
+    ]
 
 
 def test_twice_the_batch_is_drawn_over_tokens_and_over_rates(toy: Scale) -> None:

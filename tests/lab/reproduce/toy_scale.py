@@ -24,7 +24,7 @@ def make_scale(*, steps: int = 4, seeds: int = 2, **changes: object) -> Scale:
         small_batch=4,
         references=(setting.with_batch(4),),
         horizon=dataclasses.replace(setting, name="toy, longer", tokens=2 * setting.tokens),
-        doubled=setting.with_batch(16),
+        doubled=(setting.with_batch(16),),
         long=(setting.with_batch(4), setting),
         shapes=(wide, deep),
         shape_batches=(4, 8),

@@ -73,8 +73,8 @@ class Scale:
     """AdamW with small batches, one for each of the first of ``gpt2``, with as many tokens."""
     horizon: Setting
     """With several times the tokens of the first of ``gpt2``."""
-    doubled: Setting
-    """With twice the batch of the first of ``gpt2``, as many tokens, and learning rates of its own."""
+    doubled: tuple[Setting, ...]
+    """With twice the batch, one for each of the first of ``gpt2``: as many tokens, rates of their own."""
     long: tuple[Setting, ...]
     """Of table 1: pairs of a small batch for AdamW and a large one for MERIT, one after the other."""
     shapes: tuple[Setting, ...]

@@ -101,11 +101,14 @@ _NANO_33M = replace(
     rates={"adamw": 5e-4, "lamb": 2e-2, "maxlamb": 1e-2, "merit": 1e-2, "lion": 8e-4, "sophiag": 4e-4},
 )
 _NANO_64 = (_with_adamw(_NANO_10M, 64, 2e-3), _with_adamw(_NANO_33M, 64, 1e-3))
-_NANO_1024 = replace(
-    _NANO_10M,
-    name="GPT-2 10M, batch 1024",
-    batch=1024,
-    rates={"adamw": 1e-3, "lamb": 2e-2, "maxlamb": 1e-2, "merit": 1e-2},
+_NANO_1024 = (
+    replace(
+        _NANO_10M,
+        name="GPT-2 10M, batch 1024",
+        batch=1024,
+        rates={"adamw": 1e-3, "lamb": 2e-2, "maxlamb": 1e-2, "merit": 1e-2, "lion": 4e-4},
+    ),
+    replace(_NANO_33M, name="GPT-2 33M, batch 1024", batch=1024),  # maxLAMB's and Lion's are not tuned
 )
 _LLAMA_NANO = replace(
     _NANO_10M, name="Llama 10M, batch 512", model=replace(_NANO_10M.model, family="llama", norm_eps=1e-6)
@@ -121,7 +124,7 @@ SCALES = {
         small_batch=16,
         references=(_TINY.with_batch(16),),
         horizon=_longer(_TINY, 2),
-        doubled=_TINY.with_batch(2 * _TINY.batch),
+        doubled=(_TINY.with_batch(2 * _TINY.batch),),
         long=(_TINY.with_batch(16), _TINY),
         shapes=_shapes(
             _TINY,
@@ -163,7 +166,7 @@ SCALES = {
         small_batch=128,
         references=(_with_adamw(_SMALL, 480, 6e-4),),
         horizon=_longer(_SMALL, 4),
-        doubled=_SMALL.with_batch(2 * _SMALL.batch),
+        doubled=(_SMALL.with_batch(2 * _SMALL.batch),),
         long=_long("small", 6e-4, 4 * _K),
         shapes=_shapes(_SMALL, *_GPT2_SHAPES),
         shape_batches=(256, 1 * _K, 4 * _K),
@@ -184,7 +187,7 @@ SCALES = {
         small_batch=512,
         references=(_with_adamw(_SMALL, 480, 6e-4), _with_adamw(_MEDIUM, 480, 3e-4)),
         horizon=_longer(_SMALL, 4),
-        doubled=_SMALL.with_batch(2 * _SMALL.batch),
+        doubled=(_SMALL.with_batch(2 * _SMALL.batch),),
         long=(*_long("small", 6e-4, 4 * _K), *_long("medium", 3e-4, 6 * _K)),
         shapes=_shapes(_SMALL, *_GPT2_SHAPES),
         shape_batches=(256, 1 * _K, 4 * _K),

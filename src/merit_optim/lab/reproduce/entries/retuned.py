@@ -18,32 +18,33 @@ from merit_optim.lab.reproduce.records import Records
 from merit_optim.lab.reproduce.scale import Scale, Setting, Trial
 from merit_optim.lab.reproduce.verdict import Comparison, Verdict, paired
 
+_FIVE = (*FOUR, "lion")
 _LONG_WARMUP = 0.1
 
 
 def _doubled_trials(scale: Scale, seeds: int) -> list[Trial]:
     """A grid with one seed, and the further seeds at its middle."""
-    doubled = scale.doubled
-    return [
-        *trials_of([scale.gpt2[0]], FOUR, scale, seeds),
-        *(
-            scale.trial(doubled, name, 0, lr=rate)
-            for name in FOUR
-            for rate in rates_around(doubled.rates[name])
-        ),
-        *(scale.trial(doubled, name, seed) for seed in range(1, seeds) for name in FOUR),
-    ]
+    trials = []
+    for single, doubled in zip(scale.gpt2, scale.doubled, strict=False):
+        trials += trials_of([single], _FIVE, scale, seeds)
+        for name in _FIVE:
+            trials += [scale.trial(doubled, name, 0, lr=rate) for rate in rates_around(doubled.rates[name])]
+            trials += [scale.trial(doubled, name, seed) for seed in range(1, seeds)]
+    return trials
 
 
 def _doubled(records: Records, scale: Scale) -> Result:
-    single, doubled = scale.gpt2[0], scale.doubled
-    rates = {own.name: own.rates for own in (single, doubled)}
+    pairs = list(zip(scale.gpt2, scale.doubled, strict=False))
+    rates = {own.name: own.rates for pair in pairs for own in pair}
     middle = records.where(lambda own: rate_of(own) == rates[own.panel][own.config.optimizer.name])
     order = Verdict(
-        claim="With twice the batch, too, MERIT ends below AdamW, LAMB and maxLAMB, each at its middle rate.",
+        claim="With twice the batch, too, MERIT ends below AdamW, LAMB, maxLAMB and Lion, each at its middle "
+        "rate.",
         source="figure 4 and table 3, which have one batch for each model",
         comparisons=tuple(
-            below(middle, "MERIT", rival, doubled.name) for rival in ("AdamW", "LAMB", "MaxLAMB")
+            below(middle, "MERIT", rival, doubled.name)
+            for doubled in scale.doubled
+            for rival in ("AdamW", "LAMB", "MaxLAMB", "Lion")
         ),
     )
     price = Verdict(
@@ -52,11 +53,12 @@ def _doubled(records: Records, scale: Scale) -> Result:
         source="ours, not the paper's",
         comparisons=tuple(
             paired(
-                f"{series} with batch {single.batch} below {series} with batch {doubled.batch}",
+                f"{single.model_name}, {series}: batch {single.batch} below batch {doubled.batch}",
                 middle.of(panel=single.name, series=series).final_losses(),
                 middle.of(panel=doubled.name, series=series).final_losses(),
                 unit="nats",
             )
+            for single, doubled in pairs
             for series in middle.series
         ),
     )
@@ -64,7 +66,10 @@ def _doubled(records: Records, scale: Scale) -> Result:
         table=grid_table(records, scale),
         charts=(
             *loss_charts(middle, over_tokens=True),
-            rates_chart(records.of(panel=doubled.name), 1, doubled.name),
+            *(
+                rates_chart(records.of(panel=doubled.name), place, doubled.name)
+                for place, doubled in enumerate(scale.doubled, start=1)
+            ),
         ),
         verdicts=(order, price),
         notes=(
@@ -149,8 +154,8 @@ ENTRIES = (
     Entry(
         name="doubled",
         title="Twice the batch",
-        shows="beyond the paper: validation loss of AdamW, LAMB, maxLAMB and MERIT with twice the batch, at "
-        "learning rates of its own",
+        shows="beyond the paper: validation loss of AdamW, LAMB, maxLAMB, MERIT and Lion with twice the "
+        "batch, at learning rates of its own",
         trials=_doubled_trials,
         analyse=_doubled,
     ),
