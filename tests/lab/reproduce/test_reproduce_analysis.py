@@ -36,9 +36,7 @@ def analyse(name: str, scale: Scale, final: dict[str, float], diverged: str = ""
     return entry.analyse(fake_records(entry, scale, loss_of, diverged=diverged), scale)
 
 
-@pytest.mark.parametrize(
-    "name", ["fig4", "fig6", "table3", "fig9", "reference", "horizon", "variants", "norm"]
-)
+@pytest.mark.parametrize("name", ["fig4", "fig6", "table3", "fig9", "reference", "variants", "norm"])
 def test_losses_in_the_paper_s_order_hold(name: str, toy: Scale) -> None:
     ablations = {f"MERIT without {part}": 3.3 for part in ("clip", "weight-wise bound", "element-wise ratio")}
     variants = {own.series: 3.1 for own in VARIANTS} | {"MERIT, Euclidean norms": 3.1}
@@ -46,9 +44,7 @@ def test_losses_in_the_paper_s_order_hold(name: str, toy: Scale) -> None:
     assert {own.outcome for own in result.verdicts} == {"held"}
 
 
-@pytest.mark.parametrize(
-    "name", ["fig4", "fig6", "table3", "fig9", "reference", "horizon", "variants", "norm"]
-)
+@pytest.mark.parametrize("name", ["fig4", "fig6", "table3", "fig9", "reference", "variants", "norm"])
 def test_losses_in_the_opposite_order_contradict(name: str, toy: Scale) -> None:
     ablations = {f"MERIT without {part}": 3.8 for part in ("clip", "weight-wise bound", "element-wise ratio")}
     upside_down = {series: 7 - loss for series, loss in AS_IN_THE_PAPER.items()}
@@ -56,6 +52,33 @@ def test_losses_in_the_opposite_order_contradict(name: str, toy: Scale) -> None:
     result = analyse(name, toy, {**upside_down, "MERIT": 3.9, **ablations, **variants})
     assert "contradicted" in {own.outcome for own in result.verdicts}
     assert result.outcome == "contradicted"
+
+
+@pytest.mark.parametrize(
+    ("loss", "logit", "outcomes"),
+    [
+        (3.2, 10.0, ["held", "held"]),
+        (3.8, 10.0, ["contradicted", "held"]),
+        (3.2, 99.0, ["held", "contradicted"]),
+    ],
+)
+def test_longer_training(loss: float, logit: float, outcomes: list[str], toy: Scale) -> None:
+    """MERIT ends there with that loss and that largest logit; in the shorter runs it is last in both."""
+
+    def rows_of(trial: Trial) -> list[dict[str, object]]:
+        final, largest = AS_IN_THE_PAPER[trial.series], {"LAMB": 30.0, "AdamW": 50.0}.get(trial.series, 40.0)
+        if trial.series == "MERIT":
+            final, largest = (loss, logit) if trial.panel == toy.horizon.name else (6.0, 200.0)
+        return losses(trial, final) + logits(trial, LAYERS * [largest * (1 + 0.01 * trial.config.seed**2)])
+
+    entry = ENTRIES["horizon"]
+    result = entry.analyse(fake_records(entry, toy, rows_of), toy)
+    assert [own.outcome for own in result.verdicts] == outcomes
+    assert [len(own.comparisons) for own in result.verdicts] == [3, 4]
+    by_name = {row[:2]: row[-2:] for row in result.table.rows}
+    for text in by_name[toy.horizon.name, "MERIT"]:
+        assert float(text.partition(" ")[0]) == pytest.approx(logit, rel=0.05)
+    assert [chart.name for chart in result.charts] == ["loss-1", "loss-2", "logit-1", "logit-2"]
 
 
 @pytest.mark.parametrize(("factor", "outcome"), [(3.0, "held"), (0.5, "contradicted")])

@@ -14,7 +14,7 @@ from merit_optim.lab.reproduce.records import BySeed, Record, Records
 from merit_optim.lab.reproduce.scale import WATCHED, Scale, Setting, Trial
 from merit_optim.lab.reproduce.verdict import Comparison, Verdict, paired
 
-_MEASURE = "Compared is the largest logit that a layer had at any time of the run."
+MEASURE = "Compared is the largest logit that a layer had at any time of the run."
 
 
 def _trials(scale: Scale, setting: Setting, seeds: int) -> list[Trial]:
@@ -30,7 +30,7 @@ def _middle(num_layers: int) -> int:
     return (num_layers + 1) // 2
 
 
-def _largest(records: Records, layers: range) -> BySeed:
+def largest_logits(records: Records, layers: range) -> BySeed:
     """By seed, the mean over layers of the largest logit that each had at any time."""
 
     def quantity(record: Record) -> float | None:
@@ -41,11 +41,12 @@ def _largest(records: Records, layers: range) -> BySeed:
     return records.by_seed(quantity)
 
 
-def _lower(records: Records, lower: str, higher: str, layers: range, where: str) -> Comparison:
+def lower_logits(records: Records, lower: str, higher: str, layers: range, where: str) -> Comparison:
+    """The comparison of two series' largest logits in these layers."""
     return paired(
         f"{lower} below {higher}, {where}",
-        _largest(records.of(series=lower), layers),
-        _largest(records.of(series=higher), layers),
+        largest_logits(records.of(series=lower), layers),
+        largest_logits(records.of(series=higher), layers),
         unit="logit",
     )
 
@@ -55,12 +56,13 @@ def _table(records: Records, places: dict[str, range]) -> Table:
     for panel in records.panels:
         for series in records.of(panel=panel).series:
             own = records.of(panel=panel, series=series)
-            values = [spread_text(_largest(own, layers), ".2f") for layers in places.values()]
+            values = [spread_text(largest_logits(own, layers), ".2f") for layers in places.values()]
             rows.append((panel, series, status_counts(own), *values))
     return Table(("Model", "Optimizer", "Runs", *places), tuple(rows), num_text=3)
 
 
-def _charts(records: Records, places: dict[str, range]) -> tuple[Chart, ...]:
+def logit_charts(records: Records, places: dict[str, range]) -> tuple[Chart, ...]:
+    """The largest logit of each place's first layer over the steps, a chart for each panel and place."""
     charts: list[Chart] = []
     for panel in records.panels:
         for place, layers in places.items():
@@ -91,13 +93,16 @@ def _fig2(records: Records, scale: Scale) -> Result:
         "layer only MERIT keeps it down.",
         source="figure 2",
         comparisons=(
-            _lower(records, "LAMB", "AdamW", first, "first layer"),
-            _lower(records, "MERIT", "AdamW", first, "first layer"),
-            _lower(records, "MERIT", "LAMB", middle, "middle layer"),
+            lower_logits(records, "LAMB", "AdamW", first, "first layer"),
+            lower_logits(records, "MERIT", "AdamW", first, "first layer"),
+            lower_logits(records, "MERIT", "LAMB", middle, "middle layer"),
         ),
     )
     return Result(
-        table=_table(records, places), charts=_charts(records, places), verdicts=(claim,), notes=(_MEASURE,)
+        table=_table(records, places),
+        charts=logit_charts(records, places),
+        verdicts=(claim,),
+        notes=(MEASURE,),
     )
 
 
@@ -110,8 +115,8 @@ def _fig11(records: Records, scale: Scale) -> Result:
         comparisons=tuple(
             paired(
                 f"{series}, {place.lower()}: small batch below large batch",
-                _largest(small.of(series=series), layers),
-                _largest(large.of(series=series), layers),
+                largest_logits(small.of(series=series), layers),
+                largest_logits(large.of(series=series), layers),
                 unit="logit",
             )
             for series in small.series
@@ -120,10 +125,10 @@ def _fig11(records: Records, scale: Scale) -> Result:
     )
     return Result(
         table=_table(records, places),
-        charts=_charts(small, places),
+        charts=logit_charts(small, places),
         verdicts=(claim,),
         notes=(
-            _MEASURE,
+            MEASURE,
             "Learning rates of the small batch follow from the large one's by the square root of the batch.",
         ),
     )
@@ -145,9 +150,9 @@ def _fig14(records: Records, scale: Scale) -> Result:
         "below LAMB.",
         source="figure 14",
         comparisons=(
-            _lower(records, "LAMB", "AdamW", shallow, "shallow layers"),
-            _lower(records, "MERIT", "AdamW", shallow, "shallow layers"),
-            _lower(records, "MERIT", "LAMB", middle, "middle layers"),
+            lower_logits(records, "LAMB", "AdamW", shallow, "shallow layers"),
+            lower_logits(records, "MERIT", "AdamW", shallow, "shallow layers"),
+            lower_logits(records, "MERIT", "LAMB", middle, "middle layers"),
         ),
     )
     values = [
@@ -168,7 +173,7 @@ def _fig14(records: Records, scale: Scale) -> Result:
         for place, series in enumerate(records.series, start=1)
         if any(own.curves.get(layer_name(1)) for own in records.of(series=series).all)
     )
-    notes = (_MEASURE + " Over several layers: the mean of their largest.",)
+    notes = (MEASURE + " Over several layers: the mean of their largest.",)
     return Result(table=_table(records, places), charts=charts, verdicts=(claim,), notes=notes)
 
 
@@ -179,7 +184,7 @@ def _logits(records: Records, scale: Scale) -> Result:
         claim="At any size MERIT's largest logits stay below LAMB's, each at its best learning rate.",
         source="ours; figures 2 and 14 have one size",
         comparisons=tuple(
-            _lower(
+            lower_logits(
                 records.of(panel=panel),
                 "MERIT",
                 "LAMB",
@@ -191,8 +196,8 @@ def _logits(records: Records, scale: Scale) -> Result:
             if place != "Middle layer"
         ),
     )
-    charts = _charts(records, {"First layer": range(1, 2)})
-    return Result(table=_table(records, places), charts=charts, verdicts=(claim,), notes=(_MEASURE,))
+    charts = logit_charts(records, {"First layer": range(1, 2)})
+    return Result(table=_table(records, places), charts=charts, verdicts=(claim,), notes=(MEASURE,))
 
 
 ENTRIES = (

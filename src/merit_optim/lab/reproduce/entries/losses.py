@@ -241,26 +241,7 @@ def _reference(records: Records, scale: Scale) -> Result:
     )
 
 
-def _horizon(records: Records, scale: Scale) -> Result:
-    claim = Verdict(
-        claim="With several times the tokens, too, MERIT ends below AdamW, LAMB and maxLAMB.",
-        source="figure 4 and table 3, which have one length for each model",
-        comparisons=tuple(
-            below(records, "MERIT", rival, scale.horizon.name) for rival in ("AdamW", "LAMB", "MaxLAMB")
-        ),
-    )
-    return Result(table=loss_table(records, {}), charts=loss_charts(records), verdicts=(claim,))
-
-
 ENTRIES = (
-    Entry(
-        name="horizon",
-        title="Longer training",
-        shows="beyond the paper: validation loss of AdamW, LAMB, maxLAMB and MERIT after more tokens",
-        trials=lambda scale, seeds: trials_of([scale.gpt2[0], scale.horizon], FOUR, scale, seeds),
-        analyse=_horizon,
-        is_grid=True,
-    ),
     Entry(
         name="reference",
         title="Large batches against a small one",
