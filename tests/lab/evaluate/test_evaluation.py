@@ -37,13 +37,25 @@ def asked(monkeypatch) -> list[tuple[str, int | None]]:
     return CountingHarness.asked
 
 
+# A row of each set that is named here.
+ROWS = {
+    "lambada": {"text": "a b"},
+    "wikitext": " = Title = ",
+    "arc_easy": {"question": {"stem": "a", "choices": [{"text": "b", "label": "A"}]}, "answerKey": "A"},
+    "boolq": {"passage": "a", "question": "b", "label": "true"},
+    "copa": {"premise": "a", "choice1": "b", "choice2": "c", "question": "cause", "label": 0},
+    "rte": {"premise": "a", "hypothesis": "b", "label": "entailment"},
+    "wic": {"sentence1": "a", "sentence2": "a b", "word": "a", "label": "false"},
+}
+
+
 @pytest.fixture
 def files(tmp_path):
-    """Files of all sets; what is in them is not looked at here."""
-    for name, chosen in SETS.items():
-        path = tmp_path / "sets" / chosen.file
+    """Files of these sets, with a row each."""
+    for name, row in ROWS.items():
+        path = tmp_path / "sets" / SETS[name].file
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(name)
+        path.write_text(row if isinstance(row, str) else json.dumps(row))
     return tmp_path / "sets"
 
 
@@ -64,7 +76,7 @@ def test_other_inputs_are_computed_anew(asked, files, tmp_path) -> None:
     evaluate(run.folder, ["wic"], task_files=files)
     evaluate(run.folder, ["wic"], task_files=files, limit=5)
     evaluate(run.folder, ["wic"], task_files=files, step=10)
-    (files / SETS["wic"].file).write_text("another edition")
+    (files / SETS["wic"].file).write_text(json.dumps({**ROWS["wic"], "edition": 2}))
     evaluate(run.folder, ["wic"], task_files=files)
     evaluate(run.folder, ["wic"])
     assert asked == [("wic", None), ("wic", 5), ("wic", None), ("wic", None), ("wic", None)]
@@ -90,7 +102,7 @@ def test_the_record_says_what_it_follows_from(asked, files, tmp_path) -> None:
     assert inputs["data"] == {
         "from": "file",
         "file": "arc/ARC-Easy-Test.jsonl",
-        "sha256": SETS["arc_easy"].sha256(files),
+        "sha256": SETS["arc_easy"].rows(files)[1],
     }
     manifest = json.loads((run.checkpoints / "step-00000010" / "manifest.json").read_text())
     assert inputs["checkpoint"] == manifest["files"]
@@ -132,6 +144,15 @@ def test_refusals(asked, files, tmp_path, capsys, options, complaint) -> None:
     run = make_run(tmp_path / "run")
     assert main([str(run.folder), *(option.format(files=files) for option in options)]) == 1
     assert complaint in capsys.readouterr().err
+    assert asked == []
+
+
+def test_a_file_that_cannot_be_read_is_known_before_the_first_set(asked, files, tmp_path, capsys) -> None:
+    run = make_run(tmp_path / "run")
+    (files / SETS["copa"].file).write_text("<html>not found</html>")
+    assert main([str(run.folder), "--task-files", str(files), "--tasks", "wic", "copa"]) == 1
+    assert "copa" in (error := capsys.readouterr().err.lower())
+    assert "not the file of this set" in error
     assert asked == []
 
 

@@ -101,12 +101,12 @@ def evaluate(
 
 
 def _source(name: str, task_files: Path | None) -> dict[str, Any]:
-    """The task and where its items come from."""
+    """The task and where its items come from, all of which are read: a bad file is refused at once."""
     task = SETS[name].task if name in SETS else name
     if task_files is None:
         return {"task": task, "data": {"from": "hub"}}
-    file = SETS[name].file
-    return {"task": task, "data": {"from": "file", "file": file, "sha256": SETS[name].sha256(task_files)}}
+    _, sha256 = SETS[name].rows(task_files)
+    return {"task": task, "data": {"from": "file", "file": SETS[name].file, "sha256": sha256}}
 
 
 def _known(snapshot: Snapshot, name: str, inputs: dict[str, Any]) -> Result | None:

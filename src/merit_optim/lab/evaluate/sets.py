@@ -28,13 +28,16 @@ class EvaluationSet:
 
     def rows(self, folder: Path) -> tuple[list[Row], str]:
         """The set's rows from its file below ``folder``, and the sha256 of the file."""
-        content = self._path(folder).read_bytes()
+        path = folder / self.file
+        if not path.is_file():
+            raise ValueError(f"there is no file {path}; {folder} must hold {self.file}")
+        content = path.read_bytes()
         try:
             found = list(self.read(content.decode()))
             self._check(found)
         except (ValueError, LookupError, TypeError) as error:
             raise ValueError(
-                f"{folder / self.file} is not the file of this set as its authors publish it "
+                f"{path} is not the file of this set as its authors publish it "
                 f"({type(error).__name__}: {error})"
             ) from error
         return found, hashlib.sha256(content).hexdigest()
@@ -47,16 +50,6 @@ class EvaluationSet:
                 raise TypeError(f"row {number} is no JSON object")
             if missing := [field for field in self.fields if field not in row]:
                 raise ValueError(f"row {number} has no {', '.join(missing)}")
-
-    def sha256(self, folder: Path) -> str:
-        """The hash of the set's file below ``folder``."""
-        return hashlib.sha256(self._path(folder).read_bytes()).hexdigest()
-
-    def _path(self, folder: Path) -> Path:
-        path = folder / self.file
-        if not path.is_file():
-            raise ValueError(f"there is no file {path}; {folder} must hold {self.file}")
-        return path
 
 
 SETS: Mapping[str, EvaluationSet] = {
