@@ -143,9 +143,6 @@ def parse_shared_learning_rates(optimizers: Sequence[str], texts: Iterable[str])
 
 
 def _paper_rates(base: TrainConfig, optimizer: str) -> list[float]:
-    config = with_values(base, {"optimizer.name": optimizer, LR: None}).optimizer
-    if not config.paper_rates:
-        raise ValueError(f"the paper gives no learning rate for {optimizer}; pass --lr")
-    resolved = config.resolve(base.model)
-    assert resolved.lr is not None
-    return [float(f"{resolved.lr * factor:.6g}") for factor in _AROUND_THE_PAPER]
+    lr = with_values(base, {"optimizer.name": optimizer, LR: None}).optimizer.resolve(base.model).lr
+    assert lr is not None
+    return [float(f"{lr * factor:.6g}") for factor in _AROUND_THE_PAPER]

@@ -7,7 +7,6 @@ import difflib
 import hashlib
 import json
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Self, TypeVar, get_args, get_type_hints
@@ -94,18 +93,16 @@ class OptimizerConfig:
                 )
         return options
 
-    @property
-    def paper_rates(self) -> Mapping[str, float]:
-        """The paper's learning rates by model; none where it gives none."""
-        return {} if is_own(self.name) else OPTIMIZERS[self.name].learning_rates
-
     def resolve(self, model: ModelConfig) -> Self:
         """With a learning rate, for a model."""
         if self.lr is not None:
             return self
-        rates = self.paper_rates
+        rates = {} if is_own(self.name) else OPTIMIZERS[self.name].learning_rates
         if not rates:
-            raise ValueError(f"the paper gives no learning rate for {self.name}; pass --optimizer.lr")
+            raise ValueError(
+                f"the paper gives no learning rate for {self.name}; pass --optimizer.lr, or for several "
+                f"runs --lr {self.name}=RATE"
+            )
         size = math.log(num_parameters(model))
         nearest = min(rates, key=lambda preset: abs(math.log(num_parameters(PRESETS[preset])) - size))
         return dataclasses.replace(self, lr=rates[nearest])
