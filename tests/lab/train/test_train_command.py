@@ -36,6 +36,7 @@ def test_training_and_its_exit_status(data, tmp_path, capfd):
     assert main(["--resume", str(tmp_path)]) == 0
     assert main(["--resume", str(tmp_path / "nothing")]) == 1
     assert "holds no run" in capfd.readouterr().err
+    assert not (tmp_path / "nothing").exists()
 
 
 def test_one_rank_speaks_for_all(data, tmp_path, capfd, monkeypatch):

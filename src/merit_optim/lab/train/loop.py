@@ -55,7 +55,13 @@ def train(config: TrainConfig | None, folder: Path | str, *, resume: bool = Fals
     folder = Path(folder)
     ranks = Ranks.join()
     with contextlib.ExitStack() as held, listening() as stop:
-        ranks.first(lambda: held.enter_context(lock(folder)))
+
+        def hold() -> None:
+            if resume:
+                Run.open(folder)  # before the lock makes a folder of a misspelt name
+            held.enter_context(lock(folder))
+
+        ranks.first(hold)
         start = ranks.first(lambda: _start(config, folder, ranks, resume))
         if start.what != "finished":
             with reporting(start, ranks) as reporter, contextlib.suppress(_Diverged):
