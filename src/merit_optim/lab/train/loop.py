@@ -97,15 +97,15 @@ class Trainer:
         self.is_compiled = on_cuda if config.compile is None else config.compile
         self.is_bf16 = on_cuda if config.precision == "auto" else config.precision == "bf16"
         torch.manual_seed(config.seed)
-        self.model = build(config.model)
-        self.micro_batch = choose_micro_batch(config, self.model, ranks)
+        model = build(config.model)
+        self.micro_batch = choose_micro_batch(config, model, ranks, bf16=self.is_bf16)
         if self.is_compiled:
             begin_compiling_for(config.model, config.batch, self.micro_batch, self.is_bf16, ranks.size)
-        self.module = share(self.model, config.parallel, ranks, compiled=self.is_compiled)
-        self.optimizer = create_optimizer(config, self.model)
+        self.module = share(model, config.parallel, ranks, compiled=self.is_compiled)
+        self.optimizer = create_optimizer(config, model)
         if start.checkpoint is not None:
             checkpoint.load(start.checkpoint, self.module, self.optimizer, ranks)
-        named = dict(self.model.named_parameters())
+        named = dict(model.named_parameters())
         self.names, self.parameters = list(named), list(named.values())
 
         dataset, context = Dataset.open(config.data), config.model.context

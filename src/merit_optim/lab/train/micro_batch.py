@@ -13,7 +13,7 @@ _SHARE_OF_MEMORY = 0.9
 _COPIES_TO_COME = 3  # of the weights, after the trial: two moments, and the buffers of DDP
 
 
-def choose_micro_batch(config: TrainConfig, model: LanguageModel, ranks: Ranks) -> int:
+def choose_micro_batch(config: TrainConfig, model: LanguageModel, ranks: Ranks, *, bf16: bool) -> int:
     """The configured number, or the largest power of two that fits; the same on every rank.
 
     Called before the model is shared among the ranks, while a rank may run out of memory without
@@ -26,18 +26,18 @@ def choose_micro_batch(config: TrainConfig, model: LanguageModel, ranks: Ranks) 
     if ranks.device.type == "cpu":
         return max(1, min(rows, _CPU_TOKENS // config.model.context))
     size = 1 << (rows.bit_length() - 1)
-    while size > 1 and not _fits(model, size, ranks.device):
+    while size > 1 and not _fits(model, size, ranks.device, bf16=bf16):
         size //= 2
     return -ranks.maximum(-size)[0]
 
 
-def _fits(model: LanguageModel, size: int, device: torch.device) -> bool:
+def _fits(model: LanguageModel, size: int, device: torch.device, *, bf16: bool) -> bool:
     """Whether a forward and backward pass leave room; uncompiled, which needs more than compiled."""
     model.to(device)
     tokens = torch.zeros(size, model.config.context, dtype=torch.int64, device=device)
     torch.cuda.reset_peak_memory_stats(device)
     try:
-        with torch.autocast(device.type, torch.bfloat16):
+        with torch.autocast(device.type, torch.bfloat16, enabled=bf16):
             loss = model(tokens, tokens).loss
         assert loss is not None
         loss.backward()
