@@ -86,9 +86,9 @@ class Trainer:
     """The loop over steps, with what it needs; every rank has one."""
 
     def __init__(self, start: Start, ranks: Ranks, reporter: Reporter, stop: StopRequest) -> None:
-        self.run_folder, self.config = start.run, start.config
+        self.config = config = start.config
+        self.checkpoints = start.run.checkpoints
         self.ranks, self.reporter, self.stop = ranks, reporter, stop
-        config = start.config
         assert config.steps is not None and config.optimizer.lr is not None, "the configuration is resolved"
         self.steps, self.peak_lr, self.step = config.steps, config.optimizer.lr, start.step
         self.tokens_per_step = config.batch * config.model.context
@@ -152,7 +152,7 @@ class Trainer:
     # --- a step ------------------------------------------------------------------------------------------
 
     def take_step(self, micro_batches: Iterator[tuple[Tensor, Tensor]]) -> StepNumbers:
-        """Train on the next batch. The host hands out the work and waits for none of it."""
+        """Train on the next batch. The host hands out the work and waits only to describe an update."""
         began = self.last_step_ended or Moment(self.ranks.device)
         lr = learning_rate(
             self.step,
@@ -318,7 +318,7 @@ class Trainer:
         self.report_steps()
         try:
             checkpoint.save(
-                self.run_folder.checkpoints,
+                self.checkpoints,
                 self.module,
                 self.optimizer,
                 self.ranks,

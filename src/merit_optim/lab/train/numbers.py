@@ -6,8 +6,7 @@ the device has work all the while.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -45,7 +44,7 @@ class StepNumbers:
     optimizer_began: Moment
     optimizer_ended: Moment
     ended: Moment
-    update: dict[str, Any] = field(default_factory=dict)
+    update: dict[str, dict[str, float]]
 
 
 class AttentionSeen:

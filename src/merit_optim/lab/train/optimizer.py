@@ -109,8 +109,8 @@ def describe(statistics: dict[str, UpdateStatistics]) -> dict[str, dict[str, flo
         name: {
             "clipped": update.clipped,
             "bounded": update.bounded,
-            "smallest_ratio": update.ratio_range[0],
-            "largest_ratio": update.ratio_range[1],
+            "smallest_ratio": update.smallest_ratio.item(),
+            "largest_ratio": update.largest_ratio.item(),
             "relative_change": update.relative_change,
         }
         for name, update in statistics.items()
