@@ -59,6 +59,29 @@ def test_an_interrupt_is_no_traceback(
     assert capsys.readouterr().err == "\nmerit info: interrupted\n"
 
 
+@pytest.mark.parametrize(
+    ("error", "way_out"),
+    [
+        (
+            ModuleNotFoundError("No module named 'altair.utils'", name="altair.utils"),
+            "merit info: this needs altair, which is not installed; it comes with: pip install 'merit-optim",
+        ),
+        (ModuleNotFoundError("No module named 'scipy'", name="scipy"), "merit-optim[curvature]"),
+        (ModuleNotFoundError("wandb is missing: pip install wandb"), "merit info: wandb is missing: pip"),
+    ],
+)
+def test_a_package_that_is_missed_while_a_command_runs_is_no_traceback(
+    error: ModuleNotFoundError, way_out: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def missing(_: list[str]) -> int:
+        raise error
+
+    monkeypatch.setattr("merit_optim.info.main", missing)
+    with pytest.raises(SystemExit) as exit_:
+        cli.main(["info"])
+    assert way_out in str(exit_.value.code)
+
+
 def test_unknown_command_is_refused_with_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as exit_:
         cli.main(["inof"])

@@ -9,7 +9,7 @@ import argparse
 import difflib
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import import_module
 
@@ -24,18 +24,22 @@ class Command:
     module: str
     """Its ``main(arguments)`` runs the subcommand."""
 
-    def load(self) -> Callable[[list[str]], int]:
-        """Import it; a missing optional package ends the program with the way out."""
+    def run(self, name: str, arguments: list[str]) -> int:
+        """Import and run it; a missing optional package ends the program with the way out."""
         try:
-            main: Callable[[list[str]], int] = import_module(self.module).main
+            status: int = import_module(self.module).main(arguments)
         except ModuleNotFoundError as error:
-            if (error.name or "").startswith("merit_optim"):
+            if error.name is None:  # the lab's own words, which name the way out
+                sys.exit(f"merit {name}: {error}")
+            package = error.name.partition(".")[0]
+            if package == "merit_optim":
                 raise
+            extra = "curvature" if package == "scipy" else "lab"
             sys.exit(
-                f"merit: this command needs {error.name}, which is not installed; the lab's packages come "
-                "with: pip install 'merit-optim[lab]'"
+                f"merit {name}: this needs {package}, which is not installed; it comes with: "
+                f"pip install 'merit-optim[{extra}]'"
             )
-        return main
+        return status
 
 
 _LAB = "merit_optim.lab"
@@ -71,7 +75,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     name, *rest = arguments
     if name in COMMANDS:
         try:
-            return COMMANDS[name].load()(rest)
+            return COMMANDS[name].run(name, rest)
         except KeyboardInterrupt:  # those that can go on from where they were say so themselves
             print(f"\nmerit {name}: interrupted", file=sys.stderr)
             return 128 + signal.SIGINT

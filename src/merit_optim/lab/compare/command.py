@@ -71,14 +71,6 @@ def exit_status(command: str, work: Callable[[], int | None]) -> int:
     except KeyboardInterrupt:
         print(f"{command}: stopped. The same command goes on.", file=sys.stderr)
         return 130
-    except ModuleNotFoundError as error:
-        extra = "curvature" if error.name == "scipy" else "lab"
-        print(
-            f"{command}: this needs {error.name}, which is not installed; it comes with: "
-            f"pip install 'merit-optim[{extra}]'",
-            file=sys.stderr,
-        )
-        return 1
     except (OSError, ValueError, RunInUse) as error:
         print(f"{command}: {error}", file=sys.stderr)
         return 1

@@ -38,7 +38,7 @@ def main(argv: Sequence[str]) -> int:
     except Interrupted as interrupted:
         print(f"merit train: {interrupted}. Go on with: merit train --resume {folder}", file=sys.stderr)
         return 128 + interrupted.signum
-    except (OSError, ValueError, RunInUse, ModuleNotFoundError) as error:
+    except (OSError, ValueError, RunInUse) as error:
         print(f"merit train: {error}", file=sys.stderr)
         return 1
     is_first = os.environ.get("RANK", "0") == "0"  # under torchrun one speaks for all
