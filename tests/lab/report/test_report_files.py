@@ -79,7 +79,9 @@ def test_an_optimizer_has_its_colour_in_any_company(three_seeds: Path, tmp_path:
     alone = tmp_path / "alone"
     write_run(alone, "merit", lr=1e-2)
     write_run(alone, "merit", lr=2e-2)
-    everyone, merit = group(find_runs([three_seeds])), group(find_runs([alone]))
+    everyone, merit = (
+        {own.label: own.optimizer for own in group(find_runs([folder]))} for folder in (three_seeds, alone)
+    )
     assert set(colours(merit).values()) == {colours(everyone)["MERIT"]}
     assert len(set(colours(everyone).values())) == 3
     assert len(set(dashes(merit).values())) == 2

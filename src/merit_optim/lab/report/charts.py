@@ -11,7 +11,10 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
+
+from merit_optim.lab.report.style import CONFIG
 
 if TYPE_CHECKING:
     import altair as alt
@@ -117,6 +120,14 @@ def line_chart(
         validate=False
     )
     return spec
+
+
+def write_svg(path: Path, chart: Mapping[str, Any], title: str) -> None:
+    """Write a chart, with its data, as a picture."""
+    import vl_convert
+
+    spec = {**chart, "title": title, "background": "white", "config": CONFIG}
+    path.write_text(vl_convert.vegalite_to_svg(spec), encoding="utf-8")
 
 
 def _pointer(means: alt.Chart, horizontal: Horizontal, labels: Sequence[str], number: str) -> alt.Chart:

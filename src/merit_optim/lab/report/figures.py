@@ -50,7 +50,8 @@ class Figure:
 
 def make_figures(series: Sequence[Series]) -> list[Figure]:
     """Every figure for which something was recorded, in the order of the page."""
-    look = charts.Look(style.colours(series), style.dashes(series))
+    optimizers = {own.label: own.optimizer for own in series}
+    look = charts.Look(style.colours(optimizers), style.dashes(optimizers))
     horizontals = _horizontals(series)
 
     def lines(measures: Iterable[Measure]) -> list[Figure]:

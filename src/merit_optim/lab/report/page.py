@@ -18,7 +18,8 @@ def render_page(
     series: Sequence[Series], outcomes: Sequence[SeriesOutcome], figures: Sequence[Figure], summary: str
 ) -> str:
     """The page as text."""
-    colours, dashes = style.colours(series), style.dashes(series)
+    optimizers = {own.label: own.optimizer for own in series}
+    colours, dashes = style.colours(optimizers), style.dashes(optimizers)
     return render(
         "report/page.html",
         title=_title(series),
@@ -43,7 +44,7 @@ def _charts(figures: Sequence[Figure], colours: Mapping[str, str]) -> dict[str, 
     for figure in figures:
         datasets |= figure.datasets
     return {
-        "config": {**style.CONFIG, "background": None},
+        "config": style.CONFIG,
         "colours": colours,
         "datasets": datasets,
         "charts": {figure.key: figure.on_page for figure in figures},

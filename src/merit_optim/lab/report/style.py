@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Mapping
 from typing import Any
-
-from merit_optim.lab.report.gather import Series
 
 # From the palette of Okabe and Ito, which colour-blind readers can tell apart; the three that stand out
 # best on white and on black are given to the three that are compared most.
@@ -22,9 +21,11 @@ _DASHES = ((1, 0), (6, 3), (2, 2), (8, 2, 2, 2))  # for several series of one op
 
 FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif"
 
-# The ink is currentColor: black in an SVG file, the text's colour on the page, light or dark.
+# The ink is currentColor: black in an SVG file, the text's colour on the page, light or dark. So a page's
+# background shows through; a file is given a white one.
 CONFIG: dict[str, Any] = {
     "font": FONT,
+    "background": None,
     "view": {"stroke": None},
     "axis": {
         "labelColor": "currentColor",
@@ -58,23 +59,14 @@ CONFIG: dict[str, Any] = {
 }
 
 
-def colours(series: Sequence[Series]) -> dict[str, str]:
-    """Each series' colour, by label: its optimizer's."""
-    strangers = list(dict.fromkeys(own.optimizer for own in series if own.optimizer not in _COLOURS))
-    return {
-        own.label: _COLOURS[own.optimizer]
-        if own.optimizer in _COLOURS
-        else _OTHER_COLOURS[strangers.index(own.optimizer) % len(_OTHER_COLOURS)]
-        for own in series
-    }
+def colours(optimizers: Mapping[str, str]) -> dict[str, str]:
+    """Each series' colour, by label, from the optimizers by label."""
+    strangers = [own for own in dict.fromkeys(optimizers.values()) if own not in _COLOURS]
+    others = dict(zip(strangers, itertools.cycle(_OTHER_COLOURS), strict=False))
+    return {label: (_COLOURS | others)[optimizer] for label, optimizer in optimizers.items()}
 
 
-def dashes(series: Sequence[Series]) -> dict[str, tuple[int, ...]]:
+def dashes(optimizers: Mapping[str, str]) -> dict[str, tuple[int, ...]]:
     """Each series' stroke, by label: solid for an optimizer's first series, then others."""
-    strokes: dict[str, tuple[int, ...]] = {}
-    seen: dict[str, int] = {}
-    for own in series:
-        place = seen.setdefault(own.optimizer, 0)
-        seen[own.optimizer] += 1
-        strokes[own.label] = _DASHES[place % len(_DASHES)]
-    return strokes
+    strokes = {optimizer: itertools.cycle(_DASHES) for optimizer in optimizers.values()}
+    return {label: next(strokes[optimizer]) for label, optimizer in optimizers.items()}

@@ -19,7 +19,8 @@ def summarise(outcomes: Sequence[SeriesOutcome]) -> str:
         clauses = ["No run finished with a validation loss"]
     elif len(ranking) == 1:
         label, spread = ranking[0]
-        clauses = [f"{label} ended at a validation loss of {spread.mean:.3f} ({_count_seeds(spread)})"]
+        seeds = count_seeds(len(spread.values))
+        clauses = [f"{label} ended at a validation loss of {spread.mean:.3f} ({seeds})"]
     else:
         clauses = [_compare(ranking)]
     clauses += _logits(outcomes)
@@ -45,10 +46,9 @@ def _compare(ranking: Sequence[tuple[str, Spread]]) -> str:
 
 def _judge(lowest: Spread, next_lowest: Spread, pair: str) -> str:
     """Whether the difference between the best two may be chance. ``pair`` names them where there are more."""
-    same = len(lowest.values) == len(next_lowest.values)
-    seeds = (
-        f"{_count_seeds(lowest)} each" if same else f"{_count_seeds(lowest)} and {_count_seeds(next_lowest)}"
-    )
+    num_seeds, num_others = len(lowest.values), len(next_lowest.values)
+    others = "each" if num_others == num_seeds else f"and {count_seeds(num_others)}"
+    seeds = f"{count_seeds(num_seeds)} {others}"
     between = f" between {pair}" if pair else ""
     chance = chance_of_difference(lowest.values, next_lowest.values)
     if chance is None:
@@ -57,8 +57,8 @@ def _judge(lowest: Spread, next_lowest: Spread, pair: str) -> str:
     return verdict if chance <= _LIKELY_CHANCE else f"{verdict}, so that difference may be chance"
 
 
-def _count_seeds(spread: Spread) -> str:
-    num_seeds = len(spread.values)
+def count_seeds(num_seeds: int) -> str:
+    """A number of seeds in words."""
     return "one seed" if num_seeds == 1 else f"{num_seeds} seeds"
 
 

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from merit_optim.lab.report.charts import write_svg
 from merit_optim.lab.report.curves import tokens_per_step
 from merit_optim.lab.report.figures import Figure, is_figure, make_figures
 from merit_optim.lab.report.gather import MeasuredRun, Series, group
 from merit_optim.lab.report.outcome import SeriesOutcome, read_outcomes
 from merit_optim.lab.report.page import render_page
-from merit_optim.lab.report.style import CONFIG
 from merit_optim.lab.report.summary import summarise
 
 
@@ -36,33 +36,25 @@ def write_report(runs: Sequence[MeasuredRun], folder: Path) -> Report:
     figures = make_figures(series)
     summary = summarise(outcomes)
     _write_figures(figures, folder / "figures")
-    _write_csv(folder / "table.csv", _table_rows(outcomes))
-    _write_csv(folder / "metrics.csv", _metric_rows(series))
+    write_csv(folder / "table.csv", _table_rows(outcomes))
+    write_csv(folder / "metrics.csv", _metric_rows(series))
     page = folder / "index.html"
     page.write_text(render_page(series, outcomes, figures, summary), encoding="utf-8")
     return Report(page, summary, tuple(outcomes))
 
 
 def _write_figures(figures: Sequence[Figure], folder: Path) -> None:
-    import vl_convert
-
     folder.mkdir(parents=True, exist_ok=True)
     for path in folder.glob("*.svg"):
         if is_figure(path.stem):
             path.unlink()  # an earlier report's, of other runs; not all are written over
     for figure in figures:
         for name, chart in figure.in_files.items():
-            spec = {
-                **chart,
-                "title": figure.title,
-                "datasets": figure.datasets,
-                "background": "white",
-                "config": CONFIG,
-            }
-            (folder / f"{name}.svg").write_text(vl_convert.vegalite_to_svg(spec), encoding="utf-8")
+            write_svg(folder / f"{name}.svg", {**chart, "datasets": figure.datasets}, figure.title)
 
 
-def _write_csv(path: Path, rows: Iterable[dict[str, Any]]) -> None:
+def write_csv(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
+    """Write rows that have the same keys, at least one."""
     rows = iter(rows)
     first = next(rows)
     with path.open("w", newline="", encoding="utf-8") as file:

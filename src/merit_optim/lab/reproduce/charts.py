@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from merit_optim.lab.report import style
 from merit_optim.lab.report.curves import Point, finite, mean_curve, thin
-from merit_optim.lab.report.gather import DISPLAY_NAMES, Series
+from merit_optim.lab.report.gather import DISPLAY_NAMES
 from merit_optim.lab.reproduce.entry import Chart
 from merit_optim.lab.reproduce.records import Record, Records
 
@@ -268,8 +268,8 @@ def _by_series(
 ) -> tuple[alt.Color, alt.StrokeDash]:
     import altair as alt
 
-    series = [Series(name, optimizers.get(name, name), None, ()) for name in names]
-    colours, dashes = style.colours(series), style.dashes(series)
+    by_name = {name: optimizers.get(name, name) for name in names}
+    colours, dashes = style.colours(by_name), style.dashes(by_name)
     legend = alt.Legend(
         orient="top",
         direction="horizontal",

@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from merit_optim.lab.record import durable
-from merit_optim.lab.report import style
+from merit_optim.lab.report.charts import write_svg
+from merit_optim.lab.report.style import CONFIG
 from merit_optim.lab.report.tables import NOTHING, Table
 from merit_optim.lab.report.template import render
-from merit_optim.lab.reproduce.entry import Chart, Entry, Result
+from merit_optim.lab.reproduce.entry import Entry, Result
 from merit_optim.lab.reproduce.records import Record, Records
 from merit_optim.lab.reproduce.scale import Scale
 from merit_optim.lab.reproduce.verdict import Verdict
@@ -30,7 +31,7 @@ def write_entry(entry: Entry, scale: Scale, result: Result, records: Records, fo
     for earlier in folder.glob("*.svg"):  # of a version with other charts
         earlier.unlink()
     for chart in result.charts:
-        (folder / f"{chart.name}.svg").write_text(_svg(chart), encoding="utf-8")
+        write_svg(folder / f"{chart.name}.svg", {**chart.spec, "width": _FILE_WIDTH}, chart.title)
     _write_csv(folder / "table.csv", [result.table.head, *result.table.rows])
     _write_csv(folder / "runs.csv", [_RUNS_HEAD, *map(_run_row, records.all)])
     (folder / "table.md").write_text(_markdown(result.table), encoding="utf-8")
@@ -132,7 +133,7 @@ def _write_page(folder: Path, said: dict[str, Any], result: Result | None, runs:
         charts=charts,
         **(_readable(result.table) if result else {}),
         runs=runs,
-        data={"config": {**style.CONFIG, "background": None}, "charts": specs} if charts else None,
+        data={"config": CONFIG, "charts": specs} if charts else None,
     )
     durable.write(folder / "index.html", text)
     durable.write(folder / "verdict.json", json.dumps(said, indent=2) + "\n")  # last: the overview reads it
@@ -177,19 +178,6 @@ def _read_verdict(folder: Path) -> dict[str, Any] | None:
             f"{path} is damaged ({error}); remove it and make {folder.name} again, from runs that are kept"
         ) from error
     return said
-
-
-def _svg(chart: Chart) -> str:
-    import vl_convert
-
-    spec = {
-        **chart.spec,
-        "width": _FILE_WIDTH,
-        "title": chart.title,
-        "background": "white",
-        "config": style.CONFIG,
-    }
-    return vl_convert.vegalite_to_svg(spec)
 
 
 def _write_csv(path: Path, rows: Iterable[Sequence[object]]) -> None:

@@ -8,7 +8,6 @@ from typing import Any
 
 from merit_optim.lab.report import style
 from merit_optim.lab.report.figures import unchecked
-from merit_optim.lab.report.gather import Series
 from merit_optim.lab.scale.words import Result
 from merit_optim.lab.sweep.page import Figure
 
@@ -125,7 +124,7 @@ def _chart(
 ) -> dict[str, Any]:
     import altair as alt
 
-    colours = style.colours([Series(result.name, result.optimizer, None, ()) for result in found])
+    colours = style.colours({result.name: result.optimizer for result in found})
     colour = alt.Color(
         "series:N",
         title=None,

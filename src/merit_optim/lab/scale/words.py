@@ -8,11 +8,9 @@ from dataclasses import dataclass
 
 from merit_optim.lab.report.gather import display_names
 from merit_optim.lab.report.summary import join
-from merit_optim.lab.report.tables import Table
+from merit_optim.lab.report.tables import NOTHING, Table
 from merit_optim.lab.scale.fit import Estimate, ScalingCurve
 from merit_optim.lab.scale.measure import Measurement, choose, fit
-
-_NOTHING = "\u2013"  # a dash
 
 
 @dataclass(frozen=True)
@@ -141,7 +139,7 @@ def steps_table(found: Sequence[Result], context: int) -> Table:
                 row += [_mean(own.steps), f"{own.mean * own.batch:,.0f}"]
                 row.append(f"{result.ideal_steps(own.batch) / own.mean:.0%}")
             else:
-                row += [_why(own), _NOTHING, _NOTHING]
+                row += [_why(own), NOTHING, NOTHING]
             rows.append(tuple(row))
     return Table(head, tuple(rows))
 
@@ -153,7 +151,7 @@ def curve_table(found: Sequence[Result], context: int) -> Table:
     for result in found:
         num_runs = str(sum(len(own.steps) for own in result.reached))
         if result.curve is None:
-            rows.append((result.name, *[_NOTHING] * 5, num_runs))
+            rows.append((result.name, *[NOTHING] * 5, num_runs))
             continue
         critical, least = result.curve.critical_batch, result.curve.least_steps
         rows.append(

@@ -8,13 +8,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from merit_optim.lab.report.summary import count_seeds
+from merit_optim.lab.report.write import write_csv
 from merit_optim.lab.scale import words
 from merit_optim.lab.scale.measure import Measurement
 from merit_optim.lab.scale.picture import make_figure
 from merit_optim.lab.scale.plan import Study
 from merit_optim.lab.scale.words import Result
 from merit_optim.lab.sweep.page import Page, TableSection, write_page
-from merit_optim.lab.sweep.write import write_csv
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,11 @@ def write_findings(study: Study, measurements: Sequence[Measurement], folder: Pa
     figure = make_figure(found, study.target)
     page = Page(
         title="Batch-size scaling",
-        facts=[", ".join(result.name for result in found), f"target {study.target:g}", _seeds(study)],
+        facts=[
+            ", ".join(result.name for result in found),
+            f"target {study.target:g}",
+            count_seeds(len(study.seeds)),
+        ],
         summary=summary,
         warnings=warnings,
         figures=[figure],
@@ -66,10 +71,6 @@ def write_findings(study: Study, measurements: Sequence[Measurement], folder: Pa
     text = json.dumps({"target": study.target, "optimizers": {own.optimizer: _curve(own) for own in found}})
     (folder / "scale.json").write_text(text + "\n", encoding="utf-8")
     return Findings(tuple(found), summary, tuple(warnings), path)
-
-
-def _seeds(study: Study) -> str:
-    return "one seed" if len(study.seeds) == 1 else f"{len(study.seeds)} seeds"
 
 
 def _settings(study: Study) -> list[tuple[str, str]]:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from merit_optim.lab.report.charts import write_svg
 from merit_optim.lab.report.style import CONFIG
 from merit_optim.lab.report.tables import Table
 from merit_optim.lab.report.template import render
@@ -51,12 +52,9 @@ class Page:
 
 def write_page(page: Page, folder: Path) -> Path:
     """Write index.html and each figure as SVG into a folder; return the page's path."""
-    import vl_convert
-
     folder.mkdir(parents=True, exist_ok=True)
     for figure in page.figures:
-        spec = {**_whole(figure), "title": figure.title, "background": "white", "config": CONFIG}
-        (folder / f"{figure.key}.svg").write_text(vl_convert.vegalite_to_svg(spec), encoding="utf-8")
+        write_svg(folder / f"{figure.key}.svg", _whole(figure), figure.title)
     path = folder / "index.html"
     path.write_text(_render(page), encoding="utf-8")
     return path
@@ -67,9 +65,7 @@ def _render(page: Page) -> str:
         figure.key: {**_whole(figure), "width": "container", "autosize": {"type": "fit-x", "resize": True}}
         for figure in page.figures
     }
-    return render(
-        "sweep/page.html", **vars(page), data={"config": {**CONFIG, "background": None}, "charts": charts}
-    )
+    return render("sweep/page.html", **vars(page), data={"config": CONFIG, "charts": charts})
 
 
 def _whole(figure: Figure) -> dict[str, Any]:

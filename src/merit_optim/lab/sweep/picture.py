@@ -12,7 +12,6 @@ from typing import Any
 
 from merit_optim.lab.report import style
 from merit_optim.lab.report.figures import unchecked
-from merit_optim.lab.report.gather import Series
 from merit_optim.lab.sweep.fields import LR
 from merit_optim.lab.sweep.ledger import Ledger, Line
 from merit_optim.lab.sweep.page import Figure
@@ -117,8 +116,8 @@ def _chart(
 ) -> dict[str, Any]:
     import altair as alt
 
-    looks = [Series(line.label, line.optimizer, None, ()) for line in lines]
-    colours, dashes = style.colours(looks), style.dashes(looks)
+    optimizers = {line.label: line.optimizer for line in lines}
+    colours, dashes = style.colours(optimizers), style.dashes(optimizers)
     labels = list(colours)
     legend = alt.Legend(
         orient="top", direction="horizontal", columns=3, labelLimit=300, symbolType="stroke", symbolOpacity=1

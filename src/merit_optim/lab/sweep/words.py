@@ -6,12 +6,11 @@ from collections.abc import Sequence
 
 from merit_optim.lab.report.gather import show
 from merit_optim.lab.report.outcome import Spread
-from merit_optim.lab.report.summary import join
-from merit_optim.lab.report.tables import Table, describe_runs
+from merit_optim.lab.report.summary import count_seeds, join
+from merit_optim.lab.report.tables import NOTHING, Table, describe_runs
 from merit_optim.lab.sweep.fields import LR
 from merit_optim.lab.sweep.ledger import Best, Cell, Ledger, is_number, short
 
-_NOTHING = "\u2013"  # a dash
 _OTHER_SIDE = {"lowest": "lower", "highest": "higher"}
 
 
@@ -52,7 +51,7 @@ def best_table(ledger: Ledger) -> Table:
     for optimizer in ledger.optimizers:
         best = ledger.best(optimizer)
         if best is None:
-            rows.append((ledger.names[optimizer], *[_NOTHING] * (len(others) + 5)))
+            rows.append((ledger.names[optimizer], *[NOTHING] * (len(others) + 5)))
             continue
         below, above = best.neighbours
         rows.append(
@@ -80,7 +79,7 @@ def cell_table(ledger: Ledger) -> Table:
             ledger.names[line.optimizer] + (" (best)" if cell in bests else ""),
             describe_runs(cell.outcome),
             *(show(cell.settings[field]) for field in fields),
-            _NOTHING if cell.loss is None else write_loss(cell.loss),
+            NOTHING if cell.loss is None else write_loss(cell.loss),
         )
         for line in ledger.lines
         for cell in line.cells
@@ -104,11 +103,10 @@ def _describe(ledger: Ledger, best: Best) -> str:
     others = [field for field in ledger.varying if field not in (ledger.axis, LR)]
     place = [f"a {axis_name(ledger.axis)} of {show(best.value)}"]
     place += [f"{axis_name(field)} {show(best.cell.settings[field])}" for field in others]
-    num_seeds = len(best.loss.values)
     around = [
         f"{_told(cell)} at {show(cell.number(ledger.axis))}" for cell in best.neighbours if cell is not None
     ]
-    remarks = ["one seed" if num_seeds == 1 else f"{num_seeds} seeds", *([join(around)] if around else [])]
+    remarks = [count_seeds(len(best.loss.values)), *([join(around)] if around else [])]
     return (
         f"{ledger.names[best.cell.optimizer]} was best at {join(place)}, with a validation loss of "
         f"{write_loss(best.loss)} ({'; '.join(remarks)})"

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import csv
 import json
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from merit_optim.lab.report.gather import show
 from merit_optim.lab.report.tables import settings
+from merit_optim.lab.report.write import write_csv
 from merit_optim.lab.sweep import words
 from merit_optim.lab.sweep.fields import LR, train_option
 from merit_optim.lab.sweep.ledger import Best, Ledger
@@ -67,14 +66,6 @@ def write_findings(ledger: Ledger, folder: Path, *, may_grow: bool) -> Findings:
     }
     best.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
     return Findings(ledger, summary, tuple(warnings), path, best)
-
-
-def write_csv(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Write rows that have the same keys, at least one."""
-    with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, rows[0])
-        writer.writeheader()
-        writer.writerows(rows)
 
 
 def _facts(ledger: Ledger) -> list[str]:
