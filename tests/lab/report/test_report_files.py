@@ -1,6 +1,7 @@
 """The report's files, and what the command says to bad input."""
 
 import csv
+import json
 import re
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
@@ -66,6 +67,19 @@ def test_figures_of_an_earlier_report_do_not_stand_beside_those_of_a_later_one(
     figures = {path.stem for path in (report / "figures").iterdir()}
     assert {"validation-loss", "max-logit", "my-own"} <= figures
     assert not {name for name in figures if name.startswith("max-logit-layer")}, "one layer has none"
+
+
+def test_a_run_that_was_killed_before_it_counted_tokens(tmp_path: Path) -> None:
+    run = Run.open(write_run(tmp_path, "merit", num_steps=1, end=None))
+    lines = run.metrics_path.read_text().splitlines(keepends=True)
+    update = {"clipped": 0.1, "bounded": 0.0, "relative_change": 0.01}
+    lines = [line for line in lines if json.loads(line)["step"] == 0]
+    lines.append(json.dumps({"kind": "update", "step": 1, "parameters": {"w": update}}) + "\n")
+    run.metrics_path.write_text("".join(lines))
+    assert main([str(run.folder), "--out", str(tmp_path / "report")]) == 0
+    with (tmp_path / "report" / "metrics.csv").open() as file:
+        tokens = {row["metric"]: row["tokens"] for row in csv.DictReader(file)}
+    assert (tokens["validation_loss"], tokens["clipped"]) == ("0", "")
 
 
 def test_charts_keep_to_the_schema_of_vega_lite(three_seeds: Path) -> None:

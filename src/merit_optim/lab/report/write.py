@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -78,12 +79,13 @@ def _metric_rows(series: Sequence[Series]) -> Iterator[dict[str, Any]]:
             scale = tokens_per_step(run.rows)
             for name, points in run.curves.items():
                 for step, value in points:
+                    tokens = step * scale if step else 0.0
                     yield {
                         "run": run.name,
                         "series": own.label,
                         "seed": run.seed,
                         "metric": name,
                         "step": step,
-                        "tokens": round(step * scale) if step else 0,
+                        "tokens": round(tokens) if math.isfinite(tokens) else None,
                         "value": value,
                     }
