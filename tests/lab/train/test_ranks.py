@@ -12,22 +12,29 @@ import pytest
 from merit_optim.lab.record import Run
 from merit_optim.lab.train import train
 
-# What every rank runs: a configuration or --resume, and the step before which the process dies or is told
-# to stop, if any.
+# What every rank runs: a configuration or --resume, and the step before which the process dies, is told to
+# stop, or begins to meet a disk that cannot be read once, if any.
 WORKER = """
-import json, os, signal, sys
-from merit_optim.lab.train import Interrupted, TrainConfig, train
+import errno, json, os, signal, sys
+from merit_optim.lab.train import Interrupted, TrainConfig, checkpoint, train
 from merit_optim.lab.train.loop import Trainer
 
 config, folder, step, how = sys.argv[1:]
-take_step = Trainer.take_step
+take_step, sha256 = Trainer.take_step, checkpoint._sha256
+
+def unreadable(path):
+    checkpoint._sha256 = sha256
+    raise OSError(errno.EIO, "Input/output error")
 
 def disturbed(self, micro_batches):
     if self.step == int(step):
         if how == "die":
             os._exit(7)
-        if self.ranks.rank == 1:  # a signal may reach one rank alone
-            os.kill(os.getpid(), signal.SIGTERM)
+        if self.ranks.rank == 1:  # a signal, or a fault, may reach one rank alone
+            if how == "signal":
+                os.kill(os.getpid(), signal.SIGTERM)
+            else:
+                checkpoint._sha256 = unreadable
     return take_step(self, micro_batches)
 
 Trainer.take_step = disturbed
@@ -120,3 +127,14 @@ def test_an_error_of_the_first_rank_is_every_rank_s(changed, tmp_path):
     assert process.returncode != 0
     assert process.stderr.count("a batch of 7 sequences cannot be shared equally by 2 ranks") >= 2
     assert not Path(tmp_path / "run" / "config.json").exists()
+
+
+def test_a_file_that_one_rank_cannot_read_again_is_no_checkpoint(changed, tmp_path):
+    config = changed(parallel="fsdp2", micro_batch=2)
+    process = on_two_ranks(tmp_path, config, tmp_path / "run", step=3, how="unreadable")
+    assert process.returncode == 0, process.stderr
+    run = Run.open(tmp_path / "run")
+    warnings = [event for event in run.metrics("event") if event["what"] == "warning"]
+    assert [event["step"] for event in warnings] == [5]
+    assert "no checkpoint could be written ([Errno 5] Input/output error)" in warnings[0]["message"]
+    assert sorted(path.name for path in run.checkpoints.iterdir()) == ["step-00000010", "step-00000012"]

@@ -200,9 +200,12 @@ def _alone_without_a_warning() -> Iterator[None]:
 
 def _hash_files(path: Path, ranks: Ranks) -> dict[str, str]:
     """The sha256 of all files, each rank taking its share of them."""
-    names = sorted(file.name for file in path.glob("*.safetensors"))
-    mine = {name: _sha256(path / name) for name in names[ranks.rank :: ranks.size]}
-    return {name: digest for share in ranks.gather(mine) for name, digest in share.items()}
+
+    def hash_share() -> dict[str, str]:
+        names = sorted(file.name for file in path.glob("*.safetensors"))
+        return {name: _sha256(path / name) for name in names[ranks.rank :: ranks.size]}
+
+    return {name: digest for share in ranks.gather(hash_share) for name, digest in share.items()}
 
 
 def _complete(partial: Path, target: Path, manifest: Manifest) -> None:

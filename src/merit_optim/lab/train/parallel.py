@@ -5,7 +5,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
@@ -60,25 +60,19 @@ class Ranks:
 
     def first(self, function: Callable[[], _T]) -> _T:
         """What ``function`` returns on the first rank, on all ranks; what it raises, all raise."""
-        answer: list[Any] = [None, None]
-        if self.is_first:
-            try:
-                answer[0] = function()
-            except Exception as error:
-                answer[1] = error
+        answers: list[Any] = [_answer(function) if self.is_first else None]
         if self.size > 1:
-            dist.broadcast_object_list(answer, src=0, device=torch.device("cpu"))
-        if answer[1] is not None:
-            raise answer[1]
-        return cast("_T", answer[0])
+            dist.broadcast_object_list(answers, src=0, device=torch.device("cpu"))
+        value: _T = _values(answers)[0]
+        return value
 
-    def gather(self, value: _T) -> list[_T]:
-        """The values of all ranks."""
-        values: list[Any] = [value]
+    def gather(self, function: Callable[[], _T]) -> list[_T]:
+        """What ``function`` returns on each rank, on all ranks; what it raises on one, all raise."""
+        answers: list[Any] = [_answer(function)]
         if self.size > 1:
-            values = [None] * self.size
-            dist.all_gather_object(values, value)
-        return values
+            answers *= self.size
+            dist.all_gather_object(answers, answers[self.rank])
+        return _values(answers)
 
     def maximum(self, *values: int) -> list[int]:
         """The largest of the ranks' values, each by itself; the hosts agree, the devices do not wait."""
@@ -101,6 +95,21 @@ class Ranks:
             tensor = tensor.clone()
             dist.all_reduce(tensor, operation)
         return tensor
+
+
+def _answer(function: Callable[[], _T]) -> tuple[_T | None, Exception | None]:
+    """What a function returns, or what it raises."""
+    try:
+        return function(), None
+    except Exception as error:
+        return None, error
+
+
+def _values(answers: Sequence[tuple[Any, Exception | None]]) -> list[Any]:
+    for _, error in answers:
+        if error is not None:
+            raise error
+    return [value for value, _ in answers]
 
 
 def share(model: LanguageModel, kind: Parallel, ranks: Ranks, *, compiled: bool) -> nn.Module:
