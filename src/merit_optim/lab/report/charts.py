@@ -9,12 +9,12 @@ has a legend instead.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from merit_optim.lab.report.style import CONFIG
+from merit_optim.lab.report import style
 
 if TYPE_CHECKING:
     import altair as alt
@@ -33,6 +33,11 @@ class Look:
 
     colours: Mapping[str, str]
     dashes: Mapping[str, tuple[int, ...]]
+
+    @classmethod
+    def of(cls, optimizers: Mapping[str, str]) -> Look:
+        """The look of series, from their optimizers by label."""
+        return cls(style.colours(optimizers), style.dashes(optimizers))
 
 
 @dataclass(frozen=True)
@@ -85,18 +90,7 @@ def line_chart(
         axis=_vertical_axis(vertical),
     )
     legend = alt.Legend(orient="top", direction="horizontal") if standalone else None
-    series = alt.Color(
-        "series:N",
-        title=None,
-        scale=alt.Scale(domain=list(labels), range=[look.colours[label] for label in labels]),
-        legend=legend,
-    )
-    dash = alt.StrokeDash(
-        "series:N",
-        title=None,
-        scale=alt.Scale(domain=list(labels), range=[list(look.dashes[label]) for label in labels]),
-        legend=legend,
-    )
+    series, dash = by_series(look, labels, legend)
 
     def rows(kind: str) -> alt.Chart:
         source = alt.Chart(alt.NamedData(name=f"{name}-{kind}"))
@@ -122,11 +116,26 @@ def line_chart(
     return spec
 
 
+def by_series(
+    look: Look, labels: Iterable[str], legend: alt.Legend | None
+) -> tuple[alt.Color, alt.StrokeDash]:
+    """The colour and the stroke of rows by their ``series``, one of ``labels``."""
+    import altair as alt
+
+    domain = list(labels)
+    colours = alt.Scale(domain=domain, range=[look.colours[label] for label in domain])
+    dashes = alt.Scale(domain=domain, range=[list(look.dashes[label]) for label in domain])
+    return (
+        alt.Color("series:N", title=None, scale=colours, legend=legend),
+        alt.StrokeDash("series:N", title=None, scale=dashes, legend=legend),
+    )
+
+
 def write_svg(path: Path, chart: Mapping[str, Any], title: str) -> None:
     """Write a chart, with its data, as a picture."""
     import vl_convert
 
-    spec = {**chart, "title": title, "background": "white", "config": CONFIG}
+    spec = {**chart, "title": title, "background": "white", "config": style.CONFIG}
     path.write_text(vl_convert.vegalite_to_svg(spec), encoding="utf-8")
 
 

@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
-from merit_optim.lab.report import charts, style
+from merit_optim.lab.report import charts
 from merit_optim.lab.report.curves import (
     Point,
     finite,
@@ -50,8 +50,7 @@ class Figure:
 
 def make_figures(series: Sequence[Series]) -> list[Figure]:
     """Every figure for which something was recorded, in the order of the page."""
-    optimizers = {own.label: own.optimizer for own in series}
-    look = charts.Look(style.colours(optimizers), style.dashes(optimizers))
+    look = charts.Look.of({own.label: own.optimizer for own in series})
     horizontals = _horizontals(series)
 
     def lines(measures: Iterable[Measure]) -> list[Figure]:

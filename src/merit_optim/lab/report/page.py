@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from merit_optim.lab.report import style, tables
+from merit_optim.lab.report.charts import Look
 from merit_optim.lab.report.figures import Datasets, Figure
 from merit_optim.lab.report.gather import Series, differing, show
 from merit_optim.lab.report.outcome import SeriesOutcome
@@ -18,15 +19,16 @@ def render_page(
     series: Sequence[Series], outcomes: Sequence[SeriesOutcome], figures: Sequence[Figure], summary: str
 ) -> str:
     """The page as text."""
-    optimizers = {own.label: own.optimizer for own in series}
-    colours, dashes = style.colours(optimizers), style.dashes(optimizers)
+    look = Look.of({own.label: own.optimizer for own in series})
     return render(
         "report/page.html",
         title=_title(series),
         facts=_facts(series),
         summary=summary,
-        data=_charts(figures, colours),
-        legend=[(label, colours[label], " ".join(map(str, dashes[label]))) for label in colours],
+        data=_charts(figures, look.colours),
+        legend=[
+            (label, look.colours[label], " ".join(map(str, dash))) for label, dash in look.dashes.items()
+        ],
         sections=_sections(figures),
         outcomes=tables.series_table(outcomes),
         runs=tables.run_table(outcomes),
@@ -34,7 +36,7 @@ def render_page(
         several_seeds=any(len(own.finished) > 1 for own in outcomes),
         settings=tables.settings(series),
         environment=tables.environment(series),
-        colours=colours,
+        colours=look.colours,
     )
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from merit_optim.lab.report import style
+from merit_optim.lab.report.charts import Look, by_series
 from merit_optim.lab.report.curves import Point, finite, mean_curve, thin
 from merit_optim.lab.report.gather import DISPLAY_NAMES
 from merit_optim.lab.reproduce.entry import Chart
@@ -268,8 +268,6 @@ def _by_series(
 ) -> tuple[alt.Color, alt.StrokeDash]:
     import altair as alt
 
-    by_name = {name: optimizers.get(name, name) for name in names}
-    colours, dashes = style.colours(by_name), style.dashes(by_name)
     legend = alt.Legend(
         orient="top",
         direction="horizontal",
@@ -279,21 +277,8 @@ def _by_series(
         symbolType=symbol,
         symbolOpacity=1,
     )
-    domain = list(names)
-    return (
-        alt.Color(
-            "series:N",
-            title=None,
-            legend=legend,
-            scale=alt.Scale(domain=domain, range=[colours[name] for name in names]),
-        ),
-        alt.StrokeDash(
-            "series:N",
-            title=None,
-            legend=legend,
-            scale=alt.Scale(domain=domain, range=[list(dashes[name]) for name in names]),
-        ),
-    )
+    look = Look.of({name: optimizers.get(name, name) for name in names})
+    return by_series(look, names, legend)
 
 
 def _position(kind: Any, field: str, axis: Axis) -> Any:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from merit_optim.lab.report import style
+from merit_optim.lab.report.charts import Look, by_series
 from merit_optim.lab.report.figures import unchecked
 from merit_optim.lab.scale.words import Result
 from merit_optim.lab.sweep.page import Figure
@@ -124,13 +124,9 @@ def _chart(
 ) -> dict[str, Any]:
     import altair as alt
 
-    colours = style.colours({result.name: result.optimizer for result in found})
-    colour = alt.Color(
-        "series:N",
-        title=None,
-        scale=alt.Scale(domain=list(colours), range=list(colours.values())),
-        legend=alt.Legend(orient="top", direction="horizontal", symbolType="stroke", symbolOpacity=1),
-    )
+    look = Look.of({result.name: result.optimizer for result in found})
+    legend = alt.Legend(orient="top", direction="horizontal", symbolType="stroke", symbolOpacity=1)
+    colour, _ = by_series(look, look.colours, legend)
     across = alt.Scale(type="log", domain=list(ends), nice=False)
     x = alt.X(
         "batch:Q",

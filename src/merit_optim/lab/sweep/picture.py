@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from merit_optim.lab.report import style
+from merit_optim.lab.report.charts import Look, by_series
 from merit_optim.lab.report.figures import unchecked
 from merit_optim.lab.sweep.fields import LR
 from merit_optim.lab.sweep.ledger import Ledger, Line
@@ -116,24 +116,11 @@ def _chart(
 ) -> dict[str, Any]:
     import altair as alt
 
-    optimizers = {line.label: line.optimizer for line in lines}
-    colours, dashes = style.colours(optimizers), style.dashes(optimizers)
-    labels = list(colours)
+    look = Look.of({line.label: line.optimizer for line in lines})
     legend = alt.Legend(
         orient="top", direction="horizontal", columns=3, labelLimit=300, symbolType="stroke", symbolOpacity=1
     )
-    colour = alt.Color(
-        "series:N",
-        title=None,
-        scale=alt.Scale(domain=labels, range=[colours[label] for label in labels]),
-        legend=legend,
-    )
-    dash = alt.StrokeDash(
-        "series:N",
-        title=None,
-        scale=alt.Scale(domain=labels, range=[list(dashes[label]) for label in labels]),
-        legend=legend,
-    )
+    colour, dash = by_series(look, look.colours, legend)
     x = _x(ledger.axis, [value for line in lines for value in line.values])
     scale = alt.Scale(domain=list(domain), nice=False, zero=False)
     above = f"datum.value > {ceiling:.9g}"  # heights in the band mean nothing
