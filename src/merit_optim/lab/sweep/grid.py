@@ -82,7 +82,7 @@ class Grid:
             dict(zip(self.fields, values, strict=True)) for values in itertools.product(*self.fields.values())
         ]
 
-    def run(self, dataset: Dataset, optimizer: str, values: Mapping[str, object], seed: object) -> PlannedRun:
+    def run(self, dataset: Dataset, optimizer: str, values: Mapping[str, object], seed: int) -> PlannedRun:
         """One run. ``values`` are the learning rate's and the other fields'."""
         asked = with_values(self.base, {**values, "optimizer.name": optimizer, "seed": seed})
         config = asked.resolve(dataset.vocab_size)
@@ -102,9 +102,10 @@ class Grid:
         """
         for path in sorted(self.folder.glob("*/config.json")):
             run = Run.open(path.parent)
-            before = flatten(TrainConfig.from_dict(run.config).to_dict())
-            values = {field: before[field] for field in (LR, *self.fields)}
-            point = self.run(dataset, str(before["optimizer.name"]), values, before["seed"])
+            own = TrainConfig.from_dict(run.config)
+            settings = flatten(own.to_dict())
+            values = {field: settings[field] for field in (LR, *self.fields)}
+            point = self.run(dataset, own.optimizer.name, values, own.seed)
             check_same(run, point.config, dataset, _RULE)
 
 

@@ -148,18 +148,22 @@ class Ledger:
             numbers.remove(LR)  # optimizers differ in it, but none was tried at two
         return numbers[0] if numbers else LR
 
+    @property
+    def others(self) -> list[str]:
+        """The fields that have more than one value, but for the axis and the learning rate."""
+        return [field for field in self.varying if field not in (self.axis, LR)]
+
     @cached_property
     def lines(self) -> list[Line]:
         """Every line of the grid."""
-        others = [field for field in (LR, *self.fields) if field != self.axis]
-        told = [field for field in others if field in self.varying and field != LR]
+        across = [field for field in (LR, *self.fields) if field != self.axis]
         groups: dict[tuple[object, ...], list[Cell]] = {}
         for cell in self.cells:
-            groups.setdefault((cell.optimizer, *(cell.settings[field] for field in others)), []).append(cell)
+            groups.setdefault((cell.optimizer, *(cell.settings[field] for field in across)), []).append(cell)
         lines = []
         for cells in groups.values():
             first = cells[0]
-            words = [f"{short(field)} {show(first.settings[field])}" for field in told]
+            words = [f"{short(field)} {show(first.settings[field])}" for field in self.others]
             label = ", ".join([self.names[first.optimizer], *words])
             ordered = sorted(cells, key=lambda cell: cell.number(self.axis))
             lines.append(Line(label, first.optimizer, self.axis, tuple(ordered)))

@@ -45,19 +45,17 @@ def warnings(ledger: Ledger, *, may_grow: bool) -> list[str]:
 
 def best_table(ledger: Ledger) -> Table:
     """One row for each optimizer: its best value between its neighbours."""
-    axis = axis_name(ledger.axis)
-    others = [field for field in ledger.varying if field not in (ledger.axis, LR)]
     rows = []
     for optimizer in ledger.optimizers:
         best = ledger.best(optimizer)
         if best is None:
-            rows.append((ledger.names[optimizer], *[NOTHING] * (len(others) + 5)))
+            rows.append((ledger.names[optimizer], *[NOTHING] * (len(ledger.others) + 5)))
             continue
         below, above = best.neighbours
         rows.append(
             (
                 ledger.names[optimizer],
-                *(show(best.cell.settings[field]) for field in others),
+                *(show(best.cell.settings[field]) for field in ledger.others),
                 show(best.value),
                 write_loss(best.loss),
                 _neighbour(below, ledger.axis),
@@ -65,8 +63,8 @@ def best_table(ledger: Ledger) -> Table:
                 _seeds(best.cell),
             )
         )
-    names = [short(field).replace("_", " ").capitalize() for field in others]
-    head = ("Optimizer", *names, f"Best {axis}", "Loss", "Next lower", "Next higher", "Seeds")
+    names = [*(axis_name(field).capitalize() for field in ledger.others), f"Best {axis_name(ledger.axis)}"]
+    head = ("Optimizer", *names, "Loss", "Next lower", "Next higher", "Seeds")
     return Table(head, tuple(rows))
 
 
@@ -100,9 +98,8 @@ def write_loss(loss: Spread) -> str:
 
 
 def _describe(ledger: Ledger, best: Best) -> str:
-    others = [field for field in ledger.varying if field not in (ledger.axis, LR)]
     place = [f"a {axis_name(ledger.axis)} of {show(best.value)}"]
-    place += [f"{axis_name(field)} {show(best.cell.settings[field])}" for field in others]
+    place += [f"{axis_name(field)} {show(best.cell.settings[field])}" for field in ledger.others]
     around = [
         f"{_told(cell)} at {show(cell.number(ledger.axis))}" for cell in best.neighbours if cell is not None
     ]

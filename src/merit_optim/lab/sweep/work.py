@@ -44,15 +44,14 @@ def sweep(
     if extend:
         check_extendable(learning_rates)
     ranks = Ranks.join()
+    console = Console(stderr=True, highlight=False, quiet=not ranks.is_first)
     grid = Grid(base=base, folder=folder, learning_rates=learning_rates, fields=fields, seeds=seeds)
     carry_out(ranks.first(grid.plan), ranks)
     if extend:
         while more := ranks.first(lambda: extension(grid, Ledger.read(folder, list(fields)))):
-            if ranks.is_first:
-                names = ", ".join(dict.fromkeys(run.folder.name.rpartition("-")[0] for run in more))
-                Console(stderr=True, highlight=False).print(
-                    f"The best lies at the edge of the grid; next: {names}", markup=False, soft_wrap=True
-                )
+            names = ", ".join(dict.fromkeys(run.folder.name.rpartition("-")[0] for run in more))
+            text = f"The best lies at the edge of the grid; next: {names}"
+            console.print(text, markup=False, soft_wrap=True)
             carry_out(more, ranks)
     if not ranks.is_first:
         return None
