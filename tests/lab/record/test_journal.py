@@ -64,6 +64,12 @@ def test_going_on_from_a_checkpoint_drops_what_came_after_it(run):
     assert tensorboard_scalars(run)["train/loss"] == [(1, 2.0), (2, 1.0)]
 
 
+def test_a_metrics_file_that_was_cut_is_refused_before_anything_is_written(run):
+    with pytest.raises(ValueError, match="has 0 bytes, but had 10 when the checkpoint was made"):
+        Journal(run, offset=10)
+    assert not (run.folder / "tensorboard").exists()
+
+
 def test_weights_and_biases_missing(run, monkeypatch):
     monkeypatch.setitem(sys.modules, "wandb", None)
     with pytest.raises(ModuleNotFoundError, match="pip install wandb"):

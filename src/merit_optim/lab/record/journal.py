@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterator
+from contextlib import ExitStack, closing
 from importlib import import_module
 from types import TracebackType
 from typing import Any, Protocol, Self
@@ -33,9 +33,13 @@ class Journal:
     """
 
     def __init__(self, run: Run, *, offset: int = 0, step: int = 0, wandb: str | None = None) -> None:
-        self._sinks: list[Sink] = [] if wandb is None else [WeightsAndBiases(run, project=wandb)]
-        self._sinks.append(TensorBoard(run, step=step))
-        self._metrics = MetricsWriter(run.metrics_path, offset)
+        with ExitStack() as opened:  # closes what is open where the next cannot be opened
+            self._metrics = opened.enter_context(MetricsWriter(run.metrics_path, offset))
+            self._sinks: list[Sink] = []
+            if wandb is not None:
+                self._sinks.append(opened.enter_context(closing(WeightsAndBiases(run, project=wandb))))
+            self._sinks.append(opened.enter_context(closing(TensorBoard(run, step=step))))
+            self._opened = opened.pop_all()
 
     def write(self, kind: str, step: int, **values: Any) -> None:
         """Record one measurement; see metrics.py for the kinds."""
@@ -55,10 +59,7 @@ class Journal:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        with contextlib.ExitStack() as stack:
-            stack.enter_context(self._metrics)
-            for sink in self._sinks:
-                stack.callback(sink.close)
+        self._opened.close()
 
 
 class TensorBoard:
