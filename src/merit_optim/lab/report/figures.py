@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 import statistics
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
@@ -19,7 +19,7 @@ from merit_optim.lab.report.curves import (
     thin,
     tokens_per_step,
 )
-from merit_optim.lab.report.gather import Series
+from merit_optim.lab.report.gather import MeasuredRun, Series
 from merit_optim.lab.report.measures import ATTENTION, LOGIT, LOSSES, OTHERS, Measure
 
 _MAX_POINTS = 240  # in a line; the CSV file has all
@@ -122,21 +122,10 @@ def _lines(
     curves = thin(
         [finite(run.curves[measure.key]) for _, run in present], limit=_MAX_POINTS, combine=measure.combine
     )
-    labels = list(dict.fromkeys(own.label for own, _ in present))
-    rows: Datasets = {"runs": [], "means": [], "ends": []}
-    runs, means, ends = rows.values()
-    for place, label in enumerate(labels):
-        own = [
-            (run, points) for (one, run), points in zip(present, curves, strict=True) if one.label == label
-        ]
-        scale = tokens_per_step(own[0][0].rows)
-        for run, points in own:
-            if len(own) > 1:
-                runs += _rows(points, scale, series=label, run=run.name)
-            if run.status == "diverged":
-                ends += _rows(points[-1:], scale, series=label, run=run.name, message="diverged")
-        means += _rows(mean_curve([points for _, points in own]), scale, series=label, key=f"s{place}")
-    vertical = _vertical(measure, curves)
+    by_label: dict[str, list[tuple[MeasuredRun, list[Point]]]] = {}
+    for (own, run), points in zip(present, curves, strict=True):
+        by_label.setdefault(own.label, []).append((run, points))
+    rows, vertical = _line_rows(by_label), _vertical(measure, curves)
 
     def chart(axis: charts.Axis, *, standalone: bool = False) -> dict[str, Any]:
         return charts.line_chart(
@@ -144,9 +133,9 @@ def _lines(
             look,
             horizontals[axis],
             vertical,
-            labels=labels,
+            labels=list(by_label),
             num_points=max(map(len, curves)),
-            kinds=[kind for kind in rows if rows[kind]],
+            kinds=rows,
             standalone=standalone,
         )
 
@@ -160,8 +149,26 @@ def _lines(
         caption=measure.caption,
         on_page={axis: chart(axis) for axis in horizontals},
         in_files={key: chart("step", standalone=True), **files},
-        datasets={f"{measure.key}-{kind}": rows[kind] for kind in rows if rows[kind]},
+        datasets={f"{measure.key}-{kind}": own for kind, own in rows.items()},
     )
+
+
+def _line_rows(curves: Mapping[str, Sequence[tuple[MeasuredRun, Sequence[Point]]]]) -> Datasets:
+    """What is drawn of the runs of each series: them, where they are several; their mean; where one diverged.
+
+    What there is nothing of is left out.
+    """
+    rows: Datasets = {"runs": [], "means": [], "ends": []}
+    for place, (label, own) in enumerate(curves.items()):
+        scale = tokens_per_step(own[0][0].rows)
+        for run, points in own:
+            if len(own) > 1:
+                rows["runs"] += _rows(points, scale, series=label, run=run.name)
+            if run.status == "diverged":
+                rows["ends"] += _rows(points[-1:], scale, series=label, run=run.name, message="diverged")
+        mean = mean_curve([points for _, points in own])
+        rows["means"] += _rows(mean, scale, series=label, key=f"s{place}")
+    return {kind: own for kind, own in rows.items() if own}
 
 
 def _rows(points: Sequence[Point], scale: float, **names: str) -> list[dict[str, Any]]:
