@@ -9,6 +9,7 @@ import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from merit_optim.lab.record import Status
 from merit_optim.lab.report.curves import MAX_LOGIT, Curves, finite, last_validation_loss
 from merit_optim.lab.report.gather import MeasuredRun, Series
 
@@ -22,7 +23,7 @@ class RunOutcome:
 
     name: str
     seed: int
-    status: str
+    status: Status
     step: int
     tokens: int
     seconds: float | None

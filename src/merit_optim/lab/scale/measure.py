@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from merit_optim.lab.record import Run
+from merit_optim.lab.record import Run, Status
 from merit_optim.lab.report.gather import MeasuredRun
 from merit_optim.lab.scale.fit import ScalingCurve, fit_curve
 from merit_optim.lab.scale.reach import steps_to_reach
@@ -21,7 +21,7 @@ class Attempt:
 
     name: str
     seed: int
-    status: str
+    status: Status
     steps: float | None
     last_step: int
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -25,7 +25,7 @@ class Start:
 
     run: Run
     config: TrainConfig
-    what: str
+    what: Literal["started", "resumed", "finished"]
     message: str
     checkpoint: Path | None = None
     step: int = 0

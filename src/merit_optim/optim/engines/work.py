@@ -56,12 +56,12 @@ def by_device(works: list[Work]) -> dict[torch.device, list[Work]]:
     devices = dict.fromkeys([param.device for work in works for param in work.params])  # keeps their order
     if len(devices) == 1:
         return {next(iter(devices)): works}
-    apart: dict[torch.device, list[Work]] = {device: [] for device in devices}
+    found: dict[torch.device, list[Work]] = {device: [] for device in devices}
     for work in works:
-        for device, on_device in apart.items():
+        for device, on_device in found.items():
             if keep := [i for i, param in enumerate(work.params) if param.device == device]:
                 on_device.append(pick(work, keep))
-    return apart
+    return found
 
 
 def apart(works: list[Work], controls: Controls) -> dict[torch.device, list[Work]]:
