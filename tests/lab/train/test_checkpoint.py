@@ -122,7 +122,7 @@ def test_a_copy_under_another_name_is_left_alone(changed, tmp_path, monkeypatch)
     run = train(changed(**{"checkpoint.keep": 1}), tmp_path)
     left = ["step-00000005-best", "step-00000012", "step-notes.txt"]
     assert sorted(path.name for path in run.checkpoints.iterdir()) == left
-    assert find(run.checkpoints)[0].name == "step-00000012"
+    assert find(run.checkpoints)[0][0].name == "step-00000012"
 
 
 def test_an_old_one_that_cannot_be_removed_is_no_failure_to_save(changed, tmp_path, monkeypatch):
@@ -136,7 +136,7 @@ def test_an_old_one_that_cannot_be_removed_is_no_failure_to_save(changed, tmp_pa
     monkeypatch.setattr(os, "rmdir", held_open)
     run = train(changed(**{"checkpoint.keep": 1}), tmp_path)
     assert [event["what"] for event in run.metrics("event")] == ["started", "finished"]
-    assert find(run.checkpoints)[0].name == "step-00000012"
+    assert find(run.checkpoints)[0][0].name == "step-00000012"
 
 
 @pytest.fixture
@@ -176,7 +176,7 @@ def test_a_disk_that_stays_full_leaves_the_last_good_checkpoint(
     with pytest.raises(OSError, match=r"could be written.*No space left.*; mend that, then resume") as caught:
         train(changed(), tmp_path / "run")
     assert caught.value.errno == errno.ENOSPC
-    path, manifest, complaints = find(tmp_path / "run" / "checkpoints")
+    (path, manifest), complaints = find(tmp_path / "run" / "checkpoints")
     assert (path.name, manifest.step, complaints) == ("step-00000005", 5, [])
     monkeypatch.undo()
     assert measured(train(None, tmp_path / "run", resume=True)) == measured(whole)

@@ -104,15 +104,15 @@ def save(
     return target
 
 
-def find(folder: Path) -> tuple[Path | None, Manifest | None, list[str]]:
+def find(folder: Path) -> tuple[tuple[Path, Manifest] | None, list[str]]:
     """The newest checkpoint that is whole, and what is wrong with newer ones."""
     complaints: list[str] = []
     for path in _complete_ones(folder):
         try:
-            return path, read(path), complaints
+            return (path, read(path)), complaints
         except Damaged as error:
             complaints.append(str(error))
-    return None, None, complaints
+    return None, complaints
 
 
 def read(path: Path) -> Manifest:

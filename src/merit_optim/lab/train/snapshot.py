@@ -35,10 +35,11 @@ class Snapshot:
         run = Run.open(folder)
         config = TrainConfig.from_dict(run.config)
         if step is None:
-            path, manifest, complaints = checkpoint.find(run.checkpoints)
-            if path is None or manifest is None:
+            found, complaints = checkpoint.find(run.checkpoints)
+            if found is None:
                 reasons = "; ".join(complaints) or "none was written yet"
                 raise ValueError(f"{run.folder} has no checkpoint that can be used: {reasons}")
+            path, manifest = found
         else:
             path = checkpoint.path_of(run.checkpoints, step)
             if not path.is_dir():

@@ -63,11 +63,12 @@ def resume_run(config: TrainConfig | None, folder: Path, ranks: Ranks) -> Start:
     _check(own, dataset, ranks)
     now = _environment(dataset, ranks)
     _check_data(run, now, dataset)
-    path, manifest, remarks = checkpoint.find(run.checkpoints)
+    found, remarks = checkpoint.find(run.checkpoints)
     remarks += differences(run.environment, now)
-    if path is None or manifest is None:
+    if found is None:
         message = "; ".join(["from the beginning, for there is no checkpoint to go on from", *remarks])
         return Start(run=run, config=own, what="resumed", message=message)
+    path, manifest = found
     if manifest.config != own.fingerprint:
         raise ValueError(
             f"{path} was written with another configuration than {folder / 'config.json'} holds; undo the "
