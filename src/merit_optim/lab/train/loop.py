@@ -56,13 +56,13 @@ def train(config: TrainConfig | None, folder: Path | str, *, resume: bool = Fals
     ranks = Ranks.join()
     with contextlib.ExitStack() as held, listening() as stop:
 
-        def hold() -> None:
+        def begin() -> Start:
             if resume:
                 Run.open(folder)  # before the lock makes a folder of a misspelt name
             held.enter_context(lock(folder))
+            return _start(config, folder, ranks, resume)
 
-        ranks.first(hold)
-        start = ranks.first(lambda: _start(config, folder, ranks, resume))
+        start = ranks.first(begin)
         if start.what != "finished":
             with reporting(start, ranks) as reporter, contextlib.suppress(_Diverged):
                 reporter.event(start.step, start.what, start.message)
