@@ -6,7 +6,7 @@ from rich.console import Console
 
 from merit_optim.lab.models import PRESETS
 from merit_optim.lab.record import Run
-from merit_optim.lab.train import command
+from merit_optim.lab.train import Interrupted, command
 from merit_optim.lab.train.command import main, parse
 from merit_optim.lab.train.display import Display
 from merit_optim.lab.train.loop import Trainer
@@ -46,6 +46,16 @@ def test_one_rank_speaks_for_all(data, tmp_path, capfd, monkeypatch):
     monkeypatch.setenv("RANK", "1")
     assert main(["--resume", str(tmp_path)]) == 0
     assert capfd.readouterr().out == ""
+
+    def interrupted(*_, **__):
+        raise Interrupted(15, "stopped by SIGTERM")
+
+    monkeypatch.setattr(command, "train", interrupted)
+    assert main(["--resume", str(tmp_path)]) == 128 + 15
+    assert capfd.readouterr().err == ""
+    monkeypatch.setenv("RANK", "0")
+    assert main(["--resume", str(tmp_path)]) == 128 + 15
+    assert "Go on with: merit train --resume" in capfd.readouterr().err
 
 
 def test_a_run_goes_on_with_data_that_have_moved(data, tmp_path, capfd, monkeypatch):

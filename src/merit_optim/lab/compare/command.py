@@ -17,6 +17,7 @@ from merit_optim.lab.compare.work import compare
 from merit_optim.lab.models import PRESETS
 from merit_optim.lab.record import RunInUse
 from merit_optim.lab.train import Interrupted, OptimizerConfig, TrainConfig
+from merit_optim.lab.train.parallel import is_first_rank
 
 _SUMMARY = "Train one model with several optimizers and seeds, and report."
 
@@ -66,7 +67,8 @@ def exit_status(command: str, work: Callable[[], int | None]) -> int:
     try:
         return work() or 0
     except Interrupted as interrupted:
-        print(f"{command}: {interrupted}. The same command goes on from there.", file=sys.stderr)
+        if is_first_rank():
+            print(f"{command}: {interrupted}. The same command goes on from there.", file=sys.stderr)
         return 128 + interrupted.signum
     except KeyboardInterrupt:
         print(f"{command}: stopped. The same command goes on.", file=sys.stderr)

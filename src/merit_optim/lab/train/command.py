@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import difflib
-import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from merit_optim.lab.models import PRESETS, num_parameters
 from merit_optim.lab.record import Run, RunInUse
 from merit_optim.lab.train.config import TrainConfig
 from merit_optim.lab.train.loop import train
+from merit_optim.lab.train.parallel import is_first_rank
 from merit_optim.lab.train.signals import Interrupted
 
 
@@ -36,17 +36,17 @@ def main(argv: Sequence[str]) -> int:
         config, folder, resume = parse(list(argv))
         run = train(config, folder, resume=resume)
     except Interrupted as interrupted:
-        print(f"merit train: {interrupted}. Go on with: merit train --resume {folder}", file=sys.stderr)
+        if is_first_rank():
+            print(f"merit train: {interrupted}. Go on with: merit train --resume {folder}", file=sys.stderr)
         return 128 + interrupted.signum
     except (OSError, ValueError, RunInUse) as error:
         print(f"merit train: {error}", file=sys.stderr)
         return 1
-    is_first = os.environ.get("RANK", "0") == "0"  # under torchrun one speaks for all
     if run.status == "diverged":
-        if is_first:
+        if is_first_rank():
             print(f"merit train: the run diverged; {run.folder} has its numbers", file=sys.stderr)
         return 1
-    if is_first:
+    if is_first_rank():
         print(f"The run is in {run.folder}")
     return 0
 
