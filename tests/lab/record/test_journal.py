@@ -7,6 +7,7 @@ import torch
 
 import merit_optim
 from merit_optim.lab.record import Journal, Run, differences, environment
+from merit_optim.lab.record.journal import scalars_of
 
 
 @pytest.fixture
@@ -51,6 +52,12 @@ def test_numbers_reach_the_metrics_file_and_tensorboard(run):
         "attention/max_logit_layer_01": [(1, 2.0)],
         "update_clipped/w": [(1, 0.25)],
     }
+
+
+@pytest.mark.parametrize("heads", [[math.nan, 3.0], [3.0, math.nan]])
+def test_a_nan_of_one_head_is_told(heads):
+    scalars = dict(scalars_of("attention", {"max_logits": [heads], "entropy": None}))
+    assert math.isnan(scalars["attention/max_logit_layer_00"])
 
 
 def test_going_on_from_a_checkpoint_drops_what_came_after_it(run):

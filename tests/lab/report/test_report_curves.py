@@ -2,6 +2,8 @@
 
 import math
 
+import pytest
+
 from merit_optim.lab.report.curves import mean_curve, read_curves, thin, tokens_per_step
 
 
@@ -32,6 +34,16 @@ def test_every_kind_of_measurement_becomes_curves() -> None:
         "bounded": [(1, 0.2)],
         "relative_change": [(1, 0.3)],
     }
+
+
+@pytest.mark.parametrize("heads", [[math.nan, 3.0], [3.0, math.nan]])
+def test_a_nan_of_one_head_is_seen_wherever_it_stands(heads: list[float]) -> None:
+    row = {"step": 1, "max_logits": [[7.0, 2.0], heads], "entropy": [[1.0, 2.0], heads]}
+    curves = read_curves({"attention": [row]})
+    assert curves["max_logit_layer_1"] == [(1, 7.0)]
+    for name in ("max_logit", "max_logit_layer_2", "entropy_mean", "entropy_lowest"):
+        ((_, value),) = curves[name]
+        assert math.isnan(value), name
 
 
 def test_a_short_curve_is_left_as_it_is() -> None:

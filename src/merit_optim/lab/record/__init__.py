@@ -4,7 +4,7 @@ from merit_optim.lab.record.environment import differences, environment
 from merit_optim.lab.record.excerpt import write_excerpt
 from merit_optim.lab.record.journal import Journal, import_wandb
 from merit_optim.lab.record.lock import RunInUse, is_locked, lock
-from merit_optim.lab.record.metrics import MetricsWriter, read_metrics
+from merit_optim.lab.record.metrics import MetricsWriter, keep_nan, read_metrics
 from merit_optim.lab.record.run import FORMAT, Run, Status, outcome_of
 
 __all__ = [
@@ -18,6 +18,7 @@ __all__ = [
     "environment",
     "import_wandb",
     "is_locked",
+    "keep_nan",
     "lock",
     "outcome_of",
     "read_metrics",

@@ -8,7 +8,7 @@ from importlib import import_module
 from types import TracebackType
 from typing import Any, Protocol, Self
 
-from merit_optim.lab.record.metrics import MetricsWriter
+from merit_optim.lab.record.metrics import MetricsWriter, keep_nan
 from merit_optim.lab.record.run import Run
 
 
@@ -120,7 +120,7 @@ def scalars_of(kind: str, values: dict[str, Any]) -> Iterator[tuple[str, float]]
     """The numbers of a measurement, with the names they have in a chart."""
     if kind == "attention":
         for layer, heads in enumerate(values["max_logits"]):
-            yield f"attention/max_logit_layer_{layer:02d}", max(heads)
+            yield f"attention/max_logit_layer_{layer:02d}", keep_nan(max, heads)
         for layer, heads in enumerate(values["entropy"] or []):
             yield f"attention/entropy_layer_{layer:02d}", sum(heads) / len(heads)
     elif kind == "update":

@@ -16,7 +16,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -82,6 +82,16 @@ def read_metrics(path: Path) -> Iterator[dict[str, Any]]:
                     f"line {number} of {path} is no measurement ({error}). Nothing but the run writes this "
                     "file; remove the line if its numbers can be missed."
                 ) from None
+
+
+def keep_nan(choose: Callable[[Sequence[float]], float], numbers: Sequence[float]) -> float:
+    """``max`` or ``min`` of numbers, NaN where one is: alone they keep or drop it by its place.
+
+    Example:
+        >>> max(2.0, math.nan), keep_nan(max, [2.0, math.nan])
+        (2.0, nan)
+    """
+    return math.nan if any(map(math.isnan, numbers)) else choose(numbers)
 
 
 def _measurement(line: bytes) -> dict[str, Any]:

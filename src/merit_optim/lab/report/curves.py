@@ -6,6 +6,8 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from merit_optim.lab.record import keep_nan
+
 Rows = dict[str, list[dict[str, Any]]]  # the lines of metrics.jsonl, by kind
 Point = tuple[int, float]
 Curves = dict[str, list[Point]]
@@ -40,14 +42,14 @@ def read_curves(rows: Rows) -> Curves:
         for name, key in _TRAINING.items():
             add(name, row["step"], row.get(key))
     for row in rows.get("attention", []):
-        layers = [max(heads) for heads in row["max_logits"]]
-        add(MAX_LOGIT, row["step"], max(layers))
+        layers = [keep_nan(max, heads) for heads in row["max_logits"]]
+        add(MAX_LOGIT, row["step"], keep_nan(max, layers))
         for layer, largest in enumerate(layers, start=1):
             add(layer_name(layer), row["step"], largest)
         if row.get("entropy") is not None:
             heads = [entropy for layer in row["entropy"] for entropy in layer]
             add("entropy_mean", row["step"], _mean(heads))
-            add("entropy_lowest", row["step"], min(heads))
+            add("entropy_lowest", row["step"], keep_nan(min, heads))
     for row in rows.get("update", []):
         for name in _UPDATE:
             add(name, row["step"], _mean([own[name] for own in row["parameters"].values()]))

@@ -9,6 +9,8 @@ from typing import Any, Self
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from merit_optim.lab.record import keep_nan
+
 _SECONDS_BETWEEN_LINES = 10.0
 
 
@@ -43,7 +45,7 @@ class Display:
         if kind == "event":
             self._console.print(f"step {step}: {values['message']}", markup=False, soft_wrap=True)
         elif kind == "attention":
-            self._seen["logit"] = max(max(heads) for heads in values["max_logits"])
+            self._seen["logit"] = keep_nan(max, [value for heads in values["max_logits"] for value in heads])
         elif kind == "validation":
             self._seen["validation"] = values["loss"]
             if self._progress is None:
