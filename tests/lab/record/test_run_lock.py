@@ -51,3 +51,13 @@ def test_a_lock_ends_with_an_error(tmp_path):
 
 def test_a_folder_that_was_never_locked(tmp_path):
     assert not is_locked(tmp_path)
+
+
+def test_a_folder_that_cannot_be_made(tmp_path):
+    (tmp_path / "file").touch()
+    with (
+        pytest.raises(OSError, match=r"^nothing can be written to .*file \(File exists\); choose another"),
+        lock(tmp_path / "file"),
+    ):
+        pass
+    assert not is_locked(tmp_path / "file")

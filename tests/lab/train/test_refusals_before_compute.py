@@ -1,3 +1,4 @@
+import contextlib
 import json
 import multiprocessing
 import os
@@ -18,13 +19,13 @@ from merit_optim.lab.train.start import begin_run
 
 @pytest.fixture
 def refused(monkeypatch, tmp_path):
-    """Training that must be refused before a model is built, and leave no run behind."""
+    """Training that must be refused before a model is built, and leave nothing behind."""
 
     def refuse(config, match):
         monkeypatch.setattr(loop, "build", lambda _: pytest.fail("a model was built"))
         with pytest.raises((ValueError, ModuleNotFoundError), match=match):
             train(config, tmp_path / "run")
-        assert not (tmp_path / "run" / "config.json").exists()
+        assert not (tmp_path / "run").exists()
 
     return refuse
 
@@ -69,16 +70,16 @@ def test_no_learning_rate(refused, changed):
     refused(config, "no learning rate for maxlamb; pass --optimizer.lr")
 
 
-def test_a_batch_that_the_ranks_cannot_share(toy):
+def test_a_batch_that_the_ranks_cannot_share(toy, tmp_path):
     ranks = Ranks(rank=1, size=3, device=torch.device("cpu"))
     with pytest.raises(ValueError, match="a batch of 8 sequences cannot be shared equally by 3 ranks"):
-        begin_run(toy, None, ranks)
+        begin_run(toy, tmp_path, ranks, contextlib.ExitStack())
 
 
-def test_a_micro_batch_that_cannot_be_found(changed):
+def test_a_micro_batch_that_cannot_be_found(changed, tmp_path):
     ranks = Ranks(rank=0, size=2, device=torch.device("cuda"))
     with pytest.raises(ValueError, match="fsdp2 needs --micro-batch"):
-        begin_run(changed(parallel="fsdp2"), None, ranks)
+        begin_run(changed(parallel="fsdp2"), tmp_path, ranks, contextlib.ExitStack())
 
 
 def test_no_configuration(refused):

@@ -5,7 +5,7 @@ from merit_optim.lab.record.excerpt import write_excerpt
 from merit_optim.lab.record.journal import Journal, import_wandb
 from merit_optim.lab.record.lock import RunInUse, is_locked, lock
 from merit_optim.lab.record.metrics import MetricsWriter, keep_nan, read_metrics
-from merit_optim.lab.record.run import FORMAT, Run, Status, outcome_of
+from merit_optim.lab.record.run import FORMAT, Run, Status, outcome_of, refuse_run
 
 __all__ = [
     "FORMAT",
@@ -22,5 +22,6 @@ __all__ = [
     "lock",
     "outcome_of",
     "read_metrics",
+    "refuse_run",
     "write_excerpt",
 ]

@@ -30,8 +30,14 @@ def lock(folder: Path, *, patience: float = _PATIENCE) -> Iterator[None]:
         folder: whose file "lock" is locked.
         patience: seconds to wait for another process.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / "lock").open("a+", encoding="utf-8") as file:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        file = (folder / "lock").open("a+", encoding="utf-8")
+    except OSError as error:
+        raise type(error)(
+            f"nothing can be written to {folder} ({error.strerror}); choose another folder"
+        ) from None
+    with file:
         if not _acquire(file.fileno(), patience):
             file.seek(0)
             raise RunInUse(
@@ -49,7 +55,7 @@ def is_locked(folder: Path) -> bool:
     """Whether a process holds the run directory now."""
     try:
         file = (folder / "lock").open(encoding="utf-8")
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return False
     with file:
         return not _try(file.fileno(), fcntl.LOCK_SH)

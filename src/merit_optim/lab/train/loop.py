@@ -15,7 +15,7 @@ from torch import Tensor
 from merit_optim.lab.data import Batches, Dataset, Prefetcher, validation_sequences
 from merit_optim.lab.models import build
 from merit_optim.lab.models.config import SMALLEST_FLEX_HEAD
-from merit_optim.lab.record import Run, lock
+from merit_optim.lab.record import Run
 from merit_optim.lab.train import checkpoint
 from merit_optim.lab.train.compiled import begin_compiling_for
 from merit_optim.lab.train.config import TrainConfig
@@ -55,14 +55,7 @@ def train(config: TrainConfig | None, folder: Path | str, *, resume: bool = Fals
     folder = Path(folder)
     ranks = Ranks.join()
     with contextlib.ExitStack() as held, listening() as stop:
-
-        def begin() -> Start:
-            if resume:
-                Run.open(folder)  # before the lock makes a folder of a misspelt name
-            held.enter_context(lock(folder))
-            return _start(config, folder, ranks, resume)
-
-        start = ranks.first(begin)
+        start = ranks.first(lambda: _start(config, folder, ranks, resume, held))
         if start.what != "finished":
             with reporting(start, ranks) as reporter, contextlib.suppress(_Diverged):
                 reporter.event(start.step, start.what, start.message)
@@ -70,12 +63,14 @@ def train(config: TrainConfig | None, folder: Path | str, *, resume: bool = Fals
     return start.run
 
 
-def _start(config: TrainConfig | None, folder: Path, ranks: Ranks, resume: bool) -> Start:
+def _start(
+    config: TrainConfig | None, folder: Path, ranks: Ranks, resume: bool, held: contextlib.ExitStack
+) -> Start:
     if resume:
-        return resume_run(config, folder, ranks)
+        return resume_run(config, folder, ranks, held)
     if config is None:
         raise ValueError("a new run needs a configuration; pass one, or resume=True")
-    return begin_run(config, folder, ranks)
+    return begin_run(config, folder, ranks, held)
 
 
 class _Diverged(Exception):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +13,15 @@ import torch
 from merit_optim.lab.data import Batches, Dataset, validation_sequences
 from merit_optim.lab.models import build, num_parameters
 from merit_optim.lab.models.attention import choose
-from merit_optim.lab.record import Run, differences, environment, import_wandb
+from merit_optim.lab.record import (
+    Run,
+    differences,
+    environment,
+    import_wandb,
+    is_locked,
+    lock,
+    refuse_run,
+)
 from merit_optim.lab.train import checkpoint
 from merit_optim.lab.train.config import TrainConfig
 from merit_optim.lab.train.optimizer import create_optimizer
@@ -33,11 +42,14 @@ class Start:
     seconds: float = 0.0
 
 
-def begin_run(config: TrainConfig, folder: Path, ranks: Ranks) -> Start:
-    """Make the run directory of a new run."""
+def begin_run(config: TrainConfig, folder: Path, ranks: Ranks, held: contextlib.ExitStack) -> Start:
+    """Make the run directory of a new run, and hold its lock; where the run is refused, nothing is made."""
+    if not is_locked(folder):  # else the lock says who works on it
+        refuse_run(folder)
     dataset = Dataset.open(config.data)
     config = dataclasses.replace(config, data=config.data.resolve()).resolve(dataset.vocab_size)
     _check(config, dataset, ranks)
+    held.enter_context(lock(folder))
     run = Run.create(folder, config.to_dict(), _environment(dataset, ranks))
     millions = num_parameters(config.model) / 1e6
     message = (
@@ -47,9 +59,10 @@ def begin_run(config: TrainConfig, folder: Path, ranks: Ranks) -> Start:
     return Start(run=run, config=config, what="started", message=message)
 
 
-def resume_run(config: TrainConfig | None, folder: Path, ranks: Ranks) -> Start:
-    """Find where a run goes on: at its newest checkpoint that is whole."""
+def resume_run(config: TrainConfig | None, folder: Path, ranks: Ranks, held: contextlib.ExitStack) -> Start:
+    """Find where a run goes on, at its newest checkpoint that is whole, and hold its lock."""
     run = Run.open(folder)
+    held.enter_context(lock(folder))
     own = TrainConfig.from_dict(run.config)
     if run.outcome == "finished":
         return Start(run=run, config=own, what="finished", message="")
