@@ -79,7 +79,7 @@ def test_several_learning_rates_of_an_optimizer_are_several_runs(data: Path, tmp
 def test_what_is_done_with_a_run_follows_from_its_directory(
     events: list[str], expected: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config = TrainConfig(data=tmp_path)
+    config = TrainConfig(data=tmp_path).resolve(None)
     folder = tmp_path / "run"
     if events:
         run = Run.create(folder, config.to_dict(), {})
@@ -143,6 +143,15 @@ def test_runs_of_another_configuration_are_refused_before_any_is_trained(
         (["--optimizers", "maxlamb"], "pass --optimizer.lr, or for several runs --lr maxlamb=RATE"),
         (["--seed", "3"], "--seed 3 is for one run; in a comparison write for example --seeds 0 1 2"),
         (["--optimizer.lr", "0.1"], "--optimizer.lr 0.1 is for one run"),
+        (
+            ["--optimizers", "merit", "nowhere:Mine", "--lr", "nowhere:Mine=0.1"],
+            "'nowhere:Mine', but No module named 'nowhere'",
+        ),
+        (
+            ["--optimizers", "merit", "adamw", "--optimizer.overrides", "*:clip=2"],
+            "sets clip, which adamw does not have",
+        ),
+        (["--optimizers", "merit", "maxlamb"], "or --lr maxlamb=RATE where optimizers are compared"),
     ],
 )
 def test_what_cannot_be_meant_is_refused(
@@ -157,3 +166,9 @@ def test_an_unknown_model_names_the_nearest(capsys: pytest.CaptureFixture[str]) 
     with pytest.raises(SystemExit):
         main(["gpt2-smal"])
     assert "did you mean 'gpt2-small'?" in capsys.readouterr().err
+
+
+def test_a_model_comes_first(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["--data", "data"])
+    assert "the model is missing; it comes first. The models are: tiny" in capsys.readouterr().err

@@ -85,7 +85,9 @@ def test_a_run_that_diverged_has_failed(data, tmp_path, capfd):
         (["tinny"], "did you mean 'tiny'"),
         (["--reusme", "x"], "unrecognized arguments: --reusme"),
         (["--resume"], "expected one argument"),
-        (["--resume", "x", "--seed", "1"], "unrecognized arguments: --seed"),
+        (["--resume", "x", "--seed", "1"], "arguments: --seed 1; a run goes on with the options that it"),
+        (["--batch", "8"], "arguments: --batch 8; the model is missing; it comes first"),
+        (["--data", "x"], "error: the model is missing; it comes first"),
         (["tiny", "--data", "x", "--resume", "y"], "without tiny: merit train --resume FOLDER"),
         (["tiny", "--data", "x", "--optimizer.weight-decy", "1"], "--optimizer.weight-decay"),
         (["tiny", "--data", "x", "--batch", "many"], "batch"),
@@ -115,7 +117,7 @@ def test_help(argv, texts, capfd):
     assert all(text in printed for text in texts)
 
 
-def shown(*, terminal):
+def shown(*, terminal, validated=False):
     console = Console(file=io.StringIO(), force_terminal=terminal, width=120)
     with Display(100, console=console) as display:
         display.show("event", 0, {"what": "started", "message": "[a model]"})
@@ -124,6 +126,9 @@ def shown(*, terminal):
         display.show("update", 1, {"parameters": {}})
         for step in range(1, 101):
             display.show("train", step, {"loss": 5 - step / 100, "tokens_per_second": 12345.6})
+        if validated:
+            display.show("validation", 100, {"tokens": 0, "loss": 4.5})
+        display.show("event", 100, {"what": "finished", "message": "done"})
     return console.file.getvalue()
 
 
@@ -131,9 +136,15 @@ def test_plain_lines_where_there_is_no_terminal():
     lines = shown(terminal=False).splitlines()
     assert lines[0] == "step 0: [a model]"
     assert lines[1].startswith("step 0/100  validation 5.5000")
-    assert "loss 4.0000  validation 5.5000  logit 31.2  tokens/s 12,346  0:00 left" in lines[-1]
-    assert len(lines) < 6  # one in ten seconds, and the last
+    assert "loss 4.0000  validation 5.5000  logit 31.2  tokens/s 12,346  0:00 left" in lines[-2]
+    assert lines[-1] == "step 100: done"
+    assert len(lines) < 7  # one in ten seconds, and the last
     assert not any("\x1b" in line for line in lines)
+
+
+def test_the_last_step_has_one_line_with_its_own_validation_loss():
+    (last,) = [line for line in shown(terminal=False, validated=True).splitlines() if "100/100" in line]
+    assert "validation 4.5000" in last
 
 
 def test_a_live_line_in_a_terminal():

@@ -41,7 +41,7 @@ def _field_to_come():
 @pytest.mark.parametrize(
     ("make", "match"),
     [
-        (lambda: OptimizerConfig(name="mertt"), "'mertt'; did you mean 'merit'.*adamw"),
+        (lambda: OptimizerConfig(name="mertt"), "'mertt'; did you mean 'merit'.*adamw.*, or MODULE:CLASS"),
         (lambda: OptimizerConfig(lr=-1.0), r"optimizer\.lr is -1.0; .*at least 0"),
         (lambda: OptimizerConfig(lr=float("nan")), r"optimizer\.lr is nan"),
         (lambda: OptimizerConfig(max_grad_norm=0.0), "above 0, or None"),

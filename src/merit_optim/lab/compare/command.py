@@ -112,9 +112,11 @@ def refuse_model(command: str, summary: str, given: str) -> NoReturn:
         description=f"{summary} The models are: {models}.",
         epilog=f"The options of a model: merit {command} MODEL --help",
     )
-    if given not in ("-h", "--help"):
-        nearest = difflib.get_close_matches(given, PRESETS, n=1)
-        hint = f"did you mean {nearest[0]!r}? " if nearest else ""
-        parser.error(f"unknown model {given!r}; {hint}the models are: {models}")
-    parser.print_help()
-    raise SystemExit(0)
+    if given in ("-h", "--help"):
+        parser.print_help()
+        raise SystemExit(0)
+    if given.startswith("-"):
+        parser.error(f"the model is missing; it comes first. The models are: {models}")
+    nearest = difflib.get_close_matches(given, PRESETS, n=1)
+    hint = f"did you mean {nearest[0]!r}? " if nearest else ""
+    parser.error(f"unknown model {given!r}; {hint}the models are: {models}")

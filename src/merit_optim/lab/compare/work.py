@@ -16,6 +16,7 @@ from merit_optim.lab.compare.plan import PlannedRun, plan
 from merit_optim.lab.record import Run, RunInUse
 from merit_optim.lab.report import Report, find_runs, print_outcomes, write_report
 from merit_optim.lab.train import TrainConfig, train
+from merit_optim.lab.train.optimizer import check_optimizer
 from merit_optim.lab.train.parallel import Ranks
 
 _WORDS = {
@@ -58,6 +59,9 @@ def carry_out(planned: Sequence[PlannedRun], ranks: Ranks) -> None:
         text = f"[{place} of {len(planned)}] {planned[place - 1].folder.name} {_WORDS[status]}"
         console.print(text, style="bold", markup=False, soft_wrap=True)
 
+    new = {(own.config.model, own.config.optimizer): own.config for own in planned if not own.exists}
+    for config in new.values():  # now, not after hours of the others' training
+        check_optimizer(config)
     for place, own in enumerate(planned, start=1):
         # One rank looks for all: another may be at the run directory already.
         status = ranks.first(partial(_status, own))

@@ -94,7 +94,10 @@ def _parse_without_model(argv: list[str]) -> tuple[Path, Path | None]:
         nearest = difflib.get_close_matches(argv[0], PRESETS, n=1)
         hint = f"did you mean {nearest[0]!r}? " if nearest else ""
         parser.error(f"unknown model {argv[0]!r}; {hint}the models are: {', '.join(PRESETS)}")
-    arguments = parser.parse_args(argv)
+    arguments, unknown = parser.parse_known_args(argv)
+    complaint = f"unrecognized arguments: {' '.join(unknown)}; " if unknown else ""
     if arguments.resume is None:
-        parser.error("the model is missing")
+        parser.error(f"{complaint}the model is missing; it comes first: merit train tiny --data FOLDER")
+    if unknown:
+        parser.error(f"{complaint}a run goes on with the options that it began with")
     return arguments.resume, arguments.data

@@ -52,7 +52,7 @@ class OptimizerConfig:
         if is_own(self.name):
             check_name(self.name)
         else:
-            _one_of("optimizer.name", self.name, tuple(OPTIMIZERS))
+            _one_of("optimizer.name", self.name, tuple(OPTIMIZERS), "MODULE:CLASS for one of your own")
         for part in self.without:
             _one_of("optimizer.without", part, get_args(Part))
         if self.without and self.name != "merit":
@@ -100,8 +100,8 @@ class OptimizerConfig:
         rates = {} if is_own(self.name) else OPTIMIZERS[self.name].learning_rates
         if not rates:
             raise ValueError(
-                f"the paper gives no learning rate for {self.name}; pass --optimizer.lr, or for several "
-                f"runs --lr {self.name}=RATE"
+                f"the paper gives no learning rate for {self.name}; pass --optimizer.lr, or "
+                f"--lr {self.name}=RATE where optimizers are compared"
             )
         size = math.log(num_parameters(model))
         nearest = min(rates, key=lambda preset: abs(math.log(num_parameters(PRESETS[preset])) - size))
@@ -265,11 +265,12 @@ def _build(kind: type[_T], values: dict[str, Any], prefix: str) -> _T:
     return kind(**built)
 
 
-def _one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:
+def _one_of(name: str, value: str, allowed: tuple[str, ...], *others: str) -> None:
     if value not in allowed:
         nearest = difflib.get_close_matches(str(value), allowed, n=1)
         hint = f"; did you mean {nearest[0]!r}?" if nearest else ";"
-        raise ValueError(f"{name} is {value!r}{hint} it must be one of {', '.join(allowed)}")
+        known = ", or ".join([", ".join(allowed), *others])
+        raise ValueError(f"{name} is {value!r}{hint} it must be one of {known}")
 
 
 def _at_least(name: str, value: float | None, least: float) -> None:

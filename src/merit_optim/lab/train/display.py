@@ -29,6 +29,7 @@ class Display:
         self._seen: dict[str, float] = {}
         self._began, self._first = time.monotonic(), first
         self._last_line = -_SECONDS_BETWEEN_LINES
+        self._last_step = first
         self._progress: Progress | None = None
         if self._console.is_terminal:
             self._progress = Progress(
@@ -43,6 +44,8 @@ class Display:
     def show(self, kind: str, step: int, values: dict[str, Any]) -> None:
         """Take a measurement, as the journal does."""
         if kind == "event":
+            if values["what"] == "finished" and self._progress is None and self._last_step < step:
+                self._line(step)  # not before: a validation after the last step shows it as well
             self._console.print(f"step {step}: {values['message']}", markup=False, soft_wrap=True)
         elif kind == "attention":
             self._seen["logit"] = keep_nan(max, [value for heads in values["max_logits"] for value in heads])
@@ -54,11 +57,11 @@ class Display:
             self._seen["loss"], self._seen["tokens/s"] = values["loss"], values["tokens_per_second"]
             if self._progress is not None:
                 self._progress.update(self._task, completed=step, description=self._text())
-            elif time.monotonic() - self._last_line >= _SECONDS_BETWEEN_LINES or step == self._steps:
+            elif time.monotonic() - self._last_line >= _SECONDS_BETWEEN_LINES:
                 self._line(step)
 
     def _line(self, step: int) -> None:
-        self._last_line = time.monotonic()
+        self._last_line, self._last_step = time.monotonic(), step
         left = ""
         if step > self._first:
             a_step = (time.monotonic() - self._began) / (step - self._first)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from merit_optim.lab.models import LanguageModel
+from merit_optim.lab.models import LanguageModel, build
 from merit_optim.lab.train.config import TrainConfig
 from merit_optim.lab.train.gradients import clip_gradients
 from merit_optim.lab.train.own_optimizer import construct, is_own, load_class
@@ -61,6 +61,12 @@ def create_optimizer(config: TrainConfig, model: LanguageModel) -> Optimizer:
     if not isinstance(optimizer, SafeOptimizer):
         _check_overrides(cls, list(model.parameters()), options, overrides)
     return optimizer
+
+
+def check_optimizer(config: TrainConfig) -> None:
+    """Raise where the optimizer cannot be made as configured; no memory is needed to find out."""
+    with torch.device("meta"):
+        create_optimizer(config, build(config.model))
 
 
 def _check_overrides(

@@ -8,10 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-import torch
-
 from merit_optim.lab.data import Batches, Dataset, validation_sequences
-from merit_optim.lab.models import build, num_parameters
+from merit_optim.lab.models import num_parameters
 from merit_optim.lab.models.attention import choose
 from merit_optim.lab.record import (
     Run,
@@ -24,7 +22,7 @@ from merit_optim.lab.record import (
 )
 from merit_optim.lab.train import checkpoint
 from merit_optim.lab.train.config import TrainConfig
-from merit_optim.lab.train.optimizer import create_optimizer
+from merit_optim.lab.train.optimizer import check_optimizer
 from merit_optim.lab.train.parallel import Ranks
 
 
@@ -111,8 +109,7 @@ def _check(config: TrainConfig, dataset: Dataset, ranks: Ranks) -> None:
     choose(config.model.attention, ranks.device, config.model.head_width)
     if config.measure.wandb is not None:
         import_wandb()
-    with torch.device("meta"):
-        create_optimizer(config, build(config.model))
+    check_optimizer(config)
     Batches(dataset.train, context=config.model.context, batch=config.batch, seed=config.seed)
     if config.measure.validation_every:
         validation_sequences(dataset.validation, config.model.context, config.measure.validation_sequences)
