@@ -284,7 +284,8 @@ def test_overwriting_makes_the_files_anew_after_a_stop_at_the_very_end(
 def test_other_data_are_refused_unless_overwritten(corpus: Corpus, text: Path, tmp_path: Path) -> None:
     folder = tmp_path / "data"
     prepare(corpus, folder, tokenizer="bpe-300")
-    with pytest.raises(ValueError, match=r"data holds data of another recipe, .*bpe-300.*--overwrite"):
+    recipes = "with tokenizer bpe-300, not tokenizer bytes"
+    with pytest.raises(ValueError, match=rf"data holds data of another recipe, {recipes};.*--overwrite"):
         prepare(corpus, folder, tokenizer="bytes")
     size = text.stat().st_size
     prepare(Enwik8(text, (size - 200, 100, 100)), folder, tokenizer="bytes", overwrite=True)

@@ -141,6 +141,8 @@ def test_nobody_is_asked_where_nothing_is_trained(tmp_path: Path, capsys: pytest
     assert command.main(["fig4", "--scale", "paper", "--no-training", "--out", str(tmp_path)]) == 1
     said = capsys.readouterr()
     assert "is not known; name them with --data" in said.err
+    assert command.main(["fig4", "--no-training", "--out", str(tmp_path / "nowhere")]) == 1
+    assert "nowhere; name that of the runs with --out" in capsys.readouterr().err
     assert "--yes" not in said.err
 
 

@@ -249,7 +249,14 @@ def main(argv: list[str]) -> None:
     parser = argparse.ArgumentParser(
         prog="merit bench step", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--models", nargs="+", choices=MODELS, default=["gpt2-small"], metavar="MODEL")
+    parser.add_argument(
+        "--models",
+        nargs="+",
+        choices=MODELS,
+        default=["gpt2-small"],
+        metavar="MODEL",
+        help=f"of {', '.join(MODELS)} (gpt2-small); tiny is not the tiny of `merit train`",
+    )
     parser.add_argument("--only", help="contestants whose name holds this")
     parser.add_argument("--without", help="all but those")
     parser.add_argument("--piece", type=count, help="elements in a block of the eager engine on a CPU")

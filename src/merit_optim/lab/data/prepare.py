@@ -101,7 +101,10 @@ def _existing(folder: Path, recipe: dict[str, Any], progress: Progress) -> Index
                 return index
         except ValueError as error:
             raise ValueError(f"{error} (--overwrite makes everything anew)") from error
-        raise ValueError(f"{folder} holds data of another recipe, {index.recipe}, not {recipe}; {way_out}")
+        before, now = ({**own, **own.get("corpus", {}), "corpus": None} for own in (index.recipe, recipe))
+        differing = [key for key in before | now if before.get(key) != now.get(key)]
+        had, asked = (", ".join(f"{key} {own.get(key)}" for key in differing) for own in (before, now))
+        raise ValueError(f"{folder} holds data of another recipe, with {had}, not {asked}; {way_out}")
     if not (folder / "partial").exists():
         for name in ("train.bin", "val.bin"):
             if (folder / name).exists():

@@ -124,6 +124,8 @@ def _corpus(scale: Scale, options: argparse.Namespace, folder: Path) -> Corpus:
 def _corpus_of_runs(folder: Path, given: Path | None) -> Corpus:
     known = recall(folder)
     if given is None:
+        if not folder.is_dir():
+            raise ValueError(f"there is no folder {folder}; name that of the runs with --out")
         if known is None:
             raise ValueError(f"what data the runs in {folder} are of is not known; name them with --data")
         return known
