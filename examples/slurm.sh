@@ -1,5 +1,5 @@
 #!/bin/bash
-# GPT-2 small with MERIT on 4 nodes of 8 GPUs each. Start it with: sbatch examples/slurm.sh
+# GPT-2 small with MERIT and the paper's batch on 4 nodes of 8 GPUs each: sbatch examples/slurm.sh
 #
 # The data and the run directory must be on a file system that all nodes see. SLURM starts a job again when
 # a node fails or the job is preempted (--requeue); it then goes on from its last checkpoint.
@@ -25,7 +25,7 @@ OUT=${OUT:-runs/gpt2-small-merit}
 if [ -e "$OUT/config.json" ]; then
     what=(--resume "$OUT")
 else
-    what=(gpt2-small --data "$DATA" --out "$OUT" --optimizer.name merit --batch 4096 --tokens 2000000000)
+    what=(gpt2-small --data "$DATA" --out "$OUT" --optimizer.name merit --batch 1024 --tokens 2000000000)
 fi
 
 first_node=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
