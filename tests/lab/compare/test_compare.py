@@ -107,6 +107,18 @@ def test_a_run_that_another_process_takes_first_is_left_to_it(
     assert "lamb-lr0.01-seed0 is being worked on by another process" in capsys.readouterr().err
 
 
+def test_a_run_that_another_process_has_done_first_is_not_repeated(
+    command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*command, "--optimizers", "lamb"]) == 0
+    (folder,) = (tmp_path / "out").glob("lamb-*")
+    status = iter(["planned", "finished"])  # what it was an instant ago, and is now
+    monkeypatch.setattr(work, "_status", lambda _: next(status))
+    config = TrainConfig.from_dict(Run.open(folder).config)
+    work.carry_out([PlannedRun(folder, config)], Ranks.join())
+    assert f"{folder.name} is there already" in capsys.readouterr().err
+
+
 def test_a_signal_leaves_word_how_to_go_on(
     command: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

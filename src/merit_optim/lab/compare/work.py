@@ -71,6 +71,10 @@ def carry_out(planned: Sequence[PlannedRun], ranks: Ranks) -> None:
                 train(own.config, own.folder, resume=status != "planned")
             except RunInUse:  # another process took it since
                 say(place, "running")
+            except FileExistsError:  # and has done it already
+                if not own.exists:
+                    raise
+                say(place, ranks.first(partial(_status, own)))
 
 
 def _status(planned: PlannedRun) -> str:
