@@ -152,7 +152,7 @@ def test_runs_of_another_configuration_are_refused_before_any_is_trained(
         (["--lr", "=1e-2"], "the learning rate '=1e-2' is not understood; write OPTIMIZER=RATE"),
         (["--seeds", "1", "1"], "the seeds are 1, 1; each may be given once"),
         (["--optimizers", "mertt"], "did you mean 'merit'?"),
-        (["--optimizers", "maxlamb"], "pass --optimizer.lr, or for several runs --lr maxlamb=RATE"),
+        (["--optimizers", "maxlamb"], "or --lr maxlamb=RATE where optimizers are compared"),
         (["--seed", "3"], "--seed 3 is for one run; in a comparison write for example --seeds 0 1 2"),
         (["--optimizer.lr", "0.1"], "--optimizer.lr 0.1 is for one run"),
         (

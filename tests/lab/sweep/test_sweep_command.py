@@ -183,7 +183,7 @@ def test_a_run_is_not_taken_for_another_whose_folder_has_the_same_name(
     ("options", "message"),
     [
         (["--lr", "lion=1e-4"], "a learning rate is given for lion, which is not among adamw, lamb, merit"),
-        (["--optimizers", "maxlamb"], "pass --optimizer.lr, or for several runs --lr maxlamb=RATE"),
+        (["--optimizers", "maxlamb"], "or --lr maxlamb=RATE where optimizers are compared"),
         (["--optimizers", "mertt"], "did you mean 'merit'?"),
         (["--lr", "fast"], "the learning rate 'adamw=fast' is not understood"),
         (["--lr", "0", "1"], "a learning rate of adamw is 0; it must be above 0"),
