@@ -63,6 +63,21 @@ def test_many_gpu_hours_are_not_started_without_asking(capsys: pytest.CaptureFix
     assert "pass --yes" in error
 
 
+@pytest.mark.parametrize(("speed", "asks"), [(1e10, True), (1e16, False)])
+def test_days_of_work_are_not_started_without_asking(
+    speed: float, asks: bool, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A GPU's scale on a slow machine asks; on a fast one it starts."""
+    monkeypatch.setattr(command, "find_speed", lambda _: Speed(speed, 0, "as the test says"))
+    monkeypatch.setattr(command, "_corpus", lambda *_: pytest.fail("it has started"))
+    if asks:
+        assert command.main(["fig4", "--scale", "nano"]) == 1
+        assert "pass --yes" in capsys.readouterr().err
+    else:
+        with pytest.raises(pytest.fail.Exception, match="it has started"):
+            command.main(["fig4", "--scale", "nano"])
+
+
 def test_large_scales_need_data(capsys: pytest.CaptureFixture[str]) -> None:
     assert command.main(["fig4", "--scale", "small", "--yes"]) == 1
     assert "needs --data: a folder that `merit prepare openwebtext` wrote" in capsys.readouterr().err

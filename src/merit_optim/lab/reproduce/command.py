@@ -23,6 +23,8 @@ from merit_optim.lab.reproduce.write import check_scale, tally
 from merit_optim.lab.train.parallel import Ranks
 
 _MOST_JOBS = 8
+_DAY = 86400.0  # seconds
+_LITTLE = 1e15  # operations: hours on a slow core, which need no measuring
 _ANOTHER = "another folder with --out"
 
 
@@ -38,8 +40,7 @@ def main(argv: Sequence[str]) -> int:
             _print_costs(entries, scale, options, folder)
             return 0
         check_scale(scale, folder)
-        asks = scale.is_large and not options.no_training
-        if asks and not _agreed(entries, scale, options, folder):
+        if not options.no_training and not _agreed(entries, scale, options, folder):
             return 1
         task = Task(
             entries=entries,
@@ -88,7 +89,9 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
         help="make what can be made of the runs that are there; needs no data",
     )
     parser.add_argument("--list", action="store_true", help="show what there is and what it costs here")
-    parser.add_argument("--yes", action="store_true", help="start what takes many GPU hours without asking")
+    parser.add_argument(
+        "--yes", action="store_true", help="start what takes many GPU hours, or days, without asking"
+    )
     options = parser.parse_args(argv)
     if not options.names and not options.list:
         parser.error("say what to make, for example: merit reproduce fig4; or merit reproduce all; or --list")
@@ -202,8 +205,10 @@ def _print_costs(entries: Sequence[Entry], scale: Scale, options: argparse.Names
 
 
 def _agreed(entries: Sequence[Entry], scale: Scale, options: argparse.Namespace, folder: Path) -> bool:
-    """Show the cost of what takes many GPU hours, and ask."""
+    """Whether to start; of what takes many GPU hours, or days, the cost is shown first."""
     ranks = Ranks.join()
+    if not scale.is_large and not ranks.first(lambda: _takes_days(entries, scale, options, folder)):
+        return True
     if ranks.is_first:
         _print_costs(entries, scale, options, folder)
     if options.yes:
@@ -212,6 +217,15 @@ def _agreed(entries: Sequence[Entry], scale: Scale, options: argparse.Namespace,
         print("merit reproduce: pass --yes to start this", file=sys.stderr)
         return False
     return input("Start? [y/N] ").strip().lower() in ("y", "yes")
+
+
+def _takes_days(entries: Sequence[Entry], scale: Scale, options: argparse.Namespace, folder: Path) -> bool:
+    """Whether this machine is too slow for what is left: a GPU's scale on a CPU."""
+    corpus = recall(folder) if options.data is None else Dataset.open(options.data)
+    cost = cost_of(entries, scale, options.seeds, folder=folder / "runs", corpus=corpus)
+    if cost.flops < _LITTLE:
+        return False
+    return cost.seconds(find_speed(scale)) > _DAY
 
 
 def _print_verdicts(said: Sequence[dict[str, Any]], folder: Path) -> None:
