@@ -99,6 +99,14 @@ def test_fused_is_refused_where_it_cannot_be_had(optimizer_class) -> None:
 
 
 @every_own_class
+@pytest.mark.parametrize("model", [nn.Linear(2, 2), nn.Sequential(nn.Linear(2, 2))], ids=["one", "several"])
+def test_a_model_in_place_of_its_parameters_is_refused(optimizer_class, model) -> None:
+    with pytest.raises(TypeError, match=rf"params is a model \({type(model).__name__}\); .* param_groups"):
+        optimizer_class(model)
+    optimizer_class(nn.ParameterList(model.parameters()))
+
+
+@every_own_class
 @pytest.mark.parametrize(("option", "value"), [("max_grad_norm", 2.0), ("nonfinite", "skip")])
 def test_groups_that_disagree_about_the_whole_step_are_refused(optimizer_class, option, value) -> None:
     params = parameters()

@@ -59,6 +59,7 @@ class SafeOptimizer(Optimizer):
         # In a dict, for torch.compile forgets what a step assigns to attributes of an optimizer.
         self._log: dict[str, Tensor] = {}
         self._check_group(defaults)
+        validate.parameters(params)
         super().__init__(params, {**defaults, "algorithm": self.ALGORITHM})
 
     def _check_group(self, group: dict[str, Any]) -> None:

@@ -8,7 +8,16 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+
+
+def parameters(params: Any) -> None:
+    """Anything but a model; a ParameterList is one that holds nothing else."""
+    if isinstance(params, nn.Module) and not isinstance(params, nn.ParameterList):
+        raise TypeError(
+            f"params is a model ({type(params).__name__}); pass its parameters: param_groups(model), which "
+            "leaves weight decay off for vectors, or model.parameters()"
+        )
 
 
 def learning_rate(lr: Any) -> None:
