@@ -36,6 +36,7 @@ class StepWatch:
         self.abandon()
         if self._monitor is None or self._monitor.model is not model:
             self._monitor = AttentionMonitor(model, entropy=self.entropy)
+        self._monitor.forget()  # what a step that was given up saw
         with ExitStack() as stack:
             # By what goes before the names of parameters, which several optimizers may share.
             self._recordings = {

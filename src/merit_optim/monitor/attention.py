@@ -120,9 +120,13 @@ class AttentionMonitor:
                 "in modules of the model it was given, while a step is open.",
                 stacklevel=2,
             )
-            self._saw_nothing = False
-        seen, self._seen = self._seen, {}
+        seen = self._seen
+        self.forget()
         return combine(seen, group) if seen else None
+
+    def forget(self) -> None:
+        """Drop what the steps since the last reading saw, which is wanted after one that failed."""
+        self._seen, self._saw_nothing = {}, False
 
     def _start(self, *, running: nn.Module | None) -> None:
         """Begin a step, with a module ``running`` whose hooks must stay as they are."""

@@ -1,0 +1,27 @@
+"""What callbacks observe of a step, whatever became of the one before."""
+
+import torch
+from torch import nn
+
+from merit_optim.integrations.step_watch import StepWatch
+
+
+def test_a_step_that_was_given_up_is_not_in_the_next_reading() -> None:
+    layer = nn.TransformerEncoderLayer(16, 2, dim_feedforward=16, batch_first=True)
+    optimizer = torch.optim.SGD(layer.parameters())
+    inputs = torch.randn(2, 4, 16)
+
+    def largest_logit(watch: StepWatch) -> float:
+        watch.begin(layer, [optimizer])
+        layer(inputs)
+        return watch.end()["attention/max_logit"]
+
+    alone = largest_logit(StepWatch(details=False, entropy=False))
+    watch = StepWatch(details=False, entropy=False)
+    for _ in range(2):  # given up when told so, and when the next one begins
+        watch.begin(layer, [optimizer])
+        layer(100 * inputs)
+        assert largest_logit(watch) == alone
+        watch.begin(layer, [optimizer])
+        layer(100 * inputs)
+        watch.abandon()
