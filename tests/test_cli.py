@@ -1,5 +1,6 @@
 """The `merit` command: what it prints and how it refuses."""
 
+import os
 import subprocess
 import sys
 
@@ -113,3 +114,15 @@ def test_python_dash_m_is_the_same_command() -> None:
         timeout=60,
     )
     assert finished.stdout == f"merit-optim {merit_optim.__version__}\n"
+
+
+def test_a_reader_that_leaves_early_is_no_traceback() -> None:
+    command = [sys.executable, "-m", "merit_optim", "info"]
+    reading, writing = os.pipe()
+    os.close(reading)
+    try:
+        ended = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, text=True, check=False)
+    finally:
+        os.close(writing)
+    assert ended.stderr == ""
+    assert ended.returncode == 141

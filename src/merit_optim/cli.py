@@ -7,6 +7,7 @@ installed.
 
 import argparse
 import difflib
+import os
 import signal
 import sys
 from collections.abc import Sequence
@@ -75,10 +76,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     name, *rest = arguments
     if name in COMMANDS:
         try:
-            return COMMANDS[name].run(name, rest)
+            status = COMMANDS[name].run(name, rest)
+            sys.stdout.flush()
+        except BrokenPipeError:  # of `merit info | head`, for example
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what is flushed at the end
+            return 128 + signal.SIGPIPE
         except KeyboardInterrupt:  # those that can go on from where they were say so themselves
             print(f"\nmerit {name}: interrupted", file=sys.stderr)
             return 128 + signal.SIGINT
+        return status
     if not name.startswith("-"):
         parser.error(_unknown_command(name))
     parser.parse_args(arguments)
