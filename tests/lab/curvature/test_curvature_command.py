@@ -218,3 +218,24 @@ def test_a_bar_in_a_terminal():
     text = console.file.getvalue()
     assert "3/3" in text
     assert "trace: 3 products" in text
+
+
+def test_a_run_that_diverged(run, monkeypatch, capfd):
+    load = Snapshot.load_model
+
+    def diverged(*arguments, **options):
+        model = load(*arguments, **options)
+        model.norm.weight.data.fill_(torch.nan)
+        return model
+
+    monkeypatch.setattr(Snapshot, "load_model", diverged)
+    assert main([str(run), *QUICK]) == 1
+    assert "the loss is nan; a run that diverged has no curvature: take an earlier" in capfd.readouterr().err
+    assert not (run / "curvature").exists()
+
+
+def test_a_file_of_something_else(tmp_path):
+    for content in ("3", "[]", "{}", "{"):
+        (tmp_path / "step.json").write_text(content)
+        with pytest.raises(ValueError, match=r"step.json is no result of this command"):
+            Results(tmp_path / "step.json")

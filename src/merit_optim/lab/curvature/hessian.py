@@ -7,6 +7,7 @@ one micro-batch. Forward-mode derivatives would be cheaper, but torch 2.13 has t
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 
 import torch
@@ -14,6 +15,8 @@ from torch import Tensor
 
 Losses = Callable[[], Iterable[Tensor]]
 """Gives the parts of a loss, such as its micro-batches', one at a time; the loss is their sum."""
+
+_DIVERGED = "a run that diverged has no curvature: take an earlier checkpoint"
 
 
 def hessian_vector_product(losses: Losses, parameters: Sequence[Tensor], vector: Tensor) -> Tensor:
@@ -77,8 +80,11 @@ class Hessian:
         self._after_product = after_product
 
     def loss(self) -> float:
-        """The loss itself."""
-        return _value(self._losses)
+        """The loss itself; FloatingPointError if it is not finite."""
+        loss = _value(self._losses)
+        if not math.isfinite(loss):
+            raise FloatingPointError(f"the loss is {loss:g}; {_DIVERGED}")
+        return loss
 
     def __matmul__(self, vector: Tensor) -> Tensor:
         product = hessian_vector_product(self._losses, self.parameters, vector)
@@ -121,7 +127,7 @@ def _describe_nonfinite(losses: Losses, product: Tensor) -> str:
     count = int((~product.isfinite()).sum())
     return (
         f"a product with the Hessian has {count} elements of {product.numel()} that are not finite, where "
-        f"the loss is {_value(losses):g}; a run that diverged has no curvature: take an earlier checkpoint. "
+        f"the loss is {_value(losses):g}; {_DIVERGED}. "
         "Where the loss is finite, an operation of the model has no finite second derivative."
     )
 

@@ -44,7 +44,7 @@ def _read(path: Path) -> dict[str, Any]:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
         version = content.pop("format")
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{path} is no result of this command ({error!r}); move it away") from None
     if version != FORMAT:
         raise ValueError(f"{path} has format {version}; this version reads format {FORMAT}; move it away")
