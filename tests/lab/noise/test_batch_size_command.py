@@ -108,7 +108,9 @@ def test_a_signal_stops_after_a_batch(run, monkeypatch, capfd):
             "4 batches of 2000 sequences are 8000, but train.bin has 6248",
         ),
         (["--batches", "4", "--batch", "2000"], "choose fewer batches, at most 3, or smaller ones"),
-        (["--batch", "4000"], "choose smaller batches, of at most 390"),
+        (["--batch", "4000"], "choose smaller batches, of at most 388"),  # a multiple of 4
+        (["--batches", "3000", "--batch", "8000"], "choose at most 781 batches of 8"),
+        (["--batch", "4000", "--micro-batch", "2000"], "choose a smaller micro_batch than 2000, or train on"),
     ],
 )
 def test_what_is_refused(run, options, message, capfd):

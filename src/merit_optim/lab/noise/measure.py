@@ -104,12 +104,16 @@ def _check_enough(batches: Batches, config: NoiseConfig) -> None:
     there, wanted = batches.num_windows, config.batches * config.batch
     if wanted <= there:
         return
-    fewer = there // config.batch
-    way_out = (
-        f"choose fewer batches, at most {fewer}, or smaller ones"
-        if fewer >= 2
-        else f"choose smaller batches, of at most {there // config.batches}"
-    )
+    micro = config.micro_batch
+    fewer, smaller = there // config.batch, there // config.batches // micro * micro
+    if fewer >= 2:
+        way_out = f"choose fewer batches, at most {fewer}, or smaller ones"
+    elif smaller >= 2 * micro:
+        way_out = f"choose smaller batches, of at most {smaller}"
+    elif there >= 4 * micro:
+        way_out = f"choose at most {there // (2 * micro)} batches of {2 * micro}"
+    else:
+        way_out = f"choose a smaller micro_batch than {micro}, or train on more text"
     raise ValueError(
         f"{config.batches} batches of {config.batch} sequences are {wanted}, but {batches.tokens.path.name} "
         f"has {there} of context {batches.context}, and one that is measured twice is no new one: {way_out}"
