@@ -218,3 +218,11 @@ def test_enwik8_is_cut_at_the_usual_bytes(tmp_path: Path, monkeypatch: pytest.Mo
     assert_resumes_anywhere(corpus, Enwik8(path, (2500, 200, 300)))
     with pytest.raises(ValueError, match=r"has 3000 bytes; enwik8 has 100000000"):
         Enwik8(path)
+
+
+def test_text_that_is_the_same_again_and_again_cannot_be_split(tmp_path: Path) -> None:
+    paths = [tmp_path / name for name in ("one.txt", "copy.txt")]
+    for path in paths:
+        path.write_text("the same\n" * 100)
+    with pytest.raises(ValueError, match="all 2 pieces of the text are the same"):
+        text_files(paths, 0.5)

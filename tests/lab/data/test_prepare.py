@@ -116,6 +116,9 @@ def test_a_third_file_for_enwik8(tmp_path: Path, text: Path) -> None:
     (tmp_path / "data" / "test.bin").write_bytes(bytes(200))
     with pytest.raises(ValueError, match=r"test.bin has the sha256"):
         Dataset.open(tmp_path / "data").verify()
+    (tmp_path / "data" / "test.bin").unlink()
+    with pytest.raises(ValueError, match=r"test.bin is missing"):
+        Dataset.open(tmp_path / "data").verify()
 
 
 @pytest.mark.parametrize(("tokenizer", "num_kills"), [("bytes", 20), ("bpe-300", 4), ("bytes-over-bpe", 2)])

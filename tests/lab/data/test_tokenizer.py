@@ -23,7 +23,7 @@ def bpe_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize(
-    "name", ["", "byte", "GPT2", "bpe", "bpe-", "bpe-x", "bpe-256", "bpe-1000001", "bpe--300"]
+    "name", ["", "byte", "GPT2", "bpe", "bpe-", "bpe-x", "bpe-256", "bpe-1000001", "bpe--300", "bpe-٣٠٠"]
 )
 def test_unknown_names_are_refused(name: str) -> None:
     with pytest.raises(ValueError, match=f"the tokenizer is {name!r}; "):

@@ -57,6 +57,11 @@ class TextFiles:
                 f"the text has {self.total} bytes, too few for training and validation text: give more than "
                 f"{2 * _SMALLEST_PIECE}, or more files"
             )
+        if min(self._hashes) == max(self._hashes):
+            raise ValueError(
+                f"all {len(self._hashes)} pieces of the text are the same, so that none is left to validate "
+                "on: give other text"
+            )
         self._below = max(int(validation * 2**64), min(self._hashes) + 1)
         if max(self._hashes) < self._below:
             raise ValueError(

@@ -55,7 +55,7 @@ def dtype_for(name: str) -> str:
 
 def bpe_size(name: str) -> int:
     """The number of entries that a name such as "bpe-4096" asks for."""
-    match = re.fullmatch(r"bpe-(\d+)", name)
+    match = re.fullmatch(r"bpe-([0-9]+)", name)
     if match is None:
         raise ValueError(
             f"the tokenizer is {name!r}; it must be 'bytes', 'gpt2', or 'bpe-N' for a BPE of N entries that "

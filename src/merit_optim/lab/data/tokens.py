@@ -150,7 +150,7 @@ class Dataset:
         if self.index is None:
             raise ValueError(f"{self.folder} has no {INDEX_NAME}, so there is nothing to compare with")
         for name, entry in self.index.files.items():
-            found = hash_file(self.folder / name)
+            found = TokenFile.open(self.folder / name, self.index.dtype, entry.num_tokens).sha256
             if found != entry.sha256:
                 raise ValueError(
                     f"{self.folder / name} has the sha256 {found}, but {INDEX_NAME} says {entry.sha256}: it "
