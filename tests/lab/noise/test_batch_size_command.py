@@ -13,6 +13,7 @@ from merit_optim.lab.data import Batches, Dataset
 from merit_optim.lab.noise import NoiseConfig, NoiseScale, gradient_norms, measure_noise_scale
 from merit_optim.lab.noise.command import describe, main
 from merit_optim.lab.noise.measure import MeasuredScale
+from merit_optim.lab.record import lock
 from merit_optim.lab.train.snapshot import Snapshot
 
 QUICK = ["--batches", "3", "--batch", "8", "--micro-batch", "2"]
@@ -143,3 +144,10 @@ def test_the_table_for_any_signal(run, capfd, monkeypatch, signal_seen):
     printed = capfd.readouterr().out
     assert ("1,024" in printed) == math.isfinite(scale.scale.interval[0])
     assert "inf" not in printed
+
+
+def test_results_that_another_process_writes_for_long(run, monkeypatch, capfd):
+    monkeypatch.setattr("merit_optim.lab.curvature.results._PATIENCE", 0.0)
+    with lock(run / "noise"):
+        assert main([str(run), "--batches", "2", "--batch", "8"]) == 1
+    assert "noise is in use by process" in capfd.readouterr().err

@@ -13,7 +13,7 @@ import tyro
 
 from merit_optim.lab.noise.measure import MeasuredScale, NoiseConfig, measure_noise_scale
 from merit_optim.lab.noise.scale import relative_steps, relative_tokens
-from merit_optim.lab.record import Run
+from merit_optim.lab.record import Run, RunInUse
 from merit_optim.lab.train.checkpoint import steps_of
 from merit_optim.lab.train.signals import Interrupted
 
@@ -56,7 +56,7 @@ def main(argv: Sequence[str]) -> int:
     except Interrupted as interrupted:
         print(f"merit batch-size: {interrupted}", file=sys.stderr)
         return 128 + interrupted.signum
-    except (OSError, ValueError, ArithmeticError) as error:
+    except (OSError, ValueError, ArithmeticError, RunInUse) as error:
         print(f"merit batch-size: {error}", file=sys.stderr)
         return 1
     from rich.console import Console
