@@ -95,3 +95,4 @@ def test_qk_norm_has_no_architecture_there(tmp_path, capsys) -> None:
     run = make_run(tmp_path / "run", model=replace(TINY, qk_norm=True))
     assert export_to(tmp_path / "new", run) == 1
     assert "qk_norm has no Hugging Face architecture" in capsys.readouterr().err
+    assert not (tmp_path / "new").exists()

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 from merit_optim.lab.evaluate.tokenizer import ExportedTokenizer
-from merit_optim.lab.models.huggingface import export_checkpoint
+from merit_optim.lab.models.huggingface import check_exportable, export_checkpoint
 from merit_optim.lab.train.snapshot import Snapshot
 
 
@@ -17,6 +17,7 @@ def export(snapshot: Snapshot, folder: Path, tokenizer: ExportedTokenizer | None
     The weights come last and under their name when they are complete: a folder with a model.safetensors is
     a whole one.
     """
+    check_exportable(snapshot.config.model)
     if folder.is_dir() and any(folder.iterdir()):
         raise ValueError(f"{folder} is not empty; choose another folder, or remove what is in it")
     model = snapshot.load_model(torch.device("cpu"))

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
+from merit_optim.lab.models.config import ModelConfig
 from merit_optim.lab.models.huggingface_format import biases, config_of, entries, settings_of
 from merit_optim.lab.models.language_model import LanguageModel, build
 
@@ -19,7 +18,16 @@ _INDEX = "model.safetensors.index.json"
 _BUFFERS = (".attn.bias", ".attn.masked_bias", ".rotary_emb.inv_freq")
 
 
-def export_checkpoint(model: LanguageModel, folder: Path | str, tokenizer: Path | str | None = None) -> None:
+def check_exportable(config: ModelConfig) -> None:
+    """Raise ValueError where Hugging Face has no such model."""
+    if config.qk_norm:
+        raise ValueError(
+            f"a {config.family} model with qk_norm has no Hugging Face architecture: neither GPT2LMHeadModel "
+            "nor LlamaForCausalLM has norms on queries and keys, and without them the model is another one"
+        )
+
+
+def export_checkpoint(model: LanguageModel, folder: Path | str) -> None:
     """Write ``config.json`` and ``model.safetensors``, which ``AutoModelForCausalLM`` opens.
 
     The vocabulary keeps its padding, so that the logits are the same. GPT-2's biases, which the model here
@@ -28,16 +36,11 @@ def export_checkpoint(model: LanguageModel, folder: Path | str, tokenizer: Path 
     Args:
         model: not sharded, on any device; its weights are written in their dtype.
         folder: made if it is not there; files of the same names in it are replaced.
-        tokenizer: a ``tokenizer.json`` of the ``tokenizers`` library, to be put beside the weights.
     """
     from safetensors.torch import save_file
 
     config = model.config
-    if config.qk_norm:
-        raise ValueError(
-            f"a {config.family} model with qk_norm has no Hugging Face architecture: neither GPT2LMHeadModel "
-            "nor LlamaForCausalLM has norms on queries and keys, and without them the model is another one"
-        )
+    check_exportable(config)
     state = model.state_dict()
     tensors = {}
     for entry in entries(config):
@@ -50,13 +53,14 @@ def export_checkpoint(model: LanguageModel, folder: Path | str, tokenizer: Path 
     folder.mkdir(parents=True, exist_ok=True)
     # A file cut short must not pass for a checkpoint: the weights get their name when they are complete.
     unfinished = folder / f".{_WEIGHTS}.unfinished"
-    save_file(tensors, unfinished, metadata={"format": "pt"})
+    try:
+        save_file(tensors, unfinished, metadata={"format": "pt"})
+    except BaseException:
+        unfinished.unlink(missing_ok=True)
+        raise
     dtype = str(state["norm.weight"].dtype).removeprefix("torch.")
-    _write_json(folder / "config.json", {**settings_of(config), "dtype": dtype, "torch_dtype": dtype})
-    if tokenizer is not None:
-        shutil.copyfile(tokenizer, folder / "tokenizer.json")
-        about = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": config.context}
-        _write_json(folder / "tokenizer_config.json", about)
+    settings = {**settings_of(config), "dtype": dtype, "torch_dtype": dtype}
+    (folder / "config.json").write_text(json.dumps(settings, indent=2) + "\n")
     unfinished.replace(folder / _WEIGHTS)
 
 
@@ -123,7 +127,3 @@ def _read_weights(folder: Path) -> dict[str, Tensor]:
         except SafetensorError as error:
             raise ValueError(f"{folder / name} is damaged: {error}") from error
     return tensors
-
-
-def _write_json(path: Path, content: dict[str, Any]) -> None:
-    path.write_text(json.dumps(content, indent=2) + "\n")
