@@ -161,6 +161,10 @@ def test_data_that_moved_or_changed(prepared, tmp_path) -> None:
     found = tokenizer_of(changed, str(prepared / "tokenizer.json"))
     assert found is not None
     assert found.vocab_size == 400
+    # What an evaluation's result follows from is the same, so that it is not computed again.
+    beside = tokenizer_of(bpe_run(tmp_path / "same", prepared))
+    assert beside is not None
+    assert (found.name, found.sha256) == (beside.name, beside.sha256)
     changed.environment["data"]["folder"] = str(tmp_path / "nowhere")
     with pytest.raises(ValueError, match=r"tokenizer\.json or dataset\.json is missing; name"):
         tokenizer_of(changed)

@@ -102,7 +102,7 @@ def tokenizer_of(
         backend = _gpt2(gpt2_vocabulary)
     else:
         backend = _read(file or _file_of_data(Path(data["folder"]), data["fingerprint"]))
-    exported = ExportedTokenizer(name, backend)
+    exported = ExportedTokenizer(named or name, backend)
     num_rows = run.config["model"]["vocab_size"]
     if exported.vocab_size > num_rows:
         raise ValueError(
