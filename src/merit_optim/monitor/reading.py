@@ -27,17 +27,15 @@ class AttentionReading:
     def scalars(self, prefix: str = "attention/", *, per_layer: bool = True) -> dict[str, float]:
         """Numbers for a logger: the largest logit and the smallest entropy, of each layer and of all."""
         numbers: dict[str, float] = {}
-        for what, layers in (("max_logit", self.max_logits), ("min_entropy", self.entropy)):
-            extremes = {
-                name: heads.max() if what == "max_logit" else heads.min() for name, heads in layers.items()
-            }
+        for what, layers, extreme in (
+            ("max_logit", self.max_logits, torch.amax),
+            ("min_entropy", self.entropy, torch.amin),
+        ):
+            extremes = {name: extreme(heads) for name, heads in layers.items()}
             if per_layer:
                 numbers |= {f"{prefix}{what}/{name}": value.item() for name, value in extremes.items()}
             if extremes:  # as tensors, since Python's max and min pass over a NaN
-                together = torch.stack(list(extremes.values()))
-                numbers[f"{prefix}{what}"] = (
-                    together.max() if what == "max_logit" else together.min()
-                ).item()
+                numbers[f"{prefix}{what}"] = extreme(torch.stack(list(extremes.values()))).item()
         return numbers
 
 

@@ -110,8 +110,7 @@ def measure_curvature(
     results = Results(snapshot.run.folder / "curvature" / f"{snapshot.path.name}.json")
     loss_settings = {"sequences": len(sequences), "context": snapshot.config.model.context}
     settings = {name: loss_settings | part.settings for name, part in parts.items()}
-    done = {name: results.find(name, settings[name]) for name in parts}
-    found = {name: result for name, result in done.items() if result is not None}
+    found = {name: result for name in parts if (result := results.find(name, settings[name])) is not None}
     missing = {name: part for name, part in parts.items() if name not in found}
     if missing:
         about = environment(

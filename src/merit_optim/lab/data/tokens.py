@@ -11,6 +11,7 @@ import numpy as np
 
 from merit_optim.lab.data.index import DTYPES, INDEX_NAME, Index, fingerprint
 
+_FILES = ("train.bin", "val.bin")
 _BLOCK = 1 << 24  # tokens looked at in one go: 32 or 64 MB
 
 # Token files of others that would open without complaint and be read as nonsense.
@@ -156,9 +157,6 @@ class Dataset:
                     f"{self.folder / name} has the sha256 {found}, but {INDEX_NAME} says {entry.sha256}: it "
                     "was changed or damaged; prepare the data again"
                 )
-
-
-_FILES = ("train.bin", "val.bin")
 
 
 def hash_file(path: Path) -> str:
