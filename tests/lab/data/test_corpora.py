@@ -167,6 +167,7 @@ def interpreter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         path = library / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(content)
+    (library / ".#a.py").symlink_to("someone@somewhere.1234")  # an editor's mark on an open file
     monkeypatch.setattr(sysconfig, "get_paths", lambda: {"stdlib": str(library), "purelib": str(packages)})
     return library
 

@@ -201,8 +201,8 @@ def _sources(folder: Path) -> Iterator[Path]:
     for parent, folders, names in os.walk(folder):
         folders[:] = [name for name in folders if name not in skipped]
         for name in names:
-            if name.endswith(".py"):
-                yield Path(parent, name)
+            if name.endswith(".py") and (path := Path(parent, name)).is_file():  # no link to nowhere
+                yield path
 
 
 def _is_utf8(text: bytes) -> bool:
