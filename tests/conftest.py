@@ -1,9 +1,15 @@
-"""What every test shares: which tests are skipped here, and why; and how Triton is imported."""
+"""What every test shares: which tests are skipped here, and why; how Triton is imported; examples."""
 
 from importlib.util import find_spec
 
 import pytest
 import torch
+from hypothesis import settings
+
+# The same examples in every run, and no limit on the time of one: the first example compiles or warms up,
+# and the machine may be busy.
+settings.register_profile("repeatable", deadline=None, derandomize=True, database=None, max_examples=40)
+settings.load_profile("repeatable")
 
 # Triton decides when a kernel is defined whether it is interpreted, its own functions among them. So it is
 # imported here, with the variable set, before any test can import it; tests/optim/engines runs the kernels.
