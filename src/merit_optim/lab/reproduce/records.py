@@ -112,12 +112,18 @@ class Records:
         """Those of a panel, a series, or both."""
         return self.where(lambda own: panel in (None, own.panel) and series in (None, own.series))
 
-    def by_seed(self, quantity: Callable[[Record], float | None]) -> BySeed:
+    def by_seed(self, quantity: Callable[[Record], float | None], *, diverged: float | None = None) -> BySeed:
         """A quantity of each record by its seed, where it has one.
 
         Runs that have not ended are left out: what they have is of their first steps, not of a whole run.
+        So is what a run has that diverged, which may count as ``diverged`` therefore: as infinite where it
+        is worse than any other, as NaN where nothing can be said.
         """
-        values = {own.config.seed: quantity(own) for own in self.all if own.has_ended}
+        values = {
+            own.config.seed: diverged if own.diverged and diverged is not None else quantity(own)
+            for own in self.all
+            if own.has_ended
+        }
         return {seed: value for seed, value in values.items() if value is not None}
 
     def final_losses(self) -> BySeed:

@@ -17,6 +17,7 @@ from typing import Literal
 Outcome = Literal["held", "contradicted", "undecided", "no test", "not run"]
 
 LIKELY_CHANCE = 0.05
+ALL_DIVERGED = "it diverged, with every seed"  # why there are no margins where a run is compared with itself
 _LEAST_CHANCE = 1e-12  # below it, rounding leaves few digits of a t-test's tail
 _ROUNDING = 1e-9  # relative: margins that differ by less are the same
 # The worst first: a claim of several comparisons is as good as the worst of them.

@@ -41,10 +41,13 @@ def _at(records: Records, batch: int) -> Records:
     return records.where(lambda own: own.config.batch == batch)
 
 
-def target_loss(records: Records) -> float | None:
-    """The lowest loss that every run ended at or below; those that diverged are not asked."""
+def target_loss(records: Records) -> float:
+    """The lowest loss that every run ended at or below; those that diverged are not asked.
+
+    Minus infinity, which no run gets to, where none has finished.
+    """
     ends = (own.final_loss() for own in records.all)
-    return max((end for end in ends if end is not None and math.isfinite(end)), default=None)
+    return max((end for end in ends if end is not None and math.isfinite(end)), default=-math.inf)
 
 
 def _steps(records: Records, batch: int, target: float) -> BySeed:
@@ -90,9 +93,10 @@ def _chart(records: Records, target: float, name: str, title: str) -> Chart:
                 if math.isfinite(steps) and steps > 0:
                     by_seed.setdefault(seed, []).append((batch, steps))
         lines[series] = [(f"{series} seed {seed}", points, False) for seed, points in by_seed.items()]
-    first = [points[0][1] for group in lines.values() for _, points, _ in group]
     batches = _batches(records)
-    ideal = [(batch, min(first) * batches[0] / batch) for batch in batches] if first else []
+    # In sequences: where runs with the smallest batch diverged, a line begins with a larger one.
+    first = [math.prod(points[0]) for group in lines.values() for _, points, _ in group]
+    ideal = [(batch, min(first) / batch) for batch in batches] if first else []
     return line_chart(
         lines,
         looks(records.all),
@@ -106,12 +110,12 @@ def _chart(records: Records, target: float, name: str, title: str) -> Chart:
     )
 
 
-def _rows(records: Records, target: float | None, panel: str) -> list[tuple[str, ...]]:
+def _rows(records: Records, target: float, panel: str) -> list[tuple[str, ...]]:
     rows: list[tuple[str, ...]] = []
     for series in records.series:
         for batch in _batches(records):
             own = _at(records.of(series=series), batch)
-            steps = {} if target is None else _steps(own, batch, target)
+            steps = _steps(own, batch, target)
             num_short = sum(map(math.isinf, steps.values()))
             text = spread_text(steps, ".0f")
             if num_short:
@@ -152,9 +156,8 @@ def _fig1(records: Records, _: Scale) -> Result:
         own = records.of(panel=panel)
         target = target_loss(own)
         rows += _rows(own, target, panel)
-        if target is None:
-            continue
-        charts.append(_chart(own, target, f"steps-{place}", f"Steps against batch, {panel}"))
+        if math.isfinite(target):
+            charts.append(_chart(own, target, f"steps-{place}", f"Steps against batch, {panel}"))
         largest, merit, where = _batches(own)[-1], own.of(series="MERIT"), records.where_in_words(panel)
         for rival in ("AdamW", "LAMB"):
             theirs = own.of(series=rival)
@@ -201,11 +204,11 @@ def _width(records: Records, scale: Scale) -> Result:
         own = records.of(panel=panel)
         target = target_loss(own)
         rows += _rows(own, target, panel)
-        if target is None:
+        shares |= {(panel, series): efficiency(own.of(series=series), target) for series in own.series}
+        if not math.isfinite(target):
             continue
         charts.append(_chart(own, target, f"steps-{place}", f"Steps against batch, {panel}"))
         for series in own.series:
-            shares[panel, series] = efficiency(own.of(series=series), target)
             useful = largest_useful_batch(own.of(series=series), target)
             words = NOTHING if useful is None else str(useful)
             notes.append(
@@ -220,8 +223,8 @@ def _width(records: Records, scale: Scale) -> Result:
         comparisons=tuple(
             paired(
                 f"{series}: share of ideal scaling of deep below that of wide",
-                shares.get((deep, series), {}),
-                shares.get((wide, series), {}),
+                shares[deep, series],
+                shares[wide, series],
                 silence=_NO_SHARE,
             )
             for series in records.series

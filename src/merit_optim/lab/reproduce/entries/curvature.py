@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -113,8 +114,8 @@ def _fig7(records: Records, scale: Scale) -> Result:
         comparisons=tuple(
             paired(
                 f"MERIT's {name} below AdamW's",
-                merit.by_seed(quantity),
-                adamw.by_seed(quantity),
+                merit.by_seed(quantity, diverged=math.inf),
+                adamw.by_seed(quantity, diverged=math.inf),
                 paper=f"{_PAPER['MERIT'][place]} against {_PAPER['AdamW'][place]}",
             )
             for place, (name, quantity) in enumerate(quantities.items())
@@ -128,12 +129,10 @@ def _fig7(records: Records, scale: Scale) -> Result:
         ours = [spread_text(own.by_seed(quantity), ".4g") for quantity in quantities.values()]
         rows.append((series, status_counts(own), paper[0], ours[0], paper[1], ours[1]))
     head = ("Optimizer", "Runs", "Top eigenvalue, paper", "Top eigenvalue", "Trace, paper", "Trace")
-    lines = {
-        series: [(own.folder.name, points, False)]
-        for series in records.series
-        for own in records.of(series=series).all[:1]
-        if (points := _density(own))
-    }
+    lines = {}
+    for series in records.series:
+        spectra = ((own.folder.name, _density(own), False) for own in records.of(series=series).all)
+        lines[series] = [line for line in spectra if line[1]][:1]
     chart = line_chart(
         lines,
         looks(records.all),
@@ -141,8 +140,8 @@ def _fig7(records: Records, scale: Scale) -> Result:
         Axis("density", ".0e", logarithmic=True),
         name="density",
         title="Spectral density of the Hessian",
-        caption="By Lanczos quadrature, the first seed; smoothed by a hundredth of its width. The scale is "
-        "logarithmic, for nearly all eigenvalues are close to zero.",
+        caption="By Lanczos quadrature, the first seed that finished; smoothed by a hundredth of its width. "
+        "The scale is logarithmic, for nearly all eigenvalues are close to zero.",
     )
     note = (
         f"The Hessian of the mean loss over {scale.curvature_sequences} training sequences; the paper does "

@@ -15,7 +15,7 @@ from merit_optim.lab.reproduce.entries.losses import spread_text, status_counts
 from merit_optim.lab.reproduce.entry import Chart, Entry, Result, Unavailable
 from merit_optim.lab.reproduce.records import BySeed, Record, Records
 from merit_optim.lab.reproduce.scale import WATCHED, Scale, Trial
-from merit_optim.lab.reproduce.verdict import Comparison, Verdict, paired
+from merit_optim.lab.reproduce.verdict import Verdict, paired
 
 _PERPLEXITY = {"lambada": "perplexity", "wikitext": "word_perplexity"}
 _PAPER_AVERAGES = {  # table 1, in percent: AdamW with a small batch, MERIT with a large one
@@ -162,16 +162,16 @@ def _fig12(records: Records, scale: Scale) -> Result:
             for name in sets:
                 ours, theirs = _by_set(merit, name, scale), _by_set(other, name, scale)
                 for seed in ours.keys() & theirs.keys():
-                    if math.isinf(ours[seed]) and math.isinf(theirs[seed]):
-                        continue  # both diverged
-                    won = (ours[seed] > theirs[seed]) - (ours[seed] < theirs[seed])
+                    difference = ours[seed] - theirs[seed]  # NaN where both diverged, which says nothing
+                    won = math.nan if math.isnan(difference) else (difference > 0) - (difference < 0)
                     wins[seed] = wins.get(seed, 0.0) + won
             comparisons.append(
-                Comparison(
-                    what=f"tasks where MERIT is above {rival}, less those where it is below"
+                paired(
+                    f"tasks where MERIT is above {rival}, less those where it is below"
                     f"{records.where_in_words(panel)}",
+                    dict.fromkeys(wins, 0.0),
+                    wins,
                     paper="most of 7",
-                    margins=tuple(wins.values()),
                     unit="tasks",
                 )
             )

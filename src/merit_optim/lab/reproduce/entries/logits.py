@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import statistics
+from collections.abc import Mapping
 
 from merit_optim.lab.report.curves import finite, layer_name
 from merit_optim.lab.report.tables import Table
@@ -14,7 +16,10 @@ from merit_optim.lab.reproduce.records import BySeed, Record, Records
 from merit_optim.lab.reproduce.scale import WATCHED, Scale, Setting, Trial
 from merit_optim.lab.reproduce.verdict import Comparison, Verdict, paired
 
-MEASURE = "Compared is the largest logit that a layer had at any time of the run."
+MEASURE = (
+    "Compared is the largest logit that a layer had at any time of the run; a run that diverged lost, "
+    "whatever it had before."
+)
 
 
 def _trials(scale: Scale, setting: Setting, seeds: int) -> list[Trial]:
@@ -31,14 +36,14 @@ def _middle(num_layers: int) -> int:
 
 
 def largest_logits(records: Records, layers: range) -> BySeed:
-    """By seed, the mean over layers of the largest logit that each had at any time."""
+    """By seed, the mean over layers of the largest logit that each ever had; infinite if the run diverged."""
 
     def quantity(record: Record) -> float | None:
         values = [record.largest(layer_name(layer)) for layer in layers]
         seen = [value for value in values if value is not None]
         return statistics.fmean(seen) if len(seen) == len(values) else None
 
-    return records.by_seed(quantity)
+    return records.by_seed(quantity, diverged=math.inf)
 
 
 def lower_logits(records: Records, lower: str, higher: str, layers: range, where: str) -> Comparison:
@@ -51,14 +56,16 @@ def lower_logits(records: Records, lower: str, higher: str, layers: range, where
     )
 
 
-def _table(records: Records, places: dict[str, range]) -> Table:
+def _table(records: Records, places: Mapping[str, dict[str, range]]) -> Table:
+    """The largest logits at each panel's places, which have the same names in all."""
     rows = []
     for panel in records.panels:
         for series in records.of(panel=panel).series:
             own = records.of(panel=panel, series=series)
-            values = [spread_text(largest_logits(own, layers), ".2f") for layers in places.values()]
+            values = [spread_text(largest_logits(own, layers), ".2f") for layers in places[panel].values()]
             rows.append((panel, series, status_counts(own), *values))
-    return Table(("Model", "Optimizer", "Runs", *places), tuple(rows), num_text=3)
+    names = places[records.panels[0]]
+    return Table(("Model", "Optimizer", "Runs", *names), tuple(rows), num_text=3)
 
 
 def logit_charts(records: Records, places: dict[str, range]) -> tuple[Chart, ...]:
@@ -80,13 +87,13 @@ def logit_charts(records: Records, places: dict[str, range]) -> tuple[Chart, ...
     return tuple(charts)
 
 
-def _single_layers(scale: Scale) -> dict[str, range]:
-    middle = _middle(scale.observed.model.layers)
+def _single_layers(setting: Setting) -> dict[str, range]:
+    middle = _middle(setting.model.layers)
     return {"First layer": range(1, 2), "Middle layer": range(middle, middle + 1)}
 
 
 def _fig2(records: Records, scale: Scale) -> Result:
-    places = _single_layers(scale)
+    places = _single_layers(scale.observed)
     first, middle = places.values()
     claim = Verdict(
         claim="AdamW's largest logit grows far beyond LAMB's and MERIT's in the first layer; in the middle "
@@ -99,7 +106,7 @@ def _fig2(records: Records, scale: Scale) -> Result:
         ),
     )
     return Result(
-        table=_table(records, places),
+        table=_table(records, dict.fromkeys(records.panels, places)),
         charts=logit_charts(records, places),
         verdicts=(claim,),
         notes=(MEASURE,),
@@ -107,7 +114,7 @@ def _fig2(records: Records, scale: Scale) -> Result:
 
 
 def _fig11(records: Records, scale: Scale) -> Result:
-    places = _single_layers(scale)
+    places = _single_layers(scale.observed)
     small, large = (records.of(panel=own.name) for own in (_small(scale), scale.observed))
     claim = Verdict(
         claim="With a small batch the largest logits are well below those with a large batch.",
@@ -124,7 +131,7 @@ def _fig11(records: Records, scale: Scale) -> Result:
         ),
     )
     return Result(
-        table=_table(records, places),
+        table=_table(records, dict.fromkeys(records.panels, places)),
         charts=logit_charts(small, places),
         verdicts=(claim,),
         notes=(
@@ -174,12 +181,15 @@ def _fig14(records: Records, scale: Scale) -> Result:
         if any(own.curves.get(layer_name(1)) for own in records.of(series=series).all)
     )
     notes = (MEASURE + " Over several layers: the mean of their largest.",)
-    return Result(table=_table(records, places), charts=charts, verdicts=(claim,), notes=notes)
+    table = _table(records, dict.fromkeys(records.panels, places))
+    return Result(table=table, charts=charts, verdicts=(claim,), notes=notes)
 
 
 def _logits(records: Records, scale: Scale) -> Result:
-    num_layers = scale.gpt2[0].model.layers
-    places = {**_single_layers(scale), "Mean of all layers": range(1, num_layers + 1)}
+    places = {
+        own.name: {**_single_layers(own), "Mean of all layers": range(1, own.model.layers + 1)}
+        for own in scale.gpt2
+    }
     claim = Verdict(
         claim="At any size MERIT's largest logits stay below LAMB's, each at its best learning rate.",
         source="ours; figures 2 and 14 have one size",
@@ -192,7 +202,7 @@ def _logits(records: Records, scale: Scale) -> Result:
                 f"{place[0].lower()}{place[1:]}{records.where_in_words(panel)}",
             )
             for panel in records.panels
-            for place, layers in places.items()
+            for place, layers in places[panel].items()
             if place != "Middle layer"
         ),
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable
 from functools import cache
@@ -9,14 +10,14 @@ from functools import cache
 import torch
 
 from merit_optim.lab.models import ModelConfig, build
-from merit_optim.lab.report.curves import Point
+from merit_optim.lab.report.curves import Point, finite
 from merit_optim.lab.report.tables import Table
 from merit_optim.lab.reproduce.charts import Axis, line_chart, looks
 from merit_optim.lab.reproduce.entries.losses import spread_text, status_counts, trials_of
 from merit_optim.lab.reproduce.entry import Chart, Entry, Result
 from merit_optim.lab.reproduce.records import BySeed, Record, Records
 from merit_optim.lab.reproduce.scale import Scale, Setting, Trial
-from merit_optim.lab.reproduce.verdict import Comparison, Verdict, paired
+from merit_optim.lab.reproduce.verdict import ALL_DIVERGED, Verdict, paired
 from merit_optim.lab.train.schedule import learning_rate
 
 _BLOCK = re.compile(r"blocks\.(\d+)\.")
@@ -72,7 +73,7 @@ def _share_curve(record: Record, quantity: str, wanted: Callable[[str], bool]) -
         if total:
             share = sum(sizes[name] * value for name, value in chosen.items()) / total
             points.append((row["step"], share))
-    return points
+    return finite(points)  # the last update of a run that diverged may be no number
 
 
 def _setting_of_13(scale: Scale) -> Setting:
@@ -89,7 +90,8 @@ def _fig13(records: Records, scale: Scale) -> Result:
 
     def peak(place: str) -> BySeed:
         return records.by_seed(
-            lambda own: max((value for _, value in clipped(own, layers[place])), default=None)
+            lambda own: max((value for _, value in clipped(own, layers[place])), default=None),
+            diverged=math.nan,
         )
 
     def percent(place: str) -> BySeed:
@@ -106,6 +108,7 @@ def _fig13(records: Records, scale: Scale) -> Result:
                 percent("Middle layer"),
                 paper=f"{papers[place]} against {papers['Middle layer']}",
                 unit="percent",
+                silence=ALL_DIVERGED,
             )
             for place in ("First layer", "Last layer")
         ),
@@ -148,9 +151,14 @@ def _third(points: list[Point], last: bool) -> float | None:
 
 def _fig15(records: Records, scale: Scale) -> Result:
     def share(last: bool) -> BySeed:
-        return records.by_seed(lambda own: _third(bounded(own), last))
+        return records.by_seed(lambda own: _third(bounded(own), last), diverged=math.nan)
 
-    rises: Comparison = paired("first third below last third of the run", share(last=False), share(last=True))
+    rises = paired(
+        "first third below last third of the run",
+        share(last=False),
+        share(last=True),
+        silence=ALL_DIVERGED,
+    )
     claim = Verdict(
         claim="The weight-wise bound decides for more elements late in training than early.",
         source="figure 15",
@@ -190,7 +198,7 @@ def _reach(records: Records, _: Scale) -> Result:
             points = reach(record)
             return points[place][1] if points else None
 
-        return records.of(panel=panel, series=series).by_seed(value)
+        return records.of(panel=panel, series=series).by_seed(value, diverged=math.nan)
 
     claim = Verdict(
         claim="For their learning rate, steps of MERIT and maxLAMB go further at the beginning than at the "
@@ -202,6 +210,7 @@ def _reach(records: Records, _: Scale) -> Result:
                 at(panel, series, -1),
                 at(panel, series, 0),
                 unit="times",
+                silence=ALL_DIVERGED,
             )
             for panel in records.panels
             for series in ("MERIT", "MaxLAMB")

@@ -19,7 +19,7 @@ from merit_optim.lab.reproduce.entry import Chart, Entry, Result
 from merit_optim.lab.reproduce.fields import matrix_chart
 from merit_optim.lab.reproduce.records import BySeed, Record, Records
 from merit_optim.lab.reproduce.scale import WATCHED, Scale
-from merit_optim.lab.reproduce.verdict import Comparison, Verdict, paired
+from merit_optim.lab.reproduce.verdict import ALL_DIVERGED, Verdict, paired
 from merit_optim.lab.train.checkpoint import steps_of
 from merit_optim.lab.train.snapshot import Snapshot
 
@@ -92,21 +92,23 @@ def _fig3(records: Records, _: Scale) -> Result:
         return alikeness(_weights(record.folder, steps[-1], 1)[name])[kind] if steps else None
 
     def scores(series: str, name: str, kind: str) -> BySeed:
-        return records.of(series=series).by_seed(lambda own: score(own, name, kind))
+        return records.of(series=series).by_seed(lambda own: score(own, name, kind), diverged=math.nan)
 
     places = [(name, kind) for name in ("query", "key") for kind in ("rows", "columns")]
     claim = Verdict(
         claim="Magnitudes of query and key weights are alike within rows and within columns.",
         source="figure 3",
         comparisons=tuple(
-            Comparison(
-                what=f"{series}, {name}, {kind}: above what chance gives",
-                paper="",
-                margins=tuple(value - 1 for value in scores(series, name, kind).values()),
+            paired(
+                f"{series}, {name}, {kind}: above what chance gives",
+                dict.fromkeys(found, 1.0),
+                found,
                 unit="times chance",
+                silence=ALL_DIVERGED,
             )
             for series in records.series
             for name, kind in places
+            for found in [scores(series, name, kind)]
         ),
     )
     table = Table(
@@ -147,7 +149,7 @@ def _pictures(record: Record, series: str) -> list[Chart]:
                 magnitudes.tolist(),
                 name=f"{name}-{series.lower()}",
                 title=f"{name.capitalize()} weight, {series}",
-                caption="Magnitudes in the first layer after training, the first seed"
+                caption="Magnitudes in the first layer after training, the first seed that finished"
                 + (f"; means of {block} x {block} blocks." if block > 1 else "."),
                 rows="outputs",
                 columns="inputs",
@@ -172,15 +174,25 @@ def _fig10(records: Records, scale: Scale) -> Result:
     low, high = sorted(peak(gap, _PAPER_SIDE**2) for gap in _PAPER_GAP)
     comparisons = []
     for series in records.series:
-        gaps = records.of(series=series).by_seed(mean_gap)
+        gaps = records.of(series=series).by_seed(mean_gap, diverged=math.nan)
         peaks = {seed: peak(gap, num_elements) for seed, gap in gaps.items()}
         bounds = dict.fromkeys(peaks, low), dict.fromkeys(peaks, high)
         comparisons += [
             paired(
-                f"{series}: at least the lowest", bounds[0], peaks, paper=f"{low:.2f}", unit="times normal"
+                f"{series}: at least the lowest",
+                bounds[0],
+                peaks,
+                paper=f"{low:.2f}",
+                unit="times normal",
+                silence=ALL_DIVERGED,
             ),
             paired(
-                f"{series}: at most the highest", peaks, bounds[1], paper=f"{high:.2f}", unit="times normal"
+                f"{series}: at most the highest",
+                peaks,
+                bounds[1],
+                paper=f"{high:.2f}",
+                unit="times normal",
+                silence=ALL_DIVERGED,
             ),
         ]
     claim = Verdict(
