@@ -12,6 +12,7 @@ from fake_records import evaluated, fake_records, logits
 from merit_optim.lab.data import Dataset
 from merit_optim.lab.reproduce import charts, fields
 from merit_optim.lab.reproduce.corpus import KnownCorpus
+from merit_optim.lab.reproduce.entries import weights
 from merit_optim.lab.reproduce.entry import Unavailable
 from merit_optim.lab.reproduce.registry import ENTRIES
 from merit_optim.lab.reproduce.scale import Scale
@@ -78,6 +79,27 @@ def test_curvature_on_the_way_is_not_that_at_the_end(dataset: Dataset, tmp_path:
     assert "name them with --data" in said["missing"]
     assert reproduce(task) == before
     assert len(list(tmp_path.glob("runs/*/curvature/step-00000004.json"))) == 2
+
+
+@pytest.mark.parametrize("name", ["fig3", "fig10"])
+def test_weights_that_are_gone_are_one_entry_s_trouble(
+    name: str, dataset: Dataset, tmp_path: Path, toy: Scale
+) -> None:
+    task = Task(entries=[ENTRIES[name]], scale=toy, corpus=dataset, folder=tmp_path, seeds=1)
+    (made,) = reproduce(task)
+    for path in tmp_path.glob("runs/*/checkpoints/*/*.safetensors"):
+        path.write_bytes(b"")
+    weights._weights.cache_clear()  # as another process has it
+    both = replace(task, entries=[ENTRIES[name], ENTRIES["fig13"]])
+    said, fine = reproduce(both)
+    assert "is not what was written" in said["missing"]
+    assert fine["outcome"] == "no test"
+
+    for path in tmp_path.glob("runs/*/checkpoints"):
+        shutil.rmtree(path)
+    said, fine = reproduce(both)
+    assert said["missing"].startswith("The weights of the runs are not there")
+    assert json.loads((tmp_path / name / "verdict.json").read_text()) == made  # of when they were there
 
 
 @pytest.mark.parametrize("name", EVALUATIONS)

@@ -15,7 +15,7 @@ from merit_optim.lab.report.curves import Point
 from merit_optim.lab.report.tables import Table
 from merit_optim.lab.reproduce.charts import Axis, line_chart
 from merit_optim.lab.reproduce.entries.losses import spread_text, status_counts
-from merit_optim.lab.reproduce.entry import Chart, Entry, Result
+from merit_optim.lab.reproduce.entry import Chart, Entry, Result, Unavailable
 from merit_optim.lab.reproduce.fields import matrix_chart
 from merit_optim.lab.reproduce.records import BySeed, Record, Records
 from merit_optim.lab.reproduce.scale import WATCHED, Scale
@@ -77,7 +77,10 @@ def peak(gap: float, num_elements: int) -> float:
 
 @cache
 def _weights(folder: Path, step: int, layer: int) -> dict[str, Tensor]:
-    model = Snapshot.find(folder, step).load_model(torch.device("cpu"))
+    try:
+        model = Snapshot.find(folder, step).load_model(torch.device("cpu"))
+    except ValueError as damaged:
+        raise Unavailable(f"The weights of a run cannot be read: {damaged}") from None
     return {name: weight.clone() for name, weight in query_and_key(model, layer).items()}
 
 
@@ -86,7 +89,18 @@ def _steps(record: Record) -> list[int]:
     return steps_of(record.folder / "checkpoints") if record.status == "finished" else []
 
 
+def _need_weights(records: Records) -> None:
+    finished = [own for own in records.all if own.status == "finished"]
+    if finished and not any(map(_steps, finished)):
+        raise Unavailable(
+            "The weights of the runs are not there: their checkpoints were removed, or these are records of "
+            "`merit keep`, which have none."
+        )
+
+
 def _fig3(records: Records, _: Scale) -> Result:
+    _need_weights(records)
+
     def score(record: Record, name: str, kind: str) -> float | None:
         steps = _steps(record)
         return alikeness(_weights(record.folder, steps[-1], 1)[name])[kind] if steps else None
@@ -159,6 +173,7 @@ def _pictures(record: Record, series: str) -> list[Chart]:
 
 
 def _fig10(records: Records, scale: Scale) -> Result:
+    _need_weights(records)
     num_layers = scale.observed.model.layers
     layers = list(dict.fromkeys([1, (num_layers + 1) // 2]))
     num_elements = scale.observed.model.width**2
