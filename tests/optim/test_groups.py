@@ -58,6 +58,7 @@ def test_a_tied_weight_stands_once_and_answers_to_both_names() -> None:
         groups = param_groups(model, overrides={pattern: {"lr": 0.5}})
         (group,) = [g for g in groups if g.get("lr") == 0.5]
         assert group["params"] == [model.embedding.weight]
+        assert decays(param_groups(model, no_decay=[pattern]))["embedding.weight"] == 0.0
 
 
 def test_a_frozen_parameter_is_left_out() -> None:

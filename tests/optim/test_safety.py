@@ -22,6 +22,8 @@ from torch.nn.utils import clip_grad_norm_
 
 from merit_optim import MERIT, SophiaG
 from merit_optim.optim.base import SafeOptimizer
+from merit_optim.optim.engines import eager
+from merit_optim.optim.engines.work import Control
 
 every_own_case = pytest.mark.parametrize("case", OWN_CASES, ids=name_of)
 every_own_class = pytest.mark.parametrize("optimizer_class", OWN, ids=name_of)
@@ -297,3 +299,24 @@ def test_a_misspelt_option_of_a_group_is_refused_and_a_users_own_key_is_not(opti
         optimizer_class([{"params": [param], "weight_decays": 0.1}])
     optimizer = optimizer_class([{"params": [param], "name": "head", "lr_scale": 0.1, "initial_lr": 1.0}])
     assert optimizer.param_groups[0]["name"] == "head"
+
+
+@pytest.mark.parametrize("foreach", [False, True])
+@pytest.mark.parametrize("skips", [False, True])
+@pytest.mark.parametrize("state_dtype", [torch.float32, torch.bfloat16])
+def test_the_eager_engine_skips_where_the_device_says_so(foreach, skips, state_dtype) -> None:
+    """With one CPU the host looks first, and the engine is never asked."""
+    asked, plain = (MERIT(parameters("cpu"), foreach=foreach, state_dtype=state_dtype) for _ in range(2))
+    for optimizer in (asked, plain):
+        take_steps(optimizer, 1)
+        set_gradients(optimizer.param_groups[0]["params"], 1)
+    before = snapshot(asked)
+    with torch.no_grad():
+        for optimizer, skip in ((asked, torch.tensor(skips)), (plain, None)):
+            for part in eager.parts_of(optimizer._gather(), {torch.device("cpu"): Control(skip=skip)}):
+                part.moments()
+                part.apply(None)
+    if skips:
+        assert_unchanged(asked, before)
+    else:
+        assert_same_bits(snapshot(asked), snapshot(plain))

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from merit_optim import LAMB, MERIT, UpdateStatistics
 from merit_optim.optim import algorithm
 from merit_optim.optim.engines import eager
+from merit_optim.optim.statistics import measure
 
 SHAPES = {"matrix": (9, 14), "convolution": (5, 3, 2), "vector": (11,), "stacked": (3, 4, 5)}
 
@@ -48,9 +49,9 @@ def recorded_step(
     params = [
         nn.Parameter(random_tensor(s, i, scale=3.0, device=device)) for i, s in enumerate(SHAPES.values())
     ]
-    params[0].data[2] = 0  # a row without a ratio
     optimizer = MERIT(list(zip(SHAPES, params, strict=True)), lr=0.1, **options)
     take_steps(optimizer, 1)
+    params[0].data[2] = 0  # a row without a ratio
     before = [p.detach().clone() for p in params]
     with optimizer.recording() as statistics:
         take_steps(optimizer, 1, first=1)
@@ -184,6 +185,22 @@ def test_a_recording_inside_another_leaves_it_what_it_saw(device) -> None:
         outer.clear()
         take_steps(optimizer, 1, first=1)
         assert outer.keys() == inner.keys()
+
+
+def test_a_recording_without_a_step_takes_nothing_from_the_one_around_it(device) -> None:
+    optimizer = MERIT(parameters(device))
+    with optimizer.recording() as outer:
+        take_steps(optimizer, 1)
+        with optimizer.recording() as inner:
+            pass
+        assert not inner
+        assert outer
+
+
+def test_an_element_at_the_clip_is_not_clipped() -> None:
+    scaled = torch.tensor([1.0, -1.0, 0.5, -1.5])
+    found = measure(torch.ones(4), scaled, torch.ones(1), None, clip=1.0, lr=0.1)
+    assert found.clipped == 0.25
 
 
 def test_a_skipped_step_leaves_no_statistics_of_the_one_before() -> None:
