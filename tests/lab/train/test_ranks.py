@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from merit_optim.lab.record import Run
-from merit_optim.lab.train import train
+from merit_optim.lab.train import checkpoint, train
 
 # What every rank runs: a configuration or --resume, and the step before which the process dies, is told to
 # stop, or begins to meet a disk that cannot be read once, if any.
@@ -85,7 +85,10 @@ def test_sharded_on_two_ranks_then_on_one(alone, changed, tmp_path):
     on_two_ranks(tmp_path, changed(parallel="fsdp2", micro_batch=2), folder, step=7, how="die")
     run = Run.open(folder)
     assert run.environment["num_ranks"] == 2
-    assert len(list((run.checkpoints / "step-00000005").glob("*.safetensors"))) == 2
+    saved = run.checkpoints / "step-00000005"
+    shards = {path.name for path in saved.glob("*.safetensors")}
+    assert len(shards) == 2
+    assert checkpoint.read(saved).files.keys() == shards  # damage to any of them is noticed
     assert len(run.metrics("train")) == 7
     run = train(None, folder, resume=True)
     assert "num_ranks 2 -> 1" in run.metrics("event")[1]["message"]

@@ -5,11 +5,12 @@ import signal
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
 
 import pytest
 
 from merit_optim.lab.record import Run
-from merit_optim.lab.train import Interrupted, train
+from merit_optim.lab.train import Interrupted, checkpoint, loop, train
 from merit_optim.lab.train.command import main
 from merit_optim.lab.train.loop import Trainer
 
@@ -207,10 +208,20 @@ def test_data_that_have_moved(toy, changed, tmp_path, die_before_step, never_sto
     assert measured(run) == measured(never_stopped(toy))
 
 
-def test_checkpoints_by_the_clock(changed, tmp_path):
-    config = changed(**{"checkpoint.every_steps": 0, "checkpoint.every_minutes": 1e-6, "checkpoint.keep": 99})
-    run = train(config, tmp_path)
-    assert len(list(run.checkpoints.iterdir())) == 12
+def test_checkpoints_by_the_clock(changed, tmp_path, monkeypatch):
+    """Steps take 25 seconds by this clock, and a checkpoint is due after more than a minute."""
+    now = 0.0
+    take_step = Trainer.take_step
+
+    def slow(self, micro_batches):
+        nonlocal now
+        now += 25
+        return take_step(self, micro_batches)
+
+    monkeypatch.setattr(Trainer, "take_step", slow)
+    monkeypatch.setattr(loop, "time", SimpleNamespace(monotonic=lambda: now))
+    config = changed(**{"checkpoint.every_steps": 0, "checkpoint.every_minutes": 1, "checkpoint.keep": 99})
+    assert checkpoint.steps_of(train(config, tmp_path / "run").checkpoints) == [3, 6, 9, 12]
 
 
 def test_a_run_goes_on_only_as_it_began(toy, changed, tmp_path, die_before_step):

@@ -46,6 +46,11 @@ def test_a_run_learns_and_measures_what_was_asked(finished, toy):
     assert set(statistics) == {"clipped", "bounded", "smallest_ratio", "largest_ratio", "relative_change"}
 
 
+def test_a_run_is_validated_at_its_end_whatever_the_interval(changed, tmp_path):
+    run = train(changed(**{"measure.validation_every": 5}), tmp_path / "run")
+    assert [line["step"] for line in run.metrics("validation")] == [0, 5, 10, 12]
+
+
 def test_the_run_directory_says_what_was_run(finished):
     run = Run.open(finished.folder)
     assert run.config["optimizer"]["lr"] == 1e-2
