@@ -180,3 +180,23 @@ def test_every_size_has_its_own_layers() -> None:
     assert cells[deep.name, "MERIT"] == ("10.00", "10.00", "25.00")
     margins = {own.what: own.margins for own in result.verdicts[0].comparisons}
     assert margins[f"MERIT below LAMB, mean of all layers, {deep.name}"] == (-15.0,)
+
+
+def test_a_loss_that_ran_away_does_not_hide_the_others(toy: Scale) -> None:
+    """Its cross stands at the edge of what is shown."""
+    result = ENTRIES["fig4"].analyse(
+        some_diverged(
+            "fig4",
+            toy,
+            lambda trial: losses(trial, 1e6 if trial.series == "AdamW" else 3.0),
+            lambda trial: trial.series == "AdamW",
+        ),
+        toy,
+    )
+    (chart,) = result.charts
+    cross = chart.spec["layer"][-1]
+    assert cross["mark"]["shape"] == "cross"
+    low, high = cross["encoding"]["y"]["scale"]["domain"]
+    assert 2.5 < low < 3.0 < high < 5.5
+    crosses = chart.spec["datasets"][cross["data"]["name"]]
+    assert [row["value"] for row in crosses] == [high] * 3

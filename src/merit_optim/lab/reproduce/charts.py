@@ -82,7 +82,8 @@ def curve_chart(
     }
     everything = [points for group in curves.values() for _, points in group if points]
     if is_loss:
-        y = Axis(y.title, y.format, shown=focus(everything))
+        kept = [points for group in curves.values() for own, points in group if points and not own.diverged]
+        y = Axis(y.title, y.format, shown=focus(kept or everything))  # one that ran away would hide them
     elif everything:
         values = [value for points in everything for _, value in points]
         y = Axis(y.title, y.format, min(values) > 0 and max(values) > 20 * min(values), y.from_zero)
@@ -139,7 +140,9 @@ def line_chart(
         for (run, _, diverged), points in zip(group, thinned, strict=True):
             runs += [{"series": series, "run": run, "x": at, "value": rounded(value)} for at, value in points]
             if diverged and points:
-                ends.append({"series": series, "run": run, "x": points[-1][0], "value": points[-1][1]})
+                at, value = points[-1]
+                low, high = y.shown or (value, value)
+                ends.append({"series": series, "run": run, "x": at, "value": min(max(value, low), high)})
         for at, value in mean_curve(thinned):
             means.append({"series": series, "x": at, "value": rounded(value)})
     colour, dash = _by_series(list(lines), optimizers)
