@@ -32,6 +32,18 @@ def report(three_seeds: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     return folder
 
 
+def test_a_report_made_again_has_the_same_pictures(report: Path, three_seeds: Path, tmp_path: Path) -> None:
+    """Whatever else the process drew before."""
+    assert main([str(three_seeds), "--out", str(tmp_path / "again")]) == 0
+    names = [path.name for path in (report / "figures").glob("*.svg")]
+    assert names
+    for name in names:
+        once, again = (folder / "figures" / name for folder in (report, tmp_path / "again"))
+        assert once.read_bytes() == again.read_bytes()
+        used = set(re.findall(r"url\(#(\w+)\)", once.read_text()))
+        assert used == set(re.findall(r'<(?:clipPath|linearGradient) id="(\w+)"', once.read_text()))
+
+
 def test_writes_page_figures_and_tables(report: Path) -> None:
     page = (report / "index.html").read_text()
     assert "AdamW diverged in 1 of 3 runs (at step 60)" in page

@@ -9,6 +9,7 @@ has a legend instead.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -132,11 +133,17 @@ def by_series(
 
 
 def write_svg(path: Path, chart: Mapping[str, Any], title: str) -> None:
-    """Write a chart, with its data, as a picture."""
+    """Write a chart, with its data, as a picture; the same chart always as the same bytes."""
     import vl_convert
 
     spec = {**chart, "title": title, "background": "white", "config": style.CONFIG}
-    path.write_text(vl_convert.vegalite_to_svg(spec), encoding="utf-8")
+    places: dict[str, int] = {}  # of its parts with names, which Vega counts over all pictures of a process
+
+    def count_anew(found: re.Match[str]) -> str:
+        return f"{found[1]}{found[2]}{places.setdefault(found[2] + found[3], len(places) + 1)}"
+
+    svg = re.sub(r'(id="|url\(#)(clip|gradient_)(\d+)', count_anew, vl_convert.vegalite_to_svg(spec))
+    path.write_text(svg, encoding="utf-8")
 
 
 def _pointer(means: alt.Chart, horizontal: Horizontal, labels: Sequence[str], number: str) -> alt.Chart:
