@@ -51,6 +51,7 @@ def test_usage(arguments, status, capsys) -> None:
         ("--seconds", "nan", "'nan' is no number of seconds; it must be finite and at least 0"),
         ("--seconds", "-1", "'-1' is no number of seconds; it must be finite and at least 0"),
         ("--output", ".", "'.' is a folder; name a file in it"),
+        ("--output", 300 * "x", "cannot be written"),
     ],
 )
 def test_what_cannot_be_meant_is_refused_before_anything_is_timed(

@@ -64,12 +64,16 @@ def count(text: str) -> int:
 
 
 def new_file(text: str) -> Path:
-    """A file that can be written; the folder it is in is made."""
+    """A file that can be written, which is tried; the folder it is in is made."""
     path = Path(text)
-    if path.is_dir():
-        raise argparse.ArgumentTypeError(f"{text!r} is a folder; name a file in it")
     try:
+        if path.is_dir():
+            raise argparse.ArgumentTypeError(f"{text!r} is a folder; name a file in it")
         path.parent.mkdir(parents=True, exist_ok=True)
+        is_new = not path.exists()
+        path.open("a").close()
+        if is_new:
+            path.unlink()
     except OSError as error:
-        raise argparse.ArgumentTypeError(f"{text!r} cannot be written: {error}") from None
+        raise argparse.ArgumentTypeError(f"{text!r} cannot be written: {error.strerror}") from None
     return path
