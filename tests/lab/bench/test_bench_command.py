@@ -1,11 +1,14 @@
 """`merit bench`: what it prints, writes and refuses."""
 
 import json
+from argparse import ArgumentTypeError
+from pathlib import Path
 
 import pytest
 
 from merit_optim import cli
 from merit_optim.lab.bench import growth, shapes, step
+from merit_optim.lab.bench.options import new_file
 
 
 def test_a_step_is_timed_beside_the_alternatives(tmp_path, capsys, monkeypatch) -> None:
@@ -51,7 +54,7 @@ def test_usage(arguments, status, capsys) -> None:
         ("--seconds", "nan", "'nan' is no number of seconds; it must be finite and at least 0"),
         ("--seconds", "-1", "'-1' is no number of seconds; it must be finite and at least 0"),
         ("--output", ".", "'.' is a folder; name a file in it"),
-        ("--output", 300 * "x", "cannot be written"),
+        ("--output", 300 * "x", "cannot be written: File name too long; name another file"),
     ],
 )
 def test_what_cannot_be_meant_is_refused_before_anything_is_timed(
@@ -62,6 +65,20 @@ def test_what_cannot_be_meant_is_refused_before_anything_is_timed(
         cli.main(["bench", benchmark, f"{option}={value}"])
     assert stopped.value.code == 2
     assert complaint in capsys.readouterr().err
+
+
+def test_whether_the_output_can_be_written_is_tried_and_leaves_no_trace(tmp_path, monkeypatch) -> None:
+    new, old = tmp_path / "made" / "new.json", tmp_path / "old.json"
+    old.write_text("[]")
+    assert (new_file(str(new)), new_file(str(old))) == (new, old)
+    assert (new.exists(), old.read_text()) == (False, "[]")
+
+    def refuse(*_: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "open", refuse)
+    with pytest.raises(ArgumentTypeError, match=r"old\.json' cannot be written: Permission denied"):
+        new_file(str(old))
 
 
 def test_without_cuda_the_device_says_so(capsys, monkeypatch) -> None:

@@ -75,5 +75,7 @@ def new_file(text: str) -> Path:
         if is_new:
             path.unlink()
     except OSError as error:
-        raise argparse.ArgumentTypeError(f"{text!r} cannot be written: {error.strerror}") from None
+        raise argparse.ArgumentTypeError(
+            f"{text!r} cannot be written: {error.strerror}; name another file"
+        ) from None
     return path

@@ -124,6 +124,11 @@ def _corpus(scale: Scale, options: argparse.Namespace, folder: Path) -> Corpus:
     return dataset
 
 
+def _known_corpus(options: argparse.Namespace, folder: Path) -> Corpus | None:
+    """The data given, or those of the runs in the folder; None where there are none of either yet."""
+    return recall(folder) if options.data is None else Dataset.open(options.data)
+
+
 def _corpus_of_runs(folder: Path, given: Path | None) -> Corpus:
     known = recall(folder)
     if given is None:
@@ -172,8 +177,7 @@ def _print_costs(entries: Sequence[Entry], scale: Scale, options: argparse.Names
     from rich.table import Table
 
     console = Console(highlight=False)
-    runs = folder / "runs"
-    corpus = recall(folder) if options.data is None else Dataset.open(options.data)
+    runs, corpus = folder / "runs", _known_corpus(options, folder)
     speed = find_speed(scale)
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
     table.add_column("Name", no_wrap=True)
@@ -221,7 +225,7 @@ def _agreed(entries: Sequence[Entry], scale: Scale, options: argparse.Namespace,
 
 def _takes_days(entries: Sequence[Entry], scale: Scale, options: argparse.Namespace, folder: Path) -> bool:
     """Whether this machine is too slow for what is left: a GPU's scale on a CPU."""
-    corpus = recall(folder) if options.data is None else Dataset.open(options.data)
+    corpus = _known_corpus(options, folder)
     cost = cost_of(entries, scale, options.seeds, folder=folder / "runs", corpus=corpus)
     if cost.flops < _LITTLE:
         return False

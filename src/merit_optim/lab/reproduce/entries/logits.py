@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from merit_optim.lab.report.curves import finite, layer_name
 from merit_optim.lab.report.tables import Table
 from merit_optim.lab.reproduce.charts import Axis, curve_chart
-from merit_optim.lab.reproduce.entries.losses import FOUR, spread_text, status_counts, trials_of
+from merit_optim.lab.reproduce.entries.losses import FIVE, spread_text, status_counts, trials_of
 from merit_optim.lab.reproduce.entry import Chart, Entry, Result
 from merit_optim.lab.reproduce.fields import layer_chart
 from merit_optim.lab.reproduce.records import BySeed, Record, Records
@@ -215,7 +215,7 @@ ENTRIES = (
         name="logits",
         title="Largest logits at each size",
         shows="beyond the paper: largest attention logit with AdamW, LAMB, maxLAMB, MERIT and Lion",
-        trials=lambda scale, seeds: trials_of(scale.gpt2[:2], (*FOUR, "lion"), scale, seeds),
+        trials=lambda scale, seeds: trials_of(scale.gpt2[:2], FIVE, scale, seeds),
         analyse=_logits,
     ),
     Entry(

@@ -26,6 +26,7 @@ _PAPER_LLAMA: Papers = {
     "350M": {"AdamW": 3.014, "LAMB": 3.001, "MERIT": 2.957},
 }
 FOUR = ("adamw", "lamb", "maxlamb", "merit")
+FIVE = (*FOUR, "lion")
 LOSS = Axis("validation loss (nats per token)", ".3f")
 # By series, the part that is left out.
 _ABLATIONS: dict[str, Part] = {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from merit_optim.lab.report.gather import DISPLAY_NAMES
-from merit_optim.lab.reproduce.entries.losses import FOUR, below, loss_charts, trials_of
+from merit_optim.lab.reproduce.entries.losses import FIVE, FOUR, below, loss_charts, trials_of
 from merit_optim.lab.reproduce.entries.rates import (
     at_rate,
     grid_table,
@@ -18,7 +18,6 @@ from merit_optim.lab.reproduce.records import Records
 from merit_optim.lab.reproduce.scale import Scale, Setting, Trial
 from merit_optim.lab.reproduce.verdict import Comparison, Verdict, paired
 
-_FIVE = (*FOUR, "lion")
 _LONG_WARMUP = 0.1
 
 
@@ -26,8 +25,8 @@ def _doubled_trials(scale: Scale, seeds: int) -> list[Trial]:
     """A grid with one seed, and the further seeds at its middle."""
     trials = []
     for single, doubled in zip(scale.gpt2, scale.doubled, strict=False):
-        trials += trials_of([single], _FIVE, scale, seeds)
-        for name in _FIVE:
+        trials += trials_of([single], FIVE, scale, seeds)
+        for name in FIVE:
             trials += [scale.trial(doubled, name, 0, lr=rate) for rate in rates_around(doubled.rates[name])]
             trials += [scale.trial(doubled, name, seed) for seed in range(1, seeds)]
     return trials
