@@ -57,6 +57,11 @@ def test_writes_page_figures_and_tables(report: Path) -> None:
     for path in (report / "figures").iterdir():
         ElementTree.parse(path)
 
+    head, rule, *by_series = (report / "table.md").read_text().splitlines()
+    assert head.startswith("| Optimizer | Runs | Peak learning rate | Validation loss |")
+    assert rule.startswith("| --- | --- | ---: | ---: |")
+    assert len(by_series) == 3
+    assert any("2 finished, 1 diverged" in row for row in by_series)
     with (report / "table.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert len(rows) == 9

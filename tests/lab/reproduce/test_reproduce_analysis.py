@@ -19,7 +19,7 @@ from merit_optim.lab.reproduce.entries.variants import VARIANTS
 from merit_optim.lab.reproduce.entry import Result
 from merit_optim.lab.reproduce.records import Record, Records
 from merit_optim.lab.reproduce.registry import ENTRIES
-from merit_optim.lab.reproduce.scale import Scale, Trial
+from merit_optim.lab.reproduce.scale import Scale, Setting, Trial
 from merit_optim.lab.reproduce.work import Task, reproduce
 from merit_optim.lab.train.schedule import learning_rate
 
@@ -79,6 +79,33 @@ def test_longer_training(loss: float, logit: float, outcomes: list[str], toy: Sc
     for text in by_name[toy.horizon.name, "MERIT"]:
         assert float(text.partition(" ")[0]) == pytest.approx(logit, rel=0.05)
     assert [chart.name for chart in result.charts] == ["loss-1", "loss-2", "logit-1", "logit-2"]
+
+
+@pytest.mark.parametrize("better", ["lamb", "merit"])
+def test_euclidean_norms_are_judged_at_the_better_of_two_rates(better: str, toy: Scale) -> None:
+    setting = dataclasses.replace(toy.gpt2[0], rates={**toy.gpt2[0].rates, "lamb": 4e-2})
+    scale = dataclasses.replace(toy, gpt2=(setting,))
+    entry, euclidean = ENTRIES["norm"], "MERIT, Euclidean norms"
+
+    def loss_of(trial: Trial) -> float:
+        if trial.series != euclidean:
+            return 3.3
+        return 3.1 if trial.config.optimizer.lr == setting.rates[better] else 5.0
+
+    records = fake_records(entry, scale, lambda trial: losses(trial, loss_of(trial)))
+    result = entry.analyse(records, scale)
+    assert result.outcome == "held"
+    assert [row[2] for row in result.table.rows if row[1] == euclidean] == ["0.01", "0.04"]
+    drawn = [row for own in result.charts[0].spec["datasets"].values() for row in own]
+    ends = [row["value"] for row in drawn if row["x"] == 4 and row["series"] == euclidean]
+    assert ends == pytest.approx([3.1] * len(ends), abs=0.05), "the other rate is not drawn"
+
+
+def test_euclidean_norms_that_diverged_at_both_rates_have_lost(toy: Scale) -> None:
+    entry = ENTRIES["norm"]
+    records = fake_records(entry, toy, lambda trial: losses(trial, 3.3), diverged="MERIT, Euclidean norms")
+    margins = [m for v in entry.analyse(records, toy).verdicts for own in v.comparisons for m in own.margins]
+    assert set(margins) == {-math.inf}, "not as if they had not been run"
 
 
 @pytest.mark.parametrize(("factor", "outcome"), [(3.0, "held"), (0.5, "contradicted")])
@@ -397,21 +424,41 @@ def grid(toy: Scale, loss_of: Callable[[Trial], float], *, seeds: int) -> Record
     return fake_records(entry, toy, lambda trial: losses(trial, loss_of(trial)), seeds=seeds)
 
 
-def with_best(toy: Scale, factors: dict[str, float]) -> Callable[[Trial], float]:
+def with_best(setting: Setting, factors: dict[str, float]) -> Callable[[Trial], float]:
     """Losses that are lowest at so many times the rate in the middle of the grid."""
 
     def loss_of(trial: Trial) -> float:
         chosen = trial.config.optimizer
-        best = toy.gpt2[0].rates[chosen.name] * factors.get(trial.series, 1.0)
+        best = setting.rates[chosen.name] * factors.get(trial.series, 1.0)
         return 3.0 + abs(math.log2((chosen.lr or 0.0) / best))
 
     return loss_of
 
 
 def test_best_rates_inside_their_grids_are_compared(toy: Scale) -> None:
-    result = ENTRIES["table4"].analyse(grid(toy, with_best(toy, {}), seeds=5), toy)
+    result = ENTRIES["table4"].analyse(grid(toy, with_best(toy.gpt2[0], {}), seeds=5), toy)
     assert result.outcome == "held"
     assert [own.margins for own in result.verdicts[0].comparisons] == [pytest.approx((1.0,) * 5)] * 3
+
+
+@pytest.mark.parametrize(("rate_of_lamb", "margin"), [(1e-2, 1.0), (1e-4, -1.0)])
+def test_best_rates_on_llama(rate_of_lamb: float, margin: float, toy: Scale) -> None:
+    """Of the optimizers of figure 6, in powers of ten above AdamW's."""
+    llama = dataclasses.replace(toy.llama[0], rates={**toy.llama[0].rates, "lamb": rate_of_lamb})
+    scale, entry, loss_of = (
+        dataclasses.replace(toy, llama=(llama,)),
+        ENTRIES["llama-rates"],
+        with_best(llama, {}),
+    )
+    records = fake_records(entry, scale, lambda trial: losses(trial, loss_of(trial)), seeds=5)
+    result = entry.analyse(records, scale)
+    assert {row[:2] for row in result.table.rows} == {
+        (llama.name, series) for series in ("AdamW", "LAMB", "MERIT")
+    }
+    assert [own.margins for own in result.verdicts[0].comparisons] == [
+        pytest.approx((margin,) * 5),
+        pytest.approx((1.0,) * 5),
+    ]
 
 
 def test_where_grids_lie_does_not_decide_which_rate_is_best(toy: Scale) -> None:
@@ -424,7 +471,7 @@ def test_where_grids_lie_does_not_decide_which_rate_is_best(toy: Scale) -> None:
 
 @pytest.mark.parametrize("factor", [0.5, 2.0])
 def test_a_best_rate_on_the_edge_of_its_grid_gives_no_margin(factor: float, toy: Scale) -> None:
-    records = grid(toy, with_best(toy, {"LAMB": factor}), seeds=5)
+    records = grid(toy, with_best(toy.gpt2[0], {"LAMB": factor}), seeds=5)
     result = ENTRIES["table4"].analyse(records, toy)
     lamb, merit, lion = result.verdicts[0].comparisons
     assert lamb.margins == ()
@@ -435,7 +482,7 @@ def test_a_best_rate_on_the_edge_of_its_grid_gives_no_margin(factor: float, toy:
 
 
 def test_a_neighbour_that_diverged_is_worse_and_one_that_was_not_run_says_nothing(toy: Scale) -> None:
-    records = grid(toy, with_best(toy, {}), seeds=1)
+    records = grid(toy, with_best(toy.gpt2[0], {}), seeds=1)
     above = max(own.config.optimizer.lr or 0.0 for own in records.of(series="AdamW").all)
 
     def changed(status: str) -> Records:

@@ -30,6 +30,13 @@ class Table:
             num_text=sum(place < self.num_text for place in places),
         )
 
+    def markdown(self) -> str:
+        """The table in Markdown, numbers to the right."""
+        rule = ["---" if place < self.num_text else "---:" for place in range(len(self.head))]
+        lines = [self.head, rule, *self.rows]
+        escaped = [[cell.replace("|", r"\|") for cell in line] for line in lines]
+        return "".join(f"| {' | '.join(line)} |\n" for line in escaped)
+
 
 @dataclass(frozen=True)
 class Settings:

@@ -1,4 +1,4 @@
-"""A report's files: index.html, figures/*.svg, table.csv, metrics.csv."""
+"""A report's files: index.html, figures/*.svg, table.md, table.csv, metrics.csv."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from merit_optim.lab.report.gather import MeasuredRun, Series, group
 from merit_optim.lab.report.outcome import SeriesOutcome, read_outcomes
 from merit_optim.lab.report.page import render_page
 from merit_optim.lab.report.summary import summarise
+from merit_optim.lab.report.tables import series_table
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,7 @@ def write_report(runs: Sequence[MeasuredRun], folder: Path) -> Report:
     figures = make_figures(series)
     summary = summarise(outcomes)
     _write_figures(figures, folder / "figures")
+    (folder / "table.md").write_text(series_table(outcomes).markdown(), encoding="utf-8")
     write_csv(folder / "table.csv", _table_rows(outcomes))
     write_csv(folder / "metrics.csv", _metric_rows(series))
     page = folder / "index.html"

@@ -26,6 +26,7 @@ _ORDER = (
     *(f"fig{number}" for number in range(1, 16)),
     *(f"table{number}" for number in range(1, 5)),
     "theorem1",
+    "llama-rates",
     "reference",
     "horizon",
     "doubled",
@@ -53,7 +54,7 @@ _MODULES = (
 )
 _ALL = {entry.name: entry for module in _MODULES for entry in module.ENTRIES}
 
-ENTRIES: dict[str, Entry] = {name: _ALL[name] for name in _ORDER}
+ENTRIES: dict[str, Entry] = {name: _ALL[name] for name in sorted(_ALL, key=_ORDER.index)}
 
 
 def choose(names: Sequence[str]) -> list[Entry]:

@@ -34,7 +34,7 @@ def write_entry(entry: Entry, scale: Scale, result: Result, records: Records, fo
         write_svg(folder / f"{chart.name}.svg", {**chart.spec, "width": _FILE_WIDTH}, chart.title)
     _write_csv(folder / "table.csv", [result.table.head, *result.table.rows])
     _write_csv(folder / "runs.csv", [_RUNS_HEAD, *map(_run_row, records.all)])
-    (folder / "table.md").write_text(_markdown(result.table), encoding="utf-8")
+    (folder / "table.md").write_text(result.table.markdown(), encoding="utf-8")
     said = {
         **_head(entry, scale),
         "outcome": result.outcome,
@@ -199,9 +199,3 @@ def _run_row(record: Record) -> tuple[object, ...]:
         record.final_loss(),
         record.largest("max_logit"),
     )
-
-
-def _markdown(table: Table) -> str:
-    rule = ["---" if place < table.num_text else "---:" for place in range(len(table.head))]
-    lines = [table.head, rule, *table.rows]
-    return "".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |\n" for line in lines)

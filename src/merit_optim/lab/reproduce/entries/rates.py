@@ -1,22 +1,19 @@
-"""Learning rates: figure 8 and table 4."""
+"""Learning rates: figure 8, table 4, and of Llama."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from merit_optim.lab.report.curves import MAX_LOGIT
 from merit_optim.lab.report.gather import DISPLAY_NAMES
 from merit_optim.lab.report.tables import Table
 from merit_optim.lab.reproduce.charts import Axis, line_chart, looks
-from merit_optim.lab.reproduce.entries.losses import (
-    LOSS,
-    spread_text,
-    status_counts,
-)
+from merit_optim.lab.reproduce.entries.losses import LOSS, spread_text, status_counts
 from merit_optim.lab.reproduce.entry import Chart, Entry, Result
 from merit_optim.lab.reproduce.records import BySeed, Record, Records
-from merit_optim.lab.reproduce.scale import Scale, Trial
-from merit_optim.lab.reproduce.verdict import Verdict, paired
+from merit_optim.lab.reproduce.scale import WATCHED, Scale, Setting, Trial
+from merit_optim.lab.reproduce.verdict import Comparison, Verdict, paired
 
 _QK_NORM = "AdamW with QK-Norm"
 _FACTORS = (0.5, 1.0, 2.0)
@@ -28,12 +25,12 @@ def rates_around(rate: float) -> list[float]:
     return [float(f"{rate * factor:.3g}") for factor in _FACTORS]
 
 
-def _grid(scale: Scale, seeds: int) -> list[Trial]:
+def _grid(settings: Sequence[Setting], optimizers: Sequence[str], scale: Scale, seeds: int) -> list[Trial]:
     return [
         scale.trial(setting, name, seed, lr=rate)
         for seed in range(seeds)
-        for setting in scale.gpt2
-        for name in _OPTIMIZERS
+        for setting in settings
+        for name in optimizers
         for rate in rates_around(setting.rates[name])
     ]
 
@@ -60,7 +57,7 @@ def _seeds_of_all(records: Records) -> set[int]:
     return set.intersection(*map(set, ended)) if ended else set()
 
 
-def _best_rate(records: Records) -> float | None:
+def best_rate(records: Records) -> float | None:
     """The rate at which the fewest runs diverged, and of several the one with the lowest mean of the others.
 
     Over the final losses of the seeds that all rates have; None where no run has any but an infinite one.
@@ -95,7 +92,7 @@ def _best_rates(records: Records) -> BySeed:
 
 def losses_at_best(records: Records) -> BySeed:
     """The final losses at the best rate; infinite where runs diverged at all of them."""
-    best = _best_rate(records)
+    best = best_rate(records)
     if best is None:
         return dict.fromkeys(_seeds_of_all(records), math.inf)
     return at_rate(records, best).final_losses()
@@ -136,7 +133,7 @@ def grid_table(records: Records, scale: Scale) -> Table:
     for panel in records.panels:
         for series in records.of(panel=panel).series:
             own = records.of(panel=panel, series=series)
-            best, rates = _best_rate(own), _all_rates(own)
+            best, rates = best_rate(own), _all_rates(own)
             for rate in rates:
                 remark = ""
                 if rate == best and len(rates) > 1:
@@ -160,37 +157,26 @@ def grid_table(records: Records, scale: Scale) -> Table:
     return Table(head, tuple(rows), num_text=4)
 
 
-def _table4(records: Records, scale: Scale) -> Result:
+def _best_rate_below(records: Records, scale: Scale, lower: str, upper: str, panel: str) -> Comparison:
+    """The comparison of two series' best rates."""
     papers = {own.name: own.rates for own in scale.gpt2 if own.paper}
-
-    def higher(lower: str, upper: str, panel: str) -> tuple[str, BySeed, BySeed, str]:
-        rates = [
-            {s: math.log10(rate) for s, rate in _best_rates(records.of(panel=panel, series=own)).items()}
-            for own in (lower, upper)
-        ]
-        names = {display: name for name, display in DISPLAY_NAMES.items()}
-        paper = papers.get(panel)
-        text = f"{paper[names[lower]]:g} against {paper[names[upper]]:g}" if paper else ""
-        return f"{lower}'s best rate below {upper}'s{records.where_in_words(panel)}", rates[0], rates[1], text
-
-    pairs = (("AdamW", "LAMB"), ("AdamW", "MERIT"), ("Lion", "AdamW"))
-    claim = Verdict(
-        claim="LAMB and MERIT want higher learning rates than AdamW (they are relative to the weights), Lion "
-        "a lower one.",
-        source="table 4",
-        comparisons=tuple(
-            paired(
-                what,
-                lower,
-                upper,
-                paper=paper,
-                unit="powers of ten",
-                silence="no seed has both best rates inside their grids",
-            )
-            for panel in records.panels
-            for what, lower, upper, paper in [higher(*pair, panel) for pair in pairs]
-        ),
+    names = {display: name for name, display in DISPLAY_NAMES.items()}
+    paper = papers.get(panel)
+    below, above = (
+        {seed: math.log10(rate) for seed, rate in _best_rates(records.of(panel=panel, series=own)).items()}
+        for own in (lower, upper)
     )
+    return paired(
+        f"{lower}'s best rate below {upper}'s{records.where_in_words(panel)}",
+        below,
+        above,
+        paper=f"{paper[names[lower]]:g} against {paper[names[upper]]:g}" if paper else "",
+        unit="powers of ten",
+        silence="no seed has both best rates inside their grids",
+    )
+
+
+def _grid_result(records: Records, scale: Scale, claim: Verdict) -> Result:
     return Result(
         table=grid_table(records, scale),
         charts=tuple(
@@ -210,6 +196,33 @@ def _table4(records: Records, scale: Scale) -> Result:
             ),
         ),
     )
+
+
+def _table4(records: Records, scale: Scale) -> Result:
+    claim = Verdict(
+        claim="LAMB and MERIT want higher learning rates than AdamW (they are relative to the weights), Lion "
+        "a lower one.",
+        source="table 4",
+        comparisons=tuple(
+            _best_rate_below(records, scale, lower, upper, panel)
+            for panel in records.panels
+            for lower, upper in (("AdamW", "LAMB"), ("AdamW", "MERIT"), ("Lion", "AdamW"))
+        ),
+    )
+    return _grid_result(records, scale, claim)
+
+
+def _llama_rates(records: Records, scale: Scale) -> Result:
+    claim = Verdict(
+        claim="On Llama, too, LAMB and MERIT want higher learning rates than AdamW.",
+        source="table 4, which has GPT-2 alone",
+        comparisons=tuple(
+            _best_rate_below(records, scale, "AdamW", upper, panel)
+            for panel in records.panels
+            for upper in ("LAMB", "MERIT")
+        ),
+    )
+    return _grid_result(records, scale, claim)
 
 
 def _qk_trials(scale: Scale, seeds: int) -> list[Trial]:
@@ -294,8 +307,16 @@ ENTRIES = (
         name="table4",
         title="Table 4: learning rates",
         shows="grids of learning rates, per optimizer and size",
-        trials=_grid,
+        trials=lambda scale, seeds: _grid(scale.gpt2, _OPTIMIZERS, scale, seeds),
         analyse=_table4,
+        is_grid=True,
+    ),
+    Entry(
+        name="llama-rates",
+        title="Learning rates on Llama",
+        shows="beyond the paper: grids around the learning rates of figure 6, of which it gives none",
+        trials=lambda scale, seeds: _grid(scale.llama, WATCHED, scale, seeds),
+        analyse=_llama_rates,
         is_grid=True,
     ),
 )
