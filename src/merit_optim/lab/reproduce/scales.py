@@ -115,9 +115,9 @@ _NANO_1024 = (
         rates={"adamw": 5e-4, "lamb": 2e-2, "maxlamb": 1e-2, "merit": 1e-2, "lion": 1.6e-3},
     ),
 )
-# Of AdamW, LAMB and MERIT, which figure 6 has, GPT-2's are the best here too.
+# GPT-2 10M with a head of its own. Of AdamW, LAMB and MERIT, which figure 6 has, GPT-2's rates are best too.
 _LLAMA_NANO = replace(
-    _NANO_10M, name="Llama 10M, batch 512", model=replace(_NANO_10M.model, family="llama", norm_eps=1e-6)
+    _NANO_10M, name="Llama 15M, batch 512", model=replace(_NANO_10M.model, family="llama", norm_eps=1e-6)
 )
 
 SCALES = {
