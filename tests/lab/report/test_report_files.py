@@ -118,6 +118,19 @@ def test_an_optimizer_has_its_colour_in_any_company(three_seeds: Path, tmp_path:
     assert len(set(dashes(merit).values())) == 2
 
 
+def test_a_picture_s_legend_tells_two_learning_rates_of_an_optimizer_apart(tmp_path: Path) -> None:
+    for rate in (1e-2, 2e-2):
+        write_run(tmp_path / "runs", "merit", lr=rate)
+    assert main([str(tmp_path / "runs"), "--out", str(tmp_path / "report")]) == 0
+    picture = (tmp_path / "report" / "figures" / "validation-loss.svg").read_text()
+    symbols = re.findall(
+        r'role-legend-symbol".*?<path [^>]*d="M([^"]*)"[^>]*stroke-dasharray="([^"]*)"', picture
+    )
+    assert len(symbols) == 2
+    assert len({dash for _, dash in symbols}) == 2
+    assert all("A" not in shape for shape, _ in symbols), "strokes, not discs"
+
+
 def test_text_from_a_run_is_no_markup(tmp_path: Path) -> None:
     write_run(tmp_path, "merit", note="</script><b>bold</b>")
     series = group(find_runs([tmp_path]))

@@ -90,8 +90,8 @@ def line_chart(
         scale=_vertical_scale(vertical),
         axis=_vertical_axis(vertical),
     )
-    legend = alt.Legend(orient="top", direction="horizontal") if standalone else None
-    series, dash = by_series(look, labels, legend)
+    legend = alt.Legend(orient="top", direction="horizontal", symbolType="stroke", symbolOpacity=1)
+    series, dash = by_series(look, labels, legend if standalone else None)
 
     def rows(kind: str) -> alt.Chart:
         source = alt.Chart(alt.NamedData(name=f"{name}-{kind}"))
