@@ -16,7 +16,8 @@ def main(argv: Sequence[str]) -> int:
     """Run the command and return its exit status."""
     parser = argparse.ArgumentParser(
         prog="merit report",
-        description="Make one self-contained HTML page from training runs, with SVG figures and CSV tables.",
+        description="Make one self-contained HTML page from training runs, with its figures as SVG and its "
+        "tables as Markdown and CSV.",
     )
     parser.add_argument("runs", nargs="+", type=Path, help="run directories, or folders that hold some")
     parser.add_argument("--out", type=Path, default=Path("report"), help="folder to write into (report)")
