@@ -42,12 +42,13 @@ FOR_ALL: list[tuple[dict[str, Any], str]] = [
     ({"weight_decay": -1}, "weight_decay is -1; it must be a finite number that is at least 0"),
     ({"nonfinite": "ignore"}, "nonfinite is 'ignore'; it must be one of 'propagate', 'skip', 'raise'"),
     ({"max_grad_norm": 0}, "max_grad_norm is 0; it must be greater than 0, or None for no clipping"),
-    ({"state_dtype": torch.int32}, "state_dtype is torch.int32; it must be a floating-point dtype"),
-    ({"state_dtype": "float32"}, "state_dtype is 'float32'; it must be a floating-point dtype"),
     (
-        {"state_dtype": torch.float8_e5m2},
-        "state_dtype is torch.float8_e5m2; it must be a floating-point dtype of at least 16 bits",
+        {"state_dtype": torch.int32},
+        "state_dtype is torch.int32; it must be one of torch.float32",
     ),
+    ({"state_dtype": "float32"}, "state_dtype is 'float32'; it must be one of torch.float32"),
+    ({"state_dtype": torch.float16}, "state_dtype is torch.float16; it must be one of torch.float32"),
+    ({"maximize": "no"}, "maximize is 'no'; it must be True or False"),
 ]
 FOR_THE_FAMILY: list[tuple[dict[str, Any], str]] = [
     ({"eps": 0}, "eps is 0; it must be greater than 0, or the default 1e-6"),
@@ -59,10 +60,13 @@ FOR_THE_FAMILY: list[tuple[dict[str, Any], str]] = [
     ({"matrix_dims": 0}, "matrix_dims is 0; it must be a whole number that is at least 1, or None"),
     ({"matrix_dims": 1.5}, "matrix_dims is 1.5; it must be a whole number"),
     ({"matrix_dims": True}, "matrix_dims is True; it must be a whole number"),
+    ({"bias_correction": None}, "bias_correction is None; it must be True or False"),
+    ({"foreach": "x"}, "foreach is 'x'; it must be True or False, or None"),
     ({"foreach": True, "differentiable": True}, "foreach=True and differentiable=True exclude each other"),
 ]
 FOR_MERIT: list[tuple[dict[str, Any], str]] = [
     ({"norm": "l1"}, "norm is 'l1'; it must be one of 'max', 'l2'"),
+    ({"element_wise": "x"}, "element_wise is 'x'; it must be True or False"),
 ]
 FOR_SOPHIA: list[tuple[dict[str, Any], str]] = [
     ({"gamma": 0}, "gamma is 0; it must be greater than 0, or the default 0.05"),
@@ -272,9 +276,56 @@ def test_state_of_another_number_of_parameters_is_refused(device, optimizer_clas
 
 def test_curvature_from_no_labels_is_refused() -> None:
     optimizer = SophiaG(parameters())
-    for num_labels in (0, float("nan")):
-        with pytest.raises(ValueError, match=f"num_labels is {num_labels}; the loss is a mean over"):
+    for num_labels in (0, float("nan"), "x"):
+        with pytest.raises(ValueError, match=f"num_labels is {num_labels!r}; the loss is a mean over"):
             optimizer.update_hessian(num_labels=num_labels)
+
+
+CHANGED: list[tuple[dict[str, Any], str]] = [
+    ({"lr": float("nan")}, "lr is nan; it must be a finite number"),
+    ({"lr": torch.ones(2)}, "lr is a tensor of shape (2,); it must have one element"),
+    ({"betas": (1.0, 0.9)}, "betas is (1.0, 0.9); it must be two numbers"),
+    ({"weight_decay": None}, "weight_decay is None; it must be a finite number"),
+    ({"maximize": "no"}, "maximize is 'no'; it must be True or False"),
+    ({"nonfinite": "skip"}, "parameter groups have nonfinite='skip' and 'propagate'"),
+    ({"max_grad_norm": 1.0}, "parameter groups have max_grad_norm=1.0 and None"),
+]
+
+
+@every_own_class
+@pytest.mark.parametrize(("changed", "message"), CHANGED, ids=repr)
+def test_options_that_were_made_wrong_later_are_refused_before_anything_changes(
+    device, optimizer_class, changed, message
+) -> None:
+    params = parameters(device)
+    optimizer = optimizer_class([{"params": params[:2]}, {"params": params[2:]}])
+    take_steps(optimizer, 2)
+    before, options = snapshot(optimizer), dict(optimizer.param_groups[1])
+    optimizer.param_groups[1].update(changed)
+    with pytest.raises(ValueError, match=re.escape(message)):
+        take_steps(optimizer, 1, first=2)
+    optimizer.param_groups[1].update(options)
+    assert_unchanged(optimizer, before)
+    take_steps(optimizer, 1, first=2)
+
+
+@every_own_class
+@pytest.mark.parametrize(("changed", "message"), CHANGED, ids=repr)
+def test_a_saved_state_with_wrong_options_is_refused(device, optimizer_class, changed, message) -> None:
+    optimizer = optimizer_class([{"params": [p]} for p in parameters(device)])
+    take_steps(optimizer, 1)
+    saved = copy.deepcopy(optimizer.state_dict())
+    saved["param_groups"][1].update(changed)
+    before = snapshot(optimizer)
+    with pytest.raises(ValueError, match=re.escape(message)):
+        optimizer.load_state_dict(saved)
+    assert_unchanged(optimizer, before)
+
+
+@pytest.mark.parametrize("given", [{}, {"state": {}}], ids=str)
+def test_what_is_no_state_of_an_optimizer_is_refused(given) -> None:
+    with pytest.raises(ValueError, match="is no state of an optimizer: that has 'state' and 'param_groups'"):
+        MERIT(parameters()).load_state_dict(given)
 
 
 def test_recording_a_differentiable_step_is_refused() -> None:

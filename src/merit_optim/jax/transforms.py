@@ -23,6 +23,8 @@ ScalarOrSchedule = Scalar | Callable[[Array], Scalar]
 Mask = bool | None | Any
 MatrixDims = int | MatrixAxes | None | Any
 
+_STATE_DTYPES = tuple(map(jnp.dtype, ("float32", "bfloat16", "float64")))
+
 
 def merit(
     learning_rate: ScalarOrSchedule,
@@ -310,15 +312,14 @@ def _check(name: str, value: Any, allowed: str, holds: Callable[[Any], bool]) ->
 
 
 def _check_state_dtype(value: Any) -> None:
+    """Squares of ordinary gradients are zero in float16 and in anything smaller."""
     try:
-        is_usable = value is not None and jnp.issubdtype(value, jnp.floating)  # NumPy takes None for float64
+        is_usable = value is not None and jnp.dtype(value) in _STATE_DTYPES  # NumPy takes None for float64
     except TypeError:  # the name of no dtype
         is_usable = False
-    if not is_usable or jnp.dtype(value).itemsize < 2:  # smaller ones JAX does not add to float32
-        raise ValueError(
-            f"state_dtype is {value!r}; it must be a floating-point dtype of at least 16 bits, such as "
-            "'float32' or 'bfloat16'"
-        )
+    if not is_usable:
+        names = ", ".join(repr(dtype.name) for dtype in _STATE_DTYPES)
+        raise ValueError(f"state_dtype is {value!r}; it must be one of {names}")
 
 
 def _check_parameter(path: tuple[Any, ...], param: Any) -> None:

@@ -8,8 +8,9 @@ be refused is refused before anything is changed.
 from __future__ import annotations
 
 import difflib
+import itertools
 import operator
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, ClassVar, Literal, cast
 
 import torch
@@ -54,11 +55,14 @@ class SafeOptimizer(Optimizer):
     STATE_KEYS: ClassVar[tuple[str, ...]]
 
     _sharding: Sharding | None = None
+    _checked: Sequence[Any] = ()
+    """The options of all groups when they were found to be allowed."""
 
     def __init__(self, params: ParamsT, defaults: dict[str, Any]) -> None:
         # In a dict, for torch.compile forgets what a step assigns to attributes of an optimizer.
         self._log: dict[str, Tensor] = {}
         self._check_group(defaults)
+        self._check_engine(defaults)
         validate.parameters(params)
         super().__init__(params, {**defaults, "algorithm": self.ALGORITHM})
 
@@ -68,33 +72,64 @@ class SafeOptimizer(Optimizer):
         validate.betas(group["betas"])
         validate.at_least_zero("weight_decay", group["weight_decay"])
         validate.one_of("nonfinite", group["nonfinite"], NONFINITE)
-        validate.floating_dtype("state_dtype", group["state_dtype"])
+        validate.state_dtype(group["state_dtype"])
         if group["max_grad_norm"] is not None:
             validate.positive("max_grad_norm", group["max_grad_norm"], "None for no clipping")
+        for option in ("maximize", "capturable", "differentiable"):
+            validate.flag(option, group[option])
+
+    def _check_engine(self, group: dict[str, Any]) -> None:
+        """Raise if a new group demands what cannot be had here. A loaded one may: it comes from elsewhere."""
+
+    def _check_whole_step(self, group: dict[str, Any], others: list[dict[str, Any]]) -> None:
+        """Raise where groups differ in what concerns the step as a whole."""
+        for option in WHOLE_STEP_OPTIONS:
+            for other in others:
+                if other[option] != group[option]:
+                    raise ValueError(
+                        f"parameter groups have {option}={other[option]!r} and {group[option]!r}; it "
+                        "concerns the step as a whole. Give it to the optimizer, not to a group."
+                    )
+
+    def _check_changed_options(self) -> None:
+        """Check options that were changed in ``param_groups``, before a step changes anything by them."""
+        keys = [key for group in self.param_groups for key in group]
+        values = [value for group in self.param_groups for value in group.values()]
+        pairs = itertools.zip_longest(keys, values, self._checked)
+        changed = {key for key, now, before in pairs if now is not before}
+        if not changed:
+            return
+        for group in self.param_groups:
+            if changed == {"lr"}:  # a scheduler's, in every step
+                validate.learning_rate(group["lr"])
+            else:
+                self._check_group(group)
+                self._check_whole_step(group, self.param_groups)
+        self._checked = values
 
     def _check_parameter(self, name: str, param: Tensor) -> None:
         """Raise if a parameter cannot be optimized."""
         if not param.is_floating_point():
+            way_out = (
+                "In its place, keep a real one with a last dimension of 2, and use torch.view_as_complex of "
+                "it in the model."
+                if param.is_complex()
+                else "Leave it out, or convert it."
+            )
             raise TypeError(
                 f"{name} has dtype {param.dtype}; {type(self).__name__} takes real floating-point "
-                "parameters. In place of a complex one, keep a real one with a last dimension of 2, and use "
-                "torch.view_as_complex of it in the model."
+                f"parameters. {way_out}"
             )
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add parameters, with their own options, to those being optimized."""
         if isinstance(param_group, dict):
             self._check_option_names(param_group)
-            self._check_group({**self.defaults, **param_group})
+            options = {**self.defaults, **param_group}
+            self._check_group(options)
+            self._check_engine(options)
             self._check_differentiable(param_group)
-            for option in WHOLE_STEP_OPTIONS:
-                value = param_group.get(option, self.defaults[option])
-                for other in self.param_groups:
-                    if other[option] != value:
-                        raise ValueError(
-                            f"parameter groups have {option}={other[option]!r} and {value!r}; it concerns "
-                            "the step as a whole. Give it to the optimizer, not to a group."
-                        )
+            self._check_whole_step(options, self.param_groups)
         super().add_param_group(param_group)
         index = len(self.param_groups) - 1
         try:
@@ -162,6 +197,8 @@ class SafeOptimizer(Optimizer):
         if sharding is not None:
             works = [local(work) for work in works]
         elif not works:
+            if "grad_norm" in self._log:
+                self._log["grad_norm"] = torch.zeros_like(self._log["grad_norm"])
             return
         controls = self._controls(works, sharding)
         if controls is not None:
@@ -192,6 +229,8 @@ class SafeOptimizer(Optimizer):
 
     def _gather(self) -> list[Work]:
         """The groups that have gradients, with the tensors of the parameters that have one."""
+        if not torch.compiler.is_compiling():
+            self._check_changed_options()
         works: list[Work] = []
         for index, group in enumerate(self.param_groups):
             params: list[Tensor] = []
@@ -350,7 +389,8 @@ class SafeOptimizer(Optimizer):
         """Steps, and estimates of the curvature, that ``nonfinite="skip"`` left out.
 
         Also those that a ``GradScaler`` left to the optimizer to skip, which it does where the step is fused
-        or ``capturable``; else it skips them itself and they are not counted. Reading waits for the device.
+        or ``capturable``; else it skips them itself and they are not counted. The count is of this object: a
+        ``state_dict`` has none. Reading waits for the device.
         """
         return int(self._log.get("num_skipped", 0))
 
@@ -375,6 +415,13 @@ class SafeOptimizer(Optimizer):
 
     # --- state in and out ------------------------------------------------------------------------------
 
+    def state_dict(self) -> dict[str, Any]:
+        """As torch's, with dtypes by their names: torch.distributed.checkpoint knows no others in groups."""
+        saved = super().state_dict()
+        for group in saved["param_groups"]:
+            group["state_dtype"] = str(group["state_dtype"]).removeprefix("torch.")
+        return saved
+
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load what ``state_dict`` returned, bit for bit: float32 state of a bf16 weight stays float32.
 
@@ -394,6 +441,7 @@ class SafeOptimizer(Optimizer):
     @staticmethod
     def _before_load(optimizer: Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
         self = cast("SafeOptimizer", optimizer)
+        validate.saved_state(state_dict)
         groups = state_dict["param_groups"]
         if _num_parameters(groups) != _num_parameters(self.param_groups):
             return state_dict  # torch itself complains about a wrong number, and says it well
@@ -411,9 +459,15 @@ class SafeOptimizer(Optimizer):
                 saved = {k: _AsSaved(v) if isinstance(v, Tensor) else v for k, v in known.items()}
             state[param_id] = saved
         groups = [
-            saved if saved.get("algorithm") == self.ALGORITHM else {**current, "params": saved["params"]}
+            _with_dtype(saved)
+            if saved.get("algorithm") == self.ALGORITHM
+            else {**current, "params": saved["params"]}
             for saved, current in zip(groups, self.param_groups, strict=True)
         ]
+        options = [{**self.defaults, **group} for group in groups]
+        for group in options:
+            self._check_group(group)
+            self._check_whole_step(group, options)
         return {**state_dict, "state": state, "param_groups": groups}
 
     def _check_saved(self, name: str, param: Tensor, saved: dict[str, Any]) -> None:
@@ -473,6 +527,12 @@ class SafeOptimizer(Optimizer):
                 value = value.to(param.device)
             adopted[key] = value
         return adopted
+
+
+def _with_dtype(saved: dict[str, Any]) -> dict[str, Any]:
+    """A saved group with the dtype that ``state_dict`` named."""
+    name = saved.get("state_dtype")
+    return {**saved, "state_dtype": getattr(torch, name, name)} if isinstance(name, str) else saved
 
 
 def _num_parameters(groups: list[dict[str, Any]]) -> list[int]:

@@ -10,6 +10,8 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from merit_optim.optim import validate
+
 _NOT_OPTIONS = frozenset({"params", "param_names"})
 
 
@@ -38,8 +40,10 @@ def param_groups(
         >>> [(group["param_names"], group["weight_decay"]) for group in groups]
         [(['0.weight'], 0.1), (['1.weight'], 0.1), (['1.bias'], 0.0)]
     """
-    overrides = overrides or {}
+    overrides = {} if overrides is None else overrides
     no_decay = [no_decay] if isinstance(no_decay, str) else list(no_decay)
+    validate.model(model)
+    validate.overrides(overrides)
     for pattern, override in overrides.items():
         if reserved := _NOT_OPTIONS & set(override):
             raise ValueError(

@@ -41,7 +41,7 @@ class MERIT(TrustRatioOptimizer):
         matrix_dims: how many trailing dimensions make one matrix; the ones before them stack
             matrices, each with its own ratios (2 for experts stacked as (experts, rows, columns)).
             None: all, seen as (first dimension) x (all the rest).
-        state_dtype: dtype of the moments, of at least 16 bits; float64 weights have float64 moments.
+        state_dtype: dtype of the moments: float32, bfloat16 or float64; float64 weights have float64 moments.
         nonfinite: what to do with a step whose gradients hold NaN or infinity: "propagate" takes it, as
             AdamW does; "skip" changes nothing and counts it in ``num_skipped_steps``, without a host
             sync; "raise" names the parameter.

@@ -117,8 +117,7 @@ class SophiaG(SafeOptimizer):
         Args:
             num_labels: B, the number of labels the loss was averaged over, on all ranks together.
         """
-        if not num_labels >= 1:  # nor NaN
-            raise ValueError(f"num_labels is {num_labels}; the loss is a mean over at least 1 label")
+        validate.num_labels(num_labels)
         works, sharding = [local(work) for work in self._gather()], self._find_sharding()
         controls = self._controls(works, sharding, clip=False) if works or sharding else None
         if controls is not None:

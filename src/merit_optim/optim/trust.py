@@ -108,12 +108,19 @@ class TrustRatioOptimizer(SafeOptimizer):
             for other in ("foreach", "differentiable"):
                 if group[other]:
                     raise ValueError(f"fused=True and {other}=True exclude each other; choose one")
-            if reason := fused_unavailable():
-                raise RuntimeError(
-                    f"fused=True cannot be had: {reason}. Leave fused=None for the fastest engine there is."
-                )
         if group["foreach"] and group["differentiable"]:
             raise ValueError("foreach=True and differentiable=True exclude each other; choose one")
+        for option in ("element_wise", "weight_bound", "bias_correction"):
+            validate.flag(option, group[option])
+        for option in ("foreach", "fused"):
+            if group[option] is not None:
+                validate.flag(option, group[option], ", or None")
+
+    def _check_engine(self, group: dict[str, Any]) -> None:
+        if group["fused"] and (reason := fused_unavailable()):
+            raise RuntimeError(
+                f"fused=True cannot be had: {reason}. Leave fused=None for the fastest engine there is."
+            )
 
     def _check_parameter(self, name: str, param: Tensor) -> None:
         super()._check_parameter(name, param)

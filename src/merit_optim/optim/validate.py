@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 import numbers
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+STATE_DTYPES = (torch.float32, torch.bfloat16, torch.float64)
 
 
 def parameters(params: Any) -> None:
@@ -18,6 +20,39 @@ def parameters(params: Any) -> None:
             f"params is a model ({type(params).__name__}); pass its parameters: param_groups(model), which "
             "leaves weight decay off for vectors, or model.parameters()"
         )
+
+
+def model(value: Any) -> None:
+    """A model, not its parameters."""
+    if not isinstance(value, nn.Module):
+        raise TypeError(
+            f"model is a {type(value).__name__}; param_groups sorts parameters by their names and takes the "
+            "model itself"
+        )
+
+
+def overrides(value: Any) -> None:
+    """Options by pattern."""
+    if not isinstance(value, Mapping) or not all(isinstance(own, Mapping) for own in value.values()):
+        raise TypeError(
+            f"overrides is {value!r}; it must give options by pattern, such as "
+            '{"*embedding*": {"element_wise": False}}'
+        )
+
+
+def saved_state(value: Any) -> None:
+    """What ``state_dict`` returns."""
+    if not isinstance(value, Mapping) or not {"state", "param_groups"} <= value.keys():
+        raise ValueError(
+            f"{value!r:.100} is no state of an optimizer: that has 'state' and 'param_groups', as "
+            "state_dict() returns them"
+        )
+
+
+def num_labels(value: Any) -> None:
+    """A number >= 1."""
+    if not _is_number(value) or not value >= 1:  # nor NaN
+        raise ValueError(f"num_labels is {value!r}; the loss is a mean over at least 1 label")
 
 
 def learning_rate(lr: Any) -> None:
@@ -69,13 +104,16 @@ def one_of(name: str, value: Any, allowed: Sequence[Any]) -> None:
         raise ValueError(f"{name} is {value!r}; it must be one of {', '.join(map(repr, allowed))}")
 
 
-def floating_dtype(name: str, value: Any) -> None:
-    """A real floating-point dtype. In 8 bits the squares of ordinary gradients are zero."""
-    if not isinstance(value, torch.dtype) or not value.is_floating_point or value.itemsize < 2:
-        raise ValueError(
-            f"{name} is {value!r}; it must be a floating-point dtype of at least 16 bits, such as "
-            "torch.float32"
-        )
+def state_dtype(value: Any) -> None:
+    """A dtype with float32's exponents at least: squares of ordinary gradients are zero in float16."""
+    if value not in STATE_DTYPES:
+        raise ValueError(f"state_dtype is {value!r}; it must be one of {', '.join(map(str, STATE_DTYPES))}")
+
+
+def flag(name: str, value: Any, otherwise: str = "") -> None:
+    """True or False; ``otherwise`` says what else is allowed."""
+    if not isinstance(value, bool):
+        raise ValueError(f"{name} is {value!r}; it must be True or False{otherwise}")
 
 
 def count(name: str, value: Any, otherwise: str = "") -> None:

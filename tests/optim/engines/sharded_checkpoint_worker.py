@@ -1,6 +1,6 @@
 """One rank of tests/optim/engines/test_sharded_checkpoints.py.
 
-    torchrun ... sharded_checkpoint_worker.py save=FOLDER load=FOLDER fresh die=FOLDER
+    torchrun ... sharded_checkpoint_worker.py save=FOLDER load=FOLDER fresh full die=FOLDER
 
 A checkpoint is written after three steps by torch.distributed.checkpoint, and read into other layouts;
 three more steps must give the bits of six steps in one process that never stopped.
@@ -93,6 +93,13 @@ def continued(folder: Path, name: str, layout: str | None) -> list[str]:
 
     reference, reference_optimizer = build(case, None, seed=0)
     take_steps(reference, reference_optimizer, range(6))
+    return differences(network, optimizer, reference, reference_optimizer)
+
+
+def differences(
+    network: nn.Module, optimizer: Optimizer, reference: nn.Module, reference_optimizer: Optimizer
+) -> list[str]:
+    """The weights and states that differ from those of whole parameters."""
     wrong = []
     pairs = zip(network.named_parameters(), reference.parameters(), strict=True)
     for (param_name, param), full in pairs:
@@ -129,6 +136,32 @@ def fresh() -> Iterator[tuple[str, list[str]]]:
             yield f"{name}, {dtype}", wrong
 
 
+def through_whole_states() -> Iterator[tuple[str, list[str]]]:
+    """Saved as whole tensors on the CPU of the first rank, which sends them to the others again."""
+    for name, case in CASES.items():
+        network, optimizer = build(case, "fsdp", seed=0)
+        take_steps(network, optimizer, range(3))
+        flat = case[2]
+        whole_states = StateDictOptions(
+            full_state_dict=True, cpu_offload=True, flatten_optimizer_state_dict=flat
+        )
+        model_state, optimizer_state = get_state_dict(network, optimizer, options=whole_states)
+        other, other_optimizer = build(case, "fsdp_by_columns", seed=1)
+        set_state_dict(
+            other,
+            other_optimizer,
+            model_state_dict=model_state,
+            optim_state_dict=optimizer_state,
+            options=StateDictOptions(
+                full_state_dict=True, broadcast_from_rank0=True, flatten_optimizer_state_dict=flat
+            ),
+        )
+        take_steps(other, other_optimizer, range(3, 6))
+        reference, reference_optimizer = build(case, None, seed=0)
+        take_steps(reference, reference_optimizer, range(6))
+        yield f"{name}, whole", differences(other, other_optimizer, reference, reference_optimizer)
+
+
 def die_in_a_step(folder: Path) -> None:
     """Save after three steps; in the fifth, one rank is killed while the others wait for its maxima."""
     case = CASES["merit"]
@@ -154,6 +187,8 @@ def main() -> None:
             found |= dict(load(Path(folder), ["fsdp", "fsdp_by_columns"]))
         elif what == "fresh":
             found |= dict(fresh())
+        elif what == "full":
+            found |= dict(through_whole_states())
         elif what == "die":
             die_in_a_step(Path(folder))
     report(found)

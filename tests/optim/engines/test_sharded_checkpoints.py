@@ -37,12 +37,13 @@ def test_a_killed_rank_ends_the_job_with_a_clear_error(killed) -> None:
 
 
 def test_checkpoints_of_four_ranks_continue_on_two(killed, tmp_path) -> None:
-    found = on_ranks(2, WORKER, f"load={killed.folder}", "fresh", f"save={tmp_path}")
+    found = on_ranks(2, WORKER, f"load={killed.folder}", "fresh", "full", f"save={tmp_path}")
     assert {case: wrong for case, wrong in found.items() if wrong} == {}
     assert "merit: killed -> fsdp" in found  # what the killed run had saved last
     assert "merit-bf16: hsdp -> fsdp_by_columns" in found
     assert "MERIT, torch.bfloat16" in found
-    assert len(found) == 2 * (3 * 5 + 1) + 12
+    assert "merit-flattened, whole" in found
+    assert len(found) == 2 * (3 * 5 + 1) + 12 + 5
 
     found = on_ranks(3, WORKER, f"load={tmp_path}")
     assert {case: wrong for case, wrong in found.items() if wrong} == {}
