@@ -104,6 +104,17 @@ def test_an_override_of_the_parameters_themselves_is_refused(reserved) -> None:
         param_groups(Model(), overrides={"conv.*": {reserved: []}})
 
 
+def test_parameters_in_place_of_the_model_are_refused() -> None:
+    with pytest.raises(TypeError, match=r"model is a generator; param_groups .* takes the model itself"):
+        param_groups(nn.Linear(2, 2).parameters())  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("overrides", [{"weight": 3}, [("weight", {"lr": 1.0})]], ids=str)
+def test_overrides_that_give_no_options_are_refused(overrides) -> None:
+    with pytest.raises(TypeError, match="it must give options by pattern"):
+        param_groups(nn.Linear(2, 2), overrides=overrides)
+
+
 def test_a_model_without_parameters_has_no_groups() -> None:
     assert param_groups(nn.ReLU()) == []
     with pytest.raises(ValueError, match="the model has no parameters"):

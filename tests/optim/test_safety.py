@@ -151,6 +151,17 @@ def test_max_grad_norm_is_clip_grad_norm_and_a_step(device, case: Case, max_norm
 
 
 @every_own_case
+def test_the_gradient_norm_of_a_step_without_gradients_is_zero(device, case: Case) -> None:
+    """Not that of the step before."""
+    optimizer = case.build(parameters(device), max_grad_norm=1.0)
+    take_steps(optimizer, 1)
+    assert optimizer.grad_norm > 0
+    optimizer.zero_grad()
+    optimizer.step()
+    assert optimizer.grad_norm == 0
+
+
+@every_own_case
 def test_max_grad_norm_counts_only_parameters_with_gradients(device, case: Case) -> None:
     params = parameters(device)
     optimizer = case.build([{"params": params[:3]}, {"params": params[3:]}], max_grad_norm=1.0)
