@@ -97,9 +97,14 @@ def test_merit_takes_the_steps_of_torch(options: dict[str, Any]) -> None:
     assert_same_steps(got, torch_steps(MERIT, parameters(), **options))
 
 
-def test_max_lamb_takes_the_steps_of_torch() -> None:
-    got = jax_steps(max_lamb(learning_rate, matrix_dims=1), parameters())  # and stacked vectors
-    assert_same_steps(got, torch_steps(MaxLAMB, parameters(), matrix_dims=1))
+@pytest.mark.parametrize(
+    "options",
+    [{"matrix_dims": 1}, {"clip": 0.01, "bias_correction": True}],
+    ids=["stacked vectors", "clipped"],
+)
+def test_max_lamb_takes_the_steps_of_torch(options: dict[str, Any]) -> None:
+    got = jax_steps(max_lamb(learning_rate, **options), parameters())
+    assert_same_steps(got, torch_steps(MaxLAMB, parameters(), **options))
 
 
 def test_lamb_is_an_ablation_and_is_optax_lamb() -> None:

@@ -76,11 +76,12 @@ def test_schedules(option: str) -> None:
     assert_close(got, params)
 
 
-def test_only_masked_parameters_decay() -> None:
-    got, _ = train(merit(0.1, weight_decay=0.5, mask={"kernel": True, "bias": False}), small_tree())
-    assert_equal(got["kernel"], train(merit(0.1, weight_decay=0.5), small_tree())[0]["kernel"])
-    assert_equal(got["bias"], train(merit(0.1, weight_decay=0.0), small_tree())[0]["bias"])
-    by_function = merit(0.1, weight_decay=0.5, mask=lambda tree: jax.tree.map(lambda p: p.ndim > 1, tree))
+@pytest.mark.parametrize("factory", FACTORIES.values(), ids=FACTORIES)
+def test_only_masked_parameters_decay(factory: Callable[..., Any]) -> None:
+    got, _ = train(factory(0.1, weight_decay=0.5, mask={"kernel": True, "bias": False}), small_tree())
+    assert_equal(got["kernel"], train(factory(0.1, weight_decay=0.5), small_tree())[0]["kernel"])
+    assert_equal(got["bias"], train(factory(0.1, weight_decay=0.0), small_tree())[0]["bias"])
+    by_function = factory(0.1, weight_decay=0.5, mask=lambda tree: jax.tree.map(lambda p: p.ndim > 1, tree))
     assert_equal(train(by_function, small_tree())[0], got)
 
 
@@ -160,11 +161,12 @@ def test_steps_do_not_compile_again_and_overwrite_their_state() -> None:
     assert num_traces == 1
 
 
+@pytest.mark.parametrize("factory", FACTORIES.values(), ids=FACTORIES)
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16, jnp.float32])
 @pytest.mark.parametrize("state_dtype", ["float32", jnp.bfloat16])
-def test_dtypes(dtype: Any, state_dtype: Any) -> None:
+def test_dtypes(factory: Callable[..., Any], dtype: Any, state_dtype: Any) -> None:
     params = small_tree(dtype=dtype)
-    optimizer = merit(0.1, state_dtype=state_dtype, bias_correction=True)
+    optimizer = factory(0.1, state_dtype=state_dtype, bias_correction=True)
     state = jax.eval_shape(optimizer.init, params)
     updates, new_state = jax.eval_shape(optimizer.update, params, state, params)
     assert {leaf.dtype for leaf in updates.values()} == {jnp.dtype(dtype)}
@@ -271,6 +273,12 @@ def test_gradients_pass_where_there_is_no_ratio() -> None:
         return transformation.update(updates, optax.EmptyState(), params)[0].sum()
 
     assert np.isfinite(gradient(jnp.ones((2, 3)), jnp.ones((2, 3)).at[0].set(0))).all()
+
+
+def test_a_ratio_beyond_the_largest_number_makes_no_nan_of_an_update_of_zero() -> None:
+    scaled = update(scale_by_merit(clip=None), 1e-30 * jnp.eye(2), jnp.full((2, 2), 1e30))
+    assert scaled[0, 0] > 1e8
+    assert scaled[0, 1] == scaled[1, 0] == 0
 
 
 def test_parameters_that_are_not_arrays_of_reals_are_refused() -> None:
