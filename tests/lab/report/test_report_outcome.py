@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from fake_runs import write_run
+from fake_runs import BATCH, CONTEXT, write_run
 
 from merit_optim.lab.record import MetricsWriter
 from merit_optim.lab.report import find_runs, group, read_outcomes, summarise
@@ -133,6 +133,27 @@ def test_outcomes_of_real_run_directories(three_seeds: Path) -> None:
     # The last finite values of the run that diverged stand in the table of runs, with the reason.
     assert adamw.diverged[0].validation_loss is not None
     assert adamw.diverged[0].message == "the loss was nan at step 60"
+
+
+def test_the_last_and_the_largest_logit_and_the_speed_of_most_steps(tmp_path: Path) -> None:
+    folder = write_run(tmp_path, "merit", end=None)
+    with MetricsWriter(folder / "metrics.jsonl") as metrics:
+        metrics.write({"kind": "train", "step": 105, "tokens": 9, "loss": 2.0, "tokens_per_second": 1.0})
+        metrics.write({"kind": "attention", "step": 105, "max_logits": [[0.25, 0.5]], "entropy": None})
+        metrics.write({"kind": "event", "step": 105, "what": "finished", "message": ""})
+    (merit,) = read_outcomes(group(find_runs([tmp_path])))
+    (run,) = merit.finished
+    assert run.final_logit == 0.5
+    assert run.largest_logit is not None
+    assert run.largest_logit > 5
+    # One slow step does not slow the others down.
+    assert run.tokens_per_second == pytest.approx(BATCH * CONTEXT / 0.3, abs=1000)
+
+
+def test_the_spread_is_that_of_a_sample() -> None:
+    loss = outcome("MERIT", 2.0, 2.5, 3.0).spread("validation_loss")
+    assert loss is not None
+    assert (loss.mean, loss.deviation) == (2.5, 0.5)
 
 
 def test_tables_show_the_spread_and_every_run(three_seeds: Path) -> None:
