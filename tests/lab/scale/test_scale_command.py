@@ -3,6 +3,7 @@
 import csv
 import itertools
 import json
+import math
 import signal
 from pathlib import Path
 from typing import Any
@@ -12,11 +13,11 @@ import noisy_quadratic
 import pytest
 
 from merit_optim.lab.compare import work
-from merit_optim.lab.record import Run
+from merit_optim.lab.record import Run, RunInUse
 from merit_optim.lab.scale.command import main
 from merit_optim.lab.scale.measure import Attempt, Measurement
 from merit_optim.lab.scale.picture import make_figure
-from merit_optim.lab.scale.words import results
+from merit_optim.lab.scale.words import results, summarise
 from merit_optim.lab.train import Interrupted, TrainConfig
 
 BATCHES = (4, 8, 16, 32, 64, 128, 256)
@@ -74,6 +75,55 @@ def test_a_larger_batch_gets_the_steps_of_the_smaller_and_a_quarter(
     config = TrainConfig.from_dict(Run.open(tmp_path / "out" / rows[0]["run"]).config)
     assert config.optimizer.final == 1.0  # the rate stays at its peak
     assert config.measure.validation_every == 10
+
+
+def test_the_slowest_seed_decides_how_long_a_larger_batch_may_train(
+    quadratic: list[str], tmp_path: Path
+) -> None:
+    assert main([*quadratic, "--seeds", "0", "1"]) == 0
+    lengths: dict[int, set[int]] = {}
+    needed: dict[int, list[float]] = {}
+    for row in table(tmp_path):
+        lengths.setdefault(int(row["batch"]), set()).add(int(row["last_step"]))
+        needed.setdefault(int(row["batch"]), []).append(float(row["steps"]))
+    for smaller, larger in itertools.pairwise(BATCHES):
+        assert lengths[larger] == {math.ceil(1.25 * max(needed[smaller]))}
+
+
+def test_of_runs_that_did_not_get_there_the_longest_counts(
+    quadratic: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Batches of 4 need about 315 steps."""
+    begun = []
+    for steps in ("100", "200", "150"):
+        assert main([*quadratic, "--rule", "sweep", "--lr", "0.002", "--batches", "4", "--steps", steps]) == 0
+        begun.append(capsys.readouterr().err.count(" begins"))
+    assert begun == [1, 1, 0]
+
+
+def test_rates_grow_from_the_batch_that_they_are_given_for(quadratic: list[str], tmp_path: Path) -> None:
+    options = ["--rule", "sqrt", "--lr", "0.004", "--base-batch", "16", "--batches", "4", "16", "64"]
+    assert main([*quadratic, *options]) == 0
+    rates = {row["batch"]: float(row["lr"]) for row in table(tmp_path)}
+    assert rates == {"4": 0.002, "16": 0.004, "64": 0.008}
+
+
+def test_larger_batches_wait_for_a_run_that_another_process_is_at(
+    quadratic: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def train(config: TrainConfig, folder: Path, *, resume: bool) -> None:
+        noisy_quadratic.train(config, folder, resume=resume)
+        if config.batch == 8:
+            lines = (folder / "metrics.jsonl").read_text().splitlines(keepends=True)
+            (folder / "metrics.jsonl").write_text("".join(lines[:3]))
+            raise RunInUse(f"{folder} is in use")
+
+    monkeypatch.setattr(work, "train", train)
+    assert main(quadratic) == 1
+    error = capsys.readouterr().err
+    assert "is being worked on by another process, and how long larger batches may train depends on" in error
+    names = {path.parent.name.split("-")[1] for path in (tmp_path / "out").glob("*/config.json")}
+    assert names == {"batch4", "batch8"}
 
 
 def test_what_is_there_is_used_for_other_targets_and_lengths(
@@ -229,11 +279,26 @@ def test_the_chart_follows_the_schema() -> None:
     assert [row["batch"] for row in figure.datasets["means"]] == [16, 32, 64]
 
 
-def test_a_batch_that_one_seed_did_not_reach_is_left_out_of_the_curve() -> None:
-    def measurement(batch: int, *steps: float | None) -> Measurement:
-        attempts = [Attempt("run", seed, "finished", own, 500) for seed, own in enumerate(steps)]
-        return Measurement("merit", batch, 0.01, tuple(attempts))
+def measurement(batch: int, *steps: float | None, lr: float = 0.01) -> Measurement:
+    attempts = [Attempt("run", seed, "finished", own, 500) for seed, own in enumerate(steps)]
+    return Measurement("merit", batch, lr, tuple(attempts))
 
+
+def test_a_rate_at_which_every_seed_gets_there_is_better_than_a_faster_one() -> None:
+    fast, safe = measurement(16, 20.0, None, lr=0.02), measurement(16, 60.0, 62.0)
+    [result] = results([fast, safe])
+    assert result.measurements == (safe,)
+
+
+def test_a_bend_below_the_batches_that_got_there_is_an_extrapolation() -> None:
+    """Also where it lies among those that were tried."""
+    whole = [measurement(batch, 100 * (1 + 10 / batch)) for batch in (16, 32, 64, 128)]
+    [result] = results([measurement(8, None), *whole])
+    assert not result.is_bend_inside
+    assert "lies outside the batches tried, by extrapolation at 10 sequences" in summarise([result], 3.0)
+
+
+def test_a_batch_that_one_seed_did_not_reach_is_left_out_of_the_curve() -> None:
     whole = [measurement(batch, *[100 * (1 + 40 / batch)] * 2) for batch in (16, 32, 64, 128)]
     [result] = results([measurement(8, 50.0, None), *whole])
     assert result.curve is not None
