@@ -1,5 +1,6 @@
 """The best of a grid: how it is chosen, what stands beside it, and when it lies at the edge."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -7,6 +8,7 @@ from sweep_runs import WriteRun
 
 from merit_optim.lab.sweep import Best, Ledger
 from merit_optim.lab.sweep.words import best_table, summarise, warnings
+from merit_optim.lab.sweep.write import write_findings
 
 
 def read(tmp_path: Path, *fields: str) -> Ledger:
@@ -37,6 +39,23 @@ def test_the_best_is_the_lowest_mean_over_seeds_between_its_neighbours(
     )
     row = best_table(ledger).rows[0]
     assert row == ("MERIT", "0.02", "2.700 ± 0.283", "3.100 at 0.01", "2.750 at 0.04", "2")
+
+
+def test_what_is_written_of_the_best_is_its_mean_over_seeds_and_its_neighbours(
+    write_run: WriteRun, tmp_path: Path
+) -> None:
+    for lr, losses in ((0.01, (3.0, 3.2)), (0.02, (2.5, 2.9)), (0.04, (2.4, None))):
+        for seed, loss in enumerate(losses):
+            write_run("merit", lr, loss, seed=seed)
+    written = write_findings(read(tmp_path), tmp_path / "report", may_grow=True).best
+    found = json.loads(written.read_text())["merit"]
+    assert found["validation_loss"] == pytest.approx(2.7)
+    assert found["validation_loss_by_seed"] == {"0": 2.5, "1": 2.9}
+    assert (found["num_diverged"], found["edge"]) == (0, None)
+    assert found["neighbours"] == [
+        {"optimizer.lr": 0.01, "validation_loss": pytest.approx(3.1)},
+        {"optimizer.lr": 0.04, "validation_loss": 2.4},
+    ]
 
 
 def test_an_own_class_is_told_from_an_optimizer_of_its_name(write_run: WriteRun, tmp_path: Path) -> None:
@@ -97,6 +116,13 @@ def test_the_edge_of_another_field_is_warned_of(write_run: WriteRun, tmp_path: P
             write_run("merit", lr, loss + 100 * abs(lr - 0.02), weight_decay=decay)
     [warning] = warnings(read(tmp_path, "optimizer.weight_decay"), may_grow=True)
     assert "MERIT's best weight decay, 0.2, is the highest that was tried" in warning
+
+
+def test_of_two_values_of_another_field_neither_is_an_edge(write_run: WriteRun, tmp_path: Path) -> None:
+    for decay, loss in ((0.0, 2.2), (0.1, 2.1)):
+        for lr in (0.01, 0.02, 0.04):
+            write_run("merit", lr, loss + 100 * abs(lr - 0.02), weight_decay=decay)
+    assert warnings(read(tmp_path, "optimizer.weight_decay"), may_grow=True) == []
 
 
 def test_without_several_rates_lines_go_along_the_field(write_run: WriteRun, tmp_path: Path) -> None:
