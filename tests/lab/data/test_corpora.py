@@ -181,6 +181,12 @@ def test_embedded_takes_the_library_and_then_packages() -> None:
     assert len(set(origins)) == 3
 
 
+def test_embedded_ends_before_the_first_source_that_exceeds_the_limit(interpreter: Path) -> None:
+    (interpreter / "a_long.py").write_bytes(words(600))
+    origins = {Path(piece.origin).name for piece in embedded(20_000, 0.1).pieces()}
+    assert origins == {"a.py"}, "no later ones, which would fit"
+
+
 def test_embedded_does_not_depend_on_where_it_is(interpreter: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     recipe = embedded(10**6, 0.1).recipe
     moved = interpreter.rename(interpreter.with_name("elsewhere"))

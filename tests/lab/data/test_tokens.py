@@ -63,6 +63,13 @@ def test_a_folder_of_nanogpt_opens(tmp_path: Path) -> None:
         Dataset.open(tmp_path, dtype="float32")
 
 
+def test_bytes_of_text_for_each_token_are_those_of_the_validation_text(tmp_path: Path) -> None:
+    files = json.loads((write_folder(tmp_path) / "dataset.json").read_text())["files"]
+    files["val.bin"]["num_text_bytes"] = 450
+    edit_index(tmp_path, files=files)
+    assert Dataset.open(tmp_path).bytes_per_token == 4.5
+
+
 def test_the_fingerprint_is_that_of_the_bytes(tmp_path: Path) -> None:
     """With or without an index; another byte is another fingerprint."""
     write_folder(tmp_path)

@@ -60,6 +60,14 @@ def test_a_nan_of_one_head_is_told(heads):
     assert math.isnan(scalars["attention/max_logit_layer_00"])
 
 
+def test_the_entropy_of_a_layer_is_the_mean_over_its_heads():
+    values = {"max_logits": [[1.0, 3.0]], "entropy": [[1.0, 2.0]]}
+    assert dict(scalars_of("attention", values)) == {
+        "attention/max_logit_layer_00": 3.0,
+        "attention/entropy_layer_00": 1.5,
+    }
+
+
 def test_going_on_from_a_checkpoint_drops_what_came_after_it(run):
     with Journal(run) as journal:
         journal.write("train", 1, loss=2.0)
