@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 
 from merit_optim.lab.curvature import CurvatureConfig, Hessian, hutchinson_trace, measure_curvature
 from merit_optim.lab.curvature.command import main
+from merit_optim.lab.curvature.eigenvalues import Eigenvalues
 from merit_optim.lab.curvature.progress import Progress
 from merit_optim.lab.curvature.results import Results
 from merit_optim.lab.train.snapshot import Snapshot, mean_loss
@@ -60,6 +61,28 @@ def test_the_numbers_are_those_of_the_checkpoints_model_on_training_data(run):
     assert curvature.parts["trace"]["samples"] == pytest.approx(
         hutchinson_trace(hessian, 2).samples, rel=1e-4
     )
+
+
+def test_the_seed_decides_the_vectors_of_trace_and_density(run):
+    density = {"density": True, "density_probes": 1, "density_steps": 2}
+    first, other = (
+        measure_curvature(run, CurvatureConfig(sequences=1, top=0, probes=2, seed=seed, **density)).parts
+        for seed in (0, 1)
+    )
+    assert first["trace"]["samples"] != other["trace"]["samples"]
+    assert first["density"]["nodes"] != other["density"]["nodes"]
+
+
+def test_the_eigenvalues_have_the_tolerance_and_the_seed_that_were_asked_for(run, monkeypatch):
+    given = []
+
+    def remembered(_, top, **options):
+        given.append((top, options))
+        return Eigenvalues(values=[1.0] * top, residuals=[0.0] * top)
+
+    monkeypatch.setattr("merit_optim.lab.curvature.measure.top_eigenvalues", remembered)
+    measure_curvature(run, CurvatureConfig(sequences=1, top=3, tolerance=0.25, probes=0, seed=7))
+    assert given == [(3, {"tolerance": 0.25, "seed": 7})]
 
 
 @pytest.mark.parametrize("step", [4, 6])

@@ -43,6 +43,15 @@ def test_the_largest_is_not_the_largest_magnitude():
     np.testing.assert_allclose(found.values, [3.0, 2.0])
 
 
+def test_every_eigenvalue_has_its_own_residual(monkeypatch):
+    """Of the second vector, which has the larger value, that value is wrong by one."""
+    found = np.array([1.0, 5.0]), np.eye(3)[:, :2]
+    monkeypatch.setattr("scipy.sparse.linalg.eigsh", lambda *_, **__: found)
+    eigenvalues = top_eigenvalues(diagonal([1.0, 4.0, 0.0]), 2)
+    assert eigenvalues.values == [5.0, 1.0]
+    assert eigenvalues.residuals == [1.0, 0.0]
+
+
 def test_eigenvalues_follow_from_the_seed(case):
     assert top_eigenvalues(case.hessian, 1, seed=3) == top_eigenvalues(case.hessian, 1, seed=3)
 
