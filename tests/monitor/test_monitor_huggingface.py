@@ -167,6 +167,25 @@ def test_texts_told_apart_by_their_lengths_alone_are_not_observed() -> None:
     assert of_flash(torch.nn.Identity(), query, query, query, None, cu_seq_lens_q=lengths) is None
 
 
+def test_of_a_mask_longer_than_the_keys_a_flash_kernel_sees_the_end() -> None:
+    """As with a cache that keeps the keys of a window alone."""
+    from merit_optim.monitor.arguments import of_flash
+
+    key = torch.zeros(1, 2, 4, 8)
+    found = of_flash(torch.nn.Identity(), key[:, :, :1], key, key, torch.tensor([[0, 0, 0, 1, 1, 1]]))
+    assert found.mask.tolist() == [[[[False, True, True, True]]]]
+    assert found.options["offset"] == 3
+
+
+def test_of_a_mask_longer_than_the_keys_eager_attention_sees_the_beginning() -> None:
+    from merit_optim.monitor.arguments import of_eager
+
+    key = torch.zeros(1, 2, 3, 8)
+    mask = torch.arange(5.0).expand(1, 1, 3, 5)
+    found = of_eager(torch.nn.Identity(), key, key, key, mask)
+    assert found.mask.tolist() == [[3 * [[0.0, 1.0, 2.0]]]]
+
+
 def test_two_attached_monitors_leave_the_registry_as_it_was() -> None:
     registry = transformers.modeling_utils.AttentionInterface
     before = registry.get_interface
