@@ -14,6 +14,7 @@ from toy_scale import make_scale
 
 from merit_optim.lab.data import Dataset
 from merit_optim.lab.evaluate import PAPER_SETS
+from merit_optim.lab.models import flops_per_token
 from merit_optim.lab.reproduce.entries import batches, theorem, weights
 from merit_optim.lab.reproduce.entries.variants import VARIANTS
 from merit_optim.lab.reproduce.entry import Result
@@ -81,6 +82,17 @@ def test_longer_training(loss: float, logit: float, outcomes: list[str], toy: Sc
     assert [chart.name for chart in result.charts] == ["loss-1", "loss-2", "logit-1", "logit-2"]
 
 
+def test_longer_training_that_was_not_run_is_not_judged_by_the_shorter(toy: Scale) -> None:
+    entry = ENTRIES["horizon"]
+    found = fake_records(entry, toy, lambda trial: losses(trial, 3.0) + logits(trial, LAYERS * [10.0]))
+    records = Records(
+        tuple(
+            dataclasses.replace(own, run=None) if own.panel == toy.horizon.name else own for own in found.all
+        )
+    )
+    assert [own.outcome for own in entry.analyse(records, toy).verdicts] == ["not run", "not run"]
+
+
 @pytest.mark.parametrize("better", ["lamb", "merit"])
 def test_euclidean_norms_are_judged_at_the_better_of_two_rates(better: str, toy: Scale) -> None:
     setting = dataclasses.replace(toy.gpt2[0], rates={**toy.gpt2[0].rates, "lamb": 4e-2})
@@ -137,6 +149,86 @@ def test_how_far_a_step_goes_for_its_learning_rate(factor: float, outcome: str, 
     by_series = {row[1]: row[3:] for row in result.table.rows}
     assert by_series["LAMB"] == ("1.00 ± 0.00", "1.00 ± 0.00")
     assert by_series["MERIT"] == (f"{factor + 0.01:.2f} ± 0.01", "1.00 ± 0.00")
+
+
+def shares(kind: str, step: int, of_layers: list[float], of_vectors: float) -> dict[str, object]:
+    """An update's statistics: the share of each layer's matrix, and of its vectors; of the embedding 0."""
+    matrices = {f"blocks.{i}.mlp.up.weight": {kind: share} for i, share in enumerate(of_layers)}
+    vectors = {f"blocks.{i}.mlp_norm.weight": {kind: of_vectors} for i in range(len(of_layers))}
+    parameters = {**matrices, **vectors, "token_embedding.weight": {kind: 0.0}}
+    return {"kind": "update", "step": step, "parameters": parameters}
+
+
+@pytest.mark.parametrize(("middle", "outcome"), [(0.4, "held"), (0.01, "contradicted")])
+def test_where_the_clip_acts(middle: float, outcome: str, toy: Scale) -> None:
+    """The highest share of a layer's elements counts, in whatever step it was."""
+    deep = dataclasses.replace(toy.gpt2[0], model=dataclasses.replace(toy.gpt2[0].model, layers=4))
+    scale, entry = dataclasses.replace(toy, gpt2=(deep,)), ENTRIES["fig13"]
+
+    def clipped(trial: Trial) -> list[dict[str, object]]:
+        ends = [0.1, middle * (1 + 0.01 * trial.config.seed), 0.9, 0.2]  # of the third layer nothing is said
+        return [
+            shares("clipped", step, [factor * end for end in ends], 0.0)
+            for step, factor in ((1, 0.5), (2, 1.0), (3, 0.1))
+        ]
+
+    result = entry.analyse(fake_records(entry, scale, clipped), scale)
+    assert result.outcome == outcome
+    matrix, vector = 64 * 16, 16
+    highest = [float(row[3].partition("%")[0]) / 100 for row in result.table.rows]
+    whole = matrix / (matrix + vector)  # of the norm's elements none is clipped
+    assert highest == pytest.approx([0.1 * whole, middle * 1.01 * whole, 0.2 * whole], abs=1e-4)
+
+
+@pytest.mark.parametrize(("rises", "outcome"), [(True, "held"), (False, "contradicted")])
+def test_when_the_weight_wise_bound_decides(rises: bool, outcome: str, toy: Scale) -> None:
+    """Over nine steps, the first three against the last three, of matrices alone and by their elements."""
+    entry = ENTRIES["fig15"]
+
+    def bounded(trial: Trial) -> list[dict[str, object]]:
+        levels = [(step if rises else 10 - step) / 10 for step in range(1, 10)]
+        return [
+            shares("bounded", step, LAYERS * [level + 0.001 * trial.config.seed * step], of_vectors=1.0)
+            for step, level in enumerate(levels, start=1)
+        ]
+
+    result = entry.analyse(fake_records(entry, toy, bounded), toy)
+    assert result.outcome == outcome
+    part = LAYERS * 64 * 16 / (LAYERS * 64 * 16 + 256 * 16)
+    first, last = (float(text.partition("%")[0]) / 100 for text in result.table.rows[0][2:])
+    levels = [0.202, 0.808] if rises else [0.802, 0.208]  # of the second seed
+    assert [first, last] == pytest.approx([level * part for level in levels], abs=1e-4)
+
+
+@pytest.mark.parametrize(("factor", "outcome"), [(1.005, "held"), (1.03, "contradicted")])
+def test_the_time_of_a_step(factor: float, outcome: str, toy: Scale) -> None:
+    """MERIT's takes ``factor`` times as long as others'; one step of five, with measurements, far longer."""
+    entry = ENTRIES["table2"]
+    tokens = toy.gpt2[0].batch * toy.gpt2[0].model.context
+
+    def speeds(trial: Trial) -> list[dict[str, object]]:
+        noise = 1e-4 * random.Random(f"{trial.series} {trial.config.seed}").random()
+        seconds = (factor if trial.series == "MERIT" else 1.0) * (2 + noise)
+        return [
+            {
+                "kind": "train",
+                "step": step,
+                "tokens_per_second": tokens / (100 * seconds if step == 2 else seconds),
+                "optimizer_share": 0.5 if step == 2 else 0.25,
+            }
+            for step in range(1, 6)
+        ]
+
+    result = entry.analyse(fake_records(entry, toy, speeds), toy)
+    assert result.outcome == outcome
+    adamw, lamb = result.verdicts[0].comparisons
+    assert adamw.margins == pytest.approx((1.014 - factor,) * 3, abs=1e-3)
+    assert lamb.margins == pytest.approx((1.010 - factor,) * 3, abs=1e-3)
+    merit = next(row for row in result.table.rows if row[1] == "MERIT")
+    assert float(merit[4].partition(" ")[0]) == pytest.approx(2 * factor, rel=1e-3)
+    flops = tokens * flops_per_token(toy.gpt2[0].model)
+    assert float(merit[6].partition(" ")[0]) == pytest.approx(flops / (2 * factor) / 1e12, rel=1e-3)
+    assert merit[7].partition(" ")[0] == "25.00%"
 
 
 @pytest.mark.parametrize(
@@ -365,6 +457,7 @@ def test_steps_to_a_loss_lie_between_measurements(toy: Scale) -> None:
     assert record.steps_to(1.9) == math.inf
     assert fake_record(trial, rows, "interrupted").steps_to(1.9) is None
     assert fake_record(trial, rows, "diverged").final_loss() == math.inf
+    assert fake_record(trial, rows, "interrupted").final_loss() is None
 
 
 def test_a_run_that_has_not_ended_has_no_largest_logit_to_compare(toy: Scale) -> None:
@@ -400,6 +493,19 @@ def test_scaling_that_is_known(toy: Scale) -> None:
     assert batches.efficiency(records.of(series="AdamW"), target)[0] < 0.8
     assert batches.largest_useful_batch(records.of(series="MERIT"), target) == 8
     assert entry.analyse(records, toy).outcome == "held"
+
+
+def test_batches_beyond_one_that_did_not_pay_are_not_useful() -> None:
+    """A batch of 8 takes as many steps as one of 4; that 16 takes half as many comes too late."""
+    entry, steps = ENTRIES["fig1"], {4: 4, 8: 4, 16: 2}
+
+    def rows(trial: Trial) -> list[dict[str, object]]:
+        ends = ((0, 5.0), (steps[trial.config.batch], 3.0))
+        return [{"kind": "validation", "step": step, "tokens": 0, "loss": loss} for step, loss in ends]
+
+    records = fake_records(entry, make_scale(batches=(4, 8, 16)), rows).of(series="MERIT")
+    assert batches.largest_useful_batch(records, 3.0) == 4
+    assert batches.largest_useful_batch(records.where(lambda own: own.config.batch != 8), 3.0) == 16
 
 
 @pytest.mark.parametrize("name", ["fig1", "width"])
@@ -481,6 +587,37 @@ def test_a_best_rate_on_the_edge_of_its_grid_gives_no_margin(factor: float, toy:
     assert "inside the grid" in result.notes[0]
 
 
+def test_of_two_rates_that_are_equally_good_neither_is_best(toy: Scale) -> None:
+    """The one in the middle has no worse one above it."""
+    entry = ENTRIES["table4"]
+
+    def rows(trial: Trial) -> list[dict[str, object]]:
+        chosen = trial.config.optimizer
+        factor = (chosen.lr or 0.0) / toy.gpt2[0].rates[chosen.name]
+        is_best = factor == 1 or (factor > 1 and trial.series == "LAMB")
+        return [{"kind": "validation", "step": 4, "tokens": 0, "loss": 3.0 if is_best else 3.5}]
+
+    result = entry.analyse(fake_records(entry, toy, rows, seeds=1), toy)
+    lamb, merit, _ = result.verdicts[0].comparisons
+    assert (lamb.num_seeds, merit.num_seeds) == (0, 1)
+
+
+def test_a_rate_at_which_a_seed_diverged_is_not_the_best(toy: Scale) -> None:
+    """However low the losses of the other seeds are there."""
+    highest = 2 * toy.gpt2[0].rates["merit"]
+    records = Records(
+        tuple(
+            fake_record(own.trial, [], "diverged")
+            if own.series == "MERIT" and own.config.optimizer.lr == highest and own.config.seed == 1
+            else own
+            for own in grid(toy, with_best(toy.gpt2[0], {"MERIT": 2.0}), seeds=3).all
+        )
+    )
+    rows = ENTRIES["table4"].analyse(records, toy).table.rows
+    remarks = [(row[2], row[3]) for row in rows if row[1] == "MERIT"]
+    assert remarks == [("3 finished", ""), ("3 finished", "best"), ("2 finished, 1 diverged", "")]
+
+
 def test_a_neighbour_that_diverged_is_worse_and_one_that_was_not_run_says_nothing(toy: Scale) -> None:
     records = grid(toy, with_best(toy.gpt2[0], {}), seeds=1)
     above = max(own.config.optimizer.lr or 0.0 for own in records.of(series="AdamW").all)
@@ -517,6 +654,25 @@ def test_an_optimizer_that_diverged_at_every_rate_has_lost(toy: Scale) -> None:
     plain, merit = worse.comparisons
     assert plain.margins == (math.inf,) * 2  # the third seed's runs both diverged
     assert merit.margins == (math.inf,) * 3
+
+
+@pytest.mark.parametrize(("highest", "outcome"), [(4.0, "held"), (2.0, "contradicted")])
+def test_higher_rates_with_qk_norm_are_the_highest_that_was_tried(
+    highest: float, outcome: str, toy: Scale
+) -> None:
+    """Without it AdamW ends there at ``highest``, and at the other rates below what it has with QK-Norm."""
+    entry, most = ENTRIES["fig8"], 4 * toy.gpt2[0].rates["adamw"]
+
+    def loss_of(trial: Trial) -> float:
+        if trial.series == "AdamW":
+            return highest if math.isclose(trial.config.optimizer.lr or 0.0, most) else 2.9
+        return 3.0
+
+    records = fake_records(entry, toy, lambda trial: losses(trial, loss_of(trial)))
+    wider, worse = entry.analyse(records, toy).verdicts
+    assert wider.outcome == outcome
+    assert f"at the highest rate, {most:g}," in wider.comparisons[0].what
+    assert worse.outcomes[0] == "held"
 
 
 def test_scaling_from_a_batch_that_diverged_is_unknown_and_not_unrun(toy: Scale) -> None:
@@ -557,6 +713,16 @@ def test_the_theorem_s_problem() -> None:
     assert curvature.abs().max() <= theorem._LIPSCHITZ
     assert theorem.fitted_rate([(1.0, 8.0), (4.0, 4.0), (16.0, 2.0)]) == pytest.approx(-0.5)
     assert theorem.bound(400) == pytest.approx(theorem.bound(100) / 2)
+
+
+def test_the_theorem_s_learning_rate_has_the_lowest_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen = theorem.learning_rate
+    bounds = {}
+    for factor in (0.8, 1.0, 1.25):
+        monkeypatch.setattr(theorem, "learning_rate", lambda steps, factor=factor: factor * chosen(steps))
+        bounds[factor] = theorem.bound(100)
+    assert min(bounds, key=bounds.__getitem__) == 1.0
+    assert bounds[0.8] == pytest.approx(bounds[1.25])
 
 
 @pytest.mark.parametrize(
@@ -619,6 +785,19 @@ def test_evaluations_of_runs_that_diverged_are_lost(
         assert own.num_seeds == 3
         assert min(own.margins) == lost
         assert sum(margin > 0 for margin in own.margins) == 2
+
+
+def test_an_average_is_of_runs_that_have_all_its_sets(toy: Scale, tmp_path: Path) -> None:
+    """What was evaluated of the others may be the easier sets."""
+    entry = ENTRIES["table1"]
+    records = evaluated(
+        entry, toy, tmp_path, lambda trial: 0.6 if trial.series.startswith("MERIT") else 0.5, seeds=3
+    )
+    (one,) = (own for own in records.all if own.series.startswith("MERIT") and own.config.seed == 1)
+    (lost,) = (one.folder / "evaluate").rglob("hellaswag*.json")
+    lost.unlink()
+    result = entry.analyse(records, toy)
+    assert result.verdicts[0].comparisons[0].num_seeds == 2
 
 
 def two_models() -> Scale:

@@ -65,8 +65,11 @@ def test_curvature_that_was_measured_needs_no_data(dataset: Dataset, tmp_path: P
     gone = KnownCorpus(Path("gone"), here.vocab_size, here.fingerprint)
     again = replace(task, corpus=gone, trains=False)
     assert reproduce(again) == before
-    (said,) = reproduce(replace(again, scale=replace(toy, curvature_probes=3)))  # these were not
-    assert said["missing"] == "Curvature needs the runs' data, which are not in gone: name them with --data"
+    for other in (replace(toy, curvature_probes=3), replace(toy, curvature_sequences=3)):  # these were not
+        (said,) = reproduce(replace(again, scale=other))
+        assert said["missing"] == (
+            "Curvature needs the runs' data, which are not in gone: name them with --data"
+        )
 
 
 def test_curvature_on_the_way_is_not_that_at_the_end(dataset: Dataset, tmp_path: Path, toy: Scale) -> None:
