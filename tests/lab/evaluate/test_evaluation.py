@@ -1,6 +1,7 @@
 """What is evaluated, what is known already, and what is refused; lm-eval itself is not needed."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 from run_cases import make_run
@@ -194,12 +195,38 @@ def test_numbers_are_taken_with_their_filters_and_errors() -> None:
         "acc_stderr,none": 0.1,
         "f1,strict": 0.25,
         "f1_stderr,strict": "N/A",
+        "f1,loose": 0.75,
+        "f1_stderr,loose": 0.2,
         "sample_len": 4,
     }
     assert harness._metrics(found, {"acc": True}) == {
         "acc": Metric(value=0.5, stderr=0.1, higher_is_better=True),
         "f1,strict": Metric(value=0.25, stderr=None, higher_is_better=None),
+        "f1,loose": Metric(value=0.75, stderr=0.2, higher_is_better=None),
     }
+
+
+def test_a_task_has_no_examples_in_its_prompts_and_no_cut_ones_of_the_task_before(monkeypatch) -> None:
+    """Whatever its definition asks for: texts that are read in windows count no prompts of their own."""
+    settings, seen = {"num_fewshot": 5}, []
+    task = SimpleNamespace(task_name="x", set_config=lambda key, value: settings.update({key: value}))
+
+    def run_lm_eval(**_):
+        seen.append(dict(settings))
+        return {
+            "results": {"x": {"acc,none": 0.5}},
+            "higher_is_better": {"x": {"acc": True}},
+            "n-samples": {"x": {"effective": 2}},
+            "versions": {"x": 1},
+        }
+
+    monkeypatch.setattr(harness, "import_module", lambda _: SimpleNamespace(evaluate=run_lm_eval))
+    monkeypatch.setattr(harness.Harness, "_load", lambda *_: {"tasks": {"x": task}})
+    loaded = object.__new__(harness.Harness)
+    loaded._lm, loaded._display = SimpleNamespace(num_truncated=3), SimpleNamespace(end=lambda: None)
+    found = loaded.evaluate("x", None)
+    assert seen == [{"num_fewshot": 0}]
+    assert (found.num_items, found.num_truncated) == (2, 0)
 
 
 def test_without_a_network_the_way_out_is_named(monkeypatch, tmp_path) -> None:

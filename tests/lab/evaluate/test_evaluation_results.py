@@ -9,12 +9,12 @@ from merit_optim.lab.evaluate import Metric, Result, read_results
 from merit_optim.lab.evaluate.results import result_path
 
 
-def result(name="lambada", limit=None, value=3.5) -> Result:
+def result(name="lambada", limit=None, value=3.5, stderr=None) -> Result:
     return Result(
         name=name,
         step=10,
         metrics={
-            "perplexity": Metric(value=value, stderr=None, higher_is_better=False),
+            "perplexity": Metric(value=value, stderr=stderr, higher_is_better=False),
             "acc": Metric(value=0.25, stderr=0.1, higher_is_better=True),
         },
         num_items=8,
@@ -26,11 +26,11 @@ def result(name="lambada", limit=None, value=3.5) -> Result:
     )
 
 
-@pytest.mark.parametrize("value", [3.5, math.inf])
-def test_a_result_comes_back_as_it_was(tmp_path, value) -> None:
+@pytest.mark.parametrize(("value", "stderr"), [(3.5, None), (math.inf, None), (1e300, math.inf)])
+def test_a_result_comes_back_as_it_was(tmp_path, value, stderr) -> None:
     path = tmp_path / "new" / "lambada.json"
-    result(value=value).write(path)
-    assert Result.read(path) == result(value=value)
+    result(value=value, stderr=stderr).write(path)
+    assert Result.read(path) == result(value=value, stderr=stderr)
     assert "Infinity" not in path.read_text()
 
 

@@ -95,20 +95,26 @@ def test_multirc_has_a_row_for_each_answer(rows_of) -> None:
     ]
 
 
-def test_wsc_spans_are_in_the_text(rows_of, task_files) -> None:
+def test_a_wsc_span_has_the_first_letter_that_stands_in_the_text(rows_of) -> None:
     span = {"span1_index": 2, "span1_text": "The table", "span2_index": 5, "span2_text": "it"}
     line = {"text": "Turn over the table because it fell", "label": "true", "target": span}
     (row,) = rows_of("wsc", json.dumps(line))
     assert row == {"text": line["text"], "label": 1, **span, "span1_text": "the table"}
+
+
+def test_wsc_spans_are_in_the_text(task_files) -> None:
     for row in SETS["wsc"].rows(task_files)[0]:
         assert row["span1_text"] in row["text"]
         assert row["span2_text"] in row["text"]
 
 
-def test_wikitext_is_cut_into_articles_and_nothing_is_lost(rows_of, task_files) -> None:
+def test_an_article_of_wikitext_begins_with_a_heading_of_the_first_level(rows_of) -> None:
     text = " \n = One = \n \n a = b \n = = Part = = \n c \n = Two words = \n d \n "
     pages = [row["page"] for row in rows_of("wikitext", text)]
     assert pages == [" = One = \n \n a = b \n = = Part = = \n c ", " = Two words = \n d \n "]
+
+
+def test_wikitext_is_cut_into_articles_and_nothing_is_lost(task_files) -> None:
     real = [row["page"] for row in SETS["wikitext"].rows(task_files)[0]]
     whole = (task_files / SETS["wikitext"].file).read_text()
     assert "\n".join(real) == whole.removeprefix(" \n")
