@@ -32,6 +32,16 @@ def test_the_environment_says_what_ran_where(run):
     assert seen["command"] == sys.argv
 
 
+@pytest.mark.parametrize(
+    ("changed", "commit"), [("", "0123abc"), (" M src/merit_optim/__init__.py", "0123abc+changes")]
+)
+def test_the_commit_tells_of_files_that_differ_from_it(monkeypatch, changed, commit):
+    said = {"ls-files": "__init__.py", "rev-parse": "0123abc", "status": changed}
+    module = sys.modules["merit_optim.lab.record.environment"]  # the package has a function of its name
+    monkeypatch.setattr(module, "_git", lambda _, command, *__: said[command])
+    assert environment(device=torch.device("cpu"), data={})["commit"] == commit
+
+
 def test_differences_between_two_environments(run):
     now = {**run.environment, "num_ranks": 4, "versions": {**run.environment["versions"], "torch": "9.9"}}
     assert differences(run.environment, run.environment) == []
