@@ -4,11 +4,14 @@ import os
 import subprocess
 import sys
 import tarfile
+import tomllib
 import zipfile
 from email.parser import Parser
+from importlib import metadata
 from pathlib import Path
 
 import pytest
+from packaging.specifiers import SpecifierSet
 
 ROOT = Path(__file__).parents[1]
 
@@ -80,3 +83,21 @@ def test_the_installed_wheel_works_away_from_the_clone(built, tmp_path) -> None:
     assert ran.stdout.startswith(str(target))
     ran = run("-P", "-m", "merit_optim", "--help", PYTHONPATH=str(target))
     assert ran.stdout.startswith("usage: merit")
+
+
+def test_every_pinned_package_can_be_had_with_the_oldest_python_that_is_promised() -> None:
+    """A pin that needs a later one would end `make test` in its set-up there."""
+    promised = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["requires-python"]
+    oldest = f"{promised.removeprefix('>=')}.0"
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    pins = dict(line.split("==") for line in lines if line and not line.startswith("#"))
+    needs = {}
+    for name, version in pins.items():
+        try:
+            installed = metadata.distribution(name)
+        except metadata.PackageNotFoundError:
+            continue  # of an extra that is not installed here
+        if installed.version == version and (python := installed.metadata["Requires-Python"]):
+            needs[name] = python
+    assert len(needs) > 50
+    assert {name: python for name, python in needs.items() if not SpecifierSet(python).contains(oldest)} == {}
