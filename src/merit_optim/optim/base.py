@@ -99,8 +99,11 @@ class SafeOptimizer(Optimizer):
         changed = {key for key, now, before in pairs if now is not before}
         if not changed:
             return
-        if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
-            return  # a learning rate on the device could not be read; the next step looks again
+        on_device = any(
+            isinstance(group["lr"], Tensor) and group["lr"].is_cuda for group in self.param_groups
+        )
+        if on_device and torch.cuda.is_current_stream_capturing():
+            return  # nothing can be read from there now; the next step looks again
         for group in self.param_groups:
             if changed == {"lr"}:  # a scheduler's, in every step
                 validate.learning_rate(group["lr"])
