@@ -42,10 +42,7 @@ FOR_ALL: list[tuple[dict[str, Any], str]] = [
     ({"weight_decay": -1}, "weight_decay is -1; it must be a finite number that is at least 0"),
     ({"nonfinite": "ignore"}, "nonfinite is 'ignore'; it must be one of 'propagate', 'skip', 'raise'"),
     ({"max_grad_norm": 0}, "max_grad_norm is 0; it must be greater than 0, or None for no clipping"),
-    (
-        {"state_dtype": torch.int32},
-        "state_dtype is torch.int32; it must be one of torch.float32",
-    ),
+    ({"state_dtype": torch.int32}, "state_dtype is torch.int32; it must be one of torch.float32"),
     ({"state_dtype": "float32"}, "state_dtype is 'float32'; it must be one of torch.float32"),
     ({"state_dtype": torch.float16}, "state_dtype is torch.float16; it must be one of torch.float32"),
     ({"maximize": "no"}, "maximize is 'no'; it must be True or False"),

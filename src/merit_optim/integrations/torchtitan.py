@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import torch
 from torch import nn
 from torch.optim import Optimizer
 from torchtitan.components.optimizer import OptimizersContainer, ParamGroupConfig
 from torchtitan.config import derive, override
 
 from merit_optim.optim import LAMB, MERIT, MaxLAMB
+from merit_optim.optim.base import with_dtype
 from merit_optim.optim.trust import TrustRatioOptimizer
 
 # Those that have the engines torchtitan's "implementation" chooses among.
@@ -77,7 +77,8 @@ def _build(
     kind: type[TrustRatioOptimizer], groups: list[dict[str, Any]], **options: Any
 ) -> TrustRatioOptimizer:
     try:
-        optimizer = kind([_with_dtype(group) for group in groups], **_with_dtype(options))
+        # Dtypes by name: torchtitan reads and writes options as JSON.
+        optimizer = kind([with_dtype(group) for group in groups], **with_dtype(options))
     except (RuntimeError, ValueError) as error:
         if str(error).startswith("fused=True"):
             error.add_note("In torchtitan: implementation='foreach', or \"fused\": None in optimizer_kwargs.")
@@ -85,12 +86,6 @@ def _build(
     for group in optimizer.param_groups:
         _check_options(kind.__name__, group, optimizer.defaults)
     return optimizer
-
-
-def _with_dtype(options: dict[str, Any]) -> dict[str, Any]:
-    """The options with the dtype of a name: torchtitan reads and writes them as JSON, which has no dtypes."""
-    name = options.get("state_dtype")
-    return {**options, "state_dtype": getattr(torch, name, name)} if isinstance(name, str) else options
 
 
 def _check_options(name: str, group: dict[str, Any], known: dict[str, Any]) -> None:

@@ -28,6 +28,9 @@ from merit_optim.optim.engines.work import Control, Controls, Work, apart, by_de
 NonFinite = Literal["propagate", "skip", "raise"]
 NONFINITE: tuple[NonFinite, ...] = ("propagate", "skip", "raise")
 
+# With float32's exponents at least: squares of ordinary gradients are zero in float16.
+STATE_DTYPES = (torch.float32, torch.bfloat16, torch.float64)
+
 _KEYS_OF_TORCH = {"params", "param_names", "initial_lr"}
 
 # These concern the step as a whole, so groups cannot differ in them.
@@ -72,7 +75,7 @@ class SafeOptimizer(Optimizer):
         validate.betas(group["betas"])
         validate.at_least_zero("weight_decay", group["weight_decay"])
         validate.one_of("nonfinite", group["nonfinite"], NONFINITE)
-        validate.state_dtype(group["state_dtype"])
+        validate.one_of("state_dtype", group["state_dtype"], STATE_DTYPES)
         if group["max_grad_norm"] is not None:
             validate.positive("max_grad_norm", group["max_grad_norm"], "None for no clipping")
         for option in ("maximize", "capturable", "differentiable"):
@@ -93,23 +96,24 @@ class SafeOptimizer(Optimizer):
 
     def _check_changed_options(self) -> None:
         """Check options that were changed in ``param_groups``, before a step changes anything by them."""
-        keys = [key for group in self.param_groups for key in group]
-        values = [value for group in self.param_groups for value in group.values()]
+        values = list(itertools.chain.from_iterable(map(dict.values, self.param_groups)))
+        if len(values) == len(self._checked) and all(map(operator.is_, values, self._checked)):
+            return
+        keys = itertools.chain.from_iterable(self.param_groups)
         pairs = itertools.zip_longest(keys, values, self._checked)
         changed = {key for key, now, before in pairs if now is not before}
-        if not changed:
-            return
         on_device = any(
             isinstance(group["lr"], Tensor) and group["lr"].is_cuda for group in self.param_groups
         )
         if on_device and torch.cuda.is_current_stream_capturing():
             return  # nothing can be read from there now; the next step looks again
+        only_rates = changed == {"lr"}  # a scheduler's, in every step
         for group in self.param_groups:
-            if changed == {"lr"}:  # a scheduler's, in every step
+            if only_rates:
                 validate.learning_rate(group["lr"])
             else:
                 self._check_group(group)
-                self._check_whole_step(group, self.param_groups)
+        self._check_whole_step(self.param_groups[0], self.param_groups)
         self._checked = values
 
     def _check_parameter(self, name: str, param: Tensor) -> None:
@@ -464,7 +468,7 @@ class SafeOptimizer(Optimizer):
                 saved = {k: _AsSaved(v) if isinstance(v, Tensor) else v for k, v in known.items()}
             state[param_id] = saved
         groups = [
-            _with_dtype(saved)
+            with_dtype(saved)
             if saved.get("algorithm") == self.ALGORITHM
             else {**current, "params": saved["params"]}
             for saved, current in zip(groups, self.param_groups, strict=True)
@@ -472,7 +476,7 @@ class SafeOptimizer(Optimizer):
         options = [{**self.defaults, **group} for group in groups]
         for group in options:
             self._check_group(group)
-            self._check_whole_step(group, options)
+        self._check_whole_step(options[0], options)
         return {**state_dict, "state": state, "param_groups": groups}
 
     def _check_saved(self, name: str, param: Tensor, saved: dict[str, Any]) -> None:
@@ -534,10 +538,10 @@ class SafeOptimizer(Optimizer):
         return adopted
 
 
-def _with_dtype(saved: dict[str, Any]) -> dict[str, Any]:
-    """A saved group with the dtype that ``state_dict`` named."""
-    name = saved.get("state_dtype")
-    return {**saved, "state_dtype": getattr(torch, name, name)} if isinstance(name, str) else saved
+def with_dtype(options: dict[str, Any]) -> dict[str, Any]:
+    """Options with the dtype of the state that they name, as ``state_dict`` does."""
+    name = options.get("state_dtype")
+    return {**options, "state_dtype": getattr(torch, name, name)} if isinstance(name, str) else options
 
 
 def _num_parameters(groups: list[dict[str, Any]]) -> list[int]:

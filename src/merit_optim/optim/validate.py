@@ -10,8 +10,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-STATE_DTYPES = (torch.float32, torch.bfloat16, torch.float64)
-
 
 def parameters(params: Any) -> None:
     """Anything but a model; a ParameterList is one that holds nothing else."""
@@ -102,12 +100,6 @@ def one_of(name: str, value: Any, allowed: Sequence[Any]) -> None:
     """One of a few words."""
     if value not in allowed:
         raise ValueError(f"{name} is {value!r}; it must be one of {', '.join(map(repr, allowed))}")
-
-
-def state_dtype(value: Any) -> None:
-    """A dtype with float32's exponents at least: squares of ordinary gradients are zero in float16."""
-    if value not in STATE_DTYPES:
-        raise ValueError(f"state_dtype is {value!r}; it must be one of {', '.join(map(str, STATE_DTYPES))}")
 
 
 def flag(name: str, value: Any, otherwise: str = "") -> None:
