@@ -314,8 +314,9 @@ def test_a_saved_state_with_wrong_options_is_refused(device, optimizer_class, ch
     saved = copy.deepcopy(optimizer.state_dict())
     saved["param_groups"][1].update(changed)
     before = snapshot(optimizer)
-    with pytest.raises(ValueError, match=re.escape(message)):
+    with pytest.raises(ValueError, match=re.escape(message)) as refused:
         optimizer.load_state_dict(saved)
+    assert "change it there, in its 'param_groups'" in refused.value.__notes__[0]
     assert_unchanged(optimizer, before)
 
 

@@ -474,9 +474,15 @@ class SafeOptimizer(Optimizer):
             for saved, current in zip(groups, self.param_groups, strict=True)
         ]
         options = [{**self.defaults, **group} for group in groups]
-        for group in options:
-            self._check_group(group)
-        self._check_whole_step(options[0], options)
+        try:
+            for group in options:
+                self._check_group(group)
+            self._check_whole_step(options[0], options)
+        except ValueError as error:
+            error.add_note(
+                "So says the saved state; change it there, in its 'param_groups', before it is loaded."
+            )
+            raise
         return {**state_dict, "state": state, "param_groups": groups}
 
     def _check_saved(self, name: str, param: Tensor, saved: dict[str, Any]) -> None:
