@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from merit_optim.optim.algorithm import matrices_of
-from merit_optim.optim.engines.placements import crossing_of
+from merit_optim.optim.engines.ranks.placements import crossing_of
 
 Shape = tuple[int, ...]
 Dims = Sequence[int | None]

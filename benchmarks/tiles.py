@@ -21,8 +21,8 @@ import torch
 
 from merit_optim import MERIT
 from merit_optim.lab.bench.shapes import MODELS, make_parameters, num_elements
-from merit_optim.optim.engines.fused import FusedEngine
-from merit_optim.optim.engines.tables import Tile
+from merit_optim.optim.engines.fused.engine import FusedEngine
+from merit_optim.optim.engines.fused.tables import Tile
 from merit_optim.optim.engines.work import Control
 
 # Rows, columns, warps, most registers a thread may have.

@@ -16,7 +16,7 @@ settings.load_profile("repeatable")
 if not torch.cuda.is_available() and find_spec("triton"):
     with pytest.MonkeyPatch.context() as environment:
         environment.setenv("TRITON_INTERPRET", "1")
-        from merit_optim.optim.engines import kernels  # noqa: F401
+        from merit_optim.optim.engines.fused import kernels  # noqa: F401
 
 
 # What torch warns of in its own code when it compiles for a GPU.

@@ -14,8 +14,9 @@ import optax
 import torch
 from trees import SHAPES, Tree, gradients, parameters
 
+import merit_optim
 from merit_optim import LAMB, MERIT, MaxLAMB
-from merit_optim.jax import max_lamb, merit
+from merit_optim.jax import max_lamb, merit, muon_merit
 
 NUM_STEPS = 100
 # Of the largest element of the array, at any of 100 steps in float32. The two differ in how they round: XLA
@@ -134,3 +135,40 @@ def test_float64_parameters_keep_their_precision(state_dtype: str) -> None:
         assert all(leaf.dtype == jnp.float64 for leaf in got[0].values())
     expected = torch_steps(MERIT, params, state_dtype=getattr(torch, state_dtype), bias_correction=True)
     assert largest_difference(got[0], expected[0]) < 1e-12
+
+
+@pytest.mark.parametrize("weight_decay", [0.1, 0.0])
+def test_muon_merit_against_torch(weight_decay: float) -> None:
+    """Weights and momenta at each of 100 steps, within 1e-5 of the array's largest element."""
+    hidden = {name: name in ("matrix", "experts", "zero") for name in SHAPES if name != "empty"}
+    params = {name: leaf for name, leaf in parameters().items() if name in hidden}
+    named = {name: torch.nn.Parameter(torch.tensor(leaf)) for name, leaf in params.items()}
+    theirs = merit_optim.MuonMERIT(
+        [
+            {"params": [(name, named[name]) for name in hidden if hidden[name]], "direction": "muon"},
+            {"params": [(name, named[name]) for name in hidden if not hidden[name]], "direction": "adam"},
+        ],
+        lr=0.02,
+        rest_lr=0.008,
+        weight_decay=weight_decay,
+        ns_dtype="float32",
+    )
+    ours = muon_merit(0.02, weight_decay, hidden=hidden)
+    state, step = ours.init(params), jax.jit(ours.update)
+    for t in range(NUM_STEPS):
+        grads = {name: gradients(t)[name] for name in hidden}
+        updates, state = step(grads, state, params)
+        params = optax.apply_updates(params, updates)
+        for name, grad in grads.items():
+            named[name].grad = torch.tensor(grad)
+        theirs.step()
+        momenta, averages = optax.tree.get(state, "trace"), optax.tree.get(state, "mu")
+        for name, param in named.items():
+            key, mine = ("momentum_buffer", momenta) if hidden[name] else ("exp_avg", averages)
+            assert_near(params[name], param.detach())
+            assert_near(mine[name], theirs.state[param][key])
+
+
+def assert_near(got: Any, expected: torch.Tensor, tolerance: float = 1e-5) -> None:
+    bound = tolerance * max(1e-3, expected.abs().max().item())
+    np.testing.assert_allclose(got, expected.double().numpy(), rtol=0, atol=bound)

@@ -15,7 +15,7 @@ import optax
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from merit_optim.jax import MatrixAxes, merit
+from merit_optim.jax import MatrixAxes, merit, muon_merit
 
 NUM_STEPS = 5
 SHAPES = {"matrix": (64, 48), "experts": (8, 16, 24), "heads": (8, 4, 16), "vector": (40,)}
@@ -114,3 +114,16 @@ def test_euclidean_norms_differ_by_the_order_of_their_sums() -> None:
     for name in SHAPES:
         np.testing.assert_allclose(got[-2][name], expected[-2][name], rtol=0, atol=1e-5)
         assert np.isnan(got[-1][name]).any()
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_orthogonalised_steps_differ_by_the_order_of_their_sums(layout: str) -> None:
+    optimizer = muon_merit(0.02, hidden={name: name != "vector" for name in SHAPES}, matrix_dims=MATRIX_DIMS)
+    got, _ = steps(optimizer, placement(layout))
+    expected, _ = steps(optimizer, jax.devices()[0])
+    for name in SHAPES:
+        assert got[-1][name].sharding.is_equivalent_to(placement(layout)[name], got[-1][name].ndim)
+        np.testing.assert_allclose(got[-2][name], expected[-2][name], rtol=0, atol=1e-5)
+        np.testing.assert_array_equal(np.isnan(got[-1][name]), np.isnan(expected[-1][name]))
+    assert np.isnan(got[-1]["matrix"]).all()
+    assert np.isnan(got[-1]["experts"]).any(axis=(1, 2)).tolist() == [False] * 4 + [True] + [False] * 3

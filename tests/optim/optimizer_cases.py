@@ -9,11 +9,53 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from merit_optim import LAMB, MERIT, OPTIMIZERS, Lion, MaxLAMB, SophiaG, create
+from merit_optim import (
+    LAMB,
+    MERIT,
+    OPTIMIZERS,
+    SOAP,
+    SOAPMERIT,
+    Lion,
+    MaxLAMB,
+    Muon,
+    MuonMERIT,
+    NorMuon,
+    SophiaG,
+    create,
+)
+from merit_optim.optim import algorithm
+from merit_optim.optim.directions.adam import quotient
+from merit_optim.optim.hidden import HiddenMatrixOptimizer
 
 FAMILY = (MERIT, LAMB, MaxLAMB)
-"""The trust-ratio optimizers: AdamW's state, and the engines."""
-OWN = (*FAMILY, Lion, SophiaG)
+"""The trust-ratio optimizers on Adam's direction: AdamW's state, and the engines."""
+
+
+class Hidden:
+    """An optimizer for hidden matrices that takes any parameters: those of two and more dimensions are hidden."""
+
+    def __init__(self, optimizer_class: type[HiddenMatrixOptimizer]) -> None:
+        self.optimizer_class, self.__name__ = optimizer_class, optimizer_class.__name__
+
+    def __call__(self, params: Any, **options: Any) -> Optimizer:
+        return self.optimizer_class(sorted_by_shape(params), **options)
+
+
+def sorted_by_shape(params: Any) -> list[dict[str, Any]]:
+    """Parameters, named parameters or groups as groups that say what each parameter is."""
+    params = list(params)
+    groups = params if params and isinstance(params[0], dict) else [{"params": params}]
+    for group in groups:
+        members = [group["params"]] if isinstance(group["params"], Tensor) else list(group["params"])
+        tensors = [x[1] if isinstance(x, tuple) else x for x in members]
+        group["params"] = members
+        group["param_kinds"] = ["hidden" if x.ndim >= 2 else "vector" for x in tensors]
+    return groups
+
+
+HIDDEN = tuple(map(Hidden, (MuonMERIT, Muon, NorMuon, SOAPMERIT, SOAP)))
+"""Those with another direction for hidden matrices."""
+OWN = (*FAMILY, Lion, SophiaG, *HIDDEN)
 """Every optimizer written here."""
 
 
@@ -25,8 +67,16 @@ class Case(NamedTuple):
     is_own: bool
 
 
+def created(name: str, params: Any, **options: Any) -> Optimizer:
+    """An optimizer by its name."""
+    is_hidden = isinstance(OPTIMIZERS[name].optimizer, type) and issubclass(
+        OPTIMIZERS[name].optimizer, HiddenMatrixOptimizer
+    )
+    return create(name, sorted_by_shape(params) if is_hidden else params, **options)
+
+
 CASES = [
-    *(Case(f"create-{name}", partial(create, name, lr=1e-2), name != "adamw") for name in OPTIMIZERS),
+    *(Case(f"create-{name}", partial(created, name, lr=1e-2), name != "adamw") for name in OPTIMIZERS),
     *(Case(cls.__name__, partial(cls, lr=1e-2), True) for cls in OWN),
 ]
 OWN_CASES = [case for case in CASES if case.is_own]
@@ -80,6 +130,13 @@ def take_steps(optimizer: Optimizer, num_steps: int, first: int = 0) -> None:
         if isinstance(optimizer, SophiaG) and step == 0:
             optimizer.update_hessian(num_labels=2)
         optimizer.step()
+
+
+def adam_update(
+    exp_avg: Tensor, exp_avg_sq: Tensor, weight: Tensor, eps: float, weight_decay: float
+) -> Tensor:
+    """u on Adam's direction, from the moments."""
+    return algorithm.decayed(quotient(exp_avg, exp_avg_sq, eps), weight, weight_decay)
 
 
 def rebuilt(case: Case, optimizer: Optimizer, **options: Any) -> Optimizer:

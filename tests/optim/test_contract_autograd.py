@@ -80,7 +80,9 @@ def differentiable_step(
     param = weight.clone()  # not a leaf: autograd may follow it through the change in place
     param.grad = grad
     optimizer = optimizer_class([param], lr=lr, differentiable=True, **options)
-    kept = {key: x.clone() for key, x in zip(optimizer.STATE_KEYS, state, strict=True)}
+    kept = {
+        key: x.clone() for key, x in zip(optimizer._state_keys(optimizer.param_groups[0]), state, strict=True)
+    }
     optimizer.state[param] = {"step": torch.tensor(2.0), **kept}
     optimizer.step()
     return param, *kept.values()

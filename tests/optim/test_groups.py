@@ -1,10 +1,13 @@
 """The rules that sort a model's parameters into groups."""
 
+import re
+
 import pytest
 import torch
 from torch import nn
 
 from merit_optim import MERIT, param_groups
+from merit_optim.optim.groups import describe_groups, fold_names
 
 
 class Model(nn.Module):
@@ -86,7 +89,12 @@ def test_overrides_set_options_and_the_later_one_wins() -> None:
 
 
 @pytest.mark.parametrize(
-    "patterns", [{"no_decay": ["embeding.*"]}, {"overrides": {"embeding.*": {"lr": 1.0}}}]
+    "patterns",
+    [
+        {"no_decay": ["embeding.*"]},
+        {"overrides": {"embeding.*": {"lr": 1.0}}},
+        {"kinds": {"embeding.*": "hidden"}},
+    ],
 )
 def test_a_pattern_that_matches_nothing_is_an_error_with_the_nearest_name(patterns) -> None:
     with pytest.raises(ValueError, match=r"'embeding\.\*' matches no parameter; .*embedding\.weight"):
@@ -98,7 +106,7 @@ def test_a_pattern_of_capitals_does_not_match_small_letters() -> None:
         param_groups(Model(), no_decay=["Embedding.*"])
 
 
-@pytest.mark.parametrize("reserved", ["params", "param_names"])
+@pytest.mark.parametrize("reserved", ["params", "param_names", "param_kinds"])
 def test_an_override_of_the_parameters_themselves_is_refused(reserved) -> None:
     with pytest.raises(ValueError, match=rf"the override for 'conv\.\*' sets \['{reserved}'\]"):
         param_groups(Model(), overrides={"conv.*": {reserved: []}})
@@ -149,3 +157,158 @@ def test_parameters_without_a_shape_yet_are_refused() -> None:
         param_groups(model)
     model(torch.ones(2, 3))
     assert [group["weight_decay"] for group in param_groups(model)] == [0.1, 0.0]
+
+
+# --- kinds ---------------------------------------------------------------------------------------------
+
+
+def kinds(groups: list[dict[str, object]]) -> dict[str, str]:
+    """Each parameter's kind by its name."""
+    return {
+        name: kind
+        for group in groups
+        for name, kind in zip(group["param_names"], group["param_kinds"], strict=True)
+    }
+
+
+def test_kinds_stand_beside_the_names_and_change_nothing_else() -> None:
+    groups = param_groups(Model(), kinds={"conv.weight": "vector"})
+    assert [{k: v for k, v in group.items() if k not in ("params", "param_kinds")} for group in groups] == [
+        {"param_names": ["scale", "norm.weight", "norm.bias", "conv.bias"], "weight_decay": 0.0},
+        {"param_names": ["embedding.weight", "conv.weight"], "weight_decay": 0.1},
+    ]
+    assert kinds(param_groups(Model())) == {
+        "scale": "vector",
+        "embedding.weight": "embedding",
+        "norm.weight": "vector",
+        "norm.bias": "vector",
+        "conv.weight": "hidden",
+        "conv.bias": "vector",
+    }
+
+
+def test_kinds_are_corrected_by_pattern_and_the_later_one_wins() -> None:
+    found = kinds(
+        param_groups(Model(), kinds={"*.weight": "head", "norm.*": "embedding", "head.*": "hidden"})
+    )
+    assert found["conv.weight"] == "head"
+    assert found["norm.weight"] == found["norm.bias"] == "embedding"
+    assert found["embedding.weight"] == "hidden"  # by its other name
+
+
+def test_an_unknown_kind_is_an_error_with_those_known() -> None:
+    allowed = "one of 'hidden', 'experts', 'embedding', 'head', 'vector'; did you mean 'hidden'?"
+    with pytest.raises(
+        ValueError, match=r"the kind for 'conv\.\*' is 'hiden'; it must be " + re.escape(allowed)
+    ):
+        param_groups(Model(), kinds={"conv.*": "hiden"})
+    with pytest.raises(TypeError, match=r"kinds is 'hidden'; it must give the kind of a weight by pattern"):
+        param_groups(Model(), kinds="hidden")
+
+
+@pytest.mark.parametrize(("kind", "fewest"), [("hidden", 2), ("experts", 3)])
+def test_a_vector_is_not_made_a_matrix(kind, fewest) -> None:
+    words = rf"'norm\.\*' is '{kind}', but norm\.weight has shape \(4,\); .* with {fewest} or more dimensions"
+    with pytest.raises(ValueError, match=words):
+        param_groups(Model(), kinds={"norm.*": kind})
+    with pytest.raises(ValueError, match=r"embedding\.weight has shape \(10, 4\)"):
+        param_groups(Model(), kinds={"embedding.weight": "experts"})
+    # What a later pattern corrects is no error, nor is what is frozen.
+    param_groups(Model(), kinds={"norm.*": kind, "n*": "vector"})
+    param_groups(Model(), kinds={"frozen.*": kind})
+
+
+def test_a_convolutions_kernel_may_be_a_stack_of_matrices() -> None:
+    assert kinds(param_groups(Model(), kinds={"conv.weight": "experts"}))["conv.weight"] == "experts"
+
+
+def test_a_state_saved_without_kinds_is_loaded() -> None:
+    for optimizer_class in (MERIT, torch.optim.AdamW):
+        saved = optimizer_class(param_groups(Model())).state_dict()
+        for group in saved["param_groups"]:
+            del group["param_kinds"]
+        optimizer = optimizer_class(param_groups(Model()))
+        optimizer.load_state_dict(saved)
+        assert "embedding.weight" in describe_groups(optimizer)
+
+
+# --- the table -----------------------------------------------------------------------------------------
+
+
+def test_the_table_of_an_optimizer() -> None:
+    model = nn.Sequential(nn.Embedding(10, 4), *(nn.Linear(4, 4) for _ in range(3)), nn.Linear(4, 10))
+    groups = param_groups(
+        model, weight_decay=0.5, overrides={"[123].weight": {"direction": "muon", "norm": "max"}}
+    )
+    for group in groups:
+        group.setdefault("direction", "adam")
+        group.setdefault("norm", "none")
+    optimizer = torch.optim.AdamW(groups, lr=torch.tensor(0.25), foreach=False)
+    assert describe_groups(optimizer).splitlines() == [
+        "name           shape       kind       update       lr    weight decay",
+        "0.weight       (10, 4)     embedding  adam x none  0.25  0.5",
+        "4.weight       (10, 4)     head       adam x none  0.25  0.5",
+        "{1..3}.weight  3 x (4, 4)  hidden     muon x max   0.25  0.5",
+        "{1..3}.bias    3 x (4,)    vector     adam x none  0.25  0",
+        "4.bias         (10,)       vector     adam x none  0.25  0",
+        "",
+        "kind       tensors  parameters",
+        "hidden     3        48",
+        "embedding  1        40",
+        "head       1        40",
+        "vector     4        22",
+    ]
+
+
+def test_the_table_of_groups_that_say_little() -> None:
+    weight, bias = nn.Parameter(torch.zeros(2000, 3)), nn.Parameter(torch.zeros(3))
+    assert describe_groups(
+        [{"params": [weight, bias]}, {"params": [bias], "kind": "vector"}]
+    ).splitlines() == [
+        "name                    shape      kind    weight decay",
+        "parameter 0 of group 0  (2000, 3)  -       -",
+        "parameter 1 of group 0  (3,)       -       -",
+        "parameter 0 of group 1  (3,)       vector  -",
+        "",
+        "kind    tensors  parameters",
+        "vector  1        3",
+        "-       2        6,003",
+    ]
+    assert "0.01" in describe_groups(torch.optim.AdamW([weight]))
+    assert "0.01" in describe_groups(torch.optim.AdamW(nn.Linear(2, 2).named_parameters()))
+    assert describe_groups([]).splitlines()[0] == "name  shape  kind  weight decay"
+
+
+@pytest.mark.parametrize(
+    "groups",
+    [nn.Linear(2, 2), nn.Linear(2, 2).parameters(), [{"params": iter([])}], [nn.Linear(2, 2).weight]],
+)
+def test_what_has_no_parameter_groups_has_no_table(groups) -> None:
+    with pytest.raises(
+        TypeError, match=r"it must be an optimizer, or parameter groups .* param_groups\(model\)"
+    ):
+        describe_groups(groups)
+
+
+@pytest.mark.parametrize(
+    ("names", "folded"),
+    [
+        ([], []),
+        (["norm.weight"], ["norm.weight"]),
+        (["conv1d.weight"], ["conv1d.weight"]),
+        ([f"h.{i}.w" for i in range(12)], ["h.{0..11}.w"]),
+        (["h.2.w", "h.0.w", "h.10.w", "h.1.w"], ["h.{0..2,10}.w"]),
+        (["h.0.w", "h.0.b", "h.1.w", "h.1.b"], ["h.{0..1}.w", "h.{0..1}.b"]),
+        ([f"h.{i}.e.{j}.w" for i in (1, 2) for j in range(4)], ["h.{1..2}.e.{0..3}.w"]),
+        # Not all combinations: the second expert of the last layers is missing.
+        (
+            [f"h.{i}.e.0.w" for i in range(4)] + [f"h.{i}.e.1.w" for i in range(2)],
+            ["h.{0..3}.e.0.w", "h.{0..1}.e.1.w"],
+        ),
+        (["h.0.e.0", "h.1.e.1"], ["h.0.e.0", "h.1.e.1"]),
+    ],
+)
+def test_names_that_differ_in_numbers_are_folded(names, folded) -> None:
+    found = fold_names(names)
+    assert list(found) == folded
+    assert sorted(name for members in found.values() for name in members) == sorted(names)

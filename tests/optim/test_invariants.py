@@ -14,7 +14,9 @@ from torch import Tensor, nn
 
 from merit_optim import LAMB, MERIT, MaxLAMB
 from merit_optim.optim import algorithm
+from merit_optim.optim.directions import direction_of
 from merit_optim.optim.engines import eager
+from merit_optim.optim.matrices import View
 
 DTYPES = st.sampled_from([torch.float32, torch.bfloat16, torch.float16, torch.float64])
 SIDES = st.sampled_from([1, 2, 3, 5, 8, 13, 17])
@@ -240,18 +242,19 @@ def by_definition(weight: Tensor, grads: list[Tensor], optimizer: MERIT | LAMB |
     """The weight after the steps that algorithm.py describes, with an optimizer's options."""
     group = optimizer.param_groups[0]
     state_dtype = torch.float64 if weight.dtype == torch.float64 else torch.float32
-    result = algorithm.Result(weight, *(torch.zeros_like(weight, dtype=state_dtype) for _ in range(2)))
+    state = tuple(torch.zeros_like(weight, dtype=state_dtype) for _ in range(2))
+    result = algorithm.Result(weight, state)
     for number, grad in enumerate(grads, start=1):
         result = algorithm.step(
             result.weight,
             grad,
-            result.exp_avg,
-            result.exp_avg_sq,
-            rule=algorithm.Rule(group["clip"], group["element_wise"], group["weight_bound"], group["norm"]),
-            correction=algorithm.bias_correction(number, *group["betas"])
-            if group["bias_correction"]
-            else None,
-            **{key: group[key] for key in ("lr", "betas", "eps", "weight_decay", "matrix_dims")},
+            result.state,
+            direction=direction_of(group),
+            rule=algorithm.Rule.of(group),
+            lr=group["lr"],
+            weight_decay=group["weight_decay"],
+            view=View.of(group),
+            step=number,
         )
     return result.weight
 

@@ -325,7 +325,7 @@ def test_the_eager_engine_skips_where_the_device_says_so(foreach, skips, state_d
     with torch.no_grad():
         for optimizer, skip in ((asked, torch.tensor(skips)), (plain, None)):
             for part in eager.parts_of(optimizer._gather(), {torch.device("cpu"): Control(skip=skip)}):
-                part.moments()
+                part.advance()
                 part.apply(None)
     if skips:
         assert_unchanged(asked, before)

@@ -4,12 +4,21 @@ from unittest import mock
 
 import pytest
 import torch
-from optimizer_cases import FAMILY, assert_same_bits, name_of, parameters, random_tensor, take_steps
+from optimizer_cases import (
+    FAMILY,
+    adam_update,
+    assert_same_bits,
+    name_of,
+    parameters,
+    random_tensor,
+    take_steps,
+)
 from torch import Tensor, nn
 
 from merit_optim import LAMB, MERIT, UpdateStatistics
 from merit_optim.optim import algorithm
 from merit_optim.optim.engines import eager
+from merit_optim.optim.matrices import matrices_of
 from merit_optim.optim.statistics import measure
 
 SHAPES = {"matrix": (9, 14), "convolution": (5, 3, 2), "vector": (11,), "stacked": (3, 4, 5)}
@@ -22,12 +31,10 @@ def expected_statistics(
     group = optimizer.param_groups[0]
     param = group["params"][group["param_names"].index(name)]
     rule = algorithm.Rule(group["clip"], group["element_wise"], group["weight_bound"], group["norm"])
-    matrices = algorithm.matrices_of(weight.shape, group["matrix_dims"])
+    matrices = matrices_of(weight.shape, group["matrix_dims"])
     state = {key: x.reshape(matrices.shape) for key, x in optimizer.state[param].items() if x.ndim}
     weight = weight.reshape(matrices.shape)
-    update = algorithm.direction(
-        state["exp_avg"], state["exp_avg_sq"], weight, group["eps"], group["weight_decay"]
-    )
+    update = adam_update(state["exp_avg"], state["exp_avg_sq"], weight, group["eps"], group["weight_decay"])
     sizes = [algorithm.sizes(x, rule, is_vector=matrices.is_vector) for x in (weight, update)]
     scale = algorithm.element_ratio(*sizes, rule).expand_as(weight)
     without_bound = algorithm.element_ratio(*sizes, rule._replace(weight_bound=False)).expand_as(weight)

@@ -18,7 +18,7 @@ from torchtitan.components.optimizer import OptimizersContainer, ParamGroupConfi
 from torchtitan.config import derive, override
 
 from merit_optim.optim import LAMB, MERIT, MaxLAMB
-from merit_optim.optim.base import with_dtype
+from merit_optim.optim.saved_state import with_dtype
 from merit_optim.optim.trust import TrustRatioOptimizer
 
 # Those that have the engines torchtitan's "implementation" chooses among.

@@ -10,6 +10,7 @@ except ModuleNotFoundError as error:
     ) from error
 
 from merit_optim.jax.algorithm import MatrixAxes
+from merit_optim.jax.muon import muon_merit
 from merit_optim.jax.transforms import max_lamb, merit, scale_by_merit
 
-__all__ = ["MatrixAxes", "max_lamb", "merit", "scale_by_merit"]
+__all__ = ["MatrixAxes", "max_lamb", "merit", "muon_merit", "scale_by_merit"]

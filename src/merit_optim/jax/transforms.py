@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from functools import partial
 from numbers import Real
@@ -10,20 +9,15 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax  # type: ignore[import-untyped]
 from jax import Array
 from jax.typing import DTypeLike
 
-from merit_optim.jax import algorithm
-from merit_optim.jax.algorithm import NORMS, MatrixAxes, Norm, Rule, Scalar
+from merit_optim.jax import algorithm, validate
+from merit_optim.jax.algorithm import NORMS, Norm, Rule, Scalar
+from merit_optim.jax.trees import Mask, MatrixDims, check_parameters, in_float32, spread, widened
 
 ScalarOrSchedule = Scalar | Callable[[Array], Scalar]
-# Each a value for all parameters, a tree of them, or a function from the parameters to such a tree.
-Mask = bool | None | Any
-MatrixDims = int | MatrixAxes | None | Any
-
-_STATE_DTYPES = tuple(map(jnp.dtype, ("float32", "bfloat16", "float64")))
 
 
 def merit(
@@ -97,12 +91,9 @@ def merit(
         Luo et al., "MERIT: Maximum-normalized Element-wise Ratio for Language Model Large-batch
         Training", ICML 2025, https://arxiv.org/abs/2508.20577
     """
-    for name, value in (("learning_rate", learning_rate), ("weight_decay", weight_decay)):
-        if not callable(value):
-            _check(
-                name, value, "a finite number that is at least 0, or a schedule", lambda x: 0 <= x < math.inf
-            )
-    return _in_float32(
+    validate.rate("learning_rate", learning_rate)
+    validate.rate("weight_decay", weight_decay)
+    return in_float32(
         optax.chain(
             _scale_by_moments(b1, b2, eps, bias_correction=bias_correction, state_dtype=state_dtype),
             optax.add_decayed_weights(weight_decay, mask),
@@ -218,29 +209,29 @@ def scale_by_merit(
     if norm not in NORMS:
         raise ValueError(f"norm is {norm!r}; it must be one of {', '.join(map(repr, NORMS))}")
     if clip is not None:
-        _check("clip", clip, "a number greater than 0, or None for no clip", lambda value: value > 0)
+        validate.number("clip", clip, "a number greater than 0, or None for no clip", lambda value: value > 0)
     if isinstance(matrix_dims, Real | Array):
         algorithm.matrix_axes(2, matrix_dims)  # a wrong number is refused at once
     rule = Rule(clip=clip, element_wise=element_wise, weight_bound=weight_bound, norm=norm)
 
     def update(updates: Any, state: Any, params: Any) -> tuple[Any, Any]:
-        axes = _spread(matrix_dims, params)
+        axes = spread(matrix_dims, params)
         return jax.tree.map(lambda u, w, a: algorithm.scaled(w, u, a, rule), updates, params, axes), state
 
-    return _in_float32(optax.GradientTransformation(optax.init_empty_state, update))
+    return in_float32(optax.GradientTransformation(optax.init_empty_state, update))
 
 
 def _scale_by_moments(
     b1: Scalar, b2: Scalar, eps: Scalar, *, bias_correction: bool, state_dtype: DTypeLike
 ) -> optax.GradientTransformation:
     """Adam's direction; unlike ``optax.scale_by_adam`` with both moments in one dtype, and uncorrected."""
-    for name, beta in (("b1", b1), ("b2", b2)):
-        _check(name, beta, "a number that is at least 0 and less than 1", lambda value: 0 <= value < 1)
-    _check("eps", eps, "a number greater than 0", lambda value: value > 0)
-    _check_state_dtype(state_dtype)
+    validate.decay("b1", b1)
+    validate.decay("b2", b2)
+    validate.positive("eps", eps)
+    validate.state_dtype(state_dtype)
 
     def init(params: Any) -> optax.ScaleByAdamState:
-        jax.tree.map_with_path(_check_parameter, params)
+        check_parameters(params)
         # Two trees, not one twice: a jitted step could not be given both to overwrite.
         mu, nu = (
             jax.tree.map(lambda w: jnp.zeros_like(w, _stored_dtype(w, state_dtype)), params) for _ in range(2)
@@ -261,7 +252,7 @@ def _scale_by_moments(
             algorithm.adam_direction, count=count, b1=b1, b2=b2, eps=eps, corrected=bias_correction
         )
         # From the state as it is stored, as in torch.
-        direction_of_stored = jax.tree.map(direction, _widened(mu), _widened(nu))
+        direction_of_stored = jax.tree.map(direction, widened(mu), widened(nu))
         return direction_of_stored, optax.ScaleByAdamState(count=count, mu=mu, nu=nu)
 
     return optax.GradientTransformation(init, update)
@@ -270,62 +261,3 @@ def _scale_by_moments(
 def _stored_dtype(x: Array, state_dtype: DTypeLike) -> DTypeLike:
     """The moments' dtype, for a parameter or for moments it has already."""
     return jnp.float64 if jnp.result_type(x) == jnp.float64 else state_dtype
-
-
-def _in_float32(inner: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:
-    """The transformation computed in float32, with updates in the dtype in which they came."""
-    inner = optax.with_extra_args_support(inner)
-
-    def update(updates: Any, state: Any, params: Any = None, **extra_args: Any) -> tuple[Any, Any]:
-        if params is None:
-            raise ValueError(
-                "params is None, and trust ratios need the weights; call update(grads, state, params)"
-            )
-        scaled, state = inner.update(_widened(updates), state, _widened(params), **extra_args)
-        return optax.tree.cast_like(scaled, updates), state
-
-    return optax.GradientTransformationExtraArgs(inner.init, update)
-
-
-def _widened(tree: Any) -> Any:
-    return jax.tree.map(algorithm.widened, tree)
-
-
-def _spread(matrix_dims: MatrixDims, params: Any) -> Any:
-    """A ``MatrixAxes`` for every parameter."""
-    if callable(matrix_dims):
-        matrix_dims = matrix_dims(params)
-    return jax.tree.map(
-        lambda dims, part: jax.tree.map(lambda w: algorithm.matrix_axes(w.ndim, dims), part),
-        matrix_dims,
-        params,
-        is_leaf=lambda dims: dims is None,
-    )
-
-
-def _check(name: str, value: Any, allowed: str, holds: Callable[[Any], bool]) -> None:
-    """Refuse a wrong number. Arrays pass: under ``optax.inject_hyperparams`` they have no value yet."""
-    is_number = isinstance(value, Real) and not isinstance(value, bool)
-    if isinstance(value, Array | np.ndarray) or (is_number and holds(value)):
-        return
-    raise ValueError(f"{name} is {value!r}; it must be {allowed}")
-
-
-def _check_state_dtype(value: Any) -> None:
-    """Squares of ordinary gradients are zero in float16 and in anything smaller."""
-    try:
-        is_usable = value is not None and jnp.dtype(value) in _STATE_DTYPES  # NumPy takes None for float64
-    except TypeError:  # the name of no dtype
-        is_usable = False
-    if not is_usable:
-        names = ", ".join(repr(dtype.name) for dtype in _STATE_DTYPES)
-        raise ValueError(f"state_dtype is {value!r}; it must be one of {names}")
-
-
-def _check_parameter(path: tuple[Any, ...], param: Any) -> None:
-    dtype = jnp.result_type(param)
-    if not jnp.issubdtype(dtype, jnp.floating):
-        raise TypeError(
-            f"the parameter {jax.tree_util.keystr(path)} is {dtype}; parameters must be real "
-            "floating-point arrays. Leave others out with optax.masked or optax.multi_transform."
-        )

@@ -1,16 +1,17 @@
-"""The trust-ratio family for one tensor, in plain torch: the definition every engine is held to.
+"""The definition: a step of this family for one tensor, in plain torch. Every engine is held to it.
 
-A weight w with gradient g, moments m and v, learning rate lr and weight decay wd:
+A weight w with gradient g, learning rate lr and weight decay wd:
 
-    m <- b1*m + (1-b1)*g                  v <- b2*v + (1-b2)*g*g
-    u  = m / (sqrt(v) + eps) + wd*w
+    d, state <- direction(g, state)       Adam's, Muon's or SOAP's: see directions/
+    u  = d + wd*w
     b  = |w| / |u|                        over the whole weight
     r_i = |w_i.| / |u_i.|  per row        c_j = |w_.j| / |u_.j|  per column
     s_ij = max(r_i, c_j, b)
     w <- w - lr * clamp(s*u, -clip, clip)
 
-|.| is the largest magnitude (``norm="max"``) or the Euclidean length (``norm="l2"``). With every part
-on this is MERIT; ``Rule`` switches the parts off one by one, down to LAMB.
+|.| is the largest magnitude (``norm="max"``) or the Euclidean length (``norm="l2"``); ``norm="none"`` makes
+s 1. On Adam's direction with every part on this is MERIT. ``Rule`` switches the parts off one by one, down
+to LAMB and to AdamW.
 
 Nothing here changes its arguments, so autograd and ``torch.compile`` can follow it. The engines in
 ``engines/`` do the same in place, in pieces, or in one kernel, and their tests compare with this file.
@@ -20,56 +21,42 @@ Shape suffixes: N stacked matrices, R rows, C columns.
 
 from __future__ import annotations
 
-import math
-from typing import Literal, NamedTuple
+from collections.abc import Sequence
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
-Norm = Literal["max", "l2"]
-NORMS: tuple[Norm, ...] = ("max", "l2")
+from merit_optim.optim.directions import Direction
+from merit_optim.optim.matrices import View
+
+Norm = Literal["max", "l2", "none"]
+NORMS: tuple[Norm, ...] = ("max", "l2", "none")
 
 
 class Rule(NamedTuple):
-    """Which parts of the update are on: the paper's ablations, and LAMB, are values of this."""
+    """Which parts of the scaling are on: the paper's ablations, LAMB and AdamW are values of this."""
 
     clip: float | None = 1.0
     element_wise: bool = True
     weight_bound: bool = True
     norm: Norm = "max"
+    ratio_bounds: tuple[float, float] | None = None
+    """The least and the largest that s may be."""
 
-
-class Matrices(NamedTuple):
-    """A parameter seen as ``num`` matrices; a vector has one row and only a whole-weight ratio."""
-
-    num: int
-    rows: int
-    columns: int
-    is_vector: bool
+    @staticmethod
+    def of(group: dict[str, Any]) -> Rule:
+        """The rule that a parameter group's options describe."""
+        return Rule(*map(group.__getitem__, Rule._fields))
 
     @property
-    def shape(self) -> tuple[int, int, int]:
-        return self.num, self.rows, self.columns
+    def has_rows(self) -> bool:
+        """Whether rows and columns have ratios of their own."""
+        return self.element_wise and self.norm != "none"
 
 
-def matrices_of(shape: torch.Size | tuple[int, ...], matrix_dims: int | None = None) -> Matrices:
-    """How a parameter of this shape is seen.
-
-    The last ``matrix_dims`` dimensions make one matrix, (the first of them) x (all the rest), and the
-    dimensions before them stack matrices, as experts do; ``None`` takes all dimensions, so nothing is
-    stacked.
-
-    Examples:
-        >>> matrices_of((768, 3, 16, 16)).shape
-        (1, 768, 768)
-        >>> matrices_of((8, 1024, 4096), matrix_dims=2).shape
-        (8, 1024, 4096)
-    """
-    num_batch_dims = 0 if matrix_dims is None else max(0, len(shape) - matrix_dims)
-    num, matrix = math.prod(shape[:num_batch_dims]), shape[num_batch_dims:]
-    if len(matrix) < 2:
-        return Matrices(num, 1, math.prod(matrix), is_vector=True)
-    return Matrices(num, matrix[0], math.prod(matrix[1:]), is_vector=False)
+UNSCALED = Rule(clip=None, element_wise=False, weight_bound=False, norm="none")
+"""s = 1 and no clip: with Adam's direction AdamW, with Muon's Muon."""
 
 
 class Sizes(NamedTuple):
@@ -80,51 +67,11 @@ class Sizes(NamedTuple):
     whole_N: Tensor
 
 
-def moments(
-    exp_avg: Tensor, exp_avg_sq: Tensor, grad: Tensor, beta1: float, beta2: float
-) -> tuple[Tensor, Tensor]:
-    """Adam's moving averages of the gradient and of its square."""
-    return (
-        torch.lerp(exp_avg, grad, 1 - beta1),
-        (exp_avg_sq * beta2).addcmul(grad, grad, value=1 - beta2),
-    )
-
-
-class BiasCorrection(NamedTuple):
-    """1 - beta1**t, and the square root of 1 - beta2**t: what the moments and denominator divide by."""
-
-    first: float | Tensor
-    second_sqrt: float | Tensor
-
-
-def bias_correction(step: float | Tensor, beta1: float, beta2: float) -> BiasCorrection:
-    """Adam's correction for moments that began at zero, after ``step`` steps.
-
-    In double precision: 1 - beta**t has few correct digits left in float32 when beta is near 1.
-    """
-    if isinstance(step, Tensor):
-        step = step.double()
-    return BiasCorrection(1 - beta1**step, (1 - beta2**step) ** 0.5)
-
-
-def direction(
-    exp_avg: Tensor,
-    exp_avg_sq: Tensor,
-    weight: Tensor,
-    eps: float,
-    weight_decay: float,
-    correction: BiasCorrection | None = None,
-) -> Tensor:
+def decayed(d: Tensor, weight: Tensor, weight_decay: float) -> Tensor:
     """u: the update before any trust ratio."""
-    denominator = exp_avg_sq.sqrt()
-    if correction is not None:
-        denominator = denominator / correction.second_sqrt
-    update = exp_avg / (denominator + eps)
-    if correction is not None:
-        update = update / correction.first
     # A product and a sum rather than add(alpha=...): their rounding never depends on where an element
     # stands in memory, which the equality of sharded and whole tensors rests on.
-    return update + weight * weight_decay
+    return d + weight * weight_decay
 
 
 def sizes(x_NRC: Tensor, rule: Rule, *, is_vector: bool) -> Sizes:
@@ -133,6 +80,8 @@ def sizes(x_NRC: Tensor, rule: Rule, *, is_vector: bool) -> Sizes:
     def size(*dims: int) -> Tensor:
         return x_NRC.abs().amax(dims) if rule.norm == "max" else x_NRC.square().sum(dims).sqrt()
 
+    if rule.norm == "none":  # a ratio of nothing is 1
+        return Sizes(None, None, x_NRC.new_zeros(x_NRC.shape[0]))
     whole_N = size(1, 2)
     if is_vector or not rule.element_wise:
         return Sizes(None, None, whole_N)
@@ -157,7 +106,7 @@ def element_ratio(weight: Sizes, update: Sizes, rule: Rule) -> Tensor:
     Elements of a row or column whose own ratio is undefined are not scaled (s = 1): a zero-initialised
     row would otherwise be held at the size of its neighbours' updates, or at nothing.
     """
-    whole = ratio(weight.whole_N, update.whole_N)[:, None, None]
+    whole = bounded(ratio(weight.whole_N, update.whole_N)[:, None, None], rule)
     if weight.rows_NR is None or weight.columns_NC is None:
         return whole
     assert update.rows_NR is not None and update.columns_NC is not None
@@ -166,9 +115,15 @@ def element_ratio(weight: Sizes, update: Sizes, rule: Rule) -> Tensor:
     scale = torch.maximum(rows, columns)
     if rule.weight_bound:
         scale = torch.maximum(scale, whole)
+    scale = bounded(scale, rule)
     unscaled_rows = undefined(weight.rows_NR, update.rows_NR)[:, :, None]
     unscaled_columns = undefined(weight.columns_NC, update.columns_NC)[:, None, :]
     return scale.masked_fill(unscaled_rows | unscaled_columns, 1)
+
+
+def bounded(scale: Tensor, rule: Rule) -> Tensor:
+    """s within the bounds that the rule sets."""
+    return scale if rule.ratio_bounds is None else scale.clamp(*rule.ratio_bounds)
 
 
 def apply(weight: Tensor, update: Tensor, scale: Tensor, lr: float | Tensor, clip: float | None) -> Tensor:
@@ -183,51 +138,49 @@ class Result(NamedTuple):
     """A weight and its state after a step."""
 
     weight: Tensor
-    exp_avg: Tensor
-    exp_avg_sq: Tensor
+    state: tuple[Tensor, ...]
 
 
 def step(
     weight: Tensor,
     grad: Tensor,
-    exp_avg: Tensor,
-    exp_avg_sq: Tensor,
+    state: Sequence[Tensor],
     *,
-    lr: float | Tensor,
-    betas: tuple[float, float],
-    eps: float,
-    weight_decay: float,
+    direction: Direction,
     rule: Rule,
-    matrix_dims: int | None = None,
-    correction: BiasCorrection | None = None,
+    lr: float | Tensor,
+    weight_decay: float,
+    view: View = View(),  # noqa: B008  # a tuple
+    step: float | Tensor = 1,
 ) -> Result:
-    """One step for one tensor.
+    """One step for one tensor, the ``step``-th, with the state that its direction declares.
 
     Computed in float32 (in float64 for float64 weights). The state keeps the dtype it has, and u is
     formed from the state as it is stored.
     """
-    dtype = compute_dtype(weight)
-    matrices = matrices_of(weight.shape, matrix_dims)
-    stored = tuple(
-        new.to(old.dtype)
-        for new, old in zip(
-            moments(exp_avg.to(dtype), exp_avg_sq.to(dtype), grad.to(dtype), *betas),
-            (exp_avg, exp_avg_sq),
-            strict=True,
-        )
-    )
     if weight.numel() == 0:
-        return Result(weight, *stored)
-    weight_NRC = weight.to(dtype).reshape(matrices.shape)
-    exp_avg_NRC, exp_avg_sq_NRC = (x.to(dtype).reshape(matrices.shape) for x in stored)
-    update_NRC = direction(exp_avg_NRC, exp_avg_sq_NRC, weight_NRC, eps, weight_decay, correction)
-    scale = element_ratio(
-        sizes(weight_NRC, rule, is_vector=matrices.is_vector),
-        sizes(update_NRC, rule, is_vector=matrices.is_vector),
-        rule,
+        return Result(weight, tuple(state))
+    dtype, shape = compute_dtype(weight), weight.shape
+
+    def part(is_vector: bool, weight_NRC: Tensor, grad_NRC: Tensor, *old: Tensor) -> tuple[Tensor, ...]:
+        """The new weight and state of matrices that have a direction and ratios of their own."""
+        d_NRC, new = direction.advance(grad_NRC, old, step)
+        if d_NRC is None:
+            return weight_NRC, *new
+        update_NRC = decayed(d_NRC, weight_NRC, weight_decay)
+        scale = element_ratio(
+            sizes(weight_NRC, rule, is_vector=is_vector), sizes(update_NRC, rule, is_vector=is_vector), rule
+        )
+        return apply(weight_NRC, update_NRC, scale, lr, rule.clip), *new
+
+    vectors = [matrices.is_vector for matrices in view.parts(shape)]
+    tensors = (view.cut(x, shape) for x in (weight.to(dtype), grad.to(dtype), *state))
+    parts = map(part, vectors, *tensors)
+    new_weight, *new_state = (
+        view.joined(list(new), old)
+        for new, old in zip(zip(*parts, strict=True), (weight, *state), strict=True)
     )
-    changed = apply(weight_NRC, update_NRC, scale, lr, rule.clip)
-    return Result(changed.reshape(weight.shape).to(weight.dtype), *stored)
+    return Result(new_weight.to(weight.dtype), tuple(new_state))
 
 
 def compute_dtype(weight: Tensor) -> torch.dtype:

@@ -1,18 +1,26 @@
-"""Rules that sort a model's parameters into groups: what decays, and what has options of its own."""
+"""Rules that sort a model's parameters into groups: what decays, and what has options of its own.
+
+And a table that shows the result.
+"""
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Mapping
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
 from torch import Tensor, nn
-from torch.nn.parameter import is_lazy
+from torch.optim import Optimizer
 
 from merit_optim.optim import validate
+from merit_optim.optim.kinds import KINDS, Kind, kinds_of
 
-_NOT_OPTIONS = frozenset({"params", "param_names"})
+_NOT_OPTIONS = frozenset({"params", "param_names", "param_kinds"})
+_FEWEST_DIMENSIONS = {"hidden": 2, "experts": 3}
+_NUMBER = re.compile(r"\d+")
 
 
 def param_groups(
@@ -20,6 +28,7 @@ def param_groups(
     weight_decay: float = 0.1,
     *,
     no_decay: Iterable[str] = (),
+    kinds: Mapping[str, Kind] | None = None,
     overrides: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> list[dict[str, Any]]:
     """Parameter groups for any torch optimizer: matrices decay, vectors and scalars do not.
@@ -27,10 +36,15 @@ def param_groups(
     A frozen parameter is left out, a tied one stands once. Patterns are shell-style
     (``"*.bias"``), are matched against every name a parameter has, and must match something.
 
+    Each group has ``param_kinds`` beside ``param_names``: what every weight is in the model, as
+    ``kinds_of`` finds it. ``describe_groups`` shows it.
+
     Args:
         model: whose parameters to sort.
         weight_decay: of parameters with two or more dimensions.
         no_decay: patterns of further parameters without decay.
+        kinds: kinds by pattern, where the model does not tell them rightly; of several patterns that
+            match, the later one wins. A kind does not change what decays.
         overrides: options by pattern; where several patterns match, the later one wins.
 
     Examples:
@@ -39,10 +53,14 @@ def param_groups(
         >>> groups = param_groups(model, overrides={"0.*": {"element_wise": False}})
         >>> [(group["param_names"], group["weight_decay"]) for group in groups]
         [(['0.weight'], 0.1), (['1.weight'], 0.1), (['1.bias'], 0.0)]
+        >>> [group["param_kinds"] for group in groups]
+        [['embedding'], ['head'], ['vector']]
     """
+    kinds = {} if kinds is None else kinds
     overrides = {} if overrides is None else overrides
     no_decay = [no_decay] if isinstance(no_decay, str) else list(no_decay)
     validate.model(model)
+    validate.kinds(kinds, KINDS)
     validate.overrides(overrides)
     for pattern, override in overrides.items():
         if reserved := _NOT_OPTIONS & set(override):
@@ -54,25 +72,160 @@ def param_groups(
     names: dict[nn.Parameter, list[str]] = {}
     for name, param in model.named_parameters(remove_duplicate=False):
         names.setdefault(param, []).append(name)
-    _check_patterns([*no_decay, *overrides], [name for alike in names.values() for name in alike])
+    _check_patterns([*no_decay, *kinds, *overrides], [name for alike in names.values() for name in alike])
 
+    found = kinds_of(model)
     groups: dict[str, dict[str, Any]] = {}
     for param, alike in names.items():
         if not param.requires_grad:
             continue
-        if is_lazy(param):  # it says that it has one dimension
-            raise ValueError(
-                f"{alike[0]} has no shape yet; whether it decays is known after one forward pass of the model"
-            )
         decays = param.ndim >= 2 and not _matches(alike, no_decay)
         options: dict[str, Any] = {"weight_decay": weight_decay if decays else 0.0}
         for pattern, override in overrides.items():
             if _matches(alike, [pattern]):
                 options.update(override)
-        group = groups.setdefault(_key(options), {"params": [], "param_names": [], **options})
+        empty: dict[str, Any] = {"params": [], "param_names": [], "param_kinds": []}
+        group = groups.setdefault(_key(options), {**empty, **options})
         group["params"].append(param)
         group["param_names"].append(alike[0])
+        group["param_kinds"].append(_corrected(found[param], alike, param, kinds))
     return list(groups.values())
+
+
+def describe_groups(groups: Optimizer | Sequence[Mapping[str, Any]]) -> str:
+    """A table of what each parameter is and how it is updated, and what there is of each kind.
+
+    Parameters that differ in the numbers of their names alone, as those of a model's blocks do, share
+    a row.
+
+    Args:
+        groups: parameter groups, as ``param_groups`` returns them, or an optimizer of any class.
+
+    Examples:
+        >>> import torch
+        >>> blocks = torch.nn.ModuleList(torch.nn.Linear(4, 4) for _ in range(3))
+        >>> model = torch.nn.ModuleDict({"embedding": torch.nn.Embedding(10, 4), "blocks": blocks})
+        >>> print(describe_groups(torch.optim.AdamW(param_groups(model), lr=1e-3)))
+        name                  shape       kind       lr     weight decay
+        embedding.weight      (10, 4)     embedding  0.001  0.1
+        blocks.{0..2}.weight  3 x (4, 4)  hidden     0.001  0.1
+        blocks.{0..2}.bias    3 x (4,)    vector     0.001  0
+        <BLANKLINE>
+        kind       tensors  parameters
+        hidden     3        48
+        embedding  1        40
+        vector     3        12
+    """
+    listed: Any = getattr(groups, "param_groups", groups)
+    validate.groups(listed)
+    alike: dict[tuple[str, ...], list[str]] = {}
+    order: dict[str, int] = {}
+    sizes: dict[str, list[int]] = {kind: [] for kind in KINDS}
+    for index, group in enumerate(listed):
+        options = [_update(group), _number(group.get("lr")), _number(group.get("weight_decay"))]
+        params = group["params"]
+        names = group.get("param_names") or [f"parameter {i} of group {index}" for i in range(len(params))]
+        kinds = group.get("param_kinds") or [group.get("kind", "-")] * len(params)
+        for param, name, kind in zip(params, names, kinds, strict=True):
+            alike.setdefault((str(tuple(param.shape)), kind, *options), []).append(name)
+            order.setdefault(name, len(order))
+            sizes.setdefault(kind, []).append(param.numel())
+
+    rows = []
+    for (shape, *cells), names in alike.items():
+        for folded, members in fold_names(names).items():
+            many = f"{len(members)} x {shape}" if len(members) > 1 else shape
+            rows.append((order[members[0]], [folded, many, *cells]))
+    table = [["name", "shape", "kind", "update", "lr", "weight decay"]]
+    table += [cells for _, cells in sorted(rows)]
+    summary = [["kind", "tensors", "parameters"]]
+    summary += [[kind, str(len(own)), f"{sum(own):,}"] for kind, own in sizes.items() if own]
+    return f"{_aligned(table, optional=('update', 'lr'))}\n\n{_aligned(summary)}"
+
+
+def fold_names(names: Iterable[str]) -> dict[str, list[str]]:
+    """Names that differ in their numbers alone, by one name with the ranges of those numbers.
+
+    A folded name stands for all combinations of its numbers, and for nothing else.
+
+    Examples:
+        >>> fold_names(["norm.weight", "blocks.0.weight", "blocks.1.weight"])
+        {'norm.weight': ['norm.weight'], 'blocks.{0..1}.weight': ['blocks.0.weight', 'blocks.1.weight']}
+    """
+    alike: dict[tuple[str, ...], list[str]] = {}
+    for name in names:
+        alike.setdefault(tuple(_NUMBER.split(name)), []).append(name)
+    folded = {}
+    for members in alike.values():
+        folded.update(_fold(members))
+    return folded
+
+
+def _fold(names: list[str]) -> dict[str, list[str]]:
+    """As :func:`fold_names`, for names that all differ in their numbers alone."""
+    numbers = [_NUMBER.findall(name) for name in names]
+    choices = [sorted(set(column), key=int) for column in zip(*numbers, strict=True)]
+    if math.prod(map(len, choices)) > len(set(names)):
+        # Not every combination is there: fold those apart that differ in the number with fewest values.
+        varying = min((i for i in range(len(choices)) if len(choices[i]) > 1), key=lambda i: len(choices[i]))
+        folded = {}
+        for value in choices[varying]:
+            folded.update(_fold([n for n, own in zip(names, numbers, strict=True) if own[varying] == value]))
+        return folded
+    texts, ranges = _NUMBER.split(names[0]), [*map(_range, choices), ""]
+    return {"".join(text + own for text, own in zip(texts, ranges, strict=True)): names}
+
+
+def _range(values: list[str]) -> str:
+    """Numbers in order, with runs of them as ``0..11``."""
+    if len(values) == 1:
+        return values[0]
+    runs: list[list[str]] = []
+    for value in values:
+        if runs and int(value) == int(runs[-1][-1]) + 1:
+            runs[-1].append(value)
+        else:
+            runs.append([value])
+    return "{" + ",".join(run[0] if len(run) == 1 else f"{run[0]}..{run[-1]}" for run in runs) + "}"
+
+
+def _update(group: Mapping[str, Any]) -> str:
+    """The direction and the norm of the ratios, where a group says them."""
+    if "direction" not in group:
+        return "-"
+    return " x ".join(str(group[key]) for key in ("direction", "norm") if key in group)
+
+
+def _number(value: Any) -> str:
+    return "-" if value is None else f"{float(value):g}"
+
+
+def _aligned(rows: list[list[str]], optional: Sequence[str] = ()) -> str:
+    """Rows, the first of them the head, as a table; without those optional columns that say nothing."""
+    columns = [
+        column
+        for column in zip(*rows, strict=True)
+        if column[0] not in optional or any(cell != "-" for cell in column[1:])
+    ]
+    padded = [[cell.ljust(max(map(len, column))) for cell in column] for column in columns]
+    return "\n".join("  ".join(row).rstrip() for row in zip(*padded, strict=True))
+
+
+def _corrected(kind: Kind, names: list[str], param: Tensor, kinds: Mapping[str, Kind]) -> Kind:
+    """The kind that the last pattern gives, or the one found in the model."""
+    pattern = None
+    for own in kinds:
+        if _matches(names, [own]):
+            pattern, kind = own, kinds[own]
+    fewest = _FEWEST_DIMENSIONS.get(kind, 0)
+    if param.ndim < fewest:
+        what = "a stack of matrices" if kind == "experts" else "a matrix"
+        raise ValueError(
+            f"the kind for {pattern!r} is {kind!r}, but {names[0]} has shape {tuple(param.shape)}; {kind!r} "
+            f"means {what}, with {fewest} or more dimensions. Use a pattern that does not match it, such as "
+            "'*.weight', or another kind."
+        )
+    return kind
 
 
 def _key(options: dict[str, Any]) -> str:

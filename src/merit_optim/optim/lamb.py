@@ -7,7 +7,10 @@ from typing import ClassVar, Unpack
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
-from merit_optim.optim.trust import EngineOptions, TrustRatioOptimizer
+from merit_optim.optim.algorithm import Rule
+from merit_optim.optim.directions import Adam
+from merit_optim.optim.options import EngineOptions
+from merit_optim.optim.trust import TrustRatioOptimizer
 
 
 class LAMB(TrustRatioOptimizer):
@@ -56,15 +59,10 @@ class LAMB(TrustRatioOptimizer):
     ) -> None:
         super().__init__(
             params,
-            lr,
-            betas,
-            eps,
-            weight_decay,
-            clip=clip,
-            element_wise=False,
-            weight_bound=True,
-            norm="l2",
-            bias_correction=bias_correction,
+            lr=lr,
+            weight_decay=weight_decay,
+            direction=Adam(betas=betas, eps=eps, bias_correction=bias_correction),
+            rule=Rule(clip, element_wise=False, norm="l2"),
             **options,
         )
 
@@ -114,14 +112,9 @@ class MaxLAMB(TrustRatioOptimizer):
     ) -> None:
         super().__init__(
             params,
-            lr,
-            betas,
-            eps,
-            weight_decay,
-            clip=clip,
-            element_wise=False,
-            weight_bound=True,
-            norm="max",
-            bias_correction=bias_correction,
+            lr=lr,
+            weight_decay=weight_decay,
+            direction=Adam(betas=betas, eps=eps, bias_correction=bias_correction),
+            rule=Rule(clip, element_wise=False, norm="max"),
             **options,
         )

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any, ClassVar, Unpack
 
 import torch
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
+from merit_optim.optim import validate
 from merit_optim.optim.algorithm import compute_dtype
-from merit_optim.optim.base import NonFinite, SafeOptimizer
-from merit_optim.optim.engines.sharded import Sharding
+from merit_optim.optim.base import SafeOptimizer
+from merit_optim.optim.engines.ranks.sharding import Sharding
 from merit_optim.optim.engines.work import Controls, Item, Work, scalar, update_each
+from merit_optim.optim.options import STEP_DEFAULTS, StepOptions, filled
 
 
 class Lion(SafeOptimizer):
@@ -25,12 +27,8 @@ class Lion(SafeOptimizer):
         lr: learning rate, a number or a one-element tensor; 3 to 10 times smaller than AdamW's.
         betas: interpolation for the update, and decay of the momentum.
         weight_decay: decoupled weight decay.
-        state_dtype: dtype of the momentum.
-        nonfinite: as for ``MERIT``.
-        max_grad_norm: as for ``MERIT``.
-        maximize: ascend instead of descend.
-        capturable: keep the step count on the device.
-        differentiable: let autograd record the step.
+        options: ``state_dtype``, ``nonfinite``, ``max_grad_norm``, ``maximize``, ``capturable`` and
+            ``differentiable``, as for ``MERIT``.
 
     Examples:
         >>> import torch
@@ -52,28 +50,14 @@ class Lion(SafeOptimizer):
         lr: float | Tensor = 1e-4,
         betas: tuple[float, float] = (0.9, 0.99),
         weight_decay: float = 0.0,
-        *,
-        state_dtype: torch.dtype = torch.float32,
-        nonfinite: NonFinite = "propagate",
-        max_grad_norm: float | None = None,
-        maximize: bool = False,
-        capturable: bool = False,
-        differentiable: bool = False,
+        **options: Unpack[StepOptions],
     ) -> None:
-        super().__init__(
-            params,
-            {
-                "lr": lr,
-                "betas": betas,
-                "weight_decay": weight_decay,
-                "state_dtype": state_dtype,
-                "nonfinite": nonfinite,
-                "max_grad_norm": max_grad_norm,
-                "maximize": maximize,
-                "capturable": capturable,
-                "differentiable": differentiable,
-            },
-        )
+        own = {"lr": lr, "betas": betas, "weight_decay": weight_decay}
+        super().__init__(params, own | filled(type(self).__name__, options, STEP_DEFAULTS))
+
+    def _check_group(self, group: dict[str, Any]) -> None:
+        super()._check_group(group)
+        validate.betas(group["betas"])
 
     def _update(self, works: list[Work], controls: Controls, sharding: Sharding | None) -> None:
         del sharding  # every element for itself: there is nothing to exchange

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import ClassVar, Unpack
 
-import torch
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
-from merit_optim.optim.algorithm import Norm
-from merit_optim.optim.base import NonFinite
+from merit_optim.optim.algorithm import Norm, Rule
+from merit_optim.optim.directions import Adam
+from merit_optim.optim.options import EngineOptions
 from merit_optim.optim.trust import TrustRatioOptimizer
 
 
@@ -84,34 +84,13 @@ class MERIT(TrustRatioOptimizer):
         weight_bound: bool = True,
         norm: Norm = "max",
         bias_correction: bool = False,
-        matrix_dims: int | None = None,
-        state_dtype: torch.dtype = torch.float32,
-        nonfinite: NonFinite = "propagate",
-        max_grad_norm: float | None = None,
-        maximize: bool = False,
-        foreach: bool | None = None,
-        fused: bool | None = None,
-        capturable: bool = False,
-        differentiable: bool = False,
+        **options: Unpack[EngineOptions],
     ) -> None:
         super().__init__(
             params,
-            lr,
-            betas,
-            eps,
-            weight_decay,
-            clip=clip,
-            element_wise=element_wise,
-            weight_bound=weight_bound,
-            norm=norm,
-            bias_correction=bias_correction,
-            matrix_dims=matrix_dims,
-            state_dtype=state_dtype,
-            nonfinite=nonfinite,
-            max_grad_norm=max_grad_norm,
-            maximize=maximize,
-            foreach=foreach,
-            fused=fused,
-            capturable=capturable,
-            differentiable=differentiable,
+            lr=lr,
+            weight_decay=weight_decay,
+            direction=Adam(betas=betas, eps=eps, bias_correction=bias_correction),
+            rule=Rule(clip, element_wise, weight_bound, norm),
+            **options,
         )

@@ -1,4 +1,4 @@
-"""The optimizers by name, each with the settings of the MERIT paper."""
+"""The optimizers by name, those of the MERIT paper with its settings."""
 
 from __future__ import annotations
 
@@ -14,12 +14,14 @@ from torch.optim.optimizer import ParamsT
 from merit_optim.optim.lamb import LAMB, MaxLAMB
 from merit_optim.optim.lion import Lion
 from merit_optim.optim.merit import MERIT
+from merit_optim.optim.muon import Muon, MuonMERIT, NorMuon
+from merit_optim.optim.soap import SOAP, SOAPMERIT
 from merit_optim.optim.sophia import SophiaG
 
 
 @dataclass(frozen=True, kw_only=True)
 class Preset:
-    """An optimizer with the paper's settings (section 5.1 and table 4 of arXiv 2508.20577).
+    """An optimizer with the paper's settings (section 5.1 and table 4 of arXiv 2508.20577), or its own.
 
     ``learning_rates`` are the peak learning rates for GPT-2 small, medium and large; empty where the
     paper gives none.
@@ -56,8 +58,14 @@ OPTIMIZERS: Mapping[str, Preset] = {
     ),
     "maxlamb": Preset(optimizer=MaxLAMB, options=_ADAM_BETAS),
     "merit": Preset(optimizer=MERIT, options=_ADAM_BETAS, learning_rates=_gpt2(9e-3, 9e-3, 6e-3)),
+    # Not in the paper.
+    "muon": Preset(optimizer=Muon, options={}),
+    "normuon": Preset(optimizer=NorMuon, options={}),
+    "soap": Preset(optimizer=SOAP, options={}),
+    "muon-merit": Preset(optimizer=MuonMERIT, options={}),
+    "soap-merit": Preset(optimizer=SOAPMERIT, options={}),
 }
-"""What ``create`` knows: adamw, lion, sophiag, lamb, maxlamb and merit, each with the paper's settings."""
+"""What ``create`` knows: the optimizers of the paper with its settings, and those it does not have."""
 
 
 def create(name: str, params: ParamsT, *, model: str | None = None, **options: Any) -> Optimizer:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Unpack
 
 import torch
 from torch import Tensor
@@ -11,10 +11,11 @@ from torch.optim.optimizer import ParamsT
 
 from merit_optim.optim import validate
 from merit_optim.optim.algorithm import compute_dtype
-from merit_optim.optim.base import NonFinite, SafeOptimizer
-from merit_optim.optim.engines.placements import local
-from merit_optim.optim.engines.sharded import Sharding
+from merit_optim.optim.base import SafeOptimizer
+from merit_optim.optim.engines.ranks.placements import local
+from merit_optim.optim.engines.ranks.sharding import Sharding
 from merit_optim.optim.engines.work import Controls, Item, Work, scalar, update_each
+from merit_optim.optim.options import STEP_DEFAULTS, StepOptions, filled
 
 
 class SophiaG(SafeOptimizer):
@@ -35,12 +36,9 @@ class SophiaG(SafeOptimizer):
         eps: least value of ``gamma * h``.
         weight_decay: decoupled weight decay.
         hessian_interval: k, the number of steps between curvature estimates.
-        state_dtype: dtype of momentum and curvature.
-        nonfinite: as for ``MERIT``; it holds for the curvature's gradients too.
-        max_grad_norm: as for ``MERIT``; the curvature's gradients are never clipped.
-        maximize: ascend instead of descend.
-        capturable: keep the step count on the device.
-        differentiable: let autograd record the step.
+        options: ``state_dtype``, ``nonfinite``, ``max_grad_norm``, ``maximize``, ``capturable`` and
+            ``differentiable``, as for ``MERIT``. ``nonfinite`` holds for the curvature's gradients too, which
+            are never clipped.
 
     Examples:
         >>> import torch
@@ -72,34 +70,16 @@ class SophiaG(SafeOptimizer):
         weight_decay: float = 0.1,
         *,
         hessian_interval: int = 10,
-        state_dtype: torch.dtype = torch.float32,
-        nonfinite: NonFinite = "propagate",
-        max_grad_norm: float | None = None,
-        maximize: bool = False,
-        capturable: bool = False,
-        differentiable: bool = False,
+        **options: Unpack[StepOptions],
     ) -> None:
         validate.count("hessian_interval", hessian_interval)
         self.hessian_interval = hessian_interval
-        super().__init__(
-            params,
-            {
-                "lr": lr,
-                "betas": betas,
-                "gamma": gamma,
-                "eps": eps,
-                "weight_decay": weight_decay,
-                "state_dtype": state_dtype,
-                "nonfinite": nonfinite,
-                "max_grad_norm": max_grad_norm,
-                "maximize": maximize,
-                "capturable": capturable,
-                "differentiable": differentiable,
-            },
-        )
+        own = {"lr": lr, "betas": betas, "gamma": gamma, "eps": eps, "weight_decay": weight_decay}
+        super().__init__(params, own | filled(type(self).__name__, options, STEP_DEFAULTS))
 
     def _check_group(self, group: dict[str, Any]) -> None:
         super()._check_group(group)
+        validate.betas(group["betas"])
         validate.positive("gamma", group["gamma"], "the default 0.05")
         validate.epsilon(group["eps"], "1e-12")
 

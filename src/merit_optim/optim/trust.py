@@ -1,48 +1,38 @@
-"""The base class of the trust-ratio family: options, what is refused, and the choice of engine."""
+"""The base class of the family, direction x ratio x engine: options, refusals, and the choice of engine."""
 
 from __future__ import annotations
 
 import contextlib
 from collections import Counter
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, ClassVar, TypedDict
+from typing import TYPE_CHECKING, Any, Unpack
 
 import torch
 from torch import Tensor
 from torch.nn.parameter import is_lazy
 from torch.optim.optimizer import ParamsT
 
+from merit_optim.optim import options as step_options
 from merit_optim.optim import validate
-from merit_optim.optim.algorithm import NORMS, Norm
-from merit_optim.optim.base import NonFinite, SafeOptimizer
+from merit_optim.optim.algorithm import NORMS, Rule
+from merit_optim.optim.base import SafeOptimizer
+from merit_optim.optim.directions import DIRECTIONS, Direction, direction_of
 from merit_optim.optim.engines import direct, eager, fused_unavailable, interpreting
-from merit_optim.optim.engines.placements import is_sharded, refuse_inexact
-from merit_optim.optim.engines.sharded import Sharding
+from merit_optim.optim.engines.part import Part
+from merit_optim.optim.engines.ranks.placements import is_sharded, refuse_inexact
+from merit_optim.optim.engines.ranks.sharding import Sharding
 from merit_optim.optim.engines.work import Controls, Work, apart, names_of
+from merit_optim.optim.matrices import View
+from merit_optim.optim.options import ENGINE_DEFAULTS, EngineOptions
 from merit_optim.optim.statistics import Recorder, UpdateStatistics
+from merit_optim.optim.torch_private import is_flat_of_fsdp1
 
 if TYPE_CHECKING:
-    from merit_optim.optim.engines.fused import FusedEngine, FusedPart
-
-
-class EngineOptions(TypedDict, total=False):
-    """Options that say how a step is computed, the same for the whole family."""
-
-    matrix_dims: int | None
-    state_dtype: torch.dtype
-    nonfinite: NonFinite
-    max_grad_norm: float | None
-    maximize: bool
-    foreach: bool | None
-    fused: bool | None
-    capturable: bool
-    differentiable: bool
+    from merit_optim.optim.engines.fused.engine import FusedEngine
 
 
 class TrustRatioOptimizer(SafeOptimizer):
-    """Adam's moments, a trust ratio, and a clip; see ``algorithm.py`` for the equations."""
-
-    STATE_KEYS: ClassVar[tuple[str, ...]] = ("exp_avg", "exp_avg_sq")
+    """A direction, trust ratios and a clip; see ``algorithm.py`` for the equations."""
 
     _recorder: Recorder | None = None
     _engines: dict[torch.device, FusedEngine] | None = None
@@ -50,25 +40,12 @@ class TrustRatioOptimizer(SafeOptimizer):
     def __init__(
         self,
         params: ParamsT,
-        lr: float | Tensor,
-        betas: tuple[float, float],
-        eps: float,
-        weight_decay: float,
         *,
-        clip: float | None,
-        element_wise: bool,
-        weight_bound: bool,
-        norm: Norm,
-        bias_correction: bool,
-        matrix_dims: int | None = None,
-        state_dtype: torch.dtype = torch.float32,
-        nonfinite: NonFinite = "propagate",
-        max_grad_norm: float | None = None,
-        maximize: bool = False,
-        foreach: bool | None = None,
-        fused: bool | None = None,
-        capturable: bool = False,
-        differentiable: bool = False,
+        lr: float | Tensor,
+        weight_decay: float,
+        direction: Direction,
+        rule: Rule,
+        **options: Unpack[EngineOptions],
     ) -> None:
         # Shapes given by the user, to tell a parameter from a flat piece that a sharding library put
         # in its place.
@@ -77,44 +54,41 @@ class TrustRatioOptimizer(SafeOptimizer):
             params,
             {
                 "lr": lr,
-                "betas": betas,
-                "eps": eps,
                 "weight_decay": weight_decay,
-                "clip": clip,
-                "element_wise": element_wise,
-                "weight_bound": weight_bound,
-                "norm": norm,
-                "bias_correction": bias_correction,
-                "matrix_dims": matrix_dims,
-                "state_dtype": state_dtype,
-                "nonfinite": nonfinite,
-                "max_grad_norm": max_grad_norm,
-                "maximize": maximize,
-                "foreach": foreach,
-                "fused": fused,
-                "capturable": capturable,
-                "differentiable": differentiable,
+                **direction.options,
+                **rule._asdict(),
+                **step_options.filled(type(self).__name__, options, ENGINE_DEFAULTS),
             },
         )
 
     def _check_group(self, group: dict[str, Any]) -> None:
         super()._check_group(group)
-        validate.epsilon(group["eps"], "1e-6")
+        step_options.check_engine(group)
+        validate.one_of("direction", group["direction"], tuple(DIRECTIONS))
+        direction = direction_of(group)
+        direction.check()
         validate.one_of("norm", group["norm"], NORMS)
-        validate.optional_count("matrix_dims", group["matrix_dims"])
+        validate.bounds("ratio_bounds", group["ratio_bounds"])
         if group["clip"] is not None:
             validate.positive("clip", group["clip"], "None for no clip")
-        if group["fused"]:
-            for other in ("foreach", "differentiable"):
-                if group[other]:
-                    raise ValueError(f"fused=True and {other}=True exclude each other; choose one")
-        if group["foreach"] and group["differentiable"]:
-            raise ValueError("foreach=True and differentiable=True exclude each other; choose one")
-        for option in ("element_wise", "weight_bound", "bias_correction"):
+        for option in ("element_wise", "weight_bound"):
             validate.flag(option, group[option])
-        for option in ("foreach", "fused"):
-            if group[option] is not None:
-                validate.flag(option, group[option], ", or None")
+        if reason := direction.refused_options(group):
+            raise ValueError(reason)
+
+    def _state_keys(self, group: dict[str, Any]) -> tuple[str, ...]:
+        return direction_of(group).keys
+
+    def _state_shapes(self, param: Tensor, group: dict[str, Any]) -> dict[str, tuple[int, ...]]:
+        direction = direction_of(group)
+        shapes = direction.shapes(View.of(group).matrices(param.shape))
+        own = tuple(param.shape)
+        return {
+            key: own if shape is None else shape for key, shape in zip(direction.keys, shapes, strict=True)
+        }
+
+    def _needs_step(self, group: dict[str, Any]) -> bool:
+        return bool(group["direction"] != "muon")
 
     def _check_engine(self, group: dict[str, Any]) -> None:
         if group["fused"] and (reason := fused_unavailable()):
@@ -122,20 +96,30 @@ class TrustRatioOptimizer(SafeOptimizer):
                 f"fused=True cannot be had: {reason}. Leave fused=None for the fastest engine there is."
             )
 
-    def _check_parameter(self, name: str, param: Tensor) -> None:
-        super()._check_parameter(name, param)
+    def _check_parameter(self, name: str, param: Tensor, group: dict[str, Any]) -> None:
+        super()._check_parameter(name, param, group)
         if is_lazy(param):
             raise TypeError(
                 f"{name} has no shape yet; its rows and columns are known after one forward pass of the "
                 "model. Give it to the optimizer then."
             )
-        if getattr(param, "_fsdp_flattened", False):
+        if is_flat_of_fsdp1(param):
             raise TypeError(
                 f"{name} is a flat parameter of FSDP1: its rows and columns are gone, and with them the "
                 "trust ratios. Use FSDP2 (torch.distributed.fsdp.fully_shard), or FSDP1 with no optimizer "
                 "of this family."
             )
         refuse_inexact(name, param)
+        view = View.of(group)
+        reason = view.refusal(param.shape) or direction_of(group).refusal(view, view.matrices(param.shape))
+        if reason:
+            raise ValueError(f"{name} of shape {tuple(param.shape)} cannot be optimized so: {reason}")
+        if is_sharded(param) and (group["direction"] != "adam" or group["split"] is not None):
+            what = f"direction={group['direction']!r}, split={group['split']!r}"
+            raise TypeError(
+                f"{name} is sharded, and {what} needs whole matrices, which no rank has. Use whole "
+                "parameters (one device, or DDP), or direction='adam' and split=None for it."
+            )
         if is_sharded(param) and self.defaults["differentiable"]:
             raise TypeError(
                 f"{name} is sharded, and a differentiable step knows no other ranks. Use "
@@ -144,7 +128,7 @@ class TrustRatioOptimizer(SafeOptimizer):
 
     def _check_fused(self, name: str, param: Tensor, group: dict[str, Any]) -> None:
         """Raise if a parameter cannot have the fused engine that was demanded for it."""
-        from merit_optim.optim.engines.fused import refusal
+        from merit_optim.optim.engines.fused.engine import refusal
 
         reason = refusal(group, param)
         if param.device.type != "cuda" and not interpreting():
@@ -191,7 +175,7 @@ class TrustRatioOptimizer(SafeOptimizer):
             wanted = group["foreach"] is None and not group["differentiable"] and device.type == "cuda"
         else:
             wanted = group["fused"] and (device.type == "cuda" or interpreting())
-        return bool(wanted) and fused_unavailable() is None
+        return bool(wanted) and group["direction"] == "adam" and fused_unavailable() is None
 
     def _step_device(self, param: Tensor, group: dict[str, Any]) -> torch.device:
         # Many small additions on the host would cost more than the fused step itself.
@@ -205,7 +189,8 @@ class TrustRatioOptimizer(SafeOptimizer):
         return fused or super()._step_supports_amp_scaling
 
     def _leaves_the_graph(self) -> bool:
-        return self._recorder is not None or super()._leaves_the_graph()
+        on_host = any(group["direction"] == "soap" for group in self.param_groups)  # its steps are counted
+        return on_host or self._recorder is not None or super()._leaves_the_graph()
 
     def _controls(
         self, works: list[Work], sharding: Sharding | None, *, clip: bool = True
@@ -219,7 +204,7 @@ class TrustRatioOptimizer(SafeOptimizer):
             self._count_step(works, controls)
             direct.step(works, controls)
             return
-        parts: list[eager.Part | FusedPart] = []
+        parts: list[Part] = []
         for device, on_device in apart(works, controls).items():
             fused: list[Work] = []
             rest: list[Work] = []
@@ -232,14 +217,21 @@ class TrustRatioOptimizer(SafeOptimizer):
                 rest += fused_part.rest
             self._count_step(rest, controls)  # the fused engine counts its own
             parts += eager.parts_of(rest, controls)
+        if sharding is None:
+            for part in parts:  # one after the other: a direction that is held is let go before the next
+                part.advance()
+                part.apply(self._recorder)
+        else:
+            self._update_on_ranks(works, parts, sharding)
+
+    def _update_on_ranks(self, works: list[Work], parts: list[Part], sharding: Sharding) -> None:
         for part in parts:
-            part.moments()
-        if sharding is not None:
-            owners = {p: owner for work in works for p, owner in zip(work.params, work.owners, strict=True)}
-            sharding.reduce((place for part in parts for place in part.places), owners)
+            part.advance()
+        owners = {p: owner for work in works for p, owner in zip(work.params, work.owners, strict=True)}
+        sharding.reduce((place for part in parts for place in part.places), owners)
         for part in parts:
             part.apply(self._recorder)
-        if sharding is not None and self._recorder is not None:
+        if self._recorder is not None:
             names = {o: name for work in works for o, name in zip(work.owners, names_of(work), strict=True)}
             sharding.merge_statistics(self._recorder, names)
 
@@ -252,7 +244,7 @@ class TrustRatioOptimizer(SafeOptimizer):
         return work
 
     def _fused_engine(self, device: torch.device) -> FusedEngine:
-        from merit_optim.optim.engines.fused import FusedEngine
+        from merit_optim.optim.engines.fused.engine import FusedEngine
 
         if self._engines is None:
             self._engines = {}

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import difflib
 import math
 import numbers
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 
 def parameters(params: Any) -> None:
@@ -96,6 +98,30 @@ def betas(value: Any) -> None:
         raise ValueError(f"betas is {value!r}; it must be two numbers, each at least 0 and less than 1")
 
 
+def fraction(name: str, value: Any, otherwise: str = "") -> None:
+    """A number in [0, 1); ``otherwise`` says what else is allowed."""
+    if not _is_number(value) or not 0 <= value < 1:
+        raise ValueError(f"{name} is {value!r}; it must be at least 0 and less than 1{otherwise}")
+
+
+def coefficients(name: str, value: Any, known: Collection[str]) -> None:
+    """A known name, three numbers, or one or more such triples."""
+    if isinstance(value, str) and value in known:
+        return
+    triples = value if isinstance(value, Sequence) and not isinstance(value, str) else ()
+    triples = (triples,) if triples and _is_number(triples[0]) else triples
+    if not triples or not all(_is_triple(triple) for triple in triples):
+        raise ValueError(
+            f"{name} is {value!r}; it must be one of {', '.join(map(repr, known))}, or the numbers (a, b, c) "
+            "of a*x + b*x**3 + c*x**5, or one such triple for each step"
+        )
+
+
+def _is_triple(value: Any) -> bool:
+    numbers_only = isinstance(value, Sequence) and not isinstance(value, str)
+    return numbers_only and len(value) == 3 and all(_is_number(x) and math.isfinite(x) for x in value)
+
+
 def one_of(name: str, value: Any, allowed: Sequence[Any]) -> None:
     """One of a few words."""
     if value not in allowed:
@@ -120,5 +146,60 @@ def optional_count(name: str, value: Any) -> None:
         count(name, value, ", or None")
 
 
+def split(name: str, value: Any) -> None:
+    """None, a number of equal parts, or the size of each part."""
+    sizes = value if isinstance(value, Sequence) and not isinstance(value, str) else (value,)
+    if value is not None and not (sizes and all(type(size) is int and size >= 1 for size in sizes)):
+        raise ValueError(
+            f"{name} is {value!r}; it must be the number of equal parts, such as 3, or the size of each, "
+            "such as (768, 256, 256), or None"
+        )
+
+
+def bounds(name: str, value: Any) -> None:
+    """None, or two numbers with 0 <= least <= largest."""
+    pair = tuple(value) if isinstance(value, Sequence) and not isinstance(value, str) else ()
+    if value is not None and not (len(pair) == 2 and all(map(_is_number, pair)) and 0 <= pair[0] <= pair[1]):
+        raise ValueError(
+            f"{name} is {value!r}; it must be the least and the largest ratio, such as (0.1, 5.0), or None"
+        )
+
+
 def _is_number(value: Any) -> bool:
     return isinstance(value, numbers.Real) and not isinstance(value, bool)
+
+
+def has_shape(name: str, param: Tensor) -> None:
+    """Not a lazy parameter; that says that it has one dimension."""
+    if is_lazy(param):
+        raise ValueError(
+            f"{name} has no shape yet; what it is, and whether it decays, is known after one forward pass of "
+            "the model"
+        )
+
+
+def kinds(value: Any, allowed: Sequence[str]) -> None:
+    """Kinds of weights by pattern."""
+    if not isinstance(value, Mapping):
+        raise TypeError(
+            f'kinds is {value!r}; it must give the kind of a weight by pattern, such as {{"*.gate.weight": '
+            '"vector"}'
+        )
+    for pattern, kind in value.items():
+        if kind not in allowed:
+            nearest = difflib.get_close_matches(str(kind), allowed, n=1)
+            hint = f"; did you mean {nearest[0]!r}?" if nearest else ""
+            known = ", ".join(map(repr, allowed))
+            raise ValueError(f"the kind for {pattern!r} is {kind!r}; it must be one of {known}{hint}")
+
+
+def groups(value: Any) -> None:
+    """Parameter groups with lists of parameters."""
+    fits = isinstance(value, Sequence) and all(
+        isinstance(group, Mapping) and isinstance(group.get("params"), list | tuple) for group in value
+    )
+    if not fits or not all(isinstance(param, Tensor) for group in value for param in group["params"]):
+        raise TypeError(
+            f"groups is {value!r:.100}; it must be an optimizer, or parameter groups with lists of "
+            "parameters, such as param_groups(model)"
+        )

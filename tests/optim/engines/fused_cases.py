@@ -13,8 +13,8 @@ from optimizer_cases import assert_same_bits, random_tensor
 from torch import Tensor, nn
 
 from merit_optim import MERIT
-from merit_optim.optim.engines.fused import FusedEngine
-from merit_optim.optim.engines.tables import Tile
+from merit_optim.optim.engines.fused.engine import FusedEngine
+from merit_optim.optim.engines.fused.tables import Tile
 from merit_optim.optim.trust import TrustRatioOptimizer
 
 ULPS = 8

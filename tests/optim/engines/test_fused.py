@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from optimizer_cases import assert_same_bits, assert_unchanged, name_of, random_tensor, snapshot
+from optimizer_cases import adam_update, assert_same_bits, assert_unchanged, name_of, random_tensor, snapshot
 from torch import Tensor, nn
 
 pytest.importorskip("triton", reason="the fused engine needs triton, which is not installed")
@@ -14,9 +14,11 @@ from fused_cases import ULPS, Pair, assert_within_ulps, gradient, parameters, ti
 
 from merit_optim import LAMB, MERIT, MaxLAMB
 from merit_optim.optim import algorithm
-from merit_optim.optim.engines.fused import FusedEngine, Tensors
-from merit_optim.optim.engines.tables import Tile
+from merit_optim.optim.directions.adam import moments as moments_of
+from merit_optim.optim.engines.fused.engine import FusedEngine, Tensors
+from merit_optim.optim.engines.fused.tables import Tile
 from merit_optim.optim.engines.work import Control
+from merit_optim.optim.matrices import matrices_of
 
 # What numpy, in which Triton's interpreter computes, says of NaN and infinities.
 pytestmark = pytest.mark.filterwarnings("ignore:.* encountered in .*:RuntimeWarning")
@@ -77,7 +79,7 @@ def test_the_tables_do_not_follow_a_default_device(device) -> None:
     pair.set_gradients()
     with torch.device("meta"):
         part = FusedEngine(pair.params[0].device).part_of(pair.fused._gather(), Control())
-    part.moments()  # not there: Triton's interpreter follows it
+    part.advance()  # not there: Triton's interpreter follows it
     part.apply(None)
     pair.eager.step()
     pair.compare()
@@ -165,17 +167,17 @@ def test_every_mix_of_dtypes_is_computed_in_float32(device, param_dtype, grad_dt
                 param.grad = gradient(param, 10 * step + i, grad_dtype)
                 state = optimizer.state.get(param) or {}
                 zeros = torch.zeros_like(param, dtype=state_dtype)
-                moments = [state.get(key, zeros).clone() for key in optimizer.STATE_KEYS]
+                moments = [state.get(key, zeros).clone() for key in ("exp_avg", "exp_avg_sq")]
                 before.append((param.detach().clone(), *moments))
             optimizer.step()
             for param, (weight, *moments) in zip(params, before, strict=True):
-                stored = [optimizer.state[param][key] for key in optimizer.STATE_KEYS]
-                expected = algorithm.moments(*(x.float() for x in moments), param.grad.float(), 0.9, 0.95)
+                stored = [optimizer.state[param][key] for key in ("exp_avg", "exp_avg_sq")]
+                expected = moments_of(*(x.float() for x in moments), param.grad.float(), 0.9, 0.95)
                 for actual, value in zip(stored, expected, strict=True):
                     assert_rounded(actual, value, state_dtype)
-                matrices = algorithm.matrices_of(weight.shape)
+                matrices = matrices_of(weight.shape)
                 weight, *stored = (x.float().reshape(matrices.shape) for x in (weight, *stored))
-                update = algorithm.direction(*stored, weight, 1e-6, 0.1)
+                update = adam_update(*stored, weight, 1e-6, 0.1)
                 sizes = [algorithm.sizes(x, rule, is_vector=matrices.is_vector) for x in (weight, update)]
                 scale = algorithm.element_ratio(*sizes, rule)
                 value = algorithm.apply(weight, update, scale, 0.1, rule.clip).reshape(param.shape)
@@ -219,10 +221,10 @@ def test_the_sizes_are_exact(device, element_wise) -> None:
             optimizer.step()
         found = sizes_in_the_buffer(optimizer._engines[params[0].device], params)
         for i, (param, weight) in enumerate(zip(params, before, strict=True)):
-            matrices = algorithm.matrices_of(weight.shape, 2)
-            state = [optimizer.state[param][key].reshape(matrices.shape) for key in optimizer.STATE_KEYS]
+            matrices = matrices_of(weight.shape, 2)
+            state = [optimizer.state[param][key].reshape(matrices.shape) for key in ("exp_avg", "exp_avg_sq")]
             weight = weight.reshape(matrices.shape)
-            update = algorithm.direction(*state, weight, 1e-6, 0.1)
+            update = adam_update(*state, weight, 1e-6, 0.1)
             weights, updates = (
                 [
                     size
@@ -618,7 +620,7 @@ def test_a_parameter_whose_data_moved_is_found(device) -> None:
     for param, optimizer in ((pair.params[1], pair.fused), (pair.eager_params[1], pair.eager)):
         param.data = random_tensor((2, 7), 3, device=device)
         param.grad = None
-        for key in optimizer.STATE_KEYS:
+        for key in ("exp_avg", "exp_avg_sq"):
             optimizer.state[param][key] = torch.zeros(2, 7, device=device)
     pair.step()
 

@@ -12,7 +12,7 @@ pytest.importorskip("triton", reason="the fused engine needs triton, which is no
 from fused_cases import Pair, gradient, parameters, tiles
 
 from merit_optim import LAMB, MERIT, MaxLAMB
-from merit_optim.optim.engines.fused import FusedEngine, Launch
+from merit_optim.optim.engines.fused.engine import FusedEngine, Launch
 from merit_optim.optim.engines.work import Control
 from merit_optim.optim.statistics import Recorder
 

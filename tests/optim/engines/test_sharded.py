@@ -8,7 +8,7 @@ import torch.distributed as dist
 from torchrun import on_ranks
 
 from merit_optim import MERIT
-from merit_optim.optim.engines.placements import Crossing, crossing_of, local
+from merit_optim.optim.engines.ranks.placements import Crossing, crossing_of, local
 from merit_optim.optim.engines.work import Work
 
 # Sections of the worker for each number of ranks, and how many comparisons they make.

@@ -8,10 +8,10 @@ import torch
 
 pytest.importorskip("triton", reason="the fused engine's tables are laid out by its kernels")
 
-from merit_optim.optim.algorithm import Matrices, matrices_of
-from merit_optim.optim.engines import kernels
+from merit_optim.optim.engines.fused import kernels
+from merit_optim.optim.engines.fused.tables import Grid, Tile, Weight, grid_of, weights_of
 from merit_optim.optim.engines.plan import Slot, pieces, plan
-from merit_optim.optim.engines.tables import Grid, Tile, Weight, grid_of, weights_of
+from merit_optim.optim.matrices import Matrices, matrices_of
 
 CPU = torch.device("cpu")
 SHAPES: list[tuple[int, ...]] = [

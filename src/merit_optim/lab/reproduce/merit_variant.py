@@ -14,7 +14,9 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import ParamsT
 
 from merit_optim.optim import algorithm
-from merit_optim.optim.algorithm import Matrices, Rule, Sizes, matrices_of
+from merit_optim.optim.algorithm import Rule, Sizes
+from merit_optim.optim.directions.adam import moments, quotient
+from merit_optim.optim.matrices import Matrices, matrices_of
 
 
 class MERITVariant(Optimizer):
@@ -70,9 +72,9 @@ class MERITVariant(Optimizer):
         if not state:
             state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(weight), torch.zeros_like(weight)
         rule, seen = Rule(), _parts(matrices_of(weight.shape), group["rows"])
-        averages = algorithm.moments(state["exp_avg"], state["exp_avg_sq"], grad, *group["betas"])
+        averages = moments(state["exp_avg"], state["exp_avg_sq"], grad, *group["betas"])
         state["exp_avg"], state["exp_avg_sq"] = averages
-        update = algorithm.direction(*averages, weight, group["eps"], group["weight_decay"])
+        update = algorithm.decayed(quotient(*averages, group["eps"]), weight, group["weight_decay"])
         weight_NRC, update_NRC = weight.view(seen.shape), update.view(seen.shape)
         update_sizes = algorithm.sizes(update_NRC, rule, is_vector=seen.is_vector)
         if group["smoothing"]:

@@ -22,6 +22,8 @@ Part = Literal["clip", "weight-bound", "element-wise"]
 
 _T = TypeVar("_T")
 
+_FIELDS_THAT_ARE_OPTIONS = ("lr", "betas", "weight_decay", "max_grad_norm")
+
 TOKENS_PER_PARAMETER = 20  # where no length is given: about compute-optimal (Hoffmann et al., 2022)
 
 
@@ -30,7 +32,8 @@ class OptimizerConfig:
     """The optimizer; what is None has the MERIT paper's value."""
 
     name: str = "merit"
-    """One of adamw, lion, sophiag, lamb, maxlamb, merit; or MODULE:CLASS, an optimizer of your own."""
+    """adamw, lion, sophiag, lamb, maxlamb, merit, muon, normuon, soap, muon-merit, soap-merit; or
+    MODULE:CLASS, an optimizer of your own."""
     lr: float | None = None
     """Peak learning rate. None: the paper's for the GPT-2 model nearest in size."""
     betas: tuple[float, float] | None = None
@@ -45,6 +48,8 @@ class OptimizerConfig:
     """Share of the peak that the cosine ends at."""
     without: tuple[Part, ...] = ()
     """Parts of MERIT to leave out, as in the paper's ablations."""
+    options: tuple[str, ...] = ()
+    """Other arguments of the optimizer, as OPTION=VALUE: momentum=0.9, rest_lr=0.01, ns_dtype=float32."""
     overrides: tuple[str, ...] = ()
     """Options of some parameters alone, as PATTERN:OPTION=VALUE: "*embedding*:element_wise=false"."""
 
@@ -60,6 +65,7 @@ class OptimizerConfig:
                 f"optimizer.without is {', '.join(self.without)}, but {self.name} has no such parts; it is "
                 "for merit alone"
             )
+        self.options_by_name()
         self.overrides_by_pattern()
         _at_least("optimizer.lr", self.lr, 0.0)
         _at_least("optimizer.weight_decay", self.weight_decay, 0.0)
@@ -70,6 +76,24 @@ class OptimizerConfig:
         for name in ("warmup", "final"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"optimizer.{name} is {getattr(self, name)!r}; it is a share, from 0 to 1")
+
+    def options_by_name(self) -> dict[str, Any]:
+        """The other arguments of the optimizer: values are JSON, or else words."""
+        options: dict[str, Any] = {}
+        for text in self.options:
+            option, equals, value = text.partition("=")
+            if not option.isidentifier() or not equals:
+                raise ValueError(f"optimizer.options has {text!r}; write OPTION=VALUE, as in momentum=0.9")
+            if option in _FIELDS_THAT_ARE_OPTIONS:
+                raise ValueError(
+                    f"optimizer.options has {text!r}; write --optimizer.{option.replace('_', '-')}"
+                )
+            try:
+                parsed = json.loads(value)
+            except ValueError:
+                parsed = value
+            options[option] = tuple(parsed) if isinstance(parsed, list) else parsed
+        return options
 
     def overrides_by_pattern(self) -> dict[str, dict[str, Any]]:
         """The overrides as ``param_groups`` takes them; of an option given twice, the later wins."""

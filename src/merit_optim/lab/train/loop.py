@@ -98,6 +98,10 @@ class Trainer:
             begin_compiling_for(config.model, config.batch, self.micro_batch, self.is_bf16, ranks.size)
         self.module = share(model, config.parallel, ranks, compiled=self.is_compiled)
         self.optimizer = create_optimizer(config, model)
+        # Groups may have rates of their own, as a Muon's embeddings do; the schedule scales all alike.
+        self.lr_shares = [
+            group["lr"] / self.peak_lr if self.peak_lr else 1.0 for group in self.optimizer.param_groups
+        ]
         if start.checkpoint is not None:
             checkpoint.load(start.checkpoint, self.module, self.optimizer, ranks)
         named = dict(model.named_parameters())
@@ -156,8 +160,8 @@ class Trainer:
             warmup=self.config.optimizer.warmup,
             final=self.config.optimizer.final,
         )
-        for group in self.optimizer.param_groups:
-            group["lr"] = lr
+        for group, of_peak in zip(self.optimizer.param_groups, self.lr_shares, strict=True):
+            group["lr"] = lr * of_peak
         loss, attention = self.accumulate_gradients(micro_batches)
         norms = gradient_norms(self.parameters, self.ranks)
         with update_recorded(

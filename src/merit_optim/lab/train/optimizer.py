@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -42,6 +43,7 @@ def create_optimizer(config: TrainConfig, model: LanguageModel) -> Optimizer:
         options["betas"] = chosen.betas
     for part in chosen.without:
         options |= _LEFT_OUT[part]
+    options |= chosen.options_by_name()
     if cls is torch.optim.AdamW:
         options["fused"] = not next(model.parameters()).is_meta  # torch refuses it there
     if isinstance(cls, type) and issubclass(cls, SafeOptimizer):
@@ -49,9 +51,8 @@ def create_optimizer(config: TrainConfig, model: LanguageModel) -> Optimizer:
         options["nonfinite"] = "skip" if config.nonfinite == "skip" else "propagate"
     overrides = chosen.overrides_by_pattern()
     groups = param_groups(model, chosen.weight_decay, overrides=overrides)
-    optimizer = (
-        construct(cls, groups, options) if is_own(chosen.name) else create(chosen.name, groups, **options)
-    )
+    make = cls if is_own(chosen.name) else partial(create, chosen.name)
+    optimizer = construct(make, groups, options, chosen.name)
     for option in {option for own in overrides.values() for option in own}:
         if option not in optimizer.defaults:
             raise ValueError(

@@ -49,15 +49,15 @@ def _is_optimizer(value: object) -> TypeGuard[type[Optimizer]]:
 
 
 def construct(
-    cls: Callable[..., Optimizer], groups: list[dict[str, Any]], options: dict[str, Any]
+    make: Callable[..., Optimizer], groups: list[dict[str, Any]], options: dict[str, Any], name: str
 ) -> Optimizer:
     """An optimizer over parameter groups, with options that it must take."""
     try:
-        return cls(groups, **options)
+        return make(groups, **options)
     except TypeError as error:
         raise ValueError(
-            f"{cls.__name__} could not be made with parameter groups and {', '.join(options)}: {error}; an "
-            "optimizer of your own must take these, and betas only where optimizer.betas is given"
+            f"{name} could not be made with parameter groups and {', '.join(options)}: {error}; it must take "
+            "these: betas where optimizer.betas is given, and what optimizer.options names"
         ) from error
 
 

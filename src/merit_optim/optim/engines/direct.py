@@ -9,8 +9,10 @@ from __future__ import annotations
 from torch import Tensor
 
 from merit_optim.optim import algorithm
-from merit_optim.optim.engines.eager import rule_of
+from merit_optim.optim.algorithm import Rule
+from merit_optim.optim.directions import direction_of
 from merit_optim.optim.engines.work import Controls, Item, Work, scalar, update_each
+from merit_optim.optim.matrices import View
 
 
 def step(works: list[Work], controls: Controls) -> None:
@@ -18,23 +20,17 @@ def step(works: list[Work], controls: Controls) -> None:
     update_each(works, controls, _definition)
 
 
-def _definition(
-    item: Item, weight: Tensor, grad: Tensor, exp_avg: Tensor, exp_avg_sq: Tensor
-) -> algorithm.Result:
-    group, correction = item.group, None
-    if group["bias_correction"]:
-        # Cloned: autograd must not see the count change in the next step.
-        correction = algorithm.bias_correction(item.step.clone(), *group["betas"])
-    return algorithm.step(
+def _definition(item: Item, weight: Tensor, grad: Tensor, *state: Tensor) -> tuple[Tensor, ...]:
+    group = item.group
+    result = algorithm.step(
         weight,
         grad,
-        exp_avg,
-        exp_avg_sq,
+        state,
+        direction=direction_of(group),
+        rule=Rule.of(group),
         lr=scalar(group["lr"], weight.device),
-        betas=group["betas"],
-        eps=group["eps"],
         weight_decay=group["weight_decay"],
-        rule=rule_of(group),
-        matrix_dims=group["matrix_dims"],
-        correction=correction,
+        view=View.of(group),
+        step=item.step.clone(),  # autograd must not see the count change in the next step
     )
+    return result.weight, *result.state

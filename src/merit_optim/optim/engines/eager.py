@@ -10,16 +10,29 @@ many blocks share each launch.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from merit_optim.optim import algorithm
-from merit_optim.optim.algorithm import BiasCorrection, Rule, Sizes
+from merit_optim.optim import torch_private as private
+from merit_optim.optim.algorithm import Rule, Sizes
+from merit_optim.optim.directions import Adam, Direction, direction_of
+from merit_optim.optim.directions.adam import BiasCorrection
+from merit_optim.optim.engines.part import Part, Place
 from merit_optim.optim.engines.plan import Piece, Slot, pieces, plan
-from merit_optim.optim.engines.sharded import Place
-from merit_optim.optim.engines.work import Control, Controls, Item, Work, items_of, scalar, store
+from merit_optim.optim.engines.work import (
+    Control,
+    Controls,
+    Item,
+    Work,
+    items_of,
+    prepared_gradient,
+    scalar,
+    store,
+)
+from merit_optim.optim.matrices import View
 from merit_optim.optim.statistics import Recorder, measure
 
 # Elements in a piece. On a CPU the four tensors of a piece and two temporaries should share the L2
@@ -30,16 +43,17 @@ PIECE_ELEMENTS = 64 * 1024 * 1024
 
 
 class Tensors(NamedTuple):
-    """A weight and its tensors, each seen as (N, R, C)."""
+    """A weight, or one of the matrices that it is split into, and its tensors, each seen as (N, R, C)."""
 
     item: Item
     rule: Rule
     slot: Slot
     weight: Tensor
     grad: Tensor
-    exp_avg: Tensor
-    exp_avg_sq: Tensor
+    state: tuple[Tensor, ...]
     correction: BiasCorrection | None
+    d: Tensor | None = None
+    """The direction, where it is formed of whole matrices and held; None where each block forms it anew."""
 
 
 class Block(NamedTuple):
@@ -61,44 +75,70 @@ class Block(NamedTuple):
 
 
 def parts_of(works: list[Work], controls: Controls) -> list[Part]:
-    """The work in parts that share buffers."""
+    """The work in parts that share buffers; each weight whose direction is held is one by itself."""
     alike: dict[tuple[torch.device, torch.dtype], list[Item]] = {}
+    parts: list[Part] = []
     for item in items_of(works):
-        if item.param.numel():
-            key = item.param.device, algorithm.compute_dtype(item.param)
-            alike.setdefault(key, []).append(item)
-    return [Part(items, device, dtype, controls[device]) for (device, dtype), items in alike.items()]
+        if not item.param.numel():
+            continue
+        device, dtype = item.param.device, algorithm.compute_dtype(item.param)
+        direction = direction_of(item.group)
+        if isinstance(direction, Adam):
+            alike.setdefault((device, dtype), []).append(item)
+        else:
+            parts.append(HeldPart(item, direction, dtype, controls[device]))
+    parts += [EagerPart(items, device, dtype, controls[device]) for (device, dtype), items in alike.items()]
+    return parts
 
 
-class Part:
-    """The weights of one device and one compute dtype, in two phases with the sizes between them."""
+class EagerPart:
+    """Weights of one device and one compute dtype whose direction is element-wise, which is Adam's."""
 
     def __init__(self, items: list[Item], device: torch.device, dtype: torch.dtype, control: Control) -> None:
-        rules = [rule_of(item.group) for item in items]
+        views = [View.of(item.group) for item in items]
         layout = plan(
             tuple(
-                (algorithm.matrices_of(item.param.shape, item.group["matrix_dims"]), rule.element_wise)
-                for item, rule in zip(items, rules, strict=True)
+                (matrices, Rule.of(item.group).has_rows)
+                for item, view in zip(items, views, strict=True)
+                for matrices in view.parts(item.param.shape)
             )
         )
         self.device, self.dtype, self.control = device, dtype, control
         self.sizes = torch.zeros(2, layout.length, dtype=dtype, device=device)
-        self.tensors = [_tensors(*args) for args in zip(items, rules, layout.slots, strict=True)]
-        self.buckets = list(_buckets(self.tensors))
+        slots = iter(layout.slots)
+        self.whole = [_Whole(item) for item in items]
+        self.tensors = [
+            Tensors(
+                whole.item,
+                Rule.of(whole.item.group),
+                next(slots),
+                weight,
+                grad,
+                tuple(state),
+                whole.correction,
+            )
+            for whole, view in zip(self.whole, views, strict=True)
+            for weight, grad, *state in zip(*(whole.cut(view)), strict=True)
+        ]
 
     @property
     def places(self) -> list[Place]:
         """Where the sizes of each weight are."""
         return [Place(tensors.item.param, self.sizes, tensors.slot) for tensors in self.tensors]
 
-    def moments(self) -> None:
-        """Update m and v, and measure w and u."""
+    def advance(self) -> None:
+        """Update the state, and measure w and u."""
+        self.buckets = list(_buckets(self.tensors))
         for bucket in self.buckets:
-            _moments(bucket, self.dtype, self.control)
-            _measure(bucket, self.dtype, *self.sizes)
+            self._advance_bucket(bucket)
+            if bucket[0].tensors.rule.norm != "none":
+                _measure(bucket, self.dtype, *self.sizes)
         for tensors in self.tensors:
             if tensors.rule.norm == "l2":
                 self.sizes[:, tensors.slot.start : tensors.slot.end].sqrt_()
+
+    def _advance_bucket(self, bucket: list[Block]) -> None:
+        _moments(bucket, self.dtype, self.control)
 
     def apply(self, recorder: Recorder | None) -> None:
         """Change w."""
@@ -109,42 +149,59 @@ class Part:
         # Backwards: the last blocks of the first phase are still in the cache.
         for bucket in reversed(self.buckets):
             _apply(bucket, self.dtype, self.control, ratios, unscaled, recorder)
-        for tensors in self.tensors:
-            _return_copies(tensors)
+        for whole in self.whole:
+            whole.return_copies()
 
 
-def rule_of(group: dict[str, Any]) -> Rule:
-    """The rule that a parameter group's options describe."""
-    return Rule(group["clip"], group["element_wise"], group["weight_bound"], group["norm"])
+class HeldPart(EagerPart):
+    """One weight whose direction is formed of whole matrices, and held until the weight is changed by it."""
+
+    def __init__(self, item: Item, direction: Direction, dtype: torch.dtype, control: Control) -> None:
+        super().__init__([item], item.param.device, dtype, control)
+        self.direction = direction
+
+    def advance(self) -> None:
+        (whole,) = self.whole
+        grad = prepared_gradient(whole.item, self.dtype, self.control)
+        grads = View.of(whole.item.group).cut(grad, grad.shape)
+        held: list[Tensors] = []
+        for tensors, grad_NRC in zip(self.tensors, grads, strict=True):
+            d_NRC, state = self.direction.advance(grad_NRC, tensors.state, whole.item.step)
+            _store(list(tensors.state), list(state), self.control.skip)
+            if d_NRC is not None:  # else this step only prepares, and the weight stays
+                held.append(tensors._replace(d=d_NRC))
+        self.tensors = held
+        super().advance()
+
+    def _advance_bucket(self, bucket: list[Block]) -> None:
+        """The state is that of whole matrices, and up to date."""
 
 
-def _tensors(item: Item, rule: Rule, slot: Slot) -> Tensors:
-    correction = None
-    if item.group["bias_correction"]:
-        # A step count on the host is read; one on the device stays there.
-        step = item.step.item() if item.step.device.type == "cpu" else item.step
-        correction = algorithm.bias_correction(step, *item.group["betas"])
-    shape = slot.matrices.shape
-    exp_avg, exp_avg_sq = item.state
-    return Tensors(
-        item,
-        rule,
-        slot,
-        # A view where strides allow one, else a copy that _return_copies writes back.
-        item.param.detach().reshape(shape),
-        item.grad.reshape(shape),
-        exp_avg.reshape(shape),
-        exp_avg_sq.reshape(shape),
-        correction,
-    )
+class _Whole:
+    """A weight and its tensors as they are stored."""
 
+    def __init__(self, item: Item) -> None:
+        self.item, self.rule = item, Rule.of(item.group)
+        self.correction = None
+        direction = direction_of(item.group)
+        if isinstance(direction, Adam) and direction.bias_correction:
+            # A step count on the host is read; one on the device stays there.
+            self.correction = direction.correction(item.step.item() if item.step.is_cpu else item.step)
+        self.stored = (item.param.detach(), *item.state)
+        view = View.of(item.group)
+        # Views where strides allow them, else copies that return_copies writes back.
+        self.seen = [view.seen(x, item.param.shape) for x in self.stored]
 
-def _return_copies(tensors: Tensors) -> None:
-    stored = (tensors.item.param, *tensors.item.state)
-    worked_on = (tensors.weight, tensors.exp_avg, tensors.exp_avg_sq)
-    for x, x_NRC in zip(stored, worked_on, strict=True):
-        if x_NRC.data_ptr() != x.data_ptr():
-            x.copy_(x_NRC.view(x.shape))
+    def cut(self, view: View) -> list[tuple[Tensor, ...]]:
+        """The weight, the gradient and the state tensors, each in the matrices that it is split into."""
+        shape = self.item.param.shape
+        weight, *state = (view.cut_matrices(x_NRC, shape) for x_NRC in self.seen)
+        return [weight, view.cut(self.item.grad, shape), *state]
+
+    def return_copies(self) -> None:
+        for x, x_NRC in zip(self.stored, self.seen, strict=True):
+            if x_NRC.data_ptr() != x.data_ptr():
+                x.copy_(x_NRC.view(x.shape))
 
 
 def _buckets(all_tensors: list[Tensors]) -> Iterator[list[Block]]:
@@ -187,29 +244,38 @@ def _moments(bucket: list[Block], dtype: torch.dtype, control: Control) -> None:
     beta1, beta2 = group["betas"]
     grads = _in(dtype, [b.of(b.tensors.grad) for b in bucket])
     if control.gradient_scale is not None:
-        grads = list(torch._foreach_mul(grads, control.gradient_scale))
+        grads = list(private.foreach_mul(grads, control.gradient_scale))
     if group["maximize"]:
-        grads = list(torch._foreach_neg(grads))
-    stored = [b.of(b.tensors.exp_avg) for b in bucket], [b.of(b.tensors.exp_avg_sq) for b in bucket]
+        grads = list(private.foreach_neg(grads))
+    stored = [b.of(b.tensors.state[0]) for b in bucket], [b.of(b.tensors.state[1]) for b in bucket]
     # A step that may yet be skipped is computed beside the state.
     exp_avgs, exp_avg_sqs = (_in(dtype, x, copy=control.skip is not None) for x in stored)
-    torch._foreach_lerp_(exp_avgs, grads, 1 - beta1)
-    torch._foreach_mul_(exp_avg_sqs, beta2)
-    torch._foreach_addcmul_(exp_avg_sqs, grads, grads, 1 - beta2)
+    private.foreach_lerp_(exp_avgs, grads, 1 - beta1)
+    private.foreach_mul_(exp_avg_sqs, beta2)
+    private.foreach_addcmul_(exp_avg_sqs, grads, grads, 1 - beta2)
     _store(stored[0], exp_avgs, control.skip)
     _store(stored[1], exp_avg_sqs, control.skip)
 
 
-def _directions(bucket: list[Block], dtype: torch.dtype, weights: list[Tensor]) -> list[Tensor]:
-    """u, from the state as it is stored: new tensors."""
-    group = bucket[0].tensors.item.group
+def _updates(bucket: list[Block], dtype: torch.dtype, weights: list[Tensor]) -> list[Tensor]:
+    """u: new tensors."""
+    decays = private.foreach_mul(weights, bucket[0].tensors.item.group["weight_decay"])
+    held = [b.of(b.tensors.d) for b in bucket if b.tensors.d is not None]
+    if held:
+        return list(private.foreach_add(held, decays))
+    updates = _directions(bucket, dtype)
+    private.foreach_add_(updates, decays)
+    return updates
+
+
+def _directions(bucket: list[Block], dtype: torch.dtype) -> list[Tensor]:
+    """Adam's d, from the state as it is stored: new tensors."""
     corrections = [b.tensors.correction for b in bucket]
-    updates = list(torch._foreach_sqrt(_in(dtype, [b.of(b.tensors.exp_avg_sq) for b in bucket])))
+    updates = list(private.foreach_sqrt(_in(dtype, [b.of(b.tensors.state[1]) for b in bucket])))
     _divide(updates, [c and c.second_sqrt for c in corrections])
-    torch._foreach_add_(updates, group["eps"])
-    updates = list(torch._foreach_div(_in(dtype, [b.of(b.tensors.exp_avg) for b in bucket]), updates))
+    private.foreach_add_(updates, bucket[0].tensors.item.group["eps"])
+    updates = list(private.foreach_div(_in(dtype, [b.of(b.tensors.state[0]) for b in bucket]), updates))
     _divide(updates, [c and c.first for c in corrections])
-    torch._foreach_add_(updates, torch._foreach_mul(weights, group["weight_decay"]))
     return updates
 
 
@@ -222,14 +288,14 @@ def _divide(tensors: list[Tensor], divisors: list[float | Tensor | None]) -> Non
 def _measure(bucket: list[Block], dtype: torch.dtype, weight_sizes: Tensor, update_sizes: Tensor) -> None:
     """The bucket's part of the rows', columns' and wholes' sizes, l2 as sums of squares."""
     weights = _in(dtype, [b.of(b.tensors.weight) for b in bucket])
-    updates = _directions(bucket, dtype, weights)
+    updates = _updates(bucket, dtype, weights)
     norm = bucket[0].tensors.rule.norm
     if norm == "max":
-        torch._foreach_abs_(updates)
-        weights = list(torch._foreach_abs(weights))
+        private.foreach_abs_(updates)
+        weights = list(private.foreach_abs(weights))
     else:
-        torch._foreach_mul_(updates, updates)
-        weights = list(torch._foreach_mul(weights, weights))
+        private.foreach_mul_(updates, updates)
+        weights = list(private.foreach_mul(weights, weights))
     for block, weight, update in zip(bucket, weights, updates, strict=True):
         _reduce(block, weight, block.tensors.slot.view(weight_sizes), norm)
         _reduce(block, update, block.tensors.slot.view(update_sizes), norm)
@@ -260,9 +326,9 @@ def _apply(
     group = bucket[0].tensors.item.group
     stored = [b.of(b.tensors.weight) for b in bucket]
     weights = _in(dtype, stored, copy=control.skip is not None)
-    updates = _directions(bucket, dtype, weights)
+    updates = _updates(bucket, dtype, weights)
     scales = [_scale(block, ratios, unscaled) for block in bucket]
-    torch._foreach_mul_(updates, scales)
+    private.foreach_mul_(updates, scales)
     clip = group["clip"]
     lr = scalar(group["lr"], weights[0].device)
     if recorder is not None:
@@ -270,10 +336,10 @@ def _apply(
             bounded = _bounded(block, ratios, scale)
             recorder.add(block.tensors.item.name, measure(weight, scaled, scale, bounded, clip, lr))
     if clip is not None:
-        torch._foreach_clamp_min_(updates, -clip)
-        torch._foreach_clamp_max_(updates, clip)
-    torch._foreach_mul_(updates, lr)
-    torch._foreach_sub_(weights, updates)
+        private.foreach_clamp_min_(updates, -clip)
+        private.foreach_clamp_max_(updates, clip)
+    private.foreach_mul_(updates, lr)
+    private.foreach_sub_(weights, updates)
     _store(stored, weights, control.skip)
 
 
@@ -283,11 +349,11 @@ def _scale(block: Block, ratios: Tensor, unscaled: Tensor | None) -> Tensor:
     ratio = slot.view(ratios)
     whole = ratio.whole_N[piece.matrices, None, None]
     if ratio.rows_NR is None or ratio.columns_NC is None:
-        return whole
+        return algorithm.bounded(whole, rule)
     rows = ratio.rows_NR[piece.matrices, piece.rows, None]
     if rule.weight_bound:
         rows = torch.maximum(rows, whole)
-    scale = torch.maximum(rows, ratio.columns_NC[piece.matrices, None, :])
+    scale = algorithm.bounded(torch.maximum(rows, ratio.columns_NC[piece.matrices, None, :]), rule)
     if unscaled is not None:
         no_ratio = slot.view(unscaled)
         assert no_ratio.rows_NR is not None and no_ratio.columns_NC is not None

@@ -8,6 +8,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from merit_optim.optim.torch_private import foreach_norm
+
 
 def total_norm(grads: dict[torch.device, list[Tensor]]) -> Tensor:
     """The 2-norm of all gradients together, on the first device, as ``clip_grad_norm_`` computes it.
@@ -41,7 +43,7 @@ def _norms(grads: dict[torch.device, list[Tensor]], order: float) -> list[Tensor
 
 def norms(tensors: list[Tensor], order: float) -> tuple[Tensor, ...]:
     """The norm of each tensor, of one device."""
-    found: tuple[Tensor, ...] = torch._foreach_norm(tensors, order, dtype=_sum_dtype(tensors))
+    found: tuple[Tensor, ...] = foreach_norm(tensors, order, dtype=_sum_dtype(tensors))
     return found
 
 

@@ -10,7 +10,8 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from merit_optim.optim.algorithm import Matrices, Sizes
+from merit_optim.optim.algorithm import Sizes
+from merit_optim.optim.matrices import Matrices
 
 
 class Slot(NamedTuple):
@@ -62,11 +63,11 @@ class Plan(NamedTuple):
 
 @lru_cache(maxsize=256)
 def plan(weights: tuple[tuple[Matrices, bool], ...]) -> Plan:
-    """Lay out the buffer for weights given as (matrices, whether the rule is element-wise)."""
+    """Lay out the buffer for weights given as (matrices, whether their rows and columns have ratios)."""
     slots: list[Slot] = []
     end = 0
-    for matrices, element_wise in weights:
-        slots.append(Slot(matrices, element_wise and not matrices.is_vector, end))
+    for matrices, has_rows in weights:
+        slots.append(Slot(matrices, has_rows and not matrices.is_vector, end))
         end = slots[-1].end
     return Plan(tuple(slots), end)
 

@@ -2,7 +2,7 @@
 
 A rank works on its own shard as if it were the whole parameter; only sizes are missing that other ranks
 know. Splitting rows leaves each row's size whole and cuts columns; splitting columns does the reverse;
-both cut the whole weight's. What was cut is brought together by ``sharded.py``.
+both cut the whole weight's. What was cut is brought together by ``sharding.py``.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from merit_optim.optim.engines.work import Work
+from merit_optim.optim.torch_private import finished, local_tensor, shard_kinds
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
@@ -61,11 +62,11 @@ def any_sharded(params: Iterable[Tensor]) -> bool:
 
 def sharded_dims(name: str, param: DTensor) -> list[int | None]:
     """For each mesh dimension the tensor dimension that it shards; raise for what has no such meaning."""
-    from torch.distributed.tensor.placement_types import Replicate, Shard, _StridedShard
+    from torch.distributed.tensor import Replicate
 
     dims: list[int | None] = []
     for placement in param.placements:
-        if isinstance(placement, (Shard, _StridedShard)):
+        if isinstance(placement, shard_kinds()):
             dims.append(placement.dim % max(1, param.ndim))
         elif isinstance(placement, Replicate):
             dims.append(None)
@@ -99,11 +100,8 @@ def local(work: Work) -> Work:
     """The same work on each rank's own tensors. A gradient is first brought to its parameter's placement."""
     if not any_sharded(work.params):
         return work
-    from torch.distributed._functional_collectives import AsyncCollectiveTensor
-
-    grads = _locals(map(_as_placed, work.grads, work.params))
     # A gradient that a collective is still writing to has no address yet.
-    grads = [grad.wait() if isinstance(grad, AsyncCollectiveTensor) else grad for grad in grads]
+    grads = list(map(finished, _locals(map(_as_placed, work.grads, work.params))))
     return work._replace(params=_locals(work.params), grads=grads, states=[_locals(x) for x in work.states])
 
 
@@ -116,6 +114,4 @@ def _as_placed(grad: Tensor, param: Tensor) -> Tensor:
 def _locals(tensors: Iterable[Tensor]) -> list[Tensor]:
     from torch.distributed.tensor import DTensor
 
-    # What to_local() gives without autograd; but of a parameter it makes a new object every time, which
-    # took most of this module's time.
-    return [x._local_tensor if isinstance(x, DTensor) else x for x in tensors]
+    return [local_tensor(x) if isinstance(x, DTensor) else x for x in tensors]

@@ -71,7 +71,7 @@ def _bits(x):
 
 @triton.jit
 def _direction(m, v, w, eps, weight_decay, correction, BIAS_CORRECTION: tl.constexpr):
-    """u, as algorithm.direction defines it."""
+    """u on Adam's direction, as directions/adam.py and algorithm.decayed define it."""
     denominator = tl.sqrt(v)
     if BIAS_CORRECTION:
         denominator = denominator / tl.load(correction + 1)
@@ -105,6 +105,7 @@ def moments(
     STATE: tl.constexpr,
     ALIGNED: tl.constexpr,
     ANY_ROWS: tl.constexpr,
+    MEASURE: tl.constexpr,
     L2: tl.constexpr,
     MAXIMIZE: tl.constexpr,
     BIAS_CORRECTION: tl.constexpr,
@@ -114,7 +115,7 @@ def moments(
     BLOCK_C: tl.constexpr,
     STEPS: tl.constexpr,
 ):
-    """m and v, and the sizes of w and u; with ``L2`` the sums of squares of each tile."""
+    """m and v, and with ``MEASURE`` the sizes of w and u; with ``L2`` the sums of squares of each tile."""
     if HAS_SKIP:  # noqa: SIM102  # known at compile time, unlike the other
         if tl.load(skip) != 0:
             return
@@ -167,32 +168,33 @@ def moments(
         v_stored = (v * beta2 + g * g * one_minus_beta2).to(STATE)
         tl.store(m_at + at, m_stored, mask)
         tl.store(v_at + at, v_stored, mask)
-        # From the state as it is stored, for that is what the apply phase will read.
-        u = _direction(
-            m_stored.to(tl.float32),
-            v_stored.to(tl.float32),
-            w,
-            eps,
-            weight_decay,
-            correction,
-            BIAS_CORRECTION,
-        )
-        if L2:
-            w_total_RC += w * w
-            u_total_RC += tl.where(mask, u * u, 0.0)
-        else:
-            w_size, u_size = _bits(w), _bits(u)
-            if ANY_ROWS:
-                row_mask = rows < num_rows * has_rows
-                tl.atomic_max(weight_sizes + rows_at + rows, tl.max(w_size, 1), row_mask, sem="relaxed")
-                tl.atomic_max(update_sizes + rows_at + rows, tl.max(u_size, 1), row_mask, sem="relaxed")
-            w_total_RC = tl.maximum(w_total_RC, w_size)
-            u_total_RC = tl.maximum(u_total_RC, u_size)
+        if MEASURE:
+            # From the state as it is stored, for that is what the apply phase will read.
+            u = _direction(
+                m_stored.to(tl.float32),
+                v_stored.to(tl.float32),
+                w,
+                eps,
+                weight_decay,
+                correction,
+                BIAS_CORRECTION,
+            )
+            if L2:
+                w_total_RC += w * w
+                u_total_RC += tl.where(mask, u * u, 0.0)
+            else:
+                w_size, u_size = _bits(w), _bits(u)
+                if ANY_ROWS:
+                    row_mask = rows < num_rows * has_rows
+                    tl.atomic_max(weight_sizes + rows_at + rows, tl.max(w_size, 1), row_mask, sem="relaxed")
+                    tl.atomic_max(update_sizes + rows_at + rows, tl.max(u_size, 1), row_mask, sem="relaxed")
+                w_total_RC = tl.maximum(w_total_RC, w_size)
+                u_total_RC = tl.maximum(u_total_RC, u_size)
     if L2:
         number = tl.load(entry + TILES_AT) + tile
         tl.store(weight_sizes + number, tl.sum(tl.sum(w_total_RC, 1), 0))
         tl.store(update_sizes + number, tl.sum(tl.sum(u_total_RC, 1), 0))
-    else:
+    elif MEASURE:
         w_columns, u_columns = tl.max(w_total_RC, 0), tl.max(u_total_RC, 0)
         if ANY_ROWS:
             sized = columns < num_columns * has_rows

@@ -10,28 +10,24 @@ from __future__ import annotations
 import array
 import math
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from itertools import chain
 from typing import Any, NamedTuple
 
 import torch
-import triton.language as tl
 from torch import Tensor
 
-from merit_optim.optim import algorithm
-from merit_optim.optim.engines import kernels
+from merit_optim.optim.algorithm import Rule
+from merit_optim.optim.directions.adam import bias_correction
+from merit_optim.optim.engines.fused import kernels
+from merit_optim.optim.engines.fused.launch import TRITON, Launch, Sender, Shared, Variant, variant_of
+from merit_optim.optim.engines.fused.tables import Tile, weights_of
+from merit_optim.optim.engines.part import Place
 from merit_optim.optim.engines.plan import Plan, plan
-from merit_optim.optim.engines.sharded import Place
-from merit_optim.optim.engines.tables import Tile, Weight, grid_of, weights_of
 from merit_optim.optim.engines.work import Control, Work, names_of, pick
-from merit_optim.optim.statistics import Recorder, UpdateStatistics
-
-_TRITON = {
-    torch.float32: tl.float32,
-    torch.bfloat16: tl.bfloat16,
-    torch.float16: tl.float16,
-}
+from merit_optim.optim.matrices import View
+from merit_optim.optim.statistics import Recorder
 
 # The best of those that benchmarks/tiles.py measures on an H200; docs/performance.md has the figures.
 MOMENTS_TILE = Tile(rows=32, columns=64, steps=4, warps=4)
@@ -43,47 +39,18 @@ _DTYPE = operator.attrgetter("dtype")
 MAX_COLUMNS = 2**24
 
 
-class Variant(NamedTuple):
-    """Parameters of one variant share a launch: it is what the kernels are compiled for."""
-
-    param: torch.dtype
-    grad: torch.dtype
-    state: torch.dtype
-    aligned: bool
-    """Whether 16-byte accesses are possible everywhere."""
-    element_wise: bool
-    l2: bool
-    weight_bound: bool
-    maximize: bool
-    bias_correction: bool
-
-
-def variant_of(
-    group: dict[str, Any], param: Tensor, grad: Tensor, exp_avg: Tensor, exp_avg_sq: Tensor
-) -> Variant:
-    """The launch that a parameter belongs to."""
-    matrices = algorithm.matrices_of(param.shape, group["matrix_dims"])
-    tensors = (param, grad, exp_avg, exp_avg_sq)
-    return Variant(
-        param.dtype,
-        grad.dtype,
-        exp_avg.dtype,
-        matrices.columns % 16 == 0 and all(x.data_ptr() % 16 == 0 for x in tensors),
-        group["element_wise"],
-        group["norm"] == "l2",
-        group["weight_bound"],
-        group["maximize"],
-        group["bias_correction"],
-    )
-
-
 def refusal(group: dict[str, Any], param: Tensor) -> str | None:
     """Why a parameter cannot be fused, or None."""
-    if param.dtype not in _TRITON:
-        return f"it has dtype {param.dtype}, not one of {', '.join(map(str, _TRITON))}"
+    if param.dtype not in TRITON:
+        return f"it has dtype {param.dtype}, not one of {', '.join(map(str, TRITON))}"
     if not param.is_contiguous():
         return "it is not contiguous"
-    matrices = algorithm.matrices_of(param.shape, group["matrix_dims"])
+    if group["direction"] != "adam":
+        return f"direction={group['direction']!r} is not among the kernels, which have Adam's"
+    for option in ("split", "ratio_bounds"):
+        if group[option] is not None:
+            return f"{option}={group[option]!r} is not among what the kernels know"
+    matrices = View.of(group).matrices(param.shape)
     if matrices.columns > MAX_COLUMNS and not matrices.is_vector:
         return f"its rows have more than {MAX_COLUMNS} elements"
     if group["norm"] == "l2" and group["element_wise"]:
@@ -112,174 +79,6 @@ class Tensors(NamedTuple):
 
     def addresses(self) -> array.array[int]:
         return array.array("q", map(Tensor.data_ptr, chain.from_iterable(self)))
-
-
-class Shared:
-    """What all launches of a step read."""
-
-    def __init__(self, length: int, num_groups: int, device: torch.device) -> None:
-        self.sizes = torch.zeros(2, length, device=device)
-        """The sizes of weights and of updates, laid out by ``plan``."""
-        self.sizes_of_both = self.sizes.unbind()
-        self.bits_of_both = self.sizes.view(torch.int32).unbind()
-        self.hyper = torch.empty(num_groups, kernels.NUM_HYPER.value, device=device)
-
-
-class Kernel:
-    """A Triton kernel with its grid.
-
-    From the second time on it is started by its handle: to have it found again by its arguments would cost
-    the host more than all the rest of a step.
-    """
-
-    def __init__(self, function: Any, num_programs: int, **constants: Any) -> None:
-        self._function, self._grid, self._constants = function, (num_programs, 1, 1), constants
-        self._known: dict[tuple[bool, ...], tuple[Callable[..., None], list[Any]]] = {}
-
-    def __call__(self, *args: Any, **flags: bool) -> None:
-        key = tuple(flags.values())
-        if key in self._known:
-            start, constants = self._known[key]
-            start(*args, *constants)
-            return
-        named = self._constants | flags
-        handle = self._function[self._grid](*args, **named)
-        if handle is not None:  # Triton's interpreter has none
-            constants = [named[name] for name in self._function.arg_names[len(args) :]]
-            self._known[key] = handle[self._grid], constants
-
-
-class Launch:
-    """The parameters of one variant: their tables, and the kernels that run over them."""
-
-    def __init__(
-        self, variant: Variant, weights: list[Weight], device: torch.device, moments: Tile, apply: Tile
-    ) -> None:
-        self.variant, self.weights = variant, weights
-        self.moments_grid = grid_of(weights, moments, device)
-        self.apply_grid = self.moments_grid if apply == moments else grid_of(weights, apply, device)
-        self.pointers = torch.empty(
-            len(weights), kernels.NUM_POINTERS.value, dtype=torch.int64, device=device
-        )
-        # On the host, where addresses are put together, also if torch's default device is another.
-        self.items = torch.tensor([w.item for w in weights], device="cpu")
-        self.items_there = self.items.to(device)
-        sizes = [dtype.itemsize for dtype in (variant.param, variant.grad, variant.state, variant.state)]
-        self.offsets = torch.tensor(
-            [[*(w.offset * size for size in sizes), 0] for w in weights], device="cpu"
-        )
-        # The first matrix of a parameter counts its step; the others have no address for it.
-        self.counts = torch.tensor([[1, 1, 1, 1, int(w.offset == 0)] for w in weights], device="cpu")
-        num_sums = sum(self.moments_grid.num_tiles) if variant.l2 else 0
-        self.sums = torch.empty(2, num_sums, device=device).unbind()
-        same = {
-            "PARAM": _TRITON[variant.param],
-            "STATE": _TRITON[variant.state],
-            "ALIGNED": variant.aligned,
-            "ANY_ROWS": variant.element_wise,
-            "BIAS_CORRECTION": variant.bias_correction,
-        }
-        self._moments = Kernel(
-            kernels.moments,
-            self.moments_grid.num_programs,
-            GRAD=_TRITON[variant.grad],
-            L2=variant.l2,
-            MAXIMIZE=variant.maximize,
-            **same,
-            **moments.launch_options,
-        )
-        self._sum_squares = Kernel(kernels.sum_squares, len(weights), BLOCK=1024)
-        self._apply = Kernel(
-            kernels.apply,
-            self.apply_grid.num_programs,
-            WEIGHT_BOUND=variant.weight_bound,
-            **same,
-            **apply.launch_options,
-        )
-
-    def send_addresses(self, addresses: Tensor, sender: Sender) -> None:
-        """Put the weights' addresses, from the (5, item) addresses of their parameters, into the table."""
-        sender.send(addresses.T[self.items] * self.counts + self.offsets, self.pointers)
-
-    def run_moments(self, shared: Shared, corrections: Tensor | None, control: Control) -> None:
-        """The first phase, and for l2 the sums that follow it. ``corrections``: (item, 2), Adam's."""
-        grid, nothing = self.moments_grid, shared.hyper
-        weight_sizes, update_sizes = self.sums if self.variant.l2 else shared.bits_of_both
-        self._moments(
-            grid.schedule,
-            grid.weights,
-            self.pointers,
-            shared.hyper,
-            nothing if corrections is None else corrections[self.items_there],
-            nothing if control.gradient_scale is None else control.gradient_scale,
-            nothing if control.skip is None else control.skip.view(torch.uint8),
-            weight_sizes,
-            update_sizes,
-            HAS_SCALE=control.gradient_scale is not None,
-            HAS_SKIP=control.skip is not None,
-        )
-        if self.variant.l2:
-            for sums, total in zip(self.sums, shared.sizes_of_both, strict=True):
-                self._sum_squares(grid.weights, sums, total)
-
-    def run_apply(
-        self, shared: Shared, corrections: Tensor | None, control: Control, statistics: Tensor | None
-    ) -> None:
-        """The last phase."""
-        grid, nothing = self.apply_grid, shared.hyper
-        self._apply(
-            grid.schedule,
-            grid.weights,
-            self.pointers,
-            shared.hyper,
-            nothing if corrections is None else corrections[self.items_there],
-            nothing if control.skip is None else control.skip.view(torch.uint8),
-            *shared.sizes_of_both,
-            nothing if statistics is None else statistics,
-            HAS_SKIP=control.skip is not None,
-            RECORD=statistics is not None,
-        )
-
-    def record(self, statistics: Tensor, names: Sequence[str], recorder: Recorder) -> None:
-        """Turn the tiles' statistics into those of the parameters."""
-        of_weights = statistics.split(self.apply_grid.num_tiles)
-        for weight, of_weight in zip(self.weights, of_weights, strict=True):
-            num_clipped, num_bounded, _, _, update_sum_sq, weight_sum_sq = of_weight.sum(0)
-            recorder.add(
-                names[weight.item],
-                UpdateStatistics(
-                    weight.rows * weight.columns,
-                    num_clipped,
-                    num_bounded,
-                    # The kernel's extrema drop a NaN; its sums keep it.
-                    of_weight[:, 2].amin() + 0 * update_sum_sq,
-                    of_weight[:, 3].amax() + 0 * update_sum_sq,
-                    update_sum_sq,
-                    weight_sum_sq,
-                ),
-            )
-
-
-class Sender:
-    """Sends small tables to the device without waiting for it."""
-
-    def __init__(self) -> None:
-        self._captured: list[Tensor] = []
-
-    @property
-    def has_captured(self) -> bool:
-        """Whether a CUDA graph sends tables too, so that the device may hold other ones than we sent."""
-        return bool(self._captured)
-
-    def send(self, table: Tensor, to: Tensor) -> None:
-        if to.device.type != "cuda":
-            to.copy_(table)
-            return
-        # Pinned memory is given back only when the copy is done: the next table cannot overtake this one.
-        pinned = table.pin_memory()
-        to.copy_(pinned, non_blocking=True)
-        if torch.cuda.is_current_stream_capturing():
-            self._captured.append(pinned)  # read again at every replay
 
 
 class FusedEngine:
@@ -316,7 +115,7 @@ class FusedEngine:
     def step(self, works: list[Work], control: Control, recorder: Recorder | None) -> list[Work]:
         """Update what can be fused; the rest is returned, untouched."""
         part = self.part_of(works, control)
-        part.moments()
+        part.advance()
         part.apply(recorder)
         return part.rest
 
@@ -347,7 +146,7 @@ class FusedEngine:
         members: dict[Variant, list[int]] = {}
         self._unfused: set[int] = set()
         for i, (param, *others, step) in enumerate(zip(*tensors, strict=True)):
-            dense = all(x.is_contiguous() and x.dtype in _TRITON for x in others)
+            dense = all(x.is_contiguous() and x.dtype in TRITON for x in others)
             countable = step.device == param.device and step.dtype == torch.float32
             if param.numel() and dense and countable and refusal(groups[i], param) is None:
                 members.setdefault(variant_of(groups[i], param, *others), []).append(i)
@@ -356,10 +155,7 @@ class FusedEngine:
         order = [i for items in members.values() for i in items]
         layout: Plan = plan(
             tuple(
-                (
-                    algorithm.matrices_of(tensors.params[i].shape, groups[i]["matrix_dims"]),
-                    groups[i]["element_wise"],
-                )
+                (View.of(groups[i]).matrices(tensors.params[i].shape), Rule.of(groups[i]).has_rows)
                 for i in order
             )
         )
@@ -416,7 +212,7 @@ class FusedPart:
         params = [param for work in self.works for param in work.params]
         return [Place(params[i], self.engine._shared.sizes, slot) for i, slot in self.engine._slots.items()]
 
-    def moments(self) -> None:
+    def advance(self) -> None:
         """Update m and v, and measure w and u."""
         shared = self.engine._shared
         with self._on_device():
@@ -453,7 +249,7 @@ class FusedPart:
 def _corrections(work: Work, device: torch.device) -> Tensor:
     """(item, 2): Adam's bias corrections for the step that is being taken, which is counted at its end."""
     steps = torch.stack(work.steps).to(device) + 1
-    correction = algorithm.bias_correction(steps, *work.group["betas"])
+    correction = bias_correction(steps, *work.group["betas"])
     return torch.stack([torch.as_tensor(x, device=device) for x in correction], 1).float()
 
 
@@ -464,8 +260,8 @@ def _owners(works: list[Work]) -> list[Tensor]:
 def _options(work: Work) -> tuple[Any, ...]:
     """What the tables depend on besides the tensors."""
     group = work.group
-    keys = ("matrix_dims", "element_wise", "norm", "weight_bound", "maximize", "bias_correction")
-    return (len(work.params), *(group[key] for key in keys))
+    keys = ("matrix_dims", "split", "element_wise", "norm", "weight_bound", "ratio_bounds", "maximize")
+    return (len(work.params), group["bias_correction"], *(group[key] for key in keys))
 
 
 def _kinds(grads: list[Tensor]) -> tuple[list[torch.dtype], list[bool]]:

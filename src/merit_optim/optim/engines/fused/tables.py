@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from merit_optim.optim.engines.kernels import CHUNK
+from merit_optim.optim.engines.fused.kernels import CHUNK
 from merit_optim.optim.engines.plan import Slot
 
 

@@ -20,24 +20,18 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from merit_optim.optim import algorithm
+from merit_optim.optim.algorithm import Rule, compute_dtype
 from merit_optim.optim.engines.gradients import norms
-from merit_optim.optim.engines.placements import crossing_of, is_sharded, sharded_dims
+from merit_optim.optim.engines.part import Place
 from merit_optim.optim.engines.plan import Slot, plan
+from merit_optim.optim.engines.ranks.placements import crossing_of, is_sharded, sharded_dims
 from merit_optim.optim.engines.work import Work
+from merit_optim.optim.matrices import View
 from merit_optim.optim.statistics import Recorder, UpdateStatistics
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.tensor import DTensor
-
-
-class Place(NamedTuple):
-    """Where an engine keeps the sizes of a parameter: a (2, length) buffer and its part of it."""
-
-    param: Tensor
-    sizes: Tensor
-    slot: Slot
 
 
 class Ranks(NamedTuple):
@@ -147,15 +141,14 @@ class Sharding:
         over = [Ranks(mesh, i) for i, dim in enumerate(dims) if dim is not None and mesh.size(i) > 1]
         self.spread_of[param] = tuple(ranks.group.group_name for ranks in over)
         self.ranks.update(zip(self.spread_of[param], over, strict=True))
-        if "norm" not in group:
-            return  # an element-wise optimizer exchanges nothing
+        if group.get("norm", "none") == "none":
+            return  # every element for itself: there is nothing to exchange
         crossing = crossing_of(param.ndim, group["matrix_dims"], dims, list(mesh.shape))
         if not crossing.whole:
             return
         shard = param.to_local()
-        matrices = algorithm.matrices_of(shard.shape, group["matrix_dims"])
-        slot = plan(((matrices, group["element_wise"]),)).slots[0]
-        kind = Kind(shard.device, algorithm.compute_dtype(shard))
+        slot = plan(((View.of(group).matrices(shard.shape), Rule.of(group).has_rows),)).slots[0]
+        kind = Kind(shard.device, compute_dtype(shard))
         for which, mesh_dims in crossing._asdict().items():
             for mesh_dim in mesh_dims if slot.has_rows or which == "whole" else ():
                 exchange = self._exchange_of(Ranks(mesh, mesh_dim), kind, is_sum=group["norm"] == "l2")

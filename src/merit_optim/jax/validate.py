@@ -1,0 +1,49 @@
+"""What options may be. Wrong ones are refused when a transformation is made."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from numbers import Real
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+_STATE_DTYPES = tuple(map(jnp.dtype, ("float32", "bfloat16", "float64")))
+
+
+def number(name: str, value: Any, allowed: str, holds: Callable[[Any], bool]) -> None:
+    """Refuse a wrong number. Arrays pass: under ``optax.inject_hyperparams`` they have no value yet."""
+    is_number = isinstance(value, Real) and not isinstance(value, bool)
+    if isinstance(value, Array | np.ndarray) or (is_number and holds(value)):
+        return
+    raise ValueError(f"{name} is {value!r}; it must be {allowed}")
+
+
+def rate(name: str, value: Any) -> None:
+    """A learning rate or weight decay."""
+    if not callable(value):
+        allowed = "a finite number that is at least 0, or a schedule"
+        number(name, value, allowed, lambda value: 0 <= value < math.inf)
+
+
+def decay(name: str, value: Any) -> None:
+    """The decay of a moving average."""
+    number(name, value, "a number that is at least 0 and less than 1", lambda value: 0 <= value < 1)
+
+
+def positive(name: str, value: Any) -> None:
+    number(name, value, "a number greater than 0", lambda value: value > 0)
+
+
+def state_dtype(value: Any) -> None:
+    """Squares of ordinary gradients are zero in float16 and in anything smaller."""
+    try:
+        is_usable = value is not None and jnp.dtype(value) in _STATE_DTYPES  # NumPy takes None for float64
+    except TypeError:  # the name of no dtype
+        is_usable = False
+    if not is_usable:
+        names = ", ".join(repr(dtype.name) for dtype in _STATE_DTYPES)
+        raise ValueError(f"state_dtype is {value!r}; it must be one of {names}")

@@ -1,0 +1,97 @@
+"""What happens to the gradients of a step before an engine sees them: scaled, clipped, or left alone.
+
+Decided on the device, so that the host need not wait for it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from merit_optim.optim.engines.gradients import all_finite, total_norm
+from merit_optim.optim.engines.ranks.sharding import Sharding
+from merit_optim.optim.engines.work import Control, Controls, Work, by_device, items_of
+
+Log = dict[str, Tensor]
+"""What the last step found: "grad_norm", and "num_skipped" of all steps."""
+
+
+def controls_of(
+    works: list[Work],
+    sharding: Sharding | None,
+    options: dict[str, Any],
+    log: Log,
+    *,
+    grad_scale: Tensor | None,
+    found_inf: Tensor | None,
+    clip: bool,
+) -> Controls | None:
+    """How the gradients of each device are scaled, and whether the step is skipped.
+
+    Ranks that share parameters decide together. ``None`` says that the host knows already that the
+    step is skipped. ``grad_scale`` and ``found_inf`` are a ``GradScaler``'s.
+    """
+    policy, max_norm = options["nonfinite"], options["max_grad_norm"] if clip else None
+    # An overflow that the scaler found is its own to deal with: the step is skipped below.
+    if policy == "raise" and not (found_inf is not None and found_inf.item()):
+        _raise_on_nonfinite(works, sharding)
+
+    on_devices = by_device(works)
+    if policy != "skip" and max_norm is None and grad_scale is None and found_inf is None:
+        return dict.fromkeys(on_devices, Control())
+    grads = {
+        device: [g for work in on_device for g in work.grads] for device, on_device in on_devices.items()
+    }
+    # A rank may have no gradients, but only where others have.
+    first = next(iter(grads)) if sharding is None or grads else sharding.device
+
+    scale = None if grad_scale is None else grad_scale.to(first).double().reciprocal().float()
+    if max_norm is not None:
+        norm = total_norm(grads) if sharding is None else sharding.total_norm(works, first)
+        norm = norm if scale is None else norm * scale
+        log["grad_norm"] = norm.detach()
+        factor = (max_norm / (norm + 1e-6)).clamp(max=1.0)
+        scale = factor if scale is None else factor * scale
+
+    skip = None if found_inf is None else found_inf.to(first) > 0
+    if policy == "skip":
+        bad = ~all_finite(grads, first)
+        bad = bad if sharding is None else sharding.any(bad)
+        skip = bad if skip is None else skip | bad
+    if skip is not None:
+        if "num_skipped" not in log:
+            log["num_skipped"] = torch.zeros((), dtype=torch.int64, device=first)
+        # In place: a replayed CUDA graph goes on counting where this stands.
+        log["num_skipped"].add_(skip.to(log["num_skipped"].device))
+        if first.type == "cpu" and len(grads) <= 1 and not torch.compiler.is_compiling():
+            if skip:
+                return None
+            skip = None
+    return {
+        device: Control(
+            None if scale is None else scale.to(device, non_blocking=True),
+            None if skip is None else skip.to(device, non_blocking=True),
+        )
+        for device in grads
+    }
+
+
+def _raise_on_nonfinite(works: list[Work], sharding: Sharding | None) -> None:
+    bad = [i for i in items_of(works) if not all_finite({i.grad.device: [i.grad]}, i.grad.device)]
+    if bad:
+        item = bad[0]
+        count = int((~item.grad.isfinite()).sum())
+        message = (
+            f"the gradient of {item.name} (shape {tuple(item.param.shape)}) holds {count} NaN or "
+            f"infinite values of {item.grad.numel()}"
+        )
+    else:
+        message = "a gradient on another rank holds NaN or infinite values"
+    # Every rank raises, or the others would wait for this one.
+    if bad if sharding is None else sharding.any_rank(bool(bad)):
+        raise FloatingPointError(
+            f"{message}; nothing was changed. nonfinite='skip' leaves such steps out, "
+            "nonfinite='propagate' takes them."
+        )

@@ -1,0 +1,74 @@
+"""What a direction is: how the history of a weight's gradients becomes d, the first half of an update.
+
+    d, state <- direction(g, state)
+    u = d + weight_decay*w
+
+The second half, the ratios that scale u, is in ``algorithm.py`` and knows no direction.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar, Self
+
+from torch import Tensor
+
+from merit_optim.optim.matrices import Matrices, View
+
+
+@dataclass(frozen=True, kw_only=True)
+class Direction(ABC):
+    """A direction with its options, which stand in a parameter group under the same names."""
+
+    NAME: ClassVar[str]
+    """What ``group["direction"]`` says."""
+
+    @classmethod
+    def of(cls, group: dict[str, Any]) -> Self:
+        """The direction that a parameter group's options describe."""
+        return cls(**{option: group[option] for option in cls.option_names()})
+
+    @classmethod
+    def option_names(cls) -> tuple[str, ...]:
+        return tuple(field.name for field in fields(cls))
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """What a parameter group has to say for this direction."""
+        return {"direction": self.NAME, **{name: getattr(self, name) for name in self.option_names()}}
+
+    @property
+    @abstractmethod
+    def keys(self) -> tuple[str, ...]:
+        """The names of the state tensors, the same for every parameter of a group."""
+
+    @abstractmethod
+    def check(self) -> None:
+        """Raise if an option is not allowed."""
+
+    def refusal(self, view: View, matrices: Matrices) -> str | None:
+        """Why a parameter with these matrices cannot have this direction, or None."""
+        del view, matrices
+        return None
+
+    def refused_options(self, group: dict[str, Any]) -> str | None:
+        """Why another option of the group cannot be had with this direction, or None."""
+        del group
+        return None
+
+    def shapes(self, matrices: Matrices) -> tuple[tuple[int, ...] | None, ...]:
+        """The shape of each state tensor; None for the parameter's own."""
+        del matrices
+        return (None,) * len(self.keys)
+
+    @abstractmethod
+    def advance(
+        self, grad_NRC: Tensor, state: tuple[Tensor, ...], step: float | Tensor
+    ) -> tuple[Tensor | None, tuple[Tensor, ...]]:
+        """d and the new state, of the gradient of one or several stacked matrices.
+
+        Pure: nothing is changed. d has the gradient's dtype and is formed from the state as it is stored, in
+        the dtypes that ``state`` has. ``step`` counts from 1. No d (None) says that this step only prepares:
+        the weight stays as it is.
+        """

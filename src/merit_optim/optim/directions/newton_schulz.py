@@ -1,0 +1,89 @@
+"""The polar factor of a matrix by Newton-Schulz: U V' of its singular value decomposition U S V'.
+
+    X = N / |N|               so that no singular value is above 1
+    A = X X'
+    X <- a*X + (b*A + c*A*A) X        a few times; on the transpose of a tall matrix, whose A is smaller
+
+Each pass maps every singular value x to a*x + b*x**3 + c*x**5, which drives it towards 1. Only products of
+matrices are needed, and these may be in half precision: the passes correct what the ones before rounded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import chain, islice, repeat
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+Pass = tuple[float, float, float]
+
+
+class Coefficients(NamedTuple):
+    """(a, b, c) of each pass, the last of them repeated; ``margin`` is how far below 1 they want to begin."""
+
+    passes: tuple[Pass, ...]
+    margin: float = 1.0
+
+
+COEFFICIENTS: dict[str, Coefficients] = {
+    # Steep at zero and never settled: singular values end between 0.7 and 1.2 (Jordan et al.,
+    # https://kellerjordan.github.io/posts/muon; torch.optim.Muon).
+    "quintic": Coefficients(((3.4445, -4.7750, 2.0315),)),
+    # The best polynomials for each pass, five of them, with a safety factor of 1.02 (Amsel et al.,
+    # https://arxiv.org/abs/2505.16932; the numbers as in microsoft/dion).
+    "polar-express": Coefficients(
+        (
+            (8.156554524902461, -22.48329292557795, 15.878769915207462),
+            (4.042929935166739, -2.808917465908714, 0.5000178451051316),
+            (3.8916678022926607, -2.772484153217685, 0.5060648178503393),
+            (3.285753657755655, -2.3681294933425376, 0.46449024233003106),
+            (2.3465413258596377, -1.7097828382687081, 0.42323551169305323),
+        ),
+        margin=1.02,
+    ),
+    # Also five different ones, flatter at the end than the quintic (microsoft/dion, optax).
+    "dion": Coefficients(
+        (
+            (4.0848, -6.8946, 2.9270),
+            (3.9505, -6.3029, 2.6377),
+            (3.7418, -5.5913, 2.3037),
+            (2.8769, -3.1427, 1.2046),
+            (2.8366, -3.0525, 1.2012),
+        )
+    ),
+}
+
+
+def coefficients_of(given: str | Sequence[float] | Sequence[Pass]) -> Coefficients:
+    """Coefficients by their name, or as (a, b, c), or as one such triple for each pass."""
+    if isinstance(given, str):
+        return COEFFICIENTS[given]
+    first, *_ = given
+    passes = (tuple(given),) if isinstance(first, (int, float)) else tuple(map(tuple, given))  # type: ignore[arg-type]
+    return Coefficients(passes)  # type: ignore[arg-type]
+
+
+def polar(
+    x_NRC: Tensor, coefficients: Coefficients, num_passes: int, dtype: torch.dtype, eps: float
+) -> Tensor:
+    """The polar factor of each matrix, in ``x``'s dtype; products in ``dtype``, added up in float32.
+
+    Zero stays zero, and a NaN or infinity becomes NaN everywhere. One product at a time for each matrix:
+    products of a batch may round differently, and a matrix must give the same bits wherever it is worked on.
+    """
+    norm_N11 = torch.linalg.vector_norm(x_NRC, dim=(1, 2), keepdim=True, dtype=torch.float64)
+    # Rows may be small beyond float32's squares, and infinity / infinity is the NaN that is wanted.
+    normal_NRC = (x_NRC / (norm_N11 * coefficients.margin).clamp(min=eps).to(x_NRC.dtype)).to(dtype)
+    passes = list(islice(chain(coefficients.passes, repeat(coefficients.passes[-1])), num_passes))
+    return torch.stack([_iterate(x_RC, passes) for x_RC in normal_NRC]).to(x_NRC.dtype)
+
+
+def _iterate(x_RC: Tensor, passes: Sequence[Pass]) -> Tensor:
+    is_tall = x_RC.shape[0] > x_RC.shape[1]
+    x = x_RC.T if is_tall else x_RC
+    for a, b, c in passes:
+        gram = x @ x.T
+        x = torch.addmm(x, torch.addmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
+    return x.T if is_tall else x

@@ -1,0 +1,154 @@
+"""SOAP's direction: Adam in the eigenbasis of the averages of g g' and g' g.
+
+    G = QL' g QR
+    m <- b1*m + (1-b1)*G            v <- b2*v + (1-b2)*G*G           both kept in the basis
+    d  = QL (m / (sqrt(v) + eps)) QR'                                with m and v bias-corrected
+    L <- b*L + (1-b)*g g'           R <- b*R + (1-b)*g' g
+    QL, QR: eigenvectors of L and R, found in the first step and improved every few steps by one product and
+    a QR decomposition; then m is turned into the new basis, and v sorted as the eigenvalues are
+
+The first step only finds the basis, so that no gradient is seen in a basis made from itself. A side longer
+than ``max_precond_dim`` is not rotated.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from merit_optim.optim import validate
+from merit_optim.optim.directions.adam import bias_correction, moments, quotient
+from merit_optim.optim.directions.direction import Direction
+from merit_optim.optim.matrices import Matrices, View
+
+
+@dataclass(frozen=True, kw_only=True)
+class Soap(Direction):
+    """SOAP's direction, with the names and values of its authors' implementation."""
+
+    NAME: ClassVar[str] = "soap"
+
+    betas: tuple[float, float] = (0.95, 0.95)
+    eps: float = 1e-8
+    bias_correction: bool = True
+    shampoo_beta: float | None = None
+    precondition_frequency: int = 10
+    max_precond_dim: int = 10000
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        return "exp_avg", "exp_avg_sq", "row_average", "column_average", "row_basis", "column_basis"
+
+    def check(self) -> None:
+        validate.betas(self.betas)
+        validate.epsilon(self.eps, "1e-8")
+        validate.flag("bias_correction", self.bias_correction)
+        if self.shampoo_beta is not None:
+            validate.fraction("shampoo_beta", self.shampoo_beta, ", or None for the second of betas")
+        validate.count("precondition_frequency", self.precondition_frequency)
+        validate.count("max_precond_dim", self.max_precond_dim)
+
+    def refusal(self, view: View, matrices: Matrices) -> str | None:
+        if matrices.is_vector:
+            return "direction='soap' rotates matrices, and it is a vector: give it direction='adam'"
+        if view.split is not None:
+            return "direction='soap' has one basis for a matrix: use split=None"
+        return None
+
+    def refused_options(self, group: dict[str, Any]) -> str | None:
+        if group["state_dtype"] == torch.bfloat16:
+            return (
+                "direction='soap' decomposes its state, which bfloat16 is too coarse for: use torch.float32"
+            )
+        for option in ("capturable", "differentiable"):
+            if group[option]:
+                return f"direction='soap' counts its steps on the host: use {option}=False"
+        return None
+
+    def shapes(self, matrices: Matrices) -> tuple[tuple[int, ...] | None, ...]:
+        # A side that is not rotated has state all the same, and none in it: keys are equal everywhere.
+        sides = [side if side <= self.max_precond_dim else 0 for side in (matrices.rows, matrices.columns)]
+        rows, columns = ((matrices.num, side, side) for side in sides)
+        return None, None, rows, columns, rows, columns
+
+    def advance(
+        self, grad_NRC: Tensor, state: tuple[Tensor, ...], step: float | Tensor
+    ) -> tuple[Tensor | None, tuple[Tensor, ...]]:
+        taken = int(step) - 1  # the first step is not counted
+        exp_avg, exp_avg_sq, *averages_and_bases = (x.to(grad_NRC.dtype) for x in state)
+        averages, bases = tuple(averages_and_bases[:2]), tuple(averages_and_bases[2:])
+        d = None
+        if taken:
+            rotated = _into(grad_NRC, bases)
+            exp_avg, exp_avg_sq = moments(exp_avg, exp_avg_sq, rotated, *self.betas)
+            correction = bias_correction(taken, *self.betas) if self.bias_correction else None
+            d = _out_of(quotient(exp_avg, exp_avg_sq, self.eps, correction), bases)
+        averages = self._averaged(averages, grad_NRC)
+        if not taken:
+            bases = tuple(map(_eigenvectors, averages))
+        elif taken % self.precondition_frequency == 0:
+            exp_avg = _out_of(exp_avg, bases)
+            bases, exp_avg_sq = _improved(averages, bases, exp_avg_sq)
+            exp_avg = _into(exp_avg, bases)
+        new = exp_avg, exp_avg_sq, *averages, *bases
+        return d, tuple(now.to(before.dtype) for now, before in zip(new, state, strict=True))
+
+    def _averaged(self, averages: tuple[Tensor, ...], grad: Tensor) -> tuple[Tensor, Tensor]:
+        """L and R with the gradient's own products averaged in."""
+        beta = self.betas[1] if self.shampoo_beta is None else self.shampoo_beta
+        rows, columns = averages
+        if rows.numel():
+            rows = torch.lerp(rows, grad @ grad.mT, 1 - beta)
+        if columns.numel():
+            columns = torch.lerp(columns, grad.mT @ grad, 1 - beta)
+        return rows, columns
+
+
+def _into(x: Tensor, bases: tuple[Tensor, ...]) -> Tensor:
+    """QL' x QR."""
+    rows, columns = bases
+    x = rows.mT @ x if rows.numel() else x
+    return x @ columns if columns.numel() else x
+
+
+def _out_of(x: Tensor, bases: tuple[Tensor, ...]) -> Tensor:
+    """QL x QR'."""
+    rows, columns = bases
+    x = rows @ x if rows.numel() else x
+    return x @ columns.mT if columns.numel() else x
+
+
+def _eigenvectors(average: Tensor) -> Tensor:
+    """The eigenvectors as columns, the largest eigenvalue's first; NaN for a matrix that is not finite."""
+    if not average.numel():
+        return average
+    finite_N11 = average.isfinite().all(-1).all(-1)[:, None, None]
+    _, vectors = torch.linalg.eigh(torch.where(finite_N11, average, 0))
+    return torch.where(finite_N11, vectors.flip(-1), torch.nan)
+
+
+def _improved(
+    averages: tuple[Tensor, ...], bases: tuple[Tensor, ...], exp_avg_sq: Tensor
+) -> tuple[tuple[Tensor, ...], Tensor]:
+    """Bases one power iteration nearer to the eigenvectors, and v in their order of eigenvalues."""
+    improved = []
+    for dim, (average, basis) in enumerate(zip(averages, bases, strict=True), start=1):
+        if basis.numel():
+            values = (basis * (average @ basis)).sum(1)
+            order = values.argsort(dim=1, descending=True)
+            basis = basis.gather(2, order[:, None, :].expand_as(basis))
+            index = order[:, :, None] if dim == 1 else order[:, None, :]
+            exp_avg_sq = exp_avg_sq.gather(dim, index.expand_as(exp_avg_sq))
+            basis = _orthogonal(average @ basis)
+        improved.append(basis)
+    return tuple(improved), exp_avg_sq
+
+
+def _orthogonal(x: Tensor) -> Tensor:
+    """The first factor of a QR decomposition; NaN for a matrix that is not finite."""
+    finite_N11 = x.isfinite().all(-1).all(-1)[:, None, None]
+    factor, _ = torch.linalg.qr(torch.where(finite_N11, x, 0))
+    return torch.where(finite_N11, factor, torch.nan)

@@ -1,0 +1,226 @@
+"""Launches: the parameters of one variant, their tables on the device, and the kernels that run over them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+import triton.language as tl
+from torch import Tensor
+
+from merit_optim.optim.algorithm import Rule
+from merit_optim.optim.engines.fused import kernels
+from merit_optim.optim.engines.fused.tables import Tile, Weight, grid_of
+from merit_optim.optim.engines.work import Control
+from merit_optim.optim.matrices import View
+from merit_optim.optim.statistics import Recorder, UpdateStatistics
+
+TRITON = {
+    torch.float32: tl.float32,
+    torch.bfloat16: tl.bfloat16,
+    torch.float16: tl.float16,
+}
+
+
+class Variant(NamedTuple):
+    """Parameters of one variant share a launch: it is what the kernels are compiled for."""
+
+    param: torch.dtype
+    grad: torch.dtype
+    state: torch.dtype
+    aligned: bool
+    """Whether 16-byte accesses are possible everywhere."""
+    has_rows: bool
+    norm: str
+    weight_bound: bool
+    maximize: bool
+    bias_correction: bool
+
+
+def variant_of(
+    group: dict[str, Any], param: Tensor, grad: Tensor, exp_avg: Tensor, exp_avg_sq: Tensor
+) -> Variant:
+    """The launch that a parameter belongs to."""
+    matrices, rule = View.of(group).matrices(param.shape), Rule.of(group)
+    tensors = (param, grad, exp_avg, exp_avg_sq)
+    return Variant(
+        param.dtype,
+        grad.dtype,
+        exp_avg.dtype,
+        matrices.columns % 16 == 0 and all(x.data_ptr() % 16 == 0 for x in tensors),
+        rule.has_rows,
+        rule.norm,
+        rule.weight_bound,
+        group["maximize"],
+        group["bias_correction"],
+    )
+
+
+class Shared:
+    """What all launches of a step read."""
+
+    def __init__(self, length: int, num_groups: int, device: torch.device) -> None:
+        self.sizes = torch.zeros(2, length, device=device)
+        """The sizes of weights and of updates, laid out by ``plan``."""
+        self.sizes_of_both = self.sizes.unbind()
+        self.bits_of_both = self.sizes.view(torch.int32).unbind()
+        self.hyper = torch.empty(num_groups, kernels.NUM_HYPER.value, device=device)
+
+
+class Kernel:
+    """A Triton kernel with its grid.
+
+    From the second time on it is started by its handle: to have it found again by its arguments would cost
+    the host more than all the rest of a step.
+    """
+
+    def __init__(self, function: Any, num_programs: int, **constants: Any) -> None:
+        self._function, self._grid, self._constants = function, (num_programs, 1, 1), constants
+        self._known: dict[tuple[bool, ...], tuple[Callable[..., None], list[Any]]] = {}
+
+    def __call__(self, *args: Any, **flags: bool) -> None:
+        key = tuple(flags.values())
+        if key in self._known:
+            start, constants = self._known[key]
+            start(*args, *constants)
+            return
+        named = self._constants | flags
+        handle = self._function[self._grid](*args, **named)
+        if handle is not None:  # Triton's interpreter has none
+            constants = [named[name] for name in self._function.arg_names[len(args) :]]
+            self._known[key] = handle[self._grid], constants
+
+
+class Launch:
+    """The parameters of one variant: their tables, and the kernels that run over them."""
+
+    def __init__(
+        self, variant: Variant, weights: list[Weight], device: torch.device, moments: Tile, apply: Tile
+    ) -> None:
+        self.variant, self.weights = variant, weights
+        self.moments_grid = grid_of(weights, moments, device)
+        self.apply_grid = self.moments_grid if apply == moments else grid_of(weights, apply, device)
+        self.pointers = torch.empty(
+            len(weights), kernels.NUM_POINTERS.value, dtype=torch.int64, device=device
+        )
+        # On the host, where addresses are put together, also if torch's default device is another.
+        self.items = torch.tensor([w.item for w in weights], device="cpu")
+        self.items_there = self.items.to(device)
+        sizes = [dtype.itemsize for dtype in (variant.param, variant.grad, variant.state, variant.state)]
+        self.offsets = torch.tensor(
+            [[*(w.offset * size for size in sizes), 0] for w in weights], device="cpu"
+        )
+        # The first matrix of a parameter counts its step; the others have no address for it.
+        self.counts = torch.tensor([[1, 1, 1, 1, int(w.offset == 0)] for w in weights], device="cpu")
+        num_sums = sum(self.moments_grid.num_tiles) if variant.norm == "l2" else 0
+        self.sums = torch.empty(2, num_sums, device=device).unbind()
+        same = {
+            "PARAM": TRITON[variant.param],
+            "STATE": TRITON[variant.state],
+            "ALIGNED": variant.aligned,
+            "ANY_ROWS": variant.has_rows,
+            "BIAS_CORRECTION": variant.bias_correction,
+        }
+        self._moments = Kernel(
+            kernels.moments,
+            self.moments_grid.num_programs,
+            GRAD=TRITON[variant.grad],
+            MEASURE=variant.norm != "none",
+            L2=variant.norm == "l2",
+            MAXIMIZE=variant.maximize,
+            **same,
+            **moments.launch_options,
+        )
+        self._sum_squares = Kernel(kernels.sum_squares, len(weights), BLOCK=1024)
+        self._apply = Kernel(
+            kernels.apply,
+            self.apply_grid.num_programs,
+            WEIGHT_BOUND=variant.weight_bound,
+            **same,
+            **apply.launch_options,
+        )
+
+    def send_addresses(self, addresses: Tensor, sender: Sender) -> None:
+        """Put the weights' addresses, from the (5, item) addresses of their parameters, into the table."""
+        sender.send(addresses.T[self.items] * self.counts + self.offsets, self.pointers)
+
+    def run_moments(self, shared: Shared, corrections: Tensor | None, control: Control) -> None:
+        """The first phase, and for l2 the sums that follow it. ``corrections``: (item, 2), Adam's."""
+        grid, nothing = self.moments_grid, shared.hyper
+        weight_sizes, update_sizes = self.sums if self.variant.norm == "l2" else shared.bits_of_both
+        self._moments(
+            grid.schedule,
+            grid.weights,
+            self.pointers,
+            shared.hyper,
+            nothing if corrections is None else corrections[self.items_there],
+            nothing if control.gradient_scale is None else control.gradient_scale,
+            nothing if control.skip is None else control.skip.view(torch.uint8),
+            weight_sizes,
+            update_sizes,
+            HAS_SCALE=control.gradient_scale is not None,
+            HAS_SKIP=control.skip is not None,
+        )
+        if self.variant.norm == "l2":
+            for sums, total in zip(self.sums, shared.sizes_of_both, strict=True):
+                self._sum_squares(grid.weights, sums, total)
+
+    def run_apply(
+        self, shared: Shared, corrections: Tensor | None, control: Control, statistics: Tensor | None
+    ) -> None:
+        """The last phase."""
+        grid, nothing = self.apply_grid, shared.hyper
+        self._apply(
+            grid.schedule,
+            grid.weights,
+            self.pointers,
+            shared.hyper,
+            nothing if corrections is None else corrections[self.items_there],
+            nothing if control.skip is None else control.skip.view(torch.uint8),
+            *shared.sizes_of_both,
+            nothing if statistics is None else statistics,
+            HAS_SKIP=control.skip is not None,
+            RECORD=statistics is not None,
+        )
+
+    def record(self, statistics: Tensor, names: Sequence[str], recorder: Recorder) -> None:
+        """Turn the tiles' statistics into those of the parameters."""
+        of_weights = statistics.split(self.apply_grid.num_tiles)
+        for weight, of_weight in zip(self.weights, of_weights, strict=True):
+            num_clipped, num_bounded, _, _, update_sum_sq, weight_sum_sq = of_weight.sum(0)
+            recorder.add(
+                names[weight.item],
+                UpdateStatistics(
+                    weight.rows * weight.columns,
+                    num_clipped,
+                    num_bounded,
+                    # The kernel's extrema drop a NaN; its sums keep it.
+                    of_weight[:, 2].amin() + 0 * update_sum_sq,
+                    of_weight[:, 3].amax() + 0 * update_sum_sq,
+                    update_sum_sq,
+                    weight_sum_sq,
+                ),
+            )
+
+
+class Sender:
+    """Sends small tables to the device without waiting for it."""
+
+    def __init__(self) -> None:
+        self._captured: list[Tensor] = []
+
+    @property
+    def has_captured(self) -> bool:
+        """Whether a CUDA graph sends tables too, so that the device may hold other ones than we sent."""
+        return bool(self._captured)
+
+    def send(self, table: Tensor, to: Tensor) -> None:
+        if to.device.type != "cuda":
+            to.copy_(table)
+            return
+        # Pinned memory is given back only when the copy is done: the next table cannot overtake this one.
+        pinned = table.pin_memory()
+        to.copy_(pinned, non_blocking=True)
+        if torch.cuda.is_current_stream_capturing():
+            self._captured.append(pinned)  # read again at every replay

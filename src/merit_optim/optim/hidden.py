@@ -1,0 +1,94 @@
+"""One direction for the hidden matrices of a model, and Adam's for the rest: what Muon and SOAP want.
+
+Which weights are hidden matrices is decided by what they are in the model (``kinds.py``), never by shape: an
+embedding and an output head have a row for each token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar, Unpack
+
+from torch import Tensor
+from torch.optim.optimizer import ParamsT
+
+from merit_optim.optim.algorithm import UNSCALED, Rule
+from merit_optim.optim.directions import Adam, Direction
+from merit_optim.optim.kinds import Kind
+from merit_optim.optim.options import EngineOptions
+from merit_optim.optim.trust import TrustRatioOptimizer
+
+ADAMW: dict[str, Any] = {
+    **Adam(betas=(0.9, 0.95), eps=1e-8, bias_correction=True).options,
+    **UNSCALED._asdict(),
+}
+"""The options of AdamW as a member of the family."""
+
+
+class HiddenMatrixOptimizer(TrustRatioOptimizer):
+    """Options for hidden matrices, and others for the rest of the weights.
+
+    Parameter groups come from ``param_groups(model)``, which says what each weight is, or they say themselves
+    which ``direction`` they take.
+    """
+
+    KINDS: ClassVar[tuple[Kind, ...]] = ("hidden", "experts")
+    """The kinds of weights that take the optimizer's direction."""
+    REST_SHARE: ClassVar[float] = 1.0
+    """The learning rate of the rest, as a share of the other."""
+
+    def __init__(
+        self,
+        params: ParamsT,
+        *,
+        lr: float | Tensor,
+        weight_decay: float,
+        direction: Direction,
+        rule: Rule,
+        rest_lr: float | Tensor | None,
+        rest: Mapping[str, Any] | None,
+        **options: Unpack[EngineOptions],
+    ) -> None:
+        self._rest = {**ADAMW, "lr": lr * self.REST_SHARE if rest_lr is None else rest_lr, **(rest or {})}
+        super().__init__(params, lr=lr, weight_decay=weight_decay, direction=direction, rule=rule, **options)
+        if all(group["direction"] != self.defaults["direction"] for group in self.param_groups):
+            raise ValueError(
+                f"{type(self).__name__} was given no weight to use direction={self.defaults['direction']!r} "
+                f"for: none is of the kind {' or '.join(map(repr, self.KINDS))}. param_groups(model, "
+                "kinds={'*.my_layer.*': 'hidden'}) names them; print(describe_groups(param_groups(model))) "
+                "shows how weights are sorted."
+            )
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add parameters, sorted by what they are in the model."""
+        for group in self._sorted(param_group):
+            super().add_param_group(group)
+
+    def _sorted(self, group: dict[str, Any]) -> list[dict[str, Any]]:
+        """A group as one for the hidden matrices, one for stacked ones and one for the rest."""
+        if "direction" in group:
+            takes_ours = group["direction"] == self.defaults["direction"]
+            return [group if takes_ours else {**self._rest, **group}]
+        if "param_kinds" not in group:
+            raise ValueError(
+                f"{type(self).__name__} has one direction for hidden matrices and another for embeddings, "
+                "heads and vectors, and parameters alone do not say what they are. Write "
+                f"{type(self).__name__}(param_groups(model), lr=...), or give every group "
+                f"direction={self.defaults['direction']!r} or 'adam'."
+            )
+        options: dict[str, dict[str, Any]] = {"hidden": {}, "experts": {"matrix_dims": 2}, "rest": self._rest}
+        members: dict[str, list[int]] = {role: [] for role in options}
+        for i, kind in enumerate(group["param_kinds"]):
+            members[
+                "rest" if kind not in self.KINDS else "experts" if kind == "experts" else "hidden"
+            ].append(i)
+        return [options[role] | _picked(group, numbers) for role, numbers in members.items() if numbers]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "_rest": self._rest}
+
+
+def _picked(group: dict[str, Any], members: list[int]) -> dict[str, Any]:
+    """A group with some of its parameters."""
+    lists = ("params", "param_names", "param_kinds")
+    return {key: [value[i] for i in members] if key in lists else value for key, value in group.items()}

@@ -1,0 +1,266 @@
+"""What each weight is in its model: a hidden matrix, stacked experts, an embedding, a head or a vector."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator
+from typing import Literal, NamedTuple, get_args
+
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+
+from merit_optim.optim import validate
+
+Kind = Literal["hidden", "experts", "embedding", "head", "vector"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
+
+# A tied weight is the first of these that one of its owners makes it.
+_PRECEDENCE: tuple[Kind, ...] = ("embedding", "head", "experts", "hidden", "vector")
+
+# Names that torch.compile, DataParallel, FSDP, activation checkpointing and peft put between a model's.
+_WRAPPERS = frozenset(
+    {"_orig_mod", "module", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"}
+    | {"base_layer", "original_module"}
+)
+_CONVOLUTIONS = (
+    *(nn.Conv1d, nn.Conv2d, nn.Conv3d),
+    *(nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d),
+)
+
+# Raw parameters with such names are tables of learned vectors. token is the last word: a token_mixer is none.
+_TABLE_NAME = re.compile(r"(^|_)(pos|position\w*|emb\w*|posemb\w*|tokens?$|wte|wpe)(_|$)")
+_PATCH_NAME = re.compile(r"(^|[_.])(patch|emb)")
+
+# Raw parameters with such names act element by element, however many dimensions they have: the stacked
+# biases of experts, scales per head, Mamba's decay rates.
+_ELEMENT_WISE_NAMES = ("bias", "scale", "gamma", "beta", "A_log")
+
+# DistilBERT's pre_classifier and timm's pre_logits are hidden layers before the head.
+_HEAD_NAME = re.compile(
+    r"(?!pre_)(\w+_)?(heads?|classifiers?|logits|prediction)"
+    r"|score|fc|qa_outputs?|embed_out|unembed\w*|predictions|seq_relationship"
+)
+# Attention has layers with these names too: they are heads only beside the embeddings.
+_HEAD_NAME_BESIDE_EMBEDDINGS = re.compile(r"out|output|out_proj|output_projection|proj_out|decoder")
+
+
+class _Place(NamedTuple):
+    """A module, its names from the model down without wrappers, and whether it is in a repeated block."""
+
+    path: tuple[str, ...]
+    module: nn.Module
+    in_block: bool
+
+    @property
+    def name(self) -> str:
+        """The module's name in the one that holds it; the model has none."""
+        return self.path[-1] if self.path else ""
+
+
+def kinds_of(model: nn.Module) -> dict[nn.Parameter, Kind]:
+    """The kind of every parameter, by the modules that own it and by tying, not by its shape alone.
+
+    - ``"vector"``: fewer than two dimensions, or what acts element by element (biases, norms).
+    - ``"embedding"``: tables with a row for each token or position, what is tied to one, and the
+      embedding of image patches.
+    - ``"head"``: the layer that maps hidden states to tokens or labels, where it is not tied.
+    - ``"experts"``: matrices stacked in one tensor (experts, rows, columns).
+    - ``"hidden"``: all other matrices and convolutions, also LoRA's, and the routers of experts.
+
+    A frozen parameter has a kind too. A tied one has the most specific kind; an embedding's wins.
+
+    Args:
+        model: whose parameters to sort. Wrappers (``torch.compile``, ``DataParallel``) do not matter.
+
+    Examples:
+        >>> import torch
+        >>> model = torch.nn.Sequential(
+        ...     torch.nn.Embedding(10, 4), torch.nn.Linear(4, 4), torch.nn.Linear(4, 10)
+        ... )
+        >>> list(kinds_of(model).values())
+        ['embedding', 'hidden', 'vector', 'head', 'vector']
+    """
+    validate.model(model)
+    places = _places(model)
+    heads = _heads(list(places.values()))
+    kinds: dict[nn.Parameter, Kind] = {}
+    for name, param in model.named_parameters(remove_duplicate=False):
+        if param.requires_grad:
+            validate.has_shape(name, param)
+        has_shape: bool = not is_lazy(param)
+        if not has_shape:
+            continue  # nothing trains it
+        owner, leaf = _owner(name)
+        kind = _kind(places[owner], leaf, param, heads)
+        kinds[param] = min(kind, kinds.get(param, kind), key=_PRECEDENCE.index)
+    return kinds
+
+
+def _kind(place: _Place, leaf: str, param: Tensor, heads: Collection[nn.Module]) -> Kind:
+    """The kind that one owner gives a parameter."""
+    owner = place.module
+    is_raw = not _is_layer(owner)
+    in_container = isinstance(owner, nn.ParameterList | nn.ParameterDict)
+    # What a raw parameter is called: a weight, by its module; one in a container, by either name.
+    names = (place.name, leaf) if in_container else (place.name if leaf == "weight" else leaf,)
+    if param.ndim < 2:
+        return "vector"
+    if _is_embedding(owner) or (is_raw and any(map(_TABLE_NAME.search, names))) or _embeds_patches(place):
+        return "embedding"
+    if param.numel() == max(param.shape) and not (_is_linear(owner) and leaf == "weight"):
+        return "vector"
+    if is_raw and ("Norm" in type(owner).__name__ or any(n.endswith(_ELEMENT_WISE_NAMES) for n in names)):
+        return "vector"
+    if owner in heads and not leaf.startswith("lora"):
+        return "head"
+    if is_raw and param.ndim >= 3:
+        # A leading dimension of 1 is the batch that learned queries are repeated over.
+        is_table = param.shape[0] == 1 and not _says_experts(place)
+        return "embedding" if is_table else "experts"
+    # So is a router of experts, a Linear of few rows. Who trains it as the vectors are corrects its kind.
+    return "hidden"
+
+
+# --- modules -------------------------------------------------------------------------------------------
+
+
+def _places(model: nn.Module) -> dict[str, _Place]:
+    """Every module by its name."""
+    places: dict[str, _Place] = {}
+    for name, module in model.named_modules(remove_duplicate=False):
+        path = tuple(part for part in name.split(".") if part and part not in _WRAPPERS)
+        above = places.get(name.rpartition(".")[0]) if name else None
+        in_block = above is not None and (above.in_block or _is_repeated(module, above.module))
+        places[name] = _Place(path, module, in_block)
+    return places
+
+
+def _is_repeated(module: nn.Module, parent: nn.Module) -> bool:
+    """Whether a module is one of a stack of blocks. A single layer is not a block."""
+    if _is_layer(module) or next(module.children(), None) is None:
+        return False
+    if isinstance(parent, nn.ModuleList):
+        return True
+    # A Sequential or a ModuleDict can be a whole model, with blocks and other modules.
+    stacked = isinstance(parent, nn.Sequential | nn.ModuleDict)
+    return stacked and sum(type(sibling) is type(module) for sibling in parent.children()) > 1
+
+
+def _owner(name: str) -> tuple[str, str]:
+    """The names of the module that uses a parameter, and of the parameter in it.
+
+    ``head.parametrizations.weight.original`` is the weight of ``head``.
+    """
+    *above, leaf = name.split(".")
+    if leaf.startswith("original") and above[-2:-1] == ["parametrizations"]:
+        *above, _, parametrized = above
+        leaf = parametrized + leaf.removeprefix("original")
+    return ".".join(above), leaf
+
+
+def _is_embedding(module: nn.Module) -> bool:
+    return isinstance(module, nn.Embedding | nn.EmbeddingBag) or "Embedding" in type(module).__name__
+
+
+def _is_linear(module: nn.Module) -> bool:
+    """A linear layer of torch, of Hugging Face (Conv1D), or of a library for tensor parallelism."""
+    if isinstance(module, nn.Linear):
+        return True
+    name, shape = type(module).__name__, _weight_shape(module)
+    return shape is not None and len(shape) == 2 and ("Linear" in name or name == "Conv1D")
+
+
+def _is_convolution(module: nn.Module) -> bool:
+    name, shape = type(module).__name__, _weight_shape(module)
+    return isinstance(module, _CONVOLUTIONS) or (shape is not None and len(shape) > 2 and "Conv" in name)
+
+
+def _is_layer(module: nn.Module) -> bool:
+    return _is_linear(module) or _is_convolution(module)
+
+
+def _weight_shape(module: nn.Module) -> tuple[int, ...] | None:
+    for name, param in module.named_parameters(recurse=False):
+        has_shape: bool = not is_lazy(param)
+        if name == "weight" and has_shape:
+            return tuple(param.shape)
+    return None
+
+
+def _embeds_patches(place: _Place) -> bool:
+    """Whether a layer makes tokens of an image's patches: as a table of pixels, it is not a hidden matrix."""
+    nearest = ".".join([part for part in place.path if not part.isdigit()][-2:])
+    if _is_convolution(place.module):
+        return _PATCH_NAME.search(nearest) is not None
+    return _is_linear(place.module) and re.search(r"patch_?emb", nearest) is not None
+
+
+def _says_experts(place: _Place) -> bool:
+    names = ".".join([*place.path, type(place.module).__name__]).lower()
+    return "expert" in names or "moe" in names
+
+
+# --- output heads --------------------------------------------------------------------------------------
+
+
+def _heads(places: list[_Place]) -> set[nn.Module]:
+    """The layers that map hidden states to tokens or labels."""
+    layers = {
+        place.module: place
+        for place in places
+        if _is_layer(place.module) and not any(part.lower().startswith("lora") for part in place.path)
+    }
+    heads = {layer for place in places for layer in _last_layers(_declared_head(place.module), layers)}
+    outside = {module: place for module, place in layers.items() if not place.in_block}
+    for place in places:
+        if _HEAD_NAME.fullmatch(place.name):
+            heads.update(_last_layers(place.module, outside))
+
+    tables = [place for place in places if _is_embedding(place.module) and not place.in_block]
+    square: list[nn.Module] = []
+    for module, place in outside.items():
+        # A head is beside the embeddings or above: BERT's pooler and an attention's output are not.
+        level = place.path[:-1]
+        beside = {_sizes(table.module) for table in tables if table.path[: len(level)] == level} - {None}
+        num_outputs, num_inputs = sizes = _sizes(module) or (0, 0)
+        is_named = beside and _HEAD_NAME_BESIDE_EMBEDDINGS.fullmatch(place.name)
+        if is_named or (sizes in beside and num_outputs != num_inputs):
+            heads.add(module)
+        elif sizes in beside:
+            square.append(module)
+    # With as many tokens as the model is wide, every square matrix has a head's shape: the last one is it.
+    return heads or set(square[-1:])
+
+
+def _declared_head(module: nn.Module) -> nn.Module | None:
+    """What a Hugging Face model says is its output layer."""
+    method = getattr(module, "get_output_embeddings", None)
+    if not callable(method):
+        return None
+    try:
+        head = method()
+    except (AttributeError, NotImplementedError):  # a part of a model need not have one
+        return None
+    return head if isinstance(head, nn.Module) else None
+
+
+def _last_layers(module: nn.Module | None, layers: Collection[nn.Module]) -> Iterator[nn.Module]:
+    """The last layer of a module, and that of each where it is a list."""
+    if isinstance(module, nn.ModuleList | nn.ModuleDict):
+        for child in module.children():
+            yield from _last_layers(child, layers)
+    elif module is not None:
+        yield from [layer for layer in module.modules() if layer in layers][-1:]
+
+
+def _sizes(module: nn.Module) -> tuple[int, int] | None:
+    """Rows and width of an embedding, outputs and inputs of a linear layer."""
+    if isinstance(module, nn.Linear):
+        return module.out_features, module.in_features
+    if isinstance(module, nn.Embedding | nn.EmbeddingBag):
+        return module.num_embeddings, module.embedding_dim
+    shape = _weight_shape(module)
+    if shape is None or len(shape) != 2:
+        return None
+    rows, columns = shape
+    return (columns, rows) if type(module).__name__ == "Conv1D" else (rows, columns)

@@ -1,0 +1,118 @@
+"""How a parameter is seen: as one matrix, as several stacked ones, or as several side by side.
+
+Shape suffixes: N stacked matrices, R rows, C columns.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class Matrices(NamedTuple):
+    """A parameter seen as ``num`` matrices; a vector has one row and only a whole-weight ratio."""
+
+    num: int
+    rows: int
+    columns: int
+    is_vector: bool
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        return self.num, self.rows, self.columns
+
+
+def matrices_of(shape: torch.Size | tuple[int, ...], matrix_dims: int | None = None) -> Matrices:
+    """How a parameter of this shape is seen.
+
+    The last ``matrix_dims`` dimensions make one matrix, (the first of them) x (all the rest), and the
+    dimensions before them stack matrices, as experts do; ``None`` takes all dimensions, so nothing is
+    stacked.
+
+    Examples:
+        >>> matrices_of((768, 3, 16, 16)).shape
+        (1, 768, 768)
+        >>> matrices_of((8, 1024, 4096), matrix_dims=2).shape
+        (8, 1024, 4096)
+    """
+    num_batch_dims = 0 if matrix_dims is None else max(0, len(shape) - matrix_dims)
+    num, matrix = math.prod(shape[:num_batch_dims]), shape[num_batch_dims:]
+    if len(matrix) < 2:
+        return Matrices(num, 1, math.prod(matrix), is_vector=True)
+    return Matrices(num, matrix[0], math.prod(matrix[1:]), is_vector=False)
+
+
+Split = int | tuple[int, ...] | None
+
+
+class View(NamedTuple):
+    """Which matrices a parameter holds: the group options of the same names."""
+
+    matrix_dims: int | None = None
+    split: Split = None
+    """Matrices below each other (or side by side): how many of one size, or the size of each."""
+    split_dim: int = 0
+    """0: the rows are split, as query, key and value in one Linear; 1: the columns, as in a Conv1D."""
+
+    @staticmethod
+    def of(group: dict[str, Any]) -> View:
+        return View(*map(group.__getitem__, View._fields))
+
+    def matrices(self, shape: torch.Size | tuple[int, ...]) -> Matrices:
+        """The parameter before it is split."""
+        return matrices_of(shape, self.matrix_dims)
+
+    def lengths(self, shape: torch.Size | tuple[int, ...]) -> tuple[int, ...]:
+        """The rows (or columns) of each matrix that the parameter is split into."""
+        length = self.matrices(shape).shape[1 + self.split_dim]
+        if self.split is None:
+            return (length,)
+        return (length // self.split,) * self.split if isinstance(self.split, int) else self.split
+
+    def parts(self, shape: torch.Size | tuple[int, ...]) -> tuple[Matrices, ...]:
+        """The matrices that have directions and ratios of their own.
+
+        Examples:
+            >>> [part.shape for part in View(split=(4, 2, 2)).parts((8, 5))]
+            [(1, 4, 5), (1, 2, 5), (1, 2, 5)]
+            >>> [part.shape for part in View(split=2, split_dim=1).parts((8, 6))]
+            [(1, 8, 3), (1, 8, 3)]
+        """
+        whole = self.matrices(shape)
+        if self.split_dim:
+            return tuple(whole._replace(columns=length) for length in self.lengths(shape))
+        return tuple(whole._replace(rows=length) for length in self.lengths(shape))
+
+    def cut(self, x: Tensor, shape: torch.Size | tuple[int, ...]) -> tuple[Tensor, ...]:
+        """A parameter of this shape, or a state tensor that goes with it, as the (N, R, C) of each part.
+
+        Views of ``x`` where its strides allow it.
+        """
+        return self.cut_matrices(self.seen(x, shape), shape)
+
+    def seen(self, x: Tensor, shape: torch.Size | tuple[int, ...]) -> Tensor:
+        """A tensor of the parameter's shape as (N, R, C); state of another shape is that already."""
+        return x.reshape(self.matrices(shape).shape) if x.shape == shape else x
+
+    def cut_matrices(self, x_NRC: Tensor, shape: torch.Size | tuple[int, ...]) -> tuple[Tensor, ...]:
+        """What ``seen`` made of a parameter of this shape, or of its state, in its parts."""
+        return (x_NRC,) if self.split is None else x_NRC.split(self.lengths(shape), 1 + self.split_dim)
+
+    def joined(self, parts: list[Tensor], like: Tensor) -> Tensor:
+        """What ``cut`` took apart."""
+        x_NRC = parts[0] if len(parts) == 1 else torch.cat(parts, 1 + self.split_dim)
+        return x_NRC.reshape(like.shape)
+
+    def refusal(self, shape: torch.Size | tuple[int, ...]) -> str | None:
+        """Why a parameter of this shape cannot be seen so, or None."""
+        if self.split is None:
+            return None
+        whole = self.matrices(shape)
+        if whole.is_vector:
+            return f"split={self.split!r} needs a matrix"
+        length, what = whole.shape[1 + self.split_dim], ("rows", "columns")[self.split_dim]
+        fits = length % self.split == 0 if isinstance(self.split, int) else sum(self.split) == length
+        return None if fits else f"split={self.split!r} does not divide its {length} {what}"

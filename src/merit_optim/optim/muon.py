@@ -1,0 +1,239 @@
+"""Muon's direction with MERIT's ratios, and as others use it: Muon, NorMuon, OrScale."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Unpack
+
+from torch import Tensor
+from torch.optim.optimizer import ParamsT
+
+from merit_optim.optim.algorithm import UNSCALED, Norm, Rule
+from merit_optim.optim.directions import Muon as MuonDirection
+from merit_optim.optim.directions.muon import ProductDtype, Scale
+from merit_optim.optim.hidden import HiddenMatrixOptimizer
+from merit_optim.optim.options import EngineOptions
+
+NSCoefficients = str | Sequence[float] | Sequence[tuple[float, float, float]]
+
+
+class MuonMERIT(HiddenMatrixOptimizer):
+    """MERIT's ratios on Muon's direction for hidden matrices, AdamW for the rest.
+
+        M <- momentum*M + (1-momentum)*g
+        d  = sqrt(max(rows, columns)) * polar(momentum*M + (1-momentum)*g)
+        u  = d + weight_decay*w
+        s_ij = max(max|w_i.| / max|u_i.|,  max|w_.j| / max|u_.j|,  max|w| / max|u|)
+        w <- w - lr * clamp(s*u, -clip, clip)
+
+    polar is U V' of a matrix's singular value decomposition U S V', found by Newton-Schulz. State is one
+    momentum for each hidden matrix, half of Adam's.
+
+    Args:
+        params: parameter groups of ``param_groups(model)``, which knows what each weight is; or groups that
+            say ``direction="muon"`` or ``direction="adam"``.
+        lr: learning rate of the hidden matrices, relative to their size as for ``MERIT``.
+        weight_decay: added to u as ``weight_decay * w``; decoupled, as AdamW's, for the rest.
+        momentum: decay of the average gradient.
+        nesterov: look one step ahead, as in the equation; False takes polar(M).
+        ns_steps: Newton-Schulz passes.
+        ns_coefficients: "quintic" as torch.optim.Muon has, "polar-express", "dion", (a, b, c), or such
+            a triple for each pass.
+        ns_dtype: dtype of the passes' products: "bfloat16", "float16" or "float32".
+        clip: bound on each element of ``s*u``; None for none.
+        element_wise: use the rows' and columns' ratios; False leaves the whole weight's.
+        weight_bound: let the whole weight's ratio bound the element-wise ones from below.
+        norm: "max" or "l2", the norm in all ratios; "none" for s = 1.
+        rest_lr: learning rate of embeddings, head and vectors; None for 0.4 of ``lr``.
+        rest: other options for these, such as ``{"betas": (0.9, 0.99)}``, or ``{"norm": "max",
+            "element_wise": True, "weight_bound": True, "clip": 1.0}`` for MERIT.
+        options: how the step is computed, see ``MERIT``. In a group, ``split`` says that a weight holds
+            several matrices below each other (3 for query, key and value in one Linear) or, with
+            ``split_dim=1``, side by side; each has a direction and ratios of its own.
+
+    Examples:
+        >>> import torch
+        >>> from merit_optim import MuonMERIT, param_groups
+        >>> model = torch.nn.TransformerEncoderLayer(d_model=8, nhead=2, dim_feedforward=16)
+        >>> optimizer = MuonMERIT(param_groups(model, weight_decay=0.1), lr=4e-2, max_grad_norm=1.0)
+        >>> model(torch.randn(5, 3, 8)).square().mean().backward()
+        >>> optimizer.step()
+        >>> [(group["direction"], group["lr"]) for group in optimizer.param_groups]
+        [('muon', 0.04), ('adam', 0.016)]
+
+    Reference:
+        Jordan et al., "Muon: An optimizer for hidden layers in neural networks", 2024,
+        https://kellerjordan.github.io/posts/muon; Luo et al., https://arxiv.org/abs/2508.20577, for the
+        ratios.
+    """
+
+    ALGORITHM: ClassVar[str] = "muon-merit"
+    REST_SHARE: ClassVar[float] = 0.4
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | Tensor = 4e-2,
+        weight_decay: float = 0.1,
+        *,
+        momentum: float = 0.95,
+        nesterov: bool = True,
+        ns_steps: int = 5,
+        ns_coefficients: NSCoefficients = "quintic",
+        ns_dtype: ProductDtype = "bfloat16",
+        clip: float | None = 1.0,
+        element_wise: bool = True,
+        weight_bound: bool = True,
+        norm: Norm = "max",
+        rest_lr: float | Tensor | None = None,
+        rest: Mapping[str, Any] | None = None,
+        **options: Unpack[EngineOptions],
+    ) -> None:
+        super().__init__(
+            params,
+            lr=lr,
+            weight_decay=weight_decay,
+            direction=MuonDirection(
+                momentum=momentum,
+                nesterov=nesterov,
+                ns_steps=ns_steps,
+                ns_coefficients=ns_coefficients,
+                ns_dtype=ns_dtype,
+            ),
+            rule=Rule(clip, element_wise, weight_bound, norm),
+            rest_lr=rest_lr,
+            rest=rest,
+            **options,
+        )
+
+
+class Muon(HiddenMatrixOptimizer):
+    """Momentum orthogonalised by Newton-Schulz for hidden matrices, AdamW for the rest.
+
+        M <- momentum*M + (1-momentum)*g
+        d  = scale * polar(momentum*M + (1-momentum)*g)
+        w <- w - lr * (d + weight_decay*w)
+
+    ``torch.optim.Muon`` with AdamW beside it, in one optimizer and in this family's engines; it can go on
+    with that one's momentum.
+
+    Args:
+        params: parameter groups of ``param_groups(model)``; see ``MuonMERIT``.
+        lr: learning rate of the hidden matrices. With the default scale it may be AdamW's.
+        weight_decay: decoupled weight decay.
+        momentum: decay of the average gradient.
+        nesterov: look one step ahead; False takes polar(M).
+        ns_steps: Newton-Schulz passes.
+        ns_coefficients: see ``MuonMERIT``.
+        ns_dtype: see ``MuonMERIT``.
+        scale: "match_rms_adamw", 0.2*sqrt(max(rows, columns)); "original", sqrt(max(1, rows/columns)); "rms",
+            sqrt(max(rows, columns)); or "spectral", 1.
+        rest_lr: learning rate of embeddings, head and vectors; None for ``lr``.
+        rest: other options for these.
+        options: how the step is computed; see ``MERIT``.
+
+    Examples:
+        >>> import torch
+        >>> from merit_optim import Muon, param_groups
+        >>> model = torch.nn.TransformerEncoderLayer(d_model=8, nhead=2, dim_feedforward=16)
+        >>> optimizer = Muon(param_groups(model), lr=1e-3)
+
+    Reference:
+        Jordan et al., https://kellerjordan.github.io/posts/muon; Liu et al., "Muon is Scalable for LLM
+        Training", 2025, https://arxiv.org/abs/2502.16982, for the scale.
+    """
+
+    ALGORITHM: ClassVar[str] = "muon"
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | Tensor = 1e-3,
+        weight_decay: float = 0.1,
+        *,
+        momentum: float = 0.95,
+        nesterov: bool = True,
+        ns_steps: int = 5,
+        ns_coefficients: NSCoefficients = "quintic",
+        ns_dtype: ProductDtype = "bfloat16",
+        scale: Scale = "match_rms_adamw",
+        rest_lr: float | Tensor | None = None,
+        rest: Mapping[str, Any] | None = None,
+        **options: Unpack[EngineOptions],
+    ) -> None:
+        super().__init__(
+            params,
+            lr=lr,
+            weight_decay=weight_decay,
+            direction=MuonDirection(
+                momentum=momentum,
+                nesterov=nesterov,
+                ns_steps=ns_steps,
+                ns_coefficients=ns_coefficients,
+                ns_dtype=ns_dtype,
+                scale=scale,
+            ),
+            rule=UNSCALED,
+            rest_lr=rest_lr,
+            rest=rest,
+            **options,
+        )
+
+
+class NorMuon(HiddenMatrixOptimizer):
+    """Muon with every row of its update brought to the same average size.
+
+        O  = polar(momentum*M + (1-momentum)*g)
+        v_i <- neuron_beta*v_i + (1-neuron_beta) * mean(O_i.**2)
+        d  = scale * |O| * O' / |O'|          with O'_i. = O_i. / sqrt(v_i)
+        w <- w - lr * (d + weight_decay*w)
+
+    Args:
+        params: parameter groups of ``param_groups(model)``; see ``MuonMERIT``.
+        lr: learning rate of the hidden matrices.
+        weight_decay: decoupled weight decay.
+        momentum: decay of the average gradient.
+        neuron_beta: decay of the rows' average squares.
+        scale: see ``Muon``; the authors' code has "original".
+        rest_lr: learning rate of embeddings, head and vectors; None for ``lr``.
+        rest: other options for these.
+        options: how the step is computed; see ``MERIT``.
+
+    Examples:
+        >>> import torch
+        >>> from merit_optim import NorMuon, param_groups
+        >>> model = torch.nn.TransformerEncoderLayer(d_model=8, nhead=2, dim_feedforward=16)
+        >>> optimizer = NorMuon(param_groups(model), lr=1e-3)
+
+    Reference:
+        Li et al., "NorMuon: Making Muon more efficient and scalable", 2025, https://arxiv.org/abs/2510.05491
+    """
+
+    ALGORITHM: ClassVar[str] = "normuon"
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | Tensor = 1e-3,
+        weight_decay: float = 0.1,
+        *,
+        momentum: float = 0.95,
+        neuron_beta: float = 0.95,
+        ns_dtype: ProductDtype = "bfloat16",
+        scale: Scale = "match_rms_adamw",
+        rest_lr: float | Tensor | None = None,
+        rest: Mapping[str, Any] | None = None,
+        **options: Unpack[EngineOptions],
+    ) -> None:
+        super().__init__(
+            params,
+            lr=lr,
+            weight_decay=weight_decay,
+            direction=MuonDirection(
+                momentum=momentum, neuron_beta=neuron_beta, ns_dtype=ns_dtype, scale=scale
+            ),
+            rule=UNSCALED,
+            rest_lr=rest_lr,
+            rest=rest,
+            **options,
+        )

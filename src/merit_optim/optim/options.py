@@ -1,0 +1,142 @@
+"""The options of a step that all optimizers share: their types, their defaults, and what is not allowed."""
+
+from __future__ import annotations
+
+import difflib
+import itertools
+import operator
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, Literal, TypedDict
+
+import torch
+from torch import Tensor
+
+from merit_optim.optim import validate
+from merit_optim.optim.matrices import Split
+
+NonFinite = Literal["propagate", "skip", "raise"]
+NONFINITE: tuple[NonFinite, ...] = ("propagate", "skip", "raise")
+
+# With float32's exponents at least: squares of ordinary gradients are zero in float16.
+STATE_DTYPES = (torch.float32, torch.bfloat16, torch.float64)
+
+WHOLE_STEP = ("max_grad_norm", "nonfinite")
+"""These concern the step as a whole, so groups cannot differ in them."""
+
+_KEYS_OF_TORCH = {"params", "param_names", "initial_lr"}
+
+
+class StepOptions(TypedDict, total=False):
+    """Options of every optimizer; ``MERIT`` says what each means."""
+
+    state_dtype: torch.dtype
+    nonfinite: NonFinite
+    max_grad_norm: float | None
+    maximize: bool
+    capturable: bool
+    differentiable: bool
+
+
+class EngineOptions(StepOptions, total=False):
+    """Options of the trust-ratio family: how a weight is seen, and by which engine it is worked on."""
+
+    matrix_dims: int | None
+    split: Split
+    split_dim: int
+    foreach: bool | None
+    fused: bool | None
+
+
+STEP_DEFAULTS = StepOptions(
+    state_dtype=torch.float32,
+    nonfinite="propagate",
+    max_grad_norm=None,
+    maximize=False,
+    capturable=False,
+    differentiable=False,
+)
+ENGINE_DEFAULTS = EngineOptions(
+    **STEP_DEFAULTS, matrix_dims=None, split=None, split_dim=0, foreach=None, fused=None
+)
+
+
+def filled(owner: str, given: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
+    """The options given, and the defaults of the others; raise as a call does with an argument too many."""
+    for name in given.keys() - defaults.keys():
+        nearest = difflib.get_close_matches(name, defaults, n=1)
+        hint = f". Did you mean {nearest[0]!r}?" if nearest else ""
+        raise TypeError(f"{owner}.__init__() got an unexpected keyword argument {name!r}{hint}")
+    return {**defaults, **given}
+
+
+def check_step(group: Mapping[str, Any]) -> None:
+    """Raise if one of the options that all optimizers have is not allowed."""
+    validate.learning_rate(group["lr"])
+    validate.at_least_zero("weight_decay", group["weight_decay"])
+    validate.one_of("nonfinite", group["nonfinite"], NONFINITE)
+    validate.one_of("state_dtype", group["state_dtype"], STATE_DTYPES)
+    if group["max_grad_norm"] is not None:
+        validate.positive("max_grad_norm", group["max_grad_norm"], "None for no clipping")
+    for option in ("maximize", "capturable", "differentiable"):
+        validate.flag(option, group[option])
+
+
+def check_engine(group: Mapping[str, Any]) -> None:
+    """Raise if one of the options of the family's engines is not allowed, or excludes another."""
+    validate.optional_count("matrix_dims", group["matrix_dims"])
+    validate.split("split", group["split"])
+    validate.one_of("split_dim", group["split_dim"], (0, 1))
+    for option in ("foreach", "fused"):
+        if group[option] is not None:
+            validate.flag(option, group[option], ", or None")
+    for option, other in (("fused", "foreach"), ("fused", "differentiable"), ("foreach", "differentiable")):
+        if group[option] and group[other]:
+            raise ValueError(f"{option}=True and {other}=True exclude each other; choose one")
+
+
+def check_alike(group: Mapping[str, Any], others: Sequence[Mapping[str, Any]]) -> None:
+    """Raise where groups differ in what concerns the step as a whole."""
+    for option in WHOLE_STEP:
+        for other in others:
+            if other[option] != group[option]:
+                raise ValueError(
+                    f"parameter groups have {option}={other[option]!r} and {group[option]!r}; it "
+                    "concerns the step as a whole. Give it to the optimizer, not to a group."
+                )
+
+
+def check_names(owner: str, group: Mapping[str, Any], known: Collection[str]) -> None:
+    """Raise where an option is misspelt; other keys are the user's own, as in torch's optimizers."""
+    for key in group.keys() - set(known) - _KEYS_OF_TORCH:
+        if nearest := difflib.get_close_matches(key, known, n=1, cutoff=0.85):
+            raise ValueError(
+                f"a parameter group has {key!r}, which {owner} does not know; did you mean {nearest[0]!r}?"
+            )
+
+
+class Watch:
+    """Finds options that were changed in ``param_groups``, before a step changes anything by them."""
+
+    def __init__(self) -> None:
+        self._allowed: Sequence[Any] = ()
+        """The options of all groups when they were found to be allowed."""
+
+    def check(self, groups: list[dict[str, Any]], check_group: Callable[[dict[str, Any]], None]) -> None:
+        """Check the groups if an option is another than it was."""
+        values = list(itertools.chain.from_iterable(map(dict.values, groups)))
+        if len(values) == len(self._allowed) and all(map(operator.is_, values, self._allowed)):
+            return
+        keys = itertools.chain.from_iterable(groups)
+        pairs = itertools.zip_longest(keys, values, self._allowed)
+        changed = {key for key, now, before in pairs if now is not before}
+        on_device = any(isinstance(group["lr"], Tensor) and group["lr"].is_cuda for group in groups)
+        if on_device and torch.cuda.is_current_stream_capturing():
+            return  # nothing can be read from there now; the next step looks again
+        only_rates = changed == {"lr"}  # a scheduler's, in every step
+        for group in groups:
+            if only_rates:
+                validate.learning_rate(group["lr"])
+            else:
+                check_group(group)
+        check_alike(groups[0], groups)
+        self._allowed = values

@@ -1,0 +1,136 @@
+"""State in and out: what a state dict says, whether it fits, and how it is taken over bit for bit."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from merit_optim.optim import options, validate
+from merit_optim.optim.engines.ranks.placements import is_sharded
+
+if TYPE_CHECKING:
+    from merit_optim.optim.base import SafeOptimizer
+
+Group = dict[str, Any]
+
+
+class AsSaved:
+    """Carries a tensor through ``Optimizer.load_state_dict``, which would cast it to the weight's dtype."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.tensor = tensor
+
+
+def with_dtype_names(group: Group) -> Group:
+    """Options with dtypes by their names: torch.distributed.checkpoint knows no others in groups."""
+    return {**group, "state_dtype": str(group["state_dtype"]).removeprefix("torch.")}
+
+
+def with_dtype(group: Group) -> Group:
+    """Options with the dtype of the state that they name, as ``state_dict`` does."""
+    name = group.get("state_dtype")
+    return {**group, "state_dtype": getattr(torch, name, name)} if isinstance(name, str) else group
+
+
+def made_loadable(optimizer: SafeOptimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
+    """A state dict as ``Optimizer.load_state_dict`` should see it; raise where it does not fit.
+
+    The state of another optimizer comes without its options, for they mean something else there.
+    """
+    validate.saved_state(state_dict)
+    saved_groups = state_dict["param_groups"]
+    if _num_parameters(saved_groups) != _num_parameters(optimizer.param_groups):
+        return state_dict  # torch itself complains about a wrong number, and says it well
+    ours = [saved.get("algorithm") == optimizer.ALGORITHM for saved in saved_groups]
+    groups = [
+        with_dtype(saved) if is_ours else {**current, "params": saved["params"]}
+        for saved, current, is_ours in zip(saved_groups, optimizer.param_groups, ours, strict=True)
+    ]
+    whole_groups = [{**optimizer.defaults, **group} for group in groups]
+    try:
+        for group in whole_groups:
+            optimizer._check_group(group)
+        options.check_alike(whole_groups[0], whole_groups)
+    except ValueError as error:
+        error.add_note(
+            "So says the saved state; change it there, in its 'param_groups', before it is loaded."
+        )
+        raise
+    members = [
+        (param_id, name, param, group)
+        for index, group in enumerate(whole_groups)
+        for param_id, (name, param) in zip(group["params"], optimizer._named(index), strict=True)
+    ]
+    state = dict(state_dict["state"])
+    for param_id, name, param, group in members:
+        if param_id in state:
+            state[param_id] = _checked(optimizer, name, param, group, state[param_id], all(ours))
+    return {**state_dict, "state": state, "param_groups": groups}
+
+
+def _checked(
+    optimizer: SafeOptimizer, name: str, param: Tensor, group: Group, saved: dict[str, Any], is_ours: bool
+) -> dict[str, Any]:
+    """A parameter's saved state, or an error that says why it cannot be that."""
+    if not saved:
+        return saved
+    shapes = optimizer._state_shapes(param, group)
+    if missing := {*shapes, *(["step"] if optimizer._needs_step(group) else [])} - set(saved):
+        raise ValueError(
+            f"the saved state of {name} has {sorted(saved)} but not {sorted(missing)}; "
+            f"{type(optimizer).__name__} can load only optimizers with the state "
+            f"{['step', *shapes]}. Start it with fresh state instead."
+        )
+    for key, shape in shapes.items():
+        _check_tensor(name, key, saved[key], param, shape)
+    # What this optimizer does not keep up to date would be wrong when another reads it again.
+    known = saved if is_ours else {key: saved[key] for key in ("step", *shapes) if key in saved}
+    return {key: AsSaved(value) if isinstance(value, Tensor) else value for key, value in known.items()}
+
+
+def _check_tensor(name: str, key: str, value: Tensor, param: Tensor, shape: tuple[int, ...]) -> None:
+    """Raise if a saved tensor cannot be the state of a parameter."""
+    what = f"the saved {key} of {name}"
+    if is_sharded(param) and not is_sharded(value):
+        raise ValueError(
+            f"{name} is a DTensor and its saved {key} is not; load whole states through "
+            "torch.distributed.checkpoint.state_dict.set_optimizer_state_dict, which shards them."
+        )
+    if is_sharded(value) and not is_sharded(param):
+        raise ValueError(
+            f"{what} is a DTensor and the parameter is not; save whole states: "
+            "torch.distributed.checkpoint.state_dict.get_optimizer_state_dict, full_state_dict=True"
+        )
+    if tuple(value.shape) != shape:
+        raise ValueError(
+            f"{what} has shape {tuple(value.shape)}, the parameter "
+            f"{tuple(param.shape)}; parameters must be given in the order they were saved in."
+        )
+    if is_sharded(param) and is_sharded(value) and param.placements != value.placements:
+        raise ValueError(
+            f"{what} is placed as {value.placements}, the parameter as "
+            f"{param.placements}; torch.distributed.checkpoint loads states into other placements."
+        )
+
+
+def adopted(optimizer: SafeOptimizer, param: Tensor, group: Group, saved: dict[str, Any]) -> dict[str, Any]:
+    """Loaded state in this optimizer's own dtypes and on the right devices."""
+    taken = {}
+    keys = optimizer._state_keys(group)
+    for key, value in ({"step": 0.0} | saved).items() if saved else ():
+        value = value.tensor if isinstance(value, AsSaved) else value
+        if key == "step":
+            device = optimizer._step_device(param, group)
+            value = torch.as_tensor(value, dtype=torch.float32, device=device)
+        elif key in keys:
+            value = value.to(param.device, optimizer._state_dtype(param, group))
+        elif isinstance(value, Tensor):
+            value = value.to(param.device)
+        taken[key] = value
+    return taken
+
+
+def _num_parameters(groups: list[Group]) -> list[int]:
+    return [len(group["params"]) for group in groups]
