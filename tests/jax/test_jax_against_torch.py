@@ -137,8 +137,17 @@ def test_float64_parameters_keep_their_precision(state_dtype: str) -> None:
     assert largest_difference(got[0], expected[0]) < 1e-12
 
 
-@pytest.mark.parametrize("weight_decay", [0.1, 0.0])
-def test_muon_merit_against_torch(weight_decay: float) -> None:
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"weight_decay": 0.0, "matrix_dims": 2},
+        {"ns_coefficients": "polar-express", "momentum": 0.8},
+        {"ns_coefficients": "dion", "ns_steps": 7, "nesterov": False},
+    ],
+    ids=lambda options: ", ".join(options) or "defaults",
+)
+def test_muon_merit_against_torch(options: dict[str, Any]) -> None:
     """Weights and momenta at each of 100 steps, within 1e-5 of the array's largest element."""
     hidden = {name: name in ("matrix", "experts", "zero") for name in SHAPES if name != "empty"}
     params = {name: leaf for name, leaf in parameters().items() if name in hidden}
@@ -150,10 +159,10 @@ def test_muon_merit_against_torch(weight_decay: float) -> None:
         ],
         lr=0.02,
         rest_lr=0.008,
-        weight_decay=weight_decay,
         ns_dtype="float32",
+        **options,
     )
-    ours = muon_merit(0.02, weight_decay, hidden=hidden)
+    ours = muon_merit(0.02, hidden=hidden, **options)
     state, step = ours.init(params), jax.jit(ours.update)
     for t in range(NUM_STEPS):
         grads = {name: gradients(t)[name] for name in hidden}

@@ -21,7 +21,7 @@ Coefficients = str | Sequence[float] | Sequence[Sequence[float]]
 
 
 def _undivided(steps: tuple[Triple, ...], divisor: float) -> tuple[Triple, ...]:
-    """The same steps from X = N / |N|, where they are meant for one that is divided once more."""
+    """Steps that are meant for N / (divisor*|N|), for N / |N|, with which optax begins."""
     (a, b, c), *others = steps
     return (a / divisor, b / divisor**3, c / divisor**5), *others
 
@@ -239,10 +239,9 @@ def _coefficients(given: Any, num_steps: Any) -> tuple[Triple, ...]:
             f"ns_steps is {num_steps!r}; it must be a whole number that is at least 1. Under "
             "optax.inject_hyperparams, name it in static_args."
         )
+    known = _NS_COEFFICIENTS.get(given) if isinstance(given, str) else given
     try:
-        steps = np.atleast_2d(
-            np.asarray(_NS_COEFFICIENTS.get(given) if isinstance(given, str) else given, float)
-        )
+        steps = np.atleast_2d(np.asarray(known, np.float64))
     except (TypeError, ValueError):  # no numbers, or not as many in each
         steps = np.empty(0)
     if steps.ndim != 2 or steps.shape[1] != 3 or not len(steps) or not np.isfinite(steps).all():
@@ -254,32 +253,38 @@ def _coefficients(given: Any, num_steps: Any) -> tuple[Triple, ...]:
 
 
 def _kinds(hidden: Mask, matrix_dims: MatrixDims, params: Any) -> Any:
-    """ "hidden" or "rest" for every parameter."""
-    if not jax.tree.leaves(params):  # also what stands for all parameters in optax.tree.map_params
+    """The kind of every parameter: "hidden" or "rest"."""
+    num_params = len(jax.tree.leaves(params))
+    if num_params == 0:  # also what stands for all parameters in optax.tree.map_params
         return params
     marks = jax.tree.map(
         lambda mark, part: jax.tree.map(lambda _: mark, part), resolved(hidden, params), params
     )
-
-    def kind(path: tuple[Any, ...], param: Any, mark: Any, axes: MatrixAxes) -> str:
-        name = f"the parameter {jax.tree_util.keystr(path)}"
-        if not isinstance(mark, bool | np.bool_):
-            raise ValueError(f"hidden is {mark!r} for {name}; it must be True or False")
-        if mark and axes.is_vector:
-            raise ValueError(
-                f"{name} is marked hidden, and its shape {param.shape}, seen as {axes}, is no matrix's; a "
-                "hidden matrix has rows and columns. Make hidden False for it, and AdamW takes it, or give "
-                "other matrix_dims."
-            )
-        return "hidden" if mark else "rest"
-
-    kinds = jax.tree.map_with_path(kind, params, marks, spread(matrix_dims, params))
-    if "hidden" not in jax.tree.leaves(kinds):
+    jax.tree.map_with_path(_check_mark, marks)
+    if not any(jax.tree.leaves(marks)):
         raise ValueError(
-            f"hidden marks none of {len(jax.tree.leaves(params))} parameters; at least one must be a hidden "
-            "matrix. Change hidden, or take optax.adamw."
+            f"hidden marks none of {num_params} parameters; at least one must be a hidden matrix. Change "
+            "hidden, or take optax.adamw."
         )
-    return kinds
+    marked = jax.tree.map(lambda mark, param: param if mark else optax.MaskedNode(), marks, params)
+    jax.tree.map_with_path(_check_matrix, marked, spread(matrix_dims, marked))
+    return jax.tree.map(lambda mark: "hidden" if mark else "rest", marks)
+
+
+def _check_mark(path: tuple[Any, ...], mark: Any) -> None:
+    if not isinstance(mark, bool | np.bool_):
+        raise ValueError(
+            f"hidden is {mark!r} for the parameter {jax.tree_util.keystr(path)}; it must be True or False"
+        )
+
+
+def _check_matrix(path: tuple[Any, ...], param: Array, axes: MatrixAxes) -> None:
+    if axes.is_vector:
+        raise ValueError(
+            f"the parameter {jax.tree_util.keystr(path)} is marked hidden, and its shape {param.shape}, seen "
+            f"as {axes}, is no matrix's; a hidden matrix has rows and columns. Make hidden False for it, and "
+            "AdamW takes it, or give other matrix_dims."
+        )
 
 
 def _share(learning_rate: ScalarOrSchedule) -> ScalarOrSchedule:

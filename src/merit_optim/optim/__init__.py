@@ -4,7 +4,7 @@ from merit_optim.optim.groups import describe_groups, param_groups
 from merit_optim.optim.lamb import LAMB, MaxLAMB
 from merit_optim.optim.lion import Lion
 from merit_optim.optim.merit import MERIT
-from merit_optim.optim.muon import Muon, MuonMERIT, NorMuon
+from merit_optim.optim.muon import Muon, MuonMERIT, NorMuon, OrScale
 from merit_optim.optim.registry import OPTIMIZERS, Preset, create
 from merit_optim.optim.soap import SOAP, SOAPMERIT
 from merit_optim.optim.sophia import SophiaG, sampled_label_loss
@@ -21,6 +21,7 @@ __all__ = [
     "Muon",
     "MuonMERIT",
     "NorMuon",
+    "OrScale",
     "Preset",
     "SophiaG",
     "UpdateStatistics",

@@ -43,11 +43,18 @@ class Rule(NamedTuple):
     norm: Norm = "max"
     ratio_bounds: tuple[float, float] | None = None
     """The least and the largest that s may be."""
+    calibrated: bool = False
+    """Divide the ratio by what it was in the first step; for one ratio for the whole weight."""
 
     @staticmethod
     def of(group: dict[str, Any]) -> Rule:
         """The rule that a parameter group's options describe."""
-        return Rule(*map(group.__getitem__, Rule._fields))
+        return Rule(**{name: group[name] for name in Rule._fields if name in group})
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """The names of the state tensors, which come after the direction's."""
+        return ("first_ratio",) if self.calibrated else ()
 
     @property
     def has_rows(self) -> bool:
@@ -121,6 +128,12 @@ def element_ratio(weight: Sizes, update: Sizes, rule: Rule) -> Tensor:
     return scale.masked_fill(unscaled_rows | unscaled_columns, 1)
 
 
+def calibrated(ratio_N: Tensor, first_N: Tensor) -> tuple[Tensor, Tensor]:
+    """A ratio relative to that of the first step, and the latter, which is zero before there was one."""
+    first_N = torch.where(first_N == 0, ratio_N, first_N)
+    return ratio_N / first_N, first_N
+
+
 def bounded(scale: Tensor, rule: Rule) -> Tensor:
     """s within the bounds that the rule sets."""
     return scale if rule.ratio_bounds is None else scale.clamp(*rule.ratio_bounds)
@@ -164,14 +177,17 @@ def step(
 
     def part(is_vector: bool, weight_NRC: Tensor, grad_NRC: Tensor, *old: Tensor) -> tuple[Tensor, ...]:
         """The new weight and state of matrices that have a direction and ratios of their own."""
-        d_NRC, new = direction.advance(grad_NRC, old, step)
+        of_direction, of_rule = old[: len(direction.keys)], old[len(direction.keys) :]
+        d_NRC, new = direction.advance(grad_NRC, of_direction, step)
         if d_NRC is None:
-            return weight_NRC, *new
+            return weight_NRC, *new, *of_rule
         update_NRC = decayed(d_NRC, weight_NRC, weight_decay)
-        scale = element_ratio(
-            sizes(weight_NRC, rule, is_vector=is_vector), sizes(update_NRC, rule, is_vector=is_vector), rule
-        )
-        return apply(weight_NRC, update_NRC, scale, lr, rule.clip), *new
+        weight_sizes, update_sizes = (sizes(x, rule, is_vector=is_vector) for x in (weight_NRC, update_NRC))
+        scale = element_ratio(weight_sizes, update_sizes, rule)
+        if rule.calibrated:
+            relative_N, first_N = calibrated(ratio(weight_sizes.whole_N, update_sizes.whole_N), *of_rule)
+            scale, of_rule = bounded(relative_N[:, None, None], rule), (first_N,)
+        return apply(weight_NRC, update_NRC, scale, lr, rule.clip), *new, *of_rule
 
     vectors = [matrices.is_vector for matrices in view.parts(shape)]
     tensors = (view.cut(x, shape) for x in (weight.to(dtype), grad.to(dtype), *state))

@@ -121,15 +121,16 @@ def describe_groups(groups: Optimizer | Sequence[Mapping[str, Any]]) -> str:
     alike: dict[tuple[str, ...], list[str]] = {}
     order: dict[str, int] = {}
     sizes: dict[str, list[int]] = {kind: [] for kind in KINDS}
+    knows_kinds = any("param_kinds" in group or "kind" in group for group in listed)
     for index, group in enumerate(listed):
         options = [_update(group), _number(group.get("lr")), _number(group.get("weight_decay"))]
         params = group["params"]
         names = group.get("param_names") or [f"parameter {i} of group {index}" for i in range(len(params))]
-        kinds = group.get("param_kinds") or [group.get("kind", "-")] * len(params)
+        kinds = group.get("param_kinds") or [group.get("kind") or "-"] * len(params)
         for param, name, kind in zip(params, names, kinds, strict=True):
             alike.setdefault((str(tuple(param.shape)), kind, *options), []).append(name)
             order.setdefault(name, len(order))
-            sizes.setdefault(kind, []).append(param.numel())
+            sizes.setdefault(kind if knows_kinds else options[0], []).append(param.numel())
 
     rows = []
     for (shape, *cells), names in alike.items():
@@ -138,9 +139,9 @@ def describe_groups(groups: Optimizer | Sequence[Mapping[str, Any]]) -> str:
             rows.append((order[members[0]], [folded, many, *cells]))
     table = [["name", "shape", "kind", "update", "lr", "weight decay"]]
     table += [cells for _, cells in sorted(rows)]
-    summary = [["kind", "tensors", "parameters"]]
+    summary = [["kind" if knows_kinds else "update", "tensors", "parameters"]]
     summary += [[kind, str(len(own)), f"{sum(own):,}"] for kind, own in sizes.items() if own]
-    return f"{_aligned(table, optional=('update', 'lr'))}\n\n{_aligned(summary)}"
+    return f"{_aligned(table, optional=('kind', 'update', 'lr'))}\n\n{_aligned(summary)}"
 
 
 def fold_names(names: Iterable[str]) -> dict[str, list[str]]:
@@ -191,9 +192,7 @@ def _range(values: list[str]) -> str:
 
 def _update(group: Mapping[str, Any]) -> str:
     """The direction and the norm of the ratios, where a group says them."""
-    if "direction" not in group:
-        return "-"
-    return " x ".join(str(group[key]) for key in ("direction", "norm") if key in group)
+    return f"{group.get('direction', 'adam')} x {group['norm']}" if "norm" in group else "-"
 
 
 def _number(value: Any) -> str:

@@ -59,7 +59,7 @@ class View(NamedTuple):
 
     @staticmethod
     def of(group: dict[str, Any]) -> View:
-        return View(*map(group.__getitem__, View._fields))
+        return View(**{name: group[name] for name in View._fields if name in group})
 
     def matrices(self, shape: torch.Size | tuple[int, ...]) -> Matrices:
         """The parameter before it is split."""

@@ -237,3 +237,72 @@ class NorMuon(HiddenMatrixOptimizer):
             rest=rest,
             **options,
         )
+
+
+class OrScale(HiddenMatrixOptimizer):
+    """Muon with one ratio of Euclidean norms for each weight, relative to what it was in the first step.
+
+        u  = scale * polar(momentum*M + (1-momentum)*g) + weight_decay*w
+        r  = |w| / |u|
+        w <- w - lr * clamp(r / r_first, 0.1, 5) * u
+
+    The form for language models, OrScale-LM, as its paper's abstract describes it; no public implementation
+    was found to compare with. ``calibrated=False`` leaves out the division by the first ratio.
+
+    Args:
+        params: parameter groups of ``param_groups(model)``; see ``MuonMERIT``.
+        lr: learning rate of the hidden matrices, as for ``Muon``.
+        weight_decay: added to u as ``weight_decay * w``; decoupled for the rest.
+        momentum: decay of the average gradient.
+        ns_dtype: see ``MuonMERIT``.
+        scale: see ``Muon``.
+        ratio_bounds: the least and the largest ratio.
+        calibrated: divide the ratio by that of the first step.
+        rest_lr: learning rate of embeddings, head and vectors; None for ``lr``.
+        rest: other options for these.
+        options: how the step is computed; see ``MERIT``.
+
+    Examples:
+        >>> import torch
+        >>> from merit_optim import OrScale, param_groups
+        >>> model = torch.nn.TransformerEncoderLayer(d_model=8, nhead=2, dim_feedforward=16)
+        >>> optimizer = OrScale(param_groups(model), lr=1e-3)
+
+    Reference:
+        Lou and You, "OrScale: Orthogonalised Optimization with Layer-Wise Trust-Ratio Scaling", 2026,
+        https://arxiv.org/abs/2605.07815
+    """
+
+    ALGORITHM: ClassVar[str] = "orscale"
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | Tensor = 1e-3,
+        weight_decay: float = 0.1,
+        *,
+        momentum: float = 0.95,
+        ns_dtype: ProductDtype = "bfloat16",
+        scale: Scale = "match_rms_adamw",
+        ratio_bounds: tuple[float, float] | None = (0.1, 5.0),
+        calibrated: bool = True,
+        rest_lr: float | Tensor | None = None,
+        rest: Mapping[str, Any] | None = None,
+        **options: Unpack[EngineOptions],
+    ) -> None:
+        super().__init__(
+            params,
+            lr=lr,
+            weight_decay=weight_decay,
+            direction=MuonDirection(momentum=momentum, ns_dtype=ns_dtype, scale=scale),
+            rule=Rule(
+                clip=None,
+                element_wise=False,
+                norm="l2",
+                ratio_bounds=ratio_bounds,
+                calibrated=calibrated,
+            ),
+            rest_lr=rest_lr,
+            rest=rest,
+            **options,
+        )

@@ -60,6 +60,25 @@ ENGINE_DEFAULTS = EngineOptions(
 )
 
 
+LATER: Mapping[str, Any] = {
+    "direction": "adam",
+    "split": None,
+    "split_dim": 0,
+    "ratio_bounds": None,
+    "calibrated": False,
+}
+"""Options that version 0.1 did not have, with what they mean where a group does not have them.
+
+Groups of its optimizers still have none of them: a distributed checkpoint must have the keys of the groups it
+is loaded into, so these go on with each other's.
+"""
+
+
+def without_later(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options, less those of ``LATER`` that say nothing new."""
+    return {name: value for name, value in options.items() if name not in LATER or value != LATER[name]}
+
+
 def filled(owner: str, given: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
     """The options given, and the defaults of the others; raise as a call does with an argument too many."""
     for name in given.keys() - defaults.keys():
@@ -107,7 +126,8 @@ def check_alike(group: Mapping[str, Any], others: Sequence[Mapping[str, Any]]) -
 
 def check_names(owner: str, group: Mapping[str, Any], known: Collection[str]) -> None:
     """Raise where an option is misspelt; other keys are the user's own, as in torch's optimizers."""
-    for key in group.keys() - set(known) - _KEYS_OF_TORCH:
+    known = {*known, *LATER}
+    for key in group.keys() - known - _KEYS_OF_TORCH:
         if nearest := difflib.get_close_matches(key, known, n=1, cutoff=0.85):
             raise ValueError(
                 f"a parameter group has {key!r}, which {owner} does not know; did you mean {nearest[0]!r}?"

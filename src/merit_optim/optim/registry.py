@@ -14,7 +14,7 @@ from torch.optim.optimizer import ParamsT
 from merit_optim.optim.lamb import LAMB, MaxLAMB
 from merit_optim.optim.lion import Lion
 from merit_optim.optim.merit import MERIT
-from merit_optim.optim.muon import Muon, MuonMERIT, NorMuon
+from merit_optim.optim.muon import Muon, MuonMERIT, NorMuon, OrScale
 from merit_optim.optim.soap import SOAP, SOAPMERIT
 from merit_optim.optim.sophia import SophiaG
 
@@ -61,6 +61,7 @@ OPTIMIZERS: Mapping[str, Preset] = {
     # Not in the paper.
     "muon": Preset(optimizer=Muon, options={}),
     "normuon": Preset(optimizer=NorMuon, options={}),
+    "orscale": Preset(optimizer=OrScale, options={}),
     "soap": Preset(optimizer=SOAP, options={}),
     "muon-merit": Preset(optimizer=MuonMERIT, options={}),
     "soap-merit": Preset(optimizer=SOAPMERIT, options={}),

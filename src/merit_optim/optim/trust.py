@@ -52,16 +52,19 @@ class TrustRatioOptimizer(SafeOptimizer):
         self._shapes: set[torch.Size] = set()
         super().__init__(
             params,
-            {
-                "lr": lr,
-                "weight_decay": weight_decay,
-                **direction.options,
-                **rule._asdict(),
-                **step_options.filled(type(self).__name__, options, ENGINE_DEFAULTS),
-            },
+            step_options.without_later(
+                {
+                    "lr": lr,
+                    "weight_decay": weight_decay,
+                    **direction.options,
+                    **rule._asdict(),
+                    **step_options.filled(type(self).__name__, options, ENGINE_DEFAULTS),
+                }
+            ),
         )
 
     def _check_group(self, group: dict[str, Any]) -> None:
+        group = {**step_options.LATER, **group}
         super()._check_group(group)
         step_options.check_engine(group)
         validate.one_of("direction", group["direction"], tuple(DIRECTIONS))
@@ -71,24 +74,31 @@ class TrustRatioOptimizer(SafeOptimizer):
         validate.bounds("ratio_bounds", group["ratio_bounds"])
         if group["clip"] is not None:
             validate.positive("clip", group["clip"], "None for no clip")
-        for option in ("element_wise", "weight_bound"):
+        for option in ("element_wise", "weight_bound", "calibrated"):
             validate.flag(option, group[option])
+        if group["calibrated"] and (group["element_wise"] or group["norm"] == "none"):
+            given = f"element_wise={group['element_wise']} and norm={group['norm']!r}"
+            raise ValueError(
+                f"calibrated=True is of one ratio for the whole weight, but {given} were given; use "
+                "element_wise=False and norm='l2' or 'max'"
+            )
         if reason := direction.refused_options(group):
             raise ValueError(reason)
 
     def _state_keys(self, group: dict[str, Any]) -> tuple[str, ...]:
-        return direction_of(group).keys
+        return direction_of(group).keys + Rule.of(group).keys
 
     def _state_shapes(self, param: Tensor, group: dict[str, Any]) -> dict[str, tuple[int, ...]]:
-        direction = direction_of(group)
-        shapes = direction.shapes(View.of(group).matrices(param.shape))
+        matrices, rule = View.of(group).matrices(param.shape), Rule.of(group)
+        shapes = direction_of(group).shapes(matrices) + tuple((matrices.num,) for _ in rule.keys)
         own = tuple(param.shape)
         return {
-            key: own if shape is None else shape for key, shape in zip(direction.keys, shapes, strict=True)
+            key: own if shape is None else shape
+            for key, shape in zip(self._state_keys(group), shapes, strict=True)
         }
 
     def _needs_step(self, group: dict[str, Any]) -> bool:
-        return bool(group["direction"] != "muon")
+        return direction_of(group).NAME != "muon"
 
     def _check_engine(self, group: dict[str, Any]) -> None:
         if group["fused"] and (reason := fused_unavailable()):
@@ -110,16 +120,20 @@ class TrustRatioOptimizer(SafeOptimizer):
                 "of this family."
             )
         refuse_inexact(name, param)
-        view = View.of(group)
+        view, group = View.of(group), {**step_options.LATER, **group}
         reason = view.refusal(param.shape) or direction_of(group).refusal(view, view.matrices(param.shape))
+        if group["calibrated"] and view.split is not None:
+            reason = "calibrated=True keeps one ratio for a weight: use split=None"
         if reason:
             raise ValueError(f"{name} of shape {tuple(param.shape)} cannot be optimized so: {reason}")
-        if is_sharded(param) and (group["direction"] != "adam" or group["split"] is not None):
-            what = f"direction={group['direction']!r}, split={group['split']!r}"
-            raise TypeError(
-                f"{name} is sharded, and {what} needs whole matrices, which no rank has. Use whole "
-                "parameters (one device, or DDP), or direction='adam' and split=None for it."
-            )
+        on_ranks = {"direction": "adam", "split": None, "calibrated": False}
+        for option in on_ranks if is_sharded(param) else ():
+            if group[option] != on_ranks[option]:
+                raise TypeError(
+                    f"{name} is sharded, and {option}={group[option]!r} needs whole matrices, which no rank "
+                    "has. Use whole parameters (one device, or DDP), or "
+                    f"{option}={on_ranks[option]!r} for it."
+                )
         if is_sharded(param) and self.defaults["differentiable"]:
             raise TypeError(
                 f"{name} is sharded, and a differentiable step knows no other ranks. Use "
@@ -175,7 +189,7 @@ class TrustRatioOptimizer(SafeOptimizer):
             wanted = group["foreach"] is None and not group["differentiable"] and device.type == "cuda"
         else:
             wanted = group["fused"] and (device.type == "cuda" or interpreting())
-        return bool(wanted) and group["direction"] == "adam" and fused_unavailable() is None
+        return bool(wanted) and direction_of(group).NAME == "adam" and fused_unavailable() is None
 
     def _step_device(self, param: Tensor, group: dict[str, Any]) -> torch.device:
         # Many small additions on the host would cost more than the fused step itself.
@@ -189,7 +203,8 @@ class TrustRatioOptimizer(SafeOptimizer):
         return fused or super()._step_supports_amp_scaling
 
     def _leaves_the_graph(self) -> bool:
-        on_host = any(group["direction"] == "soap" for group in self.param_groups)  # its steps are counted
+        # SOAP counts its steps on the host.
+        on_host = any(direction_of(group).NAME == "soap" for group in self.param_groups)
         return on_host or self._recorder is not None or super()._leaves_the_graph()
 
     def _controls(

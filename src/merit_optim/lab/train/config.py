@@ -32,8 +32,8 @@ class OptimizerConfig:
     """The optimizer; what is None has the MERIT paper's value."""
 
     name: str = "merit"
-    """adamw, lion, sophiag, lamb, maxlamb, merit, muon, normuon, soap, muon-merit, soap-merit; or
-    MODULE:CLASS, an optimizer of your own."""
+    """adamw, lion, sophiag, lamb, maxlamb, merit, muon, normuon, orscale, soap, muon-merit,
+    soap-merit; or MODULE:CLASS, an optimizer of your own."""
     lr: float | None = None
     """Peak learning rate. None: the paper's for the GPT-2 model nearest in size."""
     betas: tuple[float, float] | None = None

@@ -14,7 +14,7 @@ DIRECTIONS: dict[str, type[Direction]] = {cls.NAME: cls for cls in (Adam, Muon, 
 
 def direction_of(group: dict[str, Any]) -> Direction:
     """The direction that a parameter group asks for."""
-    return DIRECTIONS[group["direction"]].of(group)
+    return DIRECTIONS[group.get("direction", Adam.NAME)].of(group)
 
 
 __all__ = ["DIRECTIONS", "Adam", "Direction", "Muon", "Soap", "direction_of"]

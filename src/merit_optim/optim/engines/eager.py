@@ -143,6 +143,12 @@ class EagerPart:
     def apply(self, recorder: Recorder | None) -> None:
         """Change w."""
         ratios = algorithm.ratio(*self.sizes)
+        for tensors in self.tensors:
+            if tensors.rule.calibrated:
+                whole_N, first_N = tensors.slot.view(ratios).whole_N, tensors.state[-1]
+                relative_N, now_N = algorithm.calibrated(whole_N, first_N.to(self.dtype))
+                store(first_N, now_N, self.control.skip)
+                whole_N.copy_(relative_N)
         no_ratio = algorithm.undefined(*self.sizes)
         # Rare, and a pass over every block: a CPU looks first, where looking is free.
         unscaled = None if self.device.type == "cpu" and not no_ratio.any() else no_ratio
@@ -166,8 +172,9 @@ class HeldPart(EagerPart):
         grads = View.of(whole.item.group).cut(grad, grad.shape)
         held: list[Tensors] = []
         for tensors, grad_NRC in zip(self.tensors, grads, strict=True):
-            d_NRC, state = self.direction.advance(grad_NRC, tensors.state, whole.item.step)
-            _store(list(tensors.state), list(state), self.control.skip)
+            before = tensors.state[: len(self.direction.keys)]
+            d_NRC, after = self.direction.advance(grad_NRC, before, whole.item.step)
+            _store(list(before), list(after), self.control.skip)
             if d_NRC is not None:  # else this step only prepares, and the weight stays
                 held.append(tensors._replace(d=d_NRC))
         self.tensors = held

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from merit_optim.optim.algorithm import Rule
+from merit_optim.optim.directions import direction_of
 from merit_optim.optim.directions.adam import bias_correction
 from merit_optim.optim.engines.fused import kernels
 from merit_optim.optim.engines.fused.launch import TRITON, Launch, Sender, Shared, Variant, variant_of
@@ -45,12 +46,17 @@ def refusal(group: dict[str, Any], param: Tensor) -> str | None:
         return f"it has dtype {param.dtype}, not one of {', '.join(map(str, TRITON))}"
     if not param.is_contiguous():
         return "it is not contiguous"
-    if group["direction"] != "adam":
-        return f"direction={group['direction']!r} is not among the kernels, which have Adam's"
-    for option in ("split", "ratio_bounds"):
-        if group[option] is not None:
-            return f"{option}={group[option]!r} is not among what the kernels know"
-    matrices = View.of(group).matrices(param.shape)
+    view, rule = View.of(group), Rule.of(group)
+    unknown = {
+        "direction": direction_of(group).NAME if direction_of(group).NAME != "adam" else None,
+        "split": view.split,
+        "ratio_bounds": rule.ratio_bounds,
+        "calibrated": rule.calibrated,
+    }
+    for option, value in unknown.items():
+        if value:
+            return f"{option}={value!r} is not among what the kernels know"
+    matrices = view.matrices(param.shape)
     if matrices.columns > MAX_COLUMNS and not matrices.is_vector:
         return f"its rows have more than {MAX_COLUMNS} elements"
     if group["norm"] == "l2" and group["element_wise"]:
@@ -260,8 +266,13 @@ def _owners(works: list[Work]) -> list[Tensor]:
 def _options(work: Work) -> tuple[Any, ...]:
     """What the tables depend on besides the tensors."""
     group = work.group
-    keys = ("matrix_dims", "split", "element_wise", "norm", "weight_bound", "ratio_bounds", "maximize")
-    return (len(work.params), group["bias_correction"], *(group[key] for key in keys))
+    return (
+        len(work.params),
+        *Rule.of(group)[1:],
+        *View.of(group),
+        group["maximize"],
+        group["bias_correction"],
+    )
 
 
 def _kinds(grads: list[Tensor]) -> tuple[list[torch.dtype], list[bool]]:

@@ -1,0 +1,244 @@
+"""Members of the family that torch has too, against torch's: AdamW and Muon.
+
+Differences are counted in ulps, each the distance from one to the next float32 at the size of the largest weight
+of a tensor: every step rounds both weights once or twice, and adds what d was rounded by.
+"""
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from optimizer_cases import random_tensor
+from torch import Tensor
+
+from merit_optim import MERIT, SOAP, SOAPMERIT, Muon, MuonMERIT, NorMuon
+
+NUM_STEPS = 20
+SHAPES = ((12, 12), (24, 8), (8, 24), (1, 16), (16, 1))
+REST_SHAPES = ((6, 5), (7,), (3, 2, 2, 2), ())
+
+ADAMW_ULPS = 4
+MUON_ULPS = 8
+
+
+def weights(
+    shapes: Any, device: torch.device, dtype: torch.dtype = torch.float32, seed: int = 0
+) -> list[Tensor]:
+    return [random_tensor(s, seed + i, scale=0.5, dtype=dtype, device=device) for i, s in enumerate(shapes)]
+
+
+def set_gradients(params: list[Tensor], step: int) -> None:
+    for i, param in enumerate(params):
+        scale = 10.0 ** (step % 4 - 2)
+        grad = random_tensor(param.shape, 1000 + 50 * step + i, scale=scale, dtype=param.dtype)
+        param.grad = grad.to(param.device)
+
+
+def advance(optimizer: torch.optim.Optimizer, num_steps: int = NUM_STEPS, first: int = 0) -> list[Tensor]:
+    """The parameters after steps with random gradients."""
+    params = [param for group in optimizer.param_groups for param in group["params"]]
+    for step in range(first, first + num_steps):
+        set_gradients(params, step)
+        optimizer.step()
+    return params
+
+
+def ulps(actual: Tensor, expected: Tensor) -> float:
+    """The largest difference, in units of the last place of the largest expected element."""
+    largest = expected.detach().abs().max()
+    unit = torch.nextafter(largest, torch.full_like(largest, torch.inf)) - largest
+    return ((actual.detach() - expected.detach()).abs().max() / unit).item()
+
+
+def assert_within_ulps(actual: list[Tensor], expected: list[Tensor], most: float) -> None:
+    for a, e in zip(actual, expected, strict=True):
+        assert ulps(a, e) <= most, tuple(a.shape)
+
+
+# --- AdamW ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"weight_decay": 0.0},
+        {"lr": 1e-4, "betas": (0.8, 0.99), "weight_decay": 0.5},
+        {"maximize": True},
+    ],
+    ids=str,
+)
+def test_merit_without_ratios_is_adamw(device, options) -> None:
+    options = {"lr": 1e-2, "betas": (0.9, 0.95), "weight_decay": 0.1, "eps": 1e-8, **options}
+    shapes = (*SHAPES, *REST_SHAPES)
+    ours = MERIT(weights(shapes, device), norm="none", clip=None, bias_correction=True, **options)
+    expected = advance(torch.optim.AdamW(weights(shapes, device), **options))
+    assert_within_ulps(advance(ours), expected, ADAMW_ULPS)
+
+
+def test_in_float64_it_is_adamw_to_the_last_digits(device) -> None:
+    options: dict[str, Any] = {"lr": 1e-2, "betas": (0.9, 0.95), "weight_decay": 0.1, "eps": 1e-8}
+    params, others = (weights(SHAPES, device, torch.float64) for _ in range(2))
+    ours = MERIT(params, norm="none", clip=None, bias_correction=True, **options)
+    for a, e in zip(advance(ours), advance(torch.optim.AdamW(others, **options)), strict=True):
+        torch.testing.assert_close(a, e, rtol=1e-13, atol=1e-14)
+
+
+@pytest.mark.parametrize(
+    ("optimizer_class", "direction", "share", "betas"),
+    [
+        (MuonMERIT, "muon", 0.4, (0.9, 0.95)),
+        (Muon, "muon", 1.0, (0.9, 0.95)),
+        (NorMuon, "muon", 1.0, (0.9, 0.95)),
+        (SOAPMERIT, "soap", 0.4, (0.9, 0.95)),
+        (SOAP, "soap", 1.0, (0.95, 0.95)),
+    ],
+)
+def test_the_rest_of_the_weights_take_adamw(device, optimizer_class, direction, share, betas) -> None:
+    hidden, rest = weights(SHAPES[:1], device), weights(REST_SHAPES, device, seed=10)
+    groups = [
+        {"params": rest, "direction": "adam", "weight_decay": 0.2},
+        {"params": hidden, "direction": direction},
+    ]
+    ours = optimizer_class(groups, lr=1e-2)
+    adamw = torch.optim.AdamW(
+        weights(REST_SHAPES, device, seed=10), lr=share * 1e-2, betas=betas, eps=1e-8, weight_decay=0.2
+    )
+    actual = advance(ours)
+    assert_within_ulps(actual[: len(rest)], advance(adamw), ADAMW_ULPS)
+
+
+# --- Muon -------------------------------------------------------------------------------------------------
+
+VARIANTS: dict[str, dict[str, Any]] = {
+    "default": {},
+    "no nesterov": {"nesterov": False},
+    "no momentum": {"momentum": 0.0},
+    "three passes": {"ns_steps": 3},
+    "other coefficients": {"ns_coefficients": (2.0, -1.5, 0.5)},
+    "other numbers": {"momentum": 0.8, "weight_decay": 0.5, "lr": 3e-3},
+    "no decay": {"weight_decay": 0.0},
+}
+
+
+def of_torch(params: list[Tensor], scale: str, **options: Any) -> torch.optim.Muon:
+    """torch's; its ``adjust_lr_fn`` is our ``scale``."""
+    return torch.optim.Muon(params, **{"lr": 1e-2, "weight_decay": 0.1, "adjust_lr_fn": scale, **options})
+
+
+def of_ours(params: list[Tensor], scale: str, **options: Any) -> Muon:
+    group = {"params": params, "direction": "muon"}
+    return Muon([group], **{"lr": 1e-2, "weight_decay": 0.1, "scale": scale, **options})
+
+
+@pytest.fixture
+def without_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch's Muon with float32 products: what it calls to round gives a copy, for it divides that in place."""
+    monkeypatch.setattr(Tensor, "bfloat16", Tensor.clone)
+
+
+every_scale = pytest.mark.parametrize("scale", ["original", "match_rms_adamw"])
+
+
+@every_scale
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.usefixtures("without_bfloat16")
+def test_muon_with_float32_products_is_torch_s(device, scale, variant) -> None:
+    options = VARIANTS[variant]
+    ours = of_ours(weights(SHAPES, device), scale, ns_dtype="float32", **options)
+    expected = advance(of_torch(weights(SHAPES, device), scale, **options))
+    assert_within_ulps(advance(ours), expected, MUON_ULPS)
+
+
+@every_scale
+@pytest.mark.usefixtures("without_bfloat16")
+def test_muon_in_float64_is_torch_s_to_the_last_digits(device, scale) -> None:
+    ours = of_ours(weights(SHAPES, device, torch.float64), scale, ns_dtype="float32")
+    torchs = of_torch(weights(SHAPES, device, torch.float64), scale)
+    for a, e in zip(advance(ours), advance(torchs), strict=True):
+        torch.testing.assert_close(a, e, rtol=1e-11, atol=1e-12)
+
+
+def distances(some: list[Tensor], others: list[Tensor]) -> list[float]:
+    return [torch.linalg.vector_norm((a - b).double()).item() for a, b in zip(some, others, strict=True)]
+
+
+@every_scale
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_muon_with_bfloat16_products_is_as_near_to_torch_s_as_bfloat16_allows(
+    device, scale, variant, monkeypatch
+) -> None:
+    """The measure is how far torch's own run is from its float32 run.
+
+    torch rounds the momentum to bf16 before it is divided by its norm, and ours after, so the two do not round
+    alike: each is about that far from float32, and they are no further than twice that from each other.
+    """
+    options = VARIANTS[variant]
+    shapes = ((32, 32), (64, 16), (16, 64))
+    begun = weights(shapes, device)
+    ours = advance(of_ours(weights(shapes, device), scale, **options))
+    torchs = advance(of_torch(weights(shapes, device), scale, **options))
+    monkeypatch.setattr(Tensor, "bfloat16", Tensor.clone)
+    exact = advance(of_torch(weights(shapes, device), scale, **options))
+    for ours_to_torch, ours_to_exact, spread, moved in zip(
+        distances(ours, torchs),
+        distances(ours, exact),
+        distances(torchs, exact),
+        distances(exact, begun),
+        strict=True,
+    ):
+        assert 0 < spread < 0.05 * moved
+        assert ours_to_exact < 1.5 * spread
+        assert ours_to_torch < 2 * spread
+
+
+@every_scale
+@pytest.mark.usefixtures("without_bfloat16")
+def test_muon_goes_on_with_torch_s_state(device, scale) -> None:
+    """A run begun with torch.optim.Muon, whose state has no step count, goes on here as it would there."""
+    torchs = of_torch(weights(SHAPES, device), scale)
+    params = advance(torchs, 5)
+    ours = of_ours([p.detach().clone() for p in params], scale, ns_dtype="float32")
+    saved = copy.deepcopy(torchs.state_dict())
+    assert all(set(state) == {"momentum_buffer"} for state in saved["state"].values())
+    ours.load_state_dict(saved)
+    (group,) = ours.param_groups
+    assert (group["scale"], group["ns_dtype"], group["lr"]) == (scale, "float32", 1e-2)
+    for mine, theirs in zip(group["params"], params, strict=True):
+        state = ours.state[mine]
+        assert torch.equal(state["momentum_buffer"], torchs.state[theirs]["momentum_buffer"])
+        assert state["momentum_buffer"] is not torchs.state[theirs]["momentum_buffer"]
+    assert_within_ulps(advance(ours, 5, first=5), advance(torchs, 5, first=5), MUON_ULPS)
+
+
+@pytest.mark.usefixtures("without_bfloat16")
+def test_torch_s_muon_goes_on_with_ours(device) -> None:
+    """And back; torch takes the options of the checkpoint, so they are set again."""
+    ours = of_ours(weights(SHAPES, device), "original", ns_dtype="float32")
+    params = advance(ours, 5)
+    torchs = of_torch([p.detach().clone() for p in params], "original")
+    options = {key: value for key, value in torchs.param_groups[0].items() if key != "params"}
+    torchs.load_state_dict(copy.deepcopy(ours.state_dict()))
+    torchs.param_groups[0].update(options)
+    assert_within_ulps(advance(ours, 5, first=5), advance(torchs, 5, first=5), MUON_ULPS)
+
+
+def test_muon_merit_goes_on_with_torch_s_momentum(device) -> None:
+    """The state is that of the direction, whatever scales it."""
+    torchs = of_torch(weights(SHAPES, device), "original")
+    advance(torchs, 3)
+    ours = MuonMERIT([{"params": weights(SHAPES, device), "direction": "muon"}])
+    ours.load_state_dict(torchs.state_dict())
+    for mine, theirs in zip(ours.param_groups[0]["params"], torchs.param_groups[0]["params"], strict=True):
+        assert torch.equal(ours.state[mine]["momentum_buffer"], torchs.state[theirs]["momentum_buffer"])
+    advance(ours, 1, first=3)
+
+
+def test_the_state_of_torch_s_muon_is_refused_where_more_is_needed(device) -> None:
+    """NorMuon has an average for each row too."""
+    torchs = of_torch(weights(SHAPES, device), "original")
+    advance(torchs, 1)
+    ours = NorMuon([{"params": weights(SHAPES, device), "direction": "muon"}])
+    with pytest.raises(ValueError, match="has .'momentum_buffer'. but not .'second_momentum_buffer'"):
+        ours.load_state_dict(torchs.state_dict())

@@ -1,0 +1,362 @@
+"""What the weights of a model are, at the edges of the rules."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from kinds_cases import by_kind, expected, kind_of
+from torch import nn
+from torch.nn.utils import parametrizations, parametrize
+
+from merit_optim.optim.kinds import kinds_of
+
+
+class Attention(nn.Module):
+    """Attention with the names that output heads have too."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.query = nn.Linear(width, width)
+        self.output = nn.Linear(width, width)
+        self.out_proj = nn.Linear(width, width)
+
+
+class Decoder(nn.Module):
+    """A model with one block that stands in no list, and an output layer with a name of its own."""
+
+    def __init__(self, vocabulary: int = 40, width: int = 16, output: str = "to_tokens") -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(vocabulary, width)
+        self.mix = nn.Linear(width, width)
+        self.attention = Attention(width)
+        self.add_module(output, nn.Linear(width, vocabulary))
+        self.norm = nn.LayerNorm(width)
+
+
+DECODER_HIDDEN = "mix.weight attention.query.weight attention.output.weight attention.out_proj.weight"
+
+
+@pytest.mark.parametrize("vocabulary", [40, 16], ids=["", "vocabulary==width"])
+@pytest.mark.parametrize("output", ["to_tokens", "output", "out_proj", "decoder", "lm_head", "unembedding"])
+def test_an_output_layer_beside_the_embedding_is_a_head_whatever_its_name(vocabulary, output) -> None:
+    found = by_kind(Decoder(vocabulary, output=output))
+    assert (found["head"], found["hidden"]) == (f"{output}.weight", DECODER_HIDDEN)
+
+
+def test_a_tied_head_is_an_embedding_and_stands_once() -> None:
+    model = Decoder()
+    model.to_tokens.weight = model.embedding.weight
+    kinds = kinds_of(model)
+    assert kinds[model.to_tokens.weight] == "embedding"
+    assert "head" not in kinds.values()
+    assert len(kinds) == len(list(model.parameters()))
+
+
+def test_an_embedding_wins_whichever_owner_comes_first() -> None:
+    table = nn.Embedding(40, 16)
+    head = nn.Linear(16, 40, bias=False)
+    head.weight = table.weight
+    for model in (
+        nn.ModuleDict({"head": head, "table": table}),
+        nn.ModuleDict({"table": table, "head": head}),
+    ):
+        assert list(kinds_of(model).values()) == ["embedding"]
+
+
+def test_a_frozen_parameter_has_a_kind() -> None:
+    model = Decoder()
+    before = kinds_of(model)
+    assert kinds_of(model.requires_grad_(False)) == before
+
+
+def compiled(model: nn.Module) -> nn.Module:
+    return torch.compile(model, backend="eager")
+
+
+class DataParallelLike(nn.Module):
+    """A wrapper that names the model ``module``, as DataParallel, DDP and the like do."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+
+def each_layer_wrapped(model: nn.Module) -> nn.Module:
+    """With a wrapper around each layer, as of FSDP or activation checkpointing."""
+    for parent in list(model.modules()):
+        for name, child in list(parent.named_children()):
+            if next(child.children(), None) is None:
+                setattr(parent, name, DataParallelLike(child))
+    return model
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [compiled, DataParallelLike, each_layer_wrapped, lambda model: DataParallelLike(compiled(model))],
+    ids=["compiled", "parallel", "each layer", "both"],
+)
+@pytest.mark.parametrize("output", ["to_tokens", "output", "lm_head"])
+def test_wrappers_do_not_matter(wrap: Callable[[nn.Module], nn.Module], output) -> None:
+    model = Decoder(output=output)
+    before = kinds_of(model)
+    assert kinds_of(wrap(model)) == before
+
+
+def test_blocks_that_are_compiled_one_by_one_are_blocks() -> None:
+    model = nn.Module()
+    model.embedding = nn.Embedding(16, 16)
+    model.blocks = nn.ModuleList(compiled(Attention(16)) for _ in range(2))
+    model.lm_head = compiled(nn.Linear(16, 16))
+    assert kind_of(model, "blocks.1._orig_mod.output.weight") == "hidden"
+    assert kind_of(model, "lm_head._orig_mod.weight") == "head"
+
+
+def test_a_sequential_model_has_blocks_and_a_head() -> None:
+    blocks = [Attention(16) for _ in range(3)]
+    model = nn.Sequential(nn.Embedding(16, 16), *blocks, nn.LayerNorm(16), nn.Linear(16, 16))
+    kinds = kinds_of(model)
+    assert {kinds[param] for block in blocks for param in block.parameters()} == {"hidden", "vector"}
+    assert kind_of(model, "5.weight") == "head"
+
+
+class Scoring(nn.Module):
+    """A block with a layer whose name is a head's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.score = nn.Linear(16, 16)
+
+
+@pytest.mark.parametrize(
+    "stack", [nn.Sequential, lambda *blocks: nn.ModuleList(blocks)], ids=["sequential", "list"]
+)
+def test_a_layer_in_a_block_is_no_head_whatever_its_name(stack) -> None:
+    blocks = stack(Scoring(), Scoring())
+    model = nn.ModuleDict({"embedding": nn.Embedding(40, 16), "blocks": blocks, "head": nn.Linear(16, 40)})
+    assert by_kind(model)["hidden"] == "blocks.#.score.weight"
+    assert by_kind(model)["head"] == "head.weight"
+
+
+def test_an_output_layer_for_labels_has_another_size_than_the_vocabulary() -> None:
+    model = Decoder(output="output")
+    model.output = nn.Linear(16, 3)
+    assert kind_of(model, "output.weight") == "head"
+    assert kind_of(model, "attention.output.weight") == "hidden"
+
+
+def test_a_head_of_several_layers_is_its_last_layer_and_heads_in_a_list_are_all_heads() -> None:
+    model = nn.Module()
+    model.body = nn.Linear(8, 8)
+    model.classifier = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 3))
+    model.lm_heads = nn.ModuleList(nn.Linear(8, 5) for _ in range(2))
+    assert [kind_of(model, f"classifier.{i}.weight") for i in (0, 2)] == ["hidden", "head"]
+    assert [kind_of(model, f"lm_heads.{i}.weight") for i in (0, 1)] == ["head", "head"]
+
+
+def test_a_head_is_beside_embeddings_that_stand_in_a_list_too() -> None:
+    model = nn.Module()
+    model.tables = nn.ModuleList(nn.Embedding(40, 16) for _ in range(2))
+    model.to_tokens = nn.Linear(16, 40)
+    assert kind_of(model, "to_tokens.weight") == "head"
+
+
+def test_attention_heads_that_are_modules_are_hidden() -> None:
+    """A list named ``heads``, as in lecture code, is no list of output heads."""
+    model = nn.Module()
+    model.embedding = nn.Embedding(40, 16)
+    model.blocks = nn.Sequential(
+        *(nn.ModuleDict({"heads": nn.ModuleList(Attention(16) for _ in range(2))}),) * 2
+    )
+    assert set(by_kind(model)) == {"embedding", "hidden", "vector"}
+
+
+class LoRALinear(nn.Module):
+    """A frozen layer and two small matrices."""
+
+    def __init__(self, base: nn.Linear, rank: int = 2) -> None:
+        super().__init__()
+        self.base_layer = base.requires_grad_(False)
+        self.lora_A = nn.ModuleDict({"default": nn.Linear(base.in_features, rank, bias=False)})
+        self.lora_B = nn.ModuleDict({"default": nn.Linear(rank, base.out_features, bias=False)})
+        self.lora_rows = nn.Parameter(torch.zeros(rank, base.in_features))
+
+
+@pytest.mark.parametrize("output", ["to_tokens", "output", "lm_head"])
+def test_loras_matrices_are_hidden_and_the_layer_below_keeps_its_kind(output) -> None:
+    model = Decoder(output=output)
+    model.attention.query = LoRALinear(model.attention.query)
+    setattr(model, output, LoRALinear(getattr(model, output)))
+    for name in ("attention.query", output):
+        for matrix in ("lora_A.default.weight", "lora_B.default.weight", "lora_rows"):
+            assert kind_of(model, f"{name}.{matrix}") == "hidden"
+    assert kind_of(model, f"{output}.base_layer.weight") == "head"
+    assert kind_of(model, "attention.query.base_layer.weight") == "hidden"
+
+
+class LoRAInside(nn.Linear):
+    """A layer that holds its small matrices itself."""
+
+    def __init__(self, num_inputs: int, num_outputs: int) -> None:
+        super().__init__(num_inputs, num_outputs)
+        self.lora_A = nn.Parameter(torch.zeros(2, num_inputs))
+
+
+def test_loras_matrices_in_a_head_are_hidden() -> None:
+    found = by_kind(nn.ModuleDict({"head": LoRAInside(16, 40)}))
+    assert (found["head"], found["hidden"]) == ("head.weight", "head.lora_A")
+
+
+class Experts(nn.Module):
+    """A mixture with as many experts as asked for, and a router."""
+
+    def __init__(self, num: int) -> None:
+        super().__init__()
+        self.gate = nn.Linear(8, num, bias=False)
+        self.w1 = nn.Parameter(torch.zeros(num, 12, 8))
+        self.w1_bias = nn.Parameter(torch.zeros(num, 12))
+
+
+@pytest.mark.parametrize("num", [1, 4])
+def test_stacked_experts_and_their_router(num) -> None:
+    assert by_kind(Experts(num)) == {"hidden": "gate.weight", "experts": "w#", "vector": "w#_bias"}
+
+
+class Tables(nn.Module):
+    """Parameters without a layer of their own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pos_embed = nn.Parameter(torch.zeros(1, 5, 8))
+        self.cls_token = nn.Parameter(torch.zeros(1, 1, 8))
+        self.positional_embedding = nn.Parameter(torch.zeros(5, 8))
+        self.latent_queries = nn.Parameter(torch.zeros(1, 5, 8))
+        self.tables = nn.ParameterDict({"position_0": nn.Parameter(torch.zeros(5, 8))})
+        self.mask_tokens = nn.ParameterList([torch.zeros(5, 8), torch.zeros(5, 8)])
+        self.token_mixer = nn.Parameter(torch.zeros(5, 8))
+        self.post_projection = nn.Parameter(torch.zeros(8, 8))
+        self.layer_scale = nn.Parameter(torch.ones(8, 1, 1))
+        self.head_scale = nn.Parameter(torch.ones(2, 4))
+        self.norm = nn.LayerNorm((5, 8))
+        self.row = nn.Linear(8, 1)
+
+
+def test_parameters_without_a_layer_go_by_their_names() -> None:
+    assert by_kind(Tables()) == expected(
+        embedding="""pos_embed cls_token positional_embedding latent_queries tables.position_#
+            mask_tokens.#""",
+        hidden="token_mixer post_projection row.weight",
+        vector="layer_scale head_scale norm.weight norm.bias row.bias",
+    )
+
+
+class Holder(nn.Module):
+    """A layer of a library: no subclass of torch's."""
+
+    def __init__(self, *shape: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(shape))
+
+
+def holder(name: str, *shape: int) -> nn.Module:
+    """A layer whose class has that name."""
+    return type(name, (Holder,), {})(*shape)
+
+
+def test_layers_by_the_names_of_their_classes() -> None:
+    embedding, linear = holder("VocabularyEmbedding", 40, 16), holder("ColumnLinear", 40, 16)
+    assert list(kinds_of(nn.Sequential(embedding, linear)).values()) == ["embedding", "head"]
+    assert list(kinds_of(nn.Sequential(embedding, holder("Conv1D", 16, 40))).values()) == [
+        "embedding",
+        "head",
+    ]
+    assert list(kinds_of(nn.Sequential(embedding, holder("Router", 40, 16))).values()) == [
+        "embedding",
+        "hidden",
+    ]
+    assert by_kind(holder("CausalConv", 8, 8, 3)) == {"hidden": "weight"}
+    assert by_kind(holder("GroupedLinear", 8, 8, 3)) == {"experts": "weight"}
+
+
+def test_embeddings_by_class() -> None:
+    for layer in (nn.EmbeddingBag(40, 16), type("Mine", (nn.Embedding,), {})(40, 16)):
+        model = nn.Sequential(layer, nn.Linear(16, 40))
+        assert list(kinds_of(model).values()) == ["embedding", "head", "vector"]
+
+
+def test_the_embedding_of_patches_is_no_hidden_matrix() -> None:
+    patches = nn.ModuleDict({"patch_embed": nn.Conv2d(3, 8, 4, 4), "stem": nn.Conv2d(8, 8, 3)})
+    assert by_kind(patches) == expected(
+        embedding="patch_embed.weight", hidden="stem.weight", vector="patch_embed.bias stem.bias"
+    )
+    model = nn.ModuleDict({"to_patch_embedding": nn.Sequential(nn.LayerNorm(8), nn.Linear(8, 8))})
+    assert kind_of(model, "to_patch_embedding.1.weight") == "embedding"
+    model = nn.ModuleDict(
+        {"embedding_model": nn.ModuleDict({"body": nn.ModuleDict({"conv": nn.Conv1d(8, 8, 3)})})}
+    )
+    assert kind_of(model, "embedding_model.body.conv.weight") == "hidden"
+
+
+class Doubled(nn.Module):
+    """A parametrization with a weight of its own."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.turn = nn.Parameter(torch.eye(width))
+
+    def forward(self, weight: torch.Tensor) -> torch.Tensor:
+        return weight @ self.turn
+
+
+def test_parametrized_weights_keep_the_kind_of_their_layer() -> None:
+    model = Decoder()
+    for layer in (model.attention.query, model.to_tokens):
+        parametrizations.weight_norm(layer)
+    parametrizations.orthogonal(model.attention.output)
+    parametrize.register_parametrization(model.embedding, "weight", Doubled(16))
+    parametrize.register_parametrization(model.mix, "weight", Doubled(16))
+    names = dict(model.named_parameters())
+    kinds = {name: kinds_of(model)[param] for name, param in names.items() if param.ndim > 1}
+    assert kinds == {
+        "embedding.parametrizations.weight.original": "embedding",
+        "embedding.parametrizations.weight.0.turn": "hidden",
+        "mix.parametrizations.weight.original": "hidden",
+        "mix.parametrizations.weight.0.turn": "hidden",
+        "attention.query.parametrizations.weight.original0": "vector",
+        "attention.query.parametrizations.weight.original1": "hidden",
+        "attention.output.parametrizations.weight.original": "hidden",
+        "attention.out_proj.weight": "hidden",
+        "to_tokens.parametrizations.weight.original0": "vector",
+        "to_tokens.parametrizations.weight.original1": "head",
+    }
+
+
+def test_a_model_that_cannot_say_its_head_is_sorted_all_the_same() -> None:
+    class Refusing(Decoder):
+        def get_output_embeddings(self) -> nn.Module:
+            raise NotImplementedError
+
+    assert kind_of(Refusing(), "to_tokens.weight") == "head"
+
+
+def test_what_a_model_says_is_its_head_is_one() -> None:
+    class Saying(Decoder):
+        def get_output_embeddings(self) -> nn.Module:
+            return self.attention.query
+
+    assert kind_of(Saying(), "attention.query.weight") == "head"
+
+
+def test_parameters_without_a_shape_yet_are_refused_unless_they_are_frozen() -> None:
+    model = nn.Sequential(nn.LazyLinear(4), nn.Linear(4, 4))
+    with pytest.raises(ValueError, match=r"0\.weight has no shape yet; .* one forward pass"):
+        kinds_of(model)
+    for param in model[0].parameters():
+        param.requires_grad = False
+    assert list(kinds_of(model).values()) == ["hidden", "vector"]
+    model(torch.ones(2, 3))
+    assert kind_of(model, "0.weight") == "hidden"
+
+
+def test_parameters_in_place_of_the_model_are_refused() -> None:
+    with pytest.raises(TypeError, match="takes the model itself"):
+        kinds_of(nn.Linear(2, 2).parameters())  # type: ignore[arg-type]
