@@ -15,7 +15,7 @@ help: ## list the targets
 
 setup: $(INSTALLED) ## make .venv and install into it, when something changed
 
-demo: $(INSTALLED) ## train a small language model with AdamW, LAMB and MERIT, and report: minutes
+demo: $(INSTALLED) ## train a small language model with five optimizers, and report: minutes
 	$(BIN)/merit demo
 
 # One thread per process: more would wait for one another's cores.

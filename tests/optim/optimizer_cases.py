@@ -1,7 +1,7 @@
 """What the optimizer tests share: every optimizer there is, random tensors, and comparison bit by bit."""
 
 import copy
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -20,6 +20,7 @@ from merit_optim import (
     Muon,
     MuonMERIT,
     NorMuon,
+    OrScale,
     SophiaG,
     create,
 )
@@ -32,31 +33,67 @@ FAMILY = (MERIT, LAMB, MaxLAMB)
 
 
 class Hidden:
-    """An optimizer for hidden matrices that takes any parameters: those of two and more dimensions are hidden."""
+    """Builds an optimizer for hidden matrices from any parameters, of which those with rows are hidden."""
 
     def __init__(self, optimizer_class: type[HiddenMatrixOptimizer]) -> None:
         self.optimizer_class, self.__name__ = optimizer_class, optimizer_class.__name__
+        self.direction = "soap" if issubclass(optimizer_class, (SOAP, SOAPMERIT)) else "muon"
 
     def __call__(self, params: Any, **options: Any) -> Optimizer:
         return self.optimizer_class(sorted_by_shape(params), **options)
 
 
-def sorted_by_shape(params: Any) -> list[dict[str, Any]]:
-    """Parameters, named parameters or groups as groups that say what each parameter is."""
+def sorted_by_shape(params: Any) -> Any:
+    """Parameters, named parameters or groups as groups that say what each parameter is.
+
+    These optimizers refuse to be without a hidden matrix: where there is none, there is one that the caller
+    knows nothing of, and that has no gradient.
+    """
+    if isinstance(params, nn.Module) and not isinstance(params, nn.ParameterList):
+        return params  # to be refused
     params = list(params)
     groups = params if params and isinstance(params[0], dict) else [{"params": params}]
-    for group in groups:
-        members = [group["params"]] if isinstance(group["params"], Tensor) else list(group["params"])
-        tensors = [x[1] if isinstance(x, tuple) else x for x in members]
-        group["params"] = members
-        group["param_kinds"] = ["hidden" if x.ndim >= 2 else "vector" for x in tensors]
+    groups = list(map(with_kinds, groups))
+    if not any("hidden" in group["param_kinds"] for group in groups):
+        names = {"param_names": ["unknown"]} if isinstance(groups[0]["params"][0], tuple) else {}
+        groups.append({"params": [nn.Parameter(torch.ones(1, 1))], "param_kinds": ["hidden"], **names})
     return groups
 
 
-HIDDEN = tuple(map(Hidden, (MuonMERIT, Muon, NorMuon, SOAPMERIT, SOAP)))
+def with_kinds(group: dict[str, Any]) -> dict[str, Any]:
+    """A group that says of each parameter what it is: a hidden matrix if it has rows."""
+    params = [group["params"]] if isinstance(group["params"], Tensor) else list(group["params"])
+    tensors = [param[1] if isinstance(param, tuple) else param for param in params]
+    kinds = ["hidden" if x.ndim >= 2 else "vector" for x in tensors]
+    return {**group, "params": params, "param_kinds": kinds}
+
+
+def add_group(optimizer: Optimizer, group: dict[str, Any]) -> None:
+    """Add a group, with what the parameters are where the optimizer asks for it."""
+    optimizer.add_param_group(with_kinds(group) if isinstance(optimizer, HiddenMatrixOptimizer) else group)
+
+
+HIDDEN = tuple(map(Hidden, (MuonMERIT, Muon, NorMuon, OrScale, SOAPMERIT, SOAP)))
 """Those with another direction for hidden matrices."""
 OWN = (*FAMILY, Lion, SophiaG, *HIDDEN)
 """Every optimizer written here."""
+
+
+def is_soap(build: Any) -> bool:
+    """Whether hidden matrices take SOAP's direction, of an optimizer's class, a ``Case`` or a ``Hidden``.
+
+    Its first step only finds a basis, as in its authors' code, and changes no matrix. It refuses
+    ``capturable``, ``differentiable`` and state in bfloat16, as test_refusals.py has it.
+    """
+    return getattr(build, "direction", None) == "soap"
+
+
+def steps_to_move(build: Any) -> int:
+    """How many steps it takes until every parameter has changed."""
+    return 2 if is_soap(build) else 1
+
+
+OWN_BUT_SOAP = tuple(build for build in OWN if not is_soap(build))
 
 
 class Case(NamedTuple):
@@ -65,19 +102,30 @@ class Case(NamedTuple):
     name: str
     build: Callable[..., Optimizer]
     is_own: bool
+    direction: str | None
+    """That of the hidden matrices, where the optimizer has another for the rest."""
+
+
+def case_of(name: str, build: Any, optimizer_class: Any) -> Case:
+    """A case of an optimizer of this class."""
+    build = partial(build, lr=1e-2)
+    return Case(
+        name, build, optimizer_class is not torch.optim.AdamW, getattr(optimizer_class, "direction", None)
+    )
 
 
 def created(name: str, params: Any, **options: Any) -> Optimizer:
     """An optimizer by its name."""
-    is_hidden = isinstance(OPTIMIZERS[name].optimizer, type) and issubclass(
-        OPTIMIZERS[name].optimizer, HiddenMatrixOptimizer
-    )
-    return create(name, sorted_by_shape(params) if is_hidden else params, **options)
+    return create(name, sorted_by_shape(params) if name in BY_SHAPE else params, **options)
 
 
+BY_SHAPE = {cls.optimizer_class.ALGORITHM: cls for cls in HIDDEN}
 CASES = [
-    *(Case(f"create-{name}", partial(created, name, lr=1e-2), name != "adamw") for name in OPTIMIZERS),
-    *(Case(cls.__name__, partial(cls, lr=1e-2), True) for cls in OWN),
+    *(
+        case_of(f"create-{name}", partial(created, name), BY_SHAPE.get(name, preset.optimizer))
+        for name, preset in OPTIMIZERS.items()
+    ),
+    *(case_of(cls.__name__, cls, cls) for cls in OWN),
 ]
 OWN_CASES = [case for case in CASES if case.is_own]
 
@@ -85,6 +133,27 @@ OWN_CASES = [case for case in CASES if case.is_own]
 def name_of(case: Any) -> str:
     """The name of a test's parameter."""
     return case.name if isinstance(case, Case) else getattr(case, "__name__", repr(case))
+
+
+def arguments(
+    case: Case, options: Mapping[str, Any], of_the_rest: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """What to build an optimizer with so that its groups have these rates and decays.
+
+    ``of_the_rest`` are those of what is not a hidden matrix; the same, if there are none.
+    """
+
+    def picked(options: Mapping[str, Any], *names: str) -> dict[str, Any]:
+        return {name: options[name] for name in names if name in options}
+
+    if case.direction is None:
+        return picked(options, "lr", "weight_decay", "betas")
+    of_the_rest = options if of_the_rest is None else of_the_rest
+    return {
+        **picked(options, "lr", "weight_decay", "betas" if case.direction == "soap" else "momentum"),
+        "rest_lr": of_the_rest.get("lr"),
+        "rest": picked(of_the_rest, "betas"),
+    }
 
 
 def random_tensor(
@@ -123,10 +192,15 @@ def set_gradients(params: Iterable[Tensor], step: int) -> None:
         param.grad = torch.empty_like(param).copy_(grad)
 
 
+def params_of(optimizer: Optimizer) -> list[Tensor]:
+    """All parameters, group by group."""
+    return [param for group in optimizer.param_groups for param in group["params"]]
+
+
 def take_steps(optimizer: Optimizer, num_steps: int, first: int = 0) -> None:
     """Steps with random gradients for every parameter."""
     for step in range(first, first + num_steps):
-        set_gradients([p for group in optimizer.param_groups for p in group["params"]], step)
+        set_gradients(params_of(optimizer), step)
         if isinstance(optimizer, SophiaG) and step == 0:
             optimizer.update_hessian(num_labels=2)
         optimizer.step()
@@ -141,7 +215,7 @@ def adam_update(
 
 def rebuilt(case: Case, optimizer: Optimizer, **options: Any) -> Optimizer:
     """A new optimizer with these options, over the same parameters and with the same state."""
-    new = case.build([p for group in optimizer.param_groups for p in group["params"]], **options)
+    new = case.build(params_of(optimizer), **options)
     new.state.update(optimizer.state)
     return new
 
@@ -173,7 +247,7 @@ def assert_same_bits(actual: Any, expected: Any, where: str = "") -> None:
 
 def snapshot(optimizer: Optimizer) -> tuple[list[Tensor], dict[str, Any]]:
     """A copy of everything a step may change."""
-    params = [p.detach().clone() for group in optimizer.param_groups for p in group["params"]]
+    params = [p.detach().clone() for p in params_of(optimizer)]
     return params, copy.deepcopy(optimizer.state_dict())
 
 

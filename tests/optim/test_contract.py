@@ -8,13 +8,18 @@ from optimizer_cases import (
     CASES,
     OWN_CASES,
     Case,
+    add_group,
+    arguments,
     assert_same_bits,
     assert_unchanged,
+    is_soap,
     name_of,
     parameters,
+    params_of,
     rebuilt,
     set_gradients,
     snapshot,
+    steps_to_move,
     take_steps,
 )
 from torch.optim import Optimizer
@@ -32,20 +37,32 @@ def weights_after(optimizer: Optimizer, num_steps: int = 3) -> list[torch.Tensor
 def test_a_step_changes_every_parameter(device, case: Case) -> None:
     params = parameters(device)
     before = [p.detach().clone() for p in params]
-    after = weights_after(case.build(params), 1)
-    for old, new in zip(before, after, strict=True):
-        assert not torch.equal(old, new)
+    take_steps(case.build(params), steps_to_move(case))
+    for old, new in zip(before, params, strict=True):
+        assert not torch.equal(old, new.detach())
         assert new.isfinite().all()
+
+
+@pytest.mark.parametrize("case", list(filter(is_soap, CASES)), ids=name_of)
+def test_the_first_step_of_soap_changes_no_matrix(device, case: Case) -> None:
+    """It finds the basis; everything else takes the step."""
+    params = parameters(device)
+    before = [p.detach().clone() for p in params]
+    take_steps(case.build(params), 1)
+    unchanged = [torch.equal(old, new.detach()) for old, new in zip(before, params, strict=True)]
+    assert unchanged == [p.ndim > 1 for p in params]
 
 
 @every_case
 def test_groups_have_options_of_their_own(device, case: Case) -> None:
     """Two groups of one optimizer take the steps of two optimizers."""
     override = {"lr": 0.003, "weight_decay": 0.2, "betas": (0.8, 0.7)}
+    if case.direction == "muon":
+        override["momentum"] = 0.6
     params = parameters(device)
     together = case.build([{"params": params[:3]}, {"params": params[3:], **override}])
     alone = parameters(device)
-    first, second = case.build(alone[:3]), case.build(alone[3:], **override)
+    first, second = case.build(alone[:3]), case.build(alone[3:], **arguments(case, override))
     for step in range(3):
         set_gradients(params, step)
         set_gradients(alone, step)
@@ -58,14 +75,17 @@ def test_groups_have_options_of_their_own(device, case: Case) -> None:
 @every_case
 def test_a_group_added_later_trains_with_its_options(device, case: Case) -> None:
     params, alone = parameters(device), parameters(device)
-    optimizer, late = case.build(params[:2]), case.build(alone[2:], lr=0.003)
+    optimizer, late = case.build(params[:2]), case.build(alone[2:], **arguments(case, {"lr": 0.003}))
     take_steps(optimizer, 2)
-    optimizer.add_param_group({"params": params[2:], "lr": 0.003})
-    assert [len(group["params"]) for group in optimizer.param_groups] == [2, 4]
-    set_gradients(params, 5)
-    optimizer.step()
-    set_gradients(alone, 5)
-    late.step()
+    add_group(optimizer, {"params": params[2:], "lr": 0.003})
+    # The rest of the weights is in a group of its own.
+    num_params = [2, 4] if case.direction is None else [1, 1, 3, 1]
+    assert [len(group["params"]) for group in optimizer.param_groups] == num_params
+    for step in (5, 6):
+        set_gradients(params, step)
+        optimizer.step()
+        set_gradients(alone, step)
+        late.step()
     assert_same_bits([p.detach() for p in params[2:]], [p.detach() for p in alone[2:]])
 
 
@@ -87,10 +107,9 @@ def test_a_group_with_a_wrong_option_is_not_added(device, case: Case, override) 
     take_steps(optimizer, 1)
     before = snapshot(optimizer)
     with pytest.raises(ValueError, match=next(iter(override))):
-        optimizer.add_param_group({"params": params[2:], **override})
-    assert len(optimizer.param_groups) == 1
-    assert_unchanged(optimizer, before)
-    optimizer.add_param_group({"params": params[2:]})  # the parameters are still free
+        add_group(optimizer, {"params": params[2:], **override})
+    assert_unchanged(optimizer, before)  # the number of groups too
+    add_group(optimizer, {"params": params[2:]})  # the parameters are still free
     take_steps(optimizer, 1, first=1)
 
 
@@ -122,11 +141,11 @@ def test_a_closure_is_called_once_with_gradients_enabled(device, case: Case) -> 
 @pytest.mark.parametrize("on_cpu", [True, False], ids=["lr on the CPU", "lr on the device"])
 def test_a_tensor_learning_rate_is_the_number_in_it(device, case: Case, shape, on_cpu) -> None:
     lr = torch.full(shape, 0.02, device="cpu" if on_cpu else device)
-    as_tensor = case.build(parameters(device), lr=lr)
-    as_number = case.build(parameters(device), lr=0.02)
+    as_tensor = case.build(parameters(device), **arguments(case, {"lr": lr}))
+    as_number = case.build(parameters(device), **arguments(case, {"lr": 0.02}))
     assert_same_bits(weights_after(as_tensor), weights_after(as_number))
     lr.fill_(0.04)  # a change takes effect at once
-    as_number = rebuilt(case, as_number, lr=0.04)
+    as_number = rebuilt(case, as_number, **arguments(case, {"lr": 0.04}))
     take_steps(as_tensor, 2, first=3)
     take_steps(as_number, 2, first=3)
     assert_same_bits(snapshot(as_tensor)[0], snapshot(as_number)[0])
@@ -137,8 +156,9 @@ def test_a_learning_rate_set_in_a_group_takes_effect_at_once(device, case: Case)
     optimizer, other = case.build(parameters(device)), case.build(parameters(device))
     take_steps(optimizer, 2)
     take_steps(other, 2)
-    optimizer.param_groups[0]["lr"] = 0.04
-    other = rebuilt(case, other, lr=0.04)
+    for group, lr in zip(optimizer.param_groups, (0.04, 0.03), strict=False):
+        group["lr"] = lr
+    other = rebuilt(case, other, **arguments(case, {"lr": 0.04}, {"lr": 0.03}))
     take_steps(optimizer, 1, first=2)
     take_steps(other, 1, first=2)
     assert_same_bits(snapshot(optimizer)[0], snapshot(other)[0])
@@ -233,20 +253,24 @@ def test_names_given_with_the_parameters_are_kept(device, case: Case) -> None:
     params = parameters(device)
     optimizer = case.build([(f"layer.{i}", p) for i, p in enumerate(params)])
     take_steps(optimizer, 1)
-    assert optimizer.param_groups[0]["param_names"] == [f"layer.{i}" for i in range(len(params))]
+    names = [name for group in optimizer.param_groups for name in group["param_names"]]
+    named = dict(zip(names, params_of(optimizer), strict=True))
+    assert len(named) == len(params)
+    assert all(named[f"layer.{i}"] is param for i, param in enumerate(params))
 
 
 # Torch's AdamW takes another implementation when there are two devices, and other last bits.
 @pytest.mark.gpu
 @every_own_case
 def test_parameters_on_two_devices_are_as_on_one(case: Case) -> None:
-    params = [p for d in ("cpu", "cuda") for p in parameters(d)]
-    together = case.build(params)
-    apart = [case.build(parameters(d)) for d in ("cpu", "cuda")]
+    halves, alone = ([parameters(d) for d in ("cpu", "cuda")] for _ in range(2))
+    together = case.build(halves[0] + halves[1])
+    apart = list(map(case.build, alone))
     for step in range(3):
-        for half, optimizer in zip((params[:6], params[6:]), apart, strict=True):
-            set_gradients(half, step)
-            set_gradients(optimizer.param_groups[0]["params"], step)
+        for params in (*halves, *alone):
+            set_gradients(params, step)
+        for optimizer in (together, *apart):
             optimizer.step()
-        together.step()
-    assert_same_bits(snapshot(together)[0], snapshot(apart[0])[0] + snapshot(apart[1])[0])
+    assert_same_bits(
+        [[p.detach() for p in half] for half in halves], [[p.detach() for p in x] for x in alone]
+    )

@@ -276,7 +276,7 @@ def test_the_table_of_groups_that_say_little() -> None:
     ]
     assert "0.01" in describe_groups(torch.optim.AdamW([weight]))
     assert "0.01" in describe_groups(torch.optim.AdamW(nn.Linear(2, 2).named_parameters()))
-    assert describe_groups([]).splitlines()[0] == "name  shape  kind  weight decay"
+    assert describe_groups([]).splitlines()[0] == "name  shape  weight decay"
 
 
 @pytest.mark.parametrize(

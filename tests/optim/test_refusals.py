@@ -9,23 +9,29 @@ import torch
 import torch.distributed as dist
 from optimizer_cases import (
     FAMILY,
+    HIDDEN,
     OWN,
+    OWN_BUT_SOAP,
+    Hidden,
+    add_group,
     assert_same_bits,
     assert_unchanged,
+    is_soap,
     name_of,
     parameters,
     random_tensor,
     set_gradients,
     snapshot,
+    steps_to_move,
     take_steps,
 )
 from torch import nn
 from torch.distributed.tensor import Shard, distribute_tensor
 
-from merit_optim import MERIT, SophiaG
+from merit_optim import MERIT, SOAPMERIT, MuonMERIT, SophiaG
 
 every_own_class = pytest.mark.parametrize("optimizer_class", OWN, ids=name_of)
-every_family_class = pytest.mark.parametrize("optimizer_class", FAMILY, ids=name_of)
+every_trust_ratio_class = pytest.mark.parametrize("optimizer_class", [*FAMILY, *HIDDEN], ids=name_of)
 
 FOR_ALL: list[tuple[dict[str, Any], str]] = [
     ({"lr": -0.1}, "lr is -0.1; it must be a finite number that is at least 0"),
@@ -47,23 +53,35 @@ FOR_ALL: list[tuple[dict[str, Any], str]] = [
     ({"state_dtype": torch.float16}, "state_dtype is torch.float16; it must be one of torch.float32"),
     ({"maximize": "no"}, "maximize is 'no'; it must be True or False"),
 ]
-FOR_THE_FAMILY: list[tuple[dict[str, Any], str]] = [
-    ({"eps": 0}, "eps is 0; it must be greater than 0, or the default 1e-6"),
-    ({"eps": 1e-50}, "eps is 1e-50, too small for float32; it must be at least 1.2e-38"),
-    ({"eps": float("inf")}, "eps is inf; it must be finite"),
-    ({"clip": 0}, "clip is 0; it must be greater than 0, or None for no clip"),
-    ({"clip": -1.0}, "clip is -1.0; it must be greater than 0"),
-    ({"clip": float("nan")}, "clip is nan; it must be greater than 0"),
+FOR_ENGINES: list[tuple[dict[str, Any], str]] = [
     ({"matrix_dims": 0}, "matrix_dims is 0; it must be a whole number that is at least 1, or None"),
     ({"matrix_dims": 1.5}, "matrix_dims is 1.5; it must be a whole number"),
     ({"matrix_dims": True}, "matrix_dims is True; it must be a whole number"),
-    ({"bias_correction": None}, "bias_correction is None; it must be True or False"),
     ({"foreach": "x"}, "foreach is 'x'; it must be True or False, or None"),
     ({"foreach": True, "differentiable": True}, "foreach=True and differentiable=True exclude each other"),
+    ({"split": 1.5}, "split is 1.5; it must be the number of equal parts, such as 3, or the size of each"),
+    ({"split": (2, 0)}, "split is (2, 0); it must be the number of equal parts"),
+    ({"split_dim": 2}, "split_dim is 2; it must be one of 0, 1"),
+]
+FOR_CLIPPING: list[tuple[dict[str, Any], str]] = [
+    ({"clip": 0}, "clip is 0; it must be greater than 0, or None for no clip"),
+    ({"clip": -1.0}, "clip is -1.0; it must be greater than 0"),
+    ({"clip": float("nan")}, "clip is nan; it must be greater than 0"),
+]
+FOR_ADAM: list[tuple[dict[str, Any], str]] = [
+    ({"eps": 0}, "eps is 0; it must be greater than 0, or the default 1e-6"),
+    ({"eps": 1e-50}, "eps is 1e-50, too small for float32; it must be at least 1.2e-38"),
+    ({"eps": float("inf")}, "eps is inf; it must be finite"),
+    ({"bias_correction": None}, "bias_correction is None; it must be True or False"),
 ]
 FOR_MERIT: list[tuple[dict[str, Any], str]] = [
     ({"norm": "l1"}, "norm is 'l1'; it must be one of 'max', 'l2'"),
     ({"element_wise": "x"}, "element_wise is 'x'; it must be True or False"),
+]
+FOR_SOAP: list[tuple[dict[str, Any], str]] = [
+    ({"capturable": True}, "direction='soap' counts its steps on the host: use capturable=False"),
+    ({"differentiable": True}, "direction='soap' counts its steps on the host: use differentiable=False"),
+    ({"state_dtype": torch.bfloat16}, "direction='soap' decomposes its state, which bfloat16 is too coarse"),
 ]
 FOR_SOPHIA: list[tuple[dict[str, Any], str]] = [
     ({"gamma": 0}, "gamma is 0; it must be greater than 0, or the default 0.05"),
@@ -72,28 +90,36 @@ FOR_SOPHIA: list[tuple[dict[str, Any], str]] = [
     ({"hessian_interval": 0}, "hessian_interval is 0; it must be a whole number that is at least 1"),
     ({"hessian_interval": None}, "hessian_interval is None; it must be a whole number that is at least 1"),
 ]
+WITH_RATIOS = (MERIT, Hidden(MuonMERIT), Hidden(SOAPMERIT))
 REFUSED = [
     *((cls, options, message) for cls in OWN for options, message in FOR_ALL),
-    *((cls, options, message) for cls in FAMILY for options, message in FOR_THE_FAMILY),
-    *((MERIT, options, message) for options, message in FOR_MERIT),
+    *((cls, options, message) for cls in (*FAMILY, *HIDDEN) for options, message in FOR_ENGINES),
+    *((cls, options, message) for cls in FAMILY for options, message in [*FOR_CLIPPING, *FOR_ADAM]),
+    *((cls, options, message) for cls in WITH_RATIOS for options, message in [*FOR_CLIPPING, *FOR_MERIT]),
+    *((cls, options, message) for cls in filter(is_soap, HIDDEN) for options, message in FOR_SOAP),
     *((SophiaG, options, message) for options, message in FOR_SOPHIA),
 ]
 
 
 @pytest.mark.parametrize(("optimizer_class", "options", "message"), REFUSED, ids=name_of)
 def test_an_option_out_of_range_is_refused(optimizer_class, options, message) -> None:
+    if getattr(optimizer_class, "direction", None) == "muon" and "betas" in options:
+        options = {"rest": options}  # Muon's direction has none
     with pytest.raises(ValueError, match=re.escape(message)):
         optimizer_class(parameters(), **options)
 
 
-@pytest.mark.parametrize(("options", "message"), [*FOR_ALL, *FOR_THE_FAMILY, *FOR_MERIT], ids=name_of)
-def test_an_option_out_of_range_is_refused_in_a_group_too(options, message) -> None:
-    first, second, *_ = parameters()
+@pytest.mark.parametrize("optimizer_class", [MERIT, *HIDDEN], ids=name_of)
+@pytest.mark.parametrize(
+    ("options", "message"), [*FOR_ALL, *FOR_ENGINES, *FOR_CLIPPING, *FOR_ADAM, *FOR_MERIT], ids=name_of
+)
+def test_an_option_out_of_range_is_refused_in_a_group_too(optimizer_class, options, message) -> None:
+    matrix, vector, *_ = parameters()
     with pytest.raises(ValueError, match=re.escape(message)):
-        MERIT([{"params": [first]}, {"params": [second], **options}])
+        optimizer_class([{"params": [matrix]}, {"params": [vector], **options}])
 
 
-@every_family_class
+@every_trust_ratio_class
 def test_fused_is_refused_where_it_cannot_be_had(optimizer_class) -> None:
     with pytest.raises((RuntimeError, TypeError, ValueError), match="fused=True"):
         optimizer_class(parameters("cpu"), fused=True)
@@ -117,12 +143,13 @@ def test_groups_that_disagree_about_the_whole_step_are_refused(optimizer_class, 
     optimizer = optimizer_class(params[:2])
     before = snapshot(optimizer)
     with pytest.raises(ValueError, match=message):
-        optimizer.add_param_group({"params": params[2:], option: value})
+        add_group(optimizer, {"params": params[2:], option: value})
     assert_unchanged(optimizer, before)
     optimizer_class([{"params": p, option: value} for p in params])  # agreeing is fine
 
 
-@every_own_class
+# SOAP refuses to be differentiable, in a group and as a whole.
+@pytest.mark.parametrize("optimizer_class", OWN_BUT_SOAP, ids=name_of)
 def test_a_group_cannot_be_differentiable_by_itself(optimizer_class) -> None:
     """torch records a step or does not: a group's wish would go unheard."""
     params = parameters()
@@ -133,18 +160,18 @@ def test_a_group_cannot_be_differentiable_by_itself(optimizer_class) -> None:
     optimizer_class([{"params": params, "differentiable": True}], differentiable=True)
 
 
-@every_family_class
+@every_trust_ratio_class
 def test_parameters_without_a_shape_yet_are_refused(optimizer_class) -> None:
     model = nn.LazyLinear(4)
     with pytest.raises(TypeError, match=r"weight has no shape yet; .* one forward pass"):
         optimizer_class(model.named_parameters())
     optimizer = optimizer_class(parameters())
     before = snapshot(optimizer)
-    with pytest.raises(TypeError, match="parameter 0 of group 1 has no shape yet"):
-        optimizer.add_param_group({"params": model.parameters()})
+    with pytest.raises(TypeError, match=rf"parameter 0 of group {len(optimizer.param_groups)} has no shape"):
+        add_group(optimizer, {"params": model.parameters()})
     assert_unchanged(optimizer, before)
     model(torch.ones(2, 3))
-    optimizer.add_param_group({"params": model.parameters()})
+    add_group(optimizer, {"params": model.parameters()})
 
 
 @every_own_class
@@ -155,7 +182,8 @@ def test_the_way_out_for_complex_parameters_is_one(optimizer_class) -> None:
     optimizer = optimizer_class([pairs])
     torch.view_as_complex(pairs).abs().sum().backward()
     before = pairs.detach().clone()
-    optimizer.step()
+    for _ in range(steps_to_move(optimizer_class)):
+        optimizer.step()
     assert not pairs.equal(before)
 
 
@@ -168,7 +196,7 @@ def test_parameters_that_are_not_real_floating_point_are_refused(optimizer_class
     optimizer = optimizer_class([("first", nn.Parameter(torch.zeros(3)))])
     before = snapshot(optimizer)
     with pytest.raises(TypeError, match=f"layer has dtype {dtype}"):
-        optimizer.add_param_group({"params": [("layer", stranger)]})
+        add_group(optimizer, {"params": [("layer", stranger)]})
     assert_unchanged(optimizer, before)
 
 
@@ -198,7 +226,7 @@ def test_a_sparse_gradient_is_refused(device, optimizer_class) -> None:
     assert_same_bits(snapshot(optimizer), snapshot(reference))
 
 
-@every_family_class
+@every_trust_ratio_class
 def test_a_flat_parameter_of_fsdp1_is_refused(optimizer_class) -> None:
     flat = nn.Parameter(torch.zeros(12))
     flat._fsdp_flattened = True
@@ -206,16 +234,16 @@ def test_a_flat_parameter_of_fsdp1_is_refused(optimizer_class) -> None:
         optimizer_class([flat])
 
 
-@every_family_class
+@every_trust_ratio_class
 @pytest.mark.parametrize("after_steps", [0, 2])
 def test_flat_pieces_in_place_of_the_parameters_are_refused(device, optimizer_class, after_steps) -> None:
-    """As DeepSpeed's ZeRO puts them there."""
+    """As DeepSpeed's ZeRO puts them there. Where matrices are asked for, that is said of a vector first."""
     params = parameters(device)
     optimizer = optimizer_class(params)
     take_steps(optimizer, after_steps)
     flat = nn.Parameter(torch.cat([p.detach().reshape(-1) for p in params]))
     flat.grad = torch.ones_like(flat)
-    optimizer.param_groups[0]["params"] = [flat]
+    optimizer.param_groups[-1]["params"] = [flat]
     before = flat.detach().clone()
     with pytest.raises(TypeError, match=rf"a flat parameter of {flat.numel()} elements .* DeepSpeed ZeRO"):
         optimizer.step()
@@ -223,11 +251,11 @@ def test_flat_pieces_in_place_of_the_parameters_are_refused(device, optimizer_cl
     assert flat not in optimizer.state
 
 
-@every_family_class
+@every_trust_ratio_class
 def test_a_vector_that_is_the_users_own_is_not_taken_for_a_flat_piece(device, optimizer_class) -> None:
     params = parameters(device)
     optimizer = copy.deepcopy(optimizer_class(params[:1]))
-    optimizer.add_param_group({"params": [nn.Parameter(torch.ones(123, device=device))]})
+    add_group(optimizer, {"params": [nn.Parameter(torch.ones(123, device=device))]})
     take_steps(optimizer, 1)
     # Another tensor of a shape that was given: some libraries replace parameters so, and nothing is lost.
     optimizer.param_groups[1]["params"] = [nn.Parameter(torch.ones(123, device=device))]
@@ -236,13 +264,16 @@ def test_a_vector_that_is_the_users_own_is_not_taken_for_a_flat_piece(device, op
 
 @every_own_class
 def test_state_of_an_optimizer_with_other_state_is_refused(device, optimizer_class) -> None:
-    params = parameters(device)
-    optimizer = optimizer_class(params)
+    optimizer = optimizer_class(parameters(device))
     take_steps(optimizer, 2)
     before = snapshot(optimizer)
-    stranger = torch.optim.SGD(parameters(device), lr=0.1, momentum=0.9)
+    groups = [{"params": [p.detach().clone() for p in group["params"]]} for group in optimizer.param_groups]
+    stranger = torch.optim.SGD(groups, lr=0.1, momentum=0.9)
     take_steps(stranger, 1)
-    with pytest.raises(ValueError, match=r"has \['momentum_buffer'\] but not .*'exp_avg'.*'step'"):
+    # Muon takes the momentum of its matrices, but there are others.
+    missing = {"NorMuon": r"\['second_momentum_buffer'\]", "OrScale": r"\['first_ratio'\]"}
+    missing_here = missing.get(optimizer_class.__name__, ".*'exp_avg'.*'step'")
+    with pytest.raises(ValueError, match=rf"has \['momentum_buffer'\] but not {missing_here}"):
         optimizer.load_state_dict(stranger.state_dict())
     assert_unchanged(optimizer, before)
 
@@ -254,7 +285,10 @@ def test_state_of_other_shapes_is_refused(device, optimizer_class) -> None:
     before = snapshot(optimizer)
     reordered = optimizer_class(parameters(device)[::-1])
     take_steps(reordered, 1)
-    with pytest.raises(ValueError, match=r"exp_avg of layer.0 has shape \(\), the parameter \(5, 7\)"):
+    # Hidden matrices are a group of their own, in which the last comes first.
+    key = "momentum_buffer" if getattr(optimizer_class, "direction", None) == "muon" else "exp_avg"
+    last = r"\(3, 2, 2, 2\)" if isinstance(optimizer_class, Hidden) else r"\(\)"
+    with pytest.raises(ValueError, match=rf"{key} of layer.0 has shape {last}, the parameter \(5, 7\)"):
         optimizer.load_state_dict(reordered.state_dict())
     assert_unchanged(optimizer, before)
 
@@ -269,6 +303,32 @@ def test_state_of_another_number_of_parameters_is_refused(device, optimizer_clas
     with pytest.raises(ValueError, match="size of optimizer's group"):
         optimizer.load_state_dict(fewer.state_dict())
     assert_unchanged(optimizer, before)
+
+
+WRONG_KINDS: list[tuple[Any, str]] = [
+    (["hidden"], "1 kind"),
+    (["hidden", "vector", "vector"], "3 kinds"),
+    (["hidden", "vektor"], "'vektor'"),
+    ("hidden", "hidden"),
+]
+
+
+@pytest.mark.parametrize("optimizer_class", HIDDEN, ids=name_of)
+@pytest.mark.parametrize(("kinds", "said"), WRONG_KINDS, ids=repr)
+def test_kinds_that_do_not_fit_the_parameters_are_refused(optimizer_class, kinds, said) -> None:
+    """A parameter without a kind would be left out in silence, and one of an unknown kind trained by AdamW."""
+    matrix, vector, *_ = parameters()
+    with pytest.raises(ValueError, match=said):
+        optimizer_class.optimizer_class([{"params": [matrix, vector], "param_kinds": kinds}])
+
+
+@pytest.mark.parametrize("optimizer_class", HIDDEN, ids=name_of)
+def test_parameters_with_kinds_may_be_given_in_every_way_that_torch_takes(optimizer_class) -> None:
+    matrix, _, other, *_ = parameters()
+    one = {"params": matrix, "param_kinds": ["hidden"]}
+    several = {"params": (p for p in [other]), "param_kinds": ("hidden",)}
+    optimizer = optimizer_class.optimizer_class([one, several])
+    assert [len(group["params"]) for group in optimizer.param_groups] == [1, 1]
 
 
 def test_curvature_from_no_labels_is_refused() -> None:

@@ -2,9 +2,23 @@
 
 import pytest
 import torch
-from optimizer_cases import OWN, parameters
+from optimizer_cases import BY_SHAPE, OWN, created, parameters
 
-from merit_optim import LAMB, MERIT, OPTIMIZERS, Lion, MaxLAMB, SophiaG, create
+from merit_optim import (
+    LAMB,
+    MERIT,
+    OPTIMIZERS,
+    SOAP,
+    SOAPMERIT,
+    Lion,
+    MaxLAMB,
+    Muon,
+    MuonMERIT,
+    NorMuon,
+    OrScale,
+    SophiaG,
+    create,
+)
 
 # Section 5.1 and table 4 of the paper, written down again here.
 PEAK_LEARNING_RATES = {
@@ -22,12 +36,22 @@ CLASSES = {
     "maxlamb": MaxLAMB,
     "merit": MERIT,
 }
+NOT_IN_THE_PAPER = {
+    "muon": Muon,
+    "normuon": NorMuon,
+    "orscale": OrScale,
+    "soap": SOAP,
+    "muon-merit": MuonMERIT,
+    "soap-merit": SOAPMERIT,
+}
 BETAS = {"lion": (0.95, 0.98), "sophiag": (0.92, 0.99)}
 
 
 def test_every_optimizer_has_a_name() -> None:
-    assert {name: preset.optimizer for name, preset in OPTIMIZERS.items()} == CLASSES
-    assert set(OWN) | {torch.optim.AdamW} == set(CLASSES.values())
+    classes = {**CLASSES, **NOT_IN_THE_PAPER}
+    assert {name: preset.optimizer for name, preset in OPTIMIZERS.items()} == classes
+    own = {getattr(cls, "optimizer_class", cls) for cls in OWN}
+    assert own | {torch.optim.AdamW} == set(classes.values())
 
 
 @pytest.mark.parametrize("name", CLASSES)
@@ -37,6 +61,14 @@ def test_a_name_gives_the_class_with_the_papers_settings(name) -> None:
     group = optimizer.param_groups[0]
     assert group["betas"] == BETAS.get(name, (0.9, 0.95))
     assert (group["weight_decay"], group["lr"]) == (0.1, 0.5)
+
+
+@pytest.mark.parametrize("name", NOT_IN_THE_PAPER)
+def test_other_names_give_the_class_as_it_is(name) -> None:
+    optimizer = created(name, parameters(), lr=0.5)
+    assert type(optimizer) is NOT_IN_THE_PAPER[name]
+    assert optimizer.defaults == BY_SHAPE[name](parameters(), lr=0.5).defaults
+    assert optimizer.param_groups[0]["algorithm"] == name
 
 
 @pytest.mark.parametrize("name", PEAK_LEARNING_RATES)
@@ -80,5 +112,9 @@ def test_a_missing_learning_rate_is_an_error() -> None:
         ValueError, match=r"merit needs a learning rate: pass lr=\.\.\., or model= one of gpt2-small"
     ):
         create("merit", parameters())
-    with pytest.raises(ValueError, match=r"the paper gives no learning rate for maxlamb; pass lr=\.\.\."):
-        create("maxlamb", parameters(), model="gpt2-small")
+
+
+@pytest.mark.parametrize("name", ["maxlamb", *NOT_IN_THE_PAPER])
+def test_a_learning_rate_that_the_paper_does_not_give_is_asked_for(name) -> None:
+    with pytest.raises(ValueError, match=rf"the paper gives no learning rate for {name}; pass lr=\.\.\."):
+        created(name, parameters(), model="gpt2-small")

@@ -6,15 +6,22 @@ import pytest
 import torch
 from optimizer_cases import (
     FAMILY,
+    HIDDEN,
     OWN,
+    OWN_BUT_SOAP,
     OWN_CASES,
     Case,
+    add_group,
     assert_same_bits,
     assert_unchanged,
+    is_soap,
     name_of,
     parameters,
+    params_of,
+    random_tensor,
     set_gradients,
     snapshot,
+    steps_to_move,
     take_steps,
 )
 from torch import nn
@@ -27,6 +34,8 @@ from merit_optim.optim.engines.work import Control
 
 every_own_case = pytest.mark.parametrize("case", OWN_CASES, ids=name_of)
 every_own_class = pytest.mark.parametrize("optimizer_class", OWN, ids=name_of)
+# Steps that are capturable, which SOAP refuses to be.
+every_capturable_class = pytest.mark.parametrize("optimizer_class", OWN_BUT_SOAP, ids=name_of)
 every_bad_value = pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
 
 
@@ -83,16 +92,17 @@ def test_raise_names_the_parameter_and_changes_nothing(device, case: Case, bad, 
     optimizer = case.build(
         [(f"layer.{i}", p) for i, p in enumerate(params)] if named else params, nonfinite="raise"
     )
-    message = "layer.4" if named else "parameter 4 of group 0"
+    # Hidden matrices are a group of their own.
+    message = "layer.4" if named else f"parameter {4 if case.direction is None else 3} of group 0"
     for step in range(2):  # with fresh state, and with state
-        before = snapshot(optimizer)
+        before, weights = snapshot(optimizer), [p.detach().clone() for p in params]
         set_gradients(params, 0)
         spoil(params, bad, number=4)
         with pytest.raises(
             FloatingPointError, match=rf"gradient of {message} \(shape .*\) holds 1 NaN or inf"
         ):
             optimizer.step()
-        assert_same_bits([p.detach() for p in params], before[0])
+        assert_same_bits([p.detach() for p in params], weights)
         if step:
             assert_unchanged(optimizer, before)
         else:
@@ -116,18 +126,38 @@ def test_a_nan_that_is_propagated_reaches_the_weight(device, case: Case) -> None
     assert params[3].detach().view(-1)[-1].isnan()
 
 
-@pytest.mark.parametrize("optimizer_class", FAMILY, ids=name_of)
+@pytest.mark.parametrize("optimizer_class", [*FAMILY, *HIDDEN], ids=name_of)
 @pytest.mark.parametrize("foreach", [True, False])
 @pytest.mark.parametrize("clip", [None, 1.0])
 @every_bad_value
 def test_nothing_in_the_ratios_hides_a_bad_gradient(device, optimizer_class, foreach, clip, bad) -> None:
-    """Neither a maximum nor the clip may turn it into a number."""
+    """Neither a maximum nor the clip may turn it into a number, nor an eigenvalue decomposition."""
     param = nn.Parameter(torch.ones(4, 3, device=device))
-    optimizer = optimizer_class([param], foreach=foreach, clip=clip)
+    optimizer = optimizer_class([{"params": [param], "clip": clip}], foreach=foreach)
     param.grad = torch.ones(4, 3, device=device)
     param.grad[1, 2] = bad
-    optimizer.step()
+    for _ in range(steps_to_move(optimizer_class)):
+        optimizer.step()
     assert param[1, 2].isnan()
+
+
+@pytest.mark.parametrize("optimizer_class", HIDDEN, ids=name_of)
+@pytest.mark.parametrize("num_good", [0, 2, 11])
+@every_bad_value
+def test_a_bad_gradient_of_one_matrix_reaches_no_other(device, optimizer_class, num_good, bad) -> None:
+    """Matrices stacked in one weight are turned together: at first, later, and when a basis is improved."""
+    params = [nn.Parameter(random_tensor((3, 4, 5), 0, device=device)) for _ in range(2)]
+    optimizers = [optimizer_class([p], matrix_dims=2) for p in params]
+    for step in range(num_good + 3):
+        for param in params:
+            param.grad = random_tensor((3, 4, 5), 1 + step, device=device)
+        if step == num_good:
+            params[0].grad[1, 2, 3] = bad
+        for optimizer in optimizers:
+            optimizer.step()
+    spoilt, good = (p.detach() for p in params)
+    assert spoilt[1].isnan().all()
+    assert_same_bits(spoilt[[0, 2]], good[[0, 2]])
 
 
 @every_own_case
@@ -188,19 +218,20 @@ def test_the_norm_of_half_precision_gradients_does_not_overflow(device, dtype) -
 def test_a_nan_gradient_makes_the_norm_nan_as_clip_grad_norm_does(device, case: Case) -> None:
     params, plain = parameters(device), parameters(device)
     optimizer, reference = case.build(params, max_grad_norm=1.0), case.build(plain)
-    for group in (params, plain):
-        set_gradients(group, 0)
-        spoil(group, torch.nan)
-    clip_grad_norm_(plain, 1.0)
-    optimizer.step()
-    reference.step()
+    for step in range(steps_to_move(case)):
+        for group in (params, plain):
+            set_gradients(group, step)
+            spoil(group, torch.nan)
+        clip_grad_norm_(plain, 1.0)
+        optimizer.step()
+        reference.step()
     assert optimizer.grad_norm.isnan()
     for param, expected in zip(params, plain, strict=True):
         assert_same_bits(param.isnan(), expected.isnan())
         assert param.isnan().all()
 
 
-@every_own_class
+@every_capturable_class
 def test_scaled_clipped_and_checked_gradients_go_together(device, optimizer_class) -> None:
     """With the attributes that GradScaler sets on an optimizer for the time of a step."""
     options: dict[str, Any] = {"max_grad_norm": 0.5, "nonfinite": "skip", "capturable": True}
@@ -229,7 +260,7 @@ def test_scaled_clipped_and_checked_gradients_go_together(device, optimizer_clas
     assert reference.num_skipped_steps == 0
 
 
-@every_own_class
+@every_capturable_class
 def test_an_overflow_of_the_loss_scale_is_skipped_and_not_raised(device, optimizer_class) -> None:
     """It is the scaler's business, as it is where the scaler does not call the step at all."""
     params = parameters(device)
@@ -262,7 +293,7 @@ def test_bad_gradients_of_the_curvature_are_skipped_or_raised_on(device) -> None
 
 @pytest.mark.gpu
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype:UserWarning")
-@every_own_class
+@every_capturable_class
 @pytest.mark.parametrize("bad", [None, torch.nan])
 def test_a_checked_and_clipped_step_never_waits_for_the_gpu(optimizer_class, bad) -> None:
     params = parameters("cuda")
@@ -298,9 +329,11 @@ def test_a_group_added_after_loading_has_the_loaded_options(optimizer_class) -> 
     saved = optimizer_class(parameters("cpu"), max_grad_norm=2.0, nonfinite="skip").state_dict()
     optimizer = optimizer_class(parameters("cpu"))
     optimizer.load_state_dict(saved)
-    optimizer.add_param_group({"params": [torch.nn.Parameter(torch.ones(3))]})
-    assert [group["max_grad_norm"] for group in optimizer.param_groups] == [2.0, 2.0]
-    assert [group["nonfinite"] for group in optimizer.param_groups] == ["skip", "skip"]
+    num_groups = len(optimizer.param_groups)
+    add_group(optimizer, {"params": [torch.nn.Parameter(torch.ones(3))]})
+    assert len(optimizer.param_groups) == num_groups + 1
+    assert {group["max_grad_norm"] for group in optimizer.param_groups} == {2.0}
+    assert {group["nonfinite"] for group in optimizer.param_groups} == {"skip"}
 
 
 @every_own_class
@@ -312,15 +345,21 @@ def test_a_misspelt_option_of_a_group_is_refused_and_a_users_own_key_is_not(opti
     assert optimizer.param_groups[0]["name"] == "head"
 
 
+@pytest.mark.parametrize("optimizer_class", [MERIT, *HIDDEN], ids=name_of)
 @pytest.mark.parametrize("foreach", [False, True])
 @pytest.mark.parametrize("skips", [False, True])
-@pytest.mark.parametrize("state_dtype", [torch.float32, torch.bfloat16])
-def test_the_eager_engine_skips_where_the_device_says_so(foreach, skips, state_dtype) -> None:
+@pytest.mark.parametrize("state_dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_the_eager_engine_skips_where_the_device_says_so(
+    optimizer_class, foreach, skips, state_dtype
+) -> None:
     """With one CPU the host looks first, and the engine is never asked."""
-    asked, plain = (MERIT(parameters("cpu"), foreach=foreach, state_dtype=state_dtype) for _ in range(2))
+    if state_dtype == torch.bfloat16 and is_soap(optimizer_class):
+        state_dtype = torch.float32  # bfloat16 is refused
+    options = {"foreach": foreach, "state_dtype": state_dtype}
+    asked, plain = (optimizer_class(parameters("cpu"), **options) for _ in range(2))
     for optimizer in (asked, plain):
-        take_steps(optimizer, 1)
-        set_gradients(optimizer.param_groups[0]["params"], 1)
+        take_steps(optimizer, 2)
+        set_gradients(params_of(optimizer), 2)
     before = snapshot(asked)
     with torch.no_grad():
         for optimizer, skip in ((asked, torch.tensor(skips)), (plain, None)):

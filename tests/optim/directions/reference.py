@@ -7,8 +7,8 @@ One weight:
     s = the ratios of w and u, 1 with norm="none"
     w <- w - lr * clamp(s*u, -clip, clip)
 
-A ``Direction`` and a ``Rule`` are those of one matrix. ``Weight`` cuts an array into its matrices, and gives
-each its own.
+A ``Direction`` and a ``Scaling`` are those of one matrix. ``Weight`` cuts an array into its matrices, and
+gives each its own.
 """
 
 from collections.abc import Callable, Sequence
@@ -287,6 +287,7 @@ class Rule:
     weight_bound: bool = True
     norm: str = "max"
     ratio_bounds: tuple[float, float] | None = None
+    calibrated: bool = False
 
 
 UNSCALED = Rule(norm="none", clip=None)
@@ -302,27 +303,31 @@ def ratio(w: Array, u: Array, norm: str) -> float:
     return of_w / of_u if of_w > 0 and of_u > 0 else np.nan
 
 
-def scaled(w: Array, u: Array, rule: Rule) -> Array:
-    """s*u of one matrix, or of a vector."""
-    if rule.norm == "none":
-        return u
-    s = np.array(ratio(w, u, rule.norm))
-    if w.ndim == 2 and rule.element_wise:
-        rows = [ratio(*row, rule.norm) for row in zip(w, u, strict=True)]
-        columns = [ratio(*column, rule.norm) for column in zip(w.T, u.T, strict=True)]
-        of_elements = np.maximum.outer(rows, columns)  # NaN where one of the two is
-        s = np.maximum(of_elements, s) if rule.weight_bound else of_elements
-    if rule.ratio_bounds is not None:
-        s = np.clip(s, *rule.ratio_bounds)
-    return u * np.where(np.isnan(s), 1.0, s)
+class Scaling:
+    """s*u of one matrix, or of a vector, by a rule."""
 
+    def __init__(self, rule: Rule) -> None:
+        self.rule = rule
+        self.first: float | None = None
+        """The ratio of the first step, by which a calibrated one is divided."""
 
-def stepped(w: Array, d: Array | None, rule: Rule, lr: float, weight_decay: float) -> Array:
-    """A matrix or a vector after a step along d."""
-    if d is None:
-        return w
-    change = scaled(w, d + weight_decay * w, rule)
-    return w - lr * (change if rule.clip is None else np.clip(change, -rule.clip, rule.clip))
+    def __call__(self, w: Array, u: Array) -> Array:
+        rule = self.rule
+        if rule.norm == "none":
+            return u
+        s = np.array(ratio(w, u, rule.norm))
+        if w.ndim == 2 and rule.element_wise:
+            rows = [ratio(*row, rule.norm) for row in zip(w, u, strict=True)]
+            columns = [ratio(*column, rule.norm) for column in zip(w.T, u.T, strict=True)]
+            of_elements = np.maximum.outer(rows, columns)  # NaN where one of the two is
+            s = np.maximum(of_elements, s) if rule.weight_bound else of_elements
+        if rule.calibrated:
+            s = np.nan_to_num(s, nan=1.0)
+            self.first = s.item() if self.first is None else self.first
+            s = s / self.first
+        if rule.ratio_bounds is not None:
+            s = np.clip(s, *rule.ratio_bounds)
+        return u * np.where(np.isnan(s), 1.0, s)
 
 
 # --- a whole weight ---------------------------------------------------------------------------------------
@@ -361,17 +366,25 @@ class Weight:
         split_dim: int = 0,
         maximize: bool = False,
     ) -> None:
-        self.w, self.rule, self.lr, self.weight_decay = w.copy(), rule, lr, weight_decay
+        self.w, self.clip, self.lr, self.weight_decay = w.copy(), rule.clip, lr, weight_decay
         self.view, self.sign = (matrix_dims, split, split_dim), -1.0 if maximize else 1.0
         self.directions = [direction() for _ in self.cut(self.w)]
+        self.scalings = [Scaling(rule) for _ in self.directions]
 
     def cut(self, x: Array) -> list[Array]:
         return cut(x, *self.view)
 
     def step(self, g: Array, gradient_scale: float = 1.0) -> None:
         grads = self.cut(self.sign * gradient_scale * g)
-        for w, grad, direction in zip(self.cut(self.w), grads, self.directions, strict=True):
-            w[...] = stepped(w, direction(grad), self.rule, self.lr, self.weight_decay)
+        parts = zip(self.cut(self.w), grads, self.directions, self.scalings, strict=True)
+        for w, grad, direction, scaling in parts:
+            d = direction(grad)
+            if d is None:  # a step that only prepares
+                continue
+            change = scaling(w, d + self.weight_decay * w)
+            if self.clip is not None:
+                change = np.clip(change, -self.clip, self.clip)
+            w[...] = w - self.lr * change
 
     def joined(self, parts: Sequence[Array]) -> Array:
         """Arrays, one for each matrix and of its shape, as one of the weight's shape."""

@@ -1,7 +1,9 @@
 """Members of the family that torch has too, against torch's: AdamW and Muon.
 
-Differences are counted in ulps, each the distance from one to the next float32 at the size of the largest weight
-of a tensor: every step rounds both weights once or twice, and adds what d was rounded by.
+Differences are counted in units of the last place of a float32 weight between 1 and 2, the size of the
+largest here. Without weight decay, AdamW here and torch's differ by one. With decay torch multiplies by
+1 - lr*wd, which float32 rounds the same way in every step: over 20 steps its weights go up to 11 from those
+of float64, ours up to 5. So both distances are tested, from torch's float32 run and from its float64 run.
 """
 
 import copy
@@ -18,8 +20,9 @@ NUM_STEPS = 20
 SHAPES = ((12, 12), (24, 8), (8, 24), (1, 16), (16, 1))
 REST_SHAPES = ((6, 5), (7,), (3, 2, 2, 2), ())
 
-ADAMW_ULPS = 4
-MUON_ULPS = 8
+# The most after 20 steps; measured over 30 seeds: 14, 1, 5, and 10.
+ULPS_FROM_ADAMW, ULPS_FROM_ADAMW_WITHOUT_DECAY, ULPS_FROM_FLOAT64 = 16, 2, 7
+ULPS_FROM_MUON = 14
 
 
 def weights(
@@ -31,8 +34,8 @@ def weights(
 def set_gradients(params: list[Tensor], step: int) -> None:
     for i, param in enumerate(params):
         scale = 10.0 ** (step % 4 - 2)
-        grad = random_tensor(param.shape, 1000 + 50 * step + i, scale=scale, dtype=param.dtype)
-        param.grad = grad.to(param.device)
+        grad = random_tensor(param.shape, 1000 + 50 * step + i, scale=scale)
+        param.grad = grad.to(param)  # float64 weights have the same gradients
 
 
 def advance(optimizer: torch.optim.Optimizer, num_steps: int = NUM_STEPS, first: int = 0) -> list[Tensor]:
@@ -45,10 +48,8 @@ def advance(optimizer: torch.optim.Optimizer, num_steps: int = NUM_STEPS, first:
 
 
 def ulps(actual: Tensor, expected: Tensor) -> float:
-    """The largest difference, in units of the last place of the largest expected element."""
-    largest = expected.detach().abs().max()
-    unit = torch.nextafter(largest, torch.full_like(largest, torch.inf)) - largest
-    return ((actual.detach() - expected.detach()).abs().max() / unit).item()
+    """The largest difference."""
+    return (actual.detach().double() - expected.detach().double()).abs().max().item() / 2**-23
 
 
 def assert_within_ulps(actual: list[Tensor], expected: list[Tensor], most: float) -> None:
@@ -72,9 +73,13 @@ def assert_within_ulps(actual: list[Tensor], expected: list[Tensor], most: float
 def test_merit_without_ratios_is_adamw(device, options) -> None:
     options = {"lr": 1e-2, "betas": (0.9, 0.95), "weight_decay": 0.1, "eps": 1e-8, **options}
     shapes = (*SHAPES, *REST_SHAPES)
-    ours = MERIT(weights(shapes, device), norm="none", clip=None, bias_correction=True, **options)
-    expected = advance(torch.optim.AdamW(weights(shapes, device), **options))
-    assert_within_ulps(advance(ours), expected, ADAMW_ULPS)
+    begun = weights(shapes, device)
+    ours = advance(MERIT(weights(shapes, device), norm="none", clip=None, bias_correction=True, **options))
+    torchs = advance(torch.optim.AdamW(weights(shapes, device), **options))
+    exact = advance(torch.optim.AdamW([x.double() for x in begun], **options))
+    without_decay = options["weight_decay"] == 0
+    assert_within_ulps(ours, torchs, ULPS_FROM_ADAMW_WITHOUT_DECAY if without_decay else ULPS_FROM_ADAMW)
+    assert_within_ulps(ours, exact, ULPS_FROM_FLOAT64)
 
 
 def test_in_float64_it_is_adamw_to_the_last_digits(device) -> None:
@@ -106,7 +111,7 @@ def test_the_rest_of_the_weights_take_adamw(device, optimizer_class, direction, 
         weights(REST_SHAPES, device, seed=10), lr=share * 1e-2, betas=betas, eps=1e-8, weight_decay=0.2
     )
     actual = advance(ours)
-    assert_within_ulps(actual[: len(rest)], advance(adamw), ADAMW_ULPS)
+    assert_within_ulps(actual[: len(rest)], advance(adamw), ULPS_FROM_ADAMW)
 
 
 # --- Muon -------------------------------------------------------------------------------------------------
@@ -134,7 +139,7 @@ def of_ours(params: list[Tensor], scale: str, **options: Any) -> Muon:
 
 @pytest.fixture
 def without_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
-    """torch's Muon with float32 products: what it calls to round gives a copy, for it divides that in place."""
+    """torch's Muon with float32 products: what it calls to round gives a copy, which it divides in place."""
     monkeypatch.setattr(Tensor, "bfloat16", Tensor.clone)
 
 
@@ -148,7 +153,7 @@ def test_muon_with_float32_products_is_torch_s(device, scale, variant) -> None:
     options = VARIANTS[variant]
     ours = of_ours(weights(SHAPES, device), scale, ns_dtype="float32", **options)
     expected = advance(of_torch(weights(SHAPES, device), scale, **options))
-    assert_within_ulps(advance(ours), expected, MUON_ULPS)
+    assert_within_ulps(advance(ours), expected, ULPS_FROM_MUON)
 
 
 @every_scale
@@ -171,8 +176,9 @@ def test_muon_with_bfloat16_products_is_as_near_to_torch_s_as_bfloat16_allows(
 ) -> None:
     """The measure is how far torch's own run is from its float32 run.
 
-    torch rounds the momentum to bf16 before it is divided by its norm, and ours after, so the two do not round
-    alike: each is about that far from float32, and they are no further than twice that from each other.
+    torch rounds the momentum to bf16 before it is divided by its norm, ours after, so the two do not round
+    alike. Measured over 15 seeds: ours is at most 1.1 times as far from float32 as torch's is, and 1.4 times
+    that from torch's; that is 1.2 percent of the way that the weights went.
     """
     options = VARIANTS[variant]
     shapes = ((32, 32), (64, 16), (16, 64))
@@ -188,7 +194,7 @@ def test_muon_with_bfloat16_products_is_as_near_to_torch_s_as_bfloat16_allows(
         distances(exact, begun),
         strict=True,
     ):
-        assert 0 < spread < 0.05 * moved
+        assert 0 < spread < 0.03 * moved
         assert ours_to_exact < 1.5 * spread
         assert ours_to_torch < 2 * spread
 
@@ -209,7 +215,7 @@ def test_muon_goes_on_with_torch_s_state(device, scale) -> None:
         state = ours.state[mine]
         assert torch.equal(state["momentum_buffer"], torchs.state[theirs]["momentum_buffer"])
         assert state["momentum_buffer"] is not torchs.state[theirs]["momentum_buffer"]
-    assert_within_ulps(advance(ours, 5, first=5), advance(torchs, 5, first=5), MUON_ULPS)
+    assert_within_ulps(advance(ours, 5, first=5), advance(torchs, 5, first=5), ULPS_FROM_MUON)
 
 
 @pytest.mark.usefixtures("without_bfloat16")
@@ -221,7 +227,7 @@ def test_torch_s_muon_goes_on_with_ours(device) -> None:
     options = {key: value for key, value in torchs.param_groups[0].items() if key != "params"}
     torchs.load_state_dict(copy.deepcopy(ours.state_dict()))
     torchs.param_groups[0].update(options)
-    assert_within_ulps(advance(ours, 5, first=5), advance(torchs, 5, first=5), MUON_ULPS)
+    assert_within_ulps(advance(ours, 5, first=5), advance(torchs, 5, first=5), ULPS_FROM_MUON)
 
 
 def test_muon_merit_goes_on_with_torch_s_momentum(device) -> None:
@@ -240,5 +246,5 @@ def test_the_state_of_torch_s_muon_is_refused_where_more_is_needed(device) -> No
     torchs = of_torch(weights(SHAPES, device), "original")
     advance(torchs, 1)
     ours = NorMuon([{"params": weights(SHAPES, device), "direction": "muon"}])
-    with pytest.raises(ValueError, match="has .'momentum_buffer'. but not .'second_momentum_buffer'"):
+    with pytest.raises(ValueError, match=r"has .'momentum_buffer'. but not .'second_momentum_buffer'"):
         ours.load_state_dict(torchs.state_dict())

@@ -1,4 +1,4 @@
-"""`merit demo`: AdamW, LAMB and MERIT on a text that every machine has, in minutes."""
+"""`merit demo`: five optimizers on a text that every machine has, in minutes."""
 
 from __future__ import annotations
 
@@ -48,12 +48,24 @@ class Setting:
 #     lamb=1e-2 ... lamb=1.6e-1 merit=1e-2 ... merit=1.6e-1
 #   AdamW 2e-3 2.863, LAMB 8e-2 2.516, MERIT 4e-2 2.605; one factor of two lower or higher:
 #   AdamW 3.008, 3.078; LAMB 2.571, 3.496 (one of two diverged); MERIT 2.692, 2.731.
+#   Likewise Muon 6.4e-2 1.966 (1.972, 2.270 with seed 0), MuonMERIT 8e-2 1.821 (2.178, 2.449).
 #   merit compare nano-10m --data data/embedded --batch 256 --steps 200 --seeds 0 1 (on an H200), likewise
 #   AdamW 5e-4 2.429, LAMB 2e-2 2.173, MERIT 1e-2 2.128; one factor of two lower or higher:
 #   AdamW 2.479, 2.579 (seed 0); LAMB 2.175, 2.722 (seed 0); MERIT 2.336 (seed 0), 2.589.
+#   Muon and MuonMERIT were not run on it: theirs are the best on nano-10m-bpe (docs/results.md).
 SETTINGS = {
-    "cpu": Setting("tiny", 256, 120, {"adamw": (2e-3,), "lamb": (8e-2,), "merit": (4e-2,)}),
-    "cuda": Setting("nano-10m", 256, 200, {"adamw": (5e-4,), "lamb": (2e-2,), "merit": (1e-2,)}),
+    "cpu": Setting(
+        "tiny",
+        256,
+        120,
+        {"adamw": (2e-3,), "lamb": (8e-2,), "merit": (4e-2,), "muon": (6.4e-2,), "muon-merit": (8e-2,)},
+    ),
+    "cuda": Setting(
+        "nano-10m",
+        256,
+        200,
+        {"adamw": (5e-4,), "lamb": (2e-2,), "merit": (1e-2,), "muon": (1.6e-2,), "muon-merit": (4e-2,)},
+    ),
 }
 
 
@@ -61,8 +73,8 @@ def main(argv: Sequence[str]) -> int:
     """Run the demo and return its exit status."""
     parser = argparse.ArgumentParser(
         prog="merit demo",
-        description="Train a small language model on large batches with AdamW, LAMB and MERIT, and compare "
-        "them. The text is the source code of the Python that runs this.",
+        description="Train a small language model on large batches with AdamW, LAMB, MERIT, Muon and "
+        "MuonMERIT, and compare them. The text is the source code of the Python that runs this.",
     )
     parser.add_argument(
         "--data", type=Path, default=Path("data/embedded"), help="text goes here (%(default)s)"

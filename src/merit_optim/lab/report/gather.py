@@ -22,6 +22,12 @@ DISPLAY_NAMES = {
     "merit": "MERIT",
     "lion": "Lion",
     "sophiag": "SophiaG",
+    "soap": "SOAP",
+    "soap-merit": "SOAPMERIT",
+    "orscale": "OrScale",
+    "muon": "Muon",
+    "normuon": "NorMuon",
+    "muon-merit": "MuonMERIT",
 }
 
 

@@ -15,6 +15,12 @@ _COLOURS = {
     "maxlamb": "#e69f00",
     "lion": "#cc79a7",
     "sophiag": "#56b4e9",
+    "muon": "#999933",
+    "muon-merit": "#882255",
+    "normuon": "#6699cc",
+    "orscale": "#8c6d31",
+    "soap": "#44aa99",
+    "soap-merit": "#b2182b",
 }
 _OTHER_COLOURS = ("#8c8c8c", "#b59f00", "#7a5195")
 _DASHES = ((1, 0), (6, 3), (2, 2), (8, 2, 2, 2))  # for several series of one optimizer

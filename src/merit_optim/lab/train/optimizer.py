@@ -19,6 +19,7 @@ from merit_optim.lab.train.own_optimizer import construct, is_own, load_class
 from merit_optim.lab.train.parallel import Ranks
 from merit_optim.optim.base import SafeOptimizer
 from merit_optim.optim.groups import param_groups
+from merit_optim.optim.options import LATER
 from merit_optim.optim.registry import OPTIMIZERS, create
 from merit_optim.optim.sophia import SophiaG, sampled_label_loss
 from merit_optim.optim.statistics import UpdateStatistics
@@ -53,11 +54,12 @@ def create_optimizer(config: TrainConfig, model: LanguageModel) -> Optimizer:
     groups = param_groups(model, chosen.weight_decay, overrides=overrides)
     make = cls if is_own(chosen.name) else partial(create, chosen.name)
     optimizer = construct(make, groups, options, chosen.name)
+    known = {*optimizer.defaults, *(LATER if isinstance(optimizer, TrustRatioOptimizer) else ())}
     for option in {option for own in overrides.values() for option in own}:
-        if option not in optimizer.defaults:
+        if option not in known:
             raise ValueError(
                 f"optimizer.overrides sets {option}, which {chosen.name} does not have; it has "
-                f"{', '.join(sorted(optimizer.defaults))}"
+                f"{', '.join(sorted(known))}"
             )
     if not isinstance(optimizer, SafeOptimizer):
         _check_overrides(cls, list(model.parameters()), options, overrides)

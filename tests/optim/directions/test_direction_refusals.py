@@ -1,0 +1,377 @@
+"""What the directions refuse: each message says what was given, what is allowed, and the way out."""
+
+import re
+from typing import Any
+
+import pytest
+import torch
+from optimizer_cases import assert_same_bits, assert_unchanged, random_tensor, snapshot
+from torch import nn
+
+from merit_optim import MERIT, SOAP, SOAPMERIT, Muon, MuonMERIT, NorMuon, OrScale, param_groups
+
+HIDDEN = [MuonMERIT, Muon, NorMuon, OrScale, SOAPMERIT, SOAP]
+every_class = pytest.mark.parametrize("optimizer_class", HIDDEN, ids=lambda cls: cls.__name__)
+
+
+def hidden(*shape: int, direction: str = "muon", **options: Any) -> list[dict[str, Any]]:
+    """One group with one named weight."""
+    named = [("blocks.0.weight", nn.Parameter(random_tensor(shape, 1)))]
+    return [{"params": named, "direction": direction, **options}]
+
+
+def rest(**options: Any) -> dict[str, Any]:
+    return {
+        "params": [("norm.weight", nn.Parameter(torch.ones(4)))],
+        "direction": "adam",
+        **options,
+    }
+
+
+def assert_says(error: BaseException, words: list[str]) -> None:
+    for word in words:
+        assert word in str(error), f"{word!r} is not in {error}"
+
+
+# The optimizer, its groups, its options, and the words that have to be in the message.
+REFUSED: dict[str, tuple[Any, Any, dict[str, Any], list[str]]] = {
+    "a vector": (
+        MuonMERIT,
+        hidden(5),
+        {},
+        ["blocks.0.weight", "(5,)", "direction='muon'", "vector", "direction='adam'"],
+    ),
+    "a scalar": (Muon, hidden(), {}, ["blocks.0.weight", "()", "vector", "direction='adam'"]),
+    "rows of their own": (
+        NorMuon,
+        hidden(5, 4, matrix_dims=1),
+        {},
+        ["blocks.0.weight", "(5, 4)", "vector", "direction='adam'"],
+    ),
+    "a vector for soap": (
+        SOAP,
+        hidden(5, direction="soap"),
+        {},
+        ["blocks.0.weight", "(5,)", "direction='soap'", "vector", "direction='adam'"],
+    ),
+    "a split that does not divide": (
+        MuonMERIT,
+        hidden(8, 6, split=3),
+        {},
+        ["blocks.0.weight", "(8, 6)", "split=3", "8 rows", "split=None"],
+    ),
+    "sizes that do not add up": (
+        Muon,
+        hidden(8, 6, split=(3, 3)),
+        {},
+        ["blocks.0.weight", "split=(3, 3)", "8 rows", "split=None"],
+    ),
+    "a split that does not divide columns": (
+        Muon,
+        hidden(6, 8, split=3, split_dim=1),
+        {},
+        ["blocks.0.weight", "split=3", "8 columns", "split=None"],
+    ),
+    "a split vector": (
+        Muon,
+        [*hidden(6, 6), rest(split=2)],
+        {},
+        ["norm.weight", "(4,)", "split=2", "matrix", "split=None"],
+    ),
+    "no number of parts": (Muon, hidden(6, 6, split=0), {}, ["split is 0", "such as 3", "None"]),
+    "no sizes": (Muon, hidden(6, 6, split=()), {}, ["split is ()", "the size of each", "None"]),
+    "another dimension": (Muon, hidden(6, 6, split=2, split_dim=2), {}, ["split_dim is 2", "0, 1"]),
+    "columns split with an average a row": (
+        NorMuon,
+        hidden(6, 6, split=2, split_dim=1),
+        {},
+        ["blocks.0.weight", "neuron_beta", "split_dim=1", "split=None"],
+    ),
+    "an unknown direction": (
+        MuonMERIT,
+        hidden(4, 4, direction="mune"),
+        {},
+        ["direction is 'mune'", "'adam'", "'muon'", "'soap'"],
+    ),
+    "an unknown direction for the rest": (
+        MuonMERIT,
+        [*hidden(4, 4), {**rest(), "direction": "sgd"}],
+        {},
+        ["direction is 'sgd'", "'adam'", "'muon'", "'soap'"],
+    ),
+    "unknown coefficients": (
+        MuonMERIT,
+        hidden(4, 4),
+        {"ns_coefficients": "quintik"},
+        ["ns_coefficients is 'quintik'", "'quintic'", "'polar-express'", "'dion'", "(a, b, c)"],
+    ),
+    "two coefficients": (
+        MuonMERIT,
+        hidden(4, 4),
+        {"ns_coefficients": (3.0, -4.0)},
+        ["ns_coefficients is (3.0, -4.0)", "'quintic'", "(a, b, c)", "triple for each"],
+    ),
+    "a pass of two coefficients": (
+        Muon,
+        hidden(4, 4),
+        {"ns_coefficients": [(3.0, -4.0, 2.0), (3.0, -4.0)]},
+        ["ns_coefficients is [(3.0, -4.0, 2.0), (3.0, -4.0)]", "triple for each"],
+    ),
+    "a coefficient that is no number": (
+        Muon,
+        hidden(4, 4),
+        {"ns_coefficients": (3.0, -4.0, float("nan"))},
+        ["ns_coefficients is (3.0, -4.0, nan)", "(a, b, c)"],
+    ),
+    "no coefficients": (Muon, hidden(4, 4), {"ns_coefficients": []}, ["ns_coefficients is []", "(a, b, c)"]),
+    "products in float64": (
+        MuonMERIT,
+        hidden(4, 4),
+        {"ns_dtype": "float64"},
+        ["ns_dtype is 'float64'", "'bfloat16'", "'float16'", "'float32'"],
+    ),
+    "a dtype by itself": (
+        Muon,
+        hidden(4, 4),
+        {"ns_dtype": torch.bfloat16},
+        ["ns_dtype is torch.bfloat16", "'bfloat16'"],
+    ),
+    "a scale misspelt": (
+        Muon,
+        hidden(4, 4),
+        {"scale": "orginal"},
+        ["scale is 'orginal'", "'rms'", "'match_rms_adamw'", "'original'", "'spectral'"],
+    ),
+    "no passes": (Muon, hidden(4, 4), {"ns_steps": 0}, ["ns_steps is 0", "at least 1"]),
+    "half a pass": (Muon, hidden(4, 4), {"ns_steps": 2.5}, ["ns_steps is 2.5", "whole number"]),
+    "all momentum": (Muon, hidden(4, 4), {"momentum": 1.0}, ["momentum is 1.0", "less than 1"]),
+    "nesterov by name": (Muon, hidden(4, 4), {"nesterov": "yes"}, ["nesterov is 'yes'", "True or False"]),
+    "neurons that never change": (
+        NorMuon,
+        hidden(4, 4),
+        {"neuron_beta": 1.0},
+        ["neuron_beta is 1.0", "less than 1"],
+    ),
+    "soap in a graph": (
+        SOAP,
+        hidden(4, 4, direction="soap"),
+        {"capturable": True},
+        ["direction='soap'", "capturable=False"],
+    ),
+    "soap for autograd": (
+        SOAPMERIT,
+        hidden(4, 4, direction="soap"),
+        {"differentiable": True},
+        ["direction='soap'", "differentiable=False"],
+    ),
+    "soap in bfloat16": (
+        SOAP,
+        hidden(4, 4, direction="soap"),
+        {"state_dtype": torch.bfloat16},
+        ["direction='soap'", "bfloat16", "torch.float32"],
+    ),
+    "soap split": (
+        SOAP,
+        hidden(4, 4, direction="soap", split=2),
+        {},
+        ["blocks.0.weight", "direction='soap'", "split=None"],
+    ),
+    "soap that is never refreshed": (
+        SOAP,
+        hidden(4, 4, direction="soap"),
+        {"precondition_frequency": 0},
+        ["precondition_frequency is 0", "at least 1"],
+    ),
+    "soap with all of its past": (
+        SOAP,
+        hidden(4, 4, direction="soap"),
+        {"shampoo_beta": 1.0},
+        ["shampoo_beta is 1.0", "less than 1", "None"],
+    ),
+    "wrong betas for the rest": (
+        MuonMERIT,
+        [*hidden(4, 4), rest()],
+        {"rest": {"betas": (0.9, 1.0)}},
+        ["betas is (0.9, 1.0)", "less than 1"],
+    ),
+    "a first ratio for every element": (
+        MuonMERIT,
+        hidden(4, 4, calibrated=True),
+        {},
+        ["calibrated=True", "element_wise=True", "use", "element_wise=False"],
+    ),
+    "one first ratio for several matrices": (
+        OrScale,
+        hidden(4, 4, split=2),
+        {},
+        ["blocks.0.weight", "calibrated=True", "split=None"],
+    ),
+    "ratios that are out of order": (
+        MuonMERIT,
+        hidden(4, 4, ratio_bounds=(2.0, 0.5)),
+        {},
+        ["ratio_bounds is (2.0, 0.5)", "the least and the largest", "None"],
+    ),
+}
+
+
+def direction_of(optimizer_class: Any) -> str:
+    return "soap" if optimizer_class in (SOAP, SOAPMERIT) else "muon"
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_refused_with_the_way_out(case) -> None:
+    optimizer_class, groups, options, words = REFUSED[case]
+    with pytest.raises(ValueError, match=r"\w") as refused:
+        optimizer_class([dict(group) for group in groups], **options)
+    assert_says(refused.value, words)
+
+
+@pytest.mark.parametrize("case", ["a vector", "an unknown direction", "no number of parts", "soap split"])
+def test_a_group_that_is_refused_later_is_not_kept(case) -> None:
+    optimizer_class, (refused_group,), _, _ = REFUSED[case]
+    optimizer = optimizer_class(hidden(3, 3, direction=direction_of(optimizer_class)))
+    before = snapshot(optimizer)
+    with pytest.raises(ValueError, match=r"direction|split"):
+        optimizer.add_param_group(dict(refused_group))
+    assert_unchanged(optimizer, before)
+
+
+@pytest.mark.parametrize(
+    ("optimizer_class", "direction"),
+    [(MERIT, "muon"), (MERIT, "soap"), (MuonMERIT, "soap"), (NorMuon, "soap"), (SOAP, "muon")],
+)
+def test_a_direction_that_the_class_has_no_options_for_is_refused(optimizer_class, direction) -> None:
+    """It is a known one, but its options have no values here."""
+    own = {MERIT: "adam", SOAP: "soap"}.get(optimizer_class, "muon")
+    groups = [*hidden(4, 4, direction=own), *hidden(4, 4, direction=direction)]
+    with pytest.raises(ValueError, match=rf"direction.*{direction}") as refused:
+        optimizer_class(groups)
+    assert_says(refused.value, [optimizer_class.__name__])
+
+
+def test_such_a_direction_can_be_had_with_all_of_its_options() -> None:
+    """Three directions in one optimizer, where a group says everything."""
+    of_soap = {
+        "betas": (0.9, 0.95),
+        "eps": 1e-8,
+        "bias_correction": True,
+        "shampoo_beta": None,
+        "precondition_frequency": 2,
+        "max_precond_dim": 100,
+    }
+    optimizer = MuonMERIT([*hidden(4, 4), *hidden(4, 4, direction="soap", **of_soap), rest()])
+    for group in optimizer.param_groups:
+        for param in group["params"]:
+            param.grad = torch.ones_like(param)
+    optimizer.step()
+    keys = [set(optimizer.state[group["params"][0]]) for group in optimizer.param_groups]
+    assert [len(own) for own in keys] == [2, 7, 3]
+
+
+@every_class
+@pytest.mark.parametrize("named", [False, True])
+def test_parameters_that_do_not_say_what_they_are_are_refused(optimizer_class, named) -> None:
+    model = nn.Linear(4, 4)
+    with pytest.raises(ValueError, match="parameters alone do not say what they are") as refused:
+        optimizer_class(model.named_parameters() if named else model.parameters())
+    call = f"{optimizer_class.__name__}(param_groups(model), lr=...)"
+    assert_says(refused.value, [call, f"direction={direction_of(optimizer_class)!r}", "'adam'"])
+
+
+@every_class
+def test_a_model_is_refused(optimizer_class) -> None:
+    with pytest.raises(TypeError, match=r"params is a model \(Linear\).*param_groups\(model\)"):
+        optimizer_class(nn.Linear(4, 4))
+
+
+@every_class
+def test_no_hidden_matrix_at_all_is_refused(optimizer_class) -> None:
+    """By its kinds, and by its directions."""
+    kinds = ["hidden", "experts"] + ["embedding", "head"] * (optimizer_class is SOAP)
+    direction = direction_of(optimizer_class)
+    words = [optimizer_class.__name__, f"direction={direction!r}", *map(repr, kinds), "describe_groups"]
+    for params in (param_groups(nn.LayerNorm(4)), [rest()]):
+        with pytest.raises(ValueError, match="no weight") as refused:
+            optimizer_class(params)
+        assert_says(refused.value, [*words, "param_groups(model, kinds="])
+
+
+def test_an_embedding_is_no_hidden_matrix() -> None:
+    groups = param_groups(nn.Embedding(8, 4))
+    with pytest.raises(ValueError, match="no weight"):
+        MuonMERIT(groups)
+    SOAP(param_groups(nn.Embedding(8, 4)))
+
+
+@pytest.mark.parametrize(
+    ("misspelt", "meant"),
+    [("ns_step", "ns_steps"), ("ns_coefficient", "ns_coefficients"), ("splits", "split"), ("clipp", "clip")],
+)
+def test_a_misspelt_option_of_a_group_is_refused(misspelt, meant) -> None:
+    with pytest.raises(ValueError, match=f"{misspelt!r}.*MuonMERIT does not know; did you mean {meant!r}"):
+        MuonMERIT(hidden(4, 4, **{misspelt: 3}))
+
+
+@pytest.mark.parametrize(
+    ("misspelt", "meant", "value"),
+    [("beta", "betas", (0.5, 0.5)), ("bias_corection", "bias_correction", False)],
+)
+@pytest.mark.parametrize("by", ["group", "rest"])
+def test_a_misspelt_option_of_adam_s_is_refused_too(misspelt, meant, value, by) -> None:
+    """They are not the defaults of an optimizer of Muon's direction, and are options of its other groups."""
+    groups = [*hidden(4, 4), rest(**({misspelt: value} if by == "group" else {}))]
+    options = {"rest": {misspelt: value}} if by == "rest" else {}
+    with pytest.raises(ValueError, match=f"{misspelt!r}.*did you mean {meant!r}"):
+        MuonMERIT(groups, **options)
+
+
+@pytest.mark.parametrize(
+    ("optimizer_class", "misspelt", "meant"),
+    [(MuonMERIT, "max_grad_nrom", "max_grad_norm"), (SOAP, "state_type", "state_dtype")],
+)
+def test_a_misspelt_argument_is_refused(optimizer_class, misspelt, meant) -> None:
+    message = f"unexpected keyword argument {misspelt!r}. Did you mean {meant!r}?"
+    with pytest.raises(TypeError, match=re.escape(message)):
+        optimizer_class(hidden(4, 4, direction=direction_of(optimizer_class)), **{misspelt: 1})
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [{"split": 3}, {"matrix_dims": 1}, {"direction": "adam"}, {"neuron_beta": 0.9}, {"ns_steps": 0}],
+    ids=str,
+)
+def test_options_that_were_made_wrong_later_are_refused_before_anything_changes(changed) -> None:
+    """What the weights or their state cannot follow, as well as what is never allowed."""
+    optimizer = MuonMERIT([rest(), *hidden(4, 4)])
+
+    def step() -> None:
+        for group in optimizer.param_groups:
+            for param in group["params"]:
+                param.grad = random_tensor(param.shape, 1)
+        optimizer.step()
+
+    step()
+    before, options = snapshot(optimizer), dict(optimizer.param_groups[1])
+    optimizer.param_groups[1].update(changed)
+    with pytest.raises(ValueError, match=next(iter(changed))):
+        step()
+    optimizer.param_groups[1].clear()
+    optimizer.param_groups[1].update(options)
+    assert_unchanged(optimizer, before)
+    step()
+
+
+def test_the_direction_of_a_group_can_be_chosen_by_pattern() -> None:
+    """The way out that messages name: overrides and kinds of param_groups."""
+    model = nn.ModuleList([nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False)])
+    groups = param_groups(model, overrides={"1.*": {"direction": "adam"}})
+    optimizer = MuonMERIT(groups)
+    directions = {
+        name: group["direction"] for group in optimizer.param_groups for name in group["param_names"]
+    }
+    assert directions == {"0.weight": "muon", "1.weight": "adam"}
+    by_kind = MuonMERIT(param_groups(model, kinds={"1.*": "head"}))
+    again = {name: group["direction"] for group in by_kind.param_groups for name in group["param_names"]}
+    assert again == directions
+    assert_same_bits(by_kind.param_groups[0]["params"][0].detach(), model[0].weight.detach())
