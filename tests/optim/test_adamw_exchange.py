@@ -7,7 +7,9 @@ import pytest
 import torch
 from optimizer_cases import (
     FAMILY,
+    HIDDEN,
     assert_same_bits,
+    assert_unchanged,
     name_of,
     parameters,
     set_gradients,
@@ -17,7 +19,9 @@ from optimizer_cases import (
 
 from merit_optim import LAMB, MERIT, Lion, param_groups
 
+# Hidden matrices have another state in the other classes of the family, and no way to AdamW and back.
 every_family_class = pytest.mark.parametrize("optimizer_class", FAMILY, ids=name_of)
+every_hidden_class = pytest.mark.parametrize("optimizer_class", HIDDEN, ids=name_of)
 MOMENTS = ("step", "exp_avg", "exp_avg_sq")
 
 
@@ -45,6 +49,30 @@ def test_state_keys_are_those_of_adamw(device, optimizer_class) -> None:
         assert set(state) == set(expected) == set(MOMENTS)
         for key in MOMENTS:
             assert (state[key].shape, state[key].dtype) == (expected[key].shape, expected[key].dtype)
+
+
+@every_hidden_class
+def test_state_keys_of_the_rest_are_those_of_adamw_too(device, optimizer_class) -> None:
+    params = parameters(device)
+    optimizer = optimizer_class(params)
+    take_steps(optimizer, 1)
+    for param in params:
+        assert (set(optimizer.state[param]) == set(MOMENTS)) == (param.ndim < 2)
+
+
+@every_hidden_class
+def test_adamw_state_of_hidden_matrices_is_refused(device, optimizer_class) -> None:
+    optimizer = optimizer_class(parameters(device))
+    take_steps(optimizer, 1)
+    before = snapshot(optimizer)
+    hidden, rest = (
+        {"params": [p.detach().clone() for p in group["params"]]} for group in optimizer.param_groups
+    )
+    adamw = torch.optim.AdamW([hidden, rest])
+    take_steps(adamw, 1)
+    with pytest.raises(ValueError, match=r"has \['exp_avg', 'exp_avg_sq', 'step'\] but not .* fresh state"):
+        optimizer.load_state_dict(adamw.state_dict())
+    assert_unchanged(optimizer, before)
 
 
 @every_family_class

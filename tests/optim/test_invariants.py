@@ -9,14 +9,18 @@ import torch
 from hypothesis import assume, given, settings
 from hypothesis import example as explicit_example
 from hypothesis import strategies as st
-from optimizer_cases import assert_same_bits, random_tensor
+from optimizer_cases import HIDDEN, Hidden, assert_same_bits, is_soap, name_of, random_tensor
 from torch import Tensor, nn
 
-from merit_optim import LAMB, MERIT, MaxLAMB
+from merit_optim import MERIT, MuonMERIT
 from merit_optim.optim import algorithm
 from merit_optim.optim.directions import direction_of
 from merit_optim.optim.engines import eager
 from merit_optim.optim.matrices import View
+from merit_optim.optim.trust import TrustRatioOptimizer
+
+MUON = Hidden(MuonMERIT)
+every_direction = pytest.mark.parametrize("optimizer", [MERIT, MUON], ids=name_of)
 
 DTYPES = st.sampled_from([torch.float32, torch.bfloat16, torch.float16, torch.float64])
 SIDES = st.sampled_from([1, 2, 3, 5, 8, 13, 17])
@@ -32,22 +36,31 @@ OPTIONS = st.fixed_dictionaries(
         "norm": st.sampled_from(["max", "l2"]),
         "bias_correction": st.booleans(),
         "weight_decay": st.sampled_from([0.0, 0.1]),
+        "nesterov": st.booleans(),
+        "ns_dtype": st.sampled_from(["float32", "bfloat16"]),
     }
 )
+OF_ONE_DIRECTION = {MERIT: {"bias_correction"}, MUON: {"nesterov", "ns_dtype"}}
 BARE = {"clip": None, "element_wise": True, "weight_bound": True, "norm": "max", "weight_decay": 0.0}
 MAX_NORM_OPTIONS = OPTIONS.map(lambda options: {**options, "norm": "max"})
 
 
+def built(optimizer: Any, params: Any, **options: Any) -> TrustRatioOptimizer:
+    """An optimizer, without the options that are of another direction."""
+    of_others = set.union(*OF_ONE_DIRECTION.values()) - OF_ONE_DIRECTION.get(optimizer, set())
+    return optimizer(params, **{name: value for name, value in options.items() if name not in of_others})
+
+
 def after_steps(
-    weight: Tensor, grads: list[Tensor], optimizer: type[MERIT | LAMB | MaxLAMB] = MERIT, **options: Any
-) -> tuple[Tensor, MERIT | LAMB | MaxLAMB]:
+    weight: Tensor, grads: list[Tensor], optimizer: Any = MERIT, **options: Any
+) -> tuple[Tensor, TrustRatioOptimizer]:
     """The weight after a step with each gradient, and its optimizer."""
     param = nn.Parameter(weight.clone())
-    built = optimizer([param], **options)
+    stepped = built(optimizer, [param], **options)
     for grad in grads:
         param.grad = grad.clone()
-        built.step()
-    return param.detach(), built
+        stepped.step()
+    return param.detach(), stepped
 
 
 def example(
@@ -59,15 +72,19 @@ def example(
     return weight, grads
 
 
+@every_direction
 @given(shape=SHAPES, seed=SEEDS, dtype=DTYPES, lr=LEARNING_RATES, options=OPTIONS)
-def test_no_element_changes_by_more_than_lr_times_clip(device, shape, seed, dtype, lr, options) -> None:
+def test_no_element_changes_by_more_than_lr_times_clip(
+    device, optimizer, shape, seed, dtype, lr, options
+) -> None:
     assume(options["clip"] is not None)
+    assume(optimizer is MERIT or len(shape) > 1)  # vectors take AdamW, which has no clip
     weight, (*earlier, last) = example(shape, seed, dtype, device)
-    before, optimizer = after_steps(weight, earlier, lr=lr, **options)
-    param = optimizer.param_groups[0]["params"][0]
+    before, stepped = after_steps(weight, earlier, optimizer, lr=lr, **options)
+    param = stepped.param_groups[0]["params"][0]
     old = before.double().clone()
     param.grad = last
-    optimizer.step()
+    stepped.step()
     new = param.detach().double()
     rounding = torch.finfo(dtype).eps * torch.maximum(old.abs(), new.abs()) + torch.finfo(dtype).tiny
     bound = lr * options["clip"] * (1 + 1e-6)
@@ -173,6 +190,7 @@ def test_zero_gradient_with_zero_lr_changes_no_bit(device, shape, seed, dtype, o
     assert not state["exp_avg_sq"].any()
 
 
+@every_direction
 @given(
     shape=SHAPES,
     seed=SEEDS,
@@ -182,18 +200,19 @@ def test_zero_gradient_with_zero_lr_changes_no_bit(device, shape, seed, dtype, o
     where=st.sampled_from(["row", "column", "all"]),
 )
 def test_zero_rows_columns_and_weights_give_finite_updates(
-    device, shape, seed, dtype, options, what, where
+    device, optimizer, shape, seed, dtype, options, what, where
 ) -> None:
     weight, grads = example(shape, seed, dtype, device)
     index = {"row": (slice(0, 1),), "column": (..., slice(0, 1)), "all": (...,)}[where if shape else "all"]
     for x in [weight] * (what != "gradient") + grads * (what != "weight"):
         x[index] = 0
-    new, _ = after_steps(weight, grads, lr=0.1, **options)
+    new, _ = after_steps(weight, grads, optimizer, lr=0.1, **options)
     assert new.isfinite().all()
-    l2, _ = after_steps(weight, grads, lr=0.1, **{**options, "norm": "l2"})
+    l2, _ = after_steps(weight, grads, optimizer, lr=0.1, **{**options, "norm": "l2"})
     assert l2.isfinite().all()
 
 
+@every_direction
 @given(
     shape=SHAPES,
     seed=SEEDS,
@@ -205,19 +224,21 @@ def test_zero_rows_columns_and_weights_give_finite_updates(
 @explicit_example(shape=(5, 7), seed=0, options=BARE, weight_scale=1.0, grad_scale=1e-44)
 @explicit_example(shape=(5, 7), seed=0, options=BARE, weight_scale=1e30, grad_scale=1e-38)
 def test_huge_and_denormal_values_give_finite_updates(
-    device, shape, seed, options, weight_scale, grad_scale
+    device, optimizer, shape, seed, options, weight_scale, grad_scale
 ) -> None:
     weight, grads = example(shape, seed, torch.float32, device)
-    new, _ = after_steps(weight * weight_scale, [g * grad_scale for g in grads], lr=0.1, **options)
+    grads = [grad * grad_scale for grad in grads]
+    new, _ = after_steps(weight * weight_scale, grads, optimizer, lr=0.1, **options)
     assert new.isfinite().all()
 
 
+@every_direction
 @given(num=st.integers(1, 4), shape=MATRIX_SHAPES, seed=SEEDS, dtype=DTYPES, options=MAX_NORM_OPTIONS)
-def test_stacked_matrices_change_as_each_alone(device, num, shape, seed, dtype, options) -> None:
+def test_stacked_matrices_change_as_each_alone(device, optimizer, num, shape, seed, dtype, options) -> None:
     weight, grads = example((num, *shape), seed, dtype, device)
-    together, _ = after_steps(weight, grads, lr=0.1, matrix_dims=2, **options)
+    together, _ = after_steps(weight, grads, optimizer, lr=0.1, matrix_dims=2, **options)
     for i in range(num):
-        alone, _ = after_steps(weight[i], [g[i] for g in grads], lr=0.1, **options)
+        alone, _ = after_steps(weight[i], [g[i] for g in grads], optimizer, lr=0.1, **options)
         assert_same_bits(together[i], alone)
 
 
@@ -238,11 +259,12 @@ def in_pieces_of(num_elements: int) -> ExitStack:
     return stack
 
 
-def by_definition(weight: Tensor, grads: list[Tensor], optimizer: MERIT | LAMB | MaxLAMB) -> Tensor:
+def by_definition(weight: Tensor, grads: list[Tensor], optimizer: TrustRatioOptimizer) -> Tensor:
     """The weight after the steps that algorithm.py describes, with an optimizer's options."""
     group = optimizer.param_groups[0]
-    state_dtype = torch.float64 if weight.dtype == torch.float64 else torch.float32
-    state = tuple(torch.zeros_like(weight, dtype=state_dtype) for _ in range(2))
+    dtype = torch.float64 if weight.dtype == torch.float64 else torch.float32
+    shapes = optimizer._state_shapes(group["params"][0], group).values()
+    state = tuple(torch.zeros(shape, dtype=dtype, device=weight.device) for shape in shapes)
     result = algorithm.Result(weight, state)
     for number, grad in enumerate(grads, start=1):
         result = algorithm.step(
@@ -259,27 +281,42 @@ def by_definition(weight: Tensor, grads: list[Tensor], optimizer: MERIT | LAMB |
     return result.weight
 
 
+def fitting_split(view: View, shape: tuple[int, ...], how: str) -> View:
+    """The matrices of a weight of this shape split in as many equal parts as there can be, or unequally."""
+    whole = view.matrices(shape)
+    length = whole.shape[1 + view.split_dim]
+    if how == "no" or whole.is_vector or length < 2:
+        return view
+    return view._replace(split=length if how == "in equal parts" else (1, length - 1))
+
+
+@every_direction
 @settings(max_examples=80)
 @given(
     shape=SHAPES,
     seed=SEEDS,
     dtype=DTYPES,
     matrix_dims=st.sampled_from([None, 1, 2]),
+    split=st.sampled_from(["no", "in equal parts", "unequally"]),
+    split_dim=st.sampled_from([0, 1]),
     piece=st.integers(1, 60),
     foreach=st.booleans(),
     options=OPTIONS,
 )
 def test_pieces_give_what_the_definition_gives(
-    device, shape, seed, dtype, matrix_dims, piece, foreach, options
+    device, optimizer, shape, seed, dtype, matrix_dims, split, split_dim, piece, foreach, options
 ) -> None:
+    assume(optimizer is MERIT or matrix_dims != 1)  # stacked vectors, which are not orthogonalised
     weight, grads = example(shape, seed, dtype, device, num_steps=3)
-    options = {**options, "lr": 0.1, "matrix_dims": matrix_dims, "foreach": foreach, "fused": False}
+    view = fitting_split(View(matrix_dims, split_dim=split_dim), shape, split)
+    options = {**options, **view._asdict(), "lr": 0.1, "foreach": foreach, "fused": False}
     with in_pieces_of(piece):
-        cut, optimizer = after_steps(weight, grads, **options)
+        cut, stepped = after_steps(weight, grads, optimizer, **options)
     with in_pieces_of(10**9):
-        whole, _ = after_steps(weight, grads, **options)
-    expected = by_definition(weight, grads, optimizer)
-    if options["norm"] == "max" and (device.type == "cpu" or not options["bias_correction"]):
+        whole, _ = after_steps(weight, grads, optimizer, **options)
+    expected = by_definition(weight, grads, stepped)
+    group = stepped.param_groups[0]
+    if group["norm"] != "l2" and (device.type == "cpu" or not group.get("bias_correction")):
         assert_same_bits(cut, whole)
         assert_same_bits(cut, expected)
     else:
@@ -288,6 +325,22 @@ def test_pieces_give_what_the_definition_gives(
             torch.testing.assert_close(cut, other, rtol=rtol, atol=rtol)
 
 
+@pytest.mark.parametrize("optimizer", HIDDEN, ids=name_of)
+@pytest.mark.parametrize(("shape", "matrix_dims"), [((8, 6), None), ((5, 3, 3), None), ((3, 4, 5), 2)])
+def test_every_class_gives_what_the_definition_gives(device, optimizer, shape, matrix_dims) -> None:
+    """In steps enough for SOAP to improve its basis."""
+    weight, grads = example(shape, 0, torch.float32, device, num_steps=13)
+    with in_pieces_of(7):
+        cut, stepped = after_steps(weight, grads, optimizer, lr=0.1, matrix_dims=matrix_dims)
+    expected = by_definition(weight, grads, stepped)
+    # Sums follow the memory, and the engine stores SOAP's bases in another order than LAPACK gives them in.
+    if stepped.param_groups[0]["norm"] == "l2" or is_soap(optimizer):
+        torch.testing.assert_close(cut, expected, rtol=1e-5, atol=1e-5)
+    else:
+        assert_same_bits(cut, expected)
+
+
+@every_direction
 @given(
     shapes=st.lists(SHAPES, min_size=1, max_size=5),
     seed=SEEDS,
@@ -295,7 +348,7 @@ def test_pieces_give_what_the_definition_gives(
     piece=st.sampled_from([7, 100, 10**6]),
     options=OPTIONS,
 )
-def test_foreach_gives_the_same_bits(device, shapes, seed, dtypes, piece, options) -> None:
+def test_foreach_gives_the_same_bits(device, optimizer, shapes, seed, dtypes, piece, options) -> None:
     results = []
     for foreach in (False, True):
         params = [
@@ -303,12 +356,12 @@ def test_foreach_gives_the_same_bits(device, shapes, seed, dtypes, piece, option
             for i, (shape, dtype) in enumerate(zip(shapes, dtypes, strict=False))
         ]
         groups = [{"params": params[:2], "lr": 0.01}, {"params": params[2:]}]
-        optimizer = MERIT(groups, lr=0.1, foreach=foreach, fused=False, **options)
+        stepped = built(optimizer, groups, lr=0.1, foreach=foreach, fused=False, **options)
         with in_pieces_of(piece):
             for step in range(2):
                 for i, param in enumerate(params):
                     seed_ = seed + 10 * step + i + 5
                     param.grad = random_tensor(param.shape, seed_, dtype=param.dtype, device=device)
-                optimizer.step()
+                stepped.step()
         results.append([p.detach() for p in params])
     assert_same_bits(results[1], results[0])

@@ -1,65 +1,89 @@
 """Statistics of an update: against a direct computation, only when asked for, whatever the pieces."""
 
+from typing import Any, NamedTuple
 from unittest import mock
 
 import pytest
 import torch
 from optimizer_cases import (
     FAMILY,
-    adam_update,
+    HIDDEN,
+    Hidden,
     assert_same_bits,
+    is_soap,
     name_of,
     parameters,
+    params_of,
     random_tensor,
     take_steps,
 )
 from torch import Tensor, nn
 
-from merit_optim import LAMB, MERIT, UpdateStatistics
+from merit_optim import LAMB, MERIT, SOAP, MuonMERIT, UpdateStatistics
 from merit_optim.optim import algorithm
+from merit_optim.optim.algorithm import Rule
+from merit_optim.optim.directions import direction_of
 from merit_optim.optim.engines import eager
-from merit_optim.optim.matrices import matrices_of
+from merit_optim.optim.matrices import View
 from merit_optim.optim.statistics import measure
+from merit_optim.optim.trust import TrustRatioOptimizer
 
 SHAPES = {"matrix": (9, 14), "convolution": (5, 3, 2), "vector": (11,), "stacked": (3, 4, 5)}
 
 
+class Before(NamedTuple):
+    """A parameter, and its weight and state before the step that is recorded."""
+
+    param: nn.Parameter
+    weight: Tensor
+    state: dict[str, Tensor]
+
+
 def expected_statistics(
-    optimizer: MERIT, weight: Tensor, name: str
+    optimizer: TrustRatioOptimizer, before: Before
 ) -> dict[str, float | tuple[float, float]]:
-    """From algorithm.py, for the step just taken from ``weight``."""
-    group = optimizer.param_groups[0]
-    param = group["params"][group["param_names"].index(name)]
-    rule = algorithm.Rule(group["clip"], group["element_wise"], group["weight_bound"], group["norm"])
-    matrices = matrices_of(weight.shape, group["matrix_dims"])
-    state = {key: x.reshape(matrices.shape) for key, x in optimizer.state[param].items() if x.ndim}
-    weight = weight.reshape(matrices.shape)
-    update = adam_update(state["exp_avg"], state["exp_avg_sq"], weight, group["eps"], group["weight_decay"])
-    sizes = [algorithm.sizes(x, rule, is_vector=matrices.is_vector) for x in (weight, update)]
+    """From algorithm.py and the directions, for the step just taken."""
+    group = next(group for group in optimizer.param_groups if any(p is before.param for p in group["params"]))
+    rule, view, direction = Rule.of(group), View.of(group), direction_of(group)
+    is_vector = view.matrices(before.weight.shape).is_vector
+    tensors = (before.weight, before.param.grad, *before.state.values())
+    weight, grad, *state = (view.seen(x, before.weight.shape) for x in tensors)
+    of_direction, of_rule = state[: len(direction.keys)], state[len(direction.keys) :]
+    d, _ = direction.advance(grad, tuple(of_direction), optimizer.state[before.param]["step"].item())
+    update = algorithm.decayed(d, weight, group["weight_decay"])
+    sizes = [algorithm.sizes(x, rule, is_vector=is_vector) for x in (weight, update)]
     scale = algorithm.element_ratio(*sizes, rule).expand_as(weight)
+    if rule.calibrated:
+        relative, _ = algorithm.calibrated(algorithm.ratio(*(x.whole_N for x in sizes)), *of_rule)
+        scale = algorithm.bounded(relative[:, None, None], rule).expand_as(weight)
     without_bound = algorithm.element_ratio(*sizes, rule._replace(weight_bound=False)).expand_as(weight)
-    has_rows = rule.element_wise and not matrices.is_vector
     scaled = scale * update
     taken = scaled if rule.clip is None else scaled.clamp(-rule.clip, rule.clip)
     return {
         "clipped": 0.0 if rule.clip is None else (scaled.abs() > rule.clip).double().mean().item(),
-        "bounded": (scale > without_bound).double().mean().item() if has_rows else 0.0,
+        "bounded": (scale > without_bound).double().mean().item() if rule.has_rows and not is_vector else 0.0,
         "ratio_range": (scale.min().item(), scale.max().item()),
         "relative_change": (group["lr"] * taken.norm() / weight.norm()).item(),
     }
 
 
 def recorded_step(
-    device: torch.device, **options: object
-) -> tuple[MERIT, dict[str, UpdateStatistics], list[Tensor]]:
-    """One recorded step, and the weights before it."""
-    params = [
-        nn.Parameter(random_tensor(s, i, scale=3.0, device=device)) for i, s in enumerate(SHAPES.values())
-    ]
-    optimizer = MERIT(list(zip(SHAPES, params, strict=True)), lr=0.1, **options)
+    device: torch.device, optimizer_class: Any = MERIT, **options: object
+) -> tuple[TrustRatioOptimizer, dict[str, UpdateStatistics], dict[str, Before]]:
+    """One recorded step, and what was there before it."""
+    named = {
+        name: nn.Parameter(random_tensor(shape, i, scale=3.0, device=device))
+        for i, (name, shape) in enumerate(SHAPES.items())
+    }
+    optimizer = optimizer_class(list(named.items()), lr=0.1, **options)
     take_steps(optimizer, 1)
-    params[0].data[2] = 0  # a row without a ratio
-    before = [p.detach().clone() for p in params]
+    named["matrix"].data[2] = 0  # a row without a ratio
+    before = {
+        name: Before(
+            p, p.detach().clone(), {k: x.clone() for k, x in optimizer.state[p].items() if k != "step"}
+        )
+        for name, p in named.items()
+    }
     with optimizer.recording() as statistics:
         take_steps(optimizer, 1, first=1)
     return optimizer, statistics, before
@@ -76,16 +100,56 @@ VARIANTS = [
 ]
 
 
-@pytest.mark.parametrize("options", VARIANTS, ids=repr)
+RECORDED = [
+    *((MERIT, options) for options in VARIANTS),
+    *((optimizer_class, {}) for optimizer_class in HIDDEN),
+    *((Hidden(MuonMERIT), options) for options in VARIANTS if options),
+]
+
+
+@pytest.mark.parametrize(("optimizer_class", "options"), RECORDED, ids=name_of)
 @pytest.mark.parametrize("foreach", [False, True])
-def test_statistics_equal_a_direct_computation(device, options, foreach) -> None:
-    optimizer, statistics, before = recorded_step(device, foreach=foreach, **options)
+def test_statistics_equal_a_direct_computation(device, optimizer_class, options, foreach) -> None:
+    optimizer, statistics, before = recorded_step(device, optimizer_class, foreach=foreach, **options)
     assert set(statistics) == set(SHAPES)
-    for name, weight in zip(SHAPES, before, strict=True):
-        measured, expected = statistics[name], expected_statistics(optimizer, weight, name)
-        assert measured.num_elements == weight.numel()
+    for name, was in before.items():
+        measured, expected = statistics[name], expected_statistics(optimizer, was)
+        assert measured.num_elements == was.weight.numel()
         for key, value in expected.items():
             assert getattr(measured, key) == pytest.approx(value, rel=1e-5), (name, key)
+
+
+@pytest.mark.parametrize("optimizer_class", [MERIT, Hidden(MuonMERIT)], ids=name_of)
+def test_the_matrices_of_a_split_weight_are_counted_together(device, optimizer_class) -> None:
+    """As the statistics of three weights that are merged."""
+    whole = nn.Parameter(random_tensor((9, 14), 0, scale=3.0, device=device))
+    thirds = [nn.Parameter(third.clone()) for third in whole.detach().split(3)]
+    whole.grad = random_tensor((9, 14), 1, device=device)
+    for third, grad in zip(thirds, whole.grad.split(3), strict=True):
+        third.grad = grad.clone()
+    found = []
+    for params, options in (([whole], {"split": 3}), (thirds, {})):
+        optimizer = optimizer_class(params, clip=3.0, fused=False, **options)
+        with optimizer.recording() as statistics:
+            optimizer.step()
+        found.append(list(statistics.values()))
+    (together,), (first, second, third) = found
+    merged = first.merge(second).merge(third)
+    assert 0 < together.bounded < 1
+    assert (together.clipped, together.bounded) == (merged.clipped, merged.bounded)
+    assert together.ratio_range == merged.ratio_range
+    assert together.relative_change == pytest.approx(merged.relative_change, rel=1e-6)
+
+
+@pytest.mark.parametrize("optimizer_class", list(filter(is_soap, HIDDEN)), ids=name_of)
+def test_a_step_that_only_finds_a_basis_is_no_update(device, optimizer_class) -> None:
+    named = {name: nn.Parameter(random_tensor(shape, 0, device=device)) for name, shape in SHAPES.items()}
+    optimizer = optimizer_class(list(named.items()))
+    with optimizer.recording() as statistics:
+        take_steps(optimizer, 1)
+        assert set(statistics) == {"vector"}
+        take_steps(optimizer, 1, first=1)
+        assert set(statistics) == set(SHAPES)
 
 
 def test_the_examples_here_clip_and_bound_some_elements_but_not_all(device) -> None:
@@ -96,14 +160,15 @@ def test_the_examples_here_clip_and_bound_some_elements_but_not_all(device) -> N
     assert low < high
 
 
+@pytest.mark.parametrize("optimizer_class", [MERIT, Hidden(MuonMERIT)], ids=name_of)
 @pytest.mark.parametrize("piece", [1, 14, 40])
-def test_statistics_do_not_depend_on_the_pieces(device, piece) -> None:
-    _, whole, _ = recorded_step(device, fused=False)
+def test_statistics_do_not_depend_on_the_pieces(device, optimizer_class, piece) -> None:
+    _, whole, _ = recorded_step(device, optimizer_class, fused=False)
     with (
         mock.patch.object(eager, "PIECE_ELEMENTS_CPU", piece),
         mock.patch.object(eager, "PIECE_ELEMENTS", piece),
     ):
-        _, cut, _ = recorded_step(device, fused=False)
+        _, cut, _ = recorded_step(device, optimizer_class, fused=False)
     for name in SHAPES:
         assert cut[name].num_elements == whole[name].num_elements
         for key in ("clipped", "bounded", "ratio_range"):
@@ -123,7 +188,7 @@ def test_two_parts_merge_to_the_statistics_of_the_whole() -> None:
     assert both.relative_change == pytest.approx(0.25)
 
 
-@pytest.mark.parametrize("optimizer_class", FAMILY, ids=name_of)
+@pytest.mark.parametrize("optimizer_class", [*FAMILY, *HIDDEN], ids=name_of)
 def test_recording_changes_no_bit_of_the_step(device, optimizer_class) -> None:
     params, plain = parameters(device), parameters(device)
     optimizer, reference = optimizer_class(params, fused=False), optimizer_class(plain, fused=False)
@@ -229,15 +294,16 @@ def test_parameters_of_one_name_are_refused() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit.script:DeprecationWarning")  # of what dynamo imports
-def test_a_compiled_step_is_recorded_too() -> None:
+@pytest.mark.parametrize("optimizer_class", [MERIT, Hidden(MuonMERIT), Hidden(SOAP)], ids=name_of)
+def test_a_compiled_step_is_recorded_too(optimizer_class) -> None:
     torch.compiler.reset()
-    optimizer = MERIT(parameters("cpu"))
+    optimizer = optimizer_class(parameters("cpu"))
     step = torch.compile(optimizer.step, backend="eager")
     take_steps(optimizer, 1)
     step()
     with optimizer.recording() as statistics:
         step()
-    assert len(statistics) == len(optimizer.param_groups[0]["params"])
+    assert len(statistics) == len(params_of(optimizer))
 
 
 def test_the_relative_change_of_a_weight_of_zeros(device) -> None:

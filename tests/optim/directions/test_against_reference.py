@@ -235,6 +235,8 @@ def test_a_weight_that_is_not_contiguous(device, direction, shape) -> None:
 
 # --- lower precision --------------------------------------------------------------------------------------
 
+FLOAT32_ATOL = LR * 1e-4
+
 
 @every_shape
 @pytest.mark.parametrize("rule", ["merit", "l2", "no ratio"])
@@ -256,9 +258,6 @@ def test_every_float32_step_is_within_rounding(device, shape, rule) -> None:
         assert_near(param, expected.w, rtol=1e-6, atol=FLOAT32_ATOL)
         assert_near(optimizer.state[param]["momentum_buffer"], expected.state("momentum_buffer"), 1e-6, 1e-8)
         take_over(expected, param, optimizer.state[param])
-
-
-FLOAT32_ATOL = LR * 1e-4
 
 
 def take_over(expected: Weight, param: Tensor, state: dict[str, Tensor]) -> None:

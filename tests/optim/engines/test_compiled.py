@@ -21,20 +21,21 @@ import triton
 import triton.language as tl
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from merit_optim.optim.engines import fused, kernels
+from merit_optim.optim.engines.fused import engine, kernels
 
 POINTERS = dict(
     schedule="*i32", weights="*i64", pointers="*i64", hyper="*fp32", corrections="*fp32", statistics="*fp32",
     gradient_scale="*fp32", skip="*u8", weight_sizes="*fp32", update_sizes="*fp32",
 )
 FLAGS = dict(
-    PARAM=tl.float32, GRAD=tl.float32, STATE=tl.float32, ALIGNED=True, ANY_ROWS=True, WEIGHT_BOUND=True,
-    L2=False, MAXIMIZE=False, BIAS_CORRECTION=False, HAS_SCALE=False, HAS_SKIP=False, RECORD=False,
+    PARAM=tl.float32, GRAD=tl.float32, STATE=tl.float32, ALIGNED=True, ANY_ROWS=True, MEASURE=True,
+    WEIGHT_BOUND=True, L2=False, MAXIMIZE=False, BIAS_CORRECTION=False, HAS_SCALE=False, HAS_SKIP=False,
+    RECORD=False,
 )
 found = {}
 for kernel, tile, sizes in (
-    (kernels.moments, fused.MOMENTS_TILE, "*i32"),
-    (kernels.apply, fused.APPLY_TILE, "*fp32"),
+    (kernels.moments, engine.MOMENTS_TILE, "*i32"),
+    (kernels.apply, engine.APPLY_TILE, "*fp32"),
 ):
     options = tile.launch_options
     pointers = POINTERS | dict(weight_sizes=sizes, update_sizes=sizes)

@@ -105,9 +105,9 @@ def test_fused_is_refused_for_sums_of_rows_and_columns(device) -> None:
 
 @needs_triton
 def test_fused_is_refused_for_rows_too_long_for_32_bits(device, monkeypatch) -> None:
-    from merit_optim.optim.engines import fused
+    from merit_optim.optim.engines.fused import engine
 
-    monkeypatch.setattr(fused, "MAX_COLUMNS", 5)
+    monkeypatch.setattr(engine, "MAX_COLUMNS", 5)
     assert_refused(MERIT, [matrix(device=device)], ValueError, "its rows have more than 5 elements")
     MERIT([nn.Parameter(torch.ones(6, device=device))], fused=True)  # a vector is folded
 

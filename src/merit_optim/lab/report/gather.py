@@ -155,6 +155,8 @@ def group(runs: Sequence[MeasuredRun]) -> list[Series]:
         within = [path for path in differing(same_optimizer) if _makes_a_series(path)]
         details = []
         for path in within:
+            if path not in first:
+                continue
             value = _show_among([own.get(path) for own in same_optimizer], first.get(path))
             details.append(f"{path.removeprefix('optimizer.')} {value}")
         counted, repeats = _once([runs[index] for index in members])
@@ -192,7 +194,7 @@ def flatten(settings: Mapping[str, Any], prefix: str = "") -> dict[str, object]:
     for key, value in settings.items():
         if isinstance(value, Mapping):
             flat |= flatten(value, f"{prefix}{key}.")
-        else:
+        elif value != []:  # nothing was given, as in records from before there was such a setting
             flat[f"{prefix}{key}"] = tuple(value) if isinstance(value, list) else value
     return flat
 
