@@ -18,6 +18,7 @@ from torchtitan.components.optimizer import OptimizersContainer, ParamGroupConfi
 from torchtitan.config import derive, override
 
 from merit_optim.optim import LAMB, MERIT, MaxLAMB
+from merit_optim.optim.options import LATER
 from merit_optim.optim.saved_state import with_dtype
 from merit_optim.optim.trust import TrustRatioOptimizer
 
@@ -84,7 +85,7 @@ def _build(
             error.add_note("In torchtitan: implementation='foreach', or \"fused\": None in optimizer_kwargs.")
         raise
     for group in optimizer.param_groups:
-        _check_options(kind.__name__, group, optimizer.defaults)
+        _check_options(kind.__name__, group, {**LATER, **optimizer.defaults})
     return optimizer
 
 

@@ -233,9 +233,11 @@ class TrustRatioOptimizer(SafeOptimizer):
             self._count_step(rest, controls)  # the fused engine counts its own
             parts += eager.parts_of(rest, controls)
         if sharding is None:
-            for part in parts:  # one after the other: a direction that is held is let go before the next
+            while parts:  # one after the other: a direction that is held is let go before the next is formed
+                part = parts.pop()
                 part.advance()
                 part.apply(self._recorder)
+                del part
         else:
             self._update_on_ranks(works, parts, sharding)
 

@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
 
-from merit_optim import LAMB, MERIT, Lion, MaxLAMB
+from merit_optim import LAMB, MERIT, Lion, MaxLAMB, MuonMERIT
 
 NUM_STEPS = 6
 # Uneven and empty shards included: 1 row, 5 rows, prime sizes, vectors.
@@ -23,11 +23,18 @@ OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "MERIT corrected": lambda p: MERIT(p, bias_correction=True, maximize=True),
     "MERIT with l2 norms": lambda p: MERIT(p, norm="l2"),
     "MERIT, norm clipped": lambda p: MERIT(p, max_grad_norm=0.1),
+    "MERIT without ratios": lambda p: MERIT(p, norm="none", bias_correction=True),
+    "MERIT with bounded ratios": lambda p: MERIT([{"params": p, "ratio_bounds": (0.2, 0.5)}]),
     "MaxLAMB": MaxLAMB,
     "LAMB": LAMB,
     "Lion": Lion,
     "MERIT, fused": lambda p: MERIT(p, fused=True),
     "MaxLAMB, fused": lambda p: MaxLAMB(p, fused=True),
+    # Muon's direction needs whole matrices: every fourth is one.
+    "every fourth MuonMERIT": lambda p: MuonMERIT(
+        [{"params": some, "direction": "adam"} for some in (p[0::4], p[1::4], p[2::4])]
+        + [{"params": p[3::4], "direction": "muon"}]
+    ),
 }
 # Sums: they are added in another order.
 WITHIN_TOLERANCE = {"LAMB", "MERIT with l2 norms", "MERIT, norm clipped"}

@@ -5,7 +5,15 @@ from typing import Any
 
 import pytest
 import torch
-from optimizer_cases import adam_update, assert_same_bits, assert_unchanged, name_of, random_tensor, snapshot
+from optimizer_cases import (
+    HIDDEN,
+    adam_update,
+    assert_same_bits,
+    assert_unchanged,
+    name_of,
+    random_tensor,
+    snapshot,
+)
 from torch import Tensor, nn
 
 pytest.importorskip("triton", reason="the fused engine needs triton, which is not installed")
@@ -107,6 +115,8 @@ OPTIONS: list[dict[str, Any]] = [
     {"bias_correction": True},
     {"norm": "l2", "element_wise": False, "clip": None},
     {"norm": "l2", "element_wise": False, "bias_correction": True, "maximize": True},
+    {"norm": "none"},
+    {"norm": "none", "element_wise": False, "clip": None, "bias_correction": True},
     {"max_grad_norm": 0.5},
     {"max_grad_norm": 1e6},
     {"nonfinite": "skip", "capturable": True},
@@ -425,6 +435,7 @@ def test_numbers_may_change_between_steps(device) -> None:
         {"element_wise": False},
         {"bias_correction": True},
         {"norm": "l2"},
+        {"norm": "none"},
         {"norm": "max", "element_wise": True, "weight_bound": False},
         {"matrix_dims": 1},
     ]
@@ -441,8 +452,9 @@ def test_groups_may_differ_in_everything(device) -> None:
         {"params": slice(2, 4), "lr": 0.3, "clip": None, "eps": 1e-3},
         {"params": slice(4, 5), "maximize": True, "element_wise": False, "norm": "l2"},
         {"params": slice(5, 6), "bias_correction": True, "matrix_dims": 1, "state_dtype": torch.float32},
+        {"params": slice(6, 8), "norm": "none", "clip": None},
     ]
-    shapes = [(9, 17), (7,), (3, 4), (6,), (5, 4), (2, 6)]
+    shapes = [(9, 17), (7,), (3, 4), (6,), (5, 4), (2, 6), (4, 5), (3,)]
     pair = Pair(parameters(shapes, device), groups=groups)
     with tiles():
         for _ in range(2):
@@ -464,6 +476,40 @@ def test_groups_on_either_engine_share_a_step(device) -> None:
         assert_within_ulps(param, other, 2 * ULPS)
     assert_same_bits(params[1].detach(), others[1].detach())
     assert [p is params[0] for p in optimizer._engines[params[0].device]._owners] == [True]
+
+
+@pytest.mark.parametrize("optimizer_class", HIDDEN, ids=name_of)
+def test_the_rest_of_the_weights_is_fused_where_hidden_matrices_are_not(device, optimizer_class) -> None:
+    params, others = (parameters([(9, 17), (20,), (5, 4), ()], device) for _ in range(2))
+    optimizer = optimizer_class(params, lr=0.1, fused=False, rest={"fused": True})
+    eager = optimizer_class(others, lr=0.1, fused=False)
+    with tiles():
+        for step in range(3):
+            for i, (param, other) in enumerate(zip(params, others, strict=True)):
+                param.grad = other.grad = gradient(param, 10 * step + i)
+            optimizer.step()
+            eager.step()
+    for param, other in zip(params, others, strict=True):
+        if param.ndim > 1:
+            assert_same_bits(param.detach(), other.detach())
+        else:
+            assert_within_ulps(param, other, 3 * ULPS)
+    assert [id(p) for p in optimizer._engines[params[0].device]._owners] == [id(params[1]), id(params[3])]
+
+
+@pytest.mark.parametrize(
+    "change", [{"split": 3}, {"split": (1, 3), "split_dim": 1}, {"ratio_bounds": (0.1, 0.3)}], ids=repr
+)
+def test_what_the_kernels_do_not_know_goes_the_eager_way(device, change) -> None:
+    """And back."""
+    pair = Pair(parameters([(3, 4), (6, 4)], device))
+    pair.step()
+    back = {"split": None, "split_dim": 0, "ratio_bounds": None}
+    for options, unfused in ((change, {0, 1}), (back, set())):
+        for optimizer in (pair.fused, pair.eager):
+            optimizer.param_groups[0].update(options)
+        pair.step()
+        assert pair.engine._unfused == unfused
 
 
 def test_parameters_without_a_gradient_stay_as_they_are(device) -> None:

@@ -5,7 +5,15 @@ from typing import Any
 
 import pytest
 import torch
-from optimizer_cases import FAMILY, assert_same_bits, name_of, random_tensor, take_steps
+from optimizer_cases import (
+    FAMILY,
+    HIDDEN,
+    add_group,
+    assert_same_bits,
+    name_of,
+    random_tensor,
+    take_steps,
+)
 from torch import Tensor, nn
 
 from merit_optim import LAMB, MERIT, MaxLAMB, cli
@@ -51,7 +59,7 @@ def assert_refused(
     optimizer = optimizer_class([matrix()])
     before = [dict(group) for group in optimizer.param_groups]
     with pytest.raises(error, match=re.escape(message)):
-        optimizer.add_param_group({"params": params, "fused": True, **options})
+        add_group(optimizer, {"params": params, "fused": True, **options})
     assert [dict(group) for group in optimizer.param_groups] == before
     take_steps(optimizer, 1)
     assert len(optimizer.state) == 1
@@ -101,6 +109,25 @@ def test_fused_is_refused_for_parameters_that_are_not_contiguous(device, optimiz
 def test_fused_is_refused_for_sums_of_rows_and_columns(device) -> None:
     message = "norm='l2' with element_wise=True has sums for every row and column"
     assert_refused(MERIT, [matrix(device=device)], ValueError, message, norm="l2")
+
+
+@needs_triton
+@pytest.mark.parametrize(
+    "option",
+    [{"split": 2}, {"ratio_bounds": (0.1, 5.0)}, {"calibrated": True, "element_wise": False}],
+    ids=repr,
+)
+def test_fused_is_refused_for_what_the_kernels_do_not_know(device, option) -> None:
+    name, value = next(iter(option.items()))
+    with pytest.raises(ValueError, match=re.escape(f"cannot be fused: {name}={value!r} is not among")):
+        MERIT([{"params": [matrix(device=device)], **option}], fused=True)
+
+
+@needs_triton
+@pytest.mark.parametrize("optimizer_class", HIDDEN, ids=name_of)
+def test_fused_is_refused_for_other_directions(device, optimizer_class) -> None:
+    message = f"direction={optimizer_class.direction!r} is not among what the kernels know"
+    assert_refused(optimizer_class, [matrix(device=device)], ValueError, message)
 
 
 @needs_triton

@@ -5,6 +5,7 @@ from importlib.util import find_spec
 import pytest
 import torch
 import torch.distributed as dist
+from optimizer_cases import HIDDEN, name_of
 from torchrun import on_ranks
 
 from merit_optim import MERIT
@@ -104,6 +105,43 @@ def test_a_gradient_that_is_still_on_its_way_is_waited_for() -> None:
     with torch.no_grad():
         work = local(Work(0, {}, [param], [param], [grad], [torch.zeros(())], []))
     assert type(work.grads[0]) is torch.Tensor
+
+
+@pytest.mark.usefixtures("one_rank")
+@pytest.mark.parametrize("optimizer_class", HIDDEN, ids=name_of)
+def test_hidden_matrices_that_are_sharded_are_refused(optimizer_class) -> None:
+    """And vectors are not, which take AdamW."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Shard, distribute_tensor
+
+    mesh = init_device_mesh("cpu", (1,))
+    matrix, vector = (
+        torch.nn.Parameter(distribute_tensor(torch.ones(shape), mesh, [Shard(0)])) for shape in ((2, 3), (4,))
+    )
+    message = rf"^weight is sharded, and direction='{optimizer_class.direction}' needs whole .* DDP\), or "
+    with pytest.raises(TypeError, match=message + "direction='adam' for it"):
+        optimizer_class([("weight", matrix), ("bias", vector)])
+    whole = torch.nn.Parameter(torch.ones(2, 3))
+    optimizer = optimizer_class([whole, vector])
+    for _ in range(2):
+        for param in (whole, vector):
+            param.grad = torch.ones_like(param)
+        optimizer.step()
+    assert (vector.full_tensor() < 1).all()
+    assert not whole.equal(torch.ones(2, 3))
+
+
+@pytest.mark.usefixtures("one_rank")
+@pytest.mark.parametrize("option", [{"split": 2}, {"calibrated": True, "element_wise": False}], ids=repr)
+def test_what_needs_whole_matrices_is_refused_for_sharded_ones(option) -> None:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Shard, distribute_tensor
+
+    mesh = init_device_mesh("cpu", (1,))
+    weight = torch.nn.Parameter(distribute_tensor(torch.ones(2, 2), mesh, [Shard(0)]))
+    name, value = next(iter(option.items()))
+    with pytest.raises(TypeError, match=f"is sharded, and {name}={value} needs whole matrices"):
+        MERIT([{"params": [weight], **option}])
 
 
 @pytest.mark.usefixtures("one_rank")

@@ -1,10 +1,12 @@
 """The trust-ratio step in ordinary torch operations, in place and in pieces.
 
-Three phases, as in every engine. *Moments* updates m and v and measures |w| and |u| into a flat buffer;
-the buffer's ratios are then formed all at once; *apply* forms u again and changes w. Each phase goes
-through the weights in blocks of rows that fit the processor's cache, so the dozen operations of a phase
-cost one trip to memory, and the temporaries are the size of a block, not of a weight. With ``foreach``
-many blocks share each launch.
+Two phases, as in every engine. *Advance* updates the state and measures |w| and |u| into a flat buffer;
+*apply* forms the buffer's ratios all at once, forms u again and changes w. Each phase goes through the
+weights in blocks of rows that fit the processor's cache, so the dozen operations of a phase cost one trip to
+memory, and the temporaries are the size of a block, not of a weight. With ``foreach`` many blocks share each
+launch.
+
+A direction that needs whole matrices is formed once, in the first phase, and held until the second is done.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ from merit_optim.optim.engines.work import (
     scalar,
     store,
 )
-from merit_optim.optim.matrices import View
+from merit_optim.optim.matrices import Matrices, View
 from merit_optim.optim.statistics import Recorder, measure
 
 # Elements in a piece. On a CPU the four tensors of a piece and two temporaries should share the L2
@@ -74,52 +76,67 @@ class Block(NamedTuple):
         return self.piece == Piece(slice(0, num), slice(0, rows))
 
 
+class Stored:
+    """A weight and its tensors as they are stored, with what its group says of it."""
+
+    def __init__(self, item: Item, direction: Direction, rule: Rule, view: View) -> None:
+        self.item, self.direction, self.rule, self.view = item, direction, rule, view
+        self.tensors = (item.param.detach(), *item.state)
+        # Views where strides allow them, else copies that return_copies writes back.
+        self.seen = [view.seen(x, item.param.shape) for x in self.tensors]
+
+    @property
+    def parts(self) -> tuple[Matrices, ...]:
+        """The matrices that have ratios of their own."""
+        return self.view.parts(self.item.param.shape)
+
+    def cut(self, slots: Iterator[Slot]) -> Iterator[Tensors]:
+        """Its tensors, for each of those matrices."""
+        shape, correction = self.item.param.shape, None
+        if isinstance(self.direction, Adam) and self.direction.bias_correction:
+            # A step count on the host is read; one on the device stays there.
+            step = self.item.step
+            correction = self.direction.correction(step.item() if step.is_cpu else step)
+        weights, *states = (self.view.cut_matrices(x_NRC, shape) for x_NRC in self.seen)
+        grads = self.view.cut(self.item.grad, shape)
+        for weight, grad, *state in zip(weights, grads, *states, strict=True):
+            yield Tensors(self.item, self.rule, next(slots), weight, grad, tuple(state), correction)
+
+    def return_copies(self) -> None:
+        for x, x_NRC in zip(self.tensors, self.seen, strict=True):
+            if x_NRC.data_ptr() != x.data_ptr():
+                x.copy_(x_NRC.view(x.shape))
+
+
 def parts_of(works: list[Work], controls: Controls) -> list[Part]:
     """The work in parts that share buffers; each weight whose direction is held is one by itself."""
-    alike: dict[tuple[torch.device, torch.dtype], list[Item]] = {}
+    alike: dict[tuple[torch.device, torch.dtype], list[Stored]] = {}
     parts: list[Part] = []
-    for item in items_of(works):
-        if not item.param.numel():
-            continue
-        device, dtype = item.param.device, algorithm.compute_dtype(item.param)
-        direction = direction_of(item.group)
-        if isinstance(direction, Adam):
-            alike.setdefault((device, dtype), []).append(item)
-        else:
-            parts.append(HeldPart(item, direction, dtype, controls[device]))
-    parts += [EagerPart(items, device, dtype, controls[device]) for (device, dtype), items in alike.items()]
-    return parts
+    for work in works:
+        choices = direction_of(work.group), Rule.of(work.group), View.of(work.group)
+        for item in items_of([work]):
+            if not item.param.numel():
+                continue
+            device, dtype = item.param.device, algorithm.compute_dtype(item.param)
+            stored = Stored(item, *choices)
+            if isinstance(stored.direction, Adam):
+                alike.setdefault((device, dtype), []).append(stored)
+            else:
+                parts.append(HeldPart([stored], device, dtype, controls[device]))
+    return parts + [EagerPart(some, *key, controls[key[0]]) for key, some in alike.items()]
 
 
 class EagerPart:
     """Weights of one device and one compute dtype whose direction is element-wise, which is Adam's."""
 
-    def __init__(self, items: list[Item], device: torch.device, dtype: torch.dtype, control: Control) -> None:
-        views = [View.of(item.group) for item in items]
-        layout = plan(
-            tuple(
-                (matrices, Rule.of(item.group).has_rows)
-                for item, view in zip(items, views, strict=True)
-                for matrices in view.parts(item.param.shape)
-            )
-        )
-        self.device, self.dtype, self.control = device, dtype, control
+    def __init__(
+        self, all_stored: list[Stored], device: torch.device, dtype: torch.dtype, control: Control
+    ) -> None:
+        layout = plan(tuple((matrices, own.rule.has_rows) for own in all_stored for matrices in own.parts))
+        self.device, self.dtype, self.control, self.all_stored = device, dtype, control, all_stored
         self.sizes = torch.zeros(2, layout.length, dtype=dtype, device=device)
         slots = iter(layout.slots)
-        self.whole = [_Whole(item) for item in items]
-        self.tensors = [
-            Tensors(
-                whole.item,
-                Rule.of(whole.item.group),
-                next(slots),
-                weight,
-                grad,
-                tuple(state),
-                whole.correction,
-            )
-            for whole, view in zip(self.whole, views, strict=True)
-            for weight, grad, *state in zip(*(whole.cut(view)), strict=True)
-        ]
+        self.tensors = [tensors for own in all_stored for tensors in own.cut(slots)]
 
     @property
     def places(self) -> list[Place]:
@@ -155,25 +172,21 @@ class EagerPart:
         # Backwards: the last blocks of the first phase are still in the cache.
         for bucket in reversed(self.buckets):
             _apply(bucket, self.dtype, self.control, ratios, unscaled, recorder)
-        for whole in self.whole:
-            whole.return_copies()
+        for stored in self.all_stored:
+            stored.return_copies()
 
 
 class HeldPart(EagerPart):
     """One weight whose direction is formed of whole matrices, and held until the weight is changed by it."""
 
-    def __init__(self, item: Item, direction: Direction, dtype: torch.dtype, control: Control) -> None:
-        super().__init__([item], item.param.device, dtype, control)
-        self.direction = direction
-
     def advance(self) -> None:
-        (whole,) = self.whole
-        grad = prepared_gradient(whole.item, self.dtype, self.control)
-        grads = View.of(whole.item.group).cut(grad, grad.shape)
+        (stored,) = self.all_stored
+        item, direction = stored.item, stored.direction
+        grad = prepared_gradient(item, self.dtype, self.control)
         held: list[Tensors] = []
-        for tensors, grad_NRC in zip(self.tensors, grads, strict=True):
-            before = tensors.state[: len(self.direction.keys)]
-            d_NRC, after = self.direction.advance(grad_NRC, before, whole.item.step)
+        for tensors, grad_NRC in zip(self.tensors, stored.view.cut(grad, grad.shape), strict=True):
+            before = tensors.state[: len(direction.keys)]
+            d_NRC, after = direction.advance(grad_NRC, before, item.step)
             _store(list(before), list(after), self.control.skip)
             if d_NRC is not None:  # else this step only prepares, and the weight stays
                 held.append(tensors._replace(d=d_NRC))
@@ -182,33 +195,6 @@ class HeldPart(EagerPart):
 
     def _advance_bucket(self, bucket: list[Block]) -> None:
         """The state is that of whole matrices, and up to date."""
-
-
-class _Whole:
-    """A weight and its tensors as they are stored."""
-
-    def __init__(self, item: Item) -> None:
-        self.item, self.rule = item, Rule.of(item.group)
-        self.correction = None
-        direction = direction_of(item.group)
-        if isinstance(direction, Adam) and direction.bias_correction:
-            # A step count on the host is read; one on the device stays there.
-            self.correction = direction.correction(item.step.item() if item.step.is_cpu else item.step)
-        self.stored = (item.param.detach(), *item.state)
-        view = View.of(item.group)
-        # Views where strides allow them, else copies that return_copies writes back.
-        self.seen = [view.seen(x, item.param.shape) for x in self.stored]
-
-    def cut(self, view: View) -> list[tuple[Tensor, ...]]:
-        """The weight, the gradient and the state tensors, each in the matrices that it is split into."""
-        shape = self.item.param.shape
-        weight, *state = (view.cut_matrices(x_NRC, shape) for x_NRC in self.seen)
-        return [weight, view.cut(self.item.grad, shape), *state]
-
-    def return_copies(self) -> None:
-        for x, x_NRC in zip(self.stored, self.seen, strict=True):
-            if x_NRC.data_ptr() != x.data_ptr():
-                x.copy_(x_NRC.view(x.shape))
 
 
 def _buckets(all_tensors: list[Tensors]) -> Iterator[list[Block]]:
