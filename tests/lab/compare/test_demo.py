@@ -27,7 +27,7 @@ def test_ends_with_what_was_seen_and_where_the_page_is(
     *_, sentence, place = capsys.readouterr().out.splitlines()
     assert "had the lowest validation loss" in sentence
     assert "one seed each, so the difference" in sentence
-    assert all(name in sentence for name in ("AdamW", "LAMB", "MERIT"))
+    assert all(name in sentence for name in ("AdamW", "LAMB", "MERIT", "Muon", "MuonMERIT"))
     page = tmp_path / "runs" / "demo" / "report" / "index.html"
     assert place == f"Open {page} in a browser to see how it went."
     assert page.exists()

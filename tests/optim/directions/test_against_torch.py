@@ -215,6 +215,7 @@ def test_muon_goes_on_with_torch_s_state(device, scale) -> None:
         state = ours.state[mine]
         assert torch.equal(state["momentum_buffer"], torchs.state[theirs]["momentum_buffer"])
         assert state["momentum_buffer"] is not torchs.state[theirs]["momentum_buffer"]
+        assert state["step"].item() == 0  # counted from here on; Muon has no use for it
     assert_within_ulps(advance(ours, 5, first=5), advance(torchs, 5, first=5), ULPS_FROM_MUON)
 
 

@@ -1,0 +1,365 @@
+"""The names of torch that begin with an underscore: that they are there, and do what they are used for.
+
+A test that fails says which name a version of torch no longer has, or has changed, and what ``merit_optim``
+uses it for and where. Only the last test imports that: if it can be imported no more,
+``pytest --noconftest`` runs this file all the same.
+"""
+
+import ast
+import pkgutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.optim import SGD, Optimizer
+
+TORCH_PRIVATE = Path(__file__).parents[2] / "src" / "merit_optim" / "optim" / "torch_private.py"
+
+# Where torch has each name, and what it is for. The tests below say what it has to do.
+NAMES: dict[str, tuple[str, str]] = {
+    "_disable_dynamo": ("torch._compile", "base.py keeps a step out of torch.compile with it"),
+    "_use_grad_for_differentiable": ("torch.optim.optimizer", "base.py decorates every step with it"),
+    "_accelerator_graph_capture_health_check": (
+        "torch.optim.Optimizer",
+        "base.py begins a step with it, to refuse a CUDA graph of one that is not capturable",
+    ),
+    "_StridedShard": (
+        "torch.distributed.tensor.placement_types",
+        "placements.py knows by it what FSDP2 shards that tensor parallelism had sharded before",
+    ),
+    "_functional_collectives": ("torch.distributed", "placements.py waits for its AsyncCollectiveTensor"),
+    "_local_tensor": ("torch.distributed.tensor.DTensor", "placements.py steps on what a rank has"),
+    "_fsdp_flattened": ("a parameter of FSDP1", "trust.py refuses flat parameters by it"),
+}
+FOREACH_IS_FOR = "eager.py and gradients.py have one launch for many tensors by it"
+
+
+def lost(name: str, how: str = "no longer has") -> str:
+    """The sentence that a failing test says."""
+    where, use = NAMES.get(name, ("torch", FOREACH_IS_FOR))
+    return (
+        f"torch {torch.__version__} {how} {name} of {where}: {use}. Read src/merit_optim/optim/"
+        "torch_private.py against this version of torch."
+    )
+
+
+def changed(name: str) -> str:
+    return lost(name, "has changed what is expected of")
+
+
+def found(name: str) -> Any:
+    """What torch has under a name; the test fails with a sentence where it has nothing."""
+    where, _ = NAMES.get(name, ("torch", ""))
+    try:
+        return pkgutil.resolve_name(f"{where}.{name}")
+    except (ImportError, AttributeError):
+        pytest.fail(lost(name))
+
+
+def test_every_name_is_tested_here() -> None:
+    """A name that is added to torch_private.py fails here until there is a test of it."""
+    used: set[str] = set()
+    for node in ast.walk(ast.parse(TORCH_PRIVATE.read_text())):
+        if isinstance(node, ast.Attribute):
+            used.add(node.attr)
+        elif isinstance(node, ast.ImportFrom):
+            used |= {alias.name for alias in node.names} | set((node.module or "").split("."))
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            used.add(node.value)
+    private = {name for name in used if name.isidentifier() and name[0] == "_" and name[:2] != "__"}
+    assert private - {"_compile"} == NAMES.keys() | {f"_foreach_{form.name}" for form in FOREACH}
+
+
+class Form:
+    """A way in which one of the operations on lists of tensors is called, and what it does to each tensor."""
+
+    def __init__(self, name: str, of_each: Callable[..., Tensor], *arguments: Any, **options: Any) -> None:
+        self.name, self.of_each, self.arguments, self.options = name, of_each, arguments, options
+
+    @property
+    def id(self) -> str:
+        kinds = ["list" if isinstance(x, list) else type(x).__name__ for x in self.arguments]
+        return f"{self.name}({', '.join(['list', *kinds])})"
+
+
+def values(*shapes: tuple[int, ...], seed: int = 0) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randn(shape, generator=generator) for shape in shapes]
+
+
+SHAPES = [(2, 3, 5), (1, 7, 4)]
+OTHERS, MORE = values(*SHAPES, seed=1), values(*SHAPES, seed=2)
+TO_BROADCAST = values((2, 3, 1), (1, 1, 4), seed=3)
+NUMBER, IN_TENSOR = 0.3, torch.tensor(0.3)
+
+FOREACH = [
+    Form("abs", torch.abs),
+    Form("abs_", torch.abs),
+    Form("add", torch.add, OTHERS),
+    Form("add_", torch.add, OTHERS),
+    Form("add_", torch.add, NUMBER),
+    Form("addcmul_", lambda x, y, z, value: torch.addcmul(x, y, z, value=value), OTHERS, MORE, NUMBER),
+    Form("clamp_max_", lambda x, limit: x.clamp(max=limit), NUMBER),
+    Form("clamp_min_", lambda x, limit: x.clamp(min=limit), NUMBER),
+    Form("div", torch.div, OTHERS),
+    Form("lerp_", torch.lerp, OTHERS, NUMBER),
+    Form("mul", torch.mul, OTHERS),
+    Form("mul", torch.mul, NUMBER),
+    Form("mul", torch.mul, IN_TENSOR),
+    Form("mul_", torch.mul, TO_BROADCAST),
+    Form("mul_", torch.mul, NUMBER),
+    Form("mul_", torch.mul, IN_TENSOR),
+    Form("neg", torch.neg),
+    Form("norm", lambda x, order, dtype: torch.linalg.vector_norm(x, order, dtype=dtype), 2.0, dtype=None),
+    Form(
+        "norm", lambda x, order, dtype: torch.linalg.vector_norm(x, order, dtype=dtype), torch.inf, dtype=None
+    ),
+    Form(
+        "norm",
+        lambda x, order, dtype: torch.linalg.vector_norm(x, order, dtype=dtype),
+        2.0,
+        dtype=torch.float64,
+    ),
+    Form("sqrt", torch.sqrt),
+    Form("sub_", torch.sub, OTHERS),
+]
+
+
+@pytest.mark.parametrize("form", FOREACH, ids=lambda form: form.id)
+def test_an_operation_on_a_list_gives_the_bits_of_the_operation_on_each(form) -> None:
+    """foreach and the definition are held to each other's bits."""
+    name = f"_foreach_{form.name}"
+    operation = found(name)
+    tensors = [x.abs() for x in values(*SHAPES)] if form.name == "sqrt" else values(*SHAPES)
+    expected = [
+        form.of_each(x, *(y[i] if isinstance(y, list) else y for y in form.arguments), **form.options)
+        for i, x in enumerate(tensors)
+    ]
+    before = [x.clone() for x in tensors]
+    try:
+        result = operation(tensors, *form.arguments, **form.options)
+    except TypeError as error:
+        pytest.fail(f"{changed(name)} ({error})")
+    in_place = form.name.endswith("_")
+    for actual, each in zip(tensors if in_place else result, expected, strict=True):
+        assert torch.equal(actual, each), changed(name)
+    if not in_place:
+        assert all(map(torch.equal, tensors, before)), changed(name)
+
+
+# torch's compiler imports a deprecated part of torch.
+dynamo = pytest.mark.filterwarnings("ignore:.torch.jit.script_method. is deprecated:DeprecationWarning")
+
+
+@dynamo
+def test_disable_dynamo_keeps_a_function_out_of_a_compiled_one() -> None:
+    @found("_disable_dynamo")
+    def is_traced() -> bool:
+        return torch.compiler.is_compiling()
+
+    seen = []
+
+    def function(x: Tensor) -> Tensor:
+        seen.append((torch.compiler.is_compiling(), is_traced()))
+        return x + 1
+
+    torch.compiler.reset()
+    torch.compile(function, backend="eager")(torch.ones(1))
+    assert seen == [(True, False)], changed("_disable_dynamo")
+
+
+def test_disable_dynamo_does_not_import_the_compiler() -> None:
+    """Why the public torch.compiler.disable is not used: ``import merit_optim`` would take seconds longer."""
+    program = (
+        "import sys, torch; from torch._compile import _disable_dynamo; _disable_dynamo(print); "
+        "sys.exit('torch._dynamo' in sys.modules)"
+    )
+    run = subprocess.run([sys.executable, "-c", program], check=False)
+    assert run.returncode == 0, changed("_disable_dynamo")
+
+
+@pytest.mark.parametrize("differentiable", [False, True])
+def test_use_grad_for_differentiable_turns_autograd_on_for_that_alone(differentiable) -> None:
+    seen = []
+
+    class Own(Optimizer):
+        @found("_use_grad_for_differentiable")
+        def step(self) -> None:
+            seen.append(torch.is_grad_enabled())
+
+    optimizer = Own([nn.Parameter(torch.ones(1))], {"differentiable": differentiable})
+    for outside in (False, True):
+        with torch.set_grad_enabled(outside):
+            optimizer.step()
+            assert torch.is_grad_enabled() == outside, changed("_use_grad_for_differentiable")
+    assert seen == [differentiable] * 2, changed("_use_grad_for_differentiable")
+
+
+@pytest.mark.parametrize("capturable", [False, True])
+def test_the_check_of_a_graph_capture_refuses_a_step_that_is_not_capturable(monkeypatch, capturable) -> None:
+    """Without a GPU: the accelerator says that it captures."""
+    name = "_accelerator_graph_capture_health_check"
+    check = found(name)
+    optimizer = SGD([nn.Parameter(torch.ones(1))])
+    optimizer.param_groups[0]["capturable"] = capturable
+    check(optimizer)  # nothing is captured: nothing happens
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda **_: SimpleNamespace(type="cuda"))
+    stream = SimpleNamespace(is_capturing=lambda: True)
+    monkeypatch.setattr(torch.accelerator, "current_stream", lambda: stream)
+    try:
+        check(optimizer)
+        refused = False
+    except RuntimeError as error:
+        refused = "capturable is False" in str(error)
+    assert refused != capturable, changed(name)
+
+
+@pytest.fixture
+def one_rank() -> Iterator[None]:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.usefixtures("one_rank")
+@pytest.mark.filterwarnings("ignore")  # what FSDP1 says of a CPU, and of itself
+def test_fsdp1_marks_its_flat_parameters() -> None:
+    from torch.distributed.fsdp import FullyShardedDataParallel
+
+    (flat,) = FullyShardedDataParallel(nn.Linear(2, 3), device_id=torch.device("cpu")).parameters()
+    assert flat.shape == (9,)
+    assert getattr(flat, "_fsdp_flattened", None) is True, lost("_fsdp_flattened")
+    assert not hasattr(nn.Parameter(torch.ones(1)), "_fsdp_flattened"), changed("_fsdp_flattened")
+
+
+@pytest.fixture
+def four_ranks() -> Iterator[None]:
+    """Of which there is one: nothing is sent."""
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=4)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.usefixtures("four_ranks")
+def test_fsdp2_has_a_placement_of_its_own_for_what_was_sharded_before() -> None:
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.tensor import Shard
+    from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
+
+    mesh = dist.init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "tensor"))
+    layer = parallelize_module(nn.Linear(2, 4, bias=False), mesh["tensor"], ColwiseParallel())
+    fully_shard(layer, mesh=mesh["data"])
+    first, second = layer.weight.placements
+    assert isinstance(first, found("_StridedShard")), changed("_StridedShard")
+    assert (first.dim, second) == (0, Shard(0)), changed("_StridedShard")
+
+
+@pytest.mark.usefixtures("one_rank")
+def test_a_dtensor_has_its_local_tensor() -> None:
+    """The same object every time, and without autograd: a step keeps tables of addresses and changes it."""
+    from torch.distributed.tensor import Shard, distribute_tensor
+
+    mesh = dist.init_device_mesh("cpu", (1,))
+    param = nn.Parameter(distribute_tensor(torch.ones(2, 3), mesh, [Shard(0)]))
+    local = getattr(param, "_local_tensor", None)
+    assert type(local) is Tensor, lost("_local_tensor")
+    assert local is param._local_tensor, changed("_local_tensor")
+    with torch.no_grad():
+        local.mul_(2)
+    assert param.full_tensor().eq(2).all(), changed("_local_tensor")
+
+
+@pytest.mark.usefixtures("one_rank")
+def test_a_collective_may_give_a_tensor_that_is_waited_for() -> None:
+    collectives = found("_functional_collectives")
+    group = dist.init_device_mesh("cpu", (1,)).get_group()
+    coming = collectives.all_reduce(torch.ones(2), "sum", group)
+    assert isinstance(coming, collectives.AsyncCollectiveTensor), changed("_functional_collectives")
+    assert type(coming.wait()) is Tensor, changed("_functional_collectives")
+
+
+# --- names that torch looks for in our classes ----------------------------------------------------------
+
+
+@pytest.mark.parametrize("in_step", [False, True])
+def test_grad_scaler_asks_whether_a_step_unscales_by_itself(in_step) -> None:
+    """And gives such a step ``grad_scale`` and ``found_inf``; base.py reads both."""
+    given = []
+
+    class Own(SGD):
+        _step_supports_amp_scaling = in_step
+
+        def step(self) -> None:
+            given.append((getattr(self, "grad_scale", None), getattr(self, "found_inf", None)))
+
+    param = nn.Parameter(torch.ones(2))
+    optimizer, scaler = Own([param]), torch.amp.GradScaler("cpu", init_scale=8.0)
+    scaler.scale(param.sum()).backward()
+    scaler.step(optimizer)
+    ((grad_scale, found_inf),) = given
+    sentence = (
+        f"torch.amp.GradScaler of torch {torch.__version__} no longer asks for _step_supports_amp_scaling as "
+        "it did, which base.py and trust.py define to leave scaling and skipping to the step"
+    )
+    if in_step:
+        assert (grad_scale, found_inf) == (8.0, 0.0), sentence
+        assert param.grad.eq(8).all(), sentence
+    else:
+        assert (grad_scale, found_inf) == (None, None), sentence
+        assert param.grad.eq(1).all(), sentence
+    assert not hasattr(optimizer, "grad_scale"), sentence
+
+
+@dynamo
+def test_torch_compile_runs_init_group_as_it_is() -> None:
+    """Not traced: it makes the state, by means that cannot be traced, such as asking for a frame here."""
+    ran = []
+
+    class Own(Optimizer):
+        def _init_group(self, group: dict[str, Any], params: list[Tensor], grads: list[Tensor]) -> None:
+            ran.append(sys._getframe())
+            params += group["params"]
+            grads += [param.grad for param in params]
+
+        @torch.no_grad()
+        def step(self) -> None:
+            for group in self.param_groups:
+                params: list[Tensor] = []
+                grads: list[Tensor] = []
+                self._init_group(group, params, grads)
+                for param, grad in zip(params, grads, strict=True):
+                    param.sub_(grad)
+
+    param = nn.Parameter(torch.ones(2))
+    param.grad = torch.ones(2)
+    optimizer = Own([param], {"lr": 1.0})
+    torch.compiler.reset()
+    step = torch.compile(optimizer.step, backend="eager", fullgraph=True)
+    sentence = (
+        f"torch.compile of torch {torch.__version__} no longer runs Optimizer._init_group as it is, which "
+        "base.py relies on to make state and to gather what a step works on"
+    )
+    try:
+        for _ in range(2):
+            step()
+    except RuntimeError as error:
+        pytest.fail(f"{sentence} ({error})")
+    assert ran, sentence
+    assert param.eq(-1).all(), sentence
+
+
+def test_our_classes_have_the_names_that_torch_looks_for() -> None:
+    from merit_optim import MERIT, Lion
+
+    for optimizer_class in (MERIT, Lion):
+        assert callable(optimizer_class._init_group)
+        assert isinstance(optimizer_class._step_supports_amp_scaling, property)
