@@ -1,4 +1,7 @@
-"""Every optimizer against float64 NumPy, written here from the formulas and sharing no code with them."""
+"""Optimizers against float64 NumPy, written here from the formulas and sharing no code with them.
+
+Those on Adam's direction, Lion and SophiaG; the other directions are in directions/test_against_reference.py.
+"""
 
 from typing import Any
 

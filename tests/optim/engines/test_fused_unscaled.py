@@ -1,0 +1,112 @@
+"""The fused engine without ratios, which is AdamW, and beside directions that it does not have."""
+
+import re
+
+import pytest
+import torch
+from torch import nn
+
+pytest.importorskip("triton")
+
+from fused_cases import Pair, assert_within_ulps, gradient, parameters, tiles
+from optimizer_cases import assert_unchanged, snapshot
+
+from merit_optim import MERIT, Muon, MuonMERIT, OrScale
+
+ADAMW = {"norm": "none", "clip": None, "bias_correction": True, "eps": 1e-8}
+
+
+@pytest.mark.parametrize("options", [ADAMW, {"norm": "none"}, {**ADAMW, "max_grad_norm": 0.5}])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_without_ratios_it_gives_the_eager_step(device, dtype, options) -> None:
+    with tiles():
+        pair = Pair(parameters([(9, 37), (41, 3), (20,), ()], device, dtype), lr=0.05, **options)
+        for _ in range(3):
+            pair.step()
+    assert not pair.engine._unfused
+
+
+def test_it_is_torch_s_adamw(device) -> None:
+    params = parameters([(9, 37), (20,)], device)
+    copies = [nn.Parameter(p.detach().clone()) for p in params]
+    ours = MERIT(params, lr=0.02, weight_decay=0.1, fused=True, **ADAMW)
+    theirs = torch.optim.AdamW(copies, lr=0.02, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1, foreach=False)
+    for step in range(5):
+        for i, (param, other) in enumerate(zip(params, copies, strict=True)):
+            param.grad = gradient(param, 10 * step + i)
+            other.grad = param.grad.clone()
+        with tiles():
+            ours.step()
+        theirs.step()
+    for param, other in zip(params, copies, strict=True):
+        assert_within_ulps(param, other, 16)
+
+
+def test_nothing_is_measured_without_ratios(device) -> None:
+    """The buffer of sizes stays zero, and a ratio of nothing is 1."""
+    with tiles():
+        pair = Pair(parameters([(9, 37)], device), **ADAMW)
+        pair.step()
+    assert not pair.engine._shared.sizes.any()
+
+
+def test_some_groups_with_ratios_and_some_without(device) -> None:
+    groups = [{"params": slice(0, 2)}, {"params": slice(2, 4), **ADAMW}]
+    with tiles():
+        pair = Pair(parameters([(9, 37), (20,), (5, 16), (7,)], device), groups=groups, lr=0.05)
+        for _ in range(3):
+            pair.step()
+
+
+def test_the_rest_is_fused_beside_matrices_that_are_not(device) -> None:
+    """MuonMERIT's embeddings and vectors have Adam's direction; its matrices go to the eager engine."""
+
+    def build(params: list[nn.Parameter], **options: object) -> MuonMERIT:
+        fused = options.pop("fused")
+        groups = [
+            {"params": params[:1], "direction": "muon"},
+            {"params": params[1:], "direction": "adam", "fused": fused},
+        ]
+        return MuonMERIT(groups, lr=0.05, ns_dtype="float32", **options)
+
+    with tiles():
+        pair = Pair(parameters([(9, 12), (41, 3), (20,)], device), build)
+        for _ in range(3):
+            pair.step()
+    assert not pair.engine._unfused
+
+
+def test_a_bad_step_is_skipped_in_both(device) -> None:
+    params = parameters([(9, 12), (20,)], device)
+    groups = [
+        {"params": params[:1], "direction": "muon"},
+        {"params": params[1:], "direction": "adam", "fused": True},
+    ]
+    optimizer = MuonMERIT(groups, nonfinite="skip")
+    for step, bad in enumerate((False, True)):
+        before = snapshot(optimizer)
+        for i, param in enumerate(params):
+            param.grad = gradient(param, 10 * step + i)
+        if bad:
+            params[1].grad[0] = torch.nan
+        with tiles():
+            optimizer.step()
+    assert_unchanged(optimizer, before)
+    assert optimizer.num_skipped_steps == 1
+
+
+@pytest.mark.parametrize(
+    ("optimizer_class", "group", "option"),
+    [
+        (MuonMERIT, {"direction": "muon"}, "direction='muon'"),
+        (Muon, {"direction": "muon"}, "direction='muon'"),
+        (OrScale, {"direction": "muon"}, "direction='muon'"),
+        (MERIT, {"split": 3}, "split=3"),
+        (MERIT, {"ratio_bounds": (0.1, 5.0)}, "ratio_bounds=(0.1, 5.0)"),
+        (MERIT, {"calibrated": True, "element_wise": False}, "calibrated=True"),
+    ],
+)
+def test_what_the_kernels_do_not_have_is_refused_by_name(device, optimizer_class, group, option) -> None:
+    message = re.escape(f"cannot be fused: {option} is not among what the kernels know")
+    with pytest.raises(ValueError, match=message):
+        optimizer_class([{"params": parameters([(9, 12)], device), **group}], fused=True)

@@ -1,0 +1,81 @@
+"""What stands in parameter groups: the keys that a distributed checkpoint must have to be loaded."""
+
+import weakref
+
+import pytest
+import torch
+from optimizer_cases import name_of, parameter, parameters, set_gradients
+from torch import nn
+
+from merit_optim import LAMB, MERIT, Lion, MaxLAMB, MuonMERIT, SophiaG
+from merit_optim.optim.directions import Muon
+from merit_optim.optim.options import LATER
+
+OF_ALL = {
+    "params",
+    "lr",
+    "betas",
+    "weight_decay",
+    "state_dtype",
+    "nonfinite",
+    "max_grad_norm",
+    "maximize",
+    "capturable",
+    "differentiable",
+    "algorithm",
+}
+OF_THE_FAMILY = OF_ALL | {
+    "eps",
+    "clip",
+    "element_wise",
+    "weight_bound",
+    "norm",
+    "bias_correction",
+    "matrix_dims",
+    "foreach",
+    "fused",
+}
+
+
+@pytest.mark.parametrize(
+    ("optimizer_class", "keys"),
+    [
+        *((cls, OF_THE_FAMILY) for cls in (MERIT, LAMB, MaxLAMB)),
+        (Lion, OF_ALL),
+        (SophiaG, OF_ALL | {"gamma", "eps"}),
+    ],
+    ids=name_of,
+)
+def test_optimizers_of_0_1_have_its_keys(optimizer_class, keys) -> None:
+    assert optimizer_class(parameters()).param_groups[0].keys() == keys
+
+
+def test_an_option_of_later_stands_where_it_is_given() -> None:
+    groups = [{"params": [parameter((6, 4), 0)], "split": 3}, {"params": [parameter((6, 4), 1)]}]
+    given, other = MERIT(groups).param_groups
+    assert given["split"] == 3
+    assert not LATER.keys() & other.keys()
+
+
+def test_a_misspelt_option_of_later_is_refused() -> None:
+    with pytest.raises(ValueError, match="'splitt', which MERIT does not know; did you mean 'split'"):
+        MERIT([{"params": parameters(), "splitt": 3}])
+
+
+def test_one_direction_is_held_at_a_time(monkeypatch) -> None:
+    """A direction of whole matrices costs the memory of one weight, not of the model."""
+    held: list[weakref.ref[torch.Tensor]] = []
+    advance = Muon.advance
+
+    def watched(self, grad, state, step):  # type: ignore[no-untyped-def]
+        assert not [ref for ref in held if ref() is not None]
+        d, after = advance(self, grad, state, step)
+        held.append(weakref.ref(d))
+        return d, after
+
+    monkeypatch.setattr(Muon, "advance", watched)
+    weights = [nn.Parameter(torch.ones(5, 4)) for _ in range(3)]
+    optimizer = MuonMERIT([{"params": weights, "direction": "muon"}])
+    set_gradients(weights, 0)
+    optimizer.step()
+    assert len(held) == 3
