@@ -38,21 +38,26 @@ class MERIT(TrustRatioOptimizer):
         weight_bound: let the whole weight's ratio bound the element-wise ones from below.
         norm: "max" or "l2", the norm in all ratios.
         bias_correction: divide the moments by ``1 - beta**t`` as Adam does.
-        matrix_dims: how many trailing dimensions make one matrix; the ones before them stack
-            matrices, each with its own ratios (2 for experts stacked as (experts, rows, columns)).
-            None: all, seen as (first dimension) x (all the rest).
-        state_dtype: dtype of the moments: float32, bfloat16 or float64; float64 weights have float64 moments.
-        nonfinite: what to do with a step whose gradients hold NaN or infinity: "propagate" takes it, as
-            AdamW does; "skip" changes nothing and counts it in ``num_skipped_steps``, without a host
-            sync; "raise" names the parameter.
-        max_grad_norm: take the step that ``clip_grad_norm_`` before it would make, without changing
-            ``.grad``; the norm is left in ``grad_norm``.
-        maximize: ascend instead of descend.
-        foreach: True puts many weights into each launch, at the price of larger temporaries; None
-            does so except on CPUs.
-        fused: True demands the fused engine; None takes it where it can run.
-        capturable: keep the step count on the device, for CUDA graphs and ``GradScaler`` without sync.
-        differentiable: let autograd record the step.
+        options: how a weight is seen, and how the step is computed, the same for the whole family:
+
+            - ``matrix_dims``: how many trailing dimensions make one matrix; the ones before them stack
+              matrices, each with its own ratios (2 for experts stacked as (experts, rows, columns)). None:
+              all, seen as (first dimension) x (all the rest).
+            - ``split``: how many matrices of one size stand below each other in the weight, or the size of
+              each, as (768, 256, 256); each has its own ratios. With ``split_dim=1`` they stand side by side.
+            - ``state_dtype``: dtype of the state: float32, bfloat16 or float64; float64 weights have float64.
+            - ``nonfinite``: what to do with a step whose gradients hold NaN or infinity. "propagate" takes
+              it, as AdamW does; "skip" changes nothing and counts it in ``num_skipped_steps``, without a host
+              sync; "raise" names the parameter.
+            - ``max_grad_norm``: take the step that ``clip_grad_norm_`` before it would make, without changing
+              ``.grad``; the norm is left in ``grad_norm``.
+            - ``maximize``: ascend instead of descend.
+            - ``foreach``: True puts many weights into each launch, at the price of larger temporaries; None
+              does so except on CPUs.
+            - ``fused``: True demands the fused engine; None takes it where it can run.
+            - ``capturable``: keep the step count on the device, for CUDA graphs and ``GradScaler`` without
+              sync.
+            - ``differentiable``: let autograd record the step.
 
     Examples:
         >>> import torch
