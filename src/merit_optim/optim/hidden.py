@@ -12,10 +12,11 @@ from typing import Any, ClassVar, Unpack
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
+from merit_optim.optim import validate
 from merit_optim.optim.algorithm import UNSCALED, Rule
 from merit_optim.optim.directions import Adam, Direction
 from merit_optim.optim.kinds import Kind
-from merit_optim.optim.options import EngineOptions
+from merit_optim.optim.options import ENGINE_DEFAULTS, EngineOptions
 from merit_optim.optim.trust import TrustRatioOptimizer
 
 ADAMW: dict[str, Any] = {
@@ -49,7 +50,12 @@ class HiddenMatrixOptimizer(TrustRatioOptimizer):
         rest: Mapping[str, Any] | None,
         **options: Unpack[EngineOptions],
     ) -> None:
-        self._rest = {**ADAMW, "lr": lr * self.REST_SHARE if rest_lr is None else rest_lr, **(rest or {})}
+        validate.learning_rate(lr)
+        if rest_lr is None:
+            rest_lr = lr * self.REST_SHARE
+        validate.learning_rate(rest_lr, "rest_lr")
+        validate.rest(rest, {*ADAMW, *ENGINE_DEFAULTS, "weight_decay", "lr"})
+        self._rest = {**ADAMW, "lr": rest_lr, **(rest or {})}
         super().__init__(params, lr=lr, weight_decay=weight_decay, direction=direction, rule=rule, **options)
         if all(group["direction"] != self.defaults["direction"] for group in self.param_groups):
             raise ValueError(

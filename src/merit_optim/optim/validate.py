@@ -55,15 +55,15 @@ def num_labels(value: Any) -> None:
         raise ValueError(f"num_labels is {value!r}; the loss is a mean over at least 1 label")
 
 
-def learning_rate(lr: Any) -> None:
+def learning_rate(lr: Any, name: str = "lr") -> None:
     """A number or a one-element tensor, at least zero."""
     if isinstance(lr, Tensor):
         if lr.numel() != 1:
-            raise ValueError(f"lr is a tensor of shape {tuple(lr.shape)}; it must have one element")
+            raise ValueError(f"{name} is a tensor of shape {tuple(lr.shape)}; it must have one element")
         if lr.requires_grad:
             return  # being learned: its value is the user's business
         lr = lr.item()
-    at_least_zero("lr", lr)
+    at_least_zero(name, lr)
 
 
 def at_least_zero(name: str, value: Any) -> None:
@@ -154,6 +154,21 @@ def split(name: str, value: Any) -> None:
             f"{name} is {value!r}; it must be the number of equal parts, such as 3, or the size of each, "
             "such as (768, 256, 256), or None"
         )
+
+
+def rest(value: Any, known: Collection[str]) -> None:
+    """None, or options of Adam's direction and of the ratios by their names."""
+    if value is None:
+        return
+    if not isinstance(value, Mapping):
+        raise TypeError(f"rest is {value!r}; it must give options by name, such as {{'betas': (0.9, 0.99)}}")
+    for name in value:
+        if name not in known:
+            nearest = difflib.get_close_matches(str(name), known, n=1, cutoff=0.0)
+            raise ValueError(
+                f"rest sets {name!r}, which is no option of Adam's direction or of the ratios; the nearest "
+                f"is {nearest[0]!r} of {', '.join(sorted(known))}"
+            )
 
 
 def bounds(name: str, value: Any) -> None:

@@ -1,0 +1,181 @@
+"""One direction for hidden matrices and another for the rest: how weights are sorted and shown."""
+
+import copy
+import pickle
+
+import pytest
+import torch
+from optimizer_cases import take_steps
+from torch import nn
+
+from merit_optim import (
+    MERIT,
+    SOAP,
+    SOAPMERIT,
+    Muon,
+    MuonMERIT,
+    NorMuon,
+    OrScale,
+    describe_groups,
+    param_groups,
+)
+
+
+def pickled(optimizer: MuonMERIT) -> MuonMERIT:
+    """The optimizer as another process would have it."""
+    copied: MuonMERIT = pickle.loads(pickle.dumps(optimizer))
+    return copied
+
+
+CLASSES = (MuonMERIT, SOAPMERIT, Muon, NorMuon, OrScale, SOAP)
+
+
+class Model(nn.Module):
+    """An embedding, a block with a fused query, key and value, stacked experts, a norm and a head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(11, 4)
+        self.blocks = nn.ModuleList(nn.MultiheadAttention(4, 2) for _ in range(2))
+        self.experts = nn.Parameter(torch.randn(3, 5, 4))
+        self.norm = nn.LayerNorm(4)
+        self.head = nn.Linear(4, 11, bias=False)
+
+
+@pytest.mark.parametrize("optimizer_class", [MuonMERIT, SOAPMERIT, Muon, NorMuon, OrScale])
+def test_hidden_matrices_take_the_direction_and_the_rest_adam_s(optimizer_class) -> None:
+    optimizer = optimizer_class(param_groups(Model()))
+    directions = {name: g["direction"] for g in optimizer.param_groups for name in g["param_names"]}
+    others = {name for name, direction in directions.items() if direction == "adam"}
+    weights = {f"blocks.{i}.{name}" for i in range(2) for name in ("in_proj_weight", "out_proj.weight")}
+    assert directions.keys() - others == weights | {"experts"}
+    for group in optimizer.param_groups:
+        is_stack = group["param_names"] == ["experts"]
+        assert group["matrix_dims"] == (2 if is_stack else None)
+
+
+def test_soap_takes_all_matrices() -> None:
+    optimizer = SOAP(param_groups(Model()))
+    rest = [name for g in optimizer.param_groups if g["direction"] == "adam" for name in g["param_names"]]
+    assert all(dict(Model().named_parameters())[name].ndim == 1 for name in rest)
+
+
+def test_the_rest_has_a_share_of_the_learning_rate_or_its_own() -> None:
+    def rates(**options: float) -> set[float]:
+        return {group["lr"] for group in MuonMERIT(param_groups(Model()), **options).param_groups}
+
+    assert rates(lr=0.1) == {0.1, 0.1 * 0.4}
+    assert rates(lr=0.1, rest_lr=0.3) == {0.1, 0.3}
+    assert {group["lr"] for group in Muon(param_groups(Model()), lr=0.1).param_groups} == {0.1}
+
+
+def test_a_scheduler_scales_both() -> None:
+    optimizer = MuonMERIT(param_groups(Model()), lr=0.1)
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + step))
+    take_steps(optimizer, 1)
+    scheduler.step()
+    assert {group["lr"] for group in optimizer.param_groups} == {0.1 / 2, 0.1 * 0.4 / 2}
+
+
+def test_options_of_the_rest_and_of_a_group_win_over_its_defaults() -> None:
+    groups = param_groups(Model(), overrides={"embedding.*": {"betas": (0.5, 0.6)}})
+    merit = {"norm": "max", "element_wise": True, "weight_bound": True, "clip": 1.0}
+    optimizer = MuonMERIT(groups, rest={"eps": 1e-5, **merit})
+    by_name = {name: group for group in optimizer.param_groups for name in group["param_names"]}
+    assert (by_name["embedding.weight"]["betas"], by_name["embedding.weight"]["eps"]) == ((0.5, 0.6), 1e-5)
+    assert by_name["head.weight"]["betas"] == (0.9, 0.95)
+    assert {by_name["head.weight"][key] for key in ("norm",)} == {"max"}
+
+
+def test_what_the_rest_does_is_adamw() -> None:
+    """With MuonMERIT's defaults, to a few ulps, with decay."""
+    model, other = Model(), Model()
+    other.load_state_dict(model.state_dict())
+    optimizer = MuonMERIT(param_groups(model, weight_decay=0.1), lr=0.1)
+    rest = [g for g in MuonMERIT(param_groups(other), lr=0.1).param_groups if g["direction"] == "adam"]
+    adamw = torch.optim.AdamW(
+        [{"params": g["params"], "weight_decay": g["weight_decay"]} for g in rest], lr=0.04, betas=(0.9, 0.95)
+    )
+    of_model = dict(model.named_parameters())
+    for step in range(5):
+        for i, (name, param) in enumerate(other.named_parameters()):
+            param.grad = torch.randn(param.shape, generator=torch.Generator().manual_seed(100 * step + i))
+            of_model[name].grad = param.grad.clone()
+        optimizer.step()
+        adamw.step()
+    names = [name for g in optimizer.param_groups if g["direction"] == "adam" for name in g["param_names"]]
+    for name in names:
+        torch.testing.assert_close(of_model[name], dict(other.named_parameters())[name], rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("optimizer_class", CLASSES)
+def test_parameters_alone_are_refused_with_the_line_to_write(optimizer_class) -> None:
+    name = optimizer_class.__name__
+    for params in (
+        Model().parameters(),
+        Model().named_parameters(),
+        [{"params": list(Model().parameters())}],
+    ):
+        with pytest.raises(ValueError, match=rf"{name}\(param_groups\(model\), lr=\.\.\.\)"):
+            optimizer_class(params)
+    with pytest.raises(TypeError, match=r"pass its parameters: param_groups\(model\)"):
+        optimizer_class(Model())
+
+
+def test_an_optimizer_without_hidden_matrices_is_refused() -> None:
+    model = nn.ModuleDict({"embedding": nn.Embedding(11, 4), "norm": nn.LayerNorm(4)})
+    with pytest.raises(
+        ValueError, match=r"was given no weight to use direction='muon' for.*kinds=.*'hidden'"
+    ):
+        MuonMERIT(param_groups(model))
+    MERIT(param_groups(model))
+
+
+def test_kinds_by_pattern_change_the_sorting() -> None:
+    groups = param_groups(Model(), kinds={"blocks.0.*weight": "vector"})
+    optimizer = MuonMERIT(groups)
+    muon = [name for g in optimizer.param_groups if g["direction"] == "muon" for name in g["param_names"]]
+    assert not any(name.startswith("blocks.0.") for name in muon)
+    assert "blocks.1.out_proj.weight" in muon
+
+
+def test_a_group_added_later_is_sorted_too() -> None:
+    optimizer = MuonMERIT(param_groups(Model()))
+    (group,) = param_groups(nn.Linear(4, 4, bias=False))
+    optimizer.add_param_group(group)
+    assert optimizer.param_groups[-1]["direction"] == "muon"
+    optimizer.add_param_group({"params": [("added", nn.Parameter(torch.ones(4)))], "direction": "adam"})
+    assert optimizer.param_groups[-1]["norm"] == "none"
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, pickled], ids=["deepcopy", "pickle"])
+def test_a_copy_sorts_groups_as_the_original_does(copied) -> None:
+    optimizer = copied(MuonMERIT(param_groups(Model()), rest_lr=0.5))
+    optimizer.add_param_group({"params": [("added", nn.Parameter(torch.ones(4)))], "direction": "adam"})
+    assert (optimizer.param_groups[-1]["lr"], optimizer.param_groups[-1]["norm"]) == (0.5, "none")
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"rest_lr": -1.0}, "rest_lr is -1.0; it must be a finite number"),
+        ({"rest_lr": torch.ones(2)}, "rest_lr is a tensor of shape"),
+        ({"lr": "high"}, "lr is 'high'; it must be a finite number"),
+        ({"rest": {"beta": 0.9}}, "rest sets 'beta', which is no option .* the nearest is 'betas'"),
+        ({"rest": {"betas": 0.9}}, "betas is 0.9; it must be two numbers"),
+        ({"rest": {"norm": "l1"}}, "norm is 'l1'; it must be one of"),
+    ],
+)
+def test_wrong_options_of_the_rest_are_refused(options, words) -> None:
+    with pytest.raises(ValueError, match=words):
+        MuonMERIT(param_groups(Model()), **options)
+    with pytest.raises(TypeError, match="rest is 3; it must give options by name"):
+        MuonMERIT(param_groups(Model()), rest=3)
+
+
+def test_the_table_of_an_optimizer_says_how_each_weight_is_updated() -> None:
+    table = describe_groups(MuonMERIT(param_groups(Model())))
+    rows = {line.split()[0]: line for line in table.splitlines() if line}
+    assert "muon x max" in rows["blocks.{0..1}.in_proj_weight"]
+    assert "adam x none" in rows["embedding.weight"]
+    assert "adam x max" in describe_groups(MERIT(param_groups(Model())))
