@@ -12,8 +12,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from merit_optim.optim.algorithm import matrices_of
 from merit_optim.optim.engines.ranks.placements import crossing_of
+from merit_optim.optim.matrices import matrices_of
 
 Shape = tuple[int, ...]
 Dims = Sequence[int | None]

@@ -55,8 +55,10 @@ def sorted_by_shape(params: Any) -> Any:
     groups = params if params and isinstance(params[0], dict) else [{"params": params}]
     groups = list(map(with_kinds, groups))
     if not any("hidden" in group["param_kinds"] for group in groups):
-        names = {"param_names": ["unknown"]} if isinstance(groups[0]["params"][0], tuple) else {}
-        groups.append({"params": [nn.Parameter(torch.ones(1, 1))], "param_kinds": ["hidden"], **names})
+        first = groups[0]["params"][0]
+        is_named = isinstance(first, tuple)
+        unknown = nn.Parameter(torch.ones(1, 1, device=(first[1] if is_named else first).device))
+        groups.append(with_kinds({"params": [("unknown", unknown) if is_named else unknown]}))
     return groups
 
 

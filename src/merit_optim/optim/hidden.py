@@ -15,7 +15,7 @@ from torch.optim.optimizer import ParamsT
 from merit_optim.optim import validate
 from merit_optim.optim.algorithm import UNSCALED, Rule
 from merit_optim.optim.directions import Adam, Direction
-from merit_optim.optim.kinds import Kind
+from merit_optim.optim.kinds import KINDS, Kind
 from merit_optim.optim.options import ENGINE_DEFAULTS, EngineOptions
 from merit_optim.optim.trust import TrustRatioOptimizer
 
@@ -67,8 +67,13 @@ class HiddenMatrixOptimizer(TrustRatioOptimizer):
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add parameters, sorted by what they are in the model."""
-        for group in self._sorted(param_group):
-            super().add_param_group(group)
+        num_before = len(self.param_groups)
+        try:
+            for group in self._sorted(param_group):
+                super().add_param_group(group)
+        except (TypeError, ValueError):
+            del self.param_groups[num_before:]
+            raise
 
     def _sorted(self, group: dict[str, Any]) -> list[dict[str, Any]]:
         """A group as one for the hidden matrices, one for stacked ones and one for the rest."""
@@ -82,12 +87,14 @@ class HiddenMatrixOptimizer(TrustRatioOptimizer):
                 f"{type(self).__name__}(param_groups(model), lr=...), or give every group "
                 f"direction={self.defaults['direction']!r} or 'adam'."
             )
+        params = group["params"]
+        group = {**group, "params": [params] if isinstance(params, Tensor) else list(params)}
+        validate.kinds_of_group(group["param_kinds"], len(group["params"]), KINDS)
         options: dict[str, dict[str, Any]] = {"hidden": {}, "experts": {"matrix_dims": 2}, "rest": self._rest}
         members: dict[str, list[int]] = {role: [] for role in options}
         for i, kind in enumerate(group["param_kinds"]):
-            members[
-                "rest" if kind not in self.KINDS else "experts" if kind == "experts" else "hidden"
-            ].append(i)
+            role = kind if kind == "experts" else "hidden"
+            members[role if kind in self.KINDS else "rest"].append(i)
         return [options[role] | _picked(group, numbers) for role, numbers in members.items() if numbers]
 
     def __getstate__(self) -> dict[str, Any]:

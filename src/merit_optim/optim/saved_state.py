@@ -58,26 +58,28 @@ def made_loadable(optimizer: SafeOptimizer, state_dict: dict[str, Any]) -> dict[
             "So says the saved state; change it there, in its 'param_groups', before it is loaded."
         )
         raise
-    members = [
-        (param_id, name, param, group)
-        for index, group in enumerate(whole_groups)
-        for param_id, (name, param) in zip(group["params"], optimizer._named(index), strict=True)
-    ]
     state = dict(state_dict["state"])
-    for param_id, name, param, group in members:
-        if param_id in state:
-            state[param_id] = _checked(optimizer, name, param, group, state[param_id], all(ours))
+    for index, (group, saved_group) in enumerate(zip(whole_groups, saved_groups, strict=True)):
+        # torch.optim.Muon does not count steps, and its momentum is ours; SGD's of the same name is not.
+        has_steps = optimizer._needs_step(group) or "ns_steps" not in saved_group
+        for param_id, (name, param) in zip(group["params"], optimizer._named(index), strict=True):
+            if state.get(param_id):
+                shapes = optimizer._state_shapes(param, group)
+                _check(optimizer, name, param, state[param_id], shapes, has_steps)
+                state[param_id] = _carried(state[param_id], None if all(ours) else ("step", *shapes))
     return {**state_dict, "state": state, "param_groups": groups}
 
 
-def _checked(
-    optimizer: SafeOptimizer, name: str, param: Tensor, group: Group, saved: dict[str, Any], is_ours: bool
-) -> dict[str, Any]:
-    """A parameter's saved state, or an error that says why it cannot be that."""
-    if not saved:
-        return saved
-    shapes = optimizer._state_shapes(param, group)
-    if missing := {*shapes, *(["step"] if optimizer._needs_step(group) else [])} - set(saved):
+def _check(
+    optimizer: SafeOptimizer,
+    name: str,
+    param: Tensor,
+    saved: dict[str, Any],
+    shapes: dict[str, tuple[int, ...]],
+    has_steps: bool,
+) -> None:
+    """Raise if a parameter's saved state cannot be that."""
+    if missing := {*shapes, *(["step"] if has_steps else [])} - set(saved):
         raise ValueError(
             f"the saved state of {name} has {sorted(saved)} but not {sorted(missing)}; "
             f"{type(optimizer).__name__} can load only optimizers with the state "
@@ -85,9 +87,15 @@ def _checked(
         )
     for key, shape in shapes.items():
         _check_tensor(name, key, saved[key], param, shape)
-    # What this optimizer does not keep up to date would be wrong when another reads it again.
-    known = saved if is_ours else {key: saved[key] for key in ("step", *shapes) if key in saved}
-    return {key: AsSaved(value) if isinstance(value, Tensor) else value for key, value in known.items()}
+
+
+def _carried(saved: dict[str, Any], keys: tuple[str, ...] | None) -> dict[str, Any]:
+    """A parameter's state on its way through torch; of another optimizer's, only what this one keeps up."""
+    return {
+        key: AsSaved(value) if isinstance(value, Tensor) else value
+        for key, value in saved.items()
+        if keys is None or key in keys
+    }
 
 
 def _check_tensor(name: str, key: str, value: Tensor, param: Tensor, shape: tuple[int, ...]) -> None:

@@ -164,15 +164,15 @@ class TrustRatioOptimizer(SafeOptimizer):
                 raise
         self._shapes.update(param.shape for param in self.param_groups[-1]["params"])
 
-    def _init_state(self, param: Tensor, group: dict[str, Any], state: dict[str, Any]) -> None:
-        if param.ndim == 1 and param.shape not in self._shapes:
+    def _state_of(self, param: Tensor, group: dict[str, Any]) -> dict[str, Any]:
+        if param.ndim == 1 and param.shape not in self._shapes and not self.state.get(param):
             raise TypeError(
                 f"a flat parameter of {param.numel()} elements stands where other shapes were given to "
                 f"{type(self).__name__}. DeepSpeed ZeRO and Megatron's distributed optimizer do this: rows "
                 "and columns are gone, and with them the trust ratios. Use FSDP2 or DDP, or, if the "
                 "parameter is yours, add_param_group."
             )
-        super()._init_state(param, group, state)
+        return super()._state_of(param, group)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)

@@ -156,6 +156,17 @@ def split(name: str, value: Any) -> None:
         )
 
 
+def kinds_of_group(value: Any, num_params: int, known: Sequence[str]) -> None:
+    """A kind for every parameter of a group."""
+    if len(value) != num_params:
+        raise ValueError(
+            f"param_kinds of a parameter group has {len(value)} kinds for {num_params} parameters; give one "
+            "for each, as param_groups(model) does"
+        )
+    for kind in value:
+        one_of("a kind in param_kinds", kind, known)
+
+
 def rest(value: Any, known: Collection[str]) -> None:
     """None, or options of Adam's direction and of the ratios by their names."""
     if value is None:

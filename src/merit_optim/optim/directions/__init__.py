@@ -11,10 +11,14 @@ from merit_optim.optim.directions.soap import Soap
 
 DIRECTIONS: dict[str, type[Direction]] = {cls.NAME: cls for cls in (Adam, Muon, Soap)}
 
+# Found once: torch.compile cannot follow how a dataclass finds its fields.
+_OPTION_NAMES = {name: cls.option_names() for name, cls in DIRECTIONS.items()}
+
 
 def direction_of(group: dict[str, Any]) -> Direction:
-    """The direction that a parameter group asks for."""
-    return DIRECTIONS[group.get("direction", Adam.NAME)].of(group)
+    """The direction that a parameter group's options describe."""
+    name = group.get("direction", Adam.NAME)
+    return DIRECTIONS[name](**{option: group[option] for option in _OPTION_NAMES[name]})
 
 
 __all__ = ["DIRECTIONS", "Adam", "Direction", "Muon", "Soap", "direction_of"]

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, fields
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 from torch import Tensor
 
@@ -23,11 +23,6 @@ class Direction(ABC):
 
     NAME: ClassVar[str]
     """What ``group["direction"]`` says."""
-
-    @classmethod
-    def of(cls, group: dict[str, Any]) -> Self:
-        """The direction that a parameter group's options describe."""
-        return cls(**{option: group[option] for option in cls.option_names()})
 
     @classmethod
     def option_names(cls) -> tuple[str, ...]:

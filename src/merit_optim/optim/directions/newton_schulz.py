@@ -76,6 +76,7 @@ def polar(
     norm_N11 = torch.linalg.vector_norm(x_NRC, dim=(1, 2), keepdim=True, dtype=torch.float64)
     # Rows may be small beyond float32's squares, and infinity / infinity is the NaN that is wanted.
     normal_NRC = (x_NRC / (norm_N11 * coefficients.margin).clamp(min=eps).to(x_NRC.dtype)).to(dtype)
+    normal_NRC = normal_NRC.contiguous()  # products round by the layout too
     passes = list(islice(chain(coefficients.passes, repeat(coefficients.passes[-1])), num_passes))
     return torch.stack([_iterate(x_RC, passes) for x_RC in normal_NRC]).to(x_NRC.dtype)
 

@@ -78,7 +78,9 @@ class Soap(Direction):
         self, grad_NRC: Tensor, state: tuple[Tensor, ...], step: float | Tensor
     ) -> tuple[Tensor | None, tuple[Tensor, ...]]:
         taken = int(step) - 1  # the first step is not counted
-        exp_avg, exp_avg_sq, *averages_and_bases = (x.to(grad_NRC.dtype) for x in state)
+        # Contiguous, for products round by the layout too.
+        grad_NRC = grad_NRC.contiguous()
+        exp_avg, exp_avg_sq, *averages_and_bases = (x.to(grad_NRC.dtype).contiguous() for x in state)
         averages, bases = tuple(averages_and_bases[:2]), tuple(averages_and_bases[2:])
         d = None
         if taken:
