@@ -207,10 +207,10 @@ def test_a_misspelt_option_is_refused(llama) -> None:
     with pytest.raises(ValueError, match=r"'wieght_decay', .* did you mean 'weight_decay'\?"):
         container(llama, group(".*", wieght_decay=0.1))
     with pytest.raises(
-        ValueError, match=r"no option 'max_norm'; did you mean 'max_grad_norm'\? Known are lr"
+        ValueError, match=r"no option 'max_norm'; did you mean 'max_grad_norm'\? Known are .*lr, "
     ):
         container(llama, group(".*", max_norm=1.0))
-    with pytest.raises(ValueError, match=r"MERIT has no option 'momentum'\. Known are lr, "):
+    with pytest.raises(ValueError, match=r"MERIT has no option 'momentum'\. Known are .*lr, "):
         container(llama, group(".*", momentum=0.9))
 
 

@@ -128,10 +128,10 @@ def element_ratio(weight: Sizes, update: Sizes, rule: Rule) -> Tensor:
     return scale.masked_fill(unscaled_rows | unscaled_columns, 1)
 
 
-def calibrated(ratio_N: Tensor, first_N: Tensor) -> tuple[Tensor, Tensor]:
+def calibrated(ratio: Tensor, first: Tensor) -> tuple[Tensor, Tensor]:
     """A ratio relative to that of the first step, and the latter, which is zero before there was one."""
-    first_N = torch.where(first_N == 0, ratio_N, first_N)
-    return ratio_N / first_N, first_N
+    first = torch.where(first == 0, ratio, first)
+    return ratio / first, first
 
 
 def bounded(scale: Tensor, rule: Rule) -> Tensor:
@@ -177,7 +177,7 @@ def step(
 
     def part(is_vector: bool, weight_NRC: Tensor, grad_NRC: Tensor, *old: Tensor) -> tuple[Tensor, ...]:
         """The new weight and state of matrices that have a direction and ratios of their own."""
-        of_direction, of_rule = old[: len(direction.keys)], old[len(direction.keys) :]
+        of_direction, of_rule = old[: len(direction.keys)], list(old[len(direction.keys) :])
         d_NRC, new = direction.advance(grad_NRC, of_direction, step)
         if d_NRC is None:
             return weight_NRC, *new, *of_rule
@@ -185,8 +185,9 @@ def step(
         weight_sizes, update_sizes = (sizes(x, rule, is_vector=is_vector) for x in (weight_NRC, update_NRC))
         scale = element_ratio(weight_sizes, update_sizes, rule)
         if rule.calibrated:
-            relative_N, first_N = calibrated(ratio(weight_sizes.whole_N, update_sizes.whole_N), *of_rule)
-            scale, of_rule = bounded(relative_N[:, None, None], rule), (first_N,)
+            whole_N11 = ratio(weight_sizes.whole_N, update_sizes.whole_N)[:, None, None]
+            relative_N11, *of_rule = calibrated(whole_N11, *of_rule)
+            scale = bounded(relative_N11, rule)
         return apply(weight_NRC, update_NRC, scale, lr, rule.clip), *new, *of_rule
 
     vectors = [matrices.is_vector for matrices in view.parts(shape)]

@@ -8,7 +8,7 @@ changed (``options.py``), and what was saved comes back as it was (``saved_state
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any, ClassVar, cast
 
 import torch
@@ -80,20 +80,42 @@ class SafeOptimizer(Optimizer):
         if isinstance(param_group, dict):
             if "param_kinds" in param_group:  # of use to those optimizers alone that sort weights by them
                 param_group = {key: value for key, value in param_group.items() if key != "param_kinds"}
-            options.check_names(type(self).__name__, param_group, self.defaults)
+            options.check_names(type(self).__name__, param_group, self._known_options())
             group = {**self.defaults, **param_group}
             self._check_group(group)
             self._check_engine(group)
             self._check_differentiable(param_group)
             options.check_alike(group, self.param_groups)
         super().add_param_group(param_group)
-        index = len(self.param_groups) - 1
         try:
-            for name, param in self._named(index):
-                self._check_parameter(name, param, self.param_groups[-1])
+            self._check_new(len(self.param_groups) - 1)
         except (TypeError, ValueError):
             self.param_groups.pop()
             raise
+
+    def _check_new(self, index: int) -> None:
+        """Raise if a parameter of a group that was added cannot be optimized."""
+        for name, param in self._named(index):
+            self._check_parameter(name, param, self.param_groups[index])
+
+    def _check_changed(self, index: int) -> None:
+        """Raise if the options of a group, which may have been changed, do not fit its parameters."""
+        group = self.param_groups[index]
+        self._check_group(group)
+        keys = set(self._state_keys(group))
+        for name, param in self._named(index):
+            self._check_parameter(name, param, group)
+            state = self.state.get(param)
+            if state and (missing := keys - state.keys()):
+                raise ValueError(
+                    f"the options of parameter group {index} were changed so that {name} needs the state "
+                    f"{sorted(missing)}, and it has {sorted(state)} (direction, neuron_beta and calibrated "
+                    "decide). Change them back, or give the parameter to a new optimizer."
+                )
+
+    def _known_options(self) -> Collection[str]:
+        """The options that a group may have."""
+        return self.defaults.keys()
 
     def _check_differentiable(self, param_group: dict[str, Any]) -> None:
         """Raise where a group differs from the optimizer, by which torch records a step or does not."""
@@ -178,7 +200,7 @@ class SafeOptimizer(Optimizer):
         """The groups that have gradients, with the tensors of the parameters that have one."""
         if not torch.compiler.is_compiling():
             self._watch = self._watch or options.Watch()
-            self._watch.check(self.param_groups, self._check_group)
+            self._watch.check(self.param_groups, self._check_changed)
         works: list[Work] = []
         for index, group in enumerate(self.param_groups):
             params: list[Tensor] = []

@@ -6,7 +6,7 @@ embedding and an output head have a row for each token.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, ClassVar, Unpack
 
 from torch import Tensor
@@ -65,6 +65,9 @@ class HiddenMatrixOptimizer(TrustRatioOptimizer):
                 "shows how weights are sorted."
             )
 
+    def _known_options(self) -> Collection[str]:
+        return {*super()._known_options(), *self._rest}
+
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add parameters, sorted by what they are in the model."""
         num_before = len(self.param_groups)
@@ -78,8 +81,8 @@ class HiddenMatrixOptimizer(TrustRatioOptimizer):
     def _sorted(self, group: dict[str, Any]) -> list[dict[str, Any]]:
         """A group as one for the hidden matrices, one for stacked ones and one for the rest."""
         if "direction" in group:
-            takes_ours = group["direction"] == self.defaults["direction"]
-            return [group if takes_ours else {**self._rest, **group}]
+            is_rest = group["direction"] == self._rest["direction"] != self.defaults["direction"]
+            return [{**self._rest, **group} if is_rest else group]
         if "param_kinds" not in group:
             raise ValueError(
                 f"{type(self).__name__} has one direction for hidden matrices and another for embeddings, "

@@ -112,7 +112,8 @@ class View(NamedTuple):
             return None
         whole = self.matrices(shape)
         if whole.is_vector:
-            return f"split={self.split!r} needs a matrix"
+            return f"split={self.split!r} needs a matrix; use split=None"
         length, what = whole.shape[1 + self.split_dim], ("rows", "columns")[self.split_dim]
         fits = length % self.split == 0 if isinstance(self.split, int) else sum(self.split) == length
-        return None if fits else f"split={self.split!r} does not divide its {length} {what}"
+        way_out = f"give sizes that add up to {length}, a number that divides it, or split=None"
+        return None if fits else f"split={self.split!r} does not divide its {length} {what}; {way_out}"

@@ -141,8 +141,8 @@ class Watch:
         self._allowed: Sequence[Any] = ()
         """The options of all groups when they were found to be allowed."""
 
-    def check(self, groups: list[dict[str, Any]], check_group: Callable[[dict[str, Any]], None]) -> None:
-        """Check the groups if an option is another than it was."""
+    def check(self, groups: list[dict[str, Any]], check_changed: Callable[[int], None]) -> None:
+        """Check the groups, by their numbers, if an option is another than it was."""
         values = list(itertools.chain.from_iterable(map(dict.values, groups)))
         if len(values) == len(self._allowed) and all(map(operator.is_, values, self._allowed)):
             return
@@ -153,10 +153,10 @@ class Watch:
         if on_device and torch.cuda.is_current_stream_capturing():
             return  # nothing can be read from there now; the next step looks again
         only_rates = changed == {"lr"}  # a scheduler's, in every step
-        for group in groups:
+        for index, group in enumerate(groups):
             if only_rates:
                 validate.learning_rate(group["lr"])
             else:
-                check_group(group)
+                check_changed(index)
         check_alike(groups[0], groups)
         self._allowed = values

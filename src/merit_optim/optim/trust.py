@@ -16,7 +16,7 @@ from merit_optim.optim import options as step_options
 from merit_optim.optim import validate
 from merit_optim.optim.algorithm import NORMS, Rule
 from merit_optim.optim.base import SafeOptimizer
-from merit_optim.optim.directions import DIRECTIONS, Direction, direction_of
+from merit_optim.optim.directions import DIRECTIONS, Direction, direction_of, option_names
 from merit_optim.optim.engines import direct, eager, fused_unavailable, interpreting
 from merit_optim.optim.engines.part import Part
 from merit_optim.optim.engines.ranks.placements import is_sharded, refuse_inexact
@@ -68,6 +68,11 @@ class TrustRatioOptimizer(SafeOptimizer):
         super()._check_group(group)
         step_options.check_engine(group)
         validate.one_of("direction", group["direction"], tuple(DIRECTIONS))
+        if missing := [name for name in option_names(group) if name not in group]:
+            raise ValueError(
+                f"direction={group['direction']!r} needs {', '.join(missing)}, which the group lacks; "
+                "give them too, or add the parameters by add_param_group, which fills in the defaults"
+            )
         direction = direction_of(group)
         direction.check()
         validate.one_of("norm", group["norm"], NORMS)
@@ -76,6 +81,11 @@ class TrustRatioOptimizer(SafeOptimizer):
             validate.positive("clip", group["clip"], "None for no clip")
         for option in ("element_wise", "weight_bound", "calibrated"):
             validate.flag(option, group[option])
+        if group["norm"] == "none" and group["ratio_bounds"] is not None:
+            raise ValueError(
+                f"ratio_bounds={group['ratio_bounds']!r} bounds ratios, and norm='none' has none; use "
+                "norm='max' or 'l2', or ratio_bounds=None"
+            )
         if group["calibrated"] and (group["element_wise"] or group["norm"] == "none"):
             given = f"element_wise={group['element_wise']} and norm={group['norm']!r}"
             raise ValueError(
@@ -90,7 +100,7 @@ class TrustRatioOptimizer(SafeOptimizer):
 
     def _state_shapes(self, param: Tensor, group: dict[str, Any]) -> dict[str, tuple[int, ...]]:
         matrices, rule = View.of(group).matrices(param.shape), Rule.of(group)
-        shapes = direction_of(group).shapes(matrices) + tuple((matrices.num,) for _ in rule.keys)
+        shapes = direction_of(group).shapes(matrices) + tuple((matrices.num, 1, 1) for _ in rule.keys)
         own = tuple(param.shape)
         return {
             key: own if shape is None else shape
@@ -112,6 +122,13 @@ class TrustRatioOptimizer(SafeOptimizer):
             raise TypeError(
                 f"{name} has no shape yet; its rows and columns are known after one forward pass of the "
                 "model. Give it to the optimizer then."
+            )
+        if param.ndim == 1 and param.shape not in self._shapes:
+            raise TypeError(
+                f"a flat parameter of {param.numel()} elements stands where other shapes were given to "
+                f"{type(self).__name__}. DeepSpeed ZeRO and Megatron's distributed optimizer do this: rows "
+                "and columns are gone, and with them the trust ratios. Use FSDP2 or DDP, or, if the "
+                "parameter is yours, add_param_group."
             )
         if is_flat_of_fsdp1(param):
             raise TypeError(
@@ -154,25 +171,20 @@ class TrustRatioOptimizer(SafeOptimizer):
             )
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add parameters; what a direction other than the optimizer's is not given has its own default."""
+        own = self.defaults.get("direction", "adam")
+        asked = param_group.get("direction", own)
+        if asked != own and asked in DIRECTIONS:
+            param_group = {**DIRECTIONS[asked]().options, **param_group}
         super().add_param_group(param_group)
-        if self.param_groups[-1]["fused"]:
-            try:
-                for name, param in self._named(len(self.param_groups) - 1):
-                    self._check_fused(name, param, self.param_groups[-1])
-            except ValueError:
-                self.param_groups.pop()
-                raise
-        self._shapes.update(param.shape for param in self.param_groups[-1]["params"])
 
-    def _state_of(self, param: Tensor, group: dict[str, Any]) -> dict[str, Any]:
-        if param.ndim == 1 and param.shape not in self._shapes and not self.state.get(param):
-            raise TypeError(
-                f"a flat parameter of {param.numel()} elements stands where other shapes were given to "
-                f"{type(self).__name__}. DeepSpeed ZeRO and Megatron's distributed optimizer do this: rows "
-                "and columns are gone, and with them the trust ratios. Use FSDP2 or DDP, or, if the "
-                "parameter is yours, add_param_group."
-            )
-        return super()._state_of(param, group)
+    def _check_new(self, index: int) -> None:
+        group = self.param_groups[index]
+        self._shapes.update(param.shape for param in group["params"] if not is_lazy(param))
+        super()._check_new(index)
+        if group["fused"]:
+            for name, param in self._named(index):
+                self._check_fused(name, param, group)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)

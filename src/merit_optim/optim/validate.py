@@ -177,8 +177,8 @@ def rest(value: Any, known: Collection[str]) -> None:
         if name not in known:
             nearest = difflib.get_close_matches(str(name), known, n=1, cutoff=0.0)
             raise ValueError(
-                f"rest sets {name!r}, which is no option of Adam's direction or of the ratios; the nearest "
-                f"is {nearest[0]!r} of {', '.join(sorted(known))}"
+                f"rest sets {name!r}, which is no option of Adam's direction or of the ratios; did you mean "
+                f"{nearest[0]!r}? Known are {', '.join(sorted(known))}"
             )
 
 

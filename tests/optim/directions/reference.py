@@ -215,10 +215,9 @@ class Soap:
             rotated = self.into_basis(g)
             self.m = b1 * self.m + (1 - b1) * rotated
             self.v = b2 * self.v + (1 - b2) * rotated * rotated
-            m, v = self.m, self.v
-            if self.bias_correction:
-                m, v = m / (1 - b1**self.t), v / (1 - b2**self.t)
-            d = self.out_of_basis(m / (np.sqrt(v) + self.eps))
+            d = self.out_of_basis(self.m / (np.sqrt(self.v) + self.eps))
+            if self.bias_correction:  # not of eps, as in the authors' code
+                d = d * np.sqrt(1 - b2**self.t) / (1 - b1**self.t)
         products = g @ g.T, g.T @ g
         self.averages = [b * old + (1 - b) * new for old, new in zip(self.averages, products, strict=True)]
         if self.t == 0:

@@ -484,7 +484,7 @@ def test_a_copy_goes_on_as_the_optimizer_does(device, optimizer_class) -> None:
     for expected, actual in zip(model.parameters(), copied_model.parameters(), strict=True):
         assert_same_bits(actual.detach(), expected.detach())
     for own in (optimizer, copied):  # and the options of weights that are added later
-        own.add_param_group({"params": [torch.ones(3, device=device)], "direction": "adam"})
+        own.add_param_group({"params": [("late", torch.ones(3, device=device))], "direction": "adam"})
     last, copied_last = (
         {key: value for key, value in own.param_groups[-1].items() if key != "params"}
         for own in (optimizer, copied)

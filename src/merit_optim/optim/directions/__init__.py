@@ -17,8 +17,17 @@ _OPTION_NAMES = {name: cls.option_names() for name, cls in DIRECTIONS.items()}
 
 def direction_of(group: dict[str, Any]) -> Direction:
     """The direction that a parameter group's options describe."""
-    name = group.get("direction", Adam.NAME)
-    return DIRECTIONS[name](**{option: group[option] for option in _OPTION_NAMES[name]})
+    return DIRECTIONS[_name_of(group)](**{option: group[option] for option in option_names(group)})
 
 
-__all__ = ["DIRECTIONS", "Adam", "Direction", "Muon", "Soap", "direction_of"]
+def option_names(group: dict[str, Any]) -> tuple[str, ...]:
+    """The options that a parameter group must have for its direction."""
+    return _OPTION_NAMES[_name_of(group)]
+
+
+def _name_of(group: dict[str, Any]) -> str:
+    name: str = group.get("direction", Adam.NAME)
+    return name
+
+
+__all__ = ["DIRECTIONS", "Adam", "Direction", "Muon", "Soap", "direction_of", "option_names"]

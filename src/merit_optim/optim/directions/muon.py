@@ -82,7 +82,10 @@ class Muon(Direction):
 
     def refusal(self, view: View, matrices: Matrices) -> str | None:
         if matrices.is_vector:
-            return "direction='muon' orthogonalises matrices, and it is a vector: give it direction='adam'"
+            return (
+                f"direction='muon' orthogonalises matrices, and with matrix_dims={view.matrix_dims} it is a "
+                "vector: give it direction='adam'"
+            )
         if self.neuron_beta is not None and view.split is not None and view.split_dim == 1:
             return "neuron_beta has an average for each row, and split_dim=1 cuts the rows: use split=None"
         return None

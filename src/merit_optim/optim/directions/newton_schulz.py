@@ -12,7 +12,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import chain, islice, repeat
-from typing import NamedTuple
+from numbers import Real
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -60,9 +61,9 @@ def coefficients_of(given: str | Sequence[float] | Sequence[Pass]) -> Coefficien
     """Coefficients by their name, or as (a, b, c), or as one such triple for each pass."""
     if isinstance(given, str):
         return COEFFICIENTS[given]
-    first, *_ = given
-    passes = (tuple(given),) if isinstance(first, (int, float)) else tuple(map(tuple, given))  # type: ignore[arg-type]
-    return Coefficients(passes)  # type: ignore[arg-type]
+    numbers: Any = given
+    triples = (numbers,) if isinstance(numbers[0], Real) else numbers
+    return Coefficients(tuple((float(a), float(b), float(c)) for a, b, c in triples))
 
 
 def polar(
@@ -73,9 +74,10 @@ def polar(
     Zero stays zero, and a NaN or infinity becomes NaN everywhere. One product at a time for each matrix:
     products of a batch may round differently, and a matrix must give the same bits wherever it is worked on.
     """
-    norm_N11 = torch.linalg.vector_norm(x_NRC, dim=(1, 2), keepdim=True, dtype=torch.float64)
-    # Rows may be small beyond float32's squares, and infinity / infinity is the NaN that is wanted.
-    normal_NRC = (x_NRC / (norm_N11 * coefficients.margin).clamp(min=eps).to(x_NRC.dtype)).to(dtype)
+    # In float64, in which no norm of float32 numbers is too large or too small.
+    wide_NRC = x_NRC if x_NRC.device.type == "mps" else x_NRC.double()
+    norm_N11 = torch.linalg.vector_norm(wide_NRC, dim=(1, 2), keepdim=True)
+    normal_NRC = (wide_NRC / (norm_N11 * coefficients.margin).clamp(min=eps)).to(dtype)
     normal_NRC = normal_NRC.contiguous()  # products round by the layout too
     passes = list(islice(chain(coefficients.passes, repeat(coefficients.passes[-1])), num_passes))
     return torch.stack([_iterate(x_RC, passes) for x_RC in normal_NRC]).to(x_NRC.dtype)

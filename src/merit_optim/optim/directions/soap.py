@@ -53,7 +53,10 @@ class Soap(Direction):
 
     def refusal(self, view: View, matrices: Matrices) -> str | None:
         if matrices.is_vector:
-            return "direction='soap' rotates matrices, and it is a vector: give it direction='adam'"
+            return (
+                f"direction='soap' rotates matrices, and with matrix_dims={view.matrix_dims} it is a vector: "
+                "give it direction='adam'"
+            )
         if view.split is not None:
             return "direction='soap' has one basis for a matrix: use split=None"
         return None
@@ -86,8 +89,10 @@ class Soap(Direction):
         if taken:
             rotated = _into(grad_NRC, bases)
             exp_avg, exp_avg_sq = moments(exp_avg, exp_avg_sq, rotated, *self.betas)
-            correction = bias_correction(taken, *self.betas) if self.bias_correction else None
-            d = _out_of(quotient(exp_avg, exp_avg_sq, self.eps, correction), bases)
+            d = _out_of(quotient(exp_avg, exp_avg_sq, self.eps), bases)
+            if self.bias_correction:  # eps is not corrected, as in the authors' code
+                first, second_sqrt = bias_correction(taken, *self.betas)
+                d = d * (second_sqrt / first)
         averages = self._averaged(averages, grad_NRC)
         if not taken:
             bases = tuple(map(_eigenvectors, averages))

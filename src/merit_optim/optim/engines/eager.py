@@ -162,10 +162,10 @@ class EagerPart:
         ratios = algorithm.ratio(*self.sizes)
         for tensors in self.tensors:
             if tensors.rule.calibrated:
-                whole_N, first_N = tensors.slot.view(ratios).whole_N, tensors.state[-1]
-                relative_N, now_N = algorithm.calibrated(whole_N, first_N.to(self.dtype))
-                store(first_N, now_N, self.control.skip)
-                whole_N.copy_(relative_N)
+                whole_N11, first_N11 = tensors.slot.view(ratios).whole_N[:, None, None], tensors.state[-1]
+                relative_N11, now_N11 = algorithm.calibrated(whole_N11, first_N11.to(self.dtype))
+                store(first_N11, now_N11, self.control.skip)
+                whole_N11.copy_(relative_N11)
         no_ratio = algorithm.undefined(*self.sizes)
         # Rare, and a pass over every block: a CPU looks first, where looking is free.
         unscaled = None if self.device.type == "cpu" and not no_ratio.any() else no_ratio

@@ -1,53 +1,15 @@
-"""What stands in parameter groups: the keys that a distributed checkpoint must have to be loaded."""
+"""Options that 0.1 did not have, and the memory of directions that are held."""
 
 import weakref
 
 import pytest
 import torch
-from optimizer_cases import name_of, parameter, parameters, set_gradients
+from optimizer_cases import parameter, parameters, set_gradients
 from torch import nn
 
-from merit_optim import LAMB, MERIT, Lion, MaxLAMB, MuonMERIT, SophiaG
+from merit_optim import MERIT, MuonMERIT
 from merit_optim.optim.directions import Muon
 from merit_optim.optim.options import LATER
-
-OF_ALL = {
-    "params",
-    "lr",
-    "betas",
-    "weight_decay",
-    "state_dtype",
-    "nonfinite",
-    "max_grad_norm",
-    "maximize",
-    "capturable",
-    "differentiable",
-    "algorithm",
-}
-OF_THE_FAMILY = OF_ALL | {
-    "eps",
-    "clip",
-    "element_wise",
-    "weight_bound",
-    "norm",
-    "bias_correction",
-    "matrix_dims",
-    "foreach",
-    "fused",
-}
-
-
-@pytest.mark.parametrize(
-    ("optimizer_class", "keys"),
-    [
-        *((cls, OF_THE_FAMILY) for cls in (MERIT, LAMB, MaxLAMB)),
-        (Lion, OF_ALL),
-        (SophiaG, OF_ALL | {"gamma", "eps"}),
-    ],
-    ids=name_of,
-)
-def test_optimizers_of_0_1_have_its_keys(optimizer_class, keys) -> None:
-    assert optimizer_class(parameters()).param_groups[0].keys() == keys
 
 
 def test_an_option_of_later_stands_where_it_is_given() -> None:
