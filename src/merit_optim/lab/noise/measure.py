@@ -18,6 +18,7 @@ from merit_optim.lab.noise.scale import GradientNorms, NoiseScale, noise_scale
 from merit_optim.lab.record import environment
 from merit_optim.lab.train.signals import Interrupted, listening
 from merit_optim.lab.train.snapshot import Snapshot, default_device, token_loss
+from merit_optim.optim.torch_private import foreach_add_, foreach_norm
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,7 +129,7 @@ def gradient_norms(model: LanguageModel, sequences: Tensor, micro_batch: int) ->
     squares = []
     for piece in pieces:
         gradients = torch.autograd.grad(token_loss(model, piece.to(parameters[0].device)), parameters)
-        torch._foreach_add_(total, gradients)
+        foreach_add_(total, gradients)
         squares.append(_squared_norm(gradients))
     mean = _squared_norm(total) / len(pieces) ** 2
     return GradientNorms([square.item() for square in squares], mean.item())
@@ -136,7 +137,7 @@ def gradient_norms(model: LanguageModel, sequences: Tensor, micro_batch: int) ->
 
 def _squared_norm(tensors: list[Tensor] | tuple[Tensor, ...]) -> Tensor:
     """In float64, on the device: the host waits once for each batch, not for each micro-batch."""
-    return torch.stack(torch._foreach_norm(tensors)).double().square().sum()
+    return torch.stack(foreach_norm(tensors)).double().square().sum()
 
 
 def _norms(snapshot: Snapshot, batches: Batches, config: NoiseConfig) -> list[GradientNorms]:

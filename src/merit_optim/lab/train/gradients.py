@@ -9,11 +9,12 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from merit_optim.lab.train.parallel import Ranks
+from merit_optim.optim.torch_private import foreach_mul_, foreach_norm
 
 
 def gradient_norms(parameters: Sequence[Tensor], ranks: Ranks) -> Tensor:
     """The 2-norm of each gradient; with it a NaN can be traced to its parameter without a host sync."""
-    norms = torch.stack(torch._foreach_norm(_local_gradients(parameters)))
+    norms = torch.stack(foreach_norm(_local_gradients(parameters)))
     if any(isinstance(parameter, DTensor) for parameter in parameters):
         return ranks.sum(norms.square()).sqrt()
     return norms
@@ -22,7 +23,7 @@ def gradient_norms(parameters: Sequence[Tensor], ranks: Ranks) -> Tensor:
 def clip_gradients(parameters: Sequence[Tensor], norm: Tensor, max_norm: float) -> None:
     """Scale gradients of norm ``norm`` down to ``max_norm``, as ``clip_grad_norm_`` does."""
     factor = (max_norm / (norm + 1e-6)).clamp(max=1.0)
-    torch._foreach_mul_(_local_gradients(parameters), factor)
+    foreach_mul_(_local_gradients(parameters), factor)
 
 
 def _local_gradients(parameters: Sequence[Tensor]) -> list[Tensor]:
