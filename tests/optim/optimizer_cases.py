@@ -126,6 +126,7 @@ CASES = [
     *(
         case_of(f"create-{name}", partial(created, name), BY_SHAPE.get(name, preset.optimizer))
         for name, preset in OPTIMIZERS.items()
+        if preset.options  # else it is the class itself, below
     ),
     *(case_of(cls.__name__, cls, cls) for cls in OWN),
 ]

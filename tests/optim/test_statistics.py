@@ -54,8 +54,9 @@ def expected_statistics(
     sizes = [algorithm.sizes(x, rule, is_vector=is_vector) for x in (weight, update)]
     scale = algorithm.element_ratio(*sizes, rule).expand_as(weight)
     if rule.calibrated:
-        relative, _ = algorithm.calibrated(algorithm.ratio(*(x.whole_N for x in sizes)), *of_rule)
-        scale = algorithm.bounded(relative[:, None, None], rule).expand_as(weight)
+        whole = algorithm.ratio(*(x.whole_N for x in sizes))[:, None, None]
+        relative, _ = algorithm.calibrated(whole, *of_rule)
+        scale = algorithm.bounded(relative, rule).expand_as(weight)
     without_bound = algorithm.element_ratio(*sizes, rule._replace(weight_bound=False)).expand_as(weight)
     scaled = scale * update
     taken = scaled if rule.clip is None else scaled.clamp(-rule.clip, rule.clip)
