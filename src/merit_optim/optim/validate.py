@@ -18,7 +18,7 @@ def parameters(params: Any) -> None:
     if isinstance(params, nn.Module) and not isinstance(params, nn.ParameterList):
         raise TypeError(
             f"params is a model ({type(params).__name__}); pass its parameters: param_groups(model), which "
-            "leaves weight decay off for vectors, or model.parameters()"
+            "leaves weight decay off for vectors and knows what each weight is"
         )
 
 
