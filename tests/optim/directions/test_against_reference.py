@@ -293,7 +293,7 @@ def test_state_in_bfloat16_is_what_the_update_is_formed_from(device, direction) 
 # |d - exact d| / |d| in the Frobenius norm: twice the largest that was measured. The second number is that of
 # polar-express for a single row or column, whose only singular value is 1: there its first pass has a slope
 # of 17, which multiplies what rounding does to that value.
-HALF_PRECISION = {"bfloat16": (0.06, 0.1), "float16": (0.006, 0.06)}
+HALF_PRECISION = {"bfloat16": (0.06, 0.3), "float16": (0.006, 0.06)}
 LEAST = {"bfloat16": 1e-3, "float16": 1e-4}  # float32's is 3e-5 at most: the products are in half precision
 
 

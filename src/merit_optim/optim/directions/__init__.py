@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from merit_optim.optim.directions.adam import Adam
-from merit_optim.optim.directions.direction import Direction
+from merit_optim.optim.directions.direction import Direction, Extent, MatrixDirection
 from merit_optim.optim.directions.muon import Muon
 from merit_optim.optim.directions.soap import Soap
 
@@ -30,4 +30,14 @@ def _name_of(group: dict[str, Any]) -> str:
     return name
 
 
-__all__ = ["DIRECTIONS", "Adam", "Direction", "Muon", "Soap", "direction_of", "option_names"]
+__all__ = [
+    "DIRECTIONS",
+    "Adam",
+    "Direction",
+    "Extent",
+    "MatrixDirection",
+    "Muon",
+    "Soap",
+    "direction_of",
+    "option_names",
+]

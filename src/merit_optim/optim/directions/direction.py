@@ -10,11 +10,20 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, fields
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
+import torch
 from torch import Tensor
 
 from merit_optim.optim.matrices import Matrices, View
+
+
+class Extent(NamedTuple):
+    """The size of a whole matrix, and which of its rows a rank has."""
+
+    num_rows: int
+    num_columns: int
+    rows: slice = slice(None)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,3 +76,35 @@ class Direction(ABC):
         the dtypes that ``state`` has. ``step`` counts from 1. No d (None) says that this step only prepares:
         the weight stays as it is.
         """
+
+
+@dataclass(frozen=True, kw_only=True)
+class MatrixDirection(Direction):
+    """A direction that needs whole matrices, in three phases of which only the middle one sees them.
+
+    Where a weight is sharded, each rank has the first and the last phase for its own part, and one rank the
+    middle one for a whole matrix.
+    """
+
+    @abstractmethod
+    def before(
+        self, grad_NRC: Tensor, state: tuple[Tensor, ...]
+    ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+        """What the whole matrices are formed of, and the new state. Every element for itself."""
+
+    @abstractmethod
+    def whole(self, gathered: tuple[Tensor, ...], step: float | Tensor) -> tuple[Tensor | None, ...]:
+        """What ``after`` needs, of whole matrices."""
+
+    @abstractmethod
+    def after(
+        self, formed: tuple[Tensor | None, ...], state: tuple[Tensor, ...], dtype: torch.dtype, extent: Extent
+    ) -> tuple[Tensor | None, tuple[Tensor, ...]]:
+        """d in ``dtype`` and the new state, of what ``whole`` formed, or of a rank's part of it."""
+
+    def advance(
+        self, grad_NRC: Tensor, state: tuple[Tensor, ...], step: float | Tensor
+    ) -> tuple[Tensor | None, tuple[Tensor, ...]]:
+        gathered, state = self.before(grad_NRC, state)
+        _, rows, columns = grad_NRC.shape
+        return self.after(self.whole(gathered, step), state, grad_NRC.dtype, Extent(rows, columns))

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from merit_optim.optim import validate
-from merit_optim.optim.directions.direction import Direction
+from merit_optim.optim.directions.direction import Extent, MatrixDirection
 from merit_optim.optim.directions.newton_schulz import COEFFICIENTS, coefficients_of, polar
 from merit_optim.optim.matrices import Matrices, View
 
@@ -46,7 +46,7 @@ def scale_of(scale: Scale, rows: int, columns: int) -> float:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Muon(Direction):
+class Muon(MatrixDirection):
     """Muon's direction, and NorMuon's with ``neuron_beta``."""
 
     NAME: ClassVar[str] = "muon"
@@ -93,10 +93,10 @@ class Muon(Direction):
     def shapes(self, matrices: Matrices) -> tuple[tuple[int, ...] | None, ...]:
         return (None, (matrices.num, matrices.rows, 1))[: len(self.keys)]
 
-    def advance(
-        self, grad_NRC: Tensor, state: tuple[Tensor, ...], step: float | Tensor
-    ) -> tuple[Tensor, tuple[Tensor, ...]]:
-        del step
+    def before(
+        self, grad_NRC: Tensor, state: tuple[Tensor, ...]
+    ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+        """N, as it is sent to where its matrix is whole, and the momentum."""
         dtype, (momentum_buffer, *neurons) = grad_NRC.dtype, state
         averaged = torch.lerp(momentum_buffer.to(dtype), grad_NRC, 1 - self.momentum).to(
             momentum_buffer.dtype
@@ -104,21 +104,43 @@ class Muon(Direction):
         n_NRC = averaged.to(dtype)
         if self.nesterov:
             n_NRC = torch.lerp(grad_NRC, n_NRC, self.momentum)
+        # Products in bfloat16 need no more. float16 has too small a range for what is not normalised yet.
+        return (n_NRC.to(torch.bfloat16 if self.ns_dtype == "bfloat16" else dtype),), (averaged, *neurons)
+
+    def whole(self, gathered: tuple[Tensor, ...], step: float | Tensor = 1) -> tuple[Tensor, ...]:
+        """The polar factor of N, and for NorMuon the mean square of each of its rows."""
+        del step
+        (n_NRC,) = gathered
         # float64 weights keep their precision.
-        products = dtype if self.ns_dtype == "float32" else getattr(torch, self.ns_dtype)
-        coefficients = coefficients_of(self.ns_coefficients)
-        d_NRC = polar(n_NRC, coefficients, self.ns_steps, products, self.eps)
+        products = n_NRC.dtype if self.ns_dtype == "float32" else getattr(torch, self.ns_dtype)
+        x_NRC = polar(n_NRC, coefficients_of(self.ns_coefficients), self.ns_steps, products, self.eps)
+        if self.neuron_beta is None:
+            return (x_NRC,)
+        wide = torch.promote_types(x_NRC.dtype, torch.float32)
+        return x_NRC, x_NRC.to(wide).square().mean(2, keepdim=True)
+
+    def after(
+        self, formed: tuple[Tensor | None, ...], state: tuple[Tensor, ...], dtype: torch.dtype, extent: Extent
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """The polar factor, scaled; for NorMuon row by row."""
+        x_NRC, *mean_sq = formed
+        assert x_NRC is not None
+        d_NRC, (momentum_buffer, *neurons) = x_NRC.to(dtype), state
         if self.neuron_beta is not None:
-            d_NRC, normalizers = _normalized(d_NRC, neurons[0], self.neuron_beta)
-            neurons = [normalizers]
-        return d_NRC * scale_of(self.scale, *d_NRC.shape[1:]), (averaged, *neurons)
+            (mean_sq_NR1,) = mean_sq
+            assert mean_sq_NR1 is not None
+            factor_NR1, average = _equalizing(mean_sq_NR1, neurons[0], self.neuron_beta, extent.num_columns)
+            d_NRC, neurons = d_NRC * factor_NR1[:, extent.rows].to(dtype), [average]
+        return d_NRC * scale_of(self.scale, extent.num_rows, extent.num_columns), (momentum_buffer, *neurons)
 
 
-def _normalized(d_NRC: Tensor, average_NR1: Tensor, beta: float) -> tuple[Tensor, Tensor]:
-    """NorMuon: every row brought to the same average size, and the whole kept as large as it was."""
-    size_N11 = torch.linalg.vector_norm(d_NRC, dim=(1, 2), keepdim=True)
-    mean_sq_NR1 = d_NRC.square().mean(2, keepdim=True)
-    stored = torch.lerp(average_NR1.to(d_NRC.dtype), mean_sq_NR1, 1 - beta).to(average_NR1.dtype)
-    normalized = d_NRC / (stored.to(d_NRC.dtype).sqrt() + _NEURON_EPS)
-    new_size_N11 = torch.linalg.vector_norm(normalized, dim=(1, 2), keepdim=True)
-    return normalized * (size_N11 / (new_size_N11 + _NEURON_EPS)), stored
+def _equalizing(
+    mean_sq_NR1: Tensor, average_NR1: Tensor, beta: float, num_columns: int
+) -> tuple[Tensor, Tensor]:
+    """NorMuon: what brings every row to the same average size and keeps the whole as large as it was."""
+    wide = mean_sq_NR1.dtype
+    stored = torch.lerp(average_NR1.to(wide), mean_sq_NR1, 1 - beta).to(average_NR1.dtype)
+    root_NR1 = stored.to(wide).sqrt() + _NEURON_EPS
+    size_N11 = (num_columns * mean_sq_NR1.sum(1, keepdim=True)).sqrt()
+    new_size_N11 = (num_columns * (mean_sq_NR1 / root_NR1.square()).sum(1, keepdim=True)).sqrt()
+    return (size_N11 / (new_size_N11 + _NEURON_EPS)) / root_NR1, stored

@@ -69,7 +69,7 @@ def coefficients_of(given: str | Sequence[float] | Sequence[Pass]) -> Coefficien
 def polar(
     x_NRC: Tensor, coefficients: Coefficients, num_passes: int, dtype: torch.dtype, eps: float
 ) -> Tensor:
-    """The polar factor of each matrix, in ``x``'s dtype; products in ``dtype``, added up in float32.
+    """The polar factor of each matrix, in ``dtype``, in which the products are; they are added up in float32.
 
     Zero stays zero, and a NaN or infinity becomes NaN everywhere. One product at a time for each matrix:
     products of a batch may round differently, and a matrix must give the same bits wherever it is worked on.
@@ -80,7 +80,7 @@ def polar(
     normal_NRC = (wide_NRC / (norm_N11 * coefficients.margin).clamp(min=eps)).to(dtype)
     normal_NRC = normal_NRC.contiguous()  # products round by the layout too
     passes = list(islice(chain(coefficients.passes, repeat(coefficients.passes[-1])), num_passes))
-    return torch.stack([_iterate(x_RC, passes) for x_RC in normal_NRC]).to(x_NRC.dtype)
+    return torch.stack([_iterate(x_RC, passes) for x_RC in normal_NRC])
 
 
 def _iterate(x_RC: Tensor, passes: Sequence[Pass]) -> Tensor:

@@ -20,7 +20,7 @@ from torch import Tensor
 from merit_optim.optim import algorithm
 from merit_optim.optim import torch_private as private
 from merit_optim.optim.algorithm import Rule, Sizes
-from merit_optim.optim.directions import Adam, Direction, direction_of
+from merit_optim.optim.directions import Adam, Direction, Extent, MatrixDirection, direction_of
 from merit_optim.optim.directions.adam import BiasCorrection
 from merit_optim.optim.engines.part import Part, Place
 from merit_optim.optim.engines.plan import Piece, Slot, pieces, plan
@@ -179,18 +179,54 @@ class EagerPart:
 class HeldPart(EagerPart):
     """One weight whose direction is formed of whole matrices, and held until the weight is changed by it."""
 
-    def advance(self) -> None:
+    @property
+    def stored(self) -> Stored:
         (stored,) = self.all_stored
-        item, direction = stored.item, stored.direction
-        grad = prepared_gradient(item, self.dtype, self.control)
-        held: list[Tensors] = []
-        for tensors, grad_NRC in zip(self.tensors, stored.view.cut(grad, grad.shape), strict=True):
-            before = tensors.state[: len(direction.keys)]
-            d_NRC, after = direction.advance(grad_NRC, before, item.step)
-            _store(list(before), list(after), self.control.skip)
-            if d_NRC is not None:  # else this step only prepares, and the weight stays
-                held.append(tensors._replace(d=d_NRC))
-        self.tensors = held
+        return stored
+
+    def advance(self) -> None:
+        direction, step = self.stored.direction, self.stored.item.step
+        for i, (tensors, grad_NRC) in enumerate(zip(self.tensors, self._grads(), strict=True)):
+            self._hold(i, *direction.advance(grad_NRC, tensors.state[: len(direction.keys)], step))
+        self.measure()
+
+    def before(self) -> list[tuple[Tensor, ...]]:
+        """The first phase of the direction: what whole matrices are formed of, for each of the matrices."""
+        direction = self._matrix_direction
+        gathered: list[tuple[Tensor, ...]] = []
+        for tensors, grad_NRC in zip(self.tensors, self._grads(), strict=True):
+            old = tensors.state[: len(direction.keys)]
+            sent, new = direction.before(grad_NRC, old)
+            _store(list(old), list(new), self.control.skip)
+            gathered.append(sent)
+        return gathered
+
+    def after(self, formed: list[tuple[Tensor | None, ...]], extents: list[Extent]) -> None:
+        """The last phase of the direction, with what was formed of whole matrices."""
+        direction = self._matrix_direction
+        for i, (tensors, parts, extent) in enumerate(zip(self.tensors, formed, extents, strict=True)):
+            state = tensors.state[: len(direction.keys)]
+            self._hold(i, *direction.after(parts, state, self.dtype, extent))
+        self.measure()
+
+    @property
+    def _matrix_direction(self) -> MatrixDirection:
+        direction = self.stored.direction
+        assert isinstance(direction, MatrixDirection)
+        return direction
+
+    def _grads(self) -> tuple[Tensor, ...]:
+        grad = prepared_gradient(self.stored.item, self.dtype, self.control)
+        return self.stored.view.cut(grad, grad.shape)
+
+    def _hold(self, number: int, d_NRC: Tensor | None, state: tuple[Tensor, ...]) -> None:
+        tensors = self.tensors[number]
+        _store(list(tensors.state[: len(state)]), list(state), self.control.skip)
+        self.tensors[number] = tensors._replace(d=d_NRC)
+
+    def measure(self) -> None:
+        """Measure w and u. Where there is no d this step only prepares, and the weight stays."""
+        self.tensors = [tensors for tensors in self.tensors if tensors.d is not None]
         super().advance()
 
     def _advance_bucket(self, bucket: list[Block]) -> None:
