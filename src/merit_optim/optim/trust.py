@@ -31,6 +31,10 @@ if TYPE_CHECKING:
     from merit_optim.optim.engines.fused.engine import FusedEngine
 
 
+# The directions that the fused engine knows.
+FUSED = ("adam", "muon")
+
+
 class TrustRatioOptimizer(SafeOptimizer):
     """A direction, trust ratios and a clip; see ``algorithm.py`` for the equations."""
 
@@ -201,7 +205,7 @@ class TrustRatioOptimizer(SafeOptimizer):
             wanted = group["foreach"] is None and not group["differentiable"] and device.type == "cuda"
         else:
             wanted = group["fused"] and (device.type == "cuda" or interpreting())
-        return bool(wanted) and direction_of(group).NAME == "adam" and fused_unavailable() is None
+        return bool(wanted) and direction_of(group).NAME in FUSED and fused_unavailable() is None
 
     def _step_device(self, param: Tensor, group: dict[str, Any]) -> torch.device:
         # Many small additions on the host would cost more than the fused step itself.
@@ -239,9 +243,9 @@ class TrustRatioOptimizer(SafeOptimizer):
                 (fused if self._fuses(work.group, device) else rest).append(work)
             if fused:
                 fused = [self._counted_on(device, work) for work in fused]
-                fused_part = self._fused_engine(device).part_of(fused, controls[device])
-                parts.append(fused_part)
-                rest += fused_part.rest
+                fused_parts, unfused = self._fused_engine(device).parts_of(fused, controls[device])
+                parts += fused_parts
+                rest += unfused
             self._count_step(rest, controls)  # the fused engine counts its own
             parts += eager.parts_of(rest, controls)
         if sharding is None:

@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from merit_optim.optim import validate
-from merit_optim.optim.directions.direction import Extent, MatrixDirection
-from merit_optim.optim.directions.newton_schulz import COEFFICIENTS, coefficients_of, polar
+from merit_optim.optim.directions.direction import Extent, MatrixDirection, Sent, Traffic
+from merit_optim.optim.directions.newton_schulz import COEFFICIENTS, Coefficients, coefficients_of, polar
 from merit_optim.optim.matrices import Matrices, View
 
 ProductDtype = Literal["bfloat16", "float16", "float32"]
@@ -69,6 +69,10 @@ class Muon(MatrixDirection):
             else ("momentum_buffer", "second_momentum_buffer")
         )
 
+    @property
+    def coefficients(self) -> Coefficients:
+        return coefficients_of(self.ns_coefficients)
+
     def check(self) -> None:
         validate.fraction("momentum", self.momentum)
         validate.flag("nesterov", self.nesterov)
@@ -104,20 +108,17 @@ class Muon(MatrixDirection):
         n_NRC = averaged.to(dtype)
         if self.nesterov:
             n_NRC = torch.lerp(grad_NRC, n_NRC, self.momentum)
-        # Products in bfloat16 need no more. float16 has too small a range for what is not normalised yet.
-        return (n_NRC.to(torch.bfloat16 if self.ns_dtype == "bfloat16" else dtype),), (averaged, *neurons)
+        return (n_NRC.to(self._sent_dtype(dtype)),), (averaged, *neurons)
 
     def whole(self, gathered: tuple[Tensor, ...], step: float | Tensor = 1) -> tuple[Tensor, ...]:
         """The polar factor of N, and for NorMuon the mean square of each of its rows."""
         del step
         (n_NRC,) = gathered
-        # float64 weights keep their precision.
-        products = n_NRC.dtype if self.ns_dtype == "float32" else getattr(torch, self.ns_dtype)
-        x_NRC = polar(n_NRC, coefficients_of(self.ns_coefficients), self.ns_steps, products, self.eps)
+        products = self._product_dtype(n_NRC.dtype)
+        x_NRC = polar(n_NRC, self.coefficients, self.ns_steps, products, self.eps)
         if self.neuron_beta is None:
             return (x_NRC,)
-        wide = torch.promote_types(x_NRC.dtype, torch.float32)
-        return x_NRC, x_NRC.to(wide).square().mean(2, keepdim=True)
+        return x_NRC, x_NRC.to(_wide(x_NRC.dtype)).square().mean(2, keepdim=True)
 
     def after(
         self, formed: tuple[Tensor | None, ...], state: tuple[Tensor, ...], dtype: torch.dtype, extent: Extent
@@ -132,6 +133,32 @@ class Muon(MatrixDirection):
             factor_NR1, average = _equalizing(mean_sq_NR1, neurons[0], self.neuron_beta, extent.num_columns)
             d_NRC, neurons = d_NRC * factor_NR1[:, extent.rows].to(dtype), [average]
         return d_NRC * scale_of(self.scale, extent.num_rows, extent.num_columns), (momentum_buffer, *neurons)
+
+    def traffic(self, rows: int, columns: int, dtype: torch.dtype) -> Traffic:
+        """N there and the polar factor back; for NorMuon the mean squares of all rows too."""
+        del columns
+        sent = self._sent_dtype(dtype)
+        products = self._product_dtype(sent)
+        rows_too = () if self.neuron_beta is None else (Sent(_wide(products), (rows, 1)),)
+        return Traffic((Sent(sent),), (Sent(products), *rows_too))
+
+    def num_operations(self, rows: int, columns: int) -> int:
+        """The products of the Newton-Schulz passes."""
+        small, large = sorted((rows, columns))
+        return self.ns_steps * (4 * small**2 * large + 2 * small**3)
+
+    def _sent_dtype(self, dtype: torch.dtype) -> torch.dtype:
+        # Products in bfloat16 need no more. float16 has too small a range for what is not normalised yet.
+        return torch.bfloat16 if self.ns_dtype == "bfloat16" else dtype
+
+    def _product_dtype(self, dtype: torch.dtype) -> torch.dtype:
+        """float64 weights keep their precision."""
+        return dtype if self.ns_dtype == "float32" else getattr(torch, self.ns_dtype)
+
+
+def _wide(dtype: torch.dtype) -> torch.dtype:
+    """What squares are added up in."""
+    return torch.promote_types(dtype, torch.float32)
 
 
 def _equalizing(

@@ -27,6 +27,10 @@ class Coefficients(NamedTuple):
     passes: tuple[Pass, ...]
     margin: float = 1.0
 
+    def first(self, num: int) -> list[Pass]:
+        """Those of so many passes."""
+        return list(islice(chain(self.passes, repeat(self.passes[-1])), num))
+
 
 COEFFICIENTS: dict[str, Coefficients] = {
     # Steep at zero and never settled: singular values end between 0.7 and 1.2 (Jordan et al.,
@@ -79,7 +83,7 @@ def polar(
     norm_N11 = torch.linalg.vector_norm(wide_NRC, dim=(1, 2), keepdim=True)
     normal_NRC = (wide_NRC / (norm_N11 * coefficients.margin).clamp(min=eps)).to(dtype)
     normal_NRC = normal_NRC.contiguous()  # products round by the layout too
-    passes = list(islice(chain(coefficients.passes, repeat(coefficients.passes[-1])), num_passes))
+    passes = coefficients.first(num_passes)
     return torch.stack([_iterate(x_RC, passes) for x_RC in normal_NRC])
 
 

@@ -19,12 +19,21 @@ import torch
 from torch import Tensor
 
 from merit_optim.optim.algorithm import Rule
-from merit_optim.optim.directions import direction_of
+from merit_optim.optim.directions import Adam, Direction, Muon, direction_of
 from merit_optim.optim.directions.adam import bias_correction
+from merit_optim.optim.directions.muon import scale_of
 from merit_optim.optim.engines.fused import kernels
-from merit_optim.optim.engines.fused.launch import TRITON, Launch, Sender, Shared, Variant, variant_of
+from merit_optim.optim.engines.fused.launch import (
+    TRITON,
+    HeldLaunch,
+    Launch,
+    Sender,
+    Shared,
+    Variant,
+    variant_of,
+)
 from merit_optim.optim.engines.fused.tables import Tile, weights_of
-from merit_optim.optim.engines.part import Place
+from merit_optim.optim.engines.part import Part, Place
 from merit_optim.optim.engines.plan import Plan, plan
 from merit_optim.optim.engines.work import Control, Work, names_of, pick
 from merit_optim.optim.matrices import View
@@ -33,6 +42,11 @@ from merit_optim.optim.statistics import Recorder
 # The best of those that benchmarks/tiles.py measures on an H200; docs/performance.md has the figures.
 MOMENTS_TILE = Tile(rows=32, columns=64, steps=4, warps=4)
 APPLY_TILE = Tile(rows=16, columns=64, steps=2, warps=4)
+
+# How many elements the matrices of one launch may have whose directions are held: of each there are two
+# copies in bfloat16 and two squares of its smaller side, 8 bytes an element at most. A matrix that is larger
+# is worked on alone.
+MAX_HELD = 2**26
 
 _DTYPE = operator.attrgetter("dtype")
 
@@ -46,17 +60,23 @@ def refusal(group: dict[str, Any], param: Tensor) -> str | None:
         return f"it has dtype {param.dtype}, not one of {', '.join(map(str, TRITON))}"
     if not param.is_contiguous():
         return "it is not contiguous"
-    view, rule = View.of(group), Rule.of(group)
-    unknown = {
-        "direction": direction_of(group).NAME if direction_of(group).NAME != "adam" else None,
+    view, rule, direction = View.of(group), Rule.of(group), direction_of(group)
+    unknown: dict[str, Any] = {
         "split": view.split,
         "ratio_bounds": rule.ratio_bounds,
         "calibrated": rule.calibrated,
     }
+    if isinstance(direction, Muon):
+        unknown["neuron_beta"] = direction.neuron_beta
+        unknown["ns_dtype"] = direction.ns_dtype if direction.ns_dtype != "bfloat16" else None
+    elif not isinstance(direction, Adam):
+        unknown["direction"] = direction.NAME
     for option, value in unknown.items():
         if value:
             return f"{option}={value!r} is not among what the kernels know"
     matrices = view.matrices(param.shape)
+    if isinstance(direction, Muon) and matrices.rows * matrices.columns >= 2**31:
+        return "it has a matrix of 2**31 elements or more"
     if matrices.columns > MAX_COLUMNS and not matrices.is_vector:
         return f"its rows have more than {MAX_COLUMNS} elements"
     if group["norm"] == "l2" and group["element_wise"]:
@@ -70,7 +90,9 @@ class Tensors(NamedTuple):
     params: list[Tensor]
     grads: list[Tensor]
     exp_avgs: list[Tensor]
+    """Adam's, or the momentum of a direction that has no other state."""
     exp_avg_sqs: list[Tensor]
+    """Adam's, or the momentum again, which is not used."""
     steps: list[Tensor]
 
     @staticmethod
@@ -79,7 +101,7 @@ class Tensors(NamedTuple):
             [x for work in works for x in work.params],
             [x for work in works for x in work.grads],
             [x for work in works for x in work.states[0]],
-            [x for work in works for x in work.states[1]],
+            [x for work in works for x in work.states[1 if len(work.states) > 1 else 0]],
             [x for work in works for x in work.steps],
         )
 
@@ -92,6 +114,7 @@ class FusedEngine:
 
     moments_tile = MOMENTS_TILE
     apply_tile = APPLY_TILE
+    max_held = MAX_HELD
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -101,8 +124,8 @@ class FusedEngine:
         self._addresses: array.array[int] | None = None
         self._hyper_values: array.array[float] | None = None
 
-    def part_of(self, works: list[Work], control: Control) -> FusedPart:
-        """The work, with the tables brought up to date."""
+    def parts_of(self, works: list[Work], control: Control) -> tuple[list[Part], list[Work]]:
+        """The work, with the tables brought up to date; and what cannot be fused, untouched."""
         tensors = Tensors.of(works)
         addresses = tensors.addresses()
         if not self._still_fits(works, tensors, addresses):
@@ -116,14 +139,20 @@ class FusedEngine:
                     launch.send_addresses(table, self._sender)
             self._send_hyper(works, resend)
         self._addresses = addresses
-        return FusedPart(self, works, control)
+        self._shared.sizes.zero_()
+        held = [launch for launch in self._launches if isinstance(launch, HeldLaunch)]
+        parts: list[Part] = [FusedHeldPart(self, works, control, launch) for launch in held]
+        if launches := [launch for launch in self._launches if not isinstance(launch, HeldLaunch)]:
+            parts.append(FusedPart(self, works, control, launches))
+        return parts, _rest(works, self._unfused)
 
     def step(self, works: list[Work], control: Control, recorder: Recorder | None) -> list[Work]:
         """Update what can be fused; the rest is returned, untouched."""
-        part = self.part_of(works, control)
-        part.advance()
-        part.apply(recorder)
-        return part.rest
+        parts, rest = self.parts_of(works, control)
+        for part in parts:
+            part.advance()
+            part.apply(recorder)
+        return rest
 
     def _still_fits(self, works: list[Work], tensors: Tensors, addresses: array.array[int]) -> bool:
         """Whether the tables are those of these tensors. Gradients may be new ones of the same kind."""
@@ -147,6 +176,7 @@ class FusedEngine:
         )
 
     def _build(self, works: list[Work], tensors: Tensors) -> None:
+        owners = _owners(works)
         group_numbers = [i for i, work in enumerate(works) for _ in work.params]
         groups = [work.group for work in works for _ in work.params]
         members: dict[Variant, list[int]] = {}
@@ -166,18 +196,23 @@ class FusedEngine:
             )
         )
         slots = self._slots = dict(zip(order, layout.slots, strict=True))
-        self._launches = [
-            Launch(
-                variant,
-                [w for i in items for w in weights_of(i, slots[i], group_numbers[i])],
-                self.device,
-                self.moments_tile,
-                self.apply_tile,
-            )
-            for variant, items in members.items()
-        ]
+        tiles = self.moments_tile, self.apply_tile
+        self._launches: list[Launch] = []
+        for variant, items in members.items():
+            weights = [w for i in items for w in weights_of(i, slots[i], group_numbers[i])]
+            if variant.held is None:
+                self._launches.append(Launch(variant, weights, self.device, *tiles))
+                continue
+            scales = {i: _scale(groups[i], owners[i]) for i in items}
+            weights = [w._replace(scale=scales[w.item]) for w in weights]
+            at_a_time = max(1, self.max_held // (weights[0].rows * weights[0].columns))
+            num = math.ceil(len(weights) / math.ceil(len(weights) / at_a_time))  # of one size, if they can be
+            self._launches += [
+                HeldLaunch(variant, weights[first : first + num], self.device, *tiles)
+                for first in range(0, len(weights), num)
+            ]
         self._shared = Shared(layout.length, len(works), self.device)
-        self._owners = _owners(works)
+        self._owners = owners
         self._options = [_options(work) for work in works]
         self._grad_kinds = _kinds(tensors.grads)
         self._addresses = self._hyper_values = None
@@ -186,7 +221,8 @@ class FusedEngine:
         values: list[float] = []
         for work in works:
             group = work.group
-            (beta1, beta2), lr, clip = group["betas"], group["lr"], group["clip"]
+            beta1, beta2 = group["betas"] if "betas" in group else (group["momentum"], 0.0)
+            lr, clip = group["lr"], group["clip"]
             if isinstance(lr, Tensor):
                 # On the host it is a number; on the device it is put into the table there.
                 lr = lr.item() if lr.device.type == "cpu" else math.inf
@@ -203,46 +239,64 @@ class FusedEngine:
 
 
 class FusedPart:
-    """The work of one step, in two phases with the sizes between them."""
+    """Weights whose direction is Adam's, in two phases with the sizes between them."""
 
-    def __init__(self, engine: FusedEngine, works: list[Work], control: Control) -> None:
-        self.engine, self.works, self.control = engine, works, control
-        self.rest = _rest(works, engine._unfused)
-        self._corrections = None
-        if any(launch.variant.bias_correction for launch in engine._launches):
-            self._corrections = torch.cat([_corrections(work, engine.device) for work in works])
+    def __init__(
+        self, engine: FusedEngine, works: list[Work], control: Control, launches: Sequence[Launch]
+    ) -> None:
+        self.engine, self.works, self.control, self.launches = engine, works, control, launches
+        # The first matrix of a parameter stands for it.
+        self.items = [w.item for launch in launches for w in launch.weights if w.offset == 0]
+        self._corrections: list[Tensor | None] = [None] * len(launches)
+        if any(launch.variant.bias_correction for launch in launches):
+            of_items = torch.cat([_corrections(work, engine.device) for work in works])
+            self._corrections = [of_items[launch.items_there] for launch in launches]
 
     @property
     def places(self) -> list[Place]:
         """Where the sizes of each weight are."""
         params = [param for work in self.works for param in work.params]
-        return [Place(params[i], self.engine._shared.sizes, slot) for i, slot in self.engine._slots.items()]
+        shared, slots = self.engine._shared, self.engine._slots
+        return [Place(params[i], shared.sizes, slots[i]) for i in self.items]
 
     def advance(self) -> None:
         """Update m and v, and measure w and u."""
-        shared = self.engine._shared
         with self._on_device():
-            shared.sizes.zero_()
-            for launch in self.engine._launches:
-                launch.run_moments(shared, self._corrections, self.control)
+            self._measure()
+
+    def _measure(self, held: Tensor | None = None) -> None:
+        for launch, corrections in zip(self.launches, self._corrections, strict=True):
+            if launch.variant.norm != "none":  # else there is no size to wait for: all is done in one pass
+                launch.run_moments(self.engine._shared, corrections, self.control, held)
 
     def apply(self, recorder: Recorder | None) -> None:
         """Change w, and count the step."""
         with self._on_device():
-            for launch in reversed(self.engine._launches):
-                statistics = None
-                if recorder is not None:
-                    num_tiles = sum(launch.apply_grid.num_tiles)
-                    shape = (num_tiles, kernels.NUM_STATISTICS.value)
-                    statistics = torch.zeros(shape, device=self.engine.device)
-                launch.run_apply(self.engine._shared, self._corrections, self.control, statistics)
-                if recorder is not None and statistics is not None:
-                    names = [name for work in self.works for name in names_of(work)]
-                    launch.record(statistics, names, recorder)
-        # Kernels write behind autograd's back; it must know, to refuse a backward pass through old weights.
-        for work in self.works:
-            for changed in (work.owners, work.params, work.steps, *work.states):
-                torch.autograd.graph.increment_version(changed)
+            self._apply(recorder)
+        self._mark_changed()
+
+    def _apply(self, recorder: Recorder | None, held: Tensor | None = None) -> None:
+        shared, control = self.engine._shared, self.control
+        for launch, corrections in zip(reversed(self.launches), reversed(self._corrections), strict=True):
+            if launch.variant.norm == "none" and held is None:
+                launch.run_moments(shared, corrections, control, at_once=recorder is None)
+                if recorder is None:
+                    continue
+            statistics = None
+            if recorder is not None:
+                num_tiles = sum(launch.apply_grid.num_tiles)
+                shape = (num_tiles, kernels.NUM_STATISTICS.value)
+                statistics = torch.zeros(shape, device=self.engine.device)
+            launch.run_apply(shared, corrections, control, statistics, held)
+            if recorder is not None and statistics is not None:
+                names = [name for work in self.works for name in names_of(work)]
+                launch.record(statistics, names, recorder)
+
+    def _mark_changed(self) -> None:
+        """Tell autograd, behind whose back kernels write: a backward pass through old weights is refused."""
+        tensors = (_owners(self.works), *Tensors.of(self.works))
+        for changed in (tensors[0], tensors[1], *tensors[3:]):
+            torch.autograd.graph.increment_version([changed[i] for i in self.items])
 
     def _on_device(self) -> AbstractContextManager[Any]:
         """Triton launches on the current device, whatever the tensors are on."""
@@ -252,8 +306,32 @@ class FusedPart:
         return torch.cuda.device(device)
 
 
+class FusedHeldPart(FusedPart):
+    """Matrices of one shape whose direction is formed of whole matrices, and held until w is changed."""
+
+    def __init__(self, engine: FusedEngine, works: list[Work], control: Control, launch: HeldLaunch) -> None:
+        super().__init__(engine, works, control, [launch])
+        self.launch = launch
+        self._corrections = [launch.scales]
+        self._held: Tensor | None = None
+
+    def advance(self) -> None:
+        """Update the momentum, form d, and measure w and u."""
+        with self._on_device():
+            self._held = self.launch.polar(self.launch.run_momentum(self.engine._shared, self.control))
+            self._measure(self._held)
+
+    def apply(self, recorder: Recorder | None) -> None:
+        with self._on_device():
+            self._apply(recorder, self._held)
+        self._held = None
+        self._mark_changed()
+
+
 def _corrections(work: Work, device: torch.device) -> Tensor:
     """(item, 2): Adam's bias corrections for the step that is being taken, which is counted at its end."""
+    if "betas" not in work.group:
+        return torch.ones(len(work.params), 2, device=device)
     steps = torch.stack(work.steps).to(device) + 1
     correction = bias_correction(steps, *work.group["betas"])
     return torch.stack([torch.as_tensor(x, device=device) for x in correction], 1).float()
@@ -271,8 +349,22 @@ def _options(work: Work) -> tuple[Any, ...]:
         *Rule.of(group)[1:],
         *View.of(group),
         group["maximize"],
-        group["bias_correction"],
+        *_compiled_for(direction_of(group)),
     )
+
+
+def _compiled_for(direction: Direction) -> tuple[Any, ...]:
+    if isinstance(direction, Muon):
+        d = direction
+        return d.NAME, d.nesterov, d.ns_steps, d.coefficients, d.ns_dtype, d.eps, d.scale, d.neuron_beta
+    return direction.NAME, getattr(direction, "bias_correction", None)
+
+
+def _scale(group: dict[str, Any], owner: Tensor) -> float:
+    """Of Muon's direction: by the whole weight's shape, also where this rank has only a part of it."""
+    matrices, direction = View.of(group).matrices(owner.shape), direction_of(group)
+    assert isinstance(direction, Muon)
+    return scale_of(direction.scale, matrices.rows, matrices.columns)
 
 
 def _kinds(grads: list[Tensor]) -> tuple[list[torch.dtype], list[bool]]:

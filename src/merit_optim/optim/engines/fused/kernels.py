@@ -8,6 +8,9 @@ It finds its tile in tables, so that any number of weights share a launch:
     pointers (weight, NUM_POINTERS) -> addresses of w, g, m, v and of the count of steps
     hyper    (group, NUM_HYPER)     -> learning rate, betas and so on
 
+Adam's direction is formed anew where it is needed, from m and v. A direction that needs whole matrices is
+formed between the phases and held (``HELD``): ``momentum`` writes what it is formed of, the others read d.
+
 Sizes are float32 magnitudes, compared as the integers their bits spell: for numbers that are not
 negative the order is the same, and a NaN, which is larger than any number in this order, is never lost.
 Sums of squares (``L2``) go to one place for each tile and are added up in a fixed order by
@@ -23,9 +26,9 @@ import triton.language as tl
 
 CHUNK = tl.constexpr(16)
 
-NUM_FIELDS = tl.constexpr(9)
-ROWS, COLUMNS, ROWS_AT, COLUMNS_AT, WHOLE_AT, HAS_ROWS, GROUP, TILES_AT, NUM_TILES = (
-    tl.constexpr(i) for i in range(9)
+NUM_FIELDS = tl.constexpr(10)
+ROWS, COLUMNS, ROWS_AT, COLUMNS_AT, WHOLE_AT, HAS_ROWS, GROUP, HELD_AT, TILES_AT, NUM_TILES = (
+    tl.constexpr(i) for i in range(10)
 )
 NUM_POINTERS = tl.constexpr(5)
 NUM_HYPER = tl.constexpr(8)
@@ -64,6 +67,16 @@ def _place(entry, tile, height: tl.constexpr, width: tl.constexpr):
 
 
 @triton.jit
+def _count_step(pointers, tile):
+    """Count the step, once for a parameter: its first matrix alone has an address for it."""
+    if tile == 0:
+        address = tl.load(pointers + 4)
+        if address != 0:
+            count_at = address.to(tl.pointer_type(tl.float32))
+            tl.store(count_at, tl.load(count_at) + 1)
+
+
+@triton.jit
 def _bits(x):
     """|x| as an integer that orders as |x| does, NaN above all."""
     return tl.abs(x).to(tl.int32, bitcast=True)
@@ -82,11 +95,77 @@ def _direction(m, v, w, eps, weight_decay, correction, BIAS_CORRECTION: tl.const
 
 
 @triton.jit
+def _held_direction(held_at, at, mask, w, scale, weight_decay):
+    """u on a direction that was formed before: scale*d + weight_decay*w."""
+    return tl.load(held_at + at, mask, other=0).to(tl.float32) * scale + w * weight_decay
+
+
+@triton.jit
 def _ratio(w, u, undefined_is: tl.constexpr):
     """algorithm.ratio: |w| / |u|, never infinite, so that infinity can say that it is undefined."""
     undefined = (w == 0) | (u == 0)
     quotient = tl.minimum(w / tl.where(undefined, 1.0, u), FLOAT_MAX, propagate_nan=NAN_TOO)
     return tl.where(undefined, undefined_is, quotient)
+
+
+@triton.jit
+def momentum(
+    schedule,
+    weights,
+    pointers,
+    hyper,
+    gradient_scale,
+    skip,
+    held,
+    GRAD: tl.constexpr,
+    STATE: tl.constexpr,
+    ALIGNED: tl.constexpr,
+    MAXIMIZE: tl.constexpr,
+    NESTEROV: tl.constexpr,
+    HAS_SCALE: tl.constexpr,
+    HAS_SKIP: tl.constexpr,
+    BLOCK_R: tl.constexpr,
+    BLOCK_C: tl.constexpr,
+    STEPS: tl.constexpr,
+):
+    """Muon's average of gradients M, and N, of which the direction is formed."""
+    if HAS_SKIP:  # noqa: SIM102  # known at compile time, unlike the other
+        if tl.load(skip) != 0:
+            return
+    weight, tile = _tile_of(schedule, tl.program_id(0))
+    entry = weights + weight * NUM_FIELDS
+    if tile >= tl.load(entry + NUM_TILES):
+        return
+    first_row, columns = _place(entry, tile, BLOCK_R * STEPS, BLOCK_C)
+    pointers += weight * NUM_POINTERS
+    hyper += tl.load(entry + GROUP) * NUM_HYPER
+    num_rows = tl.minimum(tl.load(entry + ROWS) - first_row, BLOCK_R * STEPS).to(tl.int32)
+    num_columns = tl.load(entry + COLUMNS).to(tl.int32)
+    if ALIGNED:
+        num_columns = tl.multiple_of(num_columns, 16)
+    offset = first_row * num_columns
+    g_at = _address(pointers, 1, offset, GRAD, ALIGNED)
+    m_at = _address(pointers, 2, offset, STATE, ALIGNED)
+    n_at = held + tl.load(entry + HELD_AT) + offset
+    if ALIGNED:
+        n_at = tl.multiple_of(n_at, 16)
+    beta, one_minus_beta = tl.load(hyper + BETA1), tl.load(hyper + ONE_MINUS_BETA1)
+    for i in tl.range(0, STEPS, loop_unroll_factor=1):
+        rows = i * BLOCK_R + tl.arange(0, BLOCK_R)
+        mask = (rows < num_rows)[:, None] & (columns < num_columns)[None, :]
+        at = rows[:, None] * num_columns + columns[None, :]
+        g = tl.load(g_at + at, mask, other=0, eviction_policy="evict_first").to(tl.float32)
+        m = tl.load(m_at + at, mask, other=0, eviction_policy="evict_first").to(tl.float32)
+        if HAS_SCALE:
+            g = g * tl.load(gradient_scale)
+        if MAXIMIZE:
+            g = -g
+        m_stored = (m * beta + g * one_minus_beta).to(STATE)
+        tl.store(m_at + at, m_stored, mask, eviction_policy="evict_first")
+        n = m_stored.to(tl.float32)
+        if NESTEROV:
+            n = n * beta + g * one_minus_beta
+        tl.store(n_at + at, n.to(held.dtype.element_ty), mask)
 
 
 @triton.jit
@@ -98,11 +177,13 @@ def moments(
     corrections,
     gradient_scale,
     skip,
+    held,
     weight_sizes,
     update_sizes,
     PARAM: tl.constexpr,
     GRAD: tl.constexpr,
     STATE: tl.constexpr,
+    HELD: tl.constexpr,
     ALIGNED: tl.constexpr,
     ANY_ROWS: tl.constexpr,
     MEASURE: tl.constexpr,
@@ -111,11 +192,15 @@ def moments(
     BIAS_CORRECTION: tl.constexpr,
     HAS_SCALE: tl.constexpr,
     HAS_SKIP: tl.constexpr,
+    AT_ONCE: tl.constexpr,
     BLOCK_R: tl.constexpr,
     BLOCK_C: tl.constexpr,
     STEPS: tl.constexpr,
 ):
-    """m and v, and with ``MEASURE`` the sizes of w and u; with ``L2`` the sums of squares of each tile."""
+    """m and v, and with ``MEASURE`` the sizes of w and u; with ``L2`` the sums of squares of each tile.
+
+    With ``HELD`` the sizes alone. With ``AT_ONCE``, where s is 1, all of the step.
+    """
     if HAS_SKIP:  # noqa: SIM102  # known at compile time, unlike the other
         if tl.load(skip) != 0:
             return
@@ -136,12 +221,18 @@ def moments(
     # 64 bits up to the tile, 32 within it.
     offset = first_row * num_columns
     w_at = _address(pointers, 0, offset, PARAM, ALIGNED)
-    g_at = _address(pointers, 1, offset, GRAD, ALIGNED)
-    m_at = _address(pointers, 2, offset, STATE, ALIGNED)
-    v_at = _address(pointers, 3, offset, STATE, ALIGNED)
+    if HELD:
+        d_at = held + tl.load(entry + HELD_AT) + offset
+    else:
+        g_at = _address(pointers, 1, offset, GRAD, ALIGNED)
+        m_at = _address(pointers, 2, offset, STATE, ALIGNED)
+        v_at = _address(pointers, 3, offset, STATE, ALIGNED)
     beta1, one_minus_beta1 = tl.load(hyper + BETA1), tl.load(hyper + ONE_MINUS_BETA1)
     beta2, one_minus_beta2 = tl.load(hyper + BETA2), tl.load(hyper + ONE_MINUS_BETA2)
     eps, weight_decay = tl.load(hyper + EPS), tl.load(hyper + WEIGHT_DECAY)
+    if AT_ONCE:
+        lr, clip = tl.load(hyper + LR), tl.load(hyper + CLIP)
+        _count_step(pointers, tile)
     if ANY_ROWS:
         has_rows = tl.load(entry + HAS_ROWS).to(tl.int32)
         rows_at = tl.load(entry + ROWS_AT) + first_row
@@ -156,19 +247,21 @@ def moments(
         rows = i * BLOCK_R + tl.arange(0, BLOCK_R)
         mask = (rows < num_rows)[:, None] & column_mask[None, :]
         at = rows[:, None] * num_columns + columns[None, :]
-        g = tl.load(g_at + at, mask, other=0, eviction_policy="evict_first").to(tl.float32)
-        m = tl.load(m_at + at, mask, other=0).to(tl.float32)
-        v = tl.load(v_at + at, mask, other=0).to(tl.float32)
         w = tl.load(w_at + at, mask, other=0).to(tl.float32)
-        if HAS_SCALE:
-            g = g * tl.load(gradient_scale)
-        if MAXIMIZE:
-            g = -g
-        m_stored = (m * beta1 + g * one_minus_beta1).to(STATE)
-        v_stored = (v * beta2 + g * g * one_minus_beta2).to(STATE)
-        tl.store(m_at + at, m_stored, mask)
-        tl.store(v_at + at, v_stored, mask)
-        if MEASURE:
+        if HELD:
+            u = _held_direction(d_at, at, mask, w, tl.load(correction), weight_decay)
+        else:
+            g = tl.load(g_at + at, mask, other=0, eviction_policy="evict_first").to(tl.float32)
+            m = tl.load(m_at + at, mask, other=0).to(tl.float32)
+            v = tl.load(v_at + at, mask, other=0).to(tl.float32)
+            if HAS_SCALE:
+                g = g * tl.load(gradient_scale)
+            if MAXIMIZE:
+                g = -g
+            m_stored = (m * beta1 + g * one_minus_beta1).to(STATE)
+            v_stored = (v * beta2 + g * g * one_minus_beta2).to(STATE)
+            tl.store(m_at + at, m_stored, mask)
+            tl.store(v_at + at, v_stored, mask)
             # From the state as it is stored, for that is what the apply phase will read.
             u = _direction(
                 m_stored.to(tl.float32),
@@ -179,6 +272,10 @@ def moments(
                 correction,
                 BIAS_CORRECTION,
             )
+        if AT_ONCE:
+            taken = lr * tl.clamp(u, -clip, clip, propagate_nan=NAN_TOO)
+            tl.store(w_at + at, (w - taken).to(PARAM), mask)
+        if MEASURE:
             if L2:
                 w_total_RC += w * w
                 u_total_RC += tl.where(mask, u * u, 0.0)
@@ -214,11 +311,13 @@ def apply(
     hyper,
     corrections,
     skip,
+    held,
     weight_sizes,
     update_sizes,
     statistics,
     PARAM: tl.constexpr,
     STATE: tl.constexpr,
+    HELD: tl.constexpr,
     ALIGNED: tl.constexpr,
     ANY_ROWS: tl.constexpr,
     WEIGHT_BOUND: tl.constexpr,
@@ -251,13 +350,12 @@ def apply(
     # 64 bits up to the tile, 32 within it.
     offset = first_row * num_columns
     w_at = _address(pointers, 0, offset, PARAM, ALIGNED)
-    m_at = _address(pointers, 2, offset, STATE, ALIGNED)
-    v_at = _address(pointers, 3, offset, STATE, ALIGNED)
-    if tile == 0:
-        address = tl.load(pointers + 4)
-        if address != 0:
-            count_at = address.to(tl.pointer_type(tl.float32))
-            tl.store(count_at, tl.load(count_at) + 1)
+    if HELD:
+        d_at = held + tl.load(entry + HELD_AT) + offset
+    else:
+        m_at = _address(pointers, 2, offset, STATE, ALIGNED)
+        v_at = _address(pointers, 3, offset, STATE, ALIGNED)
+    _count_step(pointers, tile)
     lr, clip = tl.load(hyper + LR), tl.load(hyper + CLIP)
     eps, weight_decay = tl.load(hyper + EPS), tl.load(hyper + WEIGHT_DECAY)
     whole_at = tl.load(entry + WHOLE_AT)
@@ -290,10 +388,13 @@ def apply(
         mask = (rows < num_rows)[:, None] & column_mask[None, :]
         at = rows[:, None] * num_columns + columns[None, :]
         # Read for the last time in this step.
-        m = tl.load(m_at + at, mask, other=0, eviction_policy="evict_first").to(tl.float32)
-        v = tl.load(v_at + at, mask, other=0, eviction_policy="evict_first").to(tl.float32)
         w = tl.load(w_at + at, mask, other=0, eviction_policy="evict_first").to(tl.float32)
-        u = _direction(m, v, w, eps, weight_decay, correction, BIAS_CORRECTION)
+        if HELD:
+            u = _held_direction(d_at, at, mask, w, tl.load(correction), weight_decay)
+        else:
+            m = tl.load(m_at + at, mask, other=0, eviction_policy="evict_first").to(tl.float32)
+            v = tl.load(v_at + at, mask, other=0, eviction_policy="evict_first").to(tl.float32)
+            u = _direction(m, v, w, eps, weight_decay, correction, BIAS_CORRECTION)
         if ANY_ROWS:
             sized_rows = rows < num_rows * has_rows
             row_ratio = _ratio(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -10,7 +10,10 @@ import triton.language as tl
 from torch import Tensor
 
 from merit_optim.optim.algorithm import Rule
+from merit_optim.optim.directions import Muon, direction_of
 from merit_optim.optim.engines.fused import kernels
+from merit_optim.optim.engines.fused.compiled import Kernel
+from merit_optim.optim.engines.fused.newton_schulz import Iteration, Polar
 from merit_optim.optim.engines.fused.tables import Tile, Weight, grid_of
 from merit_optim.optim.engines.work import Control
 from merit_optim.optim.matrices import View
@@ -21,6 +24,16 @@ TRITON = {
     torch.bfloat16: tl.bfloat16,
     torch.float16: tl.float16,
 }
+
+# In which a direction that is held is formed and stored.
+HELD_DTYPE = torch.bfloat16
+
+
+class Held(NamedTuple):
+    """Of a direction that is formed of whole matrices: what those of one launch have in common."""
+
+    iteration: Iteration
+    nesterov: bool
 
 
 class Variant(NamedTuple):
@@ -36,14 +49,18 @@ class Variant(NamedTuple):
     weight_bound: bool
     maximize: bool
     bias_correction: bool
+    held: Held | None
 
 
 def variant_of(
     group: dict[str, Any], param: Tensor, grad: Tensor, exp_avg: Tensor, exp_avg_sq: Tensor
 ) -> Variant:
     """The launch that a parameter belongs to."""
-    matrices, rule = View.of(group).matrices(param.shape), Rule.of(group)
+    matrices, rule, direction = View.of(group).matrices(param.shape), Rule.of(group), direction_of(group)
     tensors = (param, grad, exp_avg, exp_avg_sq)
+    held = None
+    if isinstance(direction, Muon):
+        held = Held(Iteration.of(direction, matrices.rows, matrices.columns), direction.nesterov)
     return Variant(
         param.dtype,
         grad.dtype,
@@ -53,7 +70,8 @@ def variant_of(
         rule.norm,
         rule.weight_bound,
         group["maximize"],
-        group["bias_correction"],
+        group.get("bias_correction", False),
+        held,
     )
 
 
@@ -66,30 +84,6 @@ class Shared:
         self.sizes_of_both = self.sizes.unbind()
         self.bits_of_both = self.sizes.view(torch.int32).unbind()
         self.hyper = torch.empty(num_groups, kernels.NUM_HYPER.value, device=device)
-
-
-class Kernel:
-    """A Triton kernel with its grid.
-
-    From the second time on it is started by its handle: to have it found again by its arguments would cost
-    the host more than all the rest of a step.
-    """
-
-    def __init__(self, function: Any, num_programs: int, **constants: Any) -> None:
-        self._function, self._grid, self._constants = function, (num_programs, 1, 1), constants
-        self._known: dict[tuple[bool, ...], tuple[Callable[..., None], list[Any]]] = {}
-
-    def __call__(self, *args: Any, **flags: bool) -> None:
-        key = tuple(flags.values())
-        if key in self._known:
-            start, constants = self._known[key]
-            start(*args, *constants)
-            return
-        named = self._constants | flags
-        handle = self._function[self._grid](*args, **named)
-        if handle is not None:  # Triton's interpreter has none
-            constants = [named[name] for name in self._function.arg_names[len(args) :]]
-            self._known[key] = handle[self._grid], constants
 
 
 class Launch:
@@ -118,6 +112,7 @@ class Launch:
         same = {
             "PARAM": TRITON[variant.param],
             "STATE": TRITON[variant.state],
+            "HELD": variant.held is not None,
             "ALIGNED": variant.aligned,
             "ANY_ROWS": variant.has_rows,
             "BIAS_CORRECTION": variant.bias_correction,
@@ -145,8 +140,20 @@ class Launch:
         """Put the weights' addresses, from the (5, item) addresses of their parameters, into the table."""
         sender.send(addresses.T[self.items] * self.counts + self.offsets, self.pointers)
 
-    def run_moments(self, shared: Shared, corrections: Tensor | None, control: Control) -> None:
-        """The first phase, and for l2 the sums that follow it. ``corrections``: (item, 2), Adam's."""
+    def run_moments(
+        self,
+        shared: Shared,
+        corrections: Tensor | None,
+        control: Control,
+        held: Tensor | None = None,
+        at_once: bool = False,
+    ) -> None:
+        """The first phase, and for l2 the sums that follow it.
+
+        ``at_once``: where nothing is measured the last phase too.
+
+        ``corrections``: (weight, 2), Adam's; the scale of a direction that is ``held`` stands first in them.
+        """
         grid, nothing = self.moments_grid, shared.hyper
         weight_sizes, update_sizes = self.sums if self.variant.norm == "l2" else shared.bits_of_both
         self._moments(
@@ -154,20 +161,27 @@ class Launch:
             grid.weights,
             self.pointers,
             shared.hyper,
-            nothing if corrections is None else corrections[self.items_there],
+            nothing if corrections is None else corrections,
             nothing if control.gradient_scale is None else control.gradient_scale,
             nothing if control.skip is None else control.skip.view(torch.uint8),
+            nothing if held is None else held,
             weight_sizes,
             update_sizes,
             HAS_SCALE=control.gradient_scale is not None,
             HAS_SKIP=control.skip is not None,
+            AT_ONCE=at_once,
         )
         if self.variant.norm == "l2":
             for sums, total in zip(self.sums, shared.sizes_of_both, strict=True):
                 self._sum_squares(grid.weights, sums, total)
 
     def run_apply(
-        self, shared: Shared, corrections: Tensor | None, control: Control, statistics: Tensor | None
+        self,
+        shared: Shared,
+        corrections: Tensor | None,
+        control: Control,
+        statistics: Tensor | None,
+        held: Tensor | None = None,
     ) -> None:
         """The last phase."""
         grid, nothing = self.apply_grid, shared.hyper
@@ -176,8 +190,9 @@ class Launch:
             grid.weights,
             self.pointers,
             shared.hyper,
-            nothing if corrections is None else corrections[self.items_there],
+            nothing if corrections is None else corrections,
             nothing if control.skip is None else control.skip.view(torch.uint8),
+            nothing if held is None else held,
             *shared.sizes_of_both,
             nothing if statistics is None else statistics,
             HAS_SKIP=control.skip is not None,
@@ -202,6 +217,48 @@ class Launch:
                     weight_sum_sq,
                 ),
             )
+
+
+class HeldLaunch(Launch):
+    """Matrices of one shape whose direction is formed of all of their elements, and held."""
+
+    def __init__(
+        self, variant: Variant, weights: list[Weight], device: torch.device, moments: Tile, apply: Tile
+    ) -> None:
+        assert variant.held is not None
+        rows, columns = variant.held.iteration[:2]
+        weights = [w._replace(held_at=i * rows * columns) for i, w in enumerate(weights)]
+        super().__init__(variant, weights, device, moments, apply)
+        self.shape = (len(weights), rows, columns)
+        self.scales = torch.tensor([[w.scale, 1.0] for w in weights], device=device)
+        self.polar = Polar(len(weights), variant.held.iteration)
+        self._momentum = Kernel(
+            kernels.momentum,
+            self.moments_grid.num_programs,
+            GRAD=TRITON[variant.grad],
+            STATE=TRITON[variant.state],
+            ALIGNED=variant.aligned,
+            MAXIMIZE=variant.maximize,
+            NESTEROV=variant.held.nesterov,
+            **moments.launch_options,
+        )
+
+    def run_momentum(self, shared: Shared, control: Control) -> Tensor:
+        """Average the gradients; N, of which the direction is formed, as (N, R, C)."""
+        grid, nothing = self.moments_grid, shared.hyper
+        n_NRC = torch.empty(self.shape, dtype=HELD_DTYPE, device=shared.hyper.device)
+        self._momentum(
+            grid.schedule,
+            grid.weights,
+            self.pointers,
+            shared.hyper,
+            nothing if control.gradient_scale is None else control.gradient_scale,
+            nothing if control.skip is None else control.skip.view(torch.uint8),
+            n_NRC,
+            HAS_SCALE=control.gradient_scale is not None,
+            HAS_SKIP=control.skip is not None,
+        )
+        return n_NRC
 
 
 class Sender:

@@ -56,6 +56,10 @@ class Weight(NamedTuple):
     """Where its rows, columns and whole stand in the sizes buffers."""
     has_rows: bool
     group: int
+    scale: float = 1.0
+    """What a direction that is held is multiplied by."""
+    held_at: int = 0
+    """Where that direction begins, in elements, among those of the launch."""
 
 
 def weights_of(item: int, slot: Slot, group: int) -> list[Weight]:
@@ -112,7 +116,7 @@ def grid_of(weights: Sequence[Weight], tile: Tile, device: torch.device) -> Grid
     total = 0
     for i, w in enumerate(weights):
         num = math.ceil(w.columns / tile.columns) * math.ceil(w.rows / (tile.rows * tile.steps))
-        places = (w.rows_at, w.columns_at, w.whole_at, int(w.has_rows), w.group)
+        places = (w.rows_at, w.columns_at, w.whole_at, int(w.has_rows), w.group, w.held_at)
         rows.append((w.rows, w.columns, *places, total, num))
         schedule += [(i, first) for first in range(0, num, CHUNK.value)]
         num_tiles.append(num)

@@ -1,0 +1,167 @@
+"""The products of Newton-Schulz as Triton kernels: all matrices of one shape in one launch.
+
+The tensor cores multiply bfloat16 and add in float32. A product that is symmetric is computed for the upper
+half of its tiles and mirrored. Every element of a product is added up in the same order whatever other
+matrices share the launch, so that a matrix gives the same bits wherever it is worked on.
+
+Matrices are stored as weights are, N after one another, row by row. X is the matrix of which Newton-Schulz
+squares the smaller side, M long; K is the larger: a tall matrix (``TALL``) is stored as X' and never
+transposed.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def _upper(index):
+    """The row and column of a tile of the upper triangle, counted column by column."""
+    column = ((tl.sqrt(8.0 * index.to(tl.float32) + 1.0) - 1.0) * 0.5).to(tl.int32)
+    # The root may be rounded across a whole number.
+    column = tl.where(column * (column + 1) // 2 > index, column - 1, column)
+    column = tl.where((column + 1) * (column + 2) // 2 <= index, column + 1, column)
+    return index - column * (column + 1) // 2, column
+
+
+@triton.jit
+def _dot(left, right, total, WIDEN: tl.constexpr):
+    if WIDEN:  # Triton's interpreter would multiply the bits of bfloat16
+        left, right = left.to(tl.float32), right.to(tl.float32)
+    return tl.dot(left, right, total)
+
+
+@triton.jit
+def symmetric(
+    x,
+    out,
+    m,
+    k,
+    linear,
+    quadratic,
+    TALL: tl.constexpr,
+    POLYNOMIAL: tl.constexpr,
+    EVEN: tl.constexpr,
+    WIDEN: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
+    """X X'; with ``POLYNOMIAL``, of a symmetric X, linear*X + quadratic*X*X."""
+    num_tiles = tl.cdiv(m, BLOCK_M)
+    num_upper = num_tiles * (num_tiles + 1) // 2
+    program = tl.program_id(0)
+    matrix = (program // num_upper).to(tl.int64)
+    i, j = _upper(program % num_upper)
+    rows, columns = i * BLOCK_M + tl.arange(0, BLOCK_M), j * BLOCK_M + tl.arange(0, BLOCK_M)
+    inner = tl.arange(0, BLOCK_K)
+    # Beyond the edge other rows are read, and what they give is not stored.
+    rows_read, columns_read = rows, columns
+    if not EVEN:
+        rows_read, columns_read = rows % m, columns % m
+    x += matrix * m * k
+    if TALL:
+        left_at = x + inner[None, :] * m + rows_read[:, None]
+        right_at = x + inner[:, None] * m + columns_read[None, :]
+        stride = BLOCK_K * m
+    else:
+        left_at = x + rows_read[:, None] * k + inner[None, :]
+        right_at = x + columns_read[None, :] * k + inner[:, None]
+        stride = BLOCK_K
+    total = tl.zeros((BLOCK_M, BLOCK_M), tl.float32)
+    for step in tl.range(0, tl.cdiv(k, BLOCK_K)):
+        if EVEN:
+            left, right = tl.load(left_at), tl.load(right_at)
+        else:
+            inside = inner < k - step * BLOCK_K
+            left = tl.load(left_at, inside[None, :], other=0.0)
+            right = tl.load(right_at, inside[:, None], other=0.0)
+        total = _dot(left, right, total, WIDEN)
+        left_at += stride
+        right_at += stride
+    out += matrix * m * m
+    mask = (rows < m)[:, None] & (columns < m)[None, :]
+    at = rows[:, None] * m + columns[None, :]
+    if POLYNOMIAL:
+        total = linear * tl.load(x + at, mask, other=0.0).to(tl.float32) + quadratic * total
+    tile = total.to(out.dtype.element_ty)
+    tl.store(out + at, tile, mask)
+    if i != j:
+        mirrored = (columns < m)[:, None] & (rows < m)[None, :]
+        tl.store(out + columns[:, None] * m + rows[None, :], tl.trans(tile), mirrored)
+
+
+@triton.jit
+def product(
+    left,
+    right,
+    x,
+    out,
+    num_rows,
+    num_columns,
+    k,
+    share,
+    EVEN: tl.constexpr,
+    WIDEN: tl.constexpr,
+    BLOCK_R: tl.constexpr,
+    BLOCK_C: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    GROUP: tl.constexpr,
+):
+    """share*X + left*right, of which one is X."""
+    tiles_down, tiles_across = tl.cdiv(num_rows, BLOCK_R), tl.cdiv(num_columns, BLOCK_C)
+    program = tl.program_id(0)
+    matrix = (program // (tiles_down * tiles_across)).to(tl.int64)
+    tile = program % (tiles_down * tiles_across)
+    # Neighbours in time are neighbours in both directions: they share what they read in the cache.
+    i, j = tl.swizzle2d(tile // tiles_across, tile % tiles_across, tiles_down, tiles_across, GROUP)
+    rows, columns = i * BLOCK_R + tl.arange(0, BLOCK_R), j * BLOCK_C + tl.arange(0, BLOCK_C)
+    inner = tl.arange(0, BLOCK_K)
+    rows_read, columns_read = rows, columns
+    if not EVEN:
+        rows_read, columns_read = rows % num_rows, columns % num_columns
+    left_at = left + matrix * num_rows * k + rows_read[:, None] * k + inner[None, :]
+    right_at = right + matrix * k * num_columns + inner[:, None] * num_columns + columns_read[None, :]
+    total = tl.zeros((BLOCK_R, BLOCK_C), tl.float32)
+    for step in tl.range(0, tl.cdiv(k, BLOCK_K)):
+        if EVEN:
+            left_tile, right_tile = tl.load(left_at), tl.load(right_at)
+        else:
+            inside = inner < k - step * BLOCK_K
+            left_tile = tl.load(left_at, inside[None, :], other=0.0)
+            right_tile = tl.load(right_at, inside[:, None], other=0.0)
+        total = _dot(left_tile, right_tile, total, WIDEN)
+        left_at += BLOCK_K
+        right_at += BLOCK_K * num_columns
+    mask = (rows < num_rows)[:, None] & (columns < num_columns)[None, :]
+    at = matrix * num_rows * num_columns + rows[:, None] * num_columns + columns[None, :]
+    total += share * tl.load(x + at, mask, other=0.0).to(tl.float32)
+    tl.store(out + at, total.to(out.dtype.element_ty), mask)
+
+
+@triton.jit
+def squares(x, sums, num_elements, num_blocks, BLOCK: tl.constexpr):
+    """The sum of squares of each block of each matrix, in float64: none is too large or too small for it."""
+    program = tl.program_id(0)
+    matrix, block = (program // num_blocks).to(tl.int64), program % num_blocks
+    at = block * BLOCK + tl.arange(0, BLOCK)
+    value = tl.load(x + matrix * num_elements + at, at < num_elements, other=0.0).to(tl.float64)
+    tl.store(sums + program, tl.sum(value * value, 0))
+
+
+@triton.jit
+def normalize(x, sums, margin, eps, num_elements, num_blocks, BLOCK: tl.constexpr, BLOCK_SUMS: tl.constexpr):
+    """X / (margin*|X|), in place; every program adds up the blocks' sums in the same order."""
+    program = tl.program_id(0)
+    matrix, block = (program // num_blocks).to(tl.int64), program % num_blocks
+    total = tl.zeros((BLOCK_SUMS,), tl.float64)
+    for first in range(0, num_blocks, BLOCK_SUMS):
+        number = first + tl.arange(0, BLOCK_SUMS)
+        total += tl.load(sums + matrix * num_blocks + number, number < num_blocks, other=0.0)
+    norm = tl.sqrt(tl.sum(total, 0)) * margin
+    # Not a maximum, which would drop a NaN.
+    reciprocal = 1.0 / tl.where(norm < eps, eps, norm)
+    at = block * BLOCK + tl.arange(0, BLOCK)
+    x += matrix * num_elements
+    value = tl.load(x + at, at < num_elements, other=0.0).to(tl.float64) * reciprocal
+    tl.store(x + at, value.to(tl.float32).to(x.dtype.element_ty), at < num_elements)
