@@ -1,8 +1,9 @@
 #!/bin/bash
 # GPT-2 small with MERIT and the paper's batch on 4 nodes of 8 GPUs each: sbatch examples/slurm.sh
 #
-# The data and the run directory must be on a file system that all nodes see. SLURM starts a job again when
-# a node fails or the job is preempted (--requeue); it then goes on from its last checkpoint.
+# The data and the run directory must be on a file system that all nodes see. torchrun starts its processes
+# again when one of them dies (--max-restarts), and SLURM the job when a node fails or the job is preempted
+# (--requeue). The command is the same each time and goes on from its last checkpoint (--auto-resume).
 #
 #SBATCH --job-name=merit
 #SBATCH --nodes=4
@@ -22,18 +23,14 @@ set -euo pipefail
 DATA=${DATA:-data/openwebtext}
 OUT=${OUT:-runs/gpt2-small-merit}
 
-if [ -e "$OUT/config.json" ]; then
-    what=(--resume "$OUT")
-else
-    what=(gpt2-small --data "$DATA" --out "$OUT" --optimizer.name merit --batch 1024 --tokens 2000000000)
-fi
-
 first_node=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
 
 srun --kill-on-bad-exit=1 .venv/bin/torchrun \
     --nnodes "$SLURM_NNODES" \
     --nproc-per-node 8 \
+    --max-restarts 3 \
     --rdzv-backend c10d \
     --rdzv-id "$SLURM_JOB_ID" \
     --rdzv-endpoint "$first_node:29500" \
-    -m merit_optim train "${what[@]}"
+    -m merit_optim train gpt2-small --data "$DATA" --out "$OUT" --auto-resume \
+    --optimizer.name merit --batch 1024 --tokens 2000000000

@@ -5,6 +5,7 @@ from importlib.util import find_spec
 import pytest
 import torch
 from hypothesis import settings
+from torchrun import why_not_two_nodes
 
 # The same examples in every run, and no limit on the time of one: the first example compiles or warms up,
 # and the machine may be busy.
@@ -16,7 +17,7 @@ settings.load_profile("repeatable")
 if not torch.cuda.is_available() and find_spec("triton"):
     with pytest.MonkeyPatch.context() as environment:
         environment.setenv("TRITON_INTERPRET", "1")
-        from merit_optim.optim.engines.fused import kernels  # noqa: F401
+        from merit_optim.optim.engines.fused import kernels, product_kernels  # noqa: F401
 
 
 # What torch warns of in its own code when it compiles for a GPU.
@@ -42,6 +43,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
                 item.add_marker(pytest.mark.filterwarnings(own))
     if not torch.cuda.is_available():
         _skip(items, "gpu", "needs a CUDA GPU: torch.cuda.is_available() is False")
+
+
+@pytest.fixture(scope="session")
+def two_nodes() -> None:
+    """For tests that run torchrun on two nodes: skips where this machine cannot be two."""
+    if (reason := why_not_two_nodes()) is not None:
+        pytest.skip(f"needs two network namespaces: {reason}")
 
 
 def _skip(items: list[pytest.Item], marker: str, reason: str) -> None:

@@ -1,16 +1,17 @@
 """Runs on two processes, and runs that go on with another number of them."""
 
 import json
-import os
 import signal
-import subprocess
-import sys
+import threading
 from pathlib import Path
 
 import pytest
+from torch.distributed import HashStore
+from torchrun import torchrun
 
 from merit_optim.lab.record import Run
 from merit_optim.lab.train import checkpoint, train
+from merit_optim.lab.train.parallel import agree_on_name
 
 # What every rank runs: a configuration or --resume, and the step before which the process dies, is told to
 # stop, or begins to meet a disk that cannot be read once, if any.
@@ -50,16 +51,8 @@ def on_two_ranks(tmp_path, config, folder, step=-1, how="never"):
     """Run the worker under torchrun."""
     script = tmp_path / "worker.py"
     script.write_text(WORKER)
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     given = "resume" if config is None else json.dumps(config.to_dict())
-    return subprocess.run(
-        [*torchrun, str(script), given, str(folder), str(step), how],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=200,
-    )
+    return torchrun(2, script, given, str(folder), str(step), how)
 
 
 def assert_alike(run, other):
@@ -141,3 +134,25 @@ def test_a_file_that_one_rank_cannot_read_again_is_no_checkpoint(changed, tmp_pa
     assert [event["step"] for event in warnings] == [5]
     assert "no checkpoint could be written ([Errno 5] Input/output error)" in warnings[0]["message"]
     assert sorted(path.name for path in run.checkpoints.iterdir()) == ["step-00000010", "step-00000012"]
+
+
+def test_ranks_agree_on_a_name_that_those_before_them_did_not_have():
+    """Whatever those left in the store; the second time one of them asked, and died without an answer."""
+    store, names = HashStore(), []
+    for _ in range(3):
+        answers = {}
+
+        def ask(rank, answers=answers):
+            answers[rank] = agree_on_name(store, rank, 3)
+
+        ranks = [threading.Thread(target=ask, args=(rank,), daemon=True) for rank in range(3)]
+        for rank in ranks:  # the first rank begins alone
+            rank.start()
+            rank.join(0.05)
+        for rank in ranks:
+            rank.join(20)
+        assert answers.keys() == {0, 1, 2}
+        assert len(set(answers.values())) == 1
+        names.append(answers[0])
+        store.set("asks/2", "one that died")
+    assert len(set(names)) == 3

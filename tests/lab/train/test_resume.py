@@ -9,11 +9,17 @@ from types import SimpleNamespace
 
 import pytest
 
-from merit_optim.lab.record import Run
-from merit_optim.lab.train import Interrupted, checkpoint, loop, train
+from merit_optim.lab.record import Run, RunInUse, durable, is_locked, lock
+from merit_optim.lab.train import Interrupted, checkpoint, loop, start, train
 from merit_optim.lab.train.command import main
 from merit_optim.lab.train.loop import Trainer
 
+HOLD = """
+import pathlib, sys, time
+from merit_optim.lab.record import lock
+with lock(pathlib.Path(sys.argv[1])):
+    time.sleep(1.5)
+"""
 COMMAND = "import sys; from merit_optim.lab.train.command import main; sys.exit(main(sys.argv[1:]))"
 
 
@@ -87,6 +93,69 @@ def test_every_optimizer_goes_on_bit_for_bit(
     config = changed(**{"optimizer.name": name, "optimizer.lr": 1e-3, "micro_batch": 4})
     die_before_step(config, tmp_path, 7)
     assert measured(train(config, tmp_path, resume=True)) == measured(never_stopped(config))
+
+
+# Before the first checkpoint, and after it.
+@pytest.mark.parametrize("step", [3, 7])
+def test_one_call_begins_a_run_and_goes_on_with_it(
+    step, toy, tmp_path, die_before_step, never_stopped, measured
+):
+    die_before_step(toy, tmp_path / "run", step, resume="auto")
+    run = train(toy, tmp_path / "run", resume="auto")
+    assert measured(run) == measured(never_stopped(toy))
+    assert what_happened(run) == (["resumed", "finished"] if step < 5 else ["started", "resumed", "finished"])
+
+
+def test_one_call_begins_a_run_that_died_before_it_was_one(toy, tmp_path, monkeypatch):
+    def dies(path, text):
+        if path.name == "config.json":
+            raise Killed
+        write(path, text)
+
+    write = durable.write
+    monkeypatch.setattr(durable, "write", dies)
+    with pytest.raises(Killed):
+        train(toy, tmp_path, resume="auto")
+    monkeypatch.undo()
+    assert what_happened(train(toy, tmp_path, resume="auto")) == ["started", "finished"]
+
+
+def test_one_call_leaves_a_run_that_is_over(toy, changed, tmp_path, capfd, monkeypatch):
+    diverging = changed(**{"optimizer.name": "adamw", "optimizer.lr": 1e38})
+    for status, config in {"finished": toy, "diverged": diverging}.items():
+        metrics = train(config, tmp_path / status, resume="auto").metrics_path
+        before = metrics.read_bytes()
+        with monkeypatch.context() as patched:
+            patched.setattr(Trainer, "run", lambda _: pytest.fail("it trains again"))
+            assert train(config, tmp_path / status, resume="auto").status == status
+        assert metrics.read_bytes() == before
+        message = f"{tmp_path / status} holds a run that has {status} already; nothing is left to do"
+        assert message in capfd.readouterr().err
+
+
+def test_one_call_needs_a_configuration_to_begin_with(tmp_path):
+    with pytest.raises(ValueError, match="a new run needs a configuration"):
+        train(None, tmp_path, resume="auto")
+
+
+def test_one_call_waits_for_a_process_that_is_about_to_end(
+    toy, tmp_path, die_before_step, capfd, monkeypatch
+):
+    die_before_step(toy, tmp_path, 6)
+    monkeypatch.setattr(start, "_PATIENCE_OF_A_RESTART", 30)
+    with subprocess.Popen([sys.executable, "-c", HOLD, str(tmp_path)]) as process:
+        while not is_locked(tmp_path):
+            time.sleep(0.01)
+        assert train(toy, tmp_path, resume="auto").status == "finished"
+    assert process.returncode == 0
+    assert f"{tmp_path} is in use; waiting 30 seconds at most" in capfd.readouterr().err
+
+
+def test_one_call_does_not_wait_for_ever(toy, tmp_path, die_before_step, monkeypatch):
+    die_before_step(toy, tmp_path, 6)
+    monkeypatch.setattr(start, "_PATIENCE_OF_A_RESTART", 0.1)
+    with lock(tmp_path), pytest.raises(RunInUse, match=f"is in use by process {os.getpid()} on "):
+        train(toy, tmp_path, resume="auto")
 
 
 def test_a_run_may_die_again_and_again(toy, tmp_path, die_before_step, never_stopped, measured):
@@ -226,8 +295,13 @@ def test_checkpoints_by_the_clock(changed, tmp_path, monkeypatch):
 
 def test_a_run_goes_on_only_as_it_began(toy, changed, tmp_path, die_before_step):
     die_before_step(toy, tmp_path, 6)
-    with pytest.raises(ValueError, match="another batch, seed than is asked for"):
-        train(changed(batch=4, seed=5), tmp_path, resume=True)
+    differ = "batch is 8 there and 4 here, seed is 0 there and 5 here. A run goes on as it began"
+    for resume in (True, "auto"):
+        with pytest.raises(ValueError, match=f"another configuration than is asked for: {differ}"):
+            train(changed(batch=4, seed=5), tmp_path, resume=resume)
+    assert train(toy, tmp_path, resume="auto").status == "finished"
+    with pytest.raises(ValueError, match=r"optimizer\.lr is 0\.01 there and 0\.02 here"):
+        train(changed(**{"optimizer.lr": 0.02}), tmp_path, resume="auto")
 
 
 def test_an_edited_configuration_is_noticed(toy, tmp_path, die_before_step):

@@ -1,5 +1,7 @@
 import io
+import shlex
 import shutil
+from pathlib import Path
 
 import pytest
 from rich.console import Console
@@ -23,6 +25,13 @@ def test_a_model_and_options(data, tmp_path):
     assert (config.optimizer.name, config.data) == ("lamb", data)
 
 
+def test_the_example_for_slurm_is_a_command():
+    script = (Path(__file__).parents[3] / "examples" / "slurm.sh").read_text()
+    arguments = script.partition("-m merit_optim train ")[2].replace("\\\n", "")
+    config, folder, resume = parse(shlex.split(arguments))
+    assert (str(config.data), str(folder), resume) == ("$DATA", "$OUT", "auto")
+
+
 def test_the_folder_has_a_name_by_itself(data):
     assert str(parse(["tiny", "--data", str(data), "--seed", "3"])[1]) == "runs/tiny-merit-3"
 
@@ -37,6 +46,21 @@ def test_training_and_its_exit_status(data, tmp_path, capfd):
     assert main(["--resume", str(tmp_path / "nothing")]) == 1
     assert "holds no run" in capfd.readouterr().err
     assert not (tmp_path / "nothing").exists()
+
+
+def test_one_command_begins_a_run_and_leaves_it_when_it_is_done(data, tmp_path, capfd):
+    command = ["tiny", *TOY, "--data", str(data), "--out", str(tmp_path / "run"), "--auto-resume"]
+    assert parse(command)[1:] == (tmp_path / "run", "auto")
+    assert main(command) == 0
+    assert "already" not in capfd.readouterr().err
+    assert main(command) == 0
+    assert "run holds a run that has finished already; nothing is left to do" in capfd.readouterr().err
+    assert main([*command, "--optimizer.lr", "0.5"]) == 1
+    message = capfd.readouterr().err
+    assert "optimizer.lr is 0.009 there and 0.5 here" in message
+    assert f"merit train --resume {tmp_path / 'run'}" in message
+    assert main([*command[:-1], "--no-auto-resume"]) == 1
+    assert "holds a run already" in capfd.readouterr().err
 
 
 def test_one_rank_speaks_for_all(data, tmp_path, capfd, monkeypatch):

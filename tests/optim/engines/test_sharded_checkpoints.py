@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from torchrun import HERE, on_ranks, torchrun
+from torchrun import ENGINES, on_ranks, torchrun
 
 WORKER = "sharded_checkpoint_worker.py"
 
@@ -22,7 +22,7 @@ def killed(tmp_path_factory) -> KilledRun:
     """Four ranks that save checkpoints in several layouts; then one of them is killed in a step."""
     folder = tmp_path_factory.mktemp("four-ranks")
     begun = time.monotonic()
-    finished = torchrun(4, HERE / WORKER, f"save={folder}", f"die={folder}")
+    finished = torchrun(4, ENGINES / WORKER, f"save={folder}", f"die={folder}")
     return KilledRun(folder, finished, time.monotonic() - begun)
 
 

@@ -5,7 +5,7 @@ from merit_optim.lab.record.excerpt import write_excerpt
 from merit_optim.lab.record.journal import Journal, import_wandb
 from merit_optim.lab.record.lock import RunInUse, is_locked, lock
 from merit_optim.lab.record.metrics import MetricsWriter, keep_nan, read_metrics
-from merit_optim.lab.record.run import FORMAT, Run, Status, outcome_of, refuse_run
+from merit_optim.lab.record.run import FORMAT, Run, Status, holds_run, outcome_of, refuse_run
 
 __all__ = [
     "FORMAT",
@@ -16,6 +16,7 @@ __all__ = [
     "Status",
     "differences",
     "environment",
+    "holds_run",
     "import_wandb",
     "is_locked",
     "keep_nan",

@@ -54,7 +54,7 @@ class Run:
     def open(cls, folder: Path | str) -> Self:
         """Read the run in a folder."""
         folder = Path(folder)
-        if not (folder / "config.json").exists():
+        if not holds_run(folder):
             raise FileNotFoundError(
                 f"{folder} holds no run: there is no config.json. A run directory is what --out of "
                 "`merit train` named."
@@ -97,9 +97,14 @@ class Run:
         return "running" if is_locked(self.folder) else self.outcome or "unfinished"
 
 
+def holds_run(folder: Path) -> bool:
+    """Whether there is a run in a folder. One that was killed while it was made is none yet."""
+    return (folder / "config.json").exists()
+
+
 def refuse_run(folder: Path) -> None:
     """Raise where a folder holds a run."""
-    if (folder / "config.json").exists():
+    if holds_run(folder):
         raise FileExistsError(f"{folder} holds a run already. Resume it, or choose another folder.")
 
 

@@ -16,7 +16,7 @@ import tyro
 from merit_optim.lab.models import PRESETS, num_parameters
 from merit_optim.lab.record import Run, RunInUse
 from merit_optim.lab.train.config import TrainConfig
-from merit_optim.lab.train.loop import train
+from merit_optim.lab.train.loop import Resume, train
 from merit_optim.lab.train.parallel import is_first_rank
 from merit_optim.lab.train.signals import Interrupted
 
@@ -28,6 +28,8 @@ class Arguments:
     config: Annotated[TrainConfig, tyro.conf.arg(name="")]
     out: Path | None = None
     """Run directory to make. None: runs/MODEL-OPTIMIZER-SEED."""
+    auto_resume: bool = False
+    """Go on with the run if it is there already, else begin it: one command for a scheduler to repeat."""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -51,7 +53,7 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-def parse(argv: list[str]) -> tuple[TrainConfig | None, Path, bool]:
+def parse(argv: list[str]) -> tuple[TrainConfig | None, Path, Resume]:
     """The configuration, the run directory, and whether to go on with what is there."""
     preset = argv[0] if argv else "--help"
     if preset not in PRESETS or "--resume" in argv:
@@ -67,7 +69,7 @@ def parse(argv: list[str]) -> tuple[TrainConfig | None, Path, bool]:
     )
     config = arguments.config
     default = Path("runs") / f"{preset}-{config.optimizer.name}-{config.seed}"
-    return config, arguments.out or default, False
+    return config, arguments.out or default, "auto" if arguments.auto_resume else False
 
 
 def _parse_without_model(argv: list[str]) -> tuple[Path, Path | None]:
@@ -77,7 +79,8 @@ def _parse_without_model(argv: list[str]) -> tuple[Path, Path | None]:
     )
     parser = argparse.ArgumentParser(
         prog="merit train",
-        usage="merit train MODEL --data FOLDER [options]\n       merit train --resume FOLDER [--data FOLDER]",
+        usage="merit train MODEL --data FOLDER [--auto-resume] [options]\n"
+        "       merit train --resume FOLDER [--data FOLDER]",
         description="Train a language model, or go on with a run that was stopped, by whatever.\n"
         f"Under torchrun all processes train together.\n\nmodels:\n{models}",
         epilog="The options of a model: merit train MODEL --help",

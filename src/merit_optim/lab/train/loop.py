@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import math
 import signal
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -35,13 +37,21 @@ from merit_optim.lab.train.reporter import Reporter, reporting
 from merit_optim.lab.train.schedule import learning_rate
 from merit_optim.lab.train.signals import Interrupted, StopRequest, listening
 from merit_optim.lab.train.speed import Moment, Speedometer
-from merit_optim.lab.train.start import Start, begin_run, resume_run
+from merit_optim.lab.train.start import (
+    Start,
+    begin_or_resume_run,
+    begin_run,
+    resume_run,
+    wait_for_the_last_process,
+)
 from merit_optim.lab.train.validation import validation_loss
+
+Resume = bool | Literal["auto"]
 
 _SKIPS_IN_A_ROW = 100  # a run that skips as many steps as this will not come back
 
 
-def train(config: TrainConfig | None, folder: Path | str, *, resume: bool = False) -> Run:
+def train(config: TrainConfig | None, folder: Path | str, *, resume: Resume = False) -> Run:
     """Train a model; under torchrun, together with the other ranks.
 
     Returns the run when it has finished, or has diverged: ``run.status`` tells. Raises ``Interrupted``
@@ -50,26 +60,33 @@ def train(config: TrainConfig | None, folder: Path | str, *, resume: bool = Fals
     Args:
         config: what to train; with ``resume`` it may be None, or must be what the run began with.
         folder: the run directory.
-        resume: go on with the run that is there.
+        resume: go on with the run that is there; "auto" begins it where there is none, and leaves one that
+            has finished or diverged as it is.
     """
     folder = Path(folder)
     ranks = Ranks.join()
+    if resume == "auto":  # here, where a signal still ends the process at once
+        ranks.first(lambda: wait_for_the_last_process(folder))
     with contextlib.ExitStack() as held, listening() as stop:
         start = ranks.first(lambda: _start(config, folder, ranks, resume, held))
-        if start.what != "finished":
+        if start.what != "over":
             with reporting(start, ranks) as reporter, contextlib.suppress(_Diverged):
                 reporter.event(start.step, start.what, start.message)
                 Trainer(start, ranks, reporter, stop).run()
+        elif ranks.is_first:
+            print(start.message, file=sys.stderr)
     return start.run
 
 
 def _start(
-    config: TrainConfig | None, folder: Path, ranks: Ranks, resume: bool, held: contextlib.ExitStack
+    config: TrainConfig | None, folder: Path, ranks: Ranks, resume: Resume, held: contextlib.ExitStack
 ) -> Start:
-    if resume:
+    if resume is True:
         return resume_run(config, folder, ranks, held)
     if config is None:
         raise ValueError("a new run needs a configuration; pass one, or resume=True")
+    if resume == "auto":
+        return begin_or_resume_run(config, folder, ranks, held)
     return begin_run(config, folder, ranks, held)
 
 

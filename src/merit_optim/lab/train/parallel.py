@@ -5,6 +5,8 @@ from __future__ import annotations
 import atexit
 import contextlib
 import os
+import time
+import uuid
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar, cast
@@ -13,7 +15,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.rendezvous import rendezvous
 from torch.nn.parallel import DistributedDataParallel
 
 from merit_optim.lab.models import LanguageModel
@@ -33,15 +37,19 @@ class Ranks:
     @classmethod
     def join(cls) -> Ranks:
         """The processes that torchrun started, or this one alone."""
-        size, local = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("LOCAL_RANK", "0"))
+        rank, size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+        local = int(os.environ.get("LOCAL_RANK", "0"))
         device = torch.device("cuda", local) if torch.cuda.is_available() else torch.device("cpu")
         if device.type == "cuda":
             torch.cuda.set_device(device)
         if size > 1 and not dist.is_initialized():
             # gloo beside nccl: decisions of the hosts must not wait for what the GPUs have queued.
-            dist.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo")
+            backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+            store, *_ = next(rendezvous("env://", rank, size))
+            store = PrefixStore(agree_on_name(store, rank, size), store)
+            dist.init_process_group(backend, store=store, rank=rank, world_size=size)
             atexit.register(dist.destroy_process_group)
-        return cls(int(os.environ.get("RANK", "0")), size, device)
+        return cls(rank, size, device)
 
     @property
     def is_first(self) -> bool:
@@ -95,6 +103,29 @@ class Ranks:
             tensor = tensor.clone()
             dist.all_reduce(tensor, operation)
         return tensor
+
+
+def agree_on_name(store: Store, rank: int, size: int) -> str:
+    """A name that these processes share and none before them had; every rank calls this.
+
+    When torchrun starts its processes again they find what those before them left in its store, and would
+    wait for addresses at which nobody is any more (pytorch/pytorch#135712). So each rank asks under a name of
+    its own, and the first rank answers whoever asks, until all that live have the answer.
+    """
+    own = uuid.uuid4().hex
+    if rank:
+        store.set(f"asks/{rank}", own)
+        name: str = store.get(f"answer/{own}").decode()
+        store.set(f"{name}/{rank}", "has it")
+        return name
+    waiting = list(range(1, size))
+    while waiting:
+        for other in waiting:
+            asking = store.get(f"asks/{other}").decode()  # it may be dead, and another yet to ask
+            store.set(f"answer/{asking}", own)
+        time.sleep(0.01)
+        waiting = [other for other in waiting if not store.check([f"{own}/{other}"])]
+    return own
 
 
 def _answer(function: Callable[[], _T]) -> tuple[_T | None, Exception | None]:

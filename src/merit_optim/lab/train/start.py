@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import sys
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -13,8 +15,10 @@ from merit_optim.lab.models import num_parameters
 from merit_optim.lab.models.attention import choose
 from merit_optim.lab.record import (
     Run,
+    Status,
     differences,
     environment,
+    holds_run,
     import_wandb,
     is_locked,
     lock,
@@ -25,6 +29,10 @@ from merit_optim.lab.train.config import TrainConfig
 from merit_optim.lab.train.optimizer import check_optimizer
 from merit_optim.lab.train.parallel import Ranks
 
+# Seconds that a restart waits for the process before it. One that was killed has let go of its run, but a
+# file server keeps the locks of a node that died for as long as their lease: 90 seconds, where it is NFS.
+_PATIENCE_OF_A_RESTART = 120.0
+
 
 @dataclass(frozen=True, kw_only=True)
 class Start:
@@ -32,7 +40,7 @@ class Start:
 
     run: Run
     config: TrainConfig
-    what: Literal["started", "resumed", "finished"]
+    what: Literal["started", "resumed", "over"]
     message: str
     checkpoint: Path | None = None
     step: int = 0
@@ -57,13 +65,46 @@ def begin_run(config: TrainConfig, folder: Path, ranks: Ranks, held: contextlib.
     return Start(run=run, config=config, what="started", message=message)
 
 
-def resume_run(config: TrainConfig | None, folder: Path, ranks: Ranks, held: contextlib.ExitStack) -> Start:
-    """Find where a run goes on, at its newest checkpoint that is whole, and hold its lock."""
+def wait_for_the_last_process(folder: Path) -> None:
+    """Give the process that works on a run directory the time to end, before its run is gone on with."""
+    if is_locked(folder):
+        print(f"{folder} is in use; waiting {_PATIENCE_OF_A_RESTART:g} seconds at most", file=sys.stderr)
+    give_up = time.monotonic() + _PATIENCE_OF_A_RESTART
+    while is_locked(folder) and time.monotonic() < give_up:
+        time.sleep(0.1)
+
+
+def begin_or_resume_run(config: TrainConfig, folder: Path, ranks: Ranks, held: contextlib.ExitStack) -> Start:
+    """Go on with the run in a folder, or begin it where there is none: what a restart does.
+
+    A run that diverged is over too. It would do the same again, as often as it was started again.
+    """
+    if not holds_run(folder):
+        return begin_run(config, folder, ranks, held)
+    return resume_run(config, folder, ranks, held, ends=("finished", "diverged"))
+
+
+def resume_run(
+    config: TrainConfig | None,
+    folder: Path,
+    ranks: Ranks,
+    held: contextlib.ExitStack,
+    *,
+    ends: tuple[Status, ...] = ("finished",),
+) -> Start:
+    """Find where a run goes on, at its newest checkpoint that is whole, and hold its lock.
+
+    With one of the outcomes ``ends`` it does not: there is nothing left to do.
+    """
     run = Run.open(folder)
     held.enter_context(lock(folder))
     own = TrainConfig.from_dict(run.config)
-    if run.outcome == "finished":
-        return Start(run=run, config=own, what="finished", message="")
+    over = None
+    if (outcome := run.outcome) in ends:
+        message = f"{folder} holds a run that has {outcome} already; nothing is left to do"
+        over = Start(run=run, config=own, what="over", message=message)
+    if over is not None and config is None:  # its data need not be there any more
+        return over
     if config is not None:  # the data may have moved since
         own = dataclasses.replace(own, data=config.data.resolve())
     if not own.data.exists():
@@ -71,9 +112,11 @@ def resume_run(config: TrainConfig | None, folder: Path, ranks: Ranks, held: con
     dataset = Dataset.open(own.data)
     if config is not None:
         _check_same(own, config.resolve(dataset.vocab_size), folder)
-    _check(own, dataset, ranks)
     now = _environment(dataset, ranks)
     _check_data(run, now, dataset)
+    if over is not None:
+        return over
+    _check(own, dataset, ranks)
     found, remarks = checkpoint.find(run.checkpoints)
     remarks += differences(run.environment, now)
     if found is None:
@@ -120,12 +163,28 @@ def _check(config: TrainConfig, dataset: Dataset, ranks: Ranks) -> None:
 def _check_same(own: TrainConfig, asked: TrainConfig, folder: Path) -> None:
     if asked.fingerprint == own.fingerprint:
         return
-    before, now = own.to_dict(), asked.to_dict()
-    differing = [key for key in before if key != "data" and before[key] != now[key]]
+    before, now = _by_name(own.to_dict()), _by_name(asked.to_dict())
+    differing = [
+        f"{name} is {before[name]!r} there and {now[name]!r} here"
+        for name in before
+        if name != "data" and before[name] != now[name]
+    ]
     raise ValueError(
-        f"{folder} holds a run with another {', '.join(differing)} than is asked for; a run goes on as it "
-        "began. Resume it without a configuration, or choose another folder."
+        f"{folder} holds a run with another configuration than is asked for: {', '.join(differing)}. A run "
+        "goes on as it began: ask for the same again, resume it without a configuration (merit train "
+        f"--resume {folder}), or choose another folder."
     )
+
+
+def _by_name(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """The numbers and words of a configuration by their dotted names."""
+    named: dict[str, Any] = {}
+    for key, value in values.items():
+        if isinstance(value, dict):
+            named |= _by_name(value, f"{prefix}{key}.")
+        else:
+            named[prefix + key] = value
+    return named
 
 
 def _check_data(run: Run, now: dict[str, Any], dataset: Dataset) -> None:
