@@ -3,27 +3,103 @@
 import json
 from argparse import ArgumentTypeError
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from merit_optim import cli
-from merit_optim.lab.bench import growth, shapes, step
+from merit_optim import MERIT, cli
+from merit_optim.lab.bench import contestants, growth, shapes, step
+from merit_optim.lab.bench.contestants import Contestant
 from merit_optim.lab.bench.options import new_file
+from merit_optim.lab.bench.shapes import Parameters, Weight
+
+SMALL = [
+    Weight((8, 4), "embedding"),
+    Weight((4, 4), "hidden"),
+    Weight((4, 8), "hidden"),
+    Weight((4,), "vector"),
+]
 
 
-def test_a_step_is_timed_beside_the_alternatives(tmp_path, capsys, monkeypatch) -> None:
-    monkeypatch.setitem(shapes.MODELS, "tiny", [(8, 4), (4,)])
-    output = tmp_path / "new" / "step.json"
+@pytest.fixture
+def small(monkeypatch) -> None:
+    """The model tiny is smaller still, and dion is not installed."""
+    monkeypatch.setitem(shapes.WEIGHTS, "tiny", SMALL)
+    monkeypatch.setattr(contestants, "find_spec", lambda _: None)
+
+
+def bench(output: Path, *options: str) -> dict[str, Any]:
     arguments = ["--device", "cpu", "--models", "tiny", "--seconds", "0", "--output", str(output)]
-    assert cli.main(["bench", "step", *arguments, "--without", "pytorch"]) == 0
-    record = json.loads(output.read_text())
-    assert {"MERIT", "LAMB", "torch AdamW, fused", "naive MERIT"} <= {
-        r["contestant"] for r in record["results"]
+    assert cli.main(["bench", "step", *arguments, *options]) == 0
+    record: dict[str, Any] = json.loads(output.read_text())
+    return record
+
+
+@pytest.mark.usefixtures("small")
+def test_a_step_is_timed_beside_the_alternatives(tmp_path, capsys) -> None:
+    record = bench(tmp_path / "new" / "step.json")
+    assert {r["contestant"] for r in record["results"]} == {
+        *("MERIT", "LAMB", "MaxLAMB", "naive MERIT", "torch AdamW, fused", "torch AdamW, foreach"),
+        *("torch Muon + AdamW", "Muon", "NorMuon", "MuonMERIT", "SOAP", "SOAPMERIT"),
     }
-    assert all(0 < r["fastest_ms"] <= r["median_ms"] <= r["slowest_ms"] for r in record["results"])
+    for r in record["results"]:
+        assert 0 < r["fastest_ms"] <= r["median_ms"] <= r["worst_ms"] <= r["slowest_ms"]
+        assert r["num_steps"] == (30 if "SOAP" in r["contestant"] else 5)
     assert record["environment"]["torch"]
     printed = capsys.readouterr().out
     assert "floor, 40 bytes" in printed
+    assert "floor, Muon's traffic and products" in printed
+    assert " worst " in printed
+
+
+@pytest.mark.usefixtures("small")
+def test_newton_schulz_by_itself_stands_below_muon(tmp_path, capsys) -> None:
+    record = bench(tmp_path / "step.json", "--only", "NorMuon")
+    (alone,) = record["newton_schulz"]
+    # Five passes over 4 x 4 and 4 x 8: 4*16*4 + 2*64 = 384 and 4*16*8 + 2*64 = 640 operations each.
+    assert (alone["model"], alone["num_matrices"], alone["num_flops"]) == ("tiny", 2, 5 * (384 + 640))
+    assert alone["tflop_s"] == pytest.approx(alone["num_flops"] / alone["median_ms"] / 1e9)
+    assert alone["share"] == pytest.approx(alone["tflop_s"] / record["environment"]["matrix_tflop_s"])
+    assert "newton-schulz alone, 2 matrices" in capsys.readouterr().out
+    assert bench(tmp_path / "step.json", "--only", "LAMB")["newton_schulz"] == []
+
+
+@pytest.mark.usefixtures("small")
+def test_a_floor_is_recorded_with_the_speeds_it_was_found_with(tmp_path) -> None:
+    record = bench(tmp_path / "step.json", "--only", "LAMB")
+    adamw, _, muon = record["floors"]
+    copy, product = (record["environment"][rate] for rate in ("copy_tb_s", "matrix_tflop_s"))
+    assert copy > 0
+    assert product > 0
+    assert adamw["ms"] == pytest.approx(28 * (32 + 16 + 32 + 4) / copy / 1e9)
+    num_bytes = 28 * (32 + 4) + 20 * (16 + 32)
+    assert muon["ms"] == pytest.approx(num_bytes / copy / 1e9 + 5120 / product / 1e9)
+
+
+@pytest.mark.usefixtures("small")
+def test_without_dion_its_row_is_left_out_and_says_so(tmp_path, capsys) -> None:
+    record = bench(tmp_path / "step.json", "--only", "on Muon")
+    assert (record["results"], record["newton_schulz"]) == ([], [])
+    (left_out,) = record["left_out"]
+    assert (left_out["model"], left_out["contestant"]) == ("tiny", "dion Muon + AdamW")
+    printed = capsys.readouterr().out
+    assert "tiny: none of the contestants chosen could be timed" in printed
+    assert "left out, the package dion is not installed; pip install git+https" in printed
+
+
+@pytest.mark.usefixtures("small")
+def test_a_contestant_that_fails_leaves_the_others_their_times(tmp_path, capsys, monkeypatch) -> None:
+    def fail(_: Parameters) -> step.timing.Stepped:
+        raise RuntimeError("out of memory\nand more")
+
+    few = [Contestant("broken", fail), Contestant("MERIT", lambda p: MERIT(p.all))]
+    monkeypatch.setattr(step, "on_cpu", lambda: few)
+    record = bench(tmp_path / "step.json")
+    assert [r["contestant"] for r in record["results"]] == ["MERIT"]
+    assert record["left_out"] == [
+        {"model": "tiny", "contestant": "broken", "reason": "RuntimeError: out of memory"}
+    ]
+    assert "left out, RuntimeError: out of memory: broken\n" in capsys.readouterr().out
 
 
 def test_growth_is_measured_in_both_directions(tmp_path, monkeypatch) -> None:
@@ -35,6 +111,15 @@ def test_growth_is_measured_in_both_directions(tmp_path, monkeypatch) -> None:
     assert cli.main(["bench", "growth", "--device", "cpu", "--seconds", "0", "--output", str(output)]) == 0
     found = [(r["num_elements"], r["num_tensors"]) for r in json.loads(output.read_text())["results"]]
     assert found == [(64, 1)] * 2 + [(128, 2)] * 2 + [(256, 1)] * 2 + [(256, 4)] * 2
+
+
+def test_a_step_that_could_not_be_captured_is_shown_so(capsys) -> None:
+    times = {"median_ms": 1.0, "fastest_ms": 1.0, "slowest_ms": 1.0, "worst_ms": 1.0, "num_steps": 5}
+    refused = step.Result("tiny", "Muon", **times, graph_refused="RuntimeError: it waits for the device")
+    step.show([step.Result("tiny", "LAMB", **times, graph_ms=0.5), refused], [], 84)
+    lamb, muon = capsys.readouterr().out.splitlines()[-2:]
+    assert " 0.500" in lamb
+    assert " refused" in muon
 
 
 @pytest.mark.parametrize(("arguments", "status"), [([], 0), (["--help"], 0), (["stpe"], 2)])
@@ -103,9 +188,21 @@ def test_options_of_a_step_that_leave_nothing_to_time(options, complaint, capsys
     assert complaint in capsys.readouterr().err
 
 
-def test_a_model_that_is_too_large_for_all_that_are_chosen_is_left_out(capsys, monkeypatch) -> None:
-    monkeypatch.setitem(shapes.MODELS, "tiny", [(8, 4), (4,)])
-    few = [step.Contestant("naive MERIT", step.NaiveMERIT, most_elements=10)]
+@pytest.mark.usefixtures("small")
+def test_a_model_is_left_out_where_it_is_too_large_or_has_no_hidden_matrix(
+    tmp_path, capsys, monkeypatch
+) -> None:
+    few = [
+        Contestant("naive", lambda p: MERIT(p.all), most_elements=83),
+        Contestant("exact", lambda p: MERIT(p.all), most_elements=84),
+    ]
     monkeypatch.setattr(step, "on_cpu", lambda: few)
-    assert cli.main(["bench", "step", "--device", "cpu", "--models", "tiny", "--seconds", "0"]) == 0
-    assert "tiny: none of the contestants chosen is timed with as many parameters" in capsys.readouterr().out
+    assert [r["contestant"] for r in bench(tmp_path / "step.json")["results"]] == ["exact"]
+    printed = capsys.readouterr().out
+    assert "left out, takes minutes with more than 83 parameters; the model has 84: naive\n" in printed
+
+    monkeypatch.undo()
+    monkeypatch.setitem(shapes.WEIGHTS, "tiny", [Weight((8, 4), "embedding")])
+    record = bench(tmp_path / "step.json", "--only", "MERIT", "--without", "naive")
+    assert [r["contestant"] for r in record["results"]] == ["MERIT"]
+    assert "left out, the model has no hidden matrix: MuonMERIT; SOAPMERIT\n" in capsys.readouterr().out

@@ -12,7 +12,7 @@ USAGE = """usage: merit bench step|growth [--help] [options]
 
 Time an optimizer's step on this machine.
 
-  step    models of GPT-2's and Llama's shapes, with AdamW, LAMB, MERIT and others beside each other
+  step    models of GPT-2's and Llama's shapes, with AdamW, LAMB, MERIT, Muon, SOAP and others side by side
   growth  how the cost grows with the size of the model, and with the number of its tensors
 """
 

@@ -18,9 +18,10 @@ from typing import Any
 import torch
 
 from merit_optim import MERIT
+from merit_optim.lab.bench.contestants import Contestant
 from merit_optim.lab.bench.options import add_options
-from merit_optim.lab.bench.shapes import Shape, make_parameters, num_elements
-from merit_optim.lab.bench.step import Contestant, environment, measure
+from merit_optim.lab.bench.shapes import Parameters, Shape, Weight, num_elements
+from merit_optim.lab.bench.step import environment, measure
 
 SIDE = 1024
 MILLIONS = (1, 4, 16, 64, 256, 1024, 4096, 7168)  # on a CPU up to 64
@@ -49,13 +50,13 @@ def main(argv: list[str]) -> None:
     device: torch.device = args.device
     fused = device.type == "cuda"
     contestants = [
-        Contestant("torch AdamW", lambda p: torch.optim.AdamW(p, fused=fused, foreach=not fused)),
-        Contestant("MERIT", MERIT),
+        Contestant("torch AdamW", lambda p: torch.optim.AdamW(p.all, fused=fused, foreach=not fused)),
+        Contestant("MERIT", lambda p: MERIT(p.all)),
     ]
     record: dict[str, Any] = {"environment": environment(device), "results": []}
     print(f"{'':20} {'AdamW':>10} {'MERIT':>10} {'ratio':>6} {'bytes/s':>10}    host: AdamW, MERIT, ms")
     for name, shapes in (by_size(device) | by_number(device)).items():
-        params = make_parameters(shapes, device)
+        params = Parameters.of([Weight(shape, "hidden") for shape in shapes], device)
         adamw, merit = (measure(contestant, params, name, args.seconds) for contestant in contestants)
         for result in (adamw, merit):
             sizes = {"num_elements": num_elements(shapes), "num_tensors": len(shapes)}

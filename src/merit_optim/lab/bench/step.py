@@ -6,6 +6,12 @@ Gradients and weights are random, of GPT-2's and Llama's shapes, in float32. Eac
 turn, in one process, so that ratios are of one machine in one state: medians, with the spread beside
 them. On a GPU ``ms`` is the time between events around a step when the queue is full, ``host`` what
 the call costs the CPU, ``graph`` the time of a CUDA graph's replay. On a CPU ``ms`` is wall-clock time.
+
+``worst`` is the 95th percentile of the steps: about what a step costs that comes once in ten, and of fewer
+than twenty steps the slowest. SOAP improves its bases in cycles of ten steps, and whole cycles are timed.
+Muon and SOAP treat hidden matrices by themselves and have AdamW for the rest. A floor is the time of the
+bytes that must be moved at the speed of a copy, and of Newton-Schulz's products at the speed of a large
+product in bfloat16, both measured first. Below it is Newton-Schulz by itself.
 """
 
 from __future__ import annotations
@@ -15,80 +21,21 @@ import gc
 import json
 import platform
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch.nn.utils import clip_grad_norm_
-from torch.optim import Optimizer
 
 import merit_optim
-from merit_optim import LAMB, MERIT, MaxLAMB
-from merit_optim.lab.bench.naive import NaiveMERIT
+from merit_optim.lab.bench import timing
+from merit_optim.lab.bench.contestants import Contestant, on_cpu, on_cuda
+from merit_optim.lab.bench.floor import floors_of
+from merit_optim.lab.bench.newton_schulz import NewtonSchulz, measure_newton_schulz
 from merit_optim.lab.bench.options import add_options, count
-from merit_optim.lab.bench.shapes import MODELS, make_parameters, num_elements
+from merit_optim.lab.bench.shapes import WEIGHTS, Parameters, Weight
 from merit_optim.optim.engines import eager
-
-Tensors = list[torch.Tensor]
-
-
-@dataclass(frozen=True)
-class Contestant:
-    """An optimizer, how to make it, and what happens before its step."""
-
-    name: str
-    make: Callable[[Tensors], Optimizer]
-    clip: bool = False
-    compiled: bool = False
-    graph: bool = False
-    most_elements: int = 10**12
-    """Larger models are left out: for what takes minutes there."""
-
-
-def on_cuda() -> list[Contestant]:
-    adamw, billion = torch.optim.AdamW, 10**9
-    return [
-        Contestant("torch AdamW, fused", lambda p: adamw(p, fused=True), graph=True),
-        Contestant("MERIT, fused", lambda p: MERIT(p, fused=True), graph=True),
-        Contestant("clip_grad_norm_ and torch AdamW, fused", lambda p: adamw(p, fused=True), clip=True),
-        Contestant("MERIT, fused, max_grad_norm", lambda p: MERIT(p, fused=True, max_grad_norm=1.0)),
-        Contestant("MERIT, fused, nonfinite='skip'", lambda p: MERIT(p, fused=True, nonfinite="skip")),
-        Contestant("LAMB, fused", lambda p: LAMB(p, fused=True)),
-        Contestant("MaxLAMB, fused", lambda p: MaxLAMB(p, fused=True)),
-        Contestant("torch AdamW, foreach", lambda p: adamw(p, foreach=True), most_elements=billion),
-        Contestant("MERIT, foreach", lambda p: MERIT(p, foreach=True), most_elements=billion),
-        Contestant("naive MERIT", NaiveMERIT, most_elements=billion),
-        *others(),
-        Contestant(
-            "MERIT, compiled", lambda p: MERIT(p, capturable=True), compiled=True, most_elements=2 * 10**8
-        ),
-    ]
-
-
-def others() -> list[Contestant]:
-    """Another library's LAMB, where it is installed."""
-    if find_spec("pytorch_optimizer") is None:
-        return []
-    from pytorch_optimizer import Lamb
-
-    return [Contestant("pytorch_optimizer Lamb", Lamb, most_elements=10**9)]
-
-
-def on_cpu() -> list[Contestant]:
-    adamw = torch.optim.AdamW
-    return [
-        Contestant("torch AdamW, foreach", lambda p: adamw(p, foreach=True)),
-        Contestant("torch AdamW, fused", lambda p: adamw(p, fused=True)),
-        Contestant("MERIT", MERIT),
-        Contestant("LAMB", LAMB),
-        Contestant("MaxLAMB", MaxLAMB),
-        Contestant("naive MERIT", NaiveMERIT),
-        *others(),
-    ]
 
 
 @dataclass
@@ -100,118 +47,53 @@ class Result:
     median_ms: float
     fastest_ms: float
     slowest_ms: float
-    temporary_mib: float | None
+    worst_ms: float
+    num_steps: int
+    temporary_mib: float | None = None
     host_ms: float | None = None
     graph_ms: float | None = None
+    graph_refused: str | None = None
+    """Why the step could not be captured."""
 
 
-def measure(contestant: Contestant, params: Tensors, model: str, seconds: float) -> Result:
-    """Time one contestant until the seconds are up, at least five steps."""
-    device = params[0].device
+def measure(contestant: Contestant, params: Parameters, model: str, seconds: float) -> Result:
+    """Time one contestant until the seconds are up, at least five steps and three of its cycles."""
+    device = params.all[0].device
     optimizer = contestant.make(params)
-    step = torch.compile(optimizer.step) if contestant.compiled else optimizer.step
+    step: Callable[[], object] = torch.compile(optimizer.step) if contestant.compiled else optimizer.step
 
     def run() -> None:
         if contestant.clip:
-            clip_grad_norm_(params, 1.0, foreach=True)
+            clip_grad_norm_(params.all, 1.0, foreach=True)
         step()
 
     for _ in range(3):
         run()
-    timed = device_times if device.type == "cuda" else wall_times
-    times = sorted(timed(run, seconds))
-    result = Result(model, contestant.name, times[len(times) // 2], times[0], times[-1], None)
+    times = timing.step_times(run, seconds, device, contestant.cycle)
+    result = Result(
+        model,
+        contestant.name,
+        median_ms=timing.median(times),
+        fastest_ms=times[0],
+        slowest_ms=times[-1],
+        worst_ms=timing.worst(times),
+        num_steps=len(times),
+    )
     if device.type == "cuda":
-        result.host_ms = host_time(run)
+        result.host_ms = timing.host_time(run)
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
         run()
         torch.cuda.synchronize()
         result.temporary_mib = (torch.cuda.max_memory_allocated() - before) / 2**20
         if contestant.graph:
-            result.graph_ms = graph_time(optimizer, seconds)
+            try:
+                result.graph_ms = timing.graph_time(optimizer, seconds, device)
+            except RuntimeError as error:  # the other times are good all the same
+                result.graph_refused = _in_words(error)
     else:
-        result.temporary_mib = peak_growth(run)
+        result.temporary_mib = timing.peak_growth(run)
     return result
-
-
-def device_times(run: Callable[[], object], seconds: float) -> Iterator[float]:
-    begun = time.monotonic()
-    events: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
-    while len(events) < 5 or (time.monotonic() - begun < seconds and len(events) < 50):
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        begin.record()
-        run()
-        end.record()
-        events.append((begin, end))
-        if len(events) % 10 == 0:
-            torch.cuda.synchronize()
-    torch.cuda.synchronize()
-    return (begin.elapsed_time(end) for begin, end in events)
-
-
-def host_time(run: Callable[[], object], repeats: int = 20) -> float:
-    """What a call costs the CPU: the queue is empty at the start and short enough never to be full."""
-    torch.cuda.synchronize()
-    times = []
-    for _ in range(repeats):
-        begun = time.perf_counter()
-        run()
-        times.append((time.perf_counter() - begun) * 1e3)
-        torch.cuda.synchronize()
-    return sorted(times)[repeats // 2]
-
-
-def graph_time(optimizer: Optimizer, seconds: float) -> float:
-    """The time of a replay."""
-    for group in optimizer.param_groups:
-        group["capturable"] = True
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        for _ in range(2):
-            optimizer.step()
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        optimizer.step()
-    times = sorted(device_times(graph.replay, seconds))
-    return times[len(times) // 2]
-
-
-def wall_times(run: Callable[[], object], seconds: float) -> Iterator[float]:
-    begun = time.monotonic()
-    done = 0
-    while done < 5 or time.monotonic() - begun < seconds:
-        start = time.perf_counter()
-        run()
-        yield (time.perf_counter() - start) * 1e3
-        done += 1
-
-
-def peak_growth(run: Callable[[], object]) -> float | None:
-    """How far a step raises the process's memory, in MiB; None where Linux does not tell."""
-    try:
-        Path("/proc/self/clear_refs").write_text("5")  # begin the high-water mark anew
-        before = memory("VmRSS")
-        run()
-        return max(0.0, memory("VmHWM") - before)
-    except OSError:
-        return None
-
-
-def memory(field: str) -> float:
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(float(line.split()[1]) / 1024 for line in lines if line.startswith(field))
-
-
-def copy_bandwidth(device: torch.device) -> float:
-    """Bytes read and written a second, in TB/s, of a large copy."""
-    source = torch.randn(2**28 if device.type == "cuda" else 2**25, device=device)
-    target = torch.empty_like(source)
-    timed = device_times if device.type == "cuda" else wall_times
-    times = sorted(timed(lambda: target.copy_(source), 0.5))
-    return 2 * source.nbytes / times[len(times) // 2] / 1e9
 
 
 def environment(device: torch.device) -> dict[str, Any]:
@@ -224,25 +106,36 @@ def environment(device: torch.device) -> dict[str, Any]:
         "torch": torch.__version__,
         "merit_optim": merit_optim.__version__,
         "python": platform.python_version(),
-        "copy_tb_s": copy_bandwidth(device),
+        "copy_tb_s": timing.copy_bandwidth(device),
+        "matrix_tflop_s": timing.matrix_rate(device),
     }
 
 
-def show(results: list[Result], total: int, bandwidth: float) -> None:
+def show(results: list[Result], floors: list[dict[str, Any]], total: int) -> None:
     baseline = results[0].median_ms
     print(
         f"\n{results[0].model}: {total / 1e6:.1f}M parameters in float32; ratios to {results[0].contestant}"
     )
-    print(f"  {'':40} {'ms':>9} {'ratio':>6} {'spread':>19} {'host':>7} {'graph':>7} {'temporary':>10}")
+    head = f"{'ms':>9} {'ratio':>6} {'worst':>9} {'spread':>19} {'host':>7} {'graph':>7} {'temporary':>10}"
+    print(f"  {'':40} {head}")
     for r in results:
         spread = f"{r.fastest_ms:.3f}..{r.slowest_ms:.3f}"
         host, graph = (f"{x:.3f}" if x is not None else "" for x in (r.host_ms, r.graph_ms))
+        graph = "refused" if r.graph_refused else graph
         temporary = f"{r.temporary_mib:.1f} MiB" if r.temporary_mib is not None else ""
-        times = f"{r.median_ms:9.3f} {r.median_ms / baseline:6.2f} {spread:>19} {host:>7} {graph:>7}"
-        print(f"  {r.contestant:40} {times} {temporary:>10}")
-    for size, what in ((28, "AdamW's traffic"), (40, "MERIT's in two passes")):
-        floor = size * total / bandwidth / 1e9
-        print(f"  {f'floor, {size} bytes: {what}':40} {floor:9.3f} {floor / baseline:6.2f}", flush=True)
+        times = f"{r.median_ms:9.3f} {r.median_ms / baseline:6.2f} {r.worst_ms:9.3f}"
+        print(f"  {r.contestant:40} {times} {spread:>19} {host:>7} {graph:>7} {temporary:>10}")
+    for floor in floors:
+        what, least = f"floor, {floor['what']}", floor["ms"]
+        print(f"  {what:40} {least:9.3f} {least / baseline:6.2f}", flush=True)
+
+
+def show_newton_schulz(found: NewtonSchulz) -> None:
+    print(
+        f"  {f'newton-schulz alone, {found.num_matrices} matrices':40} {found.median_ms:9.3f} ms, "
+        f"{found.tflop_s:.3g} TFLOP/s, {found.share:.0%} of a large product's",
+        flush=True,
+    )
 
 
 def main(argv: list[str]) -> None:
@@ -252,10 +145,10 @@ def main(argv: list[str]) -> None:
     parser.add_argument(
         "--models",
         nargs="+",
-        choices=MODELS,
+        choices=WEIGHTS,
         default=["gpt2-small"],
         metavar="MODEL",
-        help=f"of {', '.join(MODELS)} (gpt2-small); tiny is not the tiny of `merit train`",
+        help=f"of {', '.join(WEIGHTS)} (gpt2-small); tiny is not the tiny of `merit train`",
     )
     parser.add_argument("--only", help="contestants whose name holds this")
     parser.add_argument("--without", help="all but those")
@@ -271,30 +164,73 @@ def main(argv: list[str]) -> None:
     if not chosen:
         names = "; ".join(own.name for own in contestants)
         parser.error(f"--only and --without leave no contestant; there are {names}")
-    record: dict[str, Any] = {"environment": environment(device), "results": []}
-    bandwidth = record["environment"]["copy_tb_s"]
-    print(
-        f"{record['environment']['device']}, torch {torch.__version__}, copy {bandwidth:.3f} TB/s", flush=True
-    )
+    record: dict[str, Any] = {"environment": environment(device)}
+    record |= {section: [] for section in ("results", "left_out", "floors", "newton_schulz")}
+    found = record["environment"]
+    speeds = f"copy {found['copy_tb_s']:.3f} TB/s, bfloat16 product {found['matrix_tflop_s']:.3f} TFLOP/s"
+    print(f"{found['device']}, torch {torch.__version__}, {speeds}", flush=True)
     for model in args.models:
-        total, results = num_elements(MODELS[model]), []
-        fitting = [own for own in chosen if total <= own.most_elements]
-        if not fitting:
-            print(f"\n{model}: none of the contestants chosen is timed with as many parameters, {total:,}")
-            continue
-        params = make_parameters(MODELS[model], device)
-        for contestant in fitting:
-            if sys.stdout.isatty():
-                print(f"\r\033[K  {model}: {contestant.name} ...", end="\r", flush=True)
+        _time_model(model, WEIGHTS[model], chosen, record, args)
+
+
+def _time_model(
+    model: str,
+    weights: list[Weight],
+    contestants: list[Contestant],
+    record: dict[str, Any],
+    args: argparse.Namespace,
+) -> None:
+    """Time the contestants with one model, show what was found and add it to the record."""
+    device: torch.device = args.device
+    copy_tb_s, matrix_tflop_s = (record["environment"][rate] for rate in ("copy_tb_s", "matrix_tflop_s"))
+    total = sum(own.num_elements for own in weights)
+    left_out = {own.name: reason for own in contestants if (reason := own.left_out(weights)) is not None}
+    fitting = [own for own in contestants if own.name not in left_out]
+    params = Parameters.of(weights if fitting else [], device)
+    results: list[Result] = []
+    for contestant in fitting:
+        if sys.stdout.isatty():
+            print(f"\r\033[K  {model}: {contestant.name} ...", end="\r", flush=True)
+        try:
             results.append(measure(contestant, params, model, args.seconds))
+        except Exception as error:  # too little memory, or another library's: the others are timed anyway
+            left_out[contestant.name] = _in_words(error)
+        else:
             record["results"].append(asdict(results[-1]) | {"num_elements": total})
-            if args.output:
-                args.output.write_text(json.dumps(record, indent=1) + "\n")
-            gc.collect()
-            if device.type == "cuda":
-                torch.cuda.empty_cache()
-        show(results, total, bandwidth)
-        del params
+            _write(record, args)
+        gc.collect()
+        if device.type == "cuda":
+            torch.cuda.empty_cache()
+    record["left_out"] += [
+        {"model": model, "contestant": name, "reason": reason} for name, reason in left_out.items()
+    ]
+    if results:
+        floors = [
+            {"model": model, **asdict(floor), "ms": floor.milliseconds(copy_tb_s, matrix_tflop_s)}
+            for floor in floors_of(weights)
+        ]
+        record["floors"] += floors
+        show(results, floors, total)
+    else:
+        print(f"\n{model}: none of the contestants chosen could be timed")
+    if any(own.direction == "muon" for own in fitting):
+        found = measure_newton_schulz(params, model, args.seconds, matrix_tflop_s)
+        record["newton_schulz"].append(asdict(found))
+        show_newton_schulz(found)
+    for reason in dict.fromkeys(left_out.values()):
+        names = [name for name in left_out if left_out[name] == reason]
+        print(f"  left out, {reason}: {'; '.join(names)}", flush=True)
+    _write(record, args)
+
+
+def _in_words(error: Exception) -> str:
+    """The kind of an error and the first line of what it says."""
+    return f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+
+
+def _write(record: dict[str, Any], args: argparse.Namespace) -> None:
+    if args.output:
+        args.output.write_text(json.dumps(record, indent=1) + "\n")
 
 
 def _is_chosen(name: str, only: str | None, without: str | None) -> bool:

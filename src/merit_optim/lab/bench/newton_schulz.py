@@ -1,0 +1,67 @@
+"""Newton-Schulz by itself: all hidden matrices of a model, without the rest of a step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from merit_optim.lab.bench.floor import newton_schulz_flops
+from merit_optim.lab.bench.shapes import Parameters, Tensors
+from merit_optim.lab.bench.timing import median, step_times
+from merit_optim.optim.directions import Muon
+from merit_optim.optim.directions.newton_schulz import coefficients_of, polar
+
+_MUON = Muon()
+
+
+def orthogonaliser(stack_NRC: Tensor) -> Callable[[Tensor], object]:
+    """What a step orthogonalises such a stack of matrices with; to time another function, return it here."""
+    del stack_NRC
+    return one_by_one
+
+
+def one_by_one(stack_NRC: Tensor) -> None:
+    """As the eager engine does: each polar factor is let go before the next is found."""
+    coefficients, products = coefficients_of(_MUON.ns_coefficients), getattr(torch, _MUON.ns_dtype)
+    for matrix_1RC in stack_NRC.split(1):
+        polar(matrix_1RC, coefficients, _MUON.ns_steps, products, _MUON.eps)
+
+
+@dataclass(frozen=True)
+class NewtonSchulz:
+    """How long it takes, and how fast its products are."""
+
+    model: str
+    num_matrices: int
+    num_flops: int
+    median_ms: float
+    tflop_s: float
+    share: float
+    """Of the speed of a large product."""
+
+
+def measure_newton_schulz(
+    params: Parameters, model: str, seconds: float, matrix_tflop_s: float
+) -> NewtonSchulz:
+    """Time Newton-Schulz for the hidden matrices of a model, in the dtype in which a step has them."""
+    alike: dict[torch.Size, Tensors] = {}
+    for own in params.hidden:
+        assert own.grad is not None
+        alike.setdefault(own.shape, []).append(own.grad.to(getattr(torch, _MUON.ns_dtype)))
+    stacks = [torch.stack(matrices) for matrices in alike.values()]
+    calls = [(orthogonaliser(stack), stack) for stack in stacks]
+
+    def run() -> None:
+        for call, stack in calls:
+            call(stack)
+
+    for _ in range(2):
+        run()
+    milliseconds = median(step_times(run, seconds, stacks[0].device))
+    num_matrices = sum(map(len, stacks))
+    num_flops = sum(len(stack) * newton_schulz_flops(tuple(stack.shape[1:])) for stack in stacks)
+    rate = num_flops / milliseconds / 1e9
+    return NewtonSchulz(model, num_matrices, num_flops, milliseconds, rate, rate / matrix_tflop_s)
