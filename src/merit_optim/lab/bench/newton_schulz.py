@@ -12,22 +12,35 @@ from merit_optim.lab.bench.floor import newton_schulz_flops
 from merit_optim.lab.bench.shapes import Parameters, Tensors
 from merit_optim.lab.bench.timing import median, step_times
 from merit_optim.optim.directions import Muon
-from merit_optim.optim.directions.newton_schulz import coefficients_of, polar
+from merit_optim.optim.directions.newton_schulz import polar
+from merit_optim.optim.engines import fused_unavailable
 
 _MUON = Muon()
 
 
 def orthogonaliser(stack_NRC: Tensor) -> Callable[[Tensor], object]:
-    """What a step orthogonalises such a stack of matrices with; to time another function, return it here."""
-    del stack_NRC
-    return one_by_one
+    """What a step orthogonalises such a stack of matrices with."""
+    if stack_NRC.device.type != "cuda" or fused_unavailable():
+        return one_by_one
+    from merit_optim.optim.engines.fused.engine import MAX_HELD
+    from merit_optim.optim.engines.fused.newton_schulz import Iteration, Polar, num_together
+
+    num, rows, columns = stack_NRC.shape
+    iteration, together = Iteration.of(_MUON, rows, columns), num_together(num, rows * columns, MAX_HELD)
+    batches = [Polar(len(some), iteration) for some in stack_NRC.split(together)]
+
+    def batch_by_batch(stack_NRC: Tensor) -> None:
+        for batch, some_NRC in zip(batches, stack_NRC.split(together), strict=True):
+            batch(some_NRC)
+
+    return batch_by_batch
 
 
 def one_by_one(stack_NRC: Tensor) -> None:
     """As the eager engine does: each polar factor is let go before the next is found."""
-    coefficients, products = coefficients_of(_MUON.ns_coefficients), getattr(torch, _MUON.ns_dtype)
+    products = getattr(torch, _MUON.ns_dtype)
     for matrix_1RC in stack_NRC.split(1):
-        polar(matrix_1RC, coefficients, _MUON.ns_steps, products, _MUON.eps)
+        polar(matrix_1RC, _MUON.coefficients, _MUON.ns_steps, products, _MUON.eps)
 
 
 @dataclass(frozen=True)
