@@ -46,11 +46,10 @@ def parts_of(
     polar: Polar, x: Tensor, y: Tensor, gram: Tensor, polynomial: Tensor
 ) -> dict[str, Callable[[], object]]:
     """The three products of a pass."""
-    left, right = (x, polynomial) if polar.is_tall else (polynomial, x)
     return {
-        "gram": partial(polar._gram, x, gram, polar.m, polar.k, 0.0, 1.0),
-        "square": partial(polar._square, gram, polynomial, polar.m, polar.m, B, C),
-        "product": partial(polar._product, left, right, x, y, *polar.shape, polar.m, A),
+        "gram": partial(polar.gram, x, gram),
+        "square": partial(polar.combine, gram, gram, polynomial, C, B),
+        "product": partial(polar.apply, polynomial, x, y, A),
     }
 
 

@@ -3,7 +3,8 @@
     python benchmarks/train.py [--model gpt2-small] [--attention auto cudnn] [--output results.json]
 
 Each variant is a whole run of ``merit_optim.lab.train`` in a process of its own, on random tokens: loader,
-loss, optimizer, metrics and all. The first steps, in which the model is compiled, are left out.
+loss, optimizer, metrics and all. The first steps, in which the model is compiled, are left out. On a GPU the
+optimizer's own time is measured beside them, by events around its steps, and given as a share of a step.
 """
 
 from __future__ import annotations
@@ -14,12 +15,14 @@ import json
 import multiprocessing
 import statistics
 import tempfile
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from merit_optim.lab.bench.step import environment
 from merit_optim.lab.models import PRESETS, ModelConfig
@@ -37,7 +40,8 @@ def write_data(folder: Path, vocab_size: int) -> None:
 
 
 def run(model: ModelConfig, observe: int, optimizer: str, args: argparse.Namespace, folder: Path) -> None:
-    """One variant, in the folder ``run``."""
+    """One variant, in the folder ``run``, and the milliseconds of its optimizer's steps beside it."""
+    milliseconds = _time_steps() if torch.cuda.is_available() else list
     train(
         TrainConfig(
             data=folder,
@@ -48,11 +52,30 @@ def run(model: ModelConfig, observe: int, optimizer: str, args: argparse.Namespa
             ),
             checkpoint=CheckpointConfig(every_steps=0, every_minutes=0),
             batch=args.batch,
-            micro_batch=args.batch,
+            micro_batch=args.micro_batch or args.batch,
             steps=args.steps,
         ),
         folder / "run",
     )
+    (folder / "optimizer.json").write_text(json.dumps(milliseconds()))
+
+
+def _time_steps() -> Callable[[], list[float]]:
+    """Record events around every step of every optimizer; the times between them when called."""
+    events: list[torch.cuda.Event] = []
+
+    def mark(*_: object) -> None:
+        events.append(torch.cuda.Event(enable_timing=True))
+        events[-1].record()
+
+    register_optimizer_step_pre_hook(mark)
+    register_optimizer_step_post_hook(mark)
+
+    def milliseconds() -> list[float]:
+        torch.cuda.synchronize()
+        return [begin.elapsed_time(end) for begin, end in zip(events[::2], events[1::2], strict=True)]
+
+    return milliseconds
 
 
 def measure(model: ModelConfig, observe: int, optimizer: str, args: argparse.Namespace) -> dict[str, Any]:
@@ -68,8 +91,14 @@ def measure(model: ModelConfig, observe: int, optimizer: str, args: argparse.Nam
         if child.exitcode:
             return {"failed": f"exit code {child.exitcode}"}
         steps = Run.open(folder / "run").metrics("train")[args.steps // 2 :]
+        of_optimizer = json.loads((folder / "optimizer.json").read_text())[args.steps // 2 :]
     speeds = [step["tokens_per_second"] for step in steps]
-    return {
+    found: dict[str, Any] = {}
+    if of_optimizer:
+        whole = 1000 * args.batch * model.context / statistics.median(speeds)
+        found["optimizer_ms"] = statistics.median(of_optimizer)
+        found["optimizer_share"] = found["optimizer_ms"] / whole
+    return found | {
         "tokens_per_second": statistics.median(speeds),
         "slowest": min(speeds),
         "fastest": max(speeds),
@@ -83,7 +112,8 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--model", default="gpt2-small", choices=PRESETS)
-    parser.add_argument("--batch", type=int, default=64, help="sequences in a step, in one forward pass")
+    parser.add_argument("--batch", type=int, default=64, help="sequences in a step")
+    parser.add_argument("--micro-batch", type=int, help="sequences in a forward pass; all of them")
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--optimizers", nargs="+", default=["merit"])
     parser.add_argument("--attention", nargs="+", default=["auto"])

@@ -32,6 +32,7 @@ from merit_optim.optim.engines.fused.launch import (
     Variant,
     variant_of,
 )
+from merit_optim.optim.engines.fused.newton_schulz import num_together
 from merit_optim.optim.engines.fused.tables import Tile, weights_of
 from merit_optim.optim.engines.part import Part, Place
 from merit_optim.optim.engines.plan import Plan, plan
@@ -205,8 +206,7 @@ class FusedEngine:
                 continue
             scales = {i: _scale(groups[i], owners[i]) for i in items}
             weights = [w._replace(scale=scales[w.item]) for w in weights]
-            at_a_time = max(1, self.max_held // (weights[0].rows * weights[0].columns))
-            num = math.ceil(len(weights) / math.ceil(len(weights) / at_a_time))  # of one size, if they can be
+            num = num_together(len(weights), weights[0].rows * weights[0].columns, self.max_held)
             self._launches += [
                 HeldLaunch(variant, weights[first : first + num], self.device, *tiles)
                 for first in range(0, len(weights), num)

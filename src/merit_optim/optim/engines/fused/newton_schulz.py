@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from merit_optim.optim.directions import Muon
-from merit_optim.optim.directions.newton_schulz import Coefficients
+from merit_optim.optim.directions.newton_schulz import Coefficients, Pass
 from merit_optim.optim.engines import interpreting
 from merit_optim.optim.engines.fused import product_kernels as kernels
 from merit_optim.optim.engines.fused.compiled import Kernel
@@ -37,6 +37,9 @@ SYMMETRIC_TILE = Tile(128, 128, 64, warps=4, stages=3)
 PRODUCT_TILE = Tile(128, 256, 64, warps=8, stages=4)
 NEIGHBOURS = 8
 
+# How many times as long as the other a side is for two passes to be taken at a time.
+PAIRED = 2
+
 BLOCK = 8192
 BLOCK_SUMS = 256
 
@@ -61,28 +64,42 @@ class Iteration(NamedTuple):
         return self.num_passes * (4 * m * m * k + 2 * m**3)
 
 
+def num_together(num: int, num_elements: int, most: int) -> int:
+    """How many of ``num`` matrices to work on at a time, so that they have at most so many elements.
+
+    Batches of one size, as nearly as can be: a small last one would leave most of the GPU idle.
+    """
+    at_most = max(1, most // num_elements)
+    return ceil(num / ceil(num / at_most))
+
+
 class Polar:
-    """The polar factors of ``num`` matrices, with the kernels kept between steps."""
+    """The polar factors of ``num`` matrices, with the kernels kept between steps.
+
+    Two passes at a time where one side is much the longer: (a2 + B2)(a1 + B1), with B of each pass
+    b*A + c*A*A, is a matrix of the smaller side, and so is A of the second pass, (a1 + B1) A (a1 + B1). That
+    takes five more products of the smaller sides and saves two of three with X.
+    """
 
     def __init__(self, num: int, iteration: Iteration) -> None:
         rows, columns = self.shape = iteration[:2]
         self.num, self.is_tall = num, rows > columns
         self.m, self.k = min(rows, columns), max(rows, columns)
         self.passes = iteration.coefficients.first(iteration.num_passes)
+        self.num_pairs = iteration.num_passes // 2 if self.k >= PAIRED * self.m else 0
         self.margin, self.eps = iteration.coefficients.margin, iteration.eps
         self.num_elements, self.num_blocks = rows * columns, ceil(rows * columns / BLOCK)
-        same = {"WIDEN": interpreting()}
-        self._gram = _symmetric(num, self.m, self.k, TALL=self.is_tall, POLYNOMIAL=False, **same)
-        self._square = _symmetric(num, self.m, self.m, TALL=False, POLYNOMIAL=True, **same)
+        self._gram = self._symmetric(self.k, TALL=self.is_tall, POLYNOMIAL=False)
+        self._polynomial = self._symmetric(self.m, TALL=False, POLYNOMIAL=True)
         tile = PRODUCT_TILE
         self._product = Kernel(
             kernels.product,
             num * ceil(rows / tile.rows) * ceil(columns / tile.columns),
             EVEN=tile.divides(rows, columns, self.m),
+            WIDEN=interpreting(),
             BLOCK_R=tile.rows,
             BLOCK_C=tile.columns,
             GROUP=NEIGHBOURS,
-            **same,
             **tile.launch_options,
         )
         self._squares = Kernel(kernels.squares, num * self.num_blocks, BLOCK=BLOCK, num_warps=8)
@@ -90,35 +107,78 @@ class Polar:
             kernels.normalize, num * self.num_blocks, BLOCK=BLOCK, BLOCK_SUMS=BLOCK_SUMS, num_warps=8
         )
 
+    def _symmetric(self, k: int, **constants: bool) -> Kernel:
+        tile = SYMMETRIC_TILE
+        num_tiles = ceil(self.m / tile.rows)
+        return Kernel(
+            kernels.symmetric,
+            self.num * num_tiles * (num_tiles + 1) // 2,
+            EVEN=tile.divides(self.m, self.m, k),
+            WIDEN=interpreting(),
+            BLOCK_M=tile.rows,
+            **constants,
+            **tile.launch_options,
+        )
+
     def __call__(self, n_NRC: Tensor) -> Tensor:
         """The polar factors; ``n`` is overwritten.
 
-        Temporaries: as much again, and two squares of the smaller side.
+        Temporaries: as much again, and two squares of the smaller side; three where passes go in pairs.
         """
         x, y = n_NRC, torch.empty_like(n_NRC)
-        gram, polynomial = n_NRC.new_empty(2, self.num, self.m, self.m)
-        sums = torch.empty(self.num * self.num_blocks, dtype=torch.float64, device=n_NRC.device)
-        sized = self.num_elements, self.num_blocks
-        self._squares(x, sums, *sized)
-        self._normalize(x, sums, self.margin, self.eps, *sized)
-        rows, columns = self.shape
-        for a, b, c in self.passes:
-            self._gram(x, gram, self.m, self.k, 0.0, 1.0)
-            self._square(gram, polynomial, self.m, self.m, b, c)
-            left, right = (x, polynomial) if self.is_tall else (polynomial, x)
-            self._product(left, right, x, y, rows, columns, self.m, a)
+        squares = n_NRC.new_empty(3 if self.num_pairs else 2, self.num, self.m, self.m).unbind()
+        self.normalize(x)
+        passes = iter(self.passes)
+        for _ in range(self.num_pairs):
+            self.apply(self.two_passes(x, next(passes), next(passes), *squares), x, y)
+            x, y = y, x
+        for a, b, c in passes:
+            gram, polynomial = squares[:2]
+            self.gram(x, gram)
+            self.combine(gram, gram, polynomial, c, b)
+            self.apply(polynomial, x, y, a)
             x, y = y, x
         return x
 
+    def two_passes(
+        self, x: Tensor, first: Pass, second: Pass, one: Tensor, two: Tensor, three: Tensor
+    ) -> Tensor:
+        """What X is multiplied by in two passes; the squares are overwritten."""
+        (a1, b1, c1), (a2, b2, c2) = first, second
+        self.gram(x, one)
+        self.combine(one, one, two, c1, b1)  # B1
+        self.combine(two, one, three, 1.0, a1)  # (a1 + B1) A
+        self.combine(two, three, one, 1.0, a1)  # A of the second pass
+        self.combine(one, one, three, c2, b2)  # B2
+        self.combine(three, two, one, 1.0, a2, a1, a1 * a2)
+        return one
 
-def _symmetric(num: int, m: int, k: int, **constants: bool) -> Kernel:
-    tile = SYMMETRIC_TILE
-    num_tiles = ceil(m / tile.rows)
-    return Kernel(
-        kernels.symmetric,
-        num * num_tiles * (num_tiles + 1) // 2,
-        EVEN=tile.divides(m, m, k),
-        BLOCK_M=tile.rows,
-        **constants,
-        **tile.launch_options,
-    )
+    def normalize(self, x: Tensor) -> None:
+        """Bring X to norm 1, in place."""
+        sums = torch.empty(self.num * self.num_blocks, dtype=torch.float64, device=x.device)
+        sized = self.num_elements, self.num_blocks
+        self._squares(x, sums, *sized)
+        self._normalize(x, sums, self.margin, self.eps, *sized)
+
+    def gram(self, x: Tensor, out: Tensor) -> None:
+        """X X'."""
+        self._gram(x, x, out, self.m, self.k, 1.0, 0.0, 0.0, 0.0, HAS_LEFT=False)
+
+    def combine(
+        self,
+        left: Tensor,
+        right: Tensor,
+        out: Tensor,
+        share_of_product: float,
+        share_of_right: float,
+        share_of_left: float = 0.0,
+        share_of_one: float = 0.0,
+    ) -> None:
+        """Shares of left*right, right, left and the identity: symmetric matrices that commute."""
+        shares = share_of_product, share_of_right, share_of_left, share_of_one
+        self._polynomial(left, right, out, self.m, self.m, *shares, HAS_LEFT=share_of_left != 0)
+
+    def apply(self, polynomial: Tensor, x: Tensor, out: Tensor, share_of_x: float = 0.0) -> None:
+        """polynomial*X + share*X."""
+        left, right = (x, polynomial) if self.is_tall else (polynomial, x)
+        self._product(left, right, x, out, *self.shape, self.m, share_of_x, HAS_X=share_of_x != 0)

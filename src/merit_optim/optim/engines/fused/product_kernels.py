@@ -34,20 +34,28 @@ def _dot(left, right, total, WIDEN: tl.constexpr):
 
 @triton.jit
 def symmetric(
-    x,
+    left,
+    right,
     out,
     m,
     k,
-    linear,
-    quadratic,
+    share_of_product,
+    share_of_right,
+    share_of_left,
+    share_of_one,
     TALL: tl.constexpr,
     POLYNOMIAL: tl.constexpr,
+    HAS_LEFT: tl.constexpr,
     EVEN: tl.constexpr,
     WIDEN: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
-    """X X'; with ``POLYNOMIAL``, of a symmetric X, linear*X + quadratic*X*X."""
+    """X X', where left and right are X.
+
+    With ``POLYNOMIAL``, of symmetric matrices that commute, shares of left*right, of right, with ``HAS_LEFT``
+    of left, and of the identity.
+    """
     num_tiles = tl.cdiv(m, BLOCK_M)
     num_upper = num_tiles * (num_tiles + 1) // 2
     program = tl.program_id(0)
@@ -59,31 +67,35 @@ def symmetric(
     rows_read, columns_read = rows, columns
     if not EVEN:
         rows_read, columns_read = rows % m, columns % m
-    x += matrix * m * k
+    left += matrix * m * k
+    right += matrix * m * k
     if TALL:
-        left_at = x + inner[None, :] * m + rows_read[:, None]
-        right_at = x + inner[:, None] * m + columns_read[None, :]
+        left_at = left + inner[None, :] * m + rows_read[:, None]
+        right_at = right + inner[:, None] * m + columns_read[None, :]
         stride = BLOCK_K * m
     else:
-        left_at = x + rows_read[:, None] * k + inner[None, :]
-        right_at = x + columns_read[None, :] * k + inner[:, None]
+        left_at = left + rows_read[:, None] * k + inner[None, :]
+        right_at = right + columns_read[None, :] * k + inner[:, None]
         stride = BLOCK_K
     total = tl.zeros((BLOCK_M, BLOCK_M), tl.float32)
     for step in tl.range(0, tl.cdiv(k, BLOCK_K)):
         if EVEN:
-            left, right = tl.load(left_at), tl.load(right_at)
+            left_tile, right_tile = tl.load(left_at), tl.load(right_at)
         else:
             inside = inner < k - step * BLOCK_K
-            left = tl.load(left_at, inside[None, :], other=0.0)
-            right = tl.load(right_at, inside[:, None], other=0.0)
-        total = _dot(left, right, total, WIDEN)
+            left_tile = tl.load(left_at, inside[None, :], other=0.0)
+            right_tile = tl.load(right_at, inside[:, None], other=0.0)
+        total = _dot(left_tile, right_tile, total, WIDEN)
         left_at += stride
         right_at += stride
     out += matrix * m * m
     mask = (rows < m)[:, None] & (columns < m)[None, :]
     at = rows[:, None] * m + columns[None, :]
     if POLYNOMIAL:
-        total = linear * tl.load(x + at, mask, other=0.0).to(tl.float32) + quadratic * total
+        total = share_of_product * total + tl.where(rows[:, None] == columns[None, :], share_of_one, 0.0)
+        total += share_of_right * tl.load(right + at, mask, other=0.0).to(tl.float32)
+        if HAS_LEFT:
+            total += share_of_left * tl.load(left + at, mask, other=0.0).to(tl.float32)
     tile = total.to(out.dtype.element_ty)
     tl.store(out + at, tile, mask)
     if i != j:
@@ -100,7 +112,8 @@ def product(
     num_rows,
     num_columns,
     k,
-    share,
+    share_of_x,
+    HAS_X: tl.constexpr,
     EVEN: tl.constexpr,
     WIDEN: tl.constexpr,
     BLOCK_R: tl.constexpr,
@@ -108,7 +121,7 @@ def product(
     BLOCK_K: tl.constexpr,
     GROUP: tl.constexpr,
 ):
-    """share*X + left*right, of which one is X."""
+    """left*right, of which one is X, and with ``HAS_X`` a share of X."""
     tiles_down, tiles_across = tl.cdiv(num_rows, BLOCK_R), tl.cdiv(num_columns, BLOCK_C)
     program = tl.program_id(0)
     matrix = (program // (tiles_down * tiles_across)).to(tl.int64)
@@ -135,7 +148,8 @@ def product(
         right_at += BLOCK_K * num_columns
     mask = (rows < num_rows)[:, None] & (columns < num_columns)[None, :]
     at = matrix * num_rows * num_columns + rows[:, None] * num_columns + columns[None, :]
-    total += share * tl.load(x + at, mask, other=0.0).to(tl.float32)
+    if HAS_X:
+        total += share_of_x * tl.load(x + at, mask, other=0.0).to(tl.float32)
     tl.store(out + at, total.to(out.dtype.element_ty), mask)
 
 
