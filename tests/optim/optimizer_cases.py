@@ -90,6 +90,11 @@ def is_soap(build: Any) -> bool:
     return getattr(build, "direction", None) == "soap"
 
 
+def as_if_alone(build: Any) -> dict[str, Any]:
+    """Options with which other parameters of an optimizer do not matter: SOAP's matrices take turns."""
+    return {"refresh_phase": 0} if is_soap(build) else {}
+
+
 def steps_to_move(build: Any) -> int:
     """How many steps it takes until every parameter has changed."""
     return 2 if is_soap(build) else 1

@@ -10,6 +10,7 @@ from optimizer_cases import (
     Case,
     add_group,
     arguments,
+    as_if_alone,
     assert_same_bits,
     assert_unchanged,
     is_soap,
@@ -60,9 +61,10 @@ def test_groups_have_options_of_their_own(device, case: Case) -> None:
     if case.direction == "muon":
         override["momentum"] = 0.6
     params = parameters(device)
-    together = case.build([{"params": params[:3]}, {"params": params[3:], **override}])
+    together = case.build([{"params": params[:3]}, {"params": params[3:], **override}], **as_if_alone(case))
     alone = parameters(device)
-    first, second = case.build(alone[:3]), case.build(alone[3:], **arguments(case, override))
+    first = case.build(alone[:3], **as_if_alone(case))
+    second = case.build(alone[3:], **arguments(case, override), **as_if_alone(case))
     for step in range(3):
         set_gradients(params, step)
         set_gradients(alone, step)
@@ -75,7 +77,8 @@ def test_groups_have_options_of_their_own(device, case: Case) -> None:
 @every_case
 def test_a_group_added_later_trains_with_its_options(device, case: Case) -> None:
     params, alone = parameters(device), parameters(device)
-    optimizer, late = case.build(params[:2]), case.build(alone[2:], **arguments(case, {"lr": 0.003}))
+    optimizer = case.build(params[:2], **as_if_alone(case))
+    late = case.build(alone[2:], **arguments(case, {"lr": 0.003}), **as_if_alone(case))
     take_steps(optimizer, 2)
     add_group(optimizer, {"params": params[2:], "lr": 0.003})
     # The rest of the weights is in a group of its own.

@@ -8,6 +8,7 @@ from optimizer_cases import (
     CASES,
     OWN_CASES,
     Case,
+    as_if_alone,
     assert_same_bits,
     is_soap,
     name_of,
@@ -149,7 +150,7 @@ def test_dtypes_mix_in_one_group(device, case: Case) -> None:
         [nn.Parameter(random_tensor((5, 4), i, dtype=d, device=device)) for i, d in enumerate(dtypes)]
         for _ in range(2)
     )
-    optimizer, separate = case.build(together), [case.build([p]) for p in alone]
+    optimizer, separate = case.build(together, **as_if_alone(case)), [case.build([p]) for p in alone]
     for step in range(3):
         for i, pair in enumerate(zip(together, alone, strict=True)):
             for param in pair:

@@ -18,7 +18,7 @@ from torch.optim.optimizer import ParamsT
 
 from merit_optim.optim import options, saved_state, validate
 from merit_optim.optim.control import Log, controls_of
-from merit_optim.optim.engines.ranks.placements import any_sharded, local
+from merit_optim.optim.engines.ranks.placements import any_sharded, is_sharded, local, stacked_zeros
 from merit_optim.optim.engines.ranks.sharding import Sharding
 from merit_optim.optim.engines.work import Controls, Work, apart
 from merit_optim.optim.torch_private import (
@@ -273,6 +273,11 @@ class SafeOptimizer(Optimizer):
         """The shape of each."""
         return dict.fromkeys(self._state_keys(group), tuple(param.shape))
 
+    def _stacked_keys(self, param: Tensor, group: dict[str, Any]) -> frozenset[str]:
+        """The names of those that have something for each stacked matrix, whatever the parameter's shape."""
+        del param, group
+        return frozenset()
+
     def _needs_step(self, group: dict[str, Any]) -> bool:
         """Whether what is computed depends on how many steps were taken."""
         del group
@@ -280,10 +285,12 @@ class SafeOptimizer(Optimizer):
 
     def _init_state(self, param: Tensor, group: dict[str, Any], state: dict[str, Any]) -> None:
         state["step"] = torch.zeros((), dtype=torch.float32, device=self._step_device(param, group))
-        dtype = self._state_dtype(param, group)
+        dtype, stacked = self._state_dtype(param, group), self._stacked_keys(param, group)
         for key, shape in self._state_shapes(param, group).items():
-            if shape == tuple(param.shape):  # placed and laid out as the parameter is
+            if key not in stacked:  # placed and laid out as the parameter is
                 state[key] = torch.zeros_like(param, dtype=dtype, memory_format=torch.preserve_format)
+            elif is_sharded(param):
+                state[key] = stacked_zeros(param, group["matrix_dims"], shape, dtype)
             else:
                 state[key] = torch.zeros(shape, dtype=dtype, device=param.device)
 
@@ -306,8 +313,10 @@ class SafeOptimizer(Optimizer):
             if skip is None:
                 foreach_add_(steps, 1)
             else:
-                taken = (~skip).float().to(steps[0].device)
-                foreach_add_(steps, [taken] * len(steps))
+                taken = (~skip).float()
+                for place in dict.fromkeys([step.device for step in steps]):  # SOAP's stand on the host
+                    there = [step for step in steps if step.device == place]
+                    foreach_add_(there, [taken.to(place)] * len(there))
 
     # --- what happened to the gradients ---------------------------------------------------------------
 

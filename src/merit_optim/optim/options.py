@@ -66,6 +66,7 @@ LATER: Mapping[str, Any] = {
     "split_dim": 0,
     "ratio_bounds": None,
     "calibrated": False,
+    "refresh_phase": None,
 }
 """Options that version 0.1 did not have, with what they mean where a group does not have them.
 

@@ -30,8 +30,10 @@ class SOAPMERIT(HiddenMatrixOptimizer):
         eps: added to the square root of the second moment.
         weight_decay: added to u as ``weight_decay * w``; decoupled, as AdamW's, for the rest.
         shampoo_beta: decay of the averages of g g' and g' g; None for the second of ``betas``.
-        precondition_frequency: steps from one improvement of the eigenbasis to the next.
+        precondition_frequency: steps from one improvement of a matrix's eigenbasis to the next.
         max_precond_dim: a side longer than this is not rotated.
+        refresh_phase: None lets the matrices be improved in turns, so that all steps but the first cost about
+            the same; 0, or another step of the cycle, improves all of them in that one step.
         clip: bound on each element of ``s*u``; None for none.
         element_wise: use the rows' and columns' ratios; False leaves the whole weight's.
         weight_bound: let the whole weight's ratio bound the element-wise ones from below.
@@ -65,6 +67,7 @@ class SOAPMERIT(HiddenMatrixOptimizer):
         shampoo_beta: float | None = None,
         precondition_frequency: int = 10,
         max_precond_dim: int = 10000,
+        refresh_phase: int | None = None,
         clip: float | None = 1.0,
         element_wise: bool = True,
         weight_bound: bool = True,
@@ -83,6 +86,7 @@ class SOAPMERIT(HiddenMatrixOptimizer):
                 shampoo_beta=shampoo_beta,
                 precondition_frequency=precondition_frequency,
                 max_precond_dim=max_precond_dim,
+                refresh_phase=refresh_phase,
             ),
             rule=Rule(clip, element_wise, weight_bound, norm),
             rest_lr=rest_lr,
@@ -99,7 +103,7 @@ class SOAP(HiddenMatrixOptimizer):
         w <- w - lr * (QL (m' / (sqrt(v') + eps)) QR' + weight_decay*w)
 
     QL and QR are eigenvectors of averages of g g' and g' g. They are found in the first step, which changes
-    no weight, and improved every few steps.
+    no weight and takes long, and improved every few steps.
 
     Args:
         params: parameter groups of ``param_groups(model)``; see ``MuonMERIT``.
@@ -108,8 +112,10 @@ class SOAP(HiddenMatrixOptimizer):
         eps: added to the square root of the second moment.
         weight_decay: decoupled weight decay.
         shampoo_beta: decay of the averages of g g' and g' g; None for the second of ``betas``.
-        precondition_frequency: steps from one improvement of the eigenbasis to the next.
+        precondition_frequency: steps from one improvement of a matrix's eigenbasis to the next.
         max_precond_dim: a side longer than this, such as an embedding's, is not rotated.
+        refresh_phase: None lets the matrices be improved in turns, so that all steps but the first cost about
+            the same; 0 improves all of them in one step, as the authors' code does.
         rest_lr: learning rate of vectors; None for ``lr``.
         rest: other options for these; None for AdamW with the same betas and eps.
         options: how the step is computed; see ``MERIT``.
@@ -139,6 +145,7 @@ class SOAP(HiddenMatrixOptimizer):
         shampoo_beta: float | None = None,
         precondition_frequency: int = 10,
         max_precond_dim: int = 10000,
+        refresh_phase: int | None = None,
         rest_lr: float | Tensor | None = None,
         rest: Mapping[str, Any] | None = None,
         **options: Unpack[EngineOptions],
@@ -153,6 +160,7 @@ class SOAP(HiddenMatrixOptimizer):
                 shampoo_beta=shampoo_beta,
                 precondition_frequency=precondition_frequency,
                 max_precond_dim=max_precond_dim,
+                refresh_phase=refresh_phase,
             ),
             rule=UNSCALED,
             rest_lr=rest_lr,

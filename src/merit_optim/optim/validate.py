@@ -140,6 +140,15 @@ def count(name: str, value: Any, otherwise: str = "") -> None:
         raise ValueError(f"{name} is {value!r}; it must be a whole number that is at least 1{otherwise}")
 
 
+def phase(name: str, value: Any, length: int) -> None:
+    """The number of a step in a cycle of this length, from 0."""
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < length:
+        raise ValueError(
+            f"{name} is {value!r}; it must be a whole number from 0 to {length - 1}, a step of the cycle of "
+            f"precondition_frequency={length}, or None for matrices that take turns"
+        )
+
+
 def optional_count(name: str, value: Any) -> None:
     """A whole number >= 1, or None."""
     if value is not None:

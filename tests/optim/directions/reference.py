@@ -196,10 +196,11 @@ class Soap:
         shampoo_beta: float | None = None,
         precondition_frequency: int = 10,
         max_precond_dim: int = 10000,
+        refresh_phase: int = 0,
     ) -> None:
         self.betas, self.eps, self.bias_correction = betas, eps, bias_correction
         self.shampoo_beta = betas[1] if shampoo_beta is None else shampoo_beta
-        self.frequency, self.max_dim = precondition_frequency, max_precond_dim
+        self.frequency, self.max_dim, self.phase = precondition_frequency, max_precond_dim, refresh_phase
         self.averages: list[Any] = [0.0, 0.0]
         self.bases: list[Array | None] = [None, None]
         self.first_bases: list[Array | None] | None = None
@@ -223,7 +224,7 @@ class Soap:
         if self.t == 0:
             self.m, self.v = np.zeros_like(g), np.zeros_like(g)
             self.find_bases(g.shape)
-        elif self.t % self.frequency == 0:
+        elif (self.t - self.phase) % self.frequency == 0:
             self.improve_bases()
         return d
 

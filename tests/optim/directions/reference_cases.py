@@ -97,7 +97,15 @@ OF_DIRECTION: dict[str, tuple[Callable[..., Any], tuple[str, ...]]] = {
     ),
     "soap": (
         reference.Soap,
-        ("betas", "eps", "bias_correction", "shampoo_beta", "precondition_frequency", "max_precond_dim"),
+        (
+            "betas",
+            "eps",
+            "bias_correction",
+            "shampoo_beta",
+            "precondition_frequency",
+            "max_precond_dim",
+            "refresh_phase",
+        ),
     ),
 }
 CLASSES = {"adam": MERIT, "muon": MuonMERIT, "soap": SOAPMERIT}

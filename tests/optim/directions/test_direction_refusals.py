@@ -183,6 +183,24 @@ REFUSED: dict[str, tuple[Any, Any, dict[str, Any], list[str]]] = {
         {"precondition_frequency": 0},
         ["precondition_frequency is 0", "at least 1"],
     ),
+    "soap refreshed beyond its cycle": (
+        SOAP,
+        hidden(4, 4, direction="soap"),
+        {"precondition_frequency": 4, "refresh_phase": 4},
+        ["refresh_phase is 4", "from 0 to 3", "precondition_frequency=4", "None"],
+    ),
+    "soap refreshed before its cycle": (
+        SOAPMERIT,
+        hidden(4, 4, direction="soap", refresh_phase=-1),
+        {},
+        ["refresh_phase is -1", "from 0 to 9", "None"],
+    ),
+    "soap refreshed by a flag": (
+        SOAP,
+        hidden(4, 4, direction="soap"),
+        {"refresh_phase": False},
+        ["refresh_phase is False", "whole number", "None"],
+    ),
     "soap with all of its past": (
         SOAP,
         hidden(4, 4, direction="soap"),

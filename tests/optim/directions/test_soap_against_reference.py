@@ -8,11 +8,12 @@ import pytest
 import reference
 import torch
 from optimizer_cases import random_tensor
-from reference import Weight
+from reference import UNSCALED, Weight
 from reference_cases import LR, OF_SOAP, RULES, Options, assert_near, built, not_contiguous, twin
 from torch import Tensor
 
 from merit_optim import SOAP
+from merit_optim.optim.matrices import matrices_of
 
 # Refreshed as often as the averages surely have full rank: the eigenvectors of a null space are arbitrary.
 SOAP_SHAPES: dict[str, tuple[tuple[int, ...], Options]] = {
@@ -82,6 +83,60 @@ def test_soap_with_every_view(device, shape, rule) -> None:
 @pytest.mark.parametrize("variant", OF_SOAP)
 def test_soap_with_every_option(device, shape, variant) -> None:
     check_soap(device, shape, OF_SOAP[variant])
+
+
+def has_full_rank(shape: str, phase: int) -> bool:
+    """Whether the averages have, when they are first used to improve the bases."""
+    dimensions, options = SOAP_SHAPES[shape]
+    _, *sides = matrices_of(dimensions, options.get("matrix_dims")).shape
+    num_gradients = 1 + (phase or options["precondition_frequency"])
+    return num_gradients * min(sides) >= max(sides)
+
+
+@pytest.mark.parametrize(
+    ("shape", "phase"),
+    [
+        (shape, phase)
+        for shape, (_, options) in SOAP_SHAPES.items()
+        for phase in range(options["precondition_frequency"])
+        if has_full_rank(shape, phase)
+    ],
+)
+def test_soap_with_every_phase(device, shape, phase) -> None:
+    check_soap(device, shape, {"refresh_phase": phase})
+
+
+# In the order of the group; with three phases the two heaviest have one each, and so on to the lightest.
+TURNS = [((4, 4), 1), ((6, 6), 0), ((5, 5), 1), ((3, 3), 2), ((5, 5), 2)]
+
+
+@pytest.mark.parametrize("refresh_phase", [None, 0, 2])
+def test_soap_of_matrices_that_take_turns(device, refresh_phase) -> None:
+    """Each is improved in its own step of the cycle, or all in the one that is given."""
+    weights = [random_tensor(shape, i, dtype=torch.float64) for i, (shape, _) in enumerate(TURNS)]
+    params = [weight.clone().to(device) for weight in weights]
+    group = {"params": params, "direction": "soap"}
+    options = {"precondition_frequency": 3, "refresh_phase": refresh_phase}
+    optimizer = SOAP([group], lr=LR, weight_decay=0.1, **options)
+    phases = [phase if refresh_phase is None else refresh_phase for _, phase in TURNS]
+    expected = [
+        Weight(
+            weight.numpy(),
+            lambda phase=phase: reference.Soap(precondition_frequency=3, refresh_phase=phase),
+            UNSCALED,
+            lr=LR,
+            weight_decay=0.1,
+        )
+        for weight, phase in zip(weights, phases, strict=True)
+    ]
+    for step in range(12):
+        for i, (param, twin_) in enumerate(zip(params, expected, strict=True)):
+            grad = random_tensor(param.shape, 100 * step + i, dtype=torch.float64)
+            param.grad = grad.to(device)
+            twin_.step(grad.numpy())
+        optimizer.step()
+        for param, twin_ in zip(params, expected, strict=True):
+            assert_near(param, twin_.w)
 
 
 @pytest.mark.parametrize("shape", ["square", "square, seldom", "one element"])

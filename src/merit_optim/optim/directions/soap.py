@@ -8,7 +8,8 @@
     a QR decomposition; then m is turned into the new basis, and v sorted as the eigenvalues are
 
 The first step only finds the basis, so that no gradient is seen in a basis made from itself. A side longer
-than ``max_precond_dim`` is not rotated.
+than ``max_precond_dim`` is not rotated. The bases of a matrix are improved once in every cycle of
+``precondition_frequency`` steps; in which step of the cycle is its phase (``refresh.py``).
 """
 
 from __future__ import annotations
@@ -37,6 +38,8 @@ class Soap(Direction):
     shampoo_beta: float | None = None
     precondition_frequency: int = 10
     max_precond_dim: int = 10000
+    refresh_phase: int | None = None
+    """None in a group: its matrices take turns. For one alone that is phase 0, the authors' schedule."""
 
     @property
     def keys(self) -> tuple[str, ...]:
@@ -50,6 +53,8 @@ class Soap(Direction):
             validate.fraction("shampoo_beta", self.shampoo_beta, ", or None for the second of betas")
         validate.count("precondition_frequency", self.precondition_frequency)
         validate.count("max_precond_dim", self.max_precond_dim)
+        if self.refresh_phase is not None:
+            validate.phase("refresh_phase", self.refresh_phase, self.precondition_frequency)
 
     def refusal(self, view: View, matrices: Matrices) -> str | None:
         if matrices.is_vector:
@@ -73,14 +78,26 @@ class Soap(Direction):
 
     def shapes(self, matrices: Matrices) -> tuple[tuple[int, ...] | None, ...]:
         # A side that is not rotated has state all the same, and none in it: keys are equal everywhere.
-        sides = [side if side <= self.max_precond_dim else 0 for side in (matrices.rows, matrices.columns)]
-        rows, columns = ((matrices.num, side, side) for side in sides)
+        rows, columns = ((matrices.num, side, side) for side in self._rotated(matrices))
         return None, None, rows, columns, rows, columns
+
+    def refresh_cost(self, matrices: Matrices) -> int:
+        """What improving the bases costs, up to a factor: a product and a QR of each side that is rotated.
+
+        The operations grow as the cube of a side, the time of a QR on an H200 as side**1.4: it is many short
+        kernels. Phases that are balanced by the square are so by both.
+        """
+        return matrices.num * sum(side**2 for side in self._rotated(matrices))
+
+    def _rotated(self, matrices: Matrices) -> list[int]:
+        """The lengths of the sides, 0 for one that is not rotated."""
+        return [side if side <= self.max_precond_dim else 0 for side in (matrices.rows, matrices.columns)]
 
     def advance(
         self, grad_NRC: Tensor, state: tuple[Tensor, ...], step: float | Tensor
     ) -> tuple[Tensor | None, tuple[Tensor, ...]]:
-        taken = int(step) - 1  # the first step is not counted
+        # The first step is not counted. It may be skipped, and then the count is still 0.
+        taken = max(int(step) - 1, 0)
         # Contiguous, for products round by the layout too.
         grad_NRC = grad_NRC.contiguous()
         exp_avg, exp_avg_sq, *averages_and_bases = (x.to(grad_NRC.dtype).contiguous() for x in state)
@@ -96,7 +113,7 @@ class Soap(Direction):
         averages = self._averaged(averages, grad_NRC)
         if not taken:
             bases = tuple(map(_eigenvectors, averages))
-        elif taken % self.precondition_frequency == 0:
+        elif taken % self.precondition_frequency == (self.refresh_phase or 0):
             exp_avg = _out_of(exp_avg, bases)
             bases, exp_avg_sq = _improved(averages, bases, exp_avg_sq)
             exp_avg = _into(exp_avg, bases)
@@ -108,24 +125,27 @@ class Soap(Direction):
         beta = self.betas[1] if self.shampoo_beta is None else self.shampoo_beta
         rows, columns = averages
         if rows.numel():
-            rows = torch.lerp(rows, grad @ grad.mT, 1 - beta)
+            rows = torch.lerp(rows, torch.bmm(grad, grad.mT), 1 - beta)
         if columns.numel():
-            columns = torch.lerp(columns, grad.mT @ grad, 1 - beta)
+            columns = torch.lerp(columns, torch.bmm(grad.mT, grad), 1 - beta)
         return rows, columns
+
+
+# Products are torch.bmm: it gives the bits of the operator @ and costs the host much less.
 
 
 def _into(x: Tensor, bases: tuple[Tensor, ...]) -> Tensor:
     """QL' x QR."""
     rows, columns = bases
-    x = rows.mT @ x if rows.numel() else x
-    return x @ columns if columns.numel() else x
+    x = torch.bmm(rows.mT, x) if rows.numel() else x
+    return torch.bmm(x, columns) if columns.numel() else x
 
 
 def _out_of(x: Tensor, bases: tuple[Tensor, ...]) -> Tensor:
     """QL x QR'."""
     rows, columns = bases
-    x = rows @ x if rows.numel() else x
-    return x @ columns.mT if columns.numel() else x
+    x = torch.bmm(rows, x) if rows.numel() else x
+    return torch.bmm(x, columns.mT) if columns.numel() else x
 
 
 def _eigenvectors(average: Tensor) -> Tensor:
@@ -144,12 +164,11 @@ def _improved(
     improved = []
     for dim, (average, basis) in enumerate(zip(averages, bases, strict=True), start=1):
         if basis.numel():
-            values = (basis * (average @ basis)).sum(1)
-            order = values.argsort(dim=1, descending=True)
-            basis = basis.gather(2, order[:, None, :].expand_as(basis))
+            product = torch.bmm(average, basis)
+            order = (basis * product).sum(1).argsort(dim=1, descending=True)
             index = order[:, :, None] if dim == 1 else order[:, None, :]
             exp_avg_sq = exp_avg_sq.gather(dim, index.expand_as(exp_avg_sq))
-            basis = _orthogonal(average @ basis)
+            basis = _orthogonal(product.gather(2, order[:, None, :].expand_as(product)))
         improved.append(basis)
     return tuple(improved), exp_avg_sq
 

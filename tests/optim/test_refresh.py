@@ -1,0 +1,379 @@
+"""Matrices that are improved in turns: balanced, the same everywhere, and the authors' schedule on demand."""
+
+from typing import Any
+
+import pytest
+import torch
+from optimizer_cases import assert_same_bits, params_of, random_tensor, snapshot, take_steps
+from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
+from torch.optim import Optimizer
+from torch.utils.flop_counter import FlopCounterMode
+
+from merit_optim import MERIT, SOAP, SOAPMERIT
+from merit_optim.optim import algorithm
+from merit_optim.optim.algorithm import Rule
+from merit_optim.optim.directions import Soap, direction_of
+from merit_optim.optim.matrices import View, matrices_of
+from merit_optim.optim.refresh import phases_of, spread
+
+Shape = tuple[int, ...]
+
+# Width and depth; with four hidden matrices a layer.
+GPT2 = {"small": (768, 12), "medium": (1024, 24), "large": (1280, 36)}
+every_gpt2 = pytest.mark.parametrize("name", GPT2)
+
+
+def hidden_shapes(width: int, depth: int) -> list[Shape]:
+    return [(3 * width, width), (width, width), (4 * width, width), (width, 4 * width)] * depth
+
+
+SMALL = hidden_shapes(2, 3)
+"""Twelve matrices, which are more than there are phases."""
+FREQUENCY = 10
+
+
+def built(shapes: list[Shape], optimizer_class: Any = SOAPMERIT, **options: Any) -> Any:
+    """An optimizer of matrices that are the same for the same shapes."""
+    params = [nn.Parameter(random_tensor(shape, i, scale=0.3)) for i, shape in enumerate(shapes)]
+    return optimizer_class([{"params": params, "direction": "soap"}], **options)
+
+
+def phases(optimizer: Optimizer) -> list[int]:
+    """In the order of the parameters."""
+    found = phases_of(optimizer.param_groups)
+    return [found[param] for param in params_of(optimizer)]
+
+
+def phases_of_shapes(shapes: list[Shape], **options: Any) -> list[int]:
+    """The same, of parameters that take no memory."""
+    params = [nn.Parameter(torch.empty(shape, device="meta")) for shape in shapes]
+    return phases(SOAP([{"params": params, "direction": "soap"}], **options))
+
+
+def bases(optimizer: Optimizer) -> list[tuple[Tensor, Tensor]]:
+    states = [optimizer.state[param] for param in params_of(optimizer)]
+    return [(state["row_basis"].clone(), state["column_basis"].clone()) for state in states]
+
+
+def improved_in_each_step(optimizer: Optimizer, num_steps: int, first: int = 0) -> list[list[int]]:
+    """The places of the parameters whose bases every step changed."""
+    found = []
+    for step in range(first, first + num_steps):
+        before = bases(optimizer) if optimizer.state else None
+        take_steps(optimizer, 1, first=step)
+        pairs = zip(bases(optimizer), before or (), strict=bool(before))
+        found.append([i for i, (new, old) in enumerate(pairs) if not all(map(torch.equal, new, old))])
+    return found
+
+
+# --- phases cost alike ------------------------------------------------------------------------------------
+
+
+def test_the_heaviest_come_first_and_each_goes_to_the_lightest_phase() -> None:
+    #      5 and 4 have a phase each; 3 joins 4; 2 joins 5; 1, at 7 and 7, the first of both
+    assert spread((1, 2, 3, 4, 5), 2) == (0, 0, 1, 1, 0)
+    assert spread((7, 7, 7), 5) == (0, 1, 2)
+    assert spread((7,) * 5, 2) == (0, 1, 0, 1, 0)
+    assert spread((3, 4), 1) == (0, 0)
+    assert spread((), 3) == ()
+
+
+def test_stacked_matrices_and_sides_that_are_rotated_are_what_counts() -> None:
+    soap = Soap(max_precond_dim=10)
+    assert soap.refresh_cost(matrices_of((10, 4))) == 100 + 16
+    assert soap.refresh_cost(matrices_of((11, 4))) == 16
+    assert soap.refresh_cost(matrices_of((11, 12))) == 0
+    assert soap.refresh_cost(matrices_of((3, 5, 4), matrix_dims=2)) == 3 * (25 + 16)
+
+
+# The largest load of a phase over the mean load, by the operations and by the time of a QR on an H200.
+LARGEST_LOAD = {
+    ("small", 3): 1.036,
+    ("medium", 3): 1.008,
+    ("large", 3): 1.017,
+    ("small", 1.4): 1.033,
+    ("medium", 1.4): 1.009,
+    ("large", 1.4): 1.017,
+}
+
+
+@pytest.mark.parametrize(("name", "exponent"), LARGEST_LOAD)
+def test_phases_are_balanced(name, exponent) -> None:
+    shapes = hidden_shapes(*GPT2[name])
+    loads = [0.0] * FREQUENCY
+    for shape, phase in zip(shapes, phases_of_shapes(shapes), strict=True):
+        loads[phase] += sum(side**exponent for side in shape)
+    largest = max(loads) / (sum(loads) / FREQUENCY)
+    assert largest == pytest.approx(LARGEST_LOAD[name, exponent], abs=5e-4)
+
+
+def qr_flops(shape: Any, *_: Any, **__: Any) -> int:
+    """Householder's QR of square matrices, with the first factor formed."""
+    num, side, _ = shape
+    return 8 * num * side**3 // 3
+
+
+def flops(shape: Shape, improves: bool) -> int:
+    """Products and QR of one step for one matrix, counted as they are called for."""
+    soap, matrices = Soap(), matrices_of(shape)
+    grad = torch.empty(1, *shape, device="meta")
+    state = tuple(torch.empty(own or grad.shape, device="meta") for own in soap.shapes(matrices))
+    with FlopCounterMode(display=False, custom_mapping={torch.ops.aten.linalg_qr: qr_flops}) as counter:
+        soap.advance(grad, state, step=1 + (FREQUENCY if improves else 1))
+    return counter.get_total_flops()
+
+
+def longest_over_median(shapes: list[Shape], phases: list[int]) -> float:
+    """Of the steps of a cycle, by what they compute."""
+    of_shape = {shape: (flops(shape, False), flops(shape, True)) for shape in set(shapes)}
+    steps = [
+        sum(of_shape[shape][phase == step] for shape, phase in zip(shapes, phases, strict=True))
+        for step in range(FREQUENCY)
+    ]
+    return max(steps) / sorted(steps)[FREQUENCY // 2]
+
+
+@every_gpt2
+def test_no_step_computes_much_more_than_the_median_step(name) -> None:
+    """1.5 times is what is asked for. All at once it would be four times, and QR is slow for its FLOPs."""
+    shapes = hidden_shapes(*GPT2[name])
+    assert 1 <= longest_over_median(shapes, phases_of_shapes(shapes)) < 1.01
+    assert longest_over_median(shapes, [0] * len(shapes)) == pytest.approx(3.97, abs=0.01)
+
+
+def test_groups_of_one_frequency_share_its_phases() -> None:
+    """In whichever groups they stand, and others have turns of their own."""
+    shapes = [(4, 4)] * 6
+    params = [nn.Parameter(random_tensor(shape, i)) for i, shape in enumerate(shapes)]
+    groups = [
+        {"params": params[:2], "direction": "soap", "lr": 0.1},
+        {"params": params[2:4], "direction": "soap", "precondition_frequency": 3},
+        {"params": params[4:5], "direction": "soap"},
+        {"params": params[5:], "direction": "soap", "refresh_phase": 7},
+        {"params": [nn.Parameter(torch.ones(3))], "direction": "adam"},
+    ]
+    found = phases_of(SOAP(groups).param_groups)
+    assert [found.get(param) for param in params] == [0, 1, 0, 1, 2, None]
+
+
+# --- what a step does -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("optimizer_class", [SOAPMERIT, SOAP])
+def test_every_matrix_is_improved_once_in_a_cycle_and_in_its_own_step(optimizer_class) -> None:
+    optimizer = built(SMALL, optimizer_class)
+    first, *steps = improved_in_each_step(optimizer, 1 + 2 * FREQUENCY)
+    assert not first  # it finds the bases
+    for taken, improved in enumerate(steps, start=1):
+        assert improved == [i for i, phase in enumerate(phases(optimizer)) if phase == taken % FREQUENCY]
+    assert set(phases(optimizer)) == set(range(FREQUENCY))
+
+
+def test_one_matrix_alone_has_the_authors_schedule() -> None:
+    steps = improved_in_each_step(built([(4, 3)], precondition_frequency=3), 8)
+    assert [taken for taken, improved in enumerate(steps) if improved] == [3, 6]
+
+
+def test_a_given_phase_improves_all_at_once() -> None:
+    for phase in (0, 4):
+        optimizer = built(SMALL, refresh_phase=phase)
+        assert not phases_of(optimizer.param_groups)
+        steps = improved_in_each_step(optimizer, 16)
+        expected = [taken for taken in range(1, 16) if taken % FREQUENCY == phase]
+        assert [taken for taken, improved in enumerate(steps) if improved] == expected
+        assert all(improved in ([], list(range(len(SMALL)))) for improved in steps)
+
+
+@pytest.mark.parametrize("optimizer_class", [SOAPMERIT, SOAP])
+def test_phase_0_gives_what_each_matrix_alone_gives(optimizer_class) -> None:
+    """Bit for bit: the authors' schedule, of which test_soap_against_reference.py has the numbers."""
+    together = built(SMALL, optimizer_class, refresh_phase=0)
+    in_turns = built(SMALL, optimizer_class)
+    alone = [built(SMALL, optimizer_class) for _ in SMALL]
+    for i, optimizer in enumerate(alone):  # the places of the parameters decide their gradients
+        optimizer.param_groups[0]["params"] = [optimizer.param_groups[0]["params"][i]]
+    for step in range(1, 14):
+        take_steps(together, 1, first=step)
+        take_steps(in_turns, 1, first=step)
+        for optimizer, param in zip(alone, params_of(together), strict=True):
+            (own,) = params_of(optimizer)
+            own.grad = param.grad.clone()
+            optimizer.step()
+    weights = [[param.detach() for param in params_of(own)] for own in (together, in_turns)]
+    expected = [param.detach() for optimizer in alone for param in params_of(optimizer)]
+    assert_same_bits(weights[0], expected)
+    same = [torch.equal(*pair) for pair in zip(weights[1], expected, strict=True)]
+    assert same == [phase == 0 for phase in phases(in_turns)]
+
+
+def test_the_definition_with_a_phase_is_what_the_optimizer_computes() -> None:
+    optimizer = built(SMALL, precondition_frequency=3)
+    params, (group,) = params_of(optimizer), optimizer.param_groups
+    results = []
+    for param in params:
+        shapes = optimizer._state_shapes(param, group).values()
+        results.append(algorithm.Result(param.detach().clone(), tuple(map(torch.zeros, shapes))))
+    for step in range(1, 9):
+        take_steps(optimizer, 1, first=step)
+        for i, (param, phase) in enumerate(zip(params, phases(optimizer), strict=True)):
+            results[i] = algorithm.step(
+                results[i].weight,
+                param.grad,
+                results[i].state,
+                direction=direction_of({**group, "refresh_phase": phase}),
+                rule=Rule.of(group),
+                lr=group["lr"],
+                weight_decay=group["weight_decay"],
+                view=View.of(group),
+                step=step,
+            )
+    for param, result in zip(params, results, strict=True):
+        # The engine stores bases in another order than LAPACK gives them in, and products round by that.
+        torch.testing.assert_close(param.detach(), result.weight, rtol=1e-5, atol=1e-5)
+
+
+def test_other_directions_and_their_weights_are_not_concerned() -> None:
+    params = [nn.Parameter(random_tensor((4, 3), i)) for i in range(4)]
+    groups = [
+        {"params": params[:1]},
+        {"params": params[1:3], "direction": "soap"},
+        {"params": params[3:], "direction": "muon"},
+    ]
+    optimizer = MERIT(groups, lr=0.1)
+    assert phases_of(optimizer.param_groups) == {params[1]: 0, params[2]: 1}
+    before = [param.detach().clone() for param in params]
+    take_steps(optimizer, 2)
+    assert not any(torch.equal(*pair) for pair in zip(before, params, strict=True))
+
+
+# --- the same everywhere ----------------------------------------------------------------------------------
+
+
+def test_parameters_without_gradients_change_no_phase() -> None:
+    """The phase of a matrix counts its own steps, and is that of all parameters, whoever takes part."""
+    whole, part = built(SMALL, precondition_frequency=4), built(SMALL, precondition_frequency=4)
+    left_out = {0, 3, 4}
+    for step in range(1, 11):
+        take_steps(whole, 1, first=step)
+        for i, (param, other) in enumerate(zip(params_of(part), params_of(whole), strict=True)):
+            param.grad = None if i in left_out else other.grad.clone()
+        part.step()
+    assert phases(part) == phases(whole)
+    for i, (param, other) in enumerate(zip(params_of(part), params_of(whole), strict=True)):
+        if i not in left_out:
+            assert_same_bits(param.detach(), other.detach(), f"parameter {i}")
+
+
+def loaded(saved: dict[str, Any], weights: list[Tensor], **options: Any) -> Any:
+    """A fresh optimizer that goes on with what was saved."""
+    optimizer = built(SMALL, **options)
+    optimizer.load_state_dict(saved)
+    for param, weight in zip(params_of(optimizer), weights, strict=True):
+        param.detach().copy_(weight)
+    return optimizer
+
+
+@pytest.mark.parametrize("num_before", range(1, 6))
+def test_it_resumes_in_the_middle_of_a_cycle(num_before) -> None:
+    """Bit for bit, at every step of the cycle."""
+    optimizer = built(SMALL, precondition_frequency=4)
+    take_steps(optimizer, num_before)
+    weights, saved = snapshot(optimizer)
+    resumed = loaded(saved, weights, precondition_frequency=4)
+    assert phases(resumed) == phases(optimizer)
+    for own in (optimizer, resumed):
+        take_steps(own, 6, first=num_before)
+    assert_same_bits(snapshot(resumed), snapshot(optimizer))
+
+
+def test_nothing_of_it_is_saved_unless_it_is_given() -> None:
+    """So checkpoints from before phases have the keys of those from now on, distributed ones among them."""
+    optimizer = built(SMALL)
+    take_steps(optimizer, 2)
+    assert all("refresh_phase" not in group for group in optimizer.state_dict()["param_groups"])
+    assert {len(state) for state in optimizer.state.values()} == {1 + len(Soap().keys)}
+    given = built(SMALL, refresh_phase=3).state_dict()["param_groups"]
+    assert [group["refresh_phase"] for group in given] == [3]
+
+
+def test_a_distributed_state_dict_has_no_phases() -> None:
+    model = nn.ModuleList(nn.Linear(3, 4, bias=False) for _ in range(3))
+    groups = [{"params": list(model.parameters()), "direction": "soap"}]
+    optimizer = SOAP(groups)
+    take_steps(optimizer, 2)
+    (group,) = get_optimizer_state_dict(model, optimizer)["param_groups"]
+    assert "refresh_phase" not in group
+
+
+def test_a_saved_phase_is_taken_over_and_a_missing_one_is_this_optimizer_s() -> None:
+    weights, given = snapshot(built(SMALL, refresh_phase=3))
+    _, not_given = snapshot(built(SMALL))
+    assert loaded(given, weights).param_groups[0]["refresh_phase"] == 3
+    assert not phases_of(loaded(given, weights).param_groups)
+    assert loaded(not_given, weights, refresh_phase=5).param_groups[0]["refresh_phase"] == 5
+
+
+def test_another_order_of_the_parameters_goes_on() -> None:
+    """Phases are others then; every matrix is still improved, once in every cycle of its own steps."""
+    optimizer = built(SMALL, precondition_frequency=4)
+    take_steps(optimizer, 6)
+    before = phases(optimizer)
+    optimizer.param_groups[0]["params"].reverse()
+    assert phases(optimizer) != before[::-1]
+    steps = improved_in_each_step(optimizer, 8, first=6)
+    assert sorted(i for improved in steps[:4] for i in improved) == list(range(len(SMALL)))
+    assert steps[:4] == steps[4:]
+
+
+def test_a_frequency_that_is_changed_later_has_phases_of_its_own() -> None:
+    optimizer = built(SMALL, precondition_frequency=4)
+    take_steps(optimizer, 6)
+    optimizer.param_groups[0]["precondition_frequency"] = 2
+    assert set(phases(optimizer)) == {0, 1}
+    steps = improved_in_each_step(optimizer, 4, first=6)
+    assert sorted(i for improved in steps[:2] for i in improved) == list(range(len(SMALL)))
+
+
+def test_parameters_that_are_added_take_turns_too() -> None:
+    optimizer = built(SMALL[:4])
+    take_steps(optimizer, 3)
+    added = [nn.Parameter(random_tensor((8, 2), i)) for i in range(2)]
+    optimizer.add_param_group({"params": added, "direction": "soap"})
+    assert phases(optimizer) == phases_of_shapes([*SMALL[:4], (8, 2), (8, 2)])
+    take_steps(optimizer, 3, first=3)
+    assert all(param.isfinite().all() for param in params_of(optimizer))
+
+
+# --- steps that are skipped -------------------------------------------------------------------------------
+
+
+def test_steps_are_counted_on_the_host_where_a_device_decides_about_them(device) -> None:
+    """They are read for every matrix; the others' counts stand where the decision falls."""
+    matrix = nn.Parameter(random_tensor((4, 3), 1, device=device))
+    vector = nn.Parameter(random_tensor((4,), 2, device=device))
+    groups = [{"params": [matrix], "direction": "soap"}, {"params": [vector], "direction": "adam"}]
+    optimizer = SOAP(groups, nonfinite="skip", foreach=True)
+    for step, bad in enumerate([True, False, True, False]):
+        take_steps(optimizer, 1, first=step)  # makes the state, and the gradients
+        for param in (matrix, vector):
+            param.grad.fill_(float("nan")) if bad else None
+        optimizer.step()
+    counts = [optimizer.state[param]["step"] for param in (matrix, vector)]
+    assert [count.device.type for count in counts] == ["cpu", device.type]
+    assert [count.item() for count in counts] == [6, 6]
+    assert optimizer.num_skipped_steps == 2
+    on_device = torch.empty(4, 3, device="meta")
+    for group, expected in zip(optimizer.param_groups, ("cpu", "meta"), strict=True):
+        assert optimizer._step_device(on_device, group).type == expected
+
+
+@pytest.mark.parametrize("phase", [None, 9])
+def test_a_first_step_that_will_be_skipped_computes_nothing_that_is_none(phase) -> None:
+    """A device decides about it while the host goes on with a count of 0."""
+    shape = matrices_of((4, 3))
+    soap = Soap(refresh_phase=phase)
+    state = tuple(torch.zeros(own or shape.shape) for own in soap.shapes(shape))
+    d, new = soap.advance(random_tensor(shape.shape, 1), state, torch.tensor(0.0))
+    assert d is None
+    assert all(not x.is_complex() and x.isfinite().all() for x in new)
