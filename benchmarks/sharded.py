@@ -25,23 +25,28 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from sharded_cost import exchange_bytes
+from sharded_muon_cost import traffic
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distribute_tensor
 from torch.optim import Optimizer
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from merit_optim import LAMB, MERIT, MaxLAMB
+from merit_optim import LAMB, MERIT, MaxLAMB, Muon, MuonMERIT
 from merit_optim.lab.bench.naive import NaiveMERIT
-from merit_optim.lab.bench.shapes import MODELS, Shape, num_elements
+from merit_optim.lab.bench.shapes import MODELS, WEIGHTS, Shape, num_elements
 from merit_optim.lab.bench.step import environment
+from merit_optim.optim.kinds import Kind
 
-CONTESTANTS: dict[str, Callable[[list[Tensor]], Optimizer]] = {
-    "torch AdamW, foreach": lambda params: torch.optim.AdamW(params, foreach=True),
-    "MERIT": MERIT,
-    "MaxLAMB": MaxLAMB,
-    "LAMB": LAMB,
-    "naive MERIT on DTensors": NaiveMERIT,
+Kinds = list[Kind]
+CONTESTANTS: dict[str, Callable[[list[Tensor], Kinds], Optimizer]] = {
+    "torch AdamW, foreach": lambda params, _: torch.optim.AdamW(params, foreach=True),
+    "MERIT": lambda params, _: MERIT(params),
+    "MaxLAMB": lambda params, _: MaxLAMB(params),
+    "LAMB": lambda params, _: LAMB(params),
+    "naive MERIT on DTensors": lambda params, _: NaiveMERIT(params),
+    "Muon": lambda params, kinds: Muon([{"params": params, "param_kinds": kinds}]),
+    "MuonMERIT": lambda params, kinds: MuonMERIT([{"params": params, "param_kinds": kinds}]),
 }
 
 
@@ -74,7 +79,8 @@ class Traffic(TorchDispatchMode):
         if any(issubclass(kind, DTensor) for kind in types):
             return NotImplemented  # DTensor does it with plain tensors, which come by here again
         if func.namespace in ("c10d", "_c10d_functional") and "wait" not in func.__name__:
-            sent = args[0] if isinstance(args[0], (list, tuple)) else [args[0]]
+            first = args[1] if "alltoall" in func.__name__ else args[0]  # what comes back stands before it
+            sent = first if isinstance(first, (list, tuple)) else [first]
             self.num_collectives += 1
             self.num_bytes += sum(x.nbytes for x in sent)
         return func(*args, **(kwargs or {}))
@@ -111,17 +117,27 @@ def make_parameters(
     return params
 
 
-def predicted(name: str, shapes: list[Shape], mesh: DeviceMesh, placements: list[Placement]) -> int | None:
+def predicted(name: str, model: str, mesh: DeviceMesh, placements: list[Placement]) -> int | None:
     """The bytes that the cost model gives."""
     if name.startswith("torch"):
         return 0
     if name.startswith("naive"):
         return None
-    placed = []
-    for shape in shapes:
-        own = own_placements(shape, placements)
-        placed.append((shape, [p.dim if isinstance(p, Shard) else None for p in own]))
-    return sum(exchange_bytes(placed, list(mesh.shape), element_wise=name == "MERIT", is_sum=name == "LAMB"))
+    placed, of_matrices, sizes = [], 0, list(mesh.shape)
+    for weight in WEIGHTS[model]:
+        own = own_placements(weight.shape, placements)
+        if weight.kind == "hidden" or "Muon" not in name:
+            placed.append((weight.shape, [p.dim if isinstance(p, Shard) else None for p in own]))
+    if "Muon" in name:
+        coordinate = mesh.get_coordinate()
+        assert coordinate is not None
+        of_groups = traffic(placed, sizes, coordinate).values()
+        of_matrices = sum(of_group.sent + of_group.sent_back for of_group in of_groups)
+    if name == "Muon":
+        return of_matrices
+    return of_matrices + sum(
+        exchange_bytes(placed, sizes, element_wise="MERIT" in name, is_sum=name == "LAMB")
+    )
 
 
 def time_steps(optimizer: Optimizer, device: torch.device, seconds: float) -> list[float]:
@@ -150,7 +166,7 @@ def measure(
     device = torch.device(mesh.device_type)
     torch.manual_seed(0)
     params = make_parameters(MODELS[model], mesh, placements, device)
-    optimizer = CONTESTANTS[name](params)
+    optimizer = CONTESTANTS[name](params, [weight.kind for weight in WEIGHTS[model]])
     times = time_steps(optimizer, device, seconds)
     with Traffic() as traffic:
         optimizer.step()
@@ -163,7 +179,7 @@ def measure(
         max(times),
         traffic.num_collectives,
         traffic.num_bytes,
-        predicted(name, MODELS[model], mesh, placements),
+        predicted(name, model, mesh, placements),
     )
 
 

@@ -32,7 +32,7 @@ NAMES: dict[str, tuple[str, str]] = {
     ),
     "_StridedShard": (
         "torch.distributed.tensor.placement_types",
-        "placements.py knows by it what FSDP2 shards that tensor parallelism had sharded before",
+        "placements.py knows by it what FSDP2 shards that tensor parallelism had sharded before, into how many",
     ),
     "_functional_collectives": ("torch.distributed", "placements.py waits for its AsyncCollectiveTensor"),
     "_local_tensor": ("torch.distributed.tensor.DTensor", "placements.py steps on what a rank has"),
@@ -261,6 +261,7 @@ def test_fsdp2_has_a_placement_of_its_own_for_what_was_sharded_before() -> None:
     first, second = layer.weight.placements
     assert isinstance(first, found("_StridedShard")), changed("_StridedShard")
     assert (first.dim, second) == (0, Shard(0)), changed("_StridedShard")
+    assert getattr(first, "split_factor", None) == 2, changed("_StridedShard")
 
 
 @pytest.mark.usefixtures("one_rank")

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from merit_optim.optim import options, validate
-from merit_optim.optim.engines.ranks.placements import is_sharded
+from merit_optim.optim.engines.ranks.placements import is_sharded, stacked_placements
 
 if TYPE_CHECKING:
     from merit_optim.optim.base import SafeOptimizer
@@ -65,7 +65,7 @@ def made_loadable(optimizer: SafeOptimizer, state_dict: dict[str, Any]) -> dict[
         for param_id, (name, param) in zip(group["params"], optimizer._named(index), strict=True):
             if state.get(param_id):
                 shapes = optimizer._state_shapes(param, group)
-                _check(optimizer, name, param, state[param_id], shapes, has_steps)
+                _check(optimizer, name, param, group, state[param_id], shapes, has_steps)
                 state[param_id] = _carried(state[param_id], None if all(ours) else ("step", *shapes))
     return {**state_dict, "state": state, "param_groups": groups}
 
@@ -74,6 +74,7 @@ def _check(
     optimizer: SafeOptimizer,
     name: str,
     param: Tensor,
+    group: Group,
     saved: dict[str, Any],
     shapes: dict[str, tuple[int, ...]],
     has_steps: bool,
@@ -85,8 +86,10 @@ def _check(
             f"{type(optimizer).__name__} can load only optimizers with the state "
             f"{['step', *shapes]}. Start it with fresh state instead."
         )
+    stacked = optimizer._stacked_keys(param, group)
     for key, shape in shapes.items():
         _check_tensor(name, key, saved[key], param, shape)
+        _check_placement(name, key, saved[key], param, group, is_stacked=key in stacked)
 
 
 def _carried(saved: dict[str, Any], keys: tuple[str, ...] | None) -> dict[str, Any]:
@@ -116,10 +119,20 @@ def _check_tensor(name: str, key: str, value: Tensor, param: Tensor, shape: tupl
             f"{what} has shape {tuple(value.shape)}, the parameter "
             f"{tuple(param.shape)}; parameters must be given in the order they were saved in."
         )
-    if is_sharded(param) and is_sharded(value) and param.placements != value.placements:
+
+
+def _check_placement(
+    name: str, key: str, value: Tensor, param: Tensor, group: Group, *, is_stacked: bool
+) -> None:
+    """Raise if ranks have other parts of a saved tensor than they need."""
+    if not is_sharded(param) or not is_sharded(value):
+        return
+    expected = tuple(stacked_placements(param, group["matrix_dims"])) if is_stacked else param.placements
+    if value.placements != expected:
+        where = "" if expected == param.placements else f", for which it has to be {expected}"
         raise ValueError(
-            f"{what} is placed as {value.placements}, the parameter as "
-            f"{param.placements}; torch.distributed.checkpoint loads states into other placements."
+            f"the saved {key} of {name} is placed as {value.placements}, the parameter as "
+            f"{param.placements}{where}; torch.distributed.checkpoint loads states into other placements."
         )
 
 

@@ -18,7 +18,7 @@ from torch._compile import _disable_dynamo
 from torch.optim.optimizer import _use_grad_for_differentiable
 
 if TYPE_CHECKING:
-    from torch.distributed.tensor import DTensor
+    from torch.distributed.tensor import DTensor, Placement
     from torch.optim import Optimizer
 
 # A method that is never compiled. The public torch.compiler.disable imports the compiler at once.
@@ -60,6 +60,13 @@ def shard_kinds() -> tuple[type[Any], ...]:
     from torch.distributed.tensor.placement_types import Shard, _StridedShard
 
     return Shard, _StridedShard
+
+
+def num_shards_before(placement: Placement) -> int:
+    """How many shards there were already where FSDP2 shards what tensor parallelism has sharded; else 1."""
+    from torch.distributed.tensor.placement_types import _StridedShard
+
+    return int(placement.split_factor) if isinstance(placement, _StridedShard) else 1
 
 
 def local_tensor(x: DTensor) -> Tensor:

@@ -16,18 +16,28 @@ from merit_optim.optim import options as step_options
 from merit_optim.optim import validate
 from merit_optim.optim.algorithm import NORMS, Rule
 from merit_optim.optim.base import SafeOptimizer
-from merit_optim.optim.directions import DIRECTIONS, Direction, direction_of, option_names
+from merit_optim.optim.directions import (
+    DIRECTIONS,
+    Direction,
+    MatrixDirection,
+    direction_of,
+    option_names,
+)
 from merit_optim.optim.engines import direct, eager, fused_unavailable, interpreting
-from merit_optim.optim.engines.part import Part
+from merit_optim.optim.engines.part import MatrixPart, Part
+from merit_optim.optim.engines.ranks import placements
 from merit_optim.optim.engines.ranks.placements import is_sharded, refuse_inexact
 from merit_optim.optim.engines.ranks.sharding import Sharding
 from merit_optim.optim.engines.work import Controls, Work, apart, names_of
 from merit_optim.optim.matrices import View
 from merit_optim.optim.options import ENGINE_DEFAULTS, EngineOptions
+from merit_optim.optim.refresh import in_turns
 from merit_optim.optim.statistics import Recorder, UpdateStatistics
 from merit_optim.optim.torch_private import is_flat_of_fsdp1
 
 if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
+
     from merit_optim.optim.engines.fused.engine import FusedEngine
 
 
@@ -111,6 +121,11 @@ class TrustRatioOptimizer(SafeOptimizer):
             for key, shape in zip(self._state_keys(group), shapes, strict=True)
         }
 
+    def _stacked_keys(self, param: Tensor, group: dict[str, Any]) -> frozenset[str]:
+        direction, matrices = direction_of(group), View.of(group).matrices(param.shape)
+        shapes = zip(direction.keys, direction.shapes(matrices), strict=True)
+        return frozenset(key for key, shape in shapes if shape is not None) | {*Rule.of(group).keys}
+
     def _needs_step(self, group: dict[str, Any]) -> bool:
         return direction_of(group).NAME != "muon"
 
@@ -147,15 +162,25 @@ class TrustRatioOptimizer(SafeOptimizer):
             reason = "calibrated=True keeps one ratio for a weight: use split=None"
         if reason:
             raise ValueError(f"{name} of shape {tuple(param.shape)} cannot be optimized so: {reason}")
-        on_ranks = {"direction": "adam", "split": None, "calibrated": False}
-        for option in on_ranks if is_sharded(param) else ():
-            if group[option] != on_ranks[option]:
-                raise TypeError(
-                    f"{name} is sharded, and {option}={group[option]!r} needs whole matrices, which no rank "
-                    "has. Use whole parameters (one device, or DDP), or "
-                    f"{option}={on_ranks[option]!r} for it."
-                )
-        if is_sharded(param) and self.defaults["differentiable"]:
+        if is_sharded(param):
+            self._check_sharded(name, param, group)
+
+    def _check_sharded(self, name: str, param: DTensor, group: dict[str, Any]) -> None:
+        """Raise if a sharded parameter cannot be optimized with the options of its group."""
+        view, direction = View.of(group), direction_of(group)
+        is_known = isinstance(direction, MatrixDirection) and direction.traffic(1, 1, torch.float32)
+        if direction.NAME != "adam" and not is_known:
+            raise TypeError(
+                f"{name} is sharded, and direction={direction.NAME!r} needs whole matrices, which are not "
+                "put together for it. Use whole parameters (one device, or DDP), or direction='muon' or "
+                "'adam' for it."
+            )
+        if direction.NAME != "adam" or view.split is not None:
+            placements.own_region(name, param)
+        stacked = self._stacked_keys(param, group)
+        if reason := placements.refusal(param, view, has_stacked_state=bool(stacked)):
+            raise ValueError(f"{name} of shape {tuple(param.shape)} cannot be sharded so: {reason}")
+        if self.defaults["differentiable"]:
             raise TypeError(
                 f"{name} is sharded, and a differentiable step knows no other ranks. Use "
                 "differentiable=False, or whole parameters."
@@ -166,6 +191,9 @@ class TrustRatioOptimizer(SafeOptimizer):
         from merit_optim.optim.engines.fused.engine import refusal
 
         reason = refusal(group, param)
+        needs_whole = isinstance(direction_of(group), MatrixDirection)
+        if needs_whole and is_sharded(param) and placements.cuts_matrices(param, group["matrix_dims"]):
+            reason = "it is sharded, and the kernels know no matrices that are cut"
         if param.device.type != "cuda" and not interpreting():
             reason = f"it is on {param.device}, and the fused engine runs on CUDA devices"
         if reason:
@@ -208,6 +236,8 @@ class TrustRatioOptimizer(SafeOptimizer):
         return bool(wanted) and direction_of(group).NAME in FUSED and fused_unavailable() is None
 
     def _step_device(self, param: Tensor, group: dict[str, Any]) -> torch.device:
+        if direction_of(group).NAME == "soap":
+            return torch.device("cpu")  # read for every matrix, which must not wait for the one before
         # Many small additions on the host would cost more than the fused step itself.
         return param.device if self._fuses(group, param.device) else super()._step_device(param, group)
 
@@ -235,19 +265,22 @@ class TrustRatioOptimizer(SafeOptimizer):
             self._count_step(works, controls)
             direct.step(works, controls)
             return
+        works = in_turns(works, self.param_groups)
         parts: list[Part] = []
         for device, on_device in apart(works, controls).items():
             fused: list[Work] = []
             rest: list[Work] = []
             for work in on_device:
-                (fused if self._fuses(work.group, device) else rest).append(work)
+                # The kernels know no matrices that are cut.
+                is_cut = sharding is not None and sharding.any_cut(work.owners)
+                (fused if self._fuses(work.group, device) and not is_cut else rest).append(work)
             if fused:
                 fused = [self._counted_on(device, work) for work in fused]
                 fused_parts, unfused = self._fused_engine(device).parts_of(fused, controls[device])
                 parts += fused_parts
                 rest += unfused
             self._count_step(rest, controls)  # the fused engine counts its own
-            parts += eager.parts_of(rest, controls)
+            parts += eager.parts_of(rest, controls, None if sharding is None else sharding.shares)
         if sharding is None:
             while parts:  # one after the other: a direction that is held is let go before the next is formed
                 part = parts.pop()
@@ -258,12 +291,35 @@ class TrustRatioOptimizer(SafeOptimizer):
             self._update_on_ranks(works, parts, sharding)
 
     def _update_on_ranks(self, works: list[Work], parts: list[Part], sharding: Sharding) -> None:
-        for part in parts:
-            part.advance()
         owners = {p: owner for work in works for p, owner in zip(work.params, work.owners, strict=True)}
-        sharding.reduce((place for part in parts for place in part.places), owners)
-        for part in parts:
-            part.apply(self._recorder)
+        steps = {owner: step for work in works for owner, step in zip(work.owners, work.steps, strict=True)}
+        cut = [part for part in parts if isinstance(part, MatrixPart) and part.is_cut]
+        rest = [part for part in parts if part not in cut]
+        parts.clear()  # what has changed its weights is let go
+        waiting: list[Part] = []
+
+        def go_on(part: Part) -> None:
+            """Change the weights at once, or keep them until ranks agree on their sizes."""
+            if sharding.crosses(part.places, owners):
+                waiting.append(part)
+            else:
+                part.apply(self._recorder)
+
+        sharding.owners.start(cut)
+        while rest:  # while the messages are under way
+            whole = rest.pop()
+            whole.advance()
+            go_on(whole)
+            del whole
+        formed = sharding.owners.finish(self.param_groups, steps, eager.form)
+        while cut:
+            part = cut.pop()
+            part.after([formed.pop(owner) for owner in part.owners])
+            go_on(part)
+            del part
+        sharding.reduce((place for part in waiting for place in part.places), owners)
+        for ready in waiting:
+            ready.apply(self._recorder)
         if self._recorder is not None:
             names = {o: name for work in works for o, name in zip(work.owners, names_of(work), strict=True)}
             sharding.merge_statistics(self._recorder, names)

@@ -9,13 +9,58 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
 
-from merit_optim import LAMB, MERIT, Lion, MaxLAMB, MuonMERIT
+from merit_optim import LAMB, MERIT, Lion, MaxLAMB, Muon, MuonMERIT, NorMuon, OrScale
 
 NUM_STEPS = 6
+NUM_MATRIX_STEPS = 20
 # Uneven and empty shards included: 1 row, 5 rows, prime sizes, vectors.
 SHAPES = [(16, 12), (5, 7), (1, 9), (3, 4, 5), (13,), (2,)]
 
-OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
+Build = Callable[..., torch.optim.Optimizer]
+
+
+def hidden(kind: Build, **options: Any) -> Build:
+    """An optimizer of hidden matrices, which all weights are that are not vectors."""
+
+    def build(params: list[Tensor], **more: Any) -> torch.optim.Optimizer:
+        kinds = ["hidden" if param.ndim > 1 else "vector" for param in params]
+        return kind([{"params": params, "param_kinds": kinds}], **options, **more)
+
+    return build
+
+
+OF_MATRICES: dict[str, Build] = {
+    "MuonMERIT": hidden(MuonMERIT),
+    "MuonMERIT without bound": hidden(MuonMERIT, weight_bound=False, ns_dtype="float32", nesterov=False),
+    "MuonMERIT stacked": hidden(MuonMERIT, matrix_dims=2),
+    "Muon": hidden(Muon),
+    "Muon, float16": hidden(Muon, ns_dtype="float16", scale="original", maximize=True),
+    "NorMuon": hidden(NorMuon),
+    "NorMuon stacked": hidden(NorMuon, matrix_dims=2, ns_dtype="float32"),
+    "OrScale": hidden(OrScale),
+    "OrScale stacked": hidden(OrScale, matrix_dims=2),
+}
+
+_MERIT = {"norm": "max", "element_wise": True, "weight_bound": True, "clip": 1.0}
+_UNSCALED = {"norm": "none", "element_wise": False, "weight_bound": False, "clip": None}
+# A group for each weight: every direction, ratio and view that can be sharded, in one optimizer.
+MIXED: list[tuple[tuple[int, ...], dict[str, Any]]] = [
+    ((16, 12), {"direction": "muon"}),
+    ((1, 9), {"direction": "muon"}),
+    ((9, 4), {"direction": "muon", "ns_dtype": "float32", "nesterov": False, "weight_bound": False}),
+    ((5, 7), {"direction": "muon", "neuron_beta": 0.9, "scale": "original", **_UNSCALED}),
+    ((6, 3, 2, 2), {"direction": "muon", "ns_steps": 3, "ns_coefficients": "polar-express"}),
+    ((5, 4, 6), {"direction": "muon", "matrix_dims": 2, "neuron_beta": 0.9}),
+    ((24, 5), {"direction": "muon", "split": 3}),
+    ((8, 14), {"direction": "muon", "split": (6, 4, 4), "split_dim": 1}),
+    ((12, 5), {"direction": "muon", "split": [4, 6, 2], "neuron_beta": 0.9, **_UNSCALED}),
+    ((10, 6), {"direction": "adam", "split": (3, 7), **_MERIT}),
+    ((7, 3), {"direction": "adam", "calibrated": True, **_MERIT, "element_wise": False}),
+    ((13,), {"direction": "adam", **_MERIT}),
+    ((2,), {"direction": "adam", **_UNSCALED}),
+]
+
+OPTIMIZERS: dict[str, Build] = {
     "MERIT": MERIT,
     "MERIT without bound": lambda p: MERIT(p, weight_bound=False),
     "MERIT-W": lambda p: MERIT(p, element_wise=False),
@@ -30,14 +75,17 @@ OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "Lion": Lion,
     "MERIT, fused": lambda p: MERIT(p, fused=True),
     "MaxLAMB, fused": lambda p: MaxLAMB(p, fused=True),
-    # Muon's direction needs whole matrices: every fourth is one.
     "every fourth MuonMERIT": lambda p: MuonMERIT(
         [{"params": some, "direction": "adam"} for some in (p[0::4], p[1::4], p[2::4])]
         + [{"params": p[3::4], "direction": "muon"}]
     ),
+    **OF_MATRICES,
+    "mixed": lambda p: MuonMERIT(
+        [{"params": [one], **options} for one, (_, options) in zip(p, MIXED, strict=True)]
+    ),
 }
 # Sums: they are added in another order.
-WITHIN_TOLERANCE = {"LAMB", "MERIT with l2 norms", "MERIT, norm clipped"}
+WITHIN_TOLERANCE = {"LAMB", "MERIT with l2 norms", "MERIT, norm clipped", "OrScale", "OrScale stacked"}
 
 
 def values(shape: tuple[int, ...], seed: int, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -77,31 +125,57 @@ def compare(
     params: list[Tensor],
     fulls: list[Tensor],
     change: Change | None = None,
-    num_steps: int = NUM_STEPS,
+    num_steps: int | None = None,
 ) -> list[str]:
     """Take steps with the sharded parameters and with the whole ones; what differs afterwards.
 
     ``change`` is told the step, and may do to either list of parameters what a user would.
     """
-    references: list[Tensor] = [full.clone().requires_grad_() for full in fulls]
+    if num_steps is None:
+        num_steps = NUM_MATRIX_STEPS if name in OF_MATRICES or name == "mixed" else NUM_STEPS
     shapes = [tuple(full.shape) for full in fulls]
-    optimizers = []
-    for some in (params, references):
-        optimizers.append(OPTIMIZERS[name](some))
-        for step in range(num_steps):
-            set_gradients(some, shapes, step)
-            if change is not None:
-                change(step, some)
-            optimizers[-1].step()
-    sharded, reference = optimizers
+    expected = one_process(name, fulls, change, num_steps)
+    optimizer = take_steps(name, params, shapes, change, num_steps)
     wrong = []
-    for i, (param, full) in enumerate(zip(params, references, strict=True)):
+    for i, (param, (full, states)) in enumerate(zip(params, expected, strict=True)):
         if not same(name, param, full):
-            wrong.append(f"weight {i} {tuple(full.shape)}")
-        for key, state in reference.state[full].items():
-            if not same(name, sharded.state[param][key], state):
-                wrong.append(f"{key} {i} {tuple(full.shape)}")
+            wrong.append(f"weight {i} {shapes[i]}")
+        if optimizer.state[param].keys() != states.keys():
+            wrong.append(f"state {i} {shapes[i]}")
+        for key, found in optimizer.state[param].items():
+            if found.dtype != states[key].dtype or not same(name, found, states[key]):
+                wrong.append(f"{key} {i} {shapes[i]}")
     return wrong
+
+
+def take_steps(
+    name: str, params: list[Tensor], shapes: list[tuple[int, ...]], change: Change | None, num_steps: int
+) -> torch.optim.Optimizer:
+    optimizer = OPTIMIZERS[name](params)
+    for step in range(num_steps):
+        set_gradients(params, shapes, step)
+        if change is not None:
+            change(step, params)
+        optimizer.step()
+    return optimizer
+
+
+Expected = list[tuple[Tensor, dict[str, Tensor]]]
+_known: dict[Any, Expected] = {}
+
+
+def one_process(name: str, fulls: list[Tensor], change: Change | None, num_steps: int) -> Expected:
+    """The weights and state of whole parameters, found once for all layouts."""
+    bits = [(full.shape, full.dtype, full.flatten().view(torch.uint8).tolist()) for full in fulls]
+    key = name, num_steps, repr(bits)
+    if change is not None or key not in _known:
+        params: list[Tensor] = [full.clone().requires_grad_() for full in fulls]
+        optimizer = take_steps(name, params, [tuple(full.shape) for full in fulls], change, num_steps)
+        expected = [(param.detach(), optimizer.state[param]) for param in params]
+        if change is not None:
+            return expected
+        _known[key] = expected
+    return _known[key]
 
 
 def report(found: dict[str, list[str]]) -> None:

@@ -9,7 +9,7 @@ three more steps must give the bits of six steps in one process that never stopp
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +28,18 @@ from torch.distributed.checkpoint.state_dict import (
 )
 from torch.optim import Optimizer
 
-from merit_optim import LAMB, MERIT, Lion, MaxLAMB, SophiaG, param_groups
+from merit_optim import LAMB, MERIT, Lion, MaxLAMB, NorMuon, OrScale, SophiaG, param_groups
 
-SHAPES = [tuple(p.shape) for p in Network().parameters()]
+
+class Model(Network):
+    """With stacked matrices, whose number no number of ranks divides."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.experts = nn.Parameter(torch.randn(5, 4, 6))
+
+
+SHAPES = [tuple(p.shape) for p in Model().parameters()]
 MAKE: dict[str, Callable[[nn.Module], Optimizer]] = {
     "MERIT": lambda network: MERIT(param_groups(network, weight_decay=0.1)),
     "MERIT corrected": lambda network: MERIT(network.parameters(), bias_correction=True),
@@ -38,7 +47,17 @@ MAKE: dict[str, Callable[[nn.Module], Optimizer]] = {
     "LAMB": lambda network: LAMB(network.parameters()),
     "Lion": lambda network: Lion(network.parameters()),
     "SophiaG": lambda network: SophiaG(network.parameters()),
+    "NorMuon": lambda network: NorMuon(by_kind(network)),
+    "OrScale": lambda network: OrScale(by_kind(network)),
 }
+
+
+def by_kind(network: nn.Module) -> list[dict[str, Any]]:
+    params = list(network.parameters())
+    kinds = {1: "vector", 2: "hidden", 3: "experts"}
+    return [{"params": params, "param_kinds": [kinds[param.ndim] for param in params]}]
+
+
 LAYOUTS = {way.__name__: way for way in (fsdp, fsdp_by_columns, hsdp, fsdp_and_tp)}
 
 Case = tuple[str, torch.dtype, bool]
@@ -49,13 +68,15 @@ CASES: dict[str, Case] = {
     "merit-flattened": ("MERIT corrected", torch.float32, True),
     "maxlamb": ("MaxLAMB", torch.float32, False),
     "lion": ("Lion", torch.float32, False),
+    "normuon-bf16": ("NorMuon", torch.bfloat16, False),
+    "orscale-flattened": ("OrScale", torch.float32, True),
 }
 
 
 def build(case: Case, layout: str | None, seed: int) -> tuple[nn.Module, Optimizer]:
     name, dtype, _ = case
     torch.manual_seed(seed)
-    network = Network().to(dtype)
+    network = Model().to(dtype)
     if layout is not None:
         LAYOUTS[layout](network, dist.get_world_size())
     return network, MAKE[name](network)
@@ -74,11 +95,11 @@ def state_of(case: Case, network: nn.Module, optimizer: Optimizer) -> dict[str, 
     return {"model": model_state, "optimizer": optimizer_state}
 
 
-def save(folder: Path, layout: str) -> None:
-    for name, case in CASES.items():
-        network, optimizer = build(case, layout, seed=0)
+def save(folder: Path, layout: str | None, names: Collection[str] = CASES) -> None:
+    for name in names:
+        network, optimizer = build(CASES[name], layout, seed=0)
         take_steps(network, optimizer, range(3))
-        dcp.save(state_of(case, network, optimizer), checkpoint_id=folder / layout / name)
+        dcp.save(state_of(CASES[name], network, optimizer), checkpoint_id=folder / str(layout) / name)
 
 
 def continued(folder: Path, name: str, layout: str | None) -> list[str]:
@@ -99,22 +120,21 @@ def continued(folder: Path, name: str, layout: str | None) -> list[str]:
 
     reference, reference_optimizer = build(case, None, seed=0)
     take_steps(reference, reference_optimizer, range(6))
-    return differences(network, optimizer, reference, reference_optimizer)
+    return differences(case, network, optimizer, reference, reference_optimizer)
 
 
 def differences(
-    network: nn.Module, optimizer: Optimizer, reference: nn.Module, reference_optimizer: Optimizer
+    case: Case, network: nn.Module, optimizer: Optimizer, reference: nn.Module, reference_optimizer: Optimizer
 ) -> list[str]:
     """The weights and states that differ from those of whole parameters."""
     wrong = []
     pairs = zip(network.named_parameters(), reference.parameters(), strict=True)
     for (param_name, param), full in pairs:
-        wrong += [] if same("", param, full) else [param_name]
+        wrong += [] if same(case[0], param, full) else [param_name]
         for key, expected in reference_optimizer.state[full].items():
             found = optimizer.state[param][key]
-            wrong += (
-                [] if found.dtype == expected.dtype and same("", found, expected) else [f"{param_name} {key}"]
-            )
+            is_same = found.dtype == expected.dtype and same(case[0], found, expected)
+            wrong += [] if is_same else [f"{param_name} {key}"]
     return wrong
 
 
@@ -159,7 +179,7 @@ def through_whole_states() -> Iterator[tuple[str, list[str]]]:
         take_steps(other, other_optimizer, range(3, 6))
         reference, reference_optimizer = build(case, None, seed=0)
         take_steps(reference, reference_optimizer, range(6))
-        yield f"{name}, whole", differences(other, other_optimizer, reference, reference_optimizer)
+        yield f"{name}, whole", differences(case, other, other_optimizer, reference, reference_optimizer)
 
 
 def die_in_a_step(folder: Path) -> None:

@@ -9,9 +9,23 @@ from collections.abc import Iterator
 from typing import Any
 
 import sharded_behaviour
+import sharded_matrices
 import torch
 import torch.distributed as dist
-from sharded_cases import NUM_STEPS, OPTIMIZERS, SHAPES, compare, placed, report, same, values, whole
+from sharded_cases import (
+    MIXED,
+    NUM_STEPS,
+    OF_MATRICES,
+    OPTIMIZERS,
+    SHAPES,
+    WITHIN_TOLERANCE,
+    compare,
+    placed,
+    report,
+    same,
+    values,
+    whole,
+)
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -24,6 +38,7 @@ from torch.distributed.tensor.parallel import (
 )
 
 from merit_optim import MERIT
+from merit_optim.optim.engines.ranks import process_groups
 
 Found = Iterator[tuple[str, list[str]]]
 
@@ -46,7 +61,7 @@ def on_mesh(
     name: str,
     dtype: torch.dtype,
     shapes: list[tuple[int, ...]] = SHAPES,
-    num_steps: int = NUM_STEPS,
+    num_steps: int | None = None,
 ) -> list[str]:
     fulls = [values(shape, i, dtype) for i, shape in enumerate(shapes)]
     params: list[Tensor] = []
@@ -63,10 +78,24 @@ def layouts(world: int) -> Found:
     """Parameters of many shapes, placed by hand."""
     for layout, mesh, placements in meshes(world):
         for name in OPTIMIZERS:
-            if "fused" not in name and "every fourth" not in name:
+            if "fused" not in name and name not in {"every fourth MuonMERIT", "mixed", *OF_MATRICES}:
                 yield f"{layout}, {name}", on_mesh(mesh, placements, name, torch.float32)
         for name in ("MERIT", "MERIT-W", "MERIT corrected", "MaxLAMB"):
             yield f"{layout}, {name}, bf16", on_mesh(mesh, placements, name, torch.bfloat16)
+
+
+def matrices(world: int) -> Found:
+    """Directions of whole matrices, in the same layouts."""
+    shapes = [shape for shape, _ in MIXED]
+    for number, (layout, mesh, placements) in enumerate(meshes(world)):
+        # All steps in a few layouts, and all optimizers in the first: each takes a second.
+        num_steps = None if layout in ("rows", "rows and columns") else NUM_STEPS
+        for dtype in (torch.float32, torch.bfloat16):
+            wrong = on_mesh(mesh, placements, "mixed", dtype, shapes, num_steps)
+            yield f"{layout}, mixed, {dtype}", wrong
+        for name in list(OF_MATRICES)[number % 3 :: 3 if number else 1]:
+            yield f"{layout}, {name}", on_mesh(mesh, placements, name, torch.float32, SHAPES, num_steps)
+    yield from sharded_matrices.in_every_dimension(world)
 
 
 def fused(world: int) -> Found:
@@ -127,16 +156,19 @@ def networks(world: int) -> Found:
     """Modules, sharded by PyTorch's own engines."""
     ways = {4: [fsdp, fsdp_by_columns, hsdp, fsdp_and_tp], 8: [hsdp_and_tp]}
     for way in ways.get(world, [fsdp, fsdp_by_columns]):
-        for name in ("MERIT", "MERIT corrected", "MERIT-W", "MaxLAMB", "LAMB"):
+        of_vectors = ("MERIT", "MERIT corrected", "MERIT-W", "MaxLAMB", "LAMB")
+        of_matrices = ("MuonMERIT", "NorMuon", "OrScale")
+        for name in (*of_vectors, *of_matrices):
             for dtype in (torch.float32, torch.bfloat16):
+                # Sums over bf16 weights are near a rounding boundary too often for a tolerance.
+                if name in WITHIN_TOLERANCE and dtype != torch.float32:
+                    continue
                 torch.manual_seed(0)
                 network = Network().to(dtype)
                 fulls = [p.detach().clone() for p in network.parameters()]
                 way(network, world)
-                # Sums over bf16 weights are near a rounding boundary too often for a tolerance.
-                if name != "LAMB" or dtype == torch.float32:
-                    wrong = compare(name, list(network.parameters()), fulls)
-                    yield f"{way.__name__}, {name}, {dtype}", wrong
+                wrong = compare(name, list(network.parameters()), fulls)
+                yield f"{way.__name__}, {name}, {dtype}", wrong
 
 
 def tensor_parallel(world: int) -> Found:
@@ -182,9 +214,9 @@ def mixed(world: int) -> Found:
     for i, full in enumerate(fulls):
         place = where[i % len(where)]
         params.append(nn.Parameter(full.clone() if place is None else distribute_tensor(full, *place)))
-    for name in ("MERIT", "LAMB", "every fourth MuonMERIT"):
+    for name in ("MERIT", "LAMB", "every fourth MuonMERIT", "MuonMERIT", "NorMuon"):
         again = [nn.Parameter(placed(full, p)) for full, p in zip(fulls, params, strict=True)]
-        yield f"several meshes, {name}", compare(name, again, fulls)
+        yield f"several meshes, {name}", compare(name, again, fulls, num_steps=NUM_STEPS)
 
     def freeze(step: int, some: list[Tensor]) -> None:
         frozen = {0: [0, 1], 1: [0, 1], 2: [5], 3: [5]}.get(step, [])
@@ -193,12 +225,24 @@ def mixed(world: int) -> Found:
             if i in frozen and not (step == 2 and i == 5):  # whose gradient is left over from before
                 param.grad = None
 
-    again = [nn.Parameter(placed(full, p)) for full, p in zip(fulls, params, strict=True)]
-    yield "frozen for a while", compare("MERIT", again, fulls, freeze)
+    for name in ("MERIT", "MuonMERIT", "NorMuon"):
+        again = [nn.Parameter(placed(full, p)) for full, p in zip(fulls, params, strict=True)]
+        yield f"frozen for a while, {name}", compare(name, again, fulls, freeze, NUM_STEPS)
+
+    def unused(step: int, some: list[Tensor]) -> None:
+        del step
+        some[0].grad = some[5].grad = None
+
+    for name in ("MuonMERIT", "NorMuon"):
+        again = [nn.Parameter(placed(full, p)) for full, p in zip(fulls, params, strict=True)]
+        yield f"never used, {name}", compare(name, again, fulls, unused, NUM_STEPS)
 
 
 SECTIONS = {
     "layouts": layouts,
+    "matrices": matrices,
+    "matrix behaviour": sharded_matrices.behaviour,
+    "matrix collectives": sharded_matrices.collectives,
     "fused": fused,
     "networks": networks,
     "tensor parallel": tensor_parallel,
@@ -214,8 +258,14 @@ def main() -> None:
     dist.init_process_group("gloo")
     found: dict[str, list[str]] = {}
     for section in sys.argv[1:]:
+        if section == "die":
+            sharded_matrices.die_between_messages(dist.get_world_size())
         found |= dict(SECTIONS[section](dist.get_world_size()))
+    # However many optimizers there were. Fewer than eight ranks are all in one that torch has made.
+    joined, expected = len(process_groups._joined), int(dist.get_world_size() == 8)
+    found["one process group for each set of ranks"] = [] if joined == expected else [f"{joined}"]
     report(found)
+    assert not process_groups._joined, "a process group outlives the others"
 
 
 if __name__ == "__main__":

@@ -86,7 +86,7 @@ def test_the_tables_do_not_follow_a_default_device(device) -> None:
     pair = Pair(parameters([(9, 17), (20,)], device), bias_correction=True)
     pair.set_gradients()
     with torch.device("meta"):
-        part = FusedEngine(pair.params[0].device).part_of(pair.fused._gather(), Control())
+        (part,), _ = FusedEngine(pair.params[0].device).parts_of(pair.fused._gather(), Control())
     part.advance()  # not there: Triton's interpreter follows it
     part.apply(None)
     pair.eager.step()

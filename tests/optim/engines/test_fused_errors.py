@@ -19,7 +19,9 @@ from torch import Tensor, nn
 from merit_optim import LAMB, MERIT, MaxLAMB, cli
 from merit_optim.optim import engines
 
-every_family_class = pytest.mark.parametrize("optimizer_class", FAMILY, ids=name_of)
+MUON_MERIT, MUON, NORMUON, ORSCALE, SOAP_MERIT, SOAP = HIDDEN
+
+every_family_class = pytest.mark.parametrize("optimizer_class", [*FAMILY, MUON_MERIT, MUON], ids=name_of)
 needs_triton = pytest.mark.skipif(not engines._has_triton(), reason="triton is not installed")
 
 NO_TRITON = "triton is not installed; it comes with the CUDA builds of torch"
@@ -124,10 +126,42 @@ def test_fused_is_refused_for_what_the_kernels_do_not_know(device, option) -> No
 
 
 @needs_triton
-@pytest.mark.parametrize("optimizer_class", HIDDEN, ids=name_of)
-def test_fused_is_refused_for_other_directions(device, optimizer_class) -> None:
-    message = f"direction={optimizer_class.direction!r} is not among what the kernels know"
-    assert_refused(optimizer_class, [matrix(device=device)], ValueError, message)
+@pytest.mark.parametrize(
+    ("optimizer_class", "options", "unknown"),
+    [
+        (MUON_MERIT, {"ns_dtype": "float32"}, "ns_dtype='float32'"),
+        (MUON_MERIT, {"ns_dtype": "float16"}, "ns_dtype='float16'"),
+        (MUON, {"split": 2}, "split=2"),
+        (NORMUON, {}, "neuron_beta=0.95"),
+        (ORSCALE, {}, "ratio_bounds=(0.1, 5.0)"),
+        (ORSCALE, {"ratio_bounds": None}, "calibrated=True"),
+        (SOAP_MERIT, {}, "direction='soap'"),
+        (SOAP, {}, "direction='soap'"),
+    ],
+    ids=name_of,
+)
+def test_fused_is_refused_for_directions_that_the_kernels_do_not_know(
+    device, optimizer_class, options, unknown
+) -> None:
+    message = (
+        f"cannot be fused: {unknown} is not among what the kernels know. Move or change it, or leave "
+        "fused=None for the fastest engine each parameter can have."
+    )
+    assert_refused(optimizer_class, [matrix(device=device)], ValueError, message, **options)
+
+
+@needs_triton
+def test_fused_is_refused_for_matrices_of_2_to_the_31_elements() -> None:
+    """Of each stacked matrix the kernels number the elements by 32 bits."""
+    from merit_optim.optim.engines.fused.engine import refusal
+
+    def reason(*shape: int) -> str | None:
+        group = MUON_MERIT([matrix()], matrix_dims=2).param_groups[0]
+        return refusal(group, torch.empty(shape, device="meta"))
+
+    assert reason(2**16, 2**15) == "it has a matrix of 2**31 elements or more"
+    assert reason(2**16, 2**15 - 1) is None
+    assert reason(4, 2**15, 2**15) is None
 
 
 @needs_triton
@@ -175,7 +209,9 @@ def test_a_checkpoint_that_was_fused_goes_on_where_it_cannot_be(request, optimiz
 
 
 SILENT: list[tuple[Any, dict[str, Any], torch.dtype]] = [
-    *((cls, {}, torch.float32) for cls in (MERIT, LAMB, MaxLAMB)),
+    *((cls, {}, torch.float32) for cls in (MERIT, LAMB, MaxLAMB, *HIDDEN)),
+    (MUON_MERIT, {"ns_dtype": "float32"}, torch.float32),
+    (MUON_MERIT, {"split": 2}, torch.float32),
     (MERIT, {"norm": "l2"}, torch.float32),
     (MERIT, {"foreach": True}, torch.float32),
     (MERIT, {}, torch.float64),

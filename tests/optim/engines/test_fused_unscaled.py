@@ -11,7 +11,7 @@ pytest.importorskip("triton")
 from fused_cases import Pair, assert_within_ulps, gradient, parameters, tiles
 from optimizer_cases import assert_unchanged, snapshot
 
-from merit_optim import MERIT, Muon, MuonMERIT, OrScale
+from merit_optim import MERIT, SOAPMERIT, Muon, MuonMERIT, NorMuon, OrScale
 
 ADAMW = {"norm": "none", "clip": None, "bias_correction": True, "eps": 1e-8}
 
@@ -59,15 +59,15 @@ def test_some_groups_with_ratios_and_some_without(device) -> None:
 
 
 def test_the_rest_is_fused_beside_matrices_that_are_not(device) -> None:
-    """MuonMERIT's embeddings and vectors have Adam's direction; its matrices go to the eager engine."""
+    """MuonMERIT's embeddings and vectors have Adam's direction; its matrices may go to the eager engine."""
 
     def build(params: list[nn.Parameter], **options: object) -> MuonMERIT:
         fused = options.pop("fused")
         groups = [
-            {"params": params[:1], "direction": "muon"},
+            {"params": params[:1], "direction": "muon", "fused": False},
             {"params": params[1:], "direction": "adam", "fused": fused},
         ]
-        return MuonMERIT(groups, lr=0.05, ns_dtype="float32", **options)
+        return MuonMERIT(groups, lr=0.05, **options)
 
     with tiles():
         pair = Pair(parameters([(9, 12), (41, 3), (20,)], device), build)
@@ -79,7 +79,7 @@ def test_the_rest_is_fused_beside_matrices_that_are_not(device) -> None:
 def test_a_bad_step_is_skipped_in_both(device) -> None:
     params = parameters([(9, 12), (20,)], device)
     groups = [
-        {"params": params[:1], "direction": "muon"},
+        {"params": params[:1], "direction": "muon", "fused": False},
         {"params": params[1:], "direction": "adam", "fused": True},
     ]
     optimizer = MuonMERIT(groups, nonfinite="skip")
@@ -98,9 +98,11 @@ def test_a_bad_step_is_skipped_in_both(device) -> None:
 @pytest.mark.parametrize(
     ("optimizer_class", "group", "option"),
     [
-        (MuonMERIT, {"direction": "muon"}, "direction='muon'"),
-        (Muon, {"direction": "muon"}, "direction='muon'"),
-        (OrScale, {"direction": "muon"}, "direction='muon'"),
+        (MuonMERIT, {"direction": "muon", "ns_dtype": "float32"}, "ns_dtype='float32'"),
+        (Muon, {"direction": "muon", "split": 3}, "split=3"),
+        (NorMuon, {"direction": "muon"}, "neuron_beta=0.95"),
+        (OrScale, {"direction": "muon"}, "ratio_bounds=(0.1, 5.0)"),
+        (SOAPMERIT, {"direction": "soap"}, "direction='soap'"),
         (MERIT, {"split": 3}, "split=3"),
         (MERIT, {"ratio_bounds": (0.1, 5.0)}, "ratio_bounds=(0.1, 5.0)"),
         (MERIT, {"calibrated": True, "element_wise": False}, "calibrated=True"),

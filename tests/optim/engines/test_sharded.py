@@ -1,12 +1,13 @@
 """Sharded parameters: what crosses ranks, and that a step on many ranks gives the bits of one."""
 
+import re
 from importlib.util import find_spec
 
 import pytest
 import torch
 import torch.distributed as dist
-from optimizer_cases import HIDDEN, name_of
-from torchrun import on_ranks
+from optimizer_cases import HIDDEN, is_soap, name_of
+from torchrun import ENGINES, on_ranks, torchrun
 
 from merit_optim import MERIT
 from merit_optim.optim.engines.ranks.placements import Crossing, crossing_of, local
@@ -17,7 +18,12 @@ SECTIONS = {
     2: (["layouts", "networks", "tensor parallel", "mixed", "behaviour", "replicas", "compiled"], 110),
     3: (["layouts", "networks", "mixed", "behaviour"], 60),
     4: (["layouts", "networks", "mixed", "behaviour", "collectives"], 130),
-    8: (["networks"], 9),
+    8: (["networks"], 15),
+}
+MATRIX_SECTIONS = {
+    2: (["matrices", "matrix behaviour"], 60),
+    3: (["matrices", "matrix behaviour"], 50),
+    4: (["matrices", "matrix behaviour", "matrix collectives"], 70),
 }
 
 
@@ -28,6 +34,22 @@ def test_a_step_on_many_ranks_is_the_step_on_one(num_ranks) -> None:
     found = on_ranks(num_ranks, "sharded_worker.py", *sections)
     assert {case: wrong for case, wrong in found.items() if wrong} == {}
     assert len(found) >= at_least
+
+
+@pytest.mark.parametrize("num_ranks", MATRIX_SECTIONS)
+def test_whole_matrices_of_sharded_weights_are_those_of_one_process(num_ranks) -> None:
+    sections, at_least = MATRIX_SECTIONS[num_ranks]
+    found = on_ranks(num_ranks, "sharded_worker.py", *sections)
+    assert {case: wrong for case, wrong in found.items() if wrong} == {}
+    assert len(found) >= at_least
+
+
+def test_a_rank_that_is_gone_between_two_messages_is_an_error_on_all_others() -> None:
+    run = torchrun(3, ENGINES / "sharded_worker.py", "die")
+    raised = re.findall(r"RAISED after (.+) s: (.*)", run.stdout)
+    assert len(raised) == 2, run.stderr[-4000:]
+    # Half an hour is what gloo waits for a rank that is slow.
+    assert all(float(seconds) < 30 for seconds, _ in raised)
 
 
 @pytest.mark.skipif(find_spec("triton") is None, reason="the fused engine needs triton")
@@ -63,6 +85,13 @@ def one_rank(tmp_path):
     dist.init_process_group("gloo", rank=0, world_size=1, store=dist.FileStore(str(tmp_path / "store"), 1))
     yield
     dist.destroy_process_group()
+
+
+def on_one_rank(full: torch.Tensor) -> torch.nn.Parameter:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Shard, distribute_tensor
+
+    return torch.nn.Parameter(distribute_tensor(full, init_device_mesh("cpu", (1,)), [Shard(0)]))
 
 
 @pytest.mark.usefixtures("one_rank")
@@ -108,18 +137,12 @@ def test_a_gradient_that_is_still_on_its_way_is_waited_for() -> None:
 
 
 @pytest.mark.usefixtures("one_rank")
-@pytest.mark.parametrize("optimizer_class", HIDDEN, ids=name_of)
-def test_hidden_matrices_that_are_sharded_are_refused(optimizer_class) -> None:
+@pytest.mark.parametrize("optimizer_class", tuple(filter(is_soap, HIDDEN)), ids=name_of)
+def test_soap_s_matrices_are_refused_where_they_are_sharded(optimizer_class) -> None:
     """And vectors are not, which take AdamW."""
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.tensor import Shard, distribute_tensor
-
-    mesh = init_device_mesh("cpu", (1,))
-    matrix, vector = (
-        torch.nn.Parameter(distribute_tensor(torch.ones(shape), mesh, [Shard(0)])) for shape in ((2, 3), (4,))
-    )
-    message = rf"^weight is sharded, and direction='{optimizer_class.direction}' needs whole .* DDP\), or "
-    with pytest.raises(TypeError, match=message + "direction='adam' for it"):
+    matrix, vector = (on_one_rank(torch.ones(shape)) for shape in ((2, 3), (4,)))
+    message = r"^weight is sharded, and direction='soap' needs whole .* DDP\), or direction='muon' or 'adam'"
+    with pytest.raises(TypeError, match=message):
         optimizer_class([("weight", matrix), ("bias", vector)])
     whole = torch.nn.Parameter(torch.ones(2, 3))
     optimizer = optimizer_class([whole, vector])
@@ -132,28 +155,9 @@ def test_hidden_matrices_that_are_sharded_are_refused(optimizer_class) -> None:
 
 
 @pytest.mark.usefixtures("one_rank")
-@pytest.mark.parametrize("option", [{"split": 2}, {"calibrated": True, "element_wise": False}], ids=repr)
-def test_what_needs_whole_matrices_is_refused_for_sharded_ones(option) -> None:
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.tensor import Shard, distribute_tensor
-
-    mesh = init_device_mesh("cpu", (1,))
-    weight = torch.nn.Parameter(distribute_tensor(torch.ones(2, 2), mesh, [Shard(0)]))
-    name, value = next(iter(option.items()))
-    with pytest.raises(TypeError, match=f"is sharded, and {name}={value} needs whole matrices"):
-        MERIT([{"params": [weight], **option}])
-
-
-@pytest.mark.usefixtures("one_rank")
 def test_a_differentiable_step_on_sharded_parameters_is_refused() -> None:
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.tensor import Shard, distribute_tensor
-
-    weight = torch.nn.Parameter(
-        distribute_tensor(torch.ones(2, 2), init_device_mesh("cpu", (1,)), [Shard(0)])
-    )
     with pytest.raises(TypeError, match="differentiable=False"):
-        MERIT([weight], differentiable=True)
+        MERIT([on_one_rank(torch.ones(2, 2))], differentiable=True)
 
 
 def test_one_process_has_whole_weights_whatever_megatron_calls_them() -> None:

@@ -10,6 +10,9 @@ from torchrun import ENGINES, on_ranks, torchrun
 
 WORKER = "sharded_checkpoint_worker.py"
 
+# torch says that it saves or loads without other ranks, which is what is wanted here.
+of_one_process = pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")
+
 
 class KilledRun(NamedTuple):
     folder: Path
@@ -36,22 +39,27 @@ def test_a_killed_rank_ends_the_job_with_a_clear_error(killed) -> None:
     assert killed.seconds < 120
 
 
-def test_checkpoints_of_four_ranks_continue_on_two(killed, tmp_path) -> None:
+@of_one_process
+def test_checkpoints_of_four_ranks_and_of_one_continue_on_two(killed, tmp_path) -> None:
+    from sharded_checkpoint_worker import save
+
+    save(killed.folder, None, ["normuon-bf16"])
     found = on_ranks(2, WORKER, f"load={killed.folder}", "fresh", "full", f"save={tmp_path}")
     assert {case: wrong for case, wrong in found.items() if wrong} == {}
     assert "merit: killed -> fsdp" in found  # what the killed run had saved last
     assert "merit-bf16: hsdp -> fsdp_by_columns" in found
     assert "MERIT, torch.bfloat16" in found
     assert "merit-bf16, whole" in found
-    assert len(found) == 2 * (3 * 5 + 1) + 12 + 4
+    assert "normuon-bf16: fsdp_and_tp -> fsdp_by_columns" in found
+    assert "normuon-bf16: None -> fsdp" in found
+    assert len(found) == 2 * (3 * 7 + 1 + 1) + 16 + 5
 
     found = on_ranks(3, WORKER, f"load={tmp_path}")
     assert {case: wrong for case, wrong in found.items() if wrong} == {}
-    assert len(found) == 2 * 5
+    assert len(found) == 2 * 7
 
 
-# torch says that it loads without other ranks, which is what is wanted here.
-@pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")
+@of_one_process
 @pytest.mark.parametrize("saved_in", ["fsdp", "fsdp_and_tp"])
 def test_checkpoints_of_four_ranks_continue_in_one_process(killed, saved_in) -> None:
     from sharded_checkpoint_worker import CASES, continued

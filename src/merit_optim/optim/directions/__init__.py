@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from merit_optim.optim.directions.adam import Adam
-from merit_optim.optim.directions.direction import Direction, Extent, MatrixDirection
+from merit_optim.optim.directions.direction import Direction, Extent, MatrixDirection, Sent, Traffic
 from merit_optim.optim.directions.muon import Muon
 from merit_optim.optim.directions.soap import Soap
 
@@ -17,7 +17,8 @@ _OPTION_NAMES = {name: cls.option_names() for name, cls in DIRECTIONS.items()}
 
 def direction_of(group: dict[str, Any]) -> Direction:
     """The direction that a parameter group's options describe."""
-    return DIRECTIONS[_name_of(group)](**{option: group[option] for option in option_names(group)})
+    names = [option for option in option_names(group) if option in group]
+    return DIRECTIONS[_name_of(group)](**{option: group[option] for option in names})
 
 
 def option_names(group: dict[str, Any]) -> tuple[str, ...]:
@@ -37,7 +38,9 @@ __all__ = [
     "Extent",
     "MatrixDirection",
     "Muon",
+    "Sent",
     "Soap",
+    "Traffic",
     "direction_of",
     "option_names",
 ]

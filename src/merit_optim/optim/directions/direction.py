@@ -26,6 +26,21 @@ class Extent(NamedTuple):
     rows: slice = slice(None)
 
 
+class Sent(NamedTuple):
+    """A tensor that crosses ranks for the sake of one whole matrix."""
+
+    dtype: torch.dtype
+    shape: tuple[int, int] | None = None
+    """None: the matrix's own, and each rank has the part of it that it has of the weight; else all of it."""
+
+
+class Traffic(NamedTuple):
+    """What crosses ranks where a matrix is cut: to where it is whole, and back."""
+
+    gathered: tuple[Sent, ...]
+    formed: tuple[Sent, ...]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Direction(ABC):
     """A direction with its options, which stand in a parameter group under the same names."""
@@ -101,6 +116,18 @@ class MatrixDirection(Direction):
         self, formed: tuple[Tensor | None, ...], state: tuple[Tensor, ...], dtype: torch.dtype, extent: Extent
     ) -> tuple[Tensor | None, tuple[Tensor, ...]]:
         """d in ``dtype`` and the new state, of what ``whole`` formed, or of a rank's part of it."""
+
+    def traffic(self, rows: int, columns: int, dtype: torch.dtype) -> Traffic | None:
+        """The tensors of ``before`` and of ``whole`` for a matrix of this size whose gradient has ``dtype``.
+
+        None where a sharded weight cannot have this direction.
+        """
+        del rows, columns, dtype
+        return None
+
+    def num_operations(self, rows: int, columns: int) -> int:
+        """About what ``whole`` costs for such a matrix. By this, matrices are shared out among ranks."""
+        return rows * columns
 
     def advance(
         self, grad_NRC: Tensor, state: tuple[Tensor, ...], step: float | Tensor

@@ -7,12 +7,12 @@ memory, and the temporaries are the size of a block, not of a weight. With ``for
 launch.
 
 A direction that needs whole matrices is formed once, in the first phase, and held until the second is done.
+Where ranks share these matrices, the first phase is in two, with the forming of whole matrices between them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import NamedTuple
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -20,21 +20,20 @@ from torch import Tensor
 from merit_optim.optim import algorithm
 from merit_optim.optim import torch_private as private
 from merit_optim.optim.algorithm import Rule, Sizes
-from merit_optim.optim.directions import Adam, Direction, Extent, MatrixDirection, direction_of
-from merit_optim.optim.directions.adam import BiasCorrection
-from merit_optim.optim.engines.part import Part, Place
-from merit_optim.optim.engines.plan import Piece, Slot, pieces, plan
+from merit_optim.optim.directions import Adam, MatrixDirection, Sent, direction_of
+from merit_optim.optim.engines.part import Formed, Part, Place, Share, Whole
+from merit_optim.optim.engines.plan import pieces, plan
+from merit_optim.optim.engines.stored import Block, Stored, Tensors
 from merit_optim.optim.engines.work import (
     Control,
     Controls,
-    Item,
     Work,
     items_of,
     prepared_gradient,
     scalar,
     store,
 )
-from merit_optim.optim.matrices import Matrices, View
+from merit_optim.optim.matrices import View
 from merit_optim.optim.statistics import Recorder, measure
 
 # Elements in a piece. On a CPU the four tensors of a piece and two temporaries should share the L2
@@ -44,86 +43,34 @@ PIECE_ELEMENTS_CPU = 256 * 1024
 PIECE_ELEMENTS = 64 * 1024 * 1024
 
 
-class Tensors(NamedTuple):
-    """A weight, or one of the matrices that it is split into, and its tensors, each seen as (N, R, C)."""
+def parts_of(
+    works: list[Work], controls: Controls, shares: Mapping[Tensor, Share] | None = None
+) -> list[Part]:
+    """The work in parts that share buffers; each weight whose direction is held is one by itself.
 
-    item: Item
-    rule: Rule
-    slot: Slot
-    weight: Tensor
-    grad: Tensor
-    state: tuple[Tensor, ...]
-    correction: BiasCorrection | None
-    d: Tensor | None = None
-    """The direction, where it is formed of whole matrices and held; None where each block forms it anew."""
-
-
-class Block(NamedTuple):
-    """One piece of one weight."""
-
-    tensors: Tensors
-    piece: Piece
-
-    def of(self, x_NRC: Tensor) -> Tensor:
-        """The block of a tensor; the tensor itself where the block is all of it, for slicing costs time."""
-        if self.is_whole:
-            return x_NRC
-        return x_NRC[self.piece.matrices, self.piece.rows]
-
-    @property
-    def is_whole(self) -> bool:
-        num, rows, _ = self.tensors.slot.matrices.shape
-        return self.piece == Piece(slice(0, num), slice(0, rows))
-
-
-class Stored:
-    """A weight and its tensors as they are stored, with what its group says of it."""
-
-    def __init__(self, item: Item, direction: Direction, rule: Rule, view: View) -> None:
-        self.item, self.direction, self.rule, self.view = item, direction, rule, view
-        self.tensors = (item.param.detach(), *item.state)
-        # Views where strides allow them, else copies that return_copies writes back.
-        self.seen = [view.seen(x, item.param.shape) for x in self.tensors]
-
-    @property
-    def parts(self) -> tuple[Matrices, ...]:
-        """The matrices that have ratios of their own."""
-        return self.view.parts(self.item.param.shape)
-
-    def cut(self, slots: Iterator[Slot]) -> Iterator[Tensors]:
-        """Its tensors, for each of those matrices."""
-        shape, correction = self.item.param.shape, None
-        if isinstance(self.direction, Adam) and self.direction.bias_correction:
-            # A step count on the host is read; one on the device stays there.
-            step = self.item.step
-            correction = self.direction.correction(step.item() if step.is_cpu else step)
-        weights, *states = (self.view.cut_matrices(x_NRC, shape) for x_NRC in self.seen)
-        grads = self.view.cut(self.item.grad, shape)
-        for weight, grad, *state in zip(weights, grads, *states, strict=True):
-            yield Tensors(self.item, self.rule, next(slots), weight, grad, tuple(state), correction)
-
-    def return_copies(self) -> None:
-        for x, x_NRC in zip(self.tensors, self.seen, strict=True):
-            if x_NRC.data_ptr() != x.data_ptr():
-                x.copy_(x_NRC.view(x.shape))
-
-
-def parts_of(works: list[Work], controls: Controls) -> list[Part]:
-    """The work in parts that share buffers; each weight whose direction is held is one by itself."""
+    ``shares`` says what this rank has of sharded parameters, where that is not clear from its own tensors.
+    """
     alike: dict[tuple[torch.device, torch.dtype], list[Stored]] = {}
     parts: list[Part] = []
     for work in works:
         choices = direction_of(work.group), Rule.of(work.group), View.of(work.group)
         for item in items_of([work]):
-            if not item.param.numel():
+            # A rank may have none of the weight, and state of all of it.
+            if not item.owner.numel() or not any(x.numel() for x in (item.param, *item.state)):
                 continue
             device, dtype = item.param.device, algorithm.compute_dtype(item.param)
-            stored = Stored(item, *choices)
+            stored = Stored(item, *choices, None if shares is None else shares.get(item.owner))
             if isinstance(stored.direction, Adam):
                 alike.setdefault((device, dtype), []).append(stored)
             else:
                 parts.append(HeldPart([stored], device, dtype, controls[device]))
     return parts + [EagerPart(some, *key, controls[key[0]]) for key, some in alike.items()]
+
+
+def form(wholes: Iterable[Whole]) -> Iterator[Formed]:
+    """What each direction forms of its whole matrix: one after the other."""
+    for direction, gathered, step in wholes:
+        yield direction.whole(gathered, step)
 
 
 class EagerPart:
@@ -184,29 +131,43 @@ class HeldPart(EagerPart):
         (stored,) = self.all_stored
         return stored
 
+    @property
+    def owners(self) -> list[Tensor]:
+        return [self.stored.item.owner]
+
+    @property
+    def is_cut(self) -> bool:
+        return self.stored.share is not None and self.stored.share.is_cut
+
     def advance(self) -> None:
         direction, step = self.stored.direction, self.stored.item.step
-        for i, (tensors, grad_NRC) in enumerate(zip(self.tensors, self._grads(), strict=True)):
+        grads = self.stored.view.cut_matrices(self._grad(), self.stored.item.param.shape)
+        for i, (tensors, grad_NRC) in enumerate(zip(self.tensors, grads, strict=True)):
             self._hold(i, *direction.advance(grad_NRC, tensors.state[: len(direction.keys)], step))
         self.measure()
 
     def before(self) -> list[tuple[Tensor, ...]]:
-        """The first phase of the direction: what whole matrices are formed of, for each of the matrices."""
+        """The first phase of the direction: what whole matrices are formed of."""
         direction = self._matrix_direction
-        gathered: list[tuple[Tensor, ...]] = []
-        for tensors, grad_NRC in zip(self.tensors, self._grads(), strict=True):
-            old = tensors.state[: len(direction.keys)]
-            sent, new = direction.before(grad_NRC, old)
-            _store(list(old), list(new), self.control.skip)
-            gathered.append(sent)
-        return gathered
+        old = self.stored.seen[1 : 1 + len(direction.keys)]
+        gathered, new = direction.before(self._grad(), tuple(old))
+        _store(old, list(new), self.control.skip)
+        return [gathered]
 
-    def after(self, formed: list[tuple[Tensor | None, ...]], extents: list[Extent]) -> None:
+    def after(self, formed: Sequence[Formed]) -> None:
         """The last phase of the direction, with what was formed of whole matrices."""
-        direction = self._matrix_direction
-        for i, (tensors, parts, extent) in enumerate(zip(self.tensors, formed, extents, strict=True)):
+        direction, share = self._matrix_direction, self.stored.share
+        assert share is not None
+        (of_weight,) = formed
+        extent = share.extents[0]
+        traffic = direction.traffic(extent.num_rows, extent.num_columns, self.dtype)
+        assert traffic is not None
+        of_matrices = zip(*map(self._cut_formed, of_weight, traffic.formed), strict=True)
+        for i, (tensors, own, extent) in enumerate(
+            zip(self.tensors, of_matrices, share.extents, strict=True)
+        ):
             state = tensors.state[: len(direction.keys)]
-            self._hold(i, *direction.after(parts, state, self.dtype, extent))
+            self._hold(i, *direction.after(own, state, self.dtype, extent))
         self.measure()
 
     @property
@@ -215,9 +176,14 @@ class HeldPart(EagerPart):
         assert isinstance(direction, MatrixDirection)
         return direction
 
-    def _grads(self) -> tuple[Tensor, ...]:
+    def _grad(self) -> Tensor:
         grad = prepared_gradient(self.stored.item, self.dtype, self.control)
-        return self.stored.view.cut(grad, grad.shape)
+        return self.stored.view.seen(grad, grad.shape)
+
+    def _cut_formed(self, x_NRC: Tensor | None, sent: Sent) -> tuple[Tensor | None, ...]:
+        if x_NRC is None:
+            return (None,) * len(self.tensors)
+        return self.stored.cut_part(x_NRC, is_own=sent.shape is None)
 
     def _hold(self, number: int, d_NRC: Tensor | None, state: tuple[Tensor, ...]) -> None:
         tensors = self.tensors[number]
@@ -243,6 +209,8 @@ def _buckets(all_tensors: list[Tensors]) -> Iterator[list[Block]]:
         foreach = tensors.item.group["foreach"]
         if foreach is None:
             foreach = not on_cpu
+        if not tensors.weight.numel():
+            continue  # a rank may have none of a matrix
         for piece in pieces(tensors.slot.matrices, limit):
             block = Block(tensors, piece)
             num_elements = block.of(tensors.weight).numel()

@@ -46,6 +46,8 @@ class Item(NamedTuple):
     """In the order of the optimizer's ``STATE_KEYS``."""
     group: dict[str, Any]
     """The parameter group it belongs to: learning rate, betas and all other options."""
+    owner: Tensor
+    """The parameter as the group has it."""
 
 
 Controls = dict[torch.device, Control]
@@ -91,10 +93,10 @@ def names_of(work: Work) -> list[str]:
 def items_of(works: list[Work]) -> list[Item]:
     """The parameters one by one."""
     return [
-        Item(name, param, grad, step, tuple(state), work.group)
+        Item(name, param, grad, step, tuple(state), work.group, owner)
         for work in works
-        for name, param, grad, step, *state in zip(
-            names_of(work), work.params, work.grads, work.steps, *work.states, strict=True
+        for name, owner, param, grad, step, *state in zip(
+            names_of(work), work.owners, work.params, work.grads, work.steps, *work.states, strict=True
         )
     ]
 

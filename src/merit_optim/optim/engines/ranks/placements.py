@@ -2,22 +2,29 @@
 
 A rank works on its own shard as if it were the whole parameter; only sizes are missing that other ranks
 know. Splitting rows leaves each row's size whole and cuts columns; splitting columns does the reverse;
-both cut the whole weight's. What was cut is brought together by ``sharding.py``.
+both cut the whole weight's. What was cut is brought together by ``sharding.py``, and where a direction needs
+whole matrices, by ``owners.py``.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
+from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, NamedTuple, TypeGuard
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from merit_optim.optim.directions import Extent
+from merit_optim.optim.engines.part import Share
 from merit_optim.optim.engines.work import Work
-from merit_optim.optim.torch_private import finished, local_tensor, shard_kinds
+from merit_optim.optim.matrices import View
+from merit_optim.optim.torch_private import finished, local_tensor, num_shards_before, shard_kinds
 
 if TYPE_CHECKING:
-    from torch.distributed.tensor import DTensor
+    from torch.distributed.tensor import DTensor, Placement
 
 
 class Crossing(NamedTuple):
@@ -36,7 +43,7 @@ def crossing_of(
     >>> crossing_of(2, None, [0], [4])  # FSDP2: rows are whole, columns are cut
     Crossing(rows=(), columns=(0,), whole=(0,))
     """
-    num_batch_dims = 0 if matrix_dims is None else max(0, num_dims - matrix_dims)
+    num_batch_dims = num_stacking(num_dims, matrix_dims)
     is_vector = num_dims - num_batch_dims < 2
     rows: list[int] = []
     columns: list[int] = []
@@ -48,6 +55,156 @@ def crossing_of(
         if not is_vector:
             (columns if dim == num_batch_dims else rows).append(mesh_dim)
     return Crossing(tuple(rows), tuple(columns), tuple(whole))
+
+
+def num_stacking(num_dims: int, matrix_dims: int | None) -> int:
+    """How many dimensions stack matrices."""
+    return 0 if matrix_dims is None else max(0, num_dims - matrix_dims)
+
+
+class Region(NamedTuple):
+    """A box of a tensor: where it starts in each dimension, and how long it is there."""
+
+    starts: tuple[int, ...]
+    sizes: tuple[int, ...]
+
+    @property
+    def slices(self) -> tuple[slice, ...]:
+        return tuple(slice(start, start + size) for start, size in zip(*self, strict=True))
+
+    @property
+    def num_elements(self) -> int:
+        return math.prod(self.sizes)
+
+    def since(self, dim: int) -> Region:
+        """The same, of the dimensions from this one on."""
+        return Region(self.starts[dim:], self.sizes[dim:])
+
+
+class Cutting(NamedTuple):
+    """How a parameter is cut into the shards of a mesh."""
+
+    shape: tuple[int, ...]
+    dims: tuple[int | None, ...]
+    """For each mesh dimension the tensor dimension that it shards; None: none."""
+    mesh_shape: tuple[int, ...]
+    late: tuple[int, ...] = ()
+    """Mesh dimensions that cut what those to their right had left, as FSDP2 does with tensor parallelism."""
+
+    def region(self, coordinate: Sequence[int]) -> Region:
+        """What the rank at a coordinate of the mesh has: each mesh dimension cuts as ``torch.chunk`` does.
+
+        >>> Cutting((10, 7), (0, 1), (4, 2)).region((3, 1))
+        Region(starts=(9, 4), sizes=(1, 3))
+        >>> Cutting((8,), (0, 0), (2, 2), late=(0,)).region((1, 0))
+        Region(starts=(2,), sizes=(2,))
+        """
+        starts, sizes = [0] * len(self.shape), list(self.shape)
+        early = [mesh_dim for mesh_dim in range(len(self.dims)) if mesh_dim not in self.late]
+        for mesh_dim in [*early, *reversed(self.late)]:
+            dim = self.dims[mesh_dim]
+            if dim is not None:
+                length = -(-sizes[dim] // self.mesh_shape[mesh_dim])
+                first = min(length * coordinate[mesh_dim], sizes[dim])
+                starts[dim] += first
+                sizes[dim] = min(length, sizes[dim] - first)
+        return Region(tuple(starts), tuple(sizes))
+
+
+def cutting_of(name: str, param: DTensor) -> Cutting:
+    """How a parameter is cut; raise where that is not known."""
+    dims, mesh = sharded_dims(name, param), param.device_mesh
+    late: list[int] = []
+    for mesh_dim, (dim, placement) in enumerate(zip(dims, param.placements, strict=True)):
+        factor = num_shards_before(placement)
+        if dim is None or factor == 1:
+            continue
+        late.append(mesh_dim)
+        right = range(mesh_dim + 1, mesh.ndim)
+        if factor != math.prod(mesh.size(other) for other in right if dims[other] == dim):
+            raise TypeError(
+                f"{name} is placed as {param.placements} on a mesh of {tuple(mesh.shape)}; what each rank "
+                f"has is known where split_factor={factor} is the number of shards that the mesh dimensions "
+                "to its right make, as FSDP2 has it. Redistribute the parameter to Shard and Replicate."
+            )
+    return Cutting(tuple(param.shape), tuple(dims), tuple(mesh.shape), tuple(late))
+
+
+def own_region(name: str, param: DTensor) -> Region:
+    """What of a parameter this rank has; raise where it has something else."""
+    coordinate = param.device_mesh.get_coordinate()
+    assert coordinate is not None, "the parameters of an optimizer are on this rank"
+    region, shard = cutting_of(name, param).region(coordinate), tuple(local_tensor(param).shape)
+    if region.sizes != shard:
+        raise ValueError(
+            f"{name} of shape {tuple(param.shape)} is placed as {param.placements}, by which this rank has "
+            f"{region.sizes} of it, but its own tensor has {shard}. Make the parameter by distribute_tensor "
+            "or fully_shard, which cut as torch.chunk does."
+        )
+    return region
+
+
+def cuts_matrices(param: DTensor, matrix_dims: int | None) -> bool:
+    """Whether no rank has a whole matrix."""
+    dims, sizes = sharded_dims("a parameter", param), param.device_mesh.shape
+    return bool(crossing_of(param.ndim, matrix_dims, dims, sizes).whole)
+
+
+def share_of(name: str, param: DTensor, view: View) -> Share:
+    """What of a parameter's matrices this rank works on."""
+    region, is_cut = own_region(name, param), cuts_matrices(param, view.matrix_dims)
+    return share_of_region(view, tuple(param.shape), region, is_cut=is_cut)
+
+
+def share_of_region(view: View, shape: tuple[int, ...], region: Region, *, is_cut: bool) -> Share:
+    """What of the matrices of a parameter of this shape is in a region.
+
+    >>> from merit_optim.optim.matrices import View
+    >>> share = share_of_region(View(split=3), (12, 5), Region((0, 0), (6, 5)), is_cut=True)
+    >>> share.view.split  # all of the first matrix, half of the second, none of the third
+    (4, 2, 0)
+    >>> share.extents[1]
+    Extent(num_rows=4, num_columns=5, rows=slice(0, 2, None))
+    """
+    own = region.since(num_stacking(len(shape), view.matrix_dims))
+    assert len(own.sizes) > 1, "vectors are not split, and have no direction of whole matrices"
+    # The columns of a rank follow one another where the dimensions after their first are whole.
+    starts = own.starts[0], math.prod(own.starts[1:2]) * math.prod(own.sizes[2:])
+    lengths = own.sizes[0], math.prod(own.sizes[1:])
+    rows = slice(starts[0], starts[0] + lengths[0])
+    if view.split is None:
+        whole = view.matrices(shape)
+        return Share(view, (Extent(whole.rows, whole.columns, rows),), is_cut)
+    first, last = starts[view.split_dim], starts[view.split_dim] + lengths[view.split_dim]
+    here: list[slice] = []
+    for start, end in pairwise(accumulate(view.lengths(shape), initial=0)):
+        begin = min(max(first, start), end) - start
+        here.append(slice(begin, max(begin, min(last, end) - start)))
+    extents = tuple(
+        Extent(part.rows, part.columns, rows if view.split_dim else some)
+        for part, some in zip(view.parts(shape), here, strict=True)
+    )
+    return Share(view._replace(split=tuple(some.stop - some.start for some in here)), extents, is_cut)
+
+
+def refusal(param: DTensor, view: View, *, has_stacked_state: bool) -> str | None:
+    """Why a sharded parameter cannot be seen so, or have state for each of its stacked matrices; or None."""
+    mesh, num_batch_dims = param.device_mesh, num_stacking(param.ndim, view.matrix_dims)
+    for mesh_dim, dim in enumerate(sharded_dims("it", param)):
+        if dim is None or mesh.size(mesh_dim) == 1:
+            continue
+        if has_stacked_state and dim < num_batch_dims and num_batch_dims > 1:
+            return (
+                f"neuron_beta and calibrated=True keep state for each stacked matrix, which ranks share out "
+                f"where one dimension stacks them, and {num_batch_dims} do, of which dimension {dim} is "
+                "sharded: make them one dimension, or shard another"
+            )
+        if view.split is not None and view.split_dim == 1 and dim > num_batch_dims + 1:
+            return (
+                f"split_dim=1 splits columns, of which a rank has no range where dimension {dim} is sharded: "
+                f"shard dimension {num_batch_dims} or {num_batch_dims + 1}, or use split=None"
+            )
+    return None
 
 
 def is_sharded(param: Tensor) -> TypeGuard[DTensor]:
@@ -76,6 +233,34 @@ def sharded_dims(name: str, param: DTensor) -> list[int | None]:
                 "only. Redistribute the parameter before it is given to the optimizer."
             )
     return dims
+
+
+def stacked_placements(param: DTensor, matrix_dims: int | None) -> list[Placement]:
+    """How state with something for each stacked matrix is placed: cut as the stack is, else on all ranks."""
+    from torch.distributed.tensor import Replicate
+
+    num_batch_dims, mesh = num_stacking(param.ndim, matrix_dims), param.device_mesh
+    dims = sharded_dims("a parameter", param)
+    return [
+        placement if dim is not None and dim < num_batch_dims and mesh.size(mesh_dim) > 1 else Replicate()
+        for mesh_dim, (dim, placement) in enumerate(zip(dims, param.placements, strict=True))
+    ]
+
+
+def stacked_zeros(
+    param: DTensor, matrix_dims: int | None, shape: tuple[int, ...], dtype: torch.dtype
+) -> DTensor:
+    """State of this shape, whose first dimension counts the stacked matrices, placed so."""
+    from torch.distributed.tensor import DTensor
+
+    shard = local_tensor(param)
+    num_matrices = math.prod(shard.shape[: num_stacking(param.ndim, matrix_dims)])
+    own = torch.zeros(num_matrices, *shape[1:], dtype=dtype, device=shard.device)
+    strides = tuple(math.prod(shape[i + 1 :]) for i in range(len(shape)))
+    placements = stacked_placements(param, matrix_dims)
+    return DTensor.from_local(
+        own, param.device_mesh, placements, run_check=False, shape=torch.Size(shape), stride=strides
+    )
 
 
 def refuse_inexact(name: str, param: Tensor) -> None:

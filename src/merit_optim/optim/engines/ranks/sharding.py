@@ -12,6 +12,7 @@ it has gradients or not: what the ranks of a group share is known from shapes an
 from __future__ import annotations
 
 import operator
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard
@@ -21,31 +22,19 @@ import torch.distributed as dist
 from torch import Tensor
 
 from merit_optim.optim.algorithm import Rule, compute_dtype
+from merit_optim.optim.directions import Traffic
 from merit_optim.optim.engines.gradients import norms
-from merit_optim.optim.engines.part import Place
+from merit_optim.optim.engines.part import Place, Share
 from merit_optim.optim.engines.plan import Slot, plan
-from merit_optim.optim.engines.ranks.placements import crossing_of, is_sharded, sharded_dims
+from merit_optim.optim.engines.ranks.owners import Owners, matrix_direction
+from merit_optim.optim.engines.ranks.placements import crossing_of, is_sharded, sharded_dims, share_of
+from merit_optim.optim.engines.ranks.process_groups import Ranks
 from merit_optim.optim.engines.work import Work
 from merit_optim.optim.matrices import View
 from merit_optim.optim.statistics import Recorder, UpdateStatistics
 
 if TYPE_CHECKING:
-    from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.tensor import DTensor
-
-
-class Ranks(NamedTuple):
-    """Those that one dimension of a mesh joins, seen from this rank.
-
-    Their process group is asked for when it is needed: one that is kept cannot be destroyed at the end.
-    """
-
-    mesh: DeviceMesh
-    mesh_dim: int
-
-    @property
-    def group(self) -> dist.ProcessGroup:
-        return self.mesh.get_group(self.mesh_dim)
 
 
 class Kind(NamedTuple):
@@ -56,16 +45,15 @@ class Kind(NamedTuple):
 
 
 class Sharded(NamedTuple):
-    """A parameter with sizes that cross ranks."""
+    """A parameter, or one of the matrices that it is split into, with sizes that cross ranks."""
 
-    param: DTensor
     slot: Slot
     """Of this rank's shard, alone in a buffer."""
     kind: Kind
 
 
 Layout = list[tuple[int, int, Slot]]
-"""The numbers of parameters, each with the number of the engine that has its sizes, and the place there."""
+"""The numbers of ``Sharded``, each with the number of the engine that has its sizes, and the place there."""
 
 
 class Exchange:
@@ -74,7 +62,7 @@ class Exchange:
     def __init__(self, ranks: Ranks, kind: Kind, is_sum: bool) -> None:
         self.ranks, self.kind, self.is_sum = ranks, kind, is_sum
         self.parts: list[tuple[int, str]] = []
-        """The number of a parameter, and which of its sizes: "rows", "columns" or "whole"."""
+        """The number of a ``Sharded``, and which of its sizes: "rows", "columns" or "whole"."""
         self.after: list[Exchange] = []
         """Exchanges before this one that reduce some of the same sizes: it passes on what they found."""
         self.index = torch.empty(0, dtype=torch.int64)
@@ -114,46 +102,57 @@ class Sharding:
     def __init__(self, groups: Sequence[dict[str, Any]]) -> None:
         self.device = torch.device("cpu")
         self.sharded: list[Sharded] = []
-        """A parameter's place in this list is its number."""
+        """A place in this list is a number."""
+        self.shares: dict[Tensor, Share] = {}
+        """What this rank has of the matrices of a parameter, where that matters to its engine."""
+        self.owners = Owners()
         self.exchanges: list[Exchange] = []
         self.ranks: dict[str, Ranks] = {}
         """By the name of their process group."""
+        self._numbers: dict[Tensor, int] = {}
+        """The first of each parameter."""
         self.spread_of: dict[Tensor, tuple[str, ...]] = {}
         """The process groups over which a parameter is sharded, by name."""
         for number, group in enumerate(groups):
             for i, param in enumerate(group["params"]):
                 if _takes_part(param):
-                    self._add(f"parameter {i} of group {number}", param, group)
+                    self._add(f"parameter {i} of group {number}", param, number, group)
+        self.owners.share_out()
         for i, exchange in enumerate(self.exchanges):
             parts = set(exchange.parts)
             exchange.after = [
                 earlier for earlier in self.exchanges[:i] if not parts.isdisjoint(earlier.parts)
             ]
         self.spreads = list(dict.fromkeys([(), *self.spread_of.values()]))
-        self._numbers: dict[Tensor, int] = {entry.param: i for i, entry in enumerate(self.sharded)}
         self._laid_out: tuple[Layout, list[int]] | None = None
         self._joins: dict[Kind, Join] = {}
         self._made_for = _signature(groups)
 
-    def _add(self, name: str, param: DTensor, group: dict[str, Any]) -> None:
-        mesh, dims = param.device_mesh, sharded_dims(name, param)
+    def _add(self, name: str, param: DTensor, group_index: int, group: dict[str, Any]) -> None:
+        mesh, dims, view = param.device_mesh, sharded_dims(name, param), View.of(group)
         self.device = param.device
-        over = [Ranks(mesh, i) for i, dim in enumerate(dims) if dim is not None and mesh.size(i) > 1]
+        over = [Ranks(mesh, (i,)) for i, dim in enumerate(dims) if dim is not None and mesh.size(i) > 1]
         self.spread_of[param] = tuple(ranks.group.group_name for ranks in over)
         self.ranks.update(zip(self.spread_of[param], over, strict=True))
+        if view.split is not None or matrix_direction(group) is not None:
+            self.shares[param] = share_of(name, param, view)
+            view = self.shares[param].view
+        self.owners.add(name, param, group_index, group)
         if group.get("norm", "none") == "none":
             return  # every element for itself: there is nothing to exchange
         crossing = crossing_of(param.ndim, group["matrix_dims"], dims, list(mesh.shape))
         if not crossing.whole:
             return
         shard = param.to_local()
-        slot = plan(((View.of(group).matrices(shard.shape), Rule.of(group).has_rows),)).slots[0]
         kind = Kind(shard.device, compute_dtype(shard))
-        for which, mesh_dims in crossing._asdict().items():
-            for mesh_dim in mesh_dims if slot.has_rows or which == "whole" else ():
-                exchange = self._exchange_of(Ranks(mesh, mesh_dim), kind, is_sum=group["norm"] == "l2")
-                exchange.parts.append((len(self.sharded), which))
-        self.sharded.append(Sharded(param, slot, kind))
+        self._numbers[param] = len(self.sharded)
+        for matrices in view.parts(shard.shape):
+            slot = plan(((matrices, Rule.of(group).has_rows),)).slots[0]
+            for which, mesh_dims in crossing._asdict().items():
+                for mesh_dim in mesh_dims if slot.has_rows or which == "whole" else ():
+                    ranks, is_sum = Ranks(mesh, (mesh_dim,)), group["norm"] == "l2"
+                    self._exchange_of(ranks, kind, is_sum).parts.append((len(self.sharded), which))
+            self.sharded.append(Sharded(slot, kind))
 
     def _exchange_of(self, ranks: Ranks, kind: Kind, is_sum: bool) -> Exchange:
         for exchange in self.exchanges:
@@ -174,15 +173,25 @@ class Sharding:
         same_params = len(params) == len(known_params) and all(map(operator.is_, params, known_params))
         return same_params and options == known_options
 
+    def any_cut(self, params: Iterable[Tensor]) -> bool:
+        """Whether one of them has matrices of which no rank has the whole, and a direction that needs it."""
+        return any(param in self.owners for param in params)
+
+    def crosses(self, places: Iterable[Place], owners: dict[Tensor, Tensor]) -> bool:
+        """Whether some of these sizes are reduced."""
+        return any(owners[place.param] in self._numbers for place in places)
+
     def reduce(self, places: Iterable[Place], owners: dict[Tensor, Tensor]) -> None:
         """Between the phases of a step. ``owners`` gives the parameter of each rank's own tensor."""
         buffers: dict[int, tuple[int, Tensor]] = {}
         layout: Layout = []
+        num_seen: Counter[Tensor] = Counter()
         for param, sizes, slot in places:
-            number = self._numbers.get(owners[param])
-            if number is not None:
+            owner = owners[param]
+            if owner in self._numbers:
                 engine, _ = buffers.setdefault(id(sizes), (len(buffers), sizes))
-                layout.append((number, engine, slot))
+                layout.append((self._numbers[owner] + num_seen[owner], engine, slot))
+                num_seen[owner] += 1
         engines = [sizes for _, sizes in buffers.values()]
         lengths = [sizes.shape[1] for sizes in engines]
         if (layout, lengths) != self._laid_out:
@@ -299,10 +308,15 @@ def _takes_part(param: Tensor) -> TypeGuard[DTensor]:
 def _signature(groups: Sequence[dict[str, Any]]) -> tuple[list[Tensor], list[tuple[Any, ...]]]:
     """What a sharding depends on."""
     params: list[Tensor] = [param for group in groups for param in group["params"] if _takes_part(param)]
-    options = [
-        (len(group["params"]), *map(group.get, ("norm", "element_wise", "matrix_dims"))) for group in groups
-    ]
+    names = ("norm", "element_wise", "matrix_dims", "split", "split_dim", "direction")
+    options = [(len(group["params"]), *map(group.get, names), _traffic(group)) for group in groups]
     return params, options
+
+
+def _traffic(group: dict[str, Any]) -> Traffic | None:
+    """What crosses ranks for a matrix of a group; of any size, which the parameters decide."""
+    direction = matrix_direction(group)
+    return None if direction is None else direction.traffic(1, 1, torch.float32)
 
 
 def _bounds(slot: Slot) -> dict[str, tuple[int, int]]:

@@ -1,0 +1,125 @@
+"""Where tensors stand in the messages between ranks that have parts of them and those that have them whole.
+
+Nothing is sent here. The layout of a message follows from shapes, so every rank finds it by itself.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from merit_optim.optim.engines.ranks.placements import Region
+
+ALIGNMENT = 16
+"""Bytes: where a tensor begins in a message is a multiple, whatever its dtype and those before it."""
+
+
+class Cut(NamedTuple):
+    """A tensor of which each rank of a process group has a region."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    regions: tuple[Region, ...]
+    """By rank. They may be all of it, or nothing."""
+
+
+class Owned(NamedTuple):
+    """Tensors that are whole on one rank."""
+
+    owner: int
+    cuts: tuple[Cut, ...]
+
+
+class Window(NamedTuple):
+    """A tensor in a buffer of bytes."""
+
+    start: int
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+    def of(self, buffer: Tensor) -> Tensor:
+        end = self.start + math.prod(self.shape) * self.dtype.itemsize
+        return buffer[self.start : end].view(self.dtype).view(self.shape)
+
+
+class Mail:
+    """What one rank sends and receives, for all tensors that its process group brings together.
+
+    A rank has a buffer with its parts of all tensors, in the order of their owners, and a buffer with the
+    tensors that it owns, in the order of the ranks whose parts they are. On the way to the owners the first
+    is sent and the second received; on the way back the reverse.
+    """
+
+    def __init__(self, all_owned: Sequence[Owned], rank: int, num_ranks: int) -> None:
+        self.all_owned = all_owned
+        """A place in this list is a number below."""
+        self.part_splits: list[int] = []
+        """Bytes of the first buffer for each owner."""
+        self.whole_splits: list[int] = []
+        """Bytes of the second buffer for each rank."""
+        self._parts: dict[int, tuple[Window, ...]] = {}
+        self._wholes: dict[int, list[tuple[Window, ...]]] = {}
+        numbers: list[list[int]] = [[] for _ in range(num_ranks)]
+        for number, owned in enumerate(all_owned):
+            numbers[owned.owner].append(number)
+        end = 0
+        for of_owner in numbers:
+            begun = end
+            for number in of_owner:
+                self._parts[number], end = _windows(all_owned[number].cuts, rank, end)
+            self.part_splits.append(end - begun)
+        end = 0
+        for other in range(num_ranks):
+            begun = end
+            for number in numbers[rank]:
+                windows, end = _windows(all_owned[number].cuts, other, end)
+                self._wholes.setdefault(number, []).append(windows)
+            self.whole_splits.append(end - begun)
+
+    @property
+    def owned(self) -> list[int]:
+        """The numbers of those that are whole on this rank."""
+        return list(self._wholes)
+
+    def write_parts(self, number: int, parts: Sequence[Tensor], buffer: Tensor) -> None:
+        """Put this rank's parts into the first buffer."""
+        for window, part in zip(self._parts[number], parts, strict=True):
+            assert part.dtype == window.dtype
+            window.of(buffer).copy_(part.reshape(window.shape))
+
+    def read_parts(self, number: int, buffer: Tensor) -> tuple[Tensor, ...]:
+        """This rank's parts, as views of the first buffer."""
+        return tuple(window.of(buffer) for window in self._parts[number])
+
+    def write_wholes(self, number: int, wholes: Sequence[Tensor], buffer: Tensor) -> None:
+        """Put every rank's parts into the second buffer."""
+        cuts, of_ranks = self.all_owned[number].cuts, zip(*self._wholes[number], strict=True)
+        for cut, whole, windows in zip(cuts, wholes, of_ranks, strict=True):
+            assert whole.dtype == cut.dtype
+            for region, window in zip(cut.regions, windows, strict=True):
+                window.of(buffer).copy_(whole.reshape(cut.shape)[region.slices])
+
+    def read_wholes(self, number: int, buffer: Tensor) -> tuple[Tensor, ...]:
+        """What every rank's parts in the second buffer make together."""
+        wholes = []
+        cuts, of_ranks = self.all_owned[number].cuts, zip(*self._wholes[number], strict=True)
+        for cut, windows in zip(cuts, of_ranks, strict=True):
+            whole = torch.empty(cut.shape, dtype=cut.dtype, device=buffer.device)
+            for region, window in zip(cut.regions, windows, strict=True):
+                whole[region.slices].copy_(window.of(buffer))
+            wholes.append(whole)
+        return tuple(wholes)
+
+
+def _windows(cuts: Sequence[Cut], rank: int, start: int) -> tuple[tuple[Window, ...], int]:
+    """Where a rank's parts stand, from ``start`` on, and where they end."""
+    windows = []
+    for cut in cuts:
+        region = cut.regions[rank]
+        windows.append(Window(start, region.sizes, cut.dtype))
+        start += math.ceil(region.num_elements * cut.dtype.itemsize / ALIGNMENT) * ALIGNMENT
+    return tuple(windows), start

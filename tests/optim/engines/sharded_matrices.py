@@ -1,0 +1,360 @@
+"""Sections of sharded_worker.py: whole matrices of sharded weights, and the ranks that own them."""
+
+import itertools
+import os
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+from unittest import mock
+
+import torch
+import torch.distributed as dist
+from sharded_cases import (
+    NUM_STEPS,
+    OF_MATRICES,
+    SHAPES,
+    compare,
+    placed,
+    same,
+    set_gradients,
+    values,
+    whole,
+)
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+
+from merit_optim import Muon as MuonOptimizer
+from merit_optim.optim.directions import Muon, muon
+from merit_optim.optim.engines.ranks.process_groups import Ranks
+
+Found = Iterator[tuple[str, list[str]]]
+
+
+def in_every_dimension(world: int) -> Found:
+    """Stacked matrices and convolutions, sharded in each of their dimensions; ranks in another order."""
+    line = init_device_mesh("cpu", (world,))
+    shapes = [(5, 4, 6), (2, 7, 3), (3, 3, 2, 2), (5, 2, 3, 4)]
+    names = ("MuonMERIT", "MuonMERIT stacked", "NorMuon", "NorMuon stacked", "OrScale stacked")
+    for dim, name in itertools.product(range(4), names):
+        stacked = "stacked" in name
+        some = [shape for shape in shapes if len(shape) > dim and (len(shape) == 3 or not stacked)]
+        fulls = [values(shape, i) for i, shape in enumerate(some)]
+        params = [nn.Parameter(distribute_tensor(full, line, [Shard(dim)])) for full in fulls]
+        if params:
+            yield f"dimension {dim}, {name}", compare(name, params, fulls, num_steps=3)
+    if world == 4:
+        crossed = DeviceMesh("cpu", [[0, 2], [1, 3]])
+        fulls = [values(shape, i) for i, shape in enumerate(SHAPES) if len(shape) > 1]
+        params = [nn.Parameter(distribute_tensor(full, crossed, [Shard(0), Shard(1)])) for full in fulls]
+        yield "ranks in another order", compare("MuonMERIT", params, fulls, num_steps=3)
+
+
+def split_by_rows(world: int) -> tuple[list[Tensor], list[Tensor]]:
+    mesh = init_device_mesh("cpu", (world,))
+    fulls = [values(shape, i) for i, shape in enumerate(SHAPES)]
+    return [nn.Parameter(distribute_tensor(full, mesh, [Shard(0)])) for full in fulls], fulls
+
+
+def pairs(world: int) -> Iterator[tuple[str, list[Tensor], list[Tensor]]]:
+    """Optimizers by name, with sharded parameters and with whole ones."""
+    for name in ("MuonMERIT", "NorMuon", "OrScale"):
+        params, fulls = split_by_rows(world)
+        yield name, params, [full.clone().requires_grad_() for full in fulls]
+
+
+def behaviour(world: int) -> Found:
+    yield from bad_gradients(world)
+    yield from missing_gradients(world)
+    yield from clipped(world)
+    yield "statistics are global", statistics(world)
+    yield "each matrix is formed once", formed_once(world)
+    yield "the rest goes on while messages are under way", overlapped(world)
+    yield "process groups are not kept", kept_groups(world)
+    yield "options may change what is sent", changed_options(world)
+
+
+def everything(optimizer: torch.optim.Optimizer, params: list[Tensor]) -> list[Tensor]:
+    """The weights and all state, whole."""
+    states = [x for param in params for x in optimizer.state[param].values()]
+    return [whole(x).clone() for x in (*params, *states)]
+
+
+def with_a_nan(params: list[Tensor], step: int) -> None:
+    """Gradients of which the first has a NaN on the last rank."""
+    set_gradients(params, SHAPES, step)
+    grad = values(SHAPES[0], step)
+    grad[-1, -1] = torch.nan
+    params[0].grad = placed(grad, params[0])
+
+
+def bad_gradients(world: int) -> Found:
+    for name, params, references in pairs(world):
+        optimizer = OF_MATRICES[name](params, nonfinite="skip")
+        set_gradients(params, SHAPES, 0)
+        optimizer.step()
+        before = everything(optimizer, params)
+        with_a_nan(params, 1)
+        optimizer.step()
+        kept = all(map(torch.equal, everything(optimizer, params), before))
+        yield f"a NaN on one rank is skipped by all, {name}", [] if kept else ["something changed"]
+
+        for group in optimizer.param_groups:
+            group["nonfinite"] = "raise"
+        try:
+            optimizer.step()
+            wrong = ["not raised"]
+        except FloatingPointError:
+            kept = all(map(torch.equal, everything(optimizer, params), before))
+            wrong = [] if kept else ["something changed"]
+        yield f"a NaN on one rank is raised by all, {name}", wrong
+
+        optimizers = OF_MATRICES[name](params), OF_MATRICES[name](references)
+        with torch.no_grad():
+            for param, reference in zip(params, references, strict=True):
+                reference.copy_(whole(param))
+        for some, own in zip((params, references), optimizers, strict=True):
+            with_a_nan(some, 1)
+            own.step()
+        wrong = ["not everywhere"] * (not whole(params[0]).isnan().all())
+        wrong += [
+            str(i)
+            for i, (param, reference) in enumerate(zip(params, references, strict=True))
+            if i and not same(name, param, reference)
+        ]
+        yield f"a NaN on one rank is in all of its matrix and in no other, {name}", wrong
+
+
+def missing_gradients(world: int) -> Found:
+    """A rank that has none takes part, changes nothing of its own, and is no obstacle to the others."""
+    for name, params, _ in pairs(world):
+        optimizer = OF_MATRICES[name](params)
+        set_gradients(params, SHAPES, 0)
+        optimizer.step()
+        before = [x.to_local().clone() for x in params]
+        set_gradients(params, SHAPES, 1)
+        if dist.get_rank() == 0:
+            for param in params:
+                param.grad = None
+        optimizer.step()
+        changed = [not torch.equal(x, p.to_local()) for x, p in zip(before, params, strict=True) if x.numel()]
+        wrong = any(changed) if dist.get_rank() == 0 else not all(changed)
+        finite = all(p.to_local().isfinite().all() for p in params)
+        yield f"a rank may be without gradients, {name}", ["wrong"] * wrong + ["not finite"] * (not finite)
+
+
+def clipped(world: int) -> Found:
+    """The norm is a sum, within a tolerance; given the norm, the rest is bit for bit."""
+    for name, params, references in pairs(world):
+        optimizer, reference = OF_MATRICES[name](params, max_grad_norm=0.1), OF_MATRICES[name](references)
+        wrong = []
+        for step in range(NUM_STEPS):
+            set_gradients(params, SHAPES, step)
+            optimizer.step()
+            set_gradients(references, SHAPES, step)
+            norm = optimizer.grad_norm
+            expected = torch.nn.utils.get_total_norm([x.grad for x in references])
+            wrong += [] if torch.allclose(norm, expected, rtol=1e-6) else [f"norm {norm}, not {expected}"]
+            for x in references:
+                x.grad *= (0.1 / (norm + 1e-6)).clamp(max=1.0)
+            reference.step()
+        for i, (param, full) in enumerate(zip(params, references, strict=True)):
+            wrong += [] if same(name, param, full) else [str(i)]
+        yield f"norm clipped, {name}", wrong
+
+
+def statistics(world: int) -> list[str]:
+    """Those of the whole parameters, on every rank."""
+    wrong = []
+    for name, params, references in pairs(world):
+        recorded: list[Any] = []
+        for some in (params, references):
+            optimizer = OF_MATRICES[name](some)
+            for group in optimizer.param_groups:
+                group["clip"] = 0.5
+            set_gradients(some, SHAPES, 0)
+            some[1].grad = None
+            with optimizer.recording() as found:
+                optimizer.step()
+            recorded.append(
+                {
+                    n: (s.num_elements, s.clipped, s.bounded, *s.ratio_range, s.relative_change)
+                    for n, s in found.items()
+                }
+            )
+        sharded, plain = recorded
+        for key, of_plain in plain.items():
+            exact, of_sharded = name != "OrScale", sharded.get(key, ())
+            same_counts = of_sharded[:3] == of_plain[:3]
+            same_ratios = not exact or of_sharded[3:5] == of_plain[3:5]
+            near = torch.allclose(torch.tensor(of_sharded[3:]), torch.tensor(of_plain[3:]), rtol=1e-5)
+            wrong += [] if same_counts and same_ratios and near else [f"{name} {key}: {sharded}, not {plain}"]
+        wrong += [] if len(sharded) == len(plain) == len(SHAPES) - 1 else [f"{name}: {len(sharded)}"]
+    return wrong
+
+
+def formed_once(world: int) -> list[str]:
+    """By one rank each, and every rank has some of the work that there is."""
+    params, _ = split_by_rows(world)
+    stack = nn.Parameter(distribute_tensor(values((world, 4, 6), 9), params[0].device_mesh, [Shard(1)]))
+    groups: list[dict[str, Any]] = [{"params": params[:2], "direction": "muon"}]
+    groups += [{"params": [stack], "direction": "muon", "matrix_dims": 2}]
+    optimizer = MuonOptimizer(groups)
+    for param in (*params[:2], stack):
+        param.grad = torch.ones_like(param)
+    shapes: list[tuple[int, ...]] = []
+
+    def counted(x_NRC: Tensor, *args: Any) -> Tensor:
+        shapes.append(tuple(x_NRC.shape))
+        return polar(x_NRC, *args)
+
+    polar = muon.polar
+    with mock.patch.object(muon, "polar", counted):
+        optimizer.step()
+    everywhere: list[Any] = [None] * world
+    dist.all_gather_object(everywhere, shapes)
+    counts = Counter(shape for own in everywhere for shape in own)
+    expected = Counter({(1, 16, 12): 1, (1, 5, 7): 1, (1, 4, 6): world})
+    idle = ["a rank has nothing to do"] * (not all(everywhere))
+    return idle + ([] if counts == expected else [str(counts)])
+
+
+def overlapped(world: int) -> list[str]:
+    """Weights that are whole here are advanced between the first message and the wait for it."""
+    from merit_optim.optim.engines.eager import EagerPart
+    from merit_optim.optim.engines.ranks.owners import Gathering
+
+    params, _ = split_by_rows(world)
+    optimizer = OF_MATRICES["MuonMERIT"](params)
+    set_gradients(params, SHAPES, 0)
+    order = []
+
+    def told(cls: type, method: str) -> Any:
+        original = getattr(cls, method)
+
+        def call(self: Any, *args: Any) -> Any:
+            if type(self) is cls:
+                order.append(f"{cls.__name__}.{method}")
+            return original(self, *args)
+
+        return mock.patch.object(cls, method, call)
+
+    with told(Gathering, "_send"), told(EagerPart, "advance"), told(Gathering, "_wait"):
+        optimizer.step()
+    send, wait, advance = "Gathering._send", "Gathering._wait", "EagerPart.advance"
+    return [] if order == [send, advance, wait, send, wait] else order
+
+
+def kept_groups(world: int) -> list[str]:
+    params, _ = split_by_rows(world)
+    group = params[0].device_mesh.get_group()
+    before = sys.getrefcount(group)
+    optimizer = OF_MATRICES["MuonMERIT"](params)
+    set_gradients(params, SHAPES, 0)
+    optimizer.step()
+    after = sys.getrefcount(group)
+    return [] if after == before else [f"{after - before} more references"]
+
+
+def changed_options(world: int) -> list[str]:
+    """Other dtypes of the products, and other weights."""
+    params, fulls = split_by_rows(world)
+
+    def change(step: int, optimizer: torch.optim.Optimizer, some: list[Tensor]) -> None:
+        hidden = optimizer.param_groups[0]
+        if step == 1:
+            hidden["ns_dtype"] = "float32"
+        if step == 2:
+            hidden["momentum"] = 0.5
+        if step == 3:
+            more = nn.Parameter(placed(values((7, 9), 77), some[0]))
+            some.append(more)
+            optimizer.add_param_group({"params": [more], "direction": "muon"})
+
+    both: list[list[Tensor]] = [params, [full.clone().requires_grad_() for full in fulls]]
+    for some in both:
+        optimizer = OF_MATRICES["MuonMERIT"](some)
+        for step in range(6):
+            set_gradients(some, [*SHAPES, (7, 9)][: len(some)], step)
+            optimizer.step()
+            change(step, optimizer, some)
+    together = enumerate(zip(*both, strict=True))
+    return [str(i) for i, (param, full) in together if not same("", param, full)]
+
+
+def collectives(world: int) -> Found:
+    """Two all-to-alls and an all-reduce for each process group, of the bytes that the cost model predicts."""
+    from sharded_cost import exchange_bytes
+    from sharded_muon_cost import traffic
+
+    # Uneven, so that ranks and directions differ; a vector sends nothing.
+    shapes, line = [(16, 12), (7, 20), (5, 6), (9, 11), (12,)], init_device_mesh("cpu", (world,))
+    grid = init_device_mesh("cpu", (2, world // 2))
+    layouts: dict[str, tuple[DeviceMesh, list[Any]]] = {
+        "rows": (line, [Shard(0)]),
+        "columns": (line, [Shard(1)]),
+        "hsdp": (grid, [Replicate(), Shard(0)]),
+        "rows and columns": (grid, [Shard(0), Shard(1)]),
+        "rows twice": (grid, [Shard(0), Shard(0)]),
+    }
+    for (layout, (mesh, placements)), name in itertools.product(layouts.items(), ("MuonMERIT", "NorMuon")):
+        fitting = [s for s in shapes if all(not p.is_shard() or p.dim < len(s) for p in placements)]
+        params = [nn.Parameter(distribute_tensor(values(s, 0), mesh, placements)) for s in fitting]
+        optimizer = OF_MATRICES[name](params)
+        set_gradients(params, fitting, 0)
+        calls: Counter[tuple[str, tuple[int, ...], int]] = Counter()
+        with counted("all_reduce", calls, sent=0), counted("all_to_all_single", calls, sent=1):
+            optimizer.step()
+
+        sizes, at = list(mesh.shape), mesh.get_coordinate()
+        dims = [p.dim if p.is_shard() else None for p in placements]
+        matrices = [(shape, dims) for shape in fitting if len(shape) > 1]
+        direction = Muon(neuron_beta=0.95 if name == "NorMuon" else None)
+        expected: Counter[tuple[str, tuple[int, ...], int]] = Counter()
+        for mesh_dims, own in traffic(matrices, sizes, at, direction).items():
+            members = tuple(dist.get_process_group_ranks(Ranks(mesh, mesh_dims).group))
+            expected.update(("all_to_all_single", members, sent) for sent in (own.sent, own.sent_back))
+        if name == "MuonMERIT":
+            for mesh_dim, size in enumerate(exchange_bytes(matrices, sizes)):
+                members = tuple(dist.get_process_group_ranks(mesh.get_group(mesh_dim)))
+                expected.update([("all_reduce", members, size)] if size else [])
+        if dist.get_rank():  # the cost model of sizes is of the first rank, whose shards are the largest
+            for some in (calls, expected):
+                for call in [call for call in some if call[0] == "all_reduce"]:
+                    del some[call]
+        yield f"{layout}, {name}", [] if calls == expected else [f"{calls}, not {expected}"]
+
+
+def counted(name: str, calls: Counter[Any], sent: int) -> Any:
+    """Counts calls of a collective: who takes part, and the bytes of the argument that is sent."""
+    original = getattr(dist, name)
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        calls[name, tuple(dist.get_process_group_ranks(kwargs["group"])), args[sent].nbytes] += 1
+        return original(*args, **kwargs)
+
+    return mock.patch.object(dist, name, call)
+
+
+def die_between_messages(world: int) -> None:
+    """A rank ends, as one does that is killed, when it has sent its parts and owes others what it owns.
+
+    It says nothing, not even to torchrun, which would end the others.
+    """
+    from merit_optim.optim.engines.ranks.owners import Gathering
+
+    params, _ = split_by_rows(world)
+    optimizer = OF_MATRICES["MuonMERIT"](params)
+    set_gradients(params, SHAPES, 0)
+    optimizer.step()
+    begun = time.monotonic()
+    if dist.get_rank() == 1:
+        with mock.patch.object(Gathering, "form", side_effect=lambda *_: os._exit(0)):
+            optimizer.step()
+    try:
+        optimizer.step()
+    except RuntimeError as error:
+        print(f"RAISED after {time.monotonic() - begun:.1f} s: {error}", flush=True)
+    os._exit(0)  # what is left of the process groups waits for the one that is gone

@@ -1,0 +1,689 @@
+"""Muon's direction on the fused engine against the eager one: every option, and what may change."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Sequence
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+from optimizer_cases import Hidden, assert_same_bits, assert_unchanged, name_of, random_tensor, snapshot
+from torch import Tensor, nn
+
+pytest.importorskip("triton", reason="the fused engine needs triton, which is not installed")
+
+from fused_cases import ULPS, Pair, assert_within_ulps, gradient, parameters, tiles
+
+from merit_optim import Muon, MuonMERIT
+from merit_optim.optim import algorithm
+from merit_optim.optim.directions import Extent, direction_of
+from merit_optim.optim.engines.fused import launch
+from merit_optim.optim.engines.fused.engine import FusedEngine
+from merit_optim.optim.engines.fused.launch import HeldLaunch
+from merit_optim.optim.engines.work import Control
+from merit_optim.optim.trust import TrustRatioOptimizer
+
+# What numpy, in which Triton's interpreter computes, says of NaN and infinities.
+pytestmark = pytest.mark.filterwarnings("ignore:.* encountered in .*:RuntimeWarning")
+
+INTERPRETED = not torch.cuda.is_available()
+
+muon_merit, muon = Hidden(MuonMERIT), Hidden(Muon)
+
+# Of the change of a weight, by norms: products in bfloat16 round otherwise in each engine.
+SHARE = 0.1
+
+
+@pytest.fixture(autouse=True)
+def products_in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the interpreter, which truncates what it stores in bfloat16. A GPU's tensor cores want bfloat16."""
+    if INTERPRETED:
+        monkeypatch.setattr(launch, "HELD_DTYPE", torch.float32)
+
+
+@pytest.fixture(autouse=True)
+def memory_begins_as_nan() -> Iterator[None]:
+    """What is read and was never written is seen; else it may be what the test before left there."""
+    if not INTERPRETED:
+        yield
+        return
+    torch.use_deterministic_algorithms(True)
+    assert torch.empty(2).isnan().all()
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+class MuonPair(Pair):
+    """As ``Pair``; in the interpreter both have products in float32, on a GPU weights are held to ``SHARE``.
+
+    Two passes, unless said otherwise: the interpreter takes its time for each.
+    """
+
+    def __init__(
+        self,
+        params: Sequence[Tensor],
+        build: Hidden = muon_merit,
+        groups: Sequence[dict[str, Any]] | None = None,
+        **options: Any,
+    ) -> None:
+        def built(params: Any, *, fused: bool, **options: Any) -> TrustRatioOptimizer:
+            exact = {"ns_dtype": "float32"} if INTERPRETED and not fused else {}
+            return build(params, fused=fused, **{"lr": 0.05, "ns_steps": 2, **options, **exact})
+
+        super().__init__(params, built, groups, **options)
+        self.before: list[Tensor] = []
+
+    def step(self, grads: Sequence[Tensor | None] | None = None) -> None:
+        self.before = [p.detach().clone() for p in self.params]
+        super().step(grads)
+
+    def compare(self) -> None:
+        if not INTERPRETED:
+            for param, eager_param, before in zip(self.params, self.eager_params, self.before, strict=True):
+                if param.ndim > 1:
+                    apart, change = size(param - eager_param), size(eager_param - before)
+                    assert apart <= SHARE * change + torch.finfo(param.dtype).eps * size(before)
+                    eager_param.data.copy_(param.data)
+        super().compare()
+
+    def change(self, **options: Any) -> None:
+        """Give the first group of both other options."""
+        for optimizer in (self.fused, self.eager):
+            optimizer.param_groups[0].update(options)
+
+
+def size(x: Tensor) -> Tensor:
+    return torch.linalg.vector_norm(x.detach().double())
+
+
+def held_launches(engine: FusedEngine) -> list[HeldLaunch]:
+    return [own for own in engine._launches if isinstance(own, HeldLaunch)]
+
+
+SHAPES = {
+    "wide": (9, 37),
+    "tall": (37, 9),
+    "square": (16, 16),
+    "aligned": (3, 32),
+    "one row": (1, 20),
+    "one column": (20, 1),
+    "one element": (1, 1),
+    "four dimensions": (3, 2, 5, 3),
+}
+
+
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+def test_every_shape(device, shape) -> None:
+    pair = MuonPair(parameters([shape], device))
+    with tiles():
+        for _ in range(2):
+            pair.step()
+    assert not pair.engine._unfused
+    assert len(held_launches(pair.engine)) == 1
+
+
+def test_all_shapes_and_vectors_share_a_step(device) -> None:
+    """Two of one shape have a launch together; embeddings and vectors have Adam's direction."""
+    shapes = [(9, 17), (20,), (5, 4), (), (9, 17), (0, 5), (3, 0)]
+    pair = MuonPair(parameters(shapes, device))
+    with tiles():
+        for _ in range(2):
+            pair.step()
+    sizes = [(len(own.weights), own.shape) for own in held_launches(pair.engine)]
+    assert sizes == [(2, (2, 9, 17)), (1, (1, 5, 4))]
+    assert [pair.fused.state[p]["step"].item() for p in pair.params] == [2] * len(shapes)
+
+
+OPTIONS: list[tuple[Hidden, dict[str, Any]]] = [
+    (muon_merit, {}),
+    (muon_merit, {"nesterov": False}),
+    (muon_merit, {"momentum": 0.5}),
+    (muon_merit, {"momentum": 0.0, "nesterov": False}),
+    (muon_merit, {"weight_decay": 0.0}),
+    (muon_merit, {"weight_decay": 3.0}),
+    (muon_merit, {"maximize": True}),
+    (muon_merit, {"clip": None}),
+    (muon_merit, {"clip": 0.3}),
+    (muon_merit, {"element_wise": False}),
+    (muon_merit, {"weight_bound": False}),
+    (muon_merit, {"norm": "none"}),
+    (muon_merit, {"norm": "l2", "element_wise": False}),
+    (muon_merit, {"max_grad_norm": 0.5, "momentum": 0.9}),
+    (muon_merit, {"nonfinite": "skip", "capturable": True, "lr": 0.04}),
+    (muon_merit, {"ns_steps": 5, "ns_coefficients": "polar-express"}),
+    (muon_merit, {"ns_steps": 3, "ns_coefficients": [[2.0, -1.5, 0.5], [1.5, -0.5, 0.0]]}),
+    *((muon, {"scale": scale}) for scale in ("match_rms_adamw", "original", "rms", "spectral")),
+]
+
+
+@pytest.mark.parametrize(("build", "options"), OPTIONS, ids=name_of)
+def test_every_option(device, build, options) -> None:
+    pair = MuonPair(parameters([(9, 5)], device), build, **options)
+    for _ in range(2):
+        pair.step()
+    assert not pair.engine._unfused
+
+
+def test_the_options_make_a_difference_here() -> None:
+    """Else the test above would hold the engine to nothing. The gradient's norm makes one in the momentum."""
+    results: list[list[Tensor]] = []
+    for build, options in OPTIONS:
+        (param,) = parameters([(9, 5)], "cpu")
+        optimizer = build([param], fused=False, **{"lr": 0.05, "ns_steps": 2, **options})
+        for step in range(2):
+            param.grad = gradient(param, 100 * step)
+            optimizer.step()
+        found = [param.detach(), optimizer.state[param]["momentum_buffer"]]
+        for other in results:
+            assert any((x - y).abs().amax() > 1e-4 for x, y in zip(found, other, strict=True)), options
+        results.append(found)
+
+
+# --- dtypes -----------------------------------------------------------------------------------------------
+
+
+DTYPES = [
+    (torch.float32, torch.float32, torch.bfloat16, True),
+    (torch.float32, torch.float32, torch.bfloat16, False),
+    (torch.float32, torch.bfloat16, torch.float32, True),
+    (torch.bfloat16, torch.bfloat16, torch.float32, True),
+    (torch.bfloat16, torch.bfloat16, torch.bfloat16, False),
+    (torch.float16, torch.float32, torch.float32, True),
+]
+
+
+@pytest.mark.parametrize(("param_dtype", "grad_dtype", "state_dtype", "nesterov"), DTYPES, ids=str)
+def test_dtypes_are_mixed_in_float32(device, param_dtype, grad_dtype, state_dtype, nesterov) -> None:
+    """And stored in their own, rounded once: in the interpreter towards zero, on a GPU to the nearest.
+
+    The weight is held to the momentum as it was stored, of which the direction is formed.
+    """
+    (param,) = parameters([(9, 5)], device, param_dtype)
+    optimizer = muon_merit(
+        [param], lr=0.05, ns_steps=2, nesterov=nesterov, state_dtype=state_dtype, fused=True
+    )
+    momentum_before = torch.zeros_like(param, dtype=torch.float32)
+    param.grad_dtype = None
+    for step in range(2):
+        param.grad = gradient(param, step, grad_dtype)
+        before = param.detach().float().clone()
+        optimizer.step()
+        momentum = optimizer.state[param]["momentum_buffer"]
+        assert_rounded(momentum, torch.lerp(momentum_before, param.grad.float(), 1 - 0.95), state_dtype)
+        momentum_before = momentum.float().clone()
+        n = torch.lerp(param.grad.float(), momentum_before, 0.95) if nesterov else momentum_before
+        expected = stepped(before, n, optimizer.param_groups[0])
+        if INTERPRETED:
+            assert_rounded(param.detach(), expected, param_dtype)
+        else:
+            rounding = torch.finfo(param_dtype).eps * size(before)
+            assert size(param - expected) <= SHARE * size(expected - before) + rounding
+    assert not next(iter(optimizer._engines.values()))._unfused
+
+
+def stepped(weight: Tensor, n: Tensor, group: dict[str, Any]) -> Tensor:
+    """A weight after a step by its definition, with N given and products in float32."""
+    direction, rule = direction_of({**group, "ns_dtype": "float32"}), algorithm.Rule.of(group)
+    formed = direction.whole((n[None],), 1)
+    d, _ = direction.after(formed, (n[None],), torch.float32, Extent(*n.shape))
+    update = algorithm.decayed(d, weight[None], group["weight_decay"])
+    sizes = [algorithm.sizes(x, rule, is_vector=False) for x in (weight[None], update)]
+    scale = algorithm.element_ratio(*sizes, rule)
+    return algorithm.apply(weight[None], update, scale, group["lr"], rule.clip)[0]
+
+
+def assert_rounded(actual: Tensor, value: Tensor, dtype: torch.dtype) -> None:
+    """A float32 value, some ulps off, in another dtype: each element at most one of its own ulps away."""
+    assert actual.dtype == dtype
+    ulp = 0 if dtype == torch.float32 else torch.finfo(dtype).eps * value.abs()
+    assert ((actual.float() - value).abs() <= ulp + ULPS * torch.finfo(torch.float32).eps).all()
+
+
+# --- matrices of one shape together -----------------------------------------------------------------------
+
+STACKED = [(2, 5, 3), (5, 3), (2, 5, 3)]
+"""Five matrices of 15 elements."""
+
+
+def together(num: int) -> Any:
+    """Launches of so many of these matrices at most: there is room for a part of one more."""
+    return mock.patch.object(FusedEngine, "max_held", num * 15 + 14)
+
+
+@pytest.mark.parametrize(("num", "chunks"), [(0, [1] * 5), (2, [2, 2, 1]), (4, [3, 2]), (5, [5])])
+def test_matrices_of_one_shape_are_worked_on_in_chunks(device, num, chunks) -> None:
+    """Of one parameter or of several; a parameter of stacked ones is counted once a step."""
+    pair = MuonPair(parameters(STACKED, device), matrix_dims=2)
+    with together(num):
+        for _ in range(2):
+            pair.step()
+    assert [own.shape for own in held_launches(pair.engine)] == [(chunk, 5, 3) for chunk in chunks]
+    assert [pair.fused.state[p]["step"].item() for p in pair.params] == [2, 2, 2]
+    assert [pair.fused.state[p]["momentum_buffer"].shape for p in pair.params] == [
+        p.shape for p in pair.params
+    ]
+
+
+def test_chunks_change_no_bit(device) -> None:
+    def run(num: int) -> tuple[list[Tensor], dict[str, Any]]:
+        optimizer = muon_merit(parameters(STACKED, device), ns_steps=2, matrix_dims=2, fused=True)
+        set_gradients(optimizer)
+        with together(num):
+            optimizer.step()
+        return snapshot(optimizer)
+
+    whole = run(5)
+    for num in (2, 1):
+        assert_same_bits(run(num), whole, f"{num} together")
+
+
+def set_gradients(optimizer: TrustRatioOptimizer, step: int = 0) -> None:
+    params = [param for group in optimizer.param_groups for param in group["params"]]
+    for i, param in enumerate(params):
+        param.grad = gradient(param, 100 * step + i)
+
+
+def test_groups_that_differ_in_numbers_share_a_launch(device) -> None:
+    groups = [
+        {"params": slice(0, 2)},
+        {"params": slice(2, 3), "lr": 0.2, "momentum": 0.5, "weight_decay": 1.0, "clip": 0.4},
+        {"params": slice(3, 4), "scale": "spectral", "clip": None},
+    ]
+    pair = MuonPair(parameters([(5, 7), (6,), (5, 7), (5, 7)], device), groups=groups)
+    for _ in range(2):
+        pair.step()
+    assert len(held_launches(pair.engine)) == 1
+
+
+def test_groups_that_differ_in_what_is_compiled_have_launches_of_their_own(device) -> None:
+    groups: list[dict[str, Any]] = [
+        {},
+        {"nesterov": False},
+        {"ns_steps": 1},
+        {"ns_coefficients": "dion"},
+        {"eps": 2.0},
+        {"maximize": True},
+        {"norm": "none"},
+        {"element_wise": False, "norm": "l2"},
+        {"weight_bound": False},
+    ]
+    pair = MuonPair(
+        parameters([(5, 7)] * len(groups), device),
+        groups=[{**group, "params": slice(i, i + 1)} for i, group in enumerate(groups)],
+    )
+    for _ in range(2):
+        pair.step()
+    assert len(held_launches(pair.engine)) == len(groups)
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+def test_a_bad_gradient_spoils_exactly_its_own_matrix(device, bad) -> None:
+    def run(value: float | None) -> Tensor:
+        (param,) = parameters([(3, 5, 7)], device)
+        param.grad = gradient(param, 0)
+        if value is not None:
+            param.grad[1, 4, 0] = value
+        with tiles():
+            muon_merit([param], ns_steps=2, matrix_dims=2, fused=True).step()
+        return param.detach()
+
+    good, spoiled = run(None), run(bad)
+    assert spoiled[1].isnan().all()
+    assert_same_bits(spoiled[[0, 2]], good[[0, 2]])
+
+
+# --- steps that are not taken -----------------------------------------------------------------------------
+
+
+def test_a_bad_step_is_skipped_when_asked_for(device) -> None:
+    pair = MuonPair(parameters([(5, 7), (7,)], device), nonfinite="skip")
+    pair.step()
+    before = snapshot(pair.fused)
+    grads = [gradient(p, i) for i, p in enumerate(pair.params)]
+    grads[0][3, 3] = torch.nan
+    pair.step(grads)
+    assert_unchanged(pair.fused, before)
+    assert pair.fused.num_skipped_steps == 1
+    pair.step()
+    assert [pair.fused.state[p]["step"].item() for p in pair.params] == [2, 2]
+
+
+@pytest.mark.parametrize("build", [muon_merit, muon], ids=name_of)
+def test_the_device_can_skip_a_step(device, build) -> None:
+    """The first and another one, with chunks that begin within a parameter."""
+    optimizer = build(parameters([(3, 5, 3), (7,)], device), ns_steps=2, matrix_dims=2, fused=True)
+    with together(2):
+        for skip in (True, False, True):
+            set_gradients(optimizer)
+            works, before = optimizer._gather(), snapshot(optimizer)
+            controls = {works[0].params[0].device: Control(skip=torch.tensor(skip, device=device))}
+            optimizer._update(works, controls, None)
+            if skip:
+                assert_unchanged(optimizer, before)
+            else:
+                assert not any(map(torch.equal, snapshot(optimizer)[0], before[0]))
+
+
+def test_what_grad_scaler_leaves_to_the_step_is_done(device) -> None:
+    pair = MuonPair(parameters([(5, 7), (7,)], device), max_grad_norm=5.0)
+    assert pair.fused._step_supports_amp_scaling
+    for optimizer in (pair.fused, pair.eager):
+        optimizer.grad_scale = torch.tensor(3.0, device=device)
+        optimizer.found_inf = torch.tensor(0.0, device=device)
+    pair.step()
+    momentum = pair.fused.state[pair.params[0]]["momentum_buffer"]
+    torch.testing.assert_close(momentum, pair.params[0].grad / 3 * 0.05 * min(1, 5 / pair.fused.grad_norm))
+    before = snapshot(pair.fused)
+    for optimizer in (pair.fused, pair.eager):
+        optimizer.found_inf = torch.tensor(1.0, device=device)
+    pair.step()
+    assert_unchanged(pair.fused, before)
+
+
+def test_parameters_without_a_gradient_stay_as_they_are(device) -> None:
+    """Others each time, as many as before or not."""
+    pair = MuonPair(parameters([(5, 7), (5, 7), (5,), (4, 3)], device))
+    num_steps = [0] * 4
+    for present in ((0, 2), (1, 2), (0, 1, 3), (), (3,)):
+        before = [p.detach().clone() for p in pair.params]
+        grads = [gradient(p, pair.num_steps) if i in present else None for i, p in enumerate(pair.params)]
+        pair.step(grads)
+        for i, param in enumerate(pair.params):
+            assert torch.equal(param, before[i]) == (i not in present)
+            num_steps[i] += i in present
+            assert pair.fused.state[param].get("step", 0) == num_steps[i]
+
+
+# --- what changes between steps ---------------------------------------------------------------------------
+
+
+def test_numbers_change_and_the_launches_stay(device) -> None:
+    """Of a schedule of the momentum, too."""
+    pair = MuonPair(parameters([(9, 5), (6,)], device))
+    pair.step()
+    launches = list(pair.engine._launches)
+    for change in ({"momentum": 0.5}, {"lr": 0.1}, {"weight_decay": 2.0}, {"clip": 0.1}, {"clip": None}):
+        pair.change(**change)
+        pair.step()
+    assert all(now is before for now, before in zip(pair.engine._launches, launches, strict=True))
+
+
+def test_what_is_compiled_may_change_too(device) -> None:
+    pair = MuonPair(parameters([(9, 5)], device))
+    pair.step()
+    for change in (
+        {"nesterov": False},
+        {"ns_steps": 1},
+        {"ns_coefficients": "dion"},
+        {"scale": "spectral"},
+        {"eps": 2.0},
+        {"maximize": True},
+        {"norm": "none"},
+        {"norm": "l2", "element_wise": False},
+        {"norm": "max", "element_wise": True, "weight_bound": False},
+    ):
+        pair.change(**change)
+        pair.step()
+        assert not pair.engine._unfused
+
+
+def test_sizes_are_those_of_the_step(device) -> None:
+    """Not of a step before, when the weights were larger."""
+    pair = MuonPair(parameters([(9, 5)], device))
+    pair.step()
+    for param in (*pair.params, *pair.eager_params):
+        param.data *= 1e-3
+    pair.step()
+    change = size(pair.params[0] - pair.before[0]) / size(pair.before[0])
+    assert 0.01 < change < 0.5
+
+
+def test_the_sizes_are_exact(device) -> None:
+    """|w| to the last bit, each in its place."""
+    params = parameters(STACKED, device)
+    optimizer = muon_merit(params, ns_steps=1, matrix_dims=2, fused=True)
+    set_gradients(optimizer)
+    before = [p.detach().clone() for p in params]
+    with tiles(), together(2):
+        optimizer.step()
+    engine = optimizer._engines[params[0].device]
+    for i, weight in enumerate(before):
+        found = engine._slots[i].view(engine._shared.sizes[0])
+        sizes = algorithm.sizes(weight.view(-1, 5, 3), algorithm.Rule(), is_vector=False)
+        assert_same_bits(list(found), list(sizes))
+
+
+def test_gradients_in_new_tensors_are_found(device) -> None:
+    """The old ones are kept, so that no address comes again."""
+    pair = MuonPair(parameters([(5, 7)], device))
+    kept = []
+    for _ in range(2):
+        pair.step()
+        kept.append(pair.params[0].grad)
+    assert kept[0].data_ptr() != kept[1].data_ptr()
+
+
+@pytest.mark.parametrize("change", [{"ns_dtype": "float32"}, {"ns_dtype": "float32", "split": 3}], ids=repr)
+def test_what_the_kernels_do_not_know_goes_the_eager_way_and_back(device, change) -> None:
+    pair = MuonPair(parameters([(9, 5), (4,)], device))
+    pair.step()
+    pair.change(**change)
+    pair.step()
+    assert pair.engine._unfused == {0}
+    assert not held_launches(pair.engine)
+    pair.change(split=None)
+    pair.fused.param_groups[0]["ns_dtype"] = "bfloat16"
+    pair.step()
+    assert not pair.engine._unfused
+    assert pair.fused.state[pair.params[0]]["step"] == 3
+
+
+@pytest.mark.parametrize("what", ["parameter", "gradient"])
+def test_what_is_not_contiguous_goes_the_eager_way(device, what) -> None:
+    """In the same step, and as an eager optimizer would step it, bit for bit."""
+    params, others = (parameters([(4, 6), (5, 7)], device) for _ in range(2))
+    optimizer, eager = (
+        muon_merit(params, ns_steps=2, fused=True),
+        muon_merit(others, ns_steps=2, fused=False),
+    )
+    for step in range(2):
+        for i, (param, other) in enumerate(zip(params, others, strict=True)):
+            grad = gradient(param, 10 * step + i)
+            if i == 0 and what == "parameter":
+                for own in (param, other):
+                    own.data = own.data.T.contiguous().T
+            elif i == 0:
+                grad = grad.T.contiguous().T
+            param.grad = other.grad = grad
+        optimizer.step()
+        eager.step()
+        assert optimizer._engines[params[0].device]._unfused == {0}
+    assert_same_bits(params[0].detach(), others[0].detach())
+    assert [optimizer.state[p]["step"].item() for p in params] == [2, 2]
+    assert size(params[1] - others[1]) < SHARE * size(others[1])
+
+
+def test_a_tensor_learning_rate_is_followed(device) -> None:
+    """Changed in place, and replaced by another."""
+    pair = MuonPair(parameters([(5, 7)], device), lr=torch.tensor(0.1, device=device), capturable=True)
+    pair.step()
+    for group in (pair.fused.param_groups[0], pair.eager.param_groups[0]):
+        group["lr"].fill_(0.02)
+    pair.step()
+    pair.change(lr=torch.tensor([0.07], device=device))
+    pair.step()
+
+
+def test_a_group_may_be_added_later(device) -> None:
+    """Of the same shape, so that it joins a launch."""
+    pair = MuonPair(parameters([(5, 7), (6,)], device))
+    pair.step()
+    for optimizer, params in ((pair.fused, pair.params), (pair.eager, pair.eager_params)):
+        new = nn.Parameter(random_tensor((5, 7), 9, device=device))
+        optimizer.add_param_group({"params": [new], "direction": "muon", "lr": 0.1})
+        params.append(new)
+    pair.step()
+    pair.step()
+    assert [own.shape for own in held_launches(pair.engine)] == [(2, 5, 7)]
+    assert pair.fused.state[pair.params[2]]["step"] == 2
+
+
+@pytest.mark.parametrize("fused_first", [True, False], ids=["fused to eager", "eager to fused"])
+def test_a_state_dict_goes_from_one_engine_to_the_other(device, fused_first) -> None:
+    """The state is the same; which engine and which products stands in the groups."""
+    pair = MuonPair(parameters([(5, 7), (6,), (2, 5, 3)], device), matrix_dims=2)
+    pair.step()
+    optimizers = (pair.fused, pair.eager) if fused_first else (pair.eager, pair.fused)
+    saved = copy.deepcopy(optimizers[0].state_dict())
+    own = [
+        {key: group[key] for key in ("fused", "ns_dtype") if key in group}
+        for group in optimizers[1].param_groups
+    ]
+    optimizers[1].load_state_dict(saved)
+    for group, options in zip(optimizers[1].param_groups, own, strict=True):
+        group.update(options)
+    assert_same_bits(optimizers[1].state_dict()["state"], saved["state"])
+    pair.step()
+    assert [pair.fused.state[p]["step"].item() for p in pair.params] == [2, 2, 2]
+
+
+def test_a_copied_optimizer_steps_its_own_parameters(device) -> None:
+    pair = MuonPair(parameters([(5, 7)], device))
+    pair.step()
+    before = snapshot(pair.fused)
+    twin = copy.deepcopy(pair.fused)
+    twin.param_groups[0]["params"][0].grad = gradient(pair.params[0], 100)
+    twin.step()
+    assert_unchanged(pair.fused, before)
+    pair.step()
+    assert_same_bits(snapshot(twin), snapshot(pair.fused))
+
+
+# --- the rest ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("build", "options"),
+    [
+        (muon_merit, {"clip": 0.7}),
+        (muon_merit, {"clip": None, "norm": "l2", "element_wise": False}),
+        (muon_merit, {"weight_bound": False}),
+        (muon, {}),
+    ],
+    ids=name_of,
+)
+def test_the_statistics_are_those_of_the_eager_engine(device, build, options) -> None:
+    """Also of stacked matrices that are in several chunks."""
+    pair = MuonPair(parameters([(9, 17), (3, 5, 3), (6,)], device), build, matrix_dims=2, **options)
+    pair.set_gradients()
+    found = []
+    with tiles(), together(2):
+        for optimizer in (pair.fused, pair.eager):
+            with optimizer.recording() as statistics:
+                optimizer.step()
+            found.append(statistics)
+    fused, eager = found
+    assert len(fused) == 3
+    assert fused.keys() == eager.keys()
+    for name, expected in eager.items():
+        assert fused[name].num_elements == expected.num_elements
+        for key in ("clipped", "bounded", "ratio_range", "relative_change"):
+            tolerance = pytest.approx(getattr(expected, key), rel=1e-5 if INTERPRETED else SHARE, abs=1e-6)
+            assert getattr(fused[name], key) == tolerance, f"{key} of {name}"
+    if options.get("clip") == 0.7:
+        assert any(0 < x.clipped < 1 for x in eager.values())
+        assert any(0 < x.bounded < 1 for x in eager.values())
+
+
+def test_recording_changes_no_bit_of_the_step(device) -> None:
+    def run(*, recorded: bool) -> Any:
+        optimizer = muon_merit(parameters([(3, 5, 3)], device), ns_steps=2, matrix_dims=2, fused=True)
+        set_gradients(optimizer)
+        if recorded:
+            with optimizer.recording():
+                optimizer.step()
+        else:
+            optimizer.step()
+        return snapshot(optimizer)
+
+    assert_same_bits(run(recorded=True), run(recorded=False))
+
+
+def test_no_gradient_is_changed(device) -> None:
+    pair = MuonPair(parameters([(5, 7)], device), maximize=True, max_grad_norm=0.1)
+    grad = gradient(pair.params[0], 0)
+    kept = grad.clone()
+    pair.step([grad])
+    assert_same_bits(grad, kept)
+
+
+def test_the_tables_do_not_follow_a_default_device(device) -> None:
+    """As with ``torch.set_default_device``: what is indexed on the host is made on the host."""
+    pair = MuonPair(parameters([(5, 7)], device))
+    pair.before = [p.detach().clone() for p in pair.params]
+    pair.set_gradients()
+    with torch.device("meta"):
+        (part,), rest = FusedEngine(pair.params[0].device).parts_of(pair.fused._gather(), Control())
+    assert not rest
+    part.advance()  # not there: Triton's interpreter follows it
+    part.apply(None)
+    pair.eager.step()
+    pair.compare()
+
+
+def test_autograd_notices_that_weights_have_changed(device) -> None:
+    """Of a stacked weight, too, of which the last chunk holds no beginning."""
+    (weight,) = parameters([(3, 5, 3)], device)
+    optimizer = muon_merit([weight], ns_steps=1, matrix_dims=2, fused=True)
+    inputs = torch.ones(3, 2, 5, device=device, requires_grad=True)
+    loss = (inputs @ weight).square().sum()
+    loss.backward(retain_graph=True)
+    with together(2):
+        optimizer.step()
+    assert weight._version > 0
+    assert optimizer.state[weight]["momentum_buffer"]._version > 0
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+def test_a_run_repeats_bit_for_bit(device) -> None:
+    def run() -> tuple[list[Tensor], dict[str, Any]]:
+        optimizer = muon_merit(
+            parameters([(9, 17), (6,)], device), norm="l2", element_wise=False, ns_steps=2, fused=True
+        )
+        for step in range(2):
+            set_gradients(optimizer, step)
+            with tiles():
+                optimizer.step()
+        return snapshot(optimizer)
+
+    assert_same_bits(run(), run())
+
+
+def test_in_bfloat16_it_is_near_the_eager_engine(device, monkeypatch) -> None:
+    """As it is for users; in the interpreter less near than on a GPU, for it truncates."""
+    monkeypatch.setattr(launch, "HELD_DTYPE", torch.bfloat16)
+    params, others = (parameters([(9, 17), (17, 9)], device) for _ in range(2))
+    starts = [p.detach().clone() for p in params]
+    for own, fused in ((params, True), (others, False)):
+        optimizer = muon_merit(own, lr=0.05, fused=fused)
+        set_gradients(optimizer)
+        optimizer.step()
+    for param, other, start in zip(params, others, starts, strict=True):
+        assert size(param - other) <= SHARE * size(other - start)
+
+
+def test_hundreds_of_elements_are_within_ulps_of_the_definition() -> None:
+    """What the pairs above are held to, for one who doubts the eager engine."""
+    if not INTERPRETED:
+        pytest.skip("products of float32 are coarser on a GPU")
+    (param,) = parameters([(17, 37)], "cpu")
+    before, param.grad = param.detach().clone(), gradient(param, 0)
+    optimizer = muon_merit([param], lr=0.05, fused=True)
+    with tiles():
+        optimizer.step()
+    n = param.grad * 0.05 * 0.95 + param.grad * 0.05
+    expected = stepped(before.double(), n.double(), optimizer.param_groups[0])
+    assert_within_ulps(param, expected.float(), ULPS)

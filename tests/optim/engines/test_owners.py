@@ -1,0 +1,290 @@
+"""What ranks have of sharded weights, who owns their matrices, how messages are laid out; no processes."""
+
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from importlib.util import find_spec
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from merit_optim import MERIT, Muon, MuonMERIT, NorMuon
+from merit_optim.optim.directions import Muon as MuonDirection
+from merit_optim.optim.directions import Sent, Traffic
+from merit_optim.optim.engines.ranks.mail import ALIGNMENT, Cut, Mail, Owned
+from merit_optim.optim.engines.ranks.owners import Matrix, matrix_of, plan_of
+from merit_optim.optim.engines.ranks.placements import Cutting, Region, cutting_of, share_of_region
+from merit_optim.optim.matrices import View
+
+MESHES = [(2,), (3,), (2, 2), (2, 3), (3, 2), (2, 4), (2, 2, 2)]
+
+
+@contextmanager
+def ranks(rank: int, num_ranks: int) -> Iterator[None]:
+    """A process group of which there is one rank: nothing is sent."""
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=num_ranks)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("mesh", MESHES, ids=str)
+def test_a_region_is_what_torch_gives_a_rank(mesh) -> None:
+    from torch.distributed.tensor import Replicate, Shard
+    from torch.distributed.tensor._utils import _compute_local_shape_and_global_offset as torch_s
+
+    for rows, dims in itertools.product(range(1, 14), itertools.product((None, 0, 1), repeat=len(mesh))):
+        placements = [Replicate() if dim is None else Shard(dim) for dim in dims]
+        for coordinate in itertools.product(*map(range, mesh)):
+            region = Cutting((rows, 5), dims, mesh).region(coordinate)
+            sizes, starts = torch_s((rows, 5), mesh, list(coordinate), placements)
+            assert region.sizes == tuple(sizes)
+            assert region.starts == tuple(starts) or not region.num_elements
+
+
+@pytest.mark.parametrize(("mesh", "num_rows"), [((2, 2), 13), ((2, 4), 13), ((3, 2), 12), ((4, 2), 16)])
+def test_a_region_of_fsdp2_and_tensor_parallelism_is_what_torch_gives_a_rank(mesh, num_rows) -> None:
+    from torch.distributed.tensor import Shard
+    from torch.distributed.tensor._utils import _compute_local_shape_and_global_offset as torch_s
+    from torch.distributed.tensor.placement_types import _StridedShard
+
+    placements = [_StridedShard(0, split_factor=mesh[1]), Shard(0)]
+    for coordinate in itertools.product(*map(range, mesh)):
+        region = Cutting((num_rows, 5), (0, 0), mesh, late=(0,)).region(coordinate)
+        sizes, starts = torch_s((num_rows, 5), mesh, list(coordinate), placements)
+        assert region.sizes == tuple(sizes)
+        assert region.starts == tuple(starts) or not region.num_elements
+
+
+# In the second, torch's own answer is not what FSDP2 makes of 7 rows: 4 and 3; of these 2, 2, 0 and 1, 1, 1.
+@pytest.mark.parametrize(("mesh", "num_rows"), [((2, 2), 6), ((3, 2), 7), ((2, 2), 1)])
+def test_a_region_is_what_fsdp2_has_made(mesh, num_rows) -> None:
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
+
+    for rank in range(math.prod(mesh)):
+        with ranks(rank, math.prod(mesh)):
+            whole = dist.init_device_mesh("cpu", mesh, mesh_dim_names=("data", "tensor"))
+            layer = nn.Linear(3, num_rows, bias=False)
+            parallelize_module(layer, whole["tensor"], ColwiseParallel())
+            fully_shard(layer, mesh=whole["data"])
+            # The mesh of the parameter is torch's, which keeps it, and the coordinate of the first rank.
+            region = cutting_of("weight", layer.weight).region(whole.get_coordinate())
+            assert region.sizes == tuple(layer.weight.to_local().shape)
+
+
+@pytest.mark.parametrize(
+    ("view", "shape", "region", "split", "rows"),
+    [
+        (View(), (6, 5), Region((2, 0), (2, 5)), None, [slice(2, 4)]),
+        (View(), (6, 5), Region((0, 3), (6, 2)), None, [slice(0, 6)]),
+        (View(matrix_dims=2), (3, 6, 5), Region((1, 2, 0), (1, 2, 5)), None, [slice(2, 4)]),
+        (View(split=2), (6, 5), Region((2, 0), (2, 5)), (1, 1), [slice(2, 3), slice(0, 1)]),
+        (View(split=2), (6, 5), Region((6, 0), (0, 5)), (0, 0), [slice(3, 3), slice(3, 3)]),
+        (View(split=[1, 5]), (6, 5), Region((0, 0), (1, 5)), (1, 0), [slice(0, 1), slice(0, 0)]),
+        (View(split=2, split_dim=1), (6, 8), Region((2, 3), (2, 5)), (1, 4), [slice(2, 4)] * 2),
+        (View(split=2, split_dim=1), (6, 4, 3), Region((2, 1, 0), (2, 2, 3)), (3, 3), [slice(2, 4)] * 2),
+    ],
+)
+def test_what_a_region_has_of_each_matrix(view, shape, region, split, rows) -> None:
+    share = share_of_region(view, shape, region, is_cut=True)
+    assert share.view.split == split
+    assert [extent.rows for extent in share.extents] == rows
+    parts = view.parts(shape)
+    assert [(e.num_rows, e.num_columns) for e in share.extents] == [(p.rows, p.columns) for p in parts]
+    # The matrices of the region are those regions of the whole's matrices.
+    whole = torch.arange(math.prod(shape)).view(shape)
+    here = share.view.cut(whole[region.slices].contiguous(), region.sizes)
+    for part, own, extent in zip(view.cut(whole, shape), here, share.extents, strict=True):
+        assert set(own.flatten().tolist()) <= set(part[:, extent.rows].flatten().tolist())
+    assert sum(own.numel() for own in here) == region.num_elements
+
+
+def exchanged(mails: Sequence[Mail], buffers: Sequence[Tensor], *, back: bool) -> list[Tensor]:
+    """What an all-to-all gives each rank."""
+    sent = [
+        buffer.split(m.whole_splits if back else m.part_splits)
+        for m, buffer in zip(mails, buffers, strict=True)
+    ]
+    for rank, mail in enumerate(mails):
+        expected = mail.part_splits if back else mail.whole_splits
+        assert [own[rank].numel() for own in sent] == expected
+    return [torch.cat([own[rank] for own in sent]) for rank in range(len(mails))]
+
+
+def test_messages_bring_parts_together_and_back() -> None:
+    """Tensors of several dtypes, regions that are empty or everything, owners in any order."""
+    num_ranks = 3
+    rows = tuple(Cutting((4, 5), (0,), (num_ranks,)).region((rank,)) for rank in range(num_ranks))
+    columns = tuple(Cutting((3, 7), (1,), (num_ranks,)).region((rank,)) for rank in range(num_ranks))
+    everything = (Region((0, 0), (4, 1)),) * num_ranks
+    all_owned = [
+        Owned(2, (Cut((4, 5), torch.bfloat16, rows), Cut((4, 1), torch.float32, everything))),
+        Owned(0, (Cut((3, 7), torch.float64, columns),)),
+        Owned(2, (Cut((3, 7), torch.int8, columns),)),
+    ]
+    wholes = [[torch.randn(cut.shape).mul(9).to(cut.dtype) for cut in owned.cuts] for owned in all_owned]
+    mails = [Mail(all_owned, rank, num_ranks) for rank in range(num_ranks)]
+    assert [mail.owned for mail in mails] == [[1], [], [0, 2]]
+    assert all(size % ALIGNMENT == 0 for mail in mails for size in (*mail.part_splits, *mail.whole_splits))
+
+    buffers = [torch.zeros(sum(mail.part_splits), dtype=torch.uint8) for mail in mails]
+    for rank, (mail, buffer) in enumerate(zip(mails, buffers, strict=True)):
+        for number, owned in enumerate(all_owned):
+            parts = [x[cut.regions[rank].slices] for x, cut in zip(wholes[number], owned.cuts, strict=True)]
+            mail.write_parts(number, parts, buffer)
+            assert all(map(torch.equal, mail.read_parts(number, buffer), parts))
+    arrived = exchanged(mails, buffers, back=False)
+    returned = [torch.zeros(sum(mail.whole_splits), dtype=torch.uint8) for mail in mails]
+    for number, owned in enumerate(all_owned):
+        together = mails[owned.owner].read_wholes(number, arrived[owned.owner])
+        assert all(map(torch.equal, together, wholes[number]))
+        mails[owned.owner].write_wholes(number, together, returned[owned.owner])
+    for buffer, again in zip(buffers, exchanged(mails, returned, back=True), strict=True):
+        assert torch.equal(buffer, again)
+
+
+def test_what_all_ranks_have_whole_is_sent_by_the_owner_alone() -> None:
+    regions = tuple(Cutting((4, 6), (0,), (2,)).region((rank,)) for rank in range(2))
+    state = Sent(torch.float32, (4, 4))
+    matrix = Matrix((4, 6), regions, Traffic((Sent(torch.float32), state), (Sent(torch.float32), state)), 1)
+    assert [r.num_elements for r in matrix.sent_to(1).cuts[1].regions] == [0, 16]
+    assert [r.num_elements for r in matrix.sent_by(1).cuts[1].regions] == [16, 16]
+
+
+def matrices(*shapes: tuple[int, int]) -> list[Matrix]:
+    """Split by rows over two ranks."""
+    at, direction = ((0,), (1,)), MuonDirection()
+    return [matrix_of(Cutting(shape, (0,), (2,)), at, direction, View(), torch.float32) for shape in shapes]
+
+
+def test_the_heaviest_matrices_go_first_to_the_least_loaded() -> None:
+    some = matrices((4, 4), (8, 8), (4, 4), (8, 16), (8, 8))
+    assert [matrix.cost / 5 for matrix in some] == [6 * 64, 6 * 512, 6 * 64, 10 * 512, 6 * 512]
+    plans = [plan_of(some, rank, 2) for rank in range(2)]
+    # 8x16 to the first; both 8x8 to the second; then 4x4 to the first, which has less, twice.
+    assert plans[0].owners == plans[1].owners == (0, 1, 0, 0, 1)
+
+
+def test_a_split_weight_costs_what_its_matrices_do() -> None:
+    at = ((0,), (1,))
+    whole = matrix_of(Cutting((12, 4), (0,), (2,)), at, MuonDirection(), View(split=3), torch.float32)
+    (part,) = matrices((4, 4))
+    assert whole.cost == 3 * part.cost
+
+
+@pytest.mark.parametrize(
+    ("options", "gathered", "formed"),
+    [
+        ({}, [torch.bfloat16], [torch.bfloat16]),
+        ({"ns_dtype": "float32"}, [torch.float32], [torch.float32]),
+        ({"ns_dtype": "float16"}, [torch.float32], [torch.float16]),
+        ({"neuron_beta": 0.9}, [torch.bfloat16], [torch.bfloat16, torch.float32]),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_what_muon_says_it_sends_is_what_its_phases_give(options, gathered, formed, dtype) -> None:
+    direction = MuonDirection(**options)
+    traffic = direction.traffic(6, 4, dtype)
+    grad, state = torch.randn(2, 6, 4, dtype=dtype), (torch.zeros(2, 6, 4), torch.zeros(2, 6, 1))
+    sent, _ = direction.before(grad, state[: len(direction.keys)])
+    given = direction.whole(sent)
+    for specs, tensors in ((traffic.gathered, sent), (traffic.formed, given)):
+        assert [(spec.dtype, spec.shape or (6, 4)) for spec in specs] == [
+            (x.dtype, tuple(x.shape[1:])) for x in tensors
+        ]
+    if dtype == torch.float32:
+        assert [spec.dtype for spec in traffic.gathered] == gathered
+        assert [spec.dtype for spec in traffic.formed] == formed
+
+
+# --- what is refused ------------------------------------------------------------------------------------
+
+
+def sharded(shape: tuple[int, ...], mesh: tuple[int, ...], *dims: int) -> nn.Parameter:
+    from torch.distributed.tensor import Shard, distribute_tensor
+
+    placements = [Shard(dim) for dim in dims]
+    return nn.Parameter(
+        distribute_tensor(
+            torch.ones(shape), dist.init_device_mesh("cpu", mesh), placements, src_data_rank=None
+        )
+    )
+
+
+def test_state_of_stacked_matrices_is_refused_where_ranks_cannot_share_it_out() -> None:
+    with ranks(0, 2):
+        stack, options = sharded((2, 2, 4, 4), (2,), 1), {"direction": "muon", "matrix_dims": 2}
+        with pytest.raises(ValueError, match="one dimension stacks them, and 2 do, of which dimension 1 is"):
+            NorMuon([{"params": [stack], **options}])
+        with pytest.raises(ValueError, match="make them one dimension, or shard another"):
+            MERIT([{"params": [stack], "matrix_dims": 2, "element_wise": False, "calibrated": True}])
+        MuonMERIT([{"params": [stack], **options}])
+        NorMuon([{"params": [sharded((2, 2, 4, 4), (2,), 2)], **options}])
+
+
+def test_split_columns_are_refused_where_a_rank_has_no_range_of_them() -> None:
+    with ranks(0, 2):
+        options: dict[str, Any] = {"direction": "muon", "split": 2, "split_dim": 1}
+        with pytest.raises(ValueError, match="where dimension 2 is sharded: shard dimension 0 or 1, or use"):
+            Muon([{"params": [sharded((4, 4, 6), (2,), 2)], **options}])
+        Muon([{"params": [sharded((4, 4, 6), (2,), 1)], **options}])
+
+
+def test_a_shard_that_is_not_its_placement_s_is_refused() -> None:
+    """What the other ranks have is known by the placement alone."""
+    from torch.distributed.tensor import DTensor, Shard
+
+    with ranks(0, 2):
+        mesh = dist.init_device_mesh("cpu", (2,))
+        odd = DTensor.from_local(torch.ones(1, 3), mesh, [Shard(0)], shape=torch.Size((4, 3)), stride=(3, 1))
+        message = r"by which this rank has \(2, 3\) of it, but its own tensor has \(1, 3\)"
+        with pytest.raises(ValueError, match=message):
+            Muon([{"params": [nn.Parameter(odd)], "direction": "muon"}])
+        MERIT([nn.Parameter(odd)])
+
+
+@pytest.mark.skipif(find_spec("triton") is None, reason="the fused engine needs triton")
+def test_the_fused_engine_is_refused_for_matrices_that_are_cut(monkeypatch) -> None:
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    with ranks(0, 2):
+        with pytest.raises(ValueError, match="it is sharded, and the kernels know no matrices that are cut"):
+            Muon([{"params": [sharded((4, 3), (2,), 0)], "direction": "muon"}], fused=True)
+        stack = {"params": [sharded((4, 3, 5), (2,), 0)], "direction": "muon", "matrix_dims": 2}
+        Muon([stack], fused=True)
+
+
+def test_a_stride_that_is_not_fsdp2_s_is_refused() -> None:
+    from torch.distributed.tensor import DTensor
+    from torch.distributed.tensor.placement_types import _StridedShard
+
+    with ranks(0, 2):
+        mesh = dist.init_device_mesh("cpu", (2,))
+        weight = DTensor.from_local(torch.ones(2, 3), mesh, [_StridedShard(0, split_factor=2)])
+        with pytest.raises(
+            TypeError, match="split_factor=2 is the number of shards that the mesh dimensions"
+        ):
+            Muon([{"params": [nn.Parameter(weight)], "direction": "muon"}])
+
+
+def test_state_placed_otherwise_than_its_stack_is_refused() -> None:
+    """Of an averaged row each rank has all, where the matrix is cut; else they would differ."""
+    with ranks(0, 2):
+        weight = sharded((4, 3), (2,), 0)
+        optimizer = NorMuon([{"params": [weight], "direction": "muon"}])
+        weight.grad = torch.ones_like(weight)
+        optimizer._gather()  # makes the state
+        assert optimizer.state[weight]["second_momentum_buffer"].placements[0].is_replicate()
+        saved = optimizer.state_dict()
+        state = saved["state"][0]
+        state["second_momentum_buffer"] = sharded((1, 4, 1), (2,), 1).detach()
+        with pytest.raises(ValueError, match=r"Shard\(dim=1\).*, for which it has to be .*Replicate"):
+            optimizer.load_state_dict(saved)

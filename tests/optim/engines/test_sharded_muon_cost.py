@@ -1,0 +1,68 @@
+"""The cost model of Muon's direction on sharded weights: by hand, and the tables that the docs show."""
+
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from merit_optim.optim.directions import Muon
+
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.fixture
+def cost(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    import sharded_muon_cost
+
+    return sharded_muon_cost
+
+
+# That a step really sends these bytes is compared on four ranks: sharded_matrices.collectives.
+@pytest.mark.parametrize(
+    ("dims", "mesh", "at", "expected"),
+    [
+        # Rows of 16 elements, 32 bytes each. The owner, the first, gets all 8 of them.
+        ([0], [4], [0], {(0,): (64, 256, 256, 64)}),
+        ([0], [4], [3], {(0,): (64, 0, 0, 64)}),
+        ([None, 0], [2, 4], [1, 3], {(1,): (64, 0, 0, 64)}),
+        ([0, 1], [2, 2], [0, 0], {(0, 1): (64, 256, 256, 64)}),
+        ([0], [1], [0], {}),
+        ([None], [4], [0], {}),
+    ],
+)
+def test_the_bytes_of_one_matrix(cost, dims, mesh, at, expected) -> None:
+    vector = (8,), [None if dim == 1 else dim for dim in dims]
+    found = cost.traffic([((8, 16), dims), vector], mesh, at)
+    sizes = {over: (t.sent, t.received, t.sent_back, t.received_back) for over, t in found.items()}
+    assert sizes == expected
+
+
+def test_normuon_sends_the_mean_squares_of_all_rows_to_every_rank(cost) -> None:
+    (plain,), (with_rows,) = (
+        cost.traffic([((8, 16), [0])], [4], [0], direction).values()
+        for direction in (Muon(), Muon(neuron_beta=0.9))
+    )
+    assert with_rows.sent == plain.sent
+    assert with_rows.sent_back - plain.sent_back == 4 * 8 * 4
+    assert with_rows.received_back - plain.received_back == 8 * 4
+
+
+def test_every_piece_is_rounded_up_to_16_bytes(cost) -> None:
+    found = cost.traffic([((4, 3), [0]), ((4, 3), [0])], [4], [0])[(0,)]
+    assert (found.sent, found.received) == (2 * 16, 4 * 16)
+
+
+def test_dion_fills_up_the_matrices_of_a_shape(cost) -> None:
+    """48 matrices of 4 shapes on 8 ranks: 12 of each are 16."""
+    ours, theirs = cost.ours("gpt2-small", 8), cost.dion("gpt2-small", 8)
+    assert theirs.num_bytes == pytest.approx(16 / 12 * ours.num_bytes, rel=0.05)
+    assert cost.dion("llama-7b", 8) == cost.ours("llama-7b", 8)
+
+
+def test_the_docs_show_the_numbers_that_the_model_gives(cost, capsys) -> None:
+    cost.main()
+    lines = [line for line in capsys.readouterr().out.splitlines() if line]
+    docs = (ROOT / "docs" / "sharding.md").read_text()
+    assert len(lines) == 2 + 4 + 2 + 6
+    assert [line for line in lines if line not in docs] == []
