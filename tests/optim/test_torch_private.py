@@ -32,7 +32,7 @@ NAMES: dict[str, tuple[str, str]] = {
     ),
     "_StridedShard": (
         "torch.distributed.tensor.placement_types",
-        "placements.py knows by it what FSDP2 shards that tensor parallelism had sharded before, into how many",
+        "placements.py knows by it what FSDP2 shards that tensor parallelism had sharded before",
     ),
     "_functional_collectives": ("torch.distributed", "placements.py waits for its AsyncCollectiveTensor"),
     "_local_tensor": ("torch.distributed.tensor.DTensor", "placements.py steps on what a rank has"),

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from itertools import groupby
 from typing import TYPE_CHECKING, Any, Unpack
 
 import torch
@@ -24,7 +25,7 @@ from merit_optim.optim.directions import (
     option_names,
 )
 from merit_optim.optim.engines import direct, eager, fused_unavailable, interpreting
-from merit_optim.optim.engines.part import MatrixPart, Part
+from merit_optim.optim.engines.part import Formed, MatrixPart, Part, Whole
 from merit_optim.optim.engines.ranks import placements
 from merit_optim.optim.engines.ranks.placements import is_sharded, refuse_inexact
 from merit_optim.optim.engines.ranks.sharding import Sharding
@@ -191,9 +192,6 @@ class TrustRatioOptimizer(SafeOptimizer):
         from merit_optim.optim.engines.fused.engine import refusal
 
         reason = refusal(group, param)
-        needs_whole = isinstance(direction_of(group), MatrixDirection)
-        if needs_whole and is_sharded(param) and placements.cuts_matrices(param, group["matrix_dims"]):
-            reason = "it is sharded, and the kernels know no matrices that are cut"
         if param.device.type != "cuda" and not interpreting():
             reason = f"it is on {param.device}, and the fused engine runs on CUDA devices"
         if reason:
@@ -271,12 +269,11 @@ class TrustRatioOptimizer(SafeOptimizer):
             fused: list[Work] = []
             rest: list[Work] = []
             for work in on_device:
-                # The kernels know no matrices that are cut.
-                is_cut = sharding is not None and sharding.any_cut(work.owners)
-                (fused if self._fuses(work.group, device) and not is_cut else rest).append(work)
+                (fused if self._fuses(work.group, device) else rest).append(work)
             if fused:
                 fused = [self._counted_on(device, work) for work in fused]
-                fused_parts, unfused = self._fused_engine(device).parts_of(fused, controls[device])
+                engine, cut = self._fused_engine(device), () if sharding is None else sharding.owners
+                fused_parts, unfused = engine.parts_of(fused, controls[device], cut)
                 parts += fused_parts
                 rest += unfused
             self._count_step(rest, controls)  # the fused engine counts its own
@@ -311,7 +308,7 @@ class TrustRatioOptimizer(SafeOptimizer):
             whole.advance()
             go_on(whole)
             del whole
-        formed = sharding.owners.finish(self.param_groups, steps, eager.form)
+        formed = sharding.owners.finish(self.param_groups, steps, self._form)
         while cut:
             part = cut.pop()
             part.after([formed.pop(owner) for owner in part.owners])
@@ -323,6 +320,17 @@ class TrustRatioOptimizer(SafeOptimizer):
         if self._recorder is not None:
             names = {o: name for work in works for o, name in zip(work.owners, names_of(work), strict=True)}
             sharding.merge_statistics(self._recorder, names)
+
+    def _form(self, wholes: Iterable[Whole]) -> Iterator[Formed]:
+        """What directions form of whole matrices: one by one, or many at once where they are fused."""
+
+        def fused_on(whole: Whole) -> torch.device | None:
+            device = whole.gathered[0].device
+            return device if self._fuses(whole.group, device) else None
+
+        for device, some in groupby(wholes, fused_on):
+            form = eager.form if device is None else self._fused_engine(device).form
+            yield from form(some)
 
     def _counted_on(self, device: torch.device, work: Work) -> Work:
         """The work, with step counts that came from elsewhere brought to where the kernels count."""

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from sharded_cases import SHAPES, placed, same, set_gradients, values, whole
+from sharded_cases import OPTIMIZERS, SHAPES, placed, same, set_gradients, values, whole
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
@@ -278,7 +278,7 @@ def replicas(world: int) -> Found:
     del world
     from torch.distributed.optim import ZeroRedundancyOptimizer
 
-    def trained(kind: str) -> list[Tensor]:
+    def trained(kind: str, name: str) -> list[Tensor]:
         torch.manual_seed(0)
         network: nn.Module = nn.Sequential(nn.Linear(6, 10), nn.Tanh(), nn.Linear(10, 3))
         wrapped = DistributedDataParallel(network) if kind == "ddp" else network
@@ -286,7 +286,7 @@ def replicas(world: int) -> Found:
         if kind == "zero":
             optimizer: torch.optim.Optimizer = ZeroRedundancyOptimizer(params, MERIT, lr=1e-2)
         else:
-            optimizer = MERIT(params, lr=1e-2)
+            optimizer = OPTIMIZERS[name](params, lr=1e-2)
         for step in range(4):
             # The same on every rank: the average of two equal gradients is exact.
             wrapped(values((5, 6), step)).square().sum().backward()
@@ -294,7 +294,6 @@ def replicas(world: int) -> Found:
             optimizer.zero_grad()
         return [p.detach() for p in params]
 
-    one = trained("one process")
-    for kind in ("ddp", "zero"):
-        pairs = enumerate(zip(trained(kind), one, strict=True))
-        yield kind, [str(i) for i, (x, y) in pairs if not torch.equal(x, y)]
+    for kind, name in (("ddp", "MERIT"), ("zero", "MERIT"), ("ddp", "MuonMERIT"), ("ddp", "NorMuon")):
+        pairs = enumerate(zip(trained(kind, name), trained("one process", name), strict=True))
+        yield f"{kind}, {name}", [str(i) for i, (x, y) in pairs if not torch.equal(x, y)]

@@ -34,7 +34,7 @@ Found = Iterator[tuple[str, list[str]]]
 
 
 def in_every_dimension(world: int) -> Found:
-    """Stacked matrices and convolutions, sharded in each of their dimensions; ranks in another order."""
+    """Stacked matrices and convolutions, sharded in each of their dimensions."""
     line = init_device_mesh("cpu", (world,))
     shapes = [(5, 4, 6), (2, 7, 3), (3, 3, 2, 2), (5, 2, 3, 4)]
     names = ("MuonMERIT", "MuonMERIT stacked", "NorMuon", "NorMuon stacked", "OrScale stacked")
@@ -45,11 +45,6 @@ def in_every_dimension(world: int) -> Found:
         params = [nn.Parameter(distribute_tensor(full, line, [Shard(dim)])) for full in fulls]
         if params:
             yield f"dimension {dim}, {name}", compare(name, params, fulls, num_steps=3)
-    if world == 4:
-        crossed = DeviceMesh("cpu", [[0, 2], [1, 3]])
-        fulls = [values(shape, i) for i, shape in enumerate(SHAPES) if len(shape) > 1]
-        params = [nn.Parameter(distribute_tensor(full, crossed, [Shard(0), Shard(1)])) for full in fulls]
-        yield "ranks in another order", compare("MuonMERIT", params, fulls, num_steps=3)
 
 
 def split_by_rows(world: int) -> tuple[list[Tensor], list[Tensor]]:
@@ -314,11 +309,11 @@ def collectives(world: int) -> Found:
         direction = Muon(neuron_beta=0.95 if name == "NorMuon" else None)
         expected: Counter[tuple[str, tuple[int, ...], int]] = Counter()
         for mesh_dims, own in traffic(matrices, sizes, at, direction).items():
-            members = tuple(dist.get_process_group_ranks(Ranks(mesh, mesh_dims).group))
+            members = Ranks(mesh, mesh_dims).members
             expected.update(("all_to_all_single", members, sent) for sent in (own.sent, own.sent_back))
         if name == "MuonMERIT":
             for mesh_dim, size in enumerate(exchange_bytes(matrices, sizes)):
-                members = tuple(dist.get_process_group_ranks(mesh.get_group(mesh_dim)))
+                members = Ranks(mesh, (mesh_dim,)).members
                 expected.update([("all_reduce", members, size)] if size else [])
         if dist.get_rank():  # the cost model of sizes is of the first rank, whose shards are the largest
             for some in (calls, expected):

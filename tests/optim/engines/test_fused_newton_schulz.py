@@ -146,11 +146,13 @@ def test_every_coefficient_and_number_of_passes(device, coefficients, num_passes
         assert_close(factors(n, coefficients, num_passes), defined(n, coefficients, num_passes))
 
 
-@pytest.mark.parametrize("shape", [(35, 70), (70, 35), (48, 96)], ids=str)
-def test_many_tiles(device, shape) -> None:
-    """Three down and three across."""
+@pytest.mark.parametrize(
+    ("shape", "num_passes"), [((35, 70), 4), ((70, 35), 1), ((48, 96), 1), ((33, 50), 3)]
+)
+def test_many_tiles(device, shape, num_passes) -> None:
+    """What one program writes, no other reads in the same launch."""
     n = matrices(1, *shape, device)
-    assert_close(factors(n, num_passes=1), defined(n, num_passes=1))
+    assert_close(factors(n, num_passes=num_passes), defined(n, num_passes=num_passes))
 
 
 def test_in_bfloat16_it_is_as_close_as_bfloat16_can_be(device) -> None:
@@ -257,7 +259,7 @@ def test_below_eps_a_matrix_is_divided_by_eps(device, name) -> None:
 # --- the rest ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("first", [0, 2**20, 2**22])
+@pytest.mark.parametrize("first", [0, 2**26])
 def test_tiles_of_the_upper_triangle_are_counted_column_by_column(device, first) -> None:
     """Each once, also where the root that finds the column is rounded."""
 
@@ -271,7 +273,7 @@ def test_tiles_of_the_upper_triangle_are_counted_column_by_column(device, first)
     num, block = 2**16, 2**13
     found = torch.empty(2, num, dtype=torch.int32, device=device)
     find[(num // block,)](found, first, num, BLOCK=block)
-    columns = torch.arange(3000)
+    columns = torch.arange(12000)
     counted = columns * (columns + 1) // 2
     index = first + torch.arange(num)
     column = torch.searchsorted(counted, index, right=True) - 1

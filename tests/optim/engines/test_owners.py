@@ -4,7 +4,6 @@ import itertools
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from importlib.util import find_spec
 from typing import Any
 
 import pytest
@@ -250,16 +249,6 @@ def test_a_shard_that_is_not_its_placement_s_is_refused() -> None:
         with pytest.raises(ValueError, match=message):
             Muon([{"params": [nn.Parameter(odd)], "direction": "muon"}])
         MERIT([nn.Parameter(odd)])
-
-
-@pytest.mark.skipif(find_spec("triton") is None, reason="the fused engine needs triton")
-def test_the_fused_engine_is_refused_for_matrices_that_are_cut(monkeypatch) -> None:
-    monkeypatch.setenv("TRITON_INTERPRET", "1")
-    with ranks(0, 2):
-        with pytest.raises(ValueError, match="it is sharded, and the kernels know no matrices that are cut"):
-            Muon([{"params": [sharded((4, 3), (2,), 0)], "direction": "muon"}], fused=True)
-        stack = {"params": [sharded((4, 3, 5), (2,), 0)], "direction": "muon", "matrix_dims": 2}
-        Muon([stack], fused=True)
 
 
 def test_a_stride_that_is_not_fsdp2_s_is_refused() -> None:

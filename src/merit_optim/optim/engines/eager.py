@@ -69,7 +69,7 @@ def parts_of(
 
 def form(wholes: Iterable[Whole]) -> Iterator[Formed]:
     """What each direction forms of its whole matrix: one after the other."""
-    for direction, gathered, step in wholes:
+    for _, direction, gathered, step in wholes:
         yield direction.whole(gathered, step)
 
 

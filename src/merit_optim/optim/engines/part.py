@@ -9,7 +9,7 @@ whole matrix.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from torch import Tensor
 
@@ -69,6 +69,8 @@ class MatrixPart(Part, Protocol):
 class Whole(NamedTuple):
     """A matrix that was put together, for its direction's ``whole``."""
 
+    group: dict[str, Any]
+    """Of the parameter that it belongs to."""
     direction: MatrixDirection
     gathered: tuple[Tensor, ...]
     """What ``before`` gave, each of the tensors as (1, R, C) and contiguous, as in one process."""

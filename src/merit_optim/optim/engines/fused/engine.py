@@ -10,7 +10,8 @@ from __future__ import annotations
 import array
 import math
 import operator
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Container, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from itertools import chain
 from typing import Any, NamedTuple
@@ -32,9 +33,9 @@ from merit_optim.optim.engines.fused.launch import (
     Variant,
     variant_of,
 )
-from merit_optim.optim.engines.fused.newton_schulz import num_together
+from merit_optim.optim.engines.fused.newton_schulz import Iteration, Polar, num_together
 from merit_optim.optim.engines.fused.tables import Tile, weights_of
-from merit_optim.optim.engines.part import Part, Place
+from merit_optim.optim.engines.part import Formed, Part, Place, Whole
 from merit_optim.optim.engines.plan import Plan, plan
 from merit_optim.optim.engines.work import Control, Work, names_of, pick
 from merit_optim.optim.matrices import View
@@ -61,6 +62,16 @@ def refusal(group: dict[str, Any], param: Tensor) -> str | None:
         return f"it has dtype {param.dtype}, not one of {', '.join(map(str, TRITON))}"
     if not param.is_contiguous():
         return "it is not contiguous"
+    matrices = View.of(group).matrices(param.shape)
+    if direction_of(group).NAME == Muon.NAME and matrices.rows * matrices.columns >= 2**31:
+        return "it has a matrix of 2**31 elements or more"
+    if matrices.columns > MAX_COLUMNS and not matrices.is_vector:
+        return f"its rows have more than {MAX_COLUMNS} elements"
+    return refused_options(group)
+
+
+def refused_options(group: dict[str, Any]) -> str | None:
+    """Why no parameter of a group can be fused, or None."""
     view, rule, direction = View.of(group), Rule.of(group), direction_of(group)
     unknown: dict[str, Any] = {
         "split": view.split,
@@ -75,11 +86,6 @@ def refusal(group: dict[str, Any], param: Tensor) -> str | None:
     for option, value in unknown.items():
         if value:
             return f"{option}={value!r} is not among what the kernels know"
-    matrices = view.matrices(param.shape)
-    if isinstance(direction, Muon) and matrices.rows * matrices.columns >= 2**31:
-        return "it has a matrix of 2**31 elements or more"
-    if matrices.columns > MAX_COLUMNS and not matrices.is_vector:
-        return f"its rows have more than {MAX_COLUMNS} elements"
     if group["norm"] == "l2" and group["element_wise"]:
         return "norm='l2' with element_wise=True has sums for every row and column, which the kernels lack"
     return None
@@ -124,13 +130,19 @@ class FusedEngine:
         self._options: list[tuple[Any, ...]] = []
         self._addresses: array.array[int] | None = None
         self._hyper_values: array.array[float] | None = None
+        self._polars: dict[tuple[int, Iteration], Polar] = {}
 
-    def parts_of(self, works: list[Work], control: Control) -> tuple[list[Part], list[Work]]:
-        """The work, with the tables brought up to date; and what cannot be fused, untouched."""
+    def parts_of(
+        self, works: list[Work], control: Control, cut: Container[Tensor] = ()
+    ) -> tuple[list[Part], list[Work]]:
+        """The work, with the tables brought up to date; and what cannot be fused, untouched.
+
+        ``cut``: the parameters whose directions need matrices that no rank has whole.
+        """
         tensors = Tensors.of(works)
         addresses = tensors.addresses()
         if not self._still_fits(works, tensors, addresses):
-            self._build(works, tensors)
+            self._build(works, tensors, cut)
         if self._launches:
             capturing = self.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
             resend = capturing or self._sender.has_captured
@@ -155,6 +167,24 @@ class FusedEngine:
             part.apply(recorder)
         return rest
 
+    def form(self, wholes: Iterable[Whole]) -> list[Formed]:
+        """What directions form of whole matrices, those of one shape together."""
+        wholes = list(wholes)
+        alike: dict[Iteration, list[int]] = {}
+        formed: dict[int, Formed] = {}
+        for i, (group, direction, gathered, step) in enumerate(wholes):
+            if isinstance(direction, Muon) and refused_options(group) is None:
+                alike.setdefault(Iteration.of(direction, *gathered[0].shape[1:]), []).append(i)
+            else:
+                formed[i] = direction.whole(gathered, step)
+        for iteration, members in alike.items():
+            num = num_together(len(members), iteration.rows * iteration.columns, self.max_held)
+            for some in (members[first : first + num] for first in range(0, len(members), num)):
+                polar = self._polars.setdefault((len(some), iteration), Polar(len(some), iteration))
+                x_NRC = polar(torch.cat([wholes[i].gathered[0] for i in some]))
+                formed.update(zip(some, ((x_1RC,) for x_1RC in x_NRC.split(1)), strict=True))
+        return [formed[i] for i in range(len(wholes))]
+
     def _still_fits(self, works: list[Work], tensors: Tensors, addresses: array.array[int]) -> bool:
         """Whether the tables are those of these tensors. Gradients may be new ones of the same kind."""
         num = len(tensors.params)
@@ -176,7 +206,7 @@ class FusedEngine:
             (now % 16 == 0) == (before % 16 == 0) for now, before in zip(grads, grads_before, strict=True)
         )
 
-    def _build(self, works: list[Work], tensors: Tensors) -> None:
+    def _build(self, works: list[Work], tensors: Tensors, cut: Container[Tensor]) -> None:
         owners = _owners(works)
         group_numbers = [i for i, work in enumerate(works) for _ in work.params]
         groups = [work.group for work in works for _ in work.params]
@@ -186,7 +216,8 @@ class FusedEngine:
             dense = all(x.is_contiguous() and x.dtype in TRITON for x in others)
             countable = step.device == param.device and step.dtype == torch.float32
             if param.numel() and dense and countable and refusal(groups[i], param) is None:
-                members.setdefault(variant_of(groups[i], param, *others), []).append(i)
+                variant = variant_of(groups[i], owners[i] in cut, param, *others)
+                members.setdefault(variant, []).append(i)
             else:
                 self._unfused.add(i)
         order = [i for items in members.values() for i in items]
@@ -206,7 +237,9 @@ class FusedEngine:
                 continue
             scales = {i: _scale(groups[i], owners[i]) for i in items}
             weights = [w._replace(scale=scales[w.item]) for w in weights]
-            num = num_together(len(weights), weights[0].rows * weights[0].columns, self.max_held)
+            num = len(weights)
+            if not variant.held.is_cut:  # else all directions are held until they are applied
+                num = num_together(num, weights[0].rows * weights[0].columns, self.max_held)
             self._launches += [
                 HeldLaunch(variant, weights[first : first + num], self.device, *tiles)
                 for first in range(0, len(weights), num)
@@ -319,6 +352,29 @@ class FusedHeldPart(FusedPart):
         """Update the momentum, form d, and measure w and u."""
         with self._on_device():
             self._held = self.launch.polar(self.launch.run_momentum(self.engine._shared, self.control))
+            self._measure(self._held)
+
+    @property
+    def owners(self) -> list[Tensor]:
+        owners = _owners(self.works)
+        return [owners[i] for i in self.items]
+
+    @property
+    def is_cut(self) -> bool:
+        held = self.launch.variant.held
+        return held is not None and held.is_cut
+
+    def before(self) -> list[tuple[Tensor, ...]]:
+        """Update the momentum; N, of which the directions are formed."""
+        with self._on_device():
+            n_NRC = self.launch.run_momentum(self.engine._shared, self.control)
+        num_of_items = Counter(w.item for w in self.launch.weights)
+        return [(some_NRC,) for some_NRC in n_NRC.split([num_of_items[i] for i in self.items])]
+
+    def after(self, formed: Sequence[Formed]) -> None:
+        """Hold the directions that were formed, and measure w and u."""
+        with self._on_device():
+            self._held = torch.cat([x_NRC for (x_NRC,) in formed if x_NRC is not None])
             self._measure(self._held)
 
     def apply(self, recorder: Recorder | None) -> None:

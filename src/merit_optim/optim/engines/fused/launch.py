@@ -34,6 +34,8 @@ class Held(NamedTuple):
 
     iteration: Iteration
     nesterov: bool
+    is_cut: bool
+    """Whether no rank has the whole matrices, so that others form the direction."""
 
 
 class Variant(NamedTuple):
@@ -53,14 +55,19 @@ class Variant(NamedTuple):
 
 
 def variant_of(
-    group: dict[str, Any], param: Tensor, grad: Tensor, exp_avg: Tensor, exp_avg_sq: Tensor
+    group: dict[str, Any],
+    is_cut: bool,
+    param: Tensor,
+    grad: Tensor,
+    exp_avg: Tensor,
+    exp_avg_sq: Tensor,
 ) -> Variant:
     """The launch that a parameter belongs to."""
     matrices, rule, direction = View.of(group).matrices(param.shape), Rule.of(group), direction_of(group)
     tensors = (param, grad, exp_avg, exp_avg_sq)
     held = None
     if isinstance(direction, Muon):
-        held = Held(Iteration.of(direction, matrices.rows, matrices.columns), direction.nesterov)
+        held = Held(Iteration.of(direction, matrices.rows, matrices.columns), direction.nesterov, is_cut)
     return Variant(
         param.dtype,
         grad.dtype,

@@ -196,7 +196,8 @@ class Gathering:
             wholes = self.plan.there.read_wholes(number, arrived)
             parts = (view.cut_matrices(_stacked([whole]), shape) for whole in wholes)
             for own in zip(*parts, strict=True):
-                yield Whole(direction, tuple(x_NRC.contiguous() for x_NRC in own), steps.get(weight.param, 1))
+                gathered = tuple(x_NRC.contiguous() for x_NRC in own)
+                yield Whole(group, direction, gathered, steps.get(weight.param, 1))
 
     def _bytes(self, num: int) -> Tensor:
         return torch.zeros(num, dtype=torch.uint8, device=self.device)
@@ -246,7 +247,7 @@ class Owners:
         if not crossing.whole or not param.numel():
             return
         shard, ranks = param.to_local(), Ranks(mesh, crossing.whole)
-        key = tuple(dist.get_process_group_ranks(ranks.group)), shard.device
+        key = ranks.members, shard.device
         if key not in self._gatherings:
             self._gatherings[key] = Gathering(ranks, shard.device)
         if ranks not in self._coordinates:
@@ -257,7 +258,7 @@ class Owners:
         self._gatherings[key].add(param, group_index, matrix, num)
         self._params.add(param)
 
-    def __contains__(self, param: Tensor) -> bool:
+    def __contains__(self, param: object) -> bool:
         return param in self._params
 
     def share_out(self) -> None:

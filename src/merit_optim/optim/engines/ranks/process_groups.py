@@ -38,10 +38,14 @@ class Ranks(NamedTuple):
         return _group_of(tuple(sorted(self.mesh.mesh[index].flatten().tolist())))
 
     @property
+    def members(self) -> tuple[int, ...]:
+        """Their numbers in the job, in the order of the process group."""
+        return tuple(dist.get_process_group_ranks(self.group))
+
+    @property
     def coordinates(self) -> tuple[tuple[int, ...], ...]:
-        """Where in the mesh they are, in the order of the process group."""
-        ranks = dist.get_process_group_ranks(self.group)
-        return tuple(tuple((self.mesh.mesh == rank).nonzero()[0].tolist()) for rank in ranks)
+        """Where in the mesh they are, in the same order."""
+        return tuple(tuple((self.mesh.mesh == rank).nonzero()[0].tolist()) for rank in self.members)
 
 
 def _group_of(ranks: tuple[int, ...]) -> dist.ProcessGroup:

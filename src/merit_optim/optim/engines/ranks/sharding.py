@@ -156,7 +156,8 @@ class Sharding:
 
     def _exchange_of(self, ranks: Ranks, kind: Kind, is_sum: bool) -> Exchange:
         for exchange in self.exchanges:
-            same_ranks = exchange.ranks.group.group_name == ranks.group.group_name
+            # Two meshes may have the same ranks, and groups of them that are not the same.
+            same_ranks = exchange.ranks.members == ranks.members
             if same_ranks and (exchange.kind, exchange.is_sum) == (kind, is_sum):
                 return exchange
         self.exchanges.append(Exchange(ranks, kind, is_sum))
@@ -172,10 +173,6 @@ class Sharding:
         known_params, known_options = self._made_for
         same_params = len(params) == len(known_params) and all(map(operator.is_, params, known_params))
         return same_params and options == known_options
-
-    def any_cut(self, params: Iterable[Tensor]) -> bool:
-        """Whether one of them has matrices of which no rank has the whole, and a direction that needs it."""
-        return any(param in self.owners for param in params)
 
     def crosses(self, places: Iterable[Place], owners: dict[Tensor, Tensor]) -> bool:
         """Whether some of these sizes are reduced."""
