@@ -129,6 +129,8 @@ def test_an_optimizer_without_hidden_matrices_is_refused() -> None:
     ):
         MuonMERIT(param_groups(model))
     MERIT(param_groups(model))
+    # Whoever says the directions has said that there is none.
+    MuonMERIT([{"params": model.parameters(), "direction": "adam"}])
 
 
 def test_kinds_by_pattern_change_the_sorting() -> None:

@@ -214,11 +214,17 @@ class Experts(nn.Module):
         self.gate = nn.Linear(8, num, bias=False)
         self.w1 = nn.Parameter(torch.zeros(num, 12, 8))
         self.w1_bias = nn.Parameter(torch.zeros(num, 12))
+        self.w2_EDF = nn.Parameter(torch.zeros(num, 8, 12))  # with the letters of its shape, as torchtitan's
+        self.w2_bias_ED = nn.Parameter(torch.zeros(num, 8))
 
 
 @pytest.mark.parametrize("num", [1, 4])
 def test_stacked_experts_and_their_router(num) -> None:
-    assert by_kind(Experts(num)) == {"hidden": "gate.weight", "experts": "w#", "vector": "w#_bias"}
+    assert by_kind(Experts(num)) == {
+        "hidden": "gate.weight",
+        "experts": "w# w#_EDF",
+        "vector": "w#_bias w#_bias_ED",
+    }
 
 
 class Tables(nn.Module):

@@ -18,6 +18,7 @@ from merit_optim import (
     OrScale,
     SophiaG,
     create,
+    optimizer_class,
 )
 
 # Section 5.1 and table 4 of the paper, written down again here.
@@ -105,6 +106,27 @@ def test_an_unknown_name_is_refused_with_the_nearest_one() -> None:
         create("merit", parameters(), model="gpt2-smal")
     with pytest.raises(ValueError, match="unknown model 'gpt2-smal'"):
         create("merit", parameters(), model="gpt2-smal", lr=0.1)
+
+
+def test_a_class_by_its_name() -> None:
+    names = {cls.__name__: cls for cls in {**CLASSES, **NOT_IN_THE_PAPER}.values()}
+    others = ("AdamW", "Lion", "SophiaG")  # which have no ratios
+    for name, cls in names.items():
+        if name not in others:
+            assert optimizer_class(name) is cls
+    for name in others:
+        with pytest.raises(ValueError, match=rf"unknown optimizer '{name}'.* Known are .*MERIT"):
+            optimizer_class(name)
+
+
+@pytest.mark.parametrize("name", ["muonmerit", "muon-merit", "MuonMerit", "MounMERIT"])
+def test_the_nearest_class_is_found_however_it_is_written(name) -> None:
+    with pytest.raises(
+        ValueError, match=rf"unknown optimizer '{name}'; did you mean 'MuonMERIT'\? Known are "
+    ):
+        optimizer_class(name)
+    with pytest.raises(ValueError, match=r"did you mean 'muon-merit'\? Known are adamw, "):
+        create("MuonMERIT", parameters(), lr=0.1)
 
 
 def test_a_missing_learning_rate_is_an_error() -> None:

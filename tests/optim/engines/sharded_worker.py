@@ -108,6 +108,13 @@ def fused(world: int) -> Found:
     for name, placement in (("MERIT", Shard(0)), ("MERIT", Shard(1)), ("MaxLAMB", Shard(0))):
         wrong = on_mesh(mesh, [placement], f"{name}, fused", torch.float32, shapes, num_steps=3)
         yield f"{placement}, {name}", wrong
+    from merit_optim.optim.engines.fused import newton_schulz
+
+    small = {"PRODUCT_TILE": newton_schulz.Tile(4, 8, 4, 1, 1), "BLOCK": 16}  # so that there are several
+    with mock.patch.multiple(newton_schulz, SYMMETRIC_TILE=newton_schulz.Tile(4, 4, 4, 1, 1), **small):
+        for placement in (Shard(0), Shard(1)):
+            wrong = on_mesh(mesh, [placement], "MuonMERIT, fused", torch.float32, shapes, num_steps=2)
+            yield f"{placement}, MuonMERIT", wrong
 
 
 class Network(nn.Module):
