@@ -1,9 +1,11 @@
-"""MERIT with Accelerate, with a checkpoint that a later run continues.
+"""MuonMERIT with Accelerate, with a checkpoint that a later run continues.
 
     python examples/accelerate_train.py                # or: accelerate launch
     python examples/accelerate_train.py --steps 40     # goes on where the first one stopped
+    python examples/accelerate_train.py --optimizer MERIT --folder runs/accelerate-merit
 
-MERIT needs weights in their shapes: it refuses the flat ones of DeepSpeed ZeRO and FSDP1. FSDP2 keeps them.
+These optimizers need weights in their shapes: they refuse the flat ones of DeepSpeed ZeRO and FSDP1. FSDP2
+keeps the shapes; SOAP and SOAPMERIT need whole matrices, and say so in the first step with it.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from merit_optim import MERIT, param_groups
+from merit_optim import optimizer_class, param_groups
 from merit_optim.monitor import AttentionMonitor, update_scalars
 
 VOCABULARY, CONTEXT, BATCH = 64, 32, 32
@@ -32,7 +34,8 @@ def sequences(count: int) -> Tensor:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Train a small GPT-2 with MERIT and Accelerate.")
+    parser = argparse.ArgumentParser(description="Train a small GPT-2 with Accelerate.")
+    parser.add_argument("--optimizer", default="MuonMERIT", help="or MERIT, LAMB, Muon, SOAPMERIT, ...")
     parser.add_argument("--steps", type=int, default=20, help="in all, those of earlier runs included")
     parser.add_argument("--folder", type=Path, default=Path("runs/accelerate"), help="of the checkpoint")
     arguments = parser.parse_args()
@@ -52,7 +55,9 @@ def main() -> None:
         eos_token_id=0,
     )
     model = GPT2LMHeadModel(config)  # type: ignore[no-untyped-call]
-    optimizer = MERIT(param_groups(model, weight_decay=0.1), lr=9e-3)
+    # Before prepare, which puts sharded weights in the places of whole ones. Each optimizer has its own
+    # learning rate; lr=... is another.
+    optimizer = optimizer_class(arguments.optimizer)(param_groups(model, weight_decay=0.1))
     loader = DataLoader(TensorDataset(sequences(4096)), batch_size=BATCH)
     monitor = AttentionMonitor(model, every=10)
     prepared, wrapped, loader = accelerator.prepare(model, optimizer, loader)

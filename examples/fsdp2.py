@@ -1,10 +1,11 @@
-"""MERIT on sharded parameters: FSDP2, with a checkpoint that any number of ranks can continue.
+"""MuonMERIT on sharded parameters: FSDP2, with a checkpoint that any number of ranks can continue.
 
     torchrun --nproc-per-node 2 examples/fsdp2.py
     torchrun --nproc-per-node 4 examples/fsdp2.py --steps 80    # goes on where the first one stopped
+    torchrun --nproc-per-node 2 examples/fsdp2.py --optimizer MERIT --checkpoints runs/fsdp2-merit
 
-Runs on CUDA GPUs, or on CPUs where there are none. Nothing here is special to MERIT: it takes the sharded
-parameters as they are, and a step gives the same bits on any number of ranks.
+Runs on CUDA GPUs, or on CPUs where there are none. Nothing here is special to these optimizers: they take the
+sharded parameters as they are. SOAP and SOAPMERIT need whole matrices, and say so.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_di
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
-from merit_optim import MERIT, param_groups
+from merit_optim import optimizer_class, param_groups
 
 VOCABULARY, WIDTH, CONTEXT, BATCH = 64, 128, 32, 16
 
@@ -61,10 +62,12 @@ def batch(step: int, rank: int, device: torch.device) -> Tensor:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Train a small model with MERIT and FSDP2.")
+    parser = argparse.ArgumentParser(description="Train a small model with FSDP2.")
+    parser.add_argument("--optimizer", default="MuonMERIT", help="or MERIT, LAMB, Muon, NorMuon, ...")
     parser.add_argument("--steps", type=int, default=40, help="in all, those of earlier runs included")
     parser.add_argument("--checkpoints", type=Path, default=Path("runs/fsdp2"), help="read, and written")
     arguments = parser.parse_args()
+    chosen = optimizer_class(arguments.optimizer)
 
     device = torch.device("cpu")
     if torch.cuda.is_available():
@@ -78,8 +81,9 @@ def main() -> None:
     for block in model.blocks:
         fully_shard(block, mesh=mesh)
     fully_shard(model, mesh=mesh)
-    # After sharding, so that the optimizer is given the sharded parameters.
-    optimizer = MERIT(param_groups(model, weight_decay=0.1), lr=9e-3, max_grad_norm=1.0)
+    # After sharding, so that the optimizer is given the sharded parameters. Each has its own learning rate;
+    # lr=... is another.
+    optimizer = chosen(param_groups(model, weight_decay=0.1), max_grad_norm=1.0)
 
     def state(step: int) -> dict[str, Any]:
         model_state, optimizer_state = get_state_dict(model, optimizer)
@@ -100,8 +104,8 @@ def main() -> None:
         optimizer.step()
         optimizer.zero_grad()
         step += 1
-        if dist.get_rank() == 0 and step % 10 == 0:
-            print(f"step {step}: loss {loss.item():.3f}", flush=True)
+        if dist.get_rank() == 0 and step % 5 == 0:
+            print(f"step {step}: loss {loss.item():.4f}", flush=True)
 
     if step > first:
         folder = arguments.checkpoints / f"step-{step:06}"

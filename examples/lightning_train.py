@@ -1,7 +1,8 @@
-"""MERIT with Lightning, with a checkpoint that a later run continues.
+"""MuonMERIT with Lightning, with a checkpoint that a later run continues.
 
     python examples/lightning_train.py
     python examples/lightning_train.py --epochs 4    # goes on where the first one stopped
+    python examples/lightning_train.py --optimizer MERIT --folder runs/lightning-merit
 
 What attention and the optimizer do is logged beside the loss: runs/lightning/logs.
 """
@@ -18,7 +19,7 @@ from lightning.pytorch.loggers import CSVLogger
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from merit_optim import MERIT, param_groups
+from merit_optim import optimizer_class, param_groups
 from merit_optim.integrations.lightning import MeritCallback
 
 VOCABULARY, WIDTH, CONTEXT, BATCH = 64, 64, 32, 32
@@ -27,8 +28,9 @@ VOCABULARY, WIDTH, CONTEXT, BATCH = 64, 64, 32, 32
 class Model(LightningModule):
     """A small language model."""
 
-    def __init__(self) -> None:
+    def __init__(self, optimizer: str) -> None:
         super().__init__()
+        self.optimizer_class = optimizer_class(optimizer)
         self.embedding = nn.Embedding(VOCABULARY, WIDTH)
         self.block = nn.TransformerEncoderLayer(
             WIDTH, nhead=4, dim_feedforward=4 * WIDTH, dropout=0.0, batch_first=True
@@ -45,7 +47,8 @@ class Model(LightningModule):
         return loss
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        return MERIT(param_groups(self, weight_decay=0.1), lr=9e-3, max_grad_norm=1.0)
+        # Each has its own learning rate; lr=... is another.
+        return self.optimizer_class(param_groups(self, weight_decay=0.1), max_grad_norm=1.0)
 
 
 def sequences(count: int) -> Tensor:
@@ -57,7 +60,8 @@ def sequences(count: int) -> Tensor:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Train a small model with MERIT and Lightning.")
+    parser = argparse.ArgumentParser(description="Train a small model with Lightning.")
+    parser.add_argument("--optimizer", default="MuonMERIT", help="or MERIT, LAMB, Muon, SOAPMERIT, ...")
     parser.add_argument("--epochs", type=int, default=2, help="in all, those of earlier runs included")
     parser.add_argument("--folder", type=Path, default=Path("runs/lightning"), help="of checkpoint and logs")
     arguments = parser.parse_args()
@@ -76,7 +80,7 @@ def main() -> None:
         enable_model_summary=False,
     )
     loader = DataLoader(TensorDataset(sequences(320)), batch_size=BATCH)
-    trainer.fit(Model(), loader, ckpt_path=str(last) if last.exists() else None)
+    trainer.fit(Model(arguments.optimizer), loader, ckpt_path=str(last) if last.exists() else None)
     if "loss" in trainer.callback_metrics:
         print(f"step {trainer.global_step}: loss {trainer.callback_metrics['loss'].item():.6f}")
     else:

@@ -1,7 +1,8 @@
-"""MERIT in a plain PyTorch loop: warm-up, clipping, a checkpoint, and a look at what attention does.
+"""MuonMERIT in a plain PyTorch loop: warm-up, clipping, a checkpoint, and a look at what attention does.
 
     python examples/plain.py
     python examples/plain.py --steps 120    # goes on where the first one stopped
+    python examples/plain.py --optimizer SOAPMERIT --checkpoint runs/plain-soap.pt
 
 Gradients are clipped inside the step; every 20th step is observed.
 """
@@ -14,7 +15,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from merit_optim import MERIT, param_groups
+from merit_optim import optimizer_class, param_groups
 from merit_optim.monitor import AttentionMonitor
 
 VOCABULARY, WIDTH, CONTEXT, BATCH = 64, 64, 32, 32
@@ -53,7 +54,8 @@ def batch(step: int) -> Tensor:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Train a small model with MERIT.")
+    parser = argparse.ArgumentParser(description="Train a small model.")
+    parser.add_argument("--optimizer", default="MuonMERIT", help="or MERIT, LAMB, Muon, SOAPMERIT, ...")
     parser.add_argument("--steps", type=int, default=60, help="in all, those of earlier runs included")
     parser.add_argument("--checkpoint", type=Path, default=Path("runs/plain.pt"), help="read, and written")
     arguments = parser.parse_args()
@@ -61,7 +63,8 @@ def main() -> None:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     torch.manual_seed(0)
     model = Model().to(device)
-    optimizer = MERIT(param_groups(model, weight_decay=0.1), lr=9e-3, max_grad_norm=1.0)
+    # Each optimizer has its own learning rate; lr=... is another.
+    optimizer = optimizer_class(arguments.optimizer)(param_groups(model, weight_decay=0.1), max_grad_norm=1.0)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / 20))
     monitor = AttentionMonitor(model, every=20)
 

@@ -1,10 +1,11 @@
-"""MERIT with the Hugging Face Trainer, with a checkpoint that a later run continues.
+"""MuonMERIT with the Hugging Face Trainer, with a checkpoint that a later run continues.
 
     python examples/trainer.py
     python examples/trainer.py --steps 40    # goes on where the first one stopped
+    python examples/trainer.py --optimizer MERIT --folder runs/trainer-merit
 
-The optimizer can be handed over as an object (``optimizers=``), which chooses the parameter groups, or as a
-class that the Trainer makes one of (``optimizer_cls_and_kwargs=``): ``--by-class``.
+The optimizer can be handed over as an object (``optimizers=``), or as a factory that the Trainer gives the
+model to once it is wrapped (``optimizer_cls_and_kwargs=``): ``--by-factory``. FSDP needs the factory.
 """
 
 from __future__ import annotations
@@ -14,12 +15,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.optim import Optimizer
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
 from transformers.trainer_callback import TrainerState
 from transformers.trainer_utils import get_last_checkpoint
 
-from merit_optim import MERIT, param_groups
+from merit_optim import optimizer_class, param_groups
 from merit_optim.integrations.huggingface import MeritCallback
 
 VOCABULARY, CONTEXT = 64, 32
@@ -34,11 +36,17 @@ def examples(count: int) -> list[dict[str, Tensor]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Train a small GPT-2 with MERIT and the Trainer.")
+    parser = argparse.ArgumentParser(description="Train a small GPT-2 with the Trainer.")
+    parser.add_argument("--optimizer", default="MuonMERIT", help="or MERIT, LAMB, Muon, SOAPMERIT, ...")
     parser.add_argument("--steps", type=int, default=20, help="in all, those of earlier runs included")
     parser.add_argument("--folder", type=Path, default=Path("runs/trainer"), help="of the checkpoints")
-    parser.add_argument("--by-class", action="store_true", help="let the Trainer make the optimizer")
+    parser.add_argument("--by-factory", action="store_true", help="let the Trainer make the optimizer")
     arguments = parser.parse_args()
+    chosen = optimizer_class(arguments.optimizer)
+
+    def build(model: nn.Module) -> Optimizer:
+        # Each has its own learning rate; lr=... is another. TrainingArguments' is not used.
+        return chosen(param_groups(model, weight_decay=0.1))
 
     arguments.folder.mkdir(parents=True, exist_ok=True)
     newest = get_last_checkpoint(str(arguments.folder))  # type: ignore[no-untyped-call]
@@ -61,20 +69,18 @@ def main() -> None:
     )
     model = GPT2LMHeadModel(config)  # type: ignore[no-untyped-call]
     options: dict[str, Any] = {}
-    if arguments.by_class:
-        options["optimizer_cls_and_kwargs"] = (MERIT, {"lr": 9e-3})
+    if arguments.by_factory:
+        options["optimizer_cls_and_kwargs"] = (lambda: build, {})  # the Trainer calls it, and then build
     else:
-        options["optimizers"] = (MERIT(param_groups(model, weight_decay=0.1), lr=9e-3), None)
+        options["optimizers"] = (build(model), None)
     trainer = Trainer(
         model,
         TrainingArguments(
             output_dir=str(arguments.folder),
             max_steps=arguments.steps,
             per_device_train_batch_size=32,
-            learning_rate=9e-3,  # what the schedule is relative to
-            lr_scheduler_type="constant_with_warmup",
+            lr_scheduler_type="constant_with_warmup",  # of the optimizer's own learning rates
             warmup_steps=5,
-            weight_decay=0.1,
             max_grad_norm=1.0,
             logging_steps=10,
             save_steps=10,

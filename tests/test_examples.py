@@ -1,25 +1,24 @@
-"""The examples run as their first lines say."""
+"""The example of sharded parameters runs as its first lines say, on the ranks of this machine's CPUs."""
 
-import os
 import re
-import subprocess
+import runpy
 import sys
 from pathlib import Path
+from subprocess import CompletedProcess
+
+import pytest
+from torchrun import torchrun
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "fsdp2.py"
 
 
+def launch(num_ranks: int, *arguments: str) -> CompletedProcess[str]:
+    return torchrun(num_ranks, EXAMPLE, *arguments, CUDA_VISIBLE_DEVICES="")
+
+
 def run(num_ranks: int, num_steps: int, checkpoints: Path) -> dict[int, float]:
     """The losses that the example prints."""
-    launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={num_ranks}"]
-    finished = subprocess.run(
-        [sys.executable, *launcher, EXAMPLE, "--steps", str(num_steps), "--checkpoints", checkpoints],
-        env=os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
-        check=False,
-        capture_output=True,
-        text=True,
-        timeout=200,
-    )
+    finished = launch(num_ranks, "--steps", str(num_steps), "--checkpoints", str(checkpoints))
     assert finished.returncode == 0, finished.stderr[-3000:]
     assert "Warning" not in finished.stderr, finished.stderr[-3000:]
     printed = re.findall(r"step (\d+): loss (\S+)", finished.stdout)
@@ -27,10 +26,27 @@ def run(num_ranks: int, num_steps: int, checkpoints: Path) -> dict[int, float]:
 
 
 def test_fsdp2_learns_and_continues_from_its_checkpoint(tmp_path) -> None:
-    losses = run(2, 20, tmp_path)
-    assert list(losses) == [10, 20]
-    assert losses[20] < losses[10] < 4.2  # the logarithm of 64 tokens is 4.16
-    later = run(1, 40, tmp_path)  # on another number of ranks
-    assert list(later) == [30, 40]
-    assert later[30] < losses[20]
-    assert {path.name for path in tmp_path.iterdir()} == {"step-000020", "step-000040"}
+    """With MuonMERIT."""
+    losses = run(2, 10, tmp_path)
+    assert list(losses) == [5, 10]
+    assert losses[10] < losses[5] < 1  # the logarithm of 64 tokens is 4.16
+    later = run(1, 15, tmp_path)  # on another number of ranks
+    assert list(later) == [15]
+    assert later[15] < losses[5]
+    assert {path.name for path in tmp_path.iterdir()} == {"step-000010", "step-000015"}
+
+
+def test_fsdp2_shows_what_soap_says_of_sharded_weights(tmp_path) -> None:
+    finished = launch(2, "--optimizer", "SOAPMERIT", "--checkpoints", str(tmp_path))
+    assert finished.returncode != 0
+    words = r"TypeError: blocks\.0\.\S+ is sharded, and direction='soap' needs whole matrices.* Use whole"
+    assert re.search(words, finished.stderr), finished.stderr[-3000:]
+    assert not list(tmp_path.iterdir())
+
+
+def test_fsdp2_refuses_an_unknown_optimizer_before_anything_else(monkeypatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["fsdp2.py", "--optimizer", "muonmert"])
+    with pytest.raises(
+        ValueError, match=r"unknown optimizer 'muonmert'; did you mean 'MuonMERIT'\? Known are "
+    ):
+        runpy.run_path(str(EXAMPLE), run_name="__main__")

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from merit_optim.optim.registry import FAMILY
+
 EXAMPLES = Path(__file__).parents[1] / "examples"
 
 
@@ -49,6 +51,49 @@ def assert_resumes(
     assert float(whole[max(whole)]) < 3  # the logarithm of 64 tokens is 4.16
 
 
+@pytest.mark.parametrize(
+    "name",
+    ["plain.py", "trainer.py", "accelerate_train.py", "lightning_train.py"],
+    ids=lambda name: name[:-3],
+)
+def test_an_unknown_optimizer_is_refused_with_the_nearest(name, tmp_path, monkeypatch) -> None:
+    needs("transformers", "accelerate", "lightning")
+    monkeypatch.chdir(tmp_path)
+    words = r"unknown optimizer 'muon-merit'; did you mean 'MuonMERIT'\? Known are .*MERIT, .*SOAPMERIT\."
+    with pytest.raises(ValueError, match=words):
+        run(name, "--optimizer", "muon-merit", monkeypatch=monkeypatch)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("plain.py", "--steps", "2", "--checkpoint"),
+        ("trainer.py", "--steps", "2", "--folder"),
+        ("accelerate_train.py", "--steps", "2", "--folder"),
+        ("lightning_train.py", "--epochs", "1", "--folder"),
+    ],
+    ids=lambda arguments: arguments[0][:-3],
+)
+@pytest.mark.parametrize("optimizer", ["MERIT", "SOAPMERIT"])
+@pytest.mark.filterwarnings(
+    "ignore:`isinstance.treespec, LeafSpec.` is deprecated:FutureWarning"
+)  # Lightning's
+def test_other_optimizers_by_name(arguments, optimizer, tmp_path, monkeypatch) -> None:
+    """MuonMERIT is the default, and in all the other tests."""
+    needs("transformers", "accelerate", "lightning")
+    made = []
+    build = FAMILY[optimizer].__init__
+
+    def noted(self, *args, **kwargs) -> None:
+        made.append(type(self).__name__)
+        build(self, *args, **kwargs)
+
+    monkeypatch.setattr(FAMILY[optimizer], "__init__", noted)
+    run(*arguments, str(tmp_path / "out"), "--optimizer", optimizer, monkeypatch=monkeypatch)
+    assert made == [optimizer]
+
+
 def test_plain(tmp_path, monkeypatch, capsys) -> None:
     assert_resumes("plain.py", "--steps", (20, 40), "--checkpoint", tmp_path, monkeypatch, capsys)
 
@@ -69,7 +114,7 @@ def test_monitor_huggingface(monkeypatch, capsys) -> None:
     assert all(float(line.split()[1]) > 0 and 1 < float(line.split()[2]) < 2.78 for line in lines)
 
 
-@pytest.mark.parametrize("way", [[], ["--by-class"]], ids=["optimizers", "class"])
+@pytest.mark.parametrize("way", [[], ["--by-factory"]], ids=["optimizers", "factory"])
 def test_trainer(way, tmp_path, monkeypatch) -> None:
     needs("transformers", "accelerate")
     import json

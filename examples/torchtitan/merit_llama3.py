@@ -1,4 +1,4 @@
-"""MERIT in torchtitan 0.3: configurations in the form its command line takes them.
+"""MuonMERIT in torchtitan 0.3: configurations in the form its command line takes them.
 
 In a checkout of torchtitan 0.3.0, with the nightly torch it asks for and merit-optim installed beside it:
 
@@ -7,8 +7,7 @@ In a checkout of torchtitan 0.3.0, with the nightly torch it asks for and merit-
     torchrun --nproc_per_node 8 -m torchtitan.train --module merit_llama3 --config llama3_8b_merit
 
 They are torchtitan's own configurations with another optimizer; deepseek_v3_debugmodel_merit is a mixture
-of experts. The 8B model needs its tokenizer, which
-torchtitan's scripts/download_hf_assets.py fetches.
+of experts. The 8B model needs its tokenizer, which torchtitan's scripts/download_hf_assets.py fetches.
 """
 
 # torchtitan carries no types.
@@ -21,9 +20,12 @@ from torchtitan.trainer import Trainer
 
 from merit_optim.integrations.torchtitan import MeritOptimizersContainer
 
+OPTIMIZER = "MuonMERIT"  # or MERIT, LAMB, Muon, NorMuon, ...
+LR = 4e-2  # each has its own; this was best for MuonMERIT at 33M parameters: tune it
+
 
 def group(pattern: str, **options: object) -> ParamGroupConfig:
-    return ParamGroupConfig(pattern=pattern, optimizer_name="MERIT", optimizer_kwargs=options)
+    return ParamGroupConfig(pattern=pattern, optimizer_name=OPTIMIZER, optimizer_kwargs={"lr": LR, **options})
 
 
 def llama3_debugmodel_merit() -> Trainer.Config:
@@ -31,20 +33,20 @@ def llama3_debugmodel_merit() -> Trainer.Config:
     config = llama3_debugmodel()
     config.optimizer = MeritOptimizersContainer.Config(
         param_groups=[
-            group(r"norm\.weight$", lr=9e-3, weight_decay=0.0),  # the first pattern that matches counts
-            group(r".*", lr=9e-3, weight_decay=0.1),
+            group(r"norm\.weight$", weight_decay=0.0),  # the first pattern that matches counts
+            group(r".*", weight_decay=0.1),  # hidden matrices, and the rest: they are told apart
         ]
     )
     return config
 
 
 def llama3_8b_merit() -> Trainer.Config:
-    """8B at a batch of 1024 sequences. The learning rate is the paper's for GPT-2 large: tune it."""
+    """8B at a batch of 1024 sequences."""
     config = llama3_8b()
     config.optimizer = MeritOptimizersContainer.Config(
         param_groups=[
-            group(r"norm\.weight$", lr=6e-3, weight_decay=0.0),
-            group(r".*", lr=6e-3, weight_decay=0.1),
+            group(r"norm\.weight$", weight_decay=0.0),
+            group(r".*", weight_decay=0.1),
         ]
     )
     config.lr_scheduler = LRSchedulersContainer.Config(
@@ -55,13 +57,13 @@ def llama3_8b_merit() -> Trainer.Config:
 
 
 def deepseek_v3_debugmodel_merit() -> Trainer.Config:
-    """A mixture of experts, which are stacked: each has ratios of its own."""
+    """A mixture of experts, which are stacked: each has a direction and ratios of its own."""
     config = deepseek_v3_debugmodel()
     config.optimizer = MeritOptimizersContainer.Config(
         param_groups=[
-            group(r"norm\.weight$", lr=9e-3, weight_decay=0.0),
-            group(r"routed_experts", lr=9e-3, weight_decay=0.1, matrix_dims=2),
-            group(r".*", lr=9e-3, weight_decay=0.1),
+            group(r"norm\.weight$", weight_decay=0.0),
+            group(r"routed_experts", weight_decay=0.1, matrix_dims=2),  # MERIT and LAMB have to be told
+            group(r".*", weight_decay=0.1),
         ]
     )
     return config

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
         UpdateStatistics,
         create,
         describe_groups,
+        optimizer_class,
         param_groups,
         sampled_label_loss,
     )
@@ -48,6 +49,7 @@ __all__ = [
     "UpdateStatistics",
     "create",
     "describe_groups",
+    "optimizer_class",
     "param_groups",
     "sampled_label_loss",
 ]

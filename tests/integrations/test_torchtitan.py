@@ -1,7 +1,6 @@
 """The real torchtitan, as far as it goes without a GPU: configurations, containers, schedules, checkpoints.
 
-Its trainer needs a GPU. Its Llama 3 runs here with another of its own attention modules, for its flex
-attention has no backward pass on a CPU.
+Its trainer needs a GPU.
 """
 
 import copy
@@ -9,96 +8,33 @@ import json
 import os
 import subprocess
 import sys
-import warnings
 from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
+from titan_cases import NUM_STEPS, assert_same, backward, build_llama, container, group, schedule, train
+from torchtitan.components.optimizer import OptimizersContainer
+from torchtitan.config import ConfigManager, OverrideConfig, apply_overrides
 
-INSTALL = "needs torchtitan: pip install --no-deps torchtitan==0.3.0 spmd_types==0.2.3"
-pytest.importorskip("torchtitan", reason=INSTALL)
-pytest.importorskip("spmd_types", reason=INSTALL)
-
-from torchtitan.components.optimizer import (  # noqa: E402
-    LRSchedulersContainer,
-    OptimizersContainer,
-    ParamGroupConfig,
-)
-from torchtitan.config import ConfigManager, OverrideConfig, apply_overrides  # noqa: E402
-
-import merit_optim  # noqa: E402
-from merit_optim import MERIT  # noqa: E402
-from merit_optim.integrations.torchtitan import (  # noqa: E402
-    OPTIMIZERS,
-    MeritOptimizersContainer,
-    default_merit,
-)
-
-with warnings.catch_warnings():
-    # torchtitan's models compile a function when they are imported, and so import torch's compiler.
-    warnings.filterwarnings("ignore", "`torch.jit.script_method` is deprecated", DeprecationWarning)
-    from torchtitan.models.common.attention import ScaledDotProductAttention
-    from torchtitan.models.llama3 import model_registry
+import merit_optim
+from merit_optim import MERIT
+from merit_optim.integrations.torchtitan import MeritOptimizersContainer, default_merit, default_optimizer
+from merit_optim.optim.registry import FAMILY
 
 EXAMPLE = Path(__file__).parents[2] / "examples/torchtitan"
 WORKER = Path(__file__).with_name("torchtitan_worker.py")
 MODULE = "merit_optim.integrations.torchtitan"
-NUM_STEPS = 6
 
 
 @pytest.fixture(scope="module")
 def llama():
-    """Two layers of torchtitan's Llama 3 for debugging."""
-    torch.manual_seed(0)
-    config = model_registry("debugmodel").model
-    config.layers = config.layers[:2]
-    for layer in config.layers:
-        layer.attention.inner_attention = ScaledDotProductAttention.Config()
-    model = config.build()
-    model.init_states()
-    return model
-
-
-def group(pattern: str, name: str = "MERIT", **options) -> ParamGroupConfig:
-    return ParamGroupConfig(pattern=pattern, optimizer_name=name, optimizer_kwargs=options)
-
-
-def container(model, *groups, implementation="for-loop", **options):
-    config = MeritOptimizersContainer.Config(
-        param_groups=list(groups), implementation=implementation, **options
-    )
-    return config.build(model_parts=[model])
+    return build_llama()
 
 
 def merit_in_two_groups(model, implementation="for-loop"):
     groups = (group(r"norm\.weight$", lr=2e-2, weight_decay=0.0), group(r".*", lr=9e-3, clip=0.5))
     return container(model, *groups, implementation=implementation)
-
-
-def schedule(optimizers):
-    config = LRSchedulersContainer.Config(warmup_steps=2, decay_type="cosine", min_lr_factor=0.1)
-    return config.build(optimizers=optimizers, training_steps=NUM_STEPS)
-
-
-def backward(model, step: int) -> None:
-    tokens = torch.randint(2048, (2, 17), generator=torch.Generator().manual_seed(step))
-    logits = model(tokens[:, :-1])
-    torch.nn.functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten()).backward()
-
-
-def train(model, optimizers, schedulers, steps) -> None:
-    """The order of torchtitan's own train_step."""
-    for step in steps:
-        optimizers.zero_grad(set_to_none=False)
-        backward(model, step)
-        optimizers.step()
-        schedulers.step()
-
-
-def assert_same(one, other) -> None:
-    for (name, parameter), expected in zip(one.named_parameters(), other.parameters(), strict=True):
-        assert torch.equal(parameter, expected), name
 
 
 @pytest.mark.parametrize("implementation", ["for-loop", "foreach"])
@@ -134,7 +70,7 @@ def test_the_schedule_scales_the_rate_of_each_group(llama) -> None:
     assert rates[-1]["lr/MERIT/1"] < 4.5e-3
 
 
-@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("name", ["MERIT", "LAMB", "MaxLAMB"])
 def test_groups_hold_what_torchtitan_puts_there(llama, name) -> None:
     names = [name for name, _ in llama.named_parameters()]
     optimizers = container(llama, group("norm", name, lr=1e-2), group(".*", name), implementation="foreach")
@@ -152,8 +88,7 @@ def test_beside_adamw_and_in_several_parts(llama) -> None:
     model = copy.deepcopy(llama)
     parts = [copy.deepcopy(model.layers["0"]), copy.deepcopy(model.layers["1"])]
     groups = [group("norm", "AdamW", lr=1e-3), group(".*", "MERIT", lr=9e-3)]
-    config = MeritOptimizersContainer.Config(param_groups=groups, implementation="for-loop")
-    optimizers = config.build(model_parts=parts)
+    optimizers = container(parts, *groups)
     assert [type(optimizer).__name__ for optimizer in optimizers] == ["AdamW", "MERIT"] * 2
     assert schedule(optimizers).get_metrics() == {"lr/AdamW": 5e-4, "lr/MERIT": 4.5e-3}
     for part in parts:
@@ -222,8 +157,10 @@ def test_options_are_checked_by_the_optimizer(llama) -> None:
 
 
 def test_an_unknown_name_is_refused(llama) -> None:
-    with pytest.raises(NotImplementedError, match="no optimizer is named 'Merit'; known are MERIT, LAMB"):
-        container(llama, group(".*", "Merit"))
+    words = r"unknown optimizer 'muon-merit'; did you mean 'MuonMERIT'\? Known are .*LAMB, .*SOAPMERIT\."
+    with pytest.raises(ValueError, match=words) as caught:
+        container(llama, group(".*", "muon-merit"))
+    assert caught.value.__notes__ == ["torchtitan's own names are known too."]
 
 
 def test_clipping_is_left_to_torchtitan(llama) -> None:
@@ -259,10 +196,9 @@ def test_where_nothing_can_be_fused_the_error_says_what_to_set(llama, monkeypatc
 
 
 def test_merit_for_every_parameter() -> None:
-    config = default_merit(lr=1e-2, weight_decay=0.2)
-    assert config == MeritOptimizersContainer.Config(
-        param_groups=[group(".*", "MERIT", lr=1e-2, weight_decay=0.2)]
-    )
+    expected = MeritOptimizersContainer.Config(param_groups=[group(".*", "MERIT", lr=1e-2, weight_decay=0.2)])
+    assert default_merit(lr=1e-2, weight_decay=0.2) == expected
+    assert default_optimizer("MERIT", lr=1e-2, weight_decay=0.2) == expected
 
 
 # --- whole configurations: these need what torchtitan's own import ----------------------------------------
@@ -277,7 +213,7 @@ def parse():
 
 @pytest.mark.usefixtures("parse")
 def test_sharded_by_torchtitan_the_steps_are_the_same() -> None:
-    """By FSDP2 and tensor parallelism on 4 ranks."""
+    """By FSDP2 and tensor parallelism on 4 ranks, with MERIT and MuonMERIT; SOAPMERIT is refused."""
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=4"]
     finished = subprocess.run(
         [*launch, str(WORKER), "partial_dtensor", "full_dtensor"],
@@ -290,19 +226,28 @@ def test_sharded_by_torchtitan_the_steps_are_the_same() -> None:
     assert finished.returncode == 0, finished.stderr[-3000:]
 
 
-@pytest.mark.parametrize(("flag", "name"), [("merit", "MERIT"), ("lamb", "LAMB"), ("max_lamb", "MaxLAMB")])
-def test_one_flag_replaces_the_optimizer(parse, llama, flag, name) -> None:
-    entry = f'{MODULE}.{flag}={{"lr": 0.02, "betas": [0.9, 0.98], "state_dtype": "bfloat16"}}'
+@pytest.mark.parametrize(
+    ("flag", "more", "name"),
+    [
+        ("merit", {}, "MERIT"),
+        ("lamb", {}, "LAMB"),
+        ("max_lamb", {}, "MaxLAMB"),
+        *[("by_name", {"name": name}, name) for name in ("LAMB", "MuonMERIT", "NorMuon")],
+    ],
+)
+def test_one_flag_replaces_the_optimizer(parse, llama, flag, more, name) -> None:
+    options = {**more, "lr": 0.02, "weight_decay": 0.3, "state_dtype": "bfloat16"}
     config = parse(
         *("--module", "llama3", "--config", "llama3_debugmodel"),
-        *("--optimizer.implementation", "foreach", "--override.imports", entry),
+        *("--optimizer.implementation", "foreach"),
+        *("--override.imports", f"{MODULE}.{flag}={json.dumps(options)}"),
     )
     apply_overrides(config.override, config)  # as the trainer does
     (optimizer,) = config.optimizer.build(model_parts=[llama])
-    assert type(optimizer) is OPTIMIZERS[name]
-    (of_all,) = optimizer.param_groups
-    assert (of_all["lr"], tuple(of_all["betas"]), of_all["foreach"]) == (0.02, (0.9, 0.98), True)
-    assert of_all["state_dtype"] == torch.bfloat16
+    assert type(optimizer) is FAMILY[name]
+    first = optimizer.param_groups[0]
+    assert (first["lr"], first["weight_decay"], first["foreach"]) == (0.02, 0.3, True)
+    assert first["state_dtype"] == torch.bfloat16
     json.dumps(config.optimizer.to_dict())  # as the trainer does to print or save it
 
 
@@ -321,18 +266,19 @@ def test_the_flag_drops_nothing_in_silence(parse) -> None:
         apply_overrides(flag, config)
 
 
+@pytest.mark.parametrize("optimizer_name", ["MuonMERIT", "MERIT"])
 @pytest.mark.parametrize(
-    ("name", "num_groups"),
-    [("llama3_debugmodel_merit", 2), ("llama3_8b_merit", 2), ("deepseek_v3_debugmodel_merit", 3)],
+    "config_name", ["llama3_debugmodel_merit", "llama3_8b_merit", "deepseek_v3_debugmodel_merit"]
 )
-def test_the_example(parse, monkeypatch, name, num_groups) -> None:
+def test_the_example(parse, monkeypatch, config_name, optimizer_name) -> None:
     monkeypatch.syspath_prepend(EXAMPLE)
-    config = parse(*("--module", "merit_llama3", "--config", name, "--optimizer.implementation", "foreach"))
+    monkeypatch.setattr("merit_llama3.OPTIMIZER", optimizer_name)
+    arguments = ("--module", "merit_llama3", "--config", config_name, "--optimizer.implementation", "foreach")
+    config = parse(*arguments)
     with torch.device("meta"):
         model = config.model_spec.model.build()
     (optimizer,) = config.optimizer.build(model_parts=[model])
-    assert type(optimizer) is MERIT
-    assert len(optimizer.param_groups) == num_groups
+    assert type(optimizer) is getattr(merit_optim, optimizer_name)
     for of_group in optimizer.param_groups:
         is_stacked = {parameter.ndim > 2 for parameter in of_group["params"]}
         assert is_stacked == {of_group["matrix_dims"] == 2}

@@ -1,10 +1,11 @@
-"""Run by torchrun on 4 ranks: torchtitan shards its Llama 3, and the steps are those of the whole model.
+"""Run by torchrun on 4 ranks: torchtitan shards its Llama 3, and steps are those of the whole model.
 
 Two ranks share the data and two a tensor. Of torchtitan's three backends, "spmd_types" needs a nightly torch.
 """
 
 import sys
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor, distribute_tensor
@@ -13,12 +14,14 @@ from torchtitan.tools import utils
 utils.device_type = "cpu"  # it takes a machine without an accelerator for one with CUDA
 
 from torchtitan.components.optimizer import ParamGroupConfig  # noqa: E402
+from torchtitan.components.optimizer.utils import init_optim_state  # noqa: E402
 from torchtitan.distributed import ParallelDims  # noqa: E402
 from torchtitan.distributed.utils import set_spmd_backend  # noqa: E402
 from torchtitan.models.llama3.config_registry import llama3_debugmodel  # noqa: E402
 
-from merit_optim import MERIT  # noqa: E402
+from merit_optim import optimizer_class  # noqa: E402
 from merit_optim.integrations.torchtitan import MeritOptimizersContainer  # noqa: E402
+from merit_optim.optim.kinds import kinds_of  # noqa: E402
 
 
 def sharded_model(backend: str) -> torch.nn.Module:
@@ -50,19 +53,25 @@ def sharded_model(backend: str) -> torch.nn.Module:
     return model
 
 
-def check(backend: str) -> None:
-    torch.manual_seed(0)
-    model = sharded_model(backend)
+def container(model: torch.nn.Module, optimizer_name: str) -> MeritOptimizersContainer:
+    group = ParamGroupConfig(pattern=".*", optimizer_name=optimizer_name, optimizer_kwargs={"lr": 9e-3})
+    config = MeritOptimizersContainer.Config(param_groups=[group], implementation="foreach")
+    return config.build(model_parts=[model])
+
+
+def check_steps(model: torch.nn.Module, optimizer_name: str) -> None:
     sharded = dict(model.named_parameters())
     assert all(isinstance(parameter, DTensor) for parameter in sharded.values())
     assert any(len(set(map(str, parameter.placements))) == 2 for parameter in sharded.values())
     whole = {name: torch.nn.Parameter(p.full_tensor().detach().clone()) for name, p in sharded.items()}
 
-    group = ParamGroupConfig(pattern=".*", optimizer_name="MERIT", optimizer_kwargs={"lr": 9e-3})
-    config = MeritOptimizersContainer.Config(param_groups=[group], implementation="foreach")
-    optimizers = config.build(model_parts=[model])
-    optimizers.state_dict()  # as the checkpointer does, which makes the state
-    expected = MERIT(whole.values(), lr=9e-3, foreach=True)
+    optimizers = container(model, optimizer_name)
+    optimizers.zero_grad()
+    optimizers.state_dict()  # as the checkpointer does, which makes the state by a step without gradients
+    kinds = kinds_of(model)
+    group = {"params": list(whole.values()), "param_kinds": [kinds[p] for p in sharded.values()]}
+    expected = optimizer_class(optimizer_name)([group], lr=9e-3, foreach=True)
+    init_optim_state(expected)
     generator = torch.Generator().manual_seed(1)
     for _ in range(3):
         for name, parameter in sharded.items():
@@ -72,11 +81,20 @@ def check(backend: str) -> None:
         optimizers.step()
         expected.step()
     for name, parameter in sharded.items():
-        assert torch.equal(parameter.full_tensor(), whole[name]), f"{backend}: {name}"
+        assert torch.equal(parameter.full_tensor(), whole[name]), f"{optimizer_name}: {name}"
+
+
+def check_refusal(model: torch.nn.Module, optimizer_name: str) -> None:
+    with pytest.raises(TypeError, match="is sharded, and direction='soap' needs whole matrices"):
+        container(model, optimizer_name)
 
 
 if __name__ == "__main__":
     dist.init_process_group("gloo")
-    for name in sys.argv[1:]:
-        check(name)
+    for backend in sys.argv[1:]:
+        torch.manual_seed(0)
+        model = sharded_model(backend)
+        check_steps(model, "MERIT")
+        check_steps(model, "MuonMERIT")
+        check_refusal(model, "SOAPMERIT")
     dist.destroy_process_group()

@@ -1,4 +1,4 @@
-"""torchtitan: MERIT, LAMB and MaxLAMB by name in its configurations, or by one flag on its command line."""
+"""torchtitan: this package's optimizers by name in its configurations, or by one flag on its command line."""
 
 # torchtitan carries no types of its own.
 # mypy: disable-error-code="import-not-found,import-untyped"
@@ -7,7 +7,8 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable
+import inspect
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -16,14 +17,18 @@ from torch import nn
 from torch.optim import Optimizer
 from torchtitan.components.optimizer import OptimizersContainer, ParamGroupConfig
 from torchtitan.config import derive, override
+from torchtitan.tools.logging import logger
 
-from merit_optim.optim import LAMB, MERIT, MaxLAMB
-from merit_optim.optim.options import LATER
+from merit_optim.optim import describe_groups
+from merit_optim.optim.hidden import ADAMW, HiddenMatrixOptimizer
+from merit_optim.optim.kinds import kinds_of
+from merit_optim.optim.options import ENGINE_DEFAULTS, LATER
+from merit_optim.optim.registry import FAMILY, unknown
 from merit_optim.optim.saved_state import with_dtype
 from merit_optim.optim.trust import TrustRatioOptimizer
 
-# Those that have the engines torchtitan's "implementation" chooses among.
-OPTIMIZERS: dict[str, type[TrustRatioOptimizer]] = {cls.__name__: cls for cls in (MERIT, LAMB, MaxLAMB)}
+# Those that have one direction for hidden matrices and another for the rest.
+_SORTING = {name: cls for name, cls in FAMILY.items() if issubclass(cls, HiddenMatrixOptimizer)}
 
 
 class MeritOptimizersContainer(OptimizersContainer):
@@ -33,19 +38,24 @@ class MeritOptimizersContainer(OptimizersContainer):
             param_groups=[
                 ParamGroupConfig(
                     pattern=r"norm",
-                    optimizer_name="MERIT",
-                    optimizer_kwargs={"lr": 9e-3, "weight_decay": 0.0},
+                    optimizer_name="MuonMERIT",
+                    optimizer_kwargs={"lr": 4e-2, "weight_decay": 0.0},
                 ),
                 ParamGroupConfig(
                     pattern=r".*",
-                    optimizer_name="MERIT",
-                    optimizer_kwargs={"lr": 9e-3, "weight_decay": 0.1},
+                    optimizer_name="MuonMERIT",
+                    optimizer_kwargs={"lr": 4e-2, "weight_decay": 0.1},
                 ),
             ]
         )
 
+    For Muon's and SOAP's directions weights are sorted by what they are in their model part, and
+    ``optimizer_kwargs`` are arguments of the class, ``rest_lr`` and ``rest`` among them. A group that says
+    ``direction`` is not sorted: its options are those of its weights.
+
     ``implementation`` chooses the engine: "fused" and "foreach" are those of ``MERIT(fused=True)`` and
-    ``MERIT(foreach=True)``, "for-loop" is neither.
+    ``MERIT(foreach=True)``, "for-loop" is neither. Where weights are sorted not all can be fused, and "fused"
+    is the fastest engine that each of them can have.
     """
 
     @dataclass(kw_only=True, slots=True)
@@ -53,25 +63,82 @@ class MeritOptimizersContainer(OptimizersContainer):
         """torchtitan's, with more names allowed."""
 
     def __init__(self, config: Config, *, model_parts: list[nn.Module]) -> None:
-        ours = sorted({group.optimizer_name for group in config.param_groups} & set(OPTIMIZERS))
+        ours = sorted({group.optimizer_name for group in config.param_groups} & set(FAMILY))
         if ours and config.implementation == "fused_opt_states_bf16":
             raise ValueError(
                 f"implementation 'fused_opt_states_bf16' is for Adam and AdamW, not {', '.join(ours)}; use "
                 '\'fused\', with "state_dtype": "bfloat16" in optimizer_kwargs'
             )
         super().__init__(config, model_parts=model_parts)
+        for name in sorted({group.optimizer_name for group in config.param_groups if _is_sorted(group)}):
+            self._check_some_hidden(_SORTING[name])
+
+    def _check_some_hidden(self, kind: type[HiddenMatrixOptimizer]) -> None:
+        """Raise if none of the parts gives an optimizer a hidden matrix, though there are some."""
+        optimizers = [optimizer for optimizer in self.optimizers if type(optimizer) is kind]
+        direction = optimizers[0].defaults["direction"]
+        groups = [group for optimizer in optimizers for group in optimizer.param_groups]
+        if any(group["direction"] == direction for group in groups):
+            return
+        kinds = {param: found for part in self.model_parts for param, found in kinds_of(part).items()}
+        hidden = [
+            name
+            for part in self.model_parts
+            for name, param in part.named_parameters()
+            if param.requires_grad and kinds[param] in kind.KINDS
+        ]
+        if hidden:
+            raise ValueError(
+                f"{kind.__name__} was given no weight to use direction={direction!r} for: {hidden[0]} and "
+                "others like it match the patterns of other optimizers. The first pattern that matches "
+                f"counts: put {kind.__name__}'s before those, or give all of the groups another optimizer."
+            )
+        logger.warning(
+            f"{kind.__name__} has no weight to use direction={direction!r} for on this rank, and is AdamW "
+            "here. So it should be in a stage of a pipeline that has no layers, and nowhere else."
+        )
 
     @staticmethod
     def _resolve_optimizer_factory(name: str) -> Callable[..., Optimizer]:
-        if name in OPTIMIZERS:
-            return partial(_build, OPTIMIZERS[name])
+        if name in FAMILY:
+            return partial(_build, FAMILY[name])
         try:
             factory: Callable[..., Optimizer] = OptimizersContainer._resolve_optimizer_factory(name)
         except NotImplementedError:
-            raise NotImplementedError(
-                f"no optimizer is named {name!r}; known are {', '.join(OPTIMIZERS)}, and those of torchtitan"
-            ) from None
+            error = unknown("optimizer", name, FAMILY)
+            error.add_note("torchtitan's own names are known too.")
+            raise error from None
         return factory
+
+    @staticmethod
+    def _build_param_groups(
+        model: nn.Module, param_group_configs: list[ParamGroupConfig], impl_kwargs: dict[str, Any]
+    ) -> tuple[dict[str, list[dict[str, Any]]], dict[str, list[str]]]:
+        groups, patterns = OptimizersContainer._build_param_groups(model, param_group_configs, impl_kwargs)
+        engine = {"fused": None, "foreach": None} if impl_kwargs["fused"] else impl_kwargs
+        for name in groups.keys() & _SORTING.keys():
+            kinds = kinds_of(model)
+            configs = [config for config in param_group_configs if config.optimizer_name == name]
+            for config, group in zip(configs, groups[name], strict=True):
+                group |= {**engine, **config.optimizer_kwargs}
+                if _is_sorted(config):
+                    group["param_kinds"] = [kinds[param] for param in group["params"]]
+        return groups, patterns
+
+    def _log_optimizer(self, optimizer: Optimizer, part_idx: int, patterns: list[str]) -> None:
+        if not isinstance(optimizer, HiddenMatrixOptimizer):
+            super()._log_optimizer(optimizer, part_idx, patterns)
+            return
+        # There are more groups than patterns.
+        logger.info(
+            f"Optimizer {type(optimizer).__name__} (model_part={part_idx}): {patterns}\n"
+            f"{describe_groups(optimizer)}"
+        )
+
+
+def _is_sorted(config: ParamGroupConfig) -> bool:
+    """Whether the weights of a group are sorted by what they are."""
+    return config.optimizer_name in _SORTING and "direction" not in config.optimizer_kwargs
 
 
 def _build(
@@ -79,41 +146,82 @@ def _build(
 ) -> TrustRatioOptimizer:
     try:
         # Dtypes by name: torchtitan reads and writes options as JSON.
-        optimizer = kind([with_dtype(group) for group in groups], **with_dtype(options))
+        optimizer, *others = [_of_group(kind, with_dtype(group), with_dtype(options)) for group in groups]
     except (RuntimeError, ValueError) as error:
         if str(error).startswith("fused=True"):
             error.add_note("In torchtitan: implementation='foreach', or \"fused\": None in optimizer_kwargs.")
         raise
+    # What a whole group does not say is what LATER says, not what the first one does.
+    unsaid = {option: LATER[option] for option in LATER.keys() & optimizer.defaults.keys()}
+    for other in others:
+        for group in other.param_groups:
+            optimizer.add_param_group({**unsaid, **group})
     for group in optimizer.param_groups:
-        _check_options(kind.__name__, group, {**LATER, **optimizer.defaults})
+        _check_names(kind.__name__, group, {**LATER, **ADAMW, **optimizer.defaults})
+        if group["max_grad_norm"] is not None:
+            raise ValueError(
+                f"max_grad_norm is {group['max_grad_norm']!r}, but torchtitan clips gradients before the "
+                "step, by the norm over all stages of a pipeline; set training.max_norm and leave "
+                "max_grad_norm at None"
+            )
     return optimizer
 
 
-def _check_options(name: str, group: dict[str, Any], known: dict[str, Any]) -> None:
+def _of_group(
+    kind: type[TrustRatioOptimizer], group: dict[str, Any], options: dict[str, Any]
+) -> TrustRatioOptimizer:
+    """An optimizer of one group. Where its weights are sorted, its options are arguments of the class."""
+    if "param_kinds" not in group:
+        return kind([group], **options)
+    assert issubclass(kind, HiddenMatrixOptimizer)
+    weights = {key: group[key] for key in ("params", "param_names", "param_kinds")}
+    own = {key: value for key, value in group.items() if key not in weights}
+    _check_names(kind.__name__, own, [*inspect.signature(kind).parameters, *ENGINE_DEFAULTS])
+    if not {*kind.KINDS} & {*weights["param_kinds"]}:
+        # Refused where there is nothing else; but the layers may be in another group, part or stage.
+        del weights["param_kinds"]
+        weights["direction"] = ADAMW["direction"]
+    return kind([weights], **{**options, **own})
+
+
+def _check_names(name: str, group: dict[str, Any], known: Collection[str]) -> None:
     """Raise on what torch lets pass in a parameter group, and torchtitan with it."""
-    for option in sorted(group.keys() - known.keys() - {"params", "param_names"}):
+    no_options = ("params", "param_names", "algorithm", "options")
+    for option in sorted(group.keys() - {*known, *no_options}):
         nearest = difflib.get_close_matches(option, known, n=1)
         hint = f"; did you mean {nearest[0]!r}?" if nearest else "."
-        allowed = ", ".join(key for key in known if key != "algorithm")
+        allowed = ", ".join(option for option in known if option not in no_options)
         raise ValueError(f"{name} has no option {option!r}{hint} Known are {allowed}.")
-    if group["max_grad_norm"] is not None:
-        raise ValueError(
-            f"max_grad_norm is {group['max_grad_norm']!r}, but torchtitan clips gradients before the step, "
-            "by the norm over all stages of a pipeline; set training.max_norm and leave max_grad_norm at None"
-        )
+
+
+def default_optimizer(name: str, **options: Any) -> MeritOptimizersContainer.Config:
+    """One optimizer for every parameter, as torchtitan's ``default_adamw`` is AdamW for every parameter.
+
+        config.optimizer = default_optimizer("MuonMERIT", lr=4e-2)
+
+    Args:
+        name: as in ``optimizer_class``, or one of torchtitan's.
+        options: arguments of the optimizer.
+    """
+    group = ParamGroupConfig(pattern=r".*", optimizer_name=name, optimizer_kwargs=options)
+    return MeritOptimizersContainer.Config(param_groups=[group])
 
 
 def default_merit(lr: float = 9e-3, **options: Any) -> MeritOptimizersContainer.Config:
-    """MERIT for every parameter, as torchtitan's ``default_adamw`` is AdamW for every parameter."""
-    return MeritOptimizersContainer.Config(param_groups=[_for_all("MERIT", lr=lr, **options)])
-
-
-def _for_all(name: str, **options: Any) -> ParamGroupConfig:
-    return ParamGroupConfig(pattern=r".*", optimizer_name=name, optimizer_kwargs=options)
+    """MERIT for every parameter."""
+    return default_optimizer("MERIT", lr=lr, **options)
 
 
 # Each is a whole optimizer on the command line; torchtitan finds an override by its function's name:
-#     --override.imports 'merit_optim.integrations.torchtitan.merit={"lr": 0.009}'
+#     --override.imports 'merit_optim.integrations.torchtitan.by_name={"name": "MuonMERIT", "lr": 0.04}'
+
+
+@override(target=OptimizersContainer.Config, description="one optimizer for every parameter, by its name")
+def by_name(
+    config: OptimizersContainer.Config, *, name: str, **options: Any
+) -> MeritOptimizersContainer.Config:
+    """An optimizer in place of a configuration's, with its own defaults but for ``options``."""
+    return _replaced(config, name, options)
 
 
 @override(target=OptimizersContainer.Config, description="MERIT for every parameter")
@@ -149,6 +257,6 @@ def _replaced(
             "would drop; write a configuration with MeritOptimizersContainer"
         )
     replaced: MeritOptimizersContainer.Config = derive(
-        config, MeritOptimizersContainer.Config, param_groups=[_for_all(name, **options)]
+        config, MeritOptimizersContainer.Config, param_groups=default_optimizer(name, **options).param_groups
     )
     return replaced

@@ -30,13 +30,17 @@ class HiddenMatrixOptimizer(TrustRatioOptimizer):
     """Options for hidden matrices, and others for the rest of the weights.
 
     Parameter groups come from ``param_groups(model)``, which says what each weight is, or they say themselves
-    which ``direction`` they take.
+    which ``direction`` they take. Sorted by kinds, some weight must be a hidden matrix; groups that all say
+    their directions need not have one, as a stage of a pipeline may not.
     """
 
     KINDS: ClassVar[tuple[Kind, ...]] = ("hidden", "experts")
     """The kinds of weights that take the optimizer's direction."""
     REST_SHARE: ClassVar[float] = 1.0
     """The learning rate of the rest, as a share of the other."""
+
+    _has_sorted = False
+    """Whether a group was sorted by kinds, and did not say its direction itself."""
 
     def __init__(
         self,
@@ -57,10 +61,11 @@ class HiddenMatrixOptimizer(TrustRatioOptimizer):
         validate.rest(rest, {*ADAMW, *ENGINE_DEFAULTS, "weight_decay", "lr"})
         self._rest = {**ADAMW, "lr": rest_lr, **(rest or {})}
         super().__init__(params, lr=lr, weight_decay=weight_decay, direction=direction, rule=rule, **options)
-        if all(group["direction"] != self.defaults["direction"] for group in self.param_groups):
+        own = self.defaults["direction"]
+        if self._has_sorted and all(group["direction"] != own for group in self.param_groups):
             raise ValueError(
-                f"{type(self).__name__} was given no weight to use direction={self.defaults['direction']!r} "
-                f"for: none is of the kind {' or '.join(map(repr, self.KINDS))}. param_groups(model, "
+                f"{type(self).__name__} was given no weight to use direction={own!r} for: none is of the "
+                f"kind {' or '.join(map(repr, self.KINDS))}. param_groups(model, "
                 "kinds={'*.my_layer.*': 'hidden'}) names them; print(describe_groups(param_groups(model))) "
                 "shows how weights are sorted."
             )
@@ -93,6 +98,7 @@ class HiddenMatrixOptimizer(TrustRatioOptimizer):
         params = group["params"]
         group = {**group, "params": [params] if isinstance(params, Tensor) else list(params)}
         validate.kinds_of_group(group["param_kinds"], len(group["params"]), KINDS)
+        self._has_sorted = True
         options: dict[str, dict[str, Any]] = {"hidden": {}, "experts": {"matrix_dims": 2}, "rest": self._rest}
         members: dict[str, list[int]] = {role: [] for role in options}
         for i, kind in enumerate(group["param_kinds"]):

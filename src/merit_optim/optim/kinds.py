@@ -34,6 +34,7 @@ _PATCH_NAME = re.compile(r"(^|[_.])(patch|emb)")
 # Raw parameters with such names act element by element, however many dimensions they have: the stacked
 # biases of experts, scales per head, Mamba's decay rates.
 _ELEMENT_WISE_NAMES = ("bias", "scale", "gamma", "beta", "A_log")
+_LETTERS_OF_A_SHAPE = re.compile(r"_[A-Z]+$")  # torchtitan's mlp1_bias_EG is a bias for each expert
 
 # DistilBERT's pre_classifier and timm's pre_logits are hidden layers before the head.
 _HEAD_NAME = re.compile(
@@ -102,7 +103,8 @@ def _kind(place: _Place, leaf: str, param: Tensor, heads: Collection[nn.Module])
     is_raw = not _is_layer(owner)
     in_container = isinstance(owner, nn.ParameterList | nn.ParameterDict)
     # What a raw parameter is called: a weight, by its module; one in a container, by either name.
-    names = (place.name, leaf) if in_container else (place.name if leaf == "weight" else leaf,)
+    called = (place.name, leaf) if in_container else (place.name if leaf == "weight" else leaf,)
+    names = [_LETTERS_OF_A_SHAPE.sub("", name) for name in called]
     if param.ndim < 2:
         return "vector"
     if _is_embedding(owner) or (is_raw and any(map(_TABLE_NAME.search, names))) or _embeds_patches(place):

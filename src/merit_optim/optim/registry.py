@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,6 +17,7 @@ from merit_optim.optim.merit import MERIT
 from merit_optim.optim.muon import Muon, MuonMERIT, NorMuon, OrScale
 from merit_optim.optim.soap import SOAP, SOAPMERIT
 from merit_optim.optim.sophia import SophiaG
+from merit_optim.optim.trust import TrustRatioOptimizer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,6 +69,13 @@ OPTIMIZERS: Mapping[str, Preset] = {
 }
 """What ``create`` knows: the optimizers of the paper with its settings, and those it does not have."""
 
+FAMILY: Mapping[str, type[TrustRatioOptimizer]] = {
+    preset.optimizer.__name__: preset.optimizer
+    for preset in OPTIMIZERS.values()
+    if isinstance(preset.optimizer, type) and issubclass(preset.optimizer, TrustRatioOptimizer)
+}
+"""Those that are a direction and a ratio, by the names of their classes."""
+
 
 def create(name: str, params: ParamsT, *, model: str | None = None, **options: Any) -> Optimizer:
     """An optimizer by name, with the paper's settings unless ``options`` say otherwise.
@@ -99,9 +107,36 @@ def create(name: str, params: ParamsT, *, model: str | None = None, **options: A
     return preset.optimizer(params, **settings)
 
 
+def optimizer_class(name: str) -> Callable[..., TrustRatioOptimizer]:
+    """A class of this package by its name, for a script that leaves the choice to its user.
+
+    It has its own defaults, not the paper's, which ``create`` gives. Each of these classes can take another's
+    place in a training loop; Lion and SophiaG, which have no ratios, are not among them.
+
+    Args:
+        name: "MERIT", "LAMB", "MaxLAMB", "MuonMERIT", "Muon", "NorMuon", "OrScale", "SOAPMERIT" or "SOAP".
+
+    Examples:
+        >>> import torch
+        >>> from merit_optim import param_groups
+        >>> model = torch.nn.TransformerEncoderLayer(d_model=8, nhead=2, dim_feedforward=16)
+        >>> optimizer = optimizer_class("MuonMERIT")(param_groups(model, weight_decay=0.1), max_grad_norm=1.0)
+        >>> optimizer.param_groups[0]["lr"]
+        0.04
+    """
+    found: Callable[..., TrustRatioOptimizer] = _lookup("optimizer", name, FAMILY)
+    return found
+
+
+def unknown(kind: str, name: str, known: Iterable[str]) -> ValueError:
+    """The error for a name that is not known, with the nearest that is."""
+    by_lower_case = {own.lower(): own for own in known}
+    nearest = difflib.get_close_matches(name.lower(), by_lower_case, n=1)
+    hint = f"; did you mean {by_lower_case[nearest[0]]!r}?" if nearest else "."
+    return ValueError(f"unknown {kind} {name!r}{hint} Known are {', '.join(by_lower_case.values())}.")
+
+
 def _lookup(kind: str, name: str, table: Mapping[str, Any]) -> Any:
     if name not in table:
-        nearest = difflib.get_close_matches(name, table, n=1)
-        hint = f"; did you mean {nearest[0]!r}?" if nearest else "."
-        raise ValueError(f"unknown {kind} {name!r}{hint} Known are {', '.join(table)}.")
+        raise unknown(kind, name, table)
     return table[name]
