@@ -206,7 +206,7 @@ class FusedEngine:
             (now % 16 == 0) == (before % 16 == 0) for now, before in zip(grads, grads_before, strict=True)
         )
 
-    def _build(self, works: list[Work], tensors: Tensors, cut: Container[Tensor]) -> None:
+    def _build(self, works: list[Work], tensors: Tensors, cut: Container[Tensor] = ()) -> None:
         owners = _owners(works)
         group_numbers = [i for i, work in enumerate(works) for _ in work.params]
         groups = [work.group for work in works for _ in work.params]

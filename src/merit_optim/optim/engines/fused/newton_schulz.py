@@ -126,7 +126,9 @@ class Polar:
         Temporaries: as much again, and two squares of the smaller side; three where passes go in pairs.
         """
         x, y = n_NRC, torch.empty_like(n_NRC)
-        squares = n_NRC.new_empty(3 if self.num_pairs else 2, self.num, self.m, self.m).unbind()
+        # Each by itself: kernels are compiled for the alignment of their first arguments.
+        num_squares = 3 if self.num_pairs else 2
+        squares = [n_NRC.new_empty(self.num, self.m, self.m) for _ in range(num_squares)]
         self.normalize(x)
         passes = iter(self.passes)
         for _ in range(self.num_pairs):
