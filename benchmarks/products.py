@@ -115,7 +115,7 @@ def main() -> None:
             )
         newton_schulz.SYMMETRIC_TILE, newton_schulz.PRODUCT_TILE = chosen
         polar = Polar(num, iteration)
-        add(shape, "all", "as set", num * iteration.num_flops, partial(polar, x.clone()))
+        add(shape, "all", "as set", num * Muon().num_operations(rows, columns), partial(polar, x.clone()))
 
 
 if __name__ == "__main__":

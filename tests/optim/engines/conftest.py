@@ -3,6 +3,8 @@
 tests/conftest.py imports them with TRITON_INTERPRET=1; each test of this folder has it set too, and no other.
 """
 
+from collections.abc import Iterator
+
 import pytest
 import torch
 
@@ -22,3 +24,15 @@ def device(request: pytest.FixtureRequest) -> torch.device:
     if request.param == "cpu" and not INTERPRETED:
         pytest.skip("the kernels are compiled for the GPU here: run these with -m gpu")
     return torch.device(request.param)
+
+
+@pytest.fixture
+def memory_begins_as_nan() -> Iterator[None]:
+    """What is read and was never written is seen; else it may be what the test before left there."""
+    if not INTERPRETED:
+        yield
+        return
+    torch.use_deterministic_algorithms(True)
+    assert torch.empty(2).isnan().all()
+    yield
+    torch.use_deterministic_algorithms(False)

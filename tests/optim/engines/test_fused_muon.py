@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 from unittest import mock
 
@@ -26,7 +26,10 @@ from merit_optim.optim.engines.work import Control
 from merit_optim.optim.trust import TrustRatioOptimizer
 
 # What numpy, in which Triton's interpreter computes, says of NaN and infinities.
-pytestmark = pytest.mark.filterwarnings("ignore:.* encountered in .*:RuntimeWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.* encountered in .*:RuntimeWarning"),
+    pytest.mark.usefixtures("memory_begins_as_nan"),
+]
 
 INTERPRETED = not torch.cuda.is_available()
 
@@ -41,18 +44,6 @@ def products_in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
     """In the interpreter, which truncates what it stores in bfloat16. A GPU's tensor cores want bfloat16."""
     if INTERPRETED:
         monkeypatch.setattr(launch, "HELD_DTYPE", torch.float32)
-
-
-@pytest.fixture(autouse=True)
-def memory_begins_as_nan() -> Iterator[None]:
-    """What is read and was never written is seen; else it may be what the test before left there."""
-    if not INTERPRETED:
-        yield
-        return
-    torch.use_deterministic_algorithms(True)
-    assert torch.empty(2).isnan().all()
-    yield
-    torch.use_deterministic_algorithms(False)
 
 
 class MuonPair(Pair):

@@ -4,8 +4,6 @@ The kernels compute in the dtype of their tensors. Here these are float32, for t
 it stores in bfloat16; on a GPU, where products of float32 are coarser, they are bfloat16 and larger.
 """
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 from optimizer_cases import assert_same_bits, random_tensor
@@ -22,7 +20,10 @@ from merit_optim.optim.engines.fused import newton_schulz, product_kernels
 from merit_optim.optim.engines.fused.newton_schulz import Iteration, Polar, Tile, num_together
 
 # What numpy, in which Triton's interpreter computes, says of NaN and infinities.
-pytestmark = pytest.mark.filterwarnings("ignore:.* encountered in .*:RuntimeWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.* encountered in .*:RuntimeWarning"),
+    pytest.mark.usefixtures("memory_begins_as_nan"),
+]
 
 INTERPRETED = not torch.cuda.is_available()
 DTYPE = torch.float32 if INTERPRETED else torch.bfloat16
@@ -50,18 +51,6 @@ def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     if INTERPRETED:
         for name, value in TILES.items():
             monkeypatch.setattr(newton_schulz, name, value)
-
-
-@pytest.fixture(autouse=True)
-def memory_begins_as_nan() -> Iterator[None]:
-    """What is read and was never written is seen; else it may be what the test before left there."""
-    if not INTERPRETED:
-        yield
-        return
-    torch.use_deterministic_algorithms(True)
-    assert torch.empty(2).isnan().all()
-    yield
-    torch.use_deterministic_algorithms(False)
 
 
 def sides(*sides: int) -> list[int]:
@@ -302,4 +291,3 @@ def test_an_iteration_is_that_of_the_direction() -> None:
     direction = Muon(ns_steps=3, ns_coefficients="polar-express", eps=1e-5)
     iteration = Iteration.of(direction, 30, 20)
     assert iteration == Iteration(30, 20, COEFFICIENTS["polar-express"], 3, 1e-5)
-    assert iteration.num_flops == direction.num_operations(30, 20)

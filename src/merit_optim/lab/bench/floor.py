@@ -35,8 +35,8 @@ class Floor:
 
 def newton_schulz_flops(shape: Shape, num_passes: int = NUM_PASSES) -> int:
     """Operations of the passes over one matrix."""
-    m, n = sorted(shape)
-    return num_passes * (4 * m**2 * n + 2 * m**3)
+    rows, columns = shape
+    return Muon(ns_steps=num_passes).num_operations(rows, columns)
 
 
 def floors_of(weights: list[Weight]) -> list[Floor]:

@@ -46,8 +46,8 @@ MOMENTS_TILE = Tile(rows=32, columns=64, steps=4, warps=4)
 APPLY_TILE = Tile(rows=16, columns=64, steps=2, warps=4)
 
 # How many elements the matrices of one launch may have whose directions are held: of each there are two
-# copies in bfloat16 and two squares of its smaller side, 8 bytes an element at most. A matrix that is larger
-# is worked on alone.
+# copies in bfloat16 and two or three squares of its smaller side (three where that is at most half of the
+# other), 8 bytes an element at most. A matrix that is larger is worked on alone.
 MAX_HELD = 2**26
 
 _DTYPE = operator.attrgetter("dtype")
@@ -180,8 +180,10 @@ class FusedEngine:
         for iteration, members in alike.items():
             num = num_together(len(members), iteration.rows * iteration.columns, self.max_held)
             for some in (members[first : first + num] for first in range(0, len(members), num)):
-                polar = self._polars.setdefault((len(some), iteration), Polar(len(some), iteration))
-                x_NRC = polar(torch.cat([wholes[i].gathered[0] for i in some]))
+                key = len(some), iteration
+                if key not in self._polars:
+                    self._polars[key] = Polar(*key)
+                x_NRC = self._polars[key](torch.cat([wholes[i].gathered[0] for i in some]))
                 formed.update(zip(some, ((x_1RC,) for x_1RC in x_NRC.split(1)), strict=True))
         return [formed[i] for i in range(len(wholes))]
 

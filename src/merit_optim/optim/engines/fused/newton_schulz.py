@@ -57,12 +57,6 @@ class Iteration(NamedTuple):
     def of(direction: Muon, rows: int, columns: int) -> Iteration:
         return Iteration(rows, columns, direction.coefficients, direction.ns_steps, direction.eps)
 
-    @property
-    def num_flops(self) -> int:
-        """Of one matrix, all products counted in full."""
-        m, k = sorted((self.rows, self.columns))
-        return self.num_passes * (4 * m * m * k + 2 * m**3)
-
 
 def num_together(num: int, num_elements: int, most: int) -> int:
     """How many of ``num`` matrices to work on at a time, so that they have at most so many elements.
