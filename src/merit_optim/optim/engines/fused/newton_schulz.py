@@ -40,6 +40,10 @@ NEIGHBOURS = 8
 # How many times as long as the other a side is for two passes to be taken at a time.
 PAIRED = 2
 
+# In which the passes round what comes in and goes out in another dtype. X is of norm 1, so nothing is too
+# large for float16, which has eight times the precision of bfloat16 at the same speed.
+ROUNDED_IN = {torch.bfloat16: torch.float16}
+
 BLOCK = 8192
 BLOCK_SUMS = 256
 
@@ -85,20 +89,24 @@ class Polar:
         self.num_elements, self.num_blocks = rows * columns, ceil(rows * columns / BLOCK)
         self._gram = self._symmetric(self.k, TALL=self.is_tall, POLYNOMIAL=False)
         self._polynomial = self._symmetric(self.m, TALL=False, POLYNOMIAL=True)
+        self._product, self._last_product = self._with_x(), self._with_x()  # of other dtypes
+        self._squares = Kernel(kernels.squares, num * self.num_blocks, BLOCK=BLOCK, num_warps=8)
+        self._normalize = Kernel(
+            kernels.normalize, num * self.num_blocks, BLOCK=BLOCK, BLOCK_SUMS=BLOCK_SUMS, num_warps=8
+        )
+
+    def _with_x(self) -> Kernel:
+        rows, columns = self.shape
         tile = PRODUCT_TILE
-        self._product = Kernel(
+        return Kernel(
             kernels.product,
-            num * ceil(rows / tile.rows) * ceil(columns / tile.columns),
+            self.num * ceil(rows / tile.rows) * ceil(columns / tile.columns),
             EVEN=tile.divides(rows, columns, self.m),
             WIDEN=interpreting(),
             BLOCK_R=tile.rows,
             BLOCK_C=tile.columns,
             GROUP=NEIGHBOURS,
             **tile.launch_options,
-        )
-        self._squares = Kernel(kernels.squares, num * self.num_blocks, BLOCK=BLOCK, num_warps=8)
-        self._normalize = Kernel(
-            kernels.normalize, num * self.num_blocks, BLOCK=BLOCK, BLOCK_SUMS=BLOCK_SUMS, num_warps=8
         )
 
     def _symmetric(self, k: int, **constants: bool) -> Kernel:
@@ -119,22 +127,28 @@ class Polar:
 
         Temporaries: as much again, and two squares of the smaller side; three where passes go in pairs.
         """
-        x, y = n_NRC, torch.empty_like(n_NRC)
+        x = n_NRC.view(ROUNDED_IN.get(n_NRC.dtype, n_NRC.dtype))
+        y = torch.empty_like(x)
         # Each by itself: kernels are compiled for the alignment of their first arguments.
         num_squares = 3 if self.num_pairs else 2
-        squares = [n_NRC.new_empty(self.num, self.m, self.m) for _ in range(num_squares)]
-        self.normalize(x)
+        squares = [x.new_empty(self.num, self.m, self.m) for _ in range(num_squares)]
+        self.normalize(n_NRC, x)
         passes = iter(self.passes)
-        for _ in range(self.num_pairs):
-            self.apply(self.two_passes(x, next(passes), next(passes), *squares), x, y)
+        num_turns = len(self.passes) - self.num_pairs
+        for turn in range(num_turns):
+            is_last = turn == num_turns - 1
+            out = y.view(n_NRC.dtype) if is_last else y
+            if turn < self.num_pairs:
+                both = self.two_passes(x, next(passes), next(passes), *squares)
+                self.apply(both, x, out, is_last=is_last)
+            else:
+                gram, polynomial = squares[:2]
+                a, b, c = next(passes)
+                self.gram(x, gram)
+                self.combine(gram, gram, polynomial, c, b)
+                self.apply(polynomial, x, out, a, is_last=is_last)
             x, y = y, x
-        for a, b, c in passes:
-            gram, polynomial = squares[:2]
-            self.gram(x, gram)
-            self.combine(gram, gram, polynomial, c, b)
-            self.apply(polynomial, x, y, a)
-            x, y = y, x
-        return x
+        return x.view(n_NRC.dtype)
 
     def two_passes(
         self, x: Tensor, first: Pass, second: Pass, one: Tensor, two: Tensor, three: Tensor
@@ -149,12 +163,12 @@ class Polar:
         self.combine(three, two, one, 1.0, a2, a1, a1 * a2)
         return one
 
-    def normalize(self, x: Tensor) -> None:
-        """Bring X to norm 1, in place."""
-        sums = torch.empty(self.num * self.num_blocks, dtype=torch.float64, device=x.device)
+    def normalize(self, n: Tensor, x: Tensor) -> None:
+        """N, brought to norm 1; X may be of the same memory."""
+        sums = torch.empty(self.num * self.num_blocks, dtype=torch.float64, device=n.device)
         sized = self.num_elements, self.num_blocks
-        self._squares(x, sums, *sized)
-        self._normalize(x, sums, self.margin, self.eps, *sized)
+        self._squares(n, sums, *sized)
+        self._normalize(n, x, sums, self.margin, self.eps, *sized)
 
     def gram(self, x: Tensor, out: Tensor) -> None:
         """X X'."""
@@ -174,7 +188,10 @@ class Polar:
         shares = share_of_product, share_of_right, share_of_left, share_of_one
         self._polynomial(left, right, out, self.m, self.m, *shares, HAS_LEFT=share_of_left != 0)
 
-    def apply(self, polynomial: Tensor, x: Tensor, out: Tensor, share_of_x: float = 0.0) -> None:
+    def apply(
+        self, polynomial: Tensor, x: Tensor, out: Tensor, share_of_x: float = 0.0, *, is_last: bool = False
+    ) -> None:
         """polynomial*X + share*X."""
         left, right = (x, polynomial) if self.is_tall else (polynomial, x)
-        self._product(left, right, x, out, *self.shape, self.m, share_of_x, HAS_X=share_of_x != 0)
+        product = self._last_product if is_last else self._product
+        product(left, right, x, out, *self.shape, self.m, share_of_x, HAS_X=share_of_x != 0)

@@ -1,8 +1,8 @@
 """The products of Newton-Schulz as Triton kernels: all matrices of one shape in one launch.
 
-The tensor cores multiply bfloat16 and add in float32. A product that is symmetric is computed for the upper
-half of its tiles and mirrored. Every element of a product is added up in the same order whatever other
-matrices share the launch, so that a matrix gives the same bits wherever it is worked on.
+The tensor cores multiply numbers of 16 bits and add in float32. A product that is symmetric is computed for
+the upper half of its tiles and mirrored. Every element of a product is added up in the same order whatever
+other matrices share the launch, so that a matrix gives the same bits wherever it is worked on.
 
 Matrices are stored as weights are, N after one another, row by row. X is the matrix of which Newton-Schulz
 squares the smaller side, M long; K is the larger: a tall matrix (``TALL``) is stored as X' and never
@@ -97,6 +97,8 @@ def symmetric(
         if HAS_LEFT:
             total += share_of_left * tl.load(left + at, mask, other=0.0).to(tl.float32)
     tile = total.to(out.dtype.element_ty)
+    if i == j:  # what the products before rounded does not commute, and the next take it for symmetric
+        tile = tl.where(rows[:, None] <= columns[None, :], tile, tl.trans(tile))
     tl.store(out + at, tile, mask)
     if i != j:
         mirrored = (columns < m)[:, None] & (rows < m)[None, :]
@@ -164,8 +166,10 @@ def squares(x, sums, num_elements, num_blocks, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def normalize(x, sums, margin, eps, num_elements, num_blocks, BLOCK: tl.constexpr, BLOCK_SUMS: tl.constexpr):
-    """X / (margin*|X|), in place; every program adds up the blocks' sums in the same order."""
+def normalize(
+    n, x, sums, margin, eps, num_elements, num_blocks, BLOCK: tl.constexpr, BLOCK_SUMS: tl.constexpr
+):
+    """N / (margin*|N|); every program adds up the blocks' sums in the same order."""
     program = tl.program_id(0)
     matrix, block = (program // num_blocks).to(tl.int64), program % num_blocks
     total = tl.zeros((BLOCK_SUMS,), tl.float64)
@@ -176,6 +180,7 @@ def normalize(x, sums, margin, eps, num_elements, num_blocks, BLOCK: tl.constexp
     # Not a maximum, which would drop a NaN.
     reciprocal = 1.0 / tl.where(norm < eps, eps, norm)
     at = block * BLOCK + tl.arange(0, BLOCK)
-    x += matrix * num_elements
-    value = tl.load(x + at, at < num_elements, other=0.0).to(tl.float64) * reciprocal
-    tl.store(x + at, value.to(tl.float32).to(x.dtype.element_ty), at < num_elements)
+    at += matrix * num_elements
+    mask = block * BLOCK + tl.arange(0, BLOCK) < num_elements
+    value = tl.load(n + at, mask, other=0.0).to(tl.float64) * reciprocal
+    tl.store(x + at, value.to(tl.float32).to(x.dtype.element_ty), mask)
