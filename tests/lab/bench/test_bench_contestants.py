@@ -129,6 +129,26 @@ def test_newton_schulz_is_timed_for_hidden_matrices_alone(monkeypatch) -> None:
     assert found.share == found.tflop_s / 2
 
 
+def test_newton_schulz_is_timed_on_gradients_each_time(monkeypatch) -> None:
+    """A step overwrites what it is given."""
+    params, seen = Parameters.of(WEIGHTS, CPU), []
+
+    def make(stack: torch.Tensor) -> Callable[[torch.Tensor], object]:
+        del stack
+
+        def run(given: torch.Tensor) -> None:
+            seen.append(given.clone())
+            given.zero_()
+
+        return run
+
+    monkeypatch.setattr(newton_schulz, "orthogonaliser", make)
+    newton_schulz.measure_newton_schulz(params, "small", 0, matrix_tflop_s=2.0)
+    grads = [matrix.grad.bfloat16() for matrix in params.hidden]
+    assert len(seen) > 2 * len(grads)
+    assert all(any(torch.equal(own[0], grad) for grad in grads) for own in seen)
+
+
 def test_what_is_timed_as_newton_schulz_finds_the_polar_factor_of_each_matrix(monkeypatch) -> None:
     found, polar = [], newton_schulz.polar
     monkeypatch.setattr(newton_schulz, "polar", lambda *arguments: found.append(polar(*arguments)))

@@ -65,15 +65,22 @@ def measure_newton_schulz(
         assert own.grad is not None
         alike.setdefault(own.shape, []).append(own.grad.to(getattr(torch, _MUON.ns_dtype)))
     stacks = [torch.stack(matrices) for matrices in alike.values()]
-    calls = [(orthogonaliser(stack), stack) for stack in stacks]
+    # A step overwrites what it orthogonalises, and what is left there may be faster to multiply.
+    copies = list(map(torch.empty_like, stacks))
+    calls = [(orthogonaliser(copy), copy) for copy in copies]
+
+    def prepare() -> None:
+        for copy, stack in zip(copies, stacks, strict=True):
+            copy.copy_(stack)
 
     def run() -> None:
-        for call, stack in calls:
-            call(stack)
+        for call, copy in calls:
+            call(copy)
 
     for _ in range(2):
+        prepare()
         run()
-    milliseconds = median(step_times(run, seconds, stacks[0].device))
+    milliseconds = median(step_times(run, seconds, stacks[0].device, prepare=prepare))
     num_matrices = sum(map(len, stacks))
     num_flops = sum(len(stack) * newton_schulz_flops(tuple(stack.shape[1:])) for stack in stacks)
     rate = num_flops / milliseconds / 1e9

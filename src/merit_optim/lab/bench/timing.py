@@ -26,16 +26,24 @@ class Stepped(Protocol):
     def step(self) -> object: ...
 
 
+def _nothing() -> None:
+    """There is nothing to prepare."""
+
+
 def step_times(
-    run: Callable[[], object], seconds: float, device: torch.device, cycle: int = 1
+    run: Callable[[], object],
+    seconds: float,
+    device: torch.device,
+    cycle: int = 1,
+    prepare: Callable[[], object] = _nothing,
 ) -> list[float]:
     """Milliseconds of each call, from the fastest to the slowest.
 
     Calls go on until the seconds are up, at least five of them. Work that repeats itself every ``cycle``
-    calls is timed for whole cycles, at least three.
+    calls is timed for whole cycles, at least three. What ``prepare`` does before each call is not timed.
     """
     timed = _device_times if device.type == "cuda" else _wall_times
-    return sorted(timed(run, seconds, cycle))
+    return sorted(timed(run, seconds, cycle, prepare))
 
 
 def median(times: list[float]) -> float:
@@ -58,12 +66,16 @@ def _goes_on(num_done: int, cycle: int, begun: float, seconds: float) -> bool:
     return time.monotonic() - begun < seconds
 
 
-def _device_times(run: Callable[[], object], seconds: float, cycle: int) -> list[float]:
+def _device_times(
+    run: Callable[[], object], seconds: float, cycle: int, prepare: Callable[[], object]
+) -> list[float]:
+    prepare()
     run()  # so that the first one timed finds the queue as full as the others do
     begun = time.monotonic()
     events: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
     while _goes_on(len(events), cycle, begun, seconds if len(events) < MOST_ON_DEVICE else 0.0):
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        prepare()
         begin.record()
         run()
         end.record()
@@ -74,10 +86,13 @@ def _device_times(run: Callable[[], object], seconds: float, cycle: int) -> list
     return [begin.elapsed_time(end) for begin, end in events]
 
 
-def _wall_times(run: Callable[[], object], seconds: float, cycle: int) -> list[float]:
+def _wall_times(
+    run: Callable[[], object], seconds: float, cycle: int, prepare: Callable[[], object]
+) -> list[float]:
     begun = time.monotonic()
     times: list[float] = []
     while _goes_on(len(times), cycle, begun, seconds):
+        prepare()
         start = time.perf_counter()
         run()
         times.append((time.perf_counter() - start) * 1e3)
