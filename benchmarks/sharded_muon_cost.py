@@ -1,4 +1,4 @@
-"""What Muon's direction costs where weights are sharded: bytes, products, and how evenly ranks share them.
+"""What directions of whole matrices cost where weights are sharded: bytes, products, and who has how much.
 
     python benchmarks/sharded_muon_cost.py
 
@@ -18,14 +18,14 @@ import torch
 from sharded_cost import Dims, Network, Shape
 
 from merit_optim.lab.bench.shapes import WEIGHTS
-from merit_optim.optim.directions import MatrixDirection, Muon
+from merit_optim.optim.directions import MatrixDirection, Muon, Soap
 from merit_optim.optim.engines.ranks.owners import Matrix, matrix_of, plan_of
 from merit_optim.optim.engines.ranks.placements import Cutting, crossing_of
 from merit_optim.optim.matrices import View
 
-# Dense products in bfloat16 on an H100 SXM, as NVIDIA states it. What of it Newton-Schulz reaches is an
-# assumption.
-PEAK_OPERATIONS = 989e12
+# Dense products on an H100 SXM, as NVIDIA states them: Newton-Schulz's in bfloat16, SOAP's in float32. How
+# near they come is an assumption.
+PEAK_BFLOAT16, PEAK_FLOAT32 = 989e12, 67e12
 EFFICIENCY = 0.6
 
 
@@ -90,10 +90,10 @@ def gathered(
     return found
 
 
-def by_rows(model: str, num_ranks: int) -> list[Matrix]:
+def by_rows(model: str, num_ranks: int, direction: MatrixDirection | None = None) -> list[Matrix]:
     """The hidden matrices of a model, with FSDP2's placement."""
     params: list[tuple[Shape, Dims]] = [(w.shape, [0]) for w in WEIGHTS[model] if w.kind == "hidden"]
-    (matrices,) = gathered(params, [num_ranks], [0], Muon(), ()).values()
+    (matrices,) = gathered(params, [num_ranks], [0], direction or Muon(), ()).values()
     return matrices
 
 
@@ -136,12 +136,12 @@ class Cost:
 
     num_bytes: int
     num_operations: int
+    peak: float = PEAK_BFLOAT16
 
     def seconds(self, network: Network, num_ranks: int) -> tuple[float, float]:
         """Two messages, and the products."""
-        return 2 * all_to_all_seconds(network, self.num_bytes, num_ranks), self.num_operations / (
-            PEAK_OPERATIONS * EFFICIENCY
-        )
+        messages = 2 * all_to_all_seconds(network, self.num_bytes, num_ranks)
+        return messages, self.num_operations / (self.peak * EFFICIENCY)
 
 
 def all_to_all_seconds(network: Network, num_bytes: int, num_ranks: int) -> float:
@@ -152,16 +152,19 @@ def all_to_all_seconds(network: Network, num_bytes: int, num_ranks: int) -> floa
     return network.start_latency + max(within, between) / network.efficiency
 
 
-def ours(model: str, num_ranks: int) -> Cost:
-    matrices = by_rows(model, num_ranks)
+def ours(model: str, num_ranks: int, direction: MatrixDirection | None = None) -> Cost:
+    matrices = by_rows(model, num_ranks, direction)
     plan = plan_of(matrices, 0, num_ranks)
     received: Counter[int] = Counter()
     for matrix, owner in zip(matrices, plan.owners, strict=True):
-        (cut,) = matrix.sent_to(owner).cuts
-        received[owner] += math.prod(cut.shape) * cut.dtype.itemsize
-    # The first rank has the largest shards.
-    num_bytes = max(sum(plan.there.part_splits), *received.values())
-    return Cost(num_bytes=num_bytes, num_operations=load(matrices, plan.owners, num_ranks).most)
+        for cut in matrix.sent_to(owner).cuts:
+            received[owner] += math.prod(cut.shape) * cut.dtype.itemsize
+    return Cost(
+        # The first rank has the largest shards.
+        num_bytes=max(sum(plan.there.part_splits), *received.values()),
+        num_operations=load(matrices, plan.owners, num_ranks).most,
+        peak=PEAK_FLOAT32 if isinstance(direction, Soap) else PEAK_BFLOAT16,
+    )
 
 
 def dion(model: str, num_ranks: int) -> Cost:
@@ -202,7 +205,12 @@ def main() -> None:
     print("\n| | ranks | MB each way | 1e12 operations | ms of messages | ms of products |")
     print("|---|---|---|---|---|---|")
     for num_ranks in (8, 512):
-        for name, cost in (("Muon here", ours("llama-7b", num_ranks)), ("dion", dion("llama-7b", num_ranks))):
+        costs = {
+            "Muon here": ours("llama-7b", num_ranks),
+            "dion": dion("llama-7b", num_ranks),
+            "SOAP here": ours("llama-7b", num_ranks, Soap()),
+        }
+        for name, cost in costs.items():
             messages, products = cost.seconds(network, num_ranks)
             print(
                 f"| {name} | {num_ranks} | {cost.num_bytes / 1e6:.0f} | {cost.num_operations / 1e12:.1f} "

@@ -5,7 +5,7 @@
     torchrun --nproc-per-node 2 examples/fsdp2.py --optimizer MERIT --checkpoints runs/fsdp2-merit
 
 Runs on CUDA GPUs, or on CPUs where there are none. Nothing here is special to these optimizers: they take the
-sharded parameters as they are. SOAP and SOAPMERIT need whole matrices, and say so.
+sharded parameters as they are.
 """
 
 from __future__ import annotations

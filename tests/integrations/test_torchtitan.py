@@ -213,7 +213,7 @@ def parse():
 
 @pytest.mark.usefixtures("parse")
 def test_sharded_by_torchtitan_the_steps_are_the_same() -> None:
-    """By FSDP2 and tensor parallelism on 4 ranks, with MERIT and MuonMERIT; SOAPMERIT is refused."""
+    """By FSDP2 and tensor parallelism on 4 ranks, with MERIT, MuonMERIT and SOAPMERIT."""
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=4"]
     finished = subprocess.run(
         [*launch, str(WORKER), "partial_dtensor", "full_dtensor"],

@@ -104,6 +104,24 @@ def test_a_fresh_state_dict_loads(device, case: Case) -> None:
 
 
 @every_own_case
+def test_state_that_a_checkpoint_asked_for_is_that_of_no_step(device, case: Case) -> None:
+    """torch.distributed.checkpoint has it made by a step with gradients and learning rates of zero."""
+    params = parameters(device), parameters(device)
+    optimizer, asked = map(case.build, params)
+    _, states = get_state_dict(torch.nn.ParameterList(params[1]), asked)
+    assert states["state"].keys() == {str(i) for i in range(len(params[1]))}
+    assert_go_on_alike(optimizer, asked, first=0)
+
+
+@every_own_case
+def test_a_first_step_with_a_learning_rate_of_zero_is_a_step(device, case: Case) -> None:
+    """As a warm-up has it that begins at zero."""
+    optimizer = case.build(parameters(device), lr=0.0)
+    take_steps(optimizer, 1)
+    assert {state["step"].item() for state in optimizer.state.values()} == {1}
+
+
+@every_own_case
 def test_a_tensor_learning_rate_survives_a_checkpoint(device, case: Case) -> None:
     lr = torch.tensor(0.02, device=device)
     optimizer, resumed = case.build(parameters(device), lr=lr), case.build(parameters(device))

@@ -161,6 +161,7 @@ class SafeOptimizer(Optimizer):
         return loss
 
     def _take_step(self) -> None:
+        is_first = not self.state
         works = self._gather()
         sharding = self._find_sharding()
         if sharding is not None:
@@ -169,9 +170,26 @@ class SafeOptimizer(Optimizer):
             if "grad_norm" in self._log:
                 self._log["grad_norm"] = torch.zeros_like(self._log["grad_norm"])
             return
+        if is_first and self._only_makes_state(works, sharding):
+            return
         controls = self._controls(works, sharding)
         if controls is not None:
             self._update(works, controls, sharding)
+
+    def _only_makes_state(self, works: list[Work], sharding: Sharding | None) -> bool:
+        """Whether a first step is that by which torch.distributed.checkpoint has state made.
+
+        Its gradients and learning rates are zero. Counted as a step, it would be the one from which SOAP
+        has its bases and OrScale its first ratios, where nothing is loaded afterwards.
+        """
+        rates = [group["lr"] for group in self.param_groups]
+        if torch.compiler.is_compiling() or any(isinstance(lr, Tensor) and not lr.is_cpu for lr in rates):
+            return False  # nothing can be read
+        grads = [grad for work in works for grad in work.grads]
+        if any(rates) or (any(grad.is_cuda for grad in grads) and torch.cuda.is_current_stream_capturing()):
+            return False
+        any_gradient = any(bool(grad.any()) for grad in grads)
+        return not (any_gradient if sharding is None else sharding.any_rank(any_gradient))
 
     @never_compiled
     def _take_step_uncompiled(self) -> None:
@@ -273,10 +291,13 @@ class SafeOptimizer(Optimizer):
         """The shape of each."""
         return dict.fromkeys(self._state_keys(group), tuple(param.shape))
 
-    def _stacked_keys(self, param: Tensor, group: dict[str, Any]) -> frozenset[str]:
-        """The names of those that have something for each stacked matrix, whatever the parameter's shape."""
-        del param, group
-        return frozenset()
+    def _stacked_keys(self, group: dict[str, Any]) -> dict[str, bool]:
+        """The names of those that have something for each stacked matrix, whatever the parameter's shape.
+
+        With each, whether ranks that share a matrix share its rows. Else each has all of it.
+        """
+        del group
+        return {}
 
     def _needs_step(self, group: dict[str, Any]) -> bool:
         """Whether what is computed depends on how many steps were taken."""
@@ -285,12 +306,12 @@ class SafeOptimizer(Optimizer):
 
     def _init_state(self, param: Tensor, group: dict[str, Any], state: dict[str, Any]) -> None:
         state["step"] = torch.zeros((), dtype=torch.float32, device=self._step_device(param, group))
-        dtype, stacked = self._state_dtype(param, group), self._stacked_keys(param, group)
+        dtype, stacked = self._state_dtype(param, group), self._stacked_keys(group)
         for key, shape in self._state_shapes(param, group).items():
             if key not in stacked:  # placed and laid out as the parameter is
                 state[key] = torch.zeros_like(param, dtype=dtype, memory_format=torch.preserve_format)
             elif is_sharded(param):
-                state[key] = stacked_zeros(param, group["matrix_dims"], shape, dtype)
+                state[key] = stacked_zeros(param, group["matrix_dims"], shape, dtype, by_rows=stacked[key])
             else:
                 state[key] = torch.zeros(shape, dtype=dtype, device=param.device)
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import functools
 import heapq
+from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor
@@ -40,11 +41,16 @@ def in_turns(works: list[Work], groups: list[Group]) -> list[Work]:
             members.setdefault(phases[owner], []).append(i)
         # In the order of phases, which is the same on ranks that have gradients of different parameters.
         for phase, keep in sorted(members.items()):
-            found.append(pick(work, keep)._replace(group={**work.group, "refresh_phase": phase}))
+            found.append(pick(work, keep)._replace(group=in_turn(work.group, phase)))
     return found
 
 
-def phases_of(groups: list[Group]) -> dict[Tensor, int]:
+def in_turn(group: Group, phase: int | None) -> Group:
+    """The group, for parameters of this phase; itself for those that take no turns."""
+    return group if phase is None else {**group, "refresh_phase": phase}
+
+
+def phases_of(groups: Sequence[Group]) -> dict[Tensor, int]:
     """The phase of every parameter that takes turns; groups with other frequencies have other turns."""
     costs: dict[int, dict[Tensor, int]] = {}
     for group in groups:

@@ -11,6 +11,8 @@ from merit_optim.optim import options, validate
 from merit_optim.optim.engines.ranks.placements import is_sharded, stacked_placements
 
 if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor, Placement
+
     from merit_optim.optim.base import SafeOptimizer
 
 Group = dict[str, Any]
@@ -86,10 +88,14 @@ def _check(
             f"{type(optimizer).__name__} can load only optimizers with the state "
             f"{['step', *shapes]}. Start it with fresh state instead."
         )
-    stacked = optimizer._stacked_keys(param, group)
+    stacked = optimizer._stacked_keys(group)
     for key, shape in shapes.items():
         _check_tensor(name, key, saved[key], param, shape)
-        _check_placement(name, key, saved[key], param, group, is_stacked=key in stacked)
+        if is_sharded(param) and is_sharded(saved[key]):
+            placements = tuple(param.placements)
+            if key in stacked:
+                placements = tuple(stacked_placements(param, group["matrix_dims"], by_rows=stacked[key]))
+            _check_placement(name, key, saved[key], param, placements)
 
 
 def _carried(saved: dict[str, Any], keys: tuple[str, ...] | None) -> dict[str, Any]:
@@ -122,14 +128,11 @@ def _check_tensor(name: str, key: str, value: Tensor, param: Tensor, shape: tupl
 
 
 def _check_placement(
-    name: str, key: str, value: Tensor, param: Tensor, group: Group, *, is_stacked: bool
+    name: str, key: str, value: DTensor, param: DTensor, expected: tuple[Placement, ...]
 ) -> None:
     """Raise if ranks have other parts of a saved tensor than they need."""
-    if not is_sharded(param) or not is_sharded(value):
-        return
-    expected = tuple(stacked_placements(param, group["matrix_dims"])) if is_stacked else param.placements
-    if value.placements != expected:
-        where = "" if expected == param.placements else f", for which it has to be {expected}"
+    if tuple(value.placements) != expected:
+        where = "" if expected == tuple(param.placements) else f", for which it has to be {expected}"
         raise ValueError(
             f"the saved {key} of {name} is placed as {value.placements}, the parameter as "
             f"{param.placements}{where}; torch.distributed.checkpoint loads states into other placements."

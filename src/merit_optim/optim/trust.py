@@ -30,7 +30,7 @@ from merit_optim.optim.engines.ranks import placements
 from merit_optim.optim.engines.ranks.placements import is_sharded, refuse_inexact
 from merit_optim.optim.engines.ranks.sharding import Sharding
 from merit_optim.optim.engines.work import Controls, Work, apart, names_of
-from merit_optim.optim.matrices import View
+from merit_optim.optim.matrices import Matrices, View
 from merit_optim.optim.options import ENGINE_DEFAULTS, EngineOptions
 from merit_optim.optim.refresh import in_turns
 from merit_optim.optim.statistics import Recorder, UpdateStatistics
@@ -44,6 +44,8 @@ if TYPE_CHECKING:
 
 # The directions that the fused engine knows.
 FUSED = ("adam", "muon")
+
+_ANY_MATRICES = Matrices(1, 1, 1, is_vector=False)
 
 
 class TrustRatioOptimizer(SafeOptimizer):
@@ -122,10 +124,11 @@ class TrustRatioOptimizer(SafeOptimizer):
             for key, shape in zip(self._state_keys(group), shapes, strict=True)
         }
 
-    def _stacked_keys(self, param: Tensor, group: dict[str, Any]) -> frozenset[str]:
-        direction, matrices = direction_of(group), View.of(group).matrices(param.shape)
-        shapes = zip(direction.keys, direction.shapes(matrices), strict=True)
-        return frozenset(key for key, shape in shapes if shape is not None) | {*Rule.of(group).keys}
+    def _stacked_keys(self, group: dict[str, Any]) -> dict[str, bool]:
+        direction = direction_of(group)
+        shapes = zip(direction.keys, direction.shapes(_ANY_MATRICES), strict=True)
+        own = {key: key in direction.keys_by_rows for key, shape in shapes if shape is not None}
+        return own | dict.fromkeys(Rule.of(group).keys, False)
 
     def _needs_step(self, group: dict[str, Any]) -> bool:
         return direction_of(group).NAME != "muon"
@@ -168,18 +171,11 @@ class TrustRatioOptimizer(SafeOptimizer):
 
     def _check_sharded(self, name: str, param: DTensor, group: dict[str, Any]) -> None:
         """Raise if a sharded parameter cannot be optimized with the options of its group."""
-        view, direction = View.of(group), direction_of(group)
-        is_known = isinstance(direction, MatrixDirection) and direction.traffic(1, 1, torch.float32)
-        if direction.NAME != "adam" and not is_known:
-            raise TypeError(
-                f"{name} is sharded, and direction={direction.NAME!r} needs whole matrices, which are not "
-                "put together for it. Use whole parameters (one device, or DDP), or direction='muon' or "
-                "'adam' for it."
-            )
-        if direction.NAME != "adam" or view.split is not None:
+        view = View.of(group)
+        if isinstance(direction_of(group), MatrixDirection) or view.split is not None:
             placements.own_region(name, param)
-        stacked = self._stacked_keys(param, group)
-        if reason := placements.refusal(param, view, has_stacked_state=bool(stacked)):
+        has_stacked = bool(self._stacked_keys(group))
+        if reason := placements.refusal(param, view, has_stacked_state=has_stacked):
             raise ValueError(f"{name} of shape {tuple(param.shape)} cannot be sharded so: {reason}")
         if self.defaults["differentiable"]:
             raise TypeError(
@@ -308,7 +304,13 @@ class TrustRatioOptimizer(SafeOptimizer):
             whole.advance()
             go_on(whole)
             del whole
-        formed = sharding.owners.finish(self.param_groups, steps, self._form)
+
+        def step_of(param: Tensor) -> float | Tensor:
+            """Of a weight that this rank owns; that it has no gradient of it does not mean that none has."""
+            state = self.state.get(param)
+            return steps[param] if param in steps else state["step"] + 1 if state else 1
+
+        formed = sharding.owners.finish(self.param_groups, step_of, self._form)
         while cut:
             part = cut.pop()
             part.after([formed.pop(owner) for owner in part.owners])

@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
 
-from merit_optim import LAMB, MERIT, Lion, MaxLAMB, Muon, MuonMERIT, NorMuon, OrScale
+from merit_optim import LAMB, MERIT, SOAP, SOAPMERIT, Lion, MaxLAMB, Muon, MuonMERIT, NorMuon, OrScale
 
 NUM_STEPS = 6
 NUM_MATRIX_STEPS = 20
@@ -39,6 +39,10 @@ OF_MATRICES: dict[str, Build] = {
     "NorMuon stacked": hidden(NorMuon, matrix_dims=2, ns_dtype="float32"),
     "OrScale": hidden(OrScale),
     "OrScale stacked": hidden(OrScale, matrix_dims=2),
+    # The basis of 60 columns is left out; bases are improved several times.
+    "SOAPMERIT": hidden(SOAPMERIT, precondition_frequency=4, max_precond_dim=20),
+    "SOAPMERIT stacked": hidden(SOAPMERIT, precondition_frequency=3, matrix_dims=2),
+    "SOAP": hidden(SOAP, precondition_frequency=3, shampoo_beta=0.9),
 }
 
 _MERIT = {"norm": "max", "element_wise": True, "weight_bound": True, "clip": 1.0}
@@ -54,6 +58,8 @@ MIXED: list[tuple[tuple[int, ...], dict[str, Any]]] = [
     ((24, 5), {"direction": "muon", "split": 3}),
     ((8, 14), {"direction": "muon", "split": (6, 4, 4), "split_dim": 1}),
     ((12, 5), {"direction": "muon", "split": [4, 6, 2], "neuron_beta": 0.9, **_UNSCALED}),
+    ((12, 8), {"direction": "soap", "precondition_frequency": 5}),
+    ((3, 6, 4), {"direction": "soap", "precondition_frequency": 4, "matrix_dims": 2, **_UNSCALED}),
     ((10, 6), {"direction": "adam", "split": (3, 7), **_MERIT}),
     ((7, 3), {"direction": "adam", "calibrated": True, **_MERIT, "element_wise": False}),
     ((13,), {"direction": "adam", **_MERIT}),

@@ -28,7 +28,7 @@ from torch.distributed.checkpoint.state_dict import (
 )
 from torch.optim import Optimizer
 
-from merit_optim import LAMB, MERIT, Lion, MaxLAMB, NorMuon, OrScale, SophiaG, param_groups
+from merit_optim import LAMB, MERIT, SOAPMERIT, Lion, MaxLAMB, NorMuon, OrScale, SophiaG, param_groups
 
 
 class Model(Network):
@@ -49,6 +49,7 @@ MAKE: dict[str, Callable[[nn.Module], Optimizer]] = {
     "SophiaG": lambda network: SophiaG(network.parameters()),
     "NorMuon": lambda network: NorMuon(by_kind(network)),
     "OrScale": lambda network: OrScale(by_kind(network)),
+    "SOAPMERIT": lambda network: SOAPMERIT(by_kind(network), precondition_frequency=2),
 }
 
 
@@ -70,6 +71,7 @@ CASES: dict[str, Case] = {
     "lion": ("Lion", torch.float32, False),
     "normuon-bf16": ("NorMuon", torch.bfloat16, False),
     "orscale-flattened": ("OrScale", torch.float32, True),
+    "soap-merit": ("SOAPMERIT", torch.float32, False),
 }
 
 

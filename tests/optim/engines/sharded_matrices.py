@@ -27,7 +27,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 from merit_optim import Muon as MuonOptimizer
-from merit_optim.optim.directions import Muon, muon
+from merit_optim.optim.directions import Muon, Soap, muon
 from merit_optim.optim.engines.ranks.process_groups import Ranks
 
 Found = Iterator[tuple[str, list[str]]]
@@ -37,8 +37,8 @@ def in_every_dimension(world: int) -> Found:
     """Stacked matrices and convolutions, sharded in each of their dimensions."""
     line = init_device_mesh("cpu", (world,))
     shapes = [(5, 4, 6), (2, 7, 3), (3, 3, 2, 2), (5, 2, 3, 4)]
-    names = ("MuonMERIT", "MuonMERIT stacked", "NorMuon", "NorMuon stacked", "OrScale stacked")
-    for dim, name in itertools.product(range(4), names):
+    of_muon = ("MuonMERIT", "MuonMERIT stacked", "NorMuon", "NorMuon stacked", "OrScale stacked")
+    for dim, name in itertools.product(range(4), (*of_muon, "SOAPMERIT", "SOAPMERIT stacked")):
         stacked = "stacked" in name
         some = [shape for shape in shapes if len(shape) > dim and (len(shape) == 3 or not stacked)]
         fulls = [values(shape, i) for i, shape in enumerate(some)]
@@ -55,7 +55,7 @@ def split_by_rows(world: int) -> tuple[list[Tensor], list[Tensor]]:
 
 def pairs(world: int) -> Iterator[tuple[str, list[Tensor], list[Tensor]]]:
     """Optimizers by name, with sharded parameters and with whole ones."""
-    for name in ("MuonMERIT", "NorMuon", "OrScale"):
+    for name in ("MuonMERIT", "NorMuon", "OrScale", "SOAPMERIT"):
         params, fulls = split_by_rows(world)
         yield name, params, [full.clone().requires_grad_() for full in fulls]
 
@@ -111,6 +111,8 @@ def bad_gradients(world: int) -> Found:
             for param, reference in zip(params, references, strict=True):
                 reference.copy_(whole(param))
         for some, own in zip((params, references), optimizers, strict=True):
+            set_gradients(some, SHAPES, 0)
+            own.step()  # SOAP's first, which changes no weight
             with_a_nan(some, 1)
             own.step()
         wrong = ["not everywhere"] * (not whole(params[0]).isnan().all())
@@ -170,6 +172,7 @@ def statistics(world: int) -> list[str]:
             for group in optimizer.param_groups:
                 group["clip"] = 0.5
             set_gradients(some, SHAPES, 0)
+            optimizer.step()  # SOAP's first, which changes no weight
             some[1].grad = None
             with optimizer.recording() as found:
                 optimizer.step()
@@ -294,7 +297,9 @@ def collectives(world: int) -> Found:
         "rows and columns": (grid, [Shard(0), Shard(1)]),
         "rows twice": (grid, [Shard(0), Shard(0)]),
     }
-    for (layout, (mesh, placements)), name in itertools.product(layouts.items(), ("MuonMERIT", "NorMuon")):
+    soap = Soap(max_precond_dim=20)
+    directions = {"MuonMERIT": Muon(), "NorMuon": Muon(neuron_beta=0.95), "SOAPMERIT": soap}
+    for (layout, (mesh, placements)), name in itertools.product(layouts.items(), directions):
         fitting = [s for s in shapes if all(not p.is_shard() or p.dim < len(s) for p in placements)]
         params = [nn.Parameter(distribute_tensor(values(s, 0), mesh, placements)) for s in fitting]
         optimizer = OF_MATRICES[name](params)
@@ -306,12 +311,11 @@ def collectives(world: int) -> Found:
         sizes, at = list(mesh.shape), mesh.get_coordinate()
         dims = [p.dim if p.is_shard() else None for p in placements]
         matrices = [(shape, dims) for shape in fitting if len(shape) > 1]
-        direction = Muon(neuron_beta=0.95 if name == "NorMuon" else None)
         expected: Counter[tuple[str, tuple[int, ...], int]] = Counter()
-        for mesh_dims, own in traffic(matrices, sizes, at, direction).items():
+        for mesh_dims, own in traffic(matrices, sizes, at, directions[name]).items():
             members = Ranks(mesh, mesh_dims).members
             expected.update(("all_to_all_single", members, sent) for sent in (own.sent, own.sent_back))
-        if name == "MuonMERIT":
+        if name != "NorMuon":
             for mesh_dim, size in enumerate(exchange_bytes(matrices, sizes)):
                 members = Ranks(mesh, (mesh_dim,)).members
                 expected.update([("all_reduce", members, size)] if size else [])

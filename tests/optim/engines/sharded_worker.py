@@ -168,7 +168,7 @@ def networks(world: int) -> Found:
     ways = {4: [fsdp, fsdp_by_columns, hsdp, fsdp_and_tp], 8: [hsdp_and_tp]}
     for way in ways.get(world, [fsdp, fsdp_by_columns]):
         of_vectors = ("MERIT", "MERIT corrected", "MERIT-W", "MaxLAMB", "LAMB")
-        of_matrices = ("MuonMERIT", "NorMuon", "OrScale")
+        of_matrices = ("MuonMERIT", "NorMuon", "OrScale", "SOAPMERIT")
         for name in (*of_vectors, *of_matrices):
             for dtype in (torch.float32, torch.bfloat16):
                 # Sums over bf16 weights are near a rounding boundary too often for a tolerance.
@@ -225,7 +225,7 @@ def mixed(world: int) -> Found:
     for i, full in enumerate(fulls):
         place = where[i % len(where)]
         params.append(nn.Parameter(full.clone() if place is None else distribute_tensor(full, *place)))
-    for name in ("MERIT", "LAMB", "every fourth MuonMERIT", "MuonMERIT", "NorMuon"):
+    for name in ("MERIT", "LAMB", "every fourth MuonMERIT", "MuonMERIT", "NorMuon", "SOAPMERIT"):
         again = [nn.Parameter(placed(full, p)) for full, p in zip(fulls, params, strict=True)]
         yield f"several meshes, {name}", compare(name, again, fulls, num_steps=NUM_STEPS)
 
@@ -236,7 +236,7 @@ def mixed(world: int) -> Found:
             if i in frozen and not (step == 2 and i == 5):  # whose gradient is left over from before
                 param.grad = None
 
-    for name in ("MERIT", "MuonMERIT", "NorMuon"):
+    for name in ("MERIT", "MuonMERIT", "NorMuon", "SOAPMERIT"):
         again = [nn.Parameter(placed(full, p)) for full, p in zip(fulls, params, strict=True)]
         yield f"frozen for a while, {name}", compare(name, again, fulls, freeze, NUM_STEPS)
 
@@ -244,7 +244,7 @@ def mixed(world: int) -> Found:
         del step
         some[0].grad = some[5].grad = None
 
-    for name in ("MuonMERIT", "NorMuon"):
+    for name in ("MuonMERIT", "NorMuon", "SOAPMERIT"):
         again = [nn.Parameter(placed(full, p)) for full, p in zip(fulls, params, strict=True)]
         yield f"never used, {name}", compare(name, again, fulls, unused, NUM_STEPS)
 

@@ -11,9 +11,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from merit_optim import MERIT, Muon, MuonMERIT, NorMuon
+from merit_optim import MERIT, SOAPMERIT, Muon, MuonMERIT, NorMuon
 from merit_optim.optim.directions import Muon as MuonDirection
 from merit_optim.optim.directions import Sent, Traffic
+from merit_optim.optim.directions import Soap as SoapDirection
 from merit_optim.optim.engines.ranks.mail import ALIGNMENT, Cut, Mail, Owned
 from merit_optim.optim.engines.ranks.owners import Matrix, matrix_of, plan_of
 from merit_optim.optim.engines.ranks.placements import Cutting, Region, cutting_of, share_of_region
@@ -151,9 +152,8 @@ def test_messages_bring_parts_together_and_back() -> None:
 
 
 def test_what_all_ranks_have_whole_is_sent_by_the_owner_alone() -> None:
-    regions = tuple(Cutting((4, 6), (0,), (2,)).region((rank,)) for rank in range(2))
-    state = Sent(torch.float32, (4, 4))
-    matrix = Matrix((4, 6), regions, Traffic((Sent(torch.float32), state), (Sent(torch.float32), state)), 1)
+    sent = Sent(torch.float32), Sent(torch.float32, (4, 4))
+    matrix = Matrix(Cutting((4, 6), (0,), (2,)), ((0,), (1,)), Traffic(sent, sent), 1)
     assert [r.num_elements for r in matrix.sent_to(1).cuts[1].regions] == [0, 16]
     assert [r.num_elements for r in matrix.sent_by(1).cuts[1].regions] == [16, 16]
 
@@ -170,6 +170,19 @@ def test_the_heaviest_matrices_go_first_to_the_least_loaded() -> None:
     plans = [plan_of(some, rank, 2) for rank in range(2)]
     # 8x16 to the first; both 8x8 to the second; then 4x4 to the first, which has less, twice.
     assert plans[0].owners == plans[1].owners == (0, 1, 0, 0, 1)
+
+
+def test_ranks_share_the_work_of_each_phase() -> None:
+    """Without a look at the phases, each of two would have every second one to itself."""
+    direction, shape = SoapDirection(), (8, 8)
+    cutting, at = Cutting(shape, (0,), (2,)), ((0,), (1,))
+    some = [
+        matrix_of(cutting, at, direction, View(), torch.float32, phase) for phase in (0, 1, 2, 3, 0, 1, 2, 3)
+    ]
+    owners = plan_of(some, 0, 2).owners
+    assert {(matrix.phase, owner) for matrix, owner in zip(some, owners, strict=True)} == set(
+        itertools.product(range(4), range(2))
+    )
 
 
 def test_a_split_weight_costs_what_its_matrices_do() -> None:
@@ -205,6 +218,25 @@ def test_what_muon_says_it_sends_is_what_its_phases_give(options, gathered, form
         assert [spec.dtype for spec in traffic.formed] == formed
 
 
+@pytest.mark.parametrize(("shape", "sides"), [((6, 4), (6, 4)), ((6, 5), (6, 5)), ((6, 9), (6, 0))], ids=str)
+def test_what_soap_says_it_sends_is_what_its_phases_give(shape, sides) -> None:
+    """A side that is not rotated has nothing to send, and the first step no d."""
+    direction = SoapDirection(max_precond_dim=8)
+    rows, columns = sides
+    squares = torch.zeros(2, rows, rows), torch.zeros(2, columns, columns)
+    state = torch.zeros(2, *shape), torch.zeros(2, *shape), *squares, *squares
+    traffic = direction.traffic(*shape, torch.float32)
+    for step in (1, 2):
+        sent, _ = direction.before(torch.randn(2, *shape), state)
+        given = direction.whole(sent, step)
+        assert [x is None for x in given] == [step == 1, *[False] * 6]
+        for specs, tensors in ((traffic.gathered, sent), (traffic.formed, given)):
+            for spec, x in zip(specs, tensors, strict=True):
+                assert x is None or (spec.dtype, spec.shape or shape) == (x.dtype, tuple(x.shape[1:]))
+                assert spec.by_rows == (spec.shape is not None)
+        state = tuple(given[1:])
+
+
 # --- what is refused ------------------------------------------------------------------------------------
 
 
@@ -228,6 +260,8 @@ def test_state_of_stacked_matrices_is_refused_where_ranks_cannot_share_it_out() 
             MERIT([{"params": [stack], "matrix_dims": 2, "element_wise": False, "calibrated": True}])
         MuonMERIT([{"params": [stack], **options}])
         NorMuon([{"params": [sharded((2, 2, 4, 4), (2,), 2)], **options}])
+        with pytest.raises(ValueError, match="SOAP, neuron_beta and calibrated=True keep state for each"):
+            SOAPMERIT([{"params": [stack], "direction": "soap", "matrix_dims": 2}])
 
 
 def test_split_columns_are_refused_where_a_rank_has_no_range_of_them() -> None:

@@ -6,7 +6,6 @@ from importlib.util import find_spec
 import pytest
 import torch
 import torch.distributed as dist
-from optimizer_cases import HIDDEN, is_soap, name_of
 from torchrun import ENGINES, on_ranks, torchrun
 
 from merit_optim import MERIT
@@ -122,24 +121,6 @@ def test_a_gradient_that_is_still_on_its_way_is_waited_for() -> None:
     with torch.no_grad():
         work = local(Work(0, {}, [param], [param], [grad], [torch.zeros(())], []))
     assert type(work.grads[0]) is torch.Tensor
-
-
-@pytest.mark.usefixtures("one_rank")
-@pytest.mark.parametrize("optimizer_class", tuple(filter(is_soap, HIDDEN)), ids=name_of)
-def test_soap_s_matrices_are_refused_where_they_are_sharded(optimizer_class) -> None:
-    """And vectors are not, which take AdamW."""
-    matrix, vector = (on_one_rank(torch.ones(shape)) for shape in ((2, 3), (4,)))
-    message = r"^weight is sharded, and direction='soap' needs whole .* DDP\), or direction='muon' or 'adam'"
-    with pytest.raises(TypeError, match=message):
-        optimizer_class([("weight", matrix), ("bias", vector)])
-    whole = torch.nn.Parameter(torch.ones(2, 3))
-    optimizer = optimizer_class([whole, vector])
-    for _ in range(2):
-        for param in (whole, vector):
-            param.grad = torch.ones_like(param)
-        optimizer.step()
-    assert (vector.full_tensor() < 1).all()
-    assert not whole.equal(torch.ones(2, 3))
 
 
 @pytest.mark.usefixtures("one_rank")

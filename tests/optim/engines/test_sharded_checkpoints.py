@@ -52,11 +52,12 @@ def test_checkpoints_of_four_ranks_and_of_one_continue_on_two(killed, tmp_path) 
     assert "merit-bf16, whole" in found
     assert "normuon-bf16: fsdp_and_tp -> fsdp_by_columns" in found
     assert "normuon-bf16: None -> fsdp" in found
-    assert len(found) == 2 * (3 * 7 + 1 + 1) + 16 + 5
+    assert "soap-merit: fsdp_and_tp -> fsdp_by_columns" in found
+    assert len(found) == 2 * (3 * 8 + 1 + 1) + 18 + 6
 
     found = on_ranks(3, WORKER, f"load={tmp_path}")
     assert {case: wrong for case, wrong in found.items() if wrong} == {}
-    assert len(found) == 2 * 7
+    assert len(found) == 2 * 8
 
 
 @of_one_process

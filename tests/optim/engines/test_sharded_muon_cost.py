@@ -64,5 +64,5 @@ def test_the_docs_show_the_numbers_that_the_model_gives(cost, capsys) -> None:
     cost.main()
     lines = [line for line in capsys.readouterr().out.splitlines() if line]
     docs = (ROOT / "docs" / "sharding.md").read_text()
-    assert len(lines) == 2 + 4 + 2 + 6
+    assert len(lines) == 2 + 4 + 2 + 8
     assert [line for line in lines if line not in docs] == []

@@ -31,7 +31,9 @@ class Sent(NamedTuple):
 
     dtype: torch.dtype
     shape: tuple[int, int] | None = None
-    """None: the matrix's own, and each rank has the part of it that it has of the weight; else all of it."""
+    """None: the matrix's own, and each rank has the part of it that it has of the weight."""
+    by_rows: bool = False
+    """Whether ranks share the rows of a tensor that has a shape of its own; else each has all of it."""
 
 
 class Traffic(NamedTuple):
@@ -81,6 +83,14 @@ class Direction(ABC):
         del matrices
         return (None,) * len(self.keys)
 
+    @property
+    def keys_by_rows(self) -> tuple[str, ...]:
+        """State with a shape of its own whose rows the ranks share that share a matrix.
+
+        Of other state with a shape of its own, each of them has all.
+        """
+        return ()
+
     @abstractmethod
     def advance(
         self, grad_NRC: Tensor, state: tuple[Tensor, ...], step: float | Tensor
@@ -113,25 +123,29 @@ class MatrixDirection(Direction):
 
     @abstractmethod
     def after(
-        self, formed: tuple[Tensor | None, ...], state: tuple[Tensor, ...], dtype: torch.dtype, extent: Extent
+        self,
+        formed: tuple[Tensor | None, ...],
+        state: tuple[Tensor, ...],
+        dtype: torch.dtype,
+        extent: Extent,
+        step: float | Tensor = 1,
     ) -> tuple[Tensor | None, tuple[Tensor, ...]]:
-        """d in ``dtype`` and the new state, of what ``whole`` formed, or of a rank's part of it."""
+        """d in ``dtype`` and the new state, of what ``whole`` formed, or of a rank's part of it.
 
-    def traffic(self, rows: int, columns: int, dtype: torch.dtype) -> Traffic | None:
-        """The tensors of ``before`` and of ``whole`` for a matrix of this size whose gradient has ``dtype``.
-
-        None where a sharded weight cannot have this direction.
+        Where ``whole`` formed none of a tensor, a rank may have zeros for it.
         """
-        del rows, columns, dtype
-        return None
 
+    @abstractmethod
+    def traffic(self, rows: int, columns: int, dtype: torch.dtype) -> Traffic:
+        """The tensors of ``before`` and ``whole`` for a matrix of this size whose gradient has ``dtype``."""
+
+    @abstractmethod
     def num_operations(self, rows: int, columns: int) -> int:
         """About what ``whole`` costs for such a matrix. By this, matrices are shared out among ranks."""
-        return rows * columns
 
     def advance(
         self, grad_NRC: Tensor, state: tuple[Tensor, ...], step: float | Tensor
     ) -> tuple[Tensor | None, tuple[Tensor, ...]]:
         gathered, state = self.before(grad_NRC, state)
         _, rows, columns = grad_NRC.shape
-        return self.after(self.whole(gathered, step), state, grad_NRC.dtype, Extent(rows, columns))
+        return self.after(self.whole(gathered, step), state, grad_NRC.dtype, Extent(rows, columns), step)

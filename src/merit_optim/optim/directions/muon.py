@@ -121,9 +121,15 @@ class Muon(MatrixDirection):
         return x_NRC, x_NRC.to(_wide(x_NRC.dtype)).square().mean(2, keepdim=True)
 
     def after(
-        self, formed: tuple[Tensor | None, ...], state: tuple[Tensor, ...], dtype: torch.dtype, extent: Extent
+        self,
+        formed: tuple[Tensor | None, ...],
+        state: tuple[Tensor, ...],
+        dtype: torch.dtype,
+        extent: Extent,
+        step: float | Tensor = 1,
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
         """The polar factor, scaled; for NorMuon row by row."""
+        del step
         x_NRC, *mean_sq = formed
         assert x_NRC is not None
         d_NRC, (momentum_buffer, *neurons) = x_NRC.to(dtype), state

@@ -22,12 +22,12 @@ from torch import Tensor
 
 from merit_optim.optim import validate
 from merit_optim.optim.directions.adam import bias_correction, moments, quotient
-from merit_optim.optim.directions.direction import Direction
+from merit_optim.optim.directions.direction import Extent, MatrixDirection, Sent, Traffic
 from merit_optim.optim.matrices import Matrices, View
 
 
 @dataclass(frozen=True, kw_only=True)
-class Soap(Direction):
+class Soap(MatrixDirection):
     """SOAP's direction, with the names and values of its authors' implementation."""
 
     NAME: ClassVar[str] = "soap"
@@ -78,8 +78,13 @@ class Soap(Direction):
 
     def shapes(self, matrices: Matrices) -> tuple[tuple[int, ...] | None, ...]:
         # A side that is not rotated has state all the same, and none in it: keys are equal everywhere.
-        rows, columns = ((matrices.num, side, side) for side in self._rotated(matrices))
+        sides = self._rotated(matrices.rows, matrices.columns)
+        rows, columns = ((matrices.num, side, side) for side in sides)
         return None, None, rows, columns, rows, columns
+
+    @property
+    def keys_by_rows(self) -> tuple[str, ...]:
+        return self.keys[2:]
 
     def refresh_cost(self, matrices: Matrices) -> int:
         """What improving the bases costs, up to a factor: a product and a QR of each side that is rotated.
@@ -87,20 +92,23 @@ class Soap(Direction):
         The operations grow as the cube of a side, the time of a QR on an H200 as side**1.4: it is many short
         kernels. Phases that are balanced by the square are so by both.
         """
-        return matrices.num * sum(side**2 for side in self._rotated(matrices))
+        return matrices.num * sum(side**2 for side in self._rotated(matrices.rows, matrices.columns))
 
-    def _rotated(self, matrices: Matrices) -> list[int]:
+    def _rotated(self, rows: int, columns: int) -> list[int]:
         """The lengths of the sides, 0 for one that is not rotated."""
-        return [side if side <= self.max_precond_dim else 0 for side in (matrices.rows, matrices.columns)]
+        return [side if side <= self.max_precond_dim else 0 for side in (rows, columns)]
 
-    def advance(
-        self, grad_NRC: Tensor, state: tuple[Tensor, ...], step: float | Tensor
-    ) -> tuple[Tensor | None, tuple[Tensor, ...]]:
-        # The first step is not counted. It may be skipped, and then the count is still 0.
-        taken = max(int(step) - 1, 0)
+    def before(
+        self, grad_NRC: Tensor, state: tuple[Tensor, ...]
+    ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+        """The gradient and all state: in the basis, an element of the moments is of the whole matrix."""
         # Contiguous, for products round by the layout too.
-        grad_NRC = grad_NRC.contiguous()
-        exp_avg, exp_avg_sq, *averages_and_bases = (x.to(grad_NRC.dtype).contiguous() for x in state)
+        return tuple(x.to(grad_NRC.dtype).contiguous() for x in (grad_NRC, *state)), state
+
+    def whole(self, gathered: tuple[Tensor, ...], step: float | Tensor) -> tuple[Tensor | None, ...]:
+        """d and the new state."""
+        taken = _num_taken(step)
+        grad_NRC, exp_avg, exp_avg_sq, *averages_and_bases = gathered
         averages, bases = tuple(averages_and_bases[:2]), tuple(averages_and_bases[2:])
         d = None
         if taken:
@@ -117,8 +125,33 @@ class Soap(Direction):
             exp_avg = _out_of(exp_avg, bases)
             bases, exp_avg_sq = _improved(averages, bases, exp_avg_sq)
             exp_avg = _into(exp_avg, bases)
-        new = exp_avg, exp_avg_sq, *averages, *bases
-        return d, tuple(now.to(before.dtype) for now, before in zip(new, state, strict=True))
+        return d, exp_avg, exp_avg_sq, *averages, *bases
+
+    def after(
+        self,
+        formed: tuple[Tensor | None, ...],
+        state: tuple[Tensor, ...],
+        dtype: torch.dtype,
+        extent: Extent,
+        step: float | Tensor = 1,
+    ) -> tuple[Tensor | None, tuple[Tensor, ...]]:
+        """The same, the state as it is stored; no d in the first step."""
+        del dtype, extent
+        d, *new = formed
+        stored = (now.to(before.dtype) for now, before in zip(new, state, strict=True) if now is not None)
+        return d if _num_taken(step) else None, tuple(stored)
+
+    def traffic(self, rows: int, columns: int, dtype: torch.dtype) -> Traffic:
+        """Everything, there and back. That is much, and products and decompositions take longer."""
+        sides = [Sent(dtype, (side, side), by_rows=True) for side in self._rotated(rows, columns)]
+        tensors = (Sent(dtype),) * 3 + (*sides, *sides)  # the gradient or d, and the moments
+        return Traffic(tensors, tensors)
+
+    def num_operations(self, rows: int, columns: int) -> int:
+        """The products with the bases and of the gradient; a cycle's product and QR are spread over it."""
+        sides = self._rotated(rows, columns)
+        products = 6 * rows * columns * sum(sides)
+        return products + sum(10 * side**3 // 3 for side in sides) // self.precondition_frequency
 
     def _averaged(self, averages: tuple[Tensor, ...], grad: Tensor) -> tuple[Tensor, Tensor]:
         """L and R with the gradient's own products averaged in."""
@@ -129,6 +162,11 @@ class Soap(Direction):
         if columns.numel():
             columns = torch.lerp(columns, torch.bmm(grad.mT, grad), 1 - beta)
         return rows, columns
+
+
+def _num_taken(step: float | Tensor) -> int:
+    """The steps that changed the weight, with this one. The first did not; skipped, it is not counted yet."""
+    return max(int(step) - 1, 0)
 
 
 # Products are torch.bmm: it gives the bits of the operator @ and costs the host much less.

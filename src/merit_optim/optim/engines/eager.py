@@ -161,13 +161,12 @@ class HeldPart(EagerPart):
         (of_weight,) = formed
         extent = share.extents[0]
         traffic = direction.traffic(extent.num_rows, extent.num_columns, self.dtype)
-        assert traffic is not None
         of_matrices = zip(*map(self._cut_formed, of_weight, traffic.formed), strict=True)
         for i, (tensors, own, extent) in enumerate(
             zip(self.tensors, of_matrices, share.extents, strict=True)
         ):
             state = tensors.state[: len(direction.keys)]
-            self._hold(i, *direction.after(own, state, self.dtype, extent))
+            self._hold(i, *direction.after(own, state, self.dtype, extent, self.stored.item.step))
         self.measure()
 
     @property

@@ -95,10 +95,12 @@ class Mail:
         """This rank's parts, as views of the first buffer."""
         return tuple(window.of(buffer) for window in self._parts[number])
 
-    def write_wholes(self, number: int, wholes: Sequence[Tensor], buffer: Tensor) -> None:
-        """Put every rank's parts into the second buffer."""
+    def write_wholes(self, number: int, wholes: Sequence[Tensor | None], buffer: Tensor) -> None:
+        """Put every rank's parts into the second buffer; of a tensor that is not there, nothing."""
         cuts, of_ranks = self.all_owned[number].cuts, zip(*self._wholes[number], strict=True)
         for cut, whole, windows in zip(cuts, wholes, of_ranks, strict=True):
+            if whole is None:
+                continue
             assert whole.dtype == cut.dtype
             for region, window in zip(cut.regions, windows, strict=True):
                 window.of(buffer).copy_(whole.reshape(cut.shape)[region.slices])

@@ -11,7 +11,7 @@ An owner works on a matrix as one process would, so the bits are the same wherev
 from __future__ import annotations
 
 import math
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -33,7 +33,7 @@ from merit_optim.optim.engines.ranks.placements import (
 )
 from merit_optim.optim.engines.ranks.process_groups import Ranks
 from merit_optim.optim.matrices import View
-from merit_optim.optim.refresh import spread
+from merit_optim.optim.refresh import in_turn, spread
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
@@ -52,12 +52,18 @@ def matrix_direction(group: Group) -> MatrixDirection | None:
 class Matrix(NamedTuple):
     """One matrix, and what of it crosses ranks."""
 
-    shape: tuple[int, ...]
+    cutting: Cutting
     """With as many dimensions as the parameter has for it."""
-    regions: tuple[Region, ...]
-    """What each rank of the process group has of it."""
+    coordinates: tuple[tuple[int, ...], ...]
+    """Of each rank of the process group on the mesh."""
     traffic: Traffic
     cost: int
+    phase: int = 0
+    """In which of the steps that take turns it costs more than in others."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.cutting.shape
 
     def sent_to(self, owner: int) -> Owned:
         """What goes to the owner. Of what all ranks have whole, its own will do."""
@@ -65,16 +71,21 @@ class Matrix(NamedTuple):
 
     def sent_by(self, owner: int) -> Owned:
         """What comes back from the owner."""
-        all_ranks = range(len(self.regions))
+        all_ranks = range(len(self.coordinates))
         return Owned(owner, tuple(self._cut(sent, all_ranks) for sent in self.traffic.formed))
 
     def _cut(self, sent: Sent, ranks: Container[int]) -> Cut:
-        """A tensor that is cut as the matrix is, or that these ranks have whole."""
+        """A tensor that is cut as the matrix is, or by rows, or that these ranks have whole."""
         if sent.shape is None:
-            return Cut(self.shape, sent.dtype, self.regions)
+            return Cut(self.shape, sent.dtype, _regions(self.cutting, self.coordinates))
+        if sent.by_rows:
+            regions = _regions(self.cutting.by_rows(sent.shape), self.coordinates)
+            return Cut(sent.shape, sent.dtype, regions)
         everything, nothing = Region((0, 0), sent.shape), Region((0, 0), (0, 0))
-        regions = (everything if rank in ranks else nothing for rank in range(len(self.regions)))
-        return Cut(sent.shape, sent.dtype, tuple(regions))
+        all_ranks = range(len(self.coordinates))
+        return Cut(
+            sent.shape, sent.dtype, tuple(everything if rank in ranks else nothing for rank in all_ranks)
+        )
 
 
 class Plan(NamedTuple):
@@ -86,8 +97,13 @@ class Plan(NamedTuple):
 
 
 def plan_of(matrices: Sequence[Matrix], rank: int, num_ranks: int) -> Plan:
-    """Matrices go to the rank that has the least work so far, the heaviest first."""
-    owners = spread(tuple(matrix.cost for matrix in matrices), num_ranks)
+    """Matrices go to the rank that has the least work so far, the heaviest first.
+
+    Of those that weigh the same, first those of the first phase: so the ranks share the work of each phase.
+    """
+    order = sorted(range(len(matrices)), key=lambda i: matrices[i].phase)
+    shared_out = zip(order, spread(tuple(matrices[i].cost for i in order), num_ranks), strict=True)
+    owners = tuple(owner for _, owner in sorted(shared_out))
     owned = list(zip(matrices, owners, strict=True))
     there = Mail([matrix.sent_to(owner) for matrix, owner in owned], rank, num_ranks)
     back = Mail([matrix.sent_by(owner) for matrix, owner in owned], rank, num_ranks)
@@ -100,22 +116,19 @@ def matrix_of(
     direction: MatrixDirection,
     view: View,
     dtype: torch.dtype,
+    phase: int = 0,
 ) -> Matrix:
     """Each of the matrices of a parameter that is cut so, for the ranks at these coordinates."""
     num_batch_dims = num_stacking(len(cutting.shape), view.matrix_dims)
-    regions = _regions(cutting, coordinates, num_batch_dims)
     whole = view.matrices(cutting.shape)
     traffic = direction.traffic(whole.rows, whole.columns, dtype)
-    assert traffic is not None, "other directions are refused for sharded weights"
     cost = sum(direction.num_operations(part.rows, part.columns) for part in view.parts(cutting.shape))
-    return Matrix(cutting.shape[num_batch_dims:], regions, traffic, cost)
+    return Matrix(cutting.since(num_batch_dims), coordinates, traffic, cost, phase)
 
 
 @lru_cache  # most weights have the shape of another, and there may be many ranks
-def _regions(
-    cutting: Cutting, coordinates: tuple[tuple[int, ...], ...], num_batch_dims: int
-) -> tuple[Region, ...]:
-    return tuple(cutting.region(at).since(num_batch_dims) for at in coordinates)
+def _regions(cutting: Cutting, coordinates: tuple[tuple[int, ...], ...]) -> tuple[Region, ...]:
+    return tuple(map(cutting.region, coordinates))
 
 
 class Weight(NamedTuple):
@@ -125,6 +138,16 @@ class Weight(NamedTuple):
     group_index: int
     numbers: range
     """Of its matrices, among all that the process group puts together."""
+
+
+class Turn(NamedTuple):
+    """What a step has to know of a weight: its group, with its phase if it has one, and its count."""
+
+    group: Group
+    step: float | Tensor
+
+
+TurnOf = Callable[[Weight], Turn]
 
 
 class Gathering:
@@ -157,13 +180,13 @@ class Gathering:
                     mail.write_parts(number, [x_NRC[i] for x_NRC in parts], message)
         self._send(message, mail.part_splits, mail.whole_splits)
 
-    def form(self, groups: Sequence[Group], steps: Mapping[Tensor, Tensor], form: Form) -> None:
+    def form(self, turn_of: TurnOf, form: Form) -> None:
         """Put together what this rank owns, form what is asked of it, and send that back."""
         arrived, mail = self._wait(), self.plan.back
         message = self._bytes(sum(mail.whole_splits))
-        formed = iter(form(self._put_together(arrived, groups, steps)))
+        formed = iter(form(self._put_together(arrived, turn_of)))
         for weight, number in self._owned():
-            view = View.of(groups[weight.group_index])
+            view = View.of(turn_of(weight).group)
             parts = [next(formed) for _ in view.parts(self.matrices[number].shape)]
             wholes = [_joined(own, view) for own in zip(*parts, strict=True)]
             mail.write_wholes(number, wholes, message)
@@ -185,19 +208,17 @@ class Gathering:
                 if number in owned:
                     yield weight, number
 
-    def _put_together(
-        self, arrived: Tensor, groups: Sequence[Group], steps: Mapping[Tensor, Tensor]
-    ) -> Iterator[Whole]:
+    def _put_together(self, arrived: Tensor, turn_of: TurnOf) -> Iterator[Whole]:
         """One after the other, so that few are there at a time."""
         for weight, number in self._owned():
-            group = groups[weight.group_index]
+            group, step = turn_of(weight)
             direction, view, shape = matrix_direction(group), View.of(group), self.matrices[number].shape
             assert direction is not None
             wholes = self.plan.there.read_wholes(number, arrived)
             parts = (view.cut_matrices(_stacked([whole]), shape) for whole in wholes)
             for own in zip(*parts, strict=True):
                 gathered = tuple(x_NRC.contiguous() for x_NRC in own)
-                yield Whole(group, direction, gathered, steps.get(weight.param, 1))
+                yield Whole(group, direction, gathered, step)
 
     def _bytes(self, num: int) -> Tensor:
         return torch.zeros(num, dtype=torch.uint8, device=self.device)
@@ -215,10 +236,12 @@ class Gathering:
         return arriving
 
 
-def _joined(parts: Formed, view: View) -> Tensor:
-    """What was formed of the matrices that a weight is split into, together."""
+def _joined(parts: Formed, view: View) -> Tensor | None:
+    """What was formed of the matrices that a weight is split into, together; None if nothing was."""
     there = [x_NRC for x_NRC in parts if x_NRC is not None]
-    assert len(there) == len(parts), "a direction on ranks forms something in every step"
+    if not there:
+        return None
+    assert len(there) == len(parts), "matrices of one weight are in the same step"
     return there[0] if len(there) == 1 else torch.cat(there, 1 + view.split_dim)
 
 
@@ -232,7 +255,9 @@ def _stacked(matrices: Sequence[Tensor]) -> Tensor:
 class Owners:
     """All matrices that ranks have to put together, of an optimizer's parameters in their order."""
 
-    def __init__(self) -> None:
+    def __init__(self, phases: Mapping[Tensor, int]) -> None:
+        self._phases = phases
+        """In which steps the bases of a parameter are improved, where they take turns."""
         self._gatherings: dict[tuple[tuple[int, ...], torch.device], Gathering] = {}
         """By the ranks of their process groups, of which several may be the same."""
         self._coordinates: dict[Ranks, tuple[tuple[int, ...], ...]] = {}
@@ -253,7 +278,8 @@ class Owners:
         if ranks not in self._coordinates:
             self._coordinates[ranks] = ranks.coordinates
         coordinates = self._coordinates[ranks]
-        matrix = matrix_of(cutting_of(name, param), coordinates, direction, view, compute_dtype(shard))
+        cutting, phase = cutting_of(name, param), self._phases.get(param, 0)
+        matrix = matrix_of(cutting, coordinates, direction, view, compute_dtype(shard), phase)
         num = math.prod(shard.shape[: num_stacking(param.ndim, view.matrix_dims)])
         self._gatherings[key].add(param, group_index, matrix, num)
         self._params.add(param)
@@ -273,11 +299,16 @@ class Owners:
             gathering.start(sent)
 
     def finish(
-        self, groups: Sequence[Group], steps: Mapping[Tensor, Tensor], form: Form
+        self, groups: Sequence[Group], step_of: Callable[[Tensor], float | Tensor], form: Form
     ) -> dict[Tensor, Formed]:
         """Form what this rank owns; of each weight the part that this rank has of what was formed for it."""
+
+        def turn_of(weight: Weight) -> Turn:
+            group = in_turn(groups[weight.group_index], self._phases.get(weight.param))
+            return Turn(group, step_of(weight.param))
+
         for gathering in self._gatherings.values():
-            gathering.form(groups, steps, form)
+            gathering.form(turn_of, form)
         formed: dict[Tensor, Formed] = {}
         for gathering in self._gatherings.values():
             formed |= gathering.finish()

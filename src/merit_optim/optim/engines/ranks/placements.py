@@ -110,6 +110,19 @@ class Cutting(NamedTuple):
                 sizes[dim] = min(length, sizes[dim] - first)
         return Region(tuple(starts), tuple(sizes))
 
+    def since(self, dim: int) -> Cutting:
+        """The same, of the dimensions from this one on: of one of the matrices that those before stack."""
+        dims = tuple(None if d is None or d < dim else d - dim for d in self.dims)
+        return self._replace(shape=self.shape[dim:], dims=dims)
+
+    def by_rows(self, shape: tuple[int, ...]) -> Cutting:
+        """How the rows of another tensor are cut where ranks share them as they share this one.
+
+        >>> Cutting((10, 7), (1,), (4,)).by_rows((7, 7)).region((3,))
+        Region(starts=(6, 0), sizes=(1, 7))
+        """
+        return Cutting(shape, tuple(None if dim is None else 0 for dim in self.dims), self.mesh_shape)
+
 
 def cutting_of(name: str, param: DTensor) -> Cutting:
     """How a parameter is cut; raise where that is not known."""
@@ -132,9 +145,7 @@ def cutting_of(name: str, param: DTensor) -> Cutting:
 
 def own_region(name: str, param: DTensor) -> Region:
     """What of a parameter this rank has; raise where it has something else."""
-    coordinate = param.device_mesh.get_coordinate()
-    assert coordinate is not None, "the parameters of an optimizer are on this rank"
-    region, shard = cutting_of(name, param).region(coordinate), tuple(local_tensor(param).shape)
+    region, shard = cutting_of(name, param).region(_coordinate(param)), tuple(local_tensor(param).shape)
     if region.sizes != shard:
         raise ValueError(
             f"{name} of shape {tuple(param.shape)} is placed as {param.placements}, by which this rank has "
@@ -142,6 +153,12 @@ def own_region(name: str, param: DTensor) -> Region:
             "or fully_shard, which cut as torch.chunk does."
         )
     return region
+
+
+def _coordinate(param: DTensor) -> Sequence[int]:
+    coordinate = param.device_mesh.get_coordinate()
+    assert coordinate is not None, "the parameters of an optimizer are on this rank"
+    return coordinate
 
 
 def cuts_matrices(param: DTensor, matrix_dims: int | None) -> bool:
@@ -195,8 +212,8 @@ def refusal(param: DTensor, view: View, *, has_stacked_state: bool) -> str | Non
             continue
         if has_stacked_state and dim < num_batch_dims and num_batch_dims > 1:
             return (
-                f"neuron_beta and calibrated=True keep state for each stacked matrix, which ranks share out "
-                f"where one dimension stacks them, and {num_batch_dims} do, of which dimension {dim} is "
+                "SOAP, neuron_beta and calibrated=True keep state for each stacked matrix, which ranks share "
+                f"out where one dimension stacks them, and {num_batch_dims} do, of which dimension {dim} is "
                 "sharded: make them one dimension, or shard another"
             )
         if view.split is not None and view.split_dim == 1 and dim > num_batch_dims + 1:
@@ -235,29 +252,40 @@ def sharded_dims(name: str, param: DTensor) -> list[int | None]:
     return dims
 
 
-def stacked_placements(param: DTensor, matrix_dims: int | None) -> list[Placement]:
-    """How state with something for each stacked matrix is placed: cut as the stack is, else on all ranks."""
-    from torch.distributed.tensor import Replicate
+def stacked_placements(param: DTensor, matrix_dims: int | None, *, by_rows: bool) -> list[Placement]:
+    """How state with something for each stacked matrix is placed: cut as the stack is.
+
+    The ranks that share a matrix share the rows of its state, or each has all of it.
+    """
+    from torch.distributed.tensor import Replicate, Shard
 
     num_batch_dims, mesh = num_stacking(param.ndim, matrix_dims), param.device_mesh
-    dims = sharded_dims("a parameter", param)
-    return [
-        placement if dim is not None and dim < num_batch_dims and mesh.size(mesh_dim) > 1 else Replicate()
-        for mesh_dim, (dim, placement) in enumerate(zip(dims, param.placements, strict=True))
-    ]
+    placements: list[Placement] = []
+    for mesh_dim, dim in enumerate(sharded_dims("a parameter", param)):
+        if dim is None or mesh.size(mesh_dim) == 1:
+            placements.append(Replicate())
+        elif dim < num_batch_dims:
+            placements.append(param.placements[mesh_dim])
+        else:
+            placements.append(Shard(1) if by_rows else Replicate())
+    return placements
 
 
 def stacked_zeros(
-    param: DTensor, matrix_dims: int | None, shape: tuple[int, ...], dtype: torch.dtype
+    param: DTensor, matrix_dims: int | None, shape: tuple[int, ...], dtype: torch.dtype, *, by_rows: bool
 ) -> DTensor:
     """State of this shape, whose first dimension counts the stacked matrices, placed so."""
     from torch.distributed.tensor import DTensor
 
-    shard = local_tensor(param)
-    num_matrices = math.prod(shard.shape[: num_stacking(param.ndim, matrix_dims)])
-    own = torch.zeros(num_matrices, *shape[1:], dtype=dtype, device=shard.device)
+    shard, num_batch_dims = local_tensor(param), num_stacking(param.ndim, matrix_dims)
+    matrix = shape[1:]
+    if by_rows:
+        cutting = cutting_of("a parameter", param).since(num_batch_dims).by_rows(matrix)
+        matrix = cutting.region(_coordinate(param)).sizes
+    num_matrices = math.prod(shard.shape[:num_batch_dims])
+    own = torch.zeros(num_matrices, *matrix, dtype=dtype, device=shard.device)
     strides = tuple(math.prod(shape[i + 1 :]) for i in range(len(shape)))
-    placements = stacked_placements(param, matrix_dims)
+    placements = stacked_placements(param, matrix_dims, by_rows=by_rows)
     return DTensor.from_local(
         own, param.device_mesh, placements, run_check=False, shape=torch.Size(shape), stride=strides
     )

@@ -31,6 +31,7 @@ from merit_optim.optim.engines.ranks.placements import crossing_of, is_sharded, 
 from merit_optim.optim.engines.ranks.process_groups import Ranks
 from merit_optim.optim.engines.work import Work
 from merit_optim.optim.matrices import View
+from merit_optim.optim.refresh import phases_of
 from merit_optim.optim.statistics import Recorder, UpdateStatistics
 
 if TYPE_CHECKING:
@@ -105,7 +106,7 @@ class Sharding:
         """A place in this list is a number."""
         self.shares: dict[Tensor, Share] = {}
         """What this rank has of the matrices of a parameter, where that matters to its engine."""
-        self.owners = Owners()
+        self.owners = Owners(phases_of(groups))
         self.exchanges: list[Exchange] = []
         self.ranks: dict[str, Ranks] = {}
         """By the name of their process group."""
