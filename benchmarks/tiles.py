@@ -19,8 +19,8 @@ from pathlib import Path
 
 import torch
 
+from merit_lab.bench.shapes import MODELS, make_parameters, num_elements
 from merit_optim import MERIT
-from merit_optim.lab.bench.shapes import MODELS, make_parameters, num_elements
 from merit_optim.optim.engines.fused.engine import FusedEngine
 from merit_optim.optim.engines.fused.tables import Tile
 from merit_optim.optim.engines.work import Control

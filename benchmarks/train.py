@@ -2,7 +2,7 @@
 
     python benchmarks/train.py [--model gpt2-small] [--attention auto cudnn] [--output results.json]
 
-Each variant is a whole run of ``merit_optim.lab.train`` in a process of its own, on random tokens: loader,
+Each variant is a whole run of ``merit_lab.train`` in a process of its own, on random tokens: loader,
 loss, optimizer, metrics and all. The first steps, in which the model is compiled, are left out. On a GPU the
 optimizer's own time is measured beside them, by events around its steps, and given as a share of a step.
 """
@@ -24,10 +24,10 @@ import numpy as np
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from merit_optim.lab.bench.step import environment
-from merit_optim.lab.models import PRESETS, ModelConfig
-from merit_optim.lab.record import Run
-from merit_optim.lab.train import CheckpointConfig, MeasureConfig, OptimizerConfig, TrainConfig, train
+from merit_lab.bench.step import environment
+from merit_lab.models import PRESETS, ModelConfig
+from merit_lab.record import Run
+from merit_lab.train import CheckpointConfig, MeasureConfig, OptimizerConfig, TrainConfig, train
 
 NUM_TOKENS = 2**24
 

@@ -11,7 +11,7 @@ from merit_optim import cli
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
-PACKAGE = Path("src/merit_optim")
+PACKAGES = [Path("src/merit_optim"), Path("src/merit_lab")]
 
 
 def test_code_runs() -> None:
@@ -63,7 +63,7 @@ def test_every_module_is_in_the_tree() -> None:
     """A package stands for its `__init__.py`, and for all its modules if none of them is listed."""
     listed = set(paths_in_tree())
     whole = listed - {path.parent for path in listed}
-    sources = {path.relative_to(ROOT) for path in (ROOT / PACKAGE).glob("**/*.py")}
+    sources = {path.relative_to(ROOT) for package in PACKAGES for path in (ROOT / package).glob("**/*.py")}
     modules = {path.parent if path.name == "__init__.py" else path for path in sources}
     assert not sorted(str(m) for m in modules - listed if not whole & set(m.parents))
 

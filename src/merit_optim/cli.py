@@ -33,7 +33,7 @@ class Command:
             if error.name is None:  # the lab's own words, which name the way out
                 sys.exit(f"merit {name}: {error}")
             package = error.name.partition(".")[0]
-            if package == "merit_optim":
+            if package in ("merit_optim", "merit_lab"):
                 raise
             extra = "curvature" if package == "scipy" else "lab"
             sys.exit(
@@ -43,26 +43,28 @@ class Command:
         return status
 
 
-_LAB = "merit_optim.lab"
-
 COMMANDS = {
     "info": Command("Print versions, devices, and which engines can be used here", "merit_optim.info"),
-    "demo": Command("AdamW, LAMB and MERIT on a text that every machine has", f"{_LAB}.compare.demo"),
-    "prepare": Command("Turn text into token files to train on", f"{_LAB}.data.command"),
-    "train": Command("Train a language model, or go on with a run that stopped", f"{_LAB}.train.command"),
-    "compare": Command("Train with several optimizers and seeds, and report", f"{_LAB}.compare.command"),
-    "sweep": Command("Find each optimizer's learning rate, or another setting", f"{_LAB}.sweep.command"),
-    "scale": Command("Steps to a target loss against the batch size", f"{_LAB}.scale.command"),
-    "batch-size": Command("Which batch still pays for a run, by its gradient noise", f"{_LAB}.noise.command"),
-    "curvature": Command("The Hessian of the loss at a checkpoint of a run", f"{_LAB}.curvature.command"),
-    "evaluate": Command("Zero-shot tasks on a checkpoint of a run", f"{_LAB}.evaluate.command"),
-    "export": Command("A run's checkpoint as a Hugging Face model", f"{_LAB}.evaluate.export_command"),
-    "report": Command("Make a page, figures and tables from runs", f"{_LAB}.report.command"),
-    "keep": Command(
-        "Copy what runs recorded, small enough for version control", f"{_LAB}.report.keep_command"
+    "demo": Command("AdamW, LAMB and MERIT on a text that every machine has", "merit_lab.compare.demo"),
+    "prepare": Command("Turn text into token files to train on", "merit_lab.data.command"),
+    "train": Command("Train a language model, or go on with a run that stopped", "merit_lab.train.command"),
+    "compare": Command("Train with several optimizers and seeds, and report", "merit_lab.compare.command"),
+    "sweep": Command("Find each optimizer's learning rate, or another setting", "merit_lab.sweep.command"),
+    "scale": Command("Steps to a target loss against the batch size", "merit_lab.scale.command"),
+    "batch-size": Command(
+        "Which batch still pays for a run, by its gradient noise", "merit_lab.noise.command"
     ),
-    "reproduce": Command("Repeat the paper's figures and tables, with verdicts", f"{_LAB}.reproduce.command"),
-    "bench": Command("Time an optimizer's step on this machine", f"{_LAB}.bench.command"),
+    "curvature": Command("The Hessian of the loss at a checkpoint of a run", "merit_lab.curvature.command"),
+    "evaluate": Command("Zero-shot tasks on a checkpoint of a run", "merit_lab.evaluate.command"),
+    "export": Command("A run's checkpoint as a Hugging Face model", "merit_lab.evaluate.export_command"),
+    "report": Command("Make a page, figures and tables from runs", "merit_lab.report.command"),
+    "keep": Command(
+        "Copy what runs recorded, small enough for version control", "merit_lab.report.keep_command"
+    ),
+    "reproduce": Command(
+        "Repeat the paper's figures and tables, with verdicts", "merit_lab.reproduce.command"
+    ),
+    "bench": Command("Time an optimizer's step on this machine", "merit_lab.bench.command"),
 }
 
 

@@ -11,9 +11,9 @@ import chromium
 import numpy as np
 import pytest
 
-from merit_optim.lab.evaluate import SETS
-from merit_optim.lab.models import ModelConfig
-from merit_optim.lab.train import CheckpointConfig, MeasureConfig, OptimizerConfig, TrainConfig, train
+from merit_lab.evaluate import SETS
+from merit_lab.models import ModelConfig
+from merit_lab.train import CheckpointConfig, MeasureConfig, OptimizerConfig, TrainConfig, train
 
 # Nothing here to run as an example; and pytest, coming from the folder before, would take it for that one's.
 collect_ignore = ["conftest.py"]

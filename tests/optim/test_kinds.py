@@ -4,7 +4,7 @@ import pytest
 from kinds_cases import by_kind, expected, kind_of
 from torch import nn
 
-from merit_optim.lab.models import ModelConfig, build
+from merit_lab.models import ModelConfig, build
 
 # --- the lab's models and torch's ----------------------------------------------------------------------
 

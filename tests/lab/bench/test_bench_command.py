@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
+from merit_lab.bench import contestants, growth, shapes, step
+from merit_lab.bench.contestants import Contestant
+from merit_lab.bench.options import new_file
+from merit_lab.bench.shapes import Parameters, Weight
 from merit_optim import MERIT, cli
-from merit_optim.lab.bench import contestants, growth, shapes, step
-from merit_optim.lab.bench.contestants import Contestant
-from merit_optim.lab.bench.options import new_file
-from merit_optim.lab.bench.shapes import Parameters, Weight
 
 SMALL = [
     Weight((8, 4), "embedding"),

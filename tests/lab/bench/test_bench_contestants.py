@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from merit_optim.lab.bench import newton_schulz
-from merit_optim.lab.bench.contestants import Contestant, Together, dion_muon, on_cpu, on_cuda
-from merit_optim.lab.bench.shapes import Parameters, Weight
+from merit_lab.bench import newton_schulz
+from merit_lab.bench.contestants import Contestant, Together, dion_muon, on_cpu, on_cuda
+from merit_lab.bench.shapes import Parameters, Weight
 
 WEIGHTS = [
     Weight((8, 4), "embedding"),

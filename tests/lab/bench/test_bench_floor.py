@@ -5,10 +5,10 @@ from collections import Counter
 import pytest
 import torch
 
+from merit_lab.bench.floor import Floor, floors_of, newton_schulz_flops
+from merit_lab.bench.shapes import MODELS, WEIGHTS, Weight, gpt2, llama, num_elements
+from merit_lab.models import PRESETS, build
 from merit_optim import param_groups
-from merit_optim.lab.bench.floor import Floor, floors_of, newton_schulz_flops
-from merit_optim.lab.bench.shapes import MODELS, WEIGHTS, Weight, gpt2, llama, num_elements
-from merit_optim.lab.models import PRESETS, build
 
 
 @pytest.mark.parametrize("shape", [(2, 3), (3, 2)])

@@ -5,7 +5,7 @@ import itertools
 import pytest
 import torch
 
-from merit_optim.lab.bench import timing
+from merit_lab.bench import timing
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 

@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from merit_optim.lab.compare import command as compare_command
-from merit_optim.lab.compare import work
-from merit_optim.lab.compare.plan import PlannedRun, parse_learning_rates, plan
-from merit_optim.lab.models import PRESETS
-from merit_optim.lab.record import MetricsWriter, Run, lock
-from merit_optim.lab.train import Interrupted, TrainConfig
-from merit_optim.lab.train.parallel import Ranks
+from merit_lab.compare import command as compare_command
+from merit_lab.compare import work
+from merit_lab.compare.plan import PlannedRun, parse_learning_rates, plan
+from merit_lab.models import PRESETS
+from merit_lab.record import MetricsWriter, Run, lock
+from merit_lab.train import Interrupted, TrainConfig
+from merit_lab.train.parallel import Ranks
 
 main = compare_command.main
 

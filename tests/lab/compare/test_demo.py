@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from merit_optim.lab.compare import demo
-from merit_optim.lab.train import Interrupted
+from merit_lab.compare import demo
+from merit_lab.train import Interrupted
 
 
 @pytest.fixture(autouse=True)

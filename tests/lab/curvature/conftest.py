@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch.func import functional_call
 
-from merit_optim.lab.curvature import Hessian
-from merit_optim.lab.models import LanguageModel, ModelConfig, build
+from merit_lab.curvature import Hessian
+from merit_lab.models import LanguageModel, ModelConfig, build
 
 
 class Case(NamedTuple):

@@ -12,12 +12,12 @@ import torch
 from rich.console import Console
 from safetensors.torch import load_file
 
-from merit_optim.lab.curvature import CurvatureConfig, Hessian, hutchinson_trace, measure_curvature
-from merit_optim.lab.curvature.command import main
-from merit_optim.lab.curvature.eigenvalues import Eigenvalues
-from merit_optim.lab.curvature.progress import Progress
-from merit_optim.lab.curvature.results import Results
-from merit_optim.lab.train.snapshot import Snapshot, mean_loss
+from merit_lab.curvature import CurvatureConfig, Hessian, hutchinson_trace, measure_curvature
+from merit_lab.curvature.command import main
+from merit_lab.curvature.eigenvalues import Eigenvalues
+from merit_lab.curvature.progress import Progress
+from merit_lab.curvature.results import Results
+from merit_lab.train.snapshot import Snapshot, mean_loss
 
 QUICK = ["--sequences", "4", "--top", "2", "--probes", "2"]
 DENSITY = ["--density", "--density-probes", "2", "--density-steps", "3"]
@@ -80,7 +80,7 @@ def test_the_eigenvalues_have_the_tolerance_and_the_seed_that_were_asked_for(run
         given.append((top, options))
         return Eigenvalues(values=[1.0] * top, residuals=[0.0] * top)
 
-    monkeypatch.setattr("merit_optim.lab.curvature.measure.top_eigenvalues", remembered)
+    monkeypatch.setattr("merit_lab.curvature.measure.top_eigenvalues", remembered)
     measure_curvature(run, CurvatureConfig(sequences=1, top=3, tolerance=0.25, probes=0, seed=7))
     assert given == [(3, {"tolerance": 0.25, "seed": 7})]
 
@@ -99,7 +99,7 @@ def test_the_weights_are_those_in_the_checkpoints_files(run, step):
 def test_what_is_there_is_not_measured_again(run, monkeypatch):
     config = CurvatureConfig(sequences=4, top=2, probes=2)
     first = measure_curvature(run, config)
-    monkeypatch.setattr("merit_optim.lab.curvature.measure.Hessian", None)  # nothing may be computed
+    monkeypatch.setattr("merit_lab.curvature.measure.Hessian", None)  # nothing may be computed
     assert measure_curvature(run, config) == first
 
 
@@ -132,7 +132,7 @@ def test_a_signal_stops_after_a_product_and_keeps_what_was_done(run, monkeypatch
         return 1.0
 
     with monkeypatch.context() as patch:
-        patch.setattr("merit_optim.lab.curvature.trace.dot", interrupted_dot)
+        patch.setattr("merit_lab.curvature.trace.dot", interrupted_dot)
         assert main([str(run), *QUICK]) == 128 + signal.SIGINT
     assert "stopped by SIGINT" in capfd.readouterr().err
     before = read(run)
@@ -170,8 +170,8 @@ def test_what_is_refused(run, options, message, capfd):
 
 
 def test_too_many_eigenvalues_are_refused_before_anything_is_computed(run, monkeypatch, capfd):
-    monkeypatch.setattr("merit_optim.lab.curvature.eigenvalues._LARGEST_INDEX", 50_000)
-    monkeypatch.setattr("merit_optim.lab.curvature.measure.Hessian", None)
+    monkeypatch.setattr("merit_lab.curvature.eigenvalues._LARGEST_INDEX", 50_000)
+    monkeypatch.setattr("merit_lab.curvature.measure.Hessian", None)
     assert main([str(run), *QUICK, "--top", "20"]) == 1
     assert "ask for at most" in capfd.readouterr().err
 

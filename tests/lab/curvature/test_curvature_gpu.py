@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from merit_optim.lab.curvature import Hessian, hutchinson_trace, spectral_density, top_eigenvalues
-from merit_optim.lab.curvature.measure import choose_micro_batch
-from merit_optim.lab.models import PRESETS, build
-from merit_optim.lab.train.snapshot import mean_loss
+from merit_lab.curvature import Hessian, hutchinson_trace, spectral_density, top_eigenvalues
+from merit_lab.curvature.measure import choose_micro_batch
+from merit_lab.models import PRESETS, build
+from merit_lab.train.snapshot import mean_loss
 
 pytestmark = pytest.mark.gpu
 

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from merit_optim.lab.curvature import Hessian, hessian_vector_product
-from merit_optim.lab.models import ModelConfig, build
+from merit_lab.curvature import Hessian, hessian_vector_product
+from merit_lab.models import ModelConfig, build
 
 
 def test_products_are_the_exact_hessians_times_the_vectors(exact_case):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from merit_optim.lab.curvature import (
+from merit_lab.curvature import (
     Hessian,
     Spectrum,
     Trace,
@@ -14,7 +14,7 @@ from merit_optim.lab.curvature import (
     spectral_density,
     top_eigenvalues,
 )
-from merit_optim.lab.curvature.eigenvalues import num_vectors
+from merit_lab.curvature.eigenvalues import num_vectors
 
 
 def diagonal(values, dtype=torch.float64):
@@ -63,7 +63,7 @@ def test_too_many_or_no_eigenvalues(top):
 
 
 def test_eigenvalues_that_do_not_converge(monkeypatch):
-    monkeypatch.setattr("merit_optim.lab.curvature.eigenvalues._MOST_RESTARTS", 1)
+    monkeypatch.setattr("merit_lab.curvature.eigenvalues._MOST_RESTARTS", 1)
     with pytest.raises(RuntimeError, match=r"of 3 eigenvalues converged to a tolerance of 1e-14 in \d+ prod"):
         top_eigenvalues(diagonal(np.linspace(0, 1, 400).tolist()), 3, tolerance=1e-14)
 

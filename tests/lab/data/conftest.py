@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from merit_optim.lab.data import TokenFile
+from merit_lab.data import TokenFile
 
 
 @pytest.fixture

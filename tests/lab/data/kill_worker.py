@@ -13,10 +13,10 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from merit_optim.lab.data import corpora, parts
-from merit_optim.lab.data import prepare as preparing
-from merit_optim.lab.data.prepare import prepare
-from merit_optim.lab.data.tokens import Dataset
+from merit_lab.data import corpora, parts
+from merit_lab.data import prepare as preparing
+from merit_lab.data.prepare import prepare
+from merit_lab.data.tokens import Dataset
 
 WATCHED = {parts.__file__, preparing.__file__}
 

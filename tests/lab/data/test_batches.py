@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from merit_optim.lab.data import Batches, TokenFile, validation_sequences
+from merit_lab.data import Batches, TokenFile, validation_sequences
 
 TokenFileMaker = Callable[..., TokenFile]
 

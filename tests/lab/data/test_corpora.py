@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from merit_optim.lab.data import corpora
-from merit_optim.lab.data.corpora import Enwik8, embedded, text_files
-from merit_optim.lab.data.pieces import Corpus, Piece
+from merit_lab.data import corpora
+from merit_lab.data.corpora import Enwik8, embedded, text_files
+from merit_lab.data.pieces import Corpus, Piece
 
 
 def words(count: int, seed: int = 0) -> bytes:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from merit_optim.lab.data.pieces import cut
+from merit_lab.data.pieces import cut
 
 
 @given(st.binary(max_size=3000), st.integers(1, 400))

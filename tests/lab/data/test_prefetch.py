@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from merit_optim.lab.data import Batches, Prefetcher, TokenFile
+from merit_lab.data import Batches, Prefetcher, TokenFile
 
 
 @pytest.fixture

@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from merit_optim.lab.data import Dataset
-from merit_optim.lab.data import prepare as preparing
-from merit_optim.lab.data.corpora import Enwik8, text_files
-from merit_optim.lab.data.parts import Counts, Parts
-from merit_optim.lab.data.pieces import Corpus
-from merit_optim.lab.data.prepare import prepare
+from merit_lab.data import Dataset
+from merit_lab.data import prepare as preparing
+from merit_lab.data.corpora import Enwik8, text_files
+from merit_lab.data.parts import Counts, Parts
+from merit_lab.data.pieces import Corpus
+from merit_lab.data.prepare import prepare
 
 WORKER = Path(__file__).with_name("kill_worker.py")
 
@@ -89,7 +89,7 @@ def test_gpt2_on_wikipedia_is_tiktokens(tmp_path: Path, shared_data: Path) -> No
     """Two megabytes of enwik8, in many parts, against tiktoken on the whole."""
     import lzma
 
-    from merit_optim.lab.data.tokenizer import Gpt2
+    from merit_lab.data.tokenizer import Gpt2
 
     with lzma.open(shared_data / "enwik8.xz") as file:
         (tmp_path / "enwik8").write_bytes(file.read(2_000_000))
@@ -215,8 +215,8 @@ def test_a_full_disk(text: Path, tmp_path: Path) -> None:
     program = f"""
 import resource, sys
 from pathlib import Path
-from merit_optim.lab.data.corpora import text_files
-from merit_optim.lab.data.prepare import prepare
+from merit_lab.data.corpora import text_files
+from merit_lab.data.prepare import prepare
 resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000))
 corpus = text_files([Path({str(text)!r})], 0.1)
 prepare(corpus, Path({str(tmp_path / "data")!r}), tokenizer="bytes", part_bytes=10_000)
@@ -350,7 +350,7 @@ def test_a_damaged_journal(corpus: Corpus, tmp_path: Path) -> None:
 def test_text_that_is_no_utf8(
     tmp_path: Path, tokenizer: str, monkeypatch: pytest.MonkeyPatch, text: Path
 ) -> None:
-    from merit_optim.lab.data.tokenizer import TrainedBpe, train_bpe
+    from merit_lab.data.tokenizer import TrainedBpe, train_bpe
 
     bad = tmp_path / "bad"
     bad.write_bytes(b"good text here " * 2000 + b"bad: \xff\xfe " + b"good text here " * 2000)

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from merit_optim.lab.data import Dataset, command, progress
-from merit_optim.lab.data.command import main
-from merit_optim.lab.data.index import INDEX_NAME
-from merit_optim.lab.data.parts import Counts
-from merit_optim.lab.data.progress import Progress
+from merit_lab.data import Dataset, command, progress
+from merit_lab.data.command import main
+from merit_lab.data.index import INDEX_NAME
+from merit_lab.data.parts import Counts
+from merit_lab.data.progress import Progress
 
 
 @pytest.fixture
@@ -101,7 +101,7 @@ def test_unknown_options_are_refused_with_the_nearest(capsys: pytest.CaptureFixt
 
 
 def test_it_needs_no_torch() -> None:
-    program = "import merit_optim.lab.data.command, sys; print('torch' in sys.modules)"
+    program = "import merit_lab.data.command, sys; print('torch' in sys.modules)"
     finished = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, timeout=60)
     assert finished.stdout == b"False\n"
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from merit_optim.lab.data import streams
-from merit_optim.lab.data.streams import Section, Stream, c4, nanogpt_validation, openwebtext
+from merit_lab.data import streams
+from merit_lab.data.streams import Section, Stream, c4, nanogpt_validation, openwebtext
 
 
 class FakeStream:

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from merit_optim.lab.data import tokenizer as tokenizers
-from merit_optim.lab.data.tokenizer import Bytes, Gpt2, TrainedBpe, train_bpe
+from merit_lab.data import tokenizer as tokenizers
+from merit_lab.data.tokenizer import Bytes, Gpt2, TrainedBpe, train_bpe
 
 SAMPLE = [
     b"def decode(text):\n    return text.decode()\n" * 50,
@@ -63,9 +63,7 @@ def test_a_trained_bpe_loses_nothing(bpe_file: Path) -> None:
 
 def test_training_a_bpe_twice_gives_the_same_file(bpe_file: Path) -> None:
     """In another process, where hash tables are seeded otherwise."""
-    program = (
-        f"from merit_optim.lab.data.tokenizer import train_bpe\nprint(train_bpe({SAMPLE!r}, 300), end='')"
-    )
+    program = f"from merit_lab.data.tokenizer import train_bpe\nprint(train_bpe({SAMPLE!r}, 300), end='')"
     again = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, timeout=60)
     assert again.stdout.decode() == bpe_file.read_text()
 

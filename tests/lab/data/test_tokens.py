@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from merit_optim.lab.data import Dataset, TokenFile
-from merit_optim.lab.data.index import FileEntry, Index
+from merit_lab.data import Dataset, TokenFile
+from merit_lab.data.index import FileEntry, Index
 
 TokenFileMaker = Callable[..., TokenFile]
 
@@ -170,7 +170,7 @@ def test_a_dtype_against_the_index(tmp_path: Path) -> None:
 def test_check_names_file_place_and_token(
     token_file: TokenFileMaker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("merit_optim.lab.data.tokens._BLOCK", 64)
+    monkeypatch.setattr("merit_lab.data.tokens._BLOCK", 64)
     tokens = token_file(300)
     tokens.check(300)
     with pytest.raises(ValueError, match=r"tokens.bin: token 199 is 199, but the vocabulary has 199 entries"):

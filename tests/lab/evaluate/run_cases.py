@@ -5,10 +5,10 @@ from pathlib import Path
 
 import torch
 
-from merit_optim.lab.models import LanguageModel, ModelConfig, build
-from merit_optim.lab.record import Run
-from merit_optim.lab.train import OptimizerConfig, TrainConfig, checkpoint
-from merit_optim.lab.train.parallel import Ranks
+from merit_lab.models import LanguageModel, ModelConfig, build
+from merit_lab.record import Run
+from merit_lab.train import OptimizerConfig, TrainConfig, checkpoint
+from merit_lab.train.parallel import Ranks
 
 TINY = ModelConfig(width=16, heads=2, layers=2, context=640, vocab_size=256)
 ALONE = Ranks(rank=0, size=1, device=torch.device("cpu"))

@@ -6,10 +6,10 @@ from types import SimpleNamespace
 import pytest
 from run_cases import make_run
 
-from merit_optim.lab.evaluate import Metric, evaluate, evaluation, harness, read_results
-from merit_optim.lab.evaluate.command import main
-from merit_optim.lab.evaluate.harness import Outcome
-from merit_optim.lab.evaluate.sets import SETS
+from merit_lab.evaluate import Metric, evaluate, evaluation, harness, read_results
+from merit_lab.evaluate.command import main
+from merit_lab.evaluate.harness import Outcome
+from merit_lab.evaluate.sets import SETS
 
 
 class CountingHarness:

@@ -5,8 +5,8 @@ import io
 import pytest
 from rich.console import Console
 
-from merit_optim.lab.evaluate import display
-from merit_optim.lab.evaluate.display import Display
+from merit_lab.evaluate import display
+from merit_lab.evaluate.display import Display
 
 
 def shown(is_terminal: bool) -> str:

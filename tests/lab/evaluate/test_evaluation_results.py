@@ -5,8 +5,8 @@ import math
 import pytest
 from run_cases import make_run
 
-from merit_optim.lab.evaluate import Metric, Result, read_results
-from merit_optim.lab.evaluate.results import result_path
+from merit_lab.evaluate import Metric, Result, read_results
+from merit_lab.evaluate.results import result_path
 
 
 def result(name="lambada", limit=None, value=3.5, stderr=None) -> Result:

@@ -7,9 +7,9 @@ import pytest
 import torch
 from run_cases import TINY, make_run, random_model
 
-from merit_optim.lab.evaluate.export_command import main
-from merit_optim.lab.record import FORMAT
-from merit_optim.lab.train.snapshot import Snapshot
+from merit_lab.evaluate.export_command import main
+from merit_lab.record import FORMAT
+from merit_lab.train.snapshot import Snapshot
 
 LLAMA = replace(TINY, family="llama")
 

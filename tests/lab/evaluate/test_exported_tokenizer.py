@@ -11,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from run_cases import TINY, make_run
 
-from merit_optim.lab.data import Dataset
-from merit_optim.lab.data.corpora import text_files
-from merit_optim.lab.data.prepare import prepare
-from merit_optim.lab.data.tokenizer import END_OF_TEXT, Bytes, Gpt2, TrainedBpe
-from merit_optim.lab.evaluate.tokenizer import ExportedTokenizer, tokenizer_of
+from merit_lab.data import Dataset
+from merit_lab.data.corpora import text_files
+from merit_lab.data.prepare import prepare
+from merit_lab.data.tokenizer import END_OF_TEXT, Bytes, Gpt2, TrainedBpe
+from merit_lab.evaluate.tokenizer import ExportedTokenizer, tokenizer_of
 
 transformers = pytest.importorskip("transformers", reason="transformers is not installed (extra eval)")
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import torch
 
-from merit_optim.lab.models import LanguageModel, ModelConfig, build
+from merit_lab.models import LanguageModel, ModelConfig, build
 
 GPT2 = ModelConfig(width=48, heads=3, layers=2, context=24, vocab_size=101)
 LLAMA = replace(GPT2, family="llama")

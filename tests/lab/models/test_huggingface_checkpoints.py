@@ -9,8 +9,8 @@ import torch
 from model_cases import GPT2, LLAMA, sequences, spread
 from safetensors.torch import load_file, save_file
 
-from merit_optim.lab.models import ModelConfig
-from merit_optim.lab.models.huggingface import export_checkpoint, import_checkpoint
+from merit_lab.models import ModelConfig
+from merit_lab.models.huggingface import export_checkpoint, import_checkpoint
 
 transformers = pytest.importorskip("transformers", reason="transformers is not installed (extra eval)")
 

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from model_cases import FAMILIES, GPT2, LLAMA, sequences, spread
 
-from merit_optim.lab.models import LanguageModel, ModelConfig, build
+from merit_lab.models import LanguageModel, ModelConfig, build
 
 
 @pytest.fixture(params=FAMILIES)

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from merit_optim.lab.models import PRESETS, ModelConfig, build, flops_per_token, num_parameters
+from merit_lab.models import PRESETS, ModelConfig, build, flops_per_token, num_parameters
 
 SMALL = ModelConfig(width=48, heads=3, layers=2, context=32, vocab_size=96)
 VARIANTS = [

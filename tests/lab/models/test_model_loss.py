@@ -7,7 +7,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
-from merit_optim.lab.models.loss import linear_cross_entropy, loss_and_gradients
+from merit_lab.models.loss import linear_cross_entropy, loss_and_gradients
 
 ROWS, WIDTH, CLASSES = 37, 12, 50
 

@@ -9,7 +9,7 @@ from model_cases import FAMILIES, GPT2, sequences, spread
 from torch._dynamo.backends.common import aot_autograd
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 
-from merit_optim.lab.models.loss import loss_and_gradients
+from merit_lab.models.loss import loss_and_gradients
 
 # torch's own modules, as inductor imports them.
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script:DeprecationWarning")

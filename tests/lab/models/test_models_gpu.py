@@ -6,8 +6,8 @@ import pytest
 import torch
 from model_cases import FAMILIES, spread
 
-from merit_optim.lab.models import PRESETS, build
-from merit_optim.lab.models.attention import attend, causal_block_mask
+from merit_lab.models import PRESETS, build
+from merit_lab.models.attention import attend, causal_block_mask
 
 pytestmark = pytest.mark.gpu
 

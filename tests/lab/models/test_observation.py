@@ -7,8 +7,8 @@ import pytest
 import torch
 from model_cases import FAMILIES, GPT2, sequences, spread
 
-from merit_optim.lab.models import build
-from merit_optim.lab.models.layers import Attention, rotary_table, rotate
+from merit_lab.models import build
+from merit_lab.models.layers import Attention, rotary_table, rotate
 
 
 def materialised(query, key, scale) -> tuple[torch.Tensor, torch.Tensor]:

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 import torch
 
-from merit_optim.lab.data import Batches, Dataset
-from merit_optim.lab.noise import NoiseConfig, NoiseScale, gradient_norms, measure_noise_scale
-from merit_optim.lab.noise.command import describe, main
-from merit_optim.lab.noise.measure import MeasuredScale
-from merit_optim.lab.record import lock
-from merit_optim.lab.train.snapshot import Snapshot
+from merit_lab.data import Batches, Dataset
+from merit_lab.noise import NoiseConfig, NoiseScale, gradient_norms, measure_noise_scale
+from merit_lab.noise.command import describe, main
+from merit_lab.noise.measure import MeasuredScale
+from merit_lab.record import lock
+from merit_lab.train.snapshot import Snapshot
 
 QUICK = ["--batches", "3", "--batch", "8", "--micro-batch", "2"]
 
@@ -59,7 +59,7 @@ def test_the_scale_of_a_run(run, data, capfd):
 def test_what_is_there_is_not_measured_again(run, monkeypatch):
     config = NoiseConfig(batches=2, batch=4, micro_batch=2)
     first = measure_noise_scale(run, config)
-    monkeypatch.setattr("merit_optim.lab.noise.measure.gradient_norms", None)  # nothing may be computed
+    monkeypatch.setattr("merit_lab.noise.measure.gradient_norms", None)  # nothing may be computed
     assert measure_noise_scale(run, config) == first
     with pytest.raises(TypeError):
         measure_noise_scale(run, NoiseConfig(batches=2, batch=4, micro_batch=2, seed=1))
@@ -91,7 +91,7 @@ def test_a_signal_stops_after_a_batch(run, monkeypatch, capfd):
         signal.raise_signal(signal.SIGINT)
         return gradient_norms(*arguments)
 
-    monkeypatch.setattr("merit_optim.lab.noise.measure.gradient_norms", interrupted)
+    monkeypatch.setattr("merit_lab.noise.measure.gradient_norms", interrupted)
     assert main([str(run), *QUICK]) == 128 + signal.SIGINT
     assert "stopped by SIGINT" in capfd.readouterr().err
     assert not (run / "noise").exists()
@@ -139,7 +139,7 @@ def test_what_is_said(tmp_path):
 @pytest.mark.parametrize("signal_seen", [1e-3, -1e-3, -1.0])
 def test_the_table_for_any_signal(run, capfd, monkeypatch, signal_seen):
     scale = measured(run, noise=1.0, signal=signal_seen, ratio_error=1e-3)
-    monkeypatch.setattr("merit_optim.lab.noise.command.measure_noise_scale", lambda *_, **__: scale)
+    monkeypatch.setattr("merit_lab.noise.command.measure_noise_scale", lambda *_, **__: scale)
     assert main([str(run)]) == 0
     printed = capfd.readouterr().out
     assert ("1,024" in printed) == math.isfinite(scale.scale.interval[0])
@@ -147,7 +147,7 @@ def test_the_table_for_any_signal(run, capfd, monkeypatch, signal_seen):
 
 
 def test_results_that_another_process_writes_for_long(run, monkeypatch, capfd):
-    monkeypatch.setattr("merit_optim.lab.curvature.results._PATIENCE", 0.0)
+    monkeypatch.setattr("merit_lab.curvature.results._PATIENCE", 0.0)
     with lock(run / "noise"):
         assert main([str(run), "--batches", "2", "--batch", "8"]) == 1
     assert "noise is in use by process" in capfd.readouterr().err

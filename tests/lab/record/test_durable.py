@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from merit_optim.lab.record import durable
+from merit_lab.record import durable
 
 _WRITER = """
 import json, sys
 from pathlib import Path
-from merit_optim.lab.record import durable
+from merit_lab.record import durable
 
 for _ in range(100):
     durable.write(Path(sys.argv[1]), json.dumps({"text": sys.argv[2] * 20_000}))

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 import merit_optim
-from merit_optim.lab.record import Journal, Run, differences, environment
-from merit_optim.lab.record.journal import scalars_of
+from merit_lab.record import Journal, Run, differences, environment
+from merit_lab.record.journal import scalars_of
 
 
 @pytest.fixture
@@ -37,7 +37,7 @@ def test_the_environment_says_what_ran_where(run):
 )
 def test_the_commit_tells_of_files_that_differ_from_it(monkeypatch, changed, commit):
     said = {"ls-files": "__init__.py", "rev-parse": "0123abc", "status": changed}
-    module = sys.modules["merit_optim.lab.record.environment"]  # the package has a function of its name
+    module = sys.modules["merit_lab.record.environment"]  # the package has a function of its name
     monkeypatch.setattr(module, "_git", lambda _, command, *__: said[command])
     assert environment(device=torch.device("cpu"), data={})["commit"] == commit
 

@@ -3,7 +3,7 @@ import math
 
 import pytest
 
-from merit_optim.lab.record import FORMAT, MetricsWriter, Run, lock, outcome_of, read_metrics
+from merit_lab.record import FORMAT, MetricsWriter, Run, lock, outcome_of, read_metrics
 
 CONFIG = {"seed": 1, "optimizer": {"name": "merit"}}
 ENVIRONMENT = {"started": "2026-01-01T00:00:00+00:00"}

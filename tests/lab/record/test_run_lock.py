@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from merit_optim.lab.record import RunInUse, is_locked, lock
+from merit_lab.record import RunInUse, is_locked, lock
 
 
 def hold(folder, held):

@@ -5,7 +5,7 @@ import random
 from pathlib import Path
 from typing import Any
 
-from merit_optim.lab.record import MetricsWriter, Run
+from merit_lab.record import MetricsWriter, Run
 
 BATCH = 256
 CONTEXT = 64

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from fake_runs import write_run
 
-from merit_optim.lab.record import MetricsWriter, Run, read_metrics, write_excerpt
-from merit_optim.lab.report.gather import find_runs
-from merit_optim.lab.report.keep_command import main
+from merit_lab.record import MetricsWriter, Run, read_metrics, write_excerpt
+from merit_lab.report.gather import find_runs
+from merit_lab.report.keep_command import main
 
 
 def keep(*arguments: Path | str) -> int:

@@ -7,7 +7,7 @@ import chromium
 import pytest
 from fake_runs import write_run
 
-from merit_optim.lab.report.command import main
+from merit_lab.report.command import main
 
 pytestmark = pytest.mark.browser
 

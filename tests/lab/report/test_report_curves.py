@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from merit_optim.lab.report.curves import mean_curve, read_curves, thin, tokens_per_step
+from merit_lab.report.curves import mean_curve, read_curves, thin, tokens_per_step
 
 
 def test_every_kind_of_measurement_becomes_curves() -> None:

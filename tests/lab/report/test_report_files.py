@@ -10,12 +10,12 @@ import altair
 import pytest
 from fake_runs import write_run
 
-from merit_optim.lab.record import Run
-from merit_optim.lab.report import find_runs, group, read_outcomes
-from merit_optim.lab.report.command import main
-from merit_optim.lab.report.figures import make_figures
-from merit_optim.lab.report.page import render_page
-from merit_optim.lab.report.style import colours, dashes
+from merit_lab.record import Run
+from merit_lab.report import find_runs, group, read_outcomes
+from merit_lab.report.command import main
+from merit_lab.report.figures import make_figures
+from merit_lab.report.page import render_page
+from merit_lab.report.style import colours, dashes
 
 
 @pytest.fixture

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from fake_runs import write_run
 
-from merit_optim.lab.record import MetricsWriter, Run, lock, read_metrics, write_excerpt
-from merit_optim.lab.report import gather, read_outcomes, summarise
-from merit_optim.lab.report.gather import find_runs, group
+from merit_lab.record import MetricsWriter, Run, lock, read_metrics, write_excerpt
+from merit_lab.report import gather, read_outcomes, summarise
+from merit_lab.report.gather import find_runs, group
 
 
 def test_a_folder_stands_for_the_runs_in_it_and_none_counts_twice(one_seed: Path) -> None:

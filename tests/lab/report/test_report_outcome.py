@@ -5,11 +5,11 @@ from pathlib import Path
 import pytest
 from fake_runs import BATCH, CONTEXT, write_run
 
-from merit_optim.lab.record import MetricsWriter
-from merit_optim.lab.report import find_runs, group, read_outcomes, summarise
-from merit_optim.lab.report.gather import Series
-from merit_optim.lab.report.outcome import RunOutcome, SeriesOutcome, chance_of_difference
-from merit_optim.lab.report.tables import describe_runs, run_table, series_table
+from merit_lab.record import MetricsWriter
+from merit_lab.report import find_runs, group, read_outcomes, summarise
+from merit_lab.report.gather import Series
+from merit_lab.report.outcome import RunOutcome, SeriesOutcome, chance_of_difference
+from merit_lab.report.tables import describe_runs, run_table, series_table
 
 
 def outcome(
@@ -96,7 +96,7 @@ def test_with_more_relabellings_than_can_be_counted_some_are_drawn(monkeypatch: 
     assert "12 seeds each, p = 5e-05 in a permutation test);" in sentence
     few = [1.0, 2.0, 3.5, 1.5, 2.5], [2.0, 3.0, 4.5, 2.2, 2.9]
     exact = chance_of_difference(*few)
-    monkeypatch.setattr("merit_optim.lab.report.outcome._MAX_RELABELLINGS", 10)
+    monkeypatch.setattr("merit_lab.report.outcome._MAX_RELABELLINGS", 10)
     assert chance_of_difference(*few) == pytest.approx(exact, abs=0.01)
 
 

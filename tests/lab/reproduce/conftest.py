@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 from toy_scale import make_scale
 
-from merit_optim.lab.data import Dataset
-from merit_optim.lab.reproduce.scale import Scale
+from merit_lab.data import Dataset
+from merit_lab.reproduce.scale import Scale
 
 
 @pytest.fixture

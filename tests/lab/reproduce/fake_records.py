@@ -6,15 +6,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from merit_optim.lab.evaluate import PAPER_SETS
-from merit_optim.lab.evaluate.results import Metric as EvaluationMetric
-from merit_optim.lab.evaluate.results import Result as EvaluationResult
-from merit_optim.lab.evaluate.results import result_path
-from merit_optim.lab.record import Run
-from merit_optim.lab.report.gather import MeasuredRun
-from merit_optim.lab.reproduce.entry import Entry
-from merit_optim.lab.reproduce.records import Record, Records
-from merit_optim.lab.reproduce.scale import Scale, Trial
+from merit_lab.evaluate import PAPER_SETS
+from merit_lab.evaluate.results import Metric as EvaluationMetric
+from merit_lab.evaluate.results import Result as EvaluationResult
+from merit_lab.evaluate.results import result_path
+from merit_lab.record import Run
+from merit_lab.report.gather import MeasuredRun
+from merit_lab.reproduce.entry import Entry
+from merit_lab.reproduce.records import Record, Records
+from merit_lab.reproduce.scale import Scale, Trial
 
 Row = dict[str, Any]
 LAYERS = 3

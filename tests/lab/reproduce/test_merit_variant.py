@@ -3,8 +3,8 @@
 import pytest
 import torch
 
+from merit_lab.reproduce.merit_variant import MERITVariant
 from merit_optim import MERIT
-from merit_optim.lab.reproduce.merit_variant import MERITVariant
 
 
 def trained(make, num_steps=6, shape=(12, 8)):

@@ -12,17 +12,17 @@ import torch
 from fake_records import LAYERS, evaluated, fake_record, fake_records, logits, losses
 from toy_scale import make_scale
 
-from merit_optim.lab.data import Dataset
-from merit_optim.lab.evaluate import PAPER_SETS
-from merit_optim.lab.models import flops_per_token
-from merit_optim.lab.reproduce.entries import batches, theorem, weights
-from merit_optim.lab.reproduce.entries.variants import VARIANTS
-from merit_optim.lab.reproduce.entry import Result
-from merit_optim.lab.reproduce.records import Record, Records
-from merit_optim.lab.reproduce.registry import ENTRIES
-from merit_optim.lab.reproduce.scale import Scale, Setting, Trial
-from merit_optim.lab.reproduce.work import Task, reproduce
-from merit_optim.lab.train.schedule import learning_rate
+from merit_lab.data import Dataset
+from merit_lab.evaluate import PAPER_SETS
+from merit_lab.models import flops_per_token
+from merit_lab.reproduce.entries import batches, theorem, weights
+from merit_lab.reproduce.entries.variants import VARIANTS
+from merit_lab.reproduce.entry import Result
+from merit_lab.reproduce.records import Record, Records
+from merit_lab.reproduce.registry import ENTRIES
+from merit_lab.reproduce.scale import Scale, Setting, Trial
+from merit_lab.reproduce.work import Task, reproduce
+from merit_lab.train.schedule import learning_rate
 
 # As in the paper: the order of table 3, with the others above.
 AS_IN_THE_PAPER = {"MERIT": 3.2, "MaxLAMB": 3.3, "LAMB": 3.35, "AdamW": 3.5, "SophiaG": 3.6, "Lion": 3.7}

@@ -5,13 +5,13 @@ from typing import Any
 
 import pytest
 
-from merit_optim.lab.data import Dataset
-from merit_optim.lab.record import MetricsWriter, Run
-from merit_optim.lab.reproduce import command, cost, records
-from merit_optim.lab.reproduce.cost import Cost, Speed, cost_of
-from merit_optim.lab.reproduce.registry import ENTRIES
-from merit_optim.lab.reproduce.scale import Scale
-from merit_optim.lab.reproduce.scales import SCALES
+from merit_lab.data import Dataset
+from merit_lab.record import MetricsWriter, Run
+from merit_lab.reproduce import command, cost, records
+from merit_lab.reproduce.cost import Cost, Speed, cost_of
+from merit_lab.reproduce.registry import ENTRIES
+from merit_lab.reproduce.scale import Scale
+from merit_lab.reproduce.scales import SCALES
 
 
 @pytest.fixture(autouse=True)

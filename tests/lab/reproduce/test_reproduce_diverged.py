@@ -10,11 +10,11 @@ import pytest
 from fake_records import LAYERS, Row, fake_record, fake_records, logits, losses
 from toy_scale import make_scale
 
-from merit_optim.lab.reproduce.entry import Result
-from merit_optim.lab.reproduce.records import Record, Records
-from merit_optim.lab.reproduce.registry import ENTRIES
-from merit_optim.lab.reproduce.scale import Scale, Trial
-from merit_optim.lab.train.checkpoint import path_of
+from merit_lab.reproduce.entry import Result
+from merit_lab.reproduce.records import Record, Records
+from merit_lab.reproduce.registry import ENTRIES
+from merit_lab.reproduce.scale import Scale, Trial
+from merit_lab.train.checkpoint import path_of
 
 
 def some_diverged(

@@ -7,9 +7,9 @@ import chromium
 import pytest
 from toy_scale import make_scale
 
-from merit_optim.lab.data import Dataset
-from merit_optim.lab.reproduce.registry import choose
-from merit_optim.lab.reproduce.work import Task, reproduce
+from merit_lab.data import Dataset
+from merit_lab.reproduce.registry import choose
+from merit_lab.reproduce.work import Task, reproduce
 
 pytestmark = pytest.mark.browser
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from merit_optim.lab.reproduce import command
-from merit_optim.lab.reproduce.registry import ENTRIES
+from merit_lab.reproduce import command
+from merit_lab.reproduce.registry import ENTRIES
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 

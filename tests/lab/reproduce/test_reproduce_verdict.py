@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from merit_optim.lab.reproduce.verdict import Comparison, Outcome, Verdict, paired, student_t_tail
+from merit_lab.reproduce.verdict import Comparison, Outcome, Verdict, paired, student_t_tail
 
 
 def comparison(*margins: float) -> Comparison:

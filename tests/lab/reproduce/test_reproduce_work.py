@@ -12,17 +12,17 @@ import pytest
 import torch
 from toy_scale import make_scale
 
-from merit_optim.lab.compare import work as compare_work
-from merit_optim.lab.data import Dataset
-from merit_optim.lab.record import Run
-from merit_optim.lab.report.keep_command import main as keep
-from merit_optim.lab.reproduce import command, records
-from merit_optim.lab.reproduce.entries.losses import FIVE
-from merit_optim.lab.reproduce.registry import ENTRIES, choose
-from merit_optim.lab.reproduce.scale import Scale
-from merit_optim.lab.reproduce.scales import SCALES
-from merit_optim.lab.reproduce.work import Task, reproduce
-from merit_optim.lab.train import Interrupted
+from merit_lab.compare import work as compare_work
+from merit_lab.data import Dataset
+from merit_lab.record import Run
+from merit_lab.report.keep_command import main as keep
+from merit_lab.reproduce import command, records
+from merit_lab.reproduce.entries.losses import FIVE
+from merit_lab.reproduce.registry import ENTRIES, choose
+from merit_lab.reproduce.scale import Scale
+from merit_lab.reproduce.scales import SCALES
+from merit_lab.reproduce.work import Task, reproduce
+from merit_lab.train import Interrupted
 
 
 @pytest.fixture(autouse=True)

@@ -9,14 +9,14 @@ from types import SimpleNamespace
 import pytest
 from rich.console import Console
 
-from merit_optim.lab.compare import PlannedRun
-from merit_optim.lab.data import Dataset
-from merit_optim.lab.record import MetricsWriter, Run, lock
-from merit_optim.lab.reproduce.records import plan
-from merit_optim.lab.reproduce.scale import Scale
-from merit_optim.lab.reproduce.show import Progress
-from merit_optim.lab.reproduce.workers import Workers, WorkersEnded, is_done, last_step
-from merit_optim.lab.train.signals import StopRequest
+from merit_lab.compare import PlannedRun
+from merit_lab.data import Dataset
+from merit_lab.record import MetricsWriter, Run, lock
+from merit_lab.reproduce.records import plan
+from merit_lab.reproduce.scale import Scale
+from merit_lab.reproduce.show import Progress
+from merit_lab.reproduce.workers import Workers, WorkersEnded, is_done, last_step
+from merit_lab.train.signals import StopRequest
 
 
 @pytest.fixture

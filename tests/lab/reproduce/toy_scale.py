@@ -2,8 +2,8 @@
 
 import dataclasses
 
-from merit_optim.lab.models import ModelConfig
-from merit_optim.lab.reproduce.scale import Scale, Setting
+from merit_lab.models import ModelConfig
+from merit_lab.reproduce.scale import Scale, Setting
 
 MODEL = ModelConfig(width=16, heads=2, layers=3, context=16, vocab_size=256)
 RATES = {"adamw": 1e-3, "lamb": 1e-2, "maxlamb": 1e-2, "merit": 1e-2, "lion": 1e-4, "sophiag": 1e-3}

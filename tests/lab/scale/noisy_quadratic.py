@@ -15,9 +15,9 @@ from pathlib import Path
 
 import numpy as np
 
-from merit_optim.lab.data import Dataset
-from merit_optim.lab.record import MetricsWriter, Run
-from merit_optim.lab.train import TrainConfig
+from merit_lab.data import Dataset
+from merit_lab.record import MetricsWriter, Run
+from merit_lab.train import TrainConfig
 
 NOISE_SCALE = 32.0
 DIMENSIONS = 200

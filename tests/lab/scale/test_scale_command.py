@@ -12,13 +12,13 @@ import altair
 import noisy_quadratic
 import pytest
 
-from merit_optim.lab.compare import work
-from merit_optim.lab.record import Run, RunInUse
-from merit_optim.lab.scale.command import main
-from merit_optim.lab.scale.measure import Attempt, Measurement
-from merit_optim.lab.scale.picture import make_figure
-from merit_optim.lab.scale.words import results, summarise
-from merit_optim.lab.train import Interrupted, TrainConfig
+from merit_lab.compare import work
+from merit_lab.record import Run, RunInUse
+from merit_lab.scale.command import main
+from merit_lab.scale.measure import Attempt, Measurement
+from merit_lab.scale.picture import make_figure
+from merit_lab.scale.words import results, summarise
+from merit_lab.train import Interrupted, TrainConfig
 
 BATCHES = (4, 8, 16, 32, 64, 128, 256)
 TARGET = 1.0

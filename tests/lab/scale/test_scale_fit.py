@@ -5,8 +5,8 @@ import math
 import numpy as np
 import pytest
 
-from merit_optim.lab.scale import fit_curve, steps_to_reach
-from merit_optim.lab.scale.rules import Rule, rates_by_batch
+from merit_lab.scale import fit_curve, steps_to_reach
+from merit_lab.scale.rules import Rule, rates_by_batch
 
 BATCHES = [8, 16, 32, 64, 128, 256]
 

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 from sweep_runs import WriteRun, write_finished_run
 
-from merit_optim.lab.models import PRESETS
-from merit_optim.lab.sweep.fields import with_values
-from merit_optim.lab.train import TrainConfig
+from merit_lab.models import PRESETS
+from merit_lab.sweep.fields import with_values
+from merit_lab.train import TrainConfig
 
 SMALLEST = ["--model.layers=1", "--model.width=16", "--model.heads=1", "--model.context=16"]
 LENGTH = ["--batch=4", "--steps=2", "--measure.validation-sequences=8", "--measure.attention-every=0"]

@@ -3,9 +3,9 @@
 from pathlib import Path
 from typing import Protocol
 
-from merit_optim.lab.data import Dataset
-from merit_optim.lab.record import MetricsWriter, Run
-from merit_optim.lab.train import TrainConfig
+from merit_lab.data import Dataset
+from merit_lab.record import MetricsWriter, Run
+from merit_lab.train import TrainConfig
 
 
 class WriteRun(Protocol):

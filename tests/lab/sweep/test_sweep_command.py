@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 from sweep_runs import write_finished_run
 
-from merit_optim.lab.compare import work
-from merit_optim.lab.record import Run
-from merit_optim.lab.sweep.command import main
-from merit_optim.lab.sweep.fields import LR
-from merit_optim.lab.sweep.grid import Grid
-from merit_optim.lab.train import Interrupted, TrainConfig
-from merit_optim.lab.train.command import parse as parse_train
+from merit_lab.compare import work
+from merit_lab.record import Run
+from merit_lab.sweep.command import main
+from merit_lab.sweep.fields import LR
+from merit_lab.sweep.grid import Grid
+from merit_lab.train import Interrupted, TrainConfig
+from merit_lab.train.command import parse as parse_train
 
 
 def runs_of(folder: Path) -> set[str]:

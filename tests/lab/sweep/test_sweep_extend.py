@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 from sweep_runs import WriteRun
 
-from merit_optim.lab.sweep import Ledger
-from merit_optim.lab.sweep.extend import MOST_RATES_BEYOND, check_extendable, extension, next_rate
-from merit_optim.lab.sweep.grid import Grid
-from merit_optim.lab.train import TrainConfig
+from merit_lab.sweep import Ledger
+from merit_lab.sweep.extend import MOST_RATES_BEYOND, check_extendable, extension, next_rate
+from merit_lab.sweep.grid import Grid
+from merit_lab.train import TrainConfig
 
 
 @pytest.fixture

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 from sweep_runs import WriteRun
 
-from merit_optim.lab.sweep import Best, Ledger
-from merit_optim.lab.sweep.words import best_table, summarise, warnings
-from merit_optim.lab.sweep.write import write_findings
+from merit_lab.sweep import Best, Ledger
+from merit_lab.sweep.words import best_table, summarise, warnings
+from merit_lab.sweep.write import write_findings
 
 
 def read(tmp_path: Path, *fields: str) -> Ledger:

@@ -8,10 +8,10 @@ import chromium
 import pytest
 from sweep_runs import WriteRun
 
-from merit_optim.lab.sweep import Ledger
-from merit_optim.lab.sweep.page import Figure
-from merit_optim.lab.sweep.picture import make_figure
-from merit_optim.lab.sweep.write import write_findings
+from merit_lab.sweep import Ledger
+from merit_lab.sweep.page import Figure
+from merit_lab.sweep.picture import make_figure
+from merit_lab.sweep.write import write_findings
 
 
 @pytest.fixture

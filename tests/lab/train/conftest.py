@@ -2,8 +2,8 @@ import dataclasses
 
 import pytest
 
-from merit_optim.lab.models import ModelConfig
-from merit_optim.lab.train import CheckpointConfig, MeasureConfig, OptimizerConfig, TrainConfig
+from merit_lab.models import ModelConfig
+from merit_lab.train import CheckpointConfig, MeasureConfig, OptimizerConfig, TrainConfig
 
 # What differs between two runs of the same computation.
 OF_THE_CLOCK = ("seconds", "tokens_per_second", "optimizer_share", "mfu", "memory_gib")

@@ -14,9 +14,9 @@ from pathlib import Path
 
 from torch import Tensor
 
-from merit_optim.lab.train import command, start
-from merit_optim.lab.train.loop import Trainer
-from merit_optim.lab.train.numbers import StepNumbers
+from merit_lab.train import command, start
+from merit_lab.train.loop import Trainer
+from merit_lab.train.numbers import StepNumbers
 
 
 def kill_once(rank: int, step: int, was_killed: Path) -> None:

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch.distributed.checkpoint.filesystem import FileSystem
 
-from merit_optim.lab.train import checkpoint, train
-from merit_optim.lab.train.checkpoint import Damaged, find, read
+from merit_lab.train import checkpoint, train
+from merit_lab.train.checkpoint import Damaged, find, read
 
 
 @pytest.fixture

@@ -3,8 +3,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from merit_optim.lab.models import LanguageModel
-from merit_optim.lab.train import micro_batch, train
+from merit_lab.models import LanguageModel
+from merit_lab.train import micro_batch, train
 
 
 @pytest.mark.parametrize("precision", ["bf16", "float32"])
@@ -24,6 +24,6 @@ def test_the_trial_on_cuda_has_the_precision_of_the_run(precision, changed, monk
         return 2
 
     monkeypatch.setattr(LanguageModel, "forward", observed)
-    monkeypatch.setattr("merit_optim.lab.train.loop.choose_micro_batch", as_on_cuda)
+    monkeypatch.setattr("merit_lab.train.loop.choose_micro_batch", as_on_cuda)
     train(changed(precision=precision, steps=1), tmp_path / "run")
     assert set(tried) == {precision == "bf16"}

@@ -2,7 +2,7 @@ import math
 
 import pytest
 
-from merit_optim.lab.train import loop, train
+from merit_lab.train import loop, train
 
 PARAMETER = "blocks.1.mlp.up.weight"
 

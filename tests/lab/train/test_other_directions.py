@@ -3,11 +3,11 @@
 import pytest
 import torch
 
-from merit_optim.lab.models import build
-from merit_optim.lab.record import Run
-from merit_optim.lab.train import train
-from merit_optim.lab.train.loop import Trainer
-from merit_optim.lab.train.optimizer import check_optimizer, create_optimizer
+from merit_lab.models import build
+from merit_lab.record import Run
+from merit_lab.train import train
+from merit_lab.train.loop import Trainer
+from merit_lab.train.optimizer import check_optimizer, create_optimizer
 
 NAMES = ("muon-merit", "soap-merit", "muon", "normuon", "orscale", "soap")
 

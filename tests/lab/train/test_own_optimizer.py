@@ -6,14 +6,14 @@ import sys
 import pytest
 import torch
 
+from merit_lab.compare.plan import plan
+from merit_lab.report.gather import display_name
+from merit_lab.train import OptimizerConfig, train
+from merit_lab.train.loop import Trainer
+from merit_lab.train.own_optimizer import load_class
+from merit_lab.train.signals import Interrupted
+from merit_lab.train.snapshot import Snapshot
 from merit_optim import MERIT
-from merit_optim.lab.compare.plan import plan
-from merit_optim.lab.report.gather import display_name
-from merit_optim.lab.train import OptimizerConfig, train
-from merit_optim.lab.train.loop import Trainer
-from merit_optim.lab.train.own_optimizer import load_class
-from merit_optim.lab.train.signals import Interrupted
-from merit_optim.lab.train.snapshot import Snapshot
 
 
 def weights(run):

@@ -9,16 +9,16 @@ import pytest
 from torch.distributed import HashStore
 from torchrun import torchrun
 
-from merit_optim.lab.record import Run
-from merit_optim.lab.train import checkpoint, train
-from merit_optim.lab.train.parallel import agree_on_name
+from merit_lab.record import Run
+from merit_lab.train import checkpoint, train
+from merit_lab.train.parallel import agree_on_name
 
 # What every rank runs: a configuration or --resume, and the step before which the process dies, is told to
 # stop, or begins to meet a disk that cannot be read once, if any.
 WORKER = """
 import errno, json, os, signal, sys
-from merit_optim.lab.train import Interrupted, TrainConfig, checkpoint, train
-from merit_optim.lab.train.loop import Trainer
+from merit_lab.train import Interrupted, TrainConfig, checkpoint, train
+from merit_lab.train.loop import Trainer
 
 config, folder, step, how = sys.argv[1:]
 take_step, sha256 = Trainer.take_step, checkpoint._sha256
@@ -89,7 +89,7 @@ def test_sharded_on_two_ranks_then_on_one(alone, changed, tmp_path):
 
 
 def test_alone_then_replicated_on_two_ranks(alone, toy, tmp_path, monkeypatch):
-    from merit_optim.lab.train.loop import Trainer
+    from merit_lab.train.loop import Trainer
 
     take_step = Trainer.take_step
 

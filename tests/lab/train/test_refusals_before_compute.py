@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 import torch
 
-from merit_optim.lab.record import RunInUse, lock
-from merit_optim.lab.train import loop, train
-from merit_optim.lab.train.command import main
-from merit_optim.lab.train.parallel import Ranks
-from merit_optim.lab.train.start import begin_run
+from merit_lab.record import RunInUse, lock
+from merit_lab.train import loop, train
+from merit_lab.train.command import main
+from merit_lab.train.parallel import Ranks
+from merit_lab.train.start import begin_run
 
 
 @pytest.fixture

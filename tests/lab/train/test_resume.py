@@ -9,18 +9,18 @@ from types import SimpleNamespace
 
 import pytest
 
-from merit_optim.lab.record import Run, RunInUse, durable, is_locked, lock
-from merit_optim.lab.train import Interrupted, checkpoint, loop, start, train
-from merit_optim.lab.train.command import main
-from merit_optim.lab.train.loop import Trainer
+from merit_lab.record import Run, RunInUse, durable, is_locked, lock
+from merit_lab.train import Interrupted, checkpoint, loop, start, train
+from merit_lab.train.command import main
+from merit_lab.train.loop import Trainer
 
 HOLD = """
 import pathlib, sys, time
-from merit_optim.lab.record import lock
+from merit_lab.record import lock
 with lock(pathlib.Path(sys.argv[1])):
     time.sleep(1.5)
 """
-COMMAND = "import sys; from merit_optim.lab.train.command import main; sys.exit(main(sys.argv[1:]))"
+COMMAND = "import sys; from merit_lab.train.command import main; sys.exit(main(sys.argv[1:]))"
 
 
 class Killed(BaseException):
@@ -169,7 +169,7 @@ def test_a_run_may_die_again_and_again(toy, tmp_path, die_before_step, never_sto
 
 @pytest.mark.parametrize("function", ["_write_tensors", "_hash_files", "_complete", "_tidy"])
 def test_a_run_that_died_while_it_saved(function, toy, tmp_path, monkeypatch, never_stopped, measured):
-    from merit_optim.lab.train import checkpoint
+    from merit_lab.train import checkpoint
 
     original, calls = getattr(checkpoint, function), []
 
@@ -228,7 +228,7 @@ def test_kill_9_at_any_moment(changed, tmp_path, never_stopped, measured):
 def test_a_signal_saves_and_leaves(
     signum, toy, tmp_path, before_step, monkeypatch, never_stopped, measured, capfd
 ):
-    from merit_optim.lab.train import command
+    from merit_lab.train import command
 
     before_step(7, lambda: os.kill(os.getpid(), signum))
     monkeypatch.setattr(command, "parse", lambda _: (toy, tmp_path / "run", False))

@@ -5,11 +5,11 @@ from itertools import pairwise
 import pytest
 import torch
 
-from merit_optim.lab.models import flops_per_token
-from merit_optim.lab.record import Run
-from merit_optim.lab.train import train
-from merit_optim.lab.train.loop import Trainer
-from merit_optim.lab.train.speed import Moment, Speedometer, peak_flops
+from merit_lab.models import flops_per_token
+from merit_lab.record import Run
+from merit_lab.train import train
+from merit_lab.train.loop import Trainer
+from merit_lab.train.speed import Moment, Speedometer, peak_flops
 
 NAMES = ["adamw", "lion", "sophiag", "lamb", "maxlamb", "merit"]
 

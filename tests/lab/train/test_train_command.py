@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from merit_optim.lab.models import PRESETS
-from merit_optim.lab.record import Run
-from merit_optim.lab.train import Interrupted, command
-from merit_optim.lab.train.command import main, parse
-from merit_optim.lab.train.display import Display
-from merit_optim.lab.train.loop import Trainer
+from merit_lab.models import PRESETS
+from merit_lab.record import Run
+from merit_lab.train import Interrupted, command
+from merit_lab.train.command import main, parse
+from merit_lab.train.display import Display
+from merit_lab.train.loop import Trainer
 
 TOY = ["--model.width", "32", "--model.heads", "2", "--model.layers", "1", "--model.context", "32"]
 TOY += ["--batch", "4", "--steps", "3"]

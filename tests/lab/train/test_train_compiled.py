@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from merit_optim.lab.train.compiled import begin_compiling_for
+from merit_lab.train.compiled import begin_compiling_for
 
 
 def test_runs_of_the_same_shapes_share_what_is_compiled_and_others_do_not(monkeypatch: pytest.MonkeyPatch):

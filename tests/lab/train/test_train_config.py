@@ -3,10 +3,10 @@ import json
 
 import pytest
 
-from merit_optim.lab.models import PRESETS, build
-from merit_optim.lab.train import CheckpointConfig, MeasureConfig, OptimizerConfig, TrainConfig
-from merit_optim.lab.train.optimizer import create_optimizer
-from merit_optim.lab.train.schedule import learning_rate
+from merit_lab.models import PRESETS, build
+from merit_lab.train import CheckpointConfig, MeasureConfig, OptimizerConfig, TrainConfig
+from merit_lab.train.optimizer import create_optimizer
+from merit_lab.train.schedule import learning_rate
 
 
 def test_json_and_back(changed):

@@ -1,0 +1,55 @@
+"""What a step cannot take less than: bytes that must be moved, and products that must be formed.
+
+    bytes     weights and state are read and written once, gradients read once; all are float32
+    products  for Muon, Newton-Schulz: each pass over an m x n matrix with m <= n has X X' and B X, with
+              2 m^2 n operations each, and A A, with 2 m^3. Whole products are counted, though A and B are
+              symmetric and half of each would do.
+
+The time is that of the bytes at the speed of a copy, and that of the products at the speed of a large one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from merit_lab.bench.shapes import Shape, Weight
+from merit_optim.optim.directions import Muon
+
+ADAM_BYTES = 28  # of an element: w, m and v read and written, g read
+TWO_PASS_BYTES = 40  # w, m and v are read once more, for rows and columns must be measured first
+MUON_BYTES = 20  # w and the momentum read and written, g read
+NUM_PASSES = Muon().ns_steps
+
+
+@dataclass(frozen=True)
+class Floor:
+    """Bytes and operations of a step."""
+
+    what: str
+    num_bytes: int
+    num_flops: int = 0
+
+    def milliseconds(self, copy_tb_s: float, matrix_tflop_s: float) -> float:
+        return self.num_bytes / copy_tb_s / 1e9 + self.num_flops / matrix_tflop_s / 1e9
+
+
+def newton_schulz_flops(shape: Shape, num_passes: int = NUM_PASSES) -> int:
+    """Operations of the passes over one matrix."""
+    rows, columns = shape
+    return Muon(ns_steps=num_passes).num_operations(rows, columns)
+
+
+def floors_of(weights: list[Weight]) -> list[Floor]:
+    """The floors of a model's step: AdamW's, MERIT's, and Muon's where there are hidden matrices."""
+    total = sum(own.num_elements for own in weights)
+    hidden = [own for own in weights if own.kind == "hidden"]
+    floors = [
+        Floor("28 bytes: AdamW's traffic", ADAM_BYTES * total),
+        Floor("40 bytes: MERIT's in two passes", TWO_PASS_BYTES * total),
+    ]
+    if hidden:
+        num_hidden = sum(own.num_elements for own in hidden)
+        num_bytes = MUON_BYTES * num_hidden + ADAM_BYTES * (total - num_hidden)
+        num_flops = sum(newton_schulz_flops(own.shape) for own in hidden)
+        floors.append(Floor("Muon's traffic and products", num_bytes, num_flops))
+    return floors

@@ -1,0 +1,106 @@
+"""`merit demo`: five optimizers on a text that every machine has, in minutes."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from merit_lab.compare.command import exit_status
+from merit_lab.compare.work import compare
+from merit_lab.data.command import make_embedded
+from merit_lab.models import PRESETS, num_parameters
+from merit_lab.train import MeasureConfig, TrainConfig
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What is trained on a kind of machine."""
+
+    model: str
+    batch: int
+    steps: int
+    learning_rates: dict[str, tuple[float]]
+
+    def config(self, data: Path) -> TrainConfig:
+        """The configuration that all runs share."""
+        return TrainConfig(
+            data=data,
+            model=PRESETS[self.model],
+            batch=self.batch,
+            steps=self.steps,
+            measure=MeasureConfig(
+                validation_every=10,
+                validation_sequences=512,
+                attention_every=5,
+                entropy_every=10,
+                update_every=10,
+            ),
+        )
+
+
+# The learning rates are the best of a grid by factors of two, by the mean over seeds 0 and 1:
+#   merit compare tiny --data data/embedded --batch 256 --steps 120 --seeds 0 1
+#     --measure.validation-sequences 512 --lr adamw=1e-3 adamw=2e-3 ... adamw=3.2e-2
+#     lamb=1e-2 ... lamb=1.6e-1 merit=1e-2 ... merit=1.6e-1
+#   AdamW 2e-3 2.863, LAMB 8e-2 2.516, MERIT 4e-2 2.605; one factor of two lower or higher:
+#   AdamW 3.008, 3.078; LAMB 2.571, 3.496 (one of two diverged); MERIT 2.692, 2.731.
+#   Likewise Muon 6.4e-2 1.966 (1.972, 2.270 with seed 0), MuonMERIT 8e-2 1.821 (2.178, 2.449).
+#   merit compare nano-10m --data data/embedded --batch 256 --steps 200 --seeds 0 1 (on an H200), likewise
+#   AdamW 5e-4 2.429, LAMB 2e-2 2.173, MERIT 1e-2 2.128; one factor of two lower or higher:
+#   AdamW 2.479, 2.579 (seed 0); LAMB 2.175, 2.722 (seed 0); MERIT 2.336 (seed 0), 2.589.
+#   Muon and MuonMERIT were not run on it: theirs are the best on nano-10m-bpe (docs/results.md).
+SETTINGS = {
+    "cpu": Setting(
+        "tiny",
+        256,
+        120,
+        {"adamw": (2e-3,), "lamb": (8e-2,), "merit": (4e-2,), "muon": (6.4e-2,), "muon-merit": (8e-2,)},
+    ),
+    "cuda": Setting(
+        "nano-10m",
+        256,
+        200,
+        {"adamw": (5e-4,), "lamb": (2e-2,), "merit": (1e-2,), "muon": (1.6e-2,), "muon-merit": (4e-2,)},
+    ),
+}
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run the demo and return its exit status."""
+    parser = argparse.ArgumentParser(
+        prog="merit demo",
+        description="Train a small language model on large batches with AdamW, LAMB, MERIT, Muon and "
+        "MuonMERIT, and compare them. The text is the source code of the Python that runs this.",
+    )
+    parser.add_argument(
+        "--data", type=Path, default=Path("data/embedded"), help="text goes here (%(default)s)"
+    )
+    parser.add_argument("--out", type=Path, default=Path("runs/demo"), help="runs go here (%(default)s)")
+    options = parser.parse_args(argv)
+    setting = SETTINGS["cuda" if torch.cuda.is_available() else "cpu"]
+    if status := make_embedded(options.data):
+        return status
+    config = setting.config(options.data)
+    print(
+        f"\nA GPT-2 of {num_parameters(config.model) / 1e6:.1f}M parameters learns Python source code byte "
+        f"by byte:\n{config.steps} steps of {config.batch} sequences of {config.model.context} bytes with "
+        "each optimizer.\nOne seed and a small model: an illustration, not a result.\n",
+        flush=True,
+    )
+
+    def work() -> None:
+        report = compare(
+            config,
+            options.out,
+            optimizers=list(setting.learning_rates),
+            seeds=[0],
+            learning_rates=setting.learning_rates,
+        )
+        if report is not None:
+            print(f"\n{report.summary}\nOpen {report.page.resolve()} in a browser to see how it went.")
+
+    return exit_status("merit demo", work)

@@ -1,0 +1,98 @@
+"""`merit curvature`: the Hessian of the training loss at a checkpoint of a run."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import tyro
+
+from merit_lab.curvature.measure import Curvature, CurvatureConfig, measure_curvature
+from merit_lab.train.signals import Interrupted
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+
+@dataclass(frozen=True, kw_only=True)
+class Arguments:
+    """Measure how curved the training loss is at a checkpoint of a run: the largest eigenvalues of its
+    Hessian, its trace and, if asked for, its spectral density. The results go into the run directory;
+    what is there already is not measured again."""
+
+    run: tyro.conf.Positional[Path]
+    """The run directory."""
+    config: Annotated[CurvatureConfig, tyro.conf.arg(name="")]
+    checkpoint: int | None = None
+    """Step of the checkpoint. None: the newest."""
+    data: Path | None = None
+    """Where the run's data are now, if they have moved."""
+    micro_batch: int | None = None
+    """Sequences in one pass. None: found by trying on CUDA, 16384 tokens on a CPU."""
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run the command and return its exit status: 128 + n after signal n, as shells have it."""
+    try:
+        arguments = tyro.cli(
+            Arguments,
+            default=Arguments(run=tyro.MISSING, config=CurvatureConfig()),
+            args=list(argv),
+            prog="merit curvature",
+        )
+        curvature = measure_curvature(
+            arguments.run,
+            arguments.config,
+            step=arguments.checkpoint,
+            data=arguments.data,
+            micro_batch=arguments.micro_batch,
+        )
+    except Interrupted as interrupted:
+        print(f"merit curvature: {interrupted}. The same command goes on.", file=sys.stderr)
+        return 128 + interrupted.signum
+    except (OSError, ValueError, ArithmeticError, RuntimeError, ModuleNotFoundError) as error:
+        print(f"merit curvature: {error}", file=sys.stderr)
+        return 1
+    from rich.console import Console
+
+    print_curvature(curvature, Console())
+    print(f"\nThe results: {curvature.path}")
+    return 0
+
+
+def print_curvature(curvature: Curvature, console: Console) -> None:
+    """Print a table of what was measured."""
+    from rich import box
+    from rich.table import Table
+
+    parts = curvature.parts
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
+    table.add_column(f"After step {curvature.step}")
+    table.add_column("Value", justify="right")
+    table.add_column("Error", justify="right")
+    table.add_row("loss", f"{parts['loss']['value']:.4f}", "")
+    if "eigenvalues" in parts:
+        pairs = zip(parts["eigenvalues"]["values"], parts["eigenvalues"]["residuals"], strict=True)
+        for place, (value, residual) in enumerate(pairs, start=1):
+            table.add_row(f"eigenvalue {place}", f"{value:.5g}", f"{residual:.2g}")
+    if "trace" in parts:
+        trace = parts["trace"]
+        table.add_row("trace", f"{trace['value']:.5g}", f"{trace['standard_error']:.2g}")
+    if "density" in parts:
+        nodes = [node for probe in parts["density"]["nodes"] for node in probe]
+        table.add_row("least eigenvalue seen", f"{min(nodes):.5g}", "")
+        table.add_row("weight below zero", f"{_share_below_zero(parts['density']):.1%}", "")
+    console.print(table)
+
+
+def _share_below_zero(density: dict[str, list[list[float]]]) -> float:
+    """How much of the spectrum is negative, by the density's quadrature."""
+    pairs = [
+        pair
+        for probe in zip(density["nodes"], density["weights"], strict=True)
+        for pair in zip(*probe, strict=True)
+    ]
+    return sum(weight for node, weight in pairs if node < 0) / len(density["nodes"])

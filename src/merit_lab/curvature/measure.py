@@ -1,0 +1,216 @@
+"""The curvature at a checkpoint of a run, part by part, into the run directory."""
+
+from __future__ import annotations
+
+import importlib.util
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from merit_lab.curvature.density import spectral_density
+from merit_lab.curvature.eigenvalues import num_vectors, top_eigenvalues
+from merit_lab.curvature.hessian import Hessian, hessian_vector_product
+from merit_lab.curvature.progress import Progress
+from merit_lab.curvature.results import Results
+from merit_lab.curvature.trace import hutchinson_trace
+from merit_lab.models import LanguageModel, num_parameters
+from merit_lab.record import environment
+from merit_lab.train.signals import Interrupted, StopRequest, listening
+from merit_lab.train.snapshot import Snapshot, default_device, mean_loss
+
+_CPU_TOKENS = 16384  # in one micro-batch; more are no faster there
+_MOST_SEQUENCES_TRIED = 64
+
+
+@dataclass(frozen=True, kw_only=True)
+class CurvatureConfig:
+    """What is measured of the Hessian of the training loss, in float32."""
+
+    sequences: int = 64
+    """Sequences of the training file that the loss is the mean over, evenly spread."""
+    top: int = 5
+    """How many of the largest eigenvalues. 0: none."""
+    tolerance: float = 1e-3
+    """Residual of an eigenvalue, relative to it."""
+    probes: int = 32
+    """Random vectors for the trace. 0: no trace."""
+    density: bool = False
+    """Measure the spectral density."""
+    density_probes: int = 4
+    """Random vectors for the density."""
+    density_steps: int = 64
+    """Lanczos steps, hence products, for each of them."""
+    seed: int = 0
+    """Decides the random vectors."""
+
+    def __post_init__(self) -> None:
+        least = {"sequences": 1, "top": 0, "density_probes": 1, "density_steps": 1}
+        for name, smallest in least.items():
+            if getattr(self, name) < smallest:
+                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least {smallest}")
+        if self.probes < 0 or self.probes == 1:
+            raise ValueError(
+                f"probes is {self.probes}; it must be 0 for no trace, or at least 2 for its error"
+            )
+        if not 0 < self.tolerance < 1:
+            raise ValueError(f"tolerance is {self.tolerance}; it must be between 0 and 1")
+
+
+@dataclass(frozen=True)
+class Part:
+    """One thing to measure: what it depends on besides the loss, and how it is done."""
+
+    settings: dict[str, Any]
+    products: int | None
+    measure: Callable[[Hessian], dict[str, Any]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Curvature:
+    """What was measured, or had been: a result for each part."""
+
+    path: Path
+    step: int
+    parts: dict[str, dict[str, Any]]
+
+
+def measure_curvature(
+    run: Path | str,
+    config: CurvatureConfig | None = None,
+    *,
+    step: int | None = None,
+    data: Path | None = None,
+    micro_batch: int | None = None,
+) -> Curvature:
+    """Measure at a checkpoint what has not been measured there with the same settings.
+
+    Each part is written when it is done. Raises ``Interrupted`` when a signal ended it; a second call
+    goes on with the parts that are missing.
+
+    Args:
+        run: the run directory.
+        config: what to measure.
+        step: of the checkpoint; None for the newest.
+        data: where the run's data are now, if they have moved.
+        micro_batch: sequences in one pass. None: found by trying on CUDA, 16384 tokens on a CPU.
+    """
+    config = config or CurvatureConfig()
+    if micro_batch is not None and micro_batch < 1:
+        raise ValueError(f"micro_batch is {micro_batch}; it must be at least 1, or None")
+    snapshot = Snapshot.find(run, step)
+    dataset = snapshot.open_data(data)
+    sequences = snapshot.training_sequences(dataset, config.sequences)
+    parts = _parts(config, num_parameters(snapshot.config.model))
+    results = Results(snapshot.run.folder / "curvature" / f"{snapshot.path.name}.json")
+    loss_settings = {"sequences": len(sequences), "context": snapshot.config.model.context}
+    settings = {name: loss_settings | part.settings for name, part in parts.items()}
+    found = {name: result for name in parts if (result := results.find(name, settings[name])) is not None}
+    missing = {name: part for name, part in parts.items() if name not in found}
+    if missing:
+        about = environment(
+            device=default_device(),
+            data={"folder": str(dataset.folder.resolve()), "fingerprint": dataset.fingerprint},
+        )
+        with listening() as stop:
+            work = _Work(snapshot, sequences, micro_batch, stop)
+            for name, part in missing.items():
+                began = time.monotonic()
+                found[name] = work.measure(name, part)
+                seconds = round(time.monotonic() - began, 3)
+                results.put(name, settings[name], found[name], seconds=seconds, environment=about)
+    return Curvature(path=results.path, step=snapshot.step, parts=found)
+
+
+def _parts(config: CurvatureConfig, size: int) -> dict[str, Part]:
+    """What the configuration asks for, the quickest first."""
+    seed = config.seed
+    parts = {"loss": Part({}, 0, lambda hessian: {"value": hessian.loss()})}
+    if config.top:
+        # What cannot be done is refused before anything is computed.
+        num_vectors(size, config.top)
+        if importlib.util.find_spec("scipy") is None:
+            raise ModuleNotFoundError(
+                "eigenvalues need scipy, which is not installed: pip install 'merit-optim[curvature]', or "
+                "ask for none with --top 0",
+                name="scipy",
+            )
+        parts["eigenvalues"] = Part(
+            {"top": config.top, "tolerance": config.tolerance, "seed": seed},
+            None,
+            lambda hessian: asdict(
+                top_eigenvalues(hessian, config.top, tolerance=config.tolerance, seed=seed)
+            ),
+        )
+    if config.probes:
+        parts["trace"] = Part(
+            {"probes": config.probes, "seed": seed},
+            config.probes,
+            lambda hessian: _trace(hessian, config),
+        )
+    if config.density:
+        parts["density"] = Part(
+            {"probes": config.density_probes, "steps": config.density_steps, "seed": seed},
+            config.density_probes * config.density_steps,
+            lambda hessian: _density(hessian, config),
+        )
+    return parts
+
+
+def _trace(hessian: Hessian, config: CurvatureConfig) -> dict[str, Any]:
+    trace = hutchinson_trace(hessian, config.probes, seed=config.seed)
+    return {"value": trace.value, "standard_error": trace.standard_error, **asdict(trace)}
+
+
+def _density(hessian: Hessian, config: CurvatureConfig) -> dict[str, Any]:
+    spectrum = spectral_density(hessian, config.density_probes, steps=config.density_steps, seed=config.seed)
+    grid, density = spectrum.density()
+    return {"grid": grid.tolist(), "density": density.tolist(), **asdict(spectrum)}
+
+
+class _Work:
+    """The loaded model's Hessian, with progress shown and signals heeded after each product."""
+
+    def __init__(
+        self, snapshot: Snapshot, sequences: Tensor, micro_batch: int | None, stop: StopRequest
+    ) -> None:
+        model = snapshot.load_model(default_device(), twice=True)
+        size = micro_batch or choose_micro_batch(model, sequences)
+        self._progress = Progress("products")
+        self._stop = stop
+        self._hessian = Hessian(mean_loss(model, sequences, size), model.parameters(), self._after_product)
+
+    def measure(self, name: str, part: Part) -> dict[str, Any]:
+        with self._progress.part(name, part.products):
+            return part.measure(self._hessian)
+
+    def _after_product(self) -> None:
+        self._progress.advance()
+        if self._stop.signum:
+            name = signal.Signals(self._stop.signum).name
+            raise Interrupted(self._stop.signum, f"stopped by {name}; the parts that were done are kept")
+
+
+def choose_micro_batch(model: LanguageModel, sequences: Tensor) -> int:
+    """Sequences in one pass: the largest power of two whose product fits, or a number of tokens on a CPU."""
+    device = next(model.parameters()).device
+    if device.type == "cpu":
+        return max(1, min(len(sequences), _CPU_TOKENS // model.config.context))
+    parameters = list(model.parameters())
+    vector = torch.zeros(sum(parameter.numel() for parameter in parameters), device=device)
+    size = 1 << (min(len(sequences), _MOST_SEQUENCES_TRIED).bit_length() - 1)
+    while size > 1:
+        try:
+            hessian_vector_product(mean_loss(model, sequences[:size], size), parameters, vector)
+        except torch.cuda.OutOfMemoryError:
+            size //= 2
+        else:
+            break
+        finally:
+            torch.cuda.empty_cache()
+    return size

@@ -1,0 +1,217 @@
+"""Corpora on this machine's disk: text files, the Python sources that are installed, enwik8."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import sys
+import sysconfig
+from array import array
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from merit_lab.data.pieces import Piece, cut
+
+_SMALLEST_PIECE, _LARGEST_PIECE = 1 << 12, 1 << 16  # bytes
+_TEST_FOLDERS = {"test", "tests", "idle_test"}
+
+
+class TextFiles:
+    """Files in the order given, with a share of their text for validation.
+
+    Files are cut into pieces of 4 to 64 KiB (a 256th of all text, between these), and a piece is for
+    validation where the hash of its text, as a number from 0 to 1, is below the share: the same text is
+    always on the same side. If that chooses no piece, the one with the smallest hash is taken.
+
+    The files are read through once for the hashes, before anything is tokenized.
+    """
+
+    splits: tuple[str, ...] = ("train", "val")
+    unit = "bytes"
+
+    def __init__(self, name: str, paths: Sequence[Path], validation: float) -> None:
+        if not 0 < validation < 1:
+            raise ValueError(
+                f"the share for validation is {validation}; it must be between 0 and 1, for example 0.01"
+            )
+        self.total = sum(_size(path) for path in paths)
+        self._paths = paths
+        self._piece_bytes = min(max(self.total // 256, _SMALLEST_PIECE), _LARGEST_PIECE)
+        self._hashes = array("Q")
+        content = hashlib.sha256()
+        for path in paths:
+            with path.open("rb") as file:
+                for text in cut(file, self._piece_bytes):
+                    content.update(text)
+                    self._hashes.append(_hash(text))
+            content.update(b"\0end of file\0")
+        if len(self._hashes) < 2 and self.total > 2 * _SMALLEST_PIECE:
+            raise ValueError(
+                f"the text has {self.total} bytes, but no place to cut it: a blank or a new line after a "
+                "visible character. Put some into it, or give more text"
+            )
+        if len(self._hashes) < 2:
+            raise ValueError(
+                f"the text has {self.total} bytes, too few for training and validation text: give more than "
+                f"{2 * _SMALLEST_PIECE}, or more files"
+            )
+        if min(self._hashes) == max(self._hashes):
+            raise ValueError(
+                f"all {len(self._hashes)} pieces of the text are the same, so that none is left to validate "
+                "on: give other text"
+            )
+        self._below = max(int(validation * 2**64), min(self._hashes) + 1)
+        if max(self._hashes) < self._below:
+            raise ValueError(
+                f"a share of {validation} for validation leaves nothing to train on: choose a smaller one"
+            )
+        self.recipe = {
+            "name": name,
+            "sha256": content.hexdigest(),
+            "num_files": len(paths),
+            "piece_bytes": self._piece_bytes,
+            "validation": validation,
+        }
+        self._position = 0
+
+    def state(self) -> int:
+        """How many pieces were yielded."""
+        return self._position
+
+    def pieces(self, state: Any = None) -> Iterator[Piece]:
+        """All pieces, or those after the first ``state``."""
+        first = state or 0
+        self._position = 0
+        for path in self._paths:
+            with path.open("rb") as file:
+                end = _size(path)
+                for text in cut(file, self._piece_bytes):
+                    end -= len(text)
+                    position = self._position
+                    self._position += 1
+                    if position >= first:
+                        yield self._piece(position, text, path, last=end <= 0)
+        if self._position != len(self._hashes):
+            raise _changed(self._paths[-1])
+
+    def _piece(self, position: int, text: bytes, path: Path, *, last: bool) -> Piece:
+        num_hashes = len(self._hashes) if last else len(self._hashes) - 1  # one more is to come
+        if position >= num_hashes or _hash(text) != self._hashes[position]:
+            raise _changed(path)
+        in_validation = self._hashes[position] < self._below
+        ends = last or (self._hashes[position + 1] < self._below) != in_validation
+        return Piece(split="val" if in_validation else "train", text=text, ends=ends, origin=str(path))
+
+
+def text_files(paths: Sequence[Path], validation: float) -> TextFiles:
+    """The files a user names."""
+    if not paths:
+        raise ValueError("no files are given; name at least one")
+    return TextFiles("text", paths, validation)
+
+
+def embedded(limit: int, validation: float) -> TextFiles:
+    """The Python sources of the running interpreter: a corpus that every machine has.
+
+    The standard library in the order of its paths, then the installed packages in the order of their
+    paths' hashes, so that a limit takes some of every package and not all of the first. Tests, empty files
+    and files that are no UTF-8 are left out. It ends before the file that would exceed ``limit`` bytes.
+    """
+    if limit < 1:
+        raise ValueError(f"limit is {limit}; it must be at least 1 byte")
+    folders = sysconfig.get_paths()
+    packages = Path(folders["purelib"])
+    # By relative path: where an environment lies does not change its corpus.
+    candidates = [
+        *sorted(_sources(Path(folders["stdlib"]))),
+        *sorted(_sources(packages), key=lambda path: _hash(path.relative_to(packages).as_posix().encode())),
+    ]
+    paths, num_bytes = [], 0
+    for path in candidates:
+        text = path.read_bytes()
+        if num_bytes + len(text) > limit:
+            break
+        if text and _is_utf8(text):
+            paths.append(path)
+            num_bytes += len(text)
+    if not paths:
+        raise ValueError(
+            f"no Python sources of up to {limit} bytes are installed with {sys.executable}: raise the limit, "
+            "or use `merit prepare text` with files of your own"
+        )
+    return TextFiles("embedded", paths, validation)
+
+
+class Enwik8:
+    """The first 10^8 bytes of an English Wikipedia dump, split as usual: 90, 5 and 5 million bytes."""
+
+    splits = ("train", "val", "test")
+    unit = "bytes"
+
+    def __init__(self, path: Path, sizes: tuple[int, int, int] = (90_000_000, 5_000_000, 5_000_000)) -> None:
+        self.total = sum(sizes)
+        if _size(path) != self.total:
+            raise ValueError(
+                f"{path} has {_size(path)} bytes; enwik8 has {self.total}. Give the unpacked file, or use "
+                "`merit prepare text` for other text"
+            )
+        self._path = path
+        self._sizes = sizes
+        with path.open("rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+        self.recipe = {"name": "enwik8", "sha256": digest, "sizes": list(sizes)}
+        self._position = 0
+
+    def state(self) -> int:
+        """How many pieces were yielded."""
+        return self._position
+
+    def pieces(self, state: Any = None) -> Iterator[Piece]:
+        """All pieces, or those after the first ``state``."""
+        first = state or 0
+        self._position = 0
+        with self._path.open("rb") as file:
+            for split, size in zip(self.splits, self._sizes, strict=True):
+                left = size
+                for text in cut(io.BytesIO(file.read(size)), _LARGEST_PIECE):
+                    left -= len(text)
+                    position = self._position
+                    self._position += 1
+                    if position >= first:
+                        yield Piece(split=split, text=text, ends=left == 0, origin=str(self._path))
+
+
+def _size(path: Path) -> int:
+    if path.is_dir():
+        raise ValueError(f"{path} is a folder; name the files in it, for example {path}/*.txt")
+    if not path.is_file():
+        raise ValueError(f"there is no file {path}")
+    return path.stat().st_size
+
+
+def _changed(path: Path) -> ValueError:
+    return ValueError(f"{path} changed while it was being read: start again when it is at rest")
+
+
+def _sources(folder: Path) -> Iterator[Path]:
+    """Python files below a folder; not those of tests, nor of packages installed inside it."""
+    skipped = _TEST_FOLDERS | {"site-packages", "dist-packages", "__pycache__"}
+    for parent, folders, names in os.walk(folder):
+        folders[:] = [name for name in folders if name not in skipped]
+        for name in names:
+            if name.endswith(".py") and (path := Path(parent, name)).is_file():  # no link to nowhere
+                yield path
+
+
+def _is_utf8(text: bytes) -> bool:
+    try:
+        text.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def _hash(text: bytes) -> int:
+    return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little")

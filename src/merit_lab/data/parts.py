@@ -1,0 +1,196 @@
+"""Token files that grow part by part and survive a stop at any moment.
+
+A part is appended to the files and flushed to the disk, and only then entered in a journal, with the
+corpus's state. Whoever comes after a stop cuts the files to what the journal says and goes on from there.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from merit_lab.data.tokenizer import Tokens
+
+_JOURNAL = "journal.jsonl"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Counts:
+    """What stands in a token file."""
+
+    num_tokens: int = 0
+    num_text_bytes: int = 0
+    num_documents: int = 0
+
+    def plus(self, other: Counts) -> Counts:
+        """The counts of both."""
+        return Counts(
+            num_tokens=self.num_tokens + other.num_tokens,
+            num_text_bytes=self.num_text_bytes + other.num_text_bytes,
+            num_documents=self.num_documents + other.num_documents,
+        )
+
+
+class Parts:
+    """Unfinished token files in a folder of their own, for one process at a time.
+
+    Args:
+        folder: theirs alone; made if it is not there.
+        splits: the files "<split>.bin".
+        dtype: of their tokens.
+        recipe: what they follow from; unfinished files of another recipe are refused.
+        overwrite: delete unfinished files of another recipe instead.
+    """
+
+    def __init__(
+        self, folder: Path, *, splits: Sequence[str], dtype: str, recipe: Mapping[str, Any], overwrite: bool
+    ) -> None:
+        self.folder = folder
+        self._splits = splits
+        self._dtype = np.dtype(dtype).newbyteorder("<")
+        self._header = {"recipe": recipe, "dtype": dtype}
+        self._files: dict[str, BinaryIO] = {}
+        self.state: Any = None
+        self.counts: dict[str, Counts] = {}
+        self.is_complete = False
+        folder.mkdir(parents=True, exist_ok=True)
+        self._journal = (folder / _JOURNAL).open("a+b")
+        try:
+            self._lock()
+            entries = self._read_journal()
+            if not entries:
+                self.restart()
+            elif entries[0] == self._header:
+                self._take_up(entries[1:])
+            elif overwrite or len(entries) == 1:  # without any part there is nothing to lose
+                self.restart()
+            else:
+                raise ValueError(
+                    f"{folder} holds unfinished files of another recipe: {entries[0]}. Finish them by the "
+                    "command that began them, choose another --output, or drop them by --overwrite"
+                )
+        except BaseException:
+            self.close()
+            raise
+
+    def restart(self) -> None:
+        """Drop what there is and begin anew."""
+        for path in self.folder.iterdir():
+            if path.name != _JOURNAL:
+                path.unlink()
+        self._journal.truncate(0)
+        self._enter(self._header)
+        self._take_up([])
+
+    def append(
+        self, tokens: Mapping[str, Sequence[Tokens]], counts: Mapping[str, Counts], state: Any
+    ) -> None:
+        """Add a part: tokens by split, what they are made of, and the corpus's state after them."""
+        try:
+            for split, arrays in tokens.items():
+                if arrays:
+                    self._open(split).write(np.concatenate(arrays).astype(self._dtype).tobytes())
+            for file in self._files.values():
+                file.flush()
+                os.fsync(file.fileno())
+            self.counts = {split: self.counts[split].plus(counts[split]) for split in self._splits}
+            self.state = state
+            self._enter_counts(complete=False)
+        except OSError as error:
+            raise OSError(
+                error.errno,
+                f"writing to {self.folder} failed: {error.strerror}. The parts before are kept: mend that "
+                "(make room on the disk) and give the same command again to go on from there",
+            ) from error
+
+    def complete(self) -> None:
+        """Enter that nothing more is to come."""
+        self._enter_counts(complete=True)
+
+    def path(self, split: str) -> Path:
+        """The unfinished file of a split."""
+        return self.folder / f"{split}.bin"
+
+    def remove(self) -> None:
+        """Delete the journal and the folder, from which the files have been moved."""
+        self.close()
+        (self.folder / _JOURNAL).unlink()
+        self.folder.rmdir()
+
+    def close(self) -> None:
+        """Close the files and let other processes in."""
+        for file in [*self._files.values(), self._journal]:
+            file.close()
+        self._files.clear()
+
+    def __enter__(self) -> Parts:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _lock(self) -> None:
+        try:
+            fcntl.flock(self._journal, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ValueError(
+                f"another process is preparing {self.folder.parent}; wait for it, or choose another --output"
+            ) from None
+
+    def _read_journal(self) -> list[Any]:
+        """The whole lines of the journal; a last line that was cut short is removed."""
+        self._journal.seek(0)
+        content = self._journal.read()
+        end = content.rfind(b"\n") + 1
+        self._journal.truncate(end)
+        try:
+            return [json.loads(line) for line in content[:end].splitlines()]
+        except ValueError as error:
+            raise ValueError(
+                f"{self.folder / _JOURNAL} is damaged ({error}); remove the folder {self.folder}"
+            ) from error
+
+    def _take_up(self, entries: list[Any]) -> None:
+        last = entries[-1] if entries else {"state": None, "complete": False, "files": {}}
+        self.state = last["state"]
+        self.is_complete = last["complete"]
+        self.counts = {split: Counts(**last["files"].get(split, {})) for split in self._splits}
+        for split in self._splits:
+            if not self.is_complete:
+                self._cut(split)
+
+    def _cut(self, split: str) -> None:
+        """Cut a file to what the journal says."""
+        wanted = self.counts[split].num_tokens * self._dtype.itemsize
+        with self.path(split).open("ab") as file:
+            if file.tell() < wanted:
+                raise ValueError(
+                    f"{self.path(split)} has {file.tell()} bytes, but the journal says {wanted}: it was "
+                    f"changed; remove the folder {self.folder} and begin again"
+                )
+            file.truncate(wanted)
+
+    def _open(self, split: str) -> BinaryIO:
+        if split not in self._files:
+            self._files[split] = self.path(split).open("ab")
+        return self._files[split]
+
+    def _enter_counts(self, *, complete: bool) -> None:
+        files = {split: asdict(counts) for split, counts in self.counts.items()}
+        self._enter({"state": self.state, "complete": complete, "files": files})
+        self.is_complete = complete
+
+    def _enter(self, entry: Any) -> None:
+        self._journal.write(json.dumps(entry).encode() + b"\n")
+        self._journal.flush()
+        os.fsync(self._journal.fileno())

@@ -1,0 +1,165 @@
+"""Token files as nanoGPT writes them: flat, little-endian, memory-mapped and never copied as a whole."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+
+from merit_lab.data.index import DTYPES, INDEX_NAME, Index, fingerprint
+
+_FILES = ("train.bin", "val.bin")
+_BLOCK = 1 << 24  # tokens looked at in one go: 32 or 64 MB
+
+# Token files of others that would open without complaint and be read as nonsense.
+_FOREIGN_BEGINNINGS = {
+    b"\x93NUMPY": "an array saved by numpy.save: write it with array.tofile instead",
+    (20240520).to_bytes(4, "little"): "a shard of llm.c, with a header of 1024 bytes: remove that header",
+}
+
+
+@dataclass(frozen=True, eq=False)
+class TokenFile:
+    """A file of token ids and nothing else; ``tokens`` is its memory map, read-only."""
+
+    path: Path
+    tokens: np.ndarray
+
+    @classmethod
+    def open(cls, path: Path | str, dtype: str = "uint16", num_tokens: int | None = None) -> TokenFile:
+        """Map a file, and refuse one that is missing, empty, cut short, or something else.
+
+        ``num_tokens`` is how many there must be, where that is known.
+        """
+        path = Path(path)
+        if dtype not in DTYPES:
+            raise ValueError(f"dtype is {dtype!r}; it must be one of {', '.join(DTYPES)}")
+        if not path.is_file():
+            raise ValueError(f"{path} is missing; `merit prepare` writes it")
+        size = path.stat().st_size
+        item = np.dtype(dtype).itemsize
+        if size == 0:
+            raise ValueError(f"{path} is empty; prepare the data again with more text")
+        if num_tokens is not None and size != num_tokens * item:
+            raise ValueError(
+                f"{path} has {size} bytes, but {num_tokens} tokens of {dtype} are {num_tokens * item}: it "
+                "was cut short or replaced; prepare the data again"
+            )
+        if size % item:
+            raise ValueError(
+                f"{path} has {size} bytes, which is no multiple of {item}: it was cut short, or it is no "
+                f"file of {dtype} tokens"
+            )
+        with path.open("rb") as file:
+            beginning = file.read(8)
+        for signature, meaning in _FOREIGN_BEGINNINGS.items():
+            if beginning.startswith(signature):
+                raise ValueError(f"{path} is not a plain file of tokens but {meaning}")
+        mapped = np.memmap(path, dtype=np.dtype(dtype).newbyteorder("<"), mode="r")
+        return cls(path, mapped)
+
+    @property
+    def num_tokens(self) -> int:
+        """How many tokens the file holds."""
+        return len(self.tokens)
+
+    def check(self, vocab_size: int) -> None:
+        """Raise ValueError where a token is beyond the vocabulary."""
+        if vocab_size > np.iinfo(self.tokens.dtype).max:
+            return
+        for begin in range(0, self.num_tokens, _BLOCK):
+            block = self.tokens[begin : begin + _BLOCK]
+            if block.max() >= vocab_size:
+                place = int(np.argmax(block >= vocab_size))
+                raise ValueError(
+                    f"{self.path}: token {begin + place} is {block[place]}, but the vocabulary has "
+                    f"{vocab_size} entries; the file belongs to another tokenizer, has another dtype than "
+                    f"{self.tokens.dtype}, or is damaged"
+                )
+
+    @cached_property
+    def sha256(self) -> str:
+        """The hash of the file, read through once."""
+        return hash_file(self.path)
+
+
+@dataclass(frozen=True, eq=False)
+class Dataset:
+    """A folder with train.bin and val.bin, and the index that `merit prepare` writes beside them.
+
+    A folder that nanoGPT filled has no index: its vocabulary is unknown, and it is taken as it is.
+    """
+
+    folder: Path
+    train: TokenFile
+    validation: TokenFile
+    index: Index | None
+
+    @classmethod
+    def open(cls, folder: Path | str, dtype: str | None = None) -> Dataset:
+        """Open a folder and check the sizes of its files.
+
+        Args:
+            folder: where train.bin and val.bin are.
+            dtype: of the tokens where there is no index, "uint16" (the default) or "uint32".
+        """
+        folder = Path(folder)
+        if not folder.is_dir():
+            raise ValueError(f"there is no folder {folder}; `merit prepare` makes one")
+        path = folder / INDEX_NAME
+        index = Index.read(path) if path.is_file() else None
+        if index is None:
+            train, validation = (TokenFile.open(folder / name, dtype or "uint16") for name in _FILES)
+        else:
+            if dtype not in (None, index.dtype):
+                raise ValueError(f"dtype is {dtype!r}, but {path} says {index.dtype!r}; leave it out")
+            train, validation = (
+                TokenFile.open(folder / name, index.dtype, index.files[name].num_tokens) for name in _FILES
+            )
+        return cls(folder, train, validation, index)
+
+    @property
+    def vocab_size(self) -> int | None:
+        """How many tokens there are to choose from; None where there is no index."""
+        return None if self.index is None else self.index.vocab_size
+
+    @property
+    def tokenizer(self) -> str:
+        """The tokenizer's name; "unknown" where there is no index."""
+        return "unknown" if self.index is None else self.index.tokenizer
+
+    @property
+    def bytes_per_token(self) -> float | None:
+        """Bytes of text for each validation token: turns a loss into one for each byte."""
+        if self.index is None:
+            return None
+        entry = self.index.files["val.bin"]
+        return entry.num_text_bytes / entry.num_tokens
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """What identifies the data: from the index, or by reading both files where there is none."""
+        if self.index is not None:
+            return self.index.fingerprint
+        return fingerprint(self.train.sha256, self.validation.sha256)
+
+    def verify(self) -> None:
+        """Read every file of the index and raise ValueError where its hash is another."""
+        if self.index is None:
+            raise ValueError(f"{self.folder} has no {INDEX_NAME}, so there is nothing to compare with")
+        for name, entry in self.index.files.items():
+            found = TokenFile.open(self.folder / name, self.index.dtype, entry.num_tokens).sha256
+            if found != entry.sha256:
+                raise ValueError(
+                    f"{self.folder / name} has the sha256 {found}, but {INDEX_NAME} says {entry.sha256}: it "
+                    "was changed or damaged; prepare the data again"
+                )
+
+
+def hash_file(path: Path) -> str:
+    """The sha256 of a file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,0 +1,90 @@
+"""What an evaluation found, as files in the run directory.
+
+RUN/evaluate/step-00001000/lambada.json           the whole set
+RUN/evaluate/step-00001000/lambada-first-100.json  its first 100 items: never taken for the whole
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Self
+
+from merit_lab.record import Run, durable
+from merit_lab.train.checkpoint import path_of
+
+_FORMAT = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Metric:
+    """One number of a set, with its standard error over the set's items where lm-eval gives one."""
+
+    value: float
+    stderr: float | None
+    higher_is_better: bool | None
+    """None where lm-eval does not say."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """The evaluation of one checkpoint on one set."""
+
+    name: str
+    step: int
+    metrics: dict[str, Metric]
+    num_items: int
+    num_truncated: int
+    """Prompts, each with one answer, whose beginning was cut off to fit into the model's context."""
+    version: float | str
+    """Of lm-eval's task, which changes when its numbers would."""
+    inputs: dict[str, Any]
+    """All that the numbers follow from: with the same inputs they need not be computed again."""
+    environment: dict[str, Any]
+    seconds: float
+
+    def write(self, path: Path) -> None:
+        """Write the file, whole or not at all."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        values = asdict(self)
+        for metric in values["metrics"].values():
+            for key in ("value", "stderr"):
+                # JSON has no infinity, which is what a perplexity can be.
+                if metric[key] is not None and not math.isfinite(metric[key]):
+                    metric[key] = str(metric[key])
+        durable.write(path, json.dumps({"format": _FORMAT, **values}, indent=2, allow_nan=False) + "\n")
+
+    @classmethod
+    def read(cls, path: Path) -> Self:
+        """Read what ``write`` wrote."""
+        try:
+            values = json.loads(path.read_text(encoding="utf-8"))
+            version = values.pop("format")
+            if version != _FORMAT:
+                raise ValueError(f"its format is {version!r}; this version reads format {_FORMAT}")
+            metrics = {name: _metric(**metric) for name, metric in values.pop("metrics").items()}
+            return cls(metrics=metrics, **values)
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise ValueError(
+                f"{path} is not a result of `merit evaluate` ({error}); remove it to evaluate again"
+            ) from None
+
+
+def result_path(run: Run, step: int, name: str, limit: int | None = None) -> Path:
+    """Where the result of a set is, or will be."""
+    suffix = "" if limit is None else f"-first-{limit}"
+    return path_of(run.folder / "evaluate", step) / f"{name}{suffix}.json"
+
+
+def read_results(run: Run, step: int, limit: int | None = None) -> dict[str, Result]:
+    """All results of a checkpoint on whole sets or, with a limit, on so many first items."""
+    folder = result_path(run, step, "any").parent
+    results = [Result.read(path) for path in sorted(folder.glob("*.json"))]
+    return {result.name: result for result in results if result.inputs["limit"] == limit}
+
+
+def _metric(value: float | str, stderr: float | str | None, higher_is_better: bool | None) -> Metric:
+    error = None if stderr is None else float(stderr)
+    return Metric(value=float(value), stderr=error, higher_is_better=higher_is_better)

@@ -1,0 +1,192 @@
+"""The tokenizer of a run as a tokenizer.json, which gives the ids that `merit prepare` wrote."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from merit_lab.data.index import INDEX_NAME, Index
+from merit_lab.data.tokenizer import END_OF_TEXT, Gpt2
+from merit_lab.record import Run
+
+if TYPE_CHECKING:
+    import tokenizers
+
+
+@dataclass(frozen=True)
+class ExportedTokenizer:
+    """A tokenizer by the tokenizers library, with what transformers has to know about it."""
+
+    name: str
+    backend: tokenizers.Tokenizer
+
+    @property
+    def vocab_size(self) -> int:
+        """How many ids there are."""
+        return int(self.backend.get_vocab_size())
+
+    @property
+    def end_of_text(self) -> int | None:
+        """The id that stands between documents; bytes have none."""
+        found: int | None = self.backend.token_to_id(END_OF_TEXT)
+        return found
+
+    @property
+    def sha256(self) -> str:
+        """What identifies it, whatever it is called."""
+        return hashlib.sha256(self.backend.to_str().encode()).hexdigest()
+
+    @property
+    def prefix(self) -> int:
+        """What stands before a text that has nothing before it: the end of another, or of a line."""
+        if self.end_of_text is not None:
+            return self.end_of_text
+        newline = self.backend.encode("\n", add_special_tokens=False).ids
+        if not newline:
+            raise ValueError(
+                f"the tokenizer {self.name} has neither {END_OF_TEXT} nor a newline to begin a text with"
+            )
+        return int(newline[0])
+
+    def write(self, folder: Path, context: int) -> None:
+        """Write the files from which transformers' AutoTokenizer makes this tokenizer."""
+        self.backend.save(str(folder / "tokenizer.json"))
+        about: dict[str, Any] = {
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            "model_max_length": context,
+            "clean_up_tokenization_spaces": False,
+            # Text that looks like the end-of-text token is text, as it was in the training data.
+            "split_special_tokens": True,
+        }
+        if self.end_of_text is not None:
+            about |= {"bos_token": END_OF_TEXT, "eos_token": END_OF_TEXT}
+            ids = {"bos_token_id": self.end_of_text, "eos_token_id": self.end_of_text}
+            _write_json(folder / "generation_config.json", ids)
+        _write_json(folder / "tokenizer_config.json", about)
+
+
+def tokenizer_of(
+    run: Run, given: str | None = None, gpt2_vocabulary: Path | None = None
+) -> ExportedTokenizer | None:
+    """The tokenizer of a run's data, or None where it is not known.
+
+    Args:
+        run: its environment names the data's folder and tokenizer.
+        given: "gpt2", "bytes" or a tokenizer.json, where the data do not say.
+        gpt2_vocabulary: a folder with GPT-2's vocab.bpe and encoder.json; else tiktoken's cache is used.
+    """
+    data = run.environment["data"]
+    named = None if data["tokenizer"] == "unknown" else str(data["tokenizer"])
+    file = None if given in (None, "bytes", "gpt2") else Path(str(given))
+    if file is not None and not file.is_file():
+        raise ValueError(
+            f"the tokenizer is {given!r}; it must be gpt2, bytes, or a tokenizer.json that exists"
+        )
+    name = "bpe" if file is not None else given or named
+    if name is None:
+        return None
+    if named is not None and name != named and not (name == "bpe" and named.startswith("bpe-")):
+        raise ValueError(
+            f"the tokenizer is given as {given!r}, but the run's data have {named!r}; leave --tokenizer out"
+        )
+    if gpt2_vocabulary is not None and name != "gpt2":
+        raise ValueError(f"GPT-2's vocabulary is given, but the tokenizer is {name!r}; leave it out")
+    if name == "bytes":
+        backend = _byte_level({bytes([value]): value for value in range(256)}, merges=[])
+    elif name == "gpt2":
+        backend = _gpt2(gpt2_vocabulary)
+    else:
+        backend = _read(file or _file_of_data(Path(data["folder"]), data["fingerprint"]))
+    exported = ExportedTokenizer(named or name, backend)
+    num_rows = run.config["model"]["vocab_size"]
+    if exported.vocab_size > num_rows:
+        raise ValueError(
+            f"the tokenizer {given or name} has {exported.vocab_size} entries, but the model's vocabulary "
+            f"has {num_rows}: it belongs to other data"
+        )
+    return exported
+
+
+def _file_of_data(folder: Path, fingerprint: str) -> Path:
+    """The tokenizer.json beside the data, if they are still those that the run was trained on."""
+    path, way_out = folder / "tokenizer.json", "name the tokenizer.json of the run with --tokenizer"
+    if not path.is_file() or not (folder / INDEX_NAME).is_file():
+        raise ValueError(f"the run's data are not there: {path} or {INDEX_NAME} is missing; {way_out}")
+    if Index.read(folder / INDEX_NAME).fingerprint != fingerprint:
+        raise ValueError(f"{folder} holds other data than the run was trained on; {way_out}")
+    return path
+
+
+def _read(path: Path) -> tokenizers.Tokenizer:
+    import tokenizers
+
+    try:
+        return tokenizers.Tokenizer.from_file(str(path))
+    except Exception as error:  # the library raises no other
+        raise ValueError(f"{path} is not a tokenizer.json of the tokenizers library ({error})") from error
+
+
+def _gpt2(vocabulary: Path | None) -> tokenizers.Tokenizer:
+    """GPT-2's BPE from tiktoken's ranks, which are the ids."""
+    from tiktoken.load import data_gym_to_mergeable_bpe_ranks
+    from tiktoken_ext import openai_public  # type: ignore[import-untyped]
+
+    Gpt2(vocabulary)  # refuses what is not GPT-2's, and says what to do where nothing is found
+    ranks: dict[bytes, int]
+    if vocabulary is None:
+        ranks = openai_public.gpt2()["mergeable_ranks"]
+    else:
+        vocab, encoder = str(vocabulary / "vocab.bpe"), str(vocabulary / "encoder.json")
+        ranks = data_gym_to_mergeable_bpe_ranks(vocab, encoder)
+    tokenizer = _byte_level(ranks, _merges(ranks))
+    tokenizer.add_special_tokens([END_OF_TEXT])
+    return tokenizer
+
+
+def _merges(ranks: Mapping[bytes, int]) -> list[tuple[bytes, bytes]]:
+    """The pairs that a BPE joins, in order: the last two parts of each token when it is formed itself."""
+    merges = []
+    for token, rank in sorted(ranks.items(), key=lambda item: item[1]):
+        parts = [bytes([value]) for value in token]
+        while len(parts) > 2:
+            joined = [ranks.get(first + second, rank) for first, second in itertools.pairwise(parts)]
+            place = joined.index(min(joined))
+            assert joined[place] < rank, "a token is made of two that came before it"
+            parts[place : place + 2] = [parts[place] + parts[place + 1]]
+        if len(parts) == 2:
+            merges.append((parts[0], parts[1]))
+    return merges
+
+
+def _byte_level(ids: Mapping[bytes, int], merges: list[tuple[bytes, bytes]]) -> tokenizers.Tokenizer:
+    """A BPE over bytes, which it writes as printable characters; text is split as GPT-2 splits it."""
+    import tokenizers
+    from tokenizers import decoders, models, pre_tokenizers
+
+    characters = _byte_characters()
+
+    def printable(token: bytes) -> str:
+        return "".join(characters[value] for value in token)
+
+    vocabulary = {printable(token): number for token, number in ids.items()}
+    pairs = [(printable(first), printable(second)) for first, second in merges]
+    tokenizer = tokenizers.Tokenizer(models.BPE(vocab=vocabulary, merges=pairs))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer
+
+
+def _byte_characters() -> list[str]:
+    """What byte-level BPE writes for each byte: its character if printable, else the next beyond 255."""
+    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    others = itertools.count(256)
+    return [chr(value if value in printable else next(others)) for value in range(256)]
+
+
+def _write_json(path: Path, content: dict[str, Any]) -> None:
+    path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")

@@ -1,0 +1,129 @@
+"""Checkpoints in Hugging Face's format: GPT2LMHeadModel and LlamaForCausalLM, without their library."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from merit_lab.models.config import ModelConfig
+from merit_lab.models.huggingface_format import biases, config_of, entries, settings_of
+from merit_lab.models.language_model import LanguageModel, build
+
+_WEIGHTS = "model.safetensors"
+_INDEX = "model.safetensors.index.json"
+# Masks and frequencies that older versions of transformers kept among the weights.
+_BUFFERS = (".attn.bias", ".attn.masked_bias", ".rotary_emb.inv_freq")
+
+
+def check_exportable(config: ModelConfig) -> None:
+    """Raise ValueError where Hugging Face has no such model."""
+    if config.qk_norm:
+        raise ValueError(
+            f"a {config.family} model with qk_norm has no Hugging Face architecture: neither GPT2LMHeadModel "
+            "nor LlamaForCausalLM has norms on queries and keys, and without them the model is another one"
+        )
+
+
+def export_checkpoint(model: LanguageModel, folder: Path | str) -> None:
+    """Write ``config.json`` and ``model.safetensors``, which ``AutoModelForCausalLM`` opens.
+
+    The vocabulary keeps its padding, so that the logits are the same. GPT-2's biases, which the model here
+    does not have, are written as zeros.
+
+    Args:
+        model: not sharded, on any device; its weights are written in their dtype.
+        folder: made if it is not there; files of the same names in it are replaced.
+    """
+    from safetensors.torch import save_file
+
+    config = model.config
+    check_exportable(config)
+    state = model.state_dict()
+    tensors = {}
+    for entry in entries(config):
+        weight = state[entry.ours].detach().cpu()
+        tensors[entry.theirs] = (weight.T if entry.transposed else weight).contiguous()
+    for name, size in biases(config):
+        tensors[name] = torch.zeros(size, dtype=state["norm.weight"].dtype)
+
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    # A file cut short must not pass for a checkpoint: the weights get their name when they are complete.
+    unfinished = folder / f".{_WEIGHTS}.unfinished"
+    try:
+        save_file(tensors, unfinished, metadata={"format": "pt"})
+    except BaseException:
+        unfinished.unlink(missing_ok=True)
+        raise
+    dtype = str(state["norm.weight"].dtype).removeprefix("torch.")
+    settings = {**settings_of(config), "dtype": dtype, "torch_dtype": dtype}
+    (folder / "config.json").write_text(json.dumps(settings, indent=2) + "\n")
+    unfinished.replace(folder / _WEIGHTS)
+
+
+def import_checkpoint(folder: Path | str) -> LanguageModel:
+    """The model of a GPT2LMHeadModel or LlamaForCausalLM checkpoint, in float32.
+
+    What the models here do not have (biases that are not zero, grouped queries, scaled rotary positions,
+    another activation) is refused: the logits would differ. Files are read as safetensors only, so no
+    code in them is run.
+    """
+    folder = Path(folder)
+    try:
+        config = config_of(json.loads((folder / "config.json").read_text()))
+    except ValueError as error:
+        raise ValueError(f"{folder / 'config.json'} cannot be imported: {error}") from error
+    theirs = {
+        name.removeprefix("transformer."): tensor
+        for name, tensor in _read_weights(folder).items()
+        if not name.endswith(_BUFFERS)
+    }
+    weights = {}
+    for entry in entries(config):
+        # GPT2Model alone, without its head, leaves the prefix out.
+        name = entry.theirs.removeprefix("transformer.")
+        if name not in theirs:
+            raise ValueError(f"{folder} has no weight {entry.theirs!r}, which its config.json asks for")
+        tensor = theirs.pop(name)
+        weights[entry.ours] = tensor.T if entry.transposed else tensor
+    if config.is_tied:
+        theirs.pop("lm_head.weight", None)  # the embedding again
+    for name, tensor in theirs.items():
+        if not name.endswith(".bias"):
+            raise ValueError(f"{folder} has a weight {name!r} that a {config.family} model does not have")
+        if tensor.any():
+            raise ValueError(
+                f"{name} in {folder} is not zero (up to {tensor.abs().max():.3g}); the models here have no "
+                "biases, so this checkpoint would give other logits. Models trained here, and others trained "
+                "without biases, can be imported"
+            )
+    with torch.device("meta"):
+        model = build(config)
+    model.to_empty(device="cpu")
+    model.load_state_dict({name: tensor.float() for name, tensor in weights.items()})
+    return model
+
+
+def _read_weights(folder: Path) -> dict[str, Tensor]:
+    """All tensors of the checkpoint, from one file or from several with an index."""
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    names = {_WEIGHTS}
+    if not (folder / _WEIGHTS).exists():
+        if not (folder / _INDEX).exists():
+            raise FileNotFoundError(
+                f"{folder} has neither {_WEIGHTS} nor {_INDEX}; pickled weights (.bin, .pt) are not read, "
+                "since they can run code: save the model with safe_serialization=True"
+            )
+        names = set(json.loads((folder / _INDEX).read_text())["weight_map"].values())
+    tensors: dict[str, Tensor] = {}
+    for name in sorted(names):
+        try:
+            tensors |= load_file(folder / name)
+        except SafetensorError as error:
+            raise ValueError(f"{folder / name} is damaged: {error}") from error
+    return tensors

@@ -1,0 +1,143 @@
+"""The language model: tokens in, loss or logits out, and what attention did where that is asked for."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from merit_lab.models.attention import Observe, causal_block_mask, choose
+from merit_lab.models.config import ModelConfig
+from merit_lab.models.layers import Block, Embedding, Linear, Norm, rotary_table
+from merit_lab.models.loss import linear_cross_entropy
+from merit_lab.models.observation import Observation
+from merit_lab.models.precision import as_autocast
+
+_INIT_STD = 0.02
+
+
+class Output(NamedTuple):
+    """What a forward pass gives: the mean loss with targets, else the logits; and the observation."""
+
+    loss: Tensor | None
+    logits: Tensor | None
+    attention: Observation | None
+
+
+class LanguageModel(nn.Module):
+    """A GPT-2 or Llama decoder.
+
+    On the meta device it is built at once and without memory; ``to_empty`` and :meth:`init_weights` then
+    give the weights that a direct construction has from the same state of torch's generator.
+
+    Example:
+        >>> import torch
+        >>> from merit_lab.models import PRESETS, build
+        >>> _ = torch.manual_seed(0)
+        >>> model = build(PRESETS["tiny"])
+        >>> tokens = torch.randint(256, (2, 33))
+        >>> output = model(tokens[:, :-1], tokens[:, 1:], observe=True)
+        >>> output.loss.backward()
+        >>> round(output.loss.item())  # about log(256): nothing is known yet
+        6
+        >>> output.attention.max_logits.shape, output.attention.entropy.shape  # layers, heads
+        (torch.Size([4, 4]), torch.Size([4, 4]))
+    """
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.token_embedding = Embedding(config.vocab_size, config.width)
+        is_gpt2 = config.family == "gpt2"
+        self.position_embedding = Embedding(config.context, config.width) if is_gpt2 else None
+        self.blocks = nn.ModuleList(Block(config) for _ in range(config.layers))
+        self.norm = Norm(config.width, config.norm_eps, centred=is_gpt2)
+        # A tied weight has one name alone: a second would be lost on the way from the meta device.
+        self.head = None if config.is_tied else Linear(config.width, config.vocab_size)
+        self.init_weights()
+
+    @torch.no_grad()
+    def init_weights(self) -> None:
+        """Draw all weights anew from torch's generator, in a fixed order.
+
+        Matrices from N(0, 0.02); those that write into the residual stream by 1/sqrt(2 layers) smaller,
+        so that its variance does not grow with the depth; scales are 1.
+        """
+        residual_std = _INIT_STD / math.sqrt(2 * self.config.layers)
+        for name, parameter in self.named_parameters():
+            if parameter.ndim < 2:
+                parameter.fill_(1.0)
+            elif name.endswith(("attention.output.weight", "mlp.down.weight")):
+                parameter.normal_(std=residual_std)
+            else:
+                parameter.normal_(std=_INIT_STD)
+
+    def forward(self, tokens: Tensor, targets: Tensor | None = None, *, observe: Observe = False) -> Output:
+        """The mean cross-entropy with ``targets``, the logits without.
+
+        Args:
+            tokens: (batch, time), int64.
+            targets: the token to predict at each place, shaped as ``tokens``.
+            observe: True for every head's largest attention logit and entropy, "max" for the logits
+                alone, which flex attention gives for next to nothing.
+        """
+        self._check(tokens, targets, observe)
+        length, device = tokens.shape[1], tokens.device
+        kind = choose(self.config.attention, device, self.config.head_width)
+        block_mask = causal_block_mask(length, device) if kind == "flex" else None
+        rotary = None
+        x = self.token_embedding(tokens)
+        if self.position_embedding is None:
+            rotary = rotary_table(length, self.config.head_width, self.config.rope_base, device)
+        else:
+            x = x + self.position_embedding(torch.arange(length, device=device))
+        if not self.config.float32_residual:
+            x = as_autocast(x)  # cast once, it is half the traffic
+        observations = []
+        for block in self.blocks:
+            x, observation = block(x, kind, rotary, block_mask, observe)
+            if observation is not None:
+                observations.append(observation)
+        x = as_autocast(self.norm(x))
+        attention = Observation.of_layers(observations) if observations else None
+        weight = self.token_embedding.weight if self.head is None else self.head.weight
+        if targets is None:
+            return Output(None, F.linear(x, weight.to(x.dtype)), attention)
+        chunk = self.config.tokens_per_loss_chunk
+        loss = linear_cross_entropy(x.flatten(0, 1), weight, targets.flatten(), chunk=chunk)
+        return Output(loss, None, attention)
+
+    def _check(self, tokens: Tensor, targets: Tensor | None, observe: Observe) -> None:
+        if tokens.ndim != 2 or tokens.dtype != torch.int64 or not tokens.numel():
+            raise ValueError(
+                f"tokens are {tokens.dtype} of shape {tuple(tokens.shape)}; they must be torch.int64 of "
+                "shape (batch, time), with at least one token"
+            )
+        if tokens.shape[1] > self.config.context:
+            raise ValueError(
+                f"a sequence of {tokens.shape[1]} tokens is longer than the model's context of "
+                f"{self.config.context}; cut it, or build the model with a longer context"
+            )
+        if targets is not None and (targets.shape != tokens.shape or targets.dtype != torch.int64):
+            raise ValueError(
+                f"targets are {targets.dtype} of shape {tuple(targets.shape)}; they must be torch.int64 of "
+                f"the tokens' shape {tuple(tokens.shape)}"
+            )
+        if observe not in (False, True, "max"):
+            raise ValueError(f"observe is {observe!r}; it must be False, True or 'max'")
+        # On a GPU looking would make the host wait; the kernels' own assertions stand guard there.
+        if tokens.device.type == "cpu" and not torch.compiler.is_compiling():
+            for name, ids in (("tokens", tokens), ("targets", targets)):
+                if ids is not None and (int(ids.min()) < 0 or int(ids.max()) >= self.config.vocab_size):
+                    raise ValueError(
+                        f"{name} hold ids from {int(ids.min())} to {int(ids.max())}; the model's vocabulary "
+                        f"has 0 to {self.config.vocab_size - 1}: is the data of another tokenizer?"
+                    )
+
+
+def build(config: ModelConfig) -> LanguageModel:
+    """The model of a configuration, its weights drawn from torch's generator."""
+    return LanguageModel(config)

@@ -1,0 +1,153 @@
+"""`merit batch-size`: which batch still pays for a model and its data, by the gradient noise scale."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import tyro
+
+from merit_lab.noise.measure import MeasuredScale, NoiseConfig, measure_noise_scale
+from merit_lab.noise.scale import relative_steps, relative_tokens
+from merit_lab.record import Run, RunInUse
+from merit_lab.train.checkpoint import steps_of
+from merit_lab.train.signals import Interrupted
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+_AROUND = 3  # doublings of the batch shown on either side of the noise scale
+
+
+@dataclass(frozen=True, kw_only=True)
+class Arguments:
+    """Measure the gradient noise scale at a checkpoint of a run, and say which batch still pays there. The
+    scale grows while the loss falls, so a late checkpoint allows larger batches than an early one."""
+
+    run: tyro.conf.Positional[Path]
+    """The run directory."""
+    config: Annotated[NoiseConfig, tyro.conf.arg(name="")]
+    checkpoint: int | None = None
+    """Step of the checkpoint. None: the newest."""
+    along: bool = False
+    """Measure at every checkpoint that the run kept: how the scale grew while it trained."""
+    data: Path | None = None
+    """Where the run's data are now, if they have moved."""
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run the command and return its exit status: 128 + n after signal n, as shells have it."""
+    try:
+        arguments = tyro.cli(
+            Arguments,
+            default=Arguments(run=tyro.MISSING, config=NoiseConfig()),
+            args=list(argv),
+            prog="merit batch-size",
+        )
+        steps = _steps(arguments)
+        every = [
+            measure_noise_scale(arguments.run, arguments.config, step=step, data=arguments.data)
+            for step in steps
+        ]
+    except Interrupted as interrupted:
+        print(f"merit batch-size: {interrupted}", file=sys.stderr)
+        return 128 + interrupted.signum
+    except (OSError, ValueError, ArithmeticError, RunInUse) as error:
+        print(f"merit batch-size: {error}", file=sys.stderr)
+        return 1
+    from rich.console import Console
+
+    console = Console()
+    if arguments.along:
+        print_growth(every, console)
+        print()
+    print(f"{describe(every[-1])}\n")
+    print_batches(every[-1], console)
+    print(f"\nThe results: {every[-1].path.parent if arguments.along else every[-1].path}")
+    return 0
+
+
+def _steps(arguments: Arguments) -> list[int | None]:
+    if not arguments.along:
+        return [arguments.checkpoint]
+    if arguments.checkpoint is not None:
+        raise ValueError(
+            f"--checkpoint {arguments.checkpoint} is one and --along is all of them; give one of the two"
+        )
+    run = Run.open(arguments.run)
+    steps: list[int | None] = [*steps_of(run.checkpoints)]
+    return steps or [None]  # which says that there is none
+
+
+def describe(measured: MeasuredScale) -> str:
+    """What the scale says about batches, in a few sentences."""
+    low, high = measured.scale.interval
+    value = measured.scale.value
+    if math.isinf(value):
+        lower = f"it is above {_count(low)} sequences" if low < math.inf else "nothing can be said about it"
+        return (
+            f"After step {measured.step} the gradients are noise for all that can be seen, so the noise "
+            f"scale is not determined; {lower}. Measure with more batches, or larger ones."
+        )
+    between = f"{_count(low)} to {_count(high)}" if high < math.inf else f"above {_count(low)}"
+    steps = relative_steps(measured.batch, value) / relative_steps(2 * measured.batch, value)
+    tokens = relative_tokens(2 * measured.batch, value) / relative_tokens(measured.batch, value)
+    return (
+        f"After step {measured.step} the noise scale is {_count(value)} sequences ({between} with two "
+        f"standard errors), or {_count(value * measured.context)} tokens. Twice the run's batch of "
+        f"{measured.batch} would save {1 - 1 / steps:.0%} of the steps and cost {tokens - 1:.0%} more tokens."
+    )
+
+
+def print_growth(every: Sequence[MeasuredScale], console: Console) -> None:
+    """Print the scale at each checkpoint, with the range of two standard errors."""
+    from rich import box
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
+    for name in ("Step", "Noise scale", "from", "to", "in tokens"):
+        table.add_column(name, justify="right")
+    for own in every:
+        value = own.scale.value
+        limits = [_count(limit) for limit in own.scale.interval]
+        table.add_row(f"{own.step:,}", _count(value), *limits, _count(value * own.context))
+    console.print(table)
+
+
+def print_batches(measured: MeasuredScale, console: Console) -> None:
+    """Print what batches around the scale cost, with the range that the scale's error leaves."""
+    from rich import box
+    from rich.table import Table
+
+    low, high = measured.scale.interval
+    centre = measured.scale.value if math.isfinite(measured.scale.value) else low
+    if math.isinf(centre):
+        return
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
+    for name in ("Batch", "Tokens in it", "Steps / fewest", "Tokens / fewest"):
+        table.add_column(name, justify="right")
+    nearest = max(0, round(math.log2(centre)))
+    for power in range(max(0, nearest - _AROUND), nearest + _AROUND + 1):
+        batch = 2**power
+        steps = _range(relative_steps(batch, low), relative_steps(batch, high))
+        tokens = _range(relative_tokens(batch, high), relative_tokens(batch, low))
+        table.add_row(f"{batch:,}", f"{batch * measured.context:,}", steps, tokens)
+    console.print(table)
+
+
+def _range(low: float, high: float) -> str:
+    if math.isinf(high):
+        return f"above {low:.2f}"
+    return f"{low:.2f}" if f"{low:.2f}" == f"{high:.2f}" else f"{low:.2f} to {high:.2f}"
+
+
+def _count(value: float) -> str:
+    """A number with three digits that mean something."""
+    if math.isinf(value):
+        return "infinity"
+    digits = 2 - math.floor(math.log10(value)) if value > 0 else 0
+    return f"{round(value, digits):,.{max(0, digits)}f}"

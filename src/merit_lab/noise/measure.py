@@ -1,0 +1,154 @@
+"""The gradient noise scale at a checkpoint of a run, into the run directory."""
+
+from __future__ import annotations
+
+import signal
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from merit_lab.curvature.progress import Progress
+from merit_lab.curvature.results import Results
+from merit_lab.data import Batches
+from merit_lab.models import LanguageModel
+from merit_lab.noise.scale import GradientNorms, NoiseScale, noise_scale
+from merit_lab.record import environment
+from merit_lab.train.signals import Interrupted, listening
+from merit_lab.train.snapshot import Snapshot, default_device, token_loss
+from merit_optim.optim.torch_private import foreach_add_, foreach_norm
+
+
+@dataclass(frozen=True, kw_only=True)
+class NoiseConfig:
+    """Which gradients the noise scale is measured from."""
+
+    batches: int = 16
+    """Batches; the error is found from how they differ."""
+    batch: int = 128
+    """Sequences in each. The more there are in all, the larger a scale can be told from infinity."""
+    micro_batch: int = 4
+    """Sequences whose gradient is the noisy one; they go through the model together."""
+    seed: int = 0
+    """Decides the sequences, which are drawn from the training file without replacement."""
+
+    def __post_init__(self) -> None:
+        for name, least in (("batches", 2), ("micro_batch", 1)):
+            if getattr(self, name) < least:
+                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least {least}")
+        if self.batch % self.micro_batch or self.batch < 2 * self.micro_batch:
+            raise ValueError(
+                f"batch is {self.batch}; it must be two or more times micro_batch, {self.micro_batch}, for "
+                f"example {2 * self.micro_batch}"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeasuredScale:
+    """A run's noise scale in sequences, and where it was written."""
+
+    path: Path
+    step: int
+    context: int
+    batch: int
+    """The run's own."""
+    scale: NoiseScale
+
+
+def measure_noise_scale(
+    run: Path | str,
+    config: NoiseConfig | None = None,
+    *,
+    step: int | None = None,
+    data: Path | None = None,
+) -> MeasuredScale:
+    """Measure the noise scale at a checkpoint, or read it where it has been measured the same way.
+
+    Args:
+        run: the run directory.
+        config: which gradients to measure it from.
+        step: of the checkpoint; None for the newest.
+        data: where the run's data are now, if they have moved.
+    """
+    config = config or NoiseConfig()
+    snapshot = Snapshot.find(run, step)
+    dataset = snapshot.open_data(data)
+    context = snapshot.config.model.context
+    batches = Batches(dataset.train, context=context, batch=config.batch, seed=config.seed)
+    _check_enough(batches, config)
+    results = Results(snapshot.run.folder / "noise" / f"{snapshot.path.name}.json")
+    settings = {**asdict(config), "context": context}
+    result = results.find("noise_scale", settings)
+    if result is None:
+        about = environment(
+            device=default_device(),
+            data={"folder": str(dataset.folder.resolve()), "fingerprint": dataset.fingerprint},
+        )
+        began = time.monotonic()
+        scale = noise_scale(_norms(snapshot, batches, config), micro_batch=config.micro_batch)
+        seconds = round(time.monotonic() - began, 3)
+        result = asdict(scale)
+        results.put("noise_scale", settings, result, seconds=seconds, environment=about)
+    return MeasuredScale(
+        path=results.path,
+        step=snapshot.step,
+        context=context,
+        batch=snapshot.config.batch,
+        scale=NoiseScale(**result),
+    )
+
+
+def _check_enough(batches: Batches, config: NoiseConfig) -> None:
+    """Raise ValueError where sequences would come twice: the scale and its error take them for new ones."""
+    there, wanted = batches.num_windows, config.batches * config.batch
+    if wanted <= there:
+        return
+    micro = config.micro_batch
+    fewer, smaller = there // config.batch, there // config.batches // micro * micro
+    if fewer >= 2:
+        way_out = f"choose fewer batches, at most {fewer}, or smaller ones"
+    elif smaller >= 2 * micro:
+        way_out = f"choose smaller batches, of at most {smaller}"
+    elif there >= 4 * micro:
+        way_out = f"choose at most {there // (2 * micro)} batches of {2 * micro}"
+    else:
+        way_out = f"choose a smaller micro_batch than {micro}, or train on more text"
+    raise ValueError(
+        f"{config.batches} batches of {config.batch} sequences are {wanted}, but {batches.tokens.path.name} "
+        f"has {there} of context {batches.context}, and one that is measured twice is no new one: {way_out}"
+    )
+
+
+def gradient_norms(model: LanguageModel, sequences: Tensor, micro_batch: int) -> GradientNorms:
+    """Squared norms of the gradients of a batch's micro-batches, which are of one size, and of their mean."""
+    parameters = list(model.parameters())
+    total = [torch.zeros_like(parameter) for parameter in parameters]
+    pieces = sequences.split(micro_batch)
+    squares = []
+    for piece in pieces:
+        gradients = torch.autograd.grad(token_loss(model, piece.to(parameters[0].device)), parameters)
+        foreach_add_(total, gradients)
+        squares.append(_squared_norm(gradients))
+    mean = _squared_norm(total) / len(pieces) ** 2
+    return GradientNorms([square.item() for square in squares], mean.item())
+
+
+def _squared_norm(tensors: list[Tensor] | tuple[Tensor, ...]) -> Tensor:
+    """In float64, on the device: the host waits once for each batch, not for each micro-batch."""
+    return torch.stack(foreach_norm(tensors)).double().square().sum()
+
+
+def _norms(snapshot: Snapshot, batches: Batches, config: NoiseConfig) -> list[GradientNorms]:
+    model = snapshot.load_model(default_device())
+    progress = Progress("batches")
+    norms = []
+    with listening() as stop, progress.part("gradients", config.batches):
+        for number in range(config.batches):
+            sequences = torch.from_numpy(batches.sequences(number))
+            norms.append(gradient_norms(model, sequences, config.micro_batch))
+            progress.advance()
+            if stop.signum:
+                raise Interrupted(stop.signum, f"stopped by {signal.Signals(stop.signum).name}")
+    return norms

@@ -1,0 +1,67 @@
+"""A run small enough to be kept beside code: numbers rounded, lines left out, no checkpoints, no paths."""
+
+from __future__ import annotations
+
+import random
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from merit_lab.record.metrics import MetricsWriter, read_metrics
+from merit_lab.record.run import Run, refuse_run
+
+_DIGITS = 5
+_MOST_LINES = {"train": 50, "update": 64}  # all lines of other kinds are kept
+_OF_ITS_MACHINE = ("command", "folder", "host")
+
+
+def write_excerpt(run: Run, folder: Path) -> Run:
+    """Write a run's configuration, environment and measurements into another folder, as a run directory.
+
+    Numbers have five digits. Of "train" lines 50 are kept, of "update" lines 64, spread over the run with
+    the first and the last among them; all that there are where there are fewer, and all lines of other
+    kinds. The environment says how many the run had, in an excerpt of an excerpt too.
+    """
+    refuse_run(folder)  # before its measurements are written over
+    lines = list(read_metrics(run.metrics_path))
+    places: dict[str, list[int]] = {kind: [] for kind in _MOST_LINES}
+    for place, line in enumerate(lines):
+        places.setdefault(line["kind"], []).append(place)
+    kept = [place for kind, own in places.items() for place in _spread(own, _MOST_LINES.get(kind, len(own)))]
+    config = {**run.config, "data": Path(run.config["data"]).name}
+    environment = {key: value for key, value in run.environment.items() if key not in _OF_ITS_MACHINE}
+    if "folder" in environment.get("data", {}):
+        environment["data"] = {**environment["data"], "folder": Path(environment["data"]["folder"]).name}
+    environment.setdefault(
+        "excerpt_of", {"digits": _DIGITS, **{kind: len(places[kind]) for kind in _MOST_LINES}}
+    )
+    folder.mkdir(parents=True, exist_ok=True)
+    with MetricsWriter(folder / run.metrics_path.name, offset=0) as writer:
+        for place in sorted(kept):
+            writer.write(_rounded(lines[place]))
+    # Last, for only then is the folder a run: one that was stopped before is written again.
+    return Run.create(folder, config, environment)
+
+
+def _spread(places: list[int], most: int) -> list[int]:
+    """At most so many: the first, the last, and one from each of equal stretches between.
+
+    Where in its stretch is drawn by lot, since an even stride may meet every monitored step and no other,
+    and those are slower. The lots are the same each time, so that seeds of one setting keep their steps in
+    common.
+    """
+    if len(places) <= most:
+        return places
+    lots = random.Random(0)
+    first, *between, last = places
+    borders = [number * len(between) // (most - 2) for number in range(most - 1)]
+    drawn = [between[begin + int(lots.random() * (end - begin))] for begin, end in pairwise(borders)]
+    return [first, *drawn, last]
+
+
+def _rounded(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _rounded(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_rounded(item) for item in value]
+    return float(f"{value:.{_DIGITS}g}") if isinstance(value, float) else value

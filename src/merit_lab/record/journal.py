@@ -1,0 +1,133 @@
+"""Where a run's numbers go: metrics.jsonl, TensorBoard, and Weights & Biases when asked."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, closing
+from importlib import import_module
+from types import TracebackType
+from typing import Any, Protocol, Self
+
+from merit_lab.record.metrics import MetricsWriter, keep_nan
+from merit_lab.record.run import Run
+
+
+class Sink(Protocol):
+    """Takes the scalars of a run, by name, besides the metrics file."""
+
+    def write(self, scalars: dict[str, float], step: int) -> None:
+        """Take the numbers of a step."""
+
+    def close(self) -> None:
+        """Write what is still held back."""
+
+
+class Journal:
+    """Writes a run's measurements everywhere they are wanted.
+
+    Args:
+        run: whose measurements.
+        offset: where the metrics file is cut to go on from a checkpoint.
+        step: the step gone on from; TensorBoard drops what it has beyond it.
+        wandb: name of the Weights & Biases project, None for none.
+    """
+
+    def __init__(self, run: Run, *, offset: int = 0, step: int = 0, wandb: str | None = None) -> None:
+        with ExitStack() as opened:  # closes what is open where the next cannot be opened
+            self._metrics = opened.enter_context(MetricsWriter(run.metrics_path, offset))
+            self._sinks: list[Sink] = []
+            if wandb is not None:
+                self._sinks.append(opened.enter_context(closing(WeightsAndBiases(run, project=wandb))))
+            self._sinks.append(opened.enter_context(closing(TensorBoard(run, step=step))))
+            self._opened = opened.pop_all()
+
+    def write(self, kind: str, step: int, **values: Any) -> None:
+        """Record one measurement; see metrics.py for the kinds."""
+        self._metrics.write({"kind": kind, "step": step, **values})
+        scalars = dict(scalars_of(kind, values))
+        for sink in self._sinks:
+            sink.write(scalars, step)
+
+    def sync(self) -> int:
+        """Wait until the metrics are on the disk; return where their file ends."""
+        self._metrics.sync()
+        return self._metrics.offset
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._opened.close()
+
+
+class TensorBoard:
+    """Event files in the run directory, for ``tensorboard --logdir``."""
+
+    def __init__(self, run: Run, *, step: int) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        self._writer = SummaryWriter(str(run.folder / "tensorboard"), purge_step=step)
+
+    def write(self, scalars: dict[str, float], step: int) -> None:
+        """Take the numbers of a step."""
+        for name, value in scalars.items():
+            self._writer.add_scalar(name, value, step)
+
+    def close(self) -> None:
+        """Write what is still held back."""
+        self._writer.close()
+
+
+class WeightsAndBiases:
+    """The same numbers at Weights & Biases, in a run that a resumed one goes on with."""
+
+    def __init__(self, run: Run, *, project: str) -> None:
+        wandb = import_wandb()
+        identity = f"{run.name}-{run.environment['started']}"
+        self._run = wandb.init(
+            project=project,
+            name=run.name,
+            id="".join(character if character.isalnum() else "-" for character in identity),
+            resume="allow",
+            config=run.config,
+            dir=str(run.folder),
+        )
+
+    def write(self, scalars: dict[str, float], step: int) -> None:
+        """Take the numbers of a step."""
+        if scalars:
+            self._run.log({**scalars, "step": step})
+
+    def close(self) -> None:
+        """Write what is still held back."""
+        self._run.finish()
+
+
+def import_wandb() -> Any:
+    """The package wandb, or an error that says how to do without."""
+    try:
+        return import_module("wandb")
+    except ImportError:
+        raise ModuleNotFoundError(
+            "Weights & Biases was asked for, but the package wandb is not installed: pip install wandb, or "
+            "do not ask for it; TensorBoard is always written."
+        ) from None
+
+
+def scalars_of(kind: str, values: dict[str, Any]) -> Iterator[tuple[str, float]]:
+    """The numbers of a measurement, with the names they have in a chart."""
+    if kind == "attention":
+        for layer, heads in enumerate(values["max_logits"]):
+            yield f"attention/max_logit_layer_{layer:02d}", keep_nan(max, heads)
+        for layer, heads in enumerate(values["entropy"] or []):
+            yield f"attention/entropy_layer_{layer:02d}", sum(heads) / len(heads)
+    elif kind == "update":
+        for name, statistics in values["parameters"].items():
+            for key, value in statistics.items():
+                yield f"update_{key}/{name}", value
+    elif kind != "event":
+        for key, value in values.items():
+            if value is not None:
+                yield f"{kind}/{key}", value

@@ -1,0 +1,272 @@
+"""Vega-Lite charts, made with altair: one definition serves the page and the SVG file.
+
+A chart names its data and does not hold them, so that charts can share them. On the page it is as wide
+as its place and shows values under the pointer; its parameter ``hidden`` is the list of series not to be
+shown, and ``whole`` switches from the interesting part of y to all of it. In a file (``standalone``) it
+has a legend instead.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from merit_lab.report import style
+
+if TYPE_CHECKING:
+    import altair as alt
+
+Axis = Literal["step", "tokens"]
+_AXIS_TITLES = {"step": "steps", "tokens": "tokens"}
+_LINE_HEIGHT = 240
+_LAYER_HEIGHT = 15
+_FILE_WIDTH = 640
+_FEW_POINTS = 30  # up to here each point is marked
+
+
+@dataclass(frozen=True)
+class Look:
+    """How the series are told apart, by label in their order."""
+
+    colours: Mapping[str, str]
+    dashes: Mapping[str, tuple[int, ...]]
+
+    @classmethod
+    def of(cls, optimizers: Mapping[str, str]) -> Look:
+        """The look of series, from their optimizers by label."""
+        return cls(style.colours(optimizers), style.dashes(optimizers))
+
+
+@dataclass(frozen=True)
+class Horizontal:
+    """The x axis: steps or tokens, from 0 to ``end``."""
+
+    axis: Axis
+    end: float
+
+
+@dataclass(frozen=True)
+class Vertical:
+    """The y axis: its title, formats and scale.
+
+    ``whole`` is all of y and ``focus`` the part that is shown at first; without them the data decide.
+    """
+
+    title: str
+    format: str
+    ticks: str
+    logarithmic: bool = False
+    from_zero: bool = False
+    focus: tuple[float, float] | None = None
+    whole: tuple[float, float] | None = None
+
+
+def line_chart(
+    name: str,
+    look: Look,
+    horizontal: Horizontal,
+    vertical: Vertical,
+    *,
+    labels: Sequence[str],
+    num_points: int,
+    kinds: Collection[str],
+    standalone: bool = False,
+) -> dict[str, Any]:
+    """Lines over steps or tokens: thin ones for runs, thick ones for means, a cross where one diverged.
+
+    Its data are ``<name>-runs``, ``<name>-means`` and ``<name>-ends``, rows with series, run, step, tokens
+    and value. ``labels`` are the series that have any, ``kinds`` says which of the data have rows.
+    """
+    import altair as alt
+
+    x, tooltip = _x(horizontal), _x_tooltip(horizontal)
+    y = alt.Y(
+        "value:Q",
+        title=vertical.title,
+        scale=_vertical_scale(vertical),
+        axis=_vertical_axis(vertical),
+    )
+    legend = alt.Legend(orient="top", direction="horizontal", symbolType="stroke", symbolOpacity=1)
+    series, dash = by_series(look, labels, legend if standalone else None)
+
+    def rows(kind: str) -> alt.Chart:
+        source = alt.Chart(alt.NamedData(name=f"{name}-{kind}"))
+        return source.transform_filter("indexof(hidden, datum.series) < 0")
+
+    marked = {"size": 22} if num_points <= _FEW_POINTS else False
+    runs = rows("runs").mark_line(clip=True, strokeWidth=1, opacity=0.4)
+    means = rows("means").mark_line(clip=True, strokeWidth=2.2, point=marked)
+    ends = rows("ends").mark_point(clip=True, shape="cross", angle=45, size=110, strokeWidth=2, filled=True)
+    by_kind: dict[str, alt.Chart] = {
+        "runs": runs.encode(x, y, series, dash, detail="run:N"),
+        "means": means.encode(x, y, series, dash),
+        "ends": ends.encode(x, y, series, tooltip=["run:N", tooltip, "message:N"]),
+    }
+    layers = [layer for kind, layer in by_kind.items() if kind in kinds]
+    if not standalone:
+        layers.append(_pointer(rows("means"), horizontal, labels, vertical.format))
+    chart = alt.layer(*layers)
+    chart = chart.add_params(alt.param(name="hidden", value=[]), alt.param(name="whole", value=False))
+    spec: dict[str, Any] = chart.properties(width=_width(standalone), height=_LINE_HEIGHT).to_dict(
+        validate=False
+    )
+    return spec
+
+
+def by_series(
+    look: Look, labels: Iterable[str], legend: alt.Legend | None
+) -> tuple[alt.Color, alt.StrokeDash]:
+    """The colour and the stroke of rows by their ``series``, one of ``labels``."""
+    import altair as alt
+
+    domain = list(labels)
+    colours = alt.Scale(domain=domain, range=[look.colours[label] for label in domain])
+    dashes = alt.Scale(domain=domain, range=[list(look.dashes[label]) for label in domain])
+    return (
+        alt.Color("series:N", title=None, scale=colours, legend=legend),
+        alt.StrokeDash("series:N", title=None, scale=dashes, legend=legend),
+    )
+
+
+def write_svg(path: Path, chart: Mapping[str, Any], title: str) -> None:
+    """Write a chart, with its data, as a picture; the same chart always as the same bytes."""
+    import vl_convert
+
+    spec = {**chart, "title": title, "background": "white", "config": style.CONFIG}
+    places: dict[str, int] = {}  # of its parts with names, which Vega counts over all pictures of a process
+
+    def count_anew(found: re.Match[str]) -> str:
+        return f"{found[1]}{found[2]}{places.setdefault(found[2] + found[3], len(places) + 1)}"
+
+    svg = re.sub(r'(id="|url\(#)(clip|gradient_)(\d+)', count_anew, vl_convert.vegalite_to_svg(spec))
+    path.write_text(svg, encoding="utf-8")
+
+
+def _pointer(means: alt.Chart, horizontal: Horizontal, labels: Sequence[str], number: str) -> alt.Chart:
+    """A line at the step nearest to the pointer, with the values of all series there."""
+    import altair as alt
+
+    nearest = alt.selection_point(
+        name="nearest",
+        fields=[horizontal.axis],
+        nearest=True,
+        on="pointermove",
+        clear="pointerout",
+        empty=False,
+    )
+    values = [alt.Tooltip(f"s{place}:Q", title=label, format=number) for place, label in enumerate(labels)]
+    rule = means.transform_pivot("key", value="value", groupby=["step", "tokens"]).mark_rule(
+        strokeWidth=1, color="currentColor"
+    )
+    chart: alt.Chart = rule.encode(
+        x=_x(horizontal),
+        opacity=alt.condition(nearest, alt.value(0.4), alt.value(0)),
+        tooltip=[_x_tooltip(horizontal), *values],
+    ).add_params(nearest)
+    return chart
+
+
+def layer_chart(
+    name: str,
+    horizontal: Horizontal,
+    *,
+    num_layers: int,
+    domain: tuple[float, float],
+    logarithmic: bool,
+    standalone: bool = False,
+) -> dict[str, Any]:
+    """A field of colours: layers upwards, steps or tokens to the right, one series.
+
+    Its data are ``<name>``, rows with layer, value, and the begin and end of step and tokens.
+    """
+    import altair as alt
+
+    kind: Literal["log", "linear"] = "log" if logarithmic else "linear"
+    scale = alt.Scale(type=kind, scheme="viridis", domain=list(domain), clamp=True)
+    colour = alt.Color(
+        "value:Q",
+        title="logit",
+        scale=scale,
+        legend=alt.Legend(orient="right", gradientThickness=10, tickCount=4, format="~s"),
+    )
+    every = -(-num_layers // 12)
+    layers = alt.Axis(values=[layer for layer in range(1, num_layers + 1) if layer % every == 0])
+    chart = (
+        alt.Chart(alt.NamedData(name=name))
+        # The same colour around each field closes the gaps that smoothed edges would leave.
+        .mark_rect(strokeWidth=0.6, stroke=alt.ExprRef("scale('color', datum.value)"))
+        .encode(
+            x=_x(horizontal, suffix="_begin"),
+            x2=f"{horizontal.axis}_end",
+            y=alt.Y("layer:O", title="layer", sort="descending", axis=layers),
+            color=colour,
+            tooltip=[
+                _x_tooltip(horizontal, suffix="_end"),
+                alt.Tooltip("layer:O"),
+                alt.Tooltip("value:Q", title="largest logit", format=".3g"),
+            ],
+        )
+    )
+    height = max(_LAYER_HEIGHT * num_layers, 80)
+    spec: dict[str, Any] = chart.properties(width=_width(standalone), height=height).to_dict(validate=False)
+    return spec
+
+
+def _width(standalone: bool) -> int | Literal["container"]:
+    return _FILE_WIDTH if standalone else "container"
+
+
+def _vertical_axis(vertical: Vertical) -> alt.Axis:
+    import altair as alt
+
+    if not vertical.logarithmic or vertical.whole is None:
+        return alt.Axis(format=vertical.ticks, tickCount=5)
+    return alt.Axis(format=vertical.ticks, values=_logarithmic_ticks(*vertical.whole))
+
+
+def _logarithmic_ticks(lowest: float, highest: float) -> list[float]:
+    """Powers of ten, and over less than three of them 2 and 5 times as much too."""
+    first, last = math.floor(math.log10(lowest)), math.ceil(math.log10(highest))
+    factors = (1,) if highest / lowest > 1000 else (1, 2, 5)
+    ticks = [float(f"{factor}e{power}") for power in range(first, last + 1) for factor in factors]
+    return [tick for tick in ticks if lowest <= tick <= highest]
+
+
+def _vertical_scale(vertical: Vertical) -> alt.Scale:
+    import altair as alt
+
+    if vertical.logarithmic and vertical.whole is not None:
+        return alt.Scale(type="log", nice=False, domain=list(vertical.whole))
+    if vertical.focus is None or vertical.whole is None:
+        return alt.Scale(zero=vertical.from_zero, nice=True)
+    ends = [
+        alt.ExprRef(f"whole ? {whole:.6g} : {focus:.6g}")
+        for focus, whole in zip(vertical.focus, vertical.whole, strict=True)
+    ]
+    return alt.Scale(zero=False, nice=False, domainMin=ends[0], domainMax=ends[1])
+
+
+def _x(horizontal: Horizontal, suffix: str = "") -> alt.X:
+    import altair as alt
+
+    return alt.X(
+        f"{horizontal.axis}{suffix}:Q",
+        title=_AXIS_TITLES[horizontal.axis],
+        scale=alt.Scale(nice=False, domain=[0, horizontal.end]),
+        axis=alt.Axis(
+            tickCount=alt.ExprRef("ceil(width / 90)"),
+            # SI's G is what readers of token counts call B.
+            labelExpr="replace(format(datum.value, '~s'), 'G', 'B')",
+        ),
+    )
+
+
+def _x_tooltip(horizontal: Horizontal, suffix: str = "") -> alt.Tooltip:
+    import altair as alt
+
+    number = ",d" if horizontal.axis == "step" else ".4~s"
+    return alt.Tooltip(f"{horizontal.axis}{suffix}:Q", title=horizontal.axis, format=number)

@@ -1,0 +1,286 @@
+"""The figures of a report: what each shows, in what words, on what scale, and its data."""
+
+from __future__ import annotations
+
+import math
+import re
+import statistics
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any
+
+from merit_lab.report import charts
+from merit_lab.report.curves import (
+    Point,
+    finite,
+    layer_name,
+    mean_curve,
+    thin,
+    tokens_per_step,
+)
+from merit_lab.report.gather import MeasuredRun, Series
+from merit_lab.report.measures import ATTENTION, LOGIT, LOSSES, OTHERS, Measure
+
+_MAX_POINTS = 240  # in a line; the CSV file has all
+_MAX_COLUMNS = 80  # in a field of colours
+_FOCUS_FROM = 0.2  # the loss is shown from its value after this share of the steps
+
+Datasets = dict[str, list[dict[str, Any]]]
+Horizontals = dict[charts.Axis, charts.Horizontal]
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A chart, the words above it, and the rows it is made from.
+
+    ``on_page`` has the chart for each axis; ``in_files`` by the file's name what is written as SVG.
+    """
+
+    key: str
+    section: str
+    row: str
+    title: str
+    caption: str
+    on_page: dict[charts.Axis, dict[str, Any]]
+    in_files: dict[str, dict[str, Any]]
+    datasets: Datasets
+    series: str | None = None  # of which it is, where it is of one alone
+
+
+def make_figures(series: Sequence[Series]) -> list[Figure]:
+    """Every figure for which something was recorded, in the order of the page."""
+    look = charts.Look.of({own.label: own.optimizer for own in series})
+    horizontals = _horizontals(series)
+
+    def lines(measures: Iterable[Measure]) -> list[Figure]:
+        figures = [_lines(measure, series, look, horizontals) for measure in measures]
+        return [figure for figure in figures if figure is not None]
+
+    with unchecked():
+        return [
+            *lines(LOSSES),
+            *lines([LOGIT, *_layer_measures(series)]),
+            *_layers(series, horizontals),
+            *lines(OTHERS),
+        ]
+
+
+def is_figure(name: str) -> bool:
+    """Whether a file of this name, without its suffix, is a figure that reports write."""
+    keys = {measure.key.replace("_", "-") for measure in (*LOSSES, LOGIT, *OTHERS)}
+    is_line = name.removesuffix("-by-tokens") in keys
+    return is_line or re.fullmatch(r"max-logit-layers?-\d+", name) is not None
+
+
+def unchecked() -> AbstractContextManager[None]:
+    """altair without its checks against Vega-Lite's schema, which take seconds; the tests make them."""
+    from altair.utils.schemapi import debug_mode
+
+    return debug_mode(False)
+
+
+def _layer_measures(series: Sequence[Series]) -> Iterator[Measure]:
+    """The first, the middle and the last layer's largest logit."""
+    num_layers = _num_layers(series)
+    chosen = dict.fromkeys([1, (num_layers + 1) // 2, num_layers]) if num_layers > 1 else {}
+    names = {1: "First layer", num_layers: "Last layer"}
+    for layer in chosen:
+        yield Measure(
+            key=layer_name(layer),
+            section=ATTENTION,
+            row="layers",
+            title=names.get(layer, "Middle layer"),
+            caption=f"Largest attention logit of layer {layer} of {num_layers}.",
+            unit="logit",
+            combine=max,
+            may_be_logarithmic=True,
+        )
+
+
+def _horizontals(series: Sequence[Series]) -> Horizontals:
+    """One x axis for all figures, so that they can be read one below the other."""
+    ends = [
+        (points[-1][0], points[-1][0] * tokens_per_step(run.rows))
+        for own in series
+        for run in own.runs
+        for points in run.curves.values()
+    ]
+    tokens = [end for _, end in ends if math.isfinite(end)]
+    return {
+        "step": charts.Horizontal("step", max(1, *(step for step, _ in ends))),
+        "tokens": charts.Horizontal("tokens", max(tokens, default=1)),
+    }
+
+
+def _lines(
+    measure: Measure, series: Sequence[Series], look: charts.Look, horizontals: Horizontals
+) -> Figure | None:
+    present = [(own, run) for own in series for run in own.runs if finite(run.curves.get(measure.key, []))]
+    if not present:
+        return None
+    curves = thin(
+        [finite(run.curves[measure.key]) for _, run in present], limit=_MAX_POINTS, combine=measure.combine
+    )
+    by_label: dict[str, list[tuple[MeasuredRun, list[Point]]]] = {}
+    for (own, run), points in zip(present, curves, strict=True):
+        by_label.setdefault(own.label, []).append((run, points))
+    rows, vertical = _line_rows(by_label), _vertical(measure, curves)
+
+    def chart(axis: charts.Axis, *, standalone: bool = False) -> dict[str, Any]:
+        return charts.line_chart(
+            measure.key,
+            look,
+            horizontals[axis],
+            vertical,
+            labels=list(by_label),
+            num_points=max(map(len, curves)),
+            kinds=rows,
+            standalone=standalone,
+        )
+
+    key = measure.key.replace("_", "-")
+    files = {f"{key}-by-tokens": chart("tokens", standalone=True)} if measure.is_loss else {}
+    return Figure(
+        key=key,
+        section=measure.section,
+        row=measure.row,
+        title=measure.title,
+        caption=measure.caption,
+        on_page={axis: chart(axis) for axis in horizontals},
+        in_files={key: chart("step", standalone=True), **files},
+        datasets={f"{measure.key}-{kind}": own for kind, own in rows.items()},
+    )
+
+
+def _line_rows(curves: Mapping[str, Sequence[tuple[MeasuredRun, Sequence[Point]]]]) -> Datasets:
+    """What is drawn of the runs of each series: them, where they are several; their mean; where one diverged.
+
+    What there is nothing of is left out.
+    """
+    rows: Datasets = {"runs": [], "means": [], "ends": []}
+    for place, (label, own) in enumerate(curves.items()):
+        scale = tokens_per_step(own[0][0].rows)
+        for run, points in own:
+            if len(own) > 1:
+                rows["runs"] += _rows(points, scale, series=label, run=run.name)
+            if run.status == "diverged":
+                rows["ends"] += _rows(points[-1:], scale, series=label, run=run.name, message="diverged")
+        mean = mean_curve([points for _, points in own])
+        rows["means"] += _rows(mean, scale, series=label, key=f"s{place}")
+    return {kind: own for kind, own in rows.items() if own}
+
+
+def _rows(points: Sequence[Point], scale: float, **names: str) -> list[dict[str, Any]]:
+    return [
+        {**names, "step": step, "tokens": _round(step * scale), "value": _round(value)}
+        for step, value in points
+    ]
+
+
+def _round(value: float) -> float | None:
+    """Six significant digits: more cannot be seen, and the page is smaller."""
+    return float(f"{value:.6g}") if math.isfinite(value) else None
+
+
+def _vertical(measure: Measure, curves: Sequence[Sequence[Point]]) -> charts.Vertical:
+    values = [value for points in curves for _, value in points]
+    lowest, highest = min(values), max(values)
+    logarithmic = measure.may_be_logarithmic and lowest > 0 and highest / lowest > 20
+    focus = whole = None
+    if logarithmic:
+        whole = lowest * 0.9, highest * 1.1
+    elif measure.is_loss and highest > lowest:
+        upper = _focus(curves)
+        margin = 0.04 * (upper - lowest)
+        focus = lowest - margin, upper + margin
+        whole = lowest - margin, highest + margin
+    return charts.Vertical(
+        title=measure.unit,
+        format=measure.format,
+        ticks=measure.ticks,
+        logarithmic=logarithmic,
+        from_zero=measure.from_zero,
+        focus=focus,
+        whole=whole,
+    )
+
+
+def _focus(curves: Sequence[Sequence[Point]]) -> float:
+    """Up to where a loss is worth seeing: the steep beginning would flatten all that follows."""
+    last_step = max(points[-1][0] for points in curves)
+    early = []
+    for points in curves:
+        later = [value for step, value in points if step >= _FOCUS_FROM * last_step]
+        early.append(later[0] if later else points[-1][1])
+    ends = [points[-1][1] for points in curves if points[-1][0] == last_step]
+    return max(statistics.median(early), *ends)
+
+
+def _num_layers(series: Sequence[Series]) -> int:
+    attention = [row for own in series for run in own.runs for row in run.rows.get("attention", [])]
+    return max((len(row["max_logits"]) for row in attention), default=0)
+
+
+def _layers(series: Sequence[Series], horizontals: Horizontals) -> list[Figure]:
+    """A field of colours for each series: every layer's largest logit over the run."""
+    num_layers = _num_layers(series)
+    fields = {own.label: rows for own in series if (rows := _field(own, num_layers))}
+    values = [row["value"] for rows in fields.values() for row in rows]
+    if num_layers < 2 or not values:
+        return []
+    domain = min(values), max(values)
+    logarithmic = domain[0] > 0 and domain[1] / domain[0] > 20
+    figures = []
+    for place, (label, rows) in enumerate(fields.items(), start=1):
+        key = f"max-logit-layers-{place}"
+
+        def chart(axis: charts.Axis, *, standalone: bool = False, key: str = key) -> dict[str, Any]:
+            return charts.layer_chart(
+                key,
+                horizontals[axis],
+                num_layers=num_layers,
+                domain=domain,
+                logarithmic=logarithmic,
+                standalone=standalone,
+            )
+
+        figures.append(
+            Figure(
+                key=key,
+                section=ATTENTION,
+                row="fields",
+                title=f"Every layer, {label}",
+                caption="Largest logit of each layer, mean over seeds; one scale of colours for all series.",
+                on_page={axis: chart(axis) for axis in horizontals},
+                in_files={key: chart("step", standalone=True)},
+                datasets={key: rows},
+                series=label,
+            )
+        )
+    return figures
+
+
+def _field(series: Series, num_layers: int) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = []
+    for layer in range(1, num_layers + 1):
+        runs = [run for run in series.runs if finite(run.curves.get(layer_name(layer), []))]
+        if not runs:
+            continue
+        scale = tokens_per_step(runs[0].rows)
+        curves = thin([finite(run.curves[layer_name(layer)]) for run in runs], _MAX_COLUMNS, max)
+        begin = 0
+        for step, value in mean_curve(curves):
+            if step > begin:  # what was seen before training has no width
+                rows.append(
+                    {
+                        "layer": layer,
+                        "value": _round(value),
+                        "step_begin": begin,
+                        "step_end": step,
+                        "tokens_begin": _round(begin * scale),
+                        "tokens_end": _round(step * scale),
+                    }
+                )
+            begin = step
+    return rows

@@ -1,0 +1,264 @@
+"""Runs from folders, in series: of what decides a result, the runs of a series differ in their seed alone."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from merit_lab.record import Run, Status, is_locked, outcome_of, read_metrics
+from merit_lab.report.curves import Curves, Rows, last_validation_loss, read_curves
+
+# How optimizers are written, in the order in which they are shown. Others follow under their own names.
+DISPLAY_NAMES = {
+    "adamw": "AdamW",
+    "lamb": "LAMB",
+    "maxlamb": "MaxLAMB",
+    "merit": "MERIT",
+    "lion": "Lion",
+    "sophiag": "SophiaG",
+    "soap": "SOAP",
+    "soap-merit": "SOAPMERIT",
+    "orscale": "OrScale",
+    "muon": "Muon",
+    "normuon": "NorMuon",
+    "muon-merit": "MuonMERIT",
+}
+
+
+def short_name(optimizer: str) -> str:
+    """An optimizer's name; of one named as MODULE:CLASS, the class."""
+    return optimizer.rpartition(":")[2]
+
+
+def display_name(optimizer: str) -> str:
+    """How an optimizer is written."""
+    return DISPLAY_NAMES.get(optimizer, short_name(optimizer))
+
+
+def display_names(optimizers: Iterable[str]) -> dict[str, str]:
+    """How each of several optimizers is written: by MODULE:CLASS where its class alone is not enough."""
+    short = {optimizer: display_name(optimizer) for optimizer in optimizers}
+    taken = Counter(short.values())
+    return {
+        optimizer: DISPLAY_NAMES.get(optimizer, optimizer) if taken[name] > 1 else name
+        for optimizer, name in short.items()
+    }
+
+
+@dataclass(frozen=True)
+class MeasuredRun:
+    """A run and what it had measured at the moment it was read; its files are read once."""
+
+    name: str
+    config: Mapping[str, Any]
+    environment: Mapping[str, Any]
+    status: Status
+    rows: Rows
+
+    @classmethod
+    def read(cls, run: Run) -> MeasuredRun:
+        """Read a run's measurements, sorted by kind."""
+        # In this order: of a run that ends meanwhile, lines are missing only if it counts as running.
+        locked = is_locked(run.folder)
+        rows: Rows = {}
+        for row in read_metrics(run.metrics_path):
+            rows.setdefault(row["kind"], []).append(row)
+        status: Status = "running" if locked else outcome_of(rows.get("event", [])) or "unfinished"
+        loss = last_validation_loss(rows)
+        if status == "finished" and loss is not None and not math.isfinite(loss):
+            status = "diverged"  # in its last steps: training looks at the loss before a step, not after
+        return cls(run.name, run.config, run.environment, status, rows)
+
+    @cached_property
+    def curves(self) -> Curves:
+        """What was measured, by name; see curves.py."""
+        return read_curves(self.rows)
+
+    @cached_property
+    def settings(self) -> dict[str, object]:
+        """The configuration by dotted path; for the data what they are and not where they lie."""
+        data = self.environment.get("data", {}).get("fingerprint")
+        return flatten({**self.config, "data": data})
+
+    @property
+    def seed(self) -> int:
+        """The seed; 0 where the configuration has none."""
+        value = self.config.get("seed", 0)
+        return value if isinstance(value, int) else 0
+
+    @property
+    def extent(self) -> tuple[int, int]:
+        """How far it came, and how many measurements there are."""
+        steps = [row["step"] for rows in self.rows.values() for row in rows]
+        return max(steps, default=0), len(steps)
+
+
+@dataclass(frozen=True)
+class Series:
+    """Runs that differ in their seed alone, or in what changes no result, under one name.
+
+    ``repeats`` are runs with the settings and the seed of one of them, which do not count; see ``group``.
+    """
+
+    label: str
+    optimizer: str
+    lr: float | None
+    runs: tuple[MeasuredRun, ...]
+    repeats: tuple[MeasuredRun, ...] = ()
+
+
+def find_runs(paths: Iterable[Path]) -> list[MeasuredRun]:
+    """The runs at ``paths``, each a run directory or a folder with run directories in it."""
+    names = _names(find_folders(paths))
+    return [replace(MeasuredRun.read(Run.open(folder)), name=name) for folder, name in names.items()]
+
+
+def find_folders(paths: Iterable[Path]) -> list[Path]:
+    """The run directories at ``paths``, each once."""
+    folders: dict[Path, None] = {}  # in order
+    for path in paths:
+        if not path.is_dir():
+            raise ValueError(f"{path}: no such folder; give run directories, or folders that hold some")
+        found = [path] if _is_run(path) else sorted(filter(_is_run, path.iterdir()))
+        if not found:
+            raise ValueError(
+                f"{path} holds no run; a run is a folder with a config.json, as `merit train` writes it"
+            )
+        folders.update(dict.fromkeys(folder.resolve() for folder in found))
+    if not folders:
+        raise ValueError("no run is given; give run directories, or folders that hold some")
+    return list(folders)
+
+
+def group(runs: Sequence[MeasuredRun]) -> list[Series]:
+    """Runs in series, by optimizer in a fixed order and then by learning rate.
+
+    Of several runs with the same settings and the same seed, as a run and its excerpt are, one counts: the
+    one that came furthest, and of these the one with the most measurements.
+    """
+    settings = [run.settings for run in runs]
+    varying = [path for path in differing(settings) if _makes_a_series(path)]
+    groups: dict[tuple[object, ...], list[int]] = {}
+    for index, own in enumerate(settings):
+        groups.setdefault(tuple(own.get(path) for path in varying), []).append(index)
+    names = display_names({_optimizer(own) for own in settings})
+    series = []
+    for members in groups.values():
+        first = settings[members[0]]
+        same_optimizer = [own for own in settings if _optimizer(own) == _optimizer(first)]
+        within = [path for path in differing(same_optimizer) if _makes_a_series(path)]
+        details = []
+        for path in within:
+            if path not in first:
+                continue
+            value = _show_among([own.get(path) for own in same_optimizer], first.get(path))
+            details.append(f"{path.removeprefix('optimizer.')} {value}")
+        counted, repeats = _once([runs[index] for index in members])
+        lr = first.get("optimizer.lr")
+        series.append(
+            Series(
+                label=", ".join([names[_optimizer(first)], *details]),
+                optimizer=_optimizer(first),
+                lr=float(lr) if isinstance(lr, int | float) else None,
+                runs=counted,
+                repeats=repeats,
+            )
+        )
+    return sorted(series, key=_order)
+
+
+def _once(runs: Sequence[MeasuredRun]) -> tuple[tuple[MeasuredRun, ...], tuple[MeasuredRun, ...]]:
+    """Runs that differ in their seed alone: one for each seed, and the others."""
+    counted: dict[object, MeasuredRun] = {}
+    repeats = []
+    for run in sorted(runs, key=lambda run: run.extent, reverse=True):
+        seeds = tuple((path, value) for path, value in run.settings.items() if _is_seed(path))
+        if counted.setdefault(seeds, run) is not run:
+            repeats.append(run)
+
+    def in_order(own: Iterable[MeasuredRun]) -> tuple[MeasuredRun, ...]:
+        return tuple(sorted(own, key=lambda run: (run.seed, run.name)))
+
+    return in_order(counted.values()), in_order(repeats)
+
+
+def flatten(settings: Mapping[str, Any], prefix: str = "") -> dict[str, object]:
+    """Nested settings as one table from dotted path to value."""
+    flat: dict[str, object] = {}
+    for key, value in settings.items():
+        if isinstance(value, Mapping):
+            flat |= flatten(value, f"{prefix}{key}.")
+        elif value != []:  # nothing was given, as in records from before there was such a setting
+            flat[f"{prefix}{key}"] = tuple(value) if isinstance(value, list) else value
+    return flat
+
+
+def differing(settings: Sequence[Mapping[str, object]]) -> list[str]:
+    """The paths whose values are not the same in all of ``settings``."""
+    paths = dict.fromkeys(path for own in settings for path in own)
+    missing = object()
+    return [path for path in paths if len({repr(own.get(path, missing)) for own in settings}) > 1]
+
+
+def show(value: object) -> str:
+    """A setting's value as it is written for readers."""
+    if value is None:
+        return "none"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return f"{value:g}"
+    if isinstance(value, tuple):
+        return ", ".join(show(item) for item in value)
+    return str(value)
+
+
+def _show_among(values: Iterable[object], value: object) -> str:
+    """One of several values as ``show`` writes it; in full where another would read the same."""
+    alike = {repr(own) for own in values if show(own) == show(value)}
+    return show(value) if len(alike) == 1 else repr(value)
+
+
+def _names(folders: Iterable[Path]) -> dict[Path, str]:
+    """Each folder's name, with as many of the folders above it as tell it from the others."""
+    names = {folder: folder.name for folder in folders}
+    for depth in itertools.count(2):
+        taken = Counter(names.values())
+        alike = [folder for folder, name in names.items() if taken[name] > 1]
+        if not alike:
+            break
+        names |= {folder: "/".join(folder.parts[-depth:]) for folder in alike}
+    return names
+
+
+def _is_run(folder: Path) -> bool:
+    # An exported model has a config.json too.
+    others = ("environment.json", "metrics.jsonl")
+    return (folder / "config.json").is_file() and any((folder / name).is_file() for name in others)
+
+
+def _makes_a_series(path: str) -> bool:
+    """Whether runs that differ in a setting are another series: how often one looks changes no result."""
+    group, _, name = path.partition(".")
+    looking = group == "checkpoint" or (group == "measure" and name != "validation_sequences")
+    return not looking and not _is_seed(path)
+
+
+def _is_seed(path: str) -> bool:
+    return path.rpartition(".")[2] == "seed"
+
+
+def _optimizer(settings: Mapping[str, object]) -> str:
+    return str(settings.get("optimizer.name", settings.get("optimizer", "unknown")))
+
+
+def _order(series: Series) -> tuple[int, str, float, str]:
+    known = list(DISPLAY_NAMES)
+    place = known.index(series.optimizer) if series.optimizer in known else len(known)
+    return place, series.optimizer, series.lr or 0.0, series.label

@@ -1,0 +1,90 @@
+"""What the page of a report says."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from merit_lab.report import style, tables
+from merit_lab.report.charts import Look
+from merit_lab.report.figures import Datasets, Figure
+from merit_lab.report.gather import Series, differing, show
+from merit_lab.report.outcome import SeriesOutcome
+from merit_lab.report.summary import join
+from merit_lab.report.template import render
+
+
+def render_page(
+    series: Sequence[Series], outcomes: Sequence[SeriesOutcome], figures: Sequence[Figure], summary: str
+) -> str:
+    """The page as text."""
+    look = Look.of({own.label: own.optimizer for own in series})
+    return render(
+        "report/page.html",
+        title=_title(series),
+        facts=_facts(series),
+        summary=summary,
+        data=_charts(figures, look.colours),
+        legend=[
+            (label, look.colours[label], " ".join(map(str, dash))) for label, dash in look.dashes.items()
+        ],
+        sections=_sections(figures),
+        outcomes=tables.series_table(outcomes),
+        runs=tables.run_table(outcomes),
+        has_trouble=any(len(own.finished) < len(own.runs) for own in outcomes),
+        several_seeds=any(len(own.finished) > 1 for own in outcomes),
+        settings=tables.settings(series),
+        environment=tables.environment(series),
+        colours=look.colours,
+    )
+
+
+def _charts(figures: Sequence[Figure], colours: Mapping[str, str]) -> dict[str, Any]:
+    """What the script draws from: the chart of each figure for each axis, and all data once."""
+    datasets: Datasets = {}
+    for figure in figures:
+        datasets |= figure.datasets
+    return {
+        "config": style.CONFIG,
+        "colours": colours,
+        "datasets": datasets,
+        "charts": {figure.key: figure.on_page for figure in figures},
+    }
+
+
+def _sections(figures: Sequence[Figure]) -> dict[str, dict[str, list[Figure]]]:
+    """Figures by section and row, in their order."""
+    sections: dict[str, dict[str, list[Figure]]] = {}
+    for figure in figures:
+        sections.setdefault(figure.section, {}).setdefault(figure.row, []).append(figure)
+    return sections
+
+
+def _title(series: Sequence[Series]) -> str:
+    return join(list(dict.fromkeys(own.label.partition(",")[0] for own in series)))
+
+
+def _facts(series: Sequence[Series]) -> list[str]:
+    """The settings a reader asks for first, as far as all runs share them."""
+    runs = [run for own in series for run in own.runs]
+    tables = [run.settings | {"device": run.environment.get("device", {}).get("name")} for run in runs]
+    common = {path: value for path, value in tables[0].items() if path not in differing(tables)}
+    facts = (
+        "{model.family}",
+        "{model.layers} layers of width {model.width}",
+        "{batch} sequences of {model.context} tokens a step",
+        "{steps} steps",
+        "{device}",
+    )
+    shown = [_fill(fact, common) for fact in facts]
+    return [fact for fact in shown if fact is not None]
+
+
+def _fill(template: str, values: Mapping[str, object]) -> str | None:
+    """A template with its {paths} filled in; None where one has no value."""
+    for path in re.findall(r"{(.+?)}", template):
+        if values.get(path) is None:
+            return None
+        template = template.replace(f"{{{path}}}", show(values[path]))
+    return template

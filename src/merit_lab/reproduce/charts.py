@@ -1,0 +1,313 @@
+"""The charts of entries, made with altair in the report's style.
+
+A chart holds its data. On the page it is as wide as its place, shows values under the pointer, and a
+click into the legend singles a series out; in a file it is of one width.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from merit_lab.report.charts import Look, by_series
+from merit_lab.report.curves import Point, finite, mean_curve, thin
+from merit_lab.report.gather import DISPLAY_NAMES
+from merit_lab.reproduce.entry import Chart
+from merit_lab.reproduce.records import Record, Records
+
+if TYPE_CHECKING:
+    import altair as alt
+
+_HEIGHT = 260
+_MAX_POINTS = 200
+_MOST_TICKS = 8
+_FEW_POINTS = 30  # up to here each point is marked
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Axis:
+    """An axis: its title, its numbers' format, its scale, the part that is drawn, where it has ticks."""
+
+    title: str
+    format: str = ".3~g"
+    logarithmic: bool = False
+    from_zero: bool = False
+    shown: tuple[float, float] | None = None
+    ticks: tuple[float, ...] = ()
+
+    def with_ticks(self, values: Iterable[float]) -> Axis:
+        """With ticks for these values on a logarithmic scale, where the library's own come at any number.
+
+        Example:
+            >>> Axis("steps", logarithmic=True).with_ticks([0.3, 12.0]).ticks
+            (0.5, 1.0, 2.0, 5.0, 10.0)
+        """
+        values = list(values)
+        if self.ticks or not self.logarithmic or not values:
+            return self
+        low, high = min(values), max(values)
+        powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+        for digits in ("125", "1"):
+            ticks = tuple(
+                tick
+                for power in powers
+                for digit in digits
+                if low <= (tick := float(f"{digit}e{power}")) <= high
+            )
+            if len(ticks) <= _MOST_TICKS:
+                break
+        return replace(self, ticks=ticks)
+
+
+def curve_chart(
+    records: Records,
+    curve: str,
+    y: Axis,
+    *,
+    name: str,
+    title: str,
+    caption: str,
+    is_loss: bool = False,
+    over_tokens: bool = False,
+) -> Chart:
+    """A measured curve over steps or tokens: thin lines for runs, thick ones for means, a cross where one
+    diverged."""
+    curves = {
+        series: [(own, _points(own, curve, over_tokens)) for own in records.of(series=series).all]
+        for series in records.series
+    }
+    everything = [points for group in curves.values() for _, points in group if points]
+    if is_loss:
+        kept = [points for group in curves.values() for own, points in group if points and not own.diverged]
+        y = Axis(y.title, y.format, shown=focus(kept or everything))  # one that ran away would hide them
+    elif everything:
+        values = [value for points in everything for _, value in points]
+        y = Axis(y.title, y.format, min(values) > 0 and max(values) > 20 * min(values), y.from_zero)
+    return line_chart(
+        {
+            series: [(own.folder.name, points, own.diverged) for own, points in group if points]
+            for series, group in curves.items()
+        },
+        looks(records.all),
+        Axis("tokens", ".2~s", from_zero=True) if over_tokens else Axis("steps", ",d", from_zero=True),
+        y,
+        name=name,
+        title=title,
+        caption=caption,
+    )
+
+
+def _points(record: Record, curve: str, over_tokens: bool) -> list[tuple[int, float]]:
+    size = record.config.batch * record.config.model.context if over_tokens else 1
+    return [(step * size, value) for step, value in finite(record.curves.get(curve, []))]
+
+
+def line_chart(
+    lines: Mapping[str, Sequence[tuple[str, Sequence[Point | tuple[float, float]], bool]]],
+    optimizers: Mapping[str, str],
+    x: Axis,
+    y: Axis,
+    *,
+    name: str,
+    title: str,
+    caption: str,
+    ideal: Sequence[tuple[float, float]] = (),
+) -> Chart:
+    """Lines by series, each of (run, points, whether it diverged).
+
+    Args:
+        lines: the lines.
+        optimizers: by series, its optimizer, which decides the colour.
+        x: the horizontal axis.
+        y: the vertical axis.
+        name: of the chart's file.
+        title: above the chart.
+        caption: below the title.
+        ideal: points of a dotted line to compare with.
+    """
+    import altair as alt
+
+    lines = {series: group for series, group in lines.items() if group}
+    runs: list[Row] = []
+    means: list[Row] = []
+    ends: list[Row] = []
+    for series, group in lines.items():
+        thinned = thin([list(points) for _, points, _ in group], _MAX_POINTS, _mean)  # type: ignore[arg-type]
+        for (run, _, diverged), points in zip(group, thinned, strict=True):
+            runs += [{"series": series, "run": run, "x": at, "value": rounded(value)} for at, value in points]
+            if diverged and points:
+                at, value = points[-1]
+                low, high = y.shown or (value, value)
+                ends.append({"series": series, "run": run, "x": at, "value": min(max(value, low), high)})
+        for at, value in mean_curve(thinned):
+            means.append({"series": series, "x": at, "value": rounded(value)})
+    colour, dash = _by_series(list(lines), optimizers)
+    pick = alt.selection_point(name="pick", fields=["series"], bind="legend")
+    shown = [*runs, *({"x": at, "value": value} for at, value in ideal)]
+    horizontal = _position(alt.X, "x", x.with_ticks(row["x"] for row in shown))
+    vertical = _position(alt.Y, "value", y.with_ticks(row["value"] for row in shown))
+    few = max((len(points) for group in lines.values() for _, points, _ in group), default=0) <= _FEW_POINTS
+
+    def faded(opacity: float) -> Any:
+        return alt.condition(pick, alt.value(opacity), alt.value(0.06))
+
+    layers: list[alt.Chart] = []
+    if any(len(group) > 1 for group in lines.values()):
+        thin_lines = alt.Chart(alt.InlineData(values=runs)).mark_line(clip=True, strokeWidth=1)
+        layers.append(
+            thin_lines.encode(horizontal, vertical, colour, dash, detail="run:N", opacity=faded(0.35))
+        )
+    thick = alt.Chart(alt.InlineData(values=means)).mark_line(
+        clip=True, strokeWidth=2.2, point={"size": 24} if few else False
+    )
+    layers.append(
+        thick.encode(
+            horizontal,
+            vertical,
+            colour,
+            dash,
+            opacity=faded(1.0),
+            tooltip=[
+                alt.Tooltip("series:N", title=" "),
+                alt.Tooltip("x:Q", title=x.title, format=x.format),
+                alt.Tooltip("value:Q", title=y.title, format=y.format),
+            ],
+        ).add_params(pick)
+    )
+    if ends:
+        crosses = alt.Chart(alt.InlineData(values=ends)).mark_point(
+            clip=True, shape="cross", angle=45, size=110, filled=True, opacity=1
+        )
+        layers.append(
+            crosses.encode(horizontal, vertical, colour, tooltip=[alt.Tooltip("run:N", title="diverged")])
+        )
+    if ideal:
+        dots = alt.Chart(alt.InlineData(values=[{"x": at, "value": value} for at, value in ideal])).mark_line(
+            strokeDash=[2, 4], strokeWidth=1.5, color="currentColor", opacity=0.5
+        )
+        layers.append(dots.encode(horizontal, vertical))
+    return finish(alt.layer(*layers).properties(height=_HEIGHT), name, title, caption)
+
+
+def strip_chart(
+    rows: Sequence[Row],
+    optimizers: Mapping[str, str],
+    y: Axis,
+    *,
+    name: str,
+    title: str,
+    caption: str,
+    reference: str = "",
+) -> Chart:
+    """Values in groups, a point for each seed and a bar at their mean; rows with group, series and value.
+
+    ``reference`` is the name of values to compare with, in rows of that series, drawn as hollow diamonds.
+    """
+    import altair as alt
+
+    own = [row for row in rows if row["series"] != reference]
+    others = [row for row in rows if row["series"] == reference]
+    names = list(dict.fromkeys(row["series"] for row in own))
+    groups = list(dict.fromkeys(row["group"] for row in rows))
+    colour, _ = _by_series(names, optimizers, symbol="circle")
+    x = alt.X("group:N", title=None, sort=groups, axis=alt.Axis(labelAngle=0, labelLimit=160))
+    offset = alt.XOffset("series:N", sort=names)
+    y = y.with_ticks(row["value"] for row in rows)
+    vertical = _position(alt.Y, "value", y)
+    tooltip = ["series:N", "group:N", alt.Tooltip("value:Q", title=y.title, format=y.format)]
+    base = alt.Chart(alt.InlineData(values=own))
+    layers: list[alt.Chart] = [
+        base.mark_circle(size=54, opacity=0.75, clip=True).encode(
+            x, vertical, colour, xOffset=offset, tooltip=tooltip
+        ),
+        base.mark_tick(thickness=2.5, size=22, clip=True).encode(
+            x,
+            alt.Y("mean(value):Q", title=y.title, scale=_scale(y), axis=_axis(y)),
+            colour,
+            xOffset=offset,
+        ),
+    ]
+    if others:
+        paper = alt.Chart(alt.InlineData(values=others)).mark_point(
+            shape="diamond", size=80, color="currentColor", opacity=0.8, clip=True
+        )
+        layers.append(paper.encode(x, vertical, xOffset=alt.XOffset("beside:N", sort=names), tooltip=tooltip))
+    return finish(alt.layer(*layers).properties(height=_HEIGHT), name, title, caption)
+
+
+def looks(records: Iterable[Record]) -> dict[str, str]:
+    """By series, its optimizer."""
+    return {own.series: own.config.optimizer.name for own in records}
+
+
+def optimizer_of(series: str) -> str:
+    """The optimizer whose colour a series' name asks for."""
+    return next((key for key, name in DISPLAY_NAMES.items() if series.startswith(name)), series)
+
+
+def focus(curves: Sequence[Sequence[Point]]) -> tuple[float, float] | None:
+    """The part of a loss that is worth seeing: without the steep beginning, and with all ends."""
+    if not curves:
+        return None
+    last = max(points[-1][0] for points in curves)
+    later = [value for points in curves for step, value in points if step >= 0.15 * last]
+    ends = [points[-1][1] for points in curves if points[-1][0] == last]
+    lowest, highest = min(later + ends, default=0.0), max(later + ends, default=1.0)
+    margin = 0.05 * (highest - lowest) or 0.1
+    return lowest - margin, highest + margin
+
+
+def finish(chart: Any, name: str, title: str, caption: str) -> Chart:
+    """An altair chart with its words."""
+    return Chart(name=name, title=title, caption=caption, spec=chart.to_dict(validate=False))
+
+
+def _by_series(
+    names: Sequence[str], optimizers: Mapping[str, str], symbol: str = "stroke"
+) -> tuple[alt.Color, alt.StrokeDash]:
+    import altair as alt
+
+    legend = alt.Legend(
+        orient="top",
+        direction="horizontal",
+        columns=5 if max(map(len, names), default=0) < 12 else 3,
+        labelLimit=240,
+        columnPadding=24,  # browsers have wider fonts than the one that the widths are measured with
+        symbolType=symbol,
+        symbolOpacity=1,
+    )
+    look = Look.of({name: optimizers.get(name, name) for name in names})
+    return by_series(look, names, legend)
+
+
+def _position(kind: Any, field: str, axis: Axis) -> Any:
+    return kind(f"{field}:Q", title=axis.title, scale=_scale(axis), axis=_axis(axis))
+
+
+def _axis(axis: Axis) -> alt.Axis:
+    import altair as alt
+
+    return alt.Axis(format=axis.format, **({"values": axis.ticks} if axis.ticks else {"tickCount": 5}))
+
+
+def _scale(axis: Axis) -> alt.Scale:
+    import altair as alt
+
+    if axis.logarithmic:
+        return alt.Scale(type="log", nice=False, padding=8)
+    if axis.shown is not None:
+        return alt.Scale(zero=False, nice=False, domain=list(axis.shown))
+    return alt.Scale(zero=axis.from_zero, nice=True)
+
+
+def _mean(values: Sequence[float]) -> float:
+    return math.fsum(values) / len(values)
+
+
+def rounded(value: float) -> float:
+    """Six significant digits: more cannot be seen, and the page is smaller."""
+    return float(f"{value:.6g}")

@@ -1,0 +1,285 @@
+"""Zero-shot evaluation: figures 5 and 12, and table 1."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from merit_lab.record import Run
+from merit_lab.report.gather import DISPLAY_NAMES
+from merit_lab.report.tables import Table
+from merit_lab.reproduce.charts import Axis, looks, strip_chart
+from merit_lab.reproduce.entries.losses import spread_text, status_counts
+from merit_lab.reproduce.entry import Chart, Entry, Result, Unavailable
+from merit_lab.reproduce.records import BySeed, Record, Records
+from merit_lab.reproduce.scale import WATCHED, Scale, Trial
+from merit_lab.reproduce.verdict import Verdict, paired
+
+_PERPLEXITY = {"lambada": "perplexity", "wikitext": "word_perplexity"}
+_PAPER_AVERAGES = {  # table 1, in percent: AdamW with a small batch, MERIT with a large one
+    "GPT-2 small": (43.56, 43.87),
+    "GPT-2 medium": (46.59, 46.70),
+}
+_LONG_ENOUGH = 512  # tokens of context, for every answer of every set
+_NO_FILES = (
+    "The evaluation sets are not there: give their folder with --task-files (`merit evaluate -h` lists the "
+    "files), or use scale small or paper, where they come from the Hugging Face hub."
+)
+
+
+def _measure(name: str) -> Callable[[Record, Scale, Path | None], None]:
+    def measure(record: Record, scale: Scale, task_files: Path | None) -> None:
+        from merit_lab.evaluate import PAPER_SETS, evaluate
+
+        if task_files is None:
+            if len(_values(record, PAPER_SETS[name], scale)) == len(PAPER_SETS[name]):
+                return  # wherever the sets came from
+            if scale.makes_data:
+                raise Unavailable(_NO_FILES)
+        try:
+            evaluate(record.folder, [name], task_files=task_files, limit=scale.evaluation_limit)
+        except (ModuleNotFoundError, ConnectionError) as error:
+            raise Unavailable(str(error)) from None
+        except ValueError as error:
+            context = record.config.model.context
+            way_out = "" if context >= _LONG_ENOUGH else "; a larger scale has models with longer contexts"
+            raise Unavailable(f"{error}{way_out}") from None
+
+    return measure
+
+
+def _values(record: Record, sets: Sequence[str], scale: Scale) -> dict[str, float]:
+    """By set, its perplexity or its accuracy in percent; empty where it has not been evaluated.
+
+    A run that diverged is worse than any other: left out, it would leave those seeds that went well.
+    """
+    from merit_lab.evaluate import read_results
+
+    if record.diverged:
+        return {name: math.inf if name in _PERPLEXITY else -math.inf for name in sets}
+    if record.run is None or record.config.steps is None:
+        return {}
+    results = read_results(Run.open(record.folder), record.config.steps, scale.evaluation_limit)
+    found = {}
+    for name in sets:
+        if name in results:
+            metrics = results[name].metrics
+            is_accuracy = name not in _PERPLEXITY
+            metric = metrics["acc" if is_accuracy else _PERPLEXITY[name]]
+            found[name] = metric.value * (100 if is_accuracy else 1)
+    return found
+
+
+def _by_set(records: Records, name: str, scale: Scale) -> BySeed:
+    return records.by_seed(lambda own: _values(own, [name], scale).get(name))
+
+
+def _average(records: Records, sets: Sequence[str], scale: Scale) -> BySeed:
+    """The mean over sets by seed, of runs that have them all."""
+    values = {own.config.seed: _values(own, sets, scale) for own in records.all}
+    return {seed: statistics.fmean(own.values()) for seed, own in values.items() if len(own) == len(sets)}
+
+
+def _table(records: Records, sets: Sequence[str], scale: Scale, *, number: str, average: bool) -> Table:
+    rows = []
+    for panel in records.panels:
+        for series in records.of(panel=panel).series:
+            own = records.of(panel=panel, series=series)
+            cells = [spread_text(_by_set(own, name, scale), number) for name in sets]
+            if average:
+                cells.append(spread_text(_average(own, sets, scale), number))
+            rows.append((panel, series, status_counts(own), *cells))
+    head = ("Model", "Optimizer", "Runs", *sets, *(["average"] if average else []))
+    return Table(head, tuple(rows), num_text=3)
+
+
+def _points(records: Records, sets: Sequence[str], scale: Scale) -> list[dict[str, object]]:
+    return [
+        {"panel": own.panel, "group": name, "series": own.series, "value": value}
+        for own in records.all
+        for name, value in _values(own, sets, scale).items()
+        if math.isfinite(value)
+    ]
+
+
+def _notes(scale: Scale) -> tuple[str, ...]:
+    if scale.evaluation_limit is None:
+        return ()
+    limit = (
+        f"Only the first {scale.evaluation_limit} items of each set: at this scale models know nothing that "
+        "the sets ask, and the numbers show that the way from training to evaluation works."
+    )
+    return (limit,)
+
+
+def _fig5(records: Records, scale: Scale) -> Result:
+    from merit_lab.evaluate import PAPER_SETS
+
+    sets = PAPER_SETS["fig5"]
+    claim = Verdict(
+        claim="On LAMBADA and WikiText MERIT's models have a lower perplexity than AdamW's and LAMB's.",
+        source="figure 5",
+        comparisons=tuple(
+            paired(
+                f"MERIT below {rival} on {name}{records.where_in_words(panel)}",
+                _by_set(records.of(panel=panel, series="MERIT"), name, scale),
+                _by_set(records.of(panel=panel, series=rival), name, scale),
+                unit="of the higher",
+                relative=True,
+            )
+            for panel in records.panels
+            for name in sets
+            for rival in ("AdamW", "LAMB")
+        ),
+    )
+    charts = tuple(
+        strip_chart(
+            [{**row, "group": row["panel"]} for row in _points(records, [name], scale)],
+            looks(records.all),
+            Axis("perplexity", ".3~s", logarithmic=True),
+            name=name,
+            title=f"Perplexity on {name}",
+            caption="A point for each seed, a bar at their mean.",
+        )
+        for name in sets
+    )
+    table = _table(records, sets, scale, number=".4g", average=False)
+    return Result(table=table, charts=charts, verdicts=(claim,), notes=_notes(scale))
+
+
+def _fig12(records: Records, scale: Scale) -> Result:
+    from merit_lab.evaluate import PAPER_SETS
+
+    sets = PAPER_SETS["fig12"]
+    comparisons = []
+    for panel in records.panels:
+        merit = records.of(panel=panel, series="MERIT")
+        for rival in ("AdamW", "LAMB"):
+            other = records.of(panel=panel, series=rival)
+            wins: dict[int, float] = {}
+            for name in sets:
+                ours, theirs = _by_set(merit, name, scale), _by_set(other, name, scale)
+                for seed in ours.keys() & theirs.keys():
+                    difference = ours[seed] - theirs[seed]  # NaN where both diverged, which says nothing
+                    won = math.nan if math.isnan(difference) else (difference > 0) - (difference < 0)
+                    wins[seed] = wins.get(seed, 0.0) + won
+            comparisons.append(
+                paired(
+                    f"tasks where MERIT is above {rival}, less those where it is below"
+                    f"{records.where_in_words(panel)}",
+                    dict.fromkeys(wins, 0.0),
+                    wins,
+                    paper="most of 7",
+                    unit="tasks",
+                )
+            )
+    claim = Verdict(
+        claim="On most SuperGLUE tasks MERIT's model is more accurate than AdamW's and LAMB's.",
+        source="figure 12",
+        comparisons=tuple(comparisons),
+    )
+    return Result(
+        table=_table(records, sets, scale, number=".1f", average=True),
+        charts=_accuracies(records, sets, scale),
+        verdicts=(claim,),
+        notes=_notes(scale),
+    )
+
+
+def _accuracies(records: Records, sets: Sequence[str], scale: Scale) -> tuple[Chart, ...]:
+    """The accuracy on each set, a chart for each panel."""
+    return tuple(
+        strip_chart(
+            _points(records.of(panel=panel), sets, scale),
+            looks(records.of(panel=panel).all),
+            Axis("accuracy (%)", ".3~g"),
+            name=f"accuracy-{place}",
+            title=f"Zero-shot accuracy, {panel}",
+            caption="A point for each seed, a bar at their mean.",
+        )
+        for place, panel in enumerate(records.panels, start=1)
+    )
+
+
+def _long_trials(scale: Scale, seeds: int) -> list[Trial]:
+    trials = []
+    for seed in range(seeds):
+        for small, large in zip(scale.long[::2], scale.long[1::2], strict=True):
+            for setting, name in ((small, "adamw"), (large, "merit")):
+                series = f"{DISPLAY_NAMES[name]}, batch {setting.batch}"
+                trials.append(scale.trial(setting, name, seed, series=series, panel=large.model_name))
+    return trials
+
+
+def _table1(records: Records, scale: Scale) -> Result:
+    from merit_lab.evaluate import PAPER_SETS
+
+    sets = PAPER_SETS["table1"]
+    comparisons = []
+    for panel in records.panels:
+        own = records.of(panel=panel)
+        small, large = own.series
+        paper = _PAPER_AVERAGES.get(panel)
+        comparisons.append(
+            paired(
+                f"{small} below {large}, average accuracy{records.where_in_words(panel)}",
+                _average(own.of(series=small), sets, scale),
+                _average(own.of(series=large), sets, scale),
+                paper=f"{paper[0]:.2f} against {paper[1]:.2f}" if paper else "",
+                unit="percent",
+            )
+        )
+    claim = Verdict(
+        claim="MERIT with a large batch is as accurate on average as AdamW with a small one, or more.",
+        source="table 1",
+        comparisons=tuple(comparisons),
+    )
+    return Result(
+        table=_table(records, sets, scale, number=".2f", average=True),
+        charts=_accuracies(records, sets, scale),
+        verdicts=(claim,),
+        notes=(
+            "Held is more than the claim: MERIT was more accurate. Contradicted is that it was less.",
+            *_notes(scale),
+        ),
+    )
+
+
+def _trials(scale: Scale, seeds: int) -> list[Trial]:
+    return [
+        scale.trial(setting, name, seed)
+        for seed in range(seeds)
+        for setting in scale.gpt2
+        for name in WATCHED
+    ]
+
+
+ENTRIES = (
+    Entry(
+        name="fig5",
+        title="Figure 5: zero-shot perplexity",
+        shows="zero-shot perplexity on LAMBADA and WikiText",
+        trials=_trials,
+        analyse=_fig5,
+        measure=_measure("fig5"),
+    ),
+    Entry(
+        name="fig12",
+        title="Figure 12: zero-shot accuracy on SuperGLUE",
+        shows="zero-shot accuracy on SuperGLUE tasks with AdamW, LAMB and MERIT",
+        trials=_trials,
+        analyse=_fig12,
+        measure=_measure("fig12"),
+    ),
+    Entry(
+        name="table1",
+        title="Table 1: a large batch with MERIT against a small one with AdamW",
+        shows="zero-shot accuracy on ARC, COPA, HellaSwag, RACE and WiC, large batch against small",
+        trials=_long_trials,
+        analyse=_table1,
+        measure=_measure("table1"),
+        is_grid=True,
+    ),
+)

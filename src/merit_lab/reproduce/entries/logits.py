@@ -1,0 +1,246 @@
+"""The largest attention logit: figures 2, 11 and 14, and of every size."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping
+
+from merit_lab.report.curves import finite, layer_name
+from merit_lab.report.tables import Table
+from merit_lab.reproduce.charts import Axis, curve_chart
+from merit_lab.reproduce.entries.losses import FIVE, spread_text, status_counts, trials_of
+from merit_lab.reproduce.entry import Chart, Entry, Result
+from merit_lab.reproduce.fields import layer_chart
+from merit_lab.reproduce.records import BySeed, Record, Records
+from merit_lab.reproduce.scale import WATCHED, Scale, Setting, Trial
+from merit_lab.reproduce.verdict import Comparison, Verdict, paired
+
+MEASURE = (
+    "Compared is the largest logit that a layer had at any time of the run; a run that diverged lost, "
+    "whatever it had before."
+)
+
+
+def _trials(scale: Scale, setting: Setting, seeds: int) -> list[Trial]:
+    return [scale.trial(setting, name, seed) for seed in range(seeds) for name in WATCHED]
+
+
+def _small(scale: Scale) -> Setting:
+    return scale.observed.with_batch(scale.small_batch)
+
+
+def _middle(num_layers: int) -> int:
+    """The 12th of 24."""
+    return (num_layers + 1) // 2
+
+
+def largest_logits(records: Records, layers: range) -> BySeed:
+    """By seed, the mean over layers of the largest logit that each ever had; infinite if the run diverged."""
+
+    def quantity(record: Record) -> float | None:
+        values = [record.largest(layer_name(layer)) for layer in layers]
+        seen = [value for value in values if value is not None]
+        return statistics.fmean(seen) if len(seen) == len(values) else None
+
+    return records.by_seed(quantity, diverged=math.inf)
+
+
+def lower_logits(records: Records, lower: str, higher: str, layers: range, where: str) -> Comparison:
+    """The comparison of two series' largest logits in these layers."""
+    return paired(
+        f"{lower} below {higher}, {where}",
+        largest_logits(records.of(series=lower), layers),
+        largest_logits(records.of(series=higher), layers),
+        unit="logit",
+    )
+
+
+def _table(records: Records, places: Mapping[str, dict[str, range]]) -> Table:
+    """The largest logits at each panel's places, which have the same names in all."""
+    rows = []
+    for panel in records.panels:
+        for series in records.of(panel=panel).series:
+            own = records.of(panel=panel, series=series)
+            values = [spread_text(largest_logits(own, layers), ".2f") for layers in places[panel].values()]
+            rows.append((panel, series, status_counts(own), *values))
+    names = places[records.panels[0]]
+    return Table(("Model", "Optimizer", "Runs", *names), tuple(rows), num_text=3)
+
+
+def logit_charts(records: Records, places: dict[str, range]) -> tuple[Chart, ...]:
+    """The largest logit of each place's first layer over the steps, a chart for each panel and place."""
+    charts: list[Chart] = []
+    for panel in records.panels:
+        for place, layers in places.items():
+            number = len(charts) + 1
+            charts.append(
+                curve_chart(
+                    records.of(panel=panel),
+                    layer_name(layers[0]),
+                    Axis("largest attention logit"),
+                    name=f"logit-{number}",
+                    title=f"{place}, {panel}",
+                    caption=f"Largest attention logit of layer {layers[0]}.",
+                )
+            )
+    return tuple(charts)
+
+
+def _single_layers(setting: Setting) -> dict[str, range]:
+    middle = _middle(setting.model.layers)
+    return {"First layer": range(1, 2), "Middle layer": range(middle, middle + 1)}
+
+
+def _fig2(records: Records, scale: Scale) -> Result:
+    places = _single_layers(scale.observed)
+    first, middle = places.values()
+    claim = Verdict(
+        claim="AdamW's largest logit grows far beyond LAMB's and MERIT's in the first layer; in the middle "
+        "layer only MERIT keeps it down.",
+        source="figure 2",
+        comparisons=(
+            lower_logits(records, "LAMB", "AdamW", first, "first layer"),
+            lower_logits(records, "MERIT", "AdamW", first, "first layer"),
+            lower_logits(records, "MERIT", "LAMB", middle, "middle layer"),
+        ),
+    )
+    return Result(
+        table=_table(records, dict.fromkeys(records.panels, places)),
+        charts=logit_charts(records, places),
+        verdicts=(claim,),
+        notes=(MEASURE,),
+    )
+
+
+def _fig11(records: Records, scale: Scale) -> Result:
+    places = _single_layers(scale.observed)
+    small, large = (records.of(panel=own.name) for own in (_small(scale), scale.observed))
+    claim = Verdict(
+        claim="With a small batch the largest logits are well below those with a large batch.",
+        source="figure 11",
+        comparisons=tuple(
+            paired(
+                f"{series}, {place.lower()}: small batch below large batch",
+                largest_logits(small.of(series=series), layers),
+                largest_logits(large.of(series=series), layers),
+                unit="logit",
+            )
+            for series in small.series
+            for place, layers in places.items()
+        ),
+    )
+    return Result(
+        table=_table(records, dict.fromkeys(records.panels, places)),
+        charts=logit_charts(small, places),
+        verdicts=(claim,),
+        notes=(
+            MEASURE,
+            "Learning rates of the small batch follow from the large one's by the square root of the batch.",
+        ),
+    )
+
+
+def _fig14(records: Records, scale: Scale) -> Result:
+    num_layers = scale.observed.model.layers
+    # Of 24 layers the paper calls 1 to 8 shallow and 9 to 17 middle.
+    shallow = range(1, max(1, num_layers // 3) + 1)
+    middle = range(shallow[-1] + 1, max(shallow[-1] + 1, round(17 / 24 * num_layers)) + 1)
+    deep = range(middle[-1] + 1, num_layers + 1)
+    places = {
+        f"Layers {layers[0]} to {layers[-1]}" if len(layers) > 1 else f"Layer {layers[0]}": layers
+        for layers in (shallow, middle, deep)
+        if layers and layers[-1] <= num_layers
+    }
+    claim = Verdict(
+        claim="In shallow layers LAMB and MERIT both stay below AdamW; in the middle layers MERIT stays "
+        "below LAMB.",
+        source="figure 14",
+        comparisons=(
+            lower_logits(records, "LAMB", "AdamW", shallow, "shallow layers"),
+            lower_logits(records, "MERIT", "AdamW", shallow, "shallow layers"),
+            lower_logits(records, "MERIT", "LAMB", middle, "middle layers"),
+        ),
+    )
+    values = [
+        value
+        for own in records.all
+        for layer in range(1, num_layers + 1)
+        for _, value in finite(own.curves.get(layer_name(layer), []))
+    ]
+    domain = (min(values, default=0.0), max(values, default=1.0))
+    charts = tuple(
+        layer_chart(
+            records.of(series=series),
+            domain,
+            name=f"layers-{place}",
+            title=f"Every layer, {series}",
+            caption="Largest logit of each layer, mean over seeds; one scale of colours for all optimizers.",
+        )
+        for place, series in enumerate(records.series, start=1)
+        if any(own.curves.get(layer_name(1)) for own in records.of(series=series).all)
+    )
+    notes = (MEASURE + " Over several layers: the mean of their largest.",)
+    table = _table(records, dict.fromkeys(records.panels, places))
+    return Result(table=table, charts=charts, verdicts=(claim,), notes=notes)
+
+
+def _logits(records: Records, scale: Scale) -> Result:
+    places = {
+        own.name: {**_single_layers(own), "Mean of all layers": range(1, own.model.layers + 1)}
+        for own in scale.gpt2
+    }
+    claim = Verdict(
+        claim="At any size MERIT's largest logits stay below LAMB's, each at its best learning rate.",
+        source="ours; figures 2 and 14 have one size",
+        comparisons=tuple(
+            lower_logits(
+                records.of(panel=panel),
+                "MERIT",
+                "LAMB",
+                layers,
+                f"{place[0].lower()}{place[1:]}{records.where_in_words(panel)}",
+            )
+            for panel in records.panels
+            for place, layers in places[panel].items()
+            if place != "Middle layer"
+        ),
+    )
+    charts = logit_charts(records, {"First layer": range(1, 2)})
+    return Result(table=_table(records, places), charts=charts, verdicts=(claim,), notes=(MEASURE,))
+
+
+ENTRIES = (
+    Entry(
+        name="logits",
+        title="Largest logits at each size",
+        shows="beyond the paper: largest attention logit with AdamW, LAMB, maxLAMB, MERIT and Lion",
+        trials=lambda scale, seeds: trials_of(scale.gpt2[:2], FIVE, scale, seeds),
+        analyse=_logits,
+    ),
+    Entry(
+        name="fig2",
+        title="Figure 2: the largest attention logit",
+        shows="largest attention logit over training, first and middle layer, large batch",
+        trials=lambda scale, seeds: _trials(scale, scale.observed, seeds),
+        analyse=_fig2,
+    ),
+    Entry(
+        name="fig11",
+        title="Figure 11: the largest attention logit with a small batch",
+        shows="largest attention logit over training, small batch against large",
+        trials=lambda scale, seeds: [
+            *_trials(scale, _small(scale), seeds),
+            *_trials(scale, scale.observed, seeds),
+        ],
+        analyse=_fig11,
+        is_grid=True,
+    ),
+    Entry(
+        name="fig14",
+        title="Figure 14: the largest attention logit of every layer",
+        shows="largest attention logit over training, all layers",
+        trials=lambda scale, seeds: _trials(scale, scale.observed, seeds),
+        analyse=_fig14,
+    ),
+)

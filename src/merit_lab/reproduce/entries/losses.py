@@ -1,0 +1,283 @@
+"""Validation losses: figures 4, 6 and 9, and table 3."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+
+from merit_lab.report.tables import NOTHING, Table
+from merit_lab.reproduce.charts import Axis, curve_chart
+from merit_lab.reproduce.entry import Chart, Entry, Result
+from merit_lab.reproduce.records import BySeed, Records
+from merit_lab.reproduce.scale import Scale, Setting, Trial
+from merit_lab.reproduce.verdict import Comparison, Verdict, paired
+from merit_lab.train.config import Part
+
+Papers = Mapping[str, Mapping[str, float]]  # by the paper's model and series
+
+_PAPER_GPT2: Papers = {
+    "small": {"AdamW": 3.470, "LAMB": 3.355, "MaxLAMB": 3.304, "MERIT": 3.280},
+    "medium": {"AdamW": 3.172, "LAMB": 3.068, "MaxLAMB": 3.040, "MERIT": 2.982},
+    "large": {"AdamW": 3.039, "LAMB": 2.971, "MERIT": 2.897},
+}
+_PAPER_LLAMA: Papers = {
+    "130M": {"AdamW": 3.277, "LAMB": 3.265, "MERIT": 3.199},
+    "350M": {"AdamW": 3.014, "LAMB": 3.001, "MERIT": 2.957},
+}
+FOUR = ("adamw", "lamb", "maxlamb", "merit")
+FIVE = (*FOUR, "lion")
+LOSS = Axis("validation loss (nats per token)", ".3f")
+# By series, the part that is left out.
+_ABLATIONS: dict[str, Part] = {
+    "MERIT without clip": "clip",
+    "MERIT without weight-wise bound": "weight-bound",
+    "MERIT without element-wise ratio": "element-wise",
+}
+
+
+def trials_of(
+    settings: Sequence[Setting], optimizers: Sequence[str], scale: Scale, seeds: int
+) -> list[Trial]:
+    """Every optimizer in every setting, the seeds one after the other."""
+    return [
+        scale.trial(setting, optimizer, seed)
+        for seed in range(seeds)
+        for setting in settings
+        for optimizer in optimizers
+    ]
+
+
+def loss_table(records: Records, papers: Mapping[str, Mapping[str, float]]) -> Table:
+    """By panel and series: the paper's loss, where it has any, ours with its spread, and the runs' ends."""
+    has_paper = any(papers.get(panel) for panel in records.panels)
+    rows = []
+    for panel in records.panels:
+        for series in records.of(panel=panel).series:
+            own = records.of(panel=panel, series=series)
+            paper = papers.get(panel, {}).get(series)
+            rows.append(
+                (
+                    panel,
+                    series,
+                    ", ".join(dict.fromkeys(f"{one.config.optimizer.lr:g}" for one in own.all)),
+                    status_counts(own),
+                    *([NOTHING if paper is None else f"{paper:.3f}"] if has_paper else []),
+                    spread_text(own.final_losses()),
+                )
+            )
+    columns = ("Paper", "Ours") if has_paper else ("Validation loss",)
+    return Table(("Model", "Optimizer", "Peak learning rate", "Runs", *columns), tuple(rows), num_text=4)
+
+
+def status_counts(records: Records) -> str:
+    """How many runs finished, diverged, and did neither."""
+    kinds = [own.status for own in records.all]
+    return ", ".join(f"{kinds.count(kind)} {kind}" for kind in dict.fromkeys(kinds))
+
+
+def spread_text(values: BySeed, number: str = ".3f") -> str:
+    """Mean and standard deviation over seeds, of those that are finite."""
+    finite = [value for value in values.values() if math.isfinite(value)]
+    if not finite:
+        return NOTHING
+    text = f"{statistics.fmean(finite):{number}}"
+    return f"{text} ± {statistics.stdev(finite):{number}}" if len(finite) > 1 else text
+
+
+def below(
+    records: Records,
+    lower: str,
+    higher: str,
+    panel: str,
+    papers: Mapping[str, Mapping[str, float]] | None = None,
+) -> Comparison:
+    """The comparison of two series' final losses."""
+    own = (papers or {}).get(panel, {})
+    has_both = lower in own and higher in own
+    return paired(
+        f"{lower} below {higher}{records.where_in_words(panel)}",
+        records.of(panel=panel, series=lower).final_losses(),
+        records.of(panel=panel, series=higher).final_losses(),
+        paper=f"{own[lower]:.3f} against {own[higher]:.3f}" if has_both else "",
+        unit="nats",
+    )
+
+
+def loss_charts(records: Records, *, over_tokens: bool = False) -> tuple[Chart, ...]:
+    """The validation loss over steps or tokens, a chart for each panel."""
+    return tuple(
+        curve_chart(
+            records.of(panel=panel),
+            "validation_loss",
+            LOSS,
+            name=f"loss-{place}",
+            title=f"Validation loss, {panel}",
+            caption="Thin lines are single seeds, thick ones their mean, crosses runs that diverged.",
+            is_loss=True,
+            over_tokens=over_tokens,
+        )
+        for place, panel in enumerate(records.panels, start=1)
+    )
+
+
+def _by_panel(settings: Sequence[Setting], papers: Papers) -> dict[str, Mapping[str, float]]:
+    return {own.name: papers[own.paper] for own in settings if own.paper in papers}
+
+
+def _fig4(records: Records, scale: Scale) -> Result:
+    papers = _by_panel(scale.gpt2, _PAPER_GPT2)
+    rivals = ("AdamW", "LAMB", "Lion", "SophiaG")
+    claim = Verdict(
+        claim="With large batches MERIT ends at a lower validation loss than AdamW, LAMB, Lion and Sophia-G.",
+        source="figure 4",
+        comparisons=tuple(
+            below(records, "MERIT", rival, panel, papers) for panel in records.panels for rival in rivals
+        ),
+    )
+    return Result(table=loss_table(records, papers), charts=loss_charts(records), verdicts=(claim,))
+
+
+def _fig6(records: Records, scale: Scale) -> Result:
+    papers = _by_panel(scale.llama, _PAPER_LLAMA)
+    claim = Verdict(
+        claim="On Llama, too, MERIT ends below AdamW and LAMB.",
+        source="figure 6",
+        comparisons=tuple(
+            below(records, "MERIT", rival, panel, papers)
+            for panel in records.panels
+            for rival in ("AdamW", "LAMB")
+        ),
+    )
+    return Result(
+        table=loss_table(records, papers),
+        charts=loss_charts(records),
+        verdicts=(claim,),
+        notes=("The paper trains Llama on C4 and gives no learning rates; these are GPT-2's of that size.",),
+    )
+
+
+def _table3(records: Records, scale: Scale) -> Result:
+    papers = _by_panel(scale.gpt2, _PAPER_GPT2)
+    pairs = (("MERIT", "MaxLAMB"), ("MaxLAMB", "LAMB"), ("LAMB", "AdamW"))
+    claim = Verdict(
+        claim="The max norm alone (maxLAMB) gains a little over LAMB, MERIT's other parts the rest.",
+        source="table 3",
+        comparisons=tuple(
+            below(records, lower, higher, panel, papers)
+            for panel in records.panels
+            for lower, higher in pairs
+        ),
+    )
+    return Result(
+        table=loss_table(records, papers),
+        charts=loss_charts(records),
+        verdicts=(claim,),
+        notes=("The paper gives no learning rate for maxLAMB.",) if scale.is_large else (),
+    )
+
+
+def _fig9_trials(scale: Scale, seeds: int) -> list[Trial]:
+    setting = scale.gpt2[0]
+    return [
+        *trials_of([setting], ("adamw", "lamb", "merit"), scale, seeds),
+        *(
+            scale.trial(setting, "merit", seed, series=series, without=(part,))
+            for seed in range(seeds)
+            for series, part in _ABLATIONS.items()
+        ),
+    ]
+
+
+def _fig9(records: Records, scale: Scale) -> Result:
+    panel = scale.gpt2[0].name
+    needed = Verdict(
+        claim="MERIT ends higher without its clip, without the weight-wise bound, and without the "
+        "element-wise ratio.",
+        source="figure 9",
+        comparisons=tuple(below(records, "MERIT", series, panel) for series in _ABLATIONS),
+    )
+    still = Verdict(
+        claim="Without its clip MERIT still ends below AdamW and LAMB.",
+        source="section 5.4, ablation 1",
+        comparisons=tuple(below(records, "MERIT without clip", rival, panel) for rival in ("AdamW", "LAMB")),
+    )
+    return Result(
+        table=loss_table(records, {}),
+        charts=loss_charts(records),
+        verdicts=(needed, still),
+        notes=("All variants have MERIT's learning rate.",),
+    )
+
+
+def _reference_series(setting: Setting) -> str:
+    return f"AdamW, batch {setting.batch}"
+
+
+def _reference_trials(scale: Scale, seeds: int) -> list[Trial]:
+    return [
+        *trials_of(scale.gpt2[: len(scale.references)], FOUR, scale, seeds),
+        *(
+            scale.trial(small, "adamw", seed, series=_reference_series(small), panel=large.name)
+            for seed in range(seeds)
+            for large, small in zip(scale.gpt2, scale.references, strict=False)
+        ),
+    ]
+
+
+def _reference(records: Records, scale: Scale) -> Result:
+    claim = Verdict(
+        claim="With a large batch MERIT ends no higher than AdamW with a small one, after as many tokens.",
+        source="abstract and table 1, which say so of accuracies",
+        comparisons=tuple(
+            below(records, "MERIT", _reference_series(small), large.name)
+            for large, small in zip(scale.gpt2, scale.references, strict=False)
+        ),
+    )
+    return Result(
+        table=loss_table(records, {}),
+        charts=loss_charts(records, over_tokens=True),
+        verdicts=(claim,),
+        notes=("Held is more than the claim: MERIT ended lower. Contradicted is that it ended higher.",),
+    )
+
+
+ENTRIES = (
+    Entry(
+        name="reference",
+        title="Large batches against a small one",
+        shows="beyond the paper: validation loss with large batches against AdamW's with a small one",
+        trials=_reference_trials,
+        analyse=_reference,
+    ),
+    Entry(
+        name="fig4",
+        title="Figure 4: validation loss on GPT-2",
+        shows="validation loss with AdamW, LAMB, Lion, Sophia-G and MERIT, large batches",
+        trials=lambda scale, seeds: trials_of(
+            scale.gpt2, ("adamw", "lamb", "merit", "lion", "sophiag"), scale, seeds
+        ),
+        analyse=_fig4,
+    ),
+    Entry(
+        name="fig6",
+        title="Figure 6: validation loss on Llama",
+        shows="validation loss with AdamW, LAMB and MERIT on Llama",
+        trials=lambda scale, seeds: trials_of(scale.llama, ("adamw", "lamb", "merit"), scale, seeds),
+        analyse=_fig6,
+    ),
+    Entry(
+        name="fig9",
+        title="Figure 9: parts of MERIT left out",
+        shows="MERIT without clip, without weight-wise bound, without element-wise ratio",
+        trials=_fig9_trials,
+        analyse=_fig9,
+    ),
+    Entry(
+        name="table3",
+        title="Table 3: the choice of norm",
+        shows="validation loss with AdamW, LAMB, maxLAMB and MERIT",
+        trials=lambda scale, seeds: trials_of(scale.gpt2[:2], FOUR, scale, seeds),
+        analyse=_table3,
+    ),
+)

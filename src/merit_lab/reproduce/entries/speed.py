@@ -1,0 +1,131 @@
+"""The time of a step: table 2."""
+
+from __future__ import annotations
+
+import statistics
+
+from merit_lab.models import flops_per_token
+from merit_lab.report.curves import finite
+from merit_lab.report.tables import NOTHING, Table
+from merit_lab.reproduce.charts import Axis, looks, strip_chart
+from merit_lab.reproduce.entries.losses import spread_text, status_counts, trials_of
+from merit_lab.reproduce.entry import Entry, Result
+from merit_lab.reproduce.records import BySeed, Record, Records
+from merit_lab.reproduce.scale import WATCHED, Scale, Setting
+from merit_lab.reproduce.verdict import Comparison, Verdict
+
+# Seconds of a step and TFLOP/s on the paper's A100s.
+_PAPER = {
+    "medium": {"AdamW": (57.69, 44.05), "LAMB": (57.93, 43.86), "MERIT": (58.50, 43.43)},
+    "large": {"AdamW": (242.50, 43.91), "LAMB": (243.51, 43.73), "MERIT": (245.46, 43.38)},
+}
+_SHARE = (
+    "An optimizer's share of a step falls with the batch: with few tokens in a step, as on a CPU, it is far "
+    "larger than in the paper. `merit bench` times the optimizers alone."
+)
+_MOST = {"AdamW": 0.014, "LAMB": 0.010}  # longer than theirs, the larger of the paper's two sizes
+
+
+def _settings(scale: Scale) -> tuple[Setting, ...]:
+    return scale.gpt2[-2:]
+
+
+def step_seconds(record: Record) -> float | None:
+    """The median time of a step, which those with measurements in them hardly move."""
+    speeds = [value for _, value in finite(record.curves.get("tokens_per_second", []))]
+    tokens = record.config.batch * record.config.model.context
+    return tokens / statistics.median(speeds) if speeds else None
+
+
+def _optimizer_share(record: Record) -> float | None:
+    """The median share of a step that is the optimizer's; None for runs from before it was measured."""
+    shares = [value for _, value in finite(record.curves.get("optimizer_share", []))]
+    return statistics.median(shares) if shares else None
+
+
+def _teraflops(record: Record) -> float | None:
+    seconds = step_seconds(record)
+    tokens = record.config.batch * record.config.model.context
+    return None if seconds is None else tokens * flops_per_token(record.config.model) / seconds / 1e12
+
+
+def _no_longer(records: Records, rival: str, panel: str, paper: str) -> Comparison:
+    merit = records.of(panel=panel, series="MERIT").by_seed(step_seconds)
+    other = records.of(panel=panel, series=rival).by_seed(step_seconds)
+    most = _MOST[rival]
+    return Comparison(
+        what=f"MERIT's step at most {most:.1%} longer than {rival}'s{records.where_in_words(panel)}",
+        paper=paper,
+        margins=tuple(most - (merit[seed] / other[seed] - 1) for seed in sorted(merit.keys() & other.keys())),
+        unit="of a step to spare",
+    )
+
+
+def _table2(records: Records, scale: Scale) -> Result:
+    papers = {own.name: _PAPER[own.paper] for own in _settings(scale) if own.paper in _PAPER}
+    rows = []
+    points = []
+    for panel in records.panels:
+        for series in records.of(panel=panel).series:
+            own = records.of(panel=panel, series=series)
+            paper = papers.get(panel, {}).get(series)
+            seconds: BySeed = own.by_seed(step_seconds)
+            points += [{"group": panel, "series": series, "value": value} for value in seconds.values()]
+            rows.append(
+                (
+                    panel,
+                    series,
+                    status_counts(own),
+                    NOTHING if paper is None else f"{paper[0]:.2f}",
+                    spread_text(seconds, ".4f"),
+                    NOTHING if paper is None else f"{paper[1]:.2f}",
+                    spread_text(own.by_seed(_teraflops), ".4g"),
+                    spread_text(own.by_seed(_optimizer_share), ".2%"),
+                )
+            )
+    head = (
+        "Model",
+        "Optimizer",
+        "Runs",
+        "Seconds, paper",
+        "Seconds, ours",
+        "TFLOP/s, paper",
+        "TFLOP/s, ours",
+        "Optimizer's share",
+    )
+    comparisons = []
+    for panel in records.panels:
+        for rival in ("AdamW", "LAMB"):
+            known = papers.get(panel)
+            text = f"{known['MERIT'][0] / known[rival][0] - 1:+.1%}" if known else ""
+            comparisons.append(_no_longer(records, rival, panel, text))
+    claim = Verdict(
+        claim="MERIT's step takes about 1% longer than LAMB's and AdamW's.",
+        source="table 2",
+        comparisons=tuple(comparisons),
+    )
+    chart = strip_chart(
+        points,
+        looks(records.all),
+        Axis("seconds for a step", ".3~g", from_zero=True),
+        name="step-time",
+        title="Time of a step",
+        caption="Median over the steps of a run, forward and backward pass included.",
+    )
+    return Result(
+        table=Table(head, tuple(rows), num_text=3),
+        charts=(chart,),
+        verdicts=(claim,),
+        notes=(_SHARE,),
+    )
+
+
+ENTRIES = (
+    Entry(
+        name="table2",
+        title="Table 2: time of a step",
+        shows="time of a step and TFLOP/s with AdamW, LAMB and MERIT",
+        trials=lambda scale, seeds: trials_of(_settings(scale), WATCHED, scale, seeds),
+        analyse=_table2,
+    ),
+)

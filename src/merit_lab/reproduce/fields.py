@@ -1,0 +1,88 @@
+"""Fields of colours: layers over steps, and weights."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Literal
+
+from merit_lab.report.curves import finite, layer_name, mean_curve, thin
+from merit_lab.reproduce.charts import finish, rounded
+from merit_lab.reproduce.entry import Chart
+from merit_lab.reproduce.records import Records
+
+if TYPE_CHECKING:
+    import altair as alt
+
+_HEIGHT = 260
+_LAYER_HEIGHT = 16
+_MAX_COLUMNS = 64
+
+
+def layer_chart(
+    records: Records, domain: tuple[float, float], *, name: str, title: str, caption: str
+) -> Chart:
+    """A field of colours: layers upwards, steps to the right; the mean over the records."""
+    import altair as alt
+
+    num_layers = max(own.config.model.layers for own in records.all)
+    rows: list[dict[str, Any]] = []
+    for layer in range(1, num_layers + 1):
+        curves = [finite(own.curves.get(layer_name(layer), [])) for own in records.all]
+        thinned = thin([points for points in curves if points], _MAX_COLUMNS, max)
+        points = mean_curve(thinned)
+        ends = [step for step, _ in points[1:]] + [2 * points[-1][0] - points[-2][0]] if points[1:] else []
+        rows += [
+            {"layer": layer, "from": step, "to": end, "value": rounded(value)}
+            for (step, value), end in zip(points, ends, strict=False)
+        ]
+    logarithmic = domain[0] > 0 and domain[1] > 20 * domain[0]
+    chart = (
+        alt.Chart(alt.InlineData(values=rows))
+        .mark_rect(strokeWidth=0.6, stroke=alt.ExprRef("scale('color', datum.value)"))
+        .encode(
+            x=alt.X("from:Q", title="steps", scale=alt.Scale(nice=False)),
+            x2="to",
+            y=alt.Y("layer:O", title="layer", sort="descending"),
+            color=_heat("logit", domain, logarithmic),
+            tooltip=[alt.Tooltip("from:Q", title="step"), "layer:O", alt.Tooltip("value:Q", format=".3g")],
+        )
+    )
+    return finish(chart.properties(height=max(_LAYER_HEIGHT * num_layers, 80)), name, title, caption)
+
+
+def matrix_chart(
+    values: Sequence[Sequence[float]], *, name: str, title: str, caption: str, rows: str, columns: str
+) -> Chart:
+    """A matrix as a field of colours, its first row at the top."""
+    import altair as alt
+
+    cells = [
+        {"row": i, "column": j, "value": rounded(value)}
+        for i, line in enumerate(values)
+        for j, value in enumerate(line)
+    ]
+    flat = sorted(cell["value"] for cell in cells)
+    chart = (
+        alt.Chart(alt.InlineData(values=cells))
+        .mark_rect(strokeWidth=0.6, stroke=alt.ExprRef("scale('color', datum.value)"))
+        .encode(
+            x=alt.X("column:O", title=columns, axis=alt.Axis(labels=False, ticks=False)),
+            y=alt.Y("row:O", title=rows, axis=alt.Axis(labels=False, ticks=False)),
+            # The few largest would leave all others dark.
+            color=_heat("|w|", (flat[0], flat[int(0.995 * (len(flat) - 1))]), logarithmic=False),
+            tooltip=["row:O", "column:O", alt.Tooltip("value:Q", format=".3g")],
+        )
+    )
+    return finish(chart.properties(height=_HEIGHT), name, title, caption)
+
+
+def _heat(title: str, domain: tuple[float, float], logarithmic: bool) -> alt.Color:
+    import altair as alt
+
+    kind: Literal["log", "linear"] = "log" if logarithmic else "linear"
+    return alt.Color(
+        "value:Q",
+        title=title,
+        scale=alt.Scale(type=kind, scheme="viridis", domain=list(domain), clamp=True),
+        legend=alt.Legend(orient="right", gradientThickness=10, tickCount=4, format=".2~g"),
+    )

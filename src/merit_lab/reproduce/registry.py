@@ -1,0 +1,67 @@
+"""All entries by name, in the paper's order."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Sequence
+
+from merit_lab.reproduce.entries import (
+    batches,
+    curvature,
+    evaluation,
+    horizon,
+    logits,
+    losses,
+    rates,
+    retuned,
+    speed,
+    theorem,
+    updates,
+    variants,
+    weights,
+)
+from merit_lab.reproduce.entry import Entry
+
+_ORDER = (
+    *(f"fig{number}" for number in range(1, 16)),
+    *(f"table{number}" for number in range(1, 5)),
+    "theorem1",
+    "llama-rates",
+    "reference",
+    "horizon",
+    "doubled",
+    "variants",
+    "norm",
+    "logits",
+    "reach",
+    "warmup",
+    "width",
+)
+_MODULES = (
+    batches,
+    curvature,
+    evaluation,
+    horizon,
+    logits,
+    losses,
+    rates,
+    retuned,
+    speed,
+    theorem,
+    updates,
+    variants,
+    weights,
+)
+_ALL = {entry.name: entry for module in _MODULES for entry in module.ENTRIES}
+
+ENTRIES: dict[str, Entry] = {name: _ALL[name] for name in sorted(_ALL, key=_ORDER.index)}
+
+
+def choose(names: Sequence[str]) -> list[Entry]:
+    """Entries by name, in the paper's order; "all" is all of them."""
+    for name in names:
+        if name != "all" and name not in ENTRIES:
+            nearest = difflib.get_close_matches(name, ENTRIES, n=1)
+            hint = f"did you mean {nearest[0]!r}? " if nearest else ""
+            raise ValueError(f"unknown entry {name!r}; {hint}there are: all, {', '.join(ENTRIES)}")
+    return [entry for name, entry in ENTRIES.items() if name in names or "all" in names]

@@ -1,0 +1,181 @@
+"""The picture of a scaling study: steps to the target against batch size, both logarithmic."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from merit_lab.report.charts import Look, by_series
+from merit_lab.report.figures import unchecked
+from merit_lab.scale.words import Result
+from merit_lab.sweep.page import Figure
+
+_WIDTH, _HEIGHT = 640, 360
+_MARGIN = 1.3  # beyond the smallest and the largest value
+_CURVE_POINTS = 60
+
+
+def make_figure(found: Sequence[Result], target: float) -> Figure:
+    """The figure of results with at least one run."""
+    batches = [own.batch for result in found for own in result.measurements]
+    ends = min(batches) / _MARGIN, max(batches) * _MARGIN
+    datasets: dict[str, list[dict[str, Any]]] = {
+        "means": [row for result in found for row in _mean_rows(result)],
+        "runs": [row for result in found for row in _run_rows(result)],
+        "missed": [row for result in found for row in _missed_rows(result)],
+        "curves": [row for result in found for row in _curve_rows(result, ends)],
+        "ideals": [row for result in found for row in _ideal_rows(result, ends[1])],
+        "bends": [row for result in found for row in _bend_rows(result, ends)],
+    }
+    with unchecked():
+        chart = _chart(found, sorted(set(batches)), ends, _vertical(datasets))
+    return Figure(
+        key="steps-to-target",
+        title=f"Steps to a validation loss of {target:g}",
+        caption="Points are means over seeds, bars go from the lowest to the highest, dots are single runs. "
+        "Solid: the fitted curve S = S_min (1 + B_crit / B). Dashed: ideal scaling from the smallest batch, "
+        "where twice the batch takes half the steps. The diamond is the critical batch, with its 95% "
+        "interval. A triangle: not reached in so many steps; a cross: diverged there.",
+        chart=chart,
+        datasets=datasets,
+    )
+
+
+def _mean_rows(result: Result) -> Iterator[dict[str, Any]]:
+    for own in result.reached:
+        yield {
+            "series": result.name,
+            "batch": own.batch,
+            "steps": own.mean,
+            "low": min(own.steps),
+            "high": max(own.steps),
+            "lr": own.lr,
+        }
+
+
+def _run_rows(result: Result) -> Iterator[dict[str, Any]]:
+    for own in result.measurements:
+        for attempt in own.attempts:
+            if attempt.steps is not None:
+                yield {
+                    "series": result.name,
+                    "batch": own.batch,
+                    "steps": attempt.steps,
+                    "run": attempt.name,
+                }
+
+
+def _missed_rows(result: Result) -> Iterator[dict[str, Any]]:
+    for own in result.measurements:
+        for attempt in own.attempts:
+            if attempt.steps is None:
+                diverged = attempt.status == "diverged"
+                yield {
+                    "series": result.name,
+                    "batch": own.batch,
+                    "steps": max(attempt.last_step, 1),
+                    "run": attempt.name,
+                    "kind": "diverged" if diverged else "missed",
+                    "what": f"diverged at step {attempt.last_step}"
+                    if diverged
+                    else f"not reached in {attempt.last_step} steps",
+                }
+
+
+def _curve_rows(result: Result, ends: tuple[float, float]) -> Iterator[dict[str, Any]]:
+    if result.curve is not None:
+        low, high = ends
+        for place in range(_CURVE_POINTS + 1):
+            batch = low * (high / low) ** (place / _CURVE_POINTS)
+            yield {"series": result.name, "batch": batch, "steps": result.curve.steps(batch)}
+
+
+def _ideal_rows(result: Result, end: float) -> Iterator[dict[str, Any]]:
+    if result.reached:
+        for batch in (result.reached[0].batch, end):
+            yield {"series": result.name, "batch": batch, "steps": result.ideal_steps(batch)}
+
+
+def _bend_rows(result: Result, ends: tuple[float, float]) -> Iterator[dict[str, Any]]:
+    if result.curve is not None and result.curve.is_told and result.is_bend_inside:
+        bend = result.curve.critical_batch
+        yield {
+            "series": result.name,
+            "batch": bend.value,
+            "steps": result.curve.steps(bend.value),
+            "low": max(bend.low, ends[0]),
+            "high": min(bend.high, ends[1]),
+        }
+
+
+def _vertical(datasets: dict[str, list[dict[str, Any]]]) -> tuple[float, float]:
+    """The y axis: everything measured. The ideal lines may leave it, and do where they are far off."""
+    steps = [row["steps"] for name in ("means", "runs", "missed") for row in datasets[name]]
+    lowest = min(steps)
+    ideal = [row["steps"] for row in datasets["ideals"]]
+    if ideal:
+        lowest = max(min(ideal + steps), lowest / 4)
+    return lowest / _MARGIN, max(steps) * _MARGIN
+
+
+def _chart(
+    found: Sequence[Result], ticks: Sequence[int], ends: tuple[float, float], vertical: tuple[float, float]
+) -> dict[str, Any]:
+    import altair as alt
+
+    look = Look.of({result.name: result.optimizer for result in found})
+    legend = alt.Legend(orient="top", direction="horizontal", symbolType="stroke", symbolOpacity=1)
+    colour, _ = by_series(look, look.colours, legend)
+    across = alt.Scale(type="log", domain=list(ends), nice=False)
+    x = alt.X(
+        "batch:Q",
+        title="batch (sequences)",
+        scale=across,
+        axis=alt.Axis(values=list(ticks), format=",d", labelOverlap="greedy", labelSeparation=8),
+    )
+    up = alt.Scale(type="log", domain=list(vertical), nice=False)
+    y = alt.Y(
+        "steps:Q",
+        title="steps to the target",
+        scale=up,
+        axis=alt.Axis(values=_ticks(*vertical), format=",~r"),
+    )
+
+    def rows(name: str) -> alt.Chart:
+        return alt.Chart(alt.NamedData(name=name))
+
+    batch = alt.Tooltip("batch:Q", format=",.3~r")
+    critical = alt.Tooltip("batch:Q", title="critical batch", format=",.3~r")
+    steps = alt.Tooltip("steps:Q", format=",.1f")
+    layers: list[alt.Chart] = [
+        rows("ideals")
+        .mark_line(clip=True, strokeWidth=1.4, strokeDash=[5, 4], opacity=0.7)
+        .encode(x, y, colour),
+        rows("curves").mark_line(clip=True, strokeWidth=2.2).encode(x, y, colour),
+        rows("means")
+        .mark_rule(strokeWidth=1.6, opacity=0.6)
+        .encode(x, alt.Y("low:Q", scale=up), alt.Y2("high"), colour),
+        rows("runs").mark_circle(size=24, opacity=0.6).encode(x, y, colour, tooltip=["run:N", batch, steps]),
+        rows("means")
+        .mark_point(size=64, filled=True, opacity=1)
+        .encode(x, y, colour, tooltip=["series:N", batch, steps, alt.Tooltip("lr:Q", title="learning rate")]),
+        rows("bends")
+        .mark_rule(clip=True, strokeWidth=4, opacity=0.35)
+        .encode(alt.X("low:Q", scale=across), y, alt.X2("high"), colour),
+        rows("bends")
+        .mark_point(shape="diamond", size=150, filled=True, opacity=1, stroke="white")
+        .encode(x, y, colour, tooltip=["series:N", critical]),
+    ]
+    for kind, shape, angle in (("missed", "triangle-up", 0), ("diverged", "cross", 45)):
+        chosen = rows("missed").transform_filter(alt.datum.kind == kind)
+        mark = chosen.mark_point(shape=shape, angle=angle, size=110, filled=True, opacity=0.9)
+        layers.append(mark.encode(x, y, colour, tooltip=["run:N", batch, "what:N"]))
+    spec: dict[str, Any] = alt.layer(*layers).properties(width=_WIDTH, height=_HEIGHT).to_dict(validate=False)
+    return spec
+
+
+def _ticks(low: float, high: float) -> list[float]:
+    """1, 2, 5, 10, 20 and so on, as far as they lie between."""
+    powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    return [value for power in powers for digit in (1, 2, 5) if low <= (value := digit * 10.0**power) <= high]

@@ -1,0 +1,99 @@
+"""`merit sweep`: find the learning rate, or another setting, that suits each optimizer."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from merit_lab.compare.command import exit_status, refuse_model, refuse_single_run_options
+from merit_lab.models import PRESETS
+from merit_lab.sweep.fields import find_field, parse_value
+from merit_lab.sweep.grid import choose_learning_rates
+from merit_lab.sweep.work import sweep
+from merit_lab.train import TrainConfig
+
+_SUMMARY = "Train one model at many learning rates or other settings, and show which are best."
+
+
+@dataclass(frozen=True, kw_only=True)
+class Arguments:
+    """Train one model at many learning rates or other settings, and show which are best.
+
+    Each run is a directory OUT/OPTIMIZER-lrRATE-seedSEED, the page is OUT/report. A call that was stopped
+    is repeated to go on: finished runs are not trained again. The runs of a folder are one sweep, those of
+    earlier calls too.
+    """
+
+    config: Annotated[TrainConfig, tyro.conf.arg(name="")]
+    optimizers: tuple[str, ...] = ("adamw", "lamb", "merit")
+    """The optimizers, in order."""
+    lr: tuple[str, ...] = ()
+    """Peak learning rates for all, or as OPTIMIZER=RATE for one. Else five around the paper's."""
+    fields: Annotated[
+        tuple[tuple[str, ...], ...],
+        tyro.conf.arg(name="set", metavar="FIELD VALUE ..."),
+        tyro.conf.UseAppendAction,
+    ] = ()
+    """Another field of the configuration and its values, as in: optimizer.weight-decay 0 0.1."""
+    seeds: tuple[int, ...] = (0,)
+    """Seeds of the first weights and of the order of the data."""
+    extend: bool = False
+    """Where a best rate lies at the grid's edge, go on by the grid's factor, at most six rates beyond."""
+    out: Path | None = None
+    """Folder of the sweep. None: runs/sweep-MODEL."""
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run the command and return its exit status: 128 + n after signal n, as shells have it."""
+
+    def work() -> None:
+        arguments, folder = parse(list(argv))
+        findings = sweep(
+            arguments.config,
+            folder,
+            learning_rates=choose_learning_rates(arguments.config, arguments.optimizers, arguments.lr),
+            fields=parse_fields(arguments.fields),
+            seeds=arguments.seeds,
+            extend=arguments.extend,
+        )
+        if findings is not None:
+            for warning in findings.warnings:
+                print(f"merit sweep: {warning}", file=sys.stderr)
+            print(f"\n{findings.summary}\nThe page: {findings.page}\nThe best settings: {findings.best}")
+
+    return exit_status("merit sweep", work)
+
+
+def parse(argv: list[str]) -> tuple[Arguments, Path]:
+    """The arguments, and the folder of the sweep."""
+    preset = argv[0] if argv else "--help"
+    if preset not in PRESETS:
+        refuse_model("sweep", _SUMMARY, preset)
+    default = Arguments(config=TrainConfig(data=tyro.MISSING, model=PRESETS[preset]))
+    arguments = tyro.cli(Arguments, default=default, args=argv[1:], prog=f"merit sweep {preset}")
+    refuse_single_run_options(arguments.config, "a sweep", lr="--lr 1e-3 2e-3 4e-3")
+    return arguments, arguments.out or Path("runs", f"sweep-{preset}")
+
+
+def parse_fields(texts: Iterable[Sequence[str]]) -> dict[str, list[object]]:
+    """The values of fields from what `--set` was given.
+
+    Example:
+        >>> parse_fields([("optimizer.weight-decay", "0", "0.1")])
+        {'optimizer.weight_decay': [0.0, 0.1]}
+    """
+    fields: dict[str, list[object]] = {}
+    for name, *values in texts:
+        field = find_field(name)
+        if not values or field in fields:
+            raise ValueError(
+                f"--set {name} {'has no values' if not values else 'is given twice'}; write for example "
+                f"--set {name} VALUE VALUE"
+            )
+        fields[field] = [parse_value(field, value) for value in values]
+    return fields

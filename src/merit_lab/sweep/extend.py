@@ -1,0 +1,65 @@
+"""A grid whose best learning rate lies at its edge is continued there, by the grid's own factor."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from merit_lab.compare.plan import PlannedRun
+from merit_lab.data import Dataset
+from merit_lab.sweep.fields import LR
+from merit_lab.sweep.grid import Grid
+from merit_lab.sweep.ledger import Ledger, Line
+
+MOST_RATES_BEYOND = 6
+"""How far a grid may grow: rates below and above those asked for, together, of one optimizer."""
+
+
+def check_extendable(learning_rates: Mapping[str, Sequence[float]]) -> None:
+    """Raise where a grid has no factor to go on by."""
+    for name, rates in learning_rates.items():
+        if len(rates) < 2:
+            raise ValueError(
+                f"--extend goes on by the grid's own factor, but {name} has the learning rate {rates[0]:g} "
+                "alone; give it two or more"
+            )
+
+
+def extension(grid: Grid, ledger: Ledger) -> list[PlannedRun]:
+    """The runs that come next; none where every best lies inside, or the grid has grown enough.
+
+    The line that holds the best is continued, and where every run of an optimizer diverged, all its lines
+    of two rates or more are, downwards. Nothing is decided while runs are unfinished: another process may
+    be at them.
+    """
+    dataset = Dataset.open(grid.base.data)
+    planned = []
+    for optimizer in grid.learning_rates:
+        lines = [line for line in ledger.lines if line.optimizer == optimizer]
+        if not all(cell.is_done for line in lines for cell in line.cells):
+            continue
+        best = ledger.best(optimizer)
+        for line in lines if best is None else [best.line]:
+            edge = "lowest" if best is None else best.edge
+            if edge is None or len(line.cells) < 2 or num_beyond(grid, line) >= MOST_RATES_BEYOND:
+                continue
+            values = {field: line.cells[0].settings[field] for field in grid.fields}
+            rate = next_rate(line.values, downwards=edge == "lowest")
+            planned += [grid.run(dataset, optimizer, {**values, LR: rate}, seed) for seed in grid.seeds]
+    return planned
+
+
+def next_rate(rates: Sequence[float], *, downwards: bool) -> float:
+    """The rate that continues rising ``rates`` by the factor between the last two at that end.
+
+    Example:
+        >>> next_rate([0.001, 0.002, 0.006], downwards=False), next_rate([0.001, 0.002], downwards=True)
+        (0.018, 0.0005)
+    """
+    end, inner = (rates[0], rates[1]) if downwards else (rates[-1], rates[-2])
+    return float(f"{end * end / inner:.6g}")
+
+
+def num_beyond(grid: Grid, line: Line) -> int:
+    """How many rates of a line lie outside of what the grid asked for."""
+    asked = grid.learning_rates[line.optimizer]
+    return sum(not min(asked) <= rate <= max(asked) for rate in line.values)

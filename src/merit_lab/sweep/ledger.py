@@ -1,0 +1,194 @@
+"""What the runs of a sweep came to, read from their directories: cells, lines of cells, the best of each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Literal, TypeGuard
+
+from merit_lab.report import find_runs, group, read_outcomes
+from merit_lab.report.gather import display_names, flatten, show
+from merit_lab.report.outcome import SeriesOutcome, Spread
+from merit_lab.sweep.fields import LR
+from merit_lab.train import TrainConfig
+
+Edge = Literal["lowest", "highest", "only"]
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A point of the grid: runs that differ in their seed alone."""
+
+    outcome: SeriesOutcome
+
+    @property
+    def optimizer(self) -> str:
+        return self.outcome.series.optimizer
+
+    @cached_property
+    def config(self) -> TrainConfig:
+        """The configuration that its runs share but for the seed; this is the first run's."""
+        return TrainConfig.from_dict(dict(self.outcome.series.runs[0].config))
+
+    @cached_property
+    def settings(self) -> dict[str, object]:
+        """The same by dotted name."""
+        return flatten(self.config.to_dict())
+
+    def number(self, field: str) -> float:
+        """The value of a field that holds a number."""
+        value = self.settings[field]
+        assert isinstance(value, int | float), f"{field} is {value!r}"
+        return float(value)
+
+    @property
+    def loss(self) -> Spread | None:
+        """The validation loss at the end of its finished runs; None where there are none."""
+        return self.outcome.spread("validation_loss")
+
+    @property
+    def is_done(self) -> bool:
+        """Whether each of its runs finished or diverged."""
+        return not self.outcome.unfinished
+
+    @property
+    def rank(self) -> tuple[float, float]:
+        """Cells in order of merit: a diverged seed outweighs any loss of the others."""
+        assert self.loss is not None
+        return len(self.outcome.diverged) / len(self.outcome.runs), self.loss.mean
+
+
+@dataclass(frozen=True)
+class Line:
+    """Cells that differ along one axis of the grid alone, in its order."""
+
+    label: str
+    optimizer: str
+    axis: str
+    cells: tuple[Cell, ...]
+
+    @property
+    def values(self) -> list[float]:
+        """Where its cells stand on the axis."""
+        return [cell.number(self.axis) for cell in self.cells]
+
+
+@dataclass(frozen=True)
+class Best:
+    """The best cell of an optimizer, and the line it is on."""
+
+    line: Line
+    cell: Cell
+
+    @property
+    def value(self) -> float:
+        """Where it stands on the line's axis."""
+        return self.cell.number(self.line.axis)
+
+    @property
+    def loss(self) -> Spread:
+        """Its validation loss."""
+        assert self.cell.loss is not None
+        return self.cell.loss
+
+    @property
+    def neighbours(self) -> tuple[Cell | None, Cell | None]:
+        """The next cells below and above it."""
+        cells, place = self.line.cells, self.line.cells.index(self.cell)
+        return (
+            cells[place - 1] if place > 0 else None,
+            cells[place + 1] if place + 1 < len(cells) else None,
+        )
+
+    @property
+    def edge(self) -> Edge | None:
+        """Which end of its line it is at; None inside."""
+        below, above = self.neighbours
+        if below is None and above is None:
+            return "only"
+        return "lowest" if below is None else "highest" if above is None else None
+
+
+@dataclass(frozen=True)
+class Ledger:
+    """All runs of a sweep, in cells. ``fields`` are what it varies beside the learning rate."""
+
+    cells: tuple[Cell, ...]
+    fields: tuple[str, ...]
+
+    @classmethod
+    def read(cls, folder: Path, fields: Sequence[str]) -> Ledger:
+        """Read the runs in a folder."""
+        outcomes = read_outcomes(group(find_runs([folder])))
+        return cls(tuple(Cell(outcome) for outcome in outcomes), tuple(fields))
+
+    @property
+    def optimizers(self) -> list[str]:
+        """In the order of reports."""
+        return list(dict.fromkeys(cell.optimizer for cell in self.cells))
+
+    @cached_property
+    def names(self) -> dict[str, str]:
+        """How each optimizer is written."""
+        return display_names(self.optimizers)
+
+    @property
+    def varying(self) -> list[str]:
+        """The fields that have more than one value, the learning rate first."""
+        return [field for field in (LR, *self.fields) if len(self._values(field)) > 1]
+
+    @cached_property
+    def axis(self) -> str:
+        """What lines go along: the learning rate; where it is not varied, the first number that is."""
+        numbers = [field for field in self.varying if all(map(is_number, self._values(field)))]
+        per_optimizer = {(cell.optimizer, cell.settings[LR]) for cell in self.cells}
+        if len(per_optimizer) == len(self.optimizers) and LR in numbers:
+            numbers.remove(LR)  # optimizers differ in it, but none was tried at two
+        return numbers[0] if numbers else LR
+
+    @property
+    def others(self) -> list[str]:
+        """The fields that have more than one value, but for the axis and the learning rate."""
+        return [field for field in self.varying if field not in (self.axis, LR)]
+
+    @cached_property
+    def lines(self) -> list[Line]:
+        """Every line of the grid."""
+        across = [field for field in (LR, *self.fields) if field != self.axis]
+        groups: dict[tuple[object, ...], list[Cell]] = {}
+        for cell in self.cells:
+            groups.setdefault((cell.optimizer, *(cell.settings[field] for field in across)), []).append(cell)
+        lines = []
+        for cells in groups.values():
+            first = cells[0]
+            words = [f"{short(field)} {show(first.settings[field])}" for field in self.others]
+            label = ", ".join([self.names[first.optimizer], *words])
+            ordered = sorted(cells, key=lambda cell: cell.number(self.axis))
+            lines.append(Line(label, first.optimizer, self.axis, tuple(ordered)))
+        return lines
+
+    def best(self, optimizer: str) -> Best | None:
+        """The best of an optimizer's cells that are done; None where no run in them finished."""
+        found = [
+            Best(line, cell)
+            for line in self.lines
+            if line.optimizer == optimizer
+            for cell in line.cells
+            if cell.is_done and cell.loss is not None
+        ]
+        return min(found, key=lambda best: best.cell.rank, default=None)
+
+    def _values(self, field: str) -> list[object]:
+        return list(dict.fromkeys(cell.settings[field] for cell in self.cells))
+
+
+def short(field: str) -> str:
+    """A field's name without the group it is in."""
+    return field.rpartition(".")[2]
+
+
+def is_number(value: object) -> TypeGuard[float]:
+    """Whether a value can stand on an axis."""
+    return isinstance(value, int | float) and not isinstance(value, bool)

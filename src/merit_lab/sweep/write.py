@@ -1,0 +1,117 @@
+"""A sweep's files: index.html, the picture as SVG, table.csv, best.json."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from merit_lab.report.gather import show
+from merit_lab.report.tables import settings
+from merit_lab.report.write import write_csv
+from merit_lab.sweep import words
+from merit_lab.sweep.fields import LR, train_option
+from merit_lab.sweep.ledger import Best, Ledger
+from merit_lab.sweep.page import Page, TableSection, write_page
+from merit_lab.sweep.picture import make_figure
+
+
+@dataclass(frozen=True)
+class Findings:
+    """What a sweep found, and the files that say so."""
+
+    ledger: Ledger
+    summary: str
+    warnings: tuple[str, ...]
+    page: Path
+    best: Path
+
+
+def write_findings(ledger: Ledger, folder: Path, *, may_grow: bool) -> Findings:
+    """Write all files of a ledger into ``folder``, over earlier ones."""
+    summary = words.summarise(ledger)
+    warnings = words.warnings(ledger, may_grow=may_grow)
+    figure = make_figure(ledger)
+    page = Page(
+        title=f"{words.axis_name(ledger.axis).capitalize()} sweep",
+        facts=_facts(ledger),
+        summary=summary,
+        warnings=warnings,
+        figures=[figure],
+        tables=[
+            TableSection(
+                "Best values",
+                "Chosen by the mean validation loss at the end over seeds; a value at which a seed diverged "
+                "comes after all at which none did. Loss in nats per token, ± the standard deviation over "
+                "seeds.",
+                words.best_table(ledger),
+            ),
+            TableSection("Every value", "Means over the finished runs.", words.cell_table(ledger)),
+        ],
+        settings=settings([cell.outcome.series for cell in ledger.cells]).common,
+        files={
+            f"{figure.key}.svg": "the picture",
+            "table.csv": "one row for each run",
+            "best.json": "the best configuration of each optimizer",
+        },
+    )
+    path = write_page(page, folder)
+    write_csv(folder / "table.csv", _rows(ledger))
+    best = folder / "best.json"
+    found = {
+        optimizer: _best(ledger, value)
+        for optimizer in ledger.optimizers
+        if (value := ledger.best(optimizer))
+    }
+    best.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+    return Findings(ledger, summary, tuple(warnings), path, best)
+
+
+def _facts(ledger: Ledger) -> list[str]:
+    num_runs = sum(len(cell.outcome.runs) for cell in ledger.cells)
+    varied = [words.axis_name(field) for field in ledger.varying] or ["nothing"]
+    return [", ".join(ledger.names.values()), f"varied: {', '.join(varied)}", f"{num_runs} runs"]
+
+
+def _rows(ledger: Ledger) -> list[dict[str, Any]]:
+    return [
+        {
+            "optimizer": cell.optimizer,
+            "lr": cell.settings[LR],
+            **{field: show(cell.settings[field]) for field in ledger.fields},
+            "seed": run.seed,
+            "status": run.status,
+            "step": run.step,
+            "validation_loss": run.validation_loss,
+            "run": run.name,
+        }
+        for line in ledger.lines
+        for cell in line.cells
+        for run in cell.outcome.runs
+    ]
+
+
+def _best(ledger: Ledger, best: Best) -> dict[str, Any]:
+    """What of the best cell is needed to train with it: short options, and the whole configuration."""
+    cell, lr = best.cell, best.cell.number(LR)
+    values = {field: cell.settings[field] for field in ("optimizer.name", LR, *ledger.fields)}
+    return {
+        "lr": lr,
+        "validation_loss": best.loss.mean,
+        "validation_loss_by_seed": {run.seed: run.validation_loss for run in cell.outcome.finished},
+        "num_diverged": len(cell.outcome.diverged),
+        "edge": best.edge,
+        "neighbours": [
+            None
+            if neighbour is None
+            else {
+                best.line.axis: neighbour.number(best.line.axis),
+                "validation_loss": None if neighbour.loss is None else neighbour.loss.mean,
+            }
+            for neighbour in best.neighbours
+        ],
+        "train_options": [text for field, value in values.items() for text in train_option(field, value)],
+        "compare_options": ["--lr", f"{cell.optimizer}={lr:g}"],
+        "config": cell.config.to_dict(),
+    }

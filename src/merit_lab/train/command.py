@@ -1,0 +1,106 @@
+"""`merit train`: train a language model, or go on with a run that was stopped."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import difflib
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from merit_lab.models import PRESETS, num_parameters
+from merit_lab.record import Run, RunInUse
+from merit_lab.train.config import TrainConfig
+from merit_lab.train.loop import Resume, train
+from merit_lab.train.parallel import is_first_rank
+from merit_lab.train.signals import Interrupted
+
+
+@dataclass(frozen=True, kw_only=True)
+class Arguments:
+    """Train a language model. Under torchrun all processes train together."""
+
+    config: Annotated[TrainConfig, tyro.conf.arg(name="")]
+    out: Path | None = None
+    """Run directory to make. None: runs/MODEL-OPTIMIZER-SEED."""
+    auto_resume: bool = False
+    """Go on with the run if it is there already, else begin it: one command for a scheduler to repeat."""
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run the command and return its exit status: 128 + n after signal n, as shells have it."""
+    try:
+        config, folder, resume = parse(list(argv))
+        run = train(config, folder, resume=resume)
+    except Interrupted as interrupted:
+        if is_first_rank():
+            print(f"merit train: {interrupted}. Go on with: merit train --resume {folder}", file=sys.stderr)
+        return 128 + interrupted.signum
+    except (OSError, ValueError, RunInUse) as error:
+        print(f"merit train: {error}", file=sys.stderr)
+        return 1
+    if run.status == "diverged":
+        if is_first_rank():
+            print(f"merit train: the run diverged; {run.folder} has its numbers", file=sys.stderr)
+        return 1
+    if is_first_rank():
+        print(f"The run is in {run.folder}")
+    return 0
+
+
+def parse(argv: list[str]) -> tuple[TrainConfig | None, Path, Resume]:
+    """The configuration, the run directory, and whether to go on with what is there."""
+    preset = argv[0] if argv else "--help"
+    if preset not in PRESETS or "--resume" in argv:
+        folder, data = _parse_without_model(argv or ["--help"])
+        if data is None:
+            return None, folder, True
+        return dataclasses.replace(TrainConfig.from_dict(Run.open(folder).config), data=data), folder, True
+    arguments = tyro.cli(
+        Arguments,
+        default=Arguments(config=TrainConfig(data=tyro.MISSING, model=PRESETS[preset])),
+        args=argv[1:],
+        prog=f"merit train {preset}",
+    )
+    config = arguments.config
+    default = Path("runs") / f"{preset}-{config.optimizer.name}-{config.seed}"
+    return config, arguments.out or default, "auto" if arguments.auto_resume else False
+
+
+def _parse_without_model(argv: list[str]) -> tuple[Path, Path | None]:
+    """The folder of `--resume FOLDER`, and where its data are now, which is all to say without a model."""
+    models = "\n".join(
+        f"  {name:<14} {num_parameters(model) / 1e6:.1f}M parameters" for name, model in PRESETS.items()
+    )
+    parser = argparse.ArgumentParser(
+        prog="merit train",
+        usage="merit train MODEL --data FOLDER [--auto-resume] [options]\n"
+        "       merit train --resume FOLDER [--data FOLDER]",
+        description="Train a language model, or go on with a run that was stopped, by whatever.\n"
+        f"Under torchrun all processes train together.\n\nmodels:\n{models}",
+        epilog="The options of a model: merit train MODEL --help",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--resume", metavar="FOLDER", type=Path, help="go on with the run in this folder")
+    parser.add_argument("--data", metavar="FOLDER", type=Path, help="with --resume: the data, if they moved")
+    if argv[0] in PRESETS:
+        parser.error(
+            "a run goes on with the model and the options that it began with; resume it without "
+            f"{argv[0]}: merit train --resume FOLDER"
+        )
+    if not argv[0].startswith("-"):
+        nearest = difflib.get_close_matches(argv[0], PRESETS, n=1)
+        hint = f"did you mean {nearest[0]!r}? " if nearest else ""
+        parser.error(f"unknown model {argv[0]!r}; {hint}the models are: {', '.join(PRESETS)}")
+    arguments, unknown = parser.parse_known_args(argv)
+    complaint = f"unrecognized arguments: {' '.join(unknown)}; " if unknown else ""
+    if arguments.resume is None:
+        parser.error(f"{complaint}the model is missing; it comes first: merit train tiny --data FOLDER")
+    if unknown:
+        parser.error(f"{complaint}a run goes on with the options that it began with")
+    return arguments.resume, arguments.data

@@ -1,0 +1,306 @@
+"""What a training run is, as dataclasses that check themselves and read and write JSON."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import hashlib
+import json
+import math
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, Self, TypeVar, get_args, get_type_hints
+
+from merit_lab.models import PRESETS, ModelConfig, num_parameters
+from merit_lab.train.own_optimizer import check_name, is_own
+from merit_optim.optim.registry import OPTIMIZERS
+
+Precision = Literal["auto", "bf16", "float32"]
+Parallel = Literal["ddp", "fsdp2"]
+NonFinite = Literal["stop", "skip"]
+Part = Literal["clip", "weight-bound", "element-wise"]
+
+_T = TypeVar("_T")
+
+_FIELDS_THAT_ARE_OPTIONS = ("lr", "betas", "weight_decay", "max_grad_norm")
+
+TOKENS_PER_PARAMETER = 20  # where no length is given: about compute-optimal (Hoffmann et al., 2022)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimizerConfig:
+    """The optimizer; what is None has the MERIT paper's value."""
+
+    name: str = "merit"
+    """adamw, lion, sophiag, lamb, maxlamb, merit, muon, normuon, orscale, soap, muon-merit,
+    soap-merit; or MODULE:CLASS, an optimizer of your own."""
+    lr: float | None = None
+    """Peak learning rate. None: the paper's for the GPT-2 model nearest in size."""
+    betas: tuple[float, float] | None = None
+    """Decay of the two moments."""
+    weight_decay: float = 0.1
+    """Weight decay of matrices; vectors have none."""
+    max_grad_norm: float | None = 1.0
+    """Gradients with a larger norm are scaled down to it; None: never."""
+    warmup: float = 0.02
+    """Share of the steps in which the learning rate rises to its peak."""
+    final: float = 0.1
+    """Share of the peak that the cosine ends at."""
+    without: tuple[Part, ...] = ()
+    """Parts of MERIT to leave out, as in the paper's ablations."""
+    options: tuple[str, ...] = ()
+    """Other arguments of the optimizer, as OPTION=VALUE: momentum=0.9, rest_lr=0.01, ns_dtype=float32."""
+    overrides: tuple[str, ...] = ()
+    """Options of some parameters alone, as PATTERN:OPTION=VALUE: "*embedding*:element_wise=false"."""
+
+    def __post_init__(self) -> None:
+        if is_own(self.name):
+            check_name(self.name)
+        else:
+            _one_of("optimizer.name", self.name, tuple(OPTIMIZERS), "MODULE:CLASS for one of your own")
+        for part in self.without:
+            _one_of("optimizer.without", part, get_args(Part))
+        if self.without and self.name != "merit":
+            raise ValueError(
+                f"optimizer.without is {', '.join(self.without)}, but {self.name} has no such parts; it is "
+                "for merit alone"
+            )
+        self.options_by_name()
+        self.overrides_by_pattern()
+        _at_least("optimizer.lr", self.lr, 0.0)
+        _at_least("optimizer.weight_decay", self.weight_decay, 0.0)
+        if self.max_grad_norm is not None and not self.max_grad_norm > 0:
+            raise ValueError(
+                f"optimizer.max_grad_norm is {self.max_grad_norm!r}; it must be above 0, or None"
+            )
+        for name in ("warmup", "final"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ValueError(f"optimizer.{name} is {getattr(self, name)!r}; it is a share, from 0 to 1")
+
+    def options_by_name(self) -> dict[str, Any]:
+        """The other arguments of the optimizer: values are JSON, or else words."""
+        options: dict[str, Any] = {}
+        for text in self.options:
+            option, equals, value = text.partition("=")
+            if not option.isidentifier() or not equals:
+                raise ValueError(f"optimizer.options has {text!r}; write OPTION=VALUE, as in momentum=0.9")
+            if option in _FIELDS_THAT_ARE_OPTIONS:
+                raise ValueError(
+                    f"optimizer.options has {text!r}; write --optimizer.{option.replace('_', '-')}"
+                )
+            try:
+                parsed = json.loads(value)
+            except ValueError:
+                parsed = value
+            options[option] = tuple(parsed) if isinstance(parsed, list) else parsed
+        return options
+
+    def overrides_by_pattern(self) -> dict[str, dict[str, Any]]:
+        """The overrides as ``param_groups`` takes them; of an option given twice, the later wins."""
+        options: dict[str, dict[str, Any]] = {}
+        for text in self.overrides:
+            pattern, _, setting = text.rpartition(":")
+            option, _, value = setting.partition("=")
+            try:
+                options.setdefault(pattern, {})[option] = json.loads(value)
+            except ValueError:
+                pattern = ""
+            if not pattern or not option:
+                raise ValueError(
+                    f"optimizer.overrides has {text!r}; write PATTERN:OPTION=VALUE with the value as JSON, "
+                    "as in *embedding*:element_wise=false"
+                )
+            if option == "lr":
+                raise ValueError(
+                    f"optimizer.overrides has {text!r}, but the schedule sets the learning rate of every "
+                    "parameter; change optimizer.lr"
+                )
+        return options
+
+    def resolve(self, model: ModelConfig) -> Self:
+        """With a learning rate, for a model."""
+        if self.lr is not None:
+            return self
+        rates = {} if is_own(self.name) else OPTIMIZERS[self.name].learning_rates
+        if not rates:
+            raise ValueError(
+                f"the paper gives no learning rate for {self.name}; pass --optimizer.lr, or "
+                f"--lr {self.name}=RATE where optimizers are compared"
+            )
+        size = math.log(num_parameters(model))
+        nearest = min(rates, key=lambda preset: abs(math.log(num_parameters(PRESETS[preset])) - size))
+        return dataclasses.replace(self, lr=rates[nearest])
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeasureConfig:
+    """What is measured, and how often. Loss, gradient norm and speed are, in every step."""
+
+    validation_every: int = 250
+    """Steps between validations; also before the first step and after the last. 0: never."""
+    validation_sequences: int = 256
+    """Sequences of the validation file that are used, evenly spread over it."""
+    attention_every: int | None = None
+    """Steps between observations of each head's largest logit. None: 1 where flex has it, or 25. 0: never."""
+    entropy_every: int = 100
+    """Steps between observations of the attention entropy too, which costs more. 0: never."""
+    update_every: int = 100
+    """Steps between statistics of the update (trust-ratio optimizers). 0: never."""
+    wandb: str | None = None
+    """Project at Weights & Biases to write to as well."""
+
+    def __post_init__(self) -> None:
+        for name in ("validation_every", "attention_every", "entropy_every", "update_every"):
+            _at_least(f"measure.{name}", getattr(self, name), 0)
+        _at_least("measure.validation_sequences", self.validation_sequences, 1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointConfig:
+    """When checkpoints are written. There is always one at the end and one on SIGTERM or SIGINT."""
+
+    every_steps: int = 1000
+    """Steps between checkpoints. 0: by the clock alone."""
+    every_minutes: float = 30.0
+    """Minutes between checkpoints. 0: by steps alone."""
+    keep: int = 2
+    """How many are kept; the oldest go first. With one, nothing is left if it is damaged."""
+
+    def __post_init__(self) -> None:
+        _at_least("checkpoint.every_steps", self.every_steps, 0)
+        _at_least("checkpoint.every_minutes", self.every_minutes, 0.0)
+        _at_least("checkpoint.keep", self.keep, 1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainConfig:
+    """A training run. The same configuration and data give the same batches on any number of ranks."""
+
+    data: Path
+    """Folder with train.bin and val.bin, as `merit prepare` or nanoGPT writes them."""
+    model: ModelConfig = field(default_factory=ModelConfig)
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    measure: MeasureConfig = field(default_factory=MeasureConfig)
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    fit_vocab: bool = True
+    """Size the model's vocabulary for the data's tokenizer, where the folder names it."""
+    batch: int = 512
+    """Sequences in a step, over all ranks together."""
+    micro_batch: int | None = None
+    """Most sequences in one forward pass of a rank. None: found by trying on CUDA, 16384 tokens on a CPU."""
+    steps: int | None = None
+    """Length of the run in steps. Neither this nor tokens: 20 tokens for each parameter."""
+    tokens: int | None = None
+    """Length of the run in tokens, rounded up to whole steps."""
+    seed: int = 0
+    """Decides the first weights and the order of the data."""
+    precision: Precision = "auto"
+    """bf16: matrix products in bfloat16 by autocast. Weights are float32 always. auto: bf16 on CUDA."""
+    compile: bool | None = None
+    """Use torch.compile. None: on CUDA."""
+    parallel: Parallel = "ddp"
+    """How ranks share the work under torchrun; one process alone needs neither."""
+    nonfinite: NonFinite = "stop"
+    """What to do about a step whose loss or gradient is not finite: end the run, or leave the step out."""
+
+    def __post_init__(self) -> None:
+        _at_least("batch", self.batch, 1)
+        _at_least("micro_batch", self.micro_batch, 1)
+        _at_least("steps", self.steps, 1)
+        _at_least("tokens", self.tokens, 1)
+        if self.steps is not None and self.tokens is not None:
+            raise ValueError(f"steps is {self.steps} and tokens is {self.tokens}; give one of the two")
+        if not -(2**63) <= self.seed < 2**64:
+            raise ValueError(f"seed is {self.seed}; it must be a whole number of at most 64 bits")
+        _one_of("precision", self.precision, get_args(Precision))
+        _one_of("parallel", self.parallel, get_args(Parallel))
+        _one_of("nonfinite", self.nonfinite, get_args(NonFinite))
+
+    def resolve(self, vocab_size: int | None) -> Self:
+        """With everything decided that can be before the machine is known: vocabulary, length, rate.
+
+        ``vocab_size`` is the data's, None where it is not known.
+        """
+        model = self.model
+        if vocab_size is not None and self.fit_vocab:
+            model = model.with_vocab(vocab_size)
+        steps = self.steps
+        if steps is None:
+            tokens = self.tokens or TOKENS_PER_PARAMETER * num_parameters(model)
+            steps = math.ceil(tokens / (self.batch * model.context))
+        optimizer = self.optimizer.resolve(model)
+        return dataclasses.replace(self, model=model, optimizer=optimizer, steps=steps, tokens=None)
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON has it."""
+        values = dataclasses.asdict(self)
+        values["data"] = str(self.data)
+        return values
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> Self:
+        """Read what ``to_dict`` gave; an unknown key is an error."""
+        return _build(cls, values, "")
+
+    @property
+    def fingerprint(self) -> str:
+        """What identifies the run that is asked for, wherever its data lie.
+
+        What has its default value is no part of it: a version with one more field knows old runs again.
+        """
+        values = {**_unusual(self), "data": ""}
+        return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
+
+
+def _unusual(config: Any) -> dict[str, Any]:
+    """The fields of a dataclass that have not their default value, nested ones too; as JSON has them."""
+    values: dict[str, Any] = {}
+    for own in dataclasses.fields(config):
+        value = getattr(config, own.name)
+        if dataclasses.is_dataclass(value):
+            values[own.name] = _unusual(value)
+        elif value != own.default:
+            values[own.name] = str(value) if isinstance(value, Path) else value
+    return values
+
+
+def _build(kind: type[_T], values: dict[str, Any], prefix: str) -> _T:
+    """A dataclass from a dictionary of its fields, nested ones too."""
+    hints = get_type_hints(kind)
+    for key in values:
+        if key not in hints:
+            nearest = difflib.get_close_matches(key, hints, n=1)
+            hint = f" (the nearest is {prefix}{nearest[0]})" if nearest else ""
+            raise ValueError(
+                f"the configuration has {prefix}{key}, which this version of merit-optim does not know"
+                f"{hint}; it is from another version, or was edited. Use the version that wrote it, or "
+                "start a new run."
+            )
+    built = {}
+    for key, value in values.items():
+        hint_type = hints[key]
+        if isinstance(hint_type, type) and dataclasses.is_dataclass(hint_type):
+            value = _build(hint_type, value, f"{prefix}{key}.")
+        elif hint_type is Path:
+            value = Path(value)
+        elif isinstance(value, list):
+            value = tuple(value)
+        built[key] = value
+    return kind(**built)
+
+
+def _one_of(name: str, value: str, allowed: tuple[str, ...], *others: str) -> None:
+    if value not in allowed:
+        nearest = difflib.get_close_matches(str(value), allowed, n=1)
+        hint = f"; did you mean {nearest[0]!r}?" if nearest else ";"
+        known = ", or ".join([", ".join(allowed), *others])
+        raise ValueError(f"{name} is {value!r}{hint} it must be one of {known}")
+
+
+def _at_least(name: str, value: float | None, least: float) -> None:
+    if value is None:
+        return
+    kind: type | tuple[type, ...] = int if isinstance(least, int) else (int, float)
+    if isinstance(value, bool) or not isinstance(value, kind) or not least <= value < math.inf:
+        word = "whole number" if isinstance(least, int) else "finite number"
+        raise ValueError(f"{name} is {value!r}; it must be a {word} that is at least {least}")

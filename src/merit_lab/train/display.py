@@ -1,0 +1,92 @@
+"""What a run shows while it runs: a live line in a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import time
+from types import TracebackType
+from typing import Any, Self
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from merit_lab.record import keep_nan
+
+_SECONDS_BETWEEN_LINES = 10.0
+
+
+class Display:
+    """Shows measurements as they are recorded.
+
+    Args:
+        steps: length of the run.
+        first: the step it begins with.
+        console: where to write; the terminal, or whatever standard error is.
+    """
+
+    def __init__(self, steps: int, first: int = 0, console: Console | None = None) -> None:
+        self._steps = steps
+        self._console = console or Console(stderr=True, highlight=False)
+        self._seen: dict[str, float] = {}
+        self._began, self._first = time.monotonic(), first
+        self._last_line = -_SECONDS_BETWEEN_LINES
+        self._last_step = first
+        self._progress: Progress | None = None
+        if self._console.is_terminal:
+            self._progress = Progress(
+                MofNCompleteColumn(),
+                BarColumn(bar_width=24),
+                TextColumn("{task.description}"),
+                TimeRemainingColumn(compact=True),
+                console=self._console,
+            )
+            self._task = self._progress.add_task("", total=steps, completed=first)
+
+    def show(self, kind: str, step: int, values: dict[str, Any]) -> None:
+        """Take a measurement, as the journal does."""
+        if kind == "event":
+            if values["what"] == "finished" and self._progress is None and self._last_step < step:
+                self._line(step)  # not before: a validation after the last step shows it as well
+            self._console.print(f"step {step}: {values['message']}", markup=False, soft_wrap=True)
+        elif kind == "attention":
+            self._seen["logit"] = keep_nan(max, [value for heads in values["max_logits"] for value in heads])
+        elif kind == "validation":
+            self._seen["validation"] = values["loss"]
+            if self._progress is None:
+                self._line(step)
+        elif kind == "train":
+            self._seen["loss"], self._seen["tokens/s"] = values["loss"], values["tokens_per_second"]
+            if self._progress is not None:
+                self._progress.update(self._task, completed=step, description=self._text())
+            elif time.monotonic() - self._last_line >= _SECONDS_BETWEEN_LINES:
+                self._line(step)
+
+    def _line(self, step: int) -> None:
+        self._last_line, self._last_step = time.monotonic(), step
+        left = ""
+        if step > self._first:
+            a_step = (time.monotonic() - self._began) / (step - self._first)
+            left = f"  {_duration(a_step * (self._steps - step))} left"
+        self._console.print(f"step {step}/{self._steps}  {self._text()}{left}", markup=False, soft_wrap=True)
+
+    def _text(self) -> str:
+        shown = {"loss": "{:.4f}", "validation": "{:.4f}", "logit": "{:.1f}", "tokens/s": "{:,.0f}"}
+        return "  ".join(
+            f"{name} {style.format(self._seen[name])}" for name, style in shown.items() if name in self._seen
+        )
+
+    def __enter__(self) -> Self:
+        if self._progress is not None:
+            self._progress.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._progress is not None:
+            self._progress.stop()
+
+
+def _duration(seconds: float) -> str:
+    minutes, seconds = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{seconds:02d}" if hours else f"{minutes}:{seconds:02d}"

@@ -1,0 +1,360 @@
+"""Training: the run as a whole, and the loop over its steps."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from merit_lab.data import Batches, Dataset, Prefetcher, validation_sequences
+from merit_lab.models import build
+from merit_lab.models.config import SMALLEST_FLEX_HEAD
+from merit_lab.record import Run
+from merit_lab.train import checkpoint
+from merit_lab.train.compiled import begin_compiling_for
+from merit_lab.train.config import TrainConfig
+from merit_lab.train.gradients import gradient_norms
+from merit_lab.train.micro_batch import choose_micro_batch
+from merit_lab.train.numbers import AttentionSeen, OnTheWay, StepNumbers
+from merit_lab.train.optimizer import (
+    create_optimizer,
+    describe,
+    take_step,
+    update_curvature,
+    update_recorded,
+)
+from merit_lab.train.own_optimizer import check_state
+from merit_lab.train.parallel import Ranks, gradients_added, share
+from merit_lab.train.reporter import Reporter, reporting
+from merit_lab.train.schedule import learning_rate
+from merit_lab.train.signals import Interrupted, StopRequest, listening
+from merit_lab.train.speed import Moment, Speedometer
+from merit_lab.train.start import (
+    Start,
+    begin_or_resume_run,
+    begin_run,
+    resume_run,
+    wait_for_the_last_process,
+)
+from merit_lab.train.validation import validation_loss
+
+Resume = bool | Literal["auto"]
+
+_SKIPS_IN_A_ROW = 100  # a run that skips as many steps as this will not come back
+
+
+def train(config: TrainConfig | None, folder: Path | str, *, resume: Resume = False) -> Run:
+    """Train a model; under torchrun, together with the other ranks.
+
+    Returns the run when it has finished, or has diverged: ``run.status`` tells. Raises ``Interrupted``
+    when a signal ended it, after a checkpoint.
+
+    Args:
+        config: what to train; with ``resume`` it may be None, or must be what the run began with.
+        folder: the run directory.
+        resume: go on with the run that is there; "auto" begins it where there is none, and leaves one that
+            has finished or diverged as it is.
+    """
+    folder = Path(folder)
+    ranks = Ranks.join()
+    if resume == "auto":  # here, where a signal still ends the process at once
+        ranks.first(lambda: wait_for_the_last_process(folder))
+    with contextlib.ExitStack() as held, listening() as stop:
+        start = ranks.first(lambda: _start(config, folder, ranks, resume, held))
+        if start.what != "over":
+            with reporting(start, ranks) as reporter, contextlib.suppress(_Diverged):
+                reporter.event(start.step, start.what, start.message)
+                Trainer(start, ranks, reporter, stop).run()
+        elif ranks.is_first:
+            print(start.message, file=sys.stderr)
+    return start.run
+
+
+def _start(
+    config: TrainConfig | None, folder: Path, ranks: Ranks, resume: Resume, held: contextlib.ExitStack
+) -> Start:
+    if resume is True:
+        return resume_run(config, folder, ranks, held)
+    if config is None:
+        raise ValueError("a new run needs a configuration; pass one, or resume=True")
+    if resume == "auto":
+        return begin_or_resume_run(config, folder, ranks, held)
+    return begin_run(config, folder, ranks, held)
+
+
+class _Diverged(Exception):
+    """The run has ended because its numbers are no numbers any more."""
+
+
+class Trainer:
+    """The loop over steps, with what it needs; every rank has one."""
+
+    def __init__(self, start: Start, ranks: Ranks, reporter: Reporter, stop: StopRequest) -> None:
+        self.config = config = start.config
+        self.checkpoints = start.run.checkpoints
+        self.ranks, self.reporter, self.stop = ranks, reporter, stop
+        assert config.steps is not None and config.optimizer.lr is not None, "the configuration is resolved"
+        self.steps, self.peak_lr, self.step = config.steps, config.optimizer.lr, start.step
+        self.tokens_per_step = config.batch * config.model.context
+
+        on_cuda = ranks.device.type == "cuda"
+        self.is_compiled = on_cuda if config.compile is None else config.compile
+        self.is_bf16 = on_cuda if config.precision == "auto" else config.precision == "bf16"
+        torch.manual_seed(config.seed)
+        model = build(config.model)
+        self.micro_batch = choose_micro_batch(config, model, ranks, bf16=self.is_bf16)
+        if self.is_compiled:
+            begin_compiling_for(config.model, config.batch, self.micro_batch, self.is_bf16, ranks.size)
+        self.module = share(model, config.parallel, ranks, compiled=self.is_compiled)
+        self.optimizer = create_optimizer(config, model)
+        # Groups may have rates of their own, as a Muon's embeddings do; the schedule scales all alike.
+        self.lr_shares = [
+            group["lr"] / self.peak_lr if self.peak_lr else 1.0 for group in self.optimizer.param_groups
+        ]
+        if start.checkpoint is not None:
+            checkpoint.load(start.checkpoint, self.module, self.optimizer, ranks)
+        named = dict(model.named_parameters())
+        self.names, self.parameters = list(named), list(named.values())
+
+        dataset, context = Dataset.open(config.data), config.model.context
+        self.batches = Batches(dataset.train, context=context, batch=config.batch, seed=config.seed)
+        if config.measure.validation_every:
+            limit = config.measure.validation_sequences
+            sequences = validation_sequences(dataset.validation, context, limit)
+            self.validation_sequences = torch.from_numpy(sequences)
+        begin, end = ranks.rows(config.batch)
+        self.rows = [(row, min(row + self.micro_batch, end)) for row in range(begin, end, self.micro_batch)]
+        self.observe_every = self._observe_every()
+
+        self.speedometer = Speedometer(config.model, ranks.device, ranks.size, start.seconds)
+        self.last_step_ended: Moment | None = None  # None where something else was done since
+        self.last_checkpoint = time.monotonic()
+        self.in_flight: list[StepNumbers] = []
+        self.num_left_in_flight = 1 if on_cuda else 0  # a CPU's numbers are there at once
+        self.num_skips_in_a_row = 0
+
+    def run(self) -> None:
+        """Take the steps that are left, and measure and save on the way."""
+        first_step = self.step
+        if self.ranks.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self.ranks.device)
+        if self.step == 0:
+            self.validate()
+        with self.prefetched() as micro_batches:
+            while self.step < self.steps:
+                self.in_flight.append(self.take_step(micro_batches))
+                self.step += 1
+                if self.step == first_step + 1:
+                    check_state(self.optimizer)
+                self.report_steps(leave=self.num_left_in_flight)
+                at_end = self.step == self.steps
+                if at_end or self.is_due(self.config.measure.validation_every):
+                    self.validate()
+                signum, is_time = self.ranks.maximum(self.stop.signum, self.is_checkpoint_time())
+                if signum and not at_end:
+                    self.interrupt(signum)
+                if at_end or is_time or self.is_due(self.config.checkpoint.every_steps):
+                    self.save(must=at_end)
+        self.reporter.event(self.step, "finished", f"all {self.steps} steps are done")
+
+    # --- a step ------------------------------------------------------------------------------------------
+
+    def take_step(self, micro_batches: Iterator[tuple[Tensor, Tensor]]) -> StepNumbers:
+        """Train on the next batch. The host hands out the work and waits only to describe an update."""
+        began = self.last_step_ended or Moment(self.ranks.device)
+        lr = learning_rate(
+            self.step,
+            steps=self.steps,
+            peak=self.peak_lr,
+            warmup=self.config.optimizer.warmup,
+            final=self.config.optimizer.final,
+        )
+        for group, of_peak in zip(self.optimizer.param_groups, self.lr_shares, strict=True):
+            group["lr"] = lr * of_peak
+        loss, attention = self.accumulate_gradients(micro_batches)
+        norms = gradient_norms(self.parameters, self.ranks)
+        with update_recorded(
+            self.optimizer, self.is_observed(self.config.measure.update_every)
+        ) as statistics:
+            optimizer_began = Moment(self.ranks.device)
+            take_step(self.optimizer, self.config, norms, self.parameters)
+            optimizer_ended = Moment(self.ranks.device)
+        self.optimizer.zero_grad()
+        tensors = OnTheWay({"loss": loss, "norms": norms, **attention})
+        self.last_step_ended = Moment(self.ranks.device)
+        return StepNumbers(
+            step=self.step,
+            lr=lr,
+            tensors=tensors,
+            began=began,
+            optimizer_began=optimizer_began,
+            optimizer_ended=optimizer_ended,
+            ended=self.last_step_ended,
+            update=describe(statistics),
+        )
+
+    def accumulate_gradients(
+        self, micro_batches: Iterator[tuple[Tensor, Tensor]]
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Gradients of the mean loss over the global batch; the loss, and what attention did."""
+        begin, end = self.rows[0][0], self.rows[-1][1]
+        observe = self.is_observed(self.config.measure.entropy_every) or (
+            "max" if self.is_observed(self.observe_every) else False
+        )
+        loss = torch.zeros((), device=self.ranks.device)
+        attention = AttentionSeen()
+        for row, row_end in self.rows:
+            inputs, targets = next(micro_batches)
+            if row == begin:
+                with self.autocast():
+                    update_curvature(self.optimizer, self.module, inputs, self.config, self.ranks, self.step)
+            part = (row_end - row) / (end - begin)
+            with gradients_added(self.module, last=row_end == end):
+                with self.autocast():
+                    output = self.module(inputs, targets, observe=observe)
+                (output.loss * part).backward()
+            loss += output.loss.detach() * part
+            attention.add(output.attention, part)
+        return self.ranks.sum(loss) / self.ranks.size, attention.over_all(self.ranks)
+
+    def prefetched(self) -> Prefetcher:
+        """This rank's micro-batches, from the current step on."""
+        return Prefetcher(
+            self.batches,
+            device=self.ranks.device,
+            rows=self.rows,
+            first_step=self.step,
+            num_steps=self.steps - self.step,
+        )
+
+    def autocast(self) -> torch.autocast:
+        """bf16 matrix products, if configured."""
+        return torch.autocast(self.ranks.device.type, torch.bfloat16, enabled=self.is_bf16)
+
+    # --- measurements ------------------------------------------------------------------------------------
+
+    def report_steps(self, leave: int = 0) -> None:
+        """Read and report the numbers of steps taken, but for the last ``leave``."""
+        while len(self.in_flight) > leave:
+            self.report_step(self.in_flight.pop(0))
+
+    def report_step(self, numbers: StepNumbers) -> None:
+        """Read and report the numbers of one step; end the run if they are none."""
+        read, done = numbers.tensors.read(), numbers.step + 1
+        if "max_logits" in read:
+            entropy = read["entropy"].tolist() if "entropy" in read else None
+            logits = read["max_logits"].tolist()
+            self.reporter.write("attention", numbers.step, max_logits=logits, entropy=entropy)
+        if numbers.update:
+            self.reporter.write("update", done, parameters=numbers.update)
+        loss, norm = read["loss"].item(), torch.linalg.vector_norm(read["norms"]).item()
+        self.reporter.write(
+            "train",
+            done,
+            loss=loss,
+            lr=numbers.lr,
+            grad_norm=norm,
+            tokens=done * self.tokens_per_step,
+            **self.speedometer.read(
+                self.tokens_per_step,
+                seconds=numbers.ended.since(numbers.began),
+                optimizer_seconds=numbers.optimizer_ended.since(numbers.optimizer_began),
+            ),
+        )
+        if math.isfinite(loss) and math.isfinite(norm):
+            self.num_skips_in_a_row = 0
+        else:
+            self.meet_nonfinite(done, loss, read["norms"])
+
+    def meet_nonfinite(self, step: int, loss: float, norms: Tensor) -> None:
+        """Say where a loss or gradient is not finite, and end the run unless such steps are left out."""
+        bad = (~norms.isfinite()).nonzero().flatten().tolist()
+        where = f", the gradient of {self.names[bad[0]]} first" if bad else ""
+        message = f"the loss is {loss}; {len(bad)} of {len(norms)} gradients are not finite{where}"
+        if self.config.nonfinite == "skip":
+            self.num_skips_in_a_row += 1
+            self.reporter.event(step, "skipped", f"{message}; the step was left out")
+            if self.num_skips_in_a_row < _SKIPS_IN_A_ROW:
+                return
+            message = f"{_SKIPS_IN_A_ROW} steps in a row were left out; {message}"
+        self.reporter.event(step, "diverged", message)
+        raise _Diverged
+
+    def validate(self) -> None:
+        """Measure the loss on the validation sequences; end the run if it is no number."""
+        self.report_steps()
+        if not self.config.measure.validation_every:
+            return
+        with self.autocast():
+            loss = validation_loss(self.module, self.validation_sequences, self.micro_batch, self.ranks)
+        tokens = self.step * self.tokens_per_step
+        self.reporter.write("validation", self.step, tokens=tokens, loss=loss)
+        self.last_step_ended = None
+        if not math.isfinite(loss):  # the last step broke the weights, and its own loss was from before
+            self.reporter.event(self.step, "diverged", f"the loss on the validation sequences is {loss}")
+            raise _Diverged
+
+    def is_due(self, every: int) -> bool:
+        """Whether something that happens every so many steps happens after this one."""
+        return every > 0 and self.step % every == 0
+
+    def is_observed(self, every: int) -> bool:
+        """Whether something is observed in the step to be taken: every so many, and in the last."""
+        return every > 0 and (self.step % every == 0 or self.step == self.steps - 1)
+
+    def _observe_every(self) -> int:
+        if (every := self.config.measure.attention_every) is not None:
+            return every
+        model = self.config.model
+        for_nothing = (
+            self.is_compiled
+            and self.ranks.device.type == "cuda"
+            and model.attention in ("auto", "flex")
+            and model.head_width >= SMALLEST_FLEX_HEAD
+        )
+        return 1 if for_nothing else 25
+
+    # --- checkpoints -------------------------------------------------------------------------------------
+
+    def is_checkpoint_time(self) -> bool:
+        """Whether it is time for a checkpoint by the clock."""
+        minutes = self.config.checkpoint.every_minutes
+        return minutes > 0 and time.monotonic() - self.last_checkpoint > minutes * 60
+
+    def save(self, *, must: bool) -> None:
+        """Write a checkpoint. One that cannot be written is told of; it ends the run if it ``must`` be."""
+        self.report_steps()
+        try:
+            checkpoint.save(
+                self.checkpoints,
+                self.module,
+                self.optimizer,
+                self.ranks,
+                step=self.step,
+                metrics_offset=self.ranks.first(self.reporter.sync),
+                seconds=self.speedometer.seconds,
+                config=self.config.fingerprint,
+                keep=self.config.checkpoint.keep,
+            )
+        except OSError as error:
+            message = f"no checkpoint could be written ({error}); those before it are as they were"
+            if must:
+                raise OSError(error.errno, f"{message}; mend that, then resume the run") from error
+            self.reporter.event(self.step, "warning", message)
+        self.last_checkpoint, self.last_step_ended = time.monotonic(), None
+
+    def interrupt(self, signum: int) -> None:
+        """Save and leave."""
+        self.report_steps()
+        message = f"stopped by {signal.Signals(signum).name}"
+        self.reporter.event(self.step, "interrupted", message)
+        self.save(must=True)
+        raise Interrupted(signum, f"{message} after step {self.step}, with a checkpoint")

@@ -1,0 +1,181 @@
+"""The ranks of a run: who they are, how they agree, and how a model is shared among them."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import time
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar, cast
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.distributed_c10d import PrefixStore, Store
+from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.rendezvous import rendezvous
+from torch.nn.parallel import DistributedDataParallel
+
+from merit_lab.models import LanguageModel
+from merit_lab.train.config import Parallel
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """This process among those that train together; one alone is rank 0 of 1."""
+
+    rank: int
+    size: int
+    device: torch.device
+
+    @classmethod
+    def join(cls) -> Ranks:
+        """The processes that torchrun started, or this one alone."""
+        rank, size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+        local = int(os.environ.get("LOCAL_RANK", "0"))
+        device = torch.device("cuda", local) if torch.cuda.is_available() else torch.device("cpu")
+        if device.type == "cuda":
+            torch.cuda.set_device(device)
+        if size > 1 and not dist.is_initialized():
+            # gloo beside nccl: decisions of the hosts must not wait for what the GPUs have queued.
+            backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+            store, *_ = next(rendezvous("env://", rank, size))
+            store = PrefixStore(agree_on_name(store, rank, size), store)
+            dist.init_process_group(backend, store=store, rank=rank, world_size=size)
+            atexit.register(dist.destroy_process_group)
+        return cls(rank, size, device)
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this is the rank that writes and speaks for all."""
+        return self.rank == 0
+
+    def rows(self, batch: int) -> tuple[int, int]:
+        """This rank's rows of a global batch."""
+        if batch % self.size:
+            raise ValueError(
+                f"a batch of {batch} sequences cannot be shared equally by {self.size} ranks; choose a "
+                f"multiple of {self.size}, or another number of ranks"
+            )
+        share = batch // self.size
+        return self.rank * share, (self.rank + 1) * share
+
+    def first(self, function: Callable[[], _T]) -> _T:
+        """What ``function`` returns on the first rank, on all ranks; what it raises, all raise."""
+        answers: list[Any] = [_answer(function) if self.is_first else None]
+        if self.size > 1:
+            dist.broadcast_object_list(answers, src=0, device=torch.device("cpu"))
+        value: _T = _values(answers)[0]
+        return value
+
+    def gather(self, function: Callable[[], _T]) -> list[_T]:
+        """What ``function`` returns on each rank, on all ranks; what it raises on one, all raise."""
+        answers: list[Any] = [_answer(function)]
+        if self.size > 1:
+            answers *= self.size
+            dist.all_gather_object(answers, answers[self.rank])
+        return _values(answers)
+
+    def maximum(self, *values: int) -> list[int]:
+        """The largest of the ranks' values, each by itself; the hosts agree, the devices do not wait."""
+        if self.size == 1:
+            return list(values)
+        tensor = torch.tensor(values)
+        dist.all_reduce(tensor, dist.ReduceOp.MAX)
+        return cast("list[int]", tensor.tolist())
+
+    def sum(self, tensor: Tensor) -> Tensor:
+        """The sum over ranks, on the device."""
+        return self._reduce(tensor, dist.ReduceOp.SUM)
+
+    def largest(self, tensor: Tensor) -> Tensor:
+        """The element-wise maximum over ranks, on the device."""
+        return self._reduce(tensor, dist.ReduceOp.MAX)
+
+    def _reduce(self, tensor: Tensor, operation: Any) -> Tensor:
+        if self.size > 1:
+            tensor = tensor.clone()
+            dist.all_reduce(tensor, operation)
+        return tensor
+
+
+def agree_on_name(store: Store, rank: int, size: int) -> str:
+    """A name that these processes share and none before them had; every rank calls this.
+
+    When torchrun starts its processes again they find what those before them left in its store, and would
+    wait for addresses at which nobody is any more (pytorch/pytorch#135712). So each rank asks under a name of
+    its own, and the first rank answers whoever asks, until all that live have the answer.
+    """
+    own = uuid.uuid4().hex
+    if rank:
+        store.set(f"asks/{rank}", own)
+        name: str = store.get(f"answer/{own}").decode()
+        store.set(f"{name}/{rank}", "has it")
+        return name
+    waiting = list(range(1, size))
+    while waiting:
+        for other in waiting:
+            asking = store.get(f"asks/{other}").decode()  # it may be dead, and another yet to ask
+            store.set(f"answer/{asking}", own)
+        time.sleep(0.01)
+        waiting = [other for other in waiting if not store.check([f"{own}/{other}"])]
+    return own
+
+
+def _answer(function: Callable[[], _T]) -> tuple[_T | None, Exception | None]:
+    """What a function returns, or what it raises."""
+    try:
+        return function(), None
+    except Exception as error:
+        return None, error
+
+
+def _values(answers: Sequence[tuple[Any, Exception | None]]) -> list[Any]:
+    for _, error in answers:
+        if error is not None:
+            raise error
+    return [value for value, _ in answers]
+
+
+def is_first_rank() -> bool:
+    """Whether this process is the one of those that torchrun started which speaks for all."""
+    return os.environ.get("RANK", "0") == "0"
+
+
+def share(model: LanguageModel, kind: Parallel, ranks: Ranks, *, compiled: bool) -> nn.Module:
+    """The module to call: the model on the device, compiled and shared among the ranks as asked.
+
+    It comes with its weights, drawn on the CPU: they do not depend on the device or the ranks.
+    """
+    if ranks.size > 1 and kind == "fsdp2":
+        mesh = init_device_mesh(ranks.device.type, (ranks.size,))
+        for block in model.blocks:
+            if compiled:
+                block.compile(dynamic=False)
+            fully_shard(block, mesh=mesh)
+        fully_shard(model, mesh=mesh)
+        return model
+    model.to(ranks.device)
+    if compiled:
+        model.compile(dynamic=False)
+    if ranks.size == 1:
+        return model
+    return DistributedDataParallel(model, gradient_as_bucket_view=True)
+
+
+@contextlib.contextmanager
+def gradients_added(module: nn.Module, *, last: bool) -> Iterator[None]:
+    """Gradients of the passes inside are added up; with the ``last`` one the ranks exchange them."""
+    if isinstance(module, DistributedDataParallel) and not last:
+        with module.no_sync():
+            yield
+        return
+    if isinstance(module, FSDPModule):
+        module.set_requires_gradient_sync(last)
+    yield

@@ -1,0 +1,56 @@
+"""One place to tell a measurement to; on all ranks but the first it goes nowhere."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+from merit_lab.record import Journal
+from merit_lab.train.display import Display
+from merit_lab.train.parallel import Ranks
+from merit_lab.train.start import Start
+
+
+class Reporter:
+    """Records measurements and shows them."""
+
+    def __init__(self, journal: Journal | None, display: Display | None) -> None:
+        self._journal, self._display = journal, display
+
+    def write(self, kind: str, step: int, **values: Any) -> None:
+        """Take one measurement; record/metrics.py lists the kinds."""
+        if self._journal is not None and self._display is not None:
+            self._journal.write(kind, step, **values)
+            self._display.show(kind, step, values)
+
+    def event(self, step: int, what: str, message: str) -> None:
+        """Tell that something happened."""
+        self.write("event", step, what=what, message=message)
+
+    def sync(self) -> int:
+        """Wait until all is on the disk; return where the metrics file ends. For the first rank."""
+        assert self._journal is not None
+        return self._journal.sync()
+
+
+@contextlib.contextmanager
+def reporting(start: Start, ranks: Ranks) -> Iterator[Reporter]:
+    """The reporter of a run that begins or goes on."""
+    with contextlib.ExitStack() as stack:
+
+        def open_journal() -> None:
+            journal = Journal(
+                start.run,
+                offset=start.metrics_offset,
+                step=start.step + 1,
+                wandb=start.config.measure.wandb,
+            )
+            stack.enter_context(journal)
+            assert start.config.steps is not None
+            display = stack.enter_context(Display(start.config.steps, start.step))
+            opened.append(Reporter(journal, display))
+
+        opened: list[Reporter] = []
+        ranks.first(open_journal)
+        yield opened[0] if opened else Reporter(None, None)

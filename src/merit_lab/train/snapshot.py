@@ -1,0 +1,116 @@
+"""A run as one of its checkpoints has it: the model with its weights, and the data it was trained on."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from merit_lab.data import Dataset, validation_sequences
+from merit_lab.models import LanguageModel, build
+from merit_lab.record import Run
+from merit_lab.train import checkpoint
+from merit_lab.train.checkpoint import Manifest, steps_of
+from merit_lab.train.config import TrainConfig
+from merit_lab.train.parallel import Ranks
+
+
+@dataclass(frozen=True, kw_only=True)
+class Snapshot:
+    """A checkpoint of a run; nothing is loaded yet."""
+
+    run: Run
+    config: TrainConfig
+    path: Path
+    manifest: Manifest
+
+    @classmethod
+    def find(cls, folder: Path | str, step: int | None = None) -> Self:
+        """The checkpoint of a run after ``step`` steps, or its newest one that is whole."""
+        run = Run.open(folder)
+        config = TrainConfig.from_dict(run.config)
+        if step is None:
+            found, complaints = checkpoint.find(run.checkpoints)
+            if found is None:
+                reasons = "; ".join(complaints) or "none was written yet"
+                raise ValueError(f"{run.folder} has no checkpoint that can be used: {reasons}")
+            path, manifest = found
+        else:
+            path = checkpoint.path_of(run.checkpoints, step)
+            if not path.is_dir():
+                there = ", ".join(str(known) for known in steps_of(run.checkpoints)) or "none"
+                raise ValueError(f"{run.folder} has no checkpoint of step {step}; it has those of: {there}")
+            manifest = checkpoint.read(path)
+        if manifest.config != config.fingerprint:
+            raise ValueError(
+                f"{path} was written with another configuration than {run.folder / 'config.json'} holds; "
+                "undo the change there"
+            )
+        return cls(run=run, config=config, path=path, manifest=manifest)
+
+    @property
+    def step(self) -> int:
+        """Steps done."""
+        return self.manifest.step
+
+    def load_model(self, device: torch.device, *, twice: bool = False) -> LanguageModel:
+        """The model with its weights, in float32; ``twice`` for one that can be differentiated twice.
+
+        Its attention is not the configured one, which may need a GPU or a compiler; all give the same but
+        for rounding.
+        """
+        config = dataclasses.replace(self.config.model, attention="sdpa")
+        if twice:
+            config = dataclasses.replace(config, attention="math", loss_chunk=0)
+        model = build(config).to(device)
+        # SGD has no state, so that the weights are all that is read.
+        stateless = torch.optim.SGD(model.parameters(), lr=0.0)
+        checkpoint.load(self.path, model, stateless, Ranks(rank=0, size=1, device=device))
+        return model
+
+    def open_data(self, folder: Path | None = None) -> Dataset:
+        """The data of the run, from where they were or from another ``folder`` that has the same."""
+        dataset = Dataset.open(self.config.data if folder is None else folder)
+        trained_on = self.run.environment["data"]["fingerprint"]
+        if dataset.fingerprint != trained_on:
+            raise ValueError(
+                f"{dataset.folder} holds other data than the run was trained on: its fingerprint is "
+                f"{dataset.fingerprint}, not {trained_on}; name the folder that has them with --data"
+            )
+        return dataset
+
+    def training_sequences(self, dataset: Dataset, limit: int) -> Tensor:
+        """Sequences of the training file, evenly spread over it.
+
+        They depend on file, context and number alone: runs that differ in optimizer or seed are measured
+        on the same ones, and each has seen the same share of them.
+        """
+        return torch.from_numpy(validation_sequences(dataset.train, self.config.model.context, limit))
+
+
+def mean_loss(model: LanguageModel, sequences: Tensor, micro_batch: int) -> Callable[[], Iterator[Tensor]]:
+    """The mean loss over ``sequences`` as micro-batches' parts that sum to it, formed when asked for."""
+    device = next(model.parameters()).device
+
+    def parts() -> Iterator[Tensor]:
+        for piece in sequences.split(micro_batch):
+            yield token_loss(model, piece.to(device)) * (len(piece) / len(sequences))
+
+    return parts
+
+
+def token_loss(model: LanguageModel, sequences: Tensor) -> Tensor:
+    """The mean loss over the tokens of some sequences."""
+    loss: Tensor | None = model(sequences[:, :-1].contiguous(), sequences[:, 1:].contiguous()).loss
+    assert loss is not None, "with targets there is a loss"
+    return loss
+
+
+def default_device() -> torch.device:
+    """The GPU, or the CPU where there is none."""
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")

@@ -1,0 +1,81 @@
+"""How fast training is: seconds, tokens a second, and the share of the device's peak that it uses."""
+
+from __future__ import annotations
+
+import time
+
+import torch
+
+from merit_lab.models import ModelConfig, flops_per_token
+
+# Dense bf16 matrix products a second, from the makers' data sheets, by a part of the device's name. The
+# first that fits counts.
+_PEAK_FLOPS = {
+    "B200": 2250e12,
+    "H200": 989e12,
+    "H100 PCIe": 756e12,
+    "H100 NVL": 835e12,
+    "H100": 989e12,
+    "A100": 312e12,
+    "L40S": 362e12,
+    "L40": 181e12,
+    "L4": 121e12,
+    "A10G": 70e12,
+    "RTX 4090": 165e12,
+}
+
+
+def peak_flops(device_name: str) -> float | None:
+    """The device's floating-point operations a second in bf16; None where it is not known."""
+    return next((peak for part, peak in _PEAK_FLOPS.items() if part in device_name), None)
+
+
+class Moment:
+    """A moment in the device's work, taken without waiting for it."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._seconds = time.perf_counter()
+        self._event: torch.cuda.Event | None = None
+        if device.type == "cuda":
+            self._event = torch.cuda.Event(enable_timing=True)
+            self._event.record()
+
+    def since(self, earlier: Moment) -> float:
+        """Seconds from an earlier moment to this one; waits until the device has come here."""
+        if self._event is None or earlier._event is None:
+            return self._seconds - earlier._seconds
+        self._event.synchronize()
+        return float(earlier._event.elapsed_time(self._event)) / 1e3
+
+
+class Speedometer:
+    """Turns the tokens and the duration of steps into numbers for the metrics.
+
+    ``seconds`` is the time that steps have taken, also before the run was resumed; validation and
+    checkpoints do not count.
+    """
+
+    def __init__(
+        self, model: ModelConfig, device: torch.device, num_ranks: int, seconds: float = 0.0
+    ) -> None:
+        self.seconds = seconds
+        self._device = device
+        self._flops_per_token = flops_per_token(model)
+        self._peak = None
+        if device.type == "cuda" and (peak := peak_flops(torch.cuda.get_device_name(device))):
+            self._peak = peak * num_ranks
+
+    def read(self, tokens: int, *, seconds: float, optimizer_seconds: float) -> dict[str, float | None]:
+        """The speed of a step that trained on ``tokens`` in ``seconds``, the optimizer's among them."""
+        self.seconds += seconds
+        per_second = tokens / max(seconds, 1e-9)
+        memory = None
+        if self._device.type == "cuda":
+            memory = torch.cuda.max_memory_allocated(self._device) / 2**30
+        return {
+            "seconds": self.seconds,
+            "tokens_per_second": per_second,
+            "optimizer_share": optimizer_seconds / max(seconds, 1e-9),
+            "mfu": None if self._peak is None else per_second * self._flops_per_token / self._peak,
+            "memory_gib": memory,
+        }

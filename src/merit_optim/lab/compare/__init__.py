@@ -1,6 +1,0 @@
-"""Several optimizers and seeds with one configuration: run, tabulated and reported."""
-
-from merit_optim.lab.compare.plan import PlannedRun, plan
-from merit_optim.lab.compare.work import carry_out, compare
-
-__all__ = ["PlannedRun", "carry_out", "compare", "plan"]

@@ -1,8 +1,0 @@
-"""Zero-shot evaluation of a run's checkpoint with lm-eval, and its export to Hugging Face's format."""
-
-from merit_optim.lab.evaluate.evaluation import evaluate
-from merit_optim.lab.evaluate.export import export
-from merit_optim.lab.evaluate.results import Metric, Result, read_results
-from merit_optim.lab.evaluate.sets import PAPER_SETS, SETS
-
-__all__ = ["PAPER_SETS", "SETS", "Metric", "Result", "evaluate", "export", "read_results"]
