@@ -37,7 +37,7 @@ EPS = 1e-7
 
 muon_merit, muon = Hidden(MuonMERIT), Hidden(Muon)
 
-# How large this engine's error may be beside that of the eager one, which rounds all products to bfloat16; and
+# How large this engine's error may be beside the eager one's, which rounds every product to bfloat16; and
 # half an ulp of bfloat16, in which both give the result.
 ERROR_SHARE, ROUNDING = 1.0, 2**-9
 
