@@ -9,10 +9,10 @@ from pathlib import Path
 
 import torch
 
-from merit_lab.compare.command import exit_status
 from merit_lab.compare.work import compare
 from merit_lab.data.command import make_embedded
 from merit_lab.models import PRESETS, num_parameters
+from merit_lab.study.command import exit_status
 from merit_lab.train import MeasureConfig, TrainConfig
 
 

@@ -4,26 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from merit_lab.data import Dataset
-from merit_lab.record import Run
-from merit_lab.report.gather import flatten, short_name
+from merit_lab.report.gather import short_name
+from merit_lab.study.trial import Trial, check_distinct, check_folders
 from merit_lab.train import TrainConfig
-
-
-@dataclass(frozen=True)
-class PlannedRun:
-    """A run that is to be: its directory and its resolved configuration."""
-
-    folder: Path
-    config: TrainConfig
-
-    @property
-    def exists(self) -> bool:
-        """Whether it was begun."""
-        return (self.folder / "config.json").exists()
 
 
 def plan(
@@ -33,7 +19,7 @@ def plan(
     optimizers: Sequence[str],
     seeds: Sequence[int],
     learning_rates: Mapping[str, Sequence[float]],
-) -> list[PlannedRun]:
+) -> list[Trial]:
     """Every optimizer at each of its learning rates with every seed; the seeds one after the other.
 
     So after the first seed there is a comparison already. An optimizer without learning rates has the
@@ -55,7 +41,7 @@ def plan(
                 optimizer = dataclasses.replace(base.optimizer, name=name, lr=lr)
                 config = dataclasses.replace(base, optimizer=optimizer, seed=seed).resolve(dataset.vocab_size)
                 run_name = f"{short_name(name)}-lr{config.optimizer.lr:g}-seed{seed}"
-                planned.append(PlannedRun(folder / run_name, config))
+                planned.append(Trial(folder / run_name, config))
     check_folders(planned, dataset, "runs of one comparison share their configuration")
     return planned
 
@@ -79,40 +65,3 @@ def parse_learning_rates(texts: Iterable[str]) -> dict[str, list[float]]:
                 f"the learning rate {text!r} is not understood; write OPTIMIZER=RATE, as in merit=9e-3"
             ) from None
     return rates
-
-
-def check_distinct(what: str, values: Sequence[object]) -> None:
-    """Raise where ``values`` are none, or one is there twice."""
-    if not values:
-        raise ValueError(f"no {what} are given; at least one is needed")
-    if len(set(values)) < len(values):
-        raise ValueError(f"the {what} are {', '.join(map(str, values))}; each may be given once")
-
-
-def check_same(run: Run, planned: TrainConfig, dataset: Dataset, rule: str) -> None:
-    """Raise where a run of an earlier call is not the one that is planned; ``rule`` says what may differ."""
-    before, now = flatten(TrainConfig.from_dict(run.config).to_dict()), flatten(planned.to_dict())
-    differing = [field for field in now if field != "data" and before[field] != now[field]]
-    if run.environment["data"]["fingerprint"] != dataset.fingerprint:
-        differing.append("data")
-    if differing:
-        raise ValueError(
-            f"{run.folder} holds a run with another {', '.join(differing)}; {rule}. Choose another folder "
-            "with --out, or remove that run."
-        )
-
-
-def check_folders(planned: Sequence[PlannedRun], dataset: Dataset, rule: str) -> None:
-    """Raise where two runs would be kept in one folder, or where another than the planned one is there."""
-    first: dict[Path, PlannedRun] = {}
-    for own in planned:
-        if other := first.get(own.folder):
-            one, two = flatten(other.config.to_dict()), flatten(own.config.to_dict())
-            both = ", ".join(f"{name} {one[name]} and {two[name]}" for name in one if one[name] != two[name])
-            raise ValueError(
-                f"two runs with {both} would be kept in one folder, {own.folder}; give classes other names "
-                "or take values further apart, or use two folders"
-            )
-        first[own.folder] = own
-        if own.exists:
-            check_same(Run.open(own.folder), own.config, dataset, rule)

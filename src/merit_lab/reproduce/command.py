@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from merit_lab.compare.command import exit_status
 from merit_lab.data import Dataset
 from merit_lab.data.command import make_embedded
 from merit_lab.reproduce.corpus import Corpus, recall, remember
@@ -20,6 +19,7 @@ from merit_lab.reproduce.scale import Scale
 from merit_lab.reproduce.scales import SCALES
 from merit_lab.reproduce.work import Task, reproduce
 from merit_lab.reproduce.write import check_scale, tally
+from merit_lab.study.command import exit_status
 from merit_lab.train.parallel import Ranks
 
 _MOST_JOBS = 8

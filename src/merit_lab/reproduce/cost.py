@@ -9,13 +9,13 @@ from pathlib import Path
 
 import torch
 
-from merit_lab.compare import PlannedRun
 from merit_lab.models import build, flops_per_token
 from merit_lab.reproduce.corpus import Corpus
 from merit_lab.reproduce.entry import Entry
 from merit_lab.reproduce.records import plan
 from merit_lab.reproduce.scale import Scale
-from merit_lab.reproduce.workers import is_done, last_step
+from merit_lab.study.trial import Trial
+from merit_lab.study.workers import is_done, last_step
 from merit_lab.train import TrainConfig
 from merit_lab.train.parallel import Ranks
 from merit_lab.train.speed import peak_flops
@@ -92,7 +92,7 @@ def cost_of(
     return Cost.of((own.config, _steps_done(own)) for _, own in plan(trials, folder, corpus))
 
 
-def _steps_done(run: PlannedRun) -> int:
+def _steps_done(run: Trial) -> int:
     """A run that diverged will not be repeated, so it is done as well."""
     return (run.config.steps or 0) if is_done(run.folder) else last_step(run)[0]
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from merit_lab.report.tables import Table
 from merit_lab.reproduce.records import Record, Records
-from merit_lab.reproduce.scale import Scale, Trial
+from merit_lab.reproduce.scale import Scale, Shown
 from merit_lab.reproduce.verdict import Outcome, Verdict, worst
 
 
@@ -43,7 +43,7 @@ class Unavailable(Exception):
     """An entry cannot be made here; the text says what is missing and how to get it."""
 
 
-def _no_trials(_: Scale, __: int) -> list[Trial]:
+def _no_trials(_: Scale, __: int) -> list[Shown]:
     return []
 
 
@@ -55,7 +55,7 @@ class Entry:
     title: str
     shows: str
     """What it shows, in a few words."""
-    trials: Callable[[Scale, int], list[Trial]] = _no_trials
+    trials: Callable[[Scale, int], list[Shown]] = _no_trials
     """The runs that a scale needs with so many seeds."""
     analyse: Callable[[Records, Scale], Result]
     """Table, charts and verdicts from the records alone."""

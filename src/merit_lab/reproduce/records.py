@@ -9,13 +9,13 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
-from merit_lab.compare import PlannedRun
 from merit_lab.record import Run
 from merit_lab.report.curves import Curves, finite
 from merit_lab.report.gather import MeasuredRun, short_name
 from merit_lab.reproduce.corpus import Corpus
-from merit_lab.reproduce.scale import Trial
+from merit_lab.reproduce.scale import Shown
 from merit_lab.scale import steps_to_reach
+from merit_lab.study.trial import Trial
 from merit_lab.train import OptimizerConfig, TrainConfig
 
 BySeed = dict[int, float]
@@ -25,7 +25,7 @@ BySeed = dict[int, float]
 class Record:
     """A trial, its run directory, and what was recorded there by now; nothing if it was not begun."""
 
-    trial: Trial
+    trial: Shown
     folder: Path
     run: MeasuredRun | None
 
@@ -136,7 +136,7 @@ class Records:
         return [f"{own.folder.name}: {_describe(own)}" for own in self.all if own.status != "finished"]
 
 
-def plan(trials: Iterable[Trial], folder: Path, corpus: Corpus) -> list[tuple[Trial, PlannedRun]]:
+def plan(trials: Iterable[Shown], folder: Path, corpus: Corpus) -> list[tuple[Shown, Trial]]:
     """Each trial with its run: its configuration for the data, and a directory named after both.
 
     So entries that need the same run share it, and a run with another configuration or other data is
@@ -158,11 +158,11 @@ def plan(trials: Iterable[Trial], folder: Path, corpus: Corpus) -> list[tuple[Tr
             f"seed{config.seed}",
             identity[:8],
         ]
-        planned.append((trial, PlannedRun(folder / "-".join(words), config)))
+        planned.append((trial, Trial(folder / "-".join(words), config)))
     return planned
 
 
-def read(planned: Sequence[tuple[Trial, PlannedRun]]) -> Records:
+def read(planned: Sequence[tuple[Shown, Trial]]) -> Records:
     """What was recorded by now."""
     return Records(
         tuple(

@@ -49,7 +49,7 @@ class Setting:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Trial:
+class Shown:
     """A run that an entry needs, and where the entry shows it."""
 
     config: TrainConfig
@@ -121,7 +121,7 @@ class Scale:
         qk_norm: bool = False,
         series: str | None = None,
         panel: str | None = None,
-    ) -> Trial:
+    ) -> Shown:
         """One run of a setting; under the optimizer's name and the setting's unless others are given."""
         steps = math.ceil(setting.tokens / (setting.batch * setting.model.context))
         every = max(1, steps // self.num_looks)
@@ -152,7 +152,7 @@ class Scale:
             steps=steps,
             seed=seed,
         )
-        return Trial(
+        return Shown(
             config=config,
             series=display_name(optimizer) if series is None else series,
             panel=setting.name if panel is None else panel,

@@ -3,29 +3,29 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
 from rich.console import Console
 
-from merit_lab.compare import PlannedRun, carry_out
 from merit_lab.report.figures import unchecked
 from merit_lab.reproduce import records
 from merit_lab.reproduce.corpus import Corpus
 from merit_lab.reproduce.entry import Entry, Unavailable
 from merit_lab.reproduce.registry import ENTRIES
-from merit_lab.reproduce.scale import Scale, Trial
-from merit_lab.reproduce.show import Progress
-from merit_lab.reproduce.workers import Workers, is_done
+from merit_lab.reproduce.scale import Scale, Shown
 from merit_lab.reproduce.write import write_entry, write_missing, write_overview
+from merit_lab.study.progress import Progress
+from merit_lab.study.runner import carry_out
+from merit_lab.study.trial import Trial
+from merit_lab.study.workers import Workers, is_done, one_thread
 from merit_lab.train.parallel import Ranks
 from merit_lab.train.signals import listening
 
-Planned = list[tuple[Trial, PlannedRun]]
+Planned = list[tuple[Shown, Trial]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,13 +75,13 @@ def reproduce(task: Task) -> list[dict[str, Any]]:
 
 
 def _together(
-    task: Task, plans: dict[str, Planned], every: Sequence[PlannedRun], console: Console
+    task: Task, plans: dict[str, Planned], every: Sequence[Trial], console: Console
 ) -> list[dict[str, Any]]:
     """Several runs at a time, in the order of the entries; each entry is made when its runs are done."""
     said: list[dict[str, Any]] = []
     left = [own for own in every if not is_done(own.folder)]
     with (
-        _one_thread() if left else contextlib.nullcontext(),
+        one_thread() if left else contextlib.nullcontext(),
         listening() as stop,
         Workers(left, min(task.jobs, len(left)), task.folder / "logs") as workers,
         Progress(every, console) as progress,
@@ -95,18 +95,7 @@ def _together(
     return said
 
 
-@contextlib.contextmanager
-def _one_thread() -> Iterator[None]:
-    """The cores are the workers': several threads beside them would wait for one another at every product."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
-def _left(planned: Planned) -> list[PlannedRun]:
+def _left(planned: Planned) -> list[Trial]:
     return list({own.folder: own for _, own in planned if not is_done(own.folder)}.values())
 
 

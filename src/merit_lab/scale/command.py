@@ -10,12 +10,12 @@ from typing import Annotated
 
 import tyro
 
-from merit_lab.compare.command import exit_status, refuse_model, refuse_single_run_options
-from merit_lab.compare.plan import check_distinct
 from merit_lab.models import PRESETS
 from merit_lab.scale.plan import Rates
 from merit_lab.scale.rules import Rule, rates_by_batch
 from merit_lab.scale.work import scale
+from merit_lab.study.command import exit_status, refuse_model, refuse_single_run_options
+from merit_lab.study.trial import check_distinct
 from merit_lab.sweep.grid import parse_shared_learning_rates
 from merit_lab.train import MeasureConfig, OptimizerConfig, TrainConfig
 
@@ -48,6 +48,8 @@ class Arguments:
     """The batch that the rate of sqrt and linear is for. None: the smallest."""
     seeds: tuple[int, ...] = (0,)
     """Seeds of the first weights and of the order of the data."""
+    jobs: int = 1
+    """Runs at the same time: on one GPU several of a small model, on a CPU as many as it has cores."""
     out: Path | None = None
     """Folder of the study. None: runs/scale-MODEL."""
 
@@ -64,6 +66,7 @@ def main(argv: Sequence[str]) -> int:
             batches=arguments.batches,
             rates=choose_rates(arguments),
             seeds=arguments.seeds,
+            jobs=arguments.jobs,
         )
         if findings is not None:
             for warning in findings.warnings:

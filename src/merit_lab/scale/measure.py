@@ -11,7 +11,7 @@ from pathlib import Path
 from merit_lab.record import Run, Status
 from merit_lab.report.gather import MeasuredRun
 from merit_lab.scale.fit import ScalingCurve, fit_curve
-from merit_lab.scale.reach import steps_to_reach
+from merit_lab.study.reach import steps_to_reach
 from merit_lab.train import TrainConfig
 
 
@@ -84,6 +84,11 @@ def measure(folders: Iterable[Path], target: float) -> list[Measurement]:
         assert config.optimizer.lr is not None
         groups.setdefault((config.optimizer.name, config.batch, config.optimizer.lr), []).append(attempt)
     return [Measurement(*key, tuple(attempts)) for key, attempts in groups.items()]
+
+
+def unfinished(measurements: Iterable[Measurement]) -> list[str]:
+    """The names of the runs that have not come to their end."""
+    return [own.name for one in measurements for own in one.attempts if not own.is_done]
 
 
 def choose(measurements: Sequence[Measurement]) -> list[Measurement]:

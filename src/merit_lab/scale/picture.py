@@ -9,7 +9,7 @@ from typing import Any
 from merit_lab.report.charts import Look, by_series
 from merit_lab.report.figures import unchecked
 from merit_lab.scale.words import Result
-from merit_lab.sweep.page import Figure
+from merit_lab.study.page import Figure
 
 _WIDTH, _HEIGHT = 640, 360
 _MARGIN = 1.3  # beyond the smallest and the largest value

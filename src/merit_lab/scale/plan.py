@@ -8,12 +8,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from merit_lab.compare.plan import PlannedRun, check_distinct, check_folders, check_same
 from merit_lab.data import Dataset
 from merit_lab.record import Run
 from merit_lab.report.gather import short_name
-from merit_lab.scale.measure import Measurement, read_attempt
-from merit_lab.sweep.fields import with_values
+from merit_lab.scale.measure import Measurement, choose, measure, read_attempt, unfinished
+from merit_lab.study.fields import with_values
+from merit_lab.study.study import Round
+from merit_lab.study.trial import Trial, check_distinct, check_folders, check_same
 from merit_lab.sweep.grid import check_rates
 from merit_lab.train import TrainConfig
 
@@ -60,7 +61,26 @@ class Study:
             for rates in by_batch.values():
                 check_rates(name, rates)
 
-    def plan(self, batch: int, smaller: Mapping[str, Measurement]) -> list[PlannedRun]:
+    def next(self) -> Round:
+        """The runs with all batch sizes up to the first that is not done.
+
+        How long those with a larger batch may be follows from what the smaller one needed.
+        """
+        asked: list[Trial] = []
+        for batch in self.batches:
+            # Of several batches the last is the largest.
+            smaller = {own.optimizer: own for own in choose(self.measure(asked))}
+            more = self.plan(batch, smaller)
+            asked += more
+            if not all(own.exists for own in more) or unfinished(self.measure(more)):
+                return Round(asked, f"Batches of {batch} sequences")
+        return Round(asked)
+
+    def measure(self, trials: Sequence[Trial]) -> list[Measurement]:
+        """What the runs came to."""
+        return measure([own.folder for own in trials], self.target)
+
+    def plan(self, batch: int, smaller: Mapping[str, Measurement]) -> list[Trial]:
         """The runs with one batch size, the seeds one after the other.
 
         ``smaller`` is what was measured with the next smaller batch, by optimizer: no larger batch needs
@@ -88,9 +108,7 @@ class Study:
             return self.base.steps
         return min(self.base.steps, math.ceil(_SLACK * max(smaller.steps)))
 
-    def _run(
-        self, dataset: Dataset, optimizer: str, batch: int, lr: float, seed: int, steps: int
-    ) -> PlannedRun:
+    def _run(self, dataset: Dataset, optimizer: str, batch: int, lr: float, seed: int, steps: int) -> Trial:
         values = {
             "optimizer.name": optimizer,
             "optimizer.lr": lr,
@@ -101,20 +119,20 @@ class Study:
         }
         config = with_values(self.base, values).resolve(dataset.vocab_size)
         name = f"{short_name(optimizer)}-batch{batch}-lr{lr:g}-steps{steps}-seed{seed}"
-        return PlannedRun(self.folder / name, config)
+        return Trial(self.folder / name, config)
 
-    def _is_enough(self, earlier: PlannedRun, steps: int) -> bool:
+    def _is_enough(self, earlier: Trial, steps: int) -> bool:
         assert earlier.config.steps is not None
         _, attempt = read_attempt(earlier.folder, self.target)
         settled = attempt.steps is not None or attempt.status == "diverged"
         return settled or earlier.config.steps >= steps
 
-    def _begun(self, dataset: Dataset) -> dict[tuple[str, int, float, int], PlannedRun]:
+    def _begun(self, dataset: Dataset) -> dict[tuple[str, int, float, int], Trial]:
         """The longest run there is of each optimizer, batch, learning rate and seed.
 
         Every run in the folder must be one that this study could have made.
         """
-        found: dict[tuple[str, int, float, int], PlannedRun] = {}
+        found: dict[tuple[str, int, float, int], Trial] = {}
         for path in sorted(self.folder.glob("*/config.json")):
             run = Run.open(path.parent)
             own = TrainConfig.from_dict(run.config)
@@ -122,5 +140,5 @@ class Study:
             key = own.optimizer.name, own.batch, own.optimizer.lr, own.seed
             check_same(run, self._run(dataset, *key, own.steps).config, dataset, _RULE)
             if key not in found or (found[key].config.steps or 0) < own.steps:
-                found[key] = PlannedRun(run.folder, dataclasses.replace(own, data=self.base.data))
+                found[key] = Trial(run.folder, dataclasses.replace(own, data=self.base.data))
         return found

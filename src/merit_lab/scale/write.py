@@ -15,7 +15,7 @@ from merit_lab.scale.measure import Measurement
 from merit_lab.scale.picture import make_figure
 from merit_lab.scale.plan import Study
 from merit_lab.scale.words import Result
-from merit_lab.sweep.page import Page, TableSection, write_page
+from merit_lab.study.page import Page, TableSection, write_page
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,9 @@ from typing import Annotated
 
 import tyro
 
-from merit_lab.compare.command import exit_status, refuse_model, refuse_single_run_options
 from merit_lab.models import PRESETS
-from merit_lab.sweep.fields import find_field, parse_value
+from merit_lab.study.command import exit_status, refuse_model, refuse_single_run_options
+from merit_lab.study.fields import find_field, parse_value
 from merit_lab.sweep.grid import choose_learning_rates
 from merit_lab.sweep.work import sweep
 from merit_lab.train import TrainConfig
@@ -44,6 +44,8 @@ class Arguments:
     """Seeds of the first weights and of the order of the data."""
     extend: bool = False
     """Where a best rate lies at the grid's edge, go on by the grid's factor, at most six rates beyond."""
+    jobs: int = 1
+    """Runs at the same time: on one GPU several of a small model, on a CPU as many as it has cores."""
     out: Path | None = None
     """Folder of the sweep. None: runs/sweep-MODEL."""
 
@@ -60,6 +62,7 @@ def main(argv: Sequence[str]) -> int:
             fields=parse_fields(arguments.fields),
             seeds=arguments.seeds,
             extend=arguments.extend,
+            jobs=arguments.jobs,
         )
         if findings is not None:
             for warning in findings.warnings:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from merit_lab.compare.plan import PlannedRun
 from merit_lab.data import Dataset
-from merit_lab.sweep.fields import LR
+from merit_lab.study.fields import LR
+from merit_lab.study.trial import Trial
 from merit_lab.sweep.grid import Grid
 from merit_lab.sweep.ledger import Ledger, Line
 
@@ -24,7 +24,7 @@ def check_extendable(learning_rates: Mapping[str, Sequence[float]]) -> None:
             )
 
 
-def extension(grid: Grid, ledger: Ledger) -> list[PlannedRun]:
+def extension(grid: Grid, ledger: Ledger) -> list[Trial]:
     """The runs that come next; none where every best lies inside, or the grid has grown enough.
 
     The line that holds the best is continued, and where every run of an optimizer diverged, all its lines

@@ -7,17 +7,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from merit_lab.compare.plan import (
-    PlannedRun,
-    check_distinct,
-    check_folders,
-    check_same,
-    parse_learning_rates,
-)
+from merit_lab.compare.plan import parse_learning_rates
 from merit_lab.data import Dataset
 from merit_lab.record import Run
 from merit_lab.report.gather import flatten, short_name, show
-from merit_lab.sweep.fields import LR, with_values
+from merit_lab.study.fields import LR, with_values
+from merit_lab.study.trial import Trial, check_distinct, check_folders, check_same
 from merit_lab.train import TrainConfig
 
 # Where no learning rates are given: the paper's, and its neighbours by factors of two.
@@ -62,7 +57,7 @@ class Grid:
                 "so it must be at least 1"
             )
 
-    def plan(self) -> list[PlannedRun]:
+    def plan(self) -> list[Trial]:
         """All its runs, the seeds one after the other: after the first there is a whole grid already."""
         dataset = Dataset.open(self.base.data)
         planned = [
@@ -82,7 +77,7 @@ class Grid:
             dict(zip(self.fields, values, strict=True)) for values in itertools.product(*self.fields.values())
         ]
 
-    def run(self, dataset: Dataset, optimizer: str, values: Mapping[str, object], seed: int) -> PlannedRun:
+    def run(self, dataset: Dataset, optimizer: str, values: Mapping[str, object], seed: int) -> Trial:
         """One run. ``values`` are the learning rate's and the other fields'."""
         asked = with_values(self.base, {**values, "optimizer.name": optimizer, "seed": seed})
         config = asked.resolve(dataset.vocab_size)
@@ -93,7 +88,7 @@ class Grid:
         others = [f"{name.rpartition('.')[2]}={show(values[name])}" for name in self.fields]
         words = [short_name(optimizer), f"lr{show(values[LR])}", *others, f"seed{seed}"]
         name = "-".join(words).replace(", ", ",").replace("/", "_")
-        return PlannedRun(self.folder / name, config)
+        return Trial(self.folder / name, config)
 
     def _check_existing(self, dataset: Dataset) -> None:
         """Every run in the folder must be one that this grid could have made.

@@ -11,7 +11,7 @@ from typing import Literal, TypeGuard
 from merit_lab.report import find_runs, group, read_outcomes
 from merit_lab.report.gather import display_names, flatten, show
 from merit_lab.report.outcome import SeriesOutcome, Spread
-from merit_lab.sweep.fields import LR
+from merit_lab.study.fields import LR
 from merit_lab.train import TrainConfig
 
 Edge = Literal["lowest", "highest", "only"]

@@ -12,9 +12,9 @@ from typing import Any
 
 from merit_lab.report.charts import Look, by_series
 from merit_lab.report.figures import unchecked
-from merit_lab.sweep.fields import LR
+from merit_lab.study.fields import LR
+from merit_lab.study.page import Figure
 from merit_lab.sweep.ledger import Ledger, Line
-from merit_lab.sweep.page import Figure
 from merit_lab.sweep.words import axis_name
 
 _WIDTH, _HEIGHT = 640, 320

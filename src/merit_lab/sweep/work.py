@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-from rich.console import Console
-
-from merit_lab.compare import carry_out
 from merit_lab.report import print_table
+from merit_lab.study import Round, conduct
 from merit_lab.sweep.extend import check_extendable, extension
 from merit_lab.sweep.grid import Grid
 from merit_lab.sweep.ledger import Ledger
@@ -16,6 +15,27 @@ from merit_lab.sweep.words import best_table
 from merit_lab.sweep.write import Findings, write_findings
 from merit_lab.train import TrainConfig
 from merit_lab.train.parallel import Ranks
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """A grid, and what it grows by."""
+
+    grid: Grid
+    extend: bool
+
+    @property
+    def folder(self) -> Path:
+        return self.grid.folder
+
+    def next(self) -> Round:
+        """The grid; once it is there, also what continues it where a best rate lies at its edge."""
+        asked = self.grid.plan()
+        if not self.extend or not all(own.exists for own in asked):
+            return Round(asked)
+        more = extension(self.grid, Ledger.read(self.folder, list(self.grid.fields)))
+        names = ", ".join(dict.fromkeys(own.folder.name.rpartition("-")[0] for own in more))
+        return Round([*asked, *more], f"The best lies at the edge of the grid; next: {names}" if more else "")
 
 
 def sweep(
@@ -26,6 +46,7 @@ def sweep(
     fields: Mapping[str, Sequence[object]],
     seeds: Sequence[int],
     extend: bool = False,
+    jobs: int = 1,
 ) -> Findings | None:
     """Train at every point of a grid, print the best ones, and write the findings into ``folder``/report.
 
@@ -40,19 +61,13 @@ def sweep(
         fields: values of other fields of the configuration, by their dotted names.
         seeds: each point is trained once with each.
         extend: go on where a best learning rate lies at the edge.
+        jobs: runs at the same time.
     """
     if extend:
         check_extendable(learning_rates)
     ranks = Ranks.join()
-    console = Console(stderr=True, highlight=False, quiet=not ranks.is_first)
     grid = Grid(base=base, folder=folder, learning_rates=learning_rates, fields=fields, seeds=seeds)
-    carry_out(ranks.first(grid.plan), ranks)
-    if extend:
-        while more := ranks.first(lambda: extension(grid, Ledger.read(folder, list(fields)))):
-            names = ", ".join(dict.fromkeys(run.folder.name.rpartition("-")[0] for run in more))
-            text = f"The best lies at the edge of the grid; next: {names}"
-            console.print(text, markup=False, soft_wrap=True)
-            carry_out(more, ranks)
+    conduct(Sweep(grid, extend=extend), ranks, jobs)
     if not ranks.is_first:
         return None
     ledger = Ledger.read(folder, list(fields))

@@ -10,10 +10,10 @@ from typing import Any
 from merit_lab.report.gather import show
 from merit_lab.report.tables import settings
 from merit_lab.report.write import write_csv
+from merit_lab.study.fields import LR, train_option
+from merit_lab.study.page import Page, TableSection, write_page
 from merit_lab.sweep import words
-from merit_lab.sweep.fields import LR, train_option
 from merit_lab.sweep.ledger import Best, Ledger
-from merit_lab.sweep.page import Page, TableSection, write_page
 from merit_lab.sweep.picture import make_figure
 
 

@@ -7,10 +7,11 @@ from typing import Any
 import pytest
 
 from merit_lab.compare import command as compare_command
-from merit_lab.compare import work
-from merit_lab.compare.plan import PlannedRun, parse_learning_rates, plan
+from merit_lab.compare.plan import parse_learning_rates, plan
 from merit_lab.models import PRESETS
 from merit_lab.record import MetricsWriter, Run, lock
+from merit_lab.study import runner
+from merit_lab.study.trial import Trial
 from merit_lab.train import Interrupted, TrainConfig
 from merit_lab.train.parallel import Ranks
 
@@ -91,19 +92,19 @@ def test_what_is_done_with_a_run_follows_from_its_directory(
     def train(_config: TrainConfig, _folder: Path, *, resume: bool) -> None:
         calls.append("resume" if resume else "begin")
 
-    monkeypatch.setattr(work, "train", train)
-    work.carry_out([PlannedRun(folder, config)], Ranks.join())
+    monkeypatch.setattr(runner, "train", train)
+    runner.carry_out([Trial(folder, config)], Ranks.join())
     assert calls == ([expected] if expected else [])
 
 
 def test_a_run_that_another_process_takes_first_is_left_to_it(
     command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(work, "_status", lambda _: "planned")  # what it was an instant ago
+    monkeypatch.setattr(runner, "_status", lambda _: "planned")  # what it was an instant ago
     with lock(tmp_path / "out" / "lamb-lr0.01-seed0"):
         base = TrainConfig(data=Path(command[2]), model=PRESETS["tiny"])
         planned = plan(base, tmp_path / "out", optimizers=["lamb"], seeds=[0], learning_rates={})
-        work.carry_out(planned, Ranks.join())
+        runner.carry_out(planned, Ranks.join())
     assert "lamb-lr0.01-seed0 is being worked on by another process" in capsys.readouterr().err
 
 
@@ -113,9 +114,9 @@ def test_a_run_that_another_process_has_done_first_is_not_repeated(
     assert main([*command, "--optimizers", "lamb"]) == 0
     (folder,) = (tmp_path / "out").glob("lamb-*")
     status = iter(["planned", "finished"])  # what it was an instant ago, and is now
-    monkeypatch.setattr(work, "_status", lambda _: next(status))
+    monkeypatch.setattr(runner, "_status", lambda _: next(status))
     config = TrainConfig.from_dict(Run.open(folder).config)
-    work.carry_out([PlannedRun(folder, config)], Ranks.join())
+    runner.carry_out([Trial(folder, config)], Ranks.join())
     assert f"{folder.name} is there already" in capsys.readouterr().err
 
 
@@ -125,7 +126,7 @@ def test_a_signal_leaves_word_how_to_go_on(
     def train(*_: Any, **__: Any) -> None:
         raise Interrupted(signal.SIGTERM, "stopped by SIGTERM after step 2, with a checkpoint")
 
-    monkeypatch.setattr(work, "train", train)
+    monkeypatch.setattr(runner, "train", train)
     assert main(command) == 128 + signal.SIGTERM
     assert capsys.readouterr().err.splitlines()[-1] == (
         "merit compare: stopped by SIGTERM after step 2, with a checkpoint. "

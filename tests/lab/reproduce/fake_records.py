@@ -14,13 +14,13 @@ from merit_lab.record import Run
 from merit_lab.report.gather import MeasuredRun
 from merit_lab.reproduce.entry import Entry
 from merit_lab.reproduce.records import Record, Records
-from merit_lab.reproduce.scale import Scale, Trial
+from merit_lab.reproduce.scale import Scale, Shown
 
 Row = dict[str, Any]
 LAYERS = 3
 
 
-def fake_record(trial: Trial, rows: list[Row], status: str = "finished") -> Record:
+def fake_record(trial: Shown, rows: list[Row], status: str = "finished") -> Record:
     """A record of a run that measured these rows."""
     by_kind: dict[str, list[Row]] = {}
     for row in rows:
@@ -30,7 +30,7 @@ def fake_record(trial: Trial, rows: list[Row], status: str = "finished") -> Reco
 
 
 def fake_records(
-    entry: Entry, scale: Scale, rows: Callable[[Trial], list[Row]], *, seeds: int = 3, diverged: str = ""
+    entry: Entry, scale: Scale, rows: Callable[[Shown], list[Row]], *, seeds: int = 3, diverged: str = ""
 ) -> Records:
     """A record for each trial of an entry; those of the series ``diverged`` did."""
     records = []
@@ -40,7 +40,7 @@ def fake_records(
     return Records(tuple(records))
 
 
-def losses(trial: Trial, final: float) -> list[Row]:
+def losses(trial: Shown, final: float) -> list[Row]:
     """A validation loss on a straight line from 5 to ``final``.
 
     A little of it is the seed's, and less of it the seed's with that optimizer: margins have a spread.
@@ -53,7 +53,7 @@ def losses(trial: Trial, final: float) -> list[Row]:
     ]
 
 
-def logits(trial: Trial, by_layer: list[float]) -> list[Row]:
+def logits(trial: Shown, by_layer: list[float]) -> list[Row]:
     """Largest logits that end at these, by layer, with a little of the seed in them."""
     own = [value + 0.1 * trial.config.seed for value in by_layer]
     return [
@@ -63,7 +63,7 @@ def logits(trial: Trial, by_layer: list[float]) -> list[Row]:
 
 
 def evaluated(
-    entry: Entry, scale: Scale, folder: Path, value: Callable[[Trial], float], *, seeds: int = 7
+    entry: Entry, scale: Scale, folder: Path, value: Callable[[Shown], float], *, seeds: int = 7
 ) -> Records:
     """Records of runs with evaluation results in their directories.
 

@@ -20,7 +20,7 @@ from merit_lab.reproduce.entries.variants import VARIANTS
 from merit_lab.reproduce.entry import Result
 from merit_lab.reproduce.records import Record, Records
 from merit_lab.reproduce.registry import ENTRIES
-from merit_lab.reproduce.scale import Scale, Setting, Trial
+from merit_lab.reproduce.scale import Scale, Setting, Shown
 from merit_lab.reproduce.work import Task, reproduce
 from merit_lab.train.schedule import learning_rate
 
@@ -31,7 +31,7 @@ AS_IN_THE_PAPER = {"MERIT": 3.2, "MaxLAMB": 3.3, "LAMB": 3.35, "AdamW": 3.5, "So
 def analyse(name: str, scale: Scale, final: dict[str, float], diverged: str = "") -> Result:
     entry = ENTRIES[name]
 
-    def loss_of(trial: Trial) -> list[dict[str, object]]:
+    def loss_of(trial: Shown) -> list[dict[str, object]]:
         return losses(trial, final.get(trial.series, 3.4))
 
     return entry.analyse(fake_records(entry, scale, loss_of, diverged=diverged), scale)
@@ -66,7 +66,7 @@ def test_losses_in_the_opposite_order_contradict(name: str, toy: Scale) -> None:
 def test_longer_training(loss: float, logit: float, outcomes: list[str], toy: Scale) -> None:
     """MERIT ends there with that loss and that largest logit; in the shorter runs it is last in both."""
 
-    def rows_of(trial: Trial) -> list[dict[str, object]]:
+    def rows_of(trial: Shown) -> list[dict[str, object]]:
         final, largest = AS_IN_THE_PAPER[trial.series], {"LAMB": 30.0, "AdamW": 50.0}.get(trial.series, 40.0)
         if trial.series == "MERIT":
             final, largest = (loss, logit) if trial.panel == toy.horizon.name else (6.0, 200.0)
@@ -99,7 +99,7 @@ def test_euclidean_norms_are_judged_at_the_better_of_two_rates(better: str, toy:
     scale = dataclasses.replace(toy, gpt2=(setting,))
     entry, euclidean = ENTRIES["norm"], "MERIT, Euclidean norms"
 
-    def loss_of(trial: Trial) -> float:
+    def loss_of(trial: Shown) -> float:
         if trial.series != euclidean:
             return 3.3
         return 3.1 if trial.config.optimizer.lr == setting.rates[better] else 5.0
@@ -122,7 +122,7 @@ def test_euclidean_norms_that_diverged_at_both_rates_have_lost(toy: Scale) -> No
 
 @pytest.mark.parametrize(("factor", "outcome"), [(3.0, "held"), (0.5, "contradicted")])
 def test_how_far_a_step_goes_for_its_learning_rate(factor: float, outcome: str, toy: Scale) -> None:
-    def changes(trial: Trial) -> list[dict[str, object]]:
+    def changes(trial: Shown) -> list[dict[str, object]]:
         """The first step of all but LAMB goes ``factor`` times as far as its learning rate, the last once."""
         steps, chosen = trial.config.steps or 0, trial.config.optimizer
         rates = [
@@ -165,7 +165,7 @@ def test_where_the_clip_acts(middle: float, outcome: str, toy: Scale) -> None:
     deep = dataclasses.replace(toy.gpt2[0], model=dataclasses.replace(toy.gpt2[0].model, layers=4))
     scale, entry = dataclasses.replace(toy, gpt2=(deep,)), ENTRIES["fig13"]
 
-    def clipped(trial: Trial) -> list[dict[str, object]]:
+    def clipped(trial: Shown) -> list[dict[str, object]]:
         ends = [0.1, middle * (1 + 0.01 * trial.config.seed), 0.9, 0.2]  # of the third layer nothing is said
         return [
             shares("clipped", step, [factor * end for end in ends], 0.0)
@@ -185,7 +185,7 @@ def test_when_the_weight_wise_bound_decides(rises: bool, outcome: str, toy: Scal
     """Over nine steps, the first three against the last three, of matrices alone and by their elements."""
     entry = ENTRIES["fig15"]
 
-    def bounded(trial: Trial) -> list[dict[str, object]]:
+    def bounded(trial: Shown) -> list[dict[str, object]]:
         levels = [(step if rises else 10 - step) / 10 for step in range(1, 10)]
         return [
             shares("bounded", step, LAYERS * [level + 0.001 * trial.config.seed * step], of_vectors=1.0)
@@ -206,7 +206,7 @@ def test_the_time_of_a_step(factor: float, outcome: str, toy: Scale) -> None:
     entry = ENTRIES["table2"]
     tokens = toy.gpt2[0].batch * toy.gpt2[0].model.context
 
-    def speeds(trial: Trial) -> list[dict[str, object]]:
+    def speeds(trial: Shown) -> list[dict[str, object]]:
         noise = 1e-4 * random.Random(f"{trial.series} {trial.config.seed}").random()
         seconds = (factor if trial.series == "MERIT" else 1.0) * (2 + noise)
         return [
@@ -248,7 +248,7 @@ def test_a_longer_warm_up(
     AdamW, which is at 4 without it, ends at ``adamw_s`` with it at the best rate, and LAMB stays at 3.8.
     """
 
-    def loss_of(trial: Trial) -> list[dict[str, object]]:
+    def loss_of(trial: Shown) -> list[dict[str, object]]:
         chosen = trial.config.optimizer
         factor = round((chosen.lr or 0.0) / toy.gpt2[0].rates[chosen.name])
         is_higher = factor == 2
@@ -274,7 +274,7 @@ def test_a_longer_warm_up_is_judged_at_both_sizes() -> None:
     scale = make_scale(gpt2=(first, second))
     entry = ENTRIES["warmup"]
 
-    def loss_of(trial: Trial) -> list[dict[str, object]]:
+    def loss_of(trial: Shown) -> list[dict[str, object]]:
         """The longer warm-up helps at the second size alone."""
         gain = (trial.config.optimizer.warmup == 0.1) * (0.2 if trial.panel == "larger" else -0.2)
         return losses(trial, AS_IN_THE_PAPER[trial.series.partition(",")[0]] - gain)
@@ -317,7 +317,7 @@ def test_twice_the_batch(ends: dict[str, float], cost: float, outcomes: list[str
     """All are judged at the middle rate, whatever the other rates of the grid come to."""
     (doubled,) = toy.doubled
 
-    def loss_of(trial: Trial) -> list[dict[str, object]]:
+    def loss_of(trial: Shown) -> list[dict[str, object]]:
         final, chosen = AS_IN_THE_PAPER[trial.series], trial.config.optimizer
         if trial.config.batch == doubled.batch:
             final = ends.get(trial.series, final) + cost + 0.001 * trial.config.seed
@@ -348,7 +348,7 @@ def test_twice_the_batch_of_two_models() -> None:
         doubled=(doubled, dataclasses.replace(second.with_batch(16), rates=dict(second.rates))),
     )
 
-    def loss_of(trial: Trial) -> list[dict[str, object]]:
+    def loss_of(trial: Shown) -> list[dict[str, object]]:
         cost = 0.0
         if trial.config.batch == 16:
             cost = (-0.2 if trial.panel.startswith("larger") else 0.2) + 0.001 * trial.config.seed
@@ -499,7 +499,7 @@ def test_batches_beyond_one_that_did_not_pay_are_not_useful() -> None:
     """A batch of 8 takes as many steps as one of 4; that 16 takes half as many comes too late."""
     entry, steps = ENTRIES["fig1"], {4: 4, 8: 4, 16: 2}
 
-    def rows(trial: Trial) -> list[dict[str, object]]:
+    def rows(trial: Shown) -> list[dict[str, object]]:
         ends = ((0, 5.0), (steps[trial.config.batch], 3.0))
         return [{"kind": "validation", "step": step, "tokens": 0, "loss": loss} for step, loss in ends]
 
@@ -525,15 +525,15 @@ def test_every_run_that_did_not_diverge_reaches_the_target(name: str, toy: Scale
     assert all(map(math.isfinite, [m for v in result.verdicts for own in v.comparisons for m in own.margins]))
 
 
-def grid(toy: Scale, loss_of: Callable[[Trial], float], *, seeds: int) -> Records:
+def grid(toy: Scale, loss_of: Callable[[Shown], float], *, seeds: int) -> Records:
     entry = ENTRIES["table4"]
     return fake_records(entry, toy, lambda trial: losses(trial, loss_of(trial)), seeds=seeds)
 
 
-def with_best(setting: Setting, factors: dict[str, float]) -> Callable[[Trial], float]:
+def with_best(setting: Setting, factors: dict[str, float]) -> Callable[[Shown], float]:
     """Losses that are lowest at so many times the rate in the middle of the grid."""
 
-    def loss_of(trial: Trial) -> float:
+    def loss_of(trial: Shown) -> float:
         chosen = trial.config.optimizer
         best = setting.rates[chosen.name] * factors.get(trial.series, 1.0)
         return 3.0 + abs(math.log2((chosen.lr or 0.0) / best))
@@ -591,7 +591,7 @@ def test_of_two_rates_that_are_equally_good_neither_is_best(toy: Scale) -> None:
     """The one in the middle has no worse one above it."""
     entry = ENTRIES["table4"]
 
-    def rows(trial: Trial) -> list[dict[str, object]]:
+    def rows(trial: Shown) -> list[dict[str, object]]:
         chosen = trial.config.optimizer
         factor = (chosen.lr or 0.0) / toy.gpt2[0].rates[chosen.name]
         is_best = factor == 1 or (factor > 1 and trial.series == "LAMB")
@@ -663,7 +663,7 @@ def test_higher_rates_with_qk_norm_are_the_highest_that_was_tried(
     """Without it AdamW ends there at ``highest``, and at the other rates below what it has with QK-Norm."""
     entry, most = ENTRIES["fig8"], 4 * toy.gpt2[0].rates["adamw"]
 
-    def loss_of(trial: Trial) -> float:
+    def loss_of(trial: Shown) -> float:
         if trial.series == "AdamW":
             return highest if math.isclose(trial.config.optimizer.lr or 0.0, most) else 2.9
         return 3.0

@@ -13,12 +13,12 @@ from toy_scale import make_scale
 from merit_lab.reproduce.entry import Result
 from merit_lab.reproduce.records import Record, Records
 from merit_lab.reproduce.registry import ENTRIES
-from merit_lab.reproduce.scale import Scale, Trial
+from merit_lab.reproduce.scale import Scale, Shown
 from merit_lab.train.checkpoint import path_of
 
 
 def some_diverged(
-    name: str, scale: Scale, rows: Callable[[Trial], list[Row]], diverged: Callable[[Trial], bool]
+    name: str, scale: Scale, rows: Callable[[Shown], list[Row]], diverged: Callable[[Shown], bool]
 ) -> Records:
     """Three seeds of an entry's runs; those that ``diverged`` names did, after the same rows."""
     return Records(
@@ -48,7 +48,7 @@ def test_runs_that_all_diverged_were_run(name: str, toy: Scale) -> None:
 
 @pytest.mark.parametrize("name", ["fig2", "fig14", "horizon"])
 def test_a_run_that_diverged_lost_however_small_its_logits_were_before(name: str, toy: Scale) -> None:
-    def rows(trial: Trial) -> list[Row]:
+    def rows(trial: Shown) -> list[Row]:
         return losses(trial, 3.0) + logits(trial, LAYERS * [1.0 if trial.series == "AdamW" else 20.0])
 
     result = ENTRIES[name].analyse(some_diverged(name, toy, rows, lambda trial: trial.series == "AdamW"), toy)
@@ -57,7 +57,7 @@ def test_a_run_that_diverged_lost_however_small_its_logits_were_before(name: str
     assert all(own.margins == (math.inf,) * 3 for own in against)
 
 
-def update_rows(trial: Trial, last: float) -> list[Row]:
+def update_rows(trial: Shown, last: float) -> list[Row]:
     """Statistics of nine steps, that of the last step ``last``."""
     values = [0.1 * (1 + 0.01 * trial.config.seed**2) * step for step in range(1, 9)] + [last]
     kinds = ("clipped", "bounded", "relative_change")
@@ -124,7 +124,7 @@ def test_a_model_without_runs_leaves_figure_1_unfinished() -> None:
     scale, entry = two_sizes(), ENTRIES["fig1"]
     final = {"MERIT": 3.0, "LAMB": 3.4, "AdamW": 3.5}
 
-    def rows(trial: Trial) -> list[Row]:
+    def rows(trial: Shown) -> list[Row]:
         return losses(trial, 3.0 if trial.config.batch == 4 else final[trial.series])
 
     records = fake_records(entry, scale, rows, seeds=5)
@@ -150,7 +150,7 @@ def ideal_line(result: Result) -> dict[float, float]:
 def test_ideal_scaling_is_drawn_from_the_best_run_also_where_small_batches_diverged(toy: Scale) -> None:
     """MERIT's line then begins at the larger batch, with fewer steps but as many tokens as the others'."""
 
-    def lost(trial: Trial) -> bool:
+    def lost(trial: Shown) -> bool:
         return trial.series == "MERIT" and trial.config.batch == 4
 
     whole = some_diverged("fig1", toy, lambda trial: losses(trial, 3.0), lambda _: False)
@@ -164,7 +164,7 @@ def test_every_size_has_its_own_layers() -> None:
     scale, entry = two_sizes(), ENTRIES["logits"]
     small, deep = scale.gpt2
 
-    def rows(trial: Trial) -> list[Row]:
+    def rows(trial: Shown) -> list[Row]:
         num_layers = trial.config.model.layers
         values = num_layers * [10.0]
         if trial.series == "MERIT" and trial.panel == deep.name:

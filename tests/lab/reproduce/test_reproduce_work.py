@@ -12,7 +12,6 @@ import pytest
 import torch
 from toy_scale import make_scale
 
-from merit_lab.compare import work as compare_work
 from merit_lab.data import Dataset
 from merit_lab.record import Run
 from merit_lab.report.keep_command import main as keep
@@ -22,6 +21,7 @@ from merit_lab.reproduce.registry import ENTRIES, choose
 from merit_lab.reproduce.scale import Scale
 from merit_lab.reproduce.scales import SCALES
 from merit_lab.reproduce.work import Task, reproduce
+from merit_lab.study import runner
 from merit_lab.train import Interrupted
 
 
@@ -49,7 +49,7 @@ def test_entries_share_runs_and_a_second_call_trains_nothing(
     def train(*_: Any, **__: Any) -> None:
         raise AssertionError("nothing is left to train")
 
-    monkeypatch.setattr(compare_work, "train", train)
+    monkeypatch.setattr(runner, "train", train)
     assert command.main(arguments) == 0
     assert (tmp_path / "fig13" / "verdict.json").read_bytes() == before
     assert [own.name for own in (tmp_path / "fig13").glob("*.svg")] == ["clipped.svg"]
@@ -134,7 +134,7 @@ def test_an_interrupted_call_goes_on(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     arguments = ["fig13", "--data", str(data), "--out", str(tmp_path), "--jobs", "1"]
-    trained = compare_work.train
+    trained = runner.train
     calls = []
 
     def train(*given: Any, **options: Any) -> Run:
@@ -143,7 +143,7 @@ def test_an_interrupted_call_goes_on(
             raise Interrupted(signal.SIGTERM, "stopped by SIGTERM after step 2, with a checkpoint")
         return trained(*given, **options)
 
-    monkeypatch.setattr(compare_work, "train", train)
+    monkeypatch.setattr(runner, "train", train)
     assert command.main(arguments) == 128 + signal.SIGTERM
     assert "The same command goes on from there." in capsys.readouterr().err
     assert not (tmp_path / "fig13").exists()

@@ -9,23 +9,23 @@ from types import SimpleNamespace
 import pytest
 from rich.console import Console
 
-from merit_lab.compare import PlannedRun
 from merit_lab.data import Dataset
 from merit_lab.record import MetricsWriter, Run, lock
 from merit_lab.reproduce.records import plan
 from merit_lab.reproduce.scale import Scale
-from merit_lab.reproduce.show import Progress
-from merit_lab.reproduce.workers import Workers, WorkersEnded, is_done, last_step
+from merit_lab.study.progress import Progress
+from merit_lab.study.trial import Trial
+from merit_lab.study.workers import Workers, WorkersEnded, is_done, last_step
 from merit_lab.train.signals import StopRequest
 
 
 @pytest.fixture
-def planned(toy: Scale, dataset: Dataset, tmp_path: Path) -> list[PlannedRun]:
+def planned(toy: Scale, dataset: Dataset, tmp_path: Path) -> list[Trial]:
     trials = [toy.trial(toy.gpt2[0], "merit", seed) for seed in range(3)]
     return [own for _, own in plan(trials, tmp_path / "runs", dataset)]
 
 
-def write(planned: PlannedRun, *, steps: int, end: str | None) -> None:
+def write(planned: Trial, *, steps: int, end: str | None) -> None:
     run = Run.create(planned.folder, planned.config.to_dict(), {})
     with MetricsWriter(run.metrics_path) as metrics:
         metrics.write({"kind": "event", "step": 0, "what": "started", "message": ""})
@@ -35,14 +35,14 @@ def write(planned: PlannedRun, *, steps: int, end: str | None) -> None:
             metrics.write({"kind": "event", "step": steps, "what": end, "message": ""})
 
 
-def test_a_run_is_done_when_it_finished_or_diverged(planned: list[PlannedRun]) -> None:
+def test_a_run_is_done_when_it_finished_or_diverged(planned: list[Trial]) -> None:
     for own, end in zip(planned, ("finished", "diverged", None), strict=True):
         write(own, steps=2, end=end)
     assert [is_done(own.folder) for own in planned] == [True, True, False]
 
 
 def test_a_run_of_the_same_name_elsewhere_is_another(
-    planned: list[PlannedRun], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    planned: list[Trial], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, end in (("here", "finished"), ("there", None)):
         write(replace(planned[0], folder=tmp_path / name / "run"), steps=2, end=end)
@@ -52,7 +52,7 @@ def test_a_run_of_the_same_name_elsewhere_is_another(
     assert not is_done(Path("run"))
 
 
-def test_progress_tells_what_is_done_and_what_is_worked_on(planned: list[PlannedRun]) -> None:
+def test_progress_tells_what_is_done_and_what_is_worked_on(planned: list[Trial]) -> None:
     write(planned[0], steps=4, end="finished")
     console = Console(file=io.StringIO(), width=120)
     progress = Progress(planned, console)
@@ -64,7 +64,7 @@ def test_progress_tells_what_is_done_and_what_is_worked_on(planned: list[Planned
     assert second == f"  {planned[1].folder.name}  step 3/4  loss 2.500"
 
 
-def test_how_far_a_run_is_comes_from_the_end_of_its_file(planned: list[PlannedRun]) -> None:
+def test_how_far_a_run_is_comes_from_the_end_of_its_file(planned: list[Trial]) -> None:
     own = planned[0]
     assert last_step(own)[0] == 0
     write(own, steps=2000, end=None)
@@ -82,7 +82,7 @@ def test_how_far_a_run_is_comes_from_the_end_of_its_file(planned: list[PlannedRu
     assert math.isnan(loss)
 
 
-def test_a_run_that_has_only_begun_has_done_no_step(planned: list[PlannedRun]) -> None:
+def test_a_run_that_has_only_begun_has_done_no_step(planned: list[Trial]) -> None:
     write(planned[0], steps=0, end=None)
     step, loss = last_step(planned[0])
     assert step == 0
@@ -92,15 +92,15 @@ def test_a_run_that_has_only_begun_has_done_no_step(planned: list[PlannedRun]) -
     assert last_step(planned[0]) == (1, 2.5)
 
 
-def test_workers_that_fail_leave_word(planned: list[PlannedRun], tmp_path: Path) -> None:
+def test_workers_that_fail_leave_word(planned: list[Trial], tmp_path: Path) -> None:
     config = replace(planned[0].config, data=tmp_path / "gone")
-    broken = [PlannedRun(planned[0].folder, config)]
+    broken = [Trial(planned[0].folder, config)]
     with pytest.raises(WorkersEnded, match="gone"), Workers(broken, 1, tmp_path / "logs") as workers:
         for _ in workers.waiting(broken, StopRequest()):
             pass
 
 
-def test_the_word_is_that_of_a_worker_that_failed(planned: list[PlannedRun], tmp_path: Path) -> None:
+def test_the_word_is_that_of_a_worker_that_failed(planned: list[Trial], tmp_path: Path) -> None:
     """The other one ended well, since it had left the last run to the one that failed at it."""
     workers = Workers(planned, 2, tmp_path)
     workers._processes = [SimpleNamespace(exitcode=code) for code in (0, 1)]  # type: ignore[misc]

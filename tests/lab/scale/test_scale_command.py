@@ -12,12 +12,12 @@ import altair
 import noisy_quadratic
 import pytest
 
-from merit_lab.compare import work
 from merit_lab.record import Run, RunInUse
 from merit_lab.scale.command import main
 from merit_lab.scale.measure import Attempt, Measurement
 from merit_lab.scale.picture import make_figure
 from merit_lab.scale.words import results, summarise
+from merit_lab.study import runner
 from merit_lab.train import Interrupted, TrainConfig
 
 BATCHES = (4, 8, 16, 32, 64, 128, 256)
@@ -27,7 +27,7 @@ TARGET = 1.0
 @pytest.fixture
 def quadratic(command: list[str], monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """A study of the noisy quadratic, each batch with its best step size."""
-    monkeypatch.setattr(work, "train", noisy_quadratic.train)
+    monkeypatch.setattr(runner, "train", noisy_quadratic.train)
     command += ["--optimizers", "merit"]  # what it is called does not matter here
     command += ["--batches", *map(str, BATCHES), "--steps", "500", "--target", str(TARGET)]
     return [*command, *("--rule", "list", "--lr", *rates(0.02))]
@@ -118,7 +118,7 @@ def test_larger_batches_wait_for_a_run_that_another_process_is_at(
             (folder / "metrics.jsonl").write_text("".join(lines[:3]))
             raise RunInUse(f"{folder} is in use")
 
-    monkeypatch.setattr(work, "train", train)
+    monkeypatch.setattr(runner, "train", train)
     assert main(quadratic) == 1
     error = capsys.readouterr().err
     assert "is being worked on by another process, and how long larger batches may train depends on" in error
@@ -200,7 +200,7 @@ def test_a_signal_leaves_word_how_to_go_on(
     def train(*_: Any, **__: Any) -> None:
         raise Interrupted(signal.SIGINT, "stopped by SIGINT, with a checkpoint")
 
-    monkeypatch.setattr(work, "train", train)
+    monkeypatch.setattr(runner, "train", train)
     assert main(quadratic) == 128 + signal.SIGINT
     last = capsys.readouterr().err.splitlines()[-1]
     assert last == "merit scale: stopped by SIGINT, with a checkpoint. The same command goes on from there."

@@ -6,7 +6,7 @@ import pytest
 from sweep_runs import WriteRun, write_finished_run
 
 from merit_lab.models import PRESETS
-from merit_lab.sweep.fields import with_values
+from merit_lab.study.fields import with_values
 from merit_lab.train import TrainConfig
 
 SMALLEST = ["--model.layers=1", "--model.width=16", "--model.heads=1", "--model.context=16"]

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from sweep_runs import write_finished_run
 
-from merit_lab.compare import work
 from merit_lab.record import Run
+from merit_lab.study import runner
+from merit_lab.study.fields import LR
 from merit_lab.sweep.command import main
-from merit_lab.sweep.fields import LR
 from merit_lab.sweep.grid import Grid
 from merit_lab.train import Interrupted, TrainConfig
 from merit_lab.train.command import parse as parse_train
@@ -99,7 +99,7 @@ def test_extends_the_grid_until_the_best_lies_inside(
         assert config.optimizer.lr is not None
         write_finished_run(config, folder, 2 + abs(math.log2(config.optimizer.lr / 0.025)))
 
-    monkeypatch.setattr(work, "train", train)
+    monkeypatch.setattr(runner, "train", train)
     command += ["--optimizers", "merit", "--lr", "1e-1", "2e-1"]
     assert main(command) == 0
     assert "is the lowest that was tried: a lower one may be better. --extend goes" in capsys.readouterr().err
@@ -141,7 +141,7 @@ def test_a_signal_leaves_word_how_to_go_on(
     def train(*_: Any, **__: Any) -> None:
         raise Interrupted(signal.SIGTERM, "stopped by SIGTERM, with a checkpoint")
 
-    monkeypatch.setattr(work, "train", train)
+    monkeypatch.setattr(runner, "train", train)
     assert main(command) == 128 + signal.SIGTERM
     assert capsys.readouterr().err.splitlines()[-1] == (
         "merit sweep: stopped by SIGTERM, with a checkpoint. The same command goes on from there."
@@ -151,7 +151,7 @@ def test_a_signal_leaves_word_how_to_go_on(
 def test_without_rates_the_paper_s_and_its_neighbours_are_tried(
     command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(work, "train", lambda config, folder, **_: write_finished_run(config, folder, 2.0))
+    monkeypatch.setattr(runner, "train", lambda config, folder, **_: write_finished_run(config, folder, 2.0))
     assert main([*command, "--optimizers", "merit"]) == 0
     rates = (0.00225, 0.0045, 0.009, 0.018, 0.036)
     assert runs_of(tmp_path / "out") == {f"merit-lr{rate:g}-seed0" for rate in rates}

@@ -8,8 +8,8 @@ import chromium
 import pytest
 from sweep_runs import WriteRun
 
+from merit_lab.study.page import Figure
 from merit_lab.sweep import Ledger
-from merit_lab.sweep.page import Figure
 from merit_lab.sweep.picture import make_figure
 from merit_lab.sweep.write import write_findings
 

@@ -11,7 +11,7 @@ from merit_lab.reproduce.charts import Axis, line_chart, looks
 from merit_lab.reproduce.entries.losses import spread_text, status_counts
 from merit_lab.reproduce.entry import Chart, Entry, Result
 from merit_lab.reproduce.records import BySeed, Records
-from merit_lab.reproduce.scale import WATCHED, Scale, Setting, Trial
+from merit_lab.reproduce.scale import WATCHED, Scale, Setting, Shown
 from merit_lab.reproduce.verdict import Comparison, Verdict, paired
 
 _STILL_PAYS = 0.8  # a larger batch pays if it takes at most this share of the steps of the one before
@@ -24,7 +24,7 @@ _TARGET = (
 
 def _trials(
     scale: Scale, setting: Setting, batches: Sequence[int], optimizers: Sequence[str], seeds: int
-) -> list[Trial]:
+) -> list[Shown]:
     return [
         scale.trial(setting.with_batch(batch), name, seed, panel=setting.model_name)
         for seed in range(seeds)
@@ -131,7 +131,7 @@ def _rows(records: Records, target: float, panel: str) -> list[tuple[str, ...]]:
 _HEAD = ("Model", "Optimizer", "Runs", "Batch", "Validation loss", "Steps to the target")
 
 
-def _model_trials(scale: Scale, seeds: int) -> list[Trial]:
+def _model_trials(scale: Scale, seeds: int) -> list[Shown]:
     """Every model with the same multiples of its own batch."""
     first, *others = scale.gpt2[:2]
     return [
@@ -238,7 +238,7 @@ def _width(records: Records, scale: Scale) -> Result:
     )
 
 
-def _shape_trials(scale: Scale, seeds: int) -> list[Trial]:
+def _shape_trials(scale: Scale, seeds: int) -> list[Shown]:
     return [
         trial
         for shape in scale.shapes

@@ -14,7 +14,7 @@ from merit_lab.reproduce.charts import Axis, line_chart, looks
 from merit_lab.reproduce.entries.losses import spread_text, status_counts
 from merit_lab.reproduce.entry import Entry, Result, Unavailable
 from merit_lab.reproduce.records import Record, Records
-from merit_lab.reproduce.scale import Scale, Trial
+from merit_lab.reproduce.scale import Scale, Shown
 from merit_lab.reproduce.verdict import Verdict, paired
 from merit_lab.train.checkpoint import path_of
 
@@ -25,7 +25,7 @@ _MOST_POINTS = 200
 _PAPER = {"AdamW": (37.231, 12994.91), "MERIT": (12.326, 3444.92)}
 
 
-def _trials(scale: Scale, seeds: int) -> list[Trial]:
+def _trials(scale: Scale, seeds: int) -> list[Shown]:
     return [scale.trial(scale.gpt2[0], name, seed) for seed in range(seeds) for name in ("adamw", "merit")]
 
 

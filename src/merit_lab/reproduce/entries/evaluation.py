@@ -14,7 +14,7 @@ from merit_lab.reproduce.charts import Axis, looks, strip_chart
 from merit_lab.reproduce.entries.losses import spread_text, status_counts
 from merit_lab.reproduce.entry import Chart, Entry, Result, Unavailable
 from merit_lab.reproduce.records import BySeed, Record, Records
-from merit_lab.reproduce.scale import WATCHED, Scale, Trial
+from merit_lab.reproduce.scale import WATCHED, Scale, Shown
 from merit_lab.reproduce.verdict import Verdict, paired
 
 _PERPLEXITY = {"lambada": "perplexity", "wikitext": "word_perplexity"}
@@ -203,7 +203,7 @@ def _accuracies(records: Records, sets: Sequence[str], scale: Scale) -> tuple[Ch
     )
 
 
-def _long_trials(scale: Scale, seeds: int) -> list[Trial]:
+def _long_trials(scale: Scale, seeds: int) -> list[Shown]:
     trials = []
     for seed in range(seeds):
         for small, large in zip(scale.long[::2], scale.long[1::2], strict=True):
@@ -247,7 +247,7 @@ def _table1(records: Records, scale: Scale) -> Result:
     )
 
 
-def _trials(scale: Scale, seeds: int) -> list[Trial]:
+def _trials(scale: Scale, seeds: int) -> list[Shown]:
     return [
         scale.trial(setting, name, seed)
         for seed in range(seeds)

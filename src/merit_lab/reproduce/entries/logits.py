@@ -13,7 +13,7 @@ from merit_lab.reproduce.entries.losses import FIVE, spread_text, status_counts,
 from merit_lab.reproduce.entry import Chart, Entry, Result
 from merit_lab.reproduce.fields import layer_chart
 from merit_lab.reproduce.records import BySeed, Record, Records
-from merit_lab.reproduce.scale import WATCHED, Scale, Setting, Trial
+from merit_lab.reproduce.scale import WATCHED, Scale, Setting, Shown
 from merit_lab.reproduce.verdict import Comparison, Verdict, paired
 
 MEASURE = (
@@ -22,7 +22,7 @@ MEASURE = (
 )
 
 
-def _trials(scale: Scale, setting: Setting, seeds: int) -> list[Trial]:
+def _trials(scale: Scale, setting: Setting, seeds: int) -> list[Shown]:
     return [scale.trial(setting, name, seed) for seed in range(seeds) for name in WATCHED]
 
 

@@ -10,7 +10,7 @@ from merit_lab.report.tables import NOTHING, Table
 from merit_lab.reproduce.charts import Axis, curve_chart
 from merit_lab.reproduce.entry import Chart, Entry, Result
 from merit_lab.reproduce.records import BySeed, Records
-from merit_lab.reproduce.scale import Scale, Setting, Trial
+from merit_lab.reproduce.scale import Scale, Setting, Shown
 from merit_lab.reproduce.verdict import Comparison, Verdict, paired
 from merit_lab.train.config import Part
 
@@ -38,7 +38,7 @@ _ABLATIONS: dict[str, Part] = {
 
 def trials_of(
     settings: Sequence[Setting], optimizers: Sequence[str], scale: Scale, seeds: int
-) -> list[Trial]:
+) -> list[Shown]:
     """Every optimizer in every setting, the seeds one after the other."""
     return [
         scale.trial(setting, optimizer, seed)
@@ -177,7 +177,7 @@ def _table3(records: Records, scale: Scale) -> Result:
     )
 
 
-def _fig9_trials(scale: Scale, seeds: int) -> list[Trial]:
+def _fig9_trials(scale: Scale, seeds: int) -> list[Shown]:
     setting = scale.gpt2[0]
     return [
         *trials_of([setting], ("adamw", "lamb", "merit"), scale, seeds),
@@ -214,7 +214,7 @@ def _reference_series(setting: Setting) -> str:
     return f"AdamW, batch {setting.batch}"
 
 
-def _reference_trials(scale: Scale, seeds: int) -> list[Trial]:
+def _reference_trials(scale: Scale, seeds: int) -> list[Shown]:
     return [
         *trials_of(scale.gpt2[: len(scale.references)], FOUR, scale, seeds),
         *(

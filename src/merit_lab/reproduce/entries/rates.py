@@ -12,7 +12,7 @@ from merit_lab.reproduce.charts import Axis, line_chart, looks
 from merit_lab.reproduce.entries.losses import LOSS, spread_text, status_counts
 from merit_lab.reproduce.entry import Chart, Entry, Result
 from merit_lab.reproduce.records import BySeed, Record, Records
-from merit_lab.reproduce.scale import WATCHED, Scale, Setting, Trial
+from merit_lab.reproduce.scale import WATCHED, Scale, Setting, Shown
 from merit_lab.reproduce.verdict import Comparison, Verdict, paired
 
 _QK_NORM = "AdamW with QK-Norm"
@@ -25,7 +25,7 @@ def rates_around(rate: float) -> list[float]:
     return [float(f"{rate * factor:.3g}") for factor in _FACTORS]
 
 
-def _grid(settings: Sequence[Setting], optimizers: Sequence[str], scale: Scale, seeds: int) -> list[Trial]:
+def _grid(settings: Sequence[Setting], optimizers: Sequence[str], scale: Scale, seeds: int) -> list[Shown]:
     return [
         scale.trial(setting, name, seed, lr=rate)
         for seed in range(seeds)
@@ -225,7 +225,7 @@ def _llama_rates(records: Records, scale: Scale) -> Result:
     return _grid_result(records, scale, claim)
 
 
-def _qk_trials(scale: Scale, seeds: int) -> list[Trial]:
+def _qk_trials(scale: Scale, seeds: int) -> list[Shown]:
     setting = scale.gpt2[0]
     trials = []
     for seed in range(seeds):

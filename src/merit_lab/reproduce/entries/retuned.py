@@ -15,13 +15,13 @@ from merit_lab.reproduce.entries.rates import (
 )
 from merit_lab.reproduce.entry import Entry, Result
 from merit_lab.reproduce.records import Records
-from merit_lab.reproduce.scale import Scale, Setting, Trial
+from merit_lab.reproduce.scale import Scale, Setting, Shown
 from merit_lab.reproduce.verdict import Comparison, Verdict, paired
 
 _LONG_WARMUP = 0.1
 
 
-def _doubled_trials(scale: Scale, seeds: int) -> list[Trial]:
+def _doubled_trials(scale: Scale, seeds: int) -> list[Shown]:
     """A grid with one seed, and the further seeds at its middle."""
     trials = []
     for single, doubled in zip(scale.gpt2, scale.doubled, strict=False):
@@ -81,7 +81,7 @@ def _with_long_warmup(name: str) -> str:
     return f"{DISPLAY_NAMES[name]}, warm-up {_LONG_WARMUP:.0%}"
 
 
-def _warmup_trials(scale: Scale, seeds: int) -> list[Trial]:
+def _warmup_trials(scale: Scale, seeds: int) -> list[Shown]:
     """Two rates with the usual warm-up; with the longer one a third, as its best may lie further up."""
     trials = []
     for seed in range(seeds):

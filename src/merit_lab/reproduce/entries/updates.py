@@ -16,7 +16,7 @@ from merit_lab.reproduce.charts import Axis, line_chart, looks
 from merit_lab.reproduce.entries.losses import spread_text, status_counts, trials_of
 from merit_lab.reproduce.entry import Chart, Entry, Result
 from merit_lab.reproduce.records import BySeed, Record, Records
-from merit_lab.reproduce.scale import Scale, Setting, Trial
+from merit_lab.reproduce.scale import Scale, Setting, Shown
 from merit_lab.reproduce.verdict import ALL_DIVERGED, Verdict, paired
 from merit_lab.train.schedule import learning_rate
 
@@ -80,7 +80,7 @@ def _setting_of_13(scale: Scale) -> Setting:
     return scale.gpt2[0]
 
 
-def _merit(scale: Scale, setting: Setting, seeds: int) -> list[Trial]:
+def _merit(scale: Scale, setting: Setting, seeds: int) -> list[Shown]:
     return [scale.trial(setting, "merit", seed) for seed in range(seeds)]
 
 

@@ -11,7 +11,7 @@ from merit_lab.reproduce.entries.rates import best_rate, rate_of, rate_table
 from merit_lab.reproduce.entry import Entry, Result
 from merit_lab.reproduce.merit_variant import MERITVariant
 from merit_lab.reproduce.records import Records
-from merit_lab.reproduce.scale import Scale, Setting, Trial
+from merit_lab.reproduce.scale import Scale, Setting, Shown
 from merit_lab.reproduce.verdict import Verdict
 
 _EUCLIDEAN = "MERIT, Euclidean norms"
@@ -49,7 +49,7 @@ VARIANTS = (
 )
 
 
-def _trials(scale: Scale, seeds: int) -> list[Trial]:
+def _trials(scale: Scale, seeds: int) -> list[Shown]:
     setting = scale.gpt2[0]
     rate = setting.rates["merit"]
     return [
@@ -87,7 +87,7 @@ def _euclidean_rates(setting: Setting) -> list[float]:
     return [lamb] if math.isclose(lamb, merit, rel_tol=0.25) else sorted([lamb, merit])
 
 
-def _norm_trials(scale: Scale, seeds: int) -> list[Trial]:
+def _norm_trials(scale: Scale, seeds: int) -> list[Shown]:
     settings = scale.gpt2[:2]
     return [
         *trials_of(settings, ("lamb", "merit"), scale, seeds),

@@ -1,6 +1,6 @@
 """A page of figures and tables in one HTML file that needs no other and no network.
 
-`merit sweep` and `merit scale` fill one each; it looks like the pages of `merit report`.
+Studies fill one each; it looks like the pages of `merit report`.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def _render(page: Page) -> str:
         figure.key: {**_whole(figure), "width": "container", "autosize": {"type": "fit-x", "resize": True}}
         for figure in page.figures
     }
-    return render("sweep/page.html", **vars(page), data={"config": CONFIG, "charts": charts})
+    return render("study/page.html", **vars(page), data={"config": CONFIG, "charts": charts})
 
 
 def _whole(figure: Figure) -> dict[str, Any]:

@@ -11,9 +11,9 @@ from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from merit_lab.compare import PlannedRun
 from merit_lab.models import flops_per_token
-from merit_lab.reproduce.workers import is_done, last_step, progress
+from merit_lab.study.trial import Trial
+from merit_lab.study.workers import is_done, last_step, progress
 
 _SECONDS_BETWEEN_LINES = 20.0
 _MOST_SHOWN = 8
@@ -27,7 +27,7 @@ class Progress:
         console: where to write.
     """
 
-    def __init__(self, runs: Sequence[PlannedRun], console: Console) -> None:
+    def __init__(self, runs: Sequence[Trial], console: Console) -> None:
         self._console = console
         self._left = [own for own in runs if not is_done(own.folder)]
         self._num_runs = len(runs)
@@ -81,11 +81,11 @@ class Progress:
         return Group(Text(words, style="bold"), *lines[:_MOST_SHOWN])
 
 
-def _cost(run: PlannedRun) -> float:
+def _cost(run: Trial) -> float:
     config = run.config
     tokens = config.batch * config.model.context * (config.steps or 0)
     return float(flops_per_token(config.model) * tokens)
 
 
-def _share(run: PlannedRun, step: int) -> float:
+def _share(run: Trial, step: int) -> float:
     return step / (run.config.steps or 1)

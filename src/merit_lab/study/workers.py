@@ -20,8 +20,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from merit_lab.compare import PlannedRun, carry_out
 from merit_lab.record import Run, is_locked
+from merit_lab.study.runner import carry_out
+from merit_lab.study.trial import Trial
 from merit_lab.train import Interrupted
 from merit_lab.train.parallel import Ranks
 from merit_lab.train.signals import StopRequest
@@ -44,7 +45,7 @@ class Workers:
         logs: folder for what they show.
     """
 
-    def __init__(self, runs: Sequence[PlannedRun], num: int, logs: Path) -> None:
+    def __init__(self, runs: Sequence[Trial], num: int, logs: Path) -> None:
         logs.mkdir(parents=True, exist_ok=True)
         self._runs = runs
         self._logs = [logs / f"worker-{place}.log" for place in range(num)]
@@ -67,7 +68,7 @@ class Workers:
                 process.terminate()  # SIGTERM: a run writes its checkpoint and ends
             process.join()
 
-    def waiting(self, wanted: Sequence[PlannedRun], stop: StopRequest) -> Iterator[None]:
+    def waiting(self, wanted: Sequence[Trial], stop: StopRequest) -> Iterator[None]:
         """Come back now and then until the wanted runs are done.
 
         Raises Interrupted when a signal came, and WorkersEnded when the workers ended before.
@@ -91,6 +92,19 @@ class Workers:
         return "they left no word"
 
 
+@contextlib.contextmanager
+def one_thread() -> Iterator[None]:
+    """The cores are the workers': threads beside them would wait for one another at every product."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
 def is_done(folder: Path) -> bool:
     """Whether a run has come to its end, good or bad. What is done once stays so and is not read again."""
     folder = folder.resolve()  # what is remembered must not depend on the current folder
@@ -101,12 +115,12 @@ def is_done(folder: Path) -> bool:
     return folder in _DONE
 
 
-def progress(run: PlannedRun) -> tuple[int, float] | None:
+def progress(run: Trial) -> tuple[int, float] | None:
     """Steps done and the last training loss of a run that is being worked on; None if it is not."""
     return last_step(run) if run.exists and is_locked(run.folder) else None
 
 
-def last_step(run: PlannedRun) -> tuple[int, float]:
+def last_step(run: Trial) -> tuple[int, float]:
     """Steps done and the last training loss of a run; none where there is no run yet.
 
     It is asked every second, so only the end of the file is read, as far back as a training line needs.
@@ -139,7 +153,7 @@ def _end_with_parent() -> None:
         os.kill(os.getpid(), signal.SIGTERM)
 
 
-def _work(runs: list[PlannedRun], place: int, num: int, log: Path) -> None:
+def _work(runs: list[Trial], place: int, num: int, log: Path) -> None:
     """The life of a worker."""
     import torch
 
