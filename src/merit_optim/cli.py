@@ -50,6 +50,7 @@ COMMANDS = {
     "train": Command("Train a language model, or go on with a run that stopped", "merit_lab.train.command"),
     "compare": Command("Train with several optimizers and seeds, and report", "merit_lab.compare.command"),
     "sweep": Command("Find each optimizer's learning rate, or another setting", "merit_lab.sweep.command"),
+    "arena": Command("Tune several optimizers alike, and rank them", "merit_lab.arena.command"),
     "scale": Command("Steps to a target loss against the batch size", "merit_lab.scale.command"),
     "batch-size": Command(
         "Which batch still pays for a run, by its gradient noise", "merit_lab.noise.command"

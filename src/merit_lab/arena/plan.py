@@ -1,0 +1,178 @@
+"""The trials of an arena: every contestant is tuned with the same budget, then trained with several seeds."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from merit_lab.arena.search import Axis, Point, Search, search
+from merit_lab.data import Dataset
+from merit_lab.record import Run
+from merit_lab.report.gather import MeasuredRun, short_name
+from merit_lab.study.fields import LR, with_values
+from merit_lab.study.study import Round
+from merit_lab.study.trial import Trial, check_distinct, check_same
+from merit_lab.train import TrainConfig
+from merit_optim.optim.hidden import HiddenMatrixOptimizer
+from merit_optim.optim.registry import OPTIMIZERS
+
+REST_LR = "optimizer.options.rest_lr"
+WARMUP, DECAY = "optimizer.warmup", "optimizer.weight_decay"
+_RULE = "the runs of an arena differ in their optimizer, batch, tuned settings and seed alone"
+
+
+@dataclass(frozen=True)
+class Contestant:
+    """An optimizer with one batch size, and what is tuned of it: the learning rate first."""
+
+    optimizer: str
+    batch: int
+
+    @property
+    def axes(self) -> list[Axis]:
+        rest = [Axis(REST_LR, 2.0)] if self.rest_share is not None else []
+        return [Axis(LR, 2.0), *rest, Axis(WARMUP, 2.0, most=0.5), Axis(DECAY, 4.0)]
+
+    @property
+    def rest_share(self) -> float | None:
+        """The learning rate of embeddings, head and vectors as a share of the other, where it has two."""
+        preset = OPTIMIZERS.get(self.optimizer)
+        kind = None if preset is None else preset.optimizer
+        if isinstance(kind, type) and issubclass(kind, HiddenMatrixOptimizer):
+            return kind.REST_SHARE
+        return None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Arena:
+    """Which optimizer is best, if all are tuned alike.
+
+    Args:
+        base: what all runs share. Its length in tokens is that of all batch sizes.
+        folder: its runs are folders in here.
+        optimizers: by name.
+        rates: the learning rate at which the search of each begins, for the batch of ``base``.
+        batches: sizes in sequences, rising.
+        budget: tuning runs of each contestant, with the first seed.
+        seeds: with which the best setting of each is trained.
+    """
+
+    base: TrainConfig
+    folder: Path
+    optimizers: Sequence[str]
+    rates: Mapping[str, float]
+    batches: Sequence[int]
+    budget: int
+    seeds: Sequence[int]
+
+    def __post_init__(self) -> None:
+        check_distinct("optimizers", self.optimizers)
+        check_distinct("seeds", self.seeds)
+        check_distinct("batches", self.batches)
+        if self.budget < 3:
+            raise ValueError(
+                f"--budget is {self.budget}; a learning rate is judged between its neighbours, so a "
+                "contestant needs at least 3 runs"
+            )
+        if self.base.steps is None:
+            raise ValueError("the length of the runs is not given; pass --steps")
+
+    @cached_property
+    def dataset(self) -> Dataset:
+        return Dataset.open(self.base.data)
+
+    @property
+    def contestants(self) -> list[Contestant]:
+        """Batch by batch."""
+        return [Contestant(name, batch) for batch in self.batches for name in self.optimizers]
+
+    def check(self) -> None:
+        """Raise where a run of an earlier call, of the same name, is another than it would be now."""
+        runs = Runs.read(self)
+        for own, found in self.searches(runs).items():
+            for trial in (self.trial(own, point, self.seeds[0]) for point in found.tried):
+                if trial.exists:
+                    check_same(Run.open(trial.folder), trial.config, self.dataset, _RULE)
+
+    def next(self) -> Round | None:
+        """What the searches ask for and, where one is over, its best setting with the other seeds."""
+        runs = Runs.read(self)
+        missing: dict[Path, Trial] = {}
+        for own, found in self.searches(runs).items():
+            points = found.asked or [found.best]
+            seeds = self.seeds[:1] if found.asked else self.seeds
+            for trial in (self.trial(own, point, seed) for point in points for seed in seeds):
+                if runs.loss(trial) is None:
+                    missing[trial.folder] = trial
+        return Round(list(missing.values())) if missing else None
+
+    def searches(self, runs: Runs) -> dict[Contestant, Search]:
+        """How far each contestant is tuned. A larger batch begins at what was best with the smaller one."""
+        found: dict[Contestant, Search] = {}
+        for own in self.contestants:
+            place = list(self.batches).index(own.batch)
+            smaller = found.get(Contestant(own.optimizer, self.batches[place - 1])) if place else None
+            if place and (smaller is None or smaller.asked):
+                continue  # it has to wait
+            found[own] = search(
+                self._start(own, smaller),
+                own.axes,
+                lambda point, own=own: runs.loss(self.trial(own, point, self.seeds[0])),  # type: ignore[misc]
+                self.budget,
+            )
+        return found
+
+    def _start(self, own: Contestant, smaller: Search | None) -> Point:
+        lr = self.rates[own.optimizer] * math.sqrt(own.batch / self.base.batch)
+        values = {LR: lr, WARMUP: self.base.optimizer.warmup, DECAY: self.base.optimizer.weight_decay}
+        if own.rest_share is not None:
+            values[REST_LR] = lr * own.rest_share
+        if smaller is not None:
+            values = dict(zip((axis.field for axis in own.axes), smaller.best.values, strict=True))
+        return Point(tuple(float(f"{values[axis.field]:.6g}") for axis in own.axes))
+
+    def trial(self, own: Contestant, point: Point, seed: int) -> Trial:
+        """A contestant's run at a point."""
+        assert self.base.steps is not None
+        values: dict[str, object] = dict(zip((axis.field for axis in own.axes), point.values, strict=True))
+        names = [f"{field.rpartition('.')[2].replace('_', '-')}{value:g}" for field, value in values.items()]
+        if (rest := values.pop(REST_LR, None)) is not None:
+            kept = [text for text in self.base.optimizer.options if not text.startswith("rest_lr=")]
+            values["optimizer.options"] = [*kept, f"rest_lr={rest:g}"]
+        steps = max(1, round(self.base.steps * self.base.batch / own.batch))
+        values |= {"optimizer.name": own.optimizer, "batch": own.batch, "steps": steps, "seed": seed}
+        config = with_values(self.base, values).resolve(self.dataset.vocab_size)
+        name = "-".join([short_name(own.optimizer), f"batch{own.batch}", *names, f"seed{seed}"])
+        return Trial(self.folder / name, config)
+
+
+@dataclass(frozen=True)
+class Runs:
+    """The runs of an arena as they are now, by the names of their directories."""
+
+    by_name: Mapping[str, MeasuredRun]
+
+    @classmethod
+    def read(cls, arena: Arena) -> Runs:
+        """Read those that are there."""
+        return cls(
+            {path.parent.name: MeasuredRun.read(Run.open(path.parent)) for path in _begun(arena.folder)}
+        )
+
+    def of(self, trial: Trial) -> MeasuredRun | None:
+        return self.by_name.get(trial.folder.name)
+
+    def loss(self, trial: Trial) -> float | None:
+        """The validation loss at the end; infinite for one that diverged, None for one that has not ended."""
+        run = self.of(trial)
+        if run is None or run.status not in ("finished", "diverged"):
+            return None
+        losses = run.curves.get("validation_loss", [])
+        return losses[-1][1] if run.status == "finished" and losses else math.inf
+
+
+def _begun(folder: Path) -> Iterator[Path]:
+    return iter(sorted(folder.glob("*/config.json")))

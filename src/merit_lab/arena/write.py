@@ -1,0 +1,107 @@
+"""An arena's files: index.html, the pictures as SVG, table.md, board.json."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from merit_lab.arena import picture, words
+from merit_lab.arena.board import Board, Standing, boards
+from merit_lab.arena.plan import Arena, Runs
+from merit_lab.report.gather import flatten, show
+from merit_lab.report.tables import Table
+from merit_lab.study.page import Page, TableSection, write_page
+
+_CAPTION = (
+    "Every contestant had the same number of tuning runs, with the first seed: first the learning rate by "
+    "factors of two until the best had a worse one on both sides, then the other settings with what was "
+    "left. Then its best setting was trained with every seed. Loss in nats per token, ± the standard "
+    "deviation over seeds; p is of a paired t-test over seeds against the first. The target is the loss that "
+    "the best contestant without MERIT's ratios ends with, and shares are of its steps. The next two columns "
+    "are what half and twice the learning rate cost."
+)
+
+
+@dataclass(frozen=True)
+class Findings:
+    """What an arena found, and the files that say so."""
+
+    boards: Sequence[Board]
+    tables: Sequence[Table]
+    summary: str
+    warnings: Sequence[str]
+    page: Path
+
+
+def write_findings(arena: Arena, folder: Path) -> Findings:
+    """Write all files of an arena into ``folder``, over earlier ones."""
+    runs = Runs.read(arena)
+    found = boards(arena, runs)
+    tables = [words.standings_table(board) for board in found]
+    summary, warnings = words.summarise(found), words.warnings(found)
+    figures = [own for board in found for own in (picture.curves(board), picture.tuning(arena, runs, board))]
+    page = Page(
+        title="Arena",
+        facts=[
+            ", ".join(arena.optimizers),
+            f"{arena.budget} tuning runs each",
+            f"{len(runs.by_name)} runs",
+        ],
+        summary=summary,
+        warnings=warnings,
+        figures=figures,
+        tables=[
+            TableSection(f"Batch {board.batch}", _CAPTION, table)
+            for board, table in zip(found, tables, strict=True)
+        ],
+        settings=[(name, show(value)) for name, value in _shared(arena).items()],
+        files={
+            "table.md": "the tables in Markdown",
+            "board.json": "the same with full digits, and each best configuration",
+            **{f"{figure.key}.svg": figure.title.lower() for figure in figures},
+        },
+    )
+    path = write_page(page, folder)
+    titled = [
+        f"Batch {board.batch}\n\n{table.markdown()}" for board, table in zip(found, tables, strict=True)
+    ]
+    (folder / "table.md").write_text("\n".join(titled), encoding="utf-8")
+    record = [
+        {"batch": board.batch, "target": board.target, "standings": _standings(arena, board)}
+        for board in found
+    ]
+    (folder / "board.json").write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+    return Findings(found, tables, summary, warnings, path)
+
+
+def _shared(arena: Arena) -> dict[str, object]:
+    """The settings that all runs have in common."""
+    tuned = {axis.field for own in arena.contestants for axis in own.axes}
+    left_out = {*tuned, "optimizer.name", "seed", "batch", "steps", "data"}
+    return {name: value for name, value in flatten(arena.base.to_dict()).items() if name not in left_out}
+
+
+def _standings(arena: Arena, board: Board) -> list[dict[str, Any]]:
+    return [_standing(arena, own, board) for own in board.standings]
+
+
+def _standing(arena: Arena, own: Standing, board: Board) -> dict[str, Any]:
+    target = board.target
+    return {
+        "optimizer": own.contestant.optimizer,
+        "setting": {
+            axis.field: value for axis, value in zip(own.contestant.axes, own.search.best.values, strict=True)
+        },
+        "losses": {seed: loss if math.isfinite(loss) else "inf" for seed, loss in own.losses.items()},
+        "chance": board.chances.get(own.name),
+        "steps_to_target": None if target is None else own.steps_to(target),
+        "seconds_to_target": None if target is None else own.seconds_to(target),
+        "memory_gib": own.memory_gib,
+        "tuning_runs": len(own.search.tried),
+        "at_edge": list(own.search.at_edge),
+        "config": arena.trial(own.contestant, own.search.best, arena.seeds[0]).config.to_dict(),
+    }
