@@ -10,11 +10,10 @@ from functools import cached_property
 from itertools import pairwise
 
 from merit_lab.arena.plan import Arena, Contestant, Runs
-from merit_lab.arena.search import Search
+from merit_lab.arena.search import Point, Search
 from merit_lab.report.curves import finite
 from merit_lab.report.gather import MeasuredRun, display_names
 from merit_lab.study.reach import steps_to_reach
-from merit_lab.study.trial import Trial
 
 
 @dataclass(frozen=True)
@@ -85,12 +84,15 @@ class Board:
 
 
 def chance(first: Mapping[int, float], second: Mapping[int, float]) -> float | None:
-    """The p-value of a paired t-test over the seeds that both have; None where there are fewer than two."""
+    """The p-value of a paired t-test over the seeds that both have; None where these tell of no spread."""
     from scipy import stats  # type: ignore[import-untyped]
 
     seeds = sorted(first.keys() & second.keys())
     pairs = [(first[seed], second[seed]) for seed in seeds]
-    if len(pairs) < 2 or not all(math.isfinite(x) for pair in pairs for x in pair):
+    differences = [x - y for x, y in pairs]
+    if len(pairs) < 2 or not all(map(math.isfinite, differences)):
+        return None
+    if math.isclose(min(differences), max(differences), rel_tol=1e-9):
         return None
     return float(stats.ttest_rel(*zip(*pairs, strict=True)).pvalue)
 
@@ -114,28 +116,27 @@ def boards(arena: Arena, runs: Runs) -> list[Board]:
 
 
 def _standing(arena: Arena, runs: Runs, own: Contestant, name: str, search: Search) -> Standing:
-    def trial(place_factor: float = 1.0, seed: int = arena.seeds[0]) -> Trial:
-        return arena.trial(own, search.best.moved(0, place_factor), seed)
-
-    trials = {seed: trial(seed=seed) for seed in arena.seeds}
-    losses = {seed: loss for seed, one in trials.items() if (loss := runs.loss(one)) is not None}
-    tuned = runs.loss(trial())
-
-    def rise(factor: float) -> float | None:
-        beside = runs.loss(trial(factor))
-        return None if beside is None or tuned is None else beside - tuned
-
-    tuning = [runs.loss(arena.trial(own, point, arena.seeds[0])) for point in search.tried]
+    trials = {seed: arena.trial(own, search.best, seed) for seed in arena.seeds}
+    tuning = {point: runs.loss(arena.trial(own, point, arena.seeds[0])) for point in search.tried}
     return Standing(
         own,
         name,
         search,
-        losses,
+        {seed: loss for seed, one in trials.items() if (loss := runs.loss(one)) is not None},
         {seed: run for seed, one in trials.items() if (run := runs.of(one)) is not None},
-        rise(0.5),
-        rise(2.0),
-        sum(loss == math.inf for loss in tuning),
+        _rise(tuning, search.best, 0.5),
+        _rise(tuning, search.best, 2.0),
+        sum(loss == math.inf for loss in tuning.values()),
     )
+
+
+def _rise(losses: Mapping[Point, float | None], best: Point, factor: float) -> float | None:
+    """What another learning rate costs, at whatever values of the other settings both were tried."""
+    for point, loss in losses.items():
+        beside = losses.get(point.moved(0, factor))
+        if point.values[0] == best.values[0] and loss is not None and beside is not None:
+            return beside - loss
+    return None
 
 
 def _steps(run: MeasuredRun, target: float) -> float | None:

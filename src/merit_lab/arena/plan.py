@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from merit_lab.arena.search import Axis, Point, Search, search
 from merit_lab.data import Dataset
@@ -19,7 +20,8 @@ from merit_lab.train import TrainConfig
 from merit_optim.optim.hidden import HiddenMatrixOptimizer
 from merit_optim.optim.registry import OPTIMIZERS
 
-REST_LR = "optimizer.options.rest_lr"
+REST = "optimizer.options.rest_lr"
+"""As a share of the learning rate, so that both move together."""
 WARMUP, DECAY = "optimizer.warmup", "optimizer.weight_decay"
 _RULE = "the runs of an arena differ in their optimizer, batch, tuned settings and seed alone"
 
@@ -33,17 +35,24 @@ class Contestant:
 
     @property
     def axes(self) -> list[Axis]:
-        rest = [Axis(REST_LR, 2.0)] if self.rest_share is not None else []
+        rest = [Axis(REST, 2.0)] if self.rest_share is not None else []
         return [Axis(LR, 2.0), *rest, Axis(WARMUP, 2.0, most=0.5), Axis(DECAY, 4.0)]
 
     @property
     def rest_share(self) -> float | None:
-        """The learning rate of embeddings, head and vectors as a share of the other, where it has two."""
+        """The learning rate of embeddings, head and vectors by default, where there is one."""
         preset = OPTIMIZERS.get(self.optimizer)
         kind = None if preset is None else preset.optimizer
         if isinstance(kind, type) and issubclass(kind, HiddenMatrixOptimizer):
             return kind.REST_SHARE
         return None
+
+    def settings(self, point: Point) -> dict[str, float]:
+        """What a point means: values by dotted name."""
+        values = dict(zip((axis.field for axis in self.axes), point.values, strict=True))
+        if REST in values:
+            values[REST] = float(f"{values[REST] * values[LR]:.6g}")
+        return values
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,7 +138,7 @@ class Arena:
         lr = self.rates[own.optimizer] * math.sqrt(own.batch / self.base.batch)
         values = {LR: lr, WARMUP: self.base.optimizer.warmup, DECAY: self.base.optimizer.weight_decay}
         if own.rest_share is not None:
-            values[REST_LR] = lr * own.rest_share
+            values[REST] = own.rest_share
         if smaller is not None:
             values = dict(zip((axis.field for axis in own.axes), smaller.best.values, strict=True))
         return Point(tuple(float(f"{values[axis.field]:.6g}") for axis in own.axes))
@@ -137,15 +146,15 @@ class Arena:
     def trial(self, own: Contestant, point: Point, seed: int) -> Trial:
         """A contestant's run at a point."""
         assert self.base.steps is not None
-        values: dict[str, object] = dict(zip((axis.field for axis in own.axes), point.values, strict=True))
-        names = [f"{field.rpartition('.')[2].replace('_', '-')}{value:g}" for field, value in values.items()]
-        if (rest := values.pop(REST_LR, None)) is not None:
+        values: dict[str, Any] = own.settings(point)
+        words = [f"{field.rpartition('.')[2].replace('_', '-')}{value:g}" for field, value in values.items()]
+        if (rest := values.pop(REST, None)) is not None:
             kept = [text for text in self.base.optimizer.options if not text.startswith("rest_lr=")]
             values["optimizer.options"] = [*kept, f"rest_lr={rest:g}"]
         steps = max(1, round(self.base.steps * self.base.batch / own.batch))
         values |= {"optimizer.name": own.optimizer, "batch": own.batch, "steps": steps, "seed": seed}
         config = with_values(self.base, values).resolve(self.dataset.vocab_size)
-        name = "-".join([short_name(own.optimizer), f"batch{own.batch}", *names, f"seed{seed}"])
+        name = "-".join([short_name(own.optimizer), f"batch{own.batch}", *words, f"seed{seed}"])
         return Trial(self.folder / name, config)
 
 

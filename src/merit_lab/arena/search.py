@@ -84,7 +84,8 @@ def search(start: Point, axes: Sequence[Axis], loss: Loss, budget: int) -> Searc
                 ask(line)
                 here = [point for point in line if point in tried]
                 lowest = min(here, key=lambda point: (known(point), point.values[place]))
-                if lowest == best:
+                # What is no better is left alone, unless nothing is good at all: then lower values may be.
+                if lowest == best or known(lowest) == known(best) < math.inf:
                     break
                 best = lowest
             if len(here) < len(line):

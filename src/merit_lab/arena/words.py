@@ -6,7 +6,6 @@ import math
 from collections.abc import Sequence
 
 from merit_lab.arena.board import Board, Standing
-from merit_lab.arena.plan import REST_LR
 from merit_lab.report.summary import count_seeds, join
 from merit_lab.report.tables import NOTHING, Table
 from merit_lab.study.fields import LR
@@ -107,12 +106,8 @@ def standings_table(board: Board) -> Table:
 
 
 def _setting(own: Standing) -> str:
-    names = {LR: "lr", REST_LR: "rest lr"}
-    pairs = zip(own.contestant.axes, own.search.best.values, strict=True)
-    return ", ".join(
-        f"{names.get(axis.field, axis.field.rpartition('.')[2].replace('_', ' '))} {value:g}"
-        for axis, value in pairs
-    )
+    values = own.contestant.settings(own.search.best)
+    return ", ".join(f"{field.rpartition('.')[2].replace('_', ' ')} {values[field]:g}" for field in values)
 
 
 def _rise(value: float | None) -> str:

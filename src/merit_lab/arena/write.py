@@ -93,9 +93,7 @@ def _standing(arena: Arena, own: Standing, board: Board) -> dict[str, Any]:
     target = board.target
     return {
         "optimizer": own.contestant.optimizer,
-        "setting": {
-            axis.field: value for axis, value in zip(own.contestant.axes, own.search.best.values, strict=True)
-        },
+        "setting": own.contestant.settings(own.search.best),
         "losses": {seed: loss if math.isfinite(loss) else "inf" for seed, loss in own.losses.items()},
         "chance": board.chances.get(own.name),
         "steps_to_target": None if target is None else own.steps_to(target),

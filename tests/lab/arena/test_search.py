@@ -53,6 +53,12 @@ def test_where_everything_diverges_it_goes_to_lower_values() -> None:
     assert found.best.values[0] < 0.2
 
 
+def test_a_setting_that_makes_no_difference_is_left_alone() -> None:
+    found, _ = whole(Point((1.0, 0.1)), [LR, WARMUP], lambda point: math.log2(point.values[0]) ** 2, budget=9)
+    assert found.best == Point((1.0, 0.1))
+    assert len(found.tried) == 5
+
+
 def test_an_axis_ends_where_its_values_do() -> None:
     found, _ = whole(Point((0.3,)), [WARMUP], lambda point: -point.values[0], budget=6)
     assert found.best == Point((0.3,))

@@ -1,0 +1,167 @@
+"""`merit arena`: who is tuned how, what is not run again, and what the leaderboard says.
+
+Training is a formula here: a loss that falls to a floor, the nearer the rate is to the optimizer's best.
+"""
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from merit_lab.arena.command import main
+from merit_lab.data import Dataset
+from merit_lab.record import MetricsWriter, Run
+from merit_lab.study import runner
+from merit_lab.train import TrainConfig
+
+BEST = {"adamw": 4e-3, "muon": 1.6e-2, "muon-merit": 8e-2}
+FLOOR = {"adamw": 3.0, "muon": 2.5, "muon-merit": 2.2}
+STEPS = 8
+
+
+def final_loss(config: TrainConfig) -> float:
+    """Lowest at the best rate and, for the rest's, at twice the other; a little by seed."""
+    name, lr = config.optimizer.name, config.optimizer.lr
+    loss = FLOOR[name] + 0.1 * math.log2(lr / BEST[name]) ** 2 + 0.001 * (config.seed * len(name) % 7)
+    rest = config.optimizer.options_by_name().get("rest_lr")
+    return loss if rest is None else loss + 0.02 * math.log2(rest / (2 * lr)) ** 2
+
+
+@pytest.fixture
+def trained(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """The folders of the runs that were trained, by formula."""
+    folders: list[Path] = []
+
+    def train(config: TrainConfig, folder: Path, *, resume: bool) -> None:
+        assert not resume
+        folders.append(folder)
+        dataset = Dataset.open(config.data)
+        environment = {"data": {"fingerprint": dataset.fingerprint}, "device": {"name": "cpu"}}
+        run = Run.create(folder, config.to_dict(), environment)
+        diverges = config.optimizer.lr > 8 * BEST[config.optimizer.name]
+        with MetricsWriter(run.metrics_path) as metrics:
+            metrics.write({"kind": "event", "step": 0, "what": "started", "message": ""})
+            for step in range(0, config.steps + 1, 2):
+                loss = 5.5 + (final_loss(config) - 5.5) * step / config.steps
+                metrics.write({"kind": "validation", "step": step, "tokens": 64 * step, "loss": loss})
+                if step:
+                    row = {"loss": loss, "tokens": 64 * step, "seconds": 0.5 * step, "memory_gib": 1.5}
+                    metrics.write({"kind": "train", "step": step, **row})
+            what = "diverged" if diverges else "finished"
+            metrics.write({"kind": "event", "step": config.steps, "what": what, "message": "the end"})
+
+    monkeypatch.setattr(runner, "train", train)
+    return folders
+
+
+@pytest.fixture
+def arena(data: Path, tmp_path: Path) -> Callable[..., int]:
+    small = ["--model.layers=1", "--model.width=16", "--model.heads=1", "--model.context=16"]
+    length = ["--batch=4", f"--steps={STEPS}"]
+    given = ["tiny", "--data", str(data), "--out", str(tmp_path / "out"), *small, *length]
+    return lambda *more: main([*given, "--optimizers", *FLOOR, *more])
+
+
+def board(tmp_path: Path) -> list[dict]:
+    return json.loads((tmp_path / "out" / "report" / "board.json").read_text())
+
+
+def test_everyone_is_tuned_with_the_same_budget_and_the_best_is_told(
+    arena, trained, tmp_path, capsys
+) -> None:
+    assert arena("--budget", "8") == 0
+    output = capsys.readouterr().out
+    (found,) = board(tmp_path)
+    assert [own["optimizer"] for own in found["standings"]] == ["muon-merit", "muon", "adamw"]
+    assert {own["tuning_runs"] for own in found["standings"]} == {8}
+    best = found["standings"][0]
+    assert best["setting"]["optimizer.lr"] == 0.08
+    assert best["setting"]["optimizer.options.rest_lr"] > 0.04  # it went up from 0.4 of the rate
+    assert len(best["losses"]) == 3
+    assert found["standings"][1]["chance"] < 0.01
+    assert len(trained) == len(set(trained)) == 3 * (8 + 2)  # and two more seeds
+    assert "With a batch of 4 MuonMERIT ends lowest, at a validation loss of" in output
+    assert "it is at Muon's final loss after" in output
+    # The target is Muon's loss at the end, which it reaches in all of its steps; the loss falls evenly.
+    steps = {own["optimizer"]: own["steps_to_target"] for own in found["standings"]}
+    assert 0.99 * STEPS < steps["muon"] <= STEPS
+    assert steps["muon-merit"] < 0.95 * STEPS
+    assert steps["adamw"] is None
+    assert found["standings"][1]["seconds_to_target"] == pytest.approx(0.5 * steps["muon"])
+    page = (tmp_path / "out" / "report" / "index.html").read_text()
+    assert "Tuning, batch 4" in page
+    assert "MuonMERIT" in (tmp_path / "out" / "report" / "table.md").read_text()
+
+
+def test_what_is_done_is_not_run_again_and_a_larger_budget_goes_on(arena, trained, tmp_path) -> None:
+    assert arena("--budget", "3", "--seeds", "0") == 0
+    first = list(trained)
+    (found,) = board(tmp_path)
+    assert found["standings"][-1]["at_edge"]  # AdamW begins at a quarter of its best rate
+    assert arena("--budget", "3", "--seeds", "0") == 0
+    assert trained == first
+    assert arena("--budget", "8", "--seeds", "0") == 0
+    (found,) = board(tmp_path)
+    assert found["standings"][-1]["setting"]["optimizer.lr"] == 4e-3
+    assert "optimizer.lr" not in found["standings"][-1]["at_edge"]
+    assert trained[: len(first)] == first
+
+
+def test_an_arena_that_was_stopped_goes_on(arena, trained, monkeypatch, capsys) -> None:
+    train, left = runner.train, [4]
+
+    def stopped(config: TrainConfig, folder: Path, *, resume: bool) -> None:
+        if not left[0]:
+            raise KeyboardInterrupt
+        left[0] -= 1
+        train(config, folder, resume=resume)
+
+    monkeypatch.setattr(runner, "train", stopped)
+    assert arena("--budget", "4", "--seeds", "0") == 130
+    assert "The same command goes on" in capsys.readouterr().err
+    left[0] = 100
+    assert arena("--budget", "4", "--seeds", "0") == 0
+    assert len(trained) == len(set(trained)) == 12
+
+
+def test_a_larger_batch_begins_where_the_smaller_was_best(arena, trained, tmp_path) -> None:
+    assert arena("--budget", "6", "--seeds", "0", "--batches", "4", "8") == 0
+    small, large = board(tmp_path)
+    rates = [own["setting"]["optimizer.lr"] for own in small["standings"]]
+    assert [own["setting"]["optimizer.lr"] for own in large["standings"]] == rates
+    steps = {Run.open(folder).config["batch"]: Run.open(folder).config["steps"] for folder in trained}
+    assert steps == {4: STEPS, 8: STEPS // 2}  # as many tokens
+
+
+@pytest.mark.usefixtures("trained")
+def test_runs_that_diverge_count_and_warn(arena, tmp_path, capsys) -> None:
+    assert arena("--budget", "5", "--seeds", "0", "--lr", "adamw=0.05") == 0
+    (found,) = board(tmp_path)
+    assert found["standings"][-1]["optimizer"] == "adamw"
+    table = (tmp_path / "out" / "report" / "table.md").read_text()
+    assert "diverged" in table
+    assert "has no worse one on both sides; a larger --budget would go on" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--budget", "2"], "--budget is 2; a learning rate is judged between its neighbours"),
+        (["--lr", "lion=1e-3"], "--lr has 1 for lion; a search begins at one rate, of a contestant: adamw"),
+        (["--lr", "muon=1", "muon=2"], "--lr has 2 for muon; a search begins at one rate"),
+        (["--seeds", "0", "0"], "the seeds are 0, 0; each may be given once"),
+        (["--optimizer.name", "lamb"], "--optimizer.name lamb is for one run; in an arena write"),
+    ],
+)
+def test_what_cannot_be_is_refused(arena, options, message, capsys) -> None:
+    assert arena(*options) == 1
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("trained")
+def test_another_run_of_the_same_name_is_refused(arena, capsys) -> None:
+    assert arena("--budget", "3", "--seeds", "0") == 0
+    assert arena("--budget", "3", "--seeds", "0", "--optimizer.final", "0.5") == 1
+    assert "holds a run with another optimizer.final; the runs of an arena differ" in capsys.readouterr().err
