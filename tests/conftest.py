@@ -42,6 +42,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             for own in _OF_TORCH_S_COMPILER:
                 item.add_marker(pytest.mark.filterwarnings(own))
     if not torch.cuda.is_available():
+        _leave_one_of_each_file(config, items, "gpu")
         _skip(items, "gpu", "needs a CUDA GPU: torch.cuda.is_available() is False")
 
 
@@ -50,6 +51,18 @@ def two_nodes() -> None:
     """For tests that run torchrun on two nodes: skips where this machine cannot be two."""
     if (reason := why_not_two_nodes()) is not None:
         pytest.skip(f"needs two network namespaces: {reason}")
+
+
+def _leave_one_of_each_file(config: pytest.Config, items: list[pytest.Item], marker: str) -> None:
+    """Deselect all but the first: it is skipped for all of them, which are thousands."""
+    seen, left, dropped = set(), [], []
+    for item in items:
+        is_marked = item.get_closest_marker(marker) is not None
+        (dropped if is_marked and item.path in seen else left).append(item)
+        if is_marked:
+            seen.add(item.path)
+    items[:] = left
+    config.hook.pytest_deselected(items=dropped)
 
 
 def _skip(items: list[pytest.Item], marker: str, reason: str) -> None:

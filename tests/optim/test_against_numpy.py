@@ -155,13 +155,15 @@ def gradient(shape: tuple[int, ...], step: int) -> torch.Tensor:
 
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
-def test_three_hundred_float64_steps_equal_numpy(device, variant, shape) -> None:
+def test_float64_steps_equal_numpy(device, variant, shape) -> None:
+    """Hundreds for the matrix, where errors would add up, and fewer for what is another way to see one."""
+    num_steps = NUM_STEPS if shape == SHAPES["matrix"] else NUM_STEPS // 5
     optimizer_class, defaults, options = VARIANTS[variant]
     weight = start(shape)
     param = nn.Parameter(weight.clone().to(device))
     optimizer = optimizer_class([param], **options)
     reference = TrustRatio(weight.numpy(), **{**defaults, **options})
-    for step in range(NUM_STEPS):
+    for step in range(num_steps):
         grad = gradient(shape, step)
         param.grad = grad.to(device)
         optimizer.step()
@@ -171,7 +173,7 @@ def test_three_hundred_float64_steps_equal_numpy(device, variant, shape) -> None
     state = optimizer.state[param]
     np.testing.assert_allclose(state["exp_avg"].cpu().numpy(), reference.m, rtol=1e-9, atol=1e-12)
     np.testing.assert_allclose(state["exp_avg_sq"].cpu().numpy(), reference.v, rtol=1e-9, atol=1e-12)
-    assert state["step"].item() == NUM_STEPS
+    assert state["step"].item() == num_steps
 
 
 @pytest.mark.parametrize("variant", VARIANTS)

@@ -4,18 +4,37 @@ tests/conftest.py imports them with TRITON_INTERPRET=1; each test of this folder
 """
 
 from collections.abc import Iterator
+from contextlib import nullcontext
+from importlib.util import find_spec
 
 import pytest
 import torch
 
 INTERPRETED = not torch.cuda.is_available()
 
+if INTERPRETED and find_spec("triton"):
+    from interpreting import CHUNK, chunks_of, patch_once
+
+    patch_once()
+else:
+    CHUNK, chunks_of = None, nullcontext
+
 
 @pytest.fixture(autouse=True)
-def interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
+def interpreter(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Lets ``fused=True`` be had for tensors on the CPU."""
     if INTERPRETED:
         monkeypatch.setenv("TRITON_INTERPRET", "1")
+    with chunks_of(2):
+        yield
+
+
+@pytest.fixture
+def chunks_as_on_a_gpu(interpreter: None) -> Iterator[None]:
+    """For tests of every shape, on which a kernel's indices depend: options change none."""
+    del interpreter
+    with chunks_of(CHUNK):
+        yield
 
 
 @pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])

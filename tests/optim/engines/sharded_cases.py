@@ -7,7 +7,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
+from torch.distributed.tensor import DTensor, distribute_tensor
 
 from merit_optim import LAMB, MERIT, SOAP, SOAPMERIT, Lion, MaxLAMB, Muon, MuonMERIT, NorMuon, OrScale
 
@@ -105,9 +105,7 @@ def placed(full: Tensor, like: Tensor) -> Tensor:
     """A whole tensor that every rank has, placed as a parameter is."""
     if not isinstance(like, DTensor):
         return full.clone()
-    everywhere = [Replicate()] * like.device_mesh.ndim
-    replicated = distribute_tensor(full.clone(), like.device_mesh, everywhere, src_data_rank=None)
-    return replicated.redistribute(like.device_mesh, like.placements)
+    return distribute_tensor(full.clone(), like.device_mesh, like.placements, src_data_rank=None)
 
 
 def whole(x: Tensor) -> Tensor:
@@ -115,9 +113,16 @@ def whole(x: Tensor) -> Tensor:
 
 
 def same(name: str, actual: Tensor, expected: Tensor) -> bool:
+    """Whether this rank's part of a tensor is that of a whole one; each rank says so of its own."""
+    if actual.shape != expected.shape:
+        return False
+    own, its_own = (
+        x.to_local() if isinstance(x, DTensor) else x
+        for x in (actual.detach(), placed(expected.detach(), actual))
+    )
     if name in WITHIN_TOLERANCE:
-        return torch.allclose(whole(actual), expected.detach(), rtol=1e-5, atol=1e-6)
-    return torch.equal(whole(actual), expected.detach())
+        return torch.allclose(own, its_own, rtol=1e-5, atol=1e-6)
+    return torch.equal(own, its_own)
 
 
 def set_gradients(params: list[Tensor], shapes: list[tuple[int, ...]], step: int) -> None:

@@ -10,6 +10,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Collection, Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -119,16 +120,20 @@ def continued(folder: Path, name: str, layout: str | None) -> list[str]:
         options=options,
     )
     take_steps(network, optimizer, range(3, 6))
-
-    reference, reference_optimizer = build(case, None, seed=0)
-    take_steps(reference, reference_optimizer, range(6))
-    return differences(case, network, optimizer, reference, reference_optimizer)
+    return differences(case, network, optimizer)
 
 
-def differences(
-    case: Case, network: nn.Module, optimizer: Optimizer, reference: nn.Module, reference_optimizer: Optimizer
-) -> list[str]:
+@cache
+def never_stopped(case: Case) -> tuple[nn.Module, Optimizer]:
+    """Six steps in one process."""
+    network, optimizer = build(case, None, seed=0)
+    take_steps(network, optimizer, range(6))
+    return network, optimizer
+
+
+def differences(case: Case, network: nn.Module, optimizer: Optimizer) -> list[str]:
     """The weights and states that differ from those of whole parameters."""
+    reference, reference_optimizer = never_stopped(case)
     wrong = []
     pairs = zip(network.named_parameters(), reference.parameters(), strict=True)
     for (param_name, param), full in pairs:
@@ -179,9 +184,7 @@ def through_whole_states() -> Iterator[tuple[str, list[str]]]:
         set_model_state_dict(other, model_state, options=loading)
         set_optimizer_state_dict(other, other_optimizer, optimizer_state, options=loading)
         take_steps(other, other_optimizer, range(3, 6))
-        reference, reference_optimizer = build(case, None, seed=0)
-        take_steps(reference, reference_optimizer, range(6))
-        yield f"{name}, whole", differences(case, other, other_optimizer, reference, reference_optimizer)
+        yield f"{name}, whole", differences(case, other, other_optimizer)
 
 
 def die_in_a_step(folder: Path) -> None:

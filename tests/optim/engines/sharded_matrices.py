@@ -355,5 +355,6 @@ def die_between_messages(world: int) -> None:
     try:
         optimizer.step()
     except RuntimeError as error:
-        print(f"RAISED after {time.monotonic() - begun:.1f} s: {error}", flush=True)
+        # The line and its end at once: torchrun's ranks write unbuffered, and others write at this moment.
+        print(f"RAISED after {time.monotonic() - begun:.1f} s: {error}\n", end="", flush=True)
     os._exit(0)  # what is left of the process groups waits for the one that is gone

@@ -57,6 +57,7 @@ SHAPES: dict[str, tuple[tuple[int, ...], int | None]] = {
 EMPTY = [(0,), (0, 5), (3, 0), (2, 0, 4)]
 
 
+@pytest.mark.usefixtures("chunks_as_on_a_gpu")
 @pytest.mark.parametrize(("shape", "matrix_dims"), SHAPES.values(), ids=SHAPES.keys())
 def test_every_shape_is_stepped_as_by_the_eager_engine(device, shape, matrix_dims) -> None:
     pair = Pair(parameters([shape], device), matrix_dims=matrix_dims)
@@ -93,6 +94,7 @@ def test_the_tables_do_not_follow_a_default_device(device) -> None:
     pair.compare()
 
 
+@pytest.mark.usefixtures("chunks_as_on_a_gpu")
 def test_a_weight_may_have_more_tiles_than_a_chunk(device) -> None:
     """A weight's tiles are handed out in chunks of 16; the tiles of the phases need not be the same."""
     pair = Pair(parameters([(34, 3), (3, 2), (5, 21)], device))

@@ -105,6 +105,7 @@ SHAPES = {
 }
 
 
+@pytest.mark.usefixtures("chunks_as_on_a_gpu")
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
 def test_every_shape(device, shape) -> None:
     pair = MuonPair(parameters([shape], device))

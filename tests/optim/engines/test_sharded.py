@@ -18,7 +18,7 @@ SECTIONS = {
     2: ([*ON_ALL, "tensor parallel", "replicas", "compiled"], 140),
     3: ([*ON_ALL, "in every dimension", "matrix behaviour"], 120),
     4: ([*ON_ALL, "collectives", "matrix collectives"], 180),
-    8: (["networks"], 15),
+    8: (["networks"], 9),
 }
 
 
