@@ -67,7 +67,7 @@ def test_an_interrupt_is_no_traceback(
             ModuleNotFoundError("No module named 'altair.utils'", name="altair.utils"),
             "merit info: this needs altair, which is not installed; it comes with: pip install 'merit-optim",
         ),
-        (ModuleNotFoundError("No module named 'scipy'", name="scipy"), "merit-optim[curvature]"),
+        (ModuleNotFoundError("No module named 'scipy'", name="scipy"), "merit-optim[lab]"),
         (ModuleNotFoundError("wandb is missing: pip install wandb"), "merit info: wandb is missing: pip"),
     ],
 )

@@ -35,10 +35,9 @@ class Command:
             package = error.name.partition(".")[0]
             if package in ("merit_optim", "merit_lab"):
                 raise
-            extra = "curvature" if package == "scipy" else "lab"
             sys.exit(
                 f"merit {name}: this needs {package}, which is not installed; it comes with: "
-                f"pip install 'merit-optim[{extra}]'"
+                "pip install 'merit-optim[lab]'"
             )
         return status
 

@@ -15,8 +15,6 @@ def hold(arena: Arena, jobs: int = 1) -> Findings | None:
     What is done stays done: the same call goes on after an interruption. Under torchrun only the first rank
     reports; the others return None.
     """
-    import scipy  # type: ignore[import-untyped] # noqa: F401  # missed now, not after hours of training
-
     ranks = Ranks.join()
     ranks.first(arena.check)
     conduct(arena, ranks, jobs)

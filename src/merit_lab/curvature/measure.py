@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import signal
 import time
 from collections.abc import Callable
@@ -134,12 +133,6 @@ def _parts(config: CurvatureConfig, size: int) -> dict[str, Part]:
     if config.top:
         # What cannot be done is refused before anything is computed.
         num_vectors(size, config.top)
-        if importlib.util.find_spec("scipy") is None:
-            raise ModuleNotFoundError(
-                "eigenvalues need scipy, which is not installed: pip install 'merit-optim[curvature]', or "
-                "ask for none with --top 0",
-                name="scipy",
-            )
         parts["eigenvalues"] = Part(
             {"top": config.top, "tolerance": config.tolerance, "seed": seed},
             None,

@@ -164,37 +164,17 @@ def paired(
     )
 
 
-def student_t_tail(t: float, freedom: int) -> float:
-    """The chance that Student's t with whole degrees of freedom exceeds ``t``, in closed form.
-
-    Reference:
-        Abramowitz and Stegun, "Handbook of mathematical functions", 26.7.3 and 26.7.4
-    """
-    if math.isinf(t):
-        return 0.0 if t > 0 else 1.0
-    angle = math.atan(t / math.sqrt(freedom))
-    square = math.cos(angle) ** 2
-    is_odd = freedom % 2
-    term = math.cos(angle) if is_odd else 1.0
-    total = 0.0
-    for k in range(1, (freedom - is_odd) // 2 + 1):
-        total += term
-        term *= square * ((2 * k) / (2 * k + 1) if is_odd else (2 * k - 1) / (2 * k))
-    inside = math.sin(angle) * total
-    if is_odd:
-        inside = 2 / math.pi * (angle + inside)
-    return max(0.0, (1 - inside) / 2)
-
-
 def _chance(margins: Sequence[float], test: str) -> float | None:
+    from scipy import stats  # type: ignore[import-untyped]
+
     num = len(margins)
     if not test:
         return None
     if test == "sign test":
         wins = sum(margin > 0 for margin in margins)
-        return float(sum(math.comb(num, k) for k in range(wins, num + 1)) / 2**num)
+        return float(stats.binom.sf(wins - 1, num, 0.5))
     mean, deviation = statistics.fmean(margins), statistics.stdev(margins)
-    return student_t_tail(mean / (deviation / math.sqrt(num)), num - 1)
+    return float(stats.t.sf(mean / (deviation / math.sqrt(num)), num - 1))
 
 
 def _in_words(chance: float) -> str:

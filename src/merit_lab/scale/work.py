@@ -41,8 +41,6 @@ def scale(
         seeds: each batch is trained once with each.
         jobs: runs at the same time.
     """
-    import scipy  # type: ignore[import-untyped] # noqa: F401  # missed now, not after hours of training
-
     ranks = Ranks.join()
     study = Study(base=base, folder=folder, target=target, batches=sorted(batches), rates=rates, seeds=seeds)
     conduct(study, ranks, jobs)

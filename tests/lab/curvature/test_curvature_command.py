@@ -4,7 +4,6 @@ import io
 import json
 import multiprocessing
 import signal
-import sys
 
 import numpy as np
 import pytest
@@ -174,15 +173,6 @@ def test_too_many_eigenvalues_are_refused_before_anything_is_computed(run, monke
     monkeypatch.setattr("merit_lab.curvature.measure.Hessian", None)
     assert main([str(run), *QUICK, "--top", "20"]) == 1
     assert "ask for at most" in capfd.readouterr().err
-
-
-def test_without_scipy_all_but_the_eigenvalues_can_be_had(run, monkeypatch, capfd):
-    monkeypatch.setitem(sys.modules, "scipy", None)
-    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
-    assert main([str(run), *QUICK]) == 1
-    assert "pip install 'merit-optim[curvature]'" in capfd.readouterr().err
-    assert not (run / "curvature").exists()
-    assert main([str(run), *QUICK, "--top", "0"]) == 0
 
 
 def test_a_folder_without_a_run_or_a_checkpoint(run, tmp_path, capfd):
