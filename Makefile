@@ -8,7 +8,7 @@ BIN := .venv/bin
 INSTALLED := .venv/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all test-gpu lint docs bench clean
+.PHONY: help setup demo arena test test-all test-gpu lint docs bench clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' Makefile
@@ -17,6 +17,10 @@ setup: $(INSTALLED) ## make .venv and install into it, when something changed
 
 demo: $(INSTALLED) ## train a small language model with five optimizers, and report: minutes
 	$(BIN)/merit demo
+
+arena: $(INSTALLED) ## tune five optimizers alike on a small model, and rank them: 20 minutes on two cores
+	test -e data/embedded/train.bin || $(BIN)/merit prepare embedded --tokenizer bytes --output data/embedded
+	$(BIN)/merit arena tiny --data data/embedded --jobs 2
 
 # One thread per process: more would wait for one another's cores.
 test: lint docs ## run lint, build the documentation and run every test but slow ones

@@ -11,18 +11,21 @@ from typing import Any
 
 from merit_lab.arena.search import Axis, Point, Search, search
 from merit_lab.data import Dataset
+from merit_lab.models import num_parameters
 from merit_lab.record import Run
 from merit_lab.report.gather import MeasuredRun, short_name
 from merit_lab.study.fields import LR, with_values
 from merit_lab.study.study import Round
 from merit_lab.study.trial import Trial, check_distinct, check_same
 from merit_lab.train import TrainConfig
+from merit_lab.train.config import TOKENS_PER_PARAMETER
 from merit_optim.optim.hidden import HiddenMatrixOptimizer
 from merit_optim.optim.registry import OPTIMIZERS
 
 REST = "optimizer.options.rest_lr"
 """As a share of the learning rate, so that both move together."""
 WARMUP, DECAY = "optimizer.warmup", "optimizer.weight_decay"
+_VALIDATIONS = 25  # of a run at least: steps to a loss are read from them
 _RULE = "the runs of an arena differ in their optimizer, batch, tuned settings and seed alone"
 
 
@@ -60,7 +63,7 @@ class Arena:
     """Which optimizer is best, if all are tuned alike.
 
     Args:
-        base: what all runs share. Its length in tokens is that of all batch sizes.
+        base: what all runs share. Its length in tokens is that of all batch sizes; None: ten a parameter.
         folder: its runs are folders in here.
         optimizers: by name.
         rates: the learning rate at which the search of each begins, for the batch of ``base``.
@@ -86,12 +89,21 @@ class Arena:
                 f"--budget is {self.budget}; a learning rate is judged between its neighbours, so a "
                 "contestant needs at least 3 runs"
             )
-        if self.base.steps is None:
-            raise ValueError("the length of the runs is not given; pass --steps")
+        if not self.base.measure.validation_every:
+            raise ValueError("measure.validation_every is 0; an arena is decided by the validation loss")
 
     @cached_property
     def dataset(self) -> Dataset:
         return Dataset.open(self.base.data)
+
+    @cached_property
+    def tokens(self) -> int:
+        """The length of every run; half of compute-optimal where none is given, for there are many."""
+        model = self.base.resolve(self.dataset.vocab_size).model
+        per_step = self.base.batch * model.context
+        if self.base.steps is not None:
+            return self.base.steps * per_step
+        return self.base.tokens or TOKENS_PER_PARAMETER // 2 * num_parameters(model)
 
     @property
     def contestants(self) -> list[Contestant]:
@@ -145,15 +157,17 @@ class Arena:
 
     def trial(self, own: Contestant, point: Point, seed: int) -> Trial:
         """A contestant's run at a point."""
-        assert self.base.steps is not None
         values: dict[str, Any] = own.settings(point)
         words = [f"{field.rpartition('.')[2].replace('_', '-')}{value:g}" for field, value in values.items()]
         if (rest := values.pop(REST, None)) is not None:
             kept = [text for text in self.base.optimizer.options if not text.startswith("rest_lr=")]
             values["optimizer.options"] = [*kept, f"rest_lr={rest:g}"]
-        steps = max(1, round(self.base.steps * self.base.batch / own.batch))
-        values |= {"optimizer.name": own.optimizer, "batch": own.batch, "steps": steps, "seed": seed}
+        values |= {"optimizer.name": own.optimizer, "batch": own.batch, "seed": seed}
+        values |= {"steps": None, "tokens": self.tokens}
         config = with_values(self.base, values).resolve(self.dataset.vocab_size)
+        assert config.steps is not None
+        every = min(config.measure.validation_every, math.ceil(config.steps / _VALIDATIONS))
+        config = with_values(config, {"measure.validation_every": every})
         name = "-".join([short_name(own.optimizer), f"batch{own.batch}", *words, f"seed{seed}"])
         return Trial(self.folder / name, config)
 

@@ -78,7 +78,6 @@ def standings_table(board: Board) -> Table:
         rows.append(
             (
                 own.name,
-                _setting(own),
                 f"{own.mean:.3f}{spread}" if own.is_finite else "diverged",
                 NOTHING if chance is None else f"{chance:.2g}",
                 NOTHING if steps is None or needed is None else f"{steps:,.0f} ({steps / needed:.0%})",
@@ -92,7 +91,6 @@ def standings_table(board: Board) -> Table:
     goal = "the target" if target is None else f"{target:.3f}"
     head = (
         "Optimizer",
-        "Best setting",
         "Validation loss",
         "p to the first",
         f"Steps to {goal}",
@@ -102,12 +100,19 @@ def standings_table(board: Board) -> Table:
         "GiB",
         "Tuning runs",
     )
-    return Table(head, tuple(rows), num_text=2)
+    return Table(head, tuple(rows))
 
 
-def _setting(own: Standing) -> str:
-    values = own.contestant.settings(own.search.best)
-    return ", ".join(f"{field.rpartition('.')[2].replace('_', ' ')} {values[field]:g}" for field in values)
+def settings_table(board: Board) -> Table:
+    """What was found best for each contestant."""
+    fields = list(dict.fromkeys(axis.field for own in board.standings for axis in own.contestant.axes))
+    rows = []
+    for own in board.standings:
+        values = own.contestant.settings(own.search.best)
+        rows.append((own.name, *(f"{values[field]:g}" if field in values else NOTHING for field in fields)))
+    return Table(
+        ("Optimizer", *(field.rpartition(".")[2].replace("_", " ") for field in fields)), tuple(rows)
+    )
 
 
 def _rise(value: float | None) -> str:

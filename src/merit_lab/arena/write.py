@@ -26,6 +26,9 @@ _CAPTION = (
 )
 
 
+_OF_SETTINGS = "rest lr is the learning rate of embeddings, head and vectors, where it is another."
+
+
 @dataclass(frozen=True)
 class Findings:
     """What an arena found, and the files that say so."""
@@ -54,9 +57,13 @@ def write_findings(arena: Arena, folder: Path) -> Findings:
         summary=summary,
         warnings=warnings,
         figures=figures,
-        tables=[
-            TableSection(f"Batch {board.batch}", _CAPTION, table)
+        lead=[
+            TableSection(f"Standings, batch {board.batch}", _CAPTION, table)
             for board, table in zip(found, tables, strict=True)
+        ],
+        tables=[
+            TableSection(f"Best settings, batch {board.batch}", _OF_SETTINGS, words.settings_table(board))
+            for board in found
         ],
         settings=[(name, show(value)) for name, value in _shared(arena).items()],
         files={

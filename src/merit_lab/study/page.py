@@ -48,6 +48,8 @@ class Page:
     tables: Sequence[TableSection]
     settings: Sequence[tuple[str, str]]
     files: Mapping[str, str] = field(default_factory=dict)
+    lead: Sequence[TableSection] = ()
+    """Tables that come before the figures."""
 
 
 def write_page(page: Page, folder: Path) -> Path:

@@ -91,7 +91,11 @@ def test_everyone_is_tuned_with_the_same_budget_and_the_best_is_told(
     assert steps["adamw"] is None
     assert found["standings"][1]["seconds_to_target"] == pytest.approx(0.5 * steps["muon"])
     page = (tmp_path / "out" / "report" / "index.html").read_text()
-    assert "Tuning, batch 4" in page
+    assert (
+        page.index("Standings, batch 4")
+        < page.index("Tuning, batch 4")
+        < page.index("Best settings, batch 4")
+    )
     assert "MuonMERIT" in (tmp_path / "out" / "report" / "table.md").read_text()
 
 
@@ -151,6 +155,7 @@ def test_runs_that_diverge_count_and_warn(arena, tmp_path, capsys) -> None:
         (["--budget", "2"], "--budget is 2; a learning rate is judged between its neighbours"),
         (["--lr", "lion=1e-3"], "--lr has 1 for lion; a search begins at one rate, of a contestant: adamw"),
         (["--lr", "muon=1", "muon=2"], "--lr has 2 for muon; a search begins at one rate"),
+        (["--measure.validation-every", "0"], "an arena is decided by the validation loss"),
         (["--seeds", "0", "0"], "the seeds are 0, 0; each may be given once"),
         (["--optimizer.name", "lamb"], "--optimizer.name lamb is for one run; in an arena write"),
     ],
