@@ -35,16 +35,17 @@ def pack(optimizer: Optimizer, tensors: Tensors) -> dict[str, Any]:
     """
     saved = optimizer.state_dict()
     names, weights = names_of(optimizer), weights_of(optimizer)
+    packing = _Packing(tensors)
     state = []
     for key, value in saved.pop("state").items():
         of_weight = type(key) is int
         name, weight = (names[key], weights[key]) if of_weight else (str(key), weights[0])
-        state.append([key, _pack(value, f"optimizer.{name}", weight, tensors)])
+        state.append([key, packing.pack(value, f"optimizer.{name}", weight)])
     groups = [
         {key: value for key, value in group.items() if key not in _NOT_SAVED and _can_be_held(value)}
         for group in saved.pop("param_groups")
     ]
-    others = _pack({"groups": groups, "others": saved}, "optimizer", weights[0], tensors)
+    others = packing.pack({"groups": groups, "others": saved}, "optimizer", weights[0])
     return {"state": state, "others": others}
 
 
@@ -89,40 +90,59 @@ def names_of(optimizer: Optimizer) -> list[str]:
     return names or [str(number) for number in range(len(weights_of(optimizer)))]
 
 
-def _pack(value: Any, name: str, weight: Tensor, tensors: Tensors) -> Any:
-    if isinstance(value, Tensor):
-        return _pack_tensor(value, name, weight, tensors)
-    if type(value) in _PLAIN:
-        return value
-    if type(value) in (list, tuple):
-        items = [_pack(item, f"{name}.{i}", weight, tensors) for i, item in enumerate(value)]
-        return {type(value).__name__: items}
-    if type(value) is dict and all(type(key) in _PLAIN for key in value):
-        return {"dict": [[key, _pack(item, f"{name}.{key}", weight, tensors)] for key, item in value.items()]}
-    raise NotHeld(f"a {type(value).__name__} as {name.rpartition('.')[2]!r} in its state")
+class _Packing:
+    """Values on their way into JSON, with their tensors beside."""
+
+    def __init__(self, tensors: Tensors) -> None:
+        self._tensors = tensors
+        self._seen: dict[object, str] = {}
+
+    def pack(self, value: Any, name: str, weight: Tensor) -> Any:
+        """A value that belongs to a weight, as JSON."""
+        if isinstance(value, Tensor):
+            return self._pack_tensor(value, name, weight)
+        if type(value) in _PLAIN:
+            return value
+        if type(value) in (list, tuple):
+            items = [self.pack(item, f"{name}.{i}", weight) for i, item in enumerate(value)]
+            return {type(value).__name__: items}
+        if type(value) is dict and all(type(key) in _PLAIN for key in value):
+            return {"dict": [[key, self.pack(own, f"{name}.{key}", weight)] for key, own in value.items()]}
+        raise NotHeld(f"a {type(value).__name__} as {_last(name)!r} in its state")
+
+    def _pack_tensor(self, value: Tensor, name: str, weight: Tensor) -> dict[str, Any]:
+        if value.layout is not torch.strided or value.is_complex() or value.is_quantized:
+            raise NotHeld(f"a {value.dtype} tensor of layout {value.layout} as {_last(name)!r} in its state")
+        if isinstance(weight, DTensor) and value.ndim and not _is_placed_by_its_shape(value, weight):
+            raise NotHeld(
+                f"{_last(name)!r} of shape {tuple(value.shape)} in its state, for a weight of "
+                f"{tuple(weight.shape)} that is sharded: it must be sharded as its weight is, or whole and "
+                "of another shape"
+            )
+        return {
+            "tensor": self._name(value, name),
+            "shape": list(value.shape),
+            "dtype": str(value.dtype).removeprefix("torch."),
+            # Products of the same numbers in another order of memory can differ in their last bits.
+            "strides": [] if isinstance(value, DTensor) else list(torch.empty_like(value).stride()),
+            "on_host": value.device.type == "cpu" != weight.device.type,
+        }
+
+    def _name(self, value: Tensor, name: str) -> str:
+        """The name of a tensor among all; one that is there twice, as groups may share one, has one name."""
+        is_shared = not isinstance(value, DTensor) and value.numel()
+        place: object = (value.data_ptr(), value.shape, value.stride(), value.dtype) if is_shared else name
+        if place not in self._seen:
+            while name in self._tensors:
+                name += "_"
+            self._seen[place] = name
+            # A scalar cannot be read in slices from safetensors.
+            self._tensors[name] = value.reshape(-1) if value.ndim == 0 else value.contiguous()
+        return self._seen[place]
 
 
-def _pack_tensor(value: Tensor, name: str, weight: Tensor, tensors: Tensors) -> dict[str, Any]:
-    key = name.rpartition(".")[2]
-    if value.layout is not torch.strided or value.is_complex() or value.is_quantized:
-        raise NotHeld(f"a {value.dtype} tensor of layout {value.layout} as {key!r} in its state")
-    if isinstance(weight, DTensor) and value.ndim and not _is_placed_by_its_shape(value, weight):
-        raise NotHeld(
-            f"{key!r} of shape {tuple(value.shape)} in its state, for a weight of {tuple(weight.shape)} that "
-            "is sharded: state must be sharded as its weight is, or whole and of another shape"
-        )
-    while name in tensors:
-        name += "_"
-    # A scalar cannot be read in slices from safetensors.
-    tensors[name] = value.reshape(-1) if value.ndim == 0 else value.contiguous()
-    return {
-        "tensor": name,
-        "shape": list(value.shape),
-        "dtype": str(value.dtype).removeprefix("torch."),
-        # Products of the same numbers in another order of memory can differ in their last bits.
-        "strides": [] if isinstance(value, DTensor) else list(torch.empty_like(value).stride()),
-        "on_host": value.device.type == "cpu" != weight.device.type,
-    }
+def _last(name: str) -> str:
+    return name.rpartition(".")[2]
 
 
 def _is_placed_by_its_shape(value: Tensor, weight: DTensor) -> bool:
@@ -133,7 +153,7 @@ def _is_placed_by_its_shape(value: Tensor, weight: DTensor) -> bool:
 
 def _can_be_held(value: Any) -> bool:
     try:
-        _pack(value, "", torch.empty(0), {})
+        _Packing({}).pack(value, "", torch.empty(0))
     except NotHeld:
         return False
     return True

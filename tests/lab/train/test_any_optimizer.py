@@ -1,19 +1,14 @@
 """Optimizers by other authors: each learns, and goes on after a stop as if there had been none."""
 
 import dataclasses
-import json
 import sys
 
 import pytest
 import torch
 
-from merit_lab.models import ModelConfig, build
-from merit_lab.record import Run
+from merit_lab.models import ModelConfig
 from merit_lab.train import OptimizerConfig, train
 from merit_lab.train.loop import Trainer
-from merit_lab.train.optimizer import check_optimizer, create_optimizer
-from merit_lab.train.pair import OptimizerPair
-from merit_lab.train.snapshot import Snapshot
 
 FIRST, STOP, STEPS = 3, 5, 8  # the first checkpoint, where a run is stopped, and where it ends
 
@@ -52,22 +47,44 @@ class Odd(torch.optim.SGD):
 
 
 CASES = {
-    "Muon": dict(name="torch:Muon", lr=0.05, options=("momentum=0.9", "nesterov=true"), rest="adamw", rest_lr=0.01),
-    "Adafactor": dict(name="torch:Adafactor", lr=0.05),
-    "NAdam": dict(name="torch:nadam", lr=0.01, options=("betas=0.9,0.95", "decoupled_weight_decay=True")),
-    "LBFGS": dict(name="torch:LBFGS", lr=0.3, options=("max_iter=3", "history_size=4"), max_grad_norm=None),
-    "SOAP": dict(name="pytorch-optimizer:SOAP", lr=0.01, options=("precondition_frequency=2",)),
-    "SOAP + rest": dict(name="pytorch-optimizer:SOAP", lr=0.01, rest="merit", rest_lr=0.02),
-    "Shampoo": dict(name="pytorch-optimizer:shampoo", lr=0.3, options=("preconditioning_compute_steps=2",)),
-    "Kron": dict(name="pytorch-optimizer:Kron", lr=0.01, options=("mu_dtype=bfloat16", "balance_prob=0.5")),
-    "ScheduleFreeAdamW": dict(name="pytorch-optimizer:ScheduleFreeAdamW", lr=0.03, final=1.0),
-    "AdEMAMix": dict(name="pytorch-optimizer:AdEMAMix", lr=0.01, options=("betas=0.9,0.95,0.99",)),
-    "Prodigy": dict(name="pytorch-optimizer:Prodigy", lr=1.0, options=("d0=1e-3",)),
-    "CAME": dict(name="pytorch-optimizer:CAME", lr=0.01),
-    "SAM": dict(name="pytorch-optimizer:SAM", lr=0.01, options=("base_optimizer=torch:AdamW", "rho=0.02")),
-    "EmoNavi": dict(name="pytorch-optimizer:EmoNavi", lr=0.01),
-    "odd state": dict(name="any_mine:Odd", lr=0.3),
-}  # fmt: skip
+    "Muon": OptimizerConfig(
+        name="torch:Muon",
+        lr=0.05,
+        options=("momentum=0.9", "nesterov=true"),
+        rest="adamw",
+        rest_lr=0.01,
+        rest_options=("betas=0.9,0.95",),
+    ),
+    "Adafactor": OptimizerConfig(name="torch:Adafactor", lr=0.05),
+    "NAdam": OptimizerConfig(
+        name="torch:nadam", lr=0.01, options=("betas=0.9,0.95", "decoupled_weight_decay=True")
+    ),
+    "LBFGS": OptimizerConfig(
+        name="torch:LBFGS", lr=0.3, options=("max_iter=3", "history_size=4"), max_grad_norm=None
+    ),
+    "SOAP": OptimizerConfig(
+        name="pytorch-optimizer:SOAP",
+        lr=0.01,
+        options=("precondition_frequency=2",),
+        rest="merit",
+        rest_lr=0.02,
+    ),
+    "Shampoo": OptimizerConfig(
+        name="pytorch-optimizer:shampoo", lr=0.3, options=("preconditioning_compute_steps=2",)
+    ),
+    "Kron": OptimizerConfig(  # draws random numbers
+        name="pytorch-optimizer:Kron", lr=0.01, options=("mu_dtype=bfloat16", "balance_prob=0.5")
+    ),
+    "ScheduleFreeAdamW": OptimizerConfig(name="pytorch-optimizer:ScheduleFreeAdamW", lr=0.03, final=1.0),
+    "AdEMAMix": OptimizerConfig(name="pytorch-optimizer:AdEMAMix", lr=0.01, options=("betas=0.9,0.95,0.99",)),
+    "Prodigy": OptimizerConfig(name="pytorch-optimizer:Prodigy", lr=1.0, options=("d0=1e-3",)),
+    "CAME": OptimizerConfig(name="pytorch-optimizer:CAME", lr=0.01),
+    "SAM": OptimizerConfig(  # computes the loss twice
+        name="pytorch-optimizer:SAM", lr=0.01, options=("base_optimizer=torch:AdamW", "rho=0.02")
+    ),
+    "EmoNavi": OptimizerConfig(name="pytorch-optimizer:EmoNavi", lr=0.01),  # uses the loss
+    "odd state": OptimizerConfig(name="any_mine:Odd", lr=0.3),
+}
 
 
 @pytest.fixture(autouse=True)
@@ -80,11 +97,11 @@ def _mine(monkeypatch):
 def small(toy):
     """A configuration that trains in a moment, with an optimizer's fields."""
 
-    def configure(**optimizer):
+    def configure(optimizer):
         return dataclasses.replace(
             toy,
             model=ModelConfig(width=16, heads=2, layers=1, context=16, vocab_size=256),
-            optimizer=OptimizerConfig(**optimizer),
+            optimizer=optimizer,
             measure=dataclasses.replace(toy.measure, validation_every=2, attention_every=3),
             checkpoint=dataclasses.replace(toy.checkpoint, every_steps=FIRST),
             micro_batch=4,
@@ -123,7 +140,7 @@ def stopped_and_resumed(monkeypatch):
 def test_it_learns_and_goes_on_as_if_it_had_not_been_stopped(
     case, small, stopped_and_resumed, measured, tmp_path
 ):
-    config = small(**CASES[case])
+    config = small(CASES[case])
     whole = train(config, tmp_path / "whole")
     losses = [line["loss"] for line in whole.metrics("validation")]
     assert losses[-1] < losses[0] - 0.02
