@@ -24,7 +24,7 @@ _PLAIN = (type(None), bool, int, float, str)
 _NOT_SAVED = frozenset({"params", "param_names", "param_kinds", "lr"})
 
 
-class NotHeld(ValueError):
+class _NotHeld(ValueError):
     """A value that no checkpoint can hold."""
 
 
@@ -33,9 +33,18 @@ def pack(optimizer: Optimizer, tensors: Tensors) -> dict[str, Any]:
 
     Of the parameter groups, what cannot be held is left out: options, which the configuration gives.
     """
+    try:
+        return _pack(optimizer, _Packing(tensors))
+    except _NotHeld as error:
+        raise ValueError(
+            f"{type(optimizer).__name__} keeps {error} in its state; checkpoints hold tensors, numbers and "
+            "words, and lists, tuples and dictionaries of them, so keep it elsewhere"
+        ) from None
+
+
+def _pack(optimizer: Optimizer, packing: _Packing) -> dict[str, Any]:
     saved = optimizer.state_dict()
     names, weights = names_of(optimizer), weights_of(optimizer)
-    packing = _Packing(tensors)
     state = []
     for key, value in saved.pop("state").items():
         of_weight = type(key) is int
@@ -47,17 +56,6 @@ def pack(optimizer: Optimizer, tensors: Tensors) -> dict[str, Any]:
     ]
     others = packing.pack({"groups": groups, "others": saved}, "optimizer", weights[0])
     return {"state": state, "others": others}
-
-
-def check(optimizer: Optimizer) -> None:
-    """Raise where an optimizer that has taken a step keeps what no checkpoint can hold."""
-    try:
-        pack(optimizer, {})
-    except NotHeld as error:
-        raise ValueError(
-            f"{type(optimizer).__name__} keeps {error}; checkpoints hold tensors, numbers and words, and "
-            "lists, tuples and dictionaries of them, so keep it elsewhere"
-        ) from None
 
 
 def to_read_into(optimizer: Optimizer, packed: dict[str, Any]) -> Tensors:
@@ -108,16 +106,15 @@ class _Packing:
             return {type(value).__name__: items}
         if type(value) is dict and all(type(key) in _PLAIN for key in value):
             return {"dict": [[key, self.pack(own, f"{name}.{key}", weight)] for key, own in value.items()]}
-        raise NotHeld(f"a {type(value).__name__} as {_last(name)!r} in its state")
+        raise _NotHeld(f"a {type(value).__name__} as {_last(name)!r}")
 
     def _pack_tensor(self, value: Tensor, name: str, weight: Tensor) -> dict[str, Any]:
         if value.layout is not torch.strided or value.is_complex() or value.is_quantized:
-            raise NotHeld(f"a {value.dtype} tensor of layout {value.layout} as {_last(name)!r} in its state")
+            raise _NotHeld(f"a {value.dtype} tensor of layout {value.layout} as {_last(name)!r}")
         if isinstance(weight, DTensor) and value.ndim and not _is_placed_by_its_shape(value, weight):
-            raise NotHeld(
-                f"{_last(name)!r} of shape {tuple(value.shape)} in its state, for a weight of "
-                f"{tuple(weight.shape)} that is sharded: it must be sharded as its weight is, or whole and "
-                "of another shape"
+            raise _NotHeld(
+                f"{_last(name)!r} of shape {tuple(value.shape)}, neither sharded as its weight of "
+                f"{tuple(weight.shape)} is nor whole and of another shape,"
             )
         return {
             "tensor": self._name(value, name),
@@ -154,7 +151,7 @@ def _is_placed_by_its_shape(value: Tensor, weight: DTensor) -> bool:
 def _can_be_held(value: Any) -> bool:
     try:
         _Packing({}).pack(value, "", torch.empty(0))
-    except NotHeld:
+    except _NotHeld:
         return False
     return True
 

@@ -90,7 +90,7 @@ class _Part:
         self._check_overrides(optimizer, groups, overrides)
         if not is_ours:
             check_used(cls, given, optimizer.defaults, self.field)
-            _check_override_values(cls, list(model.parameters()), options, overrides)
+            _check_override_values(cls, groups, options, overrides)
         return optimizer
 
     def _class(self) -> tuple[Callable[..., Optimizer], bool]:
@@ -130,12 +130,14 @@ def check_optimizer(config: TrainConfig) -> None:
 
 def _check_override_values(
     cls: Callable[..., Optimizer],
-    parameters: list[Tensor],
+    groups: list[dict[str, Any]],
     options: dict[str, Any],
     overrides: dict[str, dict[str, Any]],
 ) -> None:
     """Raise on values that torch's optimizers refuse as arguments, and let pass in a parameter group."""
+    parameters = [parameter for group in groups for parameter in group["params"]]
     for pattern, own in overrides.items():
+        own = {option: own[option] for option in own if any(option in group for group in groups)}
         try:
             cls(parameters, **options | own)
         except (TypeError, ValueError) as error:

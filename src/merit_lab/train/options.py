@@ -6,7 +6,7 @@ import difflib
 import inspect
 import json
 import types
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import torch
@@ -37,43 +37,44 @@ def parse_options(texts: Iterable[str], field: str) -> dict[str, Any]:
 
 def fitted_options(cls: Callable[..., Any], options: Mapping[str, Any], field: str) -> dict[str, Any]:
     """Options as the arguments that a class takes; raises where it has no such one, or of another type."""
-    taken = inspect.signature(cls).parameters
-    takes_any = any(own.kind is own.VAR_KEYWORD for own in taken.values())
     hints = _hints(cls)
     fitted = {}
     for option, value in options.items():
-        if option not in taken and not takes_any:
-            raise unknown_option(cls, option, field)
+        if not takes(cls, option):
+            raise _unknown_option(cls, option, field)
         try:
             fitted[option] = _fit(value, hints.get(option))
         except TypeError:
-            takes = inspect.formatannotation(hints[option])
+            takes_here = inspect.formatannotation(hints[option])
             raise ValueError(
-                f"{field} has {option}={value!r}, but {cls.__name__} takes {takes} there"
+                f"{field} has {option}={value!r}, but {cls.__name__} takes {takes_here} there"
             ) from None
     return fitted
 
 
 def takes(cls: Callable[..., Any], option: str) -> bool:
     """Whether a class has an argument, or takes any."""
-    taken = inspect.signature(cls).parameters
-    return option in taken or any(own.kind is own.VAR_KEYWORD for own in taken.values())
+    takes_any = any(own.kind is own.VAR_KEYWORD for own in inspect.signature(cls).parameters.values())
+    return takes_any or option in _names(cls)
 
 
-def check_used(cls: Callable[..., Any], options: Mapping[str, Any], used: Iterable[str], field: str) -> None:
+def check_used(
+    cls: Callable[..., Any], options: Mapping[str, Any], used: Collection[str], field: str
+) -> None:
     """Raise on an option that a class has let pass, since it takes any, and does not know."""
-    known = {*inspect.signature(cls).parameters, *used}
     for option in options:
-        if option not in known:
-            raise unknown_option(cls, option, field)
+        if option not in _names(cls) and option not in used:
+            raise _unknown_option(cls, option, field)
 
 
-def unknown_option(cls: Callable[..., Any], option: str, field: str) -> ValueError:
-    """The error for an option that a class does not have, with the nearest that it has."""
-    first, *known = (
-        name for name, own in inspect.signature(cls).parameters.items() if own.kind is not own.VAR_KEYWORD
-    )
-    assert first != option, "the parameters come first, and are no option"
+def _names(cls: Callable[..., Any]) -> list[str]:
+    """The arguments that a class names, after the parameters."""
+    arguments = inspect.signature(cls).parameters.values()
+    return [own.name for own in arguments if own.kind is not own.VAR_KEYWORD][1:]
+
+
+def _unknown_option(cls: Callable[..., Any], option: str, field: str) -> ValueError:
+    known = _names(cls)
     nearest = difflib.get_close_matches(option, known, n=1)
     hint = f"; did you mean {nearest[0]!r}?" if nearest else "."
     return ValueError(

@@ -68,16 +68,21 @@ def construct(
 ) -> Optimizer:
     """An optimizer over parameter groups, with options that it must take."""
     try:
-        return make(groups, **options)
+        optimizer = make(groups, **options)
     except TypeError as error:
         raise ValueError(
             f"{name} could not be made with parameter groups and {', '.join(options)}: {error}; it must take "
             "these: betas where optimizer.betas is given, and what optimizer.options names"
         ) from error
-    except ValueError as error:
+    except Exception as error:  # whatever a class from outside raises
         if not is_own(name):
             raise
         raise ValueError(
-            f"{name} refuses what it is given: {error}. One that is for matrices alone needs another for the "
-            "rest, as in --optimizer.rest adamw"
+            f"{name} refuses what it is given, parameter groups and {', '.join(options)}: {error}. One that "
+            "is for matrices alone needs another for the rest, as in --optimizer.rest adamw"
         ) from error
+    if any("lr" not in group for group in optimizer.param_groups):
+        raise ValueError(
+            f"{name} has no lr in its parameter groups, where the schedule sets it; choose another"
+        )
+    return optimizer

@@ -232,6 +232,17 @@ def test_a_pair_has_the_state_of_both(small):
     assert all(weight.grad is None for group in pairs[0].param_groups for weight in group["params"])
 
 
+def test_options_of_some_parameters_are_those_of_their_optimizer(small):
+    chosen = dataclasses.replace(
+        CASES["Muon"], overrides=("*embedding*:betas=[0.8, 0.9]", "*.mlp.*:momentum=0.5")
+    )
+    first, rest = create(small(chosen)).parts
+    assert {group["momentum"] for group in first.param_groups} == {0.5, 0.9}
+    assert {tuple(group["betas"]) for group in rest.param_groups} == {(0.8, 0.9), (0.9, 0.95)}
+    with pytest.raises(ValueError, match="sets momentum, which adamw does not have"):
+        create(small(dataclasses.replace(chosen, overrides=("*embedding*:momentum=0.5",))))
+
+
 # --- two sets of weights -----------------------------------------------------------------------------------
 
 

@@ -59,6 +59,19 @@ def test_options_of_the_rest_are_told_by_their_field(with_optimizer):
 
 
 @pytest.mark.parametrize(
+    ("name", "match"),
+    [
+        ("pytorch-optimizer:AliG", "has no lr in its parameter groups"),
+        ("pytorch-optimizer:LOMO", "refuses what it is given, parameter groups and lr"),
+        ("pytorch-optimizer:Lookahead", "could not be made with parameter groups and lr|refuses"),
+    ],
+)
+def test_a_class_that_cannot_be_used_is_refused_before_training(name, match, with_optimizer):
+    with pytest.raises(ValueError, match=match):
+        check_optimizer(with_optimizer(OptimizerConfig(name=name, lr=0.1)))
+
+
+@pytest.mark.parametrize(
     ("text", "value"),
     [
         ("a=0.9,0.95", (0.9, 0.95)),
