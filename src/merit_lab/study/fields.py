@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import difflib
 import io
+import re
 from collections.abc import Mapping
 from functools import cache
 from typing import Any, get_type_hints
@@ -51,12 +52,16 @@ def parse_value(field: str, text: str) -> object:
     Example:
         >>> parse_value("optimizer.betas", "0.9,0.95")
         (0.9, 0.95)
+        >>> parse_value("optimizer.options", "momentum=0.9,betas=0.9,0.95")
+        ('momentum=0.9', 'betas=0.9,0.95')
     """
     kind = _types()[field]
+    # A comma is also part of an option's value, and a part where a name follows.
+    parts = re.split(r",(?=\w+=)", text) if field.endswith("options") else text.split(",")
     complaint = io.StringIO()
     try:
         with contextlib.redirect_stderr(complaint), contextlib.redirect_stdout(complaint):
-            value: object = tyro.cli(kind, args=text.split(","))
+            value: object = tyro.cli(kind, args=parts)
     except SystemExit:
         expected = getattr(kind, "__name__", None) or str(kind)
         raise ValueError(f"--set {field} {text}: {text!r} is no value of it; it takes {expected}") from None

@@ -37,7 +37,12 @@ from torch.distributed.checkpoint.state_dict import (
 from torch.optim import Optimizer
 
 from merit_lab.record import durable
+from merit_lab.train import held_state
+from merit_lab.train.closure import weights_of
+from merit_lab.train.modes import copy_into, has_modes, weights_to_use
+from merit_lab.train.pair import AnyOptimizer, parts_of
 from merit_lab.train.parallel import Ranks
+from merit_optim.optim.base import SafeOptimizer
 
 _FORMAT = 1
 _PARTIAL = ".partial"
@@ -59,6 +64,8 @@ class Manifest:
     """The sha256 of each file."""
     groups: list[dict[str, float]] = field(default_factory=list)
     """Numbers in the optimizer's parameter groups, where some optimizers count."""
+    optimizers: list[dict[str, Any]] | None = None
+    """What the state of optimizers from outside is made of; None where it is tensors and numbers alone."""
     format: int = _FORMAT
 
 
@@ -69,7 +76,7 @@ class Damaged(ValueError):
 def save(
     folder: Path,
     module: nn.Module,
-    optimizer: Optimizer,
+    optimizer: AnyOptimizer,
     ranks: Ranks,
     *,
     step: int,
@@ -86,7 +93,7 @@ def save(
     partial = target.with_name(target.name + _PARTIAL)
     ranks.first(lambda: _make_room(folder, partial))
     try:
-        _write_tensors(partial, module, optimizer, ranks)
+        packed = _write(partial, module, optimizer, ranks)
         files = _hash_files(partial, ranks)
         manifest = Manifest(
             step=step,
@@ -95,6 +102,7 @@ def save(
             config=config,
             files=files,
             groups=_group_numbers(optimizer),
+            optimizers=packed,
         )
         ranks.first(lambda: _complete(partial, target, manifest))
     except OSError:
@@ -134,19 +142,66 @@ def read(path: Path) -> Manifest:
     return manifest
 
 
-def load(path: Path, module: nn.Module, optimizer: Optimizer, ranks: Ranks) -> None:
+def load(path: Path, module: nn.Module, optimizer: AnyOptimizer, ranks: Ranks) -> None:
     """Read weights and optimizer state, whatever number of ranks wrote them; every rank calls this."""
-    state = _State(module, optimizer)
-    reader = HuggingFaceStorageReader(str(path))
-    with _alone_without_a_warning():
-        state_dict_loader.load(state.tensors, storage_reader=reader, no_dist=ranks.size == 1)
+    manifest = Manifest(**json.loads((path / "manifest.json").read_text(encoding="utf-8")))
+    if manifest.optimizers is None:
+        _load_made_state(path, module, optimizer, manifest, ranks)
+    else:
+        for part, packed in zip(parts_of(optimizer), manifest.optimizers, strict=True):
+            tensors = held_state.to_read_into(part, packed)
+            _read(path, tensors, ranks)
+            held_state.unpack(part, packed, tensors)
+    load_weights(path, module, ranks)
+    if manifest.optimizers is not None and has_modes(optimizer):
+        weights = dict(_trained_weights(optimizer))
+        trained = {name: torch.empty_like(weight) for name, weight in weights.items()}
+        _read(path, trained, ranks)
+        copy_into(list(weights.values()), list(trained.values()))
+
+
+def load_weights(path: Path, module: nn.Module, ranks: Ranks) -> None:
+    """Read the weights alone."""
+    tensors = _model_tensors(module)
+    _read(path, tensors, ranks)
+    set_model_state_dict(module, {name.removeprefix("model."): own for name, own in tensors.items()})
+
+
+def _load_made_state(
+    path: Path, module: nn.Module, optimizer: AnyOptimizer, manifest: Manifest, ranks: Ranks
+) -> None:
+    """Have an optimizer make its state, and read into it."""
+    assert isinstance(optimizer, Optimizer), "a pair's state is written down"
+    state = _MadeState(module, optimizer)
+    _read(path, state.tensors, ranks)
     state.apply(module, optimizer)
-    numbers = json.loads((path / "manifest.json").read_text(encoding="utf-8")).get("groups", [])
-    for group, own in zip(optimizer.param_groups, numbers, strict=False):  # one group for weights alone
+    # Before, an optimizer without weight decay had two groups that were alike.
+    for group, own in zip(optimizer.param_groups, manifest.groups, strict=False):
         group.update({key: value for key, value in own.items() if key in group})
 
 
-def _group_numbers(optimizer: Optimizer) -> list[dict[str, float]]:
+def _read(path: Path, tensors: dict[str, Any], ranks: Ranks) -> None:
+    """Read into tensors that are there, by name."""
+    reader = HuggingFaceStorageReader(str(path))
+    with _alone_without_a_warning():
+        state_dict_loader.load(tensors, storage_reader=reader, no_dist=ranks.size == 1)
+
+
+def _model_tensors(module: nn.Module) -> dict[str, Any]:
+    return {f"model.{name}": value for name, value in get_model_state_dict(module).items()}
+
+
+def _trained_weights(optimizer: AnyOptimizer) -> list[tuple[str, torch.Tensor]]:
+    """The weights of optimizers with modes, by the names that those that are trained have in a file."""
+    return [
+        (f"trained.{name}", weight)
+        for part in parts_of(optimizer)
+        if has_modes(part)
+        for name, weight in zip(held_state.names_of(part), weights_of(part), strict=True)
+    ]
+
+
+def _group_numbers(optimizer: AnyOptimizer) -> list[dict[str, float]]:
     """The numbers among the options of each group, but the learning rate, which follows from the step."""
     return [
         {key: value for key, value in group.items() if type(value) in (int, float) and key != "lr"}
@@ -154,13 +209,12 @@ def _group_numbers(optimizer: Optimizer) -> list[dict[str, float]]:
     ]
 
 
-class _State:
-    """Model and optimizer as one dictionary of tensors."""
+class _MadeState:
+    """The state that an optimizer makes in a step that changes nothing, as one dictionary of tensors."""
 
     def __init__(self, module: nn.Module, optimizer: Optimizer) -> None:
-        self._model = get_model_state_dict(module)
         self._optimizer = cast("dict[str, Any]", get_optimizer_state_dict(module, optimizer))
-        self.tensors: dict[str, Any] = {f"model.{name}": value for name, value in self._model.items()}
+        self.tensors: dict[str, Any] = {}
         for name, values in self._optimizer["state"].items():
             for key, value in values.items():
                 # A step count is a scalar, which safetensors cannot be read in slices of, or a number.
@@ -173,15 +227,37 @@ class _State:
             for key, value in values.items():
                 if not torch.is_tensor(value):
                     values[key] = type(value)(self.tensors[f"optimizer.{name}.{key}"].item())
-        set_model_state_dict(module, self._model)
         set_optimizer_state_dict(module, optimizer, self._optimizer)
 
 
-def _write_tensors(path: Path, module: nn.Module, optimizer: Optimizer, ranks: Ranks) -> None:
+def check_state(optimizer: AnyOptimizer) -> None:
+    """Raise where an optimizer that has taken a step keeps what no checkpoint can hold."""
+    if not isinstance(optimizer, SafeOptimizer):
+        for part in parts_of(optimizer):
+            held_state.pack(part, {})
+
+
+def _write(
+    path: Path, module: nn.Module, optimizer: AnyOptimizer, ranks: Ranks
+) -> list[dict[str, Any]] | None:
+    """Write weights and state; what the state of optimizers from outside is made of."""
+    if isinstance(optimizer, SafeOptimizer):
+        tensors = _model_tensors(module) | _MadeState(module, optimizer).tensors
+        _write_tensors(path, tensors, ranks)
+        return None
+    tensors = {}
+    packed = [held_state.pack(part, tensors) for part in parts_of(optimizer)]
+    with weights_to_use(optimizer) as trained:
+        tensors |= {name: own for (name, _), own in zip(_trained_weights(optimizer), trained, strict=True)}
+        tensors |= _model_tensors(module)
+        _write_tensors(path, tensors, ranks)
+    return packed
+
+
+def _write_tensors(path: Path, tensors: dict[str, Any], ranks: Ranks) -> None:
     writer = HuggingFaceStorageWriter(str(path), save_distributed=True)
     try:
         with _alone_without_a_warning():
-            tensors = _State(module, optimizer).tensors
             state_dict_saver.save(tensors, storage_writer=writer, no_dist=ranks.size == 1)
     except CheckpointException as error:
         causes = [cause for cause, _ in error.failures.values()]

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Literal, Self, TypeVar, get_args, get_type_hints
 
 from merit_lab.models import PRESETS, ModelConfig, num_parameters
+from merit_lab.train.options import parse_options
 from merit_lab.train.own_optimizer import check_name, is_own
 from merit_optim.optim.registry import OPTIMIZERS
 
@@ -22,8 +23,6 @@ Part = Literal["clip", "weight-bound", "element-wise"]
 
 _T = TypeVar("_T")
 
-_FIELDS_THAT_ARE_OPTIONS = ("lr", "betas", "weight_decay", "max_grad_norm")
-
 TOKENS_PER_PARAMETER = 20  # where no length is given: about compute-optimal (Hoffmann et al., 2022)
 
 
@@ -33,7 +32,7 @@ class OptimizerConfig:
 
     name: str = "merit"
     """adamw, lion, sophiag, lamb, maxlamb, merit, muon, normuon, orscale, soap, muon-merit,
-    soap-merit; or MODULE:CLASS, an optimizer of your own."""
+    soap-merit; torch:NAME, pytorch-optimizer:NAME; or MODULE:CLASS, an optimizer of your own."""
     lr: float | None = None
     """Peak learning rate. None: the paper's for the GPT-2 model nearest in size."""
     betas: tuple[float, float] | None = None
@@ -49,15 +48,25 @@ class OptimizerConfig:
     without: tuple[Part, ...] = ()
     """Parts of MERIT to leave out, as in the paper's ablations."""
     options: tuple[str, ...] = ()
-    """Other arguments of the optimizer, as OPTION=VALUE: momentum=0.9, rest_lr=0.01, ns_dtype=float32."""
+    """Other arguments of the optimizer, as OPTION=VALUE: momentum=0.9, betas=0.9,0.99,0.999."""
     overrides: tuple[str, ...] = ()
     """Options of some parameters alone, as PATTERN:OPTION=VALUE: "*embedding*:element_wise=false"."""
+    rest: str | None = None
+    """A second optimizer for all but hidden matrices, by a name as above. None: the first has all."""
+    rest_lr: float | None = None
+    """Its peak learning rate; the schedule is the same. None: as for the first."""
+    rest_options: tuple[str, ...] = ()
+    """Its other arguments, as OPTION=VALUE."""
 
     def __post_init__(self) -> None:
-        if is_own(self.name):
-            check_name(self.name)
-        else:
-            _one_of("optimizer.name", self.name, tuple(OPTIMIZERS), "MODULE:CLASS for one of your own")
+        _check_optimizer_name("optimizer.name", self.name)
+        if self.rest is not None:
+            _check_optimizer_name("optimizer.rest", self.rest)
+        elif self.rest_lr is not None or self.rest_options:
+            raise ValueError(
+                "optimizer.rest_lr and optimizer.rest_options are for a second optimizer, and there is none; "
+                "name it with --optimizer.rest, as in --optimizer.rest adamw"
+            )
         for part in self.without:
             _one_of("optimizer.without", part, get_args(Part))
         if self.without and self.name != "merit":
@@ -65,9 +74,14 @@ class OptimizerConfig:
                 f"optimizer.without is {', '.join(self.without)}, but {self.name} has no such parts; it is "
                 "for merit alone"
             )
-        self.options_by_name()
+        if "betas" in self.options_by_name() and self.betas is not None:
+            raise ValueError(
+                "optimizer.options has betas, and optimizer.betas is given too; give one of the two"
+            )
+        self.rest_options_by_name()
         self.overrides_by_pattern()
         _at_least("optimizer.lr", self.lr, 0.0)
+        _at_least("optimizer.rest_lr", self.rest_lr, 0.0)
         _at_least("optimizer.weight_decay", self.weight_decay, 0.0)
         if self.max_grad_norm is not None and not self.max_grad_norm > 0:
             raise ValueError(
@@ -78,22 +92,12 @@ class OptimizerConfig:
                 raise ValueError(f"optimizer.{name} is {getattr(self, name)!r}; it is a share, from 0 to 1")
 
     def options_by_name(self) -> dict[str, Any]:
-        """The other arguments of the optimizer: values are JSON, or else words."""
-        options: dict[str, Any] = {}
-        for text in self.options:
-            option, equals, value = text.partition("=")
-            if not option.isidentifier() or not equals:
-                raise ValueError(f"optimizer.options has {text!r}; write OPTION=VALUE, as in momentum=0.9")
-            if option in _FIELDS_THAT_ARE_OPTIONS:
-                raise ValueError(
-                    f"optimizer.options has {text!r}; write --optimizer.{option.replace('_', '-')}"
-                )
-            try:
-                parsed = json.loads(value)
-            except ValueError:
-                parsed = value
-            options[option] = tuple(parsed) if isinstance(parsed, list) else parsed
-        return options
+        """The other arguments of the optimizer."""
+        return parse_options(self.options, "optimizer.options")
+
+    def rest_options_by_name(self) -> dict[str, Any]:
+        """Those of the second."""
+        return parse_options(self.rest_options, "optimizer.rest_options")
 
     def overrides_by_pattern(self) -> dict[str, dict[str, Any]]:
         """The overrides as ``param_groups`` takes them; of an option given twice, the later wins."""
@@ -118,18 +122,15 @@ class OptimizerConfig:
         return options
 
     def resolve(self, model: ModelConfig) -> Self:
-        """With a learning rate, for a model."""
-        if self.lr is not None:
-            return self
-        rates = {} if is_own(self.name) else OPTIMIZERS[self.name].learning_rates
-        if not rates:
-            raise ValueError(
-                f"the paper gives no learning rate for {self.name}; pass --optimizer.lr, or "
-                f"--lr {self.name}=RATE where optimizers are compared"
+        """With learning rates, for a model."""
+        lr, rest_lr = self.lr, self.rest_lr
+        if lr is None:
+            lr = _paper_rate(
+                self.name, model, f"--optimizer.lr, or --lr {self.name}=RATE where optimizers are compared"
             )
-        size = math.log(num_parameters(model))
-        nearest = min(rates, key=lambda preset: abs(math.log(num_parameters(PRESETS[preset])) - size))
-        return dataclasses.replace(self, lr=rates[nearest])
+        if rest_lr is None and self.rest is not None:
+            rest_lr = _paper_rate(self.rest, model, "--optimizer.rest-lr")
+        return dataclasses.replace(self, lr=lr, rest_lr=rest_lr)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -235,6 +236,10 @@ class TrainConfig:
         """As JSON has it."""
         values = dataclasses.asdict(self)
         values["data"] = str(self.data)
+        # Records from before there was a second optimizer have no such fields, and are compared with this.
+        for name in ("rest", "rest_lr"):
+            if values["optimizer"][name] is None:
+                del values["optimizer"][name]
         return values
 
     @classmethod
@@ -287,6 +292,24 @@ def _build(kind: type[_T], values: dict[str, Any], prefix: str) -> _T:
             value = tuple(value)
         built[key] = value
     return kind(**built)
+
+
+def _check_optimizer_name(field: str, name: str) -> None:
+    if is_own(name):
+        check_name(field, name)
+    else:
+        others = "torch:NAME, pytorch-optimizer:NAME", "MODULE:CLASS for one of your own"
+        _one_of(field, name, tuple(OPTIMIZERS), *others)
+
+
+def _paper_rate(name: str, model: ModelConfig, way_out: str) -> float:
+    """The peak learning rate that the paper has for the GPT-2 nearest in size."""
+    rates = {} if is_own(name) else OPTIMIZERS[name].learning_rates
+    if not rates:
+        raise ValueError(f"the paper gives no learning rate for {name}; pass {way_out}")
+    size = math.log(num_parameters(model))
+    nearest = min(rates, key=lambda preset: abs(math.log(num_parameters(PRESETS[preset])) - size))
+    return rates[nearest]
 
 
 def _one_of(name: str, value: str, allowed: tuple[str, ...], *others: str) -> None:

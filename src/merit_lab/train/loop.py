@@ -16,23 +16,27 @@ from torch import Tensor
 
 from merit_lab.data import Batches, Dataset, Prefetcher, validation_sequences
 from merit_lab.models import build
+from merit_lab.models.attention import Observe
 from merit_lab.models.config import SMALLEST_FLEX_HEAD
 from merit_lab.record import Run
 from merit_lab.train import checkpoint
+from merit_lab.train.closure import Closure
 from merit_lab.train.compiled import begin_compiling_for
 from merit_lab.train.config import TrainConfig
 from merit_lab.train.gradients import gradient_norms
 from merit_lab.train.micro_batch import choose_micro_batch
-from merit_lab.train.numbers import AttentionSeen, OnTheWay, StepNumbers
+from merit_lab.train.modes import has_modes, weights_to_use
+from merit_lab.train.numbers import OnTheWay, StepNumbers
 from merit_lab.train.optimizer import (
+    clip,
     create_optimizer,
     describe,
     take_step,
     update_curvature,
     update_recorded,
 )
-from merit_lab.train.own_optimizer import check_state
-from merit_lab.train.parallel import Ranks, gradients_added, share
+from merit_lab.train.parallel import Ranks, share
+from merit_lab.train.passes import MicroBatch, Passes
 from merit_lab.train.reporter import Reporter, reporting
 from merit_lab.train.schedule import learning_rate
 from merit_lab.train.signals import Interrupted, StopRequest, listening
@@ -116,9 +120,7 @@ class Trainer:
         self.module = share(model, config.parallel, ranks, compiled=self.is_compiled)
         self.optimizer = create_optimizer(config, model)
         # Groups may have rates of their own, as a Muon's embeddings do; the schedule scales all alike.
-        self.lr_shares = [
-            group["lr"] / self.peak_lr if self.peak_lr else 1.0 for group in self.optimizer.param_groups
-        ]
+        self.peaks = [group["lr"] for group in self.optimizer.param_groups]
         if start.checkpoint is not None:
             checkpoint.load(start.checkpoint, self.module, self.optimizer, ranks)
         named = dict(model.named_parameters())
@@ -132,6 +134,8 @@ class Trainer:
             self.validation_sequences = torch.from_numpy(sequences)
         begin, end = ranks.rows(config.batch)
         self.rows = [(row, min(row + self.micro_batch, end)) for row in range(begin, end, self.micro_batch)]
+        self.passes = Passes(self.module, self.rows, ranks, bf16=self.is_bf16)
+        self.batch: list[MicroBatch] = []
         self.observe_every = self._observe_every()
 
         self.speedometer = Speedometer(config.model, ranks.device, ranks.size, start.seconds)
@@ -153,7 +157,7 @@ class Trainer:
                 self.in_flight.append(self.take_step(micro_batches))
                 self.step += 1
                 if self.step == first_step + 1:
-                    check_state(self.optimizer)
+                    checkpoint.check_state(self.optimizer)
                 self.report_steps(leave=self.num_left_in_flight)
                 at_end = self.step == self.steps
                 if at_end or self.is_due(self.config.measure.validation_every):
@@ -167,32 +171,26 @@ class Trainer:
 
     # --- a step ------------------------------------------------------------------------------------------
 
-    def take_step(self, micro_batches: Iterator[tuple[Tensor, Tensor]]) -> StepNumbers:
+    def take_step(self, micro_batches: Iterator[MicroBatch]) -> StepNumbers:
         """Train on the next batch. The host hands out the work and waits only to describe an update."""
         began = self.last_step_ended or Moment(self.ranks.device)
-        lr = learning_rate(
-            self.step,
-            steps=self.steps,
-            peak=self.peak_lr,
-            warmup=self.config.optimizer.warmup,
-            final=self.config.optimizer.final,
-        )
-        for group, of_peak in zip(self.optimizer.param_groups, self.lr_shares, strict=True):
-            group["lr"] = lr * of_peak
+        for group, peak in zip(self.optimizer.param_groups, self.peaks, strict=True):
+            group["lr"] = self.scheduled(peak)
         loss, attention = self.accumulate_gradients(micro_batches)
         norms = gradient_norms(self.parameters, self.ranks)
+        closure = Closure(loss, self.parameters, again=self.compute_again)
         with update_recorded(
             self.optimizer, self.is_observed(self.config.measure.update_every)
         ) as statistics:
             optimizer_began = Moment(self.ranks.device)
-            take_step(self.optimizer, self.config, norms, self.parameters)
+            take_step(self.optimizer, self.config, norms, self.parameters, closure, self.step)
             optimizer_ended = Moment(self.ranks.device)
         self.optimizer.zero_grad()
         tensors = OnTheWay({"loss": loss, "norms": norms, **attention})
         self.last_step_ended = Moment(self.ranks.device)
         return StepNumbers(
             step=self.step,
-            lr=lr,
+            lr=self.scheduled(self.peak_lr),
             tensors=tensors,
             began=began,
             optimizer_began=optimizer_began,
@@ -201,29 +199,45 @@ class Trainer:
             update=describe(statistics),
         )
 
-    def accumulate_gradients(
-        self, micro_batches: Iterator[tuple[Tensor, Tensor]]
-    ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Gradients of the mean loss over the global batch; the loss, and what attention did."""
-        begin, end = self.rows[0][0], self.rows[-1][1]
-        observe = self.is_observed(self.config.measure.entropy_every) or (
-            "max" if self.is_observed(self.observe_every) else False
-        )
-        loss = torch.zeros((), device=self.ranks.device)
-        attention = AttentionSeen()
-        for row, row_end in self.rows:
-            inputs, targets = next(micro_batches)
-            if row == begin:
-                with self.autocast():
-                    update_curvature(self.optimizer, self.module, inputs, self.config, self.ranks, self.step)
-            part = (row_end - row) / (end - begin)
-            with gradients_added(self.module, last=row_end == end):
-                with self.autocast():
-                    output = self.module(inputs, targets, observe=observe)
-                (output.loss * part).backward()
-            loss += output.loss.detach() * part
-            attention.add(output.attention, part)
-        return self.ranks.sum(loss) / self.ranks.size, attention.over_all(self.ranks)
+    def scheduled(self, peak: float) -> float:
+        """The learning rate of this step where it is at most ``peak``."""
+        chosen = self.config.optimizer
+        return learning_rate(self.step, steps=self.steps, peak=peak, warmup=chosen.warmup, final=chosen.final)
+
+    def accumulate_gradients(self, micro_batches: Iterator[MicroBatch]) -> tuple[Tensor, dict[str, Tensor]]:
+        """Gradients of the next batch, which is kept; its loss, and what attention did."""
+        self.batch = [next(micro_batches)]
+        with self.passes.autocast():
+            inputs, _ = self.batch[0]
+            update_curvature(self.optimizer, self.module, inputs, self.config, self.ranks, self.step)
+        observe: Observe = "max" if self.is_observed(self.observe_every) else False
+        if self.is_observed(self.config.measure.entropy_every):
+            observe = True
+        if not (observe and has_modes(self.optimizer)):
+            return self.passes.gradients(self._kept(micro_batches), observe)
+        loss, _ = self.passes.gradients(self._kept(micro_batches))
+        with weights_to_use(self.optimizer):
+            return loss, self.passes.attention(self.batch, observe)
+
+    def _kept(self, micro_batches: Iterator[MicroBatch]) -> Iterator[MicroBatch]:
+        """The micro-batches of a step, each kept as it comes; the first is there already."""
+        yield self.batch[0]
+        for _ in self.rows[1:]:
+            self.batch.append(next(micro_batches))
+            yield self.batch[-1]
+
+    def compute_again(self) -> Tensor:
+        """Gradients, clipped as configured, and the loss of the batch at weights that an optimizer tries."""
+        if self.config.nonfinite == "skip":
+            raise ValueError(
+                "nonfinite is 'skip', but the optimizer computes the loss again within its step, where "
+                "nothing can be left out; use --nonfinite stop"
+            )
+        self.optimizer.zero_grad()
+        with torch.enable_grad():
+            loss, _ = self.passes.gradients(self.batch)
+        clip(gradient_norms(self.parameters, self.ranks), self.parameters, self.config)
+        return loss
 
     def prefetched(self) -> Prefetcher:
         """This rank's micro-batches, from the current step on."""
@@ -234,10 +248,6 @@ class Trainer:
             first_step=self.step,
             num_steps=self.steps - self.step,
         )
-
-    def autocast(self) -> torch.autocast:
-        """bf16 matrix products, if configured."""
-        return torch.autocast(self.ranks.device.type, torch.bfloat16, enabled=self.is_bf16)
 
     # --- measurements ------------------------------------------------------------------------------------
 
@@ -293,7 +303,7 @@ class Trainer:
         self.report_steps()
         if not self.config.measure.validation_every:
             return
-        with self.autocast():
+        with self.passes.autocast(), weights_to_use(self.optimizer):
             loss = validation_loss(self.module, self.validation_sequences, self.micro_batch, self.ranks)
         tokens = self.step * self.tokens_per_step
         self.reporter.write("validation", self.step, tokens=tokens, loss=loss)
@@ -319,6 +329,7 @@ class Trainer:
             and self.ranks.device.type == "cuda"
             and model.attention in ("auto", "flex")
             and model.head_width >= SMALLEST_FLEX_HEAD
+            and not has_modes(self.optimizer)
         )
         return 1 if for_nothing else 25
 

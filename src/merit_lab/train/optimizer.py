@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
+from itertools import compress
 from typing import Any
 
 import torch
@@ -13,12 +15,16 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from merit_lab.models import LanguageModel, build
+from merit_lab.train.closure import seed_step, step_with_loss
 from merit_lab.train.config import TrainConfig
 from merit_lab.train.gradients import clip_gradients
+from merit_lab.train.options import check_used, fitted_options, takes
 from merit_lab.train.own_optimizer import construct, is_own, load_class
+from merit_lab.train.pair import AnyOptimizer, OptimizerPair, parts_of
 from merit_lab.train.parallel import Ranks
 from merit_optim.optim.base import SafeOptimizer
 from merit_optim.optim.groups import param_groups
+from merit_optim.optim.kinds import KINDS, Kind
 from merit_optim.optim.options import LATER
 from merit_optim.optim.registry import OPTIMIZERS, create
 from merit_optim.optim.sophia import SophiaG, sampled_label_loss
@@ -35,35 +41,85 @@ _LEFT_OUT: dict[str, dict[str, Any]] = {
 }
 
 
-def create_optimizer(config: TrainConfig, model: LanguageModel) -> Optimizer:
+def create_optimizer(config: TrainConfig, model: LanguageModel) -> AnyOptimizer:
     """The configured optimizer over a model that has been shared among the ranks already."""
     chosen = config.optimizer
-    cls = load_class(chosen.name) if is_own(chosen.name) else OPTIMIZERS[chosen.name].optimizer
-    options: dict[str, Any] = {"lr": chosen.lr}
+    options: dict[str, Any] = {}
     if chosen.betas is not None:
         options["betas"] = chosen.betas
     for part in chosen.without:
         options |= _LEFT_OUT[part]
-    options |= chosen.options_by_name()
-    if cls is torch.optim.AdamW:
-        options["fused"] = not next(model.parameters()).is_meta  # torch refuses it there
-    if isinstance(cls, type) and issubclass(cls, SafeOptimizer):
-        options["max_grad_norm"] = chosen.max_grad_norm
-        options["nonfinite"] = "skip" if config.nonfinite == "skip" else "propagate"
-    overrides = chosen.overrides_by_pattern()
-    groups = param_groups(model, chosen.weight_decay, overrides=overrides)
-    make = cls if is_own(chosen.name) else partial(create, chosen.name)
-    optimizer = construct(make, groups, options, chosen.name)
-    known = {*optimizer.defaults, *(LATER if isinstance(optimizer, TrustRatioOptimizer) else ())}
-    for option in {option for own in overrides.values() for option in own}:
-        if option not in known:
-            raise ValueError(
-                f"optimizer.overrides sets {option}, which {chosen.name} does not have; it has "
-                f"{', '.join(sorted(known))}"
-            )
-    if not isinstance(optimizer, SafeOptimizer):
-        _check_overrides(cls, list(model.parameters()), options, overrides)
-    return optimizer
+    first = _Part(chosen.name, chosen.lr, options, chosen.options_by_name(), "optimizer.options")
+    if chosen.rest is None:
+        return first.create(config, model, KINDS)
+    rest = _Part(chosen.rest, chosen.rest_lr, {}, chosen.rest_options_by_name(), "optimizer.rest_options")
+    others = [kind for kind in KINDS if kind != "hidden"]
+    return OptimizerPair(first.create(config, model, ["hidden"]), rest.create(config, model, others))
+
+
+@dataclass(frozen=True)
+class _Part:
+    """An optimizer to be made, of all of a model or of a part of it.
+
+    ``fixed`` are options that the lab itself chooses, ``given`` those of the user, from ``field``.
+    """
+
+    name: str
+    lr: float | None
+    fixed: dict[str, Any]
+    given: dict[str, Any]
+    field: str
+
+    def create(self, config: TrainConfig, model: LanguageModel, kinds: Collection[Kind]) -> Optimizer:
+        """The optimizer of those weights of a model that are of certain kinds."""
+        cls, is_ours = self._class()
+        given = self.given if is_ours else fitted_options(cls, self.given, self.field)
+        options = {"lr": self.lr, **self.fixed, **given}
+        if cls is torch.optim.AdamW and not is_own(self.name):
+            options["fused"] = not next(model.parameters()).is_meta  # torch refuses it there
+        if is_ours:
+            alone = config.optimizer.rest is None  # else all gradients are clipped together
+            options["max_grad_norm"] = config.optimizer.max_grad_norm if alone else None
+            options["nonfinite"] = "skip" if alone and config.nonfinite == "skip" else "propagate"
+        overrides = config.optimizer.overrides_by_pattern()
+        # Without a decay all weights are one group, which is what some optimizers want.
+        decay = config.optimizer.weight_decay if takes(cls, "weight_decay") else 0.0
+        groups = of_kinds(param_groups(model, decay, overrides=overrides), kinds)
+        make = cls if is_own(self.name) else partial(create, self.name)
+        optimizer = construct(make, groups, options, self.name)
+        self._check_overrides(optimizer, groups, overrides)
+        if not is_ours:
+            check_used(cls, given, optimizer.defaults, self.field)
+            _check_override_values(cls, groups, options, overrides)
+        return optimizer
+
+    def _class(self) -> tuple[Callable[..., Optimizer], bool]:
+        """The class, and whether it is one of this package, which checks its options and gradients itself."""
+        cls = load_class(self.name) if is_own(self.name) else OPTIMIZERS[self.name].optimizer
+        return cls, isinstance(cls, type) and issubclass(cls, SafeOptimizer)
+
+    def _check_overrides(
+        self, optimizer: Optimizer, groups: list[dict[str, Any]], overrides: dict[str, dict[str, Any]]
+    ) -> None:
+        """Raise where an option is set for some parameters that the optimizer does not have."""
+        known = {*optimizer.defaults, *(LATER if isinstance(optimizer, TrustRatioOptimizer) else ())}
+        for option in {option for own in overrides.values() for option in own}:
+            if option not in known and any(option in group for group in groups):
+                raise ValueError(
+                    f"optimizer.overrides sets {option}, which {self.name} does not have; it has "
+                    f"{', '.join(sorted(known))}"
+                )
+
+
+def of_kinds(groups: list[dict[str, Any]], kinds: Collection[Kind]) -> list[dict[str, Any]]:
+    """Parameter groups with those weights alone that are of certain kinds; none of them empty."""
+    lists = ("params", "param_names", "param_kinds")
+    found = []
+    for group in groups:
+        of_kind = [kind in kinds for kind in group["param_kinds"]]
+        if any(of_kind):
+            found.append({**group, **{name: list(compress(group[name], of_kind)) for name in lists}})
+    return found
 
 
 def check_optimizer(config: TrainConfig) -> None:
@@ -72,14 +128,16 @@ def check_optimizer(config: TrainConfig) -> None:
         create_optimizer(config, build(config.model))
 
 
-def _check_overrides(
+def _check_override_values(
     cls: Callable[..., Optimizer],
-    parameters: list[Tensor],
+    groups: list[dict[str, Any]],
     options: dict[str, Any],
     overrides: dict[str, dict[str, Any]],
 ) -> None:
     """Raise on values that torch's optimizers refuse as arguments, and let pass in a parameter group."""
+    parameters = [parameter for group in groups for parameter in group["params"]]
     for pattern, own in overrides.items():
+        own = {option: own[option] for option in own if any(option in group for group in groups)}
         try:
             cls(parameters, **options | own)
         except (TypeError, ValueError) as error:
@@ -88,31 +146,49 @@ def _check_overrides(
             ) from error
 
 
-def take_step(optimizer: Optimizer, config: TrainConfig, norms: Tensor, parameters: Sequence[Tensor]) -> None:
+def take_step(
+    optimizer: AnyOptimizer,
+    config: TrainConfig,
+    norms: Tensor,
+    parameters: Sequence[Tensor],
+    closure: Callable[[], Tensor],
+    step: int,
+) -> None:
     """Step, with gradients clipped and a bad step left out as configured.
 
-    The optimizers of this package do both themselves; for torch's own it is done here.
+    The optimizers of this package do both themselves; for others it is done here.
     """
-    if not isinstance(optimizer, SafeOptimizer):
-        norm = torch.linalg.vector_norm(norms)
-        if config.nonfinite == "skip" and not norm.isfinite():
-            return
-        if config.optimizer.max_grad_norm is not None:
-            clip_gradients(parameters, norm, config.optimizer.max_grad_norm)
-    optimizer.step()
+    if isinstance(optimizer, SafeOptimizer):
+        optimizer.step()
+        return
+    if config.nonfinite == "skip" and not torch.linalg.vector_norm(norms).isfinite():
+        return
+    clip(norms, parameters, config)
+    seed_step(config.seed, step)
+    if isinstance(optimizer, OptimizerPair):
+        optimizer.step(closure)
+    else:
+        step_with_loss(optimizer, closure)
+
+
+def clip(norms: Tensor, parameters: Sequence[Tensor], config: TrainConfig) -> None:
+    """Scale gradients of certain norms down as configured, all alike."""
+    if config.optimizer.max_grad_norm is not None:
+        clip_gradients(parameters, torch.linalg.vector_norm(norms), config.optimizer.max_grad_norm)
 
 
 @contextlib.contextmanager
-def update_recorded(optimizer: Optimizer, wanted: bool) -> Iterator[dict[str, UpdateStatistics]]:
-    """What the step inside did to each parameter; empty where it is not wanted or not known."""
-    if wanted and isinstance(optimizer, TrustRatioOptimizer):
-        with optimizer.recording() as statistics:
-            yield statistics
-    else:
-        yield {}
+def update_recorded(optimizer: AnyOptimizer, wanted: bool) -> Iterator[list[dict[str, UpdateStatistics]]]:
+    """What the step inside did to each parameter; nothing where it is not wanted or not known."""
+    with contextlib.ExitStack() as recordings:
+        yield [
+            recordings.enter_context(part.recording())
+            for part in parts_of(optimizer)
+            if wanted and isinstance(part, TrustRatioOptimizer)
+        ]
 
 
-def describe(statistics: dict[str, UpdateStatistics]) -> dict[str, dict[str, float]]:
+def describe(recorded: list[dict[str, UpdateStatistics]]) -> dict[str, dict[str, float]]:
     """Update statistics as the metrics have them."""
     return {
         name: {
@@ -122,23 +198,25 @@ def describe(statistics: dict[str, UpdateStatistics]) -> dict[str, dict[str, flo
             "largest_ratio": update.largest_ratio.item(),
             "relative_change": update.relative_change,
         }
+        for statistics in recorded
         for name, update in statistics.items()
     }
 
 
 def update_curvature(
-    optimizer: Optimizer, module: nn.Module, inputs: Tensor, config: TrainConfig, ranks: Ranks, step: int
+    optimizer: AnyOptimizer, module: nn.Module, inputs: Tensor, config: TrainConfig, ranks: Ranks, step: int
 ) -> None:
     """Give Sophia-G its estimate of the curvature, in the steps that want one.
 
     It is made on the first sequences of each rank's first micro-batch. The labels are drawn by a
     generator of their own for each step and rank, so that a resumed run draws the same.
     """
-    if not isinstance(optimizer, SophiaG) or step % optimizer.hessian_interval:
-        return
-    inputs = inputs[: max(1, _CURVATURE_TOKENS // inputs.shape[1])]
-    drawn = hashlib.blake2b(f"labels {config.seed} {step} {ranks.rank}".encode(), digest_size=7).digest()
-    generator = torch.Generator(inputs.device).manual_seed(int.from_bytes(drawn, "little"))
-    sampled_label_loss(module(inputs).logits, generator).backward()
-    optimizer.update_hessian(num_labels=inputs.numel() * ranks.size)
-    optimizer.zero_grad()
+    for part in parts_of(optimizer):
+        if not isinstance(part, SophiaG) or step % part.hessian_interval:
+            continue
+        inputs = inputs[: max(1, _CURVATURE_TOKENS // inputs.shape[1])]
+        drawn = hashlib.blake2b(f"labels {config.seed} {step} {ranks.rank}".encode(), digest_size=7).digest()
+        generator = torch.Generator(inputs.device).manual_seed(int.from_bytes(drawn, "little"))
+        sampled_label_loss(module(inputs).logits, generator).backward()
+        part.update_hessian(num_labels=inputs.numel() * ranks.size)
+        optimizer.zero_grad()

@@ -1,51 +1,66 @@
-"""Optimizers from outside of this package, named as MODULE:CLASS."""
+"""Optimizers from outside of this package: torch:NAME, pytorch-optimizer:NAME or MODULE:CLASS."""
 
 from __future__ import annotations
 
+import difflib
 import importlib
 from collections.abc import Callable
+from types import ModuleType
 from typing import Any, TypeGuard
 
-from torch import Tensor
 from torch.optim import Optimizer
+
+_SHORT_NAMES = {"torch": "torch.optim", "pytorch-optimizer": "pytorch_optimizer"}
 
 
 def is_own(name: str) -> bool:
-    """Whether a name means a class of the user's, as in "my_package.optimizers:Mine"."""
+    """Whether a name means a class from outside, as in "my_package.optimizers:Mine"."""
     return ":" in name
 
 
-def check_name(name: str) -> None:
+def check_name(field: str, name: str) -> None:
     """Raise unless this is MODULE:CLASS. Nothing is imported: a record can be read without the module."""
     module, _, cls = name.partition(":")
-    if not cls.isidentifier() or not all(part.isidentifier() for part in module.split(".")):
+    parts = _SHORT_NAMES.get(module, module).split(".")
+    if not cls.isidentifier() or not all(part.isidentifier() for part in parts):
         raise ValueError(
-            f"optimizer.name is {name!r}; an optimizer of your own is named by its module and its class, "
-            "as in my_package.optimizers:Mine"
+            f"{field} is {name!r}; an optimizer of your own is named by its module and its class, as in "
+            "my_package.optimizers:Mine; others are torch:NAME and pytorch-optimizer:NAME"
         )
 
 
 def load_class(name: str) -> type[Optimizer]:
-    """The class of a name."""
-    module_name, _, class_name = name.partition(":")
+    """The class of a name; upper and lower case do not matter where there is but one."""
+    short, _, class_name = name.partition(":")
+    module_name = _SHORT_NAMES.get(short, short)
     try:
         module = importlib.import_module(module_name)
     except ImportError as error:
-        raise ValueError(
-            f"optimizer.name is {name!r}, but {error}; install the module, or set PYTHONPATH to its folder"
-        ) from error
+        way_out = "install the module, or set PYTHONPATH to its folder"
+        if module_name == "pytorch_optimizer":
+            way_out = "pip install '.[optim]' installs it"
+        raise ValueError(f"the optimizer is {name!r}, but {error}; {way_out}") from error
     found = getattr(module, class_name, None)
+    if found is None:
+        found = _by_lower_case(module).get(class_name.lower())
     if not _is_optimizer(found):
-        known = [key for key, value in vars(module).items() if _is_optimizer(value)]
+        known = list(_by_lower_case(module).values())
         what = "nothing of that name" if found is None else f"{found!r}, which is no torch.optim.Optimizer"
+        names = [own.__name__ for own in known]
+        nearest = difflib.get_close_matches(class_name, names, n=1)
+        hint = f"; did you mean {nearest[0]!r}?" if nearest else ""
         raise ValueError(
-            f"optimizer.name is {name!r}, but {module_name} has {what}; its optimizers are {known}"
+            f"the optimizer is {name!r}, but {module_name} has {what}; its optimizers are {names}{hint}"
         )
     return found
 
 
+def _by_lower_case(module: ModuleType) -> dict[str, type[Optimizer]]:
+    return {key.lower(): value for key, value in vars(module).items() if _is_optimizer(value)}
+
+
 def _is_optimizer(value: object) -> TypeGuard[type[Optimizer]]:
-    return isinstance(value, type) and issubclass(value, Optimizer)
+    return isinstance(value, type) and issubclass(value, Optimizer) and value is not Optimizer
 
 
 def construct(
@@ -53,20 +68,21 @@ def construct(
 ) -> Optimizer:
     """An optimizer over parameter groups, with options that it must take."""
     try:
-        return make(groups, **options)
+        optimizer = make(groups, **options)
     except TypeError as error:
         raise ValueError(
             f"{name} could not be made with parameter groups and {', '.join(options)}: {error}; it must take "
             "these: betas where optimizer.betas is given, and what optimizer.options names"
         ) from error
-
-
-def check_state(optimizer: Optimizer) -> None:
-    """Raise where an optimizer that has taken a step keeps what no checkpoint can hold."""
-    for state in optimizer.state.values():
-        for key, value in state.items():
-            if not isinstance(value, Tensor | int | float):
-                raise ValueError(
-                    f"{type(optimizer).__name__} keeps a {type(value).__name__} as {key!r} in its state; "
-                    "checkpoints hold tensors and numbers, so keep it elsewhere"
-                )
+    except Exception as error:  # whatever a class from outside raises
+        if not is_own(name):
+            raise
+        raise ValueError(
+            f"{name} refuses what it is given, parameter groups and {', '.join(options)}: {error}. One that "
+            "is for matrices alone needs another for the rest, as in --optimizer.rest adamw"
+        ) from error
+    if any("lr" not in group for group in optimizer.param_groups):
+        raise ValueError(
+            f"{name} has no lr in its parameter groups, where the schedule sets it; choose another"
+        )
+    return optimizer

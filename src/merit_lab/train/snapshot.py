@@ -68,9 +68,7 @@ class Snapshot:
         if twice:
             config = dataclasses.replace(config, attention="math", loss_chunk=0)
         model = build(config).to(device)
-        # SGD has no state, so that the weights are all that is read.
-        stateless = torch.optim.SGD(model.parameters(), lr=0.0)
-        checkpoint.load(self.path, model, stateless, Ranks(rank=0, size=1, device=device))
+        checkpoint.load_weights(self.path, model, Ranks(rank=0, size=1, device=device))
         return model
 
     def open_data(self, folder: Path | None = None) -> Dataset:

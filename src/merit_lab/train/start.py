@@ -58,9 +58,11 @@ def begin_run(config: TrainConfig, folder: Path, ranks: Ranks, held: contextlib.
     held.enter_context(lock(folder))
     run = Run.create(folder, config.to_dict(), _environment(dataset, ranks))
     millions = num_parameters(config.model) / 1e6
+    chosen = config.optimizer
+    rest = f", {chosen.rest} with {chosen.rest_lr:g} for the rest" if chosen.rest is not None else ""
     message = (
-        f"{config.model.family} of {millions:.1f}M parameters, {config.optimizer.name} with learning rate "
-        f"{config.optimizer.lr:g}, {config.steps} steps of {config.batch * config.model.context} tokens"
+        f"{config.model.family} of {millions:.1f}M parameters, {chosen.name} with learning rate "
+        f"{chosen.lr:g}{rest}, {config.steps} steps of {config.batch * config.model.context} tokens"
     )
     return Start(run=run, config=config, what="started", message=message)
 
@@ -165,9 +167,9 @@ def _check_same(own: TrainConfig, asked: TrainConfig, folder: Path) -> None:
         return
     before, now = _by_name(own.to_dict()), _by_name(asked.to_dict())
     differing = [
-        f"{name} is {before[name]!r} there and {now[name]!r} here"
-        for name in before
-        if name != "data" and before[name] != now[name]
+        f"{name} is {before.get(name)!r} there and {now.get(name)!r} here"
+        for name in {**before, **now}
+        if name != "data" and before.get(name) != now.get(name)
     ]
     raise ValueError(
         f"{folder} holds a run with another configuration than is asked for: {', '.join(differing)}. A run "

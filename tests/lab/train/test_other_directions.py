@@ -84,7 +84,7 @@ def test_parts_of_a_weight_are_told_by_pattern(changed):
         ("muon-merit", "momentum=2", "momentum is 2; it must be at least 0 and less than 1"),
         ("muon-merit", "ns_dtype=int8", "ns_dtype is 'int8'; it must be one of"),
         ("merit", "momentum=0.9", "unexpected keyword argument 'momentum'"),
-        ("adamw", "momentum=0.9", "unexpected keyword argument 'momentum'"),
+        ("adamw", "momentum=0.9", "has momentum, which AdamW does not take. It takes lr, betas"),
     ],
 )
 def test_an_option_that_the_optimizer_does_not_have_is_refused(changed, name, option, words):

@@ -72,7 +72,7 @@ class Keeping(torch.optim.SGD):
     """Keeps what no checkpoint can hold."""
 
     def step(self, closure=None):
-        self.state[self.param_groups[0]["params"][0]]["words"] = "many"
+        self.state[self.param_groups[0]["params"][0]]["words"] = {"many"}
         return super().step(closure)
 
 
@@ -117,7 +117,7 @@ def test_numbers_in_its_groups_and_state_come_back(name, changed, tmp_path, monk
 
 
 def test_what_no_checkpoint_can_hold_is_refused_after_the_first_step(changed, tmp_path):
-    with pytest.raises(ValueError, match="Keeping keeps a str as 'words' in its state"):
+    with pytest.raises(ValueError, match="Keeping keeps a set as 'words' in its state"):
         train(changed(**{"optimizer.name": "mine:Keeping"}), tmp_path)
 
 

@@ -88,6 +88,22 @@ def test_sharded_on_two_ranks_then_on_one(alone, changed, tmp_path):
     assert_alike(run, alone)
 
 
+def test_two_optimizers_of_torch_sharded_on_two_ranks_then_on_one(changed, tmp_path):
+    options = {"optimizer.name": "torch:Adam", "optimizer.rest": "adamw", "optimizer.rest_lr": 2e-2}
+    config = changed(parallel="fsdp2", micro_batch=2, **options)
+    on_two_ranks(tmp_path, config, tmp_path / "run", step=7, how="die")
+    assert (tmp_path / "run" / "checkpoints" / "step-00000005" / "manifest.json").exists()
+    assert_alike(train(None, tmp_path / "run", resume=True), train(config, tmp_path / "alone"))
+
+
+def test_what_an_optimizer_cannot_do_with_shards_is_told(changed, tmp_path):
+    options = {"optimizer.name": "pytorch-optimizer:SOAP", "optimizer.max_grad_norm": None}
+    process = on_two_ranks(tmp_path, changed(parallel="fsdp2", micro_batch=2, **options), tmp_path / "run")
+    assert process.returncode != 0
+    assert "SOAP could not step weights that are sharded" in process.stderr
+    assert "train it with --parallel ddp" in process.stderr
+
+
 def test_alone_then_replicated_on_two_ranks(alone, toy, tmp_path, monkeypatch):
     from merit_lab.train.loop import Trainer
 

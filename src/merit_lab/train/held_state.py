@@ -1,0 +1,195 @@
+"""The state of any optimizer as JSON and named tensors, and back: a checkpoint runs no code when loaded.
+
+An optimizer of this package has its state made by a step that changes nothing, and read into. One from
+outside may have other state after such a step than it has later; so what it has is written down.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+from torch.optim import Optimizer
+
+from merit_lab.train.closure import weights_of
+from merit_optim.optim.base import SafeOptimizer
+
+Tensors = dict[str, Tensor]
+
+_PLAIN = (type(None), bool, int, float, str)
+# Of a parameter group: what is no option, and the learning rate, which follows from the step.
+_NOT_SAVED = frozenset({"params", "param_names", "param_kinds", "lr"})
+
+
+class _NotHeld(ValueError):
+    """A value that no checkpoint can hold."""
+
+
+def pack(optimizer: Optimizer, tensors: Tensors) -> dict[str, Any]:
+    """What ``optimizer.state_dict()`` has, as JSON; its tensors are added to ``tensors``.
+
+    Of the parameter groups, what cannot be held is left out: options, which the configuration gives.
+    """
+    try:
+        return _pack(optimizer, _Packing(tensors))
+    except _NotHeld as error:
+        raise ValueError(
+            f"{type(optimizer).__name__} keeps {error} in its state; checkpoints hold tensors, numbers and "
+            "words, and lists, tuples and dictionaries of them, so keep it elsewhere"
+        ) from None
+
+
+def _pack(optimizer: Optimizer, packing: _Packing) -> dict[str, Any]:
+    saved = optimizer.state_dict()
+    names, weights = names_of(optimizer), weights_of(optimizer)
+    state = []
+    for key, value in saved.pop("state").items():
+        of_weight = type(key) is int
+        name, weight = (names[key], weights[key]) if of_weight else (str(key), weights[0])
+        state.append([key, packing.pack(value, f"optimizer.{name}", weight)])
+    groups = [
+        {key: value for key, value in group.items() if key not in _NOT_SAVED and _can_be_held(value)}
+        for group in saved.pop("param_groups")
+    ]
+    others = packing.pack({"groups": groups, "others": saved}, "optimizer", weights[0])
+    return {"state": state, "others": others}
+
+
+def to_read_into(optimizer: Optimizer, packed: dict[str, Any]) -> Tensors:
+    """Tensors for what was packed, on the devices and ranks of the weights."""
+    weights = weights_of(optimizer)
+    tensors = {spec["tensor"]: _empty(spec, weights[0]) for spec in _specs(packed["others"])}
+    for key, value in packed["state"]:
+        weight = weights[key] if type(key) is int else weights[0]
+        tensors |= {spec["tensor"]: _empty(spec, weight) for spec in _specs(value)}
+    return tensors
+
+
+def unpack(optimizer: Optimizer, packed: dict[str, Any], tensors: Tensors) -> None:
+    """Give an optimizer the state that was packed."""
+    state = {key: _unpack(value, tensors) for key, value in packed["state"]}
+    others = _unpack(packed["others"], tensors)
+    groups = [
+        {**group, **saved}
+        for group, saved in zip(optimizer.state_dict()["param_groups"], others["groups"], strict=True)
+    ]
+    optimizer.load_state_dict({**others["others"], "state": state, "param_groups": groups})
+    if not isinstance(optimizer, SafeOptimizer):  # torch casts state to the weight's dtype, and spoils words
+        weights = weights_of(optimizer)
+        optimizer.state.update({weights[key] if type(key) is int else key: own for key, own in state.items()})
+
+
+def names_of(optimizer: Optimizer) -> list[str]:
+    """The names of the parameters, or their numbers where they have none."""
+    names = [name for group in optimizer.param_groups for name in group.get("param_names", ())]
+    return names or [str(number) for number in range(len(weights_of(optimizer)))]
+
+
+class _Packing:
+    """Values on their way into JSON, with their tensors beside."""
+
+    def __init__(self, tensors: Tensors) -> None:
+        self._tensors = tensors
+        self._seen: dict[object, str] = {}
+
+    def pack(self, value: Any, name: str, weight: Tensor) -> Any:
+        """A value that belongs to a weight, as JSON."""
+        if isinstance(value, Tensor):
+            return self._pack_tensor(value, name, weight)
+        if type(value) in _PLAIN:
+            return value
+        if type(value) in (list, tuple):
+            items = [self.pack(item, f"{name}.{i}", weight) for i, item in enumerate(value)]
+            return {type(value).__name__: items}
+        if type(value) is dict and all(type(key) in _PLAIN for key in value):
+            return {"dict": [[key, self.pack(own, f"{name}.{key}", weight)] for key, own in value.items()]}
+        raise _NotHeld(f"a {type(value).__name__} as {_last(name)!r}")
+
+    def _pack_tensor(self, value: Tensor, name: str, weight: Tensor) -> dict[str, Any]:
+        if value.layout is not torch.strided or value.is_complex() or value.is_quantized:
+            raise _NotHeld(f"a {value.dtype} tensor of layout {value.layout} as {_last(name)!r}")
+        if isinstance(weight, DTensor) and value.ndim and not _is_placed_by_its_shape(value, weight):
+            raise _NotHeld(
+                f"{_last(name)!r} of shape {tuple(value.shape)}, neither sharded as its weight of "
+                f"{tuple(weight.shape)} is nor whole and of another shape,"
+            )
+        return {
+            "tensor": self._name(value, name),
+            "shape": list(value.shape),
+            "dtype": str(value.dtype).removeprefix("torch."),
+            # Products of the same numbers in another order of memory can differ in their last bits.
+            "strides": [] if isinstance(value, DTensor) else list(torch.empty_like(value).stride()),
+            "on_host": value.device.type == "cpu" != weight.device.type,
+        }
+
+    def _name(self, value: Tensor, name: str) -> str:
+        """The name of a tensor among all; one that is there twice, as groups may share one, has one name."""
+        is_shared = not isinstance(value, DTensor) and value.numel()
+        place: object = (value.data_ptr(), value.shape, value.stride(), value.dtype) if is_shared else name
+        if place not in self._seen:
+            while name in self._tensors:
+                name += "_"
+            self._seen[place] = name
+            # A scalar cannot be read in slices from safetensors.
+            self._tensors[name] = value.reshape(-1) if value.ndim == 0 else value.contiguous()
+        return self._seen[place]
+
+
+def _last(name: str) -> str:
+    return name.rpartition(".")[2]
+
+
+def _is_placed_by_its_shape(value: Tensor, weight: DTensor) -> bool:
+    if isinstance(value, DTensor):
+        return value.shape == weight.shape and value.placements == weight.placements
+    return value.shape != weight.shape
+
+
+def _can_be_held(value: Any) -> bool:
+    try:
+        _Packing({}).pack(value, "", torch.empty(0))
+    except _NotHeld:
+        return False
+    return True
+
+
+def _specs(packed: Any) -> Iterator[dict[str, Any]]:
+    """The tensors in what was packed."""
+    if isinstance(packed, dict) and "tensor" in packed:
+        yield packed
+    elif isinstance(packed, dict | list):
+        for item in packed.values() if isinstance(packed, dict) else packed:
+            yield from _specs(item)
+
+
+def _empty(spec: dict[str, Any], weight: Tensor) -> Tensor:
+    dtype = getattr(torch, spec["dtype"])
+    shape = spec["shape"] or [1]
+    if isinstance(weight, DTensor) and spec["shape"] and torch.Size(shape) == weight.shape:
+        return torch.zeros_like(weight, dtype=dtype)
+    return torch.zeros(shape, dtype=dtype, device="cpu" if spec["on_host"] else weight.device)
+
+
+def _unpack(packed: Any, tensors: Tensors) -> Any:
+    if not isinstance(packed, dict):
+        return packed
+    if "tensor" in packed:
+        return _unpack_tensor(tensors[packed["tensor"]], packed)
+    ((kind, items),) = packed.items()
+    if kind == "dict":
+        return {key: _unpack(item, tensors) for key, item in items}
+    unpacked = [_unpack(item, tensors) for item in items]
+    return tuple(unpacked) if kind == "tuple" else unpacked
+
+
+def _unpack_tensor(tensor: Tensor, spec: dict[str, Any]) -> Tensor:
+    if isinstance(tensor, DTensor):
+        return tensor
+    tensor = tensor.reshape(spec["shape"])
+    if not spec["strides"] or list(tensor.stride()) == spec["strides"]:
+        return tensor
+    laid_out = torch.empty_strided(spec["shape"], spec["strides"], dtype=tensor.dtype, device=tensor.device)
+    return laid_out.copy_(tensor)

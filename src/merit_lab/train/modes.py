@@ -1,0 +1,48 @@
+"""Optimizers with two sets of weights, one to train and one to use, as schedule-free ones have."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from merit_lab.train.closure import weights_of
+from merit_lab.train.pair import AnyOptimizer, parts_of
+
+
+def has_modes(optimizer: AnyOptimizer) -> bool:
+    """Whether ``optimizer.eval()`` gives other weights than those that are trained."""
+    return any(_has_modes(part) for part in parts_of(optimizer))
+
+
+@contextlib.contextmanager
+def weights_to_use(optimizer: AnyOptimizer) -> Iterator[list[Tensor]]:
+    """The model has the weights to use inside, and those that are trained after it, bit for bit.
+
+    The latter are given: the way back by ``optimizer.train()`` would round them. Optimizers without modes
+    have one set of weights, and nothing is given.
+    """
+    parts = [part for part in parts_of(optimizer) if _has_modes(part)]
+    weights = [weight for part in parts for weight in weights_of(part)]
+    trained = [weight.detach().clone() for weight in weights]
+    for part in parts:
+        part.eval()  # type: ignore[attr-defined]
+    try:
+        yield trained
+    finally:
+        for part in parts:
+            part.train()  # type: ignore[attr-defined]
+        copy_into(weights, trained)
+
+
+@torch.no_grad()
+def copy_into(weights: list[Tensor], values: list[Tensor]) -> None:
+    """Give weights their values."""
+    for weight, value in zip(weights, values, strict=True):
+        weight.copy_(value)
+
+
+def _has_modes(part: object) -> bool:
+    return all(callable(getattr(part, mode, None)) for mode in ("train", "eval"))

@@ -1,0 +1,147 @@
+"""Arguments of an optimizer as words, OPTION=VALUE: read, and checked against what its class takes."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+import json
+import types
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+import torch
+
+from merit_lab.train.own_optimizer import is_own, load_class
+
+_PYTHON_WORDS = {"True": True, "False": False, "None": None}
+_FIELDS = ("lr", "weight_decay", "max_grad_norm")  # what has a field of its own, for both optimizers
+
+
+def parse_options(texts: Iterable[str], field: str) -> dict[str, Any]:
+    """Options by name: values are JSON, True, False or None, several joined by commas, or else words.
+
+    Example:
+        >>> parse_options(["betas=0.9,0.95", "nesterov=true", "ns_dtype=float32"], "optimizer.options")
+        {'betas': (0.9, 0.95), 'nesterov': True, 'ns_dtype': 'float32'}
+    """
+    options: dict[str, Any] = {}
+    for text in texts:
+        option, equals, value = text.partition("=")
+        if not option.isidentifier() or not equals:
+            raise ValueError(f"{field} has {text!r}; write OPTION=VALUE, as in momentum=0.9")
+        if option in _FIELDS:
+            raise ValueError(f"{field} has {text!r}; write --optimizer.{option.replace('_', '-')}")
+        options[option] = _parse(value)
+    return options
+
+
+def fitted_options(cls: Callable[..., Any], options: Mapping[str, Any], field: str) -> dict[str, Any]:
+    """Options as the arguments that a class takes; raises where it has no such one, or of another type."""
+    hints = _hints(cls)
+    fitted = {}
+    for option, value in options.items():
+        if not takes(cls, option):
+            raise _unknown_option(cls, option, field)
+        try:
+            fitted[option] = _fit(value, hints.get(option))
+        except TypeError:
+            takes_here = inspect.formatannotation(hints[option])
+            raise ValueError(
+                f"{field} has {option}={value!r}, but {cls.__name__} takes {takes_here} there"
+            ) from None
+    return fitted
+
+
+def takes(cls: Callable[..., Any], option: str) -> bool:
+    """Whether a class has an argument, or takes any."""
+    takes_any = any(own.kind is own.VAR_KEYWORD for own in inspect.signature(cls).parameters.values())
+    return takes_any or option in _names(cls)
+
+
+def check_used(
+    cls: Callable[..., Any], options: Mapping[str, Any], used: Collection[str], field: str
+) -> None:
+    """Raise on an option that a class has let pass, since it takes any, and does not know."""
+    for option in options:
+        if option not in _names(cls) and option not in used:
+            raise _unknown_option(cls, option, field)
+
+
+def _names(cls: Callable[..., Any]) -> list[str]:
+    """The arguments that a class names, after the parameters."""
+    arguments = inspect.signature(cls).parameters.values()
+    return [own.name for own in arguments if own.kind is not own.VAR_KEYWORD][1:]
+
+
+def _unknown_option(cls: Callable[..., Any], option: str, field: str) -> ValueError:
+    known = _names(cls)
+    nearest = difflib.get_close_matches(option, known, n=1)
+    hint = f"; did you mean {nearest[0]!r}?" if nearest else "."
+    return ValueError(
+        f"{field} has {option}, which {cls.__name__} does not take{hint} It takes {', '.join(known)}"
+    )
+
+
+def _parse(text: str) -> Any:
+    if text in _PYTHON_WORDS:
+        return _PYTHON_WORDS[text]
+    try:
+        return _as_tuples(json.loads(text))
+    except ValueError:
+        is_several = "," in text and not text.startswith(("[", "{"))
+        return tuple(map(_parse, text.split(","))) if is_several else text
+
+
+def _as_tuples(value: Any) -> Any:
+    return tuple(map(_as_tuples, value)) if isinstance(value, list) else value
+
+
+def _hints(cls: Callable[..., Any]) -> dict[str, Any]:
+    """The types of a class's arguments, where they are given and can be read."""
+    try:
+        return get_type_hints(getattr(cls, "__init__", cls))
+    except (NameError, TypeError):  # names that are there for type checkers alone
+        return {}
+
+
+def _fit(value: Any, hint: Any) -> Any:
+    """A value as a type asks for it; raises TypeError where it is none of it."""
+    kind = get_origin(hint) or hint
+    if kind in (Union, types.UnionType):
+        return _fit_any(value, get_args(hint))
+    if isinstance(value, str):
+        if kind is type or (hint is None and is_own(value)):
+            return load_class(value)
+        if kind is torch.dtype and isinstance(getattr(torch, value, None), torch.dtype):
+            return getattr(torch, value)
+        if kind is float:
+            return _float(value)
+    if kind is Literal:
+        fits = value in get_args(hint)
+    elif kind in (bool, str, types.NoneType):
+        fits = type(value) is kind
+    elif kind in (int, float):
+        fits = type(value) is int or type(value) is kind
+    elif kind in (tuple, list):
+        fits = isinstance(value, tuple)
+    else:  # nothing is said, or what words cannot tell
+        fits = kind not in (torch.dtype, type, Callable)
+    if not fits:
+        raise TypeError
+    return value
+
+
+def _fit_any(value: Any, hints: Iterable[Any]) -> Any:
+    for hint in hints:
+        try:
+            return _fit(value, hint)
+        except TypeError:
+            continue
+    raise TypeError
+
+
+def _float(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise TypeError from None

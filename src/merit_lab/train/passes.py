@@ -1,0 +1,63 @@
+"""The passes of a rank's micro-batches through the model, forward and back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from merit_lab.models.attention import Observe
+from merit_lab.train.numbers import AttentionSeen
+from merit_lab.train.parallel import Ranks, gradients_added
+
+MicroBatch = tuple[Tensor, Tensor]
+
+
+class Passes:
+    """What can be computed of a batch.
+
+    Args:
+        module: the model, shared among the ranks.
+        rows: this rank's part of a batch, as (begin, end) for each micro-batch.
+        ranks: who works together.
+        bf16: whether matrix products are in bfloat16.
+    """
+
+    def __init__(
+        self, module: nn.Module, rows: Sequence[tuple[int, int]], ranks: Ranks, *, bf16: bool
+    ) -> None:
+        self._module, self._ranks, self._is_bf16 = module, ranks, bf16
+        num_rows = sum(end - begin for begin, end in rows)
+        self._shares = [(end - begin) / num_rows for begin, end in rows]
+
+    def autocast(self) -> torch.autocast:
+        """bf16 matrix products, if configured."""
+        return torch.autocast(self._ranks.device.type, torch.bfloat16, enabled=self._is_bf16)
+
+    def gradients(
+        self, batch: Iterable[MicroBatch], observe: Observe = False
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Add gradients of the mean loss over the global batch; the loss, and what attention did."""
+        loss = torch.zeros((), device=self._ranks.device)
+        attention = AttentionSeen()
+        for i, ((inputs, targets), share) in enumerate(zip(batch, self._shares, strict=True)):
+            with gradients_added(self._module, last=i == len(self._shares) - 1):
+                output = self._forward(inputs, targets, observe)
+                (output.loss * share).backward()
+            loss += output.loss.detach() * share
+            attention.add(output.attention, share)
+        return self._ranks.sum(loss) / self._ranks.size, attention.over_all(self._ranks)
+
+    @torch.no_grad()
+    def attention(self, batch: Iterable[MicroBatch], observe: Observe) -> dict[str, Tensor]:
+        """What attention does with a batch."""
+        attention = AttentionSeen()
+        for (inputs, targets), share in zip(batch, self._shares, strict=True):
+            attention.add(self._forward(inputs, targets, observe).attention, share)
+        return attention.over_all(self._ranks)
+
+    def _forward(self, inputs: Tensor, targets: Tensor, observe: Observe) -> Any:
+        with self.autocast():
+            return self._module(inputs, targets, observe=observe)

@@ -1,0 +1,344 @@
+"""Optimizers by other authors: each learns, and goes on after a stop as if there had been none."""
+
+import dataclasses
+import json
+import sys
+
+import pytest
+import torch
+
+from merit_lab.data import validation_sequences
+from merit_lab.models import ModelConfig, build
+from merit_lab.train import OptimizerConfig, TrainConfig, checkpoint, train
+from merit_lab.train.closure import Closure
+from merit_lab.train.loop import Trainer
+from merit_lab.train.optimizer import check_optimizer, create_optimizer, take_step
+from merit_lab.train.parallel import Ranks
+from merit_lab.train.passes import Passes
+from merit_lab.train.snapshot import Snapshot
+from merit_lab.train.validation import validation_loss
+
+ALONE = Ranks(rank=0, size=1, device=torch.device("cpu"))
+FIRST, STOP, STEPS = 3, 5, 8  # the first checkpoint, where a run is stopped, and where it ends
+
+
+class Odd(torch.optim.SGD):
+    """Keeps what torch.save could keep: words, nothing, lists in dictionaries, counts, other dtypes."""
+
+    def __init__(self, params, lr, shrink: float = 0.5, weight_decay: float = 0.0):
+        super().__init__(params, lr=lr, weight_decay=weight_decay)
+        self.defaults["shrink"] = shrink
+        for group in self.param_groups:
+            group["shrink"] = shrink
+
+    def step(self, closure=None):
+        for group in self.param_groups:
+            group["seen"] = (*group.get("seen", ()), len(group.get("seen", ())))[-3:]
+            for parameter in group["params"]:
+                self._change(parameter, group)
+        return super().step(closure)
+
+    def _change(self, parameter, group):
+        state = self.state[parameter]
+        if not state:
+            state.update(mood="up", nothing=None, flipped=False, history={"norms": [], 3: (1, 2.5)})
+            state["mean"] = torch.zeros(parameter.shape, dtype=torch.bfloat16)
+            state["exact"] = torch.zeros((), dtype=torch.float64)
+            state["turned"] = torch.zeros(parameter.shape).T if parameter.ndim == 2 else torch.zeros(0)
+        state["flipped"] = not state["flipped"]
+        state["mood"] = "down" if state["mood"] == "up" else "up"
+        state["history"]["norms"] = [*state["history"]["norms"], parameter.grad.norm()][-3:]
+        state["mean"].lerp_(parameter.grad.bfloat16(), 0.3)
+        state["exact"] += parameter.grad.double().sum() / 3
+        scale = group["shrink"] if state["mood"] == "up" else sum(state["history"]["norms"])
+        parameter.grad.mul_(scale / (1 + len(group["seen"]))).add_(state["mean"], alpha=0.1 * scale)
+        parameter.grad.add_(state["exact"].sin().float(), alpha=1e-3)
+
+
+CASES = {
+    "Muon": OptimizerConfig(
+        name="torch:Muon",
+        lr=0.05,
+        options=("momentum=0.9", "nesterov=true"),
+        rest="adamw",
+        rest_lr=0.01,
+        rest_options=("betas=0.9,0.95",),
+    ),
+    "Adafactor": OptimizerConfig(name="torch:Adafactor", lr=0.05),
+    "NAdam": OptimizerConfig(
+        name="torch:nadam", lr=0.01, options=("betas=0.9,0.95", "decoupled_weight_decay=True")
+    ),
+    "LBFGS": OptimizerConfig(
+        name="torch:LBFGS", lr=0.3, options=("max_iter=3", "history_size=4"), max_grad_norm=None
+    ),
+    "SOAP": OptimizerConfig(
+        name="pytorch-optimizer:SOAP",
+        lr=0.01,
+        options=("precondition_frequency=2",),
+        rest="merit",
+        rest_lr=0.02,
+    ),
+    "Shampoo": OptimizerConfig(
+        name="pytorch-optimizer:shampoo", lr=0.3, options=("preconditioning_compute_steps=2",)
+    ),
+    "Kron": OptimizerConfig(  # draws random numbers
+        name="pytorch-optimizer:Kron", lr=0.01, options=("mu_dtype=bfloat16", "balance_prob=0.5")
+    ),
+    "ScheduleFreeAdamW": OptimizerConfig(name="pytorch-optimizer:ScheduleFreeAdamW", lr=0.03, final=1.0),
+    "AdEMAMix": OptimizerConfig(name="pytorch-optimizer:AdEMAMix", lr=0.01, options=("betas=0.9,0.95,0.99",)),
+    "Prodigy": OptimizerConfig(name="pytorch-optimizer:Prodigy", lr=1.0, options=("d0=1e-3",)),
+    "CAME": OptimizerConfig(name="pytorch-optimizer:CAME", lr=0.01),
+    "SAM": OptimizerConfig(  # computes the loss twice
+        name="pytorch-optimizer:SAM", lr=0.01, options=("base_optimizer=torch:AdamW", "rho=0.02")
+    ),
+    "EmoNavi": OptimizerConfig(name="pytorch-optimizer:EmoNavi", lr=0.01),  # uses the loss
+    "odd state": OptimizerConfig(name="any_mine:Odd", lr=0.3),
+}
+
+
+@pytest.fixture(autouse=True)
+def _mine(monkeypatch):
+    """This module under a name that can be imported."""
+    monkeypatch.setitem(sys.modules, "any_mine", sys.modules[__name__])
+
+
+@pytest.fixture
+def small(toy):
+    """A configuration that trains in a moment, with an optimizer's fields."""
+
+    def configure(optimizer):
+        return dataclasses.replace(
+            toy,
+            model=ModelConfig(width=16, heads=2, layers=1, context=16, vocab_size=256),
+            optimizer=optimizer,
+            measure=dataclasses.replace(toy.measure, validation_every=2, attention_every=3),
+            checkpoint=dataclasses.replace(toy.checkpoint, every_steps=FIRST),
+            micro_batch=4,
+            steps=STEPS,
+        )
+
+    return configure
+
+
+def create(config):
+    return create_optimizer(config, build(config.model))
+
+
+class Stopped(BaseException):
+    """Ends a run as a power cut would."""
+
+
+@pytest.fixture
+def stopped_and_resumed(monkeypatch):
+    """Train until a step, and go on from the checkpoint before it."""
+
+    def run(config, folder):
+        original = Trainer.take_step
+
+        def take_step(self, micro_batches):
+            if self.step == STOP:
+                raise Stopped
+            return original(self, micro_batches)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Trainer, "take_step", take_step)
+            with pytest.raises(Stopped):
+                train(config, folder)
+        return train(config, folder, resume=True)
+
+    return run
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_it_learns_and_goes_on_as_if_it_had_not_been_stopped(
+    case, small, stopped_and_resumed, measured, tmp_path
+):
+    config = small(CASES[case])
+    whole = train(config, tmp_path / "whole")
+    losses = [line["loss"] for line in whole.metrics("validation")]
+    assert losses[-1] < losses[0] - 0.02
+    assert measured(stopped_and_resumed(config, tmp_path / "stopped")) == measured(whole)
+
+
+# --- a second optimizer ------------------------------------------------------------------------------------
+
+
+def test_hidden_matrices_go_to_the_first_and_all_else_to_the_second(small):
+    pair = create(small(CASES["Muon"]))
+    first, rest = pair.parts
+    assert isinstance(first, torch.optim.Muon)
+    assert isinstance(rest, torch.optim.AdamW)
+    assert {kind for group in first.param_groups for kind in group["param_kinds"]} == {"hidden"}
+    assert {kind for group in rest.param_groups for kind in group["param_kinds"]} == {"embedding", "vector"}
+    assert {group["weight_decay"] for group in rest.param_groups} == {0.1, 0.0}
+
+
+def test_one_that_is_for_matrices_alone_is_refused_without_a_second(small):
+    with pytest.raises(ValueError, match=r"2D parameters.*as in --optimizer\.rest adamw"):
+        check_optimizer(small(dataclasses.replace(CASES["Muon"], rest=None, rest_lr=None, rest_options=())))
+
+
+def test_both_follow_one_schedule_each_to_its_own_peak(small, tmp_path, monkeypatch):
+    seen = []
+    original = Trainer.accumulate_gradients
+
+    def accumulate_gradients(self, micro_batches):
+        seen.append([group["lr"] for group in self.optimizer.param_groups])
+        return original(self, micro_batches)
+
+    monkeypatch.setattr(Trainer, "accumulate_gradients", accumulate_gradients)
+    train(small(CASES["Muon"]), tmp_path / "run")
+    first, *rest = torch.tensor(seen, dtype=torch.float64).T
+    assert first.max() == 0.05
+    for rates in rest:
+        assert rates.max() == 0.01
+        torch.testing.assert_close(rates, first / 5)
+
+
+def test_gradients_of_both_are_clipped_together_and_bad_ones_left_out(small):
+    chosen = OptimizerConfig(name="torch:SGD", lr=1.0, rest="lamb", rest_lr=1.0, max_grad_norm=0.5)
+    config = dataclasses.replace(small(chosen), nonfinite="skip")
+    model = build(config.model)
+    pair, weights = create_optimizer(config, model), list(model.parameters())
+    assert all(group["max_grad_norm"] is None for group in pair.parts[1].param_groups)
+    for weight in weights:
+        weight.grad = torch.randn_like(weight)
+    before = [weight.detach().clone() for weight in weights]
+
+    def step():
+        norms = torch.stack([weight.grad.norm() for weight in weights])
+        take_step(pair, config, norms, weights, lambda: torch.tensor(1.0), 0)
+
+    step()
+    assert torch.stack([weight.grad.norm() for weight in weights]).norm() == pytest.approx(0.5, rel=1e-4)
+    assert not any(map(torch.equal, weights, before))
+    before = [weight.detach().clone() for weight in weights]
+    weights[-1].grad[0] = float("nan")
+    step()
+    assert all(map(torch.equal, weights, before))
+
+
+def test_a_pair_has_the_state_of_both(small):
+    config = small(CASES["Muon"])
+    pairs = create(config), create(config)
+    for group in pairs[0].param_groups:
+        for weight in group["params"]:
+            weight.grad = torch.ones_like(weight)
+    pairs[0].step(lambda: torch.tensor(1.0))
+    pairs[1].load_state_dict(pairs[0].state_dict())
+    for one, other in zip(pairs[0].parts, pairs[1].parts, strict=True):
+        assert str(one.state_dict()["state"]) == str(other.state_dict()["state"]) != "{}"
+    pairs[0].zero_grad()
+    assert all(weight.grad is None for group in pairs[0].param_groups for weight in group["params"])
+
+
+def test_options_of_some_parameters_are_those_of_their_optimizer(small):
+    chosen = dataclasses.replace(
+        CASES["Muon"], overrides=("*embedding*:betas=[0.8, 0.9]", "*.mlp.*:momentum=0.5")
+    )
+    first, rest = create(small(chosen)).parts
+    assert {group["momentum"] for group in first.param_groups} == {0.5, 0.9}
+    assert {tuple(group["betas"]) for group in rest.param_groups} == {(0.8, 0.9), (0.9, 0.95)}
+    with pytest.raises(ValueError, match="sets momentum, which adamw does not have"):
+        create(small(dataclasses.replace(chosen, overrides=("*embedding*:momentum=0.5",))))
+
+
+# --- two sets of weights -----------------------------------------------------------------------------------
+
+
+def test_what_is_measured_and_kept_are_the_weights_to_use(small, tmp_path, monkeypatch):
+    trained = []
+    original = Trainer.save
+
+    def save(self, *, must):
+        trained[:] = [weight.detach().clone() for weight in self.parameters]
+        original(self, must=must)
+        assert all(map(torch.equal, trained, self.parameters))
+
+    monkeypatch.setattr(Trainer, "save", save)
+    run = train(small(CASES["ScheduleFreeAdamW"]), tmp_path / "run")
+    snapshot = Snapshot.find(run.folder)
+    model = snapshot.load_model(torch.device("cpu"))
+    assert not all(map(torch.equal, trained, model.parameters()))
+    dataset = snapshot.open_data()
+    sequences = validation_sequences(dataset.validation, 16, snapshot.config.measure.validation_sequences)
+    loss = validation_loss(model, torch.from_numpy(sequences), 4, ALONE)
+    assert loss == pytest.approx(run.metrics("validation")[-1]["loss"], abs=1e-6)
+
+
+def test_attention_is_observed_with_the_weights_to_use(small, tmp_path, monkeypatch):
+    seen = []
+    original = Passes.attention
+
+    def attention(self, batch, observe):
+        seen.append(observe)
+        return original(self, batch, observe)
+
+    monkeypatch.setattr(Passes, "attention", attention)
+    run = train(small(CASES["ScheduleFreeAdamW"]), tmp_path / "run")
+    assert [line["step"] for line in run.metrics("attention")] == [0, 3, 6, 7]
+    assert seen == [True, "max", True, True]
+
+
+# --- the loss within a step --------------------------------------------------------------------------------
+
+
+def test_the_loss_is_computed_again_where_weights_have_changed_alone():
+    weight = torch.nn.Parameter(torch.ones(2))
+    weight.grad = torch.ones(2)
+    closure = Closure(torch.tensor(1.0), [weight], again=lambda: torch.tensor(2.0))
+    assert closure() == 1.0
+    with torch.no_grad():
+        weight.add_(1.0)
+    assert closure() == 2.0
+    closure = Closure(torch.tensor(1.0), [weight], again=lambda: torch.tensor(2.0))
+    weight.grad = None
+    assert closure() == 2.0
+
+
+def test_micro_batches_do_not_matter_where_the_loss_is_computed_again(small, tmp_path):
+    config = dataclasses.replace(small(CASES["LBFGS"]), steps=3)
+    runs = [train(dataclasses.replace(config, micro_batch=size), tmp_path / str(size)) for size in (3, 8)]
+    losses = [[line["loss"] for line in run.metrics("train")] for run in runs]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("chosen", "nonfinite", "match"),
+    [
+        (
+            OptimizerConfig(name="pytorch-optimizer:AdaHessian", lr=0.1),
+            "stop",
+            "needs backward.create_graph=True",
+        ),
+        (dataclasses.replace(CASES["SAM"], rest="adamw", rest_lr=0.1), "stop", r"without optimizer\.rest"),
+        (CASES["SAM"], "skip", "where nothing can be left out; use --nonfinite stop"),
+    ],
+)
+def test_what_cannot_be_done_is_told_in_the_first_step(chosen, nonfinite, match, small, tmp_path):
+    with pytest.raises(ValueError, match=match):
+        train(dataclasses.replace(small(chosen), nonfinite=nonfinite), tmp_path / "run")
+
+
+# --- records from before -----------------------------------------------------------------------------------
+
+
+def test_a_configuration_from_before_is_the_same(toy):
+    values = json.loads(json.dumps(toy.to_dict()))
+    assert not {"rest", "rest_lr"} & values["optimizer"].keys()
+    del values["optimizer"]["rest_options"]
+    again = TrainConfig.from_dict(values)
+    assert again == toy
+    assert again.fingerprint == toy.fingerprint
+    # What it was before there was a second optimizer.
+    assert toy.fingerprint.startswith("841082d6c916a095")
+
+
+def test_a_checkpoint_from_before_is_read(small, stopped_and_resumed, measured, tmp_path, monkeypatch):
+    """The state of torch's optimizers was read into what a step with zeros makes."""
+    config = small(OptimizerConfig(name="adamw", lr=0.01))
+    whole = train(config, tmp_path / "whole")
+    monkeypatch.setattr(checkpoint, "SafeOptimizer", torch.optim.Optimizer)
+    stopped = stopped_and_resumed(config, tmp_path / "stopped")
+    assert checkpoint.read(checkpoint.path_of(stopped.checkpoints, STEPS)).optimizers is None
+    assert measured(stopped) == measured(whole)

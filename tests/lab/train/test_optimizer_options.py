@@ -1,0 +1,108 @@
+"""Names of optimizers by other authors, and their arguments as words."""
+
+import dataclasses
+import sys
+
+import pytest
+
+from merit_lab.models import build
+from merit_lab.train import OptimizerConfig
+from merit_lab.train.optimizer import check_optimizer, create_optimizer
+from merit_lab.train.options import parse_options
+
+
+@pytest.fixture
+def with_optimizer(toy):
+    return lambda optimizer: dataclasses.replace(toy, optimizer=optimizer)
+
+
+def test_a_name_that_is_nearly_one_is_told(with_optimizer):
+    with pytest.raises(ValueError, match=r"pytorch_optimizer has nothing of that name.*did you mean 'SOAP'"):
+        check_optimizer(with_optimizer(OptimizerConfig(name="pytorch-optimizer:SOAPP", lr=0.1)))
+
+
+def test_a_package_that_is_not_there_is_told(with_optimizer, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pytorch_optimizer", None)
+    with pytest.raises(ValueError, match=r"pip install '\.\[optim\]' installs it"):
+        check_optimizer(with_optimizer(OptimizerConfig(name="pytorch-optimizer:SOAP", lr=0.1)))
+
+
+@pytest.mark.parametrize(
+    ("name", "option", "match"),
+    [
+        ("torch:SGD", "momentm=0.9", r"momentm, which SGD does not take; did you mean 'momentum'\?"),
+        ("torch:SGD", "momentum=high", "momentum='high', but SGD takes float there"),
+        ("torch:SGD", "nesterov=1", "nesterov=1, but SGD takes bool there"),
+        ("torch:Muon", "ns_steps=2.5", r"ns_steps=2\.5, but Muon takes int there"),
+        # It takes any argument, and does nothing with those that it does not know.
+        (
+            "pytorch-optimizer:SOAP",
+            "shampo_beta=0.9",
+            "which SOAP does not take; did you mean 'shampoo_beta'",
+        ),
+    ],
+)
+def test_an_option_that_the_class_does_not_take_is_refused_before_training(
+    name, option, match, with_optimizer
+):
+    config = with_optimizer(OptimizerConfig(name=name, lr=0.1, options=(option,), rest="adamw", rest_lr=0.1))
+    with pytest.raises(ValueError, match=match):
+        check_optimizer(config)
+
+
+def test_options_of_the_rest_are_told_by_their_field(with_optimizer):
+    config = with_optimizer(
+        OptimizerConfig(lr=0.1, rest="torch:SGD", rest_lr=0.1, rest_options=("momentm=0.9",))
+    )
+    with pytest.raises(ValueError, match=r"optimizer\.rest_options has momentm"):
+        check_optimizer(config)
+
+
+@pytest.mark.parametrize(
+    ("name", "match"),
+    [
+        ("pytorch-optimizer:AliG", "has no lr in its parameter groups"),
+        ("pytorch-optimizer:LOMO", "refuses what it is given, parameter groups and lr"),
+        ("pytorch-optimizer:Lookahead", "could not be made with parameter groups and lr|refuses"),
+    ],
+)
+def test_a_class_that_cannot_be_used_is_refused_before_training(name, match, with_optimizer):
+    with pytest.raises(ValueError, match=match):
+        check_optimizer(with_optimizer(OptimizerConfig(name=name, lr=0.1)))
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("a=0.9,0.95", (0.9, 0.95)),
+        ("a=[[1, 2], [3, 4]]", ((1, 2), (3, 4))),
+        ("a=true", True),
+        ("a=False", False),
+        ("a=None", None),
+        ("a=words,more", ("words", "more")),
+        ("a=1e-3", 1e-3),
+    ],
+)
+def test_values_as_they_are_written(text, value):
+    assert parse_options([text], "options") == {"a": value}
+
+
+def test_a_number_that_is_not_json_is_a_number_where_one_is_taken(with_optimizer):
+    name, options = "pytorch-optimizer:Prodigy", ("growth_rate=inf", "d0=.5")
+    config = with_optimizer(OptimizerConfig(name=name, lr=1.0, options=options))
+    group, _ = create_optimizer(config, build(config.model)).param_groups
+    assert (group["growth_rate"], group["d0"]) == (float("inf"), 0.5)
+
+
+@pytest.mark.parametrize(
+    ("fields", "match"),
+    [
+        ({"rest_lr": 0.1}, r"name it with --optimizer\.rest"),
+        ({"rest": "adamv"}, r"optimizer\.rest is 'adamv'; did you mean 'adamw'"),
+        ({"rest": "torch:"}, "others are torch:NAME and pytorch-optimizer:NAME"),
+        ({"betas": (0.9, 0.9), "options": ("betas=0.9,0.9",)}, "give one of the two"),
+    ],
+)
+def test_fields_that_do_not_fit_together(fields, match):
+    with pytest.raises(ValueError, match=match):
+        OptimizerConfig(**fields)
