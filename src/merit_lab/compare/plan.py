@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from merit_lab.data import Dataset
-from merit_lab.record import Run
+from merit_lab.record import Run, holds_run
 from merit_lab.report.gather import flatten, short_name
 from merit_lab.train import TrainConfig
 
@@ -23,7 +23,7 @@ class PlannedRun:
     @property
     def exists(self) -> bool:
         """Whether it was begun."""
-        return (self.folder / "config.json").exists()
+        return holds_run(self.folder)
 
 
 def plan(

@@ -21,7 +21,7 @@ from types import TracebackType
 from typing import Self
 
 from merit_lab.compare import PlannedRun, carry_out
-from merit_lab.record import Run, is_locked
+from merit_lab.record import Run, holds_run, is_locked
 from merit_lab.train import Interrupted
 from merit_lab.train.parallel import Ranks
 from merit_lab.train.signals import StopRequest
@@ -94,7 +94,7 @@ class Workers:
 def is_done(folder: Path) -> bool:
     """Whether a run has come to its end, good or bad. What is done once stays so and is not read again."""
     folder = folder.resolve()  # what is remembered must not depend on the current folder
-    if not (folder / "config.json").exists():
+    if not holds_run(folder):
         return False
     if folder not in _DONE and not is_locked(folder) and Run.open(folder).outcome in ("finished", "diverged"):
         _DONE.add(folder)

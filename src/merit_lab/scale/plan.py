@@ -10,7 +10,7 @@ from pathlib import Path
 
 from merit_lab.compare.plan import PlannedRun, check_distinct, check_folders, check_same
 from merit_lab.data import Dataset
-from merit_lab.record import Run
+from merit_lab.record import Run, run_folders
 from merit_lab.report.gather import short_name
 from merit_lab.scale.measure import Measurement, read_attempt
 from merit_lab.sweep.fields import with_values
@@ -115,8 +115,8 @@ class Study:
         Every run in the folder must be one that this study could have made.
         """
         found: dict[tuple[str, int, float, int], PlannedRun] = {}
-        for path in sorted(self.folder.glob("*/config.json")):
-            run = Run.open(path.parent)
+        for folder in run_folders(self.folder):
+            run = Run.open(folder)
             own = TrainConfig.from_dict(run.config)
             assert own.optimizer.lr is not None and own.steps is not None, "a run's configuration is resolved"
             key = own.optimizer.name, own.batch, own.optimizer.lr, own.seed
