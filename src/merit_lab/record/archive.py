@@ -62,16 +62,14 @@ def names_in(path: Path) -> list[str]:
 
 def read_head(path: Path, name: str) -> tuple[dict[str, Any], dict[str, Any]]:
     """The configuration and the environment of a run."""
-    lines = _open(path).lines(name)
-    (_, _, config), (_, _, environment) = next(lines), next(lines)
+    (_, _, config), (_, _, environment) = _open(path).lines(name, slice(len(_HEAD)))
     return config, environment
 
 
 def read_lines(path: Path, name: str) -> Iterator[Line]:
     """What a run measured, as ``read_metrics`` has it."""
-    for place, (kind, step, rest) in enumerate(_open(path).lines(name)):
-        if place >= len(_HEAD):
-            yield {"kind": kind, "step": step, **rest}
+    for kind, step, rest in _open(path).lines(name, slice(len(_HEAD), None)):
+        yield {"kind": kind, "step": step, **rest}
 
 
 def add(path: Path, runs: Iterable[Excerpt]) -> None:
@@ -108,19 +106,22 @@ class _File:
     makers: dict[tuple[int, ...], fields.Maker]
     """What makes a line of its values, by its fields; filled as lines are read."""
 
-    def lines(self, name: str) -> Iterator[tuple[str, int, dict[str, Any]]]:
-        """A run's lines: kind, step and the rest of each."""
+    def lines(self, name: str, wanted: slice) -> Iterator[tuple[str, int, dict[str, Any]]]:
+        """Some of a run's lines: kind, step and the rest of each."""
         own = self.places[name]
         part = self.table.slice(own.start, len(own))
+        stretches = list(_stretches(part["line"].chunk(0)))[wanted]
+        first, last = (stretches[0][0], stretches[-1][1]) if stretches else (0, 0)
         kinds, steps, names, values, texts = (
-            _plain(part[column].chunk(0)) for column in ("kind", "step", "field", "value", "json")
+            _plain(part[column].chunk(0)[first:last]) for column in ("kind", "step", "field", "value", "json")
         )
         for place, text in enumerate(texts):
             if text != _NONE:
                 values[place] = json.loads(self.texts[text])
-        for begin, end in _stretches(part["line"].chunk(0)):
-            make = self._maker(tuple(names[begin:end]))
-            yield self.kinds[kinds[begin]], steps[begin], make(iter(values[begin:end]))
+        for begin, end in stretches:
+            rows = slice(begin - first, end - first)
+            make = self._maker(tuple(names[rows]))
+            yield self.kinds[kinds[rows.start]], steps[rows.start], make(iter(values[rows]))
 
     def _maker(self, names: tuple[int, ...]) -> fields.Maker:
         if names not in self.makers:
@@ -183,22 +184,20 @@ def _joined(tables: Sequence[Any]) -> Any:
 
 
 def _table(run: Excerpt) -> Any:
-    columns: dict[str, list[Any]] = {name: [] for name in _SCHEMA.names}
-    for place, (kind, step, rest) in enumerate(_lines_of(run)):
-        for name, value in fields.fields_of(rest):
-            is_number = isinstance(value, int | float) and not isinstance(value, bool)
-            row = (
-                run.name,
-                place,
-                kind,
-                step,
-                name,
-                float(value) if is_number else None,
-                None if isinstance(value, float) else json.dumps(value),
-            )
-            for column, cell in zip(columns.values(), row, strict=True):
-                column.append(cell)
-    return pa.table(columns, schema=_SCHEMA)
+    rows = [
+        (run.name, place, kind, step, name, _number(value), _text(value))
+        for place, (kind, step, rest) in enumerate(_lines_of(run))
+        for name, value in fields.fields_of(rest)
+    ]
+    return pa.table(dict(zip(_SCHEMA.names, zip(*rows, strict=True), strict=True)), schema=_SCHEMA)
+
+
+def _number(value: Any) -> float | None:
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+def _text(value: Any) -> str | None:
+    return None if isinstance(value, float) else json.dumps(value)
 
 
 def _lines_of(run: Excerpt) -> Iterator[tuple[str, int, dict[str, Any]]]:
