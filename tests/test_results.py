@@ -6,8 +6,19 @@ from pathlib import Path
 
 import pytest
 
+from merit_lab.record import Run, archive, excerpt, run_folders
+from merit_lab.report import find_runs, group, read_outcomes
+from merit_lab.report.figures import unchecked
+from merit_lab.report.tables import series_table
+from merit_lab.reproduce import records
+from merit_lab.reproduce.corpus import recall
+from merit_lab.reproduce.registry import ENTRIES
+from merit_lab.reproduce.scales import SCALES
+from merit_lab.reproduce.work import Task
+
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "results.md"
+STUDIES = ["nano", "nano/repeats", "gpt2-small", "directions/10m", "directions/33m"]
 
 
 def table_rows(text: str) -> list[str]:
@@ -29,16 +40,48 @@ def test_every_p_value_is_of_a_verdict() -> None:
     assert [value for value in told if value.rstrip(".") not in verdicts] == []
 
 
-@pytest.mark.parametrize("folder", ["nano/runs", "nano/repeats", "gpt2-small/runs"])
-def test_records_name_their_data_and_no_machine(folder: str) -> None:
+@pytest.mark.parametrize("study", STUDIES)
+def test_records_name_their_data_and_no_machine(study: str) -> None:
     """All are of the same text."""
     data = json.loads((ROOT / "results/nano/data.json").read_text("utf-8"))
-    paths = ROOT.glob(f"results/{folder}/*/environment.json")
-    environments = [json.loads(path.read_text("utf-8")) for path in paths]
-    assert environments
-    for own in environments:
-        assert own["data"]["fingerprint"] == data["fingerprint"]
-        assert not {"host", "folder", "command"} & own.keys()
+    runs = [Run.open(folder) for folder in run_folders(ROOT / "results" / study)]
+    assert runs
+    for run in runs:
+        assert run.environment["data"]["fingerprint"] == data["fingerprint"]
+        assert not {"host", "folder", "command"} & run.environment.keys()
+        assert "/" not in run.config["data"]
+
+
+@pytest.mark.parametrize("study", STUDIES)
+def test_what_is_kept_of_kept_runs_is_all_of_it(study: str, tmp_path: Path) -> None:
+    runs = [Run.open(folder) for folder in run_folders(ROOT / "results" / study)]
+    archive.add(tmp_path / "runs.parquet", map(excerpt, runs))
+    for run in runs:
+        again = Run.open(tmp_path / run.name)
+        assert (again.config, again.environment) == (run.config, run.environment)
+        assert repr(list(again.lines())) == repr(list(run.lines()))
+
+
+@pytest.mark.parametrize("study", ["directions/10m", "directions/33m"])
+def test_tables_of_directions_are_made_again(study: str) -> None:
+    folder = ROOT / "results" / study
+    outcomes = read_outcomes(group(find_runs([folder])))
+    assert series_table(outcomes).markdown() == (folder / "table.md").read_text("utf-8")
+
+
+@pytest.mark.parametrize("name", sorted(path.parent.name for path in ROOT.glob("results/nano/*/table.md")))
+def test_tables_of_entries_are_made_again(name: str) -> None:
+    folder = ROOT / "results" / "nano"
+    corpus = recall(folder)
+    assert corpus is not None
+    entry = ENTRIES[name]
+    seeds = 3 if name in ("horizon", "warmup") else None  # as docs/results.md has it
+    task = Task(
+        entries=[entry], scale=SCALES["nano"], corpus=corpus, folder=folder, seeds=seeds, trains=False
+    )
+    with unchecked():
+        result = entry.analyse(records.read(task.plan(entry)), task.scale)
+    assert result.table.markdown() == (folder / name / "table.md").read_text("utf-8")
 
 
 @pytest.mark.parametrize(

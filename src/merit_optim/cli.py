@@ -58,6 +58,7 @@ COMMANDS = {
     "evaluate": Command("Zero-shot tasks on a checkpoint of a run", "merit_lab.evaluate.command"),
     "export": Command("A run's checkpoint as a Hugging Face model", "merit_lab.evaluate.export_command"),
     "report": Command("Make a page, figures and tables from runs", "merit_lab.report.command"),
+    "show": Command("List runs, or print what they recorded as JSON", "merit_lab.report.show_command"),
     "keep": Command(
         "Copy what runs recorded, small enough for version control", "merit_lab.report.keep_command"
     ),

@@ -5,6 +5,7 @@ import os
 import shutil
 import sysconfig
 import tarfile
+from collections.abc import Callable
 from pathlib import Path
 
 import chromium
@@ -13,6 +14,7 @@ import pytest
 
 from merit_lab.evaluate import SETS
 from merit_lab.models import ModelConfig
+from merit_lab.report import keep_command
 from merit_lab.train import CheckpointConfig, MeasureConfig, OptimizerConfig, TrainConfig, train
 
 # Nothing here to run as an example; and pytest, coming from the folder before, would take it for that one's.
@@ -51,6 +53,18 @@ def trained(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def run(trained: Path, tmp_path: Path) -> Path:
     """The directory of that run, in a copy of the test's own."""
     return shutil.copytree(trained, tmp_path / "run")
+
+
+@pytest.fixture
+def keep_only() -> Callable[[Path], None]:
+    """Keeps the runs of a folder in a file, and removes their directories."""
+
+    def keep(folder: Path) -> None:
+        assert keep_command.main([str(folder), "--out", str(folder)]) == 0
+        for config in folder.glob("*/config.json"):
+            shutil.rmtree(config.parent)
+
+    return keep
 
 
 @pytest.fixture(scope="session")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -12,7 +12,7 @@ from typing import Any
 from merit_lab.arena.search import Axis, Point, Search, search
 from merit_lab.data import Dataset
 from merit_lab.models import num_parameters
-from merit_lab.record import Run
+from merit_lab.record import Run, run_folders
 from merit_lab.report.gather import MeasuredRun, short_name
 from merit_lab.study.fields import LR, with_values
 from merit_lab.study.study import Round
@@ -181,9 +181,7 @@ class Runs:
     @classmethod
     def read(cls, arena: Arena) -> Runs:
         """Read those that are there."""
-        return cls(
-            {path.parent.name: MeasuredRun.read(Run.open(path.parent)) for path in _begun(arena.folder)}
-        )
+        return cls({folder.name: MeasuredRun.read(Run.open(folder)) for folder in run_folders(arena.folder)})
 
     def of(self, trial: Trial) -> MeasuredRun | None:
         return self.by_name.get(trial.folder.name)
@@ -195,7 +193,3 @@ class Runs:
             return None
         losses = run.curves.get("validation_loss", [])
         return losses[-1][1] if run.status == "finished" and losses else math.inf
-
-
-def _begun(folder: Path) -> Iterator[Path]:
-    return iter(sorted(folder.glob("*/config.json")))

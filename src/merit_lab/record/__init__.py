@@ -1,21 +1,26 @@
-"""The run directory, read and written here only."""
+"""The run directory, and files of runs that are kept; read and written here only."""
 
 from merit_lab.record.environment import differences, environment
-from merit_lab.record.excerpt import write_excerpt
+from merit_lab.record.excerpt import Excerpt, excerpt
+from merit_lab.record.find import archive_of, run_folders
 from merit_lab.record.journal import Journal, import_wandb
 from merit_lab.record.lock import RunInUse, is_locked, lock
-from merit_lab.record.metrics import MetricsWriter, keep_nan, read_metrics
+from merit_lab.record.metrics import MetricsWriter, as_json, keep_nan, read_metrics
 from merit_lab.record.run import FORMAT, Run, Status, holds_run, outcome_of, refuse_run
 
 __all__ = [
     "FORMAT",
+    "Excerpt",
     "Journal",
     "MetricsWriter",
     "Run",
     "RunInUse",
     "Status",
+    "archive_of",
+    "as_json",
     "differences",
     "environment",
+    "excerpt",
     "holds_run",
     "import_wandb",
     "is_locked",
@@ -24,5 +29,5 @@ __all__ = [
     "outcome_of",
     "read_metrics",
     "refuse_run",
-    "write_excerpt",
+    "run_folders",
 ]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import uuid
+from collections.abc import Iterator
 from pathlib import Path
 
 
@@ -12,13 +14,18 @@ def write(path: Path, text: str) -> None:
 
     Of several writers the last one to be done wins.
     """
+    with replacing(path) as partial:
+        partial.write_text(text, encoding="utf-8")
+
+
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A name to write a file under: it takes the place of ``path`` if all goes well, and else is removed."""
     # A name of its own for each writer. Not tempfile's: others could not read the file.
     partial = path.with_name(f"{path.name}.{uuid.uuid4().hex}.partial")
     try:
-        with partial.open("x", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
+        yield partial
+        _sync(partial)
         partial.replace(path)
     except BaseException:
         partial.unlink(missing_ok=True)
@@ -28,7 +35,11 @@ def write(path: Path, text: str) -> None:
 
 def sync_folder(folder: Path) -> None:
     """Make the names in a folder last: a rename is safe from a power cut only after this."""
-    descriptor = os.open(folder, os.O_RDONLY)
+    _sync(folder)
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:

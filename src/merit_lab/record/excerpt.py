@@ -3,27 +3,37 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from merit_lab.record.metrics import MetricsWriter, read_metrics
-from merit_lab.record.run import Run, refuse_run
+from merit_lab.record.run import Run
 
 _DIGITS = 5
 _MOST_LINES = {"train": 50, "update": 64}  # all lines of other kinds are kept
 _OF_ITS_MACHINE = ("command", "folder", "host")
 
 
-def write_excerpt(run: Run, folder: Path) -> Run:
-    """Write a run's configuration, environment and measurements into another folder, as a run directory.
+@dataclass(frozen=True)
+class Excerpt:
+    """What is kept of a run: its name, configuration and environment, and lines of its metrics."""
+
+    name: str
+    config: dict[str, Any]
+    environment: dict[str, Any]
+    lines: Sequence[dict[str, Any]]
+
+
+def excerpt(run: Run) -> Excerpt:
+    """What is kept of a run.
 
     Numbers have five digits. Of "train" lines 50 are kept, of "update" lines 64, spread over the run with
     the first and the last among them; all that there are where there are fewer, and all lines of other
     kinds. The environment says how many the run had, in an excerpt of an excerpt too.
     """
-    refuse_run(folder)  # before its measurements are written over
-    lines = list(read_metrics(run.metrics_path))
+    lines = list(run.lines())
     places: dict[str, list[int]] = {kind: [] for kind in _MOST_LINES}
     for place, line in enumerate(lines):
         places.setdefault(line["kind"], []).append(place)
@@ -35,12 +45,7 @@ def write_excerpt(run: Run, folder: Path) -> Run:
     environment.setdefault(
         "excerpt_of", {"digits": _DIGITS, **{kind: len(places[kind]) for kind in _MOST_LINES}}
     )
-    folder.mkdir(parents=True, exist_ok=True)
-    with MetricsWriter(folder / run.metrics_path.name, offset=0) as writer:
-        for place in sorted(kept):
-            writer.write(_rounded(lines[place]))
-    # Last, for only then is the folder a run: one that was stopped before is written again.
-    return Run.create(folder, config, environment)
+    return Excerpt(run.name, config, environment, [_rounded(lines[place]) for place in sorted(kept)])
 
 
 def _spread(places: list[int], most: int) -> list[int]:

@@ -51,7 +51,7 @@ class MetricsWriter:
 
     def write(self, line: dict[str, Any]) -> None:
         """Append one line."""
-        self._file.write(json.dumps(_to_json(line), allow_nan=False).encode() + b"\n")
+        self._file.write(as_json(line).encode() + b"\n")
         self._file.flush()
 
     def sync(self) -> None:
@@ -65,6 +65,11 @@ class MetricsWriter:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._file.close()
+
+
+def as_json(line: dict[str, Any]) -> str:
+    """A line as it is written."""
+    return json.dumps(_to_json(line), allow_nan=False)
 
 
 def read_metrics(path: Path) -> Iterator[dict[str, Any]]:

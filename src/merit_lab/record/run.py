@@ -7,18 +7,20 @@
     tensorboard/        the same numbers for TensorBoard
     lock                who works on it; see lock.py
 
-Evaluation and report read these files and nothing else, so they can be made again anywhere.
+Evaluation and report read these files and nothing else, so they can be made again anywhere. Of runs that are
+kept the first three are in one file; see archive.py.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Self, cast
 
 from merit_lab.record import durable
+from merit_lab.record.find import kept_path
 from merit_lab.record.lock import is_locked
 from merit_lab.record.metrics import read_metrics
 
@@ -33,7 +35,7 @@ _BEGINS = ("started", "resumed")
 
 @dataclass(frozen=True)
 class Run:
-    """A run directory. ``create`` makes one, ``open`` reads one."""
+    """A run directory, or what was kept of one. ``create`` makes one, ``open`` reads one."""
 
     folder: Path
     config: dict[str, Any]
@@ -52,9 +54,13 @@ class Run:
 
     @classmethod
     def open(cls, folder: Path | str) -> Self:
-        """Read the run in a folder."""
+        """Read the run in a folder, or the one that is kept in its place."""
         folder = Path(folder)
-        if not holds_run(folder):
+        if not _is_there(folder):
+            if kept := kept_path(folder):
+                from merit_lab.record.archive import read_head  # pyarrow is not needed to train
+
+                return cls(kept, *read_head(kept.parent, kept.name))
             raise FileNotFoundError(
                 f"{folder} holds no run: there is no config.json. A run directory is what --out of "
                 "`merit train` named."
@@ -80,11 +86,29 @@ class Run:
     @property
     def checkpoints(self) -> Path:
         """The folder of checkpoints."""
+        if self.is_kept:
+            raise ValueError(
+                f"{self.folder.parent} has what {self.name} recorded and no checkpoints; give its run "
+                "directory, or train it again"
+            )
         return self.folder / "checkpoints"
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether it is read from a file of `merit keep`, and not from its directory."""
+        return self.folder.parent.is_file()
+
+    def lines(self) -> Iterator[dict[str, Any]]:
+        """All measurements, in the order they were made."""
+        if not self.is_kept:
+            return read_metrics(self.metrics_path)
+        from merit_lab.record.archive import read_lines
+
+        return read_lines(self.folder.parent, self.name)
 
     def metrics(self, kind: str) -> list[dict[str, Any]]:
         """All measurements of a kind, in the order they were made."""
-        return [line for line in read_metrics(self.metrics_path) if line["kind"] == kind]
+        return [line for line in self.lines() if line["kind"] == kind]
 
     @property
     def outcome(self) -> Status | None:
@@ -98,20 +122,29 @@ class Run:
 
 
 def holds_run(folder: Path) -> bool:
-    """Whether there is a run in a folder. One that was killed while it was made is none yet."""
-    return (folder / "config.json").exists()
+    """Whether there is a run in a folder, or kept in its place.
+
+    One that was killed while it was made is none yet.
+    """
+    return _is_there(folder) or kept_path(folder) is not None
 
 
 def refuse_run(folder: Path) -> None:
-    """Raise where a folder holds a run."""
-    if holds_run(folder):
+    """Raise where a folder holds a run, or one is kept in its place."""
+    if _is_there(folder):
         raise FileExistsError(f"{folder} holds a run already. Resume it, or choose another folder.")
+    if kept := kept_path(folder):
+        raise FileExistsError(f"{kept.parent} keeps a run {kept.name} already. Choose another folder.")
 
 
 def outcome_of(events: Sequence[dict[str, Any]]) -> Status | None:
     """How a run with these events ended; None where it has begun and not ended, or not begun."""
     turns = [event["what"] for event in events if event["what"] in (*_BEGINS, *_ENDS)]
     return cast(Status, turns[-1]) if turns and turns[-1] in _ENDS else None
+
+
+def _is_there(folder: Path) -> bool:
+    return (folder / "config.json").exists()
 
 
 def _json(value: dict[str, Any]) -> str:

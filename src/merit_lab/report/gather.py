@@ -11,7 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from merit_lab.record import Run, Status, is_locked, outcome_of, read_metrics
+from merit_lab.record import Run, Status, is_locked, outcome_of, run_folders
 from merit_lab.report.curves import Curves, Rows, last_validation_loss, read_curves
 
 # How optimizers are written, in the order in which they are shown. Others follow under their own names.
@@ -67,7 +67,7 @@ class MeasuredRun:
         # In this order: of a run that ends meanwhile, lines are missing only if it counts as running.
         locked = is_locked(run.folder)
         rows: Rows = {}
-        for row in read_metrics(run.metrics_path):
+        for row in run.lines():
             rows.setdefault(row["kind"], []).append(row)
         status: Status = "running" if locked else outcome_of(rows.get("event", [])) or "unfinished"
         loss = last_validation_loss(rows)
@@ -114,21 +114,28 @@ class Series:
 
 
 def find_runs(paths: Iterable[Path]) -> list[MeasuredRun]:
-    """The runs at ``paths``, each a run directory or a folder with run directories in it."""
-    names = _names(find_folders(paths))
-    return [replace(MeasuredRun.read(Run.open(folder)), name=name) for folder, name in names.items()]
+    """The runs at ``paths``, each a run directory, a folder that holds runs, or a file of kept ones."""
+    return [replace(MeasuredRun.read(run), name=name) for name, run in open_runs(paths).items()]
+
+
+def open_runs(paths: Iterable[Path]) -> dict[str, Run]:
+    """The same runs, by names that tell them apart."""
+    return {name: Run.open(folder) for folder, name in _names(find_folders(paths)).items()}
 
 
 def find_folders(paths: Iterable[Path]) -> list[Path]:
-    """The run directories at ``paths``, each once."""
+    """The paths of the runs at ``paths``, each once."""
     folders: dict[Path, None] = {}  # in order
     for path in paths:
-        if not path.is_dir():
-            raise ValueError(f"{path}: no such folder; give run directories, or folders that hold some")
-        found = [path] if _is_run(path) else sorted(filter(_is_run, path.iterdir()))
+        found = run_folders(path)
+        if not found and not path.exists():
+            raise ValueError(
+                f"{path}: no such folder; give run directories, folders that hold some, or files of kept runs"
+            )
         if not found:
             raise ValueError(
-                f"{path} holds no run; a run is a folder with a config.json, as `merit train` writes it"
+                f"{path} holds no run; a run is a folder with a config.json, as `merit train` writes it, or "
+                "in a runs.parquet, as `merit keep` writes it"
             )
         folders.update(dict.fromkeys(folder.resolve() for folder in found))
     if not folders:
@@ -235,12 +242,6 @@ def _names(folders: Iterable[Path]) -> dict[Path, str]:
             break
         names |= {folder: "/".join(folder.parts[-depth:]) for folder in alike}
     return names
-
-
-def _is_run(folder: Path) -> bool:
-    # An exported model has a config.json too.
-    others = ("environment.json", "metrics.jsonl")
-    return (folder / "config.json").is_file() and any((folder / name).is_file() for name in others)
 
 
 def _makes_a_series(path: str) -> bool:

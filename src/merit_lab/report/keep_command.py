@@ -1,4 +1,4 @@
-"""`merit keep`: what runs recorded, small enough for version control."""
+"""`merit keep`: what runs recorded, in a file small enough for version control."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from merit_lab.record import Run, write_excerpt
+from merit_lab.record import Run, archive, archive_of, excerpt
 from merit_lab.report.gather import find_folders
 
 
@@ -15,32 +15,39 @@ def main(argv: Sequence[str]) -> int:
     """Run the command and return its exit status."""
     parser = argparse.ArgumentParser(
         prog="merit keep",
-        description="Copy what runs recorded into small run directories, to be kept with code or a paper: "
-        "numbers with five digits, at most 50 of the training steps and 64 of the statistics of updates, no "
-        "checkpoints and no paths. `merit report` and `merit reproduce` read them as they read the runs. "
-        "Runs that are there already stay as they are.",
+        description="Copy what runs recorded into one small file, to be kept with code or a paper: numbers "
+        "with five digits, at most 50 of the training steps and 64 of the statistics of updates, no "
+        "checkpoints and no paths. `merit report` and `merit reproduce` read it as they read the runs, and "
+        "`merit show` shows it. Runs that are there already stay as they are.",
     )
     parser.add_argument("runs", nargs="+", type=Path, help="run directories, or folders that hold some")
-    parser.add_argument("--out", type=Path, required=True, help="folder to write them into")
+    parser.add_argument("--out", type=Path, required=True, help="folder of the file, runs.parquet")
     options = parser.parse_args(argv)
-    num_written = num_there = num_left = 0
     try:
-        for folder in find_folders(options.runs):
-            run, target = Run.open(folder), options.out / folder.name
-            if (target / "config.json").exists():
-                _check_same(run, Run.open(target))
-                num_there += 1
-            elif run.status not in ("finished", "diverged"):
-                num_left += 1
-                print(f"{folder} is {run.status} and is left out", file=sys.stderr)
-            else:
-                write_excerpt(run, target)
-                num_written += 1
+        _keep(options.runs, archive_of(options.out))
     except (OSError, ValueError) as error:
         print(f"merit keep: {error}", file=sys.stderr)
         return 1
-    print(f"{num_written} written to {options.out}, {num_there} there already, {num_left} left out")
     return 0
+
+
+def _keep(paths: Sequence[Path], file: Path) -> None:
+    there = set(archive.names_in(file)) if file.is_file() else set()
+    new: dict[str, Run] = {}
+    num_there = num_left = 0
+    for folder in find_folders(paths):
+        run = Run.open(folder)
+        if run.name in there or run.name in new:
+            _check_same(run, new.get(run.name) or Run.open(file / run.name))
+            num_there += 1
+        elif run.status in ("finished", "diverged"):
+            new[run.name] = run
+        else:
+            num_left += 1
+            print(f"{folder} is {run.status} and is left out", file=sys.stderr)
+    if new:
+        archive.add(file, map(excerpt, new.values()))
+    print(f"{len(new)} written to {file}, {num_there} there already, {num_left} left out")
 
 
 def _check_same(run: Run, kept: Run) -> None:
@@ -58,6 +65,5 @@ def _check_same(run: Run, kept: Run) -> None:
     if begun[0] != begun[1]:
         raise ValueError(
             f"{kept.folder} is another run than {run.folder}, which has the same name and settings (begun at "
-            f"{begun[0]} and {begun[1]}); remove the former to keep the latter, or choose another folder "
-            "with --out"
+            f"{begun[0]} and {begun[1]}); choose another folder with --out for one of them"
         )

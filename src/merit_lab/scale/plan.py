@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from merit_lab.data import Dataset
-from merit_lab.record import Run
+from merit_lab.record import Run, run_folders
 from merit_lab.report.gather import short_name
 from merit_lab.scale.measure import Measurement, choose, measure, read_attempt, unfinished
 from merit_lab.study.fields import with_values
@@ -133,8 +133,8 @@ class Study:
         Every run in the folder must be one that this study could have made.
         """
         found: dict[tuple[str, int, float, int], Trial] = {}
-        for path in sorted(self.folder.glob("*/config.json")):
-            run = Run.open(path.parent)
+        for folder in run_folders(self.folder):
+            run = Run.open(folder)
             own = TrainConfig.from_dict(run.config)
             assert own.optimizer.lr is not None and own.steps is not None, "a run's configuration is resolved"
             key = own.optimizer.name, own.batch, own.optimizer.lr, own.seed

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from merit_lab.data import Dataset
-from merit_lab.record import Run
+from merit_lab.record import Run, holds_run
 from merit_lab.report.gather import flatten
 from merit_lab.train import TrainConfig
 
@@ -22,7 +22,7 @@ class Trial:
     @property
     def exists(self) -> bool:
         """Whether it was begun."""
-        return (self.folder / "config.json").exists()
+        return holds_run(self.folder)
 
     @property
     def status(self) -> str:

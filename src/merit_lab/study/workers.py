@@ -20,7 +20,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from merit_lab.record import Run, is_locked
+from merit_lab.record import Run, holds_run, is_locked
 from merit_lab.study.runner import carry_out
 from merit_lab.study.trial import Trial
 from merit_lab.train import Interrupted
@@ -108,7 +108,7 @@ def one_thread() -> Iterator[None]:
 def is_done(folder: Path) -> bool:
     """Whether a run has come to its end, good or bad. What is done once stays so and is not read again."""
     folder = folder.resolve()  # what is remembered must not depend on the current folder
-    if not (folder / "config.json").exists():
+    if not holds_run(folder):
         return False
     if folder not in _DONE and not is_locked(folder) and Run.open(folder).outcome in ("finished", "diverged"):
         _DONE.add(folder)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from merit_lab.compare.plan import parse_learning_rates
 from merit_lab.data import Dataset
-from merit_lab.record import Run
+from merit_lab.record import Run, run_folders
 from merit_lab.report.gather import flatten, short_name, show
 from merit_lab.study.fields import LR, with_values
 from merit_lab.study.trial import Trial, check_distinct, check_folders, check_same
@@ -95,8 +95,8 @@ class Grid:
 
         It may stand at another point of the grid, from an earlier call or an extension.
         """
-        for path in sorted(self.folder.glob("*/config.json")):
-            run = Run.open(path.parent)
+        for folder in run_folders(self.folder):
+            run = Run.open(folder)
             own = TrainConfig.from_dict(run.config)
             settings = flatten(own.to_dict())
             values = {field: settings[field] for field in (LR, *self.fields)}

@@ -1,6 +1,7 @@
 """`merit compare`: what is run, what is not run again, and what is refused."""
 
 import signal
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,30 @@ def test_trains_each_optimizer_and_seed_once_and_reports(
     assert main(command) == 0
     assert capsys.readouterr().err.count("is there already") == 4
     assert before == {name: (tmp_path / "out" / name / "metrics.jsonl").read_bytes() for name in names}
+
+
+def test_runs_that_are_kept_are_not_repeated(
+    command: list[str],
+    tmp_path: Path,
+    keep_only: Callable[[Path], None],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    command += ["--optimizers", "merit", "--seeds", "0", "1"]
+    assert main(command) == 0
+    page = tmp_path / "out" / "report" / "table.md"
+    before = page.read_text().split("|")[:5]  # numbers have fewer digits when they are kept
+    page.unlink()
+    keep_only(tmp_path / "out")
+    capsys.readouterr()
+    assert main(command) == 0
+    assert capsys.readouterr().err.count("is there already") == 2
+    assert page.read_text().split("|")[:5] == before
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {"report", "runs.parquet"}
+
+    assert main([*command, "--batch", "8"]) == 1
+    assert f"{tmp_path / 'out' / 'runs.parquet'}/merit-lr0.009-seed0 holds a run with another batch" in (
+        capsys.readouterr().err
+    )
 
 
 def test_a_run_that_diverges_is_a_result_and_not_repeated(

@@ -1,4 +1,4 @@
-"""Run directories small enough to be kept beside code."""
+"""Files of runs, small enough to be kept beside code."""
 
 import json
 import math
@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from fake_runs import write_run
 
-from merit_lab.record import MetricsWriter, Run, read_metrics, write_excerpt
+from merit_lab.record import MetricsWriter, Run, excerpt
+from merit_lab.record.excerpt import Excerpt
 from merit_lab.report.gather import find_runs
 from merit_lab.report.keep_command import main
 
@@ -21,6 +22,7 @@ def test_a_kept_run_reads_as_the_run_did(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "runs", "merit", num_steps=400, every=4, data="/home/somebody/data/enwik8")
     assert keep(tmp_path / "runs", "--out", tmp_path / "kept") == 0
     before, kept = (Run.open(own) for own in (folder, tmp_path / "kept" / folder.name))
+    assert [path.name for path in (tmp_path / "kept").iterdir()] == ["runs.parquet"]
 
     assert kept.status == before.status == "finished"
     assert kept.config == {**before.config, "data": "enwik8"}
@@ -34,7 +36,7 @@ def test_a_kept_run_reads_as_the_run_did(tmp_path: Path) -> None:
     assert [row["step"] for row in kept.metrics("update")] == [
         row["step"] for row in before.metrics("update")
     ]
-    lines = [row["step"] for row in read_metrics(kept.metrics_path)]
+    lines = [row["step"] for row in kept.lines()]
     assert lines == sorted(lines), "in the order in which they were measured"
     all_steps = [row["step"] for row in before.metrics("train")]
     steps = [row["step"] for row in kept.metrics("train")]
@@ -44,12 +46,9 @@ def test_a_kept_run_reads_as_the_run_did(tmp_path: Path) -> None:
     assert kept.environment["excerpt_of"] == {"digits": 5, "train": len(all_steps), "update": 50}
 
 
-def test_a_run_that_is_there_is_not_written_over(tmp_path: Path) -> None:
-    run = run_of(tmp_path / "run", num_train=100)
-    before = run.metrics_path.read_bytes()
-    with pytest.raises(FileExistsError, match="holds a run already"):
-        write_excerpt(run, run.folder)
-    assert run.metrics_path.read_bytes() == before
+def finish(folder: Path) -> None:
+    with MetricsWriter(folder / "metrics.jsonl") as metrics:
+        metrics.write({"kind": "event", "step": 0, "what": "finished", "message": ""})
 
 
 def run_of(folder: Path, *, num_train: int = 0, num_update: int = 0, slow_every: int = 1) -> Run:
@@ -68,8 +67,7 @@ def run_of(folder: Path, *, num_train: int = 0, num_update: int = 0, slow_every:
 def test_lines_that_are_left_out_do_not_change_the_median_speed(tmp_path: Path, slow_every: int) -> None:
     # So many lines that an even stride would be slow_every.
     run = run_of(tmp_path / "run", num_train=49 * slow_every + 1, slow_every=slow_every)
-    kept = write_excerpt(run, tmp_path / "kept")
-    speeds = [row["tokens_per_second"] for row in kept.metrics("train")]
+    speeds = [row["tokens_per_second"] for row in excerpt(run).lines]
     assert statistics.median(speeds) == 1000.0
     assert speeds.count(100.0) / 50 == pytest.approx(1 / slow_every, abs=0.14)
 
@@ -78,8 +76,7 @@ def test_kept_lines_are_spread_over_the_run_and_those_of_runs_of_one_length_are_
     tmp_path: Path,
 ) -> None:
     def kept_steps(name: str) -> list[int]:
-        kept = write_excerpt(run_of(tmp_path / name, num_train=1000), tmp_path / f"{name}-kept")
-        return [row["step"] for row in kept.metrics("train")]
+        return [row["step"] for row in excerpt(run_of(tmp_path / name, num_train=1000)).lines]
 
     steps = kept_steps("one")
     assert steps == kept_steps("other"), "a mean over seeds is taken at common steps"
@@ -89,26 +86,41 @@ def test_kept_lines_are_spread_over_the_run_and_those_of_runs_of_one_length_are_
 
 @pytest.mark.parametrize(("num_update", "num_kept"), [(63, 63), (64, 64), (65, 64), (500, 64)])
 def test_updates_are_left_out_beyond_64(tmp_path: Path, num_update: int, num_kept: int) -> None:
-    kept = write_excerpt(run_of(tmp_path / "run", num_update=num_update), tmp_path / "kept")
-    steps = [row["step"] for row in kept.metrics("update")]
+    kept = excerpt(run_of(tmp_path / "run", num_update=num_update))
+    steps = [row["step"] for row in kept.lines]
     assert len(set(steps)) == num_kept
     assert (steps[0], steps[-1]) == (1, num_update)
     assert kept.environment["excerpt_of"]["update"] == num_update
 
 
-def test_what_is_kept_of_a_kept_run_is_all_of_it(tmp_path: Path) -> None:
-    run = run_of(tmp_path / "run", num_train=300, num_update=300)
-    once = write_excerpt(run, tmp_path / "once")
-    twice = write_excerpt(once, tmp_path / "twice")
-    assert twice.environment == once.environment
-    assert twice.environment["excerpt_of"]["train"] == 300
-    assert twice.metrics_path.read_text() == once.metrics_path.read_text()
+def write_old(kept: Excerpt, parent: Path) -> Path:
+    """A kept run as it was written before there were files of runs."""
+    run = Run.create(parent / kept.name, kept.config, kept.environment)
+    with MetricsWriter(run.metrics_path) as metrics:
+        for line in kept.lines:
+            metrics.write(line)
+    return run.folder
+
+
+def test_runs_that_were_kept_in_directories_are_read_and_kept_in_the_file_as_they_are(tmp_path: Path) -> None:
+    once = excerpt(run_of(tmp_path / "run", num_train=300, num_update=300))
+    folder = write_old(once, tmp_path / "study" / "runs")
+    finish(folder)
+    old = Run.open(folder)
+    assert keep(tmp_path / "study" / "runs", "--out", tmp_path / "study") == 0
+    new = Run.open(tmp_path / "study" / "runs.parquet" / "run")
+    assert new.is_kept
+    assert not old.is_kept
+    assert (new.config, new.environment) == (old.config, old.environment)
+    assert new.environment["excerpt_of"]["train"] == 300
+    assert list(new.lines()) == list(old.lines())
 
 
 def test_nothing_of_the_machine_is_kept(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "runs", "merit", data="/home/somebody/data/enwik8")
     assert keep(folder, "--out", tmp_path / "kept") == 0
-    text = "".join(path.read_text() for path in (tmp_path / "kept" / folder.name).iterdir())
+    kept = Run.open(tmp_path / "kept" / folder.name)
+    text = json.dumps([kept.config, kept.environment, *kept.lines()])
     assert "somebody" not in text
     assert "a-private-name" not in text
 
@@ -156,13 +168,48 @@ def test_a_run_that_was_trained_again_is_not_taken_for_kept(
     assert "begun at 2026-01-01T00:00:00+00:00 and 2026-01-02T00:00:00+00:00" in said
 
 
-def test_one_that_was_stopped_is_written_again(tmp_path: Path) -> None:
+def test_runs_that_are_there_stay_as_they_are_when_others_are_added(tmp_path: Path) -> None:
+    kept = tmp_path / "kept"
+    first = write_run(tmp_path / "one", "merit", data="enwik8")
+    assert keep(first, "--out", kept) == 0
+    before = list(Run.open(kept / first.name).lines())
+    for seed in (1, 2):
+        write_run(tmp_path / "two", "adamw", seed=seed, data="enwik8")
+    assert keep(tmp_path / "one", tmp_path / "two", "--out", kept) == 0
+    assert list(Run.open(kept / first.name).lines()) == before
+    assert len(find_runs([kept])) == 3
+
+
+def test_two_runs_of_one_name_are_not_kept_as_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for place, batch in (("one", 8), ("other", 16)):
+        write_run(tmp_path / place, "merit", data="enwik8", batch=batch)
+    assert keep(tmp_path / "one", tmp_path / "other", "--out", tmp_path / "kept") == 1
+    assert "is another run than" in capsys.readouterr().err
+    assert not (tmp_path / "kept").exists()
+
+
+def test_a_file_that_cannot_be_written_is_left_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError("no space left on device")
+
+    one, two = (write_run(tmp_path / "runs", "merit", seed=seed, data="enwik8") for seed in (0, 1))
+    assert keep(one, "--out", tmp_path / "kept") == 0
+    before = (tmp_path / "kept" / "runs.parquet").read_bytes()
+    monkeypatch.setattr("os.fsync", full)
+    assert keep(two, "--out", tmp_path / "kept") == 1
+    assert "no space left" in capsys.readouterr().err
+    assert [path.read_bytes() for path in (tmp_path / "kept").iterdir()] == [before]
+
+
+def test_kept_runs_can_be_kept_elsewhere(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "runs", "merit", data="enwik8")
-    kept = tmp_path / "kept" / folder.name
-    kept.mkdir(parents=True)
-    (kept / "metrics.jsonl").write_text('{"kind": "event", "step": 0, "what": "started", "message": ""}\n')
-    assert keep(folder, "--out", tmp_path / "kept") == 0
-    assert len(Run.open(kept).metrics("event")) == len(Run.open(folder).metrics("event"))
+    assert keep(folder, "--out", tmp_path / "one") == 0
+    assert keep(tmp_path / "one" / "runs.parquet", "--out", tmp_path / "two") == 0
+    one, two = (Run.open(tmp_path / place / folder.name) for place in ("one", "two"))
+    assert list(one.lines()) == list(two.lines())
+    assert one.environment == two.environment
 
 
 def test_a_folder_without_runs_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from fake_runs import write_run
 
-from merit_lab.record import MetricsWriter, Run, lock, read_metrics, write_excerpt
+from merit_lab.record import MetricsWriter, Run, archive, excerpt, lock, read_metrics
 from merit_lab.report import gather, read_outcomes, summarise
 from merit_lab.report.gather import find_runs, group
 
@@ -104,15 +104,15 @@ def test_a_run_and_what_was_kept_of_it_count_once(tmp_path: Path, kept_first: bo
     runs, kept = tmp_path / "runs", tmp_path / "kept"
     for seed in range(2):
         folder = write_run(runs, "merit", seed=seed, num_steps=400, data="/somewhere/enwik8")
-        write_excerpt(Run.open(folder), kept / folder.name)
+        archive.add(kept / "runs.parquet", [excerpt(Run.open(folder))])
     (series,) = group(find_runs([kept, runs] if kept_first else [runs, kept]))
     assert [run.seed for run in series.runs] == [0, 1]
     assert [len(run.rows["train"]) for run in series.runs] == [80, 80], "the runs, for they measured more"
     sentence = summarise(read_outcomes([series]))
     assert "(2 seeds)" in sentence
     assert sentence.endswith(
-        "2 runs have the settings and the seed of another and are not counted: kept/merit-lr0.01-seed0 "
-        "(finished) and kept/merit-lr0.01-seed1 (finished)."
+        "2 runs have the settings and the seed of another and are not counted: "
+        "runs.parquet/merit-lr0.01-seed0 (finished) and runs.parquet/merit-lr0.01-seed1 (finished)."
     )
 
 
@@ -165,7 +165,7 @@ def test_a_run_that_ends_while_it_is_read_is_not_finished_with_an_old_loss(
         training.__exit__(None, None, None)
 
     with monkeypatch.context() as patched:
-        patched.setattr(gather, "read_metrics", read_slowly)
+        patched.setattr("merit_lab.record.run.read_metrics", read_slowly)
         meanwhile = gather.MeasuredRun.read(run)
     assert meanwhile.status == "running"
     afterwards = gather.MeasuredRun.read(run)
@@ -184,5 +184,5 @@ def test_a_run_that_nobody_works_on_is_what_its_lines_say(
             metrics.write({"kind": "event", "step": 100, "what": "resumed", "message": ""})
             metrics.write({"kind": "event", "step": 200, "what": "finished", "message": ""})
 
-    monkeypatch.setattr(gather, "read_metrics", read_slowly)
+    monkeypatch.setattr("merit_lab.record.run.read_metrics", read_slowly)
     assert gather.MeasuredRun.read(run).status == "interrupted"

@@ -2,6 +2,7 @@
 
 import io
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,8 +12,8 @@ from rich.console import Console
 
 from merit_lab.data import Dataset
 from merit_lab.record import MetricsWriter, Run, lock
-from merit_lab.reproduce.records import plan
-from merit_lab.reproduce.scale import Scale
+from merit_lab.reproduce.records import plan, read
+from merit_lab.reproduce.scale import Scale, Shown
 from merit_lab.study.progress import Progress
 from merit_lab.study.trial import Trial
 from merit_lab.study.workers import Workers, WorkersEnded, is_done, last_step
@@ -39,6 +40,19 @@ def test_a_run_is_done_when_it_finished_or_diverged(planned: list[Trial]) -> Non
     for own, end in zip(planned, ("finished", "diverged", None), strict=True):
         write(own, steps=2, end=end)
     assert [is_done(own.folder) for own in planned] == [True, True, False]
+
+
+def test_a_run_that_is_kept_is_done(
+    planned: list[Trial], tmp_path: Path, keep_only: Callable[[Path], None]
+) -> None:
+    for own, end in zip(planned, ("finished", "diverged"), strict=False):
+        write(own, steps=2, end=end)
+    keep_only(tmp_path / "runs")
+    assert (tmp_path / "runs.parquet").is_file()
+    assert [is_done(own.folder) for own in planned] == [True, True, False]
+    trials = [Shown(config=own.config, series="MERIT", panel="toy") for own in planned]
+    found = read(list(zip(trials, planned, strict=True)))
+    assert [own.status for own in found.all] == ["finished", "diverged", "missing"]
 
 
 def test_a_run_of_the_same_name_elsewhere_is_another(

@@ -5,6 +5,7 @@ import itertools
 import json
 import math
 import signal
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -145,6 +146,20 @@ def test_what_is_there_is_used_for_other_targets_and_lengths(
     assert main([*quadratic, "--target", "0.5"]) == 0
     assert 0 < begun() < len(BATCHES)
     assert len({(row["batch"], row["seed"]) for row in table(tmp_path)}) == len(table(tmp_path))
+
+
+def test_runs_that_are_kept_are_used(
+    quadratic: list[str],
+    tmp_path: Path,
+    keep_only: Callable[[Path], None],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(quadratic) == 0
+    keep_only(tmp_path / "out")
+    capsys.readouterr()
+    assert main(quadratic) == 0
+    assert " begins" not in capsys.readouterr().err
+    assert len(table(tmp_path)) == len(BATCHES)
 
 
 def test_what_did_not_get_there_is_told_drawn_and_left_out(

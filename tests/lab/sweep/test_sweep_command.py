@@ -4,6 +4,7 @@ import csv
 import json
 import math
 import signal
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -119,6 +120,31 @@ def test_extends_the_grid_until_the_best_lies_inside(
     assert main(command) == 0
     with (tmp_path / "out" / "report" / "table.csv").open(newline="") as file:
         assert {row["run"] for row in csv.DictReader(file)} == extended
+
+
+def test_runs_that_are_kept_are_cells_of_the_grid(
+    command: list[str],
+    tmp_path: Path,
+    keep_only: Callable[[Path], None],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def train(config: TrainConfig, folder: Path, *, resume: bool) -> None:
+        assert not resume
+        write_finished_run(config, folder, 2.0)
+
+    monkeypatch.setattr(runner, "train", train)
+    command += ["--optimizers", "merit", "--lr", "1e-1"]
+    assert main(command) == 0
+    keep_only(tmp_path / "out")
+    assert main([*command, "2e-1"]) == 0
+    assert capsys.readouterr().err.count(" begins") == 2
+    assert runs_of(tmp_path / "out") == {"merit-lr0.2-seed0"}
+    with (tmp_path / "out" / "report" / "table.csv").open(newline="") as file:
+        rows = {row["run"] for row in csv.DictReader(file)}
+    assert rows == {"merit-lr0.1-seed0", "merit-lr0.2-seed0"}
+    assert main([*command, "--batch", "8"]) == 1
+    assert "another batch" in capsys.readouterr().err
 
 
 def test_diverged_runs_are_drawn_told_and_never_best(

@@ -1,0 +1,207 @@
+"""runs.parquet: what several runs recorded, in one compressed table that every reader of Parquet opens.
+
+A run is a list of lines: its configuration, its environment, and those of its metrics.jsonl. The table has
+a row for each field of each line (see fields.py), all in order:
+
+    run      the run's name
+    line     the line's place: 0 configuration, 1 environment, then what was measured
+    kind     "config", "environment", or the measurement's
+    step     the measurement's; 0 for configuration and environment
+    field    the field's name: loss, max_logits[3][1], parameters["head.weight"].clipped
+    value    the number, NaN and infinities too; null where it is none
+    json     the value as JSON where it is not a float, and null where it is
+
+So any tool can ask for numbers, and what is read back is what was written: an int is told from a float.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa  # type: ignore[import-untyped]
+import pyarrow.compute as pc  # type: ignore[import-untyped]
+import pyarrow.parquet as pq  # type: ignore[import-untyped]
+
+from merit_lab.record import durable, fields
+
+if TYPE_CHECKING:
+    from merit_lab.record.excerpt import Excerpt
+
+_FORMAT = {b"merit-optim runs": b"1"}
+_WORDS = pa.dictionary(pa.int32(), pa.string())
+_SCHEMA = pa.schema(
+    [
+        ("run", _WORDS),
+        ("line", pa.int32()),
+        ("kind", _WORDS),
+        ("step", pa.int64()),
+        ("field", _WORDS),
+        ("value", pa.float64()),
+        ("json", _WORDS),
+    ],
+    metadata=_FORMAT,
+)
+_NONE = -1
+_HEAD = ("config", "environment")
+_LEVEL = 15  # of zstd: a file is written once and read often
+_DICTIONARY = 2**26  # bytes: numbers of five digits repeat, over all runs more than over a few thousand rows
+
+Line = dict[str, Any]
+
+
+def names_in(path: Path) -> list[str]:
+    """The names of the runs in a file, in its order."""
+    return list(_open(path).places)
+
+
+def read_head(path: Path, name: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The configuration and the environment of a run."""
+    (_, _, config), (_, _, environment) = _open(path).lines(name, slice(len(_HEAD)))
+    return config, environment
+
+
+def read_lines(path: Path, name: str) -> Iterator[Line]:
+    """What a run measured, as ``read_metrics`` has it."""
+    for kind, step, rest in _open(path).lines(name, slice(len(_HEAD), None)):
+        yield {"kind": kind, "step": step, **rest}
+
+
+def add(path: Path, runs: Iterable[Excerpt]) -> None:
+    """Add runs to a file, which is made if need be; those that are there stay as they are.
+
+    When it fails, the file is as it was.
+    """
+    before = _version(path) if path.exists() else None
+    tables = [_open(path).table] if before else []
+    tables += map(_table, runs)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with durable.replacing(path) as partial:
+        pq.write_table(
+            _joined(tables),
+            partial,
+            compression="zstd",
+            compression_level=_LEVEL,
+            dictionary_pagesize_limit=_DICTIONARY,
+        )
+        if before != (_version(path) if path.exists() else None):
+            raise ValueError(f"{path} was changed by another process meanwhile; repeat the command")
+
+
+@dataclass(frozen=True)
+class _File:
+    """A file's table, the rows of each run, and what the numbers in columns of words stand for."""
+
+    table: Any
+    places: dict[str, range]
+    kinds: Sequence[str]
+    paths: Sequence[fields.Path]
+    texts: Sequence[str]
+
+    makers: dict[tuple[int, ...], fields.Maker]
+    """What makes a line of its values, by its fields; filled as lines are read."""
+
+    def lines(self, name: str, wanted: slice) -> Iterator[tuple[str, int, dict[str, Any]]]:
+        """Some of a run's lines: kind, step and the rest of each."""
+        own = self.places[name]
+        part = self.table.slice(own.start, len(own))
+        stretches = list(_stretches(part["line"].chunk(0)))[wanted]
+        first, last = (stretches[0][0], stretches[-1][1]) if stretches else (0, 0)
+        kinds, steps, names, values, texts = (
+            _plain(part[column].chunk(0)[first:last]) for column in ("kind", "step", "field", "value", "json")
+        )
+        for place, text in enumerate(texts):
+            if text != _NONE:
+                values[place] = json.loads(self.texts[text])
+        for begin, end in stretches:
+            rows = slice(begin - first, end - first)
+            make = self._maker(tuple(names[rows]))
+            yield self.kinds[kinds[rows.start]], steps[rows.start], make(iter(values[rows]))
+
+    def _maker(self, names: tuple[int, ...]) -> fields.Maker:
+        if names not in self.makers:
+            self.makers[names] = fields.maker_of([self.paths[name] for name in names])
+        return self.makers[names]
+
+
+def _plain(column: Any) -> list[Any]:
+    """A column as Python's numbers; of words their places in the dictionary, _NONE for null."""
+    numbers = column.indices.fill_null(_NONE) if pa.types.is_dictionary(column.type) else column
+    values: list[Any] = numbers.to_numpy(zero_copy_only=False).tolist()
+    return values
+
+
+def _open(path: Path) -> _File:
+    return _load(path, _version(path))
+
+
+def _version(path: Path) -> tuple[int, int]:
+    """What changes with a file's content."""
+    status = path.stat()
+    return status.st_mtime_ns, status.st_size
+
+
+@lru_cache(maxsize=8)
+def _load(path: Path, _: tuple[int, int]) -> _File:
+    try:
+        table = pq.read_table(path)
+    except pa.ArrowInvalid as error:
+        raise ValueError(f"{path} cannot be read ({error}); put back the file that was kept") from None
+    if table.schema != _SCHEMA or not _FORMAT.items() <= (table.schema.metadata or {}).items():
+        raise ValueError(
+            f"{path} has other columns than this version of merit-optim reads; give a file that `merit keep` "
+            "wrote, or use the version that wrote it"
+        )
+    table = _joined([table])
+    kinds, names, texts = (_words(table, column) for column in ("kind", "field", "json"))
+    return _File(table, _places(table), kinds, [fields.path_of(name) for name in names], texts, {})
+
+
+def _places(table: Any) -> dict[str, range]:
+    """The rows of each run, which lie together."""
+    names, words = table["run"].chunk(0).indices, _words(table, "run")
+    return {words[names[begin].as_py()]: range(begin, end) for begin, end in _stretches(names)}
+
+
+def _stretches(column: Any) -> Iterator[tuple[int, int]]:
+    """Where each stretch of equal numbers begins and ends."""
+    return pairwise([0, *pc.run_end_encode(column).run_ends.to_pylist()])
+
+
+def _words(table: Any, column: str) -> list[str]:
+    words: list[str] = table[column].chunk(0).dictionary.to_pylist()
+    return words
+
+
+def _joined(tables: Sequence[Any]) -> Any:
+    """One table in one piece, with one dictionary for each column of words."""
+    return pa.concat_tables(tables).unify_dictionaries().combine_chunks()
+
+
+def _table(run: Excerpt) -> Any:
+    rows = [
+        (run.name, place, kind, step, name, _number(value), _text(value))
+        for place, (kind, step, rest) in enumerate(_lines_of(run))
+        for name, value in fields.fields_of(rest)
+    ]
+    return pa.table(dict(zip(_SCHEMA.names, zip(*rows, strict=True), strict=True)), schema=_SCHEMA)
+
+
+def _number(value: Any) -> float | None:
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+def _text(value: Any) -> str | None:
+    return None if isinstance(value, float) else json.dumps(value)
+
+
+def _lines_of(run: Excerpt) -> Iterator[tuple[str, int, dict[str, Any]]]:
+    for kind, settings in zip(_HEAD, (run.config, run.environment), strict=True):
+        yield kind, 0, settings
+    for line in run.lines:
+        yield line["kind"], line["step"], {key: line[key] for key in line if key not in ("kind", "step")}
