@@ -6,10 +6,11 @@ import contextlib
 from collections.abc import Iterator
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from merit_lab.train.closure import weights_of
 from merit_lab.train.pair import AnyOptimizer, parts_of
+from merit_lab.train.parallel import drop_gathered
 
 
 def has_modes(optimizer: AnyOptimizer) -> bool:
@@ -18,7 +19,7 @@ def has_modes(optimizer: AnyOptimizer) -> bool:
 
 
 @contextlib.contextmanager
-def weights_to_use(optimizer: AnyOptimizer) -> Iterator[list[Tensor]]:
+def weights_to_use(optimizer: AnyOptimizer, module: nn.Module) -> Iterator[list[Tensor]]:
     """The model has the weights to use inside, and those that are trained after it, bit for bit.
 
     The latter are given: the way back by ``optimizer.train()`` would round them. Optimizers without modes
@@ -29,12 +30,16 @@ def weights_to_use(optimizer: AnyOptimizer) -> Iterator[list[Tensor]]:
     trained = [weight.detach().clone() for weight in weights]
     for part in parts:
         part.eval()  # type: ignore[attr-defined]
+    if parts:
+        drop_gathered(module)
     try:
         yield trained
     finally:
         for part in parts:
             part.train()  # type: ignore[attr-defined]
         copy_into(weights, trained)
+        if parts:
+            drop_gathered(module)
 
 
 @torch.no_grad()
