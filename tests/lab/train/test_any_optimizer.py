@@ -64,6 +64,9 @@ CASES = {
         rest_lr=0.01,
         rest_options=("betas=0.9,0.95",),
     ),
+    "Muon with an AdamW of its own": OptimizerConfig(
+        name="pytorch-optimizer:Muon", lr=0.02, options=("adamw_lr=0.01",)
+    ),
     "Adafactor": OptimizerConfig(name="torch:Adafactor", lr=0.05),
     "NAdam": OptimizerConfig(
         name="torch:nadam", lr=0.01, options=("betas=0.9,0.95", "decoupled_weight_decay=True")
