@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -28,15 +29,16 @@ def weights_to_use(optimizer: AnyOptimizer, module: nn.Module) -> Iterator[list[
     parts = [part for part in parts_of(optimizer) if _has_modes(part)]
     weights = [weight for part in parts for weight in weights_of(part)]
     trained = [weight.detach().clone() for weight in weights]
-    for part in parts:
-        part.eval()  # type: ignore[attr-defined]
+    switched: list[Any] = [part for part in parts if any(part.state.values())]  # else there is one set yet
+    for part in switched:
+        part.eval()
     if parts:
         drop_gathered(module)
     try:
         yield trained
     finally:
-        for part in parts:
-            part.train()  # type: ignore[attr-defined]
+        for part in switched:
+            part.train()
         copy_into(weights, trained)
         if parts:
             drop_gathered(module)
