@@ -76,8 +76,10 @@ class _Part:
         cls, is_ours = self._class()
         given = self.given if is_ours else fitted_options(cls, self.given, self.field)
         options = {"lr": self.lr, **self.fixed, **given}
-        if cls is torch.optim.AdamW and not is_own(self.name):
-            options["fused"] = not next(model.parameters()).is_meta  # torch refuses it there
+        if cls is torch.optim.AdamW:
+            options.setdefault("fused", True)
+        if next(model.parameters()).is_meta:  # where torch refuses it
+            options.pop("fused", None)
         if is_ours:
             alone = config.optimizer.rest is None  # else all gradients are clipped together
             options["max_grad_norm"] = config.optimizer.max_grad_norm if alone else None
