@@ -247,7 +247,7 @@ def _write(
         return None
     tensors = {}
     packed = [held_state.pack(part, tensors) for part in parts_of(optimizer)]
-    with weights_to_use(optimizer) as trained:
+    with weights_to_use(optimizer, module) as trained:
         tensors |= {name: own for (name, _), own in zip(_trained_weights(optimizer), trained, strict=True)}
         tensors |= _model_tensors(module)
         _write_tensors(path, tensors, ranks)

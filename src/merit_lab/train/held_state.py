@@ -45,6 +45,8 @@ def pack(optimizer: Optimizer, tensors: Tensors) -> dict[str, Any]:
 def _pack(optimizer: Optimizer, packing: _Packing) -> dict[str, Any]:
     saved = optimizer.state_dict()
     names, weights = names_of(optimizer), weights_of(optimizer)
+    if not {"state", "param_groups"} <= saved.keys():  # of a form of its own, as wrappers may have
+        return {"state": [], "others": packing.pack({"all": saved}, "optimizer", weights[0])}
     state = []
     for key, value in saved.pop("state").items():
         of_weight = type(key) is int
@@ -72,6 +74,9 @@ def unpack(optimizer: Optimizer, packed: dict[str, Any], tensors: Tensors) -> No
     """Give an optimizer the state that was packed."""
     state = {key: _unpack(value, tensors) for key, value in packed["state"]}
     others = _unpack(packed["others"], tensors)
+    if "all" in others:
+        optimizer.load_state_dict(others["all"])
+        return
     groups = [
         {**group, **saved}
         for group, saved in zip(optimizer.state_dict()["param_groups"], others["groups"], strict=True)

@@ -216,7 +216,7 @@ class Trainer:
         if not (observe and has_modes(self.optimizer)):
             return self.passes.gradients(self._kept(micro_batches), observe)
         loss, _ = self.passes.gradients(self._kept(micro_batches))
-        with weights_to_use(self.optimizer):
+        with weights_to_use(self.optimizer, self.module):
             return loss, self.passes.attention(self.batch, observe)
 
     def _kept(self, micro_batches: Iterator[MicroBatch]) -> Iterator[MicroBatch]:
@@ -303,7 +303,7 @@ class Trainer:
         self.report_steps()
         if not self.config.measure.validation_every:
             return
-        with self.passes.autocast(), weights_to_use(self.optimizer):
+        with self.passes.autocast(), weights_to_use(self.optimizer, self.module):
             loss = validation_loss(self.module, self.validation_sequences, self.micro_batch, self.ranks)
         tokens = self.step * self.tokens_per_step
         self.reporter.write("validation", self.step, tokens=tokens, loss=loss)

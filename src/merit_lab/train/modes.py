@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from merit_lab.train.closure import weights_of
 from merit_lab.train.pair import AnyOptimizer, parts_of
+from merit_lab.train.parallel import drop_gathered
 
 
 def has_modes(optimizer: AnyOptimizer) -> bool:
@@ -18,7 +20,7 @@ def has_modes(optimizer: AnyOptimizer) -> bool:
 
 
 @contextlib.contextmanager
-def weights_to_use(optimizer: AnyOptimizer) -> Iterator[list[Tensor]]:
+def weights_to_use(optimizer: AnyOptimizer, module: nn.Module) -> Iterator[list[Tensor]]:
     """The model has the weights to use inside, and those that are trained after it, bit for bit.
 
     The latter are given: the way back by ``optimizer.train()`` would round them. Optimizers without modes
@@ -27,14 +29,19 @@ def weights_to_use(optimizer: AnyOptimizer) -> Iterator[list[Tensor]]:
     parts = [part for part in parts_of(optimizer) if _has_modes(part)]
     weights = [weight for part in parts for weight in weights_of(part)]
     trained = [weight.detach().clone() for weight in weights]
-    for part in parts:
-        part.eval()  # type: ignore[attr-defined]
+    switched: list[Any] = [part for part in parts if any(part.state.values())]  # else there is one set yet
+    for part in switched:
+        part.eval()
+    if parts:
+        drop_gathered(module)
     try:
         yield trained
     finally:
-        for part in parts:
-            part.train()  # type: ignore[attr-defined]
+        for part in switched:
+            part.train()
         copy_into(weights, trained)
+        if parts:
+            drop_gathered(module)
 
 
 @torch.no_grad()

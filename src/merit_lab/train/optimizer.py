@@ -34,6 +34,8 @@ from merit_optim.optim.trust import TrustRatioOptimizer
 # Their logits are held in float32 all at once, several times over: 1.6 GB each for GPT-2's vocabulary.
 _CURVATURE_TOKENS = 8192
 
+_NOT_HIDDEN = [kind for kind in KINDS if kind != "hidden"]
+
 _LEFT_OUT: dict[str, dict[str, Any]] = {
     "clip": {"clip": None},
     "weight-bound": {"weight_bound": False},
@@ -53,8 +55,7 @@ def create_optimizer(config: TrainConfig, model: LanguageModel) -> AnyOptimizer:
     if chosen.rest is None:
         return first.create(config, model, KINDS)
     rest = _Part(chosen.rest, chosen.rest_lr, {}, chosen.rest_options_by_name(), "optimizer.rest_options")
-    others = [kind for kind in KINDS if kind != "hidden"]
-    return OptimizerPair(first.create(config, model, ["hidden"]), rest.create(config, model, others))
+    return OptimizerPair(first.create(config, model, ["hidden"]), rest.create(config, model, _NOT_HIDDEN))
 
 
 @dataclass(frozen=True)
@@ -75,8 +76,10 @@ class _Part:
         cls, is_ours = self._class()
         given = self.given if is_ours else fitted_options(cls, self.given, self.field)
         options = {"lr": self.lr, **self.fixed, **given}
-        if cls is torch.optim.AdamW and not is_own(self.name):
-            options["fused"] = not next(model.parameters()).is_meta  # torch refuses it there
+        if cls is torch.optim.AdamW:
+            options.setdefault("fused", True)
+        if next(model.parameters()).is_meta:  # where torch refuses it
+            options.pop("fused", None)
         if is_ours:
             alone = config.optimizer.rest is None  # else all gradients are clipped together
             options["max_grad_norm"] = config.optimizer.max_grad_norm if alone else None
@@ -86,7 +89,12 @@ class _Part:
         decay = config.optimizer.weight_decay if takes(cls, "weight_decay") else 0.0
         groups = of_kinds(param_groups(model, decay, overrides=overrides), kinds)
         make = cls if is_own(self.name) else partial(create, self.name)
-        optimizer = construct(make, groups, options, self.name)
+        try:
+            optimizer = construct(make, groups, options, self.name)
+        except ValueError as error:
+            if "use_muon" not in str(error):
+                raise
+            optimizer = construct(make, _sorted_for_muon(groups), options, self.name)
         self._check_overrides(optimizer, groups, overrides)
         if not is_ours:
             check_used(cls, given, optimizer.defaults, self.field)
@@ -109,6 +117,13 @@ class _Part:
                     f"optimizer.overrides sets {option}, which {self.name} does not have; it has "
                     f"{', '.join(sorted(known))}"
                 )
+
+
+def _sorted_for_muon(groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Groups as those Muons ask for them that have an AdamW of their own for the rest."""
+    hidden = of_kinds(groups, ["hidden"])
+    others = of_kinds(groups, _NOT_HIDDEN)
+    return [*({**own, "use_muon": True} for own in hidden), *({**own, "use_muon": False} for own in others)]
 
 
 def of_kinds(groups: list[dict[str, Any]], kinds: Collection[Kind]) -> list[dict[str, Any]]:

@@ -72,14 +72,15 @@ def construct(
     except TypeError as error:
         raise ValueError(
             f"{name} could not be made with parameter groups and {', '.join(options)}: {error}; it must take "
-            "these: betas where optimizer.betas is given, and what optimizer.options names"
+            "these: betas where optimizer.betas is given, and what optimizer.options names. What it misses "
+            "is given there too"
         ) from error
     except Exception as error:  # whatever a class from outside raises
         if not is_own(name):
             raise
         raise ValueError(
-            f"{name} refuses what it is given, parameter groups and {', '.join(options)}: {error}. One that "
-            "is for matrices alone needs another for the rest, as in --optimizer.rest adamw"
+            f"{name} refuses what it is given, parameter groups and {', '.join(options)}: {error}. If it is "
+            "for matrices alone, name another for the rest, as in --optimizer.rest adamw"
         ) from error
     if any("lr" not in group for group in optimizer.param_groups):
         raise ValueError(

@@ -169,6 +169,12 @@ def share(model: LanguageModel, kind: Parallel, ranks: Ranks, *, compiled: bool)
     return DistributedDataParallel(model, gradient_as_bucket_view=True)
 
 
+def drop_gathered(module: nn.Module) -> None:
+    """Have a sharded model gather its weights anew: after a forward pass alone it keeps some for the next."""
+    if isinstance(module, FSDPModule):
+        module.reshard()
+
+
 @contextlib.contextmanager
 def gradients_added(module: nn.Module, *, last: bool) -> Iterator[None]:
     """Gradients of the passes inside are added up; with the ``last`` one the ranks exchange them."""

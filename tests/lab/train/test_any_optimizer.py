@@ -55,6 +55,17 @@ class Odd(torch.optim.SGD):
         parameter.grad.add_(state["exact"].sin().float(), alpha=1e-3)
 
 
+class Wrapped(torch.optim.Adam):
+    """Has a state dict of a form of its own."""
+
+    def state_dict(self):
+        return {"inside": super().state_dict(), "count": 3}
+
+    def load_state_dict(self, state_dict):
+        assert state_dict["count"] == 3
+        super().load_state_dict(state_dict["inside"])
+
+
 CASES = {
     "Muon": OptimizerConfig(
         name="torch:Muon",
@@ -63,6 +74,9 @@ CASES = {
         rest="adamw",
         rest_lr=0.01,
         rest_options=("betas=0.9,0.95",),
+    ),
+    "Muon with an AdamW of its own": OptimizerConfig(
+        name="pytorch-optimizer:Muon", lr=0.02, options=("adamw_lr=0.01",)
     ),
     "Adafactor": OptimizerConfig(name="torch:Adafactor", lr=0.05),
     "NAdam": OptimizerConfig(
@@ -93,6 +107,7 @@ CASES = {
     ),
     "EmoNavi": OptimizerConfig(name="pytorch-optimizer:EmoNavi", lr=0.01),  # uses the loss
     "odd state": OptimizerConfig(name="any_mine:Odd", lr=0.3),
+    "odd state dict": OptimizerConfig(name="any_mine:Wrapped", lr=0.01),
 }
 
 

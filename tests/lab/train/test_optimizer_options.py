@@ -94,6 +94,14 @@ def test_a_number_that_is_not_json_is_a_number_where_one_is_taken(with_optimizer
     assert (group["growth_rate"], group["d0"]) == (float("inf"), 0.5)
 
 
+@pytest.mark.parametrize(("name", "fused"), [("adamw", False), ("torch:Adam", True)])
+def test_torch_s_fused_step_can_be_chosen(name, fused, with_optimizer):
+    config = with_optimizer(OptimizerConfig(name=name, lr=0.1, options=(f"fused={fused}",)))
+    check_optimizer(config)
+    groups = create_optimizer(config, build(config.model)).param_groups
+    assert {group["fused"] for group in groups} == {fused}
+
+
 @pytest.mark.parametrize(
     ("fields", "match"),
     [

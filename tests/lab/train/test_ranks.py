@@ -88,8 +88,9 @@ def test_sharded_on_two_ranks_then_on_one(alone, changed, tmp_path):
     assert_alike(run, alone)
 
 
-def test_two_optimizers_of_torch_sharded_on_two_ranks_then_on_one(changed, tmp_path):
-    options = {"optimizer.name": "torch:Adam", "optimizer.rest": "adamw", "optimizer.rest_lr": 2e-2}
+def test_two_optimizers_from_outside_sharded_on_two_ranks_then_on_one(changed, tmp_path):
+    options = {"optimizer.rest": "adamw", "optimizer.rest_lr": 2e-2}
+    options["optimizer.name"] = "pytorch-optimizer:ScheduleFreeAdamW"  # weights to train and weights to use
     config = changed(parallel="fsdp2", micro_batch=2, **options)
     on_two_ranks(tmp_path, config, tmp_path / "run", step=7, how="die")
     assert (tmp_path / "run" / "checkpoints" / "step-00000005" / "manifest.json").exists()
