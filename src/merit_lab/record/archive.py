@@ -47,7 +47,7 @@ _SCHEMA = pa.schema(
     ],
     metadata=_FORMAT,
 )
-_NONE = -1
+_NONE = -1  # in place of a word
 _HEAD = ("config", "environment")
 _LEVEL = 15  # of zstd: a file is written once and read often
 _DICTIONARY = 2**26  # bytes: numbers of five digits repeat, over all runs more than over a few thousand rows
@@ -78,12 +78,14 @@ def add(path: Path, runs: Iterable[Excerpt]) -> None:
     When it fails, the file is as it was.
     """
     before = _version(path) if path.exists() else None
-    tables = [_open(path).table] if before else []
-    tables += map(_table, runs)
+    new = {run.name: _table(run) for run in runs}
+    there = _open(path) if before else None
+    if there and (twice := there.places.keys() & new):
+        raise ValueError(f"{path} has a run {min(twice)} already; choose another file for the one to add")
     path.parent.mkdir(parents=True, exist_ok=True)
     with durable.replacing(path) as partial:
         pq.write_table(
-            _joined(tables),
+            _joined([*([there.table] if there else []), *new.values()]),
             partial,
             compression="zstd",
             compression_level=_LEVEL,
@@ -102,7 +104,6 @@ class _File:
     kinds: Sequence[str]
     paths: Sequence[fields.Path]
     texts: Sequence[str]
-
     makers: dict[tuple[int, ...], fields.Maker]
     """What makes a line of its values, by its fields; filled as lines are read."""
 
@@ -137,7 +138,7 @@ def _plain(column: Any) -> list[Any]:
 
 
 def _open(path: Path) -> _File:
-    return _load(path, _version(path))
+    return _load(path.absolute(), _version(path))  # what is remembered must not depend on the current folder
 
 
 def _version(path: Path) -> tuple[int, int]:

@@ -97,6 +97,13 @@ def test_runs_are_added_and_those_that_are_there_stay(tmp_path: Path) -> None:
     assert list(archive.read_lines(path, "c")) == []
 
 
+def test_a_run_is_not_added_twice(tmp_path: Path) -> None:
+    archive.add(tmp_path / "runs.parquet", [run_of("one", seed=1)])
+    with pytest.raises(ValueError, match=r"runs\.parquet has a run one already; choose another file"):
+        archive.add(tmp_path / "runs.parquet", [run_of("one", seed=2)])
+    assert Run.open(tmp_path / "one").config["seed"] == 1
+
+
 def test_a_file_that_others_change_meanwhile_is_not_written_over(tmp_path: Path) -> None:
     path = tmp_path / "runs.parquet"
 
