@@ -32,6 +32,8 @@ class Standing:
     """The same at twice of it."""
     num_diverged: int
     """Of its tuning runs."""
+    num_abandoned: int
+    """Of its tuning runs, given up because they were slow."""
 
     @property
     def mean(self) -> float:
@@ -118,6 +120,8 @@ def boards(arena: Arena, runs: Runs) -> list[Board]:
 def _standing(arena: Arena, runs: Runs, own: Contestant, name: str, search: Search) -> Standing:
     trials = {seed: arena.trial(own, search.best, seed) for seed in arena.seeds}
     tuning = {point: runs.loss(arena.trial(own, point, arena.seeds[0])) for point in search.tried}
+    tuned = [runs.of(arena.trial(own, point, arena.seeds[0])) for point in search.tried]
+    ended = [run.status for run in tuned if run is not None]
     return Standing(
         own,
         name,
@@ -126,7 +130,8 @@ def _standing(arena: Arena, runs: Runs, own: Contestant, name: str, search: Sear
         {seed: run for seed, one in trials.items() if (run := runs.of(one)) is not None},
         _rise(tuning, search.best, 0.5),
         _rise(tuning, search.best, 2.0),
-        sum(loss == math.inf for loss in tuning.values()),
+        ended.count("diverged"),
+        ended.count("abandoned"),
     )
 
 

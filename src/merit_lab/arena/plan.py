@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,12 @@ from merit_lab.arena.search import Axis, Point, Search, search
 from merit_lab.data import Dataset
 from merit_lab.models import num_parameters
 from merit_lab.record import Run, run_folders
+from merit_lab.report.curves import finite
 from merit_lab.report.gather import MeasuredRun, short_name
 from merit_lab.study.fields import LR, with_values
 from merit_lab.study.study import Round
 from merit_lab.study.trial import Trial, check_distinct, check_same
-from merit_lab.train import TrainConfig
+from merit_lab.train import Bar, TrainConfig
 from merit_lab.train.config import TOKENS_PER_PARAMETER
 from merit_optim.optim.hidden import HiddenMatrixOptimizer
 from merit_optim.optim.registry import OPTIMIZERS
@@ -25,6 +27,7 @@ from merit_optim.optim.registry import OPTIMIZERS
 REST = "optimizer.options.rest_lr"
 """As a share of the learning rate, so that both move together."""
 WARMUP, DECAY = "optimizer.warmup", "optimizer.weight_decay"
+_LOOKS = (1 / 3, 1 / 2, 2 / 3)
 _VALIDATIONS = 25  # of a run at least: steps to a loss are read from them
 _RULE = "the runs of an arena differ in their optimizer, batch, tuned settings and seed alone"
 
@@ -121,14 +124,16 @@ class Arena:
     def next(self) -> Round | None:
         """What the searches ask for and, where one is over, its best setting with the other seeds."""
         runs = Runs.read(self)
-        missing: dict[Path, Trial] = {}
+        missing: list[Trial] = []
         for own, found in self.searches(runs).items():
-            points = found.asked or [found.best]
-            seeds = self.seeds[:1] if found.asked else self.seeds
-            for trial in (self.trial(own, point, seed) for point in points for seed in seeds):
-                if runs.loss(trial) is None:
-                    missing[trial.folder] = trial
-        return Round(list(missing.values())) if missing else None
+            if found.asked:
+                tried = [self.trial(own, point, self.seeds[0]) for point in found.tried]
+                bars = bars_of([run for trial in tried if (run := runs.of(trial)) is not None])
+                asked = [replace(self.trial(own, point, self.seeds[0]), bars=bars) for point in found.asked]
+            else:
+                asked = [self.trial(own, found.best, seed) for seed in self.seeds]
+            missing += [trial for trial in asked if runs.loss(trial) is None]
+        return Round(missing) if missing else None
 
     def searches(self, runs: Runs) -> dict[Contestant, Search]:
         """How far each contestant is tuned. A larger batch begins at what was best with the smaller one."""
@@ -187,9 +192,41 @@ class Runs:
         return self.by_name.get(trial.folder.name)
 
     def loss(self, trial: Trial) -> float | None:
-        """The validation loss at the end; infinite for one that diverged, None for one that has not ended."""
+        """The validation loss at the end; None for a run that has not ended.
+
+        It is infinite for one that diverged or was given up: either way it is not the best.
+        """
         run = self.of(trial)
-        if run is None or run.status not in ("finished", "diverged"):
+        if run is None or run.status not in ("finished", "diverged", "abandoned"):
             return None
         losses = run.curves.get("validation_loss", [])
         return losses[-1][1] if run.status == "finished" and losses else math.inf
+
+
+def bars_of(runs: Sequence[MeasuredRun]) -> tuple[Bar, ...]:
+    """Where a tuning run is given up: if it needs more than twice the steps of the best one so far.
+
+    After a third, a half and two thirds of the steps its loss must be below what the best finished run had at
+    half as many. A rate that is too high or too low by factors fails this; one that begins slowly and ends
+    low, as a rate does that is a little too high, passes it.
+    """
+    finished = [run for run in runs if run.status == "finished" and run.curves.get("validation_loss")]
+    if not finished:
+        return ()
+    losses = min((finite(run.curves["validation_loss"]) for run in finished), key=lambda curve: curve[-1][1])
+    last = losses[-1][0]
+    looks = {step for share in _LOOKS if (step := _first(losses, share * last)) is not None}
+    return tuple(Bar(step, _at(losses, step / 2)) for step in sorted(looks) if step < last)
+
+
+def _first(losses: Sequence[tuple[int, float]], step: float) -> int | None:
+    """The first validation from a step on."""
+    return next((own for own, _ in losses if own >= step), None)
+
+
+def _at(losses: Sequence[tuple[int, float]], step: float) -> float:
+    """The loss at a step, on straight lines between validations."""
+    for (before, higher), (after, lower) in pairwise(losses):
+        if before <= step <= after:
+            return higher + (lower - higher) * (step - before) / (after - before)
+    return losses[-1][1]

@@ -85,7 +85,7 @@ def standings_table(board: Board) -> Table:
                 _rise(own.below),
                 _rise(own.above),
                 NOTHING if own.memory_gib is None else f"{own.memory_gib:.2f}",
-                f"{len(own.search.tried)}" + (f", {own.num_diverged} diverged" if own.num_diverged else ""),
+                _tuning(own),
             )
         )
     goal = "the target" if target is None else f"{target:.3f}"
@@ -115,5 +115,10 @@ def settings_table(board: Board) -> Table:
     )
 
 
+def _tuning(own: Standing) -> str:
+    ends = {"given up": own.num_abandoned, "diverged": own.num_diverged}
+    return ", ".join([str(len(own.search.tried)), *(f"{num} {end}" for end, num in ends.items() if num)])
+
+
 def _rise(value: float | None) -> str:
-    return NOTHING if value is None else "diverged" if value == math.inf else f"{value:+.3f}"
+    return NOTHING if value is None or math.isnan(value) else "much" if value == math.inf else f"{value:+.3f}"

@@ -27,9 +27,9 @@ from merit_lab.record.metrics import read_metrics
 FORMAT = 1
 """Version of the run directory; grows when a reader of the old one would misread the new one."""
 
-Status = Literal["finished", "diverged", "interrupted", "running", "unfinished"]
+Status = Literal["finished", "diverged", "abandoned", "interrupted", "running", "unfinished"]
 
-_ENDS: tuple[Status, ...] = ("finished", "diverged", "interrupted")
+_ENDS: tuple[Status, ...] = ("finished", "diverged", "abandoned", "interrupted")
 _BEGINS = ("started", "resumed")
 
 

@@ -23,6 +23,7 @@ _WORDS = {
     "unfinished": "goes on",
     "finished": "is there already",
     "diverged": "diverged before and is not repeated",
+    "abandoned": "was given up before and is not repeated",
     "running": "is being worked on by another process and is left to it",
 }
 
@@ -42,7 +43,7 @@ def carry_out(trials: Sequence[Trial], ranks: Ranks) -> None:
         say(place, status)
         if status in ("planned", "interrupted", "unfinished"):
             try:
-                train(own.config, own.folder, resume=status != "planned")
+                train(own.config, own.folder, resume=status != "planned", bars=own.bars)
             except RunInUse:  # another process took it since
                 say(place, "running")
             except FileExistsError:  # and has done it already

@@ -9,7 +9,7 @@ from pathlib import Path
 from merit_lab.data import Dataset
 from merit_lab.record import Run, holds_run
 from merit_lab.report.gather import flatten
-from merit_lab.train import TrainConfig
+from merit_lab.train import Bar, TrainConfig
 
 
 @dataclass(frozen=True)
@@ -18,6 +18,8 @@ class Trial:
 
     folder: Path
     config: TrainConfig
+    bars: tuple[Bar, ...] = ()
+    """It is given up where it is above one of them."""
 
     @property
     def exists(self) -> bool:

@@ -30,6 +30,7 @@ from merit_lab.train.signals import StopRequest
 _POLL_SECONDS = 1.0
 _BLOCK = 1 << 14  # bytes of the end of a metrics file that are read first
 _DONE: set[Path] = set()
+_OVER = ("finished", "diverged", "abandoned")
 
 
 class WorkersEnded(ChildProcessError):
@@ -110,7 +111,7 @@ def is_done(folder: Path) -> bool:
     folder = folder.resolve()  # what is remembered must not depend on the current folder
     if not holds_run(folder):
         return False
-    if folder not in _DONE and not is_locked(folder) and Run.open(folder).outcome in ("finished", "diverged"):
+    if folder not in _DONE and not is_locked(folder) and Run.open(folder).outcome in _OVER:
         _DONE.add(folder)
     return folder in _DONE
 

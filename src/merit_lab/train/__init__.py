@@ -6,10 +6,11 @@ from merit_lab.train.config import (
     OptimizerConfig,
     TrainConfig,
 )
-from merit_lab.train.loop import train
+from merit_lab.train.loop import Bar, train
 from merit_lab.train.signals import Interrupted
 
 __all__ = [
+    "Bar",
     "CheckpointConfig",
     "Interrupted",
     "MeasureConfig",

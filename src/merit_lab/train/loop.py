@@ -7,9 +7,9 @@ import math
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -52,20 +52,31 @@ from merit_lab.train.validation import validation_loss
 
 Resume = bool | Literal["auto"]
 
+
+class Bar(NamedTuple):
+    """A validation loss that a run must be below at a step, or it is given up."""
+
+    step: int
+    loss: float
+
+
 _SKIPS_IN_A_ROW = 100  # a run that skips as many steps as this will not come back
 
 
-def train(config: TrainConfig | None, folder: Path | str, *, resume: Resume = False) -> Run:
+def train(
+    config: TrainConfig | None, folder: Path | str, *, resume: Resume = False, bars: Sequence[Bar] = ()
+) -> Run:
     """Train a model; under torchrun, together with the other ranks.
 
-    Returns the run when it has finished, or has diverged: ``run.status`` tells. Raises ``Interrupted``
-    when a signal ended it, after a checkpoint.
+    Returns the run when it has finished, has diverged or was given up: ``run.status`` tells. Raises
+    ``Interrupted`` when a signal ended it, after a checkpoint.
 
     Args:
         config: what to train; with ``resume`` it may be None, or must be what the run began with.
         folder: the run directory.
         resume: go on with the run that is there; "auto" begins it where there is none, and leaves one that
             has finished or diverged as it is.
+        bars: losses that it must be below at some of the steps at which it is validated.
     """
     folder = Path(folder)
     ranks = Ranks.join()
@@ -74,9 +85,9 @@ def train(config: TrainConfig | None, folder: Path | str, *, resume: Resume = Fa
     with contextlib.ExitStack() as held, listening() as stop:
         start = ranks.first(lambda: _start(config, folder, ranks, resume, held))
         if start.what != "over":
-            with reporting(start, ranks) as reporter, contextlib.suppress(_Diverged):
+            with reporting(start, ranks) as reporter, contextlib.suppress(_Ended):
                 reporter.event(start.step, start.what, start.message)
-                Trainer(start, ranks, reporter, stop).run()
+                Trainer(start, ranks, reporter, stop, bars).run()
         elif ranks.is_first:
             print(start.message, file=sys.stderr)
     return start.run
@@ -94,15 +105,18 @@ def _start(
     return begin_run(config, folder, ranks, held)
 
 
-class _Diverged(Exception):
-    """The run has ended because its numbers are no numbers any more."""
+class _Ended(Exception):
+    """The run is over before its last step: its numbers are none any more, or it is given up."""
 
 
 class Trainer:
     """The loop over steps, with what it needs; every rank has one."""
 
-    def __init__(self, start: Start, ranks: Ranks, reporter: Reporter, stop: StopRequest) -> None:
+    def __init__(
+        self, start: Start, ranks: Ranks, reporter: Reporter, stop: StopRequest, bars: Sequence[Bar] = ()
+    ) -> None:
         self.config = config = start.config
+        self.bars = dict(bars)
         self.checkpoints = start.run.checkpoints
         self.ranks, self.reporter, self.stop = ranks, reporter, stop
         assert config.steps is not None and config.optimizer.lr is not None, "the configuration is resolved"
@@ -296,7 +310,7 @@ class Trainer:
                 return
             message = f"{_SKIPS_IN_A_ROW} steps in a row were left out; {message}"
         self.reporter.event(step, "diverged", message)
-        raise _Diverged
+        raise _Ended
 
     def validate(self) -> None:
         """Measure the loss on the validation sequences; end the run if it is no number."""
@@ -310,7 +324,10 @@ class Trainer:
         self.last_step_ended = None
         if not math.isfinite(loss):  # the last step broke the weights, and its own loss was from before
             self.reporter.event(self.step, "diverged", f"the loss on the validation sequences is {loss}")
-            raise _Diverged
+            raise _Ended
+        if loss > (bar := self.bars.get(self.step, math.inf)):
+            self.reporter.event(self.step, "abandoned", f"the validation loss {loss:.3f} is above {bar:.3f}")
+            raise _Ended
 
     def is_due(self, every: int) -> bool:
         """Whether something that happens every so many steps happens after this one."""

@@ -7,14 +7,17 @@ import json
 import math
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from merit_lab.arena.command import main
+from merit_lab.arena.plan import bars_of
 from merit_lab.data import Dataset
 from merit_lab.record import MetricsWriter, Run
+from merit_lab.report.gather import MeasuredRun
 from merit_lab.study import runner
-from merit_lab.train import TrainConfig
+from merit_lab.train import Bar, TrainConfig
 
 BEST = {"adamw": 4e-3, "muon": 1.6e-2, "muon-merit": 8e-2}
 FLOOR = {"adamw": 3.0, "muon": 2.5, "muon-merit": 2.2}
@@ -34,7 +37,7 @@ def trained(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     """The folders of the runs that were trained, by formula."""
     folders: list[Path] = []
 
-    def train(config: TrainConfig, folder: Path, *, resume: bool) -> None:
+    def train(config: TrainConfig, folder: Path, *, resume: bool, bars: object = ()) -> None:
         assert not resume
         folders.append(folder)
         dataset = Dataset.open(config.data)
@@ -43,14 +46,17 @@ def trained(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
         diverges = config.optimizer.lr > 8 * BEST[config.optimizer.name]
         with MetricsWriter(run.metrics_path) as metrics:
             metrics.write({"kind": "event", "step": 0, "what": "started", "message": ""})
+            what = "diverged" if diverges else "finished"
             for step in range(0, config.steps + 1, 2):
                 loss = 5.5 + (final_loss(config) - 5.5) * step / config.steps
                 metrics.write({"kind": "validation", "step": step, "tokens": 64 * step, "loss": loss})
+                if loss > dict(bars).get(step, math.inf):
+                    what = "abandoned"
+                    break
                 if step:
                     row = {"loss": loss, "tokens": 64 * step, "seconds": 0.5 * step, "memory_gib": 1.5}
                     metrics.write({"kind": "train", "step": step, **row})
-            what = "diverged" if diverges else "finished"
-            metrics.write({"kind": "event", "step": config.steps, "what": what, "message": "the end"})
+            metrics.write({"kind": "event", "step": step, "what": what, "message": "the end"})
 
     monkeypatch.setattr(runner, "train", train)
     return folders
@@ -116,11 +122,11 @@ def test_what_is_done_is_not_run_again_and_a_larger_budget_goes_on(arena, traine
 def test_an_arena_that_was_stopped_goes_on(arena, trained, monkeypatch, capsys) -> None:
     train, left = runner.train, [4]
 
-    def stopped(config: TrainConfig, folder: Path, *, resume: bool) -> None:
+    def stopped(config: TrainConfig, folder: Path, *, resume: bool, **more: Any) -> None:
         if not left[0]:
             raise KeyboardInterrupt
         left[0] -= 1
-        train(config, folder, resume=resume)
+        train(config, folder, resume=resume, **more)
 
     monkeypatch.setattr(runner, "train", stopped)
     assert arena("--budget", "4", "--seeds", "0") == 130
@@ -147,6 +153,27 @@ def test_runs_that_diverge_count_and_warn(arena, tmp_path, capsys) -> None:
     table = (tmp_path / "out" / "report" / "table.md").read_text()
     assert "diverged" in table
     assert "has no worse one on both sides; a larger --budget would go on" in capsys.readouterr().err
+
+
+def run_with(losses: list[tuple[int, float]], status: str = "finished") -> MeasuredRun:
+    rows = [{"kind": "validation", "step": step, "loss": loss} for step, loss in losses]
+    return MeasuredRun("run", {}, {}, status, {"validation": rows})
+
+
+def test_a_run_must_be_where_the_best_was_after_half_as_many_steps() -> None:
+    best = run_with([(0, 10.0), (10, 6.0), (20, 4.0), (30, 3.0), (40, 2.5)])
+    others = [run_with([(0, 10.0), (40, 3.0)]), run_with([(0, 1.0)], "diverged")]
+    # A third of 40 steps is past 13, where the next validation is that of step 20.
+    assert bars_of([*others, best]) == (Bar(20, 6.0), Bar(30, 5.0))
+    assert bars_of(others[1:]) == ()
+
+
+def test_a_slow_tuning_run_is_given_up_and_counts_as_tried(arena, trained, tmp_path) -> None:
+    assert arena("--budget", "6", "--seeds", "0", "--lr", "adamw=6e-8") == 0
+    statuses = [Run.open(folder).status for folder in trained if folder.name.startswith("adamw")]
+    assert statuses.count("abandoned") >= 1
+    assert len(statuses) == 6
+    assert "given up" in (tmp_path / "out" / "report" / "table.md").read_text()
 
 
 @pytest.mark.parametrize(

@@ -114,7 +114,7 @@ def test_what_is_done_with_a_run_follows_from_its_directory(
                 metrics.write({"kind": "event", "step": 0, "what": what, "message": ""})
     calls: list[str] = []
 
-    def train(_config: TrainConfig, _folder: Path, *, resume: bool) -> None:
+    def train(_config: TrainConfig, _folder: Path, *, resume: bool, **_: object) -> None:
         calls.append("resume" if resume else "begin")
 
     monkeypatch.setattr(runner, "train", train)

@@ -112,7 +112,7 @@ def test_rates_grow_from_the_batch_that_they_are_given_for(quadratic: list[str],
 def test_larger_batches_wait_for_a_run_that_another_process_is_at(
     quadratic: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def train(config: TrainConfig, folder: Path, *, resume: bool) -> None:
+    def train(config: TrainConfig, folder: Path, *, resume: bool, **_: object) -> None:
         noisy_quadratic.train(config, folder, resume=resume)
         if config.batch == 8:
             lines = (folder / "metrics.jsonl").read_text().splitlines(keepends=True)

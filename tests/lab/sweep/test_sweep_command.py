@@ -95,7 +95,7 @@ def test_a_vocabulary_that_the_data_decide_is_not_varied(base: TrainConfig, tmp_
 def test_extends_the_grid_until_the_best_lies_inside(
     command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def train(config: TrainConfig, folder: Path, *, resume: bool) -> None:
+    def train(config: TrainConfig, folder: Path, *, resume: bool, **_: object) -> None:
         assert not resume
         assert config.optimizer.lr is not None
         write_finished_run(config, folder, 2 + abs(math.log2(config.optimizer.lr / 0.025)))
@@ -129,7 +129,7 @@ def test_runs_that_are_kept_are_cells_of_the_grid(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    def train(config: TrainConfig, folder: Path, *, resume: bool) -> None:
+    def train(config: TrainConfig, folder: Path, *, resume: bool, **_: object) -> None:
         assert not resume
         write_finished_run(config, folder, 2.0)
 
