@@ -50,6 +50,7 @@ COMMANDS = {
     "compare": Command("Train with several optimizers and seeds, and report", "merit_lab.compare.command"),
     "sweep": Command("Find each optimizer's learning rate, or another setting", "merit_lab.sweep.command"),
     "arena": Command("Tune several optimizers alike, and rank them", "merit_lab.arena.command"),
+    "advise": Command("What arenas say about another model or batch", "merit_lab.arena.advise_command"),
     "scale": Command("Steps to a target loss against the batch size", "merit_lab.scale.command"),
     "batch-size": Command(
         "Which batch still pays for a run, by its gradient noise", "merit_lab.noise.command"

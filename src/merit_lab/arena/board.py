@@ -26,6 +26,8 @@ class Standing:
     losses: Mapping[int, float]
     """The validation loss at the end, by seed; infinite for a run that diverged."""
     runs: Mapping[int, MeasuredRun]
+    tuning: Mapping[Point, float | None]
+    """The losses of its tuning runs, infinite for one that diverged or was given up."""
     below: float | None
     """How much higher the loss is at half of the best learning rate, with the first seed."""
     above: float | None
@@ -128,6 +130,7 @@ def _standing(arena: Arena, runs: Runs, own: Contestant, name: str, search: Sear
         search,
         {seed: loss for seed, one in trials.items() if (loss := runs.loss(one)) is not None},
         {seed: run for seed, one in trials.items() if (run := runs.of(one)) is not None},
+        tuning,
         _rise(tuning, search.best, 0.5),
         _rise(tuning, search.best, 2.0),
         ended.count("diverged"),

@@ -101,12 +101,20 @@ def _standing(arena: Arena, own: Standing, board: Board) -> dict[str, Any]:
     return {
         "optimizer": own.contestant.optimizer,
         "setting": own.contestant.settings(own.search.best),
-        "losses": {seed: loss if math.isfinite(loss) else "inf" for seed, loss in own.losses.items()},
+        "losses": {seed: _number(loss) for seed, loss in own.losses.items()},
         "chance": board.chances.get(own.name),
         "steps_to_target": None if target is None else own.steps_to(target),
         "seconds_to_target": None if target is None else own.seconds_to(target),
         "memory_gib": own.memory_gib,
-        "tuning_runs": len(own.search.tried),
+        "tuning": [
+            {"setting": own.contestant.settings(point), "loss": _number(loss)}
+            for point, loss in own.tuning.items()
+        ],
         "at_edge": list(own.search.at_edge),
         "config": arena.trial(own.contestant, own.search.best, arena.seeds[0]).config.to_dict(),
     }
+
+
+def _number(loss: float | None) -> float | str | None:
+    """As JSON has it, which knows no infinity."""
+    return "inf" if loss == math.inf else loss

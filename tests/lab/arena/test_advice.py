@@ -1,0 +1,102 @@
+"""`merit advise`: the power law through arenas' best rates, and what it says of others."""
+
+import json
+import math
+
+import pytest
+
+from merit_lab.arena.advice import Known, Observation, observe, predict
+from merit_lab.arena.advise_command import main
+from merit_lab.models import PRESETS
+from merit_lab.train import OptimizerConfig, TrainConfig
+
+LR = "optimizer.lr"
+
+
+def known(rates: dict[float, float], best: float, deviation: float = 0.0, batch: int = 64) -> Known:
+    tuning = [({LR: lr, "optimizer.warmup": 0.1}, loss) for lr, loss in rates.items()]
+    return Known("merit", 3.0, batch, 1000, {LR: best, "optimizer.warmup": 0.1}, tuning, deviation)
+
+
+def test_the_best_rate_is_the_lowest_point_of_a_parabola() -> None:
+    even = observe(known({0.5: 3.1, 1.0: 3.0, 2.0: 3.1}, 1.0))
+    assert even.rate == pytest.approx(0.0)
+    # Lower at twice the rate than at half of it: the best is between.
+    uneven = observe(known({0.5: 3.3, 1.0: 3.0, 2.0: 3.1}, 1.0))
+    assert 0 < uneven.rate < math.log(2) / 2
+    steep = observe(known({0.5: 4.0, 1.0: 3.0, 2.0: 4.0}, 1.0))
+    assert steep.deviation < even.deviation < math.log(2)
+    noisy = observe(known({0.5: 3.1, 1.0: 3.0, 2.0: 3.1}, 1.0, deviation=0.1))
+    assert noisy.deviation == pytest.approx(math.log(2))
+
+
+@pytest.mark.parametrize(
+    "rates", [{1.0: 3.0}, {0.5: 3.0, 1.0: 3.0, 2.0: 3.0}, {0.5: 3.5, 1.0: 3.0, 2.0: math.inf}]
+)
+def test_without_worse_neighbours_a_rate_is_known_to_a_factor_of_two(rates) -> None:
+    found = observe(known(rates, 1.0))
+    assert (found.rate, found.deviation) == (0.0, math.log(2))
+
+
+def test_one_board_is_carried_over_by_what_is_known_before() -> None:
+    own = Observation(math.log(64), math.log(1e6), math.log(0.01), 0.1)
+    mean, deviation = predict([own], math.log(256), math.log(1e6))
+    assert mean == pytest.approx(math.log(0.02), abs=0.01)  # the square root of four
+    assert deviation == pytest.approx(math.hypot(0.1, 0.25 * math.log(4)), rel=0.01)
+    here, certainty = predict([own], math.log(64), math.log(1e6))
+    assert here == pytest.approx(math.log(0.01), abs=1e-3)
+    assert certainty == pytest.approx(0.1, rel=0.01)
+
+
+def test_several_boards_outweigh_it() -> None:
+    boards = [
+        Observation(math.log(b), math.log(1e6), math.log(0.01 * b / 64), 0.05) for b in (64, 128, 256, 512)
+    ]
+    mean, deviation = predict(boards, math.log(1024), math.log(1e6))
+    assert mean == pytest.approx(math.log(0.16), abs=0.05)  # they grow with the batch itself
+    assert deviation < 0.15
+
+
+def write_board(folder, rate: float, mean: float = 3.0) -> None:
+    config = TrainConfig(
+        data="x", model=PRESETS["tiny"], optimizer=OptimizerConfig(name="muon-merit", lr=rate)
+    )
+    rest = "optimizer.options.rest_lr"
+    setting = {LR: rate, rest: 2 * rate, "optimizer.warmup": 0.04}
+    tuning = [
+        {"setting": {**setting, LR: rate * f, rest: 2 * rate * f}, "loss": mean + 0.2 * math.log2(f) ** 2}
+        for f in (0.5, 1.0, 2.0)
+    ]
+    standing = {"optimizer": "muon-merit", "setting": setting, "losses": {"0": mean}, "tuning": tuning}
+    standing["config"] = config.to_dict()
+    worse = {**standing, "optimizer": "adamw", "losses": {"0": mean + 1, "1": "inf"}}
+    (folder / "report").mkdir(parents=True)
+    board = [{"batch": 64, "target": 3.0, "standings": [standing, worse]}]
+    (folder / "report" / "board.json").write_text(json.dumps(board))
+
+
+def test_the_command_says_what_to_type(tmp_path, capsys) -> None:
+    write_board(tmp_path / "arena", 0.04)
+    assert main([str(tmp_path / "arena"), "--model", "nano-10m", "--batch", "256"]) == 0
+    output = " ".join(capsys.readouterr().out.split())
+    assert "MuonMERIT 0.08" in output
+    assert "AdamW" not in output  # a seed of it diverged
+    assert "rates grow as batch**0.5 (give or take 0.25)" in output
+    assert (
+        "merit train nano-10m --data FOLDER --batch 256 --optimizer.name muon-merit --optimizer.lr 0.08"
+        in output
+    )
+    assert "--optimizer.options rest_lr=0.16 --optimizer.warmup 0.04" in output
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--model", "nano", "--batch", "4"], "--model is 'nano'; the models are tiny"),
+        (["--model", "tiny", "--batch", "0"], "--batch is 0; it must be at least 1"),
+        (["--model", "tiny", "--batch", "4"], "holds no report of an arena; `merit arena ... --out"),
+    ],
+)
+def test_what_cannot_be_advised_is_told(tmp_path, options, message, capsys) -> None:
+    assert main([str(tmp_path), *options]) == 1
+    assert message in capsys.readouterr().err
