@@ -38,12 +38,12 @@ def sources() -> set[str]:
     """Every file of the package, as paths in the wheel."""
     package = ROOT / "src"
     files = {
-        path.relative_to(package).as_posix() for path in package.glob("merit_optim/**/*") if path.is_file()
+        path.relative_to(package).as_posix() for path in package.glob("merit_*/**/*") if path.is_file()
     }
     return {file for file in files if "__pycache__" not in file}
 
 
-def test_the_wheel_holds_the_package_and_nothing_else(built) -> None:
+def test_the_wheel_holds_both_packages_and_nothing_else(built) -> None:
     (wheel,) = built.glob("*.whl")
     with zipfile.ZipFile(wheel) as archive:
         names = {name for name in archive.namelist() if ".dist-info/" not in name}
