@@ -20,7 +20,7 @@ demo: $(INSTALLED) ## train a small language model with five optimizers, and rep
 
 arena: $(INSTALLED) ## tune five optimizers alike on a small model, and rank them: 20 minutes on two cores
 	test -e data/embedded/train.bin || $(BIN)/merit prepare embedded --tokenizer bytes --output data/embedded
-	$(BIN)/merit arena tiny --data data/embedded --jobs 2
+	$(BIN)/merit arena tiny --data data/embedded --batch 128 --jobs 2
 
 # One thread per process: more would wait for one another's cores.
 test: lint docs ## run lint, build the documentation and run every test but slow ones

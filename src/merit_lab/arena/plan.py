@@ -66,7 +66,7 @@ class Arena:
     """Which optimizer is best, if all are tuned alike.
 
     Args:
-        base: what all runs share. Its length in tokens is that of all batch sizes; None: ten a parameter.
+        base: what all runs share. Its length in tokens is that of all batch sizes; None: five a parameter.
         folder: its runs are folders in here.
         optimizers: by name.
         rates: the learning rate at which the search of each begins, for the batch of ``base``.
@@ -101,12 +101,12 @@ class Arena:
 
     @cached_property
     def tokens(self) -> int:
-        """The length of every run; half of compute-optimal where none is given, for there are many."""
+        """The length of every run; a quarter of compute-optimal where none is given, for there are many."""
         model = self.base.resolve(self.dataset.vocab_size).model
         per_step = self.base.batch * model.context
         if self.base.steps is not None:
             return self.base.steps * per_step
-        return self.base.tokens or TOKENS_PER_PARAMETER // 2 * num_parameters(model)
+        return self.base.tokens or TOKENS_PER_PARAMETER // 4 * num_parameters(model)
 
     @property
     def contestants(self) -> list[Contestant]:
