@@ -37,9 +37,7 @@ def built(tmp_path_factory) -> Path:
 def sources() -> set[str]:
     """Every file of the package, as paths in the wheel."""
     package = ROOT / "src"
-    files = {
-        path.relative_to(package).as_posix() for path in package.glob("merit_*/**/*") if path.is_file()
-    }
+    files = {path.relative_to(package).as_posix() for path in package.glob("merit_*/**/*") if path.is_file()}
     return {file for file in files if "__pycache__" not in file}
 
 

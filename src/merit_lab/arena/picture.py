@@ -25,8 +25,7 @@ def curves(board: Board) -> Figure:
     return Figure(
         key=f"loss-batch{board.batch}",
         title=f"Validation loss at the best settings, batch {board.batch}",
-        caption="The mean over seeds. The picture begins where the last contestant is through the first "
-        "quarter of its way down.",
+        caption="The mean over seeds. The first losses, of models that know next to nothing, are left out.",
         chart=chart,
         datasets={"points": _without_the_start(rows)},
     )

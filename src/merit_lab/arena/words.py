@@ -121,4 +121,10 @@ def _tuning(own: Standing) -> str:
 
 
 def _rise(value: float | None) -> str:
-    return NOTHING if value is None or math.isnan(value) else "much" if value == math.inf else f"{value:+.3f}"
+    return (
+        NOTHING
+        if value is None or math.isnan(value)
+        else "far worse"
+        if value == math.inf
+        else f"{value:+.3f}"
+    )
