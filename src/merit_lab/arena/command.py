@@ -14,8 +14,7 @@ import tyro
 from merit_lab.arena.plan import Arena
 from merit_lab.arena.work import hold
 from merit_lab.compare.plan import parse_learning_rates
-from merit_lab.models import PRESETS
-from merit_lab.study.command import exit_status, refuse_model, refuse_single_run_options
+from merit_lab.study.command import exit_status, parse
 from merit_lab.train import TrainConfig
 from merit_optim.optim.registry import OPTIMIZERS
 
@@ -56,7 +55,9 @@ def main(argv: Sequence[str]) -> int:
     """Run the command and return its exit status: 128 + n after signal n, as shells have it."""
 
     def work() -> None:
-        arguments, folder = parse(list(argv))
+        arguments, folder = parse(
+            Arguments, argv, command="arena", summary=_SUMMARY, what="an arena", lr="--lr merit=9e-3"
+        )
         config = arguments.config
         arena = Arena(
             base=config,
@@ -74,17 +75,6 @@ def main(argv: Sequence[str]) -> int:
             print(f"\n{findings.summary}\nThe page: {findings.page}")
 
     return exit_status("merit arena", work)
-
-
-def parse(argv: list[str]) -> tuple[Arguments, Path]:
-    """The arguments, and the folder of the arena."""
-    preset = argv[0] if argv else "--help"
-    if preset not in PRESETS:
-        refuse_model("arena", _SUMMARY, preset)
-    default = Arguments(config=TrainConfig(data=tyro.MISSING, model=PRESETS[preset]))
-    arguments = tyro.cli(Arguments, default=default, args=argv[1:], prog=f"merit arena {preset}")
-    refuse_single_run_options(arguments.config, "an arena", lr="--lr merit=9e-3")
-    return arguments, arguments.out or Path("runs", f"arena-{preset}")
 
 
 def begin_at(config: TrainConfig, optimizers: Sequence[str], texts: Sequence[str]) -> Mapping[str, float]:

@@ -11,8 +11,7 @@ import tyro
 
 from merit_lab.compare.plan import parse_learning_rates
 from merit_lab.compare.work import compare
-from merit_lab.models import PRESETS
-from merit_lab.study.command import exit_status, refuse_model, refuse_single_run_options
+from merit_lab.study.command import exit_status, parse
 from merit_lab.train import TrainConfig
 
 _SUMMARY = "Train one model with several optimizers and seeds, and report."
@@ -43,7 +42,9 @@ def main(argv: Sequence[str]) -> int:
     """Run the command and return its exit status: 128 + n after signal n, as shells have it."""
 
     def work() -> None:
-        arguments, folder = parse(list(argv))
+        arguments, folder = parse(
+            Arguments, argv, command="compare", summary=_SUMMARY, what="a comparison", lr="--lr merit=9e-3"
+        )
         report = compare(
             arguments.config,
             folder,
@@ -56,14 +57,3 @@ def main(argv: Sequence[str]) -> int:
             print(f"\n{report.summary}\nThe page: {report.page}")
 
     return exit_status("merit compare", work)
-
-
-def parse(argv: list[str]) -> tuple[Arguments, Path]:
-    """The arguments, and the folder of the comparison."""
-    preset = argv[0] if argv else "--help"
-    if preset not in PRESETS:
-        refuse_model("compare", _SUMMARY, preset)
-    default = Arguments(config=TrainConfig(data=tyro.MISSING, model=PRESETS[preset]))
-    arguments = tyro.cli(Arguments, default=default, args=argv[1:], prog=f"merit compare {preset}")
-    refuse_single_run_options(arguments.config, "a comparison", lr="--lr merit=9e-3")
-    return arguments, arguments.out or Path("runs", f"compare-{preset}")

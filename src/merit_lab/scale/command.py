@@ -10,11 +10,10 @@ from typing import Annotated
 
 import tyro
 
-from merit_lab.models import PRESETS
 from merit_lab.scale.plan import Rates
 from merit_lab.scale.rules import Rule, rates_by_batch
 from merit_lab.scale.work import scale
-from merit_lab.study.command import exit_status, refuse_model, refuse_single_run_options
+from merit_lab.study.command import exit_status, parse
 from merit_lab.study.trial import check_distinct
 from merit_lab.sweep.grid import parse_shared_learning_rates
 from merit_lab.train import MeasureConfig, OptimizerConfig, TrainConfig
@@ -58,7 +57,7 @@ def main(argv: Sequence[str]) -> int:
     """Run the command and return its exit status: 128 + n after signal n, as shells have it."""
 
     def work() -> None:
-        arguments, folder = parse(list(argv))
+        arguments, folder = parse_scale(argv)
         findings = scale(
             arguments.config,
             folder,
@@ -76,15 +75,18 @@ def main(argv: Sequence[str]) -> int:
     return exit_status("merit scale", work)
 
 
-def parse(argv: list[str]) -> tuple[Arguments, Path]:
+def parse_scale(argv: Sequence[str]) -> tuple[Arguments, Path]:
     """The arguments, and the folder of the study."""
-    preset = argv[0] if argv else "--help"
-    if preset not in PRESETS:
-        refuse_model("scale", _SUMMARY, preset)
-    config = TrainConfig(data=tyro.MISSING, model=PRESETS[preset], optimizer=OptimizerConfig(final=1.0))
-    default = Arguments(config=config, target=tyro.MISSING, batches=tyro.MISSING, lr=tyro.MISSING)
-    arguments = tyro.cli(Arguments, default=default, args=argv[1:], prog=f"merit scale {preset}")
-    refuse_single_run_options(arguments.config, "a scaling study", lr="--lr merit=9e-3")
+    arguments, folder = parse(
+        Arguments,
+        argv,
+        command="scale",
+        summary=_SUMMARY,
+        what="a scaling study",
+        lr="--lr merit=9e-3",
+        optimizer=OptimizerConfig(final=1.0),
+        required=["target", "batches", "lr"],
+    )
     for name, value, plain, instead in (
         ("--batch", arguments.config.batch, TrainConfig.batch, "use --batches"),
         ("--tokens", arguments.config.tokens, TrainConfig.tokens, "use --steps, the most a run may take"),
@@ -97,7 +99,7 @@ def parse(argv: list[str]) -> tuple[Arguments, Path]:
     ):
         if value != plain:
             raise ValueError(f"{name} {value} is for one run; {instead}")
-    return arguments, arguments.out or Path("runs", f"scale-{preset}")
+    return arguments, folder
 
 
 def choose_rates(arguments: Arguments) -> Rates:

@@ -5,8 +5,11 @@ from __future__ import annotations
 import argparse
 import difflib
 import sys
-from collections.abc import Callable
-from typing import NoReturn
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NoReturn, Protocol, TypeVar
+
+import tyro
 
 from merit_lab.models import PRESETS
 from merit_lab.record import RunInUse
@@ -31,6 +34,55 @@ def exit_status(command: str, work: Callable[[], int | None]) -> int:
     except (OSError, ValueError, RunInUse) as error:
         print(f"{command}: {error}", file=sys.stderr)
         return 1
+
+
+class Arguments(Protocol):
+    """What the arguments of every study have."""
+
+    @property
+    def config(self) -> TrainConfig:
+        """What all runs share."""
+
+    @property
+    def out(self) -> Path | None:
+        """Its folder; None for one named after the command and the model."""
+
+
+A = TypeVar("A", bound=Arguments)
+
+
+def parse(
+    kind: type[A],
+    argv: Sequence[str],
+    *,
+    command: str,
+    summary: str,
+    what: str,
+    lr: str,
+    optimizer: OptimizerConfig | None = None,
+    required: Sequence[str] = (),
+) -> tuple[A, Path]:
+    """The arguments of a study, and its folder.
+
+    Args:
+        kind: a dataclass of the arguments.
+        argv: what was given, the model first.
+        command: the command's name.
+        summary: what it is for, in a sentence.
+        what: a study of this kind, with its article.
+        lr: how learning rates are given, as an example.
+        optimizer: the optimizer's settings by default.
+        required: the arguments that have no default, beside the data.
+    """
+    preset = argv[0] if argv else "--help"
+    if preset not in PRESETS:
+        refuse_model(command, summary, preset)
+    config = TrainConfig(data=tyro.MISSING, model=PRESETS[preset], optimizer=optimizer or OptimizerConfig())
+    make: Callable[..., A] = kind  # a dataclass, which a protocol does not say
+    default = make(config=config, **dict.fromkeys(required, tyro.MISSING))
+    arguments = tyro.cli(kind, default=default, args=argv[1:], prog=f"merit {command} {preset}")
+    refuse_single_run_options(arguments.config, what, lr=lr)
+    return arguments, arguments.out or Path("runs", f"{command}-{preset}")
 
 
 def refuse_single_run_options(config: TrainConfig, what: str, *, lr: str) -> None:

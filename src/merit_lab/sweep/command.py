@@ -10,8 +10,7 @@ from typing import Annotated
 
 import tyro
 
-from merit_lab.models import PRESETS
-from merit_lab.study.command import exit_status, refuse_model, refuse_single_run_options
+from merit_lab.study.command import exit_status, parse
 from merit_lab.study.fields import find_field, parse_value
 from merit_lab.sweep.grid import choose_learning_rates
 from merit_lab.sweep.work import sweep
@@ -54,7 +53,9 @@ def main(argv: Sequence[str]) -> int:
     """Run the command and return its exit status: 128 + n after signal n, as shells have it."""
 
     def work() -> None:
-        arguments, folder = parse(list(argv))
+        arguments, folder = parse(
+            Arguments, argv, command="sweep", summary=_SUMMARY, what="a sweep", lr="--lr 1e-3 2e-3 4e-3"
+        )
         findings = sweep(
             arguments.config,
             folder,
@@ -70,17 +71,6 @@ def main(argv: Sequence[str]) -> int:
             print(f"\n{findings.summary}\nThe page: {findings.page}\nThe best settings: {findings.best}")
 
     return exit_status("merit sweep", work)
-
-
-def parse(argv: list[str]) -> tuple[Arguments, Path]:
-    """The arguments, and the folder of the sweep."""
-    preset = argv[0] if argv else "--help"
-    if preset not in PRESETS:
-        refuse_model("sweep", _SUMMARY, preset)
-    default = Arguments(config=TrainConfig(data=tyro.MISSING, model=PRESETS[preset]))
-    arguments = tyro.cli(Arguments, default=default, args=argv[1:], prog=f"merit sweep {preset}")
-    refuse_single_run_options(arguments.config, "a sweep", lr="--lr 1e-3 2e-3 4e-3")
-    return arguments, arguments.out or Path("runs", f"sweep-{preset}")
 
 
 def parse_fields(texts: Iterable[Sequence[str]]) -> dict[str, list[object]]:
