@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,9 +11,9 @@ from typing import Annotated
 import tyro
 
 from merit_lab.arena.plan import Arena
-from merit_lab.arena.work import hold
+from merit_lab.arena.work import contest
 from merit_lab.compare.plan import parse_learning_rates
-from merit_lab.study.command import exit_status, parse
+from merit_lab.study.command import exit_status, parse, tell
 from merit_lab.train import TrainConfig
 from merit_optim.optim.registry import OPTIMIZERS
 
@@ -68,11 +67,7 @@ def main(argv: Sequence[str]) -> int:
             budget=arguments.budget,
             seeds=arguments.seeds,
         )
-        findings = hold(arena, arguments.jobs)
-        if findings is not None:
-            for warning in findings.warnings:
-                print(f"merit arena: {warning}", file=sys.stderr)
-            print(f"\n{findings.summary}\nThe page: {findings.page}")
+        tell("merit arena", contest(arena, arguments.jobs))
 
     return exit_status("merit arena", work)
 

@@ -1,26 +1,35 @@
-"""An arena from its plan to its findings."""
+"""An arena from its plan to its page."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from pathlib import Path
+
+from merit_lab.arena.page import make_page
 from merit_lab.arena.plan import Arena
-from merit_lab.arena.write import Findings, write_findings
-from merit_lab.report import print_table
-from merit_lab.study import conduct
+from merit_lab.study import Conclusion, Round, hold
+from merit_lab.study.page import Page
 from merit_lab.train.parallel import Ranks
 
 
-def hold(arena: Arena, jobs: int = 1) -> Findings | None:
-    """Tune and train all contestants, print the standings, and write the findings into ``folder``/report.
+@dataclass(frozen=True)
+class Contest:
+    """An arena as a study."""
 
-    What is done stays done: the same call goes on after an interruption. Under torchrun only the first rank
-    reports; the others return None.
-    """
-    ranks = Ranks.join()
-    ranks.first(arena.check)
-    conduct(arena, ranks, jobs)
-    if not ranks.is_first:
-        return None
-    findings = write_findings(arena, arena.folder / "report")
-    for table in findings.tables:
-        print_table(table)
-    return findings
+    arena: Arena
+
+    @property
+    def folder(self) -> Path:
+        return self.arena.folder
+
+    def next(self) -> Round | None:
+        return self.arena.next()
+
+    def findings(self) -> Page:
+        return make_page(self.arena)
+
+
+def contest(arena: Arena, jobs: int = 1) -> Conclusion | None:
+    """Tune and train all contestants, print the standings, and write the page into ``folder``/report."""
+    Ranks.join().first(arena.check)
+    return hold(Contest(arena), jobs)

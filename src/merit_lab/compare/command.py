@@ -11,7 +11,7 @@ import tyro
 
 from merit_lab.compare.plan import parse_learning_rates
 from merit_lab.compare.work import compare
-from merit_lab.study.command import exit_status, parse
+from merit_lab.study.command import exit_status, parse, tell
 from merit_lab.train import TrainConfig
 
 _SUMMARY = "Train one model with several optimizers and seeds, and report."
@@ -45,7 +45,7 @@ def main(argv: Sequence[str]) -> int:
         arguments, folder = parse(
             Arguments, argv, command="compare", summary=_SUMMARY, what="a comparison", lr="--lr merit=9e-3"
         )
-        report = compare(
+        conclusion = compare(
             arguments.config,
             folder,
             optimizers=arguments.optimizers,
@@ -53,7 +53,6 @@ def main(argv: Sequence[str]) -> int:
             learning_rates=parse_learning_rates(arguments.lr),
             jobs=arguments.jobs,
         )
-        if report is not None:
-            print(f"\n{report.summary}\nThe page: {report.page}")
+        tell("merit compare", conclusion)
 
     return exit_status("merit compare", work)

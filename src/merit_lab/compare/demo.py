@@ -93,14 +93,15 @@ def main(argv: Sequence[str]) -> int:
     )
 
     def work() -> None:
-        report = compare(
+        conclusion = compare(
             config,
             options.out,
             optimizers=list(setting.learning_rates),
             seeds=[0],
             learning_rates=setting.learning_rates,
         )
-        if report is not None:
-            print(f"\n{report.summary}\nOpen {report.page.resolve()} in a browser to see how it went.")
+        if conclusion is not None:
+            page = conclusion.page.resolve()
+            print(f"\n{conclusion.summary}\nOpen {page} in a browser to see how it went.")
 
     return exit_status("merit demo", work)

@@ -8,8 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from merit_lab.report.gather import find_runs
-from merit_lab.report.terminal import print_outcomes
-from merit_lab.report.write import write_report
+from merit_lab.report.write import Report
 
 
 def main(argv: Sequence[str]) -> int:
@@ -23,10 +22,11 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--out", type=Path, default=Path("report"), help="folder to write into (report)")
     options = parser.parse_args(argv)
     try:
-        report = write_report(find_runs(options.runs), options.out)
+        report = Report.of(find_runs(options.runs))
+        page = report.write(options.out)
     except (OSError, ValueError) as error:
         print(f"merit report: {error}", file=sys.stderr)
         return 1
-    print_outcomes(report.outcomes)
-    print(f"\n{report.summary}\nThe page: {report.page}")
+    report.show()
+    print(f"\n{report.summary}\nThe page: {page}")
     return 0

@@ -6,6 +6,7 @@ import csv
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -17,33 +18,45 @@ from merit_lab.report.outcome import SeriesOutcome, read_outcomes
 from merit_lab.report.page import render_page
 from merit_lab.report.summary import summarise
 from merit_lab.report.tables import series_table
+from merit_lab.report.terminal import print_outcomes
 
 
 @dataclass(frozen=True)
 class Report:
-    """What was written, and what it comes to."""
+    """What runs came to, and the files that say so."""
 
-    page: Path
-    summary: str
+    series: tuple[Series, ...]
     outcomes: tuple[SeriesOutcome, ...]
+    warnings: tuple[str, ...] = ()
 
+    @classmethod
+    def of(cls, runs: Sequence[MeasuredRun]) -> Report:
+        """The report of runs that have measured something."""
+        if not any(run.curves for run in runs):
+            names = ", ".join(run.name for run in runs)
+            raise ValueError(f"nothing to report: no measurement has been recorded yet by {names}")
+        series = group(runs)
+        return cls(tuple(series), tuple(read_outcomes(series)))
 
-def write_report(runs: Sequence[MeasuredRun], folder: Path) -> Report:
-    """Write the report of ``runs`` into ``folder``, over an earlier one."""
-    series = group(runs)
-    if not any(run.curves for run in runs):
-        names = ", ".join(run.name for run in runs)
-        raise ValueError(f"nothing to report: no measurement has been recorded yet by {names}")
-    outcomes = read_outcomes(series)
-    figures = make_figures(series)
-    summary = summarise(outcomes)
-    _write_figures(figures, folder / "figures")
-    (folder / "table.md").write_text(series_table(outcomes).markdown(), encoding="utf-8")
-    write_csv(folder / "table.csv", _table_rows(outcomes))
-    write_csv(folder / "metrics.csv", _metric_rows(series))
-    page = folder / "index.html"
-    page.write_text(render_page(series, outcomes, figures, summary), encoding="utf-8")
-    return Report(page, summary, tuple(outcomes))
+    @cached_property
+    def summary(self) -> str:
+        """Who did best, and how sure that is."""
+        return summarise(self.outcomes)
+
+    def show(self) -> None:
+        """Print one row for each series."""
+        print_outcomes(self.outcomes)
+
+    def write(self, folder: Path) -> Path:
+        """Write the report into ``folder``, over an earlier one; return the page's path."""
+        figures = make_figures(self.series)
+        _write_figures(figures, folder / "figures")
+        (folder / "table.md").write_text(series_table(self.outcomes).markdown(), encoding="utf-8")
+        write_csv(folder / "table.csv", _table_rows(self.outcomes))
+        write_csv(folder / "metrics.csv", _metric_rows(self.series))
+        page = folder / "index.html"
+        page.write_text(render_page(self.series, self.outcomes, figures, self.summary), encoding="utf-8")
+        return page
 
 
 def _write_figures(figures: Sequence[Figure], folder: Path) -> None:

@@ -5,22 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from merit_lab.report.tables import Table
 from merit_lab.reproduce.records import Record, Records
 from merit_lab.reproduce.scale import Scale, Shown
 from merit_lab.reproduce.verdict import Outcome, Verdict, worst
-
-
-@dataclass(frozen=True, kw_only=True)
-class Chart:
-    """A Vega-Lite chart with its data, and the words above it. Its width is the place's that shows it."""
-
-    name: str
-    title: str
-    caption: str
-    spec: dict[str, Any]
+from merit_lab.study.charts import Chart
 
 
 @dataclass(frozen=True, kw_only=True)

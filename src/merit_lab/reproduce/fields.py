@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from merit_lab.report.curves import finite, layer_name, mean_curve, thin
-from merit_lab.reproduce.charts import finish, rounded
-from merit_lab.reproduce.entry import Chart
 from merit_lab.reproduce.records import Records
+from merit_lab.study.charts import Chart, finish, rounded
 
 if TYPE_CHECKING:
     import altair as alt

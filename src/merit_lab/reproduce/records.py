@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
 from merit_lab.record import Run
-from merit_lab.report.curves import Curves, finite
+from merit_lab.report.curves import Curves, Point, finite
 from merit_lab.report.gather import MeasuredRun, short_name
 from merit_lab.reproduce.corpus import Corpus
 from merit_lab.reproduce.scale import Shown
 from merit_lab.scale import steps_to_reach
+from merit_lab.study.charts import Lines
 from merit_lab.study.trial import Trial
 from merit_lab.train import OptimizerConfig, TrainConfig
 
@@ -129,6 +130,21 @@ class Records:
     def final_losses(self) -> BySeed:
         """The final validation losses by seed; infinity where a run diverged."""
         return self.by_seed(Record.final_loss)
+
+    @property
+    def optimizers(self) -> dict[str, str]:
+        """By series, its optimizer."""
+        return {own.series: own.config.optimizer.name for own in self.all}
+
+    def lines(self, curve: str, *, over_tokens: bool = False) -> Lines:
+        """A measured curve of every run that has it, by series; over steps or tokens."""
+        return {series: list(self.of(series=series)._curves(curve, over_tokens)) for series in self.series}
+
+    def _curves(self, curve: str, over_tokens: bool) -> Iterator[tuple[str, Sequence[Point], bool]]:
+        for own in self.all:
+            size = own.config.batch * own.config.model.context if over_tokens else 1
+            if points := [(step * size, value) for step, value in finite(own.curves.get(curve, []))]:
+                yield own.folder.name, points, own.diverged
 
     @property
     def trouble(self) -> list[str]:

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
-
-from rich.console import Console
 
 from merit_lab.report.figures import unchecked
 from merit_lab.reproduce import records
@@ -17,15 +13,10 @@ from merit_lab.reproduce.corpus import Corpus
 from merit_lab.reproduce.entry import Entry, Unavailable
 from merit_lab.reproduce.registry import ENTRIES
 from merit_lab.reproduce.scale import Scale, Shown
-from merit_lab.reproduce.write import write_entry, write_missing, write_overview
-from merit_lab.study.progress import Progress
-from merit_lab.study.runner import carry_out
-from merit_lab.study.trial import Trial
-from merit_lab.study.workers import Workers, is_done, one_thread
+from merit_lab.reproduce.write import EntryFindings, Missing, write_overview
+from merit_lab.study import Round, Trial, conduct
+from merit_lab.study.workers import is_done
 from merit_lab.train.parallel import Ranks
-from merit_lab.train.signals import listening
-
-Planned = list[tuple[Shown, Trial]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,10 +36,49 @@ class Task:
     trains: bool = True
     """Whether runs that are missing are made; else entries are made from what is there."""
 
-    def plan(self, entry: Entry) -> Planned:
+    def plan(self, entry: Entry) -> list[tuple[Shown, Trial]]:
         """An entry's runs; those of all entries lie together, so that they are shared."""
         trials = entry.trials(self.scale, entry.num_seeds(self.scale, self.seeds))
         return records.plan(trials, self.folder / "runs", self.corpus)
+
+
+@dataclass(frozen=True)
+class EntryStudy:
+    """An entry as a study. Its trials are known from the beginning, and shared with other entries."""
+
+    task: Task
+    entry: Entry
+
+    @property
+    def folder(self) -> Path:
+        return self.task.folder
+
+    def next(self) -> Round | None:
+        if not self.task.trains:
+            return None
+        left = [own for _, own in self.task.plan(self.entry) if not is_done(own.folder)]
+        place = 1 + [own.name for own in self.task.entries].index(self.entry.name)
+        return Round(left, f"{self.entry.name} ({place} of {len(self.task.entries)})")
+
+    def findings(self) -> EntryFindings | Missing:
+        """What its runs came to; or, where it cannot be made of them, why not."""
+        task, entry = self.task, self.entry
+        try:
+            found = records.read(task.plan(entry))
+            self._measure(found)
+            with unchecked():
+                return EntryFindings(entry, task.scale, found, entry.analyse(found, task.scale))
+        except Unavailable as missing:
+            return Missing(entry, task.scale, str(missing))
+
+    def _measure(self, found: records.Records) -> None:
+        """Measure what is not in the run directories yet; what goes wrong is one entry's trouble alone."""
+        for own in found.all:
+            if self.entry.measure is not None and own.status == "finished":
+                try:
+                    self.entry.measure(own, self.task.scale, self.task.task_files)
+                except (ArithmeticError, OSError, RuntimeError, ValueError) as error:
+                    raise Unavailable(f"{own.folder.name} could not be measured: {error}") from error
 
 
 def reproduce(task: Task) -> list[dict[str, Any]]:
@@ -57,71 +87,14 @@ def reproduce(task: Task) -> list[dict[str, Any]]:
     An entry that cannot be made is told of and left out, and the others are made all the same. Under
     torchrun all ranks train, and the first does the rest.
     """
-    ranks = Ranks.join()
-    console = Console(stderr=True, highlight=False, quiet=not ranks.is_first)
-    plans = {entry.name: task.plan(entry) for entry in task.entries}
-    every = list({own.folder: own for planned in plans.values() for _, own in planned}.values())
-    if task.trains and task.jobs > 1 and ranks.size == 1:
-        return _together(task, plans, every, console)
-    said = []
-    for place, entry in enumerate(task.entries, start=1):
-        num_done = sum(is_done(own.folder) for own in every)
-        text = f"{entry.name} ({place} of {len(plans)}; {num_done} of all {len(every)} runs are done)"
-        console.rule(text, align="left", style="bold")
-        if task.trains:
-            carry_out(_left(plans[entry.name]), ranks)
-        said += ranks.first(partial(_make, task, entry, plans[entry.name], console))
-    return said
+    verdicts: list[dict[str, Any]] = []
 
+    def conclude(study: EntryStudy) -> str:
+        findings = study.findings()
+        findings.write(task.folder / study.entry.name)
+        write_overview(task.scale, list(ENTRIES.values()), task.folder)
+        verdicts.append(findings.verdict)
+        return findings.summary
 
-def _together(
-    task: Task, plans: dict[str, Planned], every: Sequence[Trial], console: Console
-) -> list[dict[str, Any]]:
-    """Several runs at a time, in the order of the entries; each entry is made when its runs are done."""
-    said: list[dict[str, Any]] = []
-    left = [own for own in every if not is_done(own.folder)]
-    with (
-        one_thread() if left else contextlib.nullcontext(),
-        listening() as stop,
-        Workers(left, min(task.jobs, len(left)), task.folder / "logs") as workers,
-        Progress(every, console) as progress,
-    ):
-        for entry in task.entries:
-            for _ in workers.waiting([own for _, own in plans[entry.name]], stop):
-                progress.show()
-            progress.show()
-            said += _make(task, entry, plans[entry.name], console)
-            progress.say(f"{entry.name}: {said[-1]['outcome']}")
-    return said
-
-
-def _left(planned: Planned) -> list[Trial]:
-    return list({own.folder: own for _, own in planned if not is_done(own.folder)}.values())
-
-
-def _make(task: Task, entry: Entry, planned: Planned, console: Console) -> list[dict[str, Any]]:
-    """Measure, analyse and write one entry, and the overview."""
-    folder = task.folder / entry.name
-    try:
-        found = records.read(planned)
-        _measure(task, entry, found)
-        with unchecked():
-            result = entry.analyse(found, task.scale)
-        said = write_entry(entry, task.scale, result, found, folder)
-    except Unavailable as missing:
-        said = write_missing(entry, task.scale, str(missing), folder)
-        console.print(f"{entry.name} is left out: {missing}", style="yellow", markup=False, soft_wrap=True)
-    write_overview(task.scale, list(ENTRIES.values()), task.folder)
-    return [said]
-
-
-def _measure(task: Task, entry: Entry, found: records.Records) -> None:
-    """Measure what is not in the run directories yet; what goes wrong is one entry's trouble alone."""
-    if entry.measure is None:
-        return
-    for own in found.all:
-        if own.status == "finished":
-            try:
-                entry.measure(own, task.scale, task.task_files)
-            except (ArithmeticError, OSError, RuntimeError, ValueError) as error:
-                raise Unavailable(f"{own.folder.name} could not be measured: {error}") from error
+    conduct([EntryStudy(task, entry) for entry in task.entries], Ranks.join(), task.jobs, conclude)
+    return verdicts

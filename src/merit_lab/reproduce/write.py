@@ -7,11 +7,11 @@ import csv
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from merit_lab.record import durable
-from merit_lab.report.charts import write_svg
 from merit_lab.report.style import CONFIG
 from merit_lab.report.tables import NOTHING, Table
 from merit_lab.report.template import render
@@ -19,41 +19,75 @@ from merit_lab.reproduce.entry import Entry, Result
 from merit_lab.reproduce.records import Record, Records
 from merit_lab.reproduce.scale import Scale
 from merit_lab.reproduce.verdict import Verdict
+from merit_lab.study.page import on_page, write_charts
 
-_FILE_WIDTH = 640
 _RUNS_HEAD = ("run", "panel", "series", "batch", "lr", "seed", "status", "validation_loss", "largest_logit")
 _OUTCOMES = ("held", "contradicted", "undecided", "no test", "not run")
 
 
-def write_entry(entry: Entry, scale: Scale, result: Result, records: Records, folder: Path) -> dict[str, Any]:
-    """Write what an entry came to; return what verdict.json says."""
-    folder.mkdir(parents=True, exist_ok=True)
-    for earlier in folder.glob("*.svg"):  # of a version with other charts
-        earlier.unlink()
-    for chart in result.charts:
-        write_svg(folder / f"{chart.name}.svg", {**chart.spec, "width": _FILE_WIDTH}, chart.title)
-    _write_csv(folder / "table.csv", [result.table.head, *result.table.rows])
-    _write_csv(folder / "runs.csv", [_RUNS_HEAD, *map(_run_row, records.all)])
-    (folder / "table.md").write_text(result.table.markdown(), encoding="utf-8")
-    said = {
-        **_head(entry, scale),
-        "outcome": result.outcome,
-        "verdicts": [_as_json(own) for own in result.verdicts],
-        "notes": list(result.notes),
-        "trouble": records.trouble,
-        "picture": f"{result.charts[0].name}.svg" if result.charts else None,
-    }
-    _write_page(folder, said, result, [own.folder.name for own in records.all])
-    return said
+@dataclass(frozen=True)
+class EntryFindings:
+    """What an entry came to, and its files."""
+
+    entry: Entry
+    scale: Scale
+    records: Records
+    result: Result
+
+    @property
+    def summary(self) -> str:
+        return f"{self.entry.name}: {self.result.outcome}"
+
+    @property
+    def verdict(self) -> dict[str, Any]:
+        """What verdict.json says."""
+        charts = self.result.charts
+        return {
+            **_head(self.entry, self.scale),
+            "outcome": self.result.outcome,
+            "verdicts": [_as_json(own) for own in self.result.verdicts],
+            "notes": list(self.result.notes),
+            "trouble": self.records.trouble,
+            "picture": f"{charts[0].name}.svg" if charts else None,
+        }
+
+    def write(self, folder: Path) -> Path:
+        """Write all files into a folder, over earlier ones; return the page's path."""
+        folder.mkdir(parents=True, exist_ok=True)
+        for earlier in folder.glob("*.svg"):  # of a version with other charts
+            earlier.unlink()
+        table = self.result.table
+        write_charts(self.result.charts, folder)
+        _write_csv(folder / "table.csv", [table.head, *table.rows])
+        _write_csv(folder / "runs.csv", [_RUNS_HEAD, *map(_run_row, self.records.all)])
+        (folder / "table.md").write_text(table.markdown(), encoding="utf-8")
+        runs = [own.folder.name for own in self.records.all]
+        return _write_page(folder, self.verdict, self.result, runs)
 
 
-def write_missing(entry: Entry, scale: Scale, missing: str, folder: Path) -> dict[str, Any]:
-    """Write that an entry could not be made, and what it lacks; earlier results of it are not touched."""
-    folder.mkdir(parents=True, exist_ok=True)
-    said = {**_head(entry, scale), "outcome": "not run", "missing": missing}
-    if not (folder / "table.csv").exists():
-        _write_page(folder, said, None, [])
-    return said
+@dataclass(frozen=True)
+class Missing:
+    """That an entry could not be made, and what it lacks."""
+
+    entry: Entry
+    scale: Scale
+    reason: str
+
+    @property
+    def summary(self) -> str:
+        return f"{self.entry.name} is left out: {self.reason}"
+
+    @property
+    def verdict(self) -> dict[str, Any]:
+        """What verdict.json says."""
+        return {**_head(self.entry, self.scale), "outcome": "not run", "missing": self.reason}
+
+    def write(self, folder: Path) -> Path:
+        """Write a page that says so, unless there are earlier results: those are not touched."""
+        folder.mkdir(parents=True, exist_ok=True)
+        if (folder / "table.csv").exists():
+            return folder / "index.html"
+        return _write_page(folder, self.verdict, None, [])
 
 
 def write_overview(scale: Scale, entries: Sequence[Entry], folder: Path) -> Path:
@@ -119,9 +153,9 @@ def _as_json(verdict: Verdict) -> dict[str, Any]:
     }
 
 
-def _write_page(folder: Path, said: dict[str, Any], result: Result | None, runs: Sequence[str]) -> None:
+def _write_page(folder: Path, said: dict[str, Any], result: Result | None, runs: Sequence[str]) -> Path:
     charts = result.charts if result else ()
-    specs = {own.name: {**own.spec, "width": "container"} for own in charts}
+    specs = {own.name: on_page(own) for own in charts}
     text = render(
         "reproduce/page.html",
         title=said["title"],
@@ -137,6 +171,7 @@ def _write_page(folder: Path, said: dict[str, Any], result: Result | None, runs:
     )
     durable.write(folder / "index.html", text)
     durable.write(folder / "verdict.json", json.dumps(said, indent=2) + "\n")  # last: the overview reads it
+    return folder / "index.html"
 
 
 def _readable(table: Table) -> dict[str, Any]:

@@ -3,12 +3,10 @@
 from merit_lab.scale.fit import Estimate, ScalingCurve, fit_curve
 from merit_lab.scale.rules import Rule, rates_by_batch
 from merit_lab.scale.work import scale
-from merit_lab.scale.write import Findings
 from merit_lab.study.reach import steps_to_reach
 
 __all__ = [
     "Estimate",
-    "Findings",
     "Rule",
     "ScalingCurve",
     "fit_curve",

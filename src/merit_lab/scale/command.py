@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +12,7 @@ import tyro
 from merit_lab.scale.plan import Rates
 from merit_lab.scale.rules import Rule, rates_by_batch
 from merit_lab.scale.work import scale
-from merit_lab.study.command import exit_status, parse
+from merit_lab.study.command import exit_status, parse, tell
 from merit_lab.study.trial import check_distinct
 from merit_lab.sweep.grid import parse_shared_learning_rates
 from merit_lab.train import MeasureConfig, OptimizerConfig, TrainConfig
@@ -58,7 +57,7 @@ def main(argv: Sequence[str]) -> int:
 
     def work() -> None:
         arguments, folder = parse_scale(argv)
-        findings = scale(
+        conclusion = scale(
             arguments.config,
             folder,
             target=arguments.target,
@@ -67,10 +66,7 @@ def main(argv: Sequence[str]) -> int:
             seeds=arguments.seeds,
             jobs=arguments.jobs,
         )
-        if findings is not None:
-            for warning in findings.warnings:
-                print(f"merit scale: {warning}", file=sys.stderr)
-            print(f"\n{findings.summary}\nThe page: {findings.page}")
+        tell("merit scale", conclusion)
 
     return exit_status("merit scale", work)
 

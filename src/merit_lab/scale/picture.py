@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 from merit_lab.report.charts import Look, by_series
 from merit_lab.report.figures import unchecked
 from merit_lab.scale.words import Result
-from merit_lab.study.page import Figure
+from merit_lab.study.charts import Axis, Chart, finish
 
-_WIDTH, _HEIGHT = 640, 360
+_HEIGHT = 360
 _MARGIN = 1.3  # beyond the smallest and the largest value
 _CURVE_POINTS = 60
 
 
-def make_figure(found: Sequence[Result], target: float) -> Figure:
-    """The figure of results with at least one run."""
+def make_chart(found: Sequence[Result], target: float) -> Chart:
+    """The chart of results with at least one run."""
     batches = [own.batch for result in found for own in result.measurements]
     ends = min(batches) / _MARGIN, max(batches) * _MARGIN
     datasets: dict[str, list[dict[str, Any]]] = {
@@ -30,14 +29,14 @@ def make_figure(found: Sequence[Result], target: float) -> Figure:
     }
     with unchecked():
         chart = _chart(found, sorted(set(batches)), ends, _vertical(datasets))
-    return Figure(
-        key="steps-to-target",
+    return finish(
+        chart,
+        name="steps-to-target",
         title=f"Steps to a validation loss of {target:g}",
         caption="Points are means over seeds, bars go from the lowest to the highest, dots are single runs. "
         "Solid: the fitted curve S = S_min (1 + B_crit / B). Dashed: ideal scaling from the smallest batch, "
         "where twice the batch takes half the steps. The diamond is the critical batch, with its 95% "
         "interval. A triangle: not reached in so many steps; a cross: diverged there.",
-        chart=chart,
         datasets=datasets,
     )
 
@@ -121,7 +120,7 @@ def _vertical(datasets: dict[str, list[dict[str, Any]]]) -> tuple[float, float]:
 
 def _chart(
     found: Sequence[Result], ticks: Sequence[int], ends: tuple[float, float], vertical: tuple[float, float]
-) -> dict[str, Any]:
+) -> Any:
     import altair as alt
 
     look = Look.of({result.name: result.optimizer for result in found})
@@ -139,7 +138,7 @@ def _chart(
         "steps:Q",
         title="steps to the target",
         scale=up,
-        axis=alt.Axis(values=_ticks(*vertical), format=",~r"),
+        axis=alt.Axis(values=Axis("", logarithmic=True).with_ticks(vertical).ticks, format=",~r"),
     )
 
     def rows(name: str) -> alt.Chart:
@@ -171,11 +170,4 @@ def _chart(
         chosen = rows("missed").transform_filter(alt.datum.kind == kind)
         mark = chosen.mark_point(shape=shape, angle=angle, size=110, filled=True, opacity=0.9)
         layers.append(mark.encode(x, y, colour, tooltip=["run:N", batch, "what:N"]))
-    spec: dict[str, Any] = alt.layer(*layers).properties(width=_WIDTH, height=_HEIGHT).to_dict(validate=False)
-    return spec
-
-
-def _ticks(low: float, high: float) -> list[float]:
-    """1, 2, 5, 10, 20 and so on, as far as they lie between."""
-    powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-    return [value for power in powers for digit in (1, 2, 5) if low <= (value := digit * 10.0**power) <= high]
+    return alt.layer(*layers).properties(height=_HEIGHT)

@@ -9,10 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from merit_lab.data import Dataset
-from merit_lab.record import Run, run_folders
+from merit_lab.record import Run, RunInUse, run_folders
 from merit_lab.report.gather import short_name
 from merit_lab.scale.measure import Measurement, choose, measure, read_attempt, unfinished
+from merit_lab.scale.page import make_page
 from merit_lab.study.fields import with_values
+from merit_lab.study.page import Page
 from merit_lab.study.study import Round
 from merit_lab.study.trial import Trial, check_distinct, check_folders, check_same
 from merit_lab.sweep.grid import check_rates
@@ -27,7 +29,7 @@ Rates = Mapping[str, Mapping[int, Sequence[float]]]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Study:
+class Scaling:
     """Batch sizes up to which more data in a step is to be tried.
 
     Args:
@@ -75,6 +77,15 @@ class Study:
             if not all(own.exists for own in more) or unfinished(self.measure(more)):
                 return Round(asked, f"Batches of {batch} sequences")
         return Round(asked)
+
+    def findings(self) -> Page:
+        measurements = self.measure(self.next().trials)
+        if names := unfinished(measurements):
+            raise RunInUse(
+                f"{', '.join(names)} is being worked on by another process, and how long larger batches may "
+                "train depends on it; repeat the command when it is done"
+            )
+        return make_page(measurements, self.base, self.target, self.seeds)
 
     def measure(self, trials: Sequence[Trial]) -> list[Measurement]:
         """What the runs came to."""

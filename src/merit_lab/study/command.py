@@ -13,6 +13,7 @@ import tyro
 
 from merit_lab.models import PRESETS
 from merit_lab.record import RunInUse
+from merit_lab.study.study import Conclusion
 from merit_lab.train import Interrupted, OptimizerConfig, TrainConfig
 from merit_lab.train.parallel import is_first_rank
 
@@ -34,6 +35,14 @@ def exit_status(command: str, work: Callable[[], int | None]) -> int:
     except (OSError, ValueError, RunInUse) as error:
         print(f"{command}: {error}", file=sys.stderr)
         return 1
+
+
+def tell(command: str, conclusion: Conclusion | None, *also: str) -> None:
+    """Say what a study came to, at the end of its command; ``also`` are more lines."""
+    if conclusion is not None:
+        for warning in conclusion.warnings:
+            print(f"{command}: {warning}", file=sys.stderr)
+        print(f"\n{conclusion.summary}\nThe page: {conclusion.page}", *also, sep="\n")
 
 
 class Arguments(Protocol):

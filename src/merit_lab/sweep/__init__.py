@@ -2,6 +2,5 @@
 
 from merit_lab.sweep.ledger import Best, Cell, Ledger, Line
 from merit_lab.sweep.work import sweep
-from merit_lab.sweep.write import Findings
 
-__all__ = ["Best", "Cell", "Findings", "Ledger", "Line", "sweep"]
+__all__ = ["Best", "Cell", "Ledger", "Line", "sweep"]

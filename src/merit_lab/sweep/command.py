@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import Annotated
 
 import tyro
 
-from merit_lab.study.command import exit_status, parse
+from merit_lab.study.command import exit_status, parse, tell
 from merit_lab.study.fields import find_field, parse_value
 from merit_lab.sweep.grid import choose_learning_rates
 from merit_lab.sweep.work import sweep
@@ -56,7 +55,7 @@ def main(argv: Sequence[str]) -> int:
         arguments, folder = parse(
             Arguments, argv, command="sweep", summary=_SUMMARY, what="a sweep", lr="--lr 1e-3 2e-3 4e-3"
         )
-        findings = sweep(
+        conclusion = sweep(
             arguments.config,
             folder,
             learning_rates=choose_learning_rates(arguments.config, arguments.optimizers, arguments.lr),
@@ -65,10 +64,7 @@ def main(argv: Sequence[str]) -> int:
             extend=arguments.extend,
             jobs=arguments.jobs,
         )
-        if findings is not None:
-            for warning in findings.warnings:
-                print(f"merit sweep: {warning}", file=sys.stderr)
-            print(f"\n{findings.summary}\nThe page: {findings.page}\nThe best settings: {findings.best}")
+        tell("merit sweep", conclusion, f"The best settings: {folder / 'report' / 'best.json'}")
 
     return exit_status("merit sweep", work)
 

@@ -12,19 +12,19 @@ from typing import Any
 
 from merit_lab.report.charts import Look, by_series
 from merit_lab.report.figures import unchecked
+from merit_lab.study.charts import Chart, finish
 from merit_lab.study.fields import LR
-from merit_lab.study.page import Figure
 from merit_lab.sweep.ledger import Ledger, Line
 from merit_lab.sweep.words import axis_name
 
-_WIDTH, _HEIGHT = 640, 320
+_HEIGHT = 320
 _MARK_HEIGHT, _MOST_BAND = 14, 84  # of one line's marks in the band, and of the band
 _FAR = 3.0  # what lies further above the lowest loss than this many times what must be seen is far above
 _MOST_TICKS = 14
 
 
-def make_figure(ledger: Ledger) -> Figure:
-    """The figure of a ledger that has at least one line."""
+def make_chart(ledger: Ledger) -> Chart:
+    """The chart of a ledger that has at least one line."""
     lines = ledger.lines
     ceiling = _ceiling(ledger)
     cells, seeds, marks = [], [], []
@@ -38,16 +38,16 @@ def make_figure(ledger: Ledger) -> Figure:
     for row in marks:
         row["y"] = (places.index(row["place"]) + 0.5) * band / len(places)
     values = [row["value"] for row in seeds]
+    name = axis_name(ledger.axis)
     with unchecked():
         chart = _chart(ledger, lines, ceiling, _domain(values, ceiling, band))
-    name = axis_name(ledger.axis)
-    return Figure(
-        key=name.replace(" ", "-"),
+    return finish(
+        chart,
+        name=name.replace(" ", "-"),
         title=f"Validation loss against {name}",
         caption="Lines join the means over seeds of the values at which every seed finished; bars reach from "
         "the lowest to the highest seed, dots are single runs. A ring marks the best of an optimizer. At the "
         "top: a cross for each run that diverged, a triangle for one that ended above the picture.",
-        chart=chart,
         datasets={"cells": cells, "seeds": seeds, "marks": marks},
     )
 
@@ -111,9 +111,7 @@ def _mark_rows(line: Line, ceiling: float) -> Iterator[dict[str, Any]]:
                 yield {**row, "run": run.name, "kind": "above", "what": f"{run.validation_loss:.3f}"}
 
 
-def _chart(
-    ledger: Ledger, lines: Sequence[Line], ceiling: float, domain: tuple[float, float]
-) -> dict[str, Any]:
+def _chart(ledger: Ledger, lines: Sequence[Line], ceiling: float, domain: tuple[float, float]) -> Any:
     import altair as alt
 
     look = Look.of({line.label: line.optimizer for line in lines})
@@ -156,8 +154,7 @@ def _chart(
             shape=shape, angle=45 if shape == "cross" else 0, size=size, filled=True, opacity=0.9
         )
         layers.append(point.encode(x, height, colour, tooltip=["run:N", where, "what:N"]))
-    spec: dict[str, Any] = alt.layer(*layers).properties(width=_WIDTH, height=_HEIGHT).to_dict(validate=False)
-    return spec
+    return alt.layer(*layers).properties(height=_HEIGHT)
 
 
 def _best_rows(ledger: Ledger, ceiling: float) -> Iterator[dict[str, Any]]:

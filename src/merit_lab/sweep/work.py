@@ -6,15 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from merit_lab.report import print_table
-from merit_lab.study import Round, conduct
+from merit_lab.study import Conclusion, Round, hold
+from merit_lab.study.page import Page
 from merit_lab.sweep.extend import check_extendable, extension
 from merit_lab.sweep.grid import Grid
 from merit_lab.sweep.ledger import Ledger
-from merit_lab.sweep.words import best_table
-from merit_lab.sweep.write import Findings, write_findings
+from merit_lab.sweep.page import make_page
 from merit_lab.train import TrainConfig
-from merit_lab.train.parallel import Ranks
 
 
 @dataclass(frozen=True)
@@ -37,6 +35,9 @@ class Sweep:
         names = ", ".join(dict.fromkeys(own.folder.name.rpartition("-")[0] for own in more))
         return Round([*asked, *more], f"The best lies at the edge of the grid; next: {names}" if more else "")
 
+    def findings(self) -> Page:
+        return make_page(Ledger.read(self.folder, list(self.grid.fields)), may_grow=not self.extend)
+
 
 def sweep(
     base: TrainConfig,
@@ -47,12 +48,11 @@ def sweep(
     seeds: Sequence[int],
     extend: bool = False,
     jobs: int = 1,
-) -> Findings | None:
+) -> Conclusion | None:
     """Train at every point of a grid, print the best ones, and write the findings into ``folder``/report.
 
     What is done stays done: the runs in ``folder`` are the ledger, and those of earlier calls count too.
-    Several processes may work on one sweep; each takes the runs that no other is at. Under torchrun only
-    the first rank reports; the others return None.
+    Several processes may work on one sweep; each takes the runs that no other is at.
 
     Args:
         base: what all runs share.
@@ -65,12 +65,5 @@ def sweep(
     """
     if extend:
         check_extendable(learning_rates)
-    ranks = Ranks.join()
     grid = Grid(base=base, folder=folder, learning_rates=learning_rates, fields=fields, seeds=seeds)
-    conduct(Sweep(grid, extend=extend), ranks, jobs)
-    if not ranks.is_first:
-        return None
-    ledger = Ledger.read(folder, list(fields))
-    findings = write_findings(ledger, folder / "report", may_grow=not extend)
-    print_table(best_table(ledger))
-    return findings
+    return hold(Sweep(grid, extend=extend), jobs)

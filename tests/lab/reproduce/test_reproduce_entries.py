@@ -10,13 +10,14 @@ import pytest
 from fake_records import evaluated, fake_records, logits
 
 from merit_lab.data import Dataset
-from merit_lab.reproduce import charts, fields
+from merit_lab.reproduce import fields
 from merit_lab.reproduce.corpus import KnownCorpus
 from merit_lab.reproduce.entries import weights
 from merit_lab.reproduce.entry import Unavailable
 from merit_lab.reproduce.registry import ENTRIES
 from merit_lab.reproduce.scale import Scale
 from merit_lab.reproduce.work import Task, reproduce
+from merit_lab.study import charts
 
 EVALUATIONS = ("fig5", "fig12", "table1")
 OUTCOMES = {"held", "contradicted", "undecided", "no test", "not run"}

@@ -16,7 +16,7 @@ import pytest
 from merit_lab.record import Run, RunInUse
 from merit_lab.scale.command import main
 from merit_lab.scale.measure import Attempt, Measurement
-from merit_lab.scale.picture import make_figure
+from merit_lab.scale.picture import make_chart
 from merit_lab.scale.words import results, summarise
 from merit_lab.study import runner
 from merit_lab.train import Interrupted, TrainConfig
@@ -286,12 +286,12 @@ def test_the_chart_follows_the_schema() -> None:
         )
     ]
     found = results([Measurement("merit", batch, 0.01, (attempt,)) for batch, attempt in attempts])
-    figure = make_figure(found, 3.0)
-    altair.LayerChart.from_dict(dict(figure.chart))
-    missed = [row["what"] for row in figure.datasets["missed"]]
+    figure = make_chart(found, 3.0)
+    altair.LayerChart.from_dict(dict(figure.spec))
+    missed = [row["what"] for row in figure.spec["datasets"]["missed"]]
     assert missed == ["not reached in 500 steps", "diverged at step 500"]
     assert found[0].curve is not None
-    assert [row["batch"] for row in figure.datasets["means"]] == [16, 32, 64]
+    assert [row["batch"] for row in figure.spec["datasets"]["means"]] == [16, 32, 64]
 
 
 def measurement(batch: int, *steps: float | None, lr: float = 0.01) -> Measurement:

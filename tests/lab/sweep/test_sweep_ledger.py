@@ -7,8 +7,8 @@ import pytest
 from sweep_runs import WriteRun
 
 from merit_lab.sweep import Best, Ledger
+from merit_lab.sweep.page import make_page
 from merit_lab.sweep.words import best_table, summarise, warnings
-from merit_lab.sweep.write import write_findings
 
 
 def read(tmp_path: Path, *fields: str) -> Ledger:
@@ -47,8 +47,8 @@ def test_what_is_written_of_the_best_is_its_mean_over_seeds_and_its_neighbours(
     for lr, losses in ((0.01, (3.0, 3.2)), (0.02, (2.5, 2.9)), (0.04, (2.4, None))):
         for seed, loss in enumerate(losses):
             write_run("merit", lr, loss, seed=seed)
-    written = write_findings(read(tmp_path), tmp_path / "report", may_grow=True).best
-    found = json.loads(written.read_text())["merit"]
+    make_page(read(tmp_path), may_grow=True).write(tmp_path / "report")
+    found = json.loads((tmp_path / "report" / "best.json").read_text())["merit"]
     assert found["validation_loss"] == pytest.approx(2.7)
     assert found["validation_loss_by_seed"] == {"0": 2.5, "1": 2.9}
     assert (found["num_diverged"], found["edge"]) == (0, None)

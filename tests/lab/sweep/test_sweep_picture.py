@@ -8,10 +8,10 @@ import chromium
 import pytest
 from sweep_runs import WriteRun
 
-from merit_lab.study.page import Figure
+from merit_lab.study.charts import Chart
 from merit_lab.sweep import Ledger
-from merit_lab.sweep.picture import make_figure
-from merit_lab.sweep.write import write_findings
+from merit_lab.sweep.page import make_page
+from merit_lab.sweep.picture import make_chart
 
 
 @pytest.fixture
@@ -25,12 +25,12 @@ def ledger(write_run: WriteRun, tmp_path: Path) -> Ledger:
     return Ledger.read(tmp_path / "out", [])
 
 
-def rows(figure: Figure, name: str) -> list[dict[str, Any]]:
-    return [dict(row) for row in figure.datasets[name]]
+def rows(figure: Chart, name: str) -> list[dict[str, Any]]:
+    return [dict(row) for row in figure.spec["datasets"][name]]
 
 
 def test_every_run_is_a_dot_or_a_mark_at_the_top(ledger: Ledger) -> None:
-    figure = make_figure(ledger)
+    figure = make_chart(ledger)
     marks = {row["run"]: row["what"] for row in rows(figure, "marks")}
     assert len(rows(figure, "seeds")) == 13
     assert sorted(marks.values()) == ["40.000", "40.100", "diverged at step 0"]
@@ -41,7 +41,7 @@ def test_every_run_is_a_dot_or_a_mark_at_the_top(ledger: Ledger) -> None:
 
 
 def test_what_is_close_is_drawn_large(ledger: Ledger) -> None:
-    scales = [layer["encoding"]["y"].get("scale") for layer in make_figure(ledger).chart["layer"]]
+    scales = [layer["encoding"]["y"].get("scale") for layer in make_chart(ledger).spec["layer"]]
     low, high = next(scale["domain"] for scale in scales if scale)
     assert low < 2.0
     assert 2.6 < high < 3.5
@@ -50,24 +50,25 @@ def test_what_is_close_is_drawn_large(ledger: Ledger) -> None:
 def test_without_outliers_there_is_no_band(write_run: WriteRun, tmp_path: Path) -> None:
     for lr, loss in ((0.01, 2.4), (0.02, 2.0), (0.04, 2.5)):
         write_run("merit", lr, loss)
-    assert rows(make_figure(Ledger.read(tmp_path / "out", [])), "marks") == []
+    assert rows(make_chart(Ledger.read(tmp_path / "out", [])), "marks") == []
 
 
 def test_the_chart_follows_the_schema(ledger: Ledger) -> None:
-    altair.LayerChart.from_dict(dict(make_figure(ledger).chart))
+    altair.LayerChart.from_dict(dict(make_chart(ledger).spec))
 
 
 def test_a_grid_that_diverged_throughout_has_a_page_too(write_run: WriteRun, tmp_path: Path) -> None:
     write_run("merit", 0.1, None)
     write_run("merit", 0.2, None)
-    findings = write_findings(Ledger.read(tmp_path / "out", []), tmp_path / "report", may_grow=True)
-    assert findings.summary == "No run finished, so there is no best value."
-    assert findings.best.read_text() == "{}\n"
+    page = make_page(Ledger.read(tmp_path / "out", []), may_grow=True)
+    assert page.summary == "No run finished, so there is no best value."
+    assert page.write(tmp_path / "report").exists()
+    assert (tmp_path / "report" / "best.json").read_text() == "{}\n"
 
 
 @pytest.mark.browser
 def test_a_browser_draws_the_page_from_itself_alone(browser: str, ledger: Ledger, tmp_path: Path) -> None:
-    written = write_findings(ledger, tmp_path / "report", may_grow=True).page
+    written = make_page(ledger, may_grow=True).write(tmp_path / "report")
     with chromium.open_page(browser, tmp_path / "profile") as page:
         page.open(written)
         assert page.wait_for("document.documentElement?.dataset.drawn") == "1"

@@ -7,12 +7,12 @@ import statistics
 from collections.abc import Sequence
 
 from merit_lab.report.tables import NOTHING, Table
-from merit_lab.reproduce.charts import Axis, line_chart, looks
 from merit_lab.reproduce.entries.losses import spread_text, status_counts
-from merit_lab.reproduce.entry import Chart, Entry, Result
+from merit_lab.reproduce.entry import Entry, Result
 from merit_lab.reproduce.records import BySeed, Records
 from merit_lab.reproduce.scale import WATCHED, Scale, Setting, Shown
 from merit_lab.reproduce.verdict import Comparison, Verdict, paired
+from merit_lab.study.charts import Axis, Chart, line_chart
 
 _STILL_PAYS = 0.8  # a larger batch pays if it takes at most this share of the steps of the one before
 _NO_SHARE = "with no seed did both get to the target with the smallest batch"
@@ -99,7 +99,7 @@ def _chart(records: Records, target: float, name: str, title: str) -> Chart:
     ideal = [(batch, min(first) / batch) for batch in batches] if first else []
     return line_chart(
         lines,
-        looks(records.all),
+        records.optimizers,
         Axis("batch (sequences)", "~d", logarithmic=True, ticks=tuple(batches)),
         Axis("steps to the target", ".3~s", logarithmic=True),
         name=name,

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 from merit_lab.models import num_parameters
 from merit_lab.report.tables import NOTHING, Table
-from merit_lab.reproduce.charts import Axis, line_chart, looks
 from merit_lab.reproduce.entries.losses import spread_text, status_counts
 from merit_lab.reproduce.entry import Entry, Result, Unavailable
 from merit_lab.reproduce.records import Record, Records
 from merit_lab.reproduce.scale import Scale, Shown
 from merit_lab.reproduce.verdict import Verdict, paired
+from merit_lab.study.charts import Axis, line_chart
 from merit_lab.train.checkpoint import path_of
 
 if TYPE_CHECKING:
@@ -135,7 +135,7 @@ def _fig7(records: Records, scale: Scale) -> Result:
         lines[series] = [line for line in spectra if line[1]][:1]
     chart = line_chart(
         lines,
-        looks(records.all),
+        records.optimizers,
         Axis("eigenvalue", ".3~g"),
         Axis("density", ".0e", logarithmic=True),
         name="density",

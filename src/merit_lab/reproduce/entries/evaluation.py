@@ -10,12 +10,12 @@ from pathlib import Path
 from merit_lab.record import Run
 from merit_lab.report.gather import DISPLAY_NAMES
 from merit_lab.report.tables import Table
-from merit_lab.reproduce.charts import Axis, looks, strip_chart
 from merit_lab.reproduce.entries.losses import spread_text, status_counts
-from merit_lab.reproduce.entry import Chart, Entry, Result, Unavailable
+from merit_lab.reproduce.entry import Entry, Result, Unavailable
 from merit_lab.reproduce.records import BySeed, Record, Records
 from merit_lab.reproduce.scale import WATCHED, Scale, Shown
 from merit_lab.reproduce.verdict import Verdict, paired
+from merit_lab.study.charts import Axis, Chart, strip_chart
 
 _PERPLEXITY = {"lambada": "perplexity", "wikitext": "word_perplexity"}
 _PAPER_AVERAGES = {  # table 1, in percent: AdamW with a small batch, MERIT with a large one
@@ -137,7 +137,7 @@ def _fig5(records: Records, scale: Scale) -> Result:
     charts = tuple(
         strip_chart(
             [{**row, "group": row["panel"]} for row in _points(records, [name], scale)],
-            looks(records.all),
+            records.optimizers,
             Axis("perplexity", ".3~s", logarithmic=True),
             name=name,
             title=f"Perplexity on {name}",
@@ -193,7 +193,7 @@ def _accuracies(records: Records, sets: Sequence[str], scale: Scale) -> tuple[Ch
     return tuple(
         strip_chart(
             _points(records.of(panel=panel), sets, scale),
-            looks(records.of(panel=panel).all),
+            records.of(panel=panel).optimizers,
             Axis("accuracy (%)", ".3~g"),
             name=f"accuracy-{place}",
             title=f"Zero-shot accuracy, {panel}",

@@ -8,13 +8,13 @@ from collections.abc import Mapping
 
 from merit_lab.report.curves import finite, layer_name
 from merit_lab.report.tables import Table
-from merit_lab.reproduce.charts import Axis, curve_chart
 from merit_lab.reproduce.entries.losses import FIVE, spread_text, status_counts, trials_of
-from merit_lab.reproduce.entry import Chart, Entry, Result
+from merit_lab.reproduce.entry import Entry, Result
 from merit_lab.reproduce.fields import layer_chart
 from merit_lab.reproduce.records import BySeed, Record, Records
 from merit_lab.reproduce.scale import WATCHED, Scale, Setting, Shown
 from merit_lab.reproduce.verdict import Comparison, Verdict, paired
+from merit_lab.study.charts import Axis, Chart, curve_chart
 
 MEASURE = (
     "Compared is the largest logit that a layer had at any time of the run; a run that diverged lost, "
@@ -76,8 +76,8 @@ def logit_charts(records: Records, places: dict[str, range]) -> tuple[Chart, ...
             number = len(charts) + 1
             charts.append(
                 curve_chart(
-                    records.of(panel=panel),
-                    layer_name(layers[0]),
+                    records.of(panel=panel).lines(layer_name(layers[0])),
+                    records.of(panel=panel).optimizers,
                     Axis("largest attention logit"),
                     name=f"logit-{number}",
                     title=f"{place}, {panel}",

@@ -7,11 +7,11 @@ import statistics
 from collections.abc import Mapping, Sequence
 
 from merit_lab.report.tables import NOTHING, Table
-from merit_lab.reproduce.charts import Axis, curve_chart
-from merit_lab.reproduce.entry import Chart, Entry, Result
+from merit_lab.reproduce.entry import Entry, Result
 from merit_lab.reproduce.records import BySeed, Records
 from merit_lab.reproduce.scale import Scale, Setting, Shown
 from merit_lab.reproduce.verdict import Comparison, Verdict, paired
+from merit_lab.study.charts import Axis, Chart, curve_chart
 from merit_lab.train.config import Part
 
 Papers = Mapping[str, Mapping[str, float]]  # by the paper's model and series
@@ -108,8 +108,8 @@ def loss_charts(records: Records, *, over_tokens: bool = False) -> tuple[Chart, 
     """The validation loss over steps or tokens, a chart for each panel."""
     return tuple(
         curve_chart(
-            records.of(panel=panel),
-            "validation_loss",
+            records.of(panel=panel).lines("validation_loss", over_tokens=over_tokens),
+            records.of(panel=panel).optimizers,
             LOSS,
             name=f"loss-{place}",
             title=f"Validation loss, {panel}",

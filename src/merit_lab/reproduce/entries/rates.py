@@ -8,12 +8,12 @@ from collections.abc import Sequence
 from merit_lab.report.curves import MAX_LOGIT
 from merit_lab.report.gather import DISPLAY_NAMES
 from merit_lab.report.tables import Table
-from merit_lab.reproduce.charts import Axis, line_chart, looks
 from merit_lab.reproduce.entries.losses import LOSS, spread_text, status_counts
-from merit_lab.reproduce.entry import Chart, Entry, Result
+from merit_lab.reproduce.entry import Entry, Result
 from merit_lab.reproduce.records import BySeed, Record, Records
 from merit_lab.reproduce.scale import WATCHED, Scale, Setting, Shown
 from merit_lab.reproduce.verdict import Comparison, Verdict, paired
+from merit_lab.study.charts import Axis, Chart, line_chart
 
 _QK_NORM = "AdamW with QK-Norm"
 _FACTORS = (0.5, 1.0, 2.0)
@@ -116,7 +116,7 @@ def rates_chart(records: Records, place: int, panel: str) -> Chart:
         ]
     return line_chart(
         {series: own for series, own in lines.items() if own},
-        looks(records.all),
+        records.optimizers,
         Axis("peak learning rate", ".1~e", logarithmic=True),
         LOSS,
         name=f"rates-{place}",

@@ -7,12 +7,12 @@ import statistics
 from merit_lab.models import flops_per_token
 from merit_lab.report.curves import finite
 from merit_lab.report.tables import NOTHING, Table
-from merit_lab.reproduce.charts import Axis, looks, strip_chart
 from merit_lab.reproduce.entries.losses import spread_text, status_counts, trials_of
 from merit_lab.reproduce.entry import Entry, Result
 from merit_lab.reproduce.records import BySeed, Record, Records
 from merit_lab.reproduce.scale import WATCHED, Scale, Setting
 from merit_lab.reproduce.verdict import Comparison, Verdict
+from merit_lab.study.charts import Axis, strip_chart
 
 # Seconds of a step and TFLOP/s on the paper's A100s.
 _PAPER = {
@@ -106,7 +106,7 @@ def _table2(records: Records, scale: Scale) -> Result:
     )
     chart = strip_chart(
         points,
-        looks(records.all),
+        records.optimizers,
         Axis("seconds for a step", ".3~g", from_zero=True),
         name="step-time",
         title="Time of a step",

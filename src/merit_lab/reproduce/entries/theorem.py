@@ -15,11 +15,11 @@ import torch
 from torch import Tensor
 
 from merit_lab.report.tables import Table
-from merit_lab.reproduce.charts import Axis, line_chart
 from merit_lab.reproduce.entry import Entry, Result
 from merit_lab.reproduce.records import Records
 from merit_lab.reproduce.scale import Scale
 from merit_lab.reproduce.verdict import Comparison, Verdict
+from merit_lab.study.charts import Axis, line_chart
 from merit_optim.optim import MERIT
 
 _LIPSCHITZ = 2.0

@@ -12,12 +12,12 @@ import torch
 from merit_lab.models import ModelConfig, build
 from merit_lab.report.curves import Point, finite
 from merit_lab.report.tables import Table
-from merit_lab.reproduce.charts import Axis, line_chart, looks
 from merit_lab.reproduce.entries.losses import spread_text, status_counts, trials_of
-from merit_lab.reproduce.entry import Chart, Entry, Result
+from merit_lab.reproduce.entry import Entry, Result
 from merit_lab.reproduce.records import BySeed, Record, Records
 from merit_lab.reproduce.scale import Scale, Setting, Shown
 from merit_lab.reproduce.verdict import ALL_DIVERGED, Verdict, paired
+from merit_lab.study.charts import Axis, Chart, line_chart
 from merit_lab.train.schedule import learning_rate
 
 _BLOCK = re.compile(r"blocks\.(\d+)\.")
@@ -244,7 +244,7 @@ def _reach_chart(records: Records, name: str, panel: str) -> Chart:
             ]
             for series in records.series
         },
-        looks(records.all),
+        records.optimizers,
         Axis("steps", ",d", from_zero=True),
         Axis("relative change / learning rate", ".2~f", from_zero=True),
         name=name,

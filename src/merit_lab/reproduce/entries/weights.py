@@ -13,13 +13,13 @@ from torch import Tensor
 from merit_lab.models import LanguageModel
 from merit_lab.report.curves import Point
 from merit_lab.report.tables import Table
-from merit_lab.reproduce.charts import Axis, line_chart
 from merit_lab.reproduce.entries.losses import spread_text, status_counts
-from merit_lab.reproduce.entry import Chart, Entry, Result, Unavailable
+from merit_lab.reproduce.entry import Entry, Result, Unavailable
 from merit_lab.reproduce.fields import matrix_chart
 from merit_lab.reproduce.records import BySeed, Record, Records
 from merit_lab.reproduce.scale import WATCHED, Scale
 from merit_lab.reproduce.verdict import ALL_DIVERGED, Verdict, paired
+from merit_lab.study.charts import Axis, Chart, line_chart
 from merit_lab.train.checkpoint import steps_of
 from merit_lab.train.snapshot import Snapshot
 

@@ -1,20 +1,17 @@
-"""An arena's files: index.html, the pictures as SVG, table.md, board.json."""
+"""An arena's page: the standings, the losses and the tuning of every batch size."""
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from merit_lab.arena import picture, words
 from merit_lab.arena.board import Board, Standing, boards
-from merit_lab.arena.plan import Arena, Runs
-from merit_lab.report.gather import flatten, show
-from merit_lab.report.tables import Table
-from merit_lab.study.page import Page, TableSection, write_page
+from merit_lab.arena.plan import DECAY, WARMUP, Arena, Runs
+from merit_lab.report.curves import finite
+from merit_lab.report.gather import MeasuredRun, flatten, show
+from merit_lab.study.fields import LR
+from merit_lab.study.page import Page, Record, TableSection
 
 _CAPTION = (
     "Every contestant had the same number of tuning runs, with the first seed: first the learning rate by "
@@ -29,60 +26,43 @@ _CAPTION = (
 _OF_SETTINGS = "rest lr is the learning rate of embeddings, head and vectors, where it is another."
 
 
-@dataclass(frozen=True)
-class Findings:
-    """What an arena found, and the files that say so."""
-
-    boards: Sequence[Board]
-    tables: Sequence[Table]
-    summary: str
-    warnings: Sequence[str]
-    page: Path
-
-
-def write_findings(arena: Arena, folder: Path) -> Findings:
-    """Write all files of an arena into ``folder``, over earlier ones."""
+def make_page(arena: Arena) -> Page:
+    """The page of an arena, from its run directories."""
     runs = Runs.read(arena)
     found = boards(arena, runs)
-    tables = [words.standings_table(board) for board in found]
-    summary, warnings = words.summarise(found), words.warnings(found)
-    figures = [own for board in found for own in (picture.curves(board), picture.tuning(arena, runs, board))]
-    page = Page(
+    standings = [
+        TableSection(f"Standings, batch {board.batch}", _CAPTION, words.standings_table(board))
+        for board in found
+    ]
+    return Page(
         title="Arena",
         facts=[
             ", ".join(arena.optimizers),
             f"{arena.budget} tuning runs each",
             f"{len(runs.by_name)} runs",
         ],
-        summary=summary,
-        warnings=warnings,
-        figures=figures,
-        lead=[
-            TableSection(f"Standings, batch {board.batch}", _CAPTION, table)
-            for board, table in zip(found, tables, strict=True)
+        summary=words.summarise(found),
+        warnings=words.warnings(found),
+        charts=[
+            chart for board in found for chart in (picture.curves(board), picture.tuning(arena, runs, board))
         ],
+        lead=standings,
         tables=[
             TableSection(f"Best settings, batch {board.batch}", _OF_SETTINGS, words.settings_table(board))
             for board in found
         ],
         settings=[(name, show(value)) for name, value in _shared(arena).items()],
-        files={
-            "table.md": "the tables in Markdown",
-            "board.json": "the same with full digits, and each best configuration",
-            **{f"{figure.key}.svg": figure.title.lower() for figure in figures},
-        },
+        printed=standings,
+        rows=[_row(run) for run in runs.by_name.values()],
+        record=Record(
+            "board.json",
+            "the standings with full digits, and each best configuration",
+            [
+                {"batch": board.batch, "target": board.target, "standings": _standings(arena, board)}
+                for board in found
+            ],
+        ),
     )
-    path = write_page(page, folder)
-    titled = [
-        f"Batch {board.batch}\n\n{table.markdown()}" for board, table in zip(found, tables, strict=True)
-    ]
-    (folder / "table.md").write_text("\n".join(titled), encoding="utf-8")
-    record = [
-        {"batch": board.batch, "target": board.target, "standings": _standings(arena, board)}
-        for board in found
-    ]
-    (folder / "board.json").write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
-    return Findings(found, tables, summary, warnings, path)
 
 
 def _shared(arena: Arena) -> dict[str, object]:
@@ -90,6 +70,20 @@ def _shared(arena: Arena) -> dict[str, object]:
     tuned = {axis.field for own in arena.contestants for axis in own.axes}
     left_out = {*tuned, "optimizer.name", "seed", "batch", "steps", "data"}
     return {name: value for name, value in flatten(arena.base.to_dict()).items() if name not in left_out}
+
+
+def _row(run: MeasuredRun) -> dict[str, Any]:
+    losses = finite(run.curves.get("validation_loss", []))
+    return {
+        "optimizer": run.settings["optimizer.name"],
+        "batch": run.settings["batch"],
+        **{axis: show(run.settings[axis]) for axis in (LR, WARMUP, DECAY)},
+        "options": " ".join(run.config["optimizer"]["options"]),
+        "seed": run.seed,
+        "status": run.status,
+        "validation_loss": losses[-1][1] if losses else None,
+        "run": run.name,
+    }
 
 
 def _standings(arena: Arena, board: Board) -> list[dict[str, Any]]:

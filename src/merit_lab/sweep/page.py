@@ -1,71 +1,41 @@
-"""A sweep's files: index.html, the picture as SVG, table.csv, best.json."""
+"""A sweep's page: the loss against the learning rate, the best values, every value."""
 
 from __future__ import annotations
 
-import json
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from merit_lab.report.gather import show
 from merit_lab.report.tables import settings
-from merit_lab.report.write import write_csv
 from merit_lab.study.fields import LR, train_option
-from merit_lab.study.page import Page, TableSection, write_page
+from merit_lab.study.page import Page, Record, TableSection
 from merit_lab.sweep import words
 from merit_lab.sweep.ledger import Best, Ledger
-from merit_lab.sweep.picture import make_figure
+from merit_lab.sweep.picture import make_chart
 
 
-@dataclass(frozen=True)
-class Findings:
-    """What a sweep found, and the files that say so."""
-
-    ledger: Ledger
-    summary: str
-    warnings: tuple[str, ...]
-    page: Path
-    best: Path
-
-
-def write_findings(ledger: Ledger, folder: Path, *, may_grow: bool) -> Findings:
-    """Write all files of a ledger into ``folder``, over earlier ones."""
-    summary = words.summarise(ledger)
-    warnings = words.warnings(ledger, may_grow=may_grow)
-    figure = make_figure(ledger)
-    page = Page(
+def make_page(ledger: Ledger, *, may_grow: bool) -> Page:
+    """The page of a ledger; ``may_grow``: the grid could have been extended and was not."""
+    best = TableSection(
+        "Best values",
+        "Chosen by the mean validation loss at the end over seeds; a value at which a seed diverged comes "
+        "after all at which none did. Loss in nats per token, ± the standard deviation over seeds.",
+        words.best_table(ledger),
+    )
+    return Page(
         title=f"{words.axis_name(ledger.axis).capitalize()} sweep",
         facts=_facts(ledger),
-        summary=summary,
-        warnings=warnings,
-        figures=[figure],
+        summary=words.summarise(ledger),
+        warnings=words.warnings(ledger, may_grow=may_grow),
+        charts=[make_chart(ledger)],
         tables=[
-            TableSection(
-                "Best values",
-                "Chosen by the mean validation loss at the end over seeds; a value at which a seed diverged "
-                "comes after all at which none did. Loss in nats per token, ± the standard deviation over "
-                "seeds.",
-                words.best_table(ledger),
-            ),
+            best,
             TableSection("Every value", "Means over the finished runs.", words.cell_table(ledger)),
         ],
         settings=settings([cell.outcome.series for cell in ledger.cells]).common,
-        files={
-            f"{figure.key}.svg": "the picture",
-            "table.csv": "one row for each run",
-            "best.json": "the best configuration of each optimizer",
-        },
+        printed=[best],
+        rows=_rows(ledger),
+        record=Record("best.json", "the best configuration of each optimizer", _bests(ledger)),
     )
-    path = write_page(page, folder)
-    write_csv(folder / "table.csv", _rows(ledger))
-    best = folder / "best.json"
-    found = {
-        optimizer: _best(ledger, value)
-        for optimizer in ledger.optimizers
-        if (value := ledger.best(optimizer))
-    }
-    best.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
-    return Findings(ledger, summary, tuple(warnings), path, best)
 
 
 def _facts(ledger: Ledger) -> list[str]:
@@ -90,6 +60,11 @@ def _rows(ledger: Ledger) -> list[dict[str, Any]]:
         for cell in line.cells
         for run in cell.outcome.runs
     ]
+
+
+def _bests(ledger: Ledger) -> dict[str, Any]:
+    found = {optimizer: ledger.best(optimizer) for optimizer in ledger.optimizers}
+    return {optimizer: _best(ledger, best) for optimizer, best in found.items() if best}
 
 
 def _best(ledger: Ledger, best: Best) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The charts of entries, made with altair in the report's style.
+"""The charts of studies, made with altair in the report's style.
 
 A chart holds its data. On the page it is as wide as its place, shows values under the pointer, and a
 click into the legend singles a series out; in a file it is of one width.
@@ -12,20 +12,31 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from merit_lab.report.charts import Look, by_series
-from merit_lab.report.curves import Point, finite, mean_curve, thin
+from merit_lab.report.curves import mean_curve, thin
 from merit_lab.report.gather import DISPLAY_NAMES
-from merit_lab.reproduce.entry import Chart
-from merit_lab.reproduce.records import Record, Records
 
 if TYPE_CHECKING:
     import altair as alt
 
+FILE_WIDTH = 640
 _HEIGHT = 260
 _MAX_POINTS = 200
 _MOST_TICKS = 8
 _FEW_POINTS = 30  # up to here each point is marked
 
 Row = dict[str, Any]
+Lines = Mapping[str, Sequence[tuple[str, Sequence[tuple[float, float]], bool]]]
+"""By series its lines, each the run, its points, and whether it diverged."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chart:
+    """A Vega-Lite chart with its data, and the words above it. Its width is the place's that shows it."""
+
+    name: str
+    title: str
+    caption: str
+    spec: dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -64,8 +75,8 @@ class Axis:
 
 
 def curve_chart(
-    records: Records,
-    curve: str,
+    lines: Lines,
+    optimizers: Mapping[str, str],
     y: Axis,
     *,
     name: str,
@@ -76,38 +87,19 @@ def curve_chart(
 ) -> Chart:
     """A measured curve over steps or tokens: thin lines for runs, thick ones for means, a cross where one
     diverged."""
-    curves = {
-        series: [(own, _points(own, curve, over_tokens)) for own in records.of(series=series).all]
-        for series in records.series
-    }
-    everything = [points for group in curves.values() for _, points in group if points]
+    everything = [points for group in lines.values() for _, points, _ in group]
     if is_loss:
-        kept = [points for group in curves.values() for own, points in group if points and not own.diverged]
+        kept = [points for group in lines.values() for _, points, diverged in group if not diverged]
         y = Axis(y.title, y.format, shown=focus(kept or everything))  # one that ran away would hide them
     elif everything:
         values = [value for points in everything for _, value in points]
         y = Axis(y.title, y.format, min(values) > 0 and max(values) > 20 * min(values), y.from_zero)
-    return line_chart(
-        {
-            series: [(own.folder.name, points, own.diverged) for own, points in group if points]
-            for series, group in curves.items()
-        },
-        looks(records.all),
-        Axis("tokens", ".2~s", from_zero=True) if over_tokens else Axis("steps", ",d", from_zero=True),
-        y,
-        name=name,
-        title=title,
-        caption=caption,
-    )
-
-
-def _points(record: Record, curve: str, over_tokens: bool) -> list[tuple[int, float]]:
-    size = record.config.batch * record.config.model.context if over_tokens else 1
-    return [(step * size, value) for step, value in finite(record.curves.get(curve, []))]
+    x = Axis("tokens", ".2~s", from_zero=True) if over_tokens else Axis("steps", ",d", from_zero=True)
+    return line_chart(lines, optimizers, x, y, name=name, title=title, caption=caption)
 
 
 def line_chart(
-    lines: Mapping[str, Sequence[tuple[str, Sequence[Point | tuple[float, float]], bool]]],
+    lines: Lines,
     optimizers: Mapping[str, str],
     x: Axis,
     y: Axis,
@@ -116,8 +108,9 @@ def line_chart(
     title: str,
     caption: str,
     ideal: Sequence[tuple[float, float]] = (),
+    average: bool = True,
 ) -> Chart:
-    """Lines by series, each of (run, points, whether it diverged).
+    """Lines by series, and where they are several their mean.
 
     Args:
         lines: the lines.
@@ -128,6 +121,7 @@ def line_chart(
         title: above the chart.
         caption: below the title.
         ideal: points of a dotted line to compare with.
+        average: False draws the lines of a series alike, and no mean of them.
     """
     import altair as alt
 
@@ -143,8 +137,15 @@ def line_chart(
                 at, value = points[-1]
                 low, high = y.shown or (value, value)
                 ends.append({"series": series, "run": run, "x": at, "value": min(max(value, low), high)})
-        for at, value in mean_curve(thinned):
-            means.append({"series": series, "x": at, "value": rounded(value)})
+        thick = (
+            [(series, mean_curve(thinned))]
+            if average
+            else zip((own[0] for own in group), thinned, strict=True)
+        )
+        for run, points in thick:
+            means += [
+                {"series": series, "run": run, "x": at, "value": rounded(value)} for at, value in points
+            ]
     colour, dash = _by_series(list(lines), optimizers)
     pick = alt.selection_point(name="pick", fields=["series"], bind="legend")
     shown = [*runs, *({"x": at, "value": value} for at, value in ideal)]
@@ -156,20 +157,21 @@ def line_chart(
         return alt.condition(pick, alt.value(opacity), alt.value(0.06))
 
     layers: list[alt.Chart] = []
-    if any(len(group) > 1 for group in lines.values()):
+    if average and any(len(group) > 1 for group in lines.values()):
         thin_lines = alt.Chart(alt.InlineData(values=runs)).mark_line(clip=True, strokeWidth=1)
         layers.append(
             thin_lines.encode(horizontal, vertical, colour, dash, detail="run:N", opacity=faded(0.35))
         )
-    thick = alt.Chart(alt.InlineData(values=means)).mark_line(
+    thick_lines = alt.Chart(alt.InlineData(values=means)).mark_line(
         clip=True, strokeWidth=2.2, point={"size": 24} if few else False
     )
     layers.append(
-        thick.encode(
+        thick_lines.encode(
             horizontal,
             vertical,
             colour,
             dash,
+            detail="run:N",
             opacity=faded(1.0),
             tooltip=[
                 alt.Tooltip("series:N", title=" "),
@@ -239,17 +241,12 @@ def strip_chart(
     return finish(alt.layer(*layers).properties(height=_HEIGHT), name, title, caption)
 
 
-def looks(records: Iterable[Record]) -> dict[str, str]:
-    """By series, its optimizer."""
-    return {own.series: own.config.optimizer.name for own in records}
-
-
 def optimizer_of(series: str) -> str:
     """The optimizer whose colour a series' name asks for."""
     return next((key for key, name in DISPLAY_NAMES.items() if series.startswith(name)), series)
 
 
-def focus(curves: Sequence[Sequence[Point]]) -> tuple[float, float] | None:
+def focus(curves: Sequence[Sequence[tuple[float, float]]]) -> tuple[float, float] | None:
     """The part of a loss that is worth seeing: without the steep beginning, and with all ends."""
     if not curves:
         return None
@@ -261,9 +258,13 @@ def focus(curves: Sequence[Sequence[Point]]) -> tuple[float, float] | None:
     return lowest - margin, highest + margin
 
 
-def finish(chart: Any, name: str, title: str, caption: str) -> Chart:
-    """An altair chart with its words."""
-    return Chart(name=name, title=title, caption=caption, spec=chart.to_dict(validate=False))
+def finish(
+    chart: Any, name: str, title: str, caption: str, datasets: Mapping[str, Sequence[Row]] | None = None
+) -> Chart:
+    """An altair chart with its words, and the data that it names and does not hold itself."""
+    spec = chart.to_dict(validate=False)
+    spec["datasets"] = {**spec.get("datasets", {}), **(datasets or {})}
+    return Chart(name=name, title=title, caption=caption, spec=spec)
 
 
 def _by_series(
