@@ -20,6 +20,7 @@ from merit_lab.reproduce.scales import SCALES
 from merit_lab.reproduce.work import Task, reproduce
 from merit_lab.reproduce.write import check_scale, tally
 from merit_lab.study.command import exit_status
+from merit_lab.study.cost import amount, duration
 from merit_lab.train.parallel import Ranks
 
 _MOST_JOBS = 8
@@ -189,7 +190,7 @@ def _print_costs(entries: Sequence[Entry], scale: Scale, options: argparse.Names
         cost = cost_of(some, scale, options.seeds, folder=runs, corpus=corpus)
         spent = f"{cost.gpu_hours(speed):,.2f}" if speed.num_gpus else duration(cost.seconds(speed))
         counts = str(cost.num_runs), str(cost.num_left)
-        table.add_row(name, shows, *counts, _si(cost.tokens), f"{cost.flops:.1e}", spent)
+        table.add_row(name, shows, *counts, amount(cost.tokens), f"{cost.flops:.1e}", spent)
 
     for entry in entries:
         add(entry.name, entry.shows, [entry])
@@ -250,17 +251,3 @@ def _print_verdicts(said: Sequence[dict[str, Any]], folder: Path) -> None:
             table.add_row(name, Text(outcome, style=colours.get(outcome, "dim")), Text(claim))
     Console(highlight=False).print(table)
     print(f"\n{tally(said)}\nThe page: {folder / 'index.html'}")
-
-
-def duration(seconds: float) -> str:
-    """A duration for readers: 40 s, 12 min, 3.5 h."""
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
-
-
-def _si(number: float) -> str:
-    for letter, size in (("T", 1e12), ("B", 1e9), ("M", 1e6), ("k", 1e3)):
-        if number >= size:
-            return f"{number / size:.3g}{letter}"
-    return f"{number:g}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -11,6 +12,7 @@ from typing import Protocol, TypeVar
 
 from rich.console import Console
 
+from merit_lab.study.cost import estimate
 from merit_lab.study.progress import Progress
 from merit_lab.study.runner import carry_out, check_optimizers
 from merit_lab.study.trial import Trial
@@ -83,6 +85,8 @@ def hold(study: Study, jobs: int = 1) -> Conclusion | None:
     reports; the others return None.
     """
     ranks = Ranks.join()
+    if (words := ranks.first(partial(_expected, study))) and ranks.is_first:
+        print(words, file=sys.stderr)
     conduct([study], ranks, jobs)
     if not ranks.is_first:
         return None
@@ -90,6 +94,12 @@ def hold(study: Study, jobs: int = 1) -> Conclusion | None:
     page = findings.write(study.folder / "report")
     findings.show()
     return Conclusion(findings.summary, findings.warnings, page)
+
+
+def _expected(study: Study) -> str:
+    """What the first round will take."""
+    asked = study.next()
+    return "" if asked is None else estimate(asked.trials)
 
 
 A = TypeVar("A", bound=Asking)

@@ -1,5 +1,6 @@
 """`merit compare`: what is run, what is not run again, and what is refused."""
 
+import re
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -25,6 +26,7 @@ def test_trains_each_optimizer_and_seed_once_and_reports(
     command += ["--optimizers", "lamb", "merit", "--seeds", "0", "1", "--lr", "merit=2e-2"]
     assert main(command) == 0
     output, progress = capsys.readouterr()
+    assert re.match(r"4 runs, \S+ tokens in all: about \d+ s here\n", progress)
     names = [f"{own}-seed{seed}" for seed in (0, 1) for own in ("lamb-lr0.01", "merit-lr0.02")]
     begun = [line.split()[3] for line in progress.splitlines() if line.startswith("[")]
     assert begun == names
@@ -37,7 +39,9 @@ def test_trains_each_optimizer_and_seed_once_and_reports(
 
     before = {name: (tmp_path / "out" / name / "metrics.jsonl").read_bytes() for name in names}
     assert main(command) == 0
-    assert capsys.readouterr().err.count("is there already") == 4
+    progress = capsys.readouterr().err
+    assert progress.count("is there already") == 4
+    assert "tokens in all" not in progress
     assert before == {name: (tmp_path / "out" / name / "metrics.jsonl").read_bytes() for name in names}
 
 

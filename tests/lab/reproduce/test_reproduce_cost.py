@@ -7,11 +7,13 @@ import pytest
 
 from merit_lab.data import Dataset
 from merit_lab.record import MetricsWriter, Run
-from merit_lab.reproduce import command, cost, records
-from merit_lab.reproduce.cost import Cost, Speed, cost_of
+from merit_lab.reproduce import command, records
+from merit_lab.reproduce.cost import cost_of
 from merit_lab.reproduce.registry import ENTRIES
 from merit_lab.reproduce.scale import Scale
 from merit_lab.reproduce.scales import SCALES
+from merit_lab.study import cost
+from merit_lab.study.cost import Cost, Speed
 
 
 @pytest.fixture(autouse=True)
@@ -49,11 +51,11 @@ def test_the_list_counts_shared_runs_once(capsys: pytest.CaptureFixture[str], to
 
 
 def test_time_follows_from_operations() -> None:
-    cost = Cost(num_runs=1, num_left=1, tokens=1, flops=3.6e15)
-    assert cost.gpu_hours(Speed(1e12, 2, "")) == pytest.approx(2 * 1.3)
-    assert command.duration(40) == "40 s"
-    assert command.duration(600) == "10 min"
-    assert command.duration(2 * 3600) == "2.0 h"
+    some = Cost(num_runs=1, num_left=1, tokens=1, flops=3.6e15)
+    assert some.gpu_hours(Speed(1e12, 2, "")) == pytest.approx(2 * 1.3)
+    assert cost.duration(40) == "40 s"
+    assert cost.duration(600) == "10 min"
+    assert cost.duration(2 * 3600) == "2.0 h"
 
 
 def test_many_gpu_hours_are_not_started_without_asking(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,0 +1,126 @@
+"""What runs cost before they are made: tokens, operations, and time on this machine."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from merit_lab.models import build, flops_per_token
+from merit_lab.study.trial import Trial
+from merit_lab.study.workers import is_done, last_step
+from merit_lab.train import TrainConfig
+from merit_lab.train.parallel import Ranks
+from merit_lab.train.speed import peak_flops
+
+UTILISATION = 0.4  # of a GPU's peak; GPT-2 small reaches 0.46 on an H200 (docs/performance.md)
+_TOKENS_TO_MEASURE = 4096  # a second on a CPU for a model of 10M parameters
+_BESIDES_STEPS = 1.3  # validation, observations, checkpoints, start
+
+
+@dataclass(frozen=True)
+class Speed:
+    """Floating-point operations a second, of all devices together, and where the number comes from."""
+
+    flops: float
+    num_gpus: int
+    source: str
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What is left to do of some runs, each counted once."""
+
+    num_runs: int
+    """All of them, also those that are done."""
+    num_left: int
+    tokens: int
+    flops: float
+
+    @classmethod
+    def of(cls, runs: Iterable[tuple[TrainConfig, int]]) -> Cost:
+        """The cost of runs, each with the number of its steps that are done already."""
+        distinct = {config.fingerprint: (config, done) for config, done in runs}.values()
+        steps = [(config, (config.steps or 0) - done) for config, done in distinct]
+        tokens = [(config, config.batch * config.model.context * left) for config, left in steps]
+        return cls(
+            num_runs=len(steps),
+            num_left=sum(left > 0 for _, left in steps),
+            tokens=sum(count for _, count in tokens),
+            flops=float(sum(flops_per_token(config.model) * count for config, count in tokens)),
+        )
+
+    @classmethod
+    def of_trials(cls, trials: Iterable[Trial]) -> Cost:
+        """The cost of what is left of trials."""
+        return cls.of((own.config, _steps_done(own)) for own in trials)
+
+    def seconds(self, speed: Speed) -> float:
+        """How long the runs take, one after the other."""
+        return self.flops * _BESIDES_STEPS / speed.flops
+
+    def gpu_hours(self, speed: Speed) -> float:
+        """GPUs times hours."""
+        return self.seconds(speed) * speed.num_gpus / 3600
+
+
+def estimate(trials: Sequence[Trial]) -> str:
+    """How much there is to do and about how long it takes here; nothing where nothing is left."""
+    cost = Cost.of_trials(trials)
+    if not cost.num_left:
+        return ""
+    left = [own for own in trials if not is_done(own.folder)]
+    speed = find_speed(max((own.config for own in left), key=lambda config: flops_per_token(config.model)))
+    runs = "1 run" if cost.num_left == 1 else f"{cost.num_left} runs"
+    return f"{runs}, {amount(cost.tokens)} tokens in all: about {duration(cost.seconds(speed))} here"
+
+
+def find_speed(config: TrainConfig) -> Speed:
+    """This machine's speed with a model: from a GPU's data sheet, or a second's work."""
+    ranks = Ranks.join()
+    if ranks.device.type == "cuda":
+        name = torch.cuda.get_device_name(ranks.device)
+        if peak := peak_flops(name):
+            words = f"stated: {UTILISATION:.0%} of the peak of {ranks.size} x {name}"
+            return Speed(UTILISATION * peak * ranks.size, ranks.size, words)
+    return _measured(config, ranks)
+
+
+def duration(seconds: float) -> str:
+    """A duration for readers: 40 s, 12 min, 3.5 h."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
+def amount(number: float) -> str:
+    """A large number for readers: 12.3M."""
+    for letter, size in (("T", 1e12), ("B", 1e9), ("M", 1e6), ("k", 1e3)):
+        if number >= size:
+            return f"{number / size:.3g}{letter}"
+    return f"{number:g}"
+
+
+def _steps_done(run: Trial) -> int:
+    """A run that diverged will not be repeated, so it is done as well."""
+    return (run.config.steps or 0) if is_done(run.folder) else last_step(run)[0]
+
+
+def _measured(config: TrainConfig, ranks: Ranks) -> Speed:
+    with torch.random.fork_rng():
+        model = build(config.model).to(ranks.device)
+        num_sequences = max(1, min(config.batch, _TOKENS_TO_MEASURE // config.model.context))
+        shape = (num_sequences, config.model.context + 1)
+        tokens = torch.randint(config.model.vocab_size, shape, device=ranks.device)
+    best = float("inf")
+    begun = time.monotonic()
+    while time.monotonic() - begun < 1.0:
+        before = time.perf_counter()
+        model(tokens[:, :-1], tokens[:, 1:]).loss.backward()
+        if ranks.device.type == "cuda":
+            torch.cuda.synchronize()
+        best = min(best, time.perf_counter() - before)
+    flops = flops_per_token(config.model) * tokens[:, 1:].numel() / best
+    return Speed(flops, int(ranks.device.type == "cuda"), "measured here just now")
