@@ -18,7 +18,15 @@ from merit_lab.reproduce.work import Task
 
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "results.md"
-STUDIES = ["nano", "nano/repeats", "gpt2-small", "directions/10m", "directions/33m"]
+STUDIES = [
+    "nano",
+    "nano/repeats",
+    "gpt2-small",
+    "directions/10m",
+    "directions/33m",
+    "directions/10m-batch64",
+    "directions/33m-batch64",
+]
 
 
 def table_rows(text: str) -> list[str]:
@@ -62,7 +70,9 @@ def test_what_is_kept_of_kept_runs_is_all_of_it(study: str, tmp_path: Path) -> N
         assert repr(list(again.lines())) == repr(list(run.lines()))
 
 
-@pytest.mark.parametrize("study", ["directions/10m", "directions/33m"])
+@pytest.mark.parametrize(
+    "study", ["directions/10m", "directions/33m", "directions/10m-batch64", "directions/33m-batch64"]
+)
 def test_tables_of_directions_are_made_again(study: str) -> None:
     folder = ROOT / "results" / study
     outcomes = read_outcomes(group(find_runs([folder])))
