@@ -9,7 +9,8 @@ from pathlib import Path
 
 import torch
 
-from merit_lab.models import build, flops_per_token
+from merit_lab.models import build
+from merit_lab.models.source import work_per_token
 from merit_lab.reproduce.corpus import Corpus
 from merit_lab.reproduce.entry import Entry
 from merit_lab.reproduce.records import plan
@@ -55,7 +56,7 @@ class Cost:
             num_runs=len(steps),
             num_left=sum(left > 0 for _, left in steps),
             tokens=sum(count for _, count in tokens),
-            flops=float(sum(flops_per_token(config.model) * count for config, count in tokens)),
+            flops=float(sum(work_per_token(config.model) * count for config, count in tokens)),
         )
 
     def seconds(self, speed: Speed) -> float:
@@ -128,5 +129,5 @@ def _measured(scale: Scale, ranks: Ranks) -> Speed:
         if ranks.device.type == "cuda":
             torch.cuda.synchronize()
         best = min(best, time.perf_counter() - before)
-    flops = flops_per_token(setting.model) * tokens[:, 1:].numel() / best
+    flops = work_per_token(setting.model) * tokens[:, 1:].numel() / best
     return Speed(flops, int(ranks.device.type == "cuda"), "measured here just now")
