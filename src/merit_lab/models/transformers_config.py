@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import json
 from collections.abc import Mapping
@@ -228,8 +229,8 @@ def _without_what_follows(settings: Mapping[str, Any]) -> dict[str, Any]:
     """
     whole, left = _made(settings).to_dict(), dict(settings)
     for name in settings:
-        if name != "model_type":
-            fewer = {key: value for key, value in left.items() if key != name}
+        fewer = {key: value for key, value in left.items() if key != name}
+        with contextlib.suppress(ValueError):  # it cannot be left out
             if _made(fewer).to_dict() == whole:
                 left = fewer
     return left

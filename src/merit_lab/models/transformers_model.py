@@ -108,10 +108,11 @@ def _counted(config: HuggingFaceConfig) -> tuple[int, int | None]:
 
 def _build(config: HuggingFaceConfig) -> Any:
     transformers = import_transformers()
+    configuration = config.configuration
     implementation = {} if config.attention == "auto" else {"attn_implementation": config.attention}
     try:
         model = transformers.AutoModelForCausalLM.from_config(
-            config.configuration, dtype=torch.float32, trust_remote_code=False, **implementation
+            configuration, dtype=torch.float32, trust_remote_code=False, **implementation
         )
     except Exception as error:  # the models of the library raise errors of many kinds
         raise ValueError(
