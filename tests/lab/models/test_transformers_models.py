@@ -119,7 +119,7 @@ def test_options_change_settings_and_what_follows_from_them(tmp_path):
     assert (changed.layers, changed.width, changed.head_width) == (3, 8, 4)
     assert len(changed.configuration.layer_types) == 3
     assert len(build(changed).sharded_parts()) == 3
-    with pytest.raises(ValueError, match="num_hiden_layers, which a qwen2 .* nearest are num_hidden_layers"):
+    with pytest.raises(ValueError, match=r"num_hiden_layers, which a qwen2 .* nearest are num_hidden_layers"):
         _ = HuggingFaceConfig(settings=config.settings, options=("num_hiden_layers=3",), context=8).layers
     with pytest.raises(ValueError, match="write NAME=VALUE"):
         HuggingFaceConfig(settings=config.settings, options=("layers",))
@@ -166,5 +166,5 @@ def test_without_transformers_it_says_how_to_get_it(tmp_path, monkeypatch):
 def test_the_vocabulary_must_hold_the_data():
     config = config_of("gpt2")
     assert config.with_vocab(200) is config
-    with pytest.raises(ValueError, match="257 tokens, but the gpt2 model has 256; .* vocab_size=257"):
+    with pytest.raises(ValueError, match=r"257 tokens, but the gpt2 model has 256; .* vocab_size=257"):
         config.with_vocab(257)

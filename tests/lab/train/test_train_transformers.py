@@ -52,9 +52,10 @@ def dying(monkeypatch):
             return take_step(self, micro_batches)
 
         take_step = Trainer.take_step
-        with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        with monkeypatch.context() as patched:
             patched.setattr(Trainer, "take_step", die)
-            train(config, path)
+            with pytest.raises(KeyboardInterrupt):
+                train(config, path)
 
     return run
 
