@@ -11,7 +11,7 @@ from typing import Annotated
 import tyro
 
 from merit_lab.arena.advice import PRIOR_DEVIATION, PRIOR_MEAN, Advice, Known, advise, rank, read_boards
-from merit_lab.models import PRESETS, num_parameters
+from merit_lab.models import find_model, num_parameters
 from merit_lab.report import print_table
 from merit_lab.report.gather import display_names
 from merit_lab.report.summary import join
@@ -30,7 +30,7 @@ class Arguments:
     arenas: Annotated[tuple[Path, ...], tyro.conf.Positional]
     """Folders of `merit arena`, of one family of models and one text."""
     model: str
-    """The model to be trained, a preset."""
+    """The model to be trained, as `merit train` takes it."""
     batch: int
     """Its batch in sequences."""
 
@@ -39,15 +39,14 @@ def main(argv: Sequence[str]) -> int:
     """Run the command and return its exit status."""
     arguments = tyro.cli(Arguments, args=list(argv), prog="merit advise")
     try:
-        if arguments.model not in PRESETS:
-            raise ValueError(f"--model is {arguments.model!r}; the models are {', '.join(PRESETS)}")
+        _, model = find_model(arguments.model)
         if arguments.batch < 1:
             raise ValueError(f"--batch is {arguments.batch}; it must be at least 1")
         known = read_boards(arguments.arenas)
     except (OSError, ValueError) as error:
         print(f"merit advise: {error}", file=sys.stderr)
         return 1
-    parameters = num_parameters(PRESETS[arguments.model])
+    parameters = num_parameters(model)
     order = rank(known, arguments.batch, parameters)
     found = [advise(known, optimizer, arguments.batch, parameters) for optimizer in order]
     print_table(_table(found))

@@ -18,7 +18,7 @@ from merit_lab.curvature.hessian import Hessian, hessian_vector_product
 from merit_lab.curvature.progress import Progress
 from merit_lab.curvature.results import Results
 from merit_lab.curvature.trace import hutchinson_trace
-from merit_lab.models import LanguageModel, num_parameters
+from merit_lab.models import Model, num_parameters
 from merit_lab.record import environment
 from merit_lab.train.signals import Interrupted, StopRequest, listening
 from merit_lab.train.snapshot import Snapshot, default_device, mean_loss
@@ -189,7 +189,7 @@ class _Work:
             raise Interrupted(self._stop.signum, f"stopped by {name}; the parts that were done are kept")
 
 
-def choose_micro_batch(model: LanguageModel, sequences: Tensor) -> int:
+def choose_micro_batch(model: Model, sequences: Tensor) -> int:
     """Sequences in one pass: the largest power of two whose product fits, or a number of tokens on a CPU."""
     device = next(model.parameters()).device
     if device.type == "cpu":

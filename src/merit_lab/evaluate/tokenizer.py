@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from merit_lab.data.index import INDEX_NAME, Index
 from merit_lab.data.tokenizer import END_OF_TEXT, Gpt2
 from merit_lab.record import Run
+from merit_lab.train import TrainConfig
 
 if TYPE_CHECKING:
     import tokenizers
@@ -103,7 +104,7 @@ def tokenizer_of(
     else:
         backend = _read(file or _file_of_data(Path(data["folder"]), data["fingerprint"]))
     exported = ExportedTokenizer(named or name, backend)
-    num_rows = run.config["model"]["vocab_size"]
+    num_rows = TrainConfig.from_dict(run.config).model.vocab_size
     if exported.vocab_size > num_rows:
         raise ValueError(
             f"the tokenizer {given or name} has {exported.vocab_size} entries, but the model's vocabulary "

@@ -5,7 +5,10 @@ from __future__ import annotations
 import difflib
 import math
 from dataclasses import dataclass, replace
-from typing import Literal, get_args
+from typing import TYPE_CHECKING, Literal, get_args
+
+if TYPE_CHECKING:
+    import torch
 
 Family = Literal["gpt2", "llama"]
 AttentionKind = Literal["auto", "sdpa", "cudnn", "flex", "math"]
@@ -130,6 +133,25 @@ class ModelConfig:
         """This model for a tokenizer of ``num_tokens`` tokens, the vocabulary padded to a multiple of 64."""
         _check_positive("num_tokens", num_tokens)
         return replace(self, vocab_size=-(-num_tokens // _VOCAB_MULTIPLE) * _VOCAB_MULTIPLE)
+
+    def to_measure(self, *, twice: bool) -> ModelConfig:
+        """The same model on any device; ``twice`` for one that can be differentiated twice.
+
+        Its attention is not the configured one, which may need a GPU or a compiler; all give the same but for
+        rounding.
+        """
+        if twice:
+            return replace(self, attention="math", loss_chunk=0)
+        return replace(self, attention="sdpa")
+
+    def gives_largest_logits(self, device: torch.device, *, compiled: bool) -> bool:
+        """Whether the attention kernel gives the largest logits for next to nothing."""
+        return (
+            compiled
+            and device.type == "cuda"
+            and self.attention in ("auto", "flex")
+            and self.head_width >= SMALLEST_FLEX_HEAD
+        )
 
 
 def num_parameters(config: ModelConfig) -> int:

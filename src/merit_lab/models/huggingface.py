@@ -1,16 +1,19 @@
-"""Checkpoints in Hugging Face's format: GPT2LMHeadModel and LlamaForCausalLM, without their library."""
+"""Checkpoints in Hugging Face's format; those of the lab's own models without their library."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import torch
 from torch import Tensor
 
+from merit_lab.models.base import AnyModelConfig, Model
 from merit_lab.models.config import ModelConfig
 from merit_lab.models.huggingface_format import biases, config_of, entries, settings_of
-from merit_lab.models.language_model import LanguageModel, build
+from merit_lab.models.language_model import LanguageModel
+from merit_lab.models.transformers_model import HuggingFaceModel
 
 _WEIGHTS = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
@@ -18,50 +21,55 @@ _INDEX = "model.safetensors.index.json"
 _BUFFERS = (".attn.bias", ".attn.masked_bias", ".rotary_emb.inv_freq")
 
 
-def check_exportable(config: ModelConfig) -> None:
+def check_exportable(config: AnyModelConfig) -> None:
     """Raise ValueError where Hugging Face has no such model."""
-    if config.qk_norm:
+    if isinstance(config, ModelConfig) and config.qk_norm:
         raise ValueError(
             f"a {config.family} model with qk_norm has no Hugging Face architecture: neither GPT2LMHeadModel "
             "nor LlamaForCausalLM has norms on queries and keys, and without them the model is another one"
         )
 
 
-def export_checkpoint(model: LanguageModel, folder: Path | str) -> None:
+def export_checkpoint(model: Model, folder: Path | str) -> None:
     """Write ``config.json`` and ``model.safetensors``, which ``AutoModelForCausalLM`` opens.
 
-    The vocabulary keeps its padding, so that the logits are the same. GPT-2's biases, which the model here
-    does not have, are written as zeros.
+    The vocabulary keeps its padding, so that the logits are the same. GPT-2's biases, which the lab's own
+    model does not have, are written as zeros.
 
     Args:
         model: not sharded, on any device; its weights are written in their dtype.
         folder: made if it is not there; files of the same names in it are replaced.
     """
+    check_exportable(model.config)
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    # A file cut short must not pass for a checkpoint: the weights get their name when they are complete.
+    with TemporaryDirectory(prefix=".unfinished-", dir=folder) as unfinished:
+        if isinstance(model, HuggingFaceModel):
+            model.export(Path(unfinished))
+        else:
+            assert isinstance(model, LanguageModel), "there are two kinds of models"
+            _write_own(model, Path(unfinished))
+        # What else transformers writes is about generating, which the tokenizer has a say in.
+        for name in ("config.json", _WEIGHTS):
+            (Path(unfinished) / name).replace(folder / name)
+
+
+def _write_own(model: LanguageModel, folder: Path) -> None:
+    """Write a model of the lab under the names that transformers has."""
     from safetensors.torch import save_file
 
-    config = model.config
-    check_exportable(config)
-    state = model.state_dict()
+    config, state = model.config, model.state_dict()
     tensors = {}
     for entry in entries(config):
         weight = state[entry.ours].detach().cpu()
         tensors[entry.theirs] = (weight.T if entry.transposed else weight).contiguous()
     for name, size in biases(config):
         tensors[name] = torch.zeros(size, dtype=state["norm.weight"].dtype)
-
-    folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    # A file cut short must not pass for a checkpoint: the weights get their name when they are complete.
-    unfinished = folder / f".{_WEIGHTS}.unfinished"
-    try:
-        save_file(tensors, unfinished, metadata={"format": "pt"})
-    except BaseException:
-        unfinished.unlink(missing_ok=True)
-        raise
+    save_file(tensors, folder / _WEIGHTS, metadata={"format": "pt"})
     dtype = str(state["norm.weight"].dtype).removeprefix("torch.")
     settings = {**settings_of(config), "dtype": dtype, "torch_dtype": dtype}
     (folder / "config.json").write_text(json.dumps(settings, indent=2) + "\n")
-    unfinished.replace(folder / _WEIGHTS)
 
 
 def import_checkpoint(folder: Path | str) -> LanguageModel:
@@ -101,7 +109,7 @@ def import_checkpoint(folder: Path | str) -> LanguageModel:
                 "without biases, can be imported"
             )
     with torch.device("meta"):
-        model = build(config)
+        model = LanguageModel(config)
     model.to_empty(device="cpu")
     model.load_state_dict({name: tensor.float() for name, tensor in weights.items()})
     return model

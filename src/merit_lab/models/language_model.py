@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from collections.abc import Iterable
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from merit_lab.models.attention import Observe, causal_block_mask, choose
+from merit_lab.models.base import Model, Output, check_inputs
 from merit_lab.models.config import ModelConfig
 from merit_lab.models.layers import Block, Embedding, Linear, Norm, rotary_table
 from merit_lab.models.loss import linear_cross_entropy
@@ -19,15 +20,7 @@ from merit_lab.models.precision import as_autocast
 _INIT_STD = 0.02
 
 
-class Output(NamedTuple):
-    """What a forward pass gives: the mean loss with targets, else the logits; and the observation."""
-
-    loss: Tensor | None
-    logits: Tensor | None
-    attention: Observation | None
-
-
-class LanguageModel(nn.Module):
+class LanguageModel(Model):
     """A GPT-2 or Llama decoder.
 
     On the meta device it is built at once and without memory; ``to_empty`` and :meth:`init_weights` then
@@ -46,6 +39,8 @@ class LanguageModel(nn.Module):
         >>> output.attention.max_logits.shape, output.attention.entropy.shape  # layers, heads
         (torch.Size([4, 4]), torch.Size([4, 4]))
     """
+
+    config: ModelConfig
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -76,15 +71,8 @@ class LanguageModel(nn.Module):
                 parameter.normal_(std=_INIT_STD)
 
     def forward(self, tokens: Tensor, targets: Tensor | None = None, *, observe: Observe = False) -> Output:
-        """The mean cross-entropy with ``targets``, the logits without.
-
-        Args:
-            tokens: (batch, time), int64.
-            targets: the token to predict at each place, shaped as ``tokens``.
-            observe: True for every head's largest attention logit and entropy, "max" for the logits
-                alone, which flex attention gives for next to nothing.
-        """
-        self._check(tokens, targets, observe)
+        """As of any model."""
+        check_inputs(self.config, tokens, targets, observe)
         length, device = tokens.shape[1], tokens.device
         kind = choose(self.config.attention, device, self.config.head_width)
         block_mask = causal_block_mask(length, device) if kind == "flex" else None
@@ -110,34 +98,6 @@ class LanguageModel(nn.Module):
         loss = linear_cross_entropy(x.flatten(0, 1), weight, targets.flatten(), chunk=chunk)
         return Output(loss, None, attention)
 
-    def _check(self, tokens: Tensor, targets: Tensor | None, observe: Observe) -> None:
-        if tokens.ndim != 2 or tokens.dtype != torch.int64 or not tokens.numel():
-            raise ValueError(
-                f"tokens are {tokens.dtype} of shape {tuple(tokens.shape)}; they must be torch.int64 of "
-                "shape (batch, time), with at least one token"
-            )
-        if tokens.shape[1] > self.config.context:
-            raise ValueError(
-                f"a sequence of {tokens.shape[1]} tokens is longer than the model's context of "
-                f"{self.config.context}; cut it, or build the model with a longer context"
-            )
-        if targets is not None and (targets.shape != tokens.shape or targets.dtype != torch.int64):
-            raise ValueError(
-                f"targets are {targets.dtype} of shape {tuple(targets.shape)}; they must be torch.int64 of "
-                f"the tokens' shape {tuple(tokens.shape)}"
-            )
-        if observe not in (False, True, "max"):
-            raise ValueError(f"observe is {observe!r}; it must be False, True or 'max'")
-        # On a GPU looking would make the host wait; the kernels' own assertions stand guard there.
-        if tokens.device.type == "cpu" and not torch.compiler.is_compiling():
-            for name, ids in (("tokens", tokens), ("targets", targets)):
-                if ids is not None and (int(ids.min()) < 0 or int(ids.max()) >= self.config.vocab_size):
-                    raise ValueError(
-                        f"{name} hold ids from {int(ids.min())} to {int(ids.max())}; the model's vocabulary "
-                        f"has 0 to {self.config.vocab_size - 1}: is the data of another tokenizer?"
-                    )
-
-
-def build(config: ModelConfig) -> LanguageModel:
-    """The model of a configuration, its weights drawn from torch's generator."""
-    return LanguageModel(config)
+    def sharded_parts(self) -> Iterable[nn.Module]:
+        """The blocks."""
+        return self.blocks

@@ -13,7 +13,7 @@ from torch import Tensor
 from merit_lab.curvature.progress import Progress
 from merit_lab.curvature.results import Results
 from merit_lab.data import Batches
-from merit_lab.models import LanguageModel
+from merit_lab.models import Model
 from merit_lab.noise.scale import GradientNorms, NoiseScale, noise_scale
 from merit_lab.record import environment
 from merit_lab.train.signals import Interrupted, listening
@@ -121,7 +121,7 @@ def _check_enough(batches: Batches, config: NoiseConfig) -> None:
     )
 
 
-def gradient_norms(model: LanguageModel, sequences: Tensor, micro_batch: int) -> GradientNorms:
+def gradient_norms(model: Model, sequences: Tensor, micro_batch: int) -> GradientNorms:
     """Squared norms of the gradients of a batch's micro-batches, which are of one size, and of their mean."""
     parameters = list(model.parameters())
     total = [torch.zeros_like(parameter) for parameter in parameters]

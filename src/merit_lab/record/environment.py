@@ -17,7 +17,7 @@ import merit_optim
 if TYPE_CHECKING:
     import torch
 
-_PACKAGES = ("torch", "triton", "numpy", "safetensors", "tokenizers", "tiktoken")
+_PACKAGES = ("torch", "triton", "numpy", "safetensors", "tokenizers", "tiktoken", "transformers")
 
 
 def environment(*, device: torch.device, data: dict[str, Any], num_ranks: int = 1) -> dict[str, Any]:

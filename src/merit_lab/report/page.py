@@ -72,6 +72,8 @@ def _facts(series: Sequence[Series]) -> list[str]:
     common = {path: value for path, value in tables[0].items() if path not in differing(tables)}
     facts = (
         "{model.family}",
+        "{model.settings.model_type}",  # of Hugging Face
+        "{model.options}",
         "{model.layers} layers of width {model.width}",
         "{batch} sequences of {model.context} tokens a step",
         "{steps} steps",

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
+from merit_lab.models import ModelConfig
 from merit_lab.record import Run
 from merit_lab.report.curves import Curves, Point, finite
 from merit_lab.report.gather import MeasuredRun, short_name
@@ -162,13 +163,13 @@ def plan(trials: Iterable[Shown], folder: Path, corpus: Corpus) -> list[tuple[Sh
     for trial in trials:
         config = replace(trial.config, data=corpus.folder).resolve(corpus.vocab_size)
         identity = _identity(config, corpus)
-        optimizer = config.optimizer
+        model, optimizer = config.model, config.optimizer
         words = [
-            f"{config.model.family}-{config.model.layers}x{config.model.width}",
+            f"{model.family}-{model.layers}x{model.width}",
             "-without-".join([short_name(optimizer.name), *optimizer.without]),
             *(["overridden"] if optimizer.overrides else []),
             *([f"warmup{optimizer.warmup:g}"] if optimizer.warmup != OptimizerConfig.warmup else []),
-            *(["qk-norm"] if config.model.qk_norm else []),
+            *(["qk-norm"] if isinstance(model, ModelConfig) and model.qk_norm else []),
             f"lr{optimizer.lr:g}",
             f"batch{config.batch}",
             f"seed{config.seed}",

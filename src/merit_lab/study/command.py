@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import difflib
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -11,7 +10,8 @@ from typing import NoReturn, Protocol, TypeVar
 
 import tyro
 
-from merit_lab.models import PRESETS
+from merit_lab.models import find_model
+from merit_lab.models.source import KNOWN, is_model
 from merit_lab.record import RunInUse
 from merit_lab.study.study import Conclusion
 from merit_lab.train import Interrupted, OptimizerConfig, TrainConfig
@@ -83,15 +83,22 @@ def parse(
         optimizer: the optimizer's settings by default.
         required: the arguments that have no default, beside the data.
     """
-    preset = argv[0] if argv else "--help"
-    if preset not in PRESETS:
-        refuse_model(command, summary, preset)
-    config = TrainConfig(data=tyro.MISSING, model=PRESETS[preset], optimizer=optimizer or OptimizerConfig())
+    given = argv[0] if argv else "--help"
+    if not is_model(given):
+        refuse_model(command, summary, given)
+    name, model = find_model(given)
+    config = TrainConfig(data=tyro.MISSING, model=model, optimizer=optimizer or OptimizerConfig())
     make: Callable[..., A] = kind  # a dataclass, which a protocol does not say
     default = make(config=config, **dict.fromkeys(required, tyro.MISSING))
-    arguments = tyro.cli(kind, default=default, args=argv[1:], prog=f"merit {command} {preset}")
+    arguments = tyro.cli(
+        kind,
+        default=default,
+        args=argv[1:],
+        prog=f"merit {command} {given}",
+        config=(tyro.conf.AvoidSubcommands,),  # the model has been chosen
+    )
     refuse_single_run_options(arguments.config, what, lr=lr)
-    return arguments, arguments.out or Path("runs", f"{command}-{preset}")
+    return arguments, arguments.out or Path("runs", f"{command}-{name}")
 
 
 def refuse_single_run_options(config: TrainConfig, what: str, *, lr: str) -> None:
@@ -110,18 +117,19 @@ def refuse_single_run_options(config: TrainConfig, what: str, *, lr: str) -> Non
 
 def refuse_model(command: str, summary: str, given: str) -> NoReturn:
     """Show the help, or say which models there are."""
-    models = ", ".join(PRESETS)
     parser = argparse.ArgumentParser(
         prog=f"merit {command}",
         usage=f"merit {command} MODEL --data FOLDER [options]",
-        description=f"{summary} The models are: {models}.",
+        description=f"{summary} The models are: {KNOWN}.",
         epilog=f"The options of a model: merit {command} MODEL --help",
     )
     if given in ("-h", "--help"):
         parser.print_help()
         raise SystemExit(0)
     if given.startswith("-"):
-        parser.error(f"the model is missing; it comes first. The models are: {models}")
-    nearest = difflib.get_close_matches(given, PRESETS, n=1)
-    hint = f"did you mean {nearest[0]!r}? " if nearest else ""
-    parser.error(f"unknown model {given!r}; {hint}the models are: {models}")
+        parser.error(f"the model is missing; it comes first. The models are: {KNOWN}")
+    try:
+        find_model(given)
+    except ValueError as error:
+        parser.error(str(error))
+    raise AssertionError(f"{given} is a model")

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 import torch
 
-from merit_lab.models import build, flops_per_token
+from merit_lab.models import build
+from merit_lab.models.source import work_per_token
 from merit_lab.study.trial import Trial
 from merit_lab.study.workers import is_done, last_step
 from merit_lab.train import TrainConfig
@@ -49,7 +50,7 @@ class Cost:
             num_runs=len(steps),
             num_left=sum(left > 0 for _, left in steps),
             tokens=sum(count for _, count in tokens),
-            flops=float(sum(flops_per_token(config.model) * count for config, count in tokens)),
+            flops=float(sum(work_per_token(config.model) * count for config, count in tokens)),
         )
 
     @classmethod
@@ -72,7 +73,7 @@ def estimate(trials: Sequence[Trial]) -> str:
     if not cost.num_left:
         return ""
     left = [own for own in trials if not is_done(own.folder)]
-    speed = find_speed(max((own.config for own in left), key=lambda config: flops_per_token(config.model)))
+    speed = find_speed(max((own.config for own in left), key=lambda config: work_per_token(config.model)))
     runs = "1 run" if cost.num_left == 1 else f"{cost.num_left} runs"
     return f"{runs}, {amount(cost.tokens)} tokens in all: about {duration(cost.seconds(speed))} here"
 
@@ -122,5 +123,5 @@ def _measured(config: TrainConfig, ranks: Ranks) -> Speed:
         if ranks.device.type == "cuda":
             torch.cuda.synchronize()
         best = min(best, time.perf_counter() - before)
-    flops = flops_per_token(config.model) * tokens[:, 1:].numel() / best
+    flops = work_per_token(config.model) * tokens[:, 1:].numel() / best
     return Speed(flops, int(ranks.device.type == "cuda"), "measured here just now")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import difflib
 import io
 import re
@@ -14,6 +13,7 @@ from typing import Any, get_type_hints
 import tyro
 
 from merit_lab.train import TrainConfig
+from merit_lab.train.config import dataclasses_of
 
 LR = "optimizer.lr"
 
@@ -89,6 +89,10 @@ def with_values(config: TrainConfig, values: Mapping[str, object]) -> TrainConfi
         inner = settings
         for group in groups:
             inner = inner[group]
+        if groups == ["model"] and name not in inner:
+            raise ValueError(
+                f"{field}: a {config.model.family} model has no such field; it has {', '.join(inner)}"
+            )
         inner[name] = value
     return TrainConfig.from_dict(settings)
 
@@ -98,9 +102,9 @@ def _types(kind: type = TrainConfig, prefix: str = "") -> dict[str, Any]:
     """Every field that holds a value and no further fields, with its type."""
     types: dict[str, Any] = {}
     for name, hint in get_type_hints(kind).items():
-        if dataclasses.is_dataclass(hint):
-            assert isinstance(hint, type)
-            types |= _types(hint, f"{prefix}{name}.")
+        if members := dataclasses_of(hint):
+            for own in reversed(members):  # of fields that several have, the first's
+                types |= _types(own, f"{prefix}{name}.")
         else:
             types[f"{prefix}{name}"] = hint
     return types

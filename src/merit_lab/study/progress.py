@@ -11,7 +11,7 @@ from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from merit_lab.models import flops_per_token
+from merit_lab.models.source import work_per_token
 from merit_lab.study.trial import Trial
 from merit_lab.study.workers import is_done, last_step, progress
 
@@ -84,7 +84,7 @@ class Progress:
 def _cost(run: Trial) -> float:
     config = run.config
     tokens = config.batch * config.model.context * (config.steps or 0)
-    return float(flops_per_token(config.model) * tokens)
+    return float(work_per_token(config.model) * tokens)
 
 
 def _share(run: Trial, step: int) -> float:

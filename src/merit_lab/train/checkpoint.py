@@ -41,7 +41,7 @@ from merit_lab.train import held_state
 from merit_lab.train.closure import weights_of
 from merit_lab.train.modes import copy_into, has_modes, weights_to_use
 from merit_lab.train.pair import AnyOptimizer, parts_of
-from merit_lab.train.parallel import Ranks
+from merit_lab.train.parallel import Ranks, unshared
 from merit_optim.optim.base import SafeOptimizer
 
 _FORMAT = 1
@@ -162,9 +162,9 @@ def load(path: Path, module: nn.Module, optimizer: AnyOptimizer, ranks: Ranks) -
 
 def load_weights(path: Path, module: nn.Module, ranks: Ranks) -> None:
     """Read the weights alone."""
-    tensors = _model_tensors(module)
-    _read(path, tensors, ranks)
-    set_model_state_dict(module, {name.removeprefix("model."): own for name, own in tensors.items()})
+    state = get_model_state_dict(module)
+    _read(path, _model_tensors(module, state), ranks)
+    set_model_state_dict(module, state)
 
 
 def _load_made_state(
@@ -187,8 +187,13 @@ def _read(path: Path, tensors: dict[str, Any], ranks: Ranks) -> None:
         state_dict_loader.load(tensors, storage_reader=reader, no_dist=ranks.size == 1)
 
 
-def _model_tensors(module: nn.Module) -> dict[str, Any]:
-    return {f"model.{name}": value for name, value in get_model_state_dict(module).items()}
+def _model_tensors(module: nn.Module, state: dict[str, Any] | None = None) -> dict[str, Any]:
+    """The weights by their names in a file; a tied one, which is one tensor, by the first of its names."""
+    state = get_model_state_dict(module) if state is None else state
+    model = unshared(module)
+    names = {name for name, _ in model.named_parameters(remove_duplicate=False)}
+    again = names - {name for name, _ in model.named_parameters()}
+    return {f"model.{name}": value for name, value in state.items() if name not in again}
 
 
 def _trained_weights(optimizer: AnyOptimizer) -> list[tuple[str, torch.Tensor]]:

@@ -59,9 +59,9 @@ def step_with_loss(optimizer: Optimizer, closure: Callable[[], Tensor]) -> None:
         raise
 
 
-def seed_step(seed: int, step: int) -> None:
-    """Let random numbers follow from seed and step, so that a resumed run and other ranks draw the same."""
-    drawn = hashlib.blake2b(f"optimizer {seed} {step}".encode(), digest_size=4).digest()
+def seed_from(*what: object) -> None:
+    """Let random numbers follow from what they are for, seed and step: a resumed run draws the same."""
+    drawn = hashlib.blake2b(" ".join(map(str, what)).encode(), digest_size=4).digest()
     number = int.from_bytes(drawn, "little")
     random.seed(number)
     np.random.seed(number)  # noqa: NPY002 - others draw from the global generator

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import difflib
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,7 +12,8 @@ from typing import Annotated
 
 import tyro
 
-from merit_lab.models import PRESETS, num_parameters
+from merit_lab.models import PRESETS, find_model, num_parameters
+from merit_lab.models.source import is_model
 from merit_lab.record import Run, RunInUse
 from merit_lab.train.config import TrainConfig
 from merit_lab.train.loop import Resume, train
@@ -55,20 +55,22 @@ def main(argv: Sequence[str]) -> int:
 
 def parse(argv: list[str]) -> tuple[TrainConfig | None, Path, Resume]:
     """The configuration, the run directory, and whether to go on with what is there."""
-    preset = argv[0] if argv else "--help"
-    if preset not in PRESETS or "--resume" in argv:
+    given = argv[0] if argv else "--help"
+    if not is_model(given) or "--resume" in argv:
         folder, data = _parse_without_model(argv or ["--help"])
         if data is None:
             return None, folder, True
         return dataclasses.replace(TrainConfig.from_dict(Run.open(folder).config), data=data), folder, True
+    name, model = find_model(given)
     arguments = tyro.cli(
         Arguments,
-        default=Arguments(config=TrainConfig(data=tyro.MISSING, model=PRESETS[preset])),
+        default=Arguments(config=TrainConfig(data=tyro.MISSING, model=model)),
         args=argv[1:],
-        prog=f"merit train {preset}",
+        prog=f"merit train {given}",
+        config=(tyro.conf.AvoidSubcommands,),  # the model has been chosen
     )
     config = arguments.config
-    default = Path("runs") / f"{preset}-{config.optimizer.name}-{config.seed}"
+    default = Path("runs") / f"{name}-{config.optimizer.name}-{config.seed}"
     return config, arguments.out or default, "auto" if arguments.auto_resume else False
 
 
@@ -82,21 +84,23 @@ def _parse_without_model(argv: list[str]) -> tuple[Path, Path | None]:
         usage="merit train MODEL --data FOLDER [--auto-resume] [options]\n"
         "       merit train --resume FOLDER [--data FOLDER]",
         description="Train a language model, or go on with a run that was stopped, by whatever.\n"
-        f"Under torchrun all processes train together.\n\nmodels:\n{models}",
+        f"Under torchrun all processes train together.\n\nmodels:\n{models}\n"
+        "  hf:FOLDER      any causal model of Hugging Face's transformers, by its config.json",
         epilog="The options of a model: merit train MODEL --help",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--resume", metavar="FOLDER", type=Path, help="go on with the run in this folder")
     parser.add_argument("--data", metavar="FOLDER", type=Path, help="with --resume: the data, if they moved")
-    if argv[0] in PRESETS:
+    if is_model(argv[0]):
         parser.error(
             "a run goes on with the model and the options that it began with; resume it without "
             f"{argv[0]}: merit train --resume FOLDER"
         )
     if not argv[0].startswith("-"):
-        nearest = difflib.get_close_matches(argv[0], PRESETS, n=1)
-        hint = f"did you mean {nearest[0]!r}? " if nearest else ""
-        parser.error(f"unknown model {argv[0]!r}; {hint}the models are: {', '.join(PRESETS)}")
+        try:
+            find_model(argv[0])
+        except ValueError as error:
+            parser.error(str(error))
     arguments, unknown = parser.parse_known_args(argv)
     complaint = f"unrecognized arguments: {' '.join(unknown)}; " if unknown else ""
     if arguments.resume is None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Self, TypeVar, get_args, get_type_hints
 
-from merit_lab.models import PRESETS, ModelConfig, num_parameters
+from merit_lab.models import PRESETS, AnyModelConfig, ModelConfig, num_parameters
 from merit_lab.train.options import parse_options
 from merit_lab.train.own_optimizer import check_name, is_own
 from merit_optim.optim.registry import OPTIMIZERS
@@ -121,7 +121,7 @@ class OptimizerConfig:
                 )
         return options
 
-    def resolve(self, model: ModelConfig) -> Self:
+    def resolve(self, model: AnyModelConfig) -> Self:
         """With learning rates, for a model."""
         lr, rest_lr = self.lr, self.rest_lr
         if lr is None:
@@ -179,12 +179,13 @@ class TrainConfig:
 
     data: Path
     """Folder with train.bin and val.bin, as `merit prepare` or nanoGPT writes them."""
-    model: ModelConfig = field(default_factory=ModelConfig)
+    model: AnyModelConfig = field(default_factory=ModelConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     measure: MeasureConfig = field(default_factory=MeasureConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     fit_vocab: bool = True
-    """Size the model's vocabulary for the data's tokenizer, where the folder names it."""
+    """Size the model's vocabulary for the data's tokenizer, where the folder names it; that of a Hugging Face
+    model stays as it is, and must be large enough."""
     batch: int = 512
     """Sequences in a step, over all ranks together."""
     micro_batch: int | None = None
@@ -283,15 +284,23 @@ def _build(kind: type[_T], values: dict[str, Any], prefix: str) -> _T:
             )
     built = {}
     for key, value in values.items():
-        hint_type = hints[key]
-        if isinstance(hint_type, type) and dataclasses.is_dataclass(hint_type):
-            value = _build(hint_type, value, f"{prefix}{key}.")
-        elif hint_type is Path:
+        if members := dataclasses_of(hints[key]):
+            # Of several the one that has such fields; the first where none has, which says so.
+            fitting = (
+                own for own in members if set(value) <= {field.name for field in dataclasses.fields(own)}
+            )
+            value = _build(next(fitting, members[0]), value, f"{prefix}{key}.")
+        elif hints[key] is Path:
             value = Path(value)
         elif isinstance(value, list):
             value = tuple(value)
         built[key] = value
     return kind(**built)
+
+
+def dataclasses_of(hint: Any) -> list[Any]:
+    """The dataclasses that a type is, or is one of."""
+    return [own for own in get_args(hint) or [hint] if dataclasses.is_dataclass(own)]
 
 
 def _check_optimizer_name(field: str, name: str) -> None:
@@ -302,7 +311,7 @@ def _check_optimizer_name(field: str, name: str) -> None:
         _one_of(field, name, tuple(OPTIMIZERS), *others)
 
 
-def _paper_rate(name: str, model: ModelConfig, way_out: str) -> float:
+def _paper_rate(name: str, model: AnyModelConfig, way_out: str) -> float:
     """The peak learning rate that the paper has for the GPT-2 nearest in size."""
     rates = {} if is_own(name) else OPTIMIZERS[name].learning_rates
     if not rates:

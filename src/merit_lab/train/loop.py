@@ -17,10 +17,9 @@ from torch import Tensor
 from merit_lab.data import Batches, Dataset, Prefetcher, validation_sequences
 from merit_lab.models import build
 from merit_lab.models.attention import Observe
-from merit_lab.models.config import SMALLEST_FLEX_HEAD
 from merit_lab.record import Run
 from merit_lab.train import checkpoint
-from merit_lab.train.closure import Closure
+from merit_lab.train.closure import Closure, seed_from
 from merit_lab.train.compiled import begin_compiling_for
 from merit_lab.train.config import TrainConfig
 from merit_lab.train.gradients import gradient_norms
@@ -221,6 +220,7 @@ class Trainer:
     def accumulate_gradients(self, micro_batches: Iterator[MicroBatch]) -> tuple[Tensor, dict[str, Tensor]]:
         """Gradients of the next batch, which is kept; its loss, and what attention did."""
         self.batch = [next(micro_batches)]
+        self.seed_dropout()
         with self.passes.autocast():
             inputs, _ = self.batch[0]
             update_curvature(self.optimizer, self.module, inputs, self.config, self.ranks, self.step)
@@ -248,10 +248,15 @@ class Trainer:
                 "nothing can be left out; use --nonfinite stop"
             )
         self.optimizer.zero_grad()
+        self.seed_dropout()
         with torch.enable_grad():
             loss, _ = self.passes.gradients(self.batch)
         clip(gradient_norms(self.parameters, self.ranks), self.parameters, self.config)
         return loss
+
+    def seed_dropout(self) -> None:
+        """Let what a model draws at random follow from seed, step and rank."""
+        seed_from("dropout", self.config.seed, self.step, self.ranks.rank)
 
     def prefetched(self) -> Prefetcher:
         """This rank's micro-batches, from the current step on."""
@@ -340,15 +345,8 @@ class Trainer:
     def _observe_every(self) -> int:
         if (every := self.config.measure.attention_every) is not None:
             return every
-        model = self.config.model
-        for_nothing = (
-            self.is_compiled
-            and self.ranks.device.type == "cuda"
-            and model.attention in ("auto", "flex")
-            and model.head_width >= SMALLEST_FLEX_HEAD
-            and not has_modes(self.optimizer)
-        )
-        return 1 if for_nothing else 25
+        given = self.config.model.gives_largest_logits(self.ranks.device, compiled=self.is_compiled)
+        return 1 if given and not has_modes(self.optimizer) else 25
 
     # --- checkpoints -------------------------------------------------------------------------------------
 

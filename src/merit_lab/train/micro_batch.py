@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from merit_lab.models import LanguageModel
+from merit_lab.models import Model
 from merit_lab.train.config import TrainConfig
 from merit_lab.train.parallel import Ranks
 
@@ -13,7 +13,7 @@ _SHARE_OF_MEMORY = 0.9
 _COPIES_TO_COME = 3  # of the weights, after the trial: two moments, and the buffers of DDP
 
 
-def choose_micro_batch(config: TrainConfig, model: LanguageModel, ranks: Ranks, *, bf16: bool) -> int:
+def choose_micro_batch(config: TrainConfig, model: Model, ranks: Ranks, *, bf16: bool) -> int:
     """The configured number, or the largest power of two that fits; the same on every rank.
 
     Called before the model is shared among the ranks, while a rank may run out of memory without
@@ -31,7 +31,7 @@ def choose_micro_batch(config: TrainConfig, model: LanguageModel, ranks: Ranks, 
     return -ranks.maximum(-size)[0]
 
 
-def _fits(model: LanguageModel, size: int, device: torch.device, *, bf16: bool) -> bool:
+def _fits(model: Model, size: int, device: torch.device, *, bf16: bool) -> bool:
     """Whether a forward and backward pass leave room; uncompiled, which needs more than compiled."""
     model.to(device)
     tokens = torch.zeros(size, model.config.context, dtype=torch.int64, device=device)

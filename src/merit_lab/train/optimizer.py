@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from merit_lab.models import LanguageModel, build
-from merit_lab.train.closure import seed_step, step_with_loss
+from merit_lab.models import Model, build
+from merit_lab.train.closure import seed_from, step_with_loss
 from merit_lab.train.config import TrainConfig
 from merit_lab.train.gradients import clip_gradients
 from merit_lab.train.options import check_used, fitted_options, takes
@@ -43,7 +43,7 @@ _LEFT_OUT: dict[str, dict[str, Any]] = {
 }
 
 
-def create_optimizer(config: TrainConfig, model: LanguageModel) -> AnyOptimizer:
+def create_optimizer(config: TrainConfig, model: Model) -> AnyOptimizer:
     """The configured optimizer over a model that has been shared among the ranks already."""
     chosen = config.optimizer
     options: dict[str, Any] = {}
@@ -71,7 +71,7 @@ class _Part:
     given: dict[str, Any]
     field: str
 
-    def create(self, config: TrainConfig, model: LanguageModel, kinds: Collection[Kind]) -> Optimizer:
+    def create(self, config: TrainConfig, model: Model, kinds: Collection[Kind]) -> Optimizer:
         """The optimizer of those weights of a model that are of certain kinds."""
         cls, is_ours = self._class()
         given = self.given if is_ours else fitted_options(cls, self.given, self.field)
@@ -179,7 +179,7 @@ def take_step(
     if config.nonfinite == "skip" and not torch.linalg.vector_norm(norms).isfinite():
         return
     clip(norms, parameters, config)
-    seed_step(config.seed, step)
+    seed_from("optimizer", config.seed, step)  # and from nothing of a rank: all draw the same
     if isinstance(optimizer, OptimizerPair):
         optimizer.step(closure)
     else:

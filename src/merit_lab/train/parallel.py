@@ -20,7 +20,7 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.rendezvous import rendezvous
 from torch.nn.parallel import DistributedDataParallel
 
-from merit_lab.models import LanguageModel
+from merit_lab.models import Model
 from merit_lab.train.config import Parallel
 
 _T = TypeVar("_T")
@@ -148,14 +148,14 @@ def is_first_rank() -> bool:
     return os.environ.get("RANK", "0") == "0"
 
 
-def share(model: LanguageModel, kind: Parallel, ranks: Ranks, *, compiled: bool) -> nn.Module:
+def share(model: Model, kind: Parallel, ranks: Ranks, *, compiled: bool) -> nn.Module:
     """The module to call: the model on the device, compiled and shared among the ranks as asked.
 
     It comes with its weights, drawn on the CPU: they do not depend on the device or the ranks.
     """
     if ranks.size > 1 and kind == "fsdp2":
         mesh = init_device_mesh(ranks.device.type, (ranks.size,))
-        for block in model.blocks:
+        for block in model.sharded_parts():
             if compiled:
                 block.compile(dynamic=False)
             fully_shard(block, mesh=mesh)
@@ -167,6 +167,11 @@ def share(model: LanguageModel, kind: Parallel, ranks: Ranks, *, compiled: bool)
     if ranks.size == 1:
         return model
     return DistributedDataParallel(model, gradient_as_bucket_view=True)
+
+
+def unshared(module: nn.Module) -> nn.Module:
+    """The model in the module to call."""
+    return module.module if isinstance(module, DistributedDataParallel) else module
 
 
 def drop_gathered(module: nn.Module) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +11,7 @@ import torch
 from torch import Tensor
 
 from merit_lab.data import Dataset, validation_sequences
-from merit_lab.models import LanguageModel, build
+from merit_lab.models import Model, build
 from merit_lab.record import Run
 from merit_lab.train import checkpoint
 from merit_lab.train.checkpoint import Manifest, steps_of
@@ -58,16 +57,9 @@ class Snapshot:
         """Steps done."""
         return self.manifest.step
 
-    def load_model(self, device: torch.device, *, twice: bool = False) -> LanguageModel:
-        """The model with its weights, in float32; ``twice`` for one that can be differentiated twice.
-
-        Its attention is not the configured one, which may need a GPU or a compiler; all give the same but
-        for rounding.
-        """
-        config = dataclasses.replace(self.config.model, attention="sdpa")
-        if twice:
-            config = dataclasses.replace(config, attention="math", loss_chunk=0)
-        model = build(config).to(device)
+    def load_model(self, device: torch.device, *, twice: bool = False) -> Model:
+        """The model with its weights, in float32; ``twice`` for one that can be differentiated twice."""
+        model = build(self.config.model.to_measure(twice=twice)).to(device).eval()
         checkpoint.load_weights(self.path, model, Ranks(rank=0, size=1, device=device))
         return model
 
@@ -91,7 +83,7 @@ class Snapshot:
         return torch.from_numpy(validation_sequences(dataset.train, self.config.model.context, limit))
 
 
-def mean_loss(model: LanguageModel, sequences: Tensor, micro_batch: int) -> Callable[[], Iterator[Tensor]]:
+def mean_loss(model: Model, sequences: Tensor, micro_batch: int) -> Callable[[], Iterator[Tensor]]:
     """The mean loss over ``sequences`` as micro-batches' parts that sum to it, formed when asked for."""
     device = next(model.parameters()).device
 
@@ -102,7 +94,7 @@ def mean_loss(model: LanguageModel, sequences: Tensor, micro_batch: int) -> Call
     return parts
 
 
-def token_loss(model: LanguageModel, sequences: Tensor) -> Tensor:
+def token_loss(model: Model, sequences: Tensor) -> Tensor:
     """The mean loss over the tokens of some sequences."""
     loss: Tensor | None = model(sequences[:, :-1].contiguous(), sequences[:, 1:].contiguous()).loss
     assert loss is not None, "with targets there is a loss"

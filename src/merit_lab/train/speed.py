@@ -6,7 +6,7 @@ import time
 
 import torch
 
-from merit_lab.models import ModelConfig, flops_per_token
+from merit_lab.models import AnyModelConfig, flops_per_token
 
 # Dense bf16 matrix products a second, from the makers' data sheets, by a part of the device's name. The
 # first that fits counts.
@@ -56,14 +56,14 @@ class Speedometer:
     """
 
     def __init__(
-        self, model: ModelConfig, device: torch.device, num_ranks: int, seconds: float = 0.0
+        self, model: AnyModelConfig, device: torch.device, num_ranks: int, seconds: float = 0.0
     ) -> None:
         self.seconds = seconds
         self._device = device
-        self._flops_per_token = flops_per_token(model)
-        self._peak = None
+        self._tokens_at_peak: float | None = None  # in a second; not known of every model and device
         if device.type == "cuda" and (peak := peak_flops(torch.cuda.get_device_name(device))):
-            self._peak = peak * num_ranks
+            flops = flops_per_token(model)
+            self._tokens_at_peak = peak * num_ranks / flops if flops else None
 
     def read(self, tokens: int, *, seconds: float, optimizer_seconds: float) -> dict[str, float | None]:
         """The speed of a step that trained on ``tokens`` in ``seconds``, the optimizer's among them."""
@@ -76,6 +76,6 @@ class Speedometer:
             "seconds": self.seconds,
             "tokens_per_second": per_second,
             "optimizer_share": optimizer_seconds / max(seconds, 1e-9),
-            "mfu": None if self._peak is None else per_second * self._flops_per_token / self._peak,
+            "mfu": None if self._tokens_at_peak is None else per_second / self._tokens_at_peak,
             "memory_gib": memory,
         }

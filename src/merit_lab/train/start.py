@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from merit_lab.data import Batches, Dataset, validation_sequences
 from merit_lab.models import num_parameters
-from merit_lab.models.attention import choose
+from merit_lab.models.source import check_device
 from merit_lab.record import (
     Run,
     Status,
@@ -151,7 +151,7 @@ def _check(config: TrainConfig, dataset: Dataset, ranks: Ranks) -> None:
             "fsdp2 needs --micro-batch: the largest one that fits is found by trying the whole model on one "
             "GPU, which is what sharding is there to avoid"
         )
-    choose(config.model.attention, ranks.device, config.model.head_width)
+    check_device(config.model, ranks.device)
     if config.measure.wandb is not None:
         import_wandb()
     check_optimizer(config)

@@ -10,7 +10,8 @@ from merit_lab.train.parallel import Ranks
 
 @torch.no_grad()
 def validation_loss(module: nn.Module, sequences: Tensor, micro_batch: int, ranks: Ranks) -> float:
-    """The mean loss over ``sequences``; ranks take micro-batches of them in turn."""
+    """The mean loss over ``sequences``, without dropout; ranks take micro-batches of them in turn."""
+    module.eval()
     pieces = sequences.split(micro_batch)
     total = torch.zeros((), device=ranks.device)
     for turn in range(0, len(pieces), ranks.size):
@@ -19,4 +20,5 @@ def validation_loss(module: nn.Module, sequences: Tensor, micro_batch: int, rank
         piece = pieces[min(mine, len(pieces) - 1)].to(ranks.device)
         loss = module(piece[:, :-1].contiguous(), piece[:, 1:].contiguous()).loss
         total += loss * len(piece) if mine < len(pieces) else 0.0
+    module.train()
     return ranks.sum(total).item() / len(sequences)

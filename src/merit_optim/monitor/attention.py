@@ -113,16 +113,25 @@ class AttentionMonitor:
         With a ``group``, of all its ranks: each of them has to call this, after the same steps. Waits for
         the device.
         """
+        seen = self.take()
+        return combine(seen, group) if seen else None
+
+    def take(self) -> dict[str, Tensor]:
+        """The same of this rank alone and without waiting, as :func:`observe_attention` gives it.
+
+        By the layer's name, on the device, (3, heads): the largest logits, the sums of the queries' entropies
+        and how many queries these are. Empty if nothing was observed.
+        """
         if self._saw_nothing:
             warnings.warn(
                 f"no attention was seen in {type(self.model).__name__}. A monitor sees torch's attention "
                 "functions and those of Hugging Face models, not products written out by hand; and only "
                 "in modules of the model it was given, while a step is open.",
-                stacklevel=2,
+                stacklevel=3,
             )
         seen = self._seen
         self.forget()
-        return combine(seen, group) if seen else None
+        return seen
 
     def forget(self) -> None:
         """Drop what the steps since the last reading saw, which is wanted after one that failed."""

@@ -92,7 +92,7 @@ def test_the_command_says_what_to_type(tmp_path, capsys) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--model", "nano", "--batch", "4"], "--model is 'nano'; the models are tiny"),
+        (["--model", "nano", "--batch", "4"], "unknown model 'nano'; did you mean 'nano-33m'"),
         (["--model", "tiny", "--batch", "0"], "--batch is 0; it must be at least 1"),
         (["--model", "tiny", "--batch", "4"], "holds no report of an arena; `merit arena ... --out"),
     ],

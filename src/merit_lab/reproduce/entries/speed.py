@@ -46,7 +46,8 @@ def _optimizer_share(record: Record) -> float | None:
 def _teraflops(record: Record) -> float | None:
     seconds = step_seconds(record)
     tokens = record.config.batch * record.config.model.context
-    return None if seconds is None else tokens * flops_per_token(record.config.model) / seconds / 1e12
+    flops = flops_per_token(record.config.model)
+    return None if seconds is None or flops is None else tokens * flops / seconds / 1e12
 
 
 def _no_longer(records: Records, rival: str, panel: str, paper: str) -> Comparison:

@@ -9,7 +9,7 @@ from functools import cache
 
 import torch
 
-from merit_lab.models import ModelConfig, build
+from merit_lab.models import AnyModelConfig, build
 from merit_lab.report.curves import Point, finite
 from merit_lab.report.tables import Table
 from merit_lab.reproduce.entries.losses import spread_text, status_counts, trials_of
@@ -25,7 +25,7 @@ _SHARE = ".3~p"
 
 
 @cache
-def _sizes(config: ModelConfig) -> dict[str, int]:
+def _sizes(config: AnyModelConfig) -> dict[str, int]:
     """The number of elements of each parameter."""
     with torch.device("meta"):
         model = build(config)

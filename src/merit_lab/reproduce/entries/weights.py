@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from merit_lab.models import LanguageModel
+from merit_lab.models import Model
 from merit_lab.report.curves import Point
 from merit_lab.report.tables import Table
 from merit_lab.reproduce.entries.losses import spread_text, status_counts
@@ -32,7 +32,7 @@ _PAPER_GAP = (0.99, 0.996)  # of matrices of 1024 x 1024
 _PAPER_SIDE = 1024
 
 
-def query_and_key(model: LanguageModel, layer: int) -> dict[str, Tensor]:
+def query_and_key(model: Model, layer: int) -> dict[str, Tensor]:
     """The query and key weights of a layer, counted from 1; a row for each output."""
     prefix = f"blocks.{layer - 1}.attention"
     if model.config.family == "gpt2":

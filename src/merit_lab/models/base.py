@@ -1,0 +1,75 @@
+"""What the lab asks of a language model, wherever it comes from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from merit_lab.models.attention import Observe
+from merit_lab.models.config import ModelConfig
+from merit_lab.models.observation import Observation
+from merit_lab.models.transformers_config import HuggingFaceConfig
+
+AnyModelConfig = ModelConfig | HuggingFaceConfig
+"""A model of the lab's own, or one of Hugging Face's transformers."""
+
+
+class Output(NamedTuple):
+    """What a forward pass gives: the mean loss with targets, else the logits; and the observation."""
+
+    loss: Tensor | None
+    logits: Tensor | None
+    attention: Observation | None
+
+
+class Model(nn.Module):
+    """Tokens in, loss or logits out, and what attention did where that is asked for."""
+
+    config: AnyModelConfig
+
+    def forward(self, tokens: Tensor, targets: Tensor | None = None, *, observe: Observe = False) -> Output:
+        """The mean cross-entropy with ``targets``, the logits without.
+
+        Args:
+            tokens: (batch, time), int64.
+            targets: the token to predict at each place, shaped as ``tokens``.
+            observe: True for every head's largest attention logit and entropy, "max" for the logits
+                alone, which flex attention gives for next to nothing.
+        """
+        raise NotImplementedError
+
+    def sharded_parts(self) -> Iterable[nn.Module]:
+        """The parts whose weights ranks put together one after the other; the model brings the rest."""
+        raise NotImplementedError
+
+
+def check_inputs(config: AnyModelConfig, tokens: Tensor, targets: Tensor | None, observe: Observe) -> None:
+    """Raise ValueError where a model cannot be called so."""
+    if tokens.ndim != 2 or tokens.dtype != torch.int64 or not tokens.numel():
+        raise ValueError(
+            f"tokens are {tokens.dtype} of shape {tuple(tokens.shape)}; they must be torch.int64 of "
+            "shape (batch, time), with at least one token"
+        )
+    if tokens.shape[1] > config.context:
+        raise ValueError(
+            f"a sequence of {tokens.shape[1]} tokens is longer than the model's context of "
+            f"{config.context}; cut it, or build the model with a longer context"
+        )
+    if targets is not None and (targets.shape != tokens.shape or targets.dtype != torch.int64):
+        raise ValueError(
+            f"targets are {targets.dtype} of shape {tuple(targets.shape)}; they must be torch.int64 of "
+            f"the tokens' shape {tuple(tokens.shape)}"
+        )
+    if observe not in (False, True, "max"):
+        raise ValueError(f"observe is {observe!r}; it must be False, True or 'max'")
+    # On a GPU looking would make the host wait; the kernels' own assertions stand guard there.
+    if tokens.device.type == "cpu" and not torch.compiler.is_compiling():
+        for name, ids in (("tokens", tokens), ("targets", targets)):
+            if ids is not None and (int(ids.min()) < 0 or int(ids.max()) >= config.vocab_size):
+                raise ValueError(
+                    f"{name} hold ids from {int(ids.min())} to {int(ids.max())}; the model's vocabulary "
+                    f"has 0 to {config.vocab_size - 1}: is the data of another tokenizer?"
+                )

@@ -1,0 +1,259 @@
+"""A causal language model of Hugging Face's transformers, by its configuration."""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_args
+
+import torch
+import tyro
+
+HuggingFaceAttention = Literal[
+    "auto", "sdpa", "eager", "flex_attention", "flash_attention_2", "flash_attention_3"
+]
+
+_LONGEST_BY_DEFAULT = 1024  # positions are often many more than one trains with
+# What says where a configuration comes from, not what model it is. Weights are float32 here.
+_ORIGIN = ("_name_or_path", "transformers_version", "dtype", "torch_dtype")
+
+
+@dataclass(frozen=True, kw_only=True)
+class HuggingFaceConfig:
+    """A model that transformers builds, with weights of its own drawing.
+
+    The settings are those of a config.json, all of them, so that the folder they came from is not needed
+    again.
+
+    Example:
+        >>> sizes = {"n_embd": 64, "n_head": 4, "n_layer": 2, "vocab_size": 256, "n_positions": 128}
+        >>> config = HuggingFaceConfig(settings={"model_type": "gpt2", **sizes}, context=64)
+        >>> config.family, config.layers, config.width, config.head_width, config.vocab_size
+        ('gpt2', 2, 64, 16, 256)
+    """
+
+    settings: Annotated[Mapping[str, Any], tyro.conf.Suppress] = field(hash=False)
+    """Its config.json."""
+    options: tuple[str, ...] = ()
+    """Settings to change, as NAME=VALUE with the value as JSON or a word: num_hidden_layers=4."""
+    context: int = _LONGEST_BY_DEFAULT
+    """Length of the sequences to train with, in tokens; at most as many as the model has positions."""
+    attention: HuggingFaceAttention = "auto"
+    """Transformers' implementation of the attention. auto: its own choice, mostly sdpa."""
+
+    def __post_init__(self) -> None:
+        if self.context < 1:
+            raise ValueError(f"model.context is {self.context!r}; it must be a whole number above 0")
+        if self.attention not in get_args(HuggingFaceAttention):
+            known = ", ".join(get_args(HuggingFaceAttention))
+            raise ValueError(f"model.attention is {self.attention!r}; of a Hugging Face model it is {known}")
+        for text in self.options:
+            name, equals, _ = text.partition("=")
+            if not name.isidentifier() or not equals:
+                raise ValueError(
+                    f"model.options has {text!r}; write NAME=VALUE, as in num_hidden_layers=4 or "
+                    "hidden_act=silu"
+                )
+
+    @cached_property
+    def configuration(self) -> Any:
+        """Transformers' object for it, checked."""
+        transformers = import_transformers()
+        made = _made(self.settings)
+        if changes := {text.partition("=")[0]: _value(text.partition("=")[2]) for text in self.options}:
+            for name in changes:
+                if not hasattr(made, name):
+                    known = [*self.settings, *made.attribute_map]
+                    nearest = ", ".join(difflib.get_close_matches(name, known, n=3, cutoff=0.0))
+                    raise ValueError(
+                        f"model.options has {name}, which a {self.family} configuration does not have; the "
+                        f"nearest are {nearest}"
+                    )
+            changes = {made.attribute_map.get(name, name): value for name, value in changes.items()}
+            made = _made({**_without_what_follows(self.settings), **changes})
+        if made.is_encoder_decoder or type(made) not in transformers.AutoModelForCausalLM._model_mapping:
+            raise not_causal(self.family)
+        if not isinstance(getattr(made.get_text_config(), "vocab_size", None), int):
+            raise ValueError(f"the configuration of {self.family} has no vocab_size; it is no language model")
+        positions = _positions(made)
+        if positions is not None and self.context > positions:
+            raise ValueError(
+                f"model.context is {self.context}, but the {self.family} model has {positions} positions; "
+                f"choose at most {positions} with --model.context, or give it more with --model.options "
+                f"max_position_embeddings={self.context}"
+            )
+        return made
+
+    @property
+    def family(self) -> str:
+        """The name that transformers has for the architecture."""
+        return str(self.settings["model_type"])
+
+    @property
+    def vocab_size(self) -> int:
+        """Rows of the embedding."""
+        return int(self._text.vocab_size)
+
+    @property
+    def layers(self) -> int:
+        """Blocks."""
+        return int(self._text.num_hidden_layers)
+
+    @property
+    def width(self) -> int:
+        """Width of the residual stream."""
+        return int(self._text.hidden_size)
+
+    @property
+    def head_width(self) -> int:
+        """Width of one attention head."""
+        return int(getattr(self._text, "head_dim", None) or self.width // self._text.num_attention_heads)
+
+    @property
+    def attention_width(self) -> int | None:
+        """Width of all heads together; None for a model that has none."""
+        heads = getattr(self._text, "num_attention_heads", None)
+        return int(heads) * self.head_width if heads else None
+
+    def with_vocab(self, num_tokens: int) -> HuggingFaceConfig:
+        """The same: the vocabulary is the configuration's to say, but it must hold the data's tokens."""
+        if num_tokens > self.vocab_size:
+            raise ValueError(
+                f"the data have a vocabulary of {num_tokens} tokens, but the {self.family} model has "
+                f"{self.vocab_size}; prepare the data with the model's tokenizer, or give the model the "
+                f"data's vocabulary: --model.options vocab_size={num_tokens}"
+            )
+        return self
+
+    def to_measure(self, *, twice: bool) -> HuggingFaceConfig:
+        """The same model on any device; ``twice`` for one that can be differentiated twice."""
+        return replace(self, attention="eager" if twice else "auto")
+
+    def gives_largest_logits(self, device: torch.device, *, compiled: bool) -> bool:  # noqa: ARG002
+        """Whether the attention kernel gives the largest logits for next to nothing."""
+        return self.attention == "flex_attention" and device.type == "cuda"
+
+    @property
+    def _text(self) -> Any:
+        """The part of the configuration that is the language model's; mostly it is all of it."""
+        return self.configuration.get_text_config()
+
+
+def read_config(path: str) -> tuple[str, HuggingFaceConfig]:
+    """A name for the model at ``path``, and its configuration.
+
+    Args:
+        path: a folder with a config.json, such a file, or a name on the Hugging Face hub.
+    """
+    transformers = import_transformers()
+    local = Path(path).expanduser()
+    if local.is_dir() and not (local / "config.json").is_file():
+        raise ValueError(
+            f"hf:{path} is a folder without a config.json; name one that save_pretrained wrote, or a "
+            "config.json itself"
+        )
+    if local.exists():
+        file = local / "config.json" if local.is_dir() else local
+        settings, name = _read_json(file), file.resolve().parent.name
+    elif path.count("/") > 1 or path.startswith(("/", ".", "~")) or path.endswith((".json", "/")) or not path:
+        raise ValueError(
+            f"hf:{path}: there is no such folder; name a folder with a config.json, that file, or a model of "
+            "the Hugging Face hub, as in hf:openai-community/gpt2"
+        )
+    else:
+        try:  # code beside the configuration is never run
+            found = transformers.AutoConfig.from_pretrained(path, trust_remote_code=False)
+        except (OSError, ValueError) as error:
+            raise ValueError(
+                f"hf:{path} is neither a folder here nor a model that the Hugging Face hub gives "
+                f"({' '.join(str(error).split())}); name a folder with a config.json"
+            ) from error
+        settings, name = found.to_dict(), path.rpartition("/")[2]
+    made = _made(settings)
+    complete = json.loads(made.to_json_string())
+    for key in _ORIGIN:
+        complete.pop(key, None)
+    positions = _positions(made) or _LONGEST_BY_DEFAULT
+    config = HuggingFaceConfig(settings=complete, context=min(positions, _LONGEST_BY_DEFAULT))
+    assert config.configuration is not None, "it is checked here"
+    return name, config
+
+
+def import_transformers() -> Any:
+    """The library, which is an extra."""
+    try:
+        import transformers
+    except ImportError as error:
+        raise ValueError(
+            f"a model of Hugging Face needs transformers, which cannot be imported ({error}); "
+            "pip install 'merit-optim[hf]' brings it, and the models of the lab do without"
+        ) from error
+    return transformers
+
+
+def not_causal(family: str) -> ValueError:
+    """What to raise for a model that does not predict the next token from those before it."""
+    return ValueError(
+        f"a {family} model is not a causal language model, which predicts every token from those before it; "
+        "take one that AutoModelForCausalLM opens as a decoder, as gpt2, llama, qwen2 or gpt_neox"
+    )
+
+
+def _made(settings: Mapping[str, Any]) -> Any:
+    """Transformers' object of some settings."""
+    family = settings.get("model_type")
+    known = import_transformers().CONFIG_MAPPING
+    if family not in known:
+        nearest = difflib.get_close_matches(str(family), list(known), n=1)
+        hint = f"; did you mean {nearest[0]!r}?" if nearest else ""
+        raise ValueError(
+            f"model_type is {family!r}, which this version of transformers does not know{hint} Code that "
+            "comes beside a config.json is not run; use a newer version, or another model."
+        )
+    try:
+        return known[family].from_dict(dict(settings))
+    except Exception as error:  # checks of the library raise errors of many kinds
+        raise ValueError(f"transformers refuses the {family} configuration: {error}") from error
+
+
+def _without_what_follows(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings that have to be said: the others are defaults, or follow from them.
+
+    A written configuration has all of them, and the width of a head or the kinds of the layers would not
+    follow a change of the width or of the number of layers.
+    """
+    whole, left = _made(settings).to_dict(), dict(settings)
+    for name in settings:
+        fewer = {key: value for key, value in left.items() if key != name}
+        with contextlib.suppress(ValueError):  # it cannot be left out
+            if _made(fewer).to_dict() == whole:
+                left = fewer
+    return left
+
+
+def _positions(made: Any) -> int | None:
+    """How long a sequence may be; None where nothing says so."""
+    positions = getattr(made.get_text_config(), "max_position_embeddings", None)
+    return positions if isinstance(positions, int) and positions > 0 else None
+
+
+def _read_json(file: Path) -> dict[str, Any]:
+    try:
+        settings = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{file} is not JSON ({error}); it must be a config.json of transformers") from error
+    if not isinstance(settings, dict) or "model_type" not in settings:
+        raise ValueError(f"{file} has no model_type; it must be a config.json of transformers")
+    return settings
+
+
+def _value(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text

@@ -1,0 +1,148 @@
+"""A causal language model of Hugging Face's transformers, as the lab trains one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from merit_lab.models.attention import Observe
+from merit_lab.models.base import Model, Output, check_inputs
+from merit_lab.models.observation import Observation
+from merit_lab.models.precision import at_least_float32
+from merit_lab.models.transformers_config import HuggingFaceConfig, import_transformers, not_causal
+from merit_optim.monitor.attention import AttentionMonitor
+from merit_optim.optim.kinds import kinds_of
+
+
+class HuggingFaceModel(Model):
+    """A model that transformers builds from its configuration, with float32 weights of its own drawing.
+
+    Attention is watched by the monitor, which is entered outside of what is compiled: so there is a graph
+    with it and one without.
+    """
+
+    config: HuggingFaceConfig
+
+    def __init__(self, config: HuggingFaceConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.model = _build(config)
+        self._monitors = {entropy: AttentionMonitor(self.model, entropy=entropy) for entropy in (False, True)}
+
+    def forward(self, tokens: Tensor, targets: Tensor | None = None, *, observe: Observe = False) -> Output:
+        """As of any model."""
+        check_inputs(self.config, tokens, targets, observe)
+        if not observe:
+            return Output(*self._compute(tokens, targets), None)
+        with self._monitors[observe is True] as monitor:
+            loss, logits = self._compute(tokens, targets)
+        return Output(loss, logits, _observation(monitor.take(), entropy=observe is True))
+
+    def compile(self, *args: Any, **options: Any) -> None:
+        """Compile what is computed."""
+        self._compute = torch.compile(self._compute, *args, **options)  # type: ignore[method-assign]
+
+    def sharded_parts(self) -> Iterable[nn.Module]:
+        """The blocks: the first list of as many modules as there are layers. None where there is none."""
+        lists = (module for module in self.model.modules() if isinstance(module, nn.ModuleList))
+        layers = getattr(self.config.configuration.get_text_config(), "num_hidden_layers", None)
+        return next((own for own in lists if len(own) == layers), ())
+
+    def export(self, folder: Path) -> None:
+        """Write the model as ``save_pretrained`` does, in one file of weights."""
+        self.model.save_pretrained(folder, max_shard_size=1 << 60)
+
+    def _compute(self, tokens: Tensor, targets: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
+        output = self.model(input_ids=tokens, use_cache=False)
+        if targets is None:
+            return None, output.logits
+        loss = F.cross_entropy(at_least_float32(output.logits.flatten(0, 1)), targets.flatten())
+        # What keeps experts equally busy is a part of training and not of the loss that is measured. Models
+        # give it where their configuration says output_router_logits.
+        balance = getattr(output, "aux_loss", None)
+        if self.training and balance is not None:
+            loss = loss + self.config.configuration.get_text_config().router_aux_loss_coef * balance
+        return loss, None
+
+
+def num_parameters(config: HuggingFaceConfig) -> int:
+    """How many parameters the model has, a tied weight counted once."""
+    return _counted(config)[0]
+
+
+def flops_per_token(config: HuggingFaceConfig) -> int | None:
+    """Floating-point operations of a forward and backward pass for each token; None where it is not known.
+
+    As for the models of the lab, ``6 N + 12 layers width context`` with the width of all heads. Of stacked
+    experts, those that a token goes to count. Not known are models without attention, and how many experts a
+    token has where the configuration has another word for it.
+    """
+    return _counted(config)[1]
+
+
+@lru_cache(maxsize=16)
+def _counted(config: HuggingFaceConfig) -> tuple[int, int | None]:
+    with torch.device("meta"):
+        model = HuggingFaceModel(config)
+    head = model.model.get_output_embeddings()
+    total, multiplied, known = 0, 0.0, config.attention_width is not None
+    for parameter, kind in kinds_of(model).items():
+        size = parameter.numel()
+        total += size
+        if kind == "experts":
+            chosen = getattr(config.configuration.get_text_config(), "num_experts_per_tok", None)
+            known = known and chosen is not None
+            multiplied += size * (chosen or 0) / parameter.shape[0]
+        elif kind != "embedding" or (head is not None and parameter is head.weight):
+            multiplied += size
+    if not known:
+        return total, None
+    return total, round(6 * multiplied) + 12 * config.layers * (config.attention_width or 0) * config.context
+
+
+def _build(config: HuggingFaceConfig) -> Any:
+    transformers = import_transformers()
+    configuration = config.configuration
+    implementation = {} if config.attention == "auto" else {"attn_implementation": config.attention}
+    try:
+        model = transformers.AutoModelForCausalLM.from_config(
+            configuration, dtype=torch.float32, trust_remote_code=False, **implementation
+        )
+    except Exception as error:  # the models of the library raise errors of many kinds
+        raise ValueError(
+            f"transformers cannot build the {config.family} model: {' '.join(str(error).split())}; change "
+            "its configuration with --model.options, or its attention with --model.attention"
+        ) from error
+    if not _is_causal(model):
+        raise not_causal(config.family)
+    return model
+
+
+def _is_causal(model: nn.Module) -> bool:
+    """Whether tokens see those before them alone, as far as the model says.
+
+    AutoModelForCausalLM opens encoders too, BERT among them, which then look ahead.
+    """
+    said = {bool(own.is_causal) for own in model.modules() if hasattr(own, "is_causal")}
+    return True in said or (not said and getattr(model.config, "is_decoder", None) is not False)
+
+
+def _observation(seen: dict[str, Tensor], *, entropy: bool) -> Observation | None:
+    """What the layers' attention did; None where none was seen, as in a model that has none."""
+    if not seen:
+        return None
+    heads = {observation.shape[1] for observation in seen.values()}
+    if len(heads) > 1:
+        raise ValueError(
+            f"the layers have {', '.join(map(str, sorted(heads)))} heads, and what is recorded of attention "
+            "is a table of layers and heads; train without: --measure.attention-every 0 "
+            "--measure.entropy-every 0"
+        )
+    stacked = torch.stack(list(seen.values()))
+    return Observation(stacked[:, 0], stacked[:, 1] / stacked[:, 2] if entropy else None)

@@ -1,0 +1,178 @@
+"""Runs of Hugging Face models: trained by any optimizer, watched, resumed, shared among ranks, exported."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from test_ranks import assert_alike, on_two_ranks
+from transformers_cases import TINY
+
+from merit_lab.curvature.measure import CurvatureConfig, measure_curvature
+from merit_lab.evaluate import export_command
+from merit_lab.models import HuggingFaceConfig, find_model
+from merit_lab.record import Run
+from merit_lab.report import find_runs, write_report
+from merit_lab.study.fields import with_values
+from merit_lab.train import OptimizerConfig, TrainConfig, command, train
+from merit_lab.train.loop import Trainer
+from merit_lab.train.snapshot import Snapshot
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Makes a folder with the configuration of a family."""
+
+    def make(family, **settings) -> Path:
+        path = tmp_path / f"my-{family}"
+        path.mkdir(exist_ok=True)
+        (path / "config.json").write_text(json.dumps({"model_type": family, **TINY[family], **settings}))
+        return path
+
+    return make
+
+
+@pytest.fixture
+def config(toy, folder):
+    """The toy configuration with a Hugging Face model."""
+    return lambda family, **values: replace(
+        toy, **{"model": find_model(f"hf:{folder(family)}")[1], "steps": 6, **values}
+    )
+
+
+@pytest.fixture
+def dying(monkeypatch):
+    """Ends a run before its step 7, after the checkpoint of step 5."""
+
+    def run(config, path) -> None:
+        def die(self, micro_batches):
+            if self.step == 7:
+                raise KeyboardInterrupt
+            return take_step(self, micro_batches)
+
+        take_step = Trainer.take_step
+        with monkeypatch.context() as patched:
+            patched.setattr(Trainer, "take_step", die)
+            with pytest.raises(KeyboardInterrupt):
+                train(config, path)
+
+    return run
+
+
+@pytest.mark.parametrize("optimizer", ["merit", "muon", "muon-merit", "soap"])
+@pytest.mark.parametrize("family", TINY)
+def test_every_family_learns_with_every_direction(config, family, optimizer, tmp_path):
+    chosen = OptimizerConfig(name=optimizer, lr=2e-2)
+    run = train(config(family, optimizer=chosen, steps=12), tmp_path / "run")
+    losses = [line["loss"] for line in run.metrics("validation")]
+    assert losses[-1] < losses[0] - 0.03
+    (first, *_) = run.metrics("attention")
+    assert len(first["max_logits"]) == len(first["entropy"]) == 2  # layers
+    assert all(len(heads) == 2 for heads in first["max_logits"])
+
+
+@pytest.mark.parametrize("family", ["gpt2", "qwen2"])
+def test_a_resumed_run_has_the_same_bits_dropout_among_them(config, dying, measured, family, tmp_path):
+    whole = train(config(family, steps=12), tmp_path / "whole")
+    dying(config(family, steps=12), tmp_path / "broken")
+    resumed = train(None, tmp_path / "broken", resume=True)
+    assert "from step-00000005" in resumed.metrics("event")[1]["message"]
+    assert measured(resumed) == measured(whole)
+
+
+def test_dropout_is_for_training_alone(config, folder, tmp_path):
+    with_dropout, without = (
+        train(replace(config("gpt2"), model=find_model(f"hf:{folder('gpt2', **own)}")[1]), tmp_path / name)
+        for name, own in (
+            ("with", {}),
+            ("without", dict.fromkeys(("resid_pdrop", "attn_pdrop", "embd_pdrop"), 0.0)),
+        )
+    )
+    first, other = (run.metrics("validation")[0]["loss"] for run in (with_dropout, without))
+    assert first == other
+    first, other = (run.metrics("train")[0]["loss"] for run in (with_dropout, without))
+    assert first != other
+
+
+def test_the_record_is_enough_to_build_it_again(config, folder, tmp_path):
+    asked = config("llama")
+    run = train(asked, tmp_path / "run")
+    (folder("llama") / "config.json").unlink()
+    own = TrainConfig.from_dict(Run.open(run.folder).config)
+    assert isinstance(own.model, HuggingFaceConfig)
+    assert own.model == asked.model
+    assert own.fingerprint == TrainConfig.from_dict(json.loads(json.dumps(own.to_dict()))).fingerprint
+    model = Snapshot.find(run.folder).load_model(torch.device("cpu"))
+    assert not model.training
+    found = measure_curvature(run.folder, CurvatureConfig(sequences=2, top=1, probes=2))
+    assert found.parts["eigenvalues"]
+    write_report(find_runs([run.folder]), tmp_path / "report")
+    assert "llama" in (tmp_path / "report" / "index.html").read_text()
+
+
+@pytest.mark.parametrize("family", TINY)
+def test_transformers_opens_what_is_exported(config, family, tmp_path):
+    from transformers import AutoModelForCausalLM
+
+    run = train(config(family), tmp_path / "run")
+    assert export_command.main([str(run.folder), str(tmp_path / "exported")]) == 0
+    there = AutoModelForCausalLM.from_pretrained(tmp_path / "exported", local_files_only=True)
+    tokens = torch.randint(256, (2, 16))
+    with torch.no_grad():
+        here = Snapshot.find(run.folder).load_model(torch.device("cpu"))(tokens).logits
+        torch.testing.assert_close(there(tokens).logits, here)
+
+
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp2"])
+def test_on_two_ranks_as_on_one(config, parallel, tmp_path):
+    # Tied embeddings, no dropout: that depends on the ranks.
+    asked = config(
+        "qwen2", parallel=parallel, micro_batch=2, optimizer=OptimizerConfig(name="muon-merit", lr=1e-2)
+    )
+    process = on_two_ranks(tmp_path, asked, tmp_path / "run", step=5, how="die")
+    assert (tmp_path / "run" / "checkpoints" / "step-00000005").exists(), process.stderr[-3000:]
+    assert_alike(train(None, tmp_path / "run", resume=True), train(asked, tmp_path / "alone"))
+
+
+def test_bf16(config, tmp_path):
+    plain, rounded = (
+        [line["loss"] for line in train(config("llama", precision=own), tmp_path / own).metrics("train")]
+        for own in ("float32", "bf16")
+    )
+    assert plain != rounded
+    assert plain == pytest.approx(rounded, rel=1e-2)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:`torch.jit.script:DeprecationWarning")  # in torch's own code
+def test_compiled(config, tmp_path):
+    asked = config("llama")
+    assert_alike(train(replace(asked, compile=True), tmp_path / "compiled"), train(asked, tmp_path / "plain"))
+
+
+def test_the_command_line(folder, data, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    path = folder("llama")
+    given = [f"hf:{path}", "--data", str(data), "--batch", "4", "--steps", "2", "--optimizer.lr", "1e-2"]
+    options = ["--model.options", "num_hidden_layers=1", "rms_norm_eps=1e-5", "--model.context", "16"]
+    assert command.main([*given, *options]) == 0
+    run = Run.open(Path("runs") / "my-llama-merit-0")
+    model = TrainConfig.from_dict(run.config).model
+    assert (model.layers, model.context, model.configuration.rms_norm_eps) == (1, 16, 1e-5)
+    assert "llama of 0.0M parameters" in run.metrics("event")[0]["message"]
+    for wrong, message in (
+        ([f"hf:{path}-no"], "there is no such folder"),
+        ([*given, "--model.context", "64"], "has 32 positions; choose at most 32"),
+        ([*given, "--model.options", "vocab_size=64"], "but the vocabulary has 64 entries"),
+        ([*given, "--model.attention", "flash_attention_2"], "needs CUDA"),
+    ):
+        assert command.main([*wrong, "--out", str(tmp_path / "other")]) == 1
+        assert message in capsys.readouterr().err
+        assert not (tmp_path / "other").exists()
+
+
+def test_a_field_of_the_lab_s_models_is_none_of_hugging_face_s(config):
+    assert with_values(config("llama"), {"model.options": ("num_hidden_layers=1",)}).model.layers == 1
+    with pytest.raises(ValueError, match=r"model\.width: a llama model has no such field; it has settings"):
+        with_values(config("llama"), {"model.width": 8})
