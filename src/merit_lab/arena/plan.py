@@ -92,7 +92,7 @@ class Arena:
                 f"--budget is {self.budget}; a learning rate is judged between its neighbours, so a "
                 "contestant needs at least 3 runs"
             )
-        if not self.base.measure.validation_every:
+        if self.base.measure.validation_every == 0:
             raise ValueError("measure.validation_every is 0; an arena is decided by the validation loss")
 
     @cached_property
@@ -170,7 +170,7 @@ class Arena:
         values |= {"optimizer.name": own.optimizer, "batch": own.batch, "seed": seed}
         values |= {"steps": None, "tokens": self.tokens}
         config = with_values(self.base, values).resolve(self.dataset.vocab_size)
-        assert config.steps is not None
+        assert config.steps is not None and config.measure.validation_every is not None
         every = min(config.measure.validation_every, math.ceil(config.steps / _VALIDATIONS))
         config = with_values(config, {"measure.validation_every": every})
         name = "-".join([short_name(own.optimizer), f"batch{own.batch}", *words, f"seed{seed}"])

@@ -132,9 +132,14 @@ def holds_run(folder: Path) -> bool:
 def refuse_run(folder: Path) -> None:
     """Raise where a folder holds a run, or one is kept in its place."""
     if _is_there(folder):
-        raise FileExistsError(f"{folder} holds a run already. Resume it, or choose another folder.")
+        raise FileExistsError(
+            f"{folder} holds a run already. Go on with it (merit train --resume {folder}), or choose another "
+            "folder with --out."
+        )
     if kept := kept_path(folder):
-        raise FileExistsError(f"{kept.parent} keeps a run {kept.name} already. Choose another folder.")
+        raise FileExistsError(
+            f"{kept.parent} keeps a run {kept.name} already. Choose another folder with --out."
+        )
 
 
 def outcome_of(events: Sequence[dict[str, Any]]) -> Status | None:

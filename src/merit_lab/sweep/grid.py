@@ -51,7 +51,7 @@ class Grid:
             check_rates(name, rates)
         for field, values in self.fields.items():
             check_distinct(f"values of {field}", values)
-        if not self.base.measure.validation_every:
+        if self.base.measure.validation_every == 0:
             raise ValueError(
                 "measure.validation_every is 0; a sweep chooses by the validation loss at the end of a run, "
                 "so it must be at least 1"

@@ -27,7 +27,7 @@ class Arguments:
 
     config: Annotated[TrainConfig, tyro.conf.arg(name="")]
     out: Path | None = None
-    """Run directory to make. None: runs/MODEL-OPTIMIZER-SEED."""
+    """Run directory to make. None: runs/MODEL-OPTIMIZER-lrRATE-seedSEED."""
     auto_resume: bool = False
     """Go on with the run if it is there already, else begin it: one command for a scheduler to repeat."""
 
@@ -49,8 +49,15 @@ def main(argv: Sequence[str]) -> int:
             print(f"merit train: the run diverged; {run.folder} has its numbers", file=sys.stderr)
         return 1
     if is_first_rank():
-        print(f"The run is in {run.folder}")
+        print(_last_words(run))
     return 0
+
+
+def _last_words(run: Run) -> str:
+    """Where the run is, what it came to, and what one may do next."""
+    losses = [line["loss"] for line in run.lines() if line["kind"] == "validation"]
+    loss = f", with a validation loss of {losses[-1]:.4f}" if losses else ""
+    return f"The run is in {run.folder}{loss}.\nTo see it: merit report {run.folder}"
 
 
 def parse(argv: list[str]) -> tuple[TrainConfig | None, Path, Resume]:
@@ -70,7 +77,9 @@ def parse(argv: list[str]) -> tuple[TrainConfig | None, Path, Resume]:
         config=(tyro.conf.AvoidSubcommands,),  # the model has been chosen
     )
     config = arguments.config
-    default = Path("runs") / f"{name}-{config.optimizer.name}-{config.seed}"
+    optimizer = config.optimizer.resolve(model)
+    kind = optimizer.name.rpartition(":")[2]  # of MODULE:CLASS, the class
+    default = Path("runs") / f"{name}-{kind}-lr{optimizer.lr:g}-seed{config.seed}"
     return config, arguments.out or default, "auto" if arguments.auto_resume else False
 
 

@@ -14,15 +14,18 @@ from typing import Any, Literal, Self, TypeVar, get_args, get_type_hints
 from merit_lab.models import PRESETS, AnyModelConfig, ModelConfig, num_parameters
 from merit_lab.train.options import parse_options
 from merit_lab.train.own_optimizer import check_name, is_own
+from merit_lab.train.schedule import learning_rate
 from merit_optim.optim.registry import OPTIMIZERS
 
 Precision = Literal["auto", "bf16", "float32"]
 Parallel = Literal["ddp", "fsdp2"]
 NonFinite = Literal["stop", "skip"]
+Schedule = Literal["cosine", "wsd"]
 Part = Literal["clip", "weight-bound", "element-wise"]
 
 _T = TypeVar("_T")
 
+_LOOKS = 20  # a curve of so many points can be read
 TOKENS_PER_PARAMETER = 20  # where no length is given: about compute-optimal (Hoffmann et al., 2022)
 
 
@@ -41,10 +44,15 @@ class OptimizerConfig:
     """Weight decay of matrices; vectors have none."""
     max_grad_norm: float | None = 1.0
     """Gradients with a larger norm are scaled down to it; None: never."""
+    schedule: Schedule = "cosine"
+    """How the learning rate falls: cosine, from the warm-up on; wsd (warm-up, stable, decay), by a straight
+    line in the last steps."""
     warmup: float = 0.02
     """Share of the steps in which the learning rate rises to its peak."""
+    decay: float = 0.2
+    """With wsd, the share of the steps in which it falls."""
     final: float = 0.1
-    """Share of the peak that the cosine ends at."""
+    """Share of the peak that it ends at."""
     without: tuple[Part, ...] = ()
     """Parts of MERIT to leave out, as in the paper's ablations."""
     options: tuple[str, ...] = ()
@@ -87,7 +95,8 @@ class OptimizerConfig:
             raise ValueError(
                 f"optimizer.max_grad_norm is {self.max_grad_norm!r}; it must be above 0, or None"
             )
-        for name in ("warmup", "final"):
+        _one_of("optimizer.schedule", self.schedule, get_args(Schedule))
+        for name in ("warmup", "decay", "final"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"optimizer.{name} is {getattr(self, name)!r}; it is a share, from 0 to 1")
 
@@ -121,6 +130,17 @@ class OptimizerConfig:
                 )
         return options
 
+    def rate(self, step: int, steps: int, peak: float) -> float:
+        """The learning rate of a step, counted from 0, in a run of so many; ``peak`` is the highest."""
+        return learning_rate(
+            step,
+            steps=steps,
+            peak=peak,
+            warmup=self.warmup,
+            final=self.final,
+            decay=self.decay if self.schedule == "wsd" else None,
+        )
+
     def resolve(self, model: AnyModelConfig) -> Self:
         """With learning rates, for a model."""
         lr, rest_lr = self.lr, self.rest_lr
@@ -137,16 +157,19 @@ class OptimizerConfig:
 class MeasureConfig:
     """What is measured, and how often. Loss, gradient norm and speed are, in every step."""
 
-    validation_every: int = 250
-    """Steps between validations; also before the first step and after the last. 0: never."""
+    validation_every: int | None = None
+    """Steps between validations; also before the first step and after the last. 0: never. None: twenty times
+    in a run, and at least every 250 steps."""
     validation_sequences: int = 256
     """Sequences of the validation file that are used, evenly spread over it."""
     attention_every: int | None = None
-    """Steps between observations of each head's largest logit. None: 1 where flex has it, or 25. 0: never."""
-    entropy_every: int = 100
-    """Steps between observations of the attention entropy too, which costs more. 0: never."""
-    update_every: int = 100
-    """Steps between statistics of the update (trust-ratio optimizers). 0: never."""
+    """Steps between observations of each head's largest logit. 0: never. None: 1 where flex has it, else
+    twenty times in a run, and at least every 25 steps."""
+    entropy_every: int | None = None
+    """Steps between observations of the attention entropy too, which costs more. 0: never. None: twenty times
+    in a run, and at least every 100 steps."""
+    update_every: int | None = None
+    """Steps between statistics of the update (trust-ratio optimizers). 0: never. None: as for the entropy."""
     wandb: str | None = None
     """Project at Weights & Biases to write to as well."""
 
@@ -154,6 +177,16 @@ class MeasureConfig:
         for name in ("validation_every", "attention_every", "entropy_every", "update_every"):
             _at_least(f"measure.{name}", getattr(self, name), 0)
         _at_least("measure.validation_sequences", self.validation_sequences, 1)
+
+    def resolve(self, steps: int) -> Self:
+        """With what follows from the length of the run."""
+        often = {"validation_every": 250, "entropy_every": 100, "update_every": 100}
+        every: dict[str, Any] = {
+            name: max(1, min(most, steps // _LOOKS))
+            for name, most in often.items()
+            if getattr(self, name) is None
+        }
+        return dataclasses.replace(self, **every)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -231,16 +264,21 @@ class TrainConfig:
             tokens = self.tokens or TOKENS_PER_PARAMETER * num_parameters(model)
             steps = math.ceil(tokens / (self.batch * model.context))
         optimizer = self.optimizer.resolve(model)
-        return dataclasses.replace(self, model=model, optimizer=optimizer, steps=steps, tokens=None)
+        measure = self.measure.resolve(steps)
+        return dataclasses.replace(
+            self, model=model, optimizer=optimizer, measure=measure, steps=steps, tokens=None
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON has it."""
         values = dataclasses.asdict(self)
         values["data"] = str(self.data)
-        # Records from before there was a second optimizer have no such fields, and are compared with this.
+        # Records from before there were these fields are compared with this.
         for name in ("rest", "rest_lr"):
             if values["optimizer"][name] is None:
                 del values["optimizer"][name]
+        if self.optimizer.schedule == "cosine":
+            del values["optimizer"]["schedule"], values["optimizer"]["decay"]
         return values
 
     @classmethod

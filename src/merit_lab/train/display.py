@@ -53,6 +53,8 @@ class Display:
             self._seen["validation"] = values["loss"]
             if self._progress is None:
                 self._line(step)
+            else:
+                self._progress.update(self._task, description=self._text())
         elif kind == "train":
             self._seen["loss"], self._seen["tokens/s"] = values["loss"], values["tokens_per_second"]
             if self._progress is not None:

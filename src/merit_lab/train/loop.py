@@ -37,7 +37,6 @@ from merit_lab.train.optimizer import (
 from merit_lab.train.parallel import Ranks, share
 from merit_lab.train.passes import MicroBatch, Passes
 from merit_lab.train.reporter import Reporter, reporting
-from merit_lab.train.schedule import learning_rate
 from merit_lab.train.signals import Interrupted, StopRequest, listening
 from merit_lab.train.speed import Moment, Speedometer
 from merit_lab.train.start import (
@@ -215,7 +214,7 @@ class Trainer:
     def scheduled(self, peak: float) -> float:
         """The learning rate of this step where it is at most ``peak``."""
         chosen = self.config.optimizer
-        return learning_rate(self.step, steps=self.steps, peak=peak, warmup=chosen.warmup, final=chosen.final)
+        return chosen.rate(self.step, self.steps, peak)
 
     def accumulate_gradients(self, micro_batches: Iterator[MicroBatch]) -> tuple[Tensor, dict[str, Tensor]]:
         """Gradients of the next batch, which is kept; its loss, and what attention did."""
@@ -334,19 +333,20 @@ class Trainer:
             self.reporter.event(self.step, "abandoned", f"the validation loss {loss:.3f} is above {bar:.3f}")
             raise _Ended
 
-    def is_due(self, every: int) -> bool:
+    def is_due(self, every: int | None) -> bool:
         """Whether something that happens every so many steps happens after this one."""
-        return every > 0 and self.step % every == 0
+        return every is not None and every > 0 and self.step % every == 0
 
-    def is_observed(self, every: int) -> bool:
+    def is_observed(self, every: int | None) -> bool:
         """Whether something is observed in the step to be taken: every so many, and in the last."""
-        return every > 0 and (self.step % every == 0 or self.step == self.steps - 1)
+        return self.is_due(every) or (bool(every) and self.step == self.steps - 1)
 
     def _observe_every(self) -> int:
         if (every := self.config.measure.attention_every) is not None:
             return every
         given = self.config.model.gives_largest_logits(self.ranks.device, compiled=self.is_compiled)
-        return 1 if given and not has_modes(self.optimizer) else 25
+        often = 1 if given and not has_modes(self.optimizer) else 25
+        return max(1, min(often, self.steps // 20))
 
     # --- checkpoints -------------------------------------------------------------------------------------
 

@@ -1,11 +1,13 @@
-"""The learning rate: linear warm-up, then a cosine down to a share of the peak."""
+"""The learning rate: linear warm-up, then a cosine to a share of the peak, or a fall at the end alone."""
 
 from __future__ import annotations
 
 import math
 
 
-def learning_rate(step: int, *, steps: int, peak: float, warmup: float, final: float) -> float:
+def learning_rate(
+    step: int, *, steps: int, peak: float, warmup: float, final: float, decay: float | None = None
+) -> float:
     """The learning rate of a step, counted from 0.
 
     Args:
@@ -14,15 +16,21 @@ def learning_rate(step: int, *, steps: int, peak: float, warmup: float, final: f
         peak: highest rate, reached by the last step of the warm-up.
         warmup: share of the steps that warm up; at least one step does where it is above 0.
         final: share of the peak at the last step.
+        decay: share of the steps in which it falls, by a straight line; None for a cosine.
 
     Example:
         >>> [round(learning_rate(s, steps=5, peak=1.0, warmup=0.2, final=0.1), 3) for s in range(5)]
         [1.0, 0.868, 0.55, 0.232, 0.1]
+        >>> [round(learning_rate(s, steps=5, peak=1.0, warmup=0, final=0.1, decay=0.4), 3) for s in range(5)]
+        [1.0, 1.0, 1.0, 0.55, 0.1]
     """
     warming = max(1, round(warmup * steps)) if warmup > 0 else 0
     if step < warming:
         return peak * (step + 1) / warming
-    # The step before the cosine had the peak; without a warm-up the first step has it.
+    # The step before the fall had the peak; without a warm-up the first step has it.
     last_at_peak = max(warming - 1, 0)
-    progress = (step - last_at_peak) / max(1, steps - 1 - last_at_peak)
-    return peak * (final + (1 - final) * 0.5 * (1 + math.cos(math.pi * progress)))
+    if decay is not None:
+        last_at_peak = max(last_at_peak, steps - 1 - round(decay * steps))
+    progress = max(0, step - last_at_peak) / max(1, steps - 1 - last_at_peak)
+    left = 1 - progress if decay is not None else 0.5 * (1 + math.cos(math.pi * progress))
+    return peak * (final + (1 - final) * left)

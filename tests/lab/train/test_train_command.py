@@ -1,4 +1,7 @@
 import io
+import os
+import pty
+import re
 import shlex
 import shutil
 from pathlib import Path
@@ -33,7 +36,7 @@ def test_the_example_for_slurm_is_a_command():
 
 
 def test_the_folder_has_a_name_by_itself(data):
-    assert str(parse(["tiny", "--data", str(data), "--seed", "3"])[1]) == "runs/tiny-merit-3"
+    assert str(parse(["tiny", "--data", str(data), "--seed", "3"])[1]) == "runs/tiny-merit-lr0.009-seed3"
 
 
 def test_training_and_its_exit_status(data, tmp_path, capfd):
@@ -60,12 +63,18 @@ def test_one_command_begins_a_run_and_leaves_it_when_it_is_done(data, tmp_path, 
     assert "optimizer.lr is 0.009 there and 0.5 here" in message
     assert f"merit train --resume {tmp_path / 'run'}" in message
     assert main([*command[:-1], "--no-auto-resume"]) == 1
-    assert "holds a run already" in capfd.readouterr().err
+    message = capfd.readouterr().err
+    assert "holds a run already" in message
+    assert "--out" in message
 
 
 def test_one_rank_speaks_for_all(data, tmp_path, capfd, monkeypatch):
     main(["tiny", *TOY, "--data", str(data), "--out", str(tmp_path)])
-    assert "The run is in" in capfd.readouterr().out
+    said = capfd.readouterr().out
+    assert re.fullmatch(
+        rf"The run is in {tmp_path}, with a validation loss of \d\.\d{{4}}\.\nTo see it: merit report {tmp_path}\n",
+        said,
+    )
     monkeypatch.setattr(command, "train", lambda *_, **__: Run.open(tmp_path))
     monkeypatch.setenv("RANK", "1")
     assert main(["--resume", str(tmp_path)]) == 0
@@ -154,6 +163,21 @@ def shown(*, terminal, validated=False):
             display.show("validation", 100, {"tokens": 0, "loss": 4.5})
         display.show("event", 100, {"what": "finished", "message": "done"})
     return console.file.getvalue()
+
+
+def test_a_terminal_shows_the_last_validation():
+    """On a pseudo-terminal, as a shell has it: the loss after the last step."""
+    reader, writer = pty.openpty()
+    with os.fdopen(writer, "w") as file, os.fdopen(reader, "rb", buffering=0) as screen:
+        console = Console(file=file, width=120)
+        assert console.is_terminal
+        with Display(2, console=console) as display:
+            display.show("validation", 0, {"tokens": 0, "loss": 5.5})
+            for step in (1, 2):
+                display.show("train", step, {"loss": 5.0, "tokens_per_second": 1.0})
+            display.show("validation", 2, {"tokens": 0, "loss": 4.25})
+        shown = screen.read(1 << 16).decode()
+    assert "validation 4.2500" in shown.splitlines()[-1] or "validation 4.2500" in shown.splitlines()[-2]
 
 
 def test_plain_lines_where_there_is_no_terminal():

@@ -1,5 +1,6 @@
 import dataclasses
 import json
+from pathlib import Path
 
 import pytest
 
@@ -165,3 +166,24 @@ def test_the_schedule():
     assert rates(1) == [2.0]
     assert rates(2) == pytest.approx([2.0, 0.2])
     assert rates(10, warmup=1.0)[-1] == 2.0
+
+
+@pytest.mark.parametrize(
+    ("steps", "every"), [(1, (1, 1)), (60, (3, 3)), (4000, (200, 100)), (100_000, (250, 100))]
+)
+def test_what_is_measured_follows_the_length_of_a_run(steps, every):
+    measure = TrainConfig(data=Path("data"), steps=steps).resolve(None).measure
+    assert (measure.validation_every, measure.entropy_every) == every
+    assert measure.update_every == measure.entropy_every
+    given = MeasureConfig(validation_every=7, entropy_every=0, update_every=9)
+    assert TrainConfig(data=Path("data"), steps=steps, measure=given).resolve(None).measure == given
+
+
+def test_a_schedule_that_stays_at_the_peak_and_falls_at_the_end():
+    wsd = OptimizerConfig(schedule="wsd", warmup=0.1, decay=0.2, final=0.0)
+    rates = [wsd.rate(step, 100, 2.0) for step in range(100)]
+    assert rates[9:80] == [2.0] * 71
+    assert rates[80:] == pytest.approx([2.0 * (99 - step) / 20 for step in range(80, 100)])
+    assert "schedule" not in TrainConfig(data=Path("data")).to_dict()["optimizer"]  # as in older records
+    whole = TrainConfig(data=Path("data"), optimizer=wsd)
+    assert TrainConfig.from_dict(whole.to_dict()) == whole

@@ -157,7 +157,7 @@ def test_the_command_line(folder, data, tmp_path, capsys, monkeypatch):
     given = [f"hf:{path}", "--data", str(data), "--batch", "4", "--steps", "2", "--optimizer.lr", "1e-2"]
     options = ["--model.options", "num_hidden_layers=1", "rms_norm_eps=1e-5", "--model.context", "16"]
     assert command.main([*given, *options]) == 0
-    run = Run.open(Path("runs") / "my-llama-merit-0")
+    run = Run.open(Path("runs") / "my-llama-merit-lr0.009-seed0")
     model = TrainConfig.from_dict(run.config).model
     assert (model.layers, model.context, model.configuration.rms_norm_eps) == (1, 16, 1e-5)
     assert "llama of 0.0M parameters" in run.metrics("event")[0]["message"]

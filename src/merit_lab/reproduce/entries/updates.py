@@ -18,7 +18,6 @@ from merit_lab.reproduce.records import BySeed, Record, Records
 from merit_lab.reproduce.scale import Scale, Setting, Shown
 from merit_lab.reproduce.verdict import ALL_DIVERGED, Verdict, paired
 from merit_lab.study.charts import Axis, Chart, line_chart
-from merit_lab.train.schedule import learning_rate
 
 _BLOCK = re.compile(r"blocks\.(\d+)\.")
 _SHARE = ".3~p"
@@ -61,7 +60,7 @@ def _rate_of(record: Record, step: int) -> float:
     """The learning rate of a run's step; the first is 1."""
     steps, chosen = record.config.steps, record.config.optimizer
     assert steps is not None and chosen.lr is not None, "the configuration is resolved"
-    return learning_rate(step - 1, steps=steps, peak=chosen.lr, warmup=chosen.warmup, final=chosen.final)
+    return chosen.rate(step - 1, steps, chosen.lr)
 
 
 def _share_curve(record: Record, quantity: str, wanted: Callable[[str], bool]) -> list[Point]:
