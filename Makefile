@@ -5,7 +5,13 @@ PYTHON ?= python3
 JOBS ?= auto
 
 BIN := .venv/bin
-INSTALLED := .venv/.installed
+# What is installed: for the lab, and for development beside it.
+LAB := .venv/.lab
+DEV := .venv/.dev
+LOG := .venv/setup.log
+# pip's pages go into a log, which is shown where pip fails.
+PIP := $(BIN)/pip install -c constraints.txt
+QUIETLY = >> $(LOG) 2>&1 || { tail -n 40 $(LOG) >&2; echo "The set-up failed; all of it: $(LOG)" >&2; exit 1; }
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo arena test test-all test-gpu lint docs bench clean
@@ -13,12 +19,12 @@ INSTALLED := .venv/.installed
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' Makefile
 
-setup: $(INSTALLED) ## make .venv and install into it, when something changed
+setup: $(DEV) ## make .venv and install all of it, for development, when something changed
 
-demo: $(INSTALLED) ## train a small language model with five optimizers, and report: minutes
+demo: $(LAB) ## train a small language model with five optimizers, and report: minutes
 	$(BIN)/merit demo
 
-arena: $(INSTALLED) ## tune five optimizers alike on a small model, and rank them: 20 minutes on two cores
+arena: $(LAB) ## tune five optimizers alike on a small model, and rank them: 20 minutes on two cores
 	test -e data/embedded/train.bin || $(BIN)/merit prepare embedded --tokenizer bytes --output data/embedded
 	$(BIN)/merit arena tiny --data data/embedded --batch 128 --jobs 2
 
@@ -29,19 +35,19 @@ test: lint docs ## run lint, build the documentation and run every test but slow
 test-all: lint docs ## the same with the slow tests: half an hour on two cores
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(JOBS) --slow
 
-test-gpu: $(INSTALLED) ## run the tests that need a CUDA GPU
+test-gpu: $(DEV) ## run the tests that need a CUDA GPU
 	$(BIN)/pytest -m gpu
 
-lint: $(INSTALLED) ## check style, types and import layers
+lint: $(DEV) ## check style, types and import layers
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-docs: $(INSTALLED) ## build the documentation into build/site; broken links are errors
+docs: $(DEV) ## build the documentation into build/site; broken links are errors
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
 
-bench: $(INSTALLED) ## time an optimizer step against other implementations
+bench: $(LAB) ## time an optimizer step against other implementations
 	$(BIN)/merit bench step
 
 clean: ## remove .venv, caches and build outputs
@@ -49,16 +55,24 @@ clean: ## remove .venv, caches and build outputs
 	find src tests examples benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # torch first and by its exact version: see constraints.txt. A constraints file without that
-# version stops here, before anything large is downloaded. torchtitan last and alone: it pins an older
-# datasets, and only its trainer needs the nightly torch it asks for.
-$(INSTALLED): pyproject.toml constraints.txt
+# version stops here, before anything large is downloaded.
+$(LAB): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
 		echo "merit-optim needs Python 3.11 or newer, but '$(PYTHON)' is" \
 			"$$($(PYTHON) --version 2>/dev/null || echo 'not there')." >&2; \
 		echo "Name a newer one: make PYTHON=python3.12 ..." >&2; \
 		exit 1; }
-	$(PYTHON) -m venv .venv
-	torch=$$(grep '^torch==' constraints.txt) && $(BIN)/pip install -c constraints.txt "$$torch"
-	$(BIN)/pip install -c constraints.txt -e '.[dev,lab]'
-	$(BIN)/pip install --no-deps -c constraints.txt torchtitan
+	@echo "Setting up .venv: PyTorch and the lab, 1.5 GB, two minutes or so (once)"
+	@$(PYTHON) -m venv .venv
+	@: > $(LOG)
+	@torch=$$(grep '^torch==' constraints.txt) && $(PIP) "$$torch" $(QUIETLY)
+	@$(PIP) -e '.[lab]' $(QUIETLY)
+	@touch $@
+
+# torchtitan last and alone: it pins an older datasets, and only its trainer needs the nightly torch it
+# asks for.
+$(DEV): $(LAB)
+	@echo "Setting up .venv: tools, integrations and all that tests need, two more minutes (once)"
+	@$(PIP) -e '.[dev,lab]' $(QUIETLY)
+	@$(PIP) --no-deps torchtitan $(QUIETLY)
 	@touch $@

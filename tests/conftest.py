@@ -1,5 +1,6 @@
 """What every test shares: which tests are skipped here, and why; how Triton is imported; examples."""
 
+from collections import Counter
 from importlib.util import find_spec
 
 import pytest
@@ -44,6 +45,22 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if not torch.cuda.is_available():
         _leave_one_of_each_file(config, items, "gpu")
         _skip(items, "gpu", "needs a CUDA GPU: torch.cuda.is_available() is False")
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Count what was skipped by its reason, where it is not listed."""
+    skipped = terminalreporter.stats.get("skipped", [])
+    if not skipped or terminalreporter.hasopt("s"):
+        return
+    reasons = Counter(_reason(report) for report in skipped)
+    terminalreporter.section("skipped; -rs lists them")
+    for reason, count in reasons.most_common():
+        terminalreporter.line(f"{count:4} {reason}")
+
+
+def _reason(report: pytest.TestReport) -> str:
+    what = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+    return what.removeprefix("Skipped: ").partition(":")[0]
 
 
 @pytest.fixture(scope="session")
