@@ -1,4 +1,4 @@
-"""Optimizers from outside of this package: torch:NAME, pytorch-optimizer:NAME or MODULE:CLASS."""
+"""Optimizers by name, also those from outside: torch:NAME, pytorch-optimizer:NAME or MODULE:CLASS."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from types import ModuleType
 from typing import Any, TypeGuard
 
 from torch.optim import Optimizer
+
+from merit_optim.optim.registry import OPTIMIZERS
 
 _SHORT_NAMES = {"torch": "torch.optim", "pytorch-optimizer": "pytorch_optimizer"}
 
@@ -27,6 +29,11 @@ def check_name(field: str, name: str) -> None:
             f"{field} is {name!r}; an optimizer of your own is named by its module and its class, as in "
             "my_package.optimizers:Mine; others are torch:NAME and pytorch-optimizer:NAME"
         )
+
+
+def class_of(name: str) -> Callable[..., Optimizer]:
+    """What makes an optimizer that was named, of this package or from outside."""
+    return load_class(name) if is_own(name) else OPTIMIZERS[name].optimizer
 
 
 def load_class(name: str) -> type[Optimizer]:
