@@ -78,7 +78,7 @@ def _lines(
 ) -> dict[str, Any]:
     import altair as alt
 
-    look = Look.of({own.name: own.contestant.optimizer for own in board.standings})
+    look = Look.of({own.name: own.contestant.optimizer.name for own in board.standings})
     legend = alt.Legend(
         orient="top", direction="horizontal", columns=4, labelLimit=300, symbolType="stroke", symbolOpacity=1
     )

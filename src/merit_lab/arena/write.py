@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from merit_lab.arena import picture, words
 from merit_lab.arena.board import Board, Standing, boards
 from merit_lab.arena.plan import Arena, Runs
-from merit_lab.report.gather import flatten, show
+from merit_lab.report.gather import differing, flatten, show
 from merit_lab.report.tables import Table
 from merit_lab.study.page import Page, TableSection, write_page
 
@@ -50,7 +50,7 @@ def write_findings(arena: Arena, folder: Path) -> Findings:
     page = Page(
         title="Arena",
         facts=[
-            ", ".join(arena.optimizers),
+            "; ".join(own.text for own in arena.entries),
             f"{arena.budget} tuning runs each",
             f"{len(runs.by_name)} runs",
         ],
@@ -88,7 +88,8 @@ def write_findings(arena: Arena, folder: Path) -> Findings:
 def _shared(arena: Arena) -> dict[str, object]:
     """The settings that all runs have in common."""
     tuned = {axis.field for own in arena.contestants for axis in own.axes}
-    left_out = {*tuned, "optimizer.name", "seed", "batch", "steps", "data"}
+    chosen = [flatten({"optimizer": asdict(own.optimizer)}) for own in arena.contestants]
+    left_out = {*tuned, *differing(chosen), "optimizer.name", "seed", "batch", "steps", "data"}
     return {name: value for name, value in flatten(arena.base.to_dict()).items() if name not in left_out}
 
 
@@ -99,7 +100,7 @@ def _standings(arena: Arena, board: Board) -> list[dict[str, Any]]:
 def _standing(arena: Arena, own: Standing, board: Board) -> dict[str, Any]:
     target = board.target
     return {
-        "optimizer": own.contestant.optimizer,
+        "optimizer": own.contestant.entry.text,
         "setting": own.contestant.settings(own.search.best),
         "losses": {seed: _number(loss) for seed, loss in own.losses.items()},
         "chance": board.chances.get(own.name),
