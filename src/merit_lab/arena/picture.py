@@ -80,7 +80,7 @@ def _lines(
 
     look = Look.of({own.name: own.contestant.optimizer.name for own in board.standings})
     legend = alt.Legend(
-        orient="top", direction="horizontal", columns=4, labelLimit=300, symbolType="stroke", symbolOpacity=1
+        orient="top", direction="horizontal", labelLimit=300, symbolType="stroke", symbolOpacity=1
     )
     colour, dash = by_series(look, look.colours, legend)
     x = alt.X(field, title=title, scale=alt.Scale(type=scale, nice=False, padding=12))

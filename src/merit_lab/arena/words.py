@@ -31,8 +31,10 @@ def _answer(board: Board) -> str:
     second = others[0]
     chance = board.chances[second.name]
     distance = f"{second.mean - best.mean:.3f} below {second.name}"
-    if chance is None:
+    if len(best.losses) == 1:
         return f"{text}, {distance}; with one seed that may be chance."
+    if chance is None:
+        return f"{text}, {distance}."
     if chance > _LIKELY_CHANCE:
         return f"{text}, {distance}, which may be chance (p = {chance:.2g})."
     faster = _faster(board, best)

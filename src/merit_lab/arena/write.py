@@ -58,7 +58,7 @@ def write_findings(arena: Arena, folder: Path) -> Findings:
         warnings=warnings,
         figures=figures,
         lead=[
-            TableSection(f"Standings, batch {board.batch}", _CAPTION, table)
+            TableSection(f"Standings, batch {board.batch}", _CAPTION if board is found[0] else "", table)
             for board, table in zip(found, tables, strict=True)
         ],
         tables=[
