@@ -19,7 +19,7 @@ from merit_lab.train.closure import seed_step, step_with_loss
 from merit_lab.train.config import TrainConfig
 from merit_lab.train.gradients import clip_gradients
 from merit_lab.train.options import check_known, check_used, fitted_options, takes
-from merit_lab.train.own_optimizer import class_of, construct, is_own
+from merit_lab.train.own_optimizer import check_needs, class_of, construct, is_own
 from merit_lab.train.pair import AnyOptimizer, OptimizerPair, parts_of
 from merit_lab.train.parallel import Ranks
 from merit_optim.optim.base import SafeOptimizer
@@ -74,6 +74,7 @@ class _Part:
     def create(self, config: TrainConfig, model: LanguageModel, kinds: Collection[Kind]) -> Optimizer:
         """The optimizer of those weights of a model that are of certain kinds."""
         cls, is_ours = self._class()
+        check_needs(cls)
         check_known(cls, self.given, self.field)
         given = self.given if is_ours else fitted_options(cls, self.given, self.field)
         options = {"lr": self.lr, **self.fixed, **given}

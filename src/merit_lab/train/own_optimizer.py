@@ -15,6 +15,16 @@ from merit_optim.optim.registry import OPTIMIZERS
 _SHORT_NAMES = {"torch": "torch.optim", "pytorch-optimizer": "pytorch_optimizer"}
 
 
+# Classes that can be made, and cannot step the models here: what they need, and what to take in their place.
+_NEEDS = {
+    "SparseAdam": (
+        "sparse gradients, as of nn.Embedding(sparse=True), and those of a model here are dense",
+        "torch:Adam",
+    ),
+    "LoRARite": ("pairs of LoRA's factors, and a model here has whole matrices", "pytorch-optimizer:SOAP"),
+}
+
+
 def is_own(name: str) -> bool:
     """Whether a name means a class from outside, as in "my_package.optimizers:Mine"."""
     return ":" in name
@@ -60,6 +70,18 @@ def load_class(name: str) -> type[Optimizer]:
             f"the optimizer is {name!r}, but {module_name} has {what}; its optimizers are {names}{hint}"
         )
     return found
+
+
+def is_by_others(cls: type) -> bool:
+    """Whether a class is one of torch or pytorch_optimizer."""
+    return cls.__module__.startswith(tuple(f"{module}." for module in _SHORT_NAMES.values()))
+
+
+def check_needs(cls: Callable[..., Any]) -> None:
+    """Raise where a class is known to need what no model here has."""
+    if isinstance(cls, type) and is_by_others(cls) and cls.__name__ in _NEEDS:
+        needs, instead = _NEEDS[cls.__name__]
+        raise ValueError(f"{cls.__name__} needs {needs}; choose another, as {instead}")
 
 
 def _by_lower_case(module: ModuleType) -> dict[str, type[Optimizer]]:
