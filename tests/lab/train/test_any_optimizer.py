@@ -63,7 +63,7 @@ class OddOfOurs(MERIT):
         for group in self.param_groups:
             for parameter in group["params"]:
                 state = self.state[parameter]
-                mood = "down" if state.get("mood") == "up" else "up"
+                mood = "down" if state.get("mood", "up") == "up" else "up"
                 if state:
                     state["mood"] = mood
                     state.setdefault("norms", []).append(parameter.grad.norm())
