@@ -52,14 +52,16 @@ class Advice:
     low: float
     high: float
     """Four times of five the best rate is between these, if the power law holds."""
-    others: Mapping[str, float]
-    """Other settings, as the nearest board has them; rates as shares of the learning rate."""
+    settings: Mapping[str, float]
+    """All that was tuned: this rate, other rates as shares of it, and the rest, as on the nearest board."""
+    config: TrainConfig
+    """That of the nearest board."""
     num_boards: int
 
 
 @dataclass(frozen=True)
 class Known:
-    """One standing of one board."""
+    """One standing of one board. ``optimizer`` is the entry's text."""
 
     optimizer: str
     mean: float
@@ -68,6 +70,7 @@ class Known:
     setting: Mapping[str, float]
     tuning: Sequence[tuple[Mapping[str, float], float | None]]
     deviation: float
+    config: TrainConfig
 
     def distance(self, batch: int, parameters: int) -> float:
         """How far away its batch and size are."""
@@ -103,6 +106,7 @@ def _known(board: Mapping[str, Any], standing: Mapping[str, Any]) -> Known:
         standing["setting"],
         [(own["setting"], None if own["loss"] is None else float(own["loss"])) for own in standing["tuning"]],
         statistics.stdev(losses) if len(losses) > 1 and all(map(math.isfinite, losses)) else 0.0,
+        config,
     )
 
 
@@ -118,11 +122,13 @@ def advise(known: Sequence[Known], optimizer: str, batch: int, parameters: int) 
     own = [one for one in known if one.optimizer == optimizer]
     mean, deviation = predict([observe(one) for one in own], math.log(batch), math.log(parameters))
     nearest = min(own, key=lambda one: one.distance(batch, parameters))
-    others = {field: value for field, value in nearest.setting.items() if field != LR}
-    for field in [field for field in others if field.endswith("lr")]:
-        others[field] = others[field] / nearest.setting[LR]
+    lr = math.exp(mean)
+    settings = {
+        field: float(f"{value * lr / nearest.setting[LR]:.2g}") if field.endswith("lr") else value
+        for field, value in nearest.setting.items()
+    }
     low, high = (mean + sign * _WIDTH * deviation for sign in (-1, 1))
-    return Advice(optimizer, math.exp(mean), math.exp(low), math.exp(high), others, len(own))
+    return Advice(optimizer, lr, math.exp(low), math.exp(high), settings, nearest.config, len(own))
 
 
 def observe(known: Known) -> Observation:

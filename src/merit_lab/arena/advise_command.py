@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import shlex
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -11,11 +13,13 @@ from typing import Annotated
 import tyro
 
 from merit_lab.arena.advice import PRIOR_DEVIATION, PRIOR_MEAN, Advice, Known, advise, rank, read_boards
+from merit_lab.arena.entry import Entry, labels
 from merit_lab.models import find_model, num_parameters
 from merit_lab.report import print_table
-from merit_lab.report.gather import display_names
 from merit_lab.report.summary import join
 from merit_lab.report.tables import Table
+from merit_lab.study.fields import train_option, with_values
+from merit_lab.train import OptimizerConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,10 +60,11 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _table(found: Sequence[Advice]) -> Table:
-    names = display_names([own.optimizer for own in found])
+    entries = [Entry.parse(own.optimizer) for own in found]
+    names = labels(entries)
     rows = [
-        (names[own.optimizer], f"{own.lr:.2g}", f"{own.low:.2g} to {own.high:.2g}", str(own.num_boards))
-        for own in found
+        (names[entry], f"{own.lr:.2g}", f"{own.low:.2g} to {own.high:.2g}", str(own.num_boards))
+        for entry, own in zip(entries, found, strict=True)
     ]
     return Table(("Optimizer", "Learning rate", "Four times of five", "Boards"), tuple(rows))
 
@@ -83,11 +88,16 @@ def _words(
             f"take {PRIOR_DEVIATION[0]:g}) and as size**{PRIOR_MEAN[1]:g} (give or take "
             f"{PRIOR_DEVIATION[1]:g})."
         )
-    options = [f"--optimizer.name {best.optimizer}", f"--optimizer.lr {best.lr:.2g}"]
-    for field, value in best.others.items():
-        if field.endswith("rest_lr"):
-            options.append(f"--optimizer.options rest_lr={value * best.lr:.2g}")
-        else:
-            options.append(f"--{field.replace('_', '-')} {value:g}")
     yield "\nTo begin with:"
-    yield f"  merit train {arguments.model} --data FOLDER --batch {arguments.batch} {' '.join(options)}"
+    options = shlex.join(_train_options(best))
+    yield f"  merit train {arguments.model} --data FOLDER --batch {arguments.batch} {options}"
+
+
+def _train_options(best: Advice) -> Iterator[str]:
+    """What `merit train` must be told of an optimizer."""
+    chosen, plain = with_values(best.config, best.settings).optimizer, OptimizerConfig()
+    for own in dataclasses.fields(chosen):
+        value = getattr(chosen, own.name)
+        if own.name == "name" or value != getattr(plain, own.name):
+            option, *values = train_option(f"optimizer.{own.name}", value)
+            yield from (option.replace("_", "-"), *values)

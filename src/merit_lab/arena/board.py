@@ -9,10 +9,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 
+from merit_lab.arena.entry import labels
 from merit_lab.arena.plan import Arena, Contestant, Runs
 from merit_lab.arena.search import Point, Search
 from merit_lab.report.curves import finite
-from merit_lab.report.gather import MeasuredRun, display_names
+from merit_lab.report.gather import MeasuredRun
 from merit_lab.study.reach import steps_to_reach
 
 
@@ -104,17 +105,17 @@ def chance(first: Mapping[int, float], second: Mapping[int, float]) -> float | N
 def boards(arena: Arena, runs: Runs) -> list[Board]:
     """The leaderboard of every batch size for which all contestants are tuned."""
     searches = arena.searches(runs)
-    names = display_names(arena.optimizers)
+    names = labels(arena.entries)
     found = []
     for batch in arena.batches:
         standings = [
-            _standing(arena, runs, own, names[own.optimizer], search)
+            _standing(arena, runs, own, names[own.entry], search)
             for own, search in searches.items()
             if own.batch == batch and not search.asked
         ]
         if standings:
             standings.sort(key=lambda own: own.mean)
-            plain = [own for own in standings if "merit" not in own.contestant.optimizer]
+            plain = [own for own in standings if not own.contestant.has_ratios]
             found.append(Board(batch, standings, next(iter(plain), None)))
     return found
 

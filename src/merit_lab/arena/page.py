@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from dataclasses import asdict
 from typing import Any
 
 from merit_lab.arena import picture, words
 from merit_lab.arena.board import Board, Standing, boards
 from merit_lab.arena.plan import DECAY, WARMUP, Arena, Runs
 from merit_lab.report.curves import finite
-from merit_lab.report.gather import MeasuredRun, flatten, show
+from merit_lab.report.gather import MeasuredRun, differing, flatten, show
 from merit_lab.study.fields import LR
 from merit_lab.study.page import Page, Record, TableSection
 
@@ -31,13 +32,17 @@ def make_page(arena: Arena) -> Page:
     runs = Runs.read(arena)
     found = boards(arena, runs)
     standings = [
-        TableSection(f"Standings, batch {board.batch}", _CAPTION, words.standings_table(board))
+        TableSection(
+            f"Standings, batch {board.batch}",
+            _CAPTION if board is found[0] else "",
+            words.standings_table(board),
+        )
         for board in found
     ]
     return Page(
         title="Arena",
         facts=[
-            ", ".join(arena.optimizers),
+            "; ".join(own.text for own in arena.entries),
             f"{arena.budget} tuning runs each",
             f"{len(runs.by_name)} runs",
         ],
@@ -68,7 +73,8 @@ def make_page(arena: Arena) -> Page:
 def _shared(arena: Arena) -> dict[str, object]:
     """The settings that all runs have in common."""
     tuned = {axis.field for own in arena.contestants for axis in own.axes}
-    left_out = {*tuned, "optimizer.name", "seed", "batch", "steps", "data"}
+    chosen = [flatten({"optimizer": asdict(own.optimizer)}) for own in arena.contestants]
+    left_out = {*tuned, *differing(chosen), "optimizer.name", "seed", "batch", "steps", "data"}
     return {name: value for name, value in flatten(arena.base.to_dict()).items() if name not in left_out}
 
 
@@ -93,7 +99,7 @@ def _standings(arena: Arena, board: Board) -> list[dict[str, Any]]:
 def _standing(arena: Arena, own: Standing, board: Board) -> dict[str, Any]:
     target = board.target
     return {
-        "optimizer": own.contestant.optimizer,
+        "optimizer": own.contestant.entry.text,
         "setting": own.contestant.settings(own.search.best),
         "losses": {seed: _number(loss) for seed, loss in own.losses.items()},
         "chance": board.chances.get(own.name),

@@ -53,7 +53,7 @@ def tuning(arena: Arena, runs: Runs, board: Board) -> Chart:
 
 
 def _optimizers(board: Board) -> dict[str, str]:
-    return {own.name: own.contestant.optimizer for own in board.standings}
+    return {own.name: own.contestant.optimizer.name for own in board.standings}
 
 
 def _tuned(arena: Arena, runs: Runs, own: Standing) -> list[tuple[str, list[tuple[float, float]], bool]]:

@@ -8,24 +8,26 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
+from merit_lab.arena.entry import Entry, usual_rate
 from merit_lab.arena.search import Axis, Point, Search, search
 from merit_lab.data import Dataset
 from merit_lab.models import num_parameters
 from merit_lab.record import Run, run_folders
 from merit_lab.report.curves import finite
 from merit_lab.report.gather import MeasuredRun, short_name
-from merit_lab.study.fields import LR, with_values
+from merit_lab.study.fields import LR, short, with_values
 from merit_lab.study.study import Round
 from merit_lab.study.trial import Trial, check_distinct, check_same
-from merit_lab.train import Bar, TrainConfig
+from merit_lab.train import Bar, OptimizerConfig, TrainConfig
 from merit_lab.train.config import TOKENS_PER_PARAMETER
+from merit_lab.train.options import takes
+from merit_lab.train.own_optimizer import class_of
 from merit_optim.optim.hidden import HiddenMatrixOptimizer
-from merit_optim.optim.registry import OPTIMIZERS
 
-REST = "optimizer.options.rest_lr"
-"""As a share of the learning rate, so that both move together."""
+# The rate of a second optimizer, and of what is no hidden matrix in one that has both. As a share of the
+# learning rate, so that both move together.
+_REST, _OWN_REST = "optimizer.rest_lr", "optimizer.options.rest_lr"
 WARMUP, DECAY = "optimizer.warmup", "optimizer.weight_decay"
 _LOOKS = (1 / 3, 1 / 2, 2 / 3)
 _VALIDATIONS = 25  # of a run at least: steps to a loss are read from them
@@ -34,31 +36,72 @@ _RULE = "the runs of an arena differ in their optimizer, batch, tuned settings a
 
 @dataclass(frozen=True)
 class Contestant:
-    """An optimizer with one batch size, and what is tuned of it: the learning rate first."""
+    """An entry with one batch size, and what is tuned of it: the learning rate first.
 
-    optimizer: str
+    ``optimizer`` are its settings where they are not tuned.
+    """
+
+    entry: Entry
+    optimizer: OptimizerConfig
     batch: int
 
-    @property
+    @cached_property
     def axes(self) -> list[Axis]:
-        rest = [Axis(REST, 2.0)] if self.rest_share is not None else []
-        return [Axis(LR, 2.0), *rest, Axis(WARMUP, 2.0, most=0.5), Axis(DECAY, 4.0)]
+        rest = [Axis(self.rest_field, 2.0)] if self.rest_field is not None else []
+        decay = (
+            [Axis(DECAY, 4.0)] if any(takes(class_of(name), "weight_decay") for name in self.names) else []
+        )
+        return [Axis(LR, 2.0), *rest, Axis(WARMUP, 2.0, most=0.5), *decay]
 
     @property
-    def rest_share(self) -> float | None:
-        """The learning rate of embeddings, head and vectors by default, where there is one."""
-        preset = OPTIMIZERS.get(self.optimizer)
-        kind = None if preset is None else preset.optimizer
-        if isinstance(kind, type) and issubclass(kind, HiddenMatrixOptimizer):
-            return kind.REST_SHARE
-        return None
+    def names(self) -> list[str]:
+        """Its optimizer and, where there is one, the second."""
+        return [name for name in (self.optimizer.name, self.optimizer.rest) if name is not None]
+
+    @property
+    def has_ratios(self) -> bool:
+        """Whether it is one of MERIT's family."""
+        return any("merit" in short_name(name).lower() for name in self.names)
+
+    @property
+    def rest_field(self) -> str | None:
+        """The learning rate of embeddings, head and vectors, where it is another."""
+        if self.optimizer.rest is not None:
+            return _REST
+        return None if _own_rest_share(self.optimizer.name) is None else _OWN_REST
 
     def settings(self, point: Point) -> dict[str, float]:
         """What a point means: values by dotted name."""
         values = dict(zip((axis.field for axis in self.axes), point.values, strict=True))
-        if REST in values:
-            values[REST] = float(f"{values[REST] * values[LR]:.6g}")
+        if (rest := self.rest_field) is not None:
+            values[rest] = float(f"{values[rest] * values[LR]:.6g}")
         return values
+
+    def start(self, base: TrainConfig) -> dict[str, float]:
+        """Where its searches begin, for the batch of ``base``."""
+        lr = self.entry.begin("lr") or usual_rate(base, self.optimizer.name)
+        begins = {LR: lr, WARMUP: base.optimizer.warmup, DECAY: base.optimizer.weight_decay}
+        begins |= {f"optimizer.{key}": value for key, value in self.entry.begins if key != "rest_lr"}
+        rest_lr = self.entry.begin("rest_lr")
+        if self.optimizer.rest is not None:
+            given = rest_lr or self.optimizer.rest_lr
+            begins[_REST] = (given or usual_rate(base, self.optimizer.rest)) / begins[LR]
+        elif (share := _own_rest_share(self.optimizer.name)) is not None:
+            begins[_OWN_REST] = share if rest_lr is None else rest_lr / begins[LR]
+        elif rest_lr is not None:
+            raise ValueError(
+                f"{self.entry.text} has one learning rate, and rest_lr={rest_lr:g} is for a second; add a "
+                f"second optimizer, as in {self.entry.text},rest=adamw"
+            )
+        return begins
+
+
+def _own_rest_share(optimizer: str) -> float | None:
+    """The rate of what is no hidden matrix by default, of an optimizer that sorts weights itself."""
+    kind = class_of(optimizer)
+    if isinstance(kind, type) and issubclass(kind, HiddenMatrixOptimizer):
+        return kind.REST_SHARE
+    return None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,8 +111,7 @@ class Arena:
     Args:
         base: what all runs share. Its length in tokens is that of all batch sizes; None: five a parameter.
         folder: its runs are folders in here.
-        optimizers: by name.
-        rates: the learning rate at which the search of each begins, for the batch of ``base``.
+        entries: who takes part, and where their searches begin for the batch of ``base``.
         batches: sizes in sequences, rising.
         budget: tuning runs of each contestant, with the first seed.
         seeds: with which the best setting of each is trained.
@@ -77,14 +119,13 @@ class Arena:
 
     base: TrainConfig
     folder: Path
-    optimizers: Sequence[str]
-    rates: Mapping[str, float]
+    entries: Sequence[Entry]
     batches: Sequence[int]
     budget: int
     seeds: Sequence[int]
 
     def __post_init__(self) -> None:
-        check_distinct("optimizers", self.optimizers)
+        check_distinct("optimizers", [own.text for own in self.entries])
         check_distinct("seeds", self.seeds)
         check_distinct("batches", self.batches)
         if self.budget < 3:
@@ -108,10 +149,14 @@ class Arena:
             return self.base.steps * per_step
         return self.base.tokens or TOKENS_PER_PARAMETER // 4 * num_parameters(model)
 
-    @property
+    @cached_property
     def contestants(self) -> list[Contestant]:
         """Batch by batch."""
-        return [Contestant(name, batch) for batch in self.batches for name in self.optimizers]
+        return [
+            Contestant(own, own.over(self.base.optimizer), batch)
+            for batch in self.batches
+            for own in self.entries
+        ]
 
     def check(self) -> None:
         """Raise where a run of an earlier call, of the same name, is another than it would be now."""
@@ -140,7 +185,7 @@ class Arena:
         found: dict[Contestant, Search] = {}
         for own in self.contestants:
             place = list(self.batches).index(own.batch)
-            smaller = found.get(Contestant(own.optimizer, self.batches[place - 1])) if place else None
+            smaller = found.get(replace(own, batch=self.batches[place - 1])) if place else None
             if place and (smaller is None or smaller.asked):
                 continue  # it has to wait
             found[own] = search(
@@ -152,28 +197,25 @@ class Arena:
         return found
 
     def _start(self, own: Contestant, smaller: Search | None) -> Point:
-        lr = self.rates[own.optimizer] * math.sqrt(own.batch / self.base.batch)
-        values = {LR: lr, WARMUP: self.base.optimizer.warmup, DECAY: self.base.optimizer.weight_decay}
-        if own.rest_share is not None:
-            values[REST] = own.rest_share
+        values = own.start(self.base)
+        values[LR] *= math.sqrt(own.batch / self.base.batch)
         if smaller is not None:
             values = dict(zip((axis.field for axis in own.axes), smaller.best.values, strict=True))
         return Point(tuple(float(f"{values[axis.field]:.6g}") for axis in own.axes))
 
     def trial(self, own: Contestant, point: Point, seed: int) -> Trial:
         """A contestant's run at a point."""
-        values: dict[str, Any] = own.settings(point)
-        words = [f"{field.rpartition('.')[2].replace('_', '-')}{value:g}" for field, value in values.items()]
-        if (rest := values.pop(REST, None)) is not None:
-            kept = [text for text in self.base.optimizer.options if not text.startswith("rest_lr=")]
-            values["optimizer.options"] = [*kept, f"rest_lr={rest:g}"]
-        values |= {"optimizer.name": own.optimizer, "batch": own.batch, "seed": seed}
-        values |= {"steps": None, "tokens": self.tokens}
-        config = with_values(self.base, values).resolve(self.dataset.vocab_size)
+        values = own.settings(point)
+        words = [f"{short(field).replace('_', '-')}{value:g}" for field, value in values.items()]
+        base = replace(
+            self.base, optimizer=own.optimizer, batch=own.batch, seed=seed, steps=None, tokens=self.tokens
+        )
+        config = with_values(base, values).resolve(self.dataset.vocab_size)
         assert config.steps is not None and config.measure.validation_every is not None
         every = min(config.measure.validation_every, math.ceil(config.steps / _VALIDATIONS))
         config = with_values(config, {"measure.validation_every": every})
-        name = "-".join([short_name(own.optimizer), f"batch{own.batch}", *words, f"seed{seed}"])
+        contestant = own.entry.text.replace(":", ".").replace("/", "_")
+        name = "-".join([contestant, f"batch{own.batch}", *words, f"seed{seed}"])
         return Trial(self.folder / name, config)
 
 

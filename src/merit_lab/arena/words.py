@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from merit_lab.arena.board import Board, Standing
 from merit_lab.report.summary import count_seeds, join
 from merit_lab.report.tables import NOTHING, Table
-from merit_lab.study.fields import LR
+from merit_lab.study.fields import LR, short
 
 _LIKELY_CHANCE = 0.05
 
@@ -31,8 +31,10 @@ def _answer(board: Board) -> str:
     second = others[0]
     chance = board.chances[second.name]
     distance = f"{second.mean - best.mean:.3f} below {second.name}"
-    if chance is None:
+    if len(best.losses) == 1:
         return f"{text}, {distance}; with one seed that may be chance."
+    if chance is None:
+        return f"{text}, {distance}."
     if chance > _LIKELY_CHANCE:
         return f"{text}, {distance}, which may be chance (p = {chance:.2g})."
     faster = _faster(board, best)
@@ -105,14 +107,16 @@ def standings_table(board: Board) -> Table:
 
 def settings_table(board: Board) -> Table:
     """What was found best for each contestant."""
-    fields = list(dict.fromkeys(axis.field for own in board.standings for axis in own.contestant.axes))
-    rows = []
+    found = {}
     for own in board.standings:
         values = own.contestant.settings(own.search.best)
-        rows.append((own.name, *(f"{values[field]:g}" if field in values else NOTHING for field in fields)))
-    return Table(
-        ("Optimizer", *(field.rpartition(".")[2].replace("_", " ") for field in fields)), tuple(rows)
-    )
+        found[own.name] = {short(field).replace("_", " "): value for field, value in values.items()}
+    names = list(dict.fromkeys(name for values in found.values() for name in values))
+    rows = [
+        (own, *(f"{values[name]:g}" if name in values else NOTHING for name in names))
+        for own, values in found.items()
+    ]
+    return Table(("Optimizer", *names), tuple(rows))
 
 
 def _tuning(own: Standing) -> str:

@@ -16,6 +16,7 @@ So any tool can ask for numbers, and what is read back is what was written: an i
 
 from __future__ import annotations
 
+import difflib
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -83,9 +84,33 @@ def add(path: Path, runs: Iterable[Excerpt]) -> None:
     if there and (twice := there.places.keys() & new):
         raise ValueError(f"{path} has a run {min(twice)} already; choose another file for the one to add")
     path.parent.mkdir(parents=True, exist_ok=True)
+    _replace(path, _joined([*([there.table] if there else []), *new.values()]), before)
+
+
+def remove(path: Path, names: Iterable[str]) -> None:
+    """Take runs out of a file, which goes with the last one.
+
+    When it fails, the file is as it was.
+    """
+    if not path.is_file():
+        raise ValueError(f"there is no {path}, so no run is kept in it")
+    before, there, gone = _version(path), _open(path), set(names)
+    for name in gone - there.places.keys():
+        nearest = difflib.get_close_matches(name, there.places, n=1)
+        hint = f"; did you mean {nearest[0]!r}?" if nearest else "."
+        raise ValueError(f"{path} keeps no run {name!r}{hint} `merit show {path}` lists those that it keeps")
+    left = [there.table.slice(own.start, len(own)) for name, own in there.places.items() if name not in gone]
+    if left:
+        _replace(path, _with_own_words(_joined(left)), before)
+    else:
+        path.unlink()
+
+
+def _replace(path: Path, table: Any, before: tuple[int, int] | None) -> None:
+    """Put a table in the place of a file's, which must still be the version that it was made of."""
     with durable.replacing(path) as partial:
         pq.write_table(
-            _joined([*([there.table] if there else []), *new.values()]),
+            table,
             partial,
             compression="zstd",
             compression_level=_LEVEL,
@@ -182,6 +207,12 @@ def _words(table: Any, column: str) -> list[str]:
 def _joined(tables: Sequence[Any]) -> Any:
     """One table in one piece, with one dictionary for each column of words."""
     return pa.concat_tables(tables).unify_dictionaries().combine_chunks()
+
+
+def _with_own_words(table: Any) -> Any:
+    """A table whose dictionaries hold its own words alone, and none of rows that it was cut from."""
+    plain = pa.schema([(own.name, pa.string() if own.type == _WORDS else own.type) for own in _SCHEMA])
+    return _joined([table.cast(plain).cast(_SCHEMA)])
 
 
 def _table(run: Excerpt) -> Any:

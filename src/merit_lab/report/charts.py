@@ -25,6 +25,7 @@ _AXIS_TITLES = {"step": "steps", "tokens": "tokens"}
 _LINE_HEIGHT = 240
 _LAYER_HEIGHT = 15
 _FILE_WIDTH = 640
+_LETTER_WIDTH, _SYMBOL_WIDTH = 6.4, 34  # of a legend, in pixels
 _FEW_POINTS = 30  # up to here each point is marked
 
 
@@ -124,12 +125,23 @@ def by_series(
     import altair as alt
 
     domain = list(labels)
+    if legend is not None:
+        legend = legend.copy()
+        legend.columns = _fitting_columns(domain)
     colours = alt.Scale(domain=domain, range=[look.colours[label] for label in domain])
     dashes = alt.Scale(domain=domain, range=[list(look.dashes[label]) for label in domain])
     return (
         alt.Color("series:N", title=None, scale=colours, legend=legend),
         alt.StrokeDash("series:N", title=None, scale=dashes, legend=legend),
     )
+
+
+def _fitting_columns(labels: Sequence[str]) -> Any:
+    """As many columns of a legend as fit beside each other where the chart is shown."""
+    import altair as alt
+
+    widest = max(map(len, labels), default=1) * _LETTER_WIDTH + _SYMBOL_WIDTH
+    return alt.ExprRef(f"min({max(1, len(labels))}, max(1, floor(width / {widest:g})))")
 
 
 def write_svg(path: Path, chart: Mapping[str, Any], title: str) -> None:

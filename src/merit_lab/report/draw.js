@@ -7,6 +7,11 @@
     actions: { export: true, source: false, compiled: false, editor: false },
     downloadFileName: element.dataset.chart,
     tooltip: { disableDefaultStyle: true },
+  }).then(({ view }) => {
+    // A legend has more rows where a chart is narrow; room for them is made in a second layout.
+    const layOut = () => view.resize().runAsync();
+    addEventListener("resize", layOut);
+    return layOut();
   });
   const elements = [...document.querySelectorAll("[data-chart]")];
   Promise.all(elements.map(draw)).then(() => {

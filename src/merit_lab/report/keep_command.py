@@ -18,13 +18,20 @@ def main(argv: Sequence[str]) -> int:
         description="Copy what runs recorded into one small file, to be kept with code or a paper: numbers "
         "with five digits, at most 50 of the training steps and 64 of the statistics of updates, no "
         "checkpoints and no paths. `merit report` and `merit reproduce` read it as they read the runs, and "
-        "`merit show` shows it. Runs that are there already stay as they are.",
+        "`merit show` shows it. Runs that are there already stay as they are, until --remove names them.",
     )
-    parser.add_argument("runs", nargs="+", type=Path, help="run directories, or folders that hold some")
+    parser.add_argument("runs", nargs="*", type=Path, help="run directories, or folders that hold some")
     parser.add_argument("--out", type=Path, required=True, help="folder of the file, runs.parquet")
+    parser.add_argument("--remove", nargs="+", metavar="NAME", help="take runs out of the file, by name")
     options = parser.parse_args(argv)
+    if bool(options.runs) == bool(options.remove):
+        parser.error("give the runs to be kept, or with --remove the names of those to be kept no longer")
     try:
-        _keep(options.runs, archive_of(options.out))
+        file = archive_of(options.out)
+        if options.remove:
+            _remove(options.remove, file)
+        else:
+            _keep(options.runs, file)
     except (OSError, ValueError) as error:
         print(f"merit keep: {error}", file=sys.stderr)
         return 1
@@ -48,6 +55,12 @@ def _keep(paths: Sequence[Path], file: Path) -> None:
     if new:
         archive.add(file, map(excerpt, new.values()))
     print(f"{len(new)} written to {file}, {num_there} there already, {num_left} left out")
+
+
+def _remove(names: Sequence[str], file: Path) -> None:
+    archive.remove(file, names)
+    left = f"{len(archive.names_in(file))} left" if file.is_file() else "none left, so the file is gone"
+    print(f"{len(set(names))} removed from {file}, {left}")
 
 
 def _check_same(run: Run, kept: Run) -> None:

@@ -23,7 +23,7 @@ _COLOURS = {
     "soap-merit": "#b2182b",
 }
 _OTHER_COLOURS = ("#8c8c8c", "#b59f00", "#7a5195")
-_DASHES = ((1, 0), (6, 3), (2, 2), (8, 2, 2, 2))  # for several series of one optimizer
+_DASHES = ((1, 0), (6, 3), (2, 2), (8, 2, 2, 2))  # for several series of one colour
 
 FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif"
 
@@ -73,6 +73,7 @@ def colours(optimizers: Mapping[str, str]) -> dict[str, str]:
 
 
 def dashes(optimizers: Mapping[str, str]) -> dict[str, tuple[int, ...]]:
-    """Each series' stroke, by label: solid for an optimizer's first series, then others."""
-    strokes = {optimizer: itertools.cycle(_DASHES) for optimizer in optimizers.values()}
-    return {label: next(strokes[optimizer]) for label, optimizer in optimizers.items()}
+    """Each series' stroke, by label: solid for the first series of a colour, then others."""
+    by_label = colours(optimizers)
+    strokes = {colour: itertools.cycle(_DASHES) for colour in by_label.values()}
+    return {label: next(strokes[colour]) for label, colour in by_label.items()}

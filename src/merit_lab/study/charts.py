@@ -275,7 +275,6 @@ def _by_series(
     legend = alt.Legend(
         orient="top",
         direction="horizontal",
-        columns=5 if max(map(len, names), default=0) < 12 else 3,
         labelLimit=240,
         columnPadding=24,  # browsers have wider fonts than the one that the widths are measured with
         symbolType=symbol,

@@ -43,7 +43,8 @@ def check_distinct(what: str, values: Sequence[object]) -> None:
 def check_same(run: Run, planned: TrainConfig, dataset: Dataset, rule: str) -> None:
     """Raise where a run of an earlier call is not the one that is planned; ``rule`` says what may differ."""
     before, now = flatten(TrainConfig.from_dict(run.config).to_dict()), flatten(planned.to_dict())
-    differing = [field for field in now if field != "data" and before.get(field) != now[field]]
+    # A configuration without a second optimizer has no fields of it.
+    differing = [f for f in {**before, **now} if f != "data" and before.get(f) != now.get(f)]
     if run.environment["data"]["fingerprint"] != dataset.fingerprint:
         differing.append("data")
     if differing:
@@ -60,7 +61,9 @@ def check_folders(planned: Sequence[Trial], dataset: Dataset, rule: str) -> None
         if other := first.get(own.folder):
             one, two = flatten(other.config.to_dict()), flatten(own.config.to_dict())
             both = ", ".join(
-                f"{name} {one[name]} and {two.get(name)}" for name in one if one[name] != two.get(name)
+                f"{name} {one.get(name)} and {two.get(name)}"
+                for name in {**one, **two}
+                if one.get(name) != two.get(name)
             )
             raise ValueError(
                 f"two runs with {both} would be kept in one folder, {own.folder}; give classes other names "

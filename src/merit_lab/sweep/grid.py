@@ -10,8 +10,8 @@ from pathlib import Path
 from merit_lab.compare.plan import parse_learning_rates
 from merit_lab.data import Dataset
 from merit_lab.record import Run, run_folders
-from merit_lab.report.gather import flatten, short_name, show
-from merit_lab.study.fields import LR, with_values
+from merit_lab.report.gather import short_name, show
+from merit_lab.study.fields import LR, option_of, short, value_of, with_values
 from merit_lab.study.trial import Trial, check_distinct, check_folders, check_same
 from merit_lab.train import TrainConfig
 
@@ -22,6 +22,7 @@ _SETTLED = {
     "steps": "every run has a length; give numbers",
     "tokens": "a run's length is kept in steps; use --set steps",
     "model.vocab_size": "the data decide it; add --no-fit-vocab",
+    "optimizer.rest_lr": "every second optimizer has a rate; give numbers",
 }
 _RULE = "the runs of a sweep differ in their optimizer, learning rate, seed, and the fields of --set alone"
 
@@ -51,6 +52,10 @@ class Grid:
             check_rates(name, rates)
         for field, values in self.fields.items():
             check_distinct(f"values of {field}", values)
+            if (own := option_of(field)) and own[0] in self.fields:
+                raise ValueError(
+                    f"--set {own[0]} gives all options and --set {field} one of them; give each alone"
+                )
         if self.base.measure.validation_every == 0:
             raise ValueError(
                 "measure.validation_every is 0; a sweep chooses by the validation loss at the end of a run, "
@@ -79,16 +84,20 @@ class Grid:
 
     def run(self, dataset: Dataset, optimizer: str, values: Mapping[str, object], seed: int) -> Trial:
         """One run. ``values`` are the learning rate's and the other fields'."""
-        asked = with_values(self.base, {**values, "optimizer.name": optimizer, "seed": seed})
-        config = asked.resolve(dataset.vocab_size)
-        settled = flatten(config.to_dict())
+        config = self._config(dataset, optimizer, values, seed)
         for field in self.fields:
-            if settled[field] != values[field]:
+            if value_of(config, field) != values[field]:
                 raise ValueError(f"--set {field} {show(values[field])}: {_SETTLED[field]}")
-        others = [f"{name.rpartition('.')[2]}={show(values[name])}" for name in self.fields]
+        others = [f"{short(name)}={show(values[name])}" for name in self.fields]
         words = [short_name(optimizer), f"lr{show(values[LR])}", *others, f"seed{seed}"]
         name = "-".join(words).replace(", ", ",").replace("/", "_")
         return Trial(self.folder / name, config)
+
+    def _config(
+        self, dataset: Dataset, optimizer: str, values: Mapping[str, object], seed: int
+    ) -> TrainConfig:
+        asked = with_values(self.base, {**values, "optimizer.name": optimizer, "seed": seed})
+        return asked.resolve(dataset.vocab_size)
 
     def _check_existing(self, dataset: Dataset) -> None:
         """Every run in the folder must be one that this grid could have made.
@@ -98,10 +107,9 @@ class Grid:
         for folder in run_folders(self.folder):
             run = Run.open(folder)
             own = TrainConfig.from_dict(run.config)
-            settings = flatten(own.to_dict())
-            values = {field: settings[field] for field in (LR, *self.fields)}
-            point = self.run(dataset, own.optimizer.name, values, own.seed)
-            check_same(run, point.config, dataset, _RULE)
+            values = {field: value_of(own, field) for field in (LR, *self.fields)}
+            point = self._config(dataset, own.optimizer.name, values, own.seed)
+            check_same(run, point, dataset, _RULE)
 
 
 def check_rates(optimizer: str, rates: Sequence[float]) -> None:

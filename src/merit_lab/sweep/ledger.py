@@ -11,7 +11,7 @@ from typing import Literal, TypeGuard
 from merit_lab.report import find_runs, group, read_outcomes
 from merit_lab.report.gather import display_names, flatten, show
 from merit_lab.report.outcome import SeriesOutcome, Spread
-from merit_lab.study.fields import LR
+from merit_lab.study.fields import LR, short, value_of
 from merit_lab.train import TrainConfig
 
 Edge = Literal["lowest", "highest", "only"]
@@ -19,9 +19,10 @@ Edge = Literal["lowest", "highest", "only"]
 
 @dataclass(frozen=True)
 class Cell:
-    """A point of the grid: runs that differ in their seed alone."""
+    """A point of the grid: runs that differ in their seed alone. ``fields`` are what the grid varies."""
 
     outcome: SeriesOutcome
+    fields: tuple[str, ...] = ()
 
     @property
     def optimizer(self) -> str:
@@ -34,8 +35,9 @@ class Cell:
 
     @cached_property
     def settings(self) -> dict[str, object]:
-        """The same by dotted name."""
-        return flatten(self.config.to_dict())
+        """The same by dotted name, with the values of fields that it does not state."""
+        varied = {field: value_of(self.config, field) for field in self.fields}
+        return flatten(self.config.to_dict()) | varied
 
     def number(self, field: str) -> float:
         """The value of a field that holds a number."""
@@ -122,7 +124,7 @@ class Ledger:
     def read(cls, folder: Path, fields: Sequence[str]) -> Ledger:
         """Read the runs in a folder."""
         outcomes = read_outcomes(group(find_runs([folder])))
-        return cls(tuple(Cell(outcome) for outcome in outcomes), tuple(fields))
+        return cls(tuple(Cell(outcome, tuple(fields)) for outcome in outcomes), tuple(fields))
 
     @property
     def optimizers(self) -> list[str]:
@@ -182,11 +184,6 @@ class Ledger:
 
     def _values(self, field: str) -> list[object]:
         return list(dict.fromkeys(cell.settings[field] for cell in self.cells))
-
-
-def short(field: str) -> str:
-    """A field's name without the group it is in."""
-    return field.rpartition(".")[2]
 
 
 def is_number(value: object) -> TypeGuard[float]:

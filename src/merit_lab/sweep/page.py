@@ -6,7 +6,7 @@ from typing import Any
 
 from merit_lab.report.gather import show
 from merit_lab.report.tables import settings
-from merit_lab.study.fields import LR, train_option
+from merit_lab.study.fields import LR, option_of, train_option
 from merit_lab.study.page import Page, Record, TableSection
 from merit_lab.sweep import words
 from merit_lab.sweep.ledger import Best, Ledger
@@ -70,7 +70,8 @@ def _bests(ledger: Ledger) -> dict[str, Any]:
 def _best(ledger: Ledger, best: Best) -> dict[str, Any]:
     """What of the best cell is needed to train with it: short options, and the whole configuration."""
     cell, lr = best.cell, best.cell.number(LR)
-    values = {field: cell.settings[field] for field in ("optimizer.name", LR, *ledger.fields)}
+    stated = [own[0] if (own := option_of(field)) else field for field in ledger.fields]
+    values = {field: cell.settings[field] for field in ("optimizer.name", LR, *stated)}
     return {
         "lr": lr,
         "validation_loss": best.loss.mean,

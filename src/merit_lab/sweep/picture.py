@@ -116,7 +116,7 @@ def _chart(ledger: Ledger, lines: Sequence[Line], ceiling: float, domain: tuple[
 
     look = Look.of({line.label: line.optimizer for line in lines})
     legend = alt.Legend(
-        orient="top", direction="horizontal", columns=3, labelLimit=300, symbolType="stroke", symbolOpacity=1
+        orient="top", direction="horizontal", labelLimit=300, symbolType="stroke", symbolOpacity=1
     )
     colour, dash = by_series(look, look.colours, legend)
     x = _x(ledger.axis, [value for line in lines for value in line.values])

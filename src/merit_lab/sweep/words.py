@@ -8,8 +8,8 @@ from merit_lab.report.gather import show
 from merit_lab.report.outcome import Spread
 from merit_lab.report.summary import count_seeds, join
 from merit_lab.report.tables import NOTHING, Table, describe_runs
-from merit_lab.study.fields import LR
-from merit_lab.sweep.ledger import Best, Cell, Ledger, is_number, short
+from merit_lab.study.fields import LR, short
+from merit_lab.sweep.ledger import Best, Cell, Ledger, is_number
 
 _OTHER_SIDE = {"lowest": "lower", "highest": "higher"}
 

@@ -42,7 +42,6 @@ from merit_lab.train.closure import weights_of
 from merit_lab.train.modes import copy_into, has_modes, weights_to_use
 from merit_lab.train.pair import AnyOptimizer, parts_of
 from merit_lab.train.parallel import Ranks, unshared
-from merit_optim.optim.base import SafeOptimizer
 
 _FORMAT = 1
 _PARTIAL = ".partial"
@@ -237,7 +236,7 @@ class _MadeState:
 
 def check_state(optimizer: AnyOptimizer) -> None:
     """Raise where an optimizer that has taken a step keeps what no checkpoint can hold."""
-    if not isinstance(optimizer, SafeOptimizer):
+    if not held_state.is_of_this_package(optimizer):
         for part in parts_of(optimizer):
             held_state.pack(part, {})
 
@@ -246,7 +245,7 @@ def _write(
     path: Path, module: nn.Module, optimizer: AnyOptimizer, ranks: Ranks
 ) -> list[dict[str, Any]] | None:
     """Write weights and state; what the state of optimizers from outside is made of."""
-    if isinstance(optimizer, SafeOptimizer):
+    if held_state.is_of_this_package(optimizer):
         tensors = _model_tensors(module) | _MadeState(module, optimizer).tensors
         _write_tensors(path, tensors, ranks)
         return None

@@ -14,6 +14,11 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
+from merit_lab.train.own_optimizer import is_by_others
+
+# What an optimizer raises that is given weights or gradients that it is not meant for.
+_COMPLAINTS = (RuntimeError, TypeError, AttributeError, LookupError, AssertionError)
+
 
 class Closure:
     """The loss, as an optimizer may call for it within its step.
@@ -56,7 +61,17 @@ def step_with_loss(optimizer: Optimizer, closure: Callable[[], Tensor]) -> None:
                 f"{name} could not step weights that are sharded ({type(error).__name__}: {error}); train it "
                 "with --parallel ddp"
             ) from error
+        # The author of any other wants to see where.
+        if is_by_others(type(optimizer)) and _is_complaint(error):
+            raise ValueError(
+                f"{name} could not step the weights of this model ({type(error).__name__}: {error}); it may "
+                "be meant for others. Choose another, or give it matrices alone with --optimizer.rest adamw"
+            ) from error
         raise
+
+
+def _is_complaint(error: Exception) -> bool:
+    return isinstance(error, _COMPLAINTS) and not isinstance(error, torch.OutOfMemoryError)
 
 
 def seed_from(*what: object) -> None:

@@ -1,13 +1,14 @@
 """The state of any optimizer as JSON and named tensors, and back: a checkpoint runs no code when loaded.
 
 An optimizer of this package has its state made by a step that changes nothing, and read into. One from
-outside may have other state after such a step than it has later; so what it has is written down.
+outside, a subclass of ours too, may have other state after such a step than it has later; so what it has is
+written down.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor
@@ -26,6 +27,12 @@ _NOT_SAVED = frozenset({"params", "param_names", "param_kinds", "lr"})
 
 class _NotHeld(ValueError):
     """A value that no checkpoint can hold."""
+
+
+def is_of_this_package(optimizer: object) -> TypeGuard[SafeOptimizer]:
+    """Whether an optimizer is one of ours, which keeps tensors alone, and no subclass from outside."""
+    is_ours = type(optimizer).__module__.partition(".")[0] == SafeOptimizer.__module__.partition(".")[0]
+    return is_ours and isinstance(optimizer, SafeOptimizer)
 
 
 def pack(optimizer: Optimizer, tensors: Tensors) -> dict[str, Any]:
@@ -82,9 +89,14 @@ def unpack(optimizer: Optimizer, packed: dict[str, Any], tensors: Tensors) -> No
         for group, saved in zip(optimizer.state_dict()["param_groups"], others["groups"], strict=True)
     ]
     optimizer.load_state_dict({**others["others"], "state": state, "param_groups": groups})
-    if not isinstance(optimizer, SafeOptimizer):  # torch casts state to the weight's dtype, and spoils words
-        weights = weights_of(optimizer)
-        optimizer.state.update({weights[key] if type(key) is int else key: own for key, own in state.items()})
+    # torch casts state to the weight's dtype, which ours prevent, and spoils words.
+    weights, ours = weights_of(optimizer), isinstance(optimizer, SafeOptimizer)
+    for key, saved in state.items():
+        place = weights[key] if type(key) is int else key
+        loaded = {
+            name: own for name, own in optimizer.state[place].items() if ours and isinstance(own, Tensor)
+        }
+        optimizer.state[place] = {**saved, **loaded}
 
 
 def names_of(optimizer: Optimizer) -> list[str]:

@@ -18,15 +18,15 @@ from merit_lab.models import Model, build
 from merit_lab.train.closure import seed_from, step_with_loss
 from merit_lab.train.config import TrainConfig
 from merit_lab.train.gradients import clip_gradients
-from merit_lab.train.options import check_used, fitted_options, takes
-from merit_lab.train.own_optimizer import construct, is_own, load_class
+from merit_lab.train.options import check_known, check_used, fitted_options, takes
+from merit_lab.train.own_optimizer import check_needs, class_of, construct, is_own
 from merit_lab.train.pair import AnyOptimizer, OptimizerPair, parts_of
 from merit_lab.train.parallel import Ranks
 from merit_optim.optim.base import SafeOptimizer
 from merit_optim.optim.groups import param_groups
 from merit_optim.optim.kinds import KINDS, Kind
 from merit_optim.optim.options import LATER
-from merit_optim.optim.registry import OPTIMIZERS, create
+from merit_optim.optim.registry import create
 from merit_optim.optim.sophia import SophiaG, sampled_label_loss
 from merit_optim.optim.statistics import UpdateStatistics
 from merit_optim.optim.trust import TrustRatioOptimizer
@@ -74,6 +74,8 @@ class _Part:
     def create(self, config: TrainConfig, model: Model, kinds: Collection[Kind]) -> Optimizer:
         """The optimizer of those weights of a model that are of certain kinds."""
         cls, is_ours = self._class()
+        check_needs(cls)
+        check_known(cls, self.given, self.field)
         given = self.given if is_ours else fitted_options(cls, self.given, self.field)
         options = {"lr": self.lr, **self.fixed, **given}
         if cls is torch.optim.AdamW:
@@ -102,8 +104,8 @@ class _Part:
         return optimizer
 
     def _class(self) -> tuple[Callable[..., Optimizer], bool]:
-        """The class, and whether it is one of this package, which checks its options and gradients itself."""
-        cls = load_class(self.name) if is_own(self.name) else OPTIMIZERS[self.name].optimizer
+        """The class, and whether it is one of this package, which checks its values and gradients itself."""
+        cls = class_of(self.name)
         return cls, isinstance(cls, type) and issubclass(cls, SafeOptimizer)
 
     def _check_overrides(

@@ -7,11 +7,12 @@ import inspect
 import json
 import types
 from collections.abc import Callable, Collection, Iterable, Mapping
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, Union, Unpack, get_args, get_origin, get_type_hints
 
 import torch
 
-from merit_lab.train.own_optimizer import is_own, load_class
+from merit_lab.train.own_optimizer import class_of, is_own, load_class
+from merit_optim.optim.registry import OPTIMIZERS
 
 _PYTHON_WORDS = {"True": True, "False": False, "None": None}
 _FIELDS = ("lr", "weight_decay", "max_grad_norm")  # what has a field of its own, for both optimizers
@@ -36,12 +37,10 @@ def parse_options(texts: Iterable[str], field: str) -> dict[str, Any]:
 
 
 def fitted_options(cls: Callable[..., Any], options: Mapping[str, Any], field: str) -> dict[str, Any]:
-    """Options as the arguments that a class takes; raises where it has no such one, or of another type."""
+    """Options, which a class is known to take, as its arguments; raises where one is of another type."""
     hints = _hints(cls)
     fitted = {}
     for option, value in options.items():
-        if not takes(cls, option):
-            raise _unknown_option(cls, option, field)
         try:
             fitted[option] = _fit(value, hints.get(option))
         except TypeError:
@@ -52,10 +51,49 @@ def fitted_options(cls: Callable[..., Any], options: Mapping[str, Any], field: s
     return fitted
 
 
+def check_known(cls: Callable[..., Any], options: Iterable[str], field: str) -> None:
+    """Raise on an option that a class does not take, with the nearest that it does."""
+    for option in options:
+        if not takes(cls, option):
+            raise _unknown_option(cls, option, field)
+
+
+def default_of(name: str, option: str) -> Any:
+    """What an option of an optimizer is where none is given, as words could give it; None where it has none.
+
+    Example:
+        >>> default_of("torch:SGD", "momentum"), default_of("lamb", "betas"), default_of("lamb", "momentum")
+        (0, (0.9, 0.95), None)
+    """
+    arguments = inspect.signature(class_of(name)).parameters
+    defaults = {own.name: own.default for own in arguments.values() if own.default is not own.empty}
+    value = (defaults if is_own(name) else {**defaults, **OPTIMIZERS[name].options}).get(option)
+    return str(value).removeprefix("torch.") if isinstance(value, torch.dtype) else _as_tuples(value)
+
+
+def write_option(option: str, value: Any) -> str:
+    """An option as ``parse_options`` reads it.
+
+    Example:
+        >>> write_option("betas", (0.9, 0.95)), write_option("nesterov", True), write_option("eps", 1e-8)
+        ('betas=0.9,0.95', 'nesterov=true', 'eps=1e-08')
+    """
+    is_plain = isinstance(value, tuple) and len(value) > 1 and not any(isinstance(v, tuple) for v in value)
+    return f"{option}={','.join(map(_word, value)) if is_plain else _word(value)}"
+
+
+def _word(value: Any) -> str:
+    if isinstance(value, str):
+        return value
+    if isinstance(value, float) and float(f"{value:g}") == value:
+        return f"{value:g}"
+    return json.dumps(value)
+
+
 def takes(cls: Callable[..., Any], option: str) -> bool:
     """Whether a class has an argument, or takes any."""
-    takes_any = any(own.kind is own.VAR_KEYWORD for own in inspect.signature(cls).parameters.values())
-    return takes_any or option in _names(cls)
+    takes_more = any(own.kind is own.VAR_KEYWORD for own in inspect.signature(cls).parameters.values())
+    return option in _names(cls) or (takes_more and not _unpacked(cls))
 
 
 def check_used(
@@ -70,7 +108,13 @@ def check_used(
 def _names(cls: Callable[..., Any]) -> list[str]:
     """The arguments that a class names, after the parameters."""
     arguments = inspect.signature(cls).parameters.values()
-    return [own.name for own in arguments if own.kind is not own.VAR_KEYWORD][1:]
+    return [*[own.name for own in arguments if own.kind is not own.VAR_KEYWORD][1:], *_unpacked(cls)]
+
+
+def _unpacked(cls: Callable[..., Any]) -> list[str]:
+    """The further arguments of a class that names them as ``**options: Unpack[...]``."""
+    unpacked = [hint for hint in _hints(cls).values() if get_origin(hint) is Unpack]
+    return [name for hint in unpacked for name in get_args(hint)[0].__annotations__]
 
 
 def _unknown_option(cls: Callable[..., Any], option: str, field: str) -> ValueError:

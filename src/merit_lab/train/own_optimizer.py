@@ -1,4 +1,4 @@
-"""Optimizers from outside of this package: torch:NAME, pytorch-optimizer:NAME or MODULE:CLASS."""
+"""Optimizers by name, also those from outside: torch:NAME, pytorch-optimizer:NAME or MODULE:CLASS."""
 
 from __future__ import annotations
 
@@ -10,7 +10,19 @@ from typing import Any, TypeGuard
 
 from torch.optim import Optimizer
 
+from merit_optim.optim.registry import OPTIMIZERS
+
 _SHORT_NAMES = {"torch": "torch.optim", "pytorch-optimizer": "pytorch_optimizer"}
+
+
+# Classes that can be made, and cannot step the models here: what they need, and what to take in their place.
+_NEEDS = {
+    "SparseAdam": (
+        "sparse gradients, as of nn.Embedding(sparse=True), and those of a model here are dense",
+        "torch:Adam",
+    ),
+    "LoRARite": ("pairs of LoRA's factors, and a model here has whole matrices", "pytorch-optimizer:SOAP"),
+}
 
 
 def is_own(name: str) -> bool:
@@ -27,6 +39,11 @@ def check_name(field: str, name: str) -> None:
             f"{field} is {name!r}; an optimizer of your own is named by its module and its class, as in "
             "my_package.optimizers:Mine; others are torch:NAME and pytorch-optimizer:NAME"
         )
+
+
+def class_of(name: str) -> Callable[..., Optimizer]:
+    """What makes an optimizer that was named, of this package or from outside."""
+    return load_class(name) if is_own(name) else OPTIMIZERS[name].optimizer
 
 
 def load_class(name: str) -> type[Optimizer]:
@@ -53,6 +70,18 @@ def load_class(name: str) -> type[Optimizer]:
             f"the optimizer is {name!r}, but {module_name} has {what}; its optimizers are {names}{hint}"
         )
     return found
+
+
+def is_by_others(cls: type) -> bool:
+    """Whether a class is one of torch or pytorch_optimizer."""
+    return cls.__module__.startswith(tuple(f"{module}." for module in _SHORT_NAMES.values()))
+
+
+def check_needs(cls: Callable[..., Any]) -> None:
+    """Raise where a class is known to need what no model here has."""
+    if isinstance(cls, type) and is_by_others(cls) and cls.__name__ in _NEEDS:
+        needs, instead = _NEEDS[cls.__name__]
+        raise ValueError(f"{cls.__name__} needs {needs}; choose another, as {instead}")
 
 
 def _by_lower_case(module: ModuleType) -> dict[str, type[Optimizer]]:

@@ -99,7 +99,8 @@ def resume_run(
     With one of the outcomes ``ends`` it does not: there is nothing left to do.
     """
     run = Run.open(folder)
-    held.enter_context(lock(folder))
+    if not run.is_kept:  # else nothing is written, and there is no folder for a lock
+        held.enter_context(lock(folder))
     own = TrainConfig.from_dict(run.config)
     over = None
     if (outcome := run.outcome) in ends:
@@ -107,6 +108,11 @@ def resume_run(
         over = Start(run=run, config=own, what="over", message=message)
     if over is not None and config is None:  # its data need not be there any more
         return over
+    if over is None and run.is_kept:
+        raise ValueError(
+            f"{run.folder.parent} keeps what {run.name} recorded, which has {outcome or 'not ended'}, and no "
+            "checkpoints to go on from; give its run directory, or train it again in another folder"
+        )
     if config is not None:  # the data may have moved since
         own = dataclasses.replace(own, data=config.data.resolve())
     if not own.data.exists():

@@ -2,6 +2,7 @@
 
 import json
 import math
+import shlex
 
 import pytest
 
@@ -9,13 +10,15 @@ from merit_lab.arena.advice import Known, Observation, observe, predict
 from merit_lab.arena.advise_command import main
 from merit_lab.models import PRESETS
 from merit_lab.train import OptimizerConfig, TrainConfig
+from merit_lab.train.command import parse as parse_train
 
 LR = "optimizer.lr"
 
 
 def known(rates: dict[float, float], best: float, deviation: float = 0.0, batch: int = 64) -> Known:
     tuning = [({LR: lr, "optimizer.warmup": 0.1}, loss) for lr, loss in rates.items()]
-    return Known("merit", 3.0, batch, 1000, {LR: best, "optimizer.warmup": 0.1}, tuning, deviation)
+    best_setting = {LR: best, "optimizer.warmup": 0.1}
+    return Known("merit", 3.0, batch, 1000, best_setting, tuning, deviation, TrainConfig(data="x"))
 
 
 def test_the_best_rate_is_the_lowest_point_of_a_parabola() -> None:
@@ -86,7 +89,34 @@ def test_the_command_says_what_to_type(tmp_path, capsys) -> None:
         "merit train nano-10m --data FOLDER --batch 256 --optimizer.name muon-merit --optimizer.lr 0.08"
         in output
     )
-    assert "--optimizer.options rest_lr=0.16 --optimizer.warmup 0.04" in output
+    assert "--optimizer.warmup 0.04 --optimizer.options rest_lr=0.16" in output
+
+
+@pytest.mark.usefixtures("trained")
+def test_contestants_from_outside_are_advised_with_their_options_and_their_rest(
+    arena, tmp_path, capsys
+) -> None:
+    pair = "torch:Muon,momentum=0.95,lr=2e-3,rest=torch:AdamW,rest_lr=4e-3,rest.betas=0.9,0.95"
+    contestants = ["--optimizers", "torch:SGD", "torch:SGD,momentum=0.5", pair, "adamw"]
+    assert arena("--budget", "3", "--seeds", "0", *contestants, "--optimizer.final", "0.2") == 0
+    capsys.readouterr()
+    assert main([str(tmp_path / "out"), "--model", "tiny", "--batch", "16"]) == 0
+    output = capsys.readouterr().out
+    table = " ".join(output.split())
+    assert "Muon + torch:AdamW 0.004" in table
+    assert "SGD, momentum 0.5" in table
+    command = shlex.split(output.splitlines()[-1])
+    assert command[:2] == ["merit", "train"]
+    config, _, _ = parse_train(command[2:])
+    assert config.optimizer == OptimizerConfig(
+        name="torch:Muon",
+        lr=0.004,  # twice as high with four times the batch
+        options=("momentum=0.95",),
+        rest="torch:AdamW",
+        rest_lr=0.008,
+        rest_options=("betas=0.9,0.95",),
+        final=0.2,
+    )
 
 
 @pytest.mark.parametrize(

@@ -1,73 +1,17 @@
-"""`merit arena`: who is tuned how, what is not run again, and what the leaderboard says.
-
-Training is a formula here: a loss that falls to a floor, the nearer the rate is to the optimizer's best.
-"""
+"""`merit arena`: who is tuned how, what is not run again, and what the leaderboard says."""
 
 import json
-import math
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from fake_arena import STEPS
 
-from merit_lab.arena.command import main
 from merit_lab.arena.plan import bars_of
-from merit_lab.data import Dataset
-from merit_lab.record import MetricsWriter, Run
+from merit_lab.record import Run
 from merit_lab.report.gather import MeasuredRun
 from merit_lab.study import runner
 from merit_lab.train import Bar, TrainConfig
-
-BEST = {"adamw": 4e-3, "muon": 1.6e-2, "muon-merit": 8e-2}
-FLOOR = {"adamw": 3.0, "muon": 2.5, "muon-merit": 2.2}
-STEPS = 8
-
-
-def final_loss(config: TrainConfig) -> float:
-    """Lowest at the best rate and, for the rest's, at twice the other; a little by seed."""
-    name, lr = config.optimizer.name, config.optimizer.lr
-    loss = FLOOR[name] + 0.1 * math.log2(lr / BEST[name]) ** 2 + 0.001 * (config.seed * len(name) % 7)
-    rest = config.optimizer.options_by_name().get("rest_lr")
-    return loss if rest is None else loss + 0.02 * math.log2(rest / (2 * lr)) ** 2
-
-
-@pytest.fixture
-def trained(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
-    """The folders of the runs that were trained, by formula."""
-    folders: list[Path] = []
-
-    def train(config: TrainConfig, folder: Path, *, resume: bool, bars: object = ()) -> None:
-        assert not resume
-        folders.append(folder)
-        dataset = Dataset.open(config.data)
-        environment = {"data": {"fingerprint": dataset.fingerprint}, "device": {"name": "cpu"}}
-        run = Run.create(folder, config.to_dict(), environment)
-        diverges = config.optimizer.lr > 8 * BEST[config.optimizer.name]
-        with MetricsWriter(run.metrics_path) as metrics:
-            metrics.write({"kind": "event", "step": 0, "what": "started", "message": ""})
-            what = "diverged" if diverges else "finished"
-            for step in range(0, config.steps + 1, 2):
-                loss = 5.5 + (final_loss(config) - 5.5) * step / config.steps
-                metrics.write({"kind": "validation", "step": step, "tokens": 64 * step, "loss": loss})
-                if loss > dict(bars).get(step, math.inf):
-                    what = "abandoned"
-                    break
-                if step:
-                    row = {"loss": loss, "tokens": 64 * step, "seconds": 0.5 * step, "memory_gib": 1.5}
-                    metrics.write({"kind": "train", "step": step, **row})
-            metrics.write({"kind": "event", "step": step, "what": what, "message": "the end"})
-
-    monkeypatch.setattr(runner, "train", train)
-    return folders
-
-
-@pytest.fixture
-def arena(data: Path, tmp_path: Path) -> Callable[..., int]:
-    small = ["--model.layers=1", "--model.width=16", "--model.heads=1", "--model.context=16"]
-    length = ["--batch=4", f"--steps={STEPS}"]
-    given = ["tiny", "--data", str(data), "--out", str(tmp_path / "out"), *small, *length]
-    return lambda *more: main([*given, "--optimizers", *FLOOR, *more])
 
 
 def board(tmp_path: Path) -> list[dict]:

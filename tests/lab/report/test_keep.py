@@ -5,6 +5,7 @@ import math
 import statistics
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 from fake_runs import write_run
 
@@ -215,3 +216,65 @@ def test_kept_runs_can_be_kept_elsewhere(tmp_path: Path) -> None:
 def test_a_folder_without_runs_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert keep(tmp_path, "--out", tmp_path / "kept") == 1
     assert "holds no run" in capsys.readouterr().err
+
+
+@pytest.fixture
+def three(tmp_path: Path) -> list[Path]:
+    """The directories of three runs, which are kept too."""
+    folders = [write_run(tmp_path / "runs", "merit", seed=seed, data=f"data-{seed}") for seed in range(3)]
+    assert keep(*folders, "--out", tmp_path / "kept") == 0
+    return folders
+
+
+def test_a_run_is_removed_and_the_others_stay_as_they_are(
+    tmp_path: Path, three: list[Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    kept = tmp_path / "kept"
+    one, two, other = (own.name for own in three)
+    before = {name: list(Run.open(kept / name).lines()) for name in (one, other)}
+    assert keep("--remove", two, "--out", kept) == 0
+    assert "1 removed from" in (said := capsys.readouterr().out)
+    assert "2 left" in said
+    assert {name: list(Run.open(kept / name).lines()) for name in (one, other)} == before
+    assert Run.open(kept / other).config["data"] == "data-2"
+    with pytest.raises(FileNotFoundError):
+        Run.open(kept / two)
+    words = pq.read_table(kept / "runs.parquet")["json"].chunk(0).dictionary.to_pylist()
+    assert '"data-0"' in words
+    assert '"data-1"' not in words, "nothing is left of it"
+    assert keep(three[1], "--out", kept) == 0  # it can be kept again
+    assert len(find_runs([kept])) == 3
+
+    assert keep("--remove", one, two, other, "--out", kept) == 0
+    assert "none left, so the file is gone" in capsys.readouterr().out
+    assert list(kept.iterdir()) == []
+
+
+@pytest.mark.usefixtures("three")
+def test_a_name_that_is_not_kept_removes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = (tmp_path / "kept" / "runs.parquet").read_bytes()
+    names = [run.name for run in find_runs([tmp_path / "kept"])]
+    assert keep("--remove", names[0], f"{names[1]}x", "--out", tmp_path / "kept") == 1
+    assert f"keeps no run '{names[1]}x'; did you mean '{names[1]}'?" in capsys.readouterr().err
+    assert (tmp_path / "kept" / "runs.parquet").read_bytes() == before
+    assert keep("--remove", "one", "--out", tmp_path / "elsewhere") == 1
+    assert "so no run is kept in it" in capsys.readouterr().err
+
+
+def test_a_file_is_as_it_was_where_removing_fails(
+    tmp_path: Path, three: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError("no space left on device")
+
+    before = (tmp_path / "kept" / "runs.parquet").read_bytes()
+    monkeypatch.setattr("os.fsync", full)
+    assert keep("--remove", three[0].name, "--out", tmp_path / "kept") == 1
+    assert [path.read_bytes() for path in (tmp_path / "kept").iterdir()] == [before]
+
+
+@pytest.mark.parametrize("arguments", [["--out", "kept"], ["run", "--remove", "run", "--out", "kept"]])
+def test_runs_are_kept_or_removed(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(arguments)
+    assert "give the runs to be kept, or with --remove" in capsys.readouterr().err

@@ -9,7 +9,7 @@ import torch
 
 from merit_lab.data import validation_sequences
 from merit_lab.models import ModelConfig, build
-from merit_lab.train import OptimizerConfig, TrainConfig, checkpoint, train
+from merit_lab.train import OptimizerConfig, TrainConfig, checkpoint, held_state, train
 from merit_lab.train.closure import Closure
 from merit_lab.train.loop import Trainer
 from merit_lab.train.optimizer import check_optimizer, create_optimizer, take_step
@@ -17,6 +17,7 @@ from merit_lab.train.parallel import Ranks
 from merit_lab.train.passes import Passes
 from merit_lab.train.snapshot import Snapshot
 from merit_lab.train.validation import validation_loss
+from merit_optim import MERIT
 
 ALONE = Ranks(rank=0, size=1, device=torch.device("cpu"))
 FIRST, STOP, STEPS = 3, 5, 8  # the first checkpoint, where a run is stopped, and where it ends
@@ -53,6 +54,21 @@ class Odd(torch.optim.SGD):
         scale = group["shrink"] if state["mood"] == "up" else sum(state["history"]["norms"])
         parameter.grad.mul_(scale / (1 + len(group["seen"]))).add_(state["mean"], alpha=0.1 * scale)
         parameter.grad.add_(state["exact"].sin().float(), alpha=1e-3)
+
+
+class OddOfOurs(MERIT):
+    """One of ours that keeps more, and some of it only after a while."""
+
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                state = self.state[parameter]
+                mood = "down" if state.get("mood", "up") == "up" else "up"
+                if state:
+                    state["mood"] = mood
+                    state.setdefault("norms", []).append(parameter.grad.norm())
+                    parameter.grad.mul_(0.5 if mood == "up" else 2).mul_(1 + 0.1 * len(state["norms"]))
+        super().step(closure)
 
 
 class Wrapped(torch.optim.Adam):
@@ -107,6 +123,7 @@ CASES = {
     ),
     "EmoNavi": OptimizerConfig(name="pytorch-optimizer:EmoNavi", lr=0.01),  # uses the loss
     "odd state": OptimizerConfig(name="any_mine:Odd", lr=0.3),
+    "odd state of ours": OptimizerConfig(name="any_mine:OddOfOurs", lr=0.05),
     "odd state dict": OptimizerConfig(name="any_mine:Wrapped", lr=0.01),
 }
 
@@ -335,6 +352,31 @@ def test_what_cannot_be_done_is_told_in_the_first_step(chosen, nonfinite, match,
         train(dataclasses.replace(small(chosen), nonfinite=nonfinite), tmp_path / "run")
 
 
+class Confused(torch.optim.SGD):
+    """Raises what a class may raise that is given weights it is not meant for."""
+
+    def step(self):
+        raise self.complaint
+
+
+@pytest.mark.parametrize("complaint", [RuntimeError("odd shapes"), KeyError("pair")])
+def test_what_a_class_by_others_raises_is_told_in_a_sentence(complaint, small, tmp_path, monkeypatch):
+    monkeypatch.setattr(Confused, "complaint", complaint, raising=False)
+    config = small(OptimizerConfig(name="any_mine:Confused", lr=0.1))
+    with pytest.raises(type(complaint)):  # its author wants to see where
+        train(config, tmp_path / "own")
+    monkeypatch.setattr(Confused, "__module__", "pytorch_optimizer.optimizer.confused")
+    with pytest.raises(ValueError, match=r"Confused could not step the weights.*--optimizer\.rest adamw"):
+        train(config, tmp_path / "by others")
+
+
+def test_memory_that_runs_out_is_no_fault_of_the_optimizer(small, tmp_path, monkeypatch):
+    monkeypatch.setattr(Confused, "complaint", torch.OutOfMemoryError("all of it"), raising=False)
+    monkeypatch.setattr(Confused, "__module__", "pytorch_optimizer.optimizer.confused")
+    with pytest.raises(torch.OutOfMemoryError):
+        train(small(OptimizerConfig(name="any_mine:Confused", lr=0.1)), tmp_path / "run")
+
+
 # --- records from before -----------------------------------------------------------------------------------
 
 
@@ -353,7 +395,7 @@ def test_a_checkpoint_from_before_is_read(small, stopped_and_resumed, measured, 
     """The state of torch's optimizers was read into what a step with zeros makes."""
     config = small(OptimizerConfig(name="adamw", lr=0.01))
     whole = train(config, tmp_path / "whole")
-    monkeypatch.setattr(checkpoint, "SafeOptimizer", torch.optim.Optimizer)
+    monkeypatch.setattr(held_state, "is_of_this_package", lambda _: True)
     stopped = stopped_and_resumed(config, tmp_path / "stopped")
     assert checkpoint.read(checkpoint.path_of(stopped.checkpoints, STEPS)).optimizers is None
     assert measured(stopped) == measured(whole)

@@ -63,6 +63,8 @@ def test_options_of_the_rest_are_told_by_their_field(with_optimizer):
     [
         ("pytorch-optimizer:AliG", "has no lr in its parameter groups"),
         ("pytorch-optimizer:LOMO", "refuses what it is given, parameter groups and lr"),
+        ("torch:SparseAdam", "SparseAdam needs sparse gradients.*choose another, as torch:Adam"),
+        ("pytorch-optimizer:LoRARite", "LoRARite needs pairs of LoRA's factors"),
         ("pytorch-optimizer:Lookahead", "could not be made with parameter groups and lr|refuses"),
     ],
 )

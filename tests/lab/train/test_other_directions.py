@@ -80,10 +80,10 @@ def test_parts_of_a_weight_are_told_by_pattern(changed):
 @pytest.mark.parametrize(
     ("name", "option", "words"),
     [
-        ("muon-merit", "momentm=0.9", "unexpected keyword argument 'momentm'"),
+        ("muon-merit", "momentm=0.9", "momentm, which MuonMERIT does not take; did you mean 'momentum'"),
         ("muon-merit", "momentum=2", "momentum is 2; it must be at least 0 and less than 1"),
         ("muon-merit", "ns_dtype=int8", "ns_dtype is 'int8'; it must be one of"),
-        ("merit", "momentum=0.9", "unexpected keyword argument 'momentum'"),
+        ("merit", "momentum=0.9", "has momentum, which MERIT does not take. It takes lr, betas"),
         ("adamw", "momentum=0.9", "has momentum, which AdamW does not take. It takes lr, betas"),
     ],
 )

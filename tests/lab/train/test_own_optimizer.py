@@ -76,6 +76,14 @@ class Keeping(torch.optim.SGD):
         return super().step(closure)
 
 
+class KeepingOfOurs(MERIT):
+    """One of ours that does."""
+
+    def step(self, closure=None):
+        super().step(closure)
+        self.state[self.param_groups[0]["params"][0]]["words"] = {"many"}
+
+
 class Bounded(MERIT):
     """One of ours by another name."""
 
@@ -116,9 +124,10 @@ def test_numbers_in_its_groups_and_state_come_back(name, changed, tmp_path, monk
         assert torch.equal(one, other)
 
 
-def test_what_no_checkpoint_can_hold_is_refused_after_the_first_step(changed, tmp_path):
-    with pytest.raises(ValueError, match="Keeping keeps a set as 'words' in its state"):
-        train(changed(**{"optimizer.name": "mine:Keeping"}), tmp_path)
+@pytest.mark.parametrize("name", ["Keeping", "KeepingOfOurs"])
+def test_what_no_checkpoint_can_hold_is_refused_after_the_first_step(name, changed, tmp_path):
+    with pytest.raises(ValueError, match=f"{name} keeps a set as 'words' in its state"):
+        train(changed(**{"optimizer.name": f"mine:{name}"}), tmp_path)
 
 
 def test_one_of_ours_by_another_name_clips_and_skips_as_ours_do(changed, tmp_path):

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from merit_lab.record import Run, RunInUse, durable, is_locked, lock
+from merit_lab.record import MetricsWriter, Run, RunInUse, durable, is_locked, lock
 from merit_lab.train import Interrupted, checkpoint, loop, start, train
 from merit_lab.train.command import main
 from merit_lab.train.loop import Trainer
@@ -333,3 +333,23 @@ def test_interrupted_is_no_error_of_the_run(toy, tmp_path, before_step):
     with pytest.raises(Interrupted) as caught:
         train(toy, tmp_path)
     assert caught.value.signum == signal.SIGTERM
+
+
+# --- runs that are kept ------------------------------------------------------------------------------------
+
+
+def test_a_kept_run_that_has_finished_is_over_and_leaves_no_trace(run, keep_only, tmp_path, capsys):
+    keep_only(tmp_path)
+    for folder in (run, tmp_path / "runs.parquet" / run.name):
+        assert main(["--resume", str(folder)]) == 0
+        assert "has finished already; nothing is left to do" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["runs.parquet"]
+
+
+def test_a_kept_run_that_diverged_cannot_go_on_and_leaves_no_trace(run, keep_only, tmp_path, capsys):
+    with MetricsWriter(run / "metrics.jsonl") as metrics:
+        metrics.write({"kind": "event", "step": 6, "what": "diverged", "message": ""})
+    keep_only(tmp_path)
+    assert main(["--resume", str(run)]) == 1
+    assert "recorded, which has diverged, and no checkpoints to go on from" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["runs.parquet"]
