@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -12,14 +12,15 @@ import numpy as np
 
 from merit_lab.data import tokenizer as tokenizers
 from merit_lab.data.index import INDEX_NAME, FileEntry, Index
-from merit_lab.data.parts import Counts, Parts
+from merit_lab.data.parts import TOKENIZER_FILE, Counts, Parts
 from merit_lab.data.pieces import Corpus, Piece
 from merit_lab.data.progress import Progress
 from merit_lab.data.tokenizer import Tokenizer, Tokens
 from merit_lab.data.tokens import Dataset, hash_file
 
 PART_BYTES = 1 << 24  # text between two entries of the journal: a second or two of work
-_BPE_FILE = "tokenizer.json"
+_PUBLISHED = ("train.bin", "val.bin", "test.bin", TOKENIZER_FILE)
+_WAY_OUT = "choose another --output, or replace it by --overwrite"
 
 
 def prepare(
@@ -63,7 +64,10 @@ def prepare(
             parts.restart()  # its files were published before
         names = [f"{split}.bin" for split in corpus.splits]
         if tokenizer.startswith("bpe-"):
-            names.append(_BPE_FILE)
+            names.append(TOKENIZER_FILE)
+        if not overwrite:
+            moved = [name for name in names if parts.is_complete and not (partial / name).exists()]
+            _refuse_files_of_others(folder, except_for=moved)
         if parts.is_complete:
             _take_back(folder, partial, names)
         encoder = _make_tokenizer(tokenizer, gpt2_vocabulary, corpus, partial, progress)
@@ -91,7 +95,6 @@ def prepare(
 
 def _existing(folder: Path, recipe: dict[str, Any], progress: Progress) -> Index | None:
     """The index of a folder that was prepared by the same recipe; anything else in it is refused."""
-    way_out = "choose another --output, or replace it by --overwrite"
     if (folder / INDEX_NAME).exists():
         try:
             index = Index.read(folder / INDEX_NAME)
@@ -104,18 +107,26 @@ def _existing(folder: Path, recipe: dict[str, Any], progress: Progress) -> Index
         before, now = ({**own, **own.get("corpus", {}), "corpus": None} for own in (index.recipe, recipe))
         differing = [key for key in before | now if before.get(key) != now.get(key)]
         had, asked = (", ".join(f"{key} {own.get(key)}" for key in differing) for own in (before, now))
-        raise ValueError(f"{folder} holds data of another recipe, with {had}, not {asked}; {way_out}")
+        raise ValueError(f"{folder} holds data of another recipe, with {had}, not {asked}; {_WAY_OUT}")
     if not (folder / "partial").exists():
-        for name in ("train.bin", "val.bin"):
-            if (folder / name).exists():
-                raise ValueError(f"{folder / name} was not written by `merit prepare`; {way_out}")
+        _refuse_files_of_others(folder)
     return None
+
+
+def _refuse_files_of_others(folder: Path, except_for: Sequence[str] = ()) -> None:
+    """Raise where a folder without an index holds a file that would be replaced.
+
+    Ours are those alone that a publication had moved there before it was stopped.
+    """
+    for name in _PUBLISHED:
+        if name not in except_for and os.path.lexists(folder / name):
+            raise ValueError(f"{folder / name} was not written by `merit prepare`; {_WAY_OUT}")
 
 
 def _verify(folder: Path, index: Index) -> None:
     Dataset.open(folder).verify()
-    if index.tokenizer.startswith("bpe-") and not (folder / _BPE_FILE).is_file():
-        raise ValueError(f"{folder / _BPE_FILE} is missing; prepare the data again")
+    if index.tokenizer.startswith("bpe-") and not (folder / TOKENIZER_FILE).is_file():
+        raise ValueError(f"{folder / TOKENIZER_FILE} is missing; prepare the data again")
 
 
 def _make_tokenizer(
@@ -125,7 +136,7 @@ def _make_tokenizer(
         return tokenizers.Bytes()
     if name == "gpt2":
         return tokenizers.Gpt2(gpt2_vocabulary)
-    path = partial / _BPE_FILE
+    path = partial / TOKENIZER_FILE
     if not path.exists():
         progress.say(f"training a vocabulary of {tokenizers.bpe_size(name)} entries")
         _write_atomically(path, tokenizers.train_bpe(_training_text(corpus), tokenizers.bpe_size(name)))
@@ -211,7 +222,7 @@ def _take_back(folder: Path, partial: Path, names: list[str]) -> None:
 def _publish(folder: Path, partial: Path, names: list[str], index: Index) -> None:
     """Move complete files to their place; the index vanishes first and comes last."""
     (folder / INDEX_NAME).unlink(missing_ok=True)
-    for name in ("train.bin", "val.bin", "test.bin", _BPE_FILE):
+    for name in _PUBLISHED:
         if name in names:
             (partial / name).replace(folder / name)
         else:
@@ -221,7 +232,8 @@ def _publish(folder: Path, partial: Path, names: list[str], index: Index) -> Non
 
 def _write_atomically(path: Path, text: str) -> None:
     temporary = path.with_name(path.name + ".tmp")
-    with temporary.open("w", encoding="utf-8") as file:
+    temporary.unlink(missing_ok=True)  # else a link would be written through
+    with temporary.open("x", encoding="utf-8") as file:
         file.write(text)
         file.flush()
         os.fsync(file.fileno())

@@ -307,6 +307,81 @@ def test_files_of_others_are_refused_unless_overwritten(corpus: Corpus, tmp_path
     Dataset.open(tmp_path).verify()
 
 
+@pytest.mark.parametrize("name", ["train.bin", "val.bin", "test.bin", "tokenizer.json"])
+def test_a_folder_partial_does_not_make_the_files_beside_it_ours(
+    corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """Neither an empty one, nor one of ours, nor with a file that is a link to nowhere."""
+    (tmp_path / "data" / "partial").mkdir(parents=True)
+    precious = tmp_path / "data" / name
+    precious.write_bytes(b"precious")
+    for _ in range(2):
+        with pytest.raises(ValueError, match=rf"{name} was not written by `merit prepare`; .*--overwrite"):
+            prepare(corpus, tmp_path / "data", tokenizer="bytes")
+    precious.unlink()
+    with monkeypatch.context() as patch:
+        stop_after(patch, 2)
+        with pytest.raises(Stopped):
+            prepare(corpus, tmp_path / "data", tokenizer="bytes", part_bytes=10_000)
+    precious.symlink_to(tmp_path / "nowhere")
+    with pytest.raises(ValueError, match=rf"{name} was not written by `merit prepare`"):
+        prepare(corpus, tmp_path / "data", tokenizer="bytes")
+    precious.unlink()
+    prepare(corpus, tmp_path / "data", tokenizer="bytes")
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+@pytest.mark.parametrize(
+    "files",
+    [
+        {"thesis.txt": "precious"},
+        {"train.bin": "precious"},
+        {"train.bin": "precious", "journal.jsonl": ""},
+        {"journal.jsonl": "precious"},
+        {"journal.jsonl": '{"entry": "precious"}\n'},
+        {"journal.jsonl": '{"recipe": {}, "dtype": "uint16"}\n', "thesis.txt": "precious"},
+    ],
+    ids="-".join,
+)
+def test_a_folder_partial_of_others_is_refused(
+    corpus: Corpus, tmp_path: Path, files: dict[str, str], overwrite: bool
+) -> None:
+    partial = tmp_path / "data" / "partial"
+    partial.mkdir(parents=True)
+    for name, content in files.items():
+        (partial / name).write_text(content)
+    with pytest.raises(ValueError, match=r"partial was not written by `merit prepare`.* another --output"):
+        prepare(corpus, tmp_path / "data", tokenizer="bytes", overwrite=overwrite)
+    assert {path.name: path.read_text() for path in partial.iterdir()} == files
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+@pytest.mark.parametrize("link", ["partial", "partial/journal.jsonl", "partial/train.bin"])
+def test_links_are_not_followed(corpus: Corpus, tmp_path: Path, link: str, overwrite: bool) -> None:
+    """The target would pass for ours if it stood there itself."""
+    target = tmp_path / "elsewhere"
+    if link == "partial":
+        target.mkdir()
+    else:
+        target.write_bytes(b"")
+    path = tmp_path / "data" / link
+    path.parent.mkdir(parents=True)
+    path.symlink_to(target)
+    with pytest.raises(ValueError, match=r"partial was not written by `merit prepare`.* another --output"):
+        prepare(corpus, tmp_path / "data", tokenizer="bytes", overwrite=overwrite)
+    assert path.is_symlink()
+    assert not (list(target.iterdir()) if target.is_dir() else target.read_bytes())
+
+
+def test_a_link_in_the_place_of_the_unfinished_index_is_replaced(corpus: Corpus, tmp_path: Path) -> None:
+    (tmp_path / "precious").write_text("precious")
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "dataset.json.tmp").symlink_to(tmp_path / "precious")
+    prepare(corpus, tmp_path / "data", tokenizer="bytes")
+    assert (tmp_path / "precious").read_text() == "precious"
+    Dataset.open(tmp_path / "data").verify()
+
+
 def test_unfinished_files_of_another_recipe_are_refused_unless_overwritten(
     corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -341,7 +416,7 @@ def test_one_process_at_a_time(corpus: Corpus, tmp_path: Path) -> None:
 
 def test_a_damaged_journal(corpus: Corpus, tmp_path: Path) -> None:
     (tmp_path / "data" / "partial").mkdir(parents=True)
-    (tmp_path / "data" / "partial" / "journal.jsonl").write_text("nonsense\n")
+    (tmp_path / "data" / "partial" / "journal.jsonl").write_text('{"recipe": {}, nonsense\n')
     with pytest.raises(ValueError, match=r"journal.jsonl is damaged .*; remove the folder"):
         prepare(corpus, tmp_path / "data", tokenizer="bytes")
 
