@@ -34,29 +34,36 @@ class _Options(ABC):
     """Replace what the output folder holds; otherwise other data there are refused."""
 
     @abstractmethod
-    def corpus(self) -> Corpus:
+    def corpus(self, progress: Progress) -> Corpus:
         """The text of this configuration."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Text(_Options):
-    """Files of your own: UTF-8 text, or any bytes with the tokenizer "bytes".
+    """Files of your own, or folders of them: text, JSON lines or Parquet, also as .gz, .zst, .xz or .bz2.
 
-    Each file is a document. Files are cut into pieces of 4 to 64 KiB and the hash of a piece decides whether
-    it is for validation.
+    A document is a text file, a line of a .jsonl, or a row of a .parquet. Text is UTF-8; with the tokenizer
+    "bytes" text files may have any encoding of 8 bits. Documents are cut into pieces of 4 to 64 KiB and the
+    hash of a piece decides whether it is for validation.
     """
 
     name = "text"
     files: Positional[tuple[Path, ...]]
-    """The files, in the order they are to be read."""
+    """The files, in the order they are to be read; of a folder all below it, in the order of their names."""
+    field: str = "text"
+    """The field of a JSON object, or the column of a Parquet file, that holds the text."""
+    separator: str | None = None
+    """A line that stands between the documents of a text file, for example "<|endoftext|>"."""
     validation: float = 0.01
     """The share of the text that is for validation, between 0 and 1."""
 
-    def corpus(self) -> Corpus:
+    def corpus(self, progress: Progress) -> Corpus:
         """The text of this configuration."""
         from merit_lab.data.corpora import text_files
+        from merit_lab.data.documents import Layout
 
-        return text_files(self.files, self.validation)
+        layout = Layout(field=self.field, separator=self.separator)
+        return text_files(self.files, self.validation, layout, progress)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,7 +82,7 @@ class Embedded(_Options):
     validation: float = 0.01
     """The share of the text that is for validation, between 0 and 1."""
 
-    def corpus(self) -> Corpus:
+    def corpus(self, _: Progress) -> Corpus:
         """The text of this configuration."""
         from merit_lab.data.corpora import embedded
 
@@ -93,7 +100,7 @@ class OpenWebText(_Options):
     documents: int | None = None
     """Take only the first documents of the 8,013,769."""
 
-    def corpus(self) -> Corpus:
+    def corpus(self, _: Progress) -> Corpus:
         """The text of this configuration."""
         from merit_lab.data.streams import openwebtext
 
@@ -113,7 +120,7 @@ class C4(_Options):
     validation_documents: int = 10_000
     """How many validation documents to take, of 364,608."""
 
-    def corpus(self) -> Corpus:
+    def corpus(self, _: Progress) -> Corpus:
         """The text of this configuration."""
         from merit_lab.data.streams import c4
 
@@ -130,7 +137,7 @@ class Enwik8(_Options):
     tokenizer: str = "bytes"
     """"bytes", "gpt2", or "bpe-N" for a BPE of N entries trained on the first 64 MiB of the training text."""
 
-    def corpus(self) -> Corpus:
+    def corpus(self, _: Progress) -> Corpus:
         """The text of this configuration."""
         from merit_lab.data import corpora
 
@@ -156,7 +163,7 @@ def main(argv: Sequence[str]) -> int:
     progress = Progress()
     try:
         index = prepare(
-            chosen.corpus(),
+            chosen.corpus(progress),
             folder,
             tokenizer=chosen.tokenizer,
             gpt2_vocabulary=chosen.gpt2_vocabulary,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, BinaryIO, Protocol
+from typing import Any, Protocol
 
 # A blank or a new line after a visible ASCII character: GPT-2's splitting pattern, which our own BPE uses
 # too, never joins the two, and no UTF-8 character is cut. The blank comes first in the patterns, and what
@@ -61,7 +61,15 @@ class Corpus(Protocol):
         ...
 
 
-def cut(file: BinaryIO, size: int) -> Iterator[bytes]:
+class Readable(Protocol):
+    """What text is read from."""
+
+    def read(self, size: int, /) -> bytes:
+        """About so many bytes, or none at the end."""
+        ...
+
+
+def cut(file: Readable, size: int) -> Iterator[bytes]:
     """A file in pieces that are cut at the first good place after ``size`` bytes each.
 
     Tokenizing the pieces one by one gives the tokens of the whole. Where there is no good place, a piece

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from merit_lab.data import tokenizer as tokenizers
+from merit_lab.data.formats import not_utf8
 from merit_lab.data.index import INDEX_NAME, FileEntry, Index
 from merit_lab.data.parts import TOKENIZER_FILE, Counts, Parts
 from merit_lab.data.pieces import Corpus, Piece
@@ -205,11 +206,7 @@ def _check_utf8(piece: Piece) -> None:
     try:
         piece.text.decode()
     except UnicodeDecodeError as error:
-        surroundings = piece.text[max(0, error.start - 20) : error.end + 20]
-        raise ValueError(
-            f"{piece.origin} is not UTF-8 text ({error.reason}) near {surroundings!r}: convert it, or use "
-            "the tokenizer 'bytes', which takes any file"
-        ) from None
+        raise not_utf8(piece.origin, piece.text, error) from None
 
 
 def _take_back(folder: Path, partial: Path, names: list[str]) -> None:

@@ -115,8 +115,6 @@ def test_what_cannot_be_split_is_refused(tmp_path: Path, files: list[Path]) -> N
         text_files(files, 0.9999999)
     with pytest.raises(ValueError, match="no files are given"):
         text_files([], 0.01)
-    with pytest.raises(ValueError, match=r"is a folder; name the files in it"):
-        text_files([tmp_path], 0.01)
     with pytest.raises(ValueError, match=r"there is no file .*nowhere"):
         text_files([tmp_path / "nowhere"], 0.01)
 
