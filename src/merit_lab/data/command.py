@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import tyro
 from tyro.conf import Positional
@@ -16,6 +16,14 @@ from merit_lab.data.index import INDEX_NAME, Index
 from merit_lab.data.pieces import Corpus
 from merit_lab.data.prepare import prepare
 from merit_lab.data.progress import Progress
+
+_TokenizerOption = Annotated[
+    str,
+    tyro.conf.arg(
+        help='"bytes", "gpt2", "bpe-N" for a BPE of N entries trained on the first 64 MiB of the training '
+        "text, or the path of a tokenizer.json or of the folder it is in."
+    ),
+]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,8 +34,9 @@ class _Options(ABC):
 
     output: Path | None = None
     """Where the files go; data/<corpus> if not given."""
-    tokenizer: str = "gpt2"
-    """"bytes", "gpt2", or "bpe-N" for a BPE of N entries trained on the first 64 MiB of the training text."""
+    tokenizer: _TokenizerOption = "gpt2"
+    end_of_text: str | None = None
+    """The token after each document, if the tokenizer is a tokenizer.json whose configuration names none."""
     gpt2_vocabulary: Path | None = None
     """A folder with GPT-2's vocab.bpe and encoder.json; else tiktoken's cache is used, or a download."""
     overwrite: bool = False
@@ -75,8 +84,7 @@ class Embedded(_Options):
     """
 
     name = "embedded"
-    tokenizer: str = "bytes"
-    """"bytes", "gpt2", or "bpe-N" for a BPE of N entries trained on the first 64 MiB of the training text."""
+    tokenizer: _TokenizerOption = "bytes"
     limit: int = 20_000_000
     """How many bytes of sources to take at most."""
     validation: float = 0.01
@@ -134,8 +142,7 @@ class Enwik8(_Options):
     name = "enwik8"
     file: Positional[Path]
     """The unpacked file."""
-    tokenizer: str = "bytes"
-    """"bytes", "gpt2", or "bpe-N" for a BPE of N entries trained on the first 64 MiB of the training text."""
+    tokenizer: _TokenizerOption = "bytes"
 
     def corpus(self, _: Progress) -> Corpus:
         """The text of this configuration."""
@@ -166,6 +173,7 @@ def main(argv: Sequence[str]) -> int:
             chosen.corpus(progress),
             folder,
             tokenizer=chosen.tokenizer,
+            end_of_text=chosen.end_of_text,
             gpt2_vocabulary=chosen.gpt2_vocabulary,
             overwrite=chosen.overwrite,
             progress=progress,

@@ -16,7 +16,7 @@ from merit_lab.data.index import INDEX_NAME, FileEntry, Index
 from merit_lab.data.parts import TOKENIZER_FILE, Counts, Parts
 from merit_lab.data.pieces import Corpus, Piece
 from merit_lab.data.progress import Progress
-from merit_lab.data.tokenizer import Tokenizer, Tokens
+from merit_lab.data.tokenizer import Tokenizer, TokenizerFile, Tokens
 from merit_lab.data.tokens import Dataset, hash_file
 
 PART_BYTES = 1 << 24  # text between two entries of the journal: a second or two of work
@@ -29,6 +29,7 @@ def prepare(
     folder: Path,
     *,
     tokenizer: str,
+    end_of_text: str | None = None,
     gpt2_vocabulary: Path | None = None,
     overwrite: bool = False,
     progress: Progress | None = None,
@@ -43,35 +44,38 @@ def prepare(
     Args:
         corpus: what to tokenize.
         folder: where the files go.
-        tokenizer: "bytes", "gpt2" or "bpe-N".
+        tokenizer: "bytes", "gpt2", "bpe-N", or the path of a tokenizer.json or its folder.
+        end_of_text: the token that ends a document, of a tokenizer.json that does not say.
         gpt2_vocabulary: a folder with GPT-2's vocab.bpe and encoder.json.
         overwrite: replace what the folder holds, which is refused otherwise if it is something else.
         progress: what to tell about it.
         part_bytes: how much text is tokenized at a time.
     """
-    tokenizers.check_name(tokenizer)
+    given = TokenizerFile.find(tokenizer, end_of_text)
     if gpt2_vocabulary is not None and tokenizer != "gpt2":
         raise ValueError(f"GPT-2's vocabulary is given, but the tokenizer is {tokenizer!r}; leave it out")
     recipe: dict[str, Any] = {"corpus": dict(corpus.recipe), "tokenizer": tokenizer}
+    if given is not None:
+        recipe |= {"tokenizer": given.name, "end_of_text": given.end_of_text}
     progress = progress or Progress(quiet=True)
     existing = None if overwrite else _existing(folder, recipe, progress)
     if existing is not None:
         progress.say(f"{folder} is already prepared")
         return existing
-    dtype = tokenizers.dtype_for(tokenizer)
+    dtype = tokenizers.dtype_for(tokenizer) if given is None else given.dtype
     partial = folder / "partial"
     with Parts(partial, splits=corpus.splits, dtype=dtype, recipe=recipe, overwrite=overwrite) as parts:
         if parts.is_complete and (folder / INDEX_NAME).exists():
             parts.restart()  # its files were published before
         names = [f"{split}.bin" for split in corpus.splits]
-        if tokenizer.startswith("bpe-"):
+        if tokenizers.has_file(tokenizer):
             names.append(TOKENIZER_FILE)
         if not overwrite:
             moved = [name for name in names if parts.is_complete and not (partial / name).exists()]
             _refuse_files_of_others(folder, except_for=moved)
         if parts.is_complete:
             _take_back(folder, partial, names)
-        encoder = _make_tokenizer(tokenizer, gpt2_vocabulary, corpus, partial, progress)
+        encoder = _make_tokenizer(given or tokenizer, gpt2_vocabulary, corpus, partial, progress)
         if not parts.is_complete:
             _tokenize(corpus, encoder, parts, progress, part_bytes)
         for split, counts in parts.counts.items():
@@ -79,7 +83,7 @@ def prepare(
                 raise ValueError(f"the corpus has no text for {split}.bin: prepare more of it")
         progress.say("hashing")
         index = Index(
-            tokenizer=tokenizer,
+            tokenizer=recipe["tokenizer"],
             vocab_size=encoder.vocab_size,
             end_of_text=encoder.end_of_text,
             dtype=dtype,
@@ -126,22 +130,39 @@ def _refuse_files_of_others(folder: Path, except_for: Sequence[str] = ()) -> Non
 
 def _verify(folder: Path, index: Index) -> None:
     Dataset.open(folder).verify()
-    if index.tokenizer.startswith("bpe-") and not (folder / TOKENIZER_FILE).is_file():
-        raise ValueError(f"{folder / TOKENIZER_FILE} is missing; prepare the data again")
+    path = folder / TOKENIZER_FILE
+    if tokenizers.has_file(index.tokenizer) and not path.is_file():
+        raise ValueError(f"{path} is missing; prepare the data again")
+    if "end_of_text" in index.recipe and tokenizers.file_name(path) != index.tokenizer:
+        raise ValueError(f"{path} was changed: it is not {index.tokenizer}; prepare the data again")
 
 
 def _make_tokenizer(
-    name: str, gpt2_vocabulary: Path | None, corpus: Corpus, partial: Path, progress: Progress
+    chosen: str | TokenizerFile,
+    gpt2_vocabulary: Path | None,
+    corpus: Corpus,
+    partial: Path,
+    progress: Progress,
 ) -> Tokenizer:
-    if name == "bytes":
+    if chosen == "bytes":
         return tokenizers.Bytes()
-    if name == "gpt2":
+    if chosen == "gpt2":
         return tokenizers.Gpt2(gpt2_vocabulary)
     path = partial / TOKENIZER_FILE
+    if isinstance(chosen, TokenizerFile):
+        _write_atomically(path, chosen.path.read_bytes())
+        encoder = tokenizers.FromFile(path, chosen.end_of_text)
+        if encoder.notices_cuts:
+            progress.say(
+                f"{chosen.path} marks the beginning of each text: a document of more than 4 to 64 KiB, which "
+                "is cut into pieces, gets such a mark at each cut"
+            )
+        return encoder
     if not path.exists():
-        progress.say(f"training a vocabulary of {tokenizers.bpe_size(name)} entries")
-        _write_atomically(path, tokenizers.train_bpe(_training_text(corpus), tokenizers.bpe_size(name)))
-    return tokenizers.TrainedBpe(path)
+        progress.say(f"training a vocabulary of {tokenizers.bpe_size(chosen)} entries")
+        text = tokenizers.train_bpe(_training_text(corpus), tokenizers.bpe_size(chosen))
+        _write_atomically(path, text.encode())
+    return tokenizers.FromFile(path)
 
 
 def _training_text(corpus: Corpus) -> Iterator[bytes]:
@@ -224,14 +245,14 @@ def _publish(folder: Path, partial: Path, names: list[str], index: Index) -> Non
             (partial / name).replace(folder / name)
         else:
             (folder / name).unlink(missing_ok=True)
-    _write_atomically(folder / INDEX_NAME, index.to_json())
+    _write_atomically(folder / INDEX_NAME, index.to_json().encode())
 
 
-def _write_atomically(path: Path, text: str) -> None:
+def _write_atomically(path: Path, content: bytes) -> None:
     temporary = path.with_name(path.name + ".tmp")
     temporary.unlink(missing_ok=True)  # else a link would be written through
-    with temporary.open("x", encoding="utf-8") as file:
-        file.write(text)
+    with temporary.open("xb") as file:
+        file.write(content)
         file.flush()
         os.fsync(file.fileno())
     temporary.replace(path)

@@ -132,6 +132,11 @@ class Dataset:
         return "unknown" if self.index is None else self.index.tokenizer
 
     @property
+    def end_of_text(self) -> int | None:
+        """The token that ends a document; None where there is none, or no index."""
+        return None if self.index is None else self.index.end_of_text
+
+    @property
     def bytes_per_token(self) -> float | None:
         """Bytes of text for each validation token: turns a loss into one for each byte."""
         if self.index is None:

@@ -15,6 +15,7 @@ from merit_lab.data.corpora import Enwik8, text_files
 from merit_lab.data.parts import Counts, Parts
 from merit_lab.data.pieces import Corpus
 from merit_lab.data.prepare import prepare
+from merit_lab.data.tokens import hash_file
 
 WORKER = Path(__file__).with_name("kill_worker.py")
 
@@ -83,6 +84,39 @@ def test_a_bpe_of_its_own(corpus: Corpus, tmp_path: Path, size: int, monkeypatch
         wanted = [id_ for text in runs(corpus, split) for id_ in [*tokenizer.encode(text.decode()).ids, end]]
         assert file.tokens.tolist() == wanted
         file.check(index.vocab_size)
+
+
+def test_a_tokenizer_of_others(corpus: Corpus, tmp_path: Path) -> None:
+    """It is kept beside the data, known by its hash, and its own token ends the documents."""
+    from merit_lab.data.tokenizer import train_bpe
+
+    path = tmp_path / "theirs.json"
+    path.write_text(train_bpe([b"some text of others"], 270).replace("<|endoftext|>", "</s>"))
+    folder = tmp_path / "data"
+    with pytest.raises(ValueError, match="name one that it has with --end-of-text"):
+        prepare(corpus, folder, tokenizer=str(path))
+    index = prepare(corpus, folder, tokenizer=str(path), end_of_text="</s>", part_bytes=10_000)
+    assert (folder / "tokenizer.json").read_bytes() == path.read_bytes()
+    assert index.tokenizer == f"file-{hash_file(path)[:16]}"
+    library = preparing.tokenizers.read_tokenizer(path)
+    assert index.end_of_text == library.token_to_id("</s>")
+    dataset = Dataset.open(folder)
+    wanted = [
+        token
+        for text in runs(corpus, "train")
+        for token in [*library.encode(text.decode()).ids, index.end_of_text]
+    ]
+    assert dataset.train.tokens.tolist() == wanted
+    assert (dataset.vocab_size, dataset.end_of_text) == (library.get_vocab_size(), index.end_of_text)
+    # The same file under another name is the same; another file, or a changed copy, is not.
+    moved = path.rename(tmp_path / "moved.json")
+    assert prepare(corpus, folder, tokenizer=str(moved), end_of_text="</s>") == index
+    (folder / "tokenizer.json").write_text(moved.read_text() + " ")
+    with pytest.raises(ValueError, match=r"tokenizer.json was changed: it is not file-"):
+        prepare(corpus, folder, tokenizer=str(moved), end_of_text="</s>")
+    moved.write_text(moved.read_text() + " ")
+    with pytest.raises(ValueError, match=r"data of another recipe, with tokenizer file-"):
+        prepare(corpus, folder, tokenizer=str(moved), end_of_text="</s>")
 
 
 def test_gpt2_on_wikipedia_is_tiktokens(tmp_path: Path, shared_data: Path) -> None:
@@ -217,6 +251,7 @@ import resource, sys
 from pathlib import Path
 from merit_lab.data.corpora import text_files
 from merit_lab.data.prepare import prepare
+from merit_lab.data.tokens import hash_file
 resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000))
 corpus = text_files([Path({str(text)!r})], 0.1)
 prepare(corpus, Path({str(tmp_path / "data")!r}), tokenizer="bytes", part_bytes=10_000)
@@ -425,13 +460,13 @@ def test_a_damaged_journal(corpus: Corpus, tmp_path: Path) -> None:
 def test_text_that_is_no_utf8(
     tmp_path: Path, tokenizer: str, monkeypatch: pytest.MonkeyPatch, text: Path
 ) -> None:
-    from merit_lab.data.tokenizer import TrainedBpe, train_bpe
+    from merit_lab.data.tokenizer import FromFile, train_bpe
 
     bad = tmp_path / "bad"
     bad.write_bytes(b"good text here " * 2000 + b"bad: \xff\xfe " + b"good text here " * 2000)
     if tokenizer == "gpt2":  # one that needs no vocabulary stands in
         (tmp_path / "bpe.json").write_text(train_bpe([text.read_bytes()], 300))
-        monkeypatch.setattr(preparing.tokenizers, "Gpt2", lambda _: TrainedBpe(tmp_path / "bpe.json"))
+        monkeypatch.setattr(preparing.tokenizers, "Gpt2", lambda _: FromFile(tmp_path / "bpe.json"))
     with pytest.raises(ValueError, match=r"bad is not UTF-8 text .* near .*bad: .*xff.* tokenizer 'bytes'"):
         prepare(text_files([bad], 0.01), tmp_path / "data", tokenizer=tokenizer)
 
