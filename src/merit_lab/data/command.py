@@ -1,4 +1,4 @@
-"""`merit prepare`: text to token files."""
+"""`merit prepare`: text to token files, and whether they are still what they were."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tyro.conf import Positional
 
 from merit_lab.data.index import INDEX_NAME, Index
 from merit_lab.data.pieces import Corpus
-from merit_lab.data.prepare import prepare
+from merit_lab.data.prepare import prepare, verify
 from merit_lab.data.progress import Progress
 
 _TokenizerOption = Annotated[
@@ -151,33 +151,50 @@ class Enwik8(_Options):
         return corpora.Enwik8(self.file)
 
 
-_CORPORA: dict[str, Callable[..., _Options]] = {
-    kind.name: kind for kind in (Text, Embedded, OpenWebText, C4, Enwik8)
+@dataclass(frozen=True, kw_only=True)
+class Check:
+    """Read all of what was prepared and compare it with the hashes in its dataset.json.
+
+    When training starts, a sample is compared, which finds files that were replaced.
+    """
+
+    name: ClassVar[str] = "check"
+    folder: Positional[Path]
+    """The folder with train.bin, val.bin and dataset.json."""
+
+
+_COMMANDS: dict[str, Callable[..., _Options | Check]] = {
+    kind.name: kind for kind in (Text, Embedded, OpenWebText, C4, Enwik8, Check)
 }
 
 
 def main(argv: Sequence[str]) -> int:
     """Run `merit prepare` and return its exit status."""
-    chosen: _Options = tyro.extras.subcommand_cli_from_dict(
-        _CORPORA,
+    chosen: _Options | Check = tyro.extras.subcommand_cli_from_dict(
+        _COMMANDS,
         prog="merit prepare",
         description="Turn text into token files: train.bin and val.bin as nanoGPT writes them, and "
         "dataset.json with their hashes and counts. A call that was stopped goes on where it was.",
         args=list(argv),
         config=(tyro.conf.FlagCreatePairsOff,),
     )
-    folder = chosen.output or Path("data", chosen.name)
     progress = Progress()
     try:
-        index = prepare(
-            chosen.corpus(progress),
-            folder,
-            tokenizer=chosen.tokenizer,
-            end_of_text=chosen.end_of_text,
-            gpt2_vocabulary=chosen.gpt2_vocabulary,
-            overwrite=chosen.overwrite,
-            progress=progress,
-        )
+        if isinstance(chosen, Check):
+            progress.say(f"reading {chosen.folder}")
+            folder, index = chosen.folder, verify(chosen.folder)
+            progress.say("all bytes are as they were prepared")
+        else:
+            folder = chosen.output or Path("data", chosen.name)
+            index = prepare(
+                chosen.corpus(progress),
+                folder,
+                tokenizer=chosen.tokenizer,
+                end_of_text=chosen.end_of_text,
+                gpt2_vocabulary=chosen.gpt2_vocabulary,
+                overwrite=chosen.overwrite,
+                progress=progress,
+            )
     except (ImportError, OSError, ValueError) as error:
         print(f"merit prepare: {error}", file=sys.stderr)
         return 1

@@ -17,7 +17,7 @@ from merit_lab.data.parts import TOKENIZER_FILE, Counts, Parts
 from merit_lab.data.pieces import Corpus, Piece
 from merit_lab.data.progress import Progress
 from merit_lab.data.tokenizer import Tokenizer, TokenizerFile, Tokens
-from merit_lab.data.tokens import Dataset, hash_file
+from merit_lab.data.tokens import Dataset, hash_file, hash_sample
 
 PART_BYTES = 1 << 24  # text between two entries of the journal: a second or two of work
 _PUBLISHED = ("train.bin", "val.bin", "test.bin", TOKENIZER_FILE)
@@ -89,7 +89,11 @@ def prepare(
             dtype=dtype,
             recipe=recipe,
             files={
-                f"{split}.bin": FileEntry(**asdict(counts), sha256=hash_file(parts.path(split)))
+                f"{split}.bin": FileEntry(
+                    **asdict(counts),
+                    sha256=hash_file(parts.path(split)),
+                    sample_sha256=hash_sample(parts.path(split)),
+                )
                 for split, counts in parts.counts.items()
             },
         )
@@ -105,7 +109,7 @@ def _existing(folder: Path, recipe: dict[str, Any], progress: Progress) -> Index
             index = Index.read(folder / INDEX_NAME)
             if index.recipe == recipe:
                 progress.say(f"checking what {folder} holds")
-                _verify(folder, index)
+                verify(folder)
                 return index
         except ValueError as error:
             raise ValueError(f"{error} (--overwrite makes everything anew)") from error
@@ -128,13 +132,18 @@ def _refuse_files_of_others(folder: Path, except_for: Sequence[str] = ()) -> Non
             raise ValueError(f"{folder / name} was not written by `merit prepare`; {_WAY_OUT}")
 
 
-def _verify(folder: Path, index: Index) -> None:
-    Dataset.open(folder).verify()
+def verify(folder: Path) -> Index:
+    """Read all that was prepared and raise ValueError where it is not as dataset.json says; return that."""
+    dataset = Dataset.open(folder)
+    dataset.verify()
+    index = dataset.index
+    assert index is not None, "else there is nothing to verify"
     path = folder / TOKENIZER_FILE
     if tokenizers.has_file(index.tokenizer) and not path.is_file():
         raise ValueError(f"{path} is missing; prepare the data again")
     if "end_of_text" in index.recipe and tokenizers.file_name(path) != index.tokenizer:
         raise ValueError(f"{path} was changed: it is not {index.tokenizer}; prepare the data again")
+    return index
 
 
 def _make_tokenizer(
