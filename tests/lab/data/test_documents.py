@@ -98,6 +98,14 @@ def test_packed_text_is_cut_as_it_is_unpacked(tmp_path: Path, packing: str) -> N
     assert packed.total == plain.total == len(content)
 
 
+def test_a_separator_is_a_whole_line(tmp_path: Path) -> None:
+    """Also where lines are so long that they are read in parts."""
+    path = tmp_path / "docs.txt"
+    path.write_text("x" * (1 << 16) + "--\none -- two\n--\n\n  -- \nthree")
+    found = read(path, Layout(separator="--"))
+    assert found == ["x" * (1 << 16) + "--\none -- two\n", "\n", "three"]
+
+
 def test_another_field(tmp_path: Path) -> None:
     (tmp_path / "docs.jsonl").write_bytes(json_lines("body"))
     (tmp_path / "docs.parquet").write_bytes(parquet("body"))

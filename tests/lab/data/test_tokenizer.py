@@ -164,7 +164,8 @@ def test_a_tokenizer_of_others_encodes_whole_texts_and_nothing_else(their_folder
     library.no_padding()
     assert (tokenizer.vocab_size, tokenizer.end_of_text) == (301, library.token_to_id("</s>"))
     text = b"def decode(text):\n    return text</s>" * 3
-    (tokens,) = tokenizer.encode([text])
+    tokens, short = tokenizer.encode([text, b"z"])
+    assert len(short) == 1
     assert library.decode(tokens.tolist(), skip_special_tokens=False).encode() == text
     assert not {300, tokenizer.end_of_text} & set(tokens.tolist())
 
