@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Literal
 
 import tyro
 from tyro.conf import Positional
@@ -73,6 +73,25 @@ class Text(_Options):
 
         layout = Layout(field=self.field, separator=self.separator)
         return text_files(self.files, self.validation, layout, progress)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Demo(_Options):
+    """The text of `merit demo`, 1.9 MB of Python that come with the package: the same on every machine.
+
+    It is merit-optim's own source code as it once was, and stays so when that changes.
+    """
+
+    name = "demo"
+    tokenizer: _TokenizerOption = "bytes"
+    validation: float = 0.05
+    """The share of the text that is for validation, between 0 and 1."""
+
+    def corpus(self, _: Progress) -> Corpus:
+        """The text of this configuration."""
+        from merit_lab.data.corpora import demo
+
+        return demo(self.validation)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -164,7 +183,7 @@ class Check:
 
 
 _COMMANDS: dict[str, Callable[..., _Options | Check]] = {
-    kind.name: kind for kind in (Text, Embedded, OpenWebText, C4, Enwik8, Check)
+    kind.name: kind for kind in (Text, Demo, Embedded, OpenWebText, C4, Enwik8, Check)
 }
 
 
@@ -205,15 +224,15 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-def make_embedded(folder: Path, tokenizer: str = "bytes") -> int:
-    """Prepare the corpus that every machine has, unless it is there; return the exit status.
+def make(corpus: Literal["demo", "embedded"], folder: Path, tokenizer: str = "bytes") -> int:
+    """Prepare a corpus that every machine has, unless it is there; return the exit status.
 
-    What is there is taken as it is: with one more package installed the corpus would be another, and runs
+    What is there is taken as it is: with one more package installed "embedded" would be another, and runs
     could not go on.
     """
     if (folder / INDEX_NAME).exists():
         return 0
-    return main(["embedded", "--tokenizer", tokenizer, "--output", str(folder)])
+    return main([corpus, "--tokenizer", tokenizer, "--output", str(folder)])
 
 
 def _summary(folder: Path, index: Index) -> str:

@@ -147,6 +147,11 @@ def text_files(
     return TextFiles("text", found, validation, layout, progress)
 
 
+def demo(validation: float) -> TextFiles:
+    """The Python files of merit-optim itself (src and tests/optim of commit 3198712), which come with it."""
+    return TextFiles("demo", [Path(__file__).with_name("demo.jsonl.xz")], validation)
+
+
 def embedded(limit: int, validation: float) -> TextFiles:
     """The Python sources of the running interpreter: a corpus that every machine has.
 

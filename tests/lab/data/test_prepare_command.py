@@ -98,7 +98,7 @@ def test_interruption(text: str, capsys: pytest.CaptureFixture[str], monkeypatch
     assert "the same command goes on where it was" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("name", ["text", "embedded", "openwebtext", "c4", "enwik8"])
+@pytest.mark.parametrize("name", ["text", "demo", "embedded", "openwebtext", "c4", "enwik8"])
 def test_help_documents_every_option(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as exit_:
         main([name, "--help"])
@@ -153,8 +153,8 @@ def test_the_embedded_corpus_is_made_once(tmp_path: Path, monkeypatch: pytest.Mo
     """With one more package installed it would be another; what was made stays."""
     calls = []
     monkeypatch.setattr(command, "main", lambda argv: calls.append(argv) or 3)
-    assert command.make_embedded(tmp_path, "bpe-300") == 3
+    assert command.make("embedded", tmp_path, "bpe-300") == 3
     assert calls == [["embedded", "--tokenizer", "bpe-300", "--output", str(tmp_path)]]
     (tmp_path / INDEX_NAME).write_text("{}")
-    assert command.make_embedded(tmp_path) == 0
+    assert command.make("embedded", tmp_path) == 0
     assert len(calls) == 1
