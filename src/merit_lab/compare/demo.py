@@ -45,8 +45,8 @@ class Setting:
 
 
 # The learning rates are the best of a grid by factors of two, by the mean over seeds 0 and 1, on the Python
-# sources that were installed. On data/demo, seed 0: AdamW 2e-3 2.738, LAMB 8e-2 2.422, MERIT 4e-2 2.413,
-# Muon 6.4e-2 1.818, MuonMERIT 8e-2 1.538.
+# sources that were installed. On data/demo, seed 0: AdamW 2e-3 2.738, LAMB 8e-2 2.422 (4e-2 2.426),
+# MERIT 4e-2 2.413, Muon 6.4e-2 1.818, MuonMERIT 8e-2 1.538.
 #   merit compare tiny --data data/embedded --batch 256 --steps 120 --seeds 0 1
 #     --measure.validation-sequences 512 --lr adamw=1e-3 adamw=2e-3 ... adamw=3.2e-2
 #     lamb=1e-2 ... lamb=1.6e-1 merit=1e-2 ... merit=1.6e-1
