@@ -16,6 +16,7 @@ from safetensors import safe_open
 from torch import Tensor
 
 from merit_optim.optim import algorithm
+from merit_optim.optim.directions import adam
 
 NAME = "blocks.1.attention.query_key_value.weight"
 RULE = algorithm.Rule(element_wise=True, weight_bound=True, norm="max", clip=1.0)
@@ -56,7 +57,7 @@ def panel(values: Tensor, title: str, scheme: str, width: int) -> alt.Chart:
 
 def main() -> None:
     weight, exp_avg, exp_avg_sq = tensors(Path(sys.argv[1]))
-    update = algorithm.direction(exp_avg, exp_avg_sq, weight, 1e-6, 0.1)
+    update = algorithm.decayed(adam.quotient(exp_avg, exp_avg_sq, 1e-6), weight, 0.1)
     of_weight, of_update = (algorithm.sizes(x[None], RULE, is_vector=False) for x in (weight, update))
     whole = algorithm.ratio(of_weight.whole_N, of_update.whole_N).item()
     scale = algorithm.element_ratio(of_weight, of_update, RULE)[0].expand_as(weight)

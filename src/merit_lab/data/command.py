@@ -1,4 +1,4 @@
-"""`merit prepare`: text to token files."""
+"""`merit prepare`: text to token files, and whether they are still what they were."""
 
 from __future__ import annotations
 
@@ -7,15 +7,23 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import Annotated, ClassVar, Literal
 
 import tyro
 from tyro.conf import Positional
 
 from merit_lab.data.index import INDEX_NAME, Index
 from merit_lab.data.pieces import Corpus
-from merit_lab.data.prepare import prepare
+from merit_lab.data.prepare import prepare, verify
 from merit_lab.data.progress import Progress
+
+_TokenizerOption = Annotated[
+    str,
+    tyro.conf.arg(
+        help='"bytes", "gpt2", "bpe-N" for a BPE of N entries trained on the first 64 MiB of the training '
+        "text, or the path of a tokenizer.json or of the folder it is in."
+    ),
+]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,37 +34,64 @@ class _Options(ABC):
 
     output: Path | None = None
     """Where the files go; data/<corpus> if not given."""
-    tokenizer: str = "gpt2"
-    """"bytes", "gpt2", or "bpe-N" for a BPE of N entries trained on the first 64 MiB of the training text."""
+    tokenizer: _TokenizerOption = "gpt2"
+    end_of_text: str | None = None
+    """The token after each document, if the tokenizer is a tokenizer.json whose configuration names none."""
     gpt2_vocabulary: Path | None = None
     """A folder with GPT-2's vocab.bpe and encoder.json; else tiktoken's cache is used, or a download."""
     overwrite: bool = False
     """Replace what the output folder holds; otherwise other data there are refused."""
 
     @abstractmethod
-    def corpus(self) -> Corpus:
+    def corpus(self, progress: Progress) -> Corpus:
         """The text of this configuration."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Text(_Options):
-    """Files of your own: UTF-8 text, or any bytes with the tokenizer "bytes".
+    """Files of your own, or folders of them: text, JSON lines or Parquet, also as .gz, .zst, .xz or .bz2.
 
-    Each file is a document. Files are cut into pieces of 4 to 64 KiB and the hash of a piece decides whether
-    it is for validation.
+    A document is a text file, a line of a .jsonl, or a row of a .parquet. Text is UTF-8; with the tokenizer
+    "bytes" text files may have any encoding of 8 bits. Documents are cut into pieces of 4 to 64 KiB and the
+    hash of a piece decides whether it is for validation.
     """
 
     name = "text"
     files: Positional[tuple[Path, ...]]
-    """The files, in the order they are to be read."""
+    """The files, in the order they are to be read; of a folder all below it, in the order of their names."""
+    field: str = "text"
+    """The field of a JSON object, or the column of a Parquet file, that holds the text."""
+    separator: str | None = None
+    """A line that stands between the documents of a text file, for example "<|endoftext|>"."""
     validation: float = 0.01
     """The share of the text that is for validation, between 0 and 1."""
 
-    def corpus(self) -> Corpus:
+    def corpus(self, progress: Progress) -> Corpus:
         """The text of this configuration."""
         from merit_lab.data.corpora import text_files
+        from merit_lab.data.documents import Layout
 
-        return text_files(self.files, self.validation)
+        layout = Layout(field=self.field, separator=self.separator)
+        return text_files(self.files, self.validation, layout, progress)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Demo(_Options):
+    """The text of `merit demo`, 1.9 MB of Python that come with the package: the same on every machine.
+
+    It is merit-optim's own source code as it once was, and stays so when that changes.
+    """
+
+    name = "demo"
+    tokenizer: _TokenizerOption = "bytes"
+    validation: float = 0.05
+    """The share of the text that is for validation, between 0 and 1."""
+
+    def corpus(self, _: Progress) -> Corpus:
+        """The text of this configuration."""
+        from merit_lab.data.corpora import demo
+
+        return demo(self.validation)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,14 +103,13 @@ class Embedded(_Options):
     """
 
     name = "embedded"
-    tokenizer: str = "bytes"
-    """"bytes", "gpt2", or "bpe-N" for a BPE of N entries trained on the first 64 MiB of the training text."""
+    tokenizer: _TokenizerOption = "bytes"
     limit: int = 20_000_000
     """How many bytes of sources to take at most."""
     validation: float = 0.01
     """The share of the text that is for validation, between 0 and 1."""
 
-    def corpus(self) -> Corpus:
+    def corpus(self, _: Progress) -> Corpus:
         """The text of this configuration."""
         from merit_lab.data.corpora import embedded
 
@@ -93,7 +127,7 @@ class OpenWebText(_Options):
     documents: int | None = None
     """Take only the first documents of the 8,013,769."""
 
-    def corpus(self) -> Corpus:
+    def corpus(self, _: Progress) -> Corpus:
         """The text of this configuration."""
         from merit_lab.data.streams import openwebtext
 
@@ -113,7 +147,7 @@ class C4(_Options):
     validation_documents: int = 10_000
     """How many validation documents to take, of 364,608."""
 
-    def corpus(self) -> Corpus:
+    def corpus(self, _: Progress) -> Corpus:
         """The text of this configuration."""
         from merit_lab.data.streams import c4
 
@@ -127,42 +161,59 @@ class Enwik8(_Options):
     name = "enwik8"
     file: Positional[Path]
     """The unpacked file."""
-    tokenizer: str = "bytes"
-    """"bytes", "gpt2", or "bpe-N" for a BPE of N entries trained on the first 64 MiB of the training text."""
+    tokenizer: _TokenizerOption = "bytes"
 
-    def corpus(self) -> Corpus:
+    def corpus(self, _: Progress) -> Corpus:
         """The text of this configuration."""
         from merit_lab.data import corpora
 
         return corpora.Enwik8(self.file)
 
 
-_CORPORA: dict[str, Callable[..., _Options]] = {
-    kind.name: kind for kind in (Text, Embedded, OpenWebText, C4, Enwik8)
+@dataclass(frozen=True, kw_only=True)
+class Check:
+    """Read all of what was prepared and compare it with the hashes in its dataset.json.
+
+    When training starts, a sample is compared, which finds files that were replaced.
+    """
+
+    name: ClassVar[str] = "check"
+    folder: Positional[Path]
+    """The folder with train.bin, val.bin and dataset.json."""
+
+
+_COMMANDS: dict[str, Callable[..., _Options | Check]] = {
+    kind.name: kind for kind in (Text, Demo, Embedded, OpenWebText, C4, Enwik8, Check)
 }
 
 
 def main(argv: Sequence[str]) -> int:
     """Run `merit prepare` and return its exit status."""
-    chosen: _Options = tyro.extras.subcommand_cli_from_dict(
-        _CORPORA,
+    chosen: _Options | Check = tyro.extras.subcommand_cli_from_dict(
+        _COMMANDS,
         prog="merit prepare",
         description="Turn text into token files: train.bin and val.bin as nanoGPT writes them, and "
         "dataset.json with their hashes and counts. A call that was stopped goes on where it was.",
         args=list(argv),
         config=(tyro.conf.FlagCreatePairsOff,),
     )
-    folder = chosen.output or Path("data", chosen.name)
     progress = Progress()
     try:
-        index = prepare(
-            chosen.corpus(),
-            folder,
-            tokenizer=chosen.tokenizer,
-            gpt2_vocabulary=chosen.gpt2_vocabulary,
-            overwrite=chosen.overwrite,
-            progress=progress,
-        )
+        if isinstance(chosen, Check):
+            progress.say(f"reading {chosen.folder}")
+            folder, index = chosen.folder, verify(chosen.folder)
+            progress.say("all bytes are as they were prepared")
+        else:
+            folder = chosen.output or Path("data", chosen.name)
+            index = prepare(
+                chosen.corpus(progress),
+                folder,
+                tokenizer=chosen.tokenizer,
+                end_of_text=chosen.end_of_text,
+                gpt2_vocabulary=chosen.gpt2_vocabulary,
+                overwrite=chosen.overwrite,
+                progress=progress,
+            )
     except (ImportError, OSError, ValueError) as error:
         print(f"merit prepare: {error}", file=sys.stderr)
         return 1
@@ -173,15 +224,15 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-def make_embedded(folder: Path, tokenizer: str = "bytes") -> int:
-    """Prepare the corpus that every machine has, unless it is there; return the exit status.
+def make(corpus: Literal["demo", "embedded"], folder: Path, tokenizer: str = "bytes") -> int:
+    """Prepare a corpus that every machine has, unless it is there; return the exit status.
 
-    What is there is taken as it is: with one more package installed the corpus would be another, and runs
+    What is there is taken as it is: with one more package installed "embedded" would be another, and runs
     could not go on.
     """
     if (folder / INDEX_NAME).exists():
         return 0
-    return main(["embedded", "--tokenizer", tokenizer, "--output", str(folder)])
+    return main([corpus, "--tokenizer", tokenizer, "--output", str(folder)])
 
 
 def _summary(folder: Path, index: Index) -> str:

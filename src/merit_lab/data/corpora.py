@@ -7,21 +7,24 @@ import io
 import os
 import sys
 import sysconfig
-from array import array
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from merit_lab.data.documents import DEFAULT_LAYOUT, Layout, find_files, texts
+from merit_lab.data.formats import check_beginning, named_kinds
+from merit_lab.data.hashes import Hashes
 from merit_lab.data.pieces import Piece, cut
+from merit_lab.data.progress import Progress
 
 _SMALLEST_PIECE, _LARGEST_PIECE = 1 << 12, 1 << 16  # bytes
 _TEST_FOLDERS = {"test", "tests", "idle_test"}
 
 
 class TextFiles:
-    """Files in the order given, with a share of their text for validation.
+    """Documents of files in the order given, with a share of their text for validation.
 
-    Files are cut into pieces of 4 to 64 KiB (a 256th of all text, between these), and a piece is for
+    Documents are cut into pieces of 4 to 64 KiB (a 256th of all text, between these), and a piece is for
     validation where the hash of its text, as a number from 0 to 1, is below the share: the same text is
     always on the same side. If that chooses no piece, the one with the smallest hash is taken.
 
@@ -31,22 +34,32 @@ class TextFiles:
     splits: tuple[str, ...] = ("train", "val")
     unit = "bytes"
 
-    def __init__(self, name: str, paths: Sequence[Path], validation: float) -> None:
+    def __init__(
+        self,
+        name: str,
+        paths: Sequence[Path],
+        validation: float,
+        layout: Layout = DEFAULT_LAYOUT,
+        progress: Progress | None = None,
+    ) -> None:
         if not 0 < validation < 1:
             raise ValueError(
                 f"the share for validation is {validation}; it must be between 0 and 1, for example 0.01"
             )
-        self.total = sum(_size(path) for path in paths)
         self._paths = paths
-        self._piece_bytes = min(max(self.total // 256, _SMALLEST_PIECE), _LARGEST_PIECE)
-        self._hashes = array("Q")
+        self._layout = layout
+        self._piece_bytes = self._choose_piece_bytes()
+        self._hashes = Hashes()
+        self.total = 0
         content = hashlib.sha256()
-        for path in paths:
-            with path.open("rb") as file:
-                for text in cut(file, self._piece_bytes):
-                    content.update(text)
-                    self._hashes.append(_hash(text))
-            content.update(b"\0end of file\0")
+        for _, _, text, ends in self._texts(self._piece_bytes):
+            content.update(text)
+            self._hashes.append(_hash(text))
+            self.total += len(text)
+            if ends:
+                content.update(b"\0end of file\0")
+            if progress is not None:
+                progress.count(self.total)
         if len(self._hashes) < 2 and self.total > 2 * _SMALLEST_PIECE:
             raise ValueError(
                 f"the text has {self.total} bytes, but no place to cut it: a blank or a new line after a "
@@ -57,13 +70,13 @@ class TextFiles:
                 f"the text has {self.total} bytes, too few for training and validation text: give more than "
                 f"{2 * _SMALLEST_PIECE}, or more files"
             )
-        if min(self._hashes) == max(self._hashes):
+        if self._hashes.smallest == self._hashes.largest:
             raise ValueError(
                 f"all {len(self._hashes)} pieces of the text are the same, so that none is left to validate "
                 "on: give other text"
             )
-        self._below = max(int(validation * 2**64), min(self._hashes) + 1)
-        if max(self._hashes) < self._below:
+        self._below = max(int(validation * 2**64), self._hashes.smallest + 1)
+        if self._hashes.largest < self._below:
             raise ValueError(
                 f"a share of {validation} for validation leaves nothing to train on: choose a smaller one"
             )
@@ -84,32 +97,59 @@ class TextFiles:
         """All pieces, or those after the first ``state``."""
         first = state or 0
         self._position = 0
-        for path in self._paths:
-            with path.open("rb") as file:
-                end = _size(path)
-                for text in cut(file, self._piece_bytes):
-                    end -= len(text)
-                    position = self._position
-                    self._position += 1
-                    if position >= first:
-                        yield self._piece(position, text, path, last=end <= 0)
-        if self._position != len(self._hashes):
+        hashes = iter(self._hashes)
+        following = next(hashes, None)
+        for path, origin, text, ends in self._texts(self._piece_bytes):
+            expected, following = following, next(hashes, None)
+            self._position += 1
+            if self._position <= first:
+                continue
+            if expected != _hash(text) or (following is None and not ends):
+                raise _changed(path)
+            in_validation = expected < self._below
+            goes_on = not ends and following is not None and (following < self._below) == in_validation
+            yield Piece(split="val" if in_validation else "train", text=text, ends=not goes_on, origin=origin)
+        if following is not None:
             raise _changed(self._paths[-1])
 
-    def _piece(self, position: int, text: bytes, path: Path, *, last: bool) -> Piece:
-        num_hashes = len(self._hashes) if last else len(self._hashes) - 1  # one more is to come
-        if position >= num_hashes or _hash(text) != self._hashes[position]:
-            raise _changed(path)
-        in_validation = self._hashes[position] < self._below
-        ends = last or (self._hashes[position + 1] < self._below) != in_validation
-        return Piece(split="val" if in_validation else "train", text=text, ends=ends, origin=str(path))
+    def _texts(self, size: int) -> Iterator[tuple[Path, str, bytes, bool]]:
+        for path in self._paths:
+            for origin, text, ends in texts(path, self._layout, size):
+                yield path, origin, text, ends
+
+    def _choose_piece_bytes(self) -> int:
+        """A 256th of the text; as soon as that is known to be too much, no more is read."""
+        num_bytes = 0
+        for _, _, text, _ in self._texts(_LARGEST_PIECE):
+            num_bytes += len(text)
+            if num_bytes >= 256 * _LARGEST_PIECE:
+                break
+        return min(max(num_bytes // 256, _SMALLEST_PIECE), _LARGEST_PIECE)
 
 
-def text_files(paths: Sequence[Path], validation: float) -> TextFiles:
-    """The files a user names."""
+def text_files(
+    paths: Sequence[Path],
+    validation: float,
+    layout: Layout = DEFAULT_LAYOUT,
+    progress: Progress | None = None,
+) -> TextFiles:
+    """The files that a user names, and those in the folders that are named."""
     if not paths:
         raise ValueError("no files are given; name at least one")
-    return TextFiles("text", paths, validation)
+    found, left_out = find_files(paths)
+    if left_out and progress is not None:
+        progress.say(
+            f"{len(left_out)} files are left out, as {left_out[0]}: their names are none of "
+            f"{named_kinds()}. Those that are to be read can be named themselves"
+        )
+    for path in found:
+        check_beginning(path)
+    return TextFiles("text", found, validation, layout, progress)
+
+
+def demo(validation: float) -> TextFiles:
+    """The Python files of merit-optim itself (src and tests/optim of commit 3198712), which come with it."""
+    return TextFiles("demo", [Path(__file__).with_name("demo.jsonl.xz")], validation)
 
 
 def embedded(limit: int, validation: float) -> TextFiles:
@@ -152,10 +192,12 @@ class Enwik8:
 
     def __init__(self, path: Path, sizes: tuple[int, int, int] = (90_000_000, 5_000_000, 5_000_000)) -> None:
         self.total = sum(sizes)
-        if _size(path) != self.total:
+        if not path.is_file():
+            raise ValueError(f"there is no file {path}")
+        if path.stat().st_size != self.total:
             raise ValueError(
-                f"{path} has {_size(path)} bytes; enwik8 has {self.total}. Give the unpacked file, or use "
-                "`merit prepare text` for other text"
+                f"{path} has {path.stat().st_size} bytes; enwik8 has {self.total}. Give the unpacked file, "
+                "or use `merit prepare text` for other text"
             )
         self._path = path
         self._sizes = sizes
@@ -181,14 +223,6 @@ class Enwik8:
                     self._position += 1
                     if position >= first:
                         yield Piece(split=split, text=text, ends=left == 0, origin=str(self._path))
-
-
-def _size(path: Path) -> int:
-    if path.is_dir():
-        raise ValueError(f"{path} is a folder; name the files in it, for example {path}/*.txt")
-    if not path.is_file():
-        raise ValueError(f"there is no file {path}")
-    return path.stat().st_size
 
 
 def _changed(path: Path) -> ValueError:

@@ -11,18 +11,20 @@ from typing import Any
 
 INDEX_NAME = "dataset.json"
 FORMAT = "merit-optim tokens"
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
+_READ_VERSIONS = (1, 2)  # 1 has no samples
 DTYPES = ("uint16", "uint32")
 
 
 @dataclass(frozen=True, kw_only=True)
 class FileEntry:
-    """One token file: how long it is, how much text it holds, and its hash."""
+    """One token file: how long it is, how much text it holds, its hash, and that of a sample of its bytes."""
 
     num_tokens: int
     num_text_bytes: int
     num_documents: int
     sha256: str
+    sample_sha256: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,10 +64,11 @@ class Index:
                 f"{path} was not written by `merit prepare`; to use the token files beside it as they "
                 "are, remove or rename it"
             )
-        if content.get("version") != FORMAT_VERSION:
+        if content.get("version") not in _READ_VERSIONS:
             raise ValueError(
-                f"{path} has format version {content.get('version')!r}; this merit-optim reads version "
-                f"{FORMAT_VERSION}. Prepare the data again, or use the version that wrote it"
+                f"{path} has format version {content.get('version')!r}; this merit-optim reads versions "
+                f"{' and '.join(map(str, _READ_VERSIONS))}. Prepare the data again, or use the version "
+                "that wrote it"
             )
         try:
             files = {name: FileEntry(**entry) for name, entry in content["files"].items()}

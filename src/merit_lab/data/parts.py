@@ -19,7 +19,9 @@ import numpy as np
 
 from merit_lab.data.tokenizer import Tokens
 
+TOKENIZER_FILE = "tokenizer.json"
 _JOURNAL = "journal.jsonl"
+_HEADER_BEGINS = b'{"recipe": {'  # by which a journal is known as ours, even one whose first line was torn
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,8 +63,10 @@ class Parts:
         self.state: Any = None
         self.counts: dict[str, Counts] = {}
         self.is_complete = False
+        self._refuse_what_is_not_ours()
         folder.mkdir(parents=True, exist_ok=True)
-        self._journal = (folder / _JOURNAL).open("a+b")
+        no_link = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW
+        self._journal = os.fdopen(os.open(folder / _JOURNAL, no_link, 0o666), "a+b")
         try:
             self._lock()
             entries = self._read_journal()
@@ -83,9 +87,8 @@ class Parts:
 
     def restart(self) -> None:
         """Drop what there is and begin anew."""
-        for path in self.folder.iterdir():
-            if path.name != _JOURNAL:
-                path.unlink()
+        for name in self._names - {_JOURNAL}:
+            (self.folder / name).unlink(missing_ok=True)
         self._journal.truncate(0)
         self._enter(self._header)
         self._take_up([])
@@ -139,6 +142,35 @@ class Parts:
     ) -> None:
         self.close()
 
+    @property
+    def _names(self) -> set[str]:
+        """What may stand in the folder: the files of any corpus, since another one may have been begun."""
+        splits = {f"{split}.bin" for split in ("train", "val", "test", *self._splits)}
+        return {_JOURNAL, TOKENIZER_FILE, f"{TOKENIZER_FILE}.tmp", *splits}
+
+    def _refuse_what_is_not_ours(self) -> None:
+        """Raise where the folder, or a file in it, is another's: what is found here may be deleted later."""
+        if self.folder.is_symlink():
+            raise self._foreign("it is a link")
+        if not self.folder.exists():
+            return
+        if not self.folder.is_dir():
+            raise self._foreign("it is no folder")
+        found = sorted(self.folder.iterdir())
+        for path in found:
+            if path.name not in self._names or path.is_symlink() or not path.is_file():
+                raise self._foreign(f"it holds {path.name}")
+        # The journal has its first line before there is any other file.
+        journal = self.folder / _JOURNAL
+        if found not in ([], [journal]) and (not journal.exists() or journal.stat().st_size == 0):
+            raise self._foreign(f"it holds {found[0].name} and no journal")
+
+    def _foreign(self, why: str) -> ValueError:
+        return ValueError(
+            f"{self.folder} was not written by `merit prepare`, which needs that name for unfinished files: "
+            f"{why}. Move it away, or choose another --output"
+        )
+
     def _lock(self) -> None:
         try:
             fcntl.flock(self._journal, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -151,6 +183,8 @@ class Parts:
         """The whole lines of the journal; a last line that was cut short is removed."""
         self._journal.seek(0)
         content = self._journal.read()
+        if not content.startswith(_HEADER_BEGINS[: len(content)]):
+            raise self._foreign(f"its {_JOURNAL} is another's")
         end = content.rfind(b"\n") + 1
         self._journal.truncate(end)
         try:

@@ -21,10 +21,17 @@ class Progress:
     def __init__(self, *, quiet: bool = False, console: Console | None = None) -> None:
         self._console = console or Console(quiet=quiet, highlight=False, soft_wrap=True)
         self._bar: Bar | None = None
+        self._last_line = time.monotonic()
 
     def say(self, line: str) -> None:
         """Print a line."""
         self._console.print(line, markup=False)
+
+    def count(self, num_bytes: int) -> None:
+        """Tell now and then how much text was read, where it is not known how much there is."""
+        if time.monotonic() - self._last_line >= _SECONDS_BETWEEN_LINES:
+            self._last_line = time.monotonic()
+            self.say(f"reading: {num_bytes:,} bytes of text so far")
 
     @contextmanager
     def bar(self, total: int, unit: str) -> Iterator[None]:

@@ -1,11 +1,13 @@
-"""Text to tokens: bytes, GPT-2's BPE, or a BPE trained on the corpus."""
+"""Text to tokens: bytes, GPT-2's BPE, a BPE trained on the corpus, or any tokenizer.json."""
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -16,6 +18,8 @@ from merit_lab.data.tokens import hash_file
 
 END_OF_TEXT = "<|endoftext|>"
 NUM_GPT2_TOKENS = 50257
+_NAMES = ("bytes", "gpt2")  # others have a tokenizer.json
+_BPE_NAME = r"bpe-([0-9]+)"
 BPE_TRAINING_BYTES = 1 << 26  # of training text that a BPE is trained on: the first 64 MiB
 _BPE_BATCH = 64  # texts that are encoded at a time
 
@@ -44,22 +48,31 @@ class Tokenizer(Protocol):
 
 def check_name(name: str) -> None:
     """Raise ValueError where there is no tokenizer of this name."""
-    if name not in ("bytes", "gpt2"):
+    if name not in _NAMES:
         bpe_size(name)
+
+
+def has_file(name: str) -> bool:
+    """Whether a tokenizer.json belongs to data of this tokenizer."""
+    return name not in _NAMES
 
 
 def dtype_for(name: str) -> str:
     """The dtype of a file of this tokenizer's tokens."""
-    return "uint32" if name.startswith("bpe-") and bpe_size(name) > 2**16 else "uint16"
+    return "uint16" if name in _NAMES else _dtype(bpe_size(name))
+
+
+def _dtype(vocab_size: int) -> str:
+    return "uint16" if vocab_size <= 2**16 else "uint32"
 
 
 def bpe_size(name: str) -> int:
     """The number of entries that a name such as "bpe-4096" asks for."""
-    match = re.fullmatch(r"bpe-([0-9]+)", name)
+    match = re.fullmatch(_BPE_NAME, name)
     if match is None:
         raise ValueError(
-            f"the tokenizer is {name!r}; it must be 'bytes', 'gpt2', or 'bpe-N' for a BPE of N entries that "
-            "is trained on the corpus, for example 'bpe-4096'"
+            f"the tokenizer is {name!r}; it must be 'bytes', 'gpt2', 'bpe-N' for a BPE of N entries that is "
+            "trained on the corpus, for example 'bpe-4096', or the path of a tokenizer.json or its folder"
         )
     size = int(match[1])
     if not 257 <= size <= 1_000_000:
@@ -137,16 +150,101 @@ def _local_gpt2(folder: Path) -> Any:
     )
 
 
-class TrainedBpe:
-    """A byte-level BPE with GPT-2's splitting pattern, from a tokenizer.json, by the tokenizers library."""
+@dataclass(frozen=True, kw_only=True)
+class TokenizerFile:
+    """A tokenizer.json that exists, and which of its tokens ends a document."""
 
-    def __init__(self, path: Path) -> None:
-        import tokenizers
+    path: Path
+    end_of_text: str
 
-        self._tokenizer = tokenizers.Tokenizer.from_file(str(path))
+    @classmethod
+    def find(cls, given: str, end_of_text: str | None = None) -> TokenizerFile | None:
+        """The file that is given, itself or as the folder it is in; None where a name of ours is given.
+
+        The end-of-text token is that of the file's configuration if none is named.
+        """
+        path = Path(given)
+        if given in _NAMES or re.fullmatch(_BPE_NAME, given) or not path.exists() or not given:
+            check_name(given)
+            if end_of_text is not None:
+                raise ValueError(
+                    f"an end-of-text token is named, {end_of_text!r}, but the tokenizer {given!r} has its "
+                    "own, or none; leave it out"
+                )
+            return None
+        if path.is_dir():
+            path /= "tokenizer.json"
+        if not path.is_file():
+            raise ValueError(
+                f"{path} is missing: the tokenizers library writes it, as does transformers' save_pretrained "
+                "of a fast tokenizer"
+            )
+        library = read_tokenizer(path)
+        token = end_of_text or _configured_end(path) or END_OF_TEXT
+        if library.token_to_id(token) is None:
+            raise ValueError(
+                f"{path} has no token {token!r} to end documents with; name one that it has with "
+                "--end-of-text"
+            )
+        return cls(path=path, end_of_text=token)
+
+    @property
+    def name(self) -> str:
+        """What the data's index calls it: the beginning of its hash."""
+        return file_name(self.path)
+
+    @property
+    def dtype(self) -> str:
+        """The dtype of a file of its tokens."""
+        return _dtype(FromFile(self.path, self.end_of_text).vocab_size)
+
+
+def file_name(path: Path) -> str:
+    """What data made with a tokenizer.json call it."""
+    return f"file-{hash_file(path)[:16]}"
+
+
+def read_tokenizer(path: Path) -> Any:
+    """A tokenizers.Tokenizer from a tokenizer.json, without the limits that models set for one text."""
+    import tokenizers
+
+    try:
+        library = tokenizers.Tokenizer.from_file(str(path))
+    except Exception as error:  # the library raises no other
+        raise ValueError(f"{path} is not a tokenizer.json of the tokenizers library ({error})") from error
+    library.no_truncation()
+    library.no_padding()
+    return library
+
+
+def _configured_end(path: Path) -> str | None:
+    """The end-of-text token by the files that transformers writes beside a tokenizer.json."""
+    for name in ("tokenizer_config.json", "special_tokens_map.json"):
+        try:
+            token = json.loads(path.with_name(name).read_bytes()).get("eos_token")
+        except (OSError, ValueError, AttributeError):
+            continue
+        token = token.get("content") if isinstance(token, dict) else token
+        if isinstance(token, str):
+            return token
+    return None
+
+
+class FromFile:
+    """A tokenizer from a tokenizer.json, trained here or elsewhere, by the tokenizers library."""
+
+    def __init__(self, path: Path, end_of_text: str = END_OF_TEXT) -> None:
+        self._tokenizer = read_tokenizer(path)
         self._tokenizer.encode_special_tokens = True
-        self.vocab_size: int = self._tokenizer.get_vocab_size()
-        self.end_of_text: int | None = self._tokenizer.token_to_id(END_OF_TEXT)
+        self.vocab_size: int = max(self._tokenizer.get_vocab().values()) + 1  # some ids may have no token
+        self.end_of_text: int | None = self._tokenizer.token_to_id(end_of_text)
+
+    @property
+    def notices_cuts(self) -> bool:
+        """Whether text has other tokens in pieces than as a whole, as where each text gets a mark."""
+        pieces = [b"Text that is cut", b" between two words"]
+        whole, *parts = self.encode([b"".join(pieces), *pieces])
+        return not np.array_equal(whole, np.concatenate(parts))
 
     def encode(self, texts: Sequence[bytes]) -> list[Tokens]:
         """The tokens of UTF-8 texts."""

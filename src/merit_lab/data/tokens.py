@@ -13,6 +13,7 @@ from merit_lab.data.index import DTYPES, INDEX_NAME, Index, fingerprint
 
 _FILES = ("train.bin", "val.bin")
 _BLOCK = 1 << 24  # tokens looked at in one go: 32 or 64 MB
+_SAMPLES, _SAMPLE_BYTES = 64, 1 << 12  # what of a file is read to see whether it was changed
 
 # Token files of others that would open without complaint and be read as nonsense.
 _FOREIGN_BEGINNINGS = {
@@ -100,7 +101,7 @@ class Dataset:
 
     @classmethod
     def open(cls, folder: Path | str, dtype: str | None = None) -> Dataset:
-        """Open a folder and check the sizes of its files.
+        """Open a folder, and check the sizes of its files and a sample of their bytes: see `hash_sample`.
 
         Args:
             folder: where train.bin and val.bin are.
@@ -119,6 +120,13 @@ class Dataset:
             train, validation = (
                 TokenFile.open(folder / name, index.dtype, index.files[name].num_tokens) for name in _FILES
             )
+            for file in (train, validation):
+                recorded = index.files[file.path.name].sample_sha256
+                if recorded is not None and hash_sample(file.path) != recorded:
+                    raise ValueError(
+                        f"{file.path} was changed or damaged after it was prepared: its bytes are not those "
+                        f"that {INDEX_NAME} has the hash of. Put the old file back, or prepare the data again"
+                    )
         return cls(folder, train, validation, index)
 
     @property
@@ -130,6 +138,11 @@ class Dataset:
     def tokenizer(self) -> str:
         """The tokenizer's name; "unknown" where there is no index."""
         return "unknown" if self.index is None else self.index.tokenizer
+
+    @property
+    def end_of_text(self) -> int | None:
+        """The token that ends a document; None where there is none, or no index."""
+        return None if self.index is None else self.index.end_of_text
 
     @property
     def bytes_per_token(self) -> float | None:
@@ -163,3 +176,20 @@ def hash_file(path: Path) -> str:
     """The sha256 of a file."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def hash_sample(path: Path) -> str:
+    """The sha256 of 64 blocks of 4 KiB that are spread evenly over a file, first and last among them.
+
+    It takes milliseconds and finds a file that was replaced; a changed byte here or there is found by
+    reading all of it.
+    """
+    size = path.stat().st_size
+    if size <= _SAMPLES * _SAMPLE_BYTES:
+        return hash_file(path)
+    digest = hashlib.sha256()
+    with path.open("rb", buffering=0) as file:
+        for number in range(_SAMPLES):
+            file.seek(number * (size - _SAMPLE_BYTES) // (_SAMPLES - 1))
+            digest.update(file.read(_SAMPLE_BYTES))
+    return digest.hexdigest()

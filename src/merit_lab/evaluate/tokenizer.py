@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from merit_lab.data.index import INDEX_NAME, Index
-from merit_lab.data.tokenizer import END_OF_TEXT, Gpt2
+from merit_lab.data.tokenizer import END_OF_TEXT, Gpt2, file_name, has_file, read_tokenizer
 from merit_lab.record import Run
 from merit_lab.train import TrainConfig
 
@@ -25,17 +25,12 @@ class ExportedTokenizer:
 
     name: str
     backend: tokenizers.Tokenizer
+    end_of_text: int | None = None  # the id that stands between documents; bytes have none
 
     @property
     def vocab_size(self) -> int:
         """How many ids there are."""
         return int(self.backend.get_vocab_size())
-
-    @property
-    def end_of_text(self) -> int | None:
-        """The id that stands between documents; bytes have none."""
-        found: int | None = self.backend.token_to_id(END_OF_TEXT)
-        return found
 
     @property
     def sha256(self) -> str:
@@ -65,7 +60,8 @@ class ExportedTokenizer:
             "split_special_tokens": True,
         }
         if self.end_of_text is not None:
-            about |= {"bos_token": END_OF_TEXT, "eos_token": END_OF_TEXT}
+            token = self.backend.id_to_token(self.end_of_text)
+            about |= {"bos_token": token, "eos_token": token}
             ids = {"bos_token_id": self.end_of_text, "eos_token_id": self.end_of_text}
             _write_json(folder / "generation_config.json", ids)
         _write_json(folder / "tokenizer_config.json", about)
@@ -83,7 +79,7 @@ def tokenizer_of(
     """
     data = run.environment["data"]
     named = None if data["tokenizer"] == "unknown" else str(data["tokenizer"])
-    file = None if given in (None, "bytes", "gpt2") else Path(str(given))
+    file = Path(given) if given is not None and has_file(given) else None
     if file is not None and not file.is_file():
         raise ValueError(
             f"the tokenizer is {given!r}; it must be gpt2, bytes, or a tokenizer.json that exists"
@@ -91,7 +87,7 @@ def tokenizer_of(
     name = "bpe" if file is not None else given or named
     if name is None:
         return None
-    if named is not None and name != named and not (name == "bpe" and named.startswith("bpe-")):
+    if named is not None and name != named and not (file is not None and _may_be(file, named)):
         raise ValueError(
             f"the tokenizer is given as {given!r}, but the run's data have {named!r}; leave --tokenizer out"
         )
@@ -102,8 +98,11 @@ def tokenizer_of(
     elif name == "gpt2":
         backend = _gpt2(gpt2_vocabulary)
     else:
-        backend = _read(file or _file_of_data(Path(data["folder"]), data["fingerprint"]))
-    exported = ExportedTokenizer(named or name, backend)
+        backend = read_tokenizer(file or _file_of_data(data))
+    end_of_text = data.get("end_of_text") if named is not None else None  # older runs do not say
+    if end_of_text is None:
+        end_of_text = backend.token_to_id(END_OF_TEXT)
+    exported = ExportedTokenizer(named or name, backend, end_of_text)
     num_rows = TrainConfig.from_dict(run.config).model.vocab_size
     if exported.vocab_size > num_rows:
         raise ValueError(
@@ -113,23 +112,22 @@ def tokenizer_of(
     return exported
 
 
-def _file_of_data(folder: Path, fingerprint: str) -> Path:
+def _file_of_data(data: Mapping[str, Any]) -> Path:
     """The tokenizer.json beside the data, if they are still those that the run was trained on."""
+    folder = Path(data["folder"])
     path, way_out = folder / "tokenizer.json", "name the tokenizer.json of the run with --tokenizer"
     if not path.is_file() or not (folder / INDEX_NAME).is_file():
         raise ValueError(f"the run's data are not there: {path} or {INDEX_NAME} is missing; {way_out}")
-    if Index.read(folder / INDEX_NAME).fingerprint != fingerprint:
+    if Index.read(folder / INDEX_NAME).fingerprint != data["fingerprint"]:
         raise ValueError(f"{folder} holds other data than the run was trained on; {way_out}")
+    if not _may_be(path, data["tokenizer"]):
+        raise ValueError(f"{path} was changed: it is not {data['tokenizer']}; {way_out}")
     return path
 
 
-def _read(path: Path) -> tokenizers.Tokenizer:
-    import tokenizers
-
-    try:
-        return tokenizers.Tokenizer.from_file(str(path))
-    except Exception as error:  # the library raises no other
-        raise ValueError(f"{path} is not a tokenizer.json of the tokenizers library ({error})") from error
+def _may_be(path: Path, name: str) -> bool:
+    """Whether a tokenizer.json may be the one of this name; of one that was trained there is no hash."""
+    return file_name(path) == name if name.startswith("file-") else has_file(name)
 
 
 def _gpt2(vocabulary: Path | None) -> tokenizers.Tokenizer:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from merit_lab.data import Dataset
-from merit_lab.data.command import make_embedded
+from merit_lab.data.command import make
 from merit_lab.reproduce.corpus import Corpus, recall, remember
 from merit_lab.reproduce.cost import cost_of, find_speed
 from merit_lab.reproduce.entry import Entry
@@ -167,7 +167,7 @@ def _data(scale: Scale, folder: Path | None) -> Dataset:
                 "figure 6, `merit prepare c4`, and an --out of its own)"
             )
         folder = _embedded(scale)
-        if status := Ranks.join().first(lambda: make_embedded(folder, str(scale.tokenizer))):
+        if status := Ranks.join().first(lambda: make("embedded", folder, str(scale.tokenizer))):
             raise ValueError(f"the data could not be made (status {status}); give some with --data")
     return Dataset.open(folder)
 

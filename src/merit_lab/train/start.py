@@ -209,6 +209,7 @@ def _environment(dataset: Dataset, ranks: Ranks) -> dict[str, Any]:
         "folder": str(dataset.folder.resolve()),
         "fingerprint": dataset.fingerprint,
         "tokenizer": dataset.tokenizer,
+        "end_of_text": dataset.end_of_text,
         "bytes_per_token": dataset.bytes_per_token,
         "train_tokens": dataset.train.num_tokens,
         "validation_tokens": dataset.validation.num_tokens,

@@ -6,8 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from merit_lab.compare import demo
+from merit_lab.data import Dataset
 from merit_lab.train import Interrupted
 
 
@@ -31,6 +33,15 @@ def test_ends_with_what_was_seen_and_where_the_page_is(
     page = tmp_path / "runs" / "demo" / "report" / "index.html"
     assert place == f"Open {page} in a browser to see how it went."
     assert page.exists()
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="on a GPU the text is what is installed")
+def test_the_text_is_that_of_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(demo, "compare", lambda *_, **__: None)
+    assert demo.main([]) == 0
+    index = Dataset.open(tmp_path / "data" / "demo").index
+    assert index is not None
+    assert index.recipe["corpus"]["name"] == "demo"
 
 
 def test_an_interrupt_leaves_without_a_traceback(

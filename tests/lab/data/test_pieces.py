@@ -1,6 +1,7 @@
 """Cutting text: nothing is lost, pieces are bounded, and no tokenizer notices."""
 
 import io
+import time
 
 import pytest
 from hypothesis import given
@@ -39,6 +40,23 @@ def test_text_without_a_place_to_cut_is_one_piece_and_linear() -> None:
     file = CountingReader(b"x" * 10**6)
     assert [len(piece) for piece in cut(file, 10)] == [10**6]
     assert file.num_reads < 30
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"x" * (1 << 24),  # nowhere a blank
+        "\u4eca\u5929\u5929\u6c14\u5f88\u597d".encode() * (1 << 20),  # nor here, and no ASCII
+        b"x" * (1 << 23) + b"some word " * (1 << 20),  # many pieces after a very long one
+    ],
+    ids=["ascii", "chinese", "words later"],
+)
+def test_text_without_blanks_takes_no_longer_than_a_scan(text: bytes) -> None:
+    """About 0.1 seconds; it was 2 to 5, for the same was searched, or copied, again and again."""
+    started = time.process_time()
+    num_pieces = sum(1 for _ in cut(io.BytesIO(text), 1 << 16))
+    assert time.process_time() - started < 1
+    assert num_pieces < 200
 
 
 @pytest.mark.parametrize("ending", ["\n", " ", "\u3000\u3002\n"])

@@ -15,6 +15,7 @@ from merit_lab.data.corpora import Enwik8, text_files
 from merit_lab.data.parts import Counts, Parts
 from merit_lab.data.pieces import Corpus
 from merit_lab.data.prepare import prepare
+from merit_lab.data.tokens import hash_file
 
 WORKER = Path(__file__).with_name("kill_worker.py")
 
@@ -83,6 +84,39 @@ def test_a_bpe_of_its_own(corpus: Corpus, tmp_path: Path, size: int, monkeypatch
         wanted = [id_ for text in runs(corpus, split) for id_ in [*tokenizer.encode(text.decode()).ids, end]]
         assert file.tokens.tolist() == wanted
         file.check(index.vocab_size)
+
+
+def test_a_tokenizer_of_others(corpus: Corpus, tmp_path: Path) -> None:
+    """It is kept beside the data, known by its hash, and its own token ends the documents."""
+    from merit_lab.data.tokenizer import train_bpe
+
+    path = tmp_path / "theirs.json"
+    path.write_text(train_bpe([b"some text of others"], 270).replace("<|endoftext|>", "</s>"))
+    folder = tmp_path / "data"
+    with pytest.raises(ValueError, match="name one that it has with --end-of-text"):
+        prepare(corpus, folder, tokenizer=str(path))
+    index = prepare(corpus, folder, tokenizer=str(path), end_of_text="</s>", part_bytes=10_000)
+    assert (folder / "tokenizer.json").read_bytes() == path.read_bytes()
+    assert index.tokenizer == f"file-{hash_file(path)[:16]}"
+    library = preparing.tokenizers.read_tokenizer(path)
+    assert index.end_of_text == library.token_to_id("</s>")
+    dataset = Dataset.open(folder)
+    wanted = [
+        token
+        for text in runs(corpus, "train")
+        for token in [*library.encode(text.decode()).ids, index.end_of_text]
+    ]
+    assert dataset.train.tokens.tolist() == wanted
+    assert (dataset.vocab_size, dataset.end_of_text) == (library.get_vocab_size(), index.end_of_text)
+    # The same file under another name is the same; another file, or a changed copy, is not.
+    moved = path.rename(tmp_path / "moved.json")
+    assert prepare(corpus, folder, tokenizer=str(moved), end_of_text="</s>") == index
+    (folder / "tokenizer.json").write_text(moved.read_text() + " ")
+    with pytest.raises(ValueError, match=r"tokenizer.json was changed: it is not file-"):
+        prepare(corpus, folder, tokenizer=str(moved), end_of_text="</s>")
+    moved.write_text(moved.read_text() + " ")
+    with pytest.raises(ValueError, match=r"data of another recipe, with tokenizer file-"):
+        prepare(corpus, folder, tokenizer=str(moved), end_of_text="</s>")
 
 
 def test_gpt2_on_wikipedia_is_tiktokens(tmp_path: Path, shared_data: Path) -> None:
@@ -217,6 +251,7 @@ import resource, sys
 from pathlib import Path
 from merit_lab.data.corpora import text_files
 from merit_lab.data.prepare import prepare
+from merit_lab.data.tokens import hash_file
 resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000))
 corpus = text_files([Path({str(text)!r})], 0.1)
 prepare(corpus, Path({str(tmp_path / "data")!r}), tokenizer="bytes", part_bytes=10_000)
@@ -307,6 +342,81 @@ def test_files_of_others_are_refused_unless_overwritten(corpus: Corpus, tmp_path
     Dataset.open(tmp_path).verify()
 
 
+@pytest.mark.parametrize("name", ["train.bin", "val.bin", "test.bin", "tokenizer.json"])
+def test_a_folder_partial_does_not_make_the_files_beside_it_ours(
+    corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """Neither an empty one, nor one of ours, nor with a file that is a link to nowhere."""
+    (tmp_path / "data" / "partial").mkdir(parents=True)
+    precious = tmp_path / "data" / name
+    precious.write_bytes(b"precious")
+    for _ in range(2):
+        with pytest.raises(ValueError, match=rf"{name} was not written by `merit prepare`; .*--overwrite"):
+            prepare(corpus, tmp_path / "data", tokenizer="bytes")
+    precious.unlink()
+    with monkeypatch.context() as patch:
+        stop_after(patch, 2)
+        with pytest.raises(Stopped):
+            prepare(corpus, tmp_path / "data", tokenizer="bytes", part_bytes=10_000)
+    precious.symlink_to(tmp_path / "nowhere")
+    with pytest.raises(ValueError, match=rf"{name} was not written by `merit prepare`"):
+        prepare(corpus, tmp_path / "data", tokenizer="bytes")
+    precious.unlink()
+    prepare(corpus, tmp_path / "data", tokenizer="bytes")
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+@pytest.mark.parametrize(
+    "files",
+    [
+        {"thesis.txt": "precious"},
+        {"train.bin": "precious"},
+        {"train.bin": "precious", "journal.jsonl": ""},
+        {"journal.jsonl": "precious"},
+        {"journal.jsonl": '{"entry": "precious"}\n'},
+        {"journal.jsonl": '{"recipe": {}, "dtype": "uint16"}\n', "thesis.txt": "precious"},
+    ],
+    ids="-".join,
+)
+def test_a_folder_partial_of_others_is_refused(
+    corpus: Corpus, tmp_path: Path, files: dict[str, str], overwrite: bool
+) -> None:
+    partial = tmp_path / "data" / "partial"
+    partial.mkdir(parents=True)
+    for name, content in files.items():
+        (partial / name).write_text(content)
+    with pytest.raises(ValueError, match=r"partial was not written by `merit prepare`.* another --output"):
+        prepare(corpus, tmp_path / "data", tokenizer="bytes", overwrite=overwrite)
+    assert {path.name: path.read_text() for path in partial.iterdir()} == files
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+@pytest.mark.parametrize("link", ["partial", "partial/journal.jsonl", "partial/train.bin"])
+def test_links_are_not_followed(corpus: Corpus, tmp_path: Path, link: str, overwrite: bool) -> None:
+    """The target would pass for ours if it stood there itself."""
+    target = tmp_path / "elsewhere"
+    if link == "partial":
+        target.mkdir()
+    else:
+        target.write_bytes(b"")
+    path = tmp_path / "data" / link
+    path.parent.mkdir(parents=True)
+    path.symlink_to(target)
+    with pytest.raises(ValueError, match=r"partial was not written by `merit prepare`.* another --output"):
+        prepare(corpus, tmp_path / "data", tokenizer="bytes", overwrite=overwrite)
+    assert path.is_symlink()
+    assert not (list(target.iterdir()) if target.is_dir() else target.read_bytes())
+
+
+def test_a_link_in_the_place_of_the_unfinished_index_is_replaced(corpus: Corpus, tmp_path: Path) -> None:
+    (tmp_path / "precious").write_text("precious")
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "dataset.json.tmp").symlink_to(tmp_path / "precious")
+    prepare(corpus, tmp_path / "data", tokenizer="bytes")
+    assert (tmp_path / "precious").read_text() == "precious"
+    Dataset.open(tmp_path / "data").verify()
+
+
 def test_unfinished_files_of_another_recipe_are_refused_unless_overwritten(
     corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -341,7 +451,7 @@ def test_one_process_at_a_time(corpus: Corpus, tmp_path: Path) -> None:
 
 def test_a_damaged_journal(corpus: Corpus, tmp_path: Path) -> None:
     (tmp_path / "data" / "partial").mkdir(parents=True)
-    (tmp_path / "data" / "partial" / "journal.jsonl").write_text("nonsense\n")
+    (tmp_path / "data" / "partial" / "journal.jsonl").write_text('{"recipe": {}, nonsense\n')
     with pytest.raises(ValueError, match=r"journal.jsonl is damaged .*; remove the folder"):
         prepare(corpus, tmp_path / "data", tokenizer="bytes")
 
@@ -350,13 +460,13 @@ def test_a_damaged_journal(corpus: Corpus, tmp_path: Path) -> None:
 def test_text_that_is_no_utf8(
     tmp_path: Path, tokenizer: str, monkeypatch: pytest.MonkeyPatch, text: Path
 ) -> None:
-    from merit_lab.data.tokenizer import TrainedBpe, train_bpe
+    from merit_lab.data.tokenizer import FromFile, train_bpe
 
     bad = tmp_path / "bad"
     bad.write_bytes(b"good text here " * 2000 + b"bad: \xff\xfe " + b"good text here " * 2000)
     if tokenizer == "gpt2":  # one that needs no vocabulary stands in
         (tmp_path / "bpe.json").write_text(train_bpe([text.read_bytes()], 300))
-        monkeypatch.setattr(preparing.tokenizers, "Gpt2", lambda _: TrainedBpe(tmp_path / "bpe.json"))
+        monkeypatch.setattr(preparing.tokenizers, "Gpt2", lambda _: FromFile(tmp_path / "bpe.json"))
     with pytest.raises(ValueError, match=r"bad is not UTF-8 text .* near .*bad: .*xff.* tokenizer 'bytes'"):
         prepare(text_files([bad], 0.01), tmp_path / "data", tokenizer=tokenizer)
 

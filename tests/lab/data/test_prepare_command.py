@@ -73,6 +73,22 @@ def test_other_data_are_refused_with_the_way_out(text: str, capsys: pytest.Captu
     assert main(["text", text, "--tokenizer", "bytes", "--validation", "0.2", "--overwrite"]) == 0
 
 
+def test_check_reads_all_of_it(text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    Path(text).write_bytes(b"".join(b"line %d of a longer text\n" % number for number in range(40_000)))
+    assert main(["text", text, "--tokenizer", "bytes"]) == 0
+    assert main(["check", "data/text"]) == 0
+    assert "all bytes are as they were prepared" in capsys.readouterr().out
+    content = bytearray(Path("data/text/train.bin").read_bytes())
+    content[5000] ^= 1  # between the first blocks that a sample reads
+    Path("data/text/train.bin").write_bytes(content)
+    Dataset.open("data/text")
+    assert main(["check", "data/text"]) == 1
+    assert "train.bin has the sha256" in capsys.readouterr().err
+    Path("data/text/dataset.json").unlink()
+    assert main(["check", "data/text"]) == 1
+    assert "nothing to compare with" in capsys.readouterr().err
+
+
 def test_interruption(text: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupt(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
@@ -82,7 +98,7 @@ def test_interruption(text: str, capsys: pytest.CaptureFixture[str], monkeypatch
     assert "the same command goes on where it was" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("name", ["text", "embedded", "openwebtext", "c4", "enwik8"])
+@pytest.mark.parametrize("name", ["text", "demo", "embedded", "openwebtext", "c4", "enwik8"])
 def test_help_documents_every_option(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as exit_:
         main([name, "--help"])
@@ -137,8 +153,8 @@ def test_the_embedded_corpus_is_made_once(tmp_path: Path, monkeypatch: pytest.Mo
     """With one more package installed it would be another; what was made stays."""
     calls = []
     monkeypatch.setattr(command, "main", lambda argv: calls.append(argv) or 3)
-    assert command.make_embedded(tmp_path, "bpe-300") == 3
+    assert command.make("embedded", tmp_path, "bpe-300") == 3
     assert calls == [["embedded", "--tokenizer", "bpe-300", "--output", str(tmp_path)]]
     (tmp_path / INDEX_NAME).write_text("{}")
-    assert command.make_embedded(tmp_path) == 0
+    assert command.make("embedded", tmp_path) == 0
     assert len(calls) == 1

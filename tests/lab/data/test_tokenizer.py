@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from merit_lab.data import tokenizer as tokenizers
-from merit_lab.data.tokenizer import Bytes, Gpt2, TrainedBpe, train_bpe
+from merit_lab.data.tokenizer import Bytes, FromFile, Gpt2, TokenizerFile, train_bpe
+from merit_lab.data.tokens import hash_file
 
 SAMPLE = [
     b"def decode(text):\n    return text.decode()\n" * 50,
@@ -49,7 +50,7 @@ def test_bytes() -> None:
 def test_a_trained_bpe_loses_nothing(bpe_file: Path) -> None:
     from tokenizers import Tokenizer
 
-    tokenizer = TrainedBpe(bpe_file)
+    tokenizer = FromFile(bpe_file)
     assert tokenizer.vocab_size == 300
     library = Tokenizer.from_file(str(bpe_file))
     assert tokenizer.end_of_text == library.token_to_id("<|endoftext|>")
@@ -69,7 +70,7 @@ def test_training_a_bpe_twice_gives_the_same_file(bpe_file: Path) -> None:
 
 
 def test_batches_of_texts_keep_their_order(bpe_file: Path) -> None:
-    tokenizer = TrainedBpe(bpe_file)
+    tokenizer = FromFile(bpe_file)
     texts = [str(number).encode() * 3 for number in range(150)]
     alone = [tokenizer.encode([text])[0].tolist() for text in texts]
     assert [tokens.tolist() for tokens in tokenizer.encode(texts)] == alone
@@ -108,4 +109,94 @@ def test_gpt2_without_vocabulary_or_network(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_text_that_is_no_utf8_is_refused(bpe_file: Path) -> None:
     with pytest.raises(UnicodeDecodeError):
-        TrainedBpe(bpe_file).encode([b"\xff"])
+        FromFile(bpe_file).encode([b"\xff"])
+
+
+@pytest.fixture
+def their_folder(tmp_path: Path) -> Path:
+    """A tokenizer as transformers saves it: with a limit for texts, and a token before each."""
+    from tokenizers import AddedToken, Tokenizer, processors
+
+    folder = tmp_path / "theirs"
+    folder.mkdir()
+    library = Tokenizer.from_str(train_bpe(SAMPLE, 300).replace("<|endoftext|>", "</s>"))
+    library.add_special_tokens([AddedToken("<s>", special=True)])
+    library.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 300)])
+    library.enable_truncation(8)
+    library.enable_padding(length=8)
+    library.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text('{"eos_token": {"content": "</s>"}, "bos_token": "<s>"}')
+    return folder
+
+
+def test_a_tokenizer_of_others_is_found(their_folder: Path) -> None:
+    for given in (their_folder, their_folder / "tokenizer.json"):
+        found = TokenizerFile.find(str(given))
+        assert found is not None
+        assert (found.path, found.end_of_text) == (their_folder / "tokenizer.json", "</s>")
+        assert found.name == f"file-{hash_file(found.path)[:16]}"
+        assert found.dtype == "uint16"
+    named = TokenizerFile.find(str(their_folder), "<s>")
+    assert named is not None
+    assert named.end_of_text == "<s>"
+    config = their_folder / "tokenizer_config.json"
+    config.rename(their_folder / "special_tokens_map.json").write_text('{"eos_token": "<s>"}')
+    mapped = TokenizerFile.find(str(their_folder))
+    assert mapped is not None
+    assert mapped.end_of_text == "<s>"
+    (their_folder / "special_tokens_map.json").write_text("[]")
+    with pytest.raises(ValueError, match=r"has no token '<\|endoftext\|>' .*--end-of-text"):
+        TokenizerFile.find(str(their_folder))
+    with pytest.raises(ValueError, match=r"has no token '<nothing>' .*--end-of-text"):
+        TokenizerFile.find(str(their_folder), "<nothing>")
+    for name in ("bytes", "gpt2", "bpe-300"):
+        assert TokenizerFile.find(name) is None
+        with pytest.raises(ValueError, match=r"an end-of-text token is named, '</s>', .* leave it out"):
+            TokenizerFile.find(name, "</s>")
+
+
+def test_a_tokenizer_of_others_encodes_whole_texts_and_nothing_else(their_folder: Path) -> None:
+    from tokenizers import Tokenizer
+
+    tokenizer = FromFile(their_folder / "tokenizer.json", "</s>")
+    library = Tokenizer.from_file(str(their_folder / "tokenizer.json"))
+    library.no_truncation()
+    library.no_padding()
+    assert (tokenizer.vocab_size, tokenizer.end_of_text) == (301, library.token_to_id("</s>"))
+    text = b"def decode(text):\n    return text</s>" * 3
+    tokens, short = tokenizer.encode([text, b"z"])
+    assert len(short) == 1
+    assert library.decode(tokens.tolist(), skip_special_tokens=False).encode() == text
+    assert not {300, tokenizer.end_of_text} & set(tokens.tolist())
+
+
+def test_a_vocabulary_with_gaps_is_as_large_as_its_largest_id(tmp_path: Path) -> None:
+    from tokenizers import Tokenizer, models
+
+    Tokenizer(models.WordLevel({"a": 0, "</s>": 70_000}, unk_token="a")).save(str(tmp_path / "gaps.json"))
+    assert FromFile(tmp_path / "gaps.json", "</s>").vocab_size == 70_001
+    found = TokenizerFile.find(str(tmp_path / "gaps.json"), "</s>")
+    assert found is not None
+    assert found.dtype == "uint32"
+
+
+def test_a_mark_before_each_text_is_noticed(tmp_path: Path, bpe_file: Path) -> None:
+    from tokenizers import Tokenizer, normalizers
+
+    assert not FromFile(bpe_file).notices_cuts
+    library = Tokenizer.from_file(str(bpe_file))
+    library.normalizer = normalizers.Prepend("_")
+    library.save(str(tmp_path / "marking.json"))
+    assert FromFile(tmp_path / "marking.json").notices_cuts
+
+
+def test_no_tokenizer(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"tokenizer.json is missing: .*save_pretrained"):
+        TokenizerFile.find(str(tmp_path))
+    with pytest.raises(
+        ValueError, match=r"nowhere'; it must be .* or the path of a tokenizer.json or its folder"
+    ):
+        TokenizerFile.find(str(tmp_path / "nowhere"))
+    (tmp_path / "tokenizer.json").write_text("{}")
+    with pytest.raises(ValueError, match=r"tokenizer.json is not a tokenizer.json of the tokenizers library"):
+        TokenizerFile.find(str(tmp_path))

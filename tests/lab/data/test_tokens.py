@@ -10,6 +10,7 @@ import pytest
 
 from merit_lab.data import Dataset, TokenFile
 from merit_lab.data.index import FileEntry, Index
+from merit_lab.data.tokens import hash_sample
 
 TokenFileMaker = Callable[..., TokenFile]
 
@@ -94,6 +95,64 @@ def test_verify_finds_a_changed_byte(tmp_path: Path) -> None:
         dataset.verify()
 
 
+def large_folder(folder: Path) -> dict[str, bytes]:
+    """A prepared folder whose files are too large to be sampled as a whole; its files' bytes."""
+    contents = {name: np.arange(400_000, dtype=np.uint16).tobytes() for name in ("train.bin", "val.bin")}
+    files = {}
+    for name, content in contents.items():
+        (folder / name).write_bytes(content)
+        files[name] = FileEntry(
+            num_tokens=400_000,
+            num_text_bytes=400_000,
+            num_documents=1,
+            sha256=hashlib.sha256(content).hexdigest(),
+            sample_sha256=hash_sample(folder / name),
+        )
+    index = Index(
+        tokenizer="bytes", vocab_size=65536, end_of_text=None, dtype="uint16", recipe={}, files=files
+    )
+    (folder / "dataset.json").write_text(index.to_json())
+    return contents
+
+
+@pytest.mark.parametrize("name", ["train.bin", "val.bin"])
+def test_a_file_that_was_replaced_does_not_open(tmp_path: Path, name: str) -> None:
+    """Of the same size, from the first byte, from the last one, or all of it; whatever its dates say."""
+    content = large_folder(tmp_path)[name]
+    half = len(content) // 2
+    assert half > 64 * 4096
+    for changed in (content[::-1], b"x" + content[1:], content[:-1] + b"x", content[:half] + bytes(half)):
+        (tmp_path / name).write_bytes(changed)
+        with pytest.raises(ValueError, match=rf"{name} was changed or damaged after it was prepared"):
+            Dataset.open(tmp_path)
+    (tmp_path / name).write_bytes(content)
+    Dataset.open(tmp_path).verify()
+
+
+def test_a_sample_reads_little(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also of a file that is larger than any memory."""
+    with (tmp_path / "large.bin").open("wb") as file:
+        file.truncate(1 << 42)
+    monkeypatch.setattr("merit_lab.data.tokens.hash_file", lambda _: pytest.fail("all of it was read"))
+    before = hash_sample(tmp_path / "large.bin")
+    with (tmp_path / "large.bin").open("r+b") as file:
+        file.seek((1 << 42) - 1)
+        file.write(b"x")
+    assert hash_sample(tmp_path / "large.bin") != before
+
+
+def test_data_of_the_first_version_have_no_sample(tmp_path: Path) -> None:
+    write_folder(tmp_path)
+    index = json.loads((tmp_path / "dataset.json").read_text())
+    for entry in index["files"].values():
+        del entry["sample_sha256"]
+    (tmp_path / "dataset.json").write_text(json.dumps({**index, "version": 1}))
+    Dataset.open(tmp_path).verify()
+    damage(tmp_path / "train.bin")
+    with pytest.raises(ValueError, match=r"train.bin has the sha256 .* but dataset.json says"):
+        Dataset.open(tmp_path).verify()
+
+
 @pytest.mark.parametrize("name", ["train.bin", "val.bin"])
 @pytest.mark.parametrize(
     ("size", "with_index", "message"),
@@ -139,7 +198,7 @@ def test_foreign_token_files(tmp_path: Path) -> None:
     ("changes", "message"),
     [
         ({"format": "another"}, "was not written by `merit prepare`"),
-        ({"version": 2}, "has format version 2; this merit-optim reads version 1"),
+        ({"version": 3}, "has format version 3; this merit-optim reads versions 1 and 2"),
         ({"files": {}}, "is damaged"),
         ({"files": {"train.bin": {"size": 3}}}, "is damaged"),
         ({"files": 3}, "is damaged"),

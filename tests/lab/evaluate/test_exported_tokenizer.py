@@ -14,7 +14,7 @@ from run_cases import TINY, make_run
 from merit_lab.data import Dataset
 from merit_lab.data.corpora import text_files
 from merit_lab.data.prepare import prepare
-from merit_lab.data.tokenizer import END_OF_TEXT, Bytes, Gpt2, TrainedBpe
+from merit_lab.data.tokenizer import END_OF_TEXT, Bytes, FromFile, Gpt2, train_bpe
 from merit_lab.evaluate.tokenizer import ExportedTokenizer, tokenizer_of
 
 transformers = pytest.importorskip("transformers", reason="transformers is not installed (extra eval)")
@@ -95,9 +95,41 @@ def test_a_trained_bpe_gives_the_ids_in_the_files(prepared, tmp_path) -> None:
                 assert tokenizer(text[:1000])["input_ids"][:200] == ids[:200]
                 num_compared += 1
     assert num_compared >= 3
-    encoder = TrainedBpe(prepared / "tokenizer.json")
+    encoder = FromFile(prepared / "tokenizer.json")
     for text in HARD_TEXTS:
         assert tokenizer(text)["input_ids"] == encoder.encode([text.encode()])[0].tolist(), text
+
+
+def test_a_tokenizer_of_others_is_exported_with_its_own_end(tmp_path) -> None:
+    """Also from where it is now, if it is the same file."""
+    theirs = tmp_path / "theirs.json"
+    theirs.write_text(train_bpe([b"some text"], 270).replace(END_OF_TEXT, "</s>"))
+    data = tmp_path / "data"
+    files = [Path(sysconfig.get_path("stdlib"), name) for name in ("this.py", "abc.py", "bisect.py")]
+    index = prepare(text_files(files, 0.3), data, tokenizer=str(theirs), end_of_text="</s>")
+    run = make_run(
+        tmp_path / "run",
+        model=dataclasses.replace(TINY, vocab_size=320),
+        tokenizer=index.tokenizer,
+        data=data,
+        fingerprint=index.fingerprint,
+    )
+    run.environment["data"]["end_of_text"] = index.end_of_text  # as `merit train` records it
+    for number, named in enumerate((None, str(theirs))):
+        exported = tokenizer_of(run, named)
+        assert exported is not None
+        assert (exported.name, exported.prefix) == (index.tokenizer, index.end_of_text)
+        tokenizer = opened(exported, tmp_path / f"exported-{number}")
+        assert (tokenizer.eos_token, tokenizer.eos_token_id) == ("</s>", index.end_of_text)
+        encoder = FromFile(theirs, "</s>")
+        for text in [*HARD_TEXTS, "a</s>b"]:
+            assert tokenizer(text)["input_ids"] == encoder.encode([text.encode()])[0].tolist(), text
+    for path in (theirs, data / "tokenizer.json"):
+        path.write_text(path.read_text() + " ")
+    with pytest.raises(ValueError, match=r"theirs.json', but the run's data have 'file-"):
+        tokenizer_of(run, str(theirs))
+    with pytest.raises(ValueError, match=r"tokenizer.json was changed: it is not file-.* --tokenizer"):
+        tokenizer_of(run)
 
 
 def test_gpt2_gives_tiktokens_ids(shared_data, task_files, tmp_path) -> None:

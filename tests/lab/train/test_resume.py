@@ -7,8 +7,11 @@ import sys
 import time
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
+from merit_lab.data.corpora import text_files
+from merit_lab.data.prepare import prepare
 from merit_lab.record import MetricsWriter, Run, RunInUse, durable, is_locked, lock
 from merit_lab.train import Interrupted, checkpoint, loop, start, train
 from merit_lab.train.command import main
@@ -326,6 +329,21 @@ def test_data_may_move_but_not_change(changed, data, tmp_path, die_before_step, 
     path.write_text(path.read_text().replace(str(moved), str(data)))
     run = train(None, tmp_path / "run", resume=True)
     assert measured(run) == measured(never_stopped(changed()))
+
+
+def test_data_that_were_replaced_under_a_run(changed, tmp_path, die_before_step):
+    """By other bytes of the same size, with the old dataset.json: neither resumed nor begun with."""
+    text = tmp_path / "text.txt"
+    text.write_text("".join(f"line {number} of a text to learn\n" for number in range(5000)))
+    prepare(text_files([text], 0.3), tmp_path / "data", tokenizer="bytes")
+    config = changed(data=tmp_path / "data")
+    die_before_step(config, tmp_path / "run", 6)
+    path = tmp_path / "data" / "train.bin"
+    np.fromfile(path, np.uint16)[::-1].tofile(path)
+    for asked, name in ((None, "run"), (config, "new")):
+        with pytest.raises(ValueError, match=r"train.bin was changed or damaged after it was prepared"):
+            train(asked, tmp_path / name, resume=asked is None)
+    assert not (tmp_path / "new").exists()
 
 
 def test_interrupted_is_no_error_of_the_run(toy, tmp_path, before_step):
