@@ -17,11 +17,12 @@ product in bfloat16, both measured first. Below it is Newton-Schulz by itself.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import gc
 import json
 import platform
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -111,20 +112,25 @@ def environment(device: torch.device) -> dict[str, Any]:
     }
 
 
-def show(results: list[Result], floors: list[dict[str, Any]], total: int) -> None:
-    baseline = results[0].median_ms
-    print(
-        f"\n{results[0].model}: {total / 1e6:.1f}M parameters in float32; ratios to {results[0].contestant}"
-    )
+def show_head(model: str, total: int) -> None:
     head = f"{'ms':>9} {'ratio':>6} {'worst':>9} {'spread':>19} {'host':>7} {'graph':>7} {'temporary':>10}"
-    print(f"  {'':40} {head}")
-    for r in results:
-        spread = f"{r.fastest_ms:.3f}..{r.slowest_ms:.3f}"
-        host, graph = (f"{x:.3f}" if x is not None else "" for x in (r.host_ms, r.graph_ms))
-        graph = "refused" if r.graph_refused else graph
-        temporary = f"{r.temporary_mib:.1f} MiB" if r.temporary_mib is not None else ""
-        times = f"{r.median_ms:9.3f} {r.median_ms / baseline:6.2f} {r.worst_ms:9.3f}"
-        print(f"  {r.contestant:40} {times} {spread:>19} {host:>7} {graph:>7} {temporary:>10}")
+    print(
+        f"\n{model}: {total / 1e6:.1f}M parameters in float32; ratios to the first\n  {'':40} {head}",
+        flush=True,
+    )
+
+
+def show(r: Result, baseline: float) -> None:
+    """One contestant's row, with its ratio to the first one's milliseconds."""
+    spread = f"{r.fastest_ms:.3f}..{r.slowest_ms:.3f}"
+    host, graph = (f"{x:.3f}" if x is not None else "" for x in (r.host_ms, r.graph_ms))
+    graph = "refused" if r.graph_refused else graph
+    temporary = f"{r.temporary_mib:.1f} MiB" if r.temporary_mib is not None else ""
+    times = f"{r.median_ms:9.3f} {r.median_ms / baseline:6.2f} {r.worst_ms:9.3f}"
+    print(f"  {r.contestant:40} {times} {spread:>19} {host:>7} {graph:>7} {temporary:>10}", flush=True)
+
+
+def show_floors(floors: list[dict[str, Any]], baseline: float) -> None:
     for floor in floors:
         what, least = f"floor, {floor['what']}", floor["ms"]
         print(f"  {what:40} {least:9.3f} {least / baseline:6.2f}", flush=True)
@@ -188,14 +194,16 @@ def _time_model(
     fitting = [own for own in contestants if own.name not in left_out]
     params = Parameters.of(weights if fitting else [], device)
     results: list[Result] = []
-    for contestant in fitting:
-        if sys.stdout.isatty():
-            print(f"\r\033[K  {model}: {contestant.name} ...", end="\r", flush=True)
-        try:
-            results.append(measure(contestant, params, model, args.seconds))
-        except Exception as error:  # too little memory, or another library's: the others are timed anyway
-            left_out[contestant.name] = _in_words(error)
-        else:
+    if fitting:
+        show_head(model, total)
+    for place, contestant in enumerate(fitting, start=1):
+        with _saying(f"  {contestant.name} ({place} of {len(fitting)}) ..."):
+            try:
+                results.append(measure(contestant, params, model, args.seconds))
+            except Exception as error:  # too little memory, or another's library: the others are timed anyway
+                left_out[contestant.name] = _in_words(error)
+        if contestant.name not in left_out:
+            show(results[-1], results[0].median_ms)
             record["results"].append(asdict(results[-1]) | {"num_elements": total})
             _write(record, args)
         gc.collect()
@@ -210,7 +218,7 @@ def _time_model(
             for floor in floors_of(weights)
         ]
         record["floors"] += floors
-        show(results, floors, total)
+        show_floors(floors, results[0].median_ms)
     else:
         print(f"\n{model}: none of the contestants chosen could be timed")
     if any(own.direction == "muon" for own in fitting):
@@ -221,6 +229,18 @@ def _time_model(
         names = [name for name in left_out if left_out[name] == reason]
         print(f"  left out, {reason}: {'; '.join(names)}", flush=True)
     _write(record, args)
+
+
+@contextlib.contextmanager
+def _saying(text: str) -> Iterator[None]:
+    """Show a line in a terminal for as long as something takes; to compile one takes a minute."""
+    if sys.stdout.isatty():
+        print(text, end="", flush=True)
+    try:
+        yield
+    finally:
+        if sys.stdout.isatty():
+            print("\r\033[K", end="", flush=True)
 
 
 def _in_words(error: Exception) -> str:

@@ -102,6 +102,32 @@ def test_a_contestant_that_fails_leaves_the_others_their_times(tmp_path, capsys,
     assert "left out, RuntimeError: out of memory: broken\n" in capsys.readouterr().out
 
 
+def test_rows_are_shown_as_they_come(monkeypatch, capsys) -> None:
+    """Not when all contestants are done, which looks like hanging."""
+    shown: list[int] = []
+
+    def measure(contestant, params, model, seconds) -> step.Result:
+        shown.append(len(capsys.readouterr().out.splitlines()))
+        return step.Result(model, contestant.name, 1.0, 1.0, 1.0, 1.0, 5)
+
+    monkeypatch.setattr(step, "measure", measure)
+    arguments = [
+        "bench",
+        "step",
+        "--models",
+        "tiny",
+        "--device",
+        "cpu",
+        "--only",
+        "AdamW",
+        "--without",
+        "Muon",
+    ]
+    assert cli.main(arguments) == 0
+    assert shown[1:] == [1] * (len(shown) - 1)
+    assert len(shown) > 1
+
+
 def test_growth_is_measured_in_both_directions(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(growth, "SIDE", 8)
     monkeypatch.setattr(growth, "MILLIONS", (1, 2))
@@ -116,8 +142,9 @@ def test_growth_is_measured_in_both_directions(tmp_path, monkeypatch) -> None:
 def test_a_step_that_could_not_be_captured_is_shown_so(capsys) -> None:
     times = {"median_ms": 1.0, "fastest_ms": 1.0, "slowest_ms": 1.0, "worst_ms": 1.0, "num_steps": 5}
     refused = step.Result("tiny", "Muon", **times, graph_refused="RuntimeError: it waits for the device")
-    step.show([step.Result("tiny", "LAMB", **times, graph_ms=0.5), refused], [], 84)
-    lamb, muon = capsys.readouterr().out.splitlines()[-2:]
+    for result in (step.Result("tiny", "LAMB", **times, graph_ms=0.5), refused):
+        step.show(result, 1.0)
+    lamb, muon = capsys.readouterr().out.splitlines()
     assert " 0.500" in lamb
     assert " refused" in muon
 
