@@ -106,7 +106,7 @@ def test_rows_are_shown_as_they_come(monkeypatch, capsys) -> None:
     """Not when all contestants are done, which looks like hanging."""
     shown: list[int] = []
 
-    def measure(contestant, params, model, seconds) -> step.Result:
+    def measure(contestant, _params, model, _seconds) -> step.Result:
         shown.append(len(capsys.readouterr().out.splitlines()))
         return step.Result(model, contestant.name, 1.0, 1.0, 1.0, 1.0, 5)
 

@@ -1,0 +1,118 @@
+"""Every `merit` command that README and docs show: it is understood, and gets as far as its work."""
+
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import merit_lab.reproduce.command
+import merit_lab.study.study
+import merit_lab.train.command
+from merit_lab.data import Dataset
+from merit_lab.study.cost import Speed
+from merit_lab.train import TrainConfig
+from merit_lab.train.optimizer import check_optimizer
+from merit_optim import cli
+
+ROOT = Path(__file__).parents[2]
+STUDIES = ("compare", "sweep", "scale", "arena")
+DATA = ("embedded", "openwebtext", "mine", "enwik8", "c4")
+
+
+class Reached(Exception):
+    """The command was understood and would begin its work."""
+
+
+def documented() -> list[str]:
+    """The commands, with their continuation lines and without what follows a `#` or a `|`."""
+    found = []
+    for page in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))):
+        text = re.sub(r"\\\n\s*", " ", page.read_text("utf-8"))
+        found += re.findall(r"^ {4}(?:[A-Z]+=\S+ )*merit (.*?)(?:\s+[#|].*)?$", text, flags=re.MULTILINE)
+        for sketch in re.findall(r"`merit ([a-z]+ MODEL [^`]+)`", text):
+            found.append(sketch.replace("MODEL", "tiny").replace("...", "data/embedded").replace("LOSS", "3"))
+    return list(dict.fromkeys(found))
+
+
+TRAINING = [own for own in documented() if own.split()[0] in ("train", "reproduce", *STUDIES)]
+OTHERS = [own for own in documented() if own not in TRAINING]
+
+
+@pytest.fixture
+def somewhere(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder with the data, the model and the module that the documentation speaks of."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    Path("data").mkdir()
+    for name in DATA:
+        Path("data", name).symlink_to(data)
+    Path("my_optimizers.py").write_text("from torch.optim import SGD as Mine\n")
+
+
+@pytest.fixture
+def no_work(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Commands stop where their work would begin, with all of it planned."""
+
+    def train(config: TrainConfig | None, *_: Any, **__: Any) -> None:
+        if config is not None:
+            check_optimizer(config.resolve(256))
+        raise Reached
+
+    def conduct(studies: list[Any], *_: Any, **__: Any) -> None:
+        assert all(study.next().trials for study in studies)
+        raise Reached
+
+    def reproduce(*_: Any) -> None:
+        raise Reached
+
+    monkeypatch.setattr(merit_lab.train.command, "train", train)
+    monkeypatch.setattr(merit_lab.study.study, "conduct", conduct)
+    monkeypatch.setattr(merit_lab.study.study, "estimate", lambda _: "")
+    command = merit_lab.reproduce.command
+    monkeypatch.setattr(command, "reproduce", reproduce)
+    monkeypatch.setattr(command, "find_speed", lambda _: Speed(1e30, 1, "the test's"))
+    monkeypatch.setattr(command, "_corpus", lambda *_: Dataset.open(data))
+    monkeypatch.setattr(command, "_agreed", lambda *_: True)
+
+
+@pytest.mark.usefixtures("somewhere", "no_work")
+@pytest.mark.parametrize("text", TRAINING)
+def test_what_trains_gets_as_far_as_its_work(text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = shlex.split(text)
+    if any(own.startswith("hf:") for own in arguments):
+        arguments[1] = _write_model(Path("model"))
+    try:
+        status = cli.main(arguments)
+    except Reached:
+        return
+    assert status == 0, capsys.readouterr().err
+    assert "--list" in arguments
+
+
+@pytest.mark.parametrize("text", OTHERS)
+def test_the_others_have_the_options_that_are_shown(text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    name, *arguments = shlex.split(text)
+    kind = arguments[:1] if name in ("prepare", "bench") else []
+    with pytest.raises(SystemExit) as ended:
+        cli.main([name, *kind, "--help"])
+    assert ended.value.code == 0
+    shown = capsys.readouterr().out
+    assert not [own for own in arguments if own.startswith("--") and own not in shown]
+
+
+def _write_model(folder: Path) -> str:
+    """A small model of Hugging Face's, in place of the one that is named."""
+    transformers = pytest.importorskip("transformers")
+    config = transformers.Qwen2Config(
+        vocab_size=256,
+        hidden_size=16,
+        intermediate_size=32,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        max_position_embeddings=512,
+    )
+    transformers.Qwen2ForCausalLM(config).save_pretrained(folder)
+    return f"hf:{folder}"
