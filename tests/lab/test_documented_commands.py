@@ -2,6 +2,8 @@
 
 import re
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +11,7 @@ import pytest
 
 import merit_lab.reproduce.command
 import merit_lab.study.study
-import merit_lab.train.command
+import merit_lab.train
 from merit_lab.data import Dataset
 from merit_lab.study.cost import Speed
 from merit_lab.train import TrainConfig
@@ -67,7 +69,7 @@ def no_work(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def reproduce(*_: Any) -> None:
         raise Reached
 
-    monkeypatch.setattr(merit_lab.train.command, "train", train)
+    monkeypatch.setattr(merit_lab.train, "train", train)
     monkeypatch.setattr(merit_lab.study.study, "conduct", conduct)
     monkeypatch.setattr(merit_lab.study.study, "estimate", lambda _: "")
     command = merit_lab.reproduce.command
@@ -116,3 +118,18 @@ def _write_model(folder: Path) -> str:
     )
     transformers.Qwen2ForCausalLM(config).save_pretrained(folder)
     return f"hf:{folder}"
+
+
+def test_help_is_there_at_once() -> None:
+    """It brings no torch, which alone takes seconds."""
+    script = """
+import contextlib, io, sys
+from merit_optim.cli import main
+for command in ("train", "compare", "sweep", "scale", "arena"):
+    for arguments in ([], ["tiny"]):
+        with contextlib.redirect_stdout(io.StringIO()), contextlib.suppress(SystemExit):
+            main([command, *arguments, "--help"])
+print(sorted({"torch", "transformers", "altair"} & sys.modules.keys()))
+"""
+    done = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True)
+    assert done.stdout == "[]\n"

@@ -9,9 +9,6 @@ from typing import Annotated
 
 import tyro
 
-from merit_lab.arena.entry import Entry, with_rates
-from merit_lab.arena.plan import Arena
-from merit_lab.arena.work import contest
 from merit_lab.study.command import exit_status, parse, tell
 from merit_lab.train import TrainConfig
 
@@ -52,6 +49,10 @@ def main(argv: Sequence[str]) -> int:
         arguments, folder = parse(
             Arguments, argv, command="arena", summary=_SUMMARY, what="an arena", lr="--lr merit=9e-3"
         )
+        from merit_lab.arena.entry import Entry, with_rates
+        from merit_lab.arena.plan import Arena
+        from merit_lab.arena.work import contest  # with torch, which help does without
+
         config = arguments.config
         arena = Arena(
             base=config,

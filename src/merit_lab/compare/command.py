@@ -10,7 +10,6 @@ from typing import Annotated
 import tyro
 
 from merit_lab.compare.plan import parse_learning_rates
-from merit_lab.compare.work import compare
 from merit_lab.study.command import exit_status, parse, tell
 from merit_lab.train import TrainConfig
 
@@ -45,6 +44,8 @@ def main(argv: Sequence[str]) -> int:
         arguments, folder = parse(
             Arguments, argv, command="compare", summary=_SUMMARY, what="a comparison", lr="--lr merit=9e-3"
         )
+        from merit_lab.compare.work import compare  # with torch, which help does without
+
         conclusion = compare(
             arguments.config,
             folder,

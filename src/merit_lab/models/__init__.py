@@ -1,11 +1,22 @@
-"""Language models that can say what their attention does: the lab's GPT-2 and Llama, and Hugging Face's."""
+"""Language models that can say what their attention does: the lab's GPT-2 and Llama, and Hugging Face's.
 
-from merit_lab.models.base import AnyModelConfig, Model, Output
+Names that need torch are loaded on first use: configurations can be read without.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from merit_lab.lazy import load_from
 from merit_lab.models.config import PRESETS, ModelConfig
-from merit_lab.models.language_model import LanguageModel
-from merit_lab.models.observation import Observation
-from merit_lab.models.source import build, find_model, flops_per_token, num_parameters
+from merit_lab.models.names import AnyModelConfig, find_model, num_parameters
 from merit_lab.models.transformers_config import HuggingFaceConfig
+
+if TYPE_CHECKING:
+    from merit_lab.models.base import Model, Output
+    from merit_lab.models.language_model import LanguageModel
+    from merit_lab.models.observation import Observation
+    from merit_lab.models.source import build, flops_per_token
 
 __all__ = [
     "PRESETS",
@@ -21,3 +32,15 @@ __all__ = [
     "flops_per_token",
     "num_parameters",
 ]
+
+__getattr__ = load_from(
+    __name__,
+    {
+        "LanguageModel": "language_model",
+        "Model": "base",
+        "Observation": "observation",
+        "Output": "base",
+        "build": "source",
+        "flops_per_token": "source",
+    },
+)

@@ -9,12 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from merit_lab.models.attention import Observe
-from merit_lab.models.config import ModelConfig
+from merit_lab.models.names import AnyModelConfig
 from merit_lab.models.observation import Observation
-from merit_lab.models.transformers_config import HuggingFaceConfig
-
-AnyModelConfig = ModelConfig | HuggingFaceConfig
-"""A model of the lab's own, or one of Hugging Face's transformers."""
 
 
 class Output(NamedTuple):

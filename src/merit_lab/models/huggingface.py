@@ -9,10 +9,11 @@ from tempfile import TemporaryDirectory
 import torch
 from torch import Tensor
 
-from merit_lab.models.base import AnyModelConfig, Model
+from merit_lab.models.base import Model
 from merit_lab.models.config import ModelConfig
 from merit_lab.models.huggingface_format import biases, config_of, entries, settings_of
 from merit_lab.models.language_model import LanguageModel
+from merit_lab.models.names import AnyModelConfig
 from merit_lab.models.transformers_model import HuggingFaceModel
 
 _WEIGHTS = "model.safetensors"

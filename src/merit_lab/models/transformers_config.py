@@ -9,10 +9,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
-import torch
 import tyro
+
+if TYPE_CHECKING:
+    import torch
 
 HuggingFaceAttention = Literal[
     "auto", "sdpa", "eager", "flex_attention", "flash_attention_2", "flash_attention_3"

@@ -15,8 +15,8 @@ from merit_lab.report.curves import Curves, Point, finite
 from merit_lab.report.gather import MeasuredRun, short_name
 from merit_lab.reproduce.corpus import Corpus
 from merit_lab.reproduce.scale import Shown
-from merit_lab.scale import steps_to_reach
 from merit_lab.study.charts import Lines
+from merit_lab.study.reach import steps_to_reach
 from merit_lab.study.trial import Trial
 from merit_lab.train import OptimizerConfig, TrainConfig
 

@@ -1,16 +1,26 @@
 """How far a larger batch saves steps: measured, and fitted by a curve with a critical batch."""
 
-from merit_lab.scale.fit import Estimate, ScalingCurve, fit_curve
-from merit_lab.scale.rules import Rule, rates_by_batch
-from merit_lab.scale.work import scale
-from merit_lab.study.reach import steps_to_reach
+from __future__ import annotations
 
-__all__ = [
-    "Estimate",
-    "Rule",
-    "ScalingCurve",
-    "fit_curve",
-    "rates_by_batch",
-    "scale",
-    "steps_to_reach",
-]
+from typing import TYPE_CHECKING
+
+from merit_lab.lazy import load_from
+
+if TYPE_CHECKING:
+    from merit_lab.scale.fit import Estimate, ScalingCurve, fit_curve
+    from merit_lab.scale.rules import Rule, rates_by_batch
+    from merit_lab.scale.work import scale
+
+__all__ = ["Estimate", "Rule", "ScalingCurve", "fit_curve", "rates_by_batch", "scale"]
+
+__getattr__ = load_from(
+    __name__,
+    {
+        "Estimate": "fit",
+        "Rule": "rules",
+        "ScalingCurve": "fit",
+        "fit_curve": "fit",
+        "rates_by_batch": "rules",
+        "scale": "work",
+    },
+)

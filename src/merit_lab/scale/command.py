@@ -9,9 +9,7 @@ from typing import Annotated
 
 import tyro
 
-from merit_lab.scale.plan import Rates
 from merit_lab.scale.rules import Rule, rates_by_batch
-from merit_lab.scale.work import scale
 from merit_lab.study.command import exit_status, parse, tell
 from merit_lab.study.trial import check_distinct
 from merit_lab.sweep.grid import parse_shared_learning_rates
@@ -57,6 +55,8 @@ def main(argv: Sequence[str]) -> int:
 
     def work() -> None:
         arguments, folder = parse_scale(argv)
+        from merit_lab.scale.work import scale  # with torch, which help does without
+
         conclusion = scale(
             arguments.config,
             folder,
@@ -98,7 +98,7 @@ def parse_scale(argv: Sequence[str]) -> tuple[Arguments, Path]:
     return arguments, folder
 
 
-def choose_rates(arguments: Arguments) -> Rates:
+def choose_rates(arguments: Arguments) -> dict[str, dict[int, list[float]]]:
     """Learning rates by optimizer and batch, as the rule has them."""
     check_distinct("batches", arguments.batches)
     smallest = min(arguments.batches)

@@ -6,16 +6,17 @@ import argparse
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NoReturn, Protocol, TypeVar
+from typing import TYPE_CHECKING, NoReturn, Protocol, TypeVar
 
 import tyro
 
-from merit_lab.models import find_model
-from merit_lab.models.source import KNOWN, is_model
+from merit_lab.models.names import KNOWN, find_model, is_model
 from merit_lab.record import RunInUse
-from merit_lab.study.study import Conclusion
 from merit_lab.train import Interrupted, OptimizerConfig, TrainConfig
-from merit_lab.train.parallel import is_first_rank
+from merit_lab.train.rank import is_first_rank
+
+if TYPE_CHECKING:
+    from merit_lab.study.study import Conclusion
 
 
 def exit_status(command: str, work: Callable[[], int | None]) -> int:

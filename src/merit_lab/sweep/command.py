@@ -12,7 +12,6 @@ import tyro
 from merit_lab.study.command import exit_status, parse, tell
 from merit_lab.study.fields import find_field, parse_value
 from merit_lab.sweep.grid import choose_learning_rates
-from merit_lab.sweep.work import sweep
 from merit_lab.train import TrainConfig
 
 _SUMMARY = "Train one model at many learning rates or other settings, and show which are best."
@@ -55,6 +54,8 @@ def main(argv: Sequence[str]) -> int:
         arguments, folder = parse(
             Arguments, argv, command="sweep", summary=_SUMMARY, what="a sweep", lr="--lr 1e-3 2e-3 4e-3"
         )
+        from merit_lab.sweep.work import sweep  # with torch, which help does without
+
         conclusion = sweep(
             arguments.config,
             folder,

@@ -1,13 +1,24 @@
-"""Training that goes on where it stopped, whatever stopped it."""
+"""Training that goes on where it stopped, whatever stopped it.
 
+Names that need torch are loaded on first use, so that `merit train --help` is there at once.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from merit_lab.lazy import load_from
+from merit_lab.train.bar import Bar
 from merit_lab.train.config import (
     CheckpointConfig,
     MeasureConfig,
     OptimizerConfig,
     TrainConfig,
 )
-from merit_lab.train.loop import Bar, train
 from merit_lab.train.signals import Interrupted
+
+if TYPE_CHECKING:
+    from merit_lab.train.loop import train
 
 __all__ = [
     "Bar",
@@ -18,3 +29,5 @@ __all__ = [
     "TrainConfig",
     "train",
 ]
+
+__getattr__ = load_from(__name__, {"train": "loop"})

@@ -8,17 +8,20 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
-from merit_lab.models import PRESETS, find_model, num_parameters
-from merit_lab.models.source import is_model
+from merit_lab import train as training
+from merit_lab.models.config import PRESETS
+from merit_lab.models.names import find_model, is_model, num_parameters
 from merit_lab.record import Run, RunInUse
 from merit_lab.train.config import TrainConfig
-from merit_lab.train.loop import Resume, train
-from merit_lab.train.parallel import is_first_rank
+from merit_lab.train.rank import is_first_rank
 from merit_lab.train.signals import Interrupted
+
+if TYPE_CHECKING:
+    from merit_lab.train.loop import Resume
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +39,7 @@ def main(argv: Sequence[str]) -> int:
     """Run the command and return its exit status: 128 + n after signal n, as shells have it."""
     try:
         config, folder, resume = parse(list(argv))
-        run = train(config, folder, resume=resume)
+        run = training.train(config, folder, resume=resume)  # which brings torch: parsing does without
     except Interrupted as interrupted:
         if is_first_rank():
             print(f"merit train: {interrupted}. Go on with: merit train --resume {folder}", file=sys.stderr)

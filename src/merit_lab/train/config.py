@@ -11,11 +11,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Self, TypeVar, get_args, get_type_hints
 
-from merit_lab.models import PRESETS, AnyModelConfig, ModelConfig, num_parameters
+from merit_lab.models.config import PRESETS, ModelConfig
+from merit_lab.models.names import AnyModelConfig, num_parameters
 from merit_lab.train.options import parse_options
 from merit_lab.train.own_optimizer import check_name, is_own
 from merit_lab.train.schedule import learning_rate
-from merit_optim.optim.registry import OPTIMIZERS
+from merit_optim.settings import SETTINGS
 
 Precision = Literal["auto", "bf16", "float32"]
 Parallel = Literal["ddp", "fsdp2"]
@@ -346,12 +347,12 @@ def _check_optimizer_name(field: str, name: str) -> None:
         check_name(field, name)
     else:
         others = "torch:NAME, pytorch-optimizer:NAME", "MODULE:CLASS for one of your own"
-        _one_of(field, name, tuple(OPTIMIZERS), *others)
+        _one_of(field, name, tuple(SETTINGS), *others)
 
 
 def _paper_rate(name: str, model: AnyModelConfig, way_out: str) -> float:
     """The peak learning rate that the paper has for the GPT-2 nearest in size."""
-    rates = {} if is_own(name) else OPTIMIZERS[name].learning_rates
+    rates = {} if is_own(name) else SETTINGS[name].learning_rates
     if not rates:
         raise ValueError(f"the paper gives no learning rate for {name}; pass {way_out}")
     size = math.log(num_parameters(model))

@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -19,6 +19,7 @@ from merit_lab.models import build
 from merit_lab.models.attention import Observe
 from merit_lab.record import Run
 from merit_lab.train import checkpoint
+from merit_lab.train.bar import Bar
 from merit_lab.train.closure import Closure, seed_from
 from merit_lab.train.compiled import begin_compiling_for
 from merit_lab.train.config import TrainConfig
@@ -49,13 +50,6 @@ from merit_lab.train.start import (
 from merit_lab.train.validation import validation_loss
 
 Resume = bool | Literal["auto"]
-
-
-class Bar(NamedTuple):
-    """A validation loss that a run must be below at a step, or it is given up."""
-
-    step: int
-    loss: float
 
 
 _SKIPS_IN_A_ROW = 100  # a run that skips as many steps as this will not come back

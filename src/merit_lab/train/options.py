@@ -9,10 +9,8 @@ import types
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, Literal, Union, Unpack, get_args, get_origin, get_type_hints
 
-import torch
-
 from merit_lab.train.own_optimizer import class_of, is_own, load_class
-from merit_optim.optim.registry import OPTIMIZERS
+from merit_optim.settings import SETTINGS
 
 _PYTHON_WORDS = {"True": True, "False": False, "None": None}
 _FIELDS = ("lr", "weight_decay", "max_grad_norm")  # what has a field of its own, for both optimizers
@@ -65,9 +63,11 @@ def default_of(name: str, option: str) -> Any:
         >>> default_of("torch:SGD", "momentum"), default_of("lamb", "betas"), default_of("lamb", "momentum")
         (0, (0.9, 0.95), None)
     """
+    import torch  # options can be read without
+
     arguments = inspect.signature(class_of(name)).parameters
     defaults = {own.name: own.default for own in arguments.values() if own.default is not own.empty}
-    value = (defaults if is_own(name) else {**defaults, **OPTIMIZERS[name].options}).get(option)
+    value = (defaults if is_own(name) else {**defaults, **SETTINGS[name].options}).get(option)
     return str(value).removeprefix("torch.") if isinstance(value, torch.dtype) else _as_tuples(value)
 
 
@@ -150,6 +150,8 @@ def _hints(cls: Callable[..., Any]) -> dict[str, Any]:
 
 def _fit(value: Any, hint: Any) -> Any:
     """A value as a type asks for it; raises TypeError where it is none of it."""
+    import torch
+
     kind = get_origin(hint) or hint
     if kind in (Union, types.UnionType):
         return _fit_any(value, get_args(hint))

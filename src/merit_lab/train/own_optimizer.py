@@ -6,11 +6,11 @@ import difflib
 import importlib
 from collections.abc import Callable
 from types import ModuleType
-from typing import Any, TypeGuard
+from typing import TYPE_CHECKING, Any, TypeGuard
 
-from torch.optim import Optimizer
+if TYPE_CHECKING:
+    from torch.optim import Optimizer
 
-from merit_optim.optim.registry import OPTIMIZERS
 
 _SHORT_NAMES = {"torch": "torch.optim", "pytorch-optimizer": "pytorch_optimizer"}
 
@@ -43,6 +43,8 @@ def check_name(field: str, name: str) -> None:
 
 def class_of(name: str) -> Callable[..., Optimizer]:
     """What makes an optimizer that was named, of this package or from outside."""
+    from merit_optim.optim.registry import OPTIMIZERS  # with torch, which names alone do not need
+
     return load_class(name) if is_own(name) else OPTIMIZERS[name].optimizer
 
 
@@ -89,6 +91,8 @@ def _by_lower_case(module: ModuleType) -> dict[str, type[Optimizer]]:
 
 
 def _is_optimizer(value: object) -> TypeGuard[type[Optimizer]]:
+    from torch.optim import Optimizer
+
     return isinstance(value, type) and issubclass(value, Optimizer) and value is not Optimizer
 
 

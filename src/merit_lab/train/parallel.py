@@ -143,11 +143,6 @@ def _values(answers: Sequence[tuple[Any, Exception | None]]) -> list[Any]:
     return [value for value, _ in answers]
 
 
-def is_first_rank() -> bool:
-    """Whether this process is the one of those that torchrun started which speaks for all."""
-    return os.environ.get("RANK", "0") == "0"
-
-
 def share(model: Model, kind: Parallel, ranks: Ranks, *, compiled: bool) -> nn.Module:
     """The module to call: the model on the device, compiled and shared among the ranks as asked.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -18,54 +18,34 @@ from merit_optim.optim.muon import Muon, MuonMERIT, NorMuon, OrScale
 from merit_optim.optim.soap import SOAP, SOAPMERIT
 from merit_optim.optim.sophia import SophiaG
 from merit_optim.optim.trust import TrustRatioOptimizer
+from merit_optim.settings import SETTINGS, Settings
 
 
 @dataclass(frozen=True, kw_only=True)
-class Preset:
-    """An optimizer with the paper's settings (section 5.1 and table 4 of arXiv 2508.20577), or its own.
-
-    ``learning_rates`` are the peak learning rates for GPT-2 small, medium and large; empty where the
-    paper gives none.
-    """
+class Preset(Settings):
+    """An optimizer with the paper's settings, or its own."""
 
     optimizer: Callable[..., Optimizer]
-    options: Mapping[str, Any]
-    learning_rates: Mapping[str, float] = field(default_factory=dict)
 
 
-def _gpt2(small: float, medium: float, large: float) -> dict[str, float]:
-    return {"gpt2-small": small, "gpt2-medium": medium, "gpt2-large": large}
-
-
-_ADAM_BETAS = {"betas": (0.9, 0.95), "weight_decay": 0.1}
+_CLASSES: Mapping[str, Callable[..., Optimizer]] = {
+    "adamw": torch.optim.AdamW,
+    "lion": Lion,
+    "sophiag": SophiaG,
+    "lamb": LAMB,
+    "maxlamb": MaxLAMB,
+    "merit": MERIT,
+    "muon": Muon,
+    "normuon": NorMuon,
+    "orscale": OrScale,
+    "soap": SOAP,
+    "muon-merit": MuonMERIT,
+    "soap-merit": SOAPMERIT,
+}
 
 OPTIMIZERS: Mapping[str, Preset] = {
-    "adamw": Preset(optimizer=torch.optim.AdamW, options=_ADAM_BETAS, learning_rates=_gpt2(1e-3, 4e-3, 2e-3)),
-    "lion": Preset(
-        optimizer=Lion,
-        options={"betas": (0.95, 0.98), "weight_decay": 0.1},
-        learning_rates=_gpt2(1e-4, 8e-5, 8e-5),
-    ),
-    "sophiag": Preset(
-        optimizer=SophiaG,
-        options={"betas": (0.92, 0.99), "weight_decay": 0.1, "hessian_interval": 10},
-        learning_rates=_gpt2(1e-4, 1e-4, 2e-4),
-    ),
-    # The paper's equation for LAMB has no bias correction.
-    "lamb": Preset(
-        optimizer=LAMB,
-        options={**_ADAM_BETAS, "bias_correction": False},
-        learning_rates=_gpt2(1e-2, 1e-2, 8e-3),
-    ),
-    "maxlamb": Preset(optimizer=MaxLAMB, options=_ADAM_BETAS),
-    "merit": Preset(optimizer=MERIT, options=_ADAM_BETAS, learning_rates=_gpt2(9e-3, 9e-3, 6e-3)),
-    # Not in the paper.
-    "muon": Preset(optimizer=Muon, options={}),
-    "normuon": Preset(optimizer=NorMuon, options={}),
-    "orscale": Preset(optimizer=OrScale, options={}),
-    "soap": Preset(optimizer=SOAP, options={}),
-    "muon-merit": Preset(optimizer=MuonMERIT, options={}),
-    "soap-merit": Preset(optimizer=SOAPMERIT, options={}),
+    name: Preset(optimizer=_CLASSES[name], options=own.options, learning_rates=own.learning_rates)
+    for name, own in SETTINGS.items()
 }
 """What ``create`` knows: the optimizers of the paper with its settings, and those it does not have."""
 

@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from merit_lab import train as training
 from merit_lab.models import PRESETS
 from merit_lab.record import Run
-from merit_lab.train import Interrupted, command
+from merit_lab.train import Interrupted
 from merit_lab.train.command import main, parse
 from merit_lab.train.display import Display
 from merit_lab.train.loop import Trainer
@@ -73,7 +74,7 @@ def test_one_rank_speaks_for_all(data, tmp_path, capfd, monkeypatch):
     said = capfd.readouterr().out
     assert re.match(rf"The run is in {tmp_path}, with a validation loss of \d\.\d{{4}}\.\n", said)
     assert said.endswith(f"\nTo see it: merit report {tmp_path}\n")
-    monkeypatch.setattr(command, "train", lambda *_, **__: Run.open(tmp_path))
+    monkeypatch.setattr(training, "train", lambda *_, **__: Run.open(tmp_path))
     monkeypatch.setenv("RANK", "1")
     assert main(["--resume", str(tmp_path)]) == 0
     assert capfd.readouterr().out == ""
@@ -81,7 +82,7 @@ def test_one_rank_speaks_for_all(data, tmp_path, capfd, monkeypatch):
     def interrupted(*_, **__):
         raise Interrupted(15, "stopped by SIGTERM")
 
-    monkeypatch.setattr(command, "train", interrupted)
+    monkeypatch.setattr(training, "train", interrupted)
     assert main(["--resume", str(tmp_path)]) == 128 + 15
     assert capfd.readouterr().err == ""
     monkeypatch.setenv("RANK", "0")

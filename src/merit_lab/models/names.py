@@ -1,0 +1,47 @@
+"""Models by name, and their configurations. Imports no torch, so that a command's help is there at once."""
+
+from __future__ import annotations
+
+import difflib
+
+from merit_lab.models import config as own
+from merit_lab.models.config import PRESETS, ModelConfig
+from merit_lab.models.transformers_config import HuggingFaceConfig, read_config
+
+AnyModelConfig = ModelConfig | HuggingFaceConfig
+"""A model of the lab's own, or one of Hugging Face's transformers."""
+
+_HUGGING_FACE = "hf:"
+
+KNOWN = f"{', '.join(PRESETS)}, or {_HUGGING_FACE}FOLDER for one of Hugging Face's"
+"""The models, for those who ask."""
+
+
+def is_model(text: str) -> bool:
+    """Whether a word names a model; whether it is there is another question."""
+    return text in PRESETS or text.startswith(_HUGGING_FACE)
+
+
+def find_model(text: str) -> tuple[str, AnyModelConfig]:
+    """The model that a word names, and a short name for it.
+
+    Args:
+        text: a preset, or ``hf:`` with a folder that holds a config.json, with such a file, or with a name on
+            the Hugging Face hub.
+    """
+    if text.startswith(_HUGGING_FACE):
+        return read_config(text.removeprefix(_HUGGING_FACE))
+    if text not in PRESETS:
+        nearest = difflib.get_close_matches(text, PRESETS, n=1)
+        hint = f"did you mean {nearest[0]!r}? " if nearest else ""
+        raise ValueError(f"unknown model {text!r}; {hint}the models are: {KNOWN}")
+    return text, PRESETS[text]
+
+
+def num_parameters(config: AnyModelConfig) -> int:
+    """How many parameters a model has, a tied weight counted once."""
+    if isinstance(config, ModelConfig):
+        return own.num_parameters(config)
+    from merit_lab.models import transformers_model as foreign
+
+    return foreign.num_parameters(config)

@@ -1,0 +1,50 @@
+"""The settings of the optimizers by name, those of the MERIT paper as it gives them. Imports no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """Section 5.1 and table 4 of arXiv 2508.20577, or an optimizer's own.
+
+    ``learning_rates`` are the peak learning rates for GPT-2 small, medium and large; empty where the
+    paper gives none.
+    """
+
+    options: Mapping[str, Any] = field(default_factory=dict)
+    learning_rates: Mapping[str, float] = field(default_factory=dict)
+
+
+def _gpt2(small: float, medium: float, large: float) -> dict[str, float]:
+    return {"gpt2-small": small, "gpt2-medium": medium, "gpt2-large": large}
+
+
+_ADAM_BETAS = {"betas": (0.9, 0.95), "weight_decay": 0.1}
+
+SETTINGS: Mapping[str, Settings] = {
+    "adamw": Settings(options=_ADAM_BETAS, learning_rates=_gpt2(1e-3, 4e-3, 2e-3)),
+    "lion": Settings(
+        options={"betas": (0.95, 0.98), "weight_decay": 0.1}, learning_rates=_gpt2(1e-4, 8e-5, 8e-5)
+    ),
+    "sophiag": Settings(
+        options={"betas": (0.92, 0.99), "weight_decay": 0.1, "hessian_interval": 10},
+        learning_rates=_gpt2(1e-4, 1e-4, 2e-4),
+    ),
+    # The paper's equation for LAMB has no bias correction.
+    "lamb": Settings(
+        options={**_ADAM_BETAS, "bias_correction": False}, learning_rates=_gpt2(1e-2, 1e-2, 8e-3)
+    ),
+    "maxlamb": Settings(options=_ADAM_BETAS),
+    "merit": Settings(options=_ADAM_BETAS, learning_rates=_gpt2(9e-3, 9e-3, 6e-3)),
+    # Not in the paper.
+    "muon": Settings(),
+    "normuon": Settings(),
+    "orscale": Settings(),
+    "soap": Settings(),
+    "muon-merit": Settings(),
+    "soap-merit": Settings(),
+}
