@@ -67,6 +67,7 @@ COMMANDS = {
         "Repeat the paper's figures and tables, with verdicts", "merit_lab.reproduce.command"
     ),
     "bench": Command("Time an optimizer's step on this machine", "merit_lab.bench.command"),
+    "completion": Command("Let bash, zsh or fish complete all of this", "merit_lab.completion"),
 }
 
 

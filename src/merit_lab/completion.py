@@ -1,0 +1,141 @@
+"""`merit completion`: a script with which a shell completes commands, models and options.
+
+The words are read from the commands' own help, so there is no second list of them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import io
+import re
+from collections.abc import Iterable, Mapping, Sequence
+
+from merit_lab.models.config import PRESETS
+from merit_optim.cli import COMMANDS
+
+_WITH_MODEL = ("train", "compare", "sweep", "arena", "scale")
+_SHELLS = ("bash", "zsh", "fish")
+_WAYS = """\
+  merit completion bash > ~/.local/share/bash-completion/completions/merit
+  merit completion zsh > ~/.zfunc/_merit        (in ~/.zshrc: fpath+=~/.zfunc; autoload -U compinit; compinit)
+  merit completion fish > ~/.config/fish/completions/merit.fish"""
+
+
+def main(argv: Sequence[str]) -> int:
+    """Print the script and return the exit status."""
+    parser = argparse.ArgumentParser(
+        prog="merit completion",
+        description=f"Print a script with which a shell completes commands, models and options.\n\n{_WAYS}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("shell", choices=_SHELLS)
+    write = {"bash": _bash, "zsh": _zsh, "fish": _fish}[parser.parse_args(argv).shell]
+    print(write(find_words()), end="")
+    return 0
+
+
+def find_words() -> dict[str, list[str]]:
+    """What may follow, by the words that stand there: none, a command, or a command and its kind.
+
+    A star stands for any word.
+    """
+    words = {"": list(COMMANDS)}
+    for name in COMMANDS:
+        if name in _WITH_MODEL:
+            words[name] = [*PRESETS, *_options(_help(name))]
+            words[f"{name} *"] = _options(_help(name, "tiny"))  # whichever model it is
+        elif name != "completion":
+            text = _help(name)
+            kinds = _kinds(text)
+            words[name] = [*kinds, *_options(text)]
+            words |= {f"{name} {kind}": _options(_help(name, kind)) for kind in kinds}
+    words["completion"] = list(_SHELLS)
+    return words
+
+
+def _help(*words: str) -> str:
+    name, *arguments = words
+    with contextlib.redirect_stdout(io.StringIO()) as shown, contextlib.suppress(SystemExit):
+        COMMANDS[name].run(name, [*arguments, "--help"])
+    return shown.getvalue()
+
+
+def _options(text: str) -> list[str]:
+    """The long options that a help text has."""
+    return list(dict.fromkeys(re.findall(r"(?<![\w-])--[a-z][a-z0-9.-]*[a-z0-9]", text)))
+
+
+def _kinds(text: str) -> list[str]:
+    """The commands within a command: {text,embedded} or step|growth in the first line."""
+    usage = text.partition("\n")[0]
+    found = re.search(r"\{([a-z0-9-]+(?:,[a-z0-9-]+)+)\}$|^usage: merit \w+ ([a-z]+(?:\|[a-z]+)+) ", usage)
+    return re.split(r"[,|]", found[1] or found[2]) if found else []
+
+
+def _pattern(words: str) -> str:
+    """As bash and zsh take it: quoted, but for a star."""
+    return f'"{words.removesuffix("*")}"' + ("*" if words.endswith("*") else "")
+
+
+def _bash(words: Mapping[str, Iterable[str]]) -> str:
+    cases = "\n".join(f'    {_pattern(own)}) words="{" ".join(words[own])}" ;;' for own in words)
+    return f"""# bash completion of merit
+_merit() {{
+  local current="${{COMP_WORDS[COMP_CWORD]}}" before="" words=""
+  [ "$COMP_CWORD" -gt 1 ] && before="${{COMP_WORDS[1]}}"
+  [ "$COMP_CWORD" -gt 2 ] && before="${{COMP_WORDS[1]}} ${{COMP_WORDS[2]}}"
+  _merit_words "$before" || _merit_words "${{COMP_WORDS[1]}}"
+  COMPREPLY=($(compgen -W "$words" -- "$current"))
+}}
+_merit_words() {{
+  case "$1" in
+{cases}
+    *) return 1 ;;
+  esac
+}}
+complete -o default -F _merit merit
+"""
+
+
+def _zsh(words: Mapping[str, Iterable[str]]) -> str:
+    cases = "\n".join(f"    {_pattern(own)}) found=({' '.join(words[own])}) ;;" for own in words)
+    return f"""#compdef merit
+_merit() {{
+  local before="" found=()
+  (( CURRENT > 2 )) && before="$words[2]"
+  (( CURRENT > 3 )) && before="$words[2] $words[3]"
+  _merit_words "$before" || _merit_words "$words[2]"
+  compadd -- $found
+  [[ $PREFIX != -* ]] && (( CURRENT > 2 )) && _files
+  return 0
+}}
+_merit_words() {{
+  case "$1" in
+{cases}
+    *) return 1 ;;
+  esac
+}}
+if [ "$funcstack[1]" = "_merit" ]; then _merit "$@"; else compdef _merit merit; fi
+"""
+
+
+def _fish(words: Mapping[str, Iterable[str]]) -> str:
+    cases = "\n".join(
+        f"    case '{own}'\n      string split ' ' -- '{' '.join(words[own])}'" for own in words
+    )
+    return f"""# fish completion of merit
+function __merit_words
+  switch "$argv[1]"
+{cases}
+    case '*'
+      return 1
+  end
+end
+function __merit_complete
+  set -l given (commandline -opc)
+  __merit_words "$given[2..3]"; or __merit_words "$given[2]"
+end
+complete -c merit -a '(__merit_complete)'
+complete -c merit -n 'test (count (commandline -opc)) -eq 1' -f
+"""
