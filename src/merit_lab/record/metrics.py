@@ -41,8 +41,8 @@ class MetricsWriter:
             )
         if offset and not _ends_a_line(path, offset):
             raise ValueError(
-                f"{path} has no line that ends at byte {offset}, where the file ended when the checkpoint was "
-                "made; one of them has changed. Put the old one back, or start a new run."
+                f"{path} has no line that ends at byte {offset}, where it ended with the checkpoint; "
+                "one of the two has changed. Put the old one back, or start a new run."
             )
         self._file = path.open("ab")
         if offset is not None:
