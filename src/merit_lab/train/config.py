@@ -7,11 +7,14 @@ import difflib
 import hashlib
 import json
 import math
+import reprlib
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Self, TypeVar, get_args, get_type_hints
 
 from merit_lab.models import PRESETS, AnyModelConfig, ModelConfig, num_parameters
+from merit_lab.models.config import LARGEST_SIZE, check_size
+from merit_lab.record.json_types import fits, in_words
 from merit_lab.train.options import parse_options
 from merit_lab.train.own_optimizer import check_name, is_own
 from merit_optim.optim.registry import OPTIMIZERS
@@ -22,6 +25,8 @@ NonFinite = Literal["stop", "skip"]
 Part = Literal["clip", "weight-bound", "element-wise"]
 
 _T = TypeVar("_T")
+
+_MOST_TOKENS = 2**62  # as the rows of all steps, they are counted in 64 bits
 
 TOKENS_PER_PARAMETER = 20  # where no length is given: about compute-optimal (Hoffmann et al., 2022)
 
@@ -206,10 +211,10 @@ class TrainConfig:
     """What to do about a step whose loss or gradient is not finite: end the run, or leave the step out."""
 
     def __post_init__(self) -> None:
-        _at_least("batch", self.batch, 1)
-        _at_least("micro_batch", self.micro_batch, 1)
-        _at_least("steps", self.steps, 1)
-        _at_least("tokens", self.tokens, 1)
+        check_size("batch", self.batch)
+        for name in ("micro_batch", "steps", "tokens"):
+            if (value := getattr(self, name)) is not None:
+                check_size(name, value, _MOST_TOKENS if name == "tokens" else LARGEST_SIZE)
         if self.steps is not None and self.tokens is not None:
             raise ValueError(f"steps is {self.steps} and tokens is {self.tokens}; give one of the two")
         if not -(2**63) <= self.seed < 2**64:
@@ -282,8 +287,18 @@ def _build(kind: type[_T], values: dict[str, Any], prefix: str) -> _T:
                 f"{hint}; it is from another version, or was edited. Use the version that wrote it, or "
                 "start a new run."
             )
+    for own in dataclasses.fields(kind):
+        if own.name not in values and own.default is own.default_factory is dataclasses.MISSING:
+            raise ValueError(
+                f"the configuration has no {prefix}{own.name}; put back the file that the run wrote"
+            )
     built = {}
     for key, value in values.items():
+        if not fits(value, hints[key]):
+            raise ValueError(
+                f"the configuration has {reprlib.repr(value)} as {prefix}{key}; it must be "
+                f"{in_words(hints[key])}. Put back the file that the run wrote, or start a new run."
+            )
         if members := dataclasses_of(hints[key]):
             # Of several the one that has such fields; the first where none has, which says so.
             fitting = (
