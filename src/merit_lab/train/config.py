@@ -10,13 +10,13 @@ import math
 import reprlib
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Self, TypeVar, get_args, get_type_hints
+from typing import Any, Literal, Self, TypeVar, cast, get_args, get_type_hints
 
 from merit_lab.models import PRESETS, AnyModelConfig, ModelConfig, num_parameters
 from merit_lab.models.config import LARGEST_SIZE, check_size
 from merit_lab.record.json_types import fits, in_words
 from merit_lab.train.options import parse_options
-from merit_lab.train.own_optimizer import check_name, is_own
+from merit_lab.train.own_optimizer import check_name, is_own, must_be_trusted
 from merit_optim.optim.registry import OPTIMIZERS
 
 Precision = Literal["auto", "bf16", "float32"]
@@ -103,6 +103,12 @@ class OptimizerConfig:
     def rest_options_by_name(self) -> dict[str, Any]:
         """Those of the second."""
         return parse_options(self.rest_options, "optimizer.rest_options")
+
+    def modules_of_others(self) -> list[str]:
+        """What it names as MODULE:CLASS, and so has imported: optimizers, and classes among their options."""
+        options = [*self.options_by_name().values(), *self.rest_options_by_name().values()]
+        named = [own for own in (self.name, self.rest, *options) if isinstance(own, str)]
+        return [own for own in dict.fromkeys(named) if must_be_trusted(own)]
 
     def overrides_by_pattern(self) -> dict[str, dict[str, Any]]:
         """The overrides as ``param_groups`` takes them; of an option given twice, the later wins."""
@@ -287,7 +293,7 @@ def _build(kind: type[_T], values: dict[str, Any], prefix: str) -> _T:
                 f"{hint}; it is from another version, or was edited. Use the version that wrote it, or "
                 "start a new run."
             )
-    for own in dataclasses.fields(kind):
+    for own in dataclasses.fields(cast(Any, kind)):
         if own.name not in values and own.default is own.default_factory is dataclasses.MISSING:
             raise ValueError(
                 f"the configuration has no {prefix}{own.name}; put back the file that the run wrote"

@@ -192,7 +192,7 @@ def _by_name(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def _check_data(run: Run, now: dict[str, Any], dataset: Dataset) -> None:
-    before = run.environment["data"]["fingerprint"]
+    before = run.data_fingerprint
     if now["data"]["fingerprint"] != before:
         raise ValueError(
             f"{dataset.folder} holds other data than the run began with: its fingerprint is "

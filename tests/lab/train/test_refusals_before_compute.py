@@ -149,6 +149,22 @@ def test_a_configuration_without_its_data(began):
 
 
 @pytest.mark.parametrize(
+    ("change", "match"),
+    [
+        ({"data": None}, "has None as data; it must be an object"),
+        ({"data": {}}, "does not say which data the run began with"),
+        ({"versions": [1]}, r"has \[1\] as versions"),
+        ({"device": "cpu"}, "has 'cpu' as device"),
+    ],
+)
+def test_an_environment_that_was_changed(change, match, began):
+    path = began.folder / "environment.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
+    with pytest.raises(ValueError, match=rf"environment\.json {match}"):
+        train(None, began.folder, resume=True)
+
+
+@pytest.mark.parametrize(
     ("values", "match"),
     [
         (
