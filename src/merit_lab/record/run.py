@@ -98,8 +98,8 @@ class Run:
             return str(self.environment["data"]["fingerprint"])
         except KeyError:
             raise ValueError(
-                f"{self.folder / 'environment.json'} does not say which data the run began with; put back the "
-                "file that the run wrote"
+                f"{self.folder / 'environment.json'} does not say which data the run began with; put "
+                "back the file that the run wrote"
             ) from None
 
     @property
