@@ -17,6 +17,11 @@ _VOCAB_MULTIPLE = 64  # 50257 tokens become nanoGPT's 50304: odd widths are slow
 _LOGITS_AT_ONE_TIME = 2**29  # 1 GiB in bf16; fewer at a time save little
 SMALLEST_FLEX_HEAD = 16  # flex_attention's kernels take no smaller one
 
+# Sizes beyond which a number is a slip of the hand: arithmetic with them would overflow, or never end.
+MOST_LAYERS = 10**4
+LONGEST_CONTEXT = 2**24
+LARGEST_SIZE = 2**31
+
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
@@ -70,10 +75,11 @@ class ModelConfig:
     def __post_init__(self) -> None:
         _check_choice("family", self.family, get_args(Family))
         _check_choice("attention", self.attention, get_args(AttentionKind))
+        most = {"layers": MOST_LAYERS, "context": LONGEST_CONTEXT}
         for name in ("width", "heads", "layers", "context", "vocab_size"):
-            _check_positive(name, getattr(self, name))
+            check_size(name, getattr(self, name), most.get(name, LARGEST_SIZE))
         if self.hidden is not None:
-            _check_positive("hidden", self.hidden)
+            check_size("hidden", self.hidden)
         for name in ("norm_eps", "rope_base"):
             if not 0 < getattr(self, name) < math.inf:
                 raise ValueError(f"{name} is {getattr(self, name)!r}; it must be above 0, and finite")
@@ -92,8 +98,11 @@ class ModelConfig:
                 f"heads of width {self.head_width} are too small for attention 'flex', which needs at least "
                 f"{SMALLEST_FLEX_HEAD}; use fewer heads, or attention 'sdpa'"
             )
-        if self.loss_chunk is not None and self.loss_chunk < 0:
-            raise ValueError(f"loss_chunk is {self.loss_chunk}; it must be a number of tokens, 0 or None")
+        if self.loss_chunk is not None and not 0 <= self.loss_chunk <= LARGEST_SIZE:
+            raise ValueError(
+                f"loss_chunk is {self.loss_chunk}; it must be a number of tokens, at most {LARGEST_SIZE}, "
+                "0 or None"
+            )
         if self.attention == "math" and self.loss_chunk:
             raise ValueError(
                 f"loss_chunk {self.loss_chunk} with attention 'math': math is there for second derivatives, "
@@ -131,7 +140,7 @@ class ModelConfig:
 
     def with_vocab(self, num_tokens: int) -> ModelConfig:
         """This model for a tokenizer of ``num_tokens`` tokens, the vocabulary padded to a multiple of 64."""
-        _check_positive("num_tokens", num_tokens)
+        check_size("num_tokens", num_tokens)
         return replace(self, vocab_size=-(-num_tokens // _VOCAB_MULTIPLE) * _VOCAB_MULTIPLE)
 
     def to_measure(self, *, twice: bool) -> ModelConfig:
@@ -193,9 +202,12 @@ def _check_choice(name: str, value: object, allowed: tuple[str, ...]) -> None:
         raise ValueError(f"unknown {name} {value!r}{hint} Known are {', '.join(allowed)}.")
 
 
-def _check_positive(name: str, value: object) -> None:
+def check_size(name: str, value: object, most: int = LARGEST_SIZE) -> None:
+    """Raise unless a value is a whole number above 0, and not absurdly large."""
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         raise ValueError(f"{name} is {value!r}; it must be a whole number above 0")
+    if value > most:
+        raise ValueError(f"{name} is {value}; choose one that is at most {most}")
 
 
 def _gpt2(width: int, heads: int, layers: int, context: int = 1024, vocab_size: int = 50304) -> ModelConfig:

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
 import tyro
 
+from merit_lab.models.config import LONGEST_CONTEXT, MOST_LAYERS, check_size
+
 if TYPE_CHECKING:
     import torch
 
@@ -49,8 +51,7 @@ class HuggingFaceConfig:
     """Transformers' implementation of the attention. auto: its own choice, mostly sdpa."""
 
     def __post_init__(self) -> None:
-        if self.context < 1:
-            raise ValueError(f"model.context is {self.context!r}; it must be a whole number above 0")
+        check_size("model.context", self.context, LONGEST_CONTEXT)
         if self.attention not in get_args(HuggingFaceAttention):
             known = ", ".join(get_args(HuggingFaceAttention))
             raise ValueError(f"model.attention is {self.attention!r}; of a Hugging Face model it is {known}")
@@ -217,6 +218,9 @@ def _made(settings: Mapping[str, Any]) -> Any:
             f"model_type is {family!r}, which this version of transformers does not know{hint} Code that "
             "comes beside a config.json is not run; use a newer version, or another model."
         )
+    name = known[family].attribute_map.get("num_hidden_layers", "num_hidden_layers")
+    if isinstance(layers := settings.get(name), int):  # now: some make a list with an entry for each
+        check_size(name, layers, MOST_LAYERS)
     try:
         return known[family].from_dict(dict(settings))
     except Exception as error:  # checks of the library raise errors of many kinds

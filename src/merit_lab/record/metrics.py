@@ -34,10 +34,15 @@ class MetricsWriter:
 
     def __init__(self, path: Path, offset: int | None = None) -> None:
         size = path.stat().st_size if path.exists() else 0
-        if offset is not None and offset > size:
+        if offset is not None and not 0 <= offset <= size:
             raise ValueError(
                 f"{path} has {size} bytes, but had {offset} when the checkpoint was made; the file was cut "
                 "or replaced. Put the old one back, or start a new run."
+            )
+        if offset and not _ends_a_line(path, offset):
+            raise ValueError(
+                f"{path} has no line that ends at byte {offset}, where it ended with the checkpoint; "
+                "one of the two has changed. Put the old one back, or start a new run."
             )
         self._file = path.open("ab")
         if offset is not None:
@@ -65,6 +70,12 @@ class MetricsWriter:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._file.close()
+
+
+def _ends_a_line(path: Path, offset: int) -> bool:
+    with path.open("rb") as file:
+        file.seek(offset - 1)
+        return file.read(1) == b"\n"
 
 
 def as_json(line: dict[str, Any]) -> str:

@@ -21,6 +21,7 @@ from typing import Any, Literal, Self, cast
 
 from merit_lab.record import durable
 from merit_lab.record.find import kept_path
+from merit_lab.record.json_types import fits
 from merit_lab.record.lock import is_locked
 from merit_lab.record.metrics import read_metrics
 
@@ -71,7 +72,14 @@ class Run:
                 f"{folder / 'config.json'} has format {version!r}; this version of merit-optim reads format "
                 f"{FORMAT}. Use the version that wrote it (environment.json names it), or start a new run."
             )
-        return cls(folder, config, _load(folder / "environment.json"))
+        environment = _load(folder / "environment.json")
+        for part in ("versions", "device", "data"):
+            if not fits(environment.get(part, {}), dict[str, Any]):
+                raise ValueError(
+                    f"{folder / 'environment.json'} has {environment[part]!r} as {part}; it must be an "
+                    "object. Put back the file that the run wrote."
+                )
+        return cls(folder, config, environment)
 
     @property
     def name(self) -> str:
@@ -82,6 +90,17 @@ class Run:
     def metrics_path(self) -> Path:
         """The file of measurements."""
         return self.folder / "metrics.jsonl"
+
+    @property
+    def data_fingerprint(self) -> str:
+        """The fingerprint of the data that the run began with."""
+        try:
+            return str(self.environment["data"]["fingerprint"])
+        except KeyError:
+            raise ValueError(
+                f"{self.folder / 'environment.json'} does not say which data the run began with; put "
+                "back the file that the run wrote"
+            ) from None
 
     @property
     def checkpoints(self) -> Path:

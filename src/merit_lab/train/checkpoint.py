@@ -2,12 +2,13 @@
 
     checkpoints/step-00000100/
         shard-00001-....safetensors    each rank's part of the weights and of the optimizer's state
-        manifest.json                  step, place in the metrics, config, and the sha256 of each file
+        manifest.json                  step, place in the metrics, config, the sha256 of each file and its own
 
 Torch's distributed checkpoints do the sharding, with their safetensors storage: the usual one unpickles
 its `.metadata` file. A checkpoint is written under another name, flushed to the disk and then renamed, so
-a folder with the final name was complete once; the hashes tell whether it still is. On several nodes the
-run directory must be on a file system that all of them see.
+a folder with the final name was complete once; the hashes tell whether it still is. They are there for
+accidents: who can write to the folder can make hashes that fit. On several nodes the run directory must be on
+a file system that all of them see.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import warnings
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, cast, get_type_hints
 
 import torch
 from torch import nn
@@ -37,14 +38,17 @@ from torch.distributed.checkpoint.state_dict import (
 from torch.optim import Optimizer
 
 from merit_lab.record import durable
+from merit_lab.record.json_types import fits, in_words
 from merit_lab.train import held_state
 from merit_lab.train.closure import weights_of
 from merit_lab.train.modes import copy_into, has_modes, weights_to_use
 from merit_lab.train.pair import AnyOptimizer, parts_of
 from merit_lab.train.parallel import Ranks, unshared
 
-_FORMAT = 1
+_FORMAT = 2
+_WITHOUT_OWN_HASH = 1  # the format before, which is read too
 _PARTIAL = ".partial"
+_SHARD = ".safetensors"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,13 +128,10 @@ def find(folder: Path) -> tuple[tuple[Path, Manifest] | None, list[str]]:
 
 def read(path: Path) -> Manifest:
     """The manifest of a checkpoint whose files are all as they were written; raises Damaged otherwise."""
-    try:
-        values = json.loads((path / "manifest.json").read_text(encoding="utf-8"))
-        manifest = Manifest(**values)
-    except (OSError, ValueError, TypeError) as error:
-        raise Damaged(f"{path} has no readable manifest ({error})") from None
-    if manifest.format != _FORMAT:
-        raise Damaged(f"{path} has format {manifest.format}; this version reads format {_FORMAT}")
+    manifest = _read_manifest(path)
+    # Whatever is there would be read, and where two files have a tensor one of them would win.
+    if unlisted := _shards(path) - manifest.files.keys():
+        raise Damaged(f"{path / min(unlisted)} is no file that was written with the checkpoint")
     for name, digest in manifest.files.items():
         try:
             found = _sha256(path / name)
@@ -141,9 +142,44 @@ def read(path: Path) -> Manifest:
     return manifest
 
 
+def _read_manifest(path: Path) -> Manifest:
+    """The manifest of a checkpoint, as it was written; raises Damaged otherwise."""
+    try:
+        text = (path / "manifest.json").read_bytes()
+        values = json.loads(text)
+        version = values.get("format", _WITHOUT_OWN_HASH)
+    except (OSError, ValueError, AttributeError, RecursionError) as error:
+        raise Damaged(f"{path} has no readable manifest ({error})") from None
+    if version not in (_FORMAT, _WITHOUT_OWN_HASH):
+        raise Damaged(
+            f"{path} has format {version!r}; this version reads formats {_WITHOUT_OWN_HASH} and {_FORMAT}"
+        )
+    digest = values.pop("sha256", None)
+    if (version == _FORMAT or digest is not None) and text != _written(values):
+        raise Damaged(f"{path / 'manifest.json'} is not what was written: its own sha256 does not fit")
+    for name, hint in get_type_hints(Manifest).items():
+        if name in values and not fits(values[name], hint):
+            raise Damaged(
+                f"{path / 'manifest.json'} has {values[name]!r} as {name}, which is {in_words(hint)}"
+            )
+    try:
+        manifest = Manifest(**values)
+    except TypeError as error:  # a field that is missing, or one too many
+        raise Damaged(f"{path} has no readable manifest ({error})") from None
+    if path != path_of(path.parent, manifest.step):
+        raise Damaged(f"{path} has a manifest of step {manifest.step}, which is not its own")
+    return manifest
+
+
+def _written(values: dict[str, Any]) -> bytes:
+    """A manifest as it stands in its file, with the hash of all the rest; no byte of it can be another."""
+    digest = hashlib.sha256(json.dumps(values).encode()).hexdigest()
+    return (json.dumps({**values, "sha256": digest}, indent=2) + "\n").encode()
+
+
 def load(path: Path, module: nn.Module, optimizer: AnyOptimizer, ranks: Ranks) -> None:
     """Read weights and optimizer state, whatever number of ranks wrote them; every rank calls this."""
-    manifest = Manifest(**json.loads((path / "manifest.json").read_text(encoding="utf-8")))
+    manifest = _read_manifest(path)
     if manifest.optimizers is None:
         _load_made_state(path, module, optimizer, manifest, ranks)
     else:
@@ -182,8 +218,11 @@ def _load_made_state(
 def _read(path: Path, tensors: dict[str, Any], ranks: Ranks) -> None:
     """Read into tensors that are there, by name."""
     reader = HuggingFaceStorageReader(str(path))
-    with _alone_without_a_warning():
-        state_dict_loader.load(tensors, storage_reader=reader, no_dist=ranks.size == 1)
+    try:
+        with _alone_without_a_warning():
+            state_dict_loader.load(tensors, storage_reader=reader, no_dist=ranks.size == 1)
+    except CheckpointException as error:
+        raise Damaged(f"{path} cannot be loaded ({_cause(error)})") from error
 
 
 def _model_tensors(module: nn.Module, state: dict[str, Any] | None = None) -> dict[str, Any]:
@@ -264,10 +303,17 @@ def _write_tensors(path: Path, tensors: dict[str, Any], ranks: Ranks) -> None:
         with _alone_without_a_warning():
             state_dict_saver.save(tensors, storage_writer=writer, no_dist=ranks.size == 1)
     except CheckpointException as error:
-        causes = [cause for cause, _ in error.failures.values()]
-        cause = next((c for c in causes if isinstance(c, OSError)), causes[0])
+        cause = _cause(error)
         number, text = getattr(cause, "errno", None), getattr(cause, "strerror", None)
         raise OSError(number or errno.EIO, text or str(cause)) from error
+
+
+def _cause(error: CheckpointException) -> BaseException:
+    """What went wrong on the ranks; raises where that is a second Ctrl-C, which torch takes for a failure."""
+    causes = [cause for cause, _ in error.failures.values()]
+    if any(isinstance(cause, KeyboardInterrupt) for cause in causes):
+        raise KeyboardInterrupt from error
+    return next((cause for cause in causes if isinstance(cause, OSError)), causes[0])
 
 
 @contextlib.contextmanager
@@ -282,15 +328,20 @@ def _hash_files(path: Path, ranks: Ranks) -> dict[str, str]:
     """The sha256 of all files, each rank taking its share of them."""
 
     def hash_share() -> dict[str, str]:
-        names = sorted(file.name for file in path.glob("*.safetensors"))
+        names = sorted(_shards(path))
         return {name: _sha256(path / name) for name in names[ranks.rank :: ranks.size]}
 
     return {name: digest for share in ranks.gather(hash_share) for name, digest in share.items()}
 
 
+def _shards(path: Path) -> set[str]:
+    """The files in a checkpoint that torch reads tensors from."""
+    return {file.name for file in path.iterdir() if file.name.endswith(_SHARD)}
+
+
 def _complete(partial: Path, target: Path, manifest: Manifest) -> None:
     """Make a written checkpoint one that will be found."""
-    durable.write(partial / "manifest.json", json.dumps(asdict(manifest), indent=2) + "\n")
+    durable.write(partial / "manifest.json", _written(asdict(manifest)).decode())
     if target.exists():  # damaged: had it been good, the run would have gone on from it
         shutil.rmtree(target)
     partial.rename(target)

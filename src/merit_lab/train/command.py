@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -42,7 +43,7 @@ def main(argv: Sequence[str]) -> int:
         run = training.train(config, folder, resume=resume)  # which brings torch: parsing does without
     except Interrupted as interrupted:
         if is_first_rank():
-            print(f"merit train: {interrupted}. Go on with: merit train --resume {folder}", file=sys.stderr)
+            print(f"merit train: {interrupted}. Go on with: {_resume_command(folder)}", file=sys.stderr)
         return 128 + interrupted.signum
     except (OSError, ValueError, RunInUse) as error:
         print(f"merit train: {error}", file=sys.stderr)
@@ -67,10 +68,11 @@ def parse(argv: list[str]) -> tuple[TrainConfig | None, Path, Resume]:
     """The configuration, the run directory, and whether to go on with what is there."""
     given = argv[0] if argv else "--help"
     if not is_model(given) or "--resume" in argv:
-        folder, data = _parse_without_model(argv or ["--help"])
+        folder, data, trusted = _parse_without_model(argv or ["--help"])
+        _check_trust(folder, trusted)
         if data is None:
             return None, folder, True
-        return dataclasses.replace(TrainConfig.from_dict(Run.open(folder).config), data=data), folder, True
+        return dataclasses.replace(_config_of(folder), data=data), folder, True
     name, model = find_model(given)
     arguments = tyro.cli(
         Arguments,
@@ -86,15 +88,38 @@ def parse(argv: list[str]) -> tuple[TrainConfig | None, Path, Resume]:
     return config, arguments.out or default, "auto" if arguments.auto_resume else False
 
 
-def _parse_without_model(argv: list[str]) -> tuple[Path, Path | None]:
-    """The folder of `--resume FOLDER`, and where its data are now, which is all to say without a model."""
+def _config_of(folder: Path) -> TrainConfig:
+    return TrainConfig.from_dict(Run.open(folder).config)
+
+
+def _check_trust(folder: Path, trusted: Collection[str]) -> None:
+    """Raise where a run would have modules imported that nobody named on the command line.
+
+    A run directory may come from anywhere, and what is imported is run.
+    """
+    named = _config_of(folder).optimizer.modules_of_others()
+    if unknown := [name for name in named if name not in trusted]:
+        raise ValueError(
+            f"{folder / 'config.json'} names {' and '.join(unknown)}, which going on would import, and so "
+            f"run. If you trust that: {_resume_command(folder)}"
+        )
+
+
+def _resume_command(folder: Path) -> str:
+    """What one types to go on with a run."""
+    named = _config_of(folder).optimizer.modules_of_others()
+    return shlex.join(["merit", "train", "--resume", str(folder), *(["--trust", *named] if named else [])])
+
+
+def _parse_without_model(argv: list[str]) -> tuple[Path, Path | None, list[str]]:
+    """The folder of `--resume FOLDER`, where its data are now, and what it may import; no more is to say."""
     models = "\n".join(
         f"  {name:<14} {num_parameters(model) / 1e6:.1f}M parameters" for name, model in PRESETS.items()
     )
     parser = argparse.ArgumentParser(
         prog="merit train",
         usage="merit train MODEL --data FOLDER [--auto-resume] [options]\n"
-        "       merit train --resume FOLDER [--data FOLDER]",
+        "       merit train --resume FOLDER [--data FOLDER] [--trust MODULE:CLASS ...]",
         description="Train a language model, or go on with a run that was stopped, by whatever.\n"
         f"Under torchrun all processes train together.\n\nmodels:\n{models}\n"
         "  hf:FOLDER      any causal model of Hugging Face's transformers, by its config.json",
@@ -103,6 +128,14 @@ def _parse_without_model(argv: list[str]) -> tuple[Path, Path | None]:
     )
     parser.add_argument("--resume", metavar="FOLDER", type=Path, help="go on with the run in this folder")
     parser.add_argument("--data", metavar="FOLDER", type=Path, help="with --resume: the data, if they moved")
+    parser.add_argument(
+        "--trust",
+        metavar="MODULE:CLASS",
+        nargs="+",
+        action="extend",
+        default=[],
+        help="with --resume: optimizers of the run's that may be imported, which runs their code",
+    )
     if is_model(argv[0]):
         parser.error(
             "a run goes on with the model and the options that it began with; resume it without "
@@ -119,4 +152,4 @@ def _parse_without_model(argv: list[str]) -> tuple[Path, Path | None]:
         parser.error(f"{complaint}the model is missing; it comes first: merit train tiny --data FOLDER")
     if unknown:
         parser.error(f"{complaint}a run goes on with the options that it began with")
-    return arguments.resume, arguments.data
+    return arguments.resume, arguments.data, arguments.trust

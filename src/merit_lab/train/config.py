@@ -7,14 +7,16 @@ import difflib
 import hashlib
 import json
 import math
+import reprlib
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Self, TypeVar, get_args, get_type_hints
+from typing import Any, Literal, Self, TypeVar, cast, get_args, get_type_hints
 
-from merit_lab.models.config import PRESETS, ModelConfig
+from merit_lab.models.config import LARGEST_SIZE, PRESETS, ModelConfig, check_size
 from merit_lab.models.names import AnyModelConfig, num_parameters
+from merit_lab.record.json_types import fits, in_words
 from merit_lab.train.options import parse_options
-from merit_lab.train.own_optimizer import check_name, is_own
+from merit_lab.train.own_optimizer import check_name, is_own, must_be_trusted
 from merit_lab.train.schedule import learning_rate
 from merit_optim.settings import SETTINGS
 
@@ -27,6 +29,8 @@ Part = Literal["clip", "weight-bound", "element-wise"]
 _T = TypeVar("_T")
 
 _LOOKS = 20  # a curve of so many points can be read
+_MOST_TOKENS = 2**62  # as the rows of all steps, they are counted in 64 bits
+
 TOKENS_PER_PARAMETER = 20  # where no length is given: about compute-optimal (Hoffmann et al., 2022)
 
 
@@ -108,6 +112,12 @@ class OptimizerConfig:
     def rest_options_by_name(self) -> dict[str, Any]:
         """Those of the second."""
         return parse_options(self.rest_options, "optimizer.rest_options")
+
+    def modules_of_others(self) -> list[str]:
+        """What it names as MODULE:CLASS, and so has imported: optimizers, and classes among their options."""
+        options = [*self.options_by_name().values(), *self.rest_options_by_name().values()]
+        named = [own for own in (self.name, self.rest, *options) if isinstance(own, str)]
+        return [own for own in dict.fromkeys(named) if must_be_trusted(own)]
 
     def overrides_by_pattern(self) -> dict[str, dict[str, Any]]:
         """The overrides as ``param_groups`` takes them; of an option given twice, the later wins."""
@@ -240,10 +250,10 @@ class TrainConfig:
     """What to do about a step whose loss or gradient is not finite: end the run, or leave the step out."""
 
     def __post_init__(self) -> None:
-        _at_least("batch", self.batch, 1)
-        _at_least("micro_batch", self.micro_batch, 1)
-        _at_least("steps", self.steps, 1)
-        _at_least("tokens", self.tokens, 1)
+        check_size("batch", self.batch)
+        for name in ("micro_batch", "steps", "tokens"):
+            if (value := getattr(self, name)) is not None:
+                check_size(name, value, _MOST_TOKENS if name == "tokens" else LARGEST_SIZE)
         if self.steps is not None and self.tokens is not None:
             raise ValueError(f"steps is {self.steps} and tokens is {self.tokens}; give one of the two")
         if not -(2**63) <= self.seed < 2**64:
@@ -321,8 +331,18 @@ def _build(kind: type[_T], values: dict[str, Any], prefix: str) -> _T:
                 f"{hint}; it is from another version, or was edited. Use the version that wrote it, or "
                 "start a new run."
             )
+    for own in dataclasses.fields(cast(Any, kind)):
+        if own.name not in values and own.default is own.default_factory is dataclasses.MISSING:
+            raise ValueError(
+                f"the configuration has no {prefix}{own.name}; put back the file that the run wrote"
+            )
     built = {}
     for key, value in values.items():
+        if not fits(value, hints[key]):
+            raise ValueError(
+                f"the configuration has {reprlib.repr(value)} as {prefix}{key}; it must be "
+                f"{in_words(hints[key])}. Put back the file that the run wrote, or start a new run."
+            )
         if members := dataclasses_of(hints[key]):
             # Of several the one that has such fields; the first where none has, which says so.
             fitting = (

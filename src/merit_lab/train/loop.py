@@ -64,7 +64,8 @@ def train(
     ``Interrupted`` when a signal ended it, after a checkpoint.
 
     Args:
-        config: what to train; with ``resume`` it may be None, or must be what the run began with.
+        config: what to train; with ``resume`` it may be None, or must be what the run began with. With
+            None the run is trusted: an optimizer that it names as MODULE:CLASS is imported.
         folder: the run directory.
         resume: go on with the run that is there; "auto" begins it where there is none, and leaves one that
             has finished or diverged as it is.

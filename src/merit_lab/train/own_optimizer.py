@@ -30,6 +30,11 @@ def is_own(name: str) -> bool:
     return ":" in name
 
 
+def must_be_trusted(name: str) -> bool:
+    """Whether a name means a class of a module that anyone may have written: to import it is to run it."""
+    return is_own(name) and name.partition(":")[0] not in (*_SHORT_NAMES, *_SHORT_NAMES.values())
+
+
 def check_name(field: str, name: str) -> None:
     """Raise unless this is MODULE:CLASS. Nothing is imported: a record can be read without the module."""
     module, _, cls = name.partition(":")
@@ -50,6 +55,7 @@ def class_of(name: str) -> Callable[..., Optimizer]:
 
 def load_class(name: str) -> type[Optimizer]:
     """The class of a name; upper and lower case do not matter where there is but one."""
+    check_name("the optimizer", name)
     short, _, class_name = name.partition(":")
     module_name = _SHORT_NAMES.get(short, short)
     try:

@@ -66,7 +66,7 @@ class Snapshot:
     def open_data(self, folder: Path | None = None) -> Dataset:
         """The data of the run, from where they were or from another ``folder`` that has the same."""
         dataset = Dataset.open(self.config.data if folder is None else folder)
-        trained_on = self.run.environment["data"]["fingerprint"]
+        trained_on = self.run.data_fingerprint
         if dataset.fingerprint != trained_on:
             raise ValueError(
                 f"{dataset.folder} holds other data than the run was trained on: its fingerprint is "

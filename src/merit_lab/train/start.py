@@ -26,6 +26,7 @@ from merit_lab.record import (
 )
 from merit_lab.train import checkpoint
 from merit_lab.train.config import TrainConfig
+from merit_lab.train.memory import check_memory
 from merit_lab.train.optimizer import check_optimizer
 from merit_lab.train.parallel import Ranks
 
@@ -157,6 +158,7 @@ def _check(config: TrainConfig, dataset: Dataset, ranks: Ranks) -> None:
             "fsdp2 needs --micro-batch: the largest one that fits is found by trying the whole model on one "
             "GPU, which is what sharding is there to avoid"
         )
+    check_memory(config, ranks)
     check_device(config.model, ranks.device)
     if config.measure.wandb is not None:
         import_wandb()
@@ -196,7 +198,7 @@ def _by_name(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def _check_data(run: Run, now: dict[str, Any], dataset: Dataset) -> None:
-    before = run.environment["data"]["fingerprint"]
+    before = run.data_fingerprint
     if now["data"]["fingerprint"] != before:
         raise ValueError(
             f"{dataset.folder} holds other data than the run began with: its fingerprint is "

@@ -123,6 +123,10 @@ def test_options_change_settings_and_what_follows_from_them(tmp_path):
         _ = HuggingFaceConfig(settings=config.settings, options=("num_hiden_layers=3",), context=8).layers
     with pytest.raises(ValueError, match="write NAME=VALUE"):
         HuggingFaceConfig(settings=config.settings, options=("layers",))
+    with pytest.raises(ValueError, match="num_hidden_layers is 1000000000; choose one that is at most 10000"):
+        _ = HuggingFaceConfig(settings=config.settings, options=("num_hidden_layers=1000000000",)).layers
+    with pytest.raises(ValueError, match=r"model\.context is 16777217; choose one that is at most 16777216"):
+        HuggingFaceConfig(settings=config.settings, context=2**24 + 1)
 
 
 @pytest.mark.parametrize(

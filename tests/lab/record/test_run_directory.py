@@ -121,6 +121,16 @@ def test_metrics_that_end_before_the_checkpoint(run):
         MetricsWriter(run.metrics_path, 10)
 
 
+@pytest.mark.parametrize("offset", [5, -1])
+def test_metrics_are_not_cut_inside_a_line(run, offset):
+    with MetricsWriter(run.metrics_path) as writer:
+        writer.write({"kind": "train", "step": 1})
+    before = run.metrics_path.read_bytes()
+    with pytest.raises(ValueError, match=str(offset)):
+        MetricsWriter(run.metrics_path, offset)
+    assert run.metrics_path.read_bytes() == before
+
+
 def test_a_last_line_cut_short_is_no_line(run):
     run.metrics_path.write_text('{"kind": "train", "step": 1}\n{"kind": "tra')
     assert [line["step"] for line in read_metrics(run.metrics_path)] == [1]

@@ -9,24 +9,37 @@ import pytest
 import torch
 from torch.distributed.checkpoint.filesystem import FileSystem
 
+from merit_lab.record import Run
 from merit_lab.train import checkpoint, train
 from merit_lab.train.checkpoint import Damaged, find, read
+
+
+def unfinish(run):
+    """Take back the last line of the metrics, which says that the run has finished."""
+    lines = run.metrics_path.read_bytes().splitlines(keepends=True)
+    run.metrics_path.write_bytes(b"".join(lines[:-1]))
 
 
 @pytest.fixture
 def unfinished(changed, tmp_path):
     """A run directory with checkpoints at steps 5 and 10, and 2 steps to go."""
     run = train(changed(), tmp_path / "run")
-    lines = run.metrics_path.read_bytes().splitlines(keepends=True)
-    run.metrics_path.write_bytes(b"".join(line for line in lines if b'"finished"' not in line))
+    unfinish(run)
     (run.checkpoints / "step-00000012" / "manifest.json").unlink()
     return run
 
 
+@pytest.fixture(scope="module")
+def trained_once(tmp_path_factory):
+    return tmp_path_factory.mktemp("trained") / "whole"
+
+
 @pytest.fixture
-def whole(changed, tmp_path):
-    """The same run, never disturbed; three checkpoints are kept."""
-    return train(changed(**{"checkpoint.keep": 3}), tmp_path / "whole")
+def whole(changed, trained_once, tmp_path):
+    """The same run, never disturbed; three checkpoints are kept. Each test has a copy."""
+    if not trained_once.exists():
+        train(changed(**{"checkpoint.keep": 3}), trained_once)
+    return Run.open(shutil.copytree(trained_once, tmp_path / "whole"))
 
 
 def cut_short(path):
@@ -35,7 +48,7 @@ def cut_short(path):
 
 def change_a_byte(path):
     content = bytearray(path.read_bytes())
-    content[-1000] ^= 1
+    content[-len(content) // 3] ^= 1
     path.write_bytes(content)
 
 
@@ -51,15 +64,11 @@ def empty(path):
 @pytest.mark.parametrize("kind", ["*.safetensors", "manifest.json"])
 def test_damage_is_noticed_and_the_one_before_is_used(harm, kind, whole, measured):
     [path] = (whole.checkpoints / "step-00000012").glob(kind)
-    if kind == "manifest.json" and harm is change_a_byte:
-        path.write_text(path.read_text().replace('"step"', '"stop"'))
-    else:
-        harm(path)
+    harm(path)
     with pytest.raises(Damaged, match="step-00000012"):
         read(path.parent)
     expected = measured(whole)
-    lines = whole.metrics_path.read_bytes().splitlines(keepends=True)
-    whole.metrics_path.write_bytes(b"".join(lines[:-1]))  # as if it had not been finished
+    unfinish(whole)
     run = train(None, whole.folder, resume=True)
     [event] = [event for event in run.metrics("event") if event["what"] == "resumed"]
     assert event["step"] == 10
@@ -73,8 +82,7 @@ def test_with_no_good_checkpoint_a_run_begins_anew(whole, measured):
     expected = measured(whole)
     for path in whole.checkpoints.glob("*/*.safetensors"):
         cut_short(path)
-    lines = whole.metrics_path.read_bytes().splitlines(keepends=True)
-    whole.metrics_path.write_bytes(b"".join(lines[:-1]))
+    unfinish(whole)
     run = train(None, whole.folder, resume=True)
     assert "from the beginning" in run.metrics("event")[0]["message"]
     assert measured(run) == expected
@@ -82,8 +90,7 @@ def test_with_no_good_checkpoint_a_run_begins_anew(whole, measured):
 
 def test_a_damaged_one_does_not_outlive_good_ones(changed, tmp_path):
     run = train(changed(**{"checkpoint.keep": 1}), tmp_path)
-    lines = run.metrics_path.read_bytes().splitlines(keepends=True)
-    run.metrics_path.write_bytes(b"".join(lines[:-1]))
+    unfinish(run)
     cut_short(next((run.checkpoints / "step-00000012").glob("*.safetensors")))
     original, left = checkpoint.save, []
 
@@ -97,11 +104,114 @@ def test_a_damaged_one_does_not_outlive_good_ones(changed, tmp_path):
     assert left == [["step-00000005"], ["step-00000010"], ["step-00000012"]]
 
 
+def manifest_of(run, step=12):
+    path = run.checkpoints / f"step-{step:08d}" / "manifest.json"
+    return path, json.loads(path.read_text())
+
+
+def make_old(run, **changes):
+    """Make the last manifest one from before manifests had a hash of their own, with some values changed."""
+    path, values = manifest_of(run)
+    del values["sha256"]
+    path.write_text(json.dumps({**values, "format": 1, **changes}, indent=2) + "\n")
+    return path.parent
+
+
 def test_a_checkpoint_of_another_version(whole):
-    path = whole.checkpoints / "step-00000012" / "manifest.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), "format": 99}))
+    path, values = manifest_of(whole)
+    path.write_text(json.dumps({**values, "format": 99}))
     with pytest.raises(Damaged, match="format 99"):
         read(path.parent)
+
+
+def test_no_byte_of_a_manifest_changes_unnoticed(whole):
+    path, _ = manifest_of(whole)
+    content = path.read_bytes()
+    for place in range(len(content)):
+        path.write_bytes(content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :])
+        with pytest.raises(Damaged, match="step-00000012"):
+            read(path.parent)
+    path.write_bytes(content)
+    assert read(path.parent).step == 12
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"step": 11},
+        {"metrics_offset": 7},
+        {"groups": []},
+        {"format": 1},
+        {"sha256": None},
+        {"files": {}},
+        {"one_more": 1},
+    ],
+)
+def test_no_value_of_a_manifest_changes_unnoticed(change, whole):
+    path, values = manifest_of(whole)
+    path.write_text(json.dumps({**values, **change}, indent=2) + "\n")
+    assert find(whole.checkpoints)[0][0].name == "step-00000010"
+
+
+def test_a_manifest_without_its_hash_is_damaged(whole):
+    path, values = manifest_of(whole)
+    del values["sha256"]
+    path.write_text(json.dumps(values, indent=2) + "\n")
+    with pytest.raises(Damaged, match="its own sha256 does not fit"):
+        read(path.parent)
+
+
+def test_a_checkpoint_from_before_manifests_had_a_hash(whole):
+    make_old(whole)
+    unfinish(whole)
+    run = train(None, whole.folder, resume=True)
+    assert run.metrics("event")[-2]["message"].startswith("from step-00000012")
+    assert manifest_of(run)[1]["format"] == 1
+
+
+@pytest.mark.parametrize(
+    ("changes", "match"),
+    [
+        ({"step": 11}, "a manifest of step 11, which is not its own"),
+        ({"step": "12"}, "'12' as step, which is a whole number"),
+        ({"metrics_offset": 1.5}, "1.5 as metrics_offset, which is a whole number"),
+        ({"seconds": None}, "None as seconds, which is a number"),
+        ({"files": ["a"]}, "as files, which is an object"),
+        ({"groups": {"lr": 1}}, "as groups, which is a list, each an object"),
+        ({"optimizers": [1]}, "as optimizers, which is a list, each an object, or null"),
+        ({"format": True}, "True as format"),
+        ({"format": [1]}, "format .1."),
+    ],
+)
+def test_wrong_values_of_an_old_manifest(changes, match, whole):
+    with pytest.raises(Damaged, match=match):
+        read(make_old(whole, **changes))
+    assert find(whole.checkpoints)[0][0].name == "step-00000010"
+
+
+@pytest.mark.parametrize("text", ["[]", "null", "12", "[" * 100_000])
+def test_a_manifest_that_is_none(text, whole):
+    path, _ = manifest_of(whole)
+    path.write_text(text)
+    with pytest.raises(Damaged, match="no readable manifest"):
+        read(path.parent)
+
+
+@pytest.mark.parametrize("name", ["a.safetensors", ".hidden.safetensors", "zzz.safetensors"])
+def test_weights_that_are_not_listed_are_refused(name, whole):
+    path, values = manifest_of(whole)
+    (shard,) = values["files"]
+    shutil.copy(whole.checkpoints / "step-00000005" / shard, path.with_name(name))
+    with pytest.raises(Damaged, match=f"{name} is no file that was written with the checkpoint"):
+        read(path.parent)
+    assert find(whole.checkpoints)[0][0].name == "step-00000010"
+
+
+def test_a_checkpoint_under_the_name_of_another_step(whole):
+    shutil.copytree(whole.checkpoints / "step-00000005", whole.checkpoints / "step-00000013")
+    found, (complaint,) = find(whole.checkpoints)
+    assert found[0].name == "step-00000012"
+    assert "step-00000013 has a manifest of step 5, which is not its own" in complaint
 
 
 def test_only_as_many_as_asked_for_are_kept(changed, tmp_path):

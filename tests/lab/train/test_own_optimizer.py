@@ -1,5 +1,6 @@
 """Optimizers of the user's, named as MODULE:CLASS."""
 
+import json
 import signal
 import sys
 
@@ -8,7 +9,8 @@ import torch
 
 from merit_lab.compare.plan import plan
 from merit_lab.report.gather import display_name
-from merit_lab.train import OptimizerConfig, train
+from merit_lab.train import OptimizerConfig, command, train
+from merit_lab.train.command import main
 from merit_lab.train.loop import Trainer
 from merit_lab.train.own_optimizer import load_class
 from merit_lab.train.signals import Interrupted
@@ -151,3 +153,70 @@ def test_two_classes_of_one_name_cannot_share_a_folder(toy, tmp_path):
         ValueError, match=r"torch\.optim:Adam and torch\.optim\.adam:Adam would be kept in one folder"
     ):
         plan(toy, tmp_path, optimizers=names, seeds=[0], learning_rates={name: [0.1] for name in names})
+
+
+@pytest.fixture
+def handed_over(changed, tmp_path, monkeypatch):
+    """A run directory, with values of its optimizer changed, and a module that says when it is imported."""
+    (tmp_path / "from_elsewhere.py").write_text("import torch\nclass Mine(torch.optim.SGD): pass\n")
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def hand_over(**values):
+        run = train(changed(**{"optimizer.name": "torch:SGD", "steps": 1}), tmp_path / "run")
+        run.metrics_path.unlink()  # it has not begun
+        for manifest in run.checkpoints.glob("*/manifest.json"):
+            manifest.unlink()
+        path = run.folder / "config.json"
+        config = json.loads(path.read_text())
+        path.write_text(json.dumps({**config, "optimizer": {**config["optimizer"], **values}}))
+        return run.folder
+
+    yield hand_over
+    sys.modules.pop("from_elsewhere", None)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"name": "from_elsewhere:Mine"},
+        {"rest": "from_elsewhere:Mine", "rest_lr": 0.1},
+        {"options": ["base=from_elsewhere:Mine"]},
+        {"rest": "adamw", "rest_lr": 0.1, "rest_options": ["base=from_elsewhere:Mine"]},
+    ],
+)
+def test_a_run_directory_has_no_module_imported_that_is_not_named_again(values, handed_over, data, capfd):
+    folder = handed_over(**values)
+    for more in ([], ["--data", str(data)], ["--trust", "another:One"]):
+        assert main(["--resume", str(folder), *more]) == 1
+        said = capfd.readouterr().err
+        assert "config.json names from_elsewhere:Mine, which going on would import, and so run" in said
+        assert f"merit train --resume {folder} --trust from_elsewhere:Mine" in said
+        assert "from_elsewhere" not in sys.modules
+
+
+def test_what_is_named_again_is_imported(handed_over, capfd):
+    folder = handed_over(name="from_elsewhere:Mine")
+    assert main(["--resume", str(folder), "--trust", "from_elsewhere:Mine"]) == 0
+    assert "from_elsewhere" in sys.modules
+    assert "all 1 steps are done" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["torch:SGD", "torch.optim:SGD", "adamw"])
+def test_what_everybody_has_needs_no_asking(name, handed_over):
+    assert main(["--resume", str(handed_over(name=name))]) == 0
+
+
+def test_an_interruption_says_what_to_type(changed, tmp_path, monkeypatch, capfd):
+    def stopping(*_):
+        raise Interrupted(signal.SIGTERM, "stopped")
+
+    monkeypatch.setattr(Trainer, "run", stopping)
+    config = changed(**{"optimizer.name": "mine:Counting", "optimizer.options": ("momentum=0.5",)})
+    monkeypatch.setattr(command, "parse", lambda _: (config, tmp_path / "run", False))
+    assert main([]) == 128 + signal.SIGTERM
+    assert f"merit train --resume {tmp_path / 'run'} --trust mine:Counting" in capfd.readouterr().err
+
+
+def test_a_word_is_no_module():
+    with pytest.raises(ValueError, match=r"as in my_package\.optimizers:Mine"):
+        load_class("antigravity")

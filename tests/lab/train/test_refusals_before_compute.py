@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from merit_lab.record import RunInUse, lock
-from merit_lab.train import loop, train
+from merit_lab.train import loop, memory, start, train
 from merit_lab.train.command import main
 from merit_lab.train.parallel import Ranks
 from merit_lab.train.start import begin_run
@@ -28,6 +28,14 @@ def refused(monkeypatch, tmp_path):
         assert not (tmp_path / "run").exists()
 
     return refuse
+
+
+@pytest.fixture
+def began(toy, tmp_path):
+    """A run that has taken no step yet."""
+    ranks = Ranks(rank=0, size=1, device=torch.device("cpu"))
+    with contextlib.ExitStack() as held:
+        return begin_run(toy, tmp_path / "run", ranks, held).run
 
 
 @pytest.fixture
@@ -99,15 +107,89 @@ def test_a_folder_that_holds_a_run(toy, tmp_path):
         ({"batchh": 1}, "batchh, which this version .* does not know .the nearest is batch."),
         ({"model": {"widht": 1}}, r"model\.widht.*model\.width"),
         ({"batch": -1}, "batch is -1"),
+        ({"batch": "8"}, "has '8' as batch; it must be a whole number"),
+        ({"batch": None}, "has None as batch; it must be a whole number"),
+        ({"batch": [8]}, r"has \[8\] as batch"),
+        ({"batch": 2**40}, "batch is 1099511627776; choose one that is at most 2147483648"),
+        ({"steps": 1e9}, "has 1000000000.0 as steps; it must be a whole number, or null"),
+        ({"fit_vocab": "no"}, "has 'no' as fit_vocab; it must be true or false"),
+        ({"data": None}, "has None as data; it must be a string"),
+        ({"precision": 16}, "has 16 as precision; it must be a string"),
+        ({"model": []}, r"has \[\] as model; it must be an object"),
+        ({"model": {"width": "wide"}}, r"has 'wide' as model\.width; it must be a whole number"),
+        ({"model": {"norm_eps": None}}, r"has None as model\.norm_eps; it must be a number"),
+        ({"model": {"layers": 10**9}}, "layers is 1000000000; choose one that is at most 10000"),
+        ({"optimizer": {"lr": 10**400}}, r"as optimizer\.lr; it must be a number, or null"),
+        (
+            {"optimizer": {"betas": [0.9]}},
+            r"has \[0\.9\] as optimizer\.betas; it must be a list of 2, each",
+        ),
+        (
+            {"optimizer": {"without": "clip"}},
+            r"has 'clip' as optimizer\.without; it must be a list, each",
+        ),
+        ({"optimizer": {"warmup": {}}}, r"has {} as optimizer\.warmup"),
+        ({"checkpoint": None}, "has None as checkpoint; it must be an object"),
     ],
 )
-def test_a_configuration_of_another_version(change, match, toy, tmp_path, monkeypatch):
-    run = train(toy, tmp_path)
+def test_a_configuration_of_another_version_or_that_was_changed(change, match, began, monkeypatch):
+    run = began
     path = run.folder / "config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
     monkeypatch.setattr(loop, "build", lambda _: pytest.fail("a model was built"))
     with pytest.raises(ValueError, match=match):
         train(None, run.folder, resume=True)
+
+
+def test_a_configuration_without_its_data(began):
+    path = began.folder / "config.json"
+    path.write_text(json.dumps({"format": 1}))
+    with pytest.raises(ValueError, match="the configuration has no data; put back the file"):
+        train(None, began.folder, resume=True)
+
+
+@pytest.mark.parametrize(
+    ("change", "match"),
+    [
+        ({"data": None}, "has None as data; it must be an object"),
+        ({"data": {}}, "does not say which data the run began with"),
+        ({"versions": [1]}, r"has \[1\] as versions"),
+        ({"device": "cpu"}, "has 'cpu' as device"),
+    ],
+)
+def test_an_environment_that_was_changed(change, match, began):
+    path = began.folder / "environment.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
+    with pytest.raises(ValueError, match=rf"environment\.json {match}"):
+        train(None, began.folder, resume=True)
+
+
+@pytest.mark.parametrize(
+    ("values", "match"),
+    [
+        (
+            {"model.width": 2**26},
+            "parameters .* need 805,306,514.5 GiB at least, but this machine has 1.0 GiB",
+        ),
+        ({"model.vocab_size": 2**31}, "need 512.0 GiB at least"),
+        ({"batch": 2**31}, "batches of 2147483648 sequences of 32 tokens need 1,024.0 GiB at least"),
+        ({"batch": 2**22}, "need 2.0 GiB at least"),
+    ],
+)
+def test_what_no_memory_can_hold(values, match, refused, changed, tmp_path, monkeypatch):
+    limit = tmp_path / "memory.max"
+    limit.write_text(f"{2**30}\n")  # as in a container
+    monkeypatch.setattr(memory, "_LIMIT_OF_A_CONTAINER", limit)
+    monkeypatch.setattr(start, "check_optimizer", lambda _: pytest.fail("a model was built"))
+    refused(changed(**values), match)
+
+
+@pytest.mark.parametrize("text", ["max\n", None])
+def test_a_machine_without_a_limit(text, tmp_path, monkeypatch):
+    monkeypatch.setattr(memory, "_LIMIT_OF_A_CONTAINER", tmp_path / "memory.max")
+    if text is not None:
+        (tmp_path / "memory.max").write_text(text)
+    assert memory._host_memory() > 2**30
 
 
 def test_weights_and_biases_that_is_not_there(refused, changed, monkeypatch):

@@ -9,13 +9,15 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
 
 from merit_lab.data.corpora import text_files
 from merit_lab.data.prepare import prepare
 from merit_lab.record import MetricsWriter, Run, RunInUse, durable, is_locked, lock
-from merit_lab.train import Interrupted, checkpoint, loop, start, train
+from merit_lab.train import Interrupted, checkpoint, command, loop, start, train
 from merit_lab.train.command import main
 from merit_lab.train.loop import Trainer
+from merit_optim.cli import main as merit
 
 HOLD = """
 import pathlib, sys, time
@@ -172,8 +174,6 @@ def test_a_run_may_die_again_and_again(toy, tmp_path, die_before_step, never_sto
 
 @pytest.mark.parametrize("function", ["_write_tensors", "_hash_files", "_complete", "_tidy"])
 def test_a_run_that_died_while_it_saved(function, toy, tmp_path, monkeypatch, never_stopped, measured):
-    from merit_lab.train import checkpoint
-
     original, calls = getattr(checkpoint, function), []
 
     def dies_the_second_time(*arguments):
@@ -231,8 +231,6 @@ def test_kill_9_at_any_moment(changed, tmp_path, never_stopped, measured):
 def test_a_signal_saves_and_leaves(
     signum, toy, tmp_path, before_step, monkeypatch, never_stopped, measured, capfd
 ):
-    from merit_lab.train import command
-
     before_step(7, lambda: os.kill(os.getpid(), signum))
     monkeypatch.setattr(command, "parse", lambda _: (toy, tmp_path / "run", False))
     handlers = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
@@ -257,6 +255,31 @@ def test_a_second_interrupt_from_the_keyboard_is_obeyed_at_once(toy, tmp_path, b
     before_step(7, press_twice)
     with pytest.raises(KeyboardInterrupt):
         train(toy, tmp_path)
+
+
+def interrupt(*_):
+    os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_a_second_interrupt_while_the_checkpoint_is_written(toy, tmp_path, before_step, monkeypatch, capfd):
+    before_step(3, interrupt)
+    monkeypatch.setattr(HuggingFaceStorageWriter, "write_data", interrupt)
+    monkeypatch.setattr(command, "parse", lambda _: (toy, tmp_path, False))
+    assert merit(["train"]) == 128 + signal.SIGINT
+    said = capfd.readouterr().err
+    assert "merit train: interrupted" in said
+    assert "written" not in said
+
+
+def test_a_second_interrupt_while_a_checkpoint_is_read(toy, tmp_path, die_before_step, monkeypatch, capfd):
+    def twice(*_):
+        interrupt()
+        interrupt()
+
+    die_before_step(toy, tmp_path, 7)
+    monkeypatch.setattr(HuggingFaceStorageReader, "read_data", twice)
+    assert merit(["train", "--resume", str(tmp_path)]) == 128 + signal.SIGINT
+    assert "merit train: interrupted" in capfd.readouterr().err
 
 
 def test_a_signal_in_the_last_step_comes_too_late_for_the_run_and_is_the_callers(toy, tmp_path, before_step):

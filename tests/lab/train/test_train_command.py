@@ -123,6 +123,10 @@ def test_a_run_that_diverged_has_failed(data, tmp_path, capfd):
         (["tiny", "--data", "x", "--resume", "y"], "without tiny: merit train --resume FOLDER"),
         (["tiny", "--data", "x", "--optimizer.weight-decy", "1"], "--optimizer.weight-decay"),
         (["tiny", "--data", "x", "--batch", "many"], "batch"),
+        (
+            ["tiny", "--data", "x", "--model.layers", "1000000000"],
+            "layers is 1000000000; choose one that",
+        ),
         (["tiny"], "--data"),
     ],
 )

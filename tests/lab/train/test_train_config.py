@@ -118,6 +118,14 @@ def test_a_part_of_merit_can_be_left_out(part, option, value, changed):
         ({"parallel": "dp"}, "parallel is 'dp'"),
         ({"seed": 2**64}, "seed is 18446744073709551616; .* 64 bits"),
         ({"nonfinite": "raise"}, "nonfinite is 'raise'; .*stop, skip"),
+        ({"batch": 2**31 + 1}, "batch is 2147483649; choose one that is at most 2147483648"),
+        ({"micro_batch": 10**30}, "micro_batch is 10+; choose one that is at most"),
+        ({"steps": 10**30}, "steps is 10+; choose one that is at most"),
+        ({"steps": None, "tokens": 10**400}, "tokens is 10+; choose one that is at most"),
+        ({"model.context": 2**24 + 1}, "context is 16777217; choose one that is at most 16777216"),
+        ({"model.layers": 10**4 + 1}, "layers is 10001; choose one that is at most 10000"),
+        ({"model.width": 10**30}, "width is 10+; choose one that is at most"),
+        ({"model.loss_chunk": 10**30}, "loss_chunk is 10+; .* at most 2147483648, 0 or None"),
     ],
 )
 def test_runs_that_cannot_be(values, match, changed):

@@ -1,0 +1,55 @@
+"""Whether a run can fit into the memory there is: what cannot is refused before any is taken."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import torch
+
+from merit_lab.models import num_parameters
+from merit_lab.train.config import TrainConfig
+from merit_lab.train.parallel import Ranks
+
+_BYTES_OF_A_WEIGHT = 4
+_BYTES_OF_A_TOKEN = 16  # as input and as target
+_LIMIT_OF_A_CONTAINER = Path("/sys/fs/cgroup/memory.max")
+
+
+def check_memory(config: TrainConfig, ranks: Ranks) -> None:
+    """Raise where the least that a run takes is more than there is.
+
+    The least are weights, gradients and the tokens of a step. Moments and activations come on top, so a run
+    that is let pass may run out of memory still.
+    """
+    parameters = num_parameters(config.model)
+    weights = parameters * _BYTES_OF_A_WEIGHT
+    tokens = config.batch // ranks.size * config.model.context * _BYTES_OF_A_TOKEN
+    holders = ranks.size if config.parallel == "fsdp2" else 1
+    trained = 2 * weights // holders + tokens
+    on_host = _host_memory()
+    if ranks.device.type == "cuda":
+        on_device = torch.cuda.get_device_properties(ranks.device).total_memory
+        places = [(weights, on_host, "this machine"), (trained, on_device, "the GPU")]
+    else:
+        places = [(max(weights, trained), on_host, "this machine")]
+    for needed, there, place in places:
+        if needed > there:
+            raise ValueError(
+                f"{parameters / 1e6:.1f}M parameters and batches of {config.batch} sequences of "
+                f"{config.model.context} tokens need {_gib(needed)} at least, but {place} has {_gib(there)}; "
+                "choose a smaller --batch or model (--model.layers, --model.width, --model.context)"
+            )
+
+
+def _host_memory() -> int:
+    """The bytes of this machine, or those that a container leaves to its processes."""
+    installed = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    try:
+        return min(installed, int(_LIMIT_OF_A_CONTAINER.read_text()))
+    except (OSError, ValueError):  # no container, or one with the limit "max"
+        return installed
+
+
+def _gib(size: int) -> str:
+    return f"{size / 2**30:,.1f} GiB"
