@@ -87,8 +87,11 @@ def save(
     seconds: float,
     config: str,
     keep: int,
+    for_good: int | None = None,
 ) -> Path:
-    """Write a checkpoint and remove the oldest beyond ``keep``; every rank calls this.
+    """Write a checkpoint and remove the oldest beyond ``keep``, but not that of step ``for_good``.
+
+    Every rank calls this.
 
     An OSError (a full disk, for one) leaves the earlier checkpoints as they are.
     """
@@ -111,14 +114,16 @@ def save(
     except OSError:
         ranks.first(lambda: shutil.rmtree(partial, ignore_errors=True))
         raise
-    ranks.first(lambda: _tidy(target, keep))
+    ranks.first(lambda: _tidy(target, keep, for_good))
     return target
 
 
-def find(folder: Path) -> tuple[tuple[Path, Manifest] | None, list[str]]:
-    """The newest checkpoint that is whole, and what is wrong with newer ones."""
+def find(folder: Path, until: int | None = None) -> tuple[tuple[Path, Manifest] | None, list[str]]:
+    """The newest checkpoint that is whole, ``until`` a step, and what is wrong with newer ones."""
     complaints: list[str] = []
     for path in _complete_ones(folder):
+        if until is not None and _step_of(path) > until:
+            continue
         try:
             return (path, read(path)), complaints
         except Damaged as error:
@@ -356,7 +361,7 @@ def _make_room(folder: Path, partial: Path) -> None:
     partial.mkdir()
 
 
-def _tidy(newest: Path, keep: int) -> None:
+def _tidy(newest: Path, keep: int, for_good: int | None) -> None:
     """Keep so many checkpoints, up to the newest; what seems newer was passed over because it is damaged.
 
     One that cannot be removed now is tried again after the next save.
@@ -364,7 +369,12 @@ def _tidy(newest: Path, keep: int) -> None:
     paths = _complete_ones(newest.parent)
     place = paths.index(newest)
     for path in paths[:place] + paths[place + keep :]:
-        shutil.rmtree(path, ignore_errors=True)
+        if _step_of(path) != for_good:
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def _step_of(path: Path) -> int:
+    return int(path.name.removeprefix("step-"))
 
 
 def steps_of(folder: Path) -> list[int]:

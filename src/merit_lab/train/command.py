@@ -68,11 +68,16 @@ def parse(argv: list[str]) -> tuple[TrainConfig | None, Path, Resume]:
     """The configuration, the run directory, and whether to go on with what is there."""
     given = argv[0] if argv else "--help"
     if not is_model(given) or "--resume" in argv:
-        folder, data, trusted = _parse_without_model(argv or ["--help"])
-        _check_trust(folder, trusted)
-        if data is None:
-            return None, folder, True
-        return dataclasses.replace(_config_of(folder), data=data), folder, True
+        asked = _parse_without_model(argv or ["--help"])
+        folder = asked.resume
+        _check_trust(folder, asked.trust)
+        own = _config_of(folder)
+        if asked.data is not None:
+            own = dataclasses.replace(own, data=asked.data)
+        if asked.steps is not None:
+            longer = asked.out or folder.with_name(f"{folder.name}-steps{asked.steps}")
+            return own.extended(asked.steps), longer, folder
+        return (None if asked.data is None else own), folder, True
     name, model = find_model(given)
     arguments = tyro.cli(
         Arguments,
@@ -111,15 +116,16 @@ def _resume_command(folder: Path) -> str:
     return shlex.join(["merit", "train", "--resume", str(folder), *(["--trust", *named] if named else [])])
 
 
-def _parse_without_model(argv: list[str]) -> tuple[Path, Path | None, list[str]]:
-    """The folder of `--resume FOLDER`, where its data are now, and what it may import; no more is to say."""
+def _parse_without_model(argv: list[str]) -> argparse.Namespace:
+    """What is to say of a run that is there: no more than these options."""
     models = "\n".join(
         f"  {name:<14} {num_parameters(model) / 1e6:.1f}M parameters" for name, model in PRESETS.items()
     )
     parser = argparse.ArgumentParser(
         prog="merit train",
         usage="merit train MODEL --data FOLDER [--auto-resume] [options]\n"
-        "       merit train --resume FOLDER [--data FOLDER] [--trust MODULE:CLASS ...]",
+        "       merit train --resume FOLDER [--data FOLDER] [--trust MODULE:CLASS ...]\n"
+        "       merit train --resume FOLDER --steps N [--out FOLDER]",
         description="Train a language model, or go on with a run that was stopped, by whatever.\n"
         f"Under torchrun all processes train together.\n\nmodels:\n{models}\n"
         "  hf:FOLDER      any causal model of Hugging Face's transformers, by its config.json",
@@ -128,6 +134,15 @@ def _parse_without_model(argv: list[str]) -> tuple[Path, Path | None, list[str]]
     )
     parser.add_argument("--resume", metavar="FOLDER", type=Path, help="go on with the run in this folder")
     parser.add_argument("--data", metavar="FOLDER", type=Path, help="with --resume: the data, if they moved")
+    parser.add_argument(
+        "--steps",
+        metavar="N",
+        type=int,
+        help="with --resume: a longer run that begins with this one's steps, if its schedule allows it",
+    )
+    parser.add_argument(
+        "--out", metavar="FOLDER", type=Path, help="with --steps: the longer run's folder (FOLDER-stepsN)"
+    )
     parser.add_argument(
         "--trust",
         metavar="MODULE:CLASS",
@@ -152,4 +167,6 @@ def _parse_without_model(argv: list[str]) -> tuple[Path, Path | None, list[str]]
         parser.error(f"{complaint}the model is missing; it comes first: merit train tiny --data FOLDER")
     if unknown:
         parser.error(f"{complaint}a run goes on with the options that it began with")
-    return arguments.resume, arguments.data, arguments.trust
+    if arguments.out is not None and arguments.steps is None:
+        parser.error("--out is for a longer run, with --steps; what is resumed stays in its folder")
+    return arguments

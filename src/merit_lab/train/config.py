@@ -5,9 +5,11 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import hashlib
+import itertools
 import json
 import math
 import reprlib
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Self, TypeVar, cast, get_args, get_type_hints
@@ -152,6 +154,10 @@ class OptimizerConfig:
             decay=self.decay if self.schedule == "wsd" else None,
         )
 
+    def begins_to_fall(self, steps: int) -> int | None:
+        """With wsd, the number of steps before the learning rate falls in a run of so many; else None."""
+        return steps - round(self.decay * steps) if self.schedule == "wsd" else None
+
     def resolve(self, model: AnyModelConfig) -> Self:
         """With learning rates, for a model."""
         lr, rest_lr = self.lr, self.rest_lr
@@ -279,6 +285,24 @@ class TrainConfig:
         return dataclasses.replace(
             self, model=model, optimizer=optimizer, measure=measure, steps=steps, tokens=None
         )
+
+    def extended(self, steps: int) -> Self:
+        """A longer run with the same warm-up, for one that is resolved."""
+        assert self.steps is not None
+        if steps <= self.steps:
+            raise ValueError(f"the run has {self.steps} steps, and {steps} are asked for; ask for more")
+        warming = max(1, round(self.optimizer.warmup * self.steps)) if self.optimizer.warmup > 0 else 0
+        optimizer = dataclasses.replace(self.optimizer, warmup=warming / steps)
+        return dataclasses.replace(self, optimizer=optimizer, steps=steps)
+
+    def steps_in_common(self, longer: Self) -> int:
+        """For how many steps the learning rate of a longer run is the same."""
+        pairs = zip(self._shares_of_peak(), longer._shares_of_peak(), strict=False)
+        return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
+
+    def _shares_of_peak(self) -> Iterator[float]:
+        assert self.steps is not None
+        return (self.optimizer.rate(step, self.steps, peak=1.0) for step in range(self.steps))
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON has it."""

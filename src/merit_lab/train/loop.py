@@ -44,12 +44,13 @@ from merit_lab.train.start import (
     Start,
     begin_or_resume_run,
     begin_run,
+    extend_run,
     resume_run,
     wait_for_the_last_process,
 )
 from merit_lab.train.validation import validation_loss
 
-Resume = bool | Literal["auto"]
+Resume = bool | Literal["auto"] | Path
 
 
 _SKIPS_IN_A_ROW = 100  # a run that skips as many steps as this will not come back
@@ -68,7 +69,8 @@ def train(
             None the run is trusted: an optimizer that it names as MODULE:CLASS is imported.
         folder: the run directory.
         resume: go on with the run that is there; "auto" begins it where there is none, and leaves one that
-            has finished or diverged as it is.
+            has finished or diverged as it is. A path is that of a shorter run, whose steps a new one begins
+            with.
         bars: losses that it must be below at some of the steps at which it is validated.
     """
     folder = Path(folder)
@@ -95,6 +97,8 @@ def _start(
         raise ValueError("a new run needs a configuration; pass one, or resume=True")
     if resume == "auto":
         return begin_or_resume_run(config, folder, ranks, held)
+    if isinstance(resume, Path):
+        return extend_run(config, resume, folder, ranks, held)
     return begin_run(config, folder, ranks, held)
 
 
@@ -172,7 +176,9 @@ class Trainer:
                 signum, is_time = self.ranks.maximum(self.stop.signum, self.is_checkpoint_time())
                 if signum and not at_end:
                     self.interrupt(signum)
-                if at_end or is_time or self.is_due(self.config.checkpoint.every_steps):
+                # Where the learning rate begins to fall a longer run could take over.
+                is_kept = self.step == self.config.optimizer.begins_to_fall(self.steps)
+                if at_end or is_time or is_kept or self.is_due(self.config.checkpoint.every_steps):
                     self.save(must=at_end)
         self.reporter.event(self.step, "finished", f"all {self.steps} steps are done")
 
@@ -364,6 +370,7 @@ class Trainer:
                 seconds=self.speedometer.seconds,
                 config=self.config.fingerprint,
                 keep=self.config.checkpoint.keep,
+                for_good=self.config.optimizer.begins_to_fall(self.steps),
             )
         except OSError as error:
             message = f"no checkpoint could be written ({error}); those before it are as they were"

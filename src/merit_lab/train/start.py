@@ -17,6 +17,7 @@ from merit_lab.record import (
     Run,
     Status,
     differences,
+    durable,
     environment,
     holds_run,
     import_wandb,
@@ -66,6 +67,42 @@ def begin_run(config: TrainConfig, folder: Path, ranks: Ranks, held: contextlib.
         f"{chosen.lr:g}{rest}, {config.steps} steps of {config.batch * config.model.context} tokens"
     )
     return Start(run=run, config=config, what="started", message=message)
+
+
+def extend_run(
+    config: TrainConfig, shorter: Path, folder: Path, ranks: Ranks, held: contextlib.ExitStack
+) -> Start:
+    """Begin a run with the steps of a shorter one, up to where their learning rates part.
+
+    The shorter one stays as it is. It is another run from there on: a schedule knows its end.
+    """
+    run = Run.open(shorter)
+    own = TrainConfig.from_dict(run.config)
+    assert own.steps is not None
+    common = own.steps_in_common(config)
+    found, remarks = checkpoint.find(run.checkpoints, until=common)
+    if found is None:
+        way_out = "train with --optimizer.schedule wsd to have one that can be extended"
+        where = f"they would part after step {common}" if common else "they part from the beginning"
+        reason = "; ".join([*remarks, "no checkpoint is there that is as early"])
+        raise ValueError(
+            f"{shorter} cannot be extended to {config.steps} steps: its learning rate is for {own.steps} "
+            f"({own.optimizer.schedule}), {where}, and {reason}. Begin a new run, or {way_out}."
+        )
+    path, manifest = found
+    dataset = Dataset.open(config.data)
+    _check_data(run, _environment(dataset, ranks), dataset)
+    begun = begin_run(config, folder, ranks, held)
+    with durable.replacing(begun.run.metrics_path) as partial, run.metrics_path.open("rb") as metrics:
+        partial.write_bytes(metrics.read(manifest.metrics_offset))
+    return dataclasses.replace(
+        begun,
+        message=f"{shorter} goes on from step {manifest.step} to {config.steps}",
+        checkpoint=path,
+        step=manifest.step,
+        metrics_offset=manifest.metrics_offset,
+        seconds=manifest.seconds,
+    )
 
 
 def wait_for_the_last_process(folder: Path) -> None:

@@ -1,3 +1,4 @@
+import dataclasses
 import os
 import random
 import shutil
@@ -394,3 +395,40 @@ def test_a_kept_run_that_diverged_cannot_go_on_and_leaves_no_trace(run, keep_onl
     assert main(["--resume", str(run)]) == 1
     assert "recorded, which has diverged, and no checkpoints to go on from" in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["runs.parquet"]
+
+
+def losses_of(run: Run) -> list[tuple[int, float]]:
+    return [(line["step"], line["loss"]) for line in run.lines() if line["kind"] == "train"]
+
+
+@pytest.mark.parametrize("schedule", ["wsd", "constant"])
+def test_a_finished_run_is_extended_where_its_schedule_allows_it(toy, tmp_path, schedule, capfd):
+    """Its first steps are those of the run that it extends, and the others those of one that was longer."""
+    plan = {"schedule": "wsd", "decay": 0.5} if schedule == "wsd" else {"final": 1.0}
+    optimizer = dataclasses.replace(toy.optimizer, warmup=0.25, **plan)
+    short = train(dataclasses.replace(toy, steps=8, optimizer=optimizer), tmp_path / "short")
+    kept = {path: path.read_bytes() for path in short.folder.rglob("*") if path.is_file()}
+    long = train(
+        dataclasses.replace(toy, steps=12, optimizer=dataclasses.replace(optimizer, warmup=2 / 12)),
+        tmp_path / "long",
+    )
+    assert main(["--resume", str(short.folder), "--steps", "12", "--out", str(tmp_path / "longer")]) == 0
+    begin = 4 if schedule == "wsd" else 8
+    assert f"goes on from step {begin} to 12" in capfd.readouterr().err
+    longer = Run.open(tmp_path / "longer")
+    assert losses_of(longer) == losses_of(long)
+    assert longer.status == "finished"
+    assert {path: path.read_bytes() for path in short.folder.rglob("*") if path.is_file()} == kept
+
+
+def test_a_cosine_cannot_be_extended(toy, tmp_path, capfd):
+    run = train(dataclasses.replace(toy, steps=8), tmp_path / "run")
+    assert main(["--resume", str(run.folder), "--steps", "12"]) == 1
+    message = capfd.readouterr().err
+    assert "cannot be extended to 12 steps: its learning rate is for 8 (cosine)" in message
+    assert "--optimizer.schedule wsd" in message
+    assert not (tmp_path / "run-steps12").exists()
+    assert main(["--resume", str(run.folder), "--steps", "8"]) == 1
+    assert "the run has 8 steps, and 8 are asked for" in capfd.readouterr().err
+    with pytest.raises(SystemExit):
+        main(["--resume", str(run.folder), "--out", "elsewhere"])
