@@ -231,7 +231,7 @@ def test_a_run_is_not_taken_for_another_whose_folder_has_the_same_name(
         (["--set", "seed", "1"], "--seeds takes the values of seed"),
         (["--set", "batch", "many"], "'many' is no value of it; it takes int"),
         (["--set", "batch"], "--set batch has no values"),
-        (["--set", "batch", "0", "4"], "batch is 0; it must be a whole number that is at least 1"),
+        (["--set", "batch", "0", "4"], "batch is 0; it must be a whole number above 0"),
         (["--measure.validation-every", "0"], "a sweep chooses by the validation loss"),
         (["--seed", "3"], "--seed 3 is for one run; in a sweep write for example --seeds 0 1 2"),
     ],
