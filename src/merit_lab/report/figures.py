@@ -13,6 +13,7 @@ from typing import Any
 from merit_lab.report import charts
 from merit_lab.report.curves import (
     Point,
+    combination,
     finite,
     layer_name,
     mean_curve,
@@ -22,7 +23,7 @@ from merit_lab.report.curves import (
 from merit_lab.report.gather import MeasuredRun, Series
 from merit_lab.report.measures import ATTENTION, LOGIT, LOSSES, OTHERS, Measure
 
-_MAX_POINTS = 240  # in a line; the CSV file has all
+_MAX_POINTS = 240  # in a line; the CSV file has more
 _MAX_COLUMNS = 80  # in a field of colours
 _FOCUS_FROM = 0.2  # the loss is shown from its value after this share of the steps
 
@@ -93,7 +94,6 @@ def _layer_measures(series: Sequence[Series]) -> Iterator[Measure]:
             title=names.get(layer, "Middle layer"),
             caption=f"Largest attention logit of layer {layer} of {num_layers}.",
             unit="logit",
-            combine=max,
             may_be_logarithmic=True,
         )
 
@@ -120,7 +120,9 @@ def _lines(
     if not present:
         return None
     curves = thin(
-        [finite(run.curves[measure.key]) for _, run in present], limit=_MAX_POINTS, combine=measure.combine
+        [finite(run.curves[measure.key]) for _, run in present],
+        limit=_MAX_POINTS,
+        combine=combination(measure.key),
     )
     by_label: dict[str, list[tuple[MeasuredRun, list[Point]]]] = {}
     for (own, run), points in zip(present, curves, strict=True):

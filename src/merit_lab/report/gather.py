@@ -12,7 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from merit_lab.record import Run, Status, is_locked, outcome_of, run_folders
-from merit_lab.report.curves import Curves, Rows, last_validation_loss, read_curves
+from merit_lab.report.curves import (
+    CurveReader,
+    Curves,
+    Rows,
+    ThinnedCurves,
+    last_validation_loss,
+    read_curves,
+)
 
 # How optimizers are written, in the order in which they are shown. Others follow under their own names.
 DISPLAY_NAMES = {
@@ -29,6 +36,8 @@ DISPLAY_NAMES = {
     "normuon": "NorMuon",
     "muon-merit": "MuonMERIT",
 }
+
+_FEW_ROWS = 3  # one before training, one that tells the tokens of a step, and the last
 
 
 def short_name(optimizer: str) -> str:
@@ -53,13 +62,17 @@ def display_names(optimizers: Iterable[str]) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class MeasuredRun:
-    """A run and what it had measured at the moment it was read; its files are read once."""
+    """A run and what it had measured at the moment it was read; its files are read once.
+
+    ``thinned`` are its curves where it was skimmed; else they follow from ``rows``.
+    """
 
     name: str
     config: Mapping[str, Any]
     environment: Mapping[str, Any]
     status: Status
     rows: Rows
+    thinned: ThinnedCurves | None = None
 
     @classmethod
     def read(cls, run: Run) -> MeasuredRun:
@@ -69,16 +82,30 @@ class MeasuredRun:
         rows: Rows = {}
         for row in run.lines():
             rows.setdefault(row["kind"], []).append(row)
-        status: Status = "running" if locked else outcome_of(rows.get("event", [])) or "unfinished"
-        loss = last_validation_loss(rows)
-        if status == "finished" and loss is not None and not math.isfinite(loss):
-            status = "diverged"  # in its last steps: training looks at the loss before a step, not after
-        return cls(run.name, run.config, run.environment, status, rows)
+        return cls(run.name, run.config, run.environment, _status(rows, locked), rows)
+
+    @classmethod
+    def skim(cls, run: Run) -> MeasuredRun:
+        """Read a run of any length: its curves thinned, all events, and of other lines few.
+
+        ``rows`` has the first two lines of a kind and the last one.
+        """
+        locked = is_locked(run.folder)
+        rows: Rows = {}
+        reader = CurveReader()
+        for row in run.lines():
+            reader.add(row)
+            own = rows.setdefault(row["kind"], [])
+            if row["kind"] == "event" or len(own) < _FEW_ROWS:
+                own.append(row)
+            else:
+                own[-1] = row
+        return cls(run.name, run.config, run.environment, _status(rows, locked), rows, reader.curves())
 
     @cached_property
     def curves(self) -> Curves:
         """What was measured, by name; see curves.py."""
-        return read_curves(self.rows)
+        return read_curves(self.rows) if self.thinned is None else self.thinned.curves
 
     @cached_property
     def settings(self) -> dict[str, object]:
@@ -94,9 +121,9 @@ class MeasuredRun:
 
     @property
     def extent(self) -> tuple[int, int]:
-        """How far it came, and how many measurements there are."""
+        """How far it came, and how many points its curves have."""
         steps = [row["step"] for rows in self.rows.values() for row in rows]
-        return max(steps, default=0), len(steps)
+        return max(steps, default=0), sum(map(len, self.curves.values()))
 
 
 @dataclass(frozen=True)
@@ -115,7 +142,7 @@ class Series:
 
 def find_runs(paths: Iterable[Path]) -> list[MeasuredRun]:
     """The runs at ``paths``, each a run directory, a folder that holds runs, or a file of kept ones."""
-    return [replace(MeasuredRun.read(run), name=name) for name, run in open_runs(paths).items()]
+    return [replace(MeasuredRun.skim(run), name=name) for name, run in open_runs(paths).items()]
 
 
 def open_runs(paths: Iterable[Path]) -> dict[str, Run]:
@@ -242,6 +269,14 @@ def _names(folders: Iterable[Path]) -> dict[Path, str]:
             break
         names |= {folder: "/".join(folder.parts[-depth:]) for folder in alike}
     return names
+
+
+def _status(rows: Rows, locked: bool) -> Status:
+    status: Status = "running" if locked else outcome_of(rows.get("event", [])) or "unfinished"
+    loss = last_validation_loss(rows)
+    if status == "finished" and loss is not None and not math.isfinite(loss):
+        return "diverged"  # in its last steps: training looks at the loss before a step, not after
+    return status
 
 
 def _makes_a_series(path: str) -> bool:

@@ -8,6 +8,7 @@ from typing import Any
 
 from merit_lab.report import style, tables
 from merit_lab.report.charts import Look
+from merit_lab.report.curves import MOST_POINTS
 from merit_lab.report.figures import Datasets, Figure
 from merit_lab.report.gather import Series, differing, show
 from merit_lab.report.outcome import SeriesOutcome
@@ -37,6 +38,7 @@ def render_page(
         settings=tables.settings(series),
         environment=tables.environment(series),
         colours=look.colours,
+        most_points=MOST_POINTS,
     )
 
 

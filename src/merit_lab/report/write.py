@@ -103,4 +103,5 @@ def _metric_rows(series: Sequence[Series]) -> Iterator[dict[str, Any]]:
                         "step": step,
                         "tokens": round(tokens) if math.isfinite(tokens) else None,
                         "value": value,
+                        "of_steps": run.thinned.steps[name] if run.thinned else 1,
                     }

@@ -73,6 +73,19 @@ def test_writes_page_figures_and_tables(report: Path) -> None:
     ]
     assert [int(row["step"]) for row in merit] == list(range(0, 101, 10))
     assert int(merit[-1]["tokens"]) == 100 * 256 * 64
+    assert {row["of_steps"] for row in points} == {"1"}
+
+
+def test_the_file_of_curves_says_of_how_many_steps_a_point_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("merit_lab.report.curves.MOST_POINTS", 10)
+    run = write_run(tmp_path, "merit", every=1, num_steps=40)
+    assert main([str(run), "--out", str(tmp_path / "report")]) == 0
+    with (tmp_path / "report" / "metrics.csv").open() as file:
+        points = [row for row in csv.DictReader(file) if row["metric"] == "lr"]
+    assert [int(row["step"]) for row in points] == [*range(4, 40, 4), 39, 40]
+    assert {row["of_steps"] for row in points} == {"4"}
 
 
 def test_figures_of_an_earlier_report_do_not_stand_beside_those_of_a_later_one(

@@ -107,7 +107,8 @@ def test_a_run_and_what_was_kept_of_it_count_once(tmp_path: Path, kept_first: bo
         archive.add(kept / "runs.parquet", [excerpt(Run.open(folder))])
     (series,) = group(find_runs([kept, runs] if kept_first else [runs, kept]))
     assert [run.seed for run in series.runs] == [0, 1]
-    assert [len(run.rows["train"]) for run in series.runs] == [80, 80], "the runs, for they measured more"
+    lengths = [len(run.curves["training_loss"]) for run in series.runs]
+    assert lengths == [80, 80], "the runs, for they measured more"
     sentence = summarise(read_outcomes([series]))
     assert "(2 seeds)" in sentence
     assert sentence.endswith(
