@@ -24,6 +24,8 @@ class Measure:
     from_zero: bool = False
 
 
+BITS_PER_BYTE = "bits per byte"
+
 _LOSS = "Loss"
 ATTENTION = "Attention"
 _UPDATES = "Updates"

@@ -10,10 +10,13 @@ from merit_lab.report import style, tables
 from merit_lab.report.charts import Look
 from merit_lab.report.curves import MOST_POINTS
 from merit_lab.report.figures import Datasets, Figure
-from merit_lab.report.gather import Series, differing, show
+from merit_lab.report.gather import differing, show
 from merit_lab.report.outcome import SeriesOutcome
+from merit_lab.report.series import Series
 from merit_lab.report.summary import join
 from merit_lab.report.template import render
+
+MARK = "merit report"  # by which its pages are known again
 
 
 def render_page(
@@ -23,6 +26,7 @@ def render_page(
     look = Look.of({own.label: own.optimizer for own in series})
     return render(
         "report/page.html",
+        mark=MARK,
         title=_title(series),
         facts=_facts(series),
         summary=summary,

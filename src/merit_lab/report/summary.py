@@ -1,19 +1,44 @@
-"""What was seen, in one plain sentence that follows from the numbers alone."""
+"""What was seen, in plain sentences that follow from the numbers alone: one for runs that may be compared."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 
-from merit_lab.report.outcome import SeriesOutcome, Spread, chance_of_difference
+from merit_lab.report.comparable import differing_conditions
+from merit_lab.report.outcome import (
+    SeriesOutcome,
+    Spread,
+    chance_of_difference,
+    deciding_seeds,
+    interval_of_difference,
+    least_chance,
+    least_seeds,
+)
+from merit_lab.report.series import have_other_data
 
 _LIKELY_CHANCE = 0.05
 _MOST_NAMED = 3
+_MOST_SEEDS = 100  # that one would ask anybody for
 
 
 def summarise(outcomes: Sequence[SeriesOutcome]) -> str:
-    """Say which series ended lowest, by how much, whether that may be chance, and what failed."""
-    losses = [(own.label, spread) for own in outcomes if (spread := own.spread("validation_loss"))]
+    """Say which series ended lowest, by how much, whether that may be chance, and what failed.
+
+    Series that may not be compared are told in lines of their own, after one that says what they differ in.
+    """
+    kinds = list(dict.fromkeys(own.series.conditions for own in outcomes))
+    if len(kinds) < 2:
+        return _sentence(outcomes)
+    of_kinds = [
+        f"{kind}: {_sentence([own for own in outcomes if own.series.conditions == kind])}" for kind in kinds
+    ]
+    return "\n".join([_what_differs(outcomes), *of_kinds])
+
+
+def _sentence(outcomes: Sequence[SeriesOutcome]) -> str:
+    """What came of series that may be compared."""
+    losses = [(own.name, spread) for own in outcomes if (spread := own.spread("validation_loss"))]
     ranking = sorted(losses, key=lambda item: item[1].mean)
     if not ranking:
         clauses = ["No run finished with a validation loss"]
@@ -25,9 +50,43 @@ def summarise(outcomes: Sequence[SeriesOutcome]) -> str:
         clauses = [_compare(ranking)]
     clauses += _logits(outcomes)
     clauses += _failures(outcomes)
-    clauses += _lengths(outcomes)
     clauses += _repeats(outcomes)
     return "; ".join(clauses) + "."
+
+
+def _what_differs(outcomes: Sequence[SeriesOutcome]) -> str:
+    """Why there is no winner over all series, and what can be compared all the same."""
+    kinds = list(dict.fromkeys(own.series.conditions for own in outcomes))
+    differences = [
+        f"{name} ({_some([own or 'not recorded' for own in words])})"
+        for name, words in differing_conditions(kinds).items()
+    ]
+    difference = (
+        f"These runs are of {len(kinds)} kinds, which cannot be ranked against each other: they differ in "
+        f"{join(differences)}."
+    )
+    has_other_data = have_other_data([own.series for own in outcomes])
+    return f"{difference} {_bits_per_byte(outcomes)}".strip() if has_other_data else difference
+
+
+def _bits_per_byte(outcomes: Sequence[SeriesOutcome]) -> str:
+    """The losses in a unit that tokenizers share; of one series alone it is told in the table."""
+    finished = [own for own in outcomes if own.finished]
+    known = [(own.label, spread.mean) for own in finished if (spread := own.spread("bits_per_byte"))]
+    if len(known) < len(finished):
+        return (
+            "Losses for each token of different data cannot be compared, and not every record says how many "
+            "bytes a token has, which would give them for each byte."
+        )
+    if not known:
+        return ""
+    words = [f"{value:.3f} with {label}" for label, value in sorted(known, key=lambda item: item[1])]
+    return f"In bits per byte, which do not depend on the tokenizer, the validation loss was {_some(words)}."
+
+
+def _some(words: Sequence[str]) -> str:
+    """The first few of several words, and how many more there are."""
+    return join([*words[:_MOST_NAMED], *[f"{len(words) - _MOST_NAMED} more"] * (len(words) > _MOST_NAMED)])
 
 
 def join(words: Sequence[str]) -> str:
@@ -46,15 +105,28 @@ def _compare(ranking: Sequence[tuple[str, Spread]]) -> str:
 
 def _judge(lowest: Spread, next_lowest: Spread, pair: str) -> str:
     """Whether the difference between the best two may be chance. ``pair`` names them where there are more."""
-    num_seeds, num_others = len(lowest.values), len(next_lowest.values)
-    others = "each" if num_others == num_seeds else f"and {count_seeds(num_others)}"
-    seeds = f"{count_seeds(num_seeds)} {others}"
-    between = f" between {pair}" if pair else ""
-    chance = chance_of_difference(lowest.values, next_lowest.values)
+    first, second = lowest.values, next_lowest.values
+    others = "each" if len(first) == len(second) else f"and {count_seeds(len(second))}"
+    seeds = f"{count_seeds(len(first))} {others}"
+    difference = f"difference between {pair}" if pair else "difference"
+    chance = chance_of_difference(first, second)
     if chance is None:
-        return f"{seeds}, so the difference{between} may be chance"
-    verdict = f"{seeds}, p = {chance:.2g}{between} in a permutation test"
-    return verdict if chance <= _LIKELY_CHANCE else f"{verdict}, so that difference may be chance"
+        needed = f"from {least_seeds(_LIKELY_CHANCE)} seeds each on a test can tell"
+        return f"{seeds}, so the {difference} may be chance; {needed}"
+    interval = interval_of_difference(first, second)
+    size = f"95% interval of the {difference} {interval[0]:.3f} to {interval[1]:.3f}, " if interval else ""
+    verdict = f"{seeds}, {size}p = {chance:.2g} in a permutation test"
+    if chance <= _LIKELY_CHANCE:
+        return verdict
+    if math.isclose(chance, least_chance(len(first), len(second))):
+        verdict += f", the least that {seeds} can give"
+    else:
+        verdict += f", so {'that' if pair else 'the'} difference may be chance"
+    needed_seeds = deciding_seeds(first, second, _LIKELY_CHANCE)
+    if needed_seeds is None:
+        return verdict
+    count = f"more than {_MOST_SEEDS}" if needed_seeds > _MOST_SEEDS else f"{needed_seeds}"
+    return f"{verdict}; {count} seeds each would decide if the difference stays as it is"
 
 
 def count_seeds(num_seeds: int) -> str:
@@ -63,7 +135,7 @@ def count_seeds(num_seeds: int) -> str:
 
 
 def _logits(outcomes: Sequence[SeriesOutcome]) -> list[str]:
-    logits = [(own.label, spread.mean) for own in outcomes if (spread := own.spread("final_logit"))]
+    logits = [(own.name, spread.mean) for own in outcomes if (spread := own.spread("final_logit"))]
     if not logits:
         return []
     words = [f"{_logit(value)} with {label}" for label, value in sorted(logits, key=lambda item: item[1])]
@@ -81,24 +153,16 @@ def _failures(outcomes: Sequence[SeriesOutcome]) -> list[str]:
         if own.diverged:
             runs = "" if total == 1 else f" in {len(own.diverged)} of {total} runs"
             steps = join([str(run.step) for run in own.diverged])
-            clauses.append(f"{own.label} diverged{runs} (at step {steps})")
+            clauses.append(f"{own.name} diverged{runs} (at step {steps})")
         for runs_left_out, what in (
             (own.unfinished, "did not finish"),
             (own.not_validated, "finished without validation"),
         ):
             if runs_left_out:
-                runs = own.label if total == 1 else f"{len(runs_left_out)} of {total} {own.label} runs"
+                runs = own.name if total == 1 else f"{len(runs_left_out)} of {total} {own.name} runs"
                 are = "is" if len(runs_left_out) == 1 else "are"
                 clauses.append(f"{runs} {what} and {are} not counted")
     return clauses
-
-
-def _lengths(outcomes: Sequence[SeriesOutcome]) -> list[str]:
-    """A warning where runs of different lengths stand beside each other."""
-    tokens = [run.tokens for own in outcomes for run in own.finished]
-    if not tokens or math.isclose(min(tokens), max(tokens)):
-        return []
-    return [f"the runs are not of one length ({min(tokens):,} to {max(tokens):,} tokens)"]
 
 
 def _repeats(outcomes: Sequence[SeriesOutcome]) -> list[str]:
@@ -107,5 +171,4 @@ def _repeats(outcomes: Sequence[SeriesOutcome]) -> list[str]:
     if not runs:
         return []
     have, are = ("run has", "is") if len(runs) == 1 else ("runs have", "are")
-    named = runs[:_MOST_NAMED] + [f"{len(runs) - _MOST_NAMED} more"] * (len(runs) > _MOST_NAMED)
-    return [f"{len(runs)} {have} the settings and the seed of another and {are} not counted: {join(named)}"]
+    return [f"{len(runs)} {have} the settings and the seed of another and {are} not counted: {_some(runs)}"]

@@ -11,7 +11,8 @@ from fake_runs import write_run
 
 from merit_lab.record import MetricsWriter, Run, archive, excerpt, lock, read_metrics
 from merit_lab.report import gather, read_outcomes, summarise
-from merit_lab.report.gather import find_runs, group
+from merit_lab.report.gather import find_runs
+from merit_lab.report.series import group
 
 
 def test_a_folder_stands_for_the_runs_in_it_and_none_counts_twice(one_seed: Path) -> None:
@@ -54,7 +55,7 @@ def test_settings_that_decide_no_result_part_no_seeds(tmp_path: Path) -> None:
     seldom["measure"]["validation_sequences"] = 16
     write_run(tmp_path, "merit", seed=2, **seldom)
     labels = [own.label for own in group(find_runs([tmp_path]))]
-    assert labels == ["MERIT, measure.validation_sequences 16", "MERIT, measure.validation_sequences 256"]
+    assert labels == ["MERIT, with 256 validation sequences", "MERIT, with 16 validation sequences"]
 
 
 def test_runs_of_one_name_are_told_apart_by_the_folders_above(tmp_path: Path) -> None:
