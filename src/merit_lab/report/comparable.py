@@ -8,11 +8,11 @@ vocabulary follows from the data.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import math
 from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
-from itertools import pairwise
 from pathlib import Path
 
 from merit_lab.report.curves import tokens_per_step
@@ -64,6 +64,20 @@ def differing_conditions(conditions: Iterable[Conditions]) -> dict[str, list[str
         name: list(dict.fromkeys(getattr(own, name) for own in distinct)) for name in Conditions.names()
     }
     return {name: own for name, own in values.items() if len(own) > 1}
+
+
+def telling_conditions(conditions: Iterable[Conditions]) -> tuple[str, ...]:
+    """The names of as few conditions as tell all of ``conditions`` apart."""
+    distinct = set(conditions)
+    names = Conditions.names()
+    choices = itertools.chain.from_iterable(
+        itertools.combinations(names, size) for size in range(len(names) + 1)
+    )
+    return next(
+        own
+        for own in choices
+        if len({tuple(getattr(it, name) for name in own) for it in distinct}) == len(distinct)
+    )
 
 
 def data_names(runs: Iterable[MeasuredRun]) -> dict[str, str]:
@@ -137,7 +151,7 @@ def _lengths(runs: Sequence[MeasuredRun]) -> list[str]:
     tokens = [_planned_tokens(run) for run in runs]
     known = sorted({own for own in tokens if own})
     names: dict[Hashable, str] = {}
-    for before, own in pairwise([0.0, *known]):
+    for before, own in itertools.pairwise([0.0, *known]):
         is_same = own <= before * _SAME_LENGTH
         names[own] = names[before] if is_same else f"{_short(own)} tokens"
     return [names.get(own, "") for own in tokens]

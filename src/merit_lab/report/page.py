@@ -68,7 +68,7 @@ def _sections(figures: Sequence[Figure]) -> dict[str, dict[str, list[Figure]]]:
 
 
 def _title(series: Sequence[Series]) -> str:
-    return join(list(dict.fromkeys(own.label.partition(",")[0] for own in series)))
+    return join(list(dict.fromkeys(own.name.partition(",")[0] for own in series)))
 
 
 def _facts(series: Sequence[Series]) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from merit_lab.report.comparable import Conditions, conditions_of, differing_conditions
+from merit_lab.report.comparable import Conditions, conditions_of, telling_conditions
 from merit_lab.report.gather import DISPLAY_NAMES, MeasuredRun, differing, display_names, show
 
 
@@ -29,7 +29,7 @@ class Series:
     @property
     def label(self) -> str:
         """The name among all series of a report."""
-        return ", ".join([self.name, *self.telling])
+        return f"{self.name} ({', '.join(self.telling)})" if self.telling else self.name
 
 
 def group(runs: Sequence[MeasuredRun]) -> list[Series]:
@@ -45,7 +45,7 @@ def group(runs: Sequence[MeasuredRun]) -> list[Series]:
         groups.setdefault(tuple(own.get(path) for path in varying), []).append(index)
     names = display_names({_optimizer(own) for own in settings})
     conditions = conditions_of(runs)
-    telling = differing_conditions(conditions)
+    telling = telling_conditions(conditions)
     series = []
     for members in groups.values():
         first, first_conditions = settings[members[0]], conditions[members[0]]

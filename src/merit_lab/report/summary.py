@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from merit_lab.report.comparable import differing_conditions
+from merit_lab.report.comparable import Conditions, differing_conditions
 from merit_lab.report.outcome import (
     SeriesOutcome,
     Spread,
@@ -30,58 +30,57 @@ def summarise(outcomes: Sequence[SeriesOutcome]) -> str:
     kinds = list(dict.fromkeys(own.series.conditions for own in outcomes))
     if len(kinds) < 2:
         return _sentence(outcomes)
-    of_kinds = [
-        f"{kind}: {_sentence([own for own in outcomes if own.series.conditions == kind])}" for kind in kinds
-    ]
-    return "\n".join([_what_differs(outcomes), *of_kinds])
+    has_other_data = have_other_data([own.series for own in outcomes])
+    lines = [_what_differs(kinds)]
+    if has_other_data:
+        lines[0] += f" {_say_unit(outcomes)}"
+    for kind in kinds:
+        comparable = [own for own in outcomes if own.series.conditions == kind]
+        lines.append(f"{kind}: {_sentence(comparable, in_bits=has_other_data)}")
+    return "\n".join(lines)
 
 
-def _sentence(outcomes: Sequence[SeriesOutcome]) -> str:
-    """What came of series that may be compared."""
-    losses = [(own.name, spread) for own in outcomes if (spread := own.spread("validation_loss"))]
-    ranking = sorted(losses, key=lambda item: item[1].mean)
+def _sentence(outcomes: Sequence[SeriesOutcome], *, in_bits: bool = False) -> str:
+    """What came of series that may be compared; the lowest loss ``in_bits`` per byte too."""
+    losses = [(own, spread) for own in outcomes if (spread := own.spread("validation_loss"))]
+    losses.sort(key=lambda item: item[1].mean)
+    ranking = [(own.name, spread) for own, spread in losses]
+    bits = losses[0][0].spread("bits_per_byte") if losses and in_bits else None
+    unit = f" or {bits.mean:.3f} bits per byte" if bits else ""
     if not ranking:
         clauses = ["No run finished with a validation loss"]
     elif len(ranking) == 1:
         label, spread = ranking[0]
         seeds = count_seeds(len(spread.values))
-        clauses = [f"{label} ended at a validation loss of {spread.mean:.3f} ({seeds})"]
+        clauses = [f"{label} ended at a validation loss of {spread.mean:.3f}{unit} ({seeds})"]
     else:
-        clauses = [_compare(ranking)]
+        clauses = [_compare(ranking, unit)]
     clauses += _logits(outcomes)
     clauses += _failures(outcomes)
     clauses += _repeats(outcomes)
     return "; ".join(clauses) + "."
 
 
-def _what_differs(outcomes: Sequence[SeriesOutcome]) -> str:
-    """Why there is no winner over all series, and what can be compared all the same."""
-    kinds = list(dict.fromkeys(own.series.conditions for own in outcomes))
+def _what_differs(kinds: Sequence[Conditions]) -> str:
+    """Why there is no winner over all series."""
     differences = [
         f"{name} ({_some([own or 'not recorded' for own in words])})"
         for name, words in differing_conditions(kinds).items()
     ]
-    difference = (
+    return (
         f"These runs are of {len(kinds)} kinds, which cannot be ranked against each other: they differ in "
         f"{join(differences)}."
     )
-    has_other_data = have_other_data([own.series for own in outcomes])
-    return f"{difference} {_bits_per_byte(outcomes)}".strip() if has_other_data else difference
 
 
-def _bits_per_byte(outcomes: Sequence[SeriesOutcome]) -> str:
-    """The losses in a unit that tokenizers share; of one series alone it is told in the table."""
-    finished = [own for own in outcomes if own.finished]
-    known = [(own.label, spread.mean) for own in finished if (spread := own.spread("bits_per_byte"))]
-    if len(known) < len(finished):
-        return (
-            "Losses for each token of different data cannot be compared, and not every record says how many "
-            "bytes a token has, which would give them for each byte."
-        )
-    if not known:
-        return ""
-    words = [f"{value:.3f} with {label}" for label, value in sorted(known, key=lambda item: item[1])]
-    return f"In bits per byte, which do not depend on the tokenizer, the validation loss was {_some(words)}."
+def _say_unit(outcomes: Sequence[SeriesOutcome]) -> str:
+    """In what unit the losses of different data can be set side by side."""
+    if all(own.spread("bits_per_byte") for own in outcomes if own.finished):
+        return "Their tokens are not the same, so that losses are told in bits per byte of text too."
+    return (
+        "Their tokens are not the same, and not every record says how many bytes a token has: these losses "
+        "cannot be compared."
+    )
 
 
 def _some(words: Sequence[str]) -> str:
@@ -94,11 +93,11 @@ def join(words: Sequence[str]) -> str:
     return " and ".join([", ".join(words[:-1]), words[-1]]) if len(words) > 1 else "".join(words)
 
 
-def _compare(ranking: Sequence[tuple[str, Spread]]) -> str:
+def _compare(ranking: Sequence[tuple[str, Spread]], unit: str) -> str:
     (best, lowest), (second, next_lowest) = ranking[:2]
     distances = [f"{spread.mean - lowest.mean:.3f} below {label}" for label, spread in ranking[1:]]
     return (
-        f"At the end {best} had the lowest validation loss, {lowest.mean:.3f} ({join(distances)}; "
+        f"At the end {best} had the lowest validation loss, {lowest.mean:.3f}{unit} ({join(distances)}; "
         f"{_judge(lowest, next_lowest, f'{best} and {second}' if len(ranking) > 2 else '')})"
     )
 
@@ -114,7 +113,7 @@ def _judge(lowest: Spread, next_lowest: Spread, pair: str) -> str:
         needed = f"from {least_seeds(_LIKELY_CHANCE)} seeds each on a test can tell"
         return f"{seeds}, so the {difference} may be chance; {needed}"
     interval = interval_of_difference(first, second)
-    size = f"95% interval of the {difference} {interval[0]:.3f} to {interval[1]:.3f}, " if interval else ""
+    size = f"95% interval {interval[0]:.3f} to {interval[1]:.3f} for the {difference}, " if interval else ""
     verdict = f"{seeds}, {size}p = {chance:.2g} in a permutation test"
     if chance <= _LIKELY_CHANCE:
         return verdict

@@ -34,10 +34,10 @@ def test_models_are_not_ranked_against_each_other(tmp_path: Path) -> None:
     write_run(tmp_path / "d", "lamb", model=model("llama", width=64))
     report = report_of(tmp_path)
     assert [own.label for own in report.series] == [
-        "AdamW, gpt2 4x768",
-        "LAMB, gpt2 4x64",
-        "MERIT, gpt2 4x64",
-        "LAMB, llama 4x64",
+        "AdamW (gpt2 4x768)",
+        "LAMB (gpt2 4x64)",
+        "MERIT (gpt2 4x64)",
+        "LAMB (llama 4x64)",
     ]
     first, large, small, other = report.summary.splitlines()
     assert first == (
@@ -71,7 +71,7 @@ def test_a_run_that_diverged_is_of_the_kind_that_it_was_to_be(tmp_path: Path) ->
 def test_models_of_one_shape_are_told_apart_by_their_settings(tmp_path: Path) -> None:
     write_run(tmp_path / "a", "merit", model=model(qk_norm=True))
     write_run(tmp_path / "b", "merit", model=model(qk_norm=False))
-    assert labels_of(tmp_path) == ["MERIT, gpt2 4x256, qk_norm yes", "MERIT, gpt2 4x256, qk_norm no"]
+    assert labels_of(tmp_path) == ["MERIT (gpt2 4x256, qk_norm yes)", "MERIT (gpt2 4x256, qk_norm no)"]
 
 
 def test_models_with_many_settings_have_short_names_all_the_same(tmp_path: Path) -> None:
@@ -80,7 +80,7 @@ def test_models_with_many_settings_have_short_names_all_the_same(tmp_path: Path)
         write_run(tmp_path / f"{place}", "merit", model={"settings": many, "context": CONTEXT})
     labels = labels_of(tmp_path)
     assert len(set(labels)) == 2
-    assert {len(label) for label in labels} == {len("MERIT, mistral 01234567")}
+    assert {len(label) for label in labels} == {len("MERIT (mistral 01234567)")}
 
 
 def test_across_tokenizers_losses_are_in_bits_per_byte(tmp_path: Path) -> None:
@@ -90,13 +90,16 @@ def test_across_tokenizers_losses_are_in_bits_per_byte(tmp_path: Path) -> None:
     by_bytes, by_words = (own.spread("validation_loss") for own in report.outcomes)
     assert by_bytes is not None
     assert by_words is not None
-    assert [own.label for own in report.series] == ["MERIT, enwik8 bytes", "MERIT, enwik8-bpe bpe-1024"]
+    assert [own.label for own in report.series] == ["MERIT (enwik8 bytes)", "MERIT (enwik8-bpe bpe-1024)"]
     bits = [f"{by_bytes.mean / math.log(2):.3f}", f"{by_words.mean / math.log(2) / 3.5:.3f}"]
-    assert report.summary.splitlines()[0] == (
+    first, *lines = report.summary.splitlines()
+    assert first == (
         "These runs are of 2 kinds, which cannot be ranked against each other: they differ in data (enwik8 "
-        "bytes and enwik8-bpe bpe-1024). In bits per byte, which do not depend on the tokenizer, the validation "
-        f"loss was {bits[1]} with MERIT, enwik8-bpe bpe-1024 and {bits[0]} with MERIT, enwik8 bytes."
+        "bytes and enwik8-bpe bpe-1024). Their tokens are not the same, so that losses are told in bits per "
+        "byte of text too."
     )
+    for line, own in zip(lines, bits, strict=True):
+        assert f" or {own} bits per byte (one seed)" in line
     table = series_table(report.outcomes)
     place = table.head.index("Bits per byte")
     assert [row[place] for row in table.rows] == bits
@@ -110,10 +113,10 @@ def test_old_records_that_do_not_say_what_a_token_is_cannot_be_compared(tmp_path
     write_run(tmp_path / "a", "merit", trained_on=BYTES)
     write_run(tmp_path / "b", "merit", trained_on={"fingerprint": "ef" * 32})
     report = report_of(tmp_path)
-    assert [own.label for own in report.series] == ["MERIT, enwik8 bytes", "MERIT, efefefef"]
+    assert [own.label for own in report.series] == ["MERIT (enwik8 bytes)", "MERIT (efefefef)"]
     assert report.summary.splitlines()[0].endswith(
-        "Losses for each token of different data cannot be compared, and not every record says how many bytes "
-        "a token has, which would give them for each byte."
+        "Their tokens are not the same, and not every record says how many bytes a token has: these losses "
+        "cannot be compared."
     )
     (loss,) = (own for own in make_figures(report.series) if own.key == "validation-loss")
     assert "cannot be compared" in loss.caption
@@ -131,7 +134,7 @@ def test_the_same_data_need_no_name_and_no_other_unit(tmp_path: Path) -> None:
 def test_data_of_one_name_are_told_apart_by_eight_digits(tmp_path: Path) -> None:
     for place, digits in enumerate(("ab" * 32, "ef" * 32)):
         write_run(tmp_path / f"{place}", "merit", trained_on={**BYTES, "fingerprint": digits})
-    assert labels_of(tmp_path) == ["MERIT, enwik8 bytes abababab", "MERIT, enwik8 bytes efefefef"]
+    assert labels_of(tmp_path) == ["MERIT (enwik8 bytes abababab)", "MERIT (enwik8 bytes efefefef)"]
 
 
 def test_no_table_has_all_digits_of_a_fingerprint_that_differs(tmp_path: Path) -> None:

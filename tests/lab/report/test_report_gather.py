@@ -55,7 +55,7 @@ def test_settings_that_decide_no_result_part_no_seeds(tmp_path: Path) -> None:
     seldom["measure"]["validation_sequences"] = 16
     write_run(tmp_path, "merit", seed=2, **seldom)
     labels = [own.label for own in group(find_runs([tmp_path]))]
-    assert labels == ["MERIT, with 256 validation sequences", "MERIT, with 16 validation sequences"]
+    assert labels == ["MERIT (with 256 validation sequences)", "MERIT (with 16 validation sequences)"]
 
 
 def test_runs_of_one_name_are_told_apart_by_the_folders_above(tmp_path: Path) -> None:
