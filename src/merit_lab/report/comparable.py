@@ -11,7 +11,7 @@ import hashlib
 import itertools
 import math
 from collections import Counter
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 
@@ -103,12 +103,11 @@ def _models(runs: Sequence[MeasuredRun]) -> list[str]:
     settings = [
         {path: value for path, value in run.settings.items() if _decides_the_model(path)} for run in runs
     ]
-    names = [_model_name(own) for own in settings]
-    words = []
-    for own, name in zip(settings, names, strict=True):
-        alike = [other for other, its_name in zip(settings, names, strict=True) if its_name == name]
-        words.append(_with_details(name, own, differing(alike)))
-    return words
+    by_name: dict[str, list[Mapping[str, object]]] = {}
+    for own in settings:
+        by_name.setdefault(_model_name(own), []).append(own)
+    telling = {name: differing(alike) for name, alike in by_name.items()}
+    return [_with_details(name := _model_name(own), own, telling[name]) for own in settings]
 
 
 def _decides_the_model(path: str) -> bool:
@@ -137,24 +136,25 @@ def _data(runs: Sequence[MeasuredRun]) -> list[str]:
     """The data; where runs on the same data differ in it, on how many sequences the loss is measured too."""
     names = data_names(runs)
     own = [
-        (names.get(run.fingerprint or "", ""), run.settings.get("measure.validation_sequences"))
+        (names.get(run.fingerprint or "", ""), run.settings.get("measure.validation_sequences", "unknown"))
         for run in runs
     ]
     counts = Counter(name for name, _ in dict.fromkeys(own))
     return [
-        f"{name} with {show(sequences)} validation sequences".strip() if counts[name] > 1 else name
+        f"{name} with {sequences} validation sequences".strip() if counts[name] > 1 else name
         for name, sequences in own
     ]
 
 
 def _lengths(runs: Sequence[MeasuredRun]) -> list[str]:
     tokens = [_planned_tokens(run) for run in runs]
-    known = sorted({own for own in tokens if own})
-    names: dict[Hashable, str] = {}
-    for before, own in itertools.pairwise([0.0, *known]):
-        is_same = own <= before * _SAME_LENGTH
-        names[own] = names[before] if is_same else f"{_short(own)} tokens"
-    return [names.get(own, "") for own in tokens]
+    names: dict[float | None, str] = {None: ""}
+    shortest = 0.0  # of those that count as one length
+    for own in sorted({own for own in tokens if own is not None}):
+        if own > shortest * _SAME_LENGTH:
+            shortest = own
+        names[own] = f"{_short(shortest)} tokens"
+    return [names[own] for own in tokens]
 
 
 def _planned_tokens(run: MeasuredRun) -> float | None:

@@ -186,8 +186,8 @@ def interval_of_difference(first: Sequence[float], second: Sequence[float]) -> t
 def deciding_seeds(first: Sequence[float], second: Sequence[float], chance: float) -> int | None:
     """With how many seeds each such a difference is found four times in five, at a p-value of ``chance``.
 
-    A forecast by the normal distribution, which takes the difference and the spread for what they seem; never
-    fewer than the test needs. None where there is no difference to find.
+    A forecast by the normal distribution, which takes the difference and the spread for what they seem; more
+    than there are, and no fewer than the test needs. None where there is no difference to find.
     """
     from scipy import stats
 
@@ -196,7 +196,8 @@ def deciding_seeds(first: Sequence[float], second: Sequence[float], chance: floa
         return None
     spread = math.sqrt(statistics.fmean([statistics.variance(own) for own in (first, second)]))
     both = float(stats.norm.ppf(1 - chance / 2) + stats.norm.ppf(_POWER))
-    return max(least_seeds(chance), math.ceil(2 * (both * spread / distance) ** 2))
+    found = math.ceil(2 * (both * spread / distance) ** 2)
+    return max(found, least_seeds(chance), len(first) + 1, len(second) + 1)
 
 
 def _distance(first: Any, second: Any, axis: int) -> Any:

@@ -147,6 +147,13 @@ def test_no_table_has_all_digits_of_a_fingerprint_that_differs(tmp_path: Path) -
     assert "enwik8 bytes" in str(settings(series).different)
 
 
+def test_lengths_that_grow_little_by_little_are_not_all_the_same(tmp_path: Path) -> None:
+    for steps in range(200, 210, 2):
+        write_run(tmp_path / f"{steps}", "merit", num_steps=steps, every=10)
+    lengths = [own.conditions.length for own in report_of(tmp_path).series]
+    assert lengths == ["3.28M tokens"] * 2 + ["3.34M tokens"] * 2 + ["3.41M tokens"]
+
+
 @pytest.mark.parametrize(("steps", "is_same"), [(101, True), (103, False)])
 def test_lengths_are_the_same_up_to_the_rounding_to_steps(tmp_path: Path, steps: int, is_same: bool) -> None:
     write_run(tmp_path / "a", "merit", num_steps=100)

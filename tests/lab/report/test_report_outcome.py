@@ -12,6 +12,7 @@ from merit_lab.report.outcome import (
     RunOutcome,
     SeriesOutcome,
     chance_of_difference,
+    deciding_seeds,
     interval_of_difference,
     least_chance,
     least_seeds,
@@ -91,6 +92,12 @@ def test_losses_that_overlap_may_be_chance_and_the_seeds_that_would_tell_are_sai
     assert "would decide" not in alike, "there is nothing to decide"
 
 
+def test_more_seeds_than_there_are_would_decide() -> None:
+    lower, higher = [2.0, 2.1], [5.0, 5.1]
+    assert deciding_seeds(lower, higher, 0.05) == least_seeds(0.05) == 4
+    assert deciding_seeds(lower * 4, higher * 3, 0.05) == 9
+
+
 def test_seeds_without_any_spread_have_no_interval() -> None:
     sentence = summarise([outcome("LAMB", 3.0, 3.0, 3.0), outcome("MERIT", 2.0, 2.0, 2.0)])
     assert (
@@ -110,7 +117,6 @@ def test_the_least_chance_is_that_of_groups_that_do_not_overlap(num_first: int, 
     first = [1.0 + place / 100 for place in range(num_first)]
     second = [2.0 + place / 100 for place in range(num_second)]
     assert chance_of_difference(first, second) == pytest.approx(least_chance(num_first, num_second))
-    assert least_seeds(0.05) == 4
 
 
 def test_failed_runs_are_told_and_not_averaged() -> None:
