@@ -107,25 +107,24 @@ def _judge(lowest: Spread, next_lowest: Spread, pair: str) -> str:
     first, second = lowest.values, next_lowest.values
     others = "each" if len(first) == len(second) else f"and {count_seeds(len(second))}"
     seeds = f"{count_seeds(len(first))} {others}"
-    difference = f"difference between {pair}" if pair else "difference"
+    between = f" between {pair}" if pair else ""
     chance = chance_of_difference(first, second)
     if chance is None:
         needed = f"from {least_seeds(_LIKELY_CHANCE)} seeds each on a test can tell"
-        return f"{seeds}, so the {difference} may be chance; {needed}"
-    interval = interval_of_difference(first, second)
-    size = f"95% interval {interval[0]:.3f} to {interval[1]:.3f} for the {difference}, " if interval else ""
-    verdict = f"{seeds}, {size}p = {chance:.2g} in a permutation test"
-    if chance <= _LIKELY_CHANCE:
-        return verdict
-    if math.isclose(chance, least_chance(len(first), len(second))):
+        return f"{seeds}, so the difference{between} may be chance; {needed}"
+    verdict = f"{seeds}, p = {chance:.2g}{between} in a permutation test"
+    may_be_chance = chance > _LIKELY_CHANCE
+    if may_be_chance and math.isclose(chance, least_chance(len(first), len(second))):
         verdict += f", the least that {seeds} can give"
-    else:
-        verdict += f", so {'that' if pair else 'the'} difference may be chance"
-    needed_seeds = deciding_seeds(first, second, _LIKELY_CHANCE)
-    if needed_seeds is None:
-        return verdict
-    count = f"more than {_MOST_SEEDS}" if needed_seeds > _MOST_SEEDS else f"{needed_seeds}"
-    return f"{verdict}; {count} seeds each would decide if the difference stays as it is"
+    elif may_be_chance:
+        verdict += ", so that difference may be chance"
+    clauses = [verdict]
+    if interval := interval_of_difference(first, second):
+        clauses.append(f"95% interval of that difference {interval[0]:.3f} to {interval[1]:.3f}")
+    if may_be_chance and (number := deciding_seeds(first, second, _LIKELY_CHANCE)):
+        count = f"more than {_MOST_SEEDS}" if number > _MOST_SEEDS else f"{number}"
+        clauses.append(f"{count} seeds each would decide if it stays as it is")
+    return "; ".join(clauses)
 
 
 def count_seeds(num_seeds: int) -> str:
