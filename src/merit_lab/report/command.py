@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from merit_lab.report.gather import find_runs
-from merit_lab.report.write import Report
+from merit_lab.report.write import Report, refuse_folder
 
 
 def main(argv: Sequence[str]) -> int:
@@ -19,9 +19,15 @@ def main(argv: Sequence[str]) -> int:
         "tables as Markdown and CSV.",
     )
     parser.add_argument("runs", nargs="+", type=Path, help="run directories, or folders that hold some")
-    parser.add_argument("--out", type=Path, default=Path("report"), help="folder to write into (report)")
+    parser.add_argument(
+        "--out",
+        type=Path,
+        default=Path("report"),
+        help="folder to write into (report); one with other files than a report is refused",
+    )
     options = parser.parse_args(argv)
     try:
+        refuse_folder(options.out)  # before runs are read, which may take long
         report = Report.of(find_runs(options.runs))
         page = report.write(options.out)
     except (OSError, ValueError) as error:

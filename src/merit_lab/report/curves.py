@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+import statistics
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 from merit_lab.record import keep_nan
 
-Rows = dict[str, list[dict[str, Any]]]  # the lines of metrics.jsonl, by kind
+Line = dict[str, Any]  # of metrics.jsonl
+Rows = dict[str, list[Line]]  # lines by kind
 Point = tuple[int, float]
 Curves = dict[str, list[Point]]
 
+MOST_POINTS = 5_000  # in a curve that is thinned while it is read: twenty times as many as are drawn
 MAX_LOGIT = "max_logit"  # over all layers and heads; that of one layer alone has layer_name's name
 _TRAINING = {
     "training_loss": "loss",
@@ -28,32 +34,110 @@ def layer_name(layer: int) -> str:
     return f"{MAX_LOGIT}_layer_{layer}"
 
 
+def combination(name: str) -> Callable[[Sequence[float]], float]:
+    """What neighbouring values of a curve become where it is thinned; the mean, as a rule."""
+    if name.startswith(MAX_LOGIT):
+        return max
+    if name == "entropy_lowest":
+        return min
+    if name == "tokens_per_second":
+        return statistics.median  # a step that was observed or saved is slow, and most are not
+    return statistics.fmean
+
+
 def read_curves(rows: Rows) -> Curves:
     """Every curve that has at least one point."""
     curves: Curves = {}
-
-    def add(name: str, step: int, value: float | None) -> None:
-        if value is not None:
-            curves.setdefault(name, []).append((step, float(value)))
-
-    for row in rows.get("validation", []):
-        add("validation_loss", row["step"], row["loss"])
-    for row in rows.get("train", []):
-        for name, key in _TRAINING.items():
-            add(name, row["step"], row.get(key))
-    for row in rows.get("attention", []):
-        layers = [keep_nan(max, heads) for heads in row["max_logits"]]
-        add(MAX_LOGIT, row["step"], keep_nan(max, layers))
-        for layer, largest in enumerate(layers, start=1):
-            add(layer_name(layer), row["step"], largest)
-        if row.get("entropy") is not None:
-            heads = [entropy for layer in row["entropy"] for entropy in layer]
-            add("entropy_mean", row["step"], _mean(heads))
-            add("entropy_lowest", row["step"], keep_nan(min, heads))
-    for row in rows.get("update", []):
-        for name in _UPDATE:
-            add(name, row["step"], _mean([own[name] for own in row["parameters"].values()]))
+    for kind, lines in rows.items():
+        for line in lines:
+            for name, value in _values(kind, line):
+                curves.setdefault(name, []).append((line["step"], float(value)))
     return curves
+
+
+@dataclass(frozen=True)
+class ThinnedCurves:
+    """Curves with about MOST_POINTS points at most, and of how many steps each point is.
+
+    A curve with more has its neighbours combined, the finite ones; its last point stands alone, as measured.
+    """
+
+    curves: Curves
+    steps: dict[str, int]
+
+
+@dataclass
+class CurveReader:
+    """Takes the lines of a run one by one, and gives its curves thinned."""
+
+    _columns: dict[str, tuple[array[int], array[float]]] = field(default_factory=dict)
+
+    def add(self, line: Line) -> None:
+        """Take the next line."""
+        step = line["step"]
+        for name, value in _values(line["kind"], line):
+            steps, values = self._columns.get(name) or self._begin(name)
+            steps.append(step)
+            values.append(value)
+
+    def _begin(self, name: str) -> tuple[array[int], array[float]]:
+        return self._columns.setdefault(name, (array("q"), array("d")))
+
+    def curves(self) -> ThinnedCurves:
+        """What was read."""
+        thinned = ThinnedCurves({}, {})
+        for name, (steps, values) in self._columns.items():
+            width = thinning_width(steps[-1]) if len(steps) > MOST_POINTS else 1
+            points = zip(steps, values, strict=True) if width == 1 else _combined(name, steps, values, width)
+            thinned.curves[name] = list(points)
+            thinned.steps[name] = width
+        return thinned
+
+
+def thinning_width(last_step: int) -> int:
+    """How many steps a point of a curve is of that was thinned while it was read.
+
+    A power of two, so that the points of a short run, which are of fewer steps, end where those of a long one
+    end too.
+    """
+    return 1 << (math.ceil(last_step / MOST_POINTS) - 1).bit_length()
+
+
+def _combined(name: str, steps: array[int], values: array[float], width: int) -> Iterator[Point]:
+    import numpy as np
+
+    every_step, every_value = np.array(steps[:-1]), np.array(values[:-1])
+    drawable = np.isfinite(every_value)
+    every_step, every_value = every_step[drawable], every_value[drawable]
+    ends = np.flatnonzero(np.diff(-(-every_step // width))) + 1
+    combine = combination(name)
+    for begin, end in pairwise([0, *ends.tolist(), len(every_step)]):
+        if end > begin:
+            yield int(every_step[end - 1]), combine(every_value[begin:end].tolist())
+    yield steps[-1], values[-1]
+
+
+def _values(kind: str, line: Line) -> Iterator[tuple[str, float]]:
+    """What a line says, by the names of curves."""
+    if kind == "train":
+        for name, key in _TRAINING.items():
+            value = line.get(key)
+            if value is not None:
+                yield name, value
+    elif kind == "validation":
+        yield "validation_loss", line["loss"]
+    elif kind == "attention":
+        layers = [keep_nan(max, heads) for heads in line["max_logits"]]
+        yield MAX_LOGIT, keep_nan(max, layers)
+        for layer, largest in enumerate(layers, start=1):
+            yield layer_name(layer), largest
+        if line.get("entropy") is not None:
+            heads = [entropy for layer in line["entropy"] for entropy in layer]
+            yield "entropy_mean", _mean(heads)
+            yield "entropy_lowest", keep_nan(min, heads)
+    elif kind == "update":
+        for name in _UPDATE:
+            yield name, _mean([own[name] for own in line["parameters"].values()])
 
 
 def last_validation_loss(rows: Rows) -> float | None:
@@ -83,7 +167,9 @@ def thin(
     """
     if max((len(points) for points in curves), default=0) <= limit:
         return [list(points) for points in curves]
-    width = math.ceil(max(points[-1][0] for points in curves if points) / limit)
+    last_step = max(points[-1][0] for points in curves if points)
+    read = thinning_width(last_step)  # the points of no curve are of more steps
+    width = read * math.ceil(last_step / (limit * read))
     thinned = []
     for points in curves:
         bins: dict[int, list[Point]] = {}

@@ -7,22 +7,24 @@ import re
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from merit_lab.report import charts
 from merit_lab.report.curves import (
     Point,
+    combination,
     finite,
     layer_name,
     mean_curve,
     thin,
     tokens_per_step,
 )
-from merit_lab.report.gather import MeasuredRun, Series
-from merit_lab.report.measures import ATTENTION, LOGIT, LOSSES, OTHERS, Measure
+from merit_lab.report.gather import MeasuredRun
+from merit_lab.report.measures import ATTENTION, BITS_PER_BYTE, LOGIT, LOSSES, OTHERS, Measure
+from merit_lab.report.series import Series, have_other_data
 
-_MAX_POINTS = 240  # in a line; the CSV file has all
+_MAX_POINTS = 240  # in a line; the CSV file has more
 _MAX_COLUMNS = 80  # in a field of colours
 _FOCUS_FROM = 0.2  # the loss is shown from its value after this share of the steps
 
@@ -52,6 +54,7 @@ def make_figures(series: Sequence[Series]) -> list[Figure]:
     """Every figure for which something was recorded, in the order of the page."""
     look = charts.Look.of({own.label: own.optimizer for own in series})
     horizontals = _horizontals(series)
+    losses = [_across_data(measure, series) for measure in LOSSES] if have_other_data(series) else LOSSES
 
     def lines(measures: Iterable[Measure]) -> list[Figure]:
         figures = [_lines(measure, series, look, horizontals) for measure in measures]
@@ -59,7 +62,7 @@ def make_figures(series: Sequence[Series]) -> list[Figure]:
 
     with unchecked():
         return [
-            *lines(LOSSES),
+            *lines(losses),
             *lines([LOGIT, *_layer_measures(series)]),
             *_layers(series, horizontals),
             *lines(OTHERS),
@@ -93,7 +96,6 @@ def _layer_measures(series: Sequence[Series]) -> Iterator[Measure]:
             title=names.get(layer, "Middle layer"),
             caption=f"Largest attention logit of layer {layer} of {num_layers}.",
             unit="logit",
-            combine=max,
             may_be_logarithmic=True,
         )
 
@@ -116,11 +118,13 @@ def _horizontals(series: Sequence[Series]) -> Horizontals:
 def _lines(
     measure: Measure, series: Sequence[Series], look: charts.Look, horizontals: Horizontals
 ) -> Figure | None:
-    present = [(own, run) for own in series for run in own.runs if finite(run.curves.get(measure.key, []))]
+    present = [(own, run) for own in series for run in own.runs if _drawn(run, measure)]
     if not present:
         return None
     curves = thin(
-        [finite(run.curves[measure.key]) for _, run in present], limit=_MAX_POINTS, combine=measure.combine
+        [_drawn(run, measure) for _, run in present],
+        limit=_MAX_POINTS,
+        combine=combination(measure.key),
     )
     by_label: dict[str, list[tuple[MeasuredRun, list[Point]]]] = {}
     for (own, run), points in zip(present, curves, strict=True):
@@ -151,6 +155,22 @@ def _lines(
         in_files={key: chart("step", standalone=True), **files},
         datasets={f"{measure.key}-{kind}": own for kind, own in rows.items()},
     )
+
+
+def _across_data(measure: Measure, series: Sequence[Series]) -> Measure:
+    """A loss of series on different data: for each byte, or with a warning where that is not known."""
+    if all(run.bits_per_byte for own in series for run in own.runs):
+        caption = f"{measure.caption} For each byte of text, since the data differ."
+        return replace(measure, caption=caption, unit=BITS_PER_BYTE)
+    return replace(measure, caption=f"{measure.caption} Of different data, whose tokens cannot be compared.")
+
+
+def _drawn(run: MeasuredRun, measure: Measure) -> list[Point]:
+    """The points of a run that can be drawn, in the unit of the measure."""
+    points = finite(run.curves.get(measure.key, []))
+    if measure.unit != BITS_PER_BYTE or run.bits_per_byte is None:
+        return points
+    return [(step, value * run.bits_per_byte) for step, value in points]
 
 
 def _line_rows(curves: Mapping[str, Sequence[tuple[MeasuredRun, Sequence[Point]]]]) -> Datasets:

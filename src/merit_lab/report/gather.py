@@ -1,4 +1,4 @@
-"""Runs from folders, in series: of what decides a result, the runs of a series differ in their seed alone."""
+"""Runs from folders: their settings, and what they had measured when they were read."""
 
 from __future__ import annotations
 
@@ -12,7 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from merit_lab.record import Run, Status, is_locked, outcome_of, run_folders
-from merit_lab.report.curves import Curves, Rows, last_validation_loss, read_curves
+from merit_lab.report.curves import (
+    CurveReader,
+    Curves,
+    Rows,
+    ThinnedCurves,
+    last_validation_loss,
+    read_curves,
+)
 
 # How optimizers are written, in the order in which they are shown. Others follow under their own names.
 DISPLAY_NAMES = {
@@ -29,6 +36,8 @@ DISPLAY_NAMES = {
     "normuon": "NorMuon",
     "muon-merit": "MuonMERIT",
 }
+
+_FEW_ROWS = 3  # one before training, one that tells the tokens of a step, and the last
 
 
 def short_name(optimizer: str) -> str:
@@ -53,13 +62,17 @@ def display_names(optimizers: Iterable[str]) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class MeasuredRun:
-    """A run and what it had measured at the moment it was read; its files are read once."""
+    """A run and what it had measured at the moment it was read; its files are read once.
+
+    ``thinned`` are its curves where it was skimmed; else they follow from ``rows``.
+    """
 
     name: str
     config: Mapping[str, Any]
     environment: Mapping[str, Any]
     status: Status
     rows: Rows
+    thinned: ThinnedCurves | None = None
 
     @classmethod
     def read(cls, run: Run) -> MeasuredRun:
@@ -69,22 +82,47 @@ class MeasuredRun:
         rows: Rows = {}
         for row in run.lines():
             rows.setdefault(row["kind"], []).append(row)
-        status: Status = "running" if locked else outcome_of(rows.get("event", [])) or "unfinished"
-        loss = last_validation_loss(rows)
-        if status == "finished" and loss is not None and not math.isfinite(loss):
-            status = "diverged"  # in its last steps: training looks at the loss before a step, not after
-        return cls(run.name, run.config, run.environment, status, rows)
+        return cls(run.name, run.config, run.environment, _status(rows, locked), rows)
+
+    @classmethod
+    def skim(cls, run: Run) -> MeasuredRun:
+        """Read a run of any length: its curves thinned, all events, and of other lines few.
+
+        ``rows`` has the first two lines of a kind and the last one.
+        """
+        locked = is_locked(run.folder)
+        rows: Rows = {}
+        reader = CurveReader()
+        for row in run.lines():
+            reader.add(row)
+            own = rows.setdefault(row["kind"], [])
+            if row["kind"] == "event" or len(own) < _FEW_ROWS:
+                own.append(row)
+            else:
+                own[-1] = row
+        return cls(run.name, run.config, run.environment, _status(rows, locked), rows, reader.curves())
 
     @cached_property
     def curves(self) -> Curves:
         """What was measured, by name; see curves.py."""
-        return read_curves(self.rows)
+        return read_curves(self.rows) if self.thinned is None else self.thinned.curves
 
     @cached_property
     def settings(self) -> dict[str, object]:
         """The configuration by dotted path; for the data what they are and not where they lie."""
-        data = self.environment.get("data", {}).get("fingerprint")
-        return flatten({**self.config, "data": data})
+        return flatten({**self.config, "data": self.fingerprint})
+
+    @property
+    def fingerprint(self) -> str | None:
+        """What identifies its data; None where that was not recorded."""
+        value = self.environment.get("data", {}).get("fingerprint")
+        return None if value is None else str(value)
+
+    @property
+    def bits_per_byte(self) -> float | None:
+        """What a nat for each token is in bits for each byte of text; None where that was not recorded."""
+        bytes_per_token = self.environment.get("data", {}).get("bytes_per_token")
+        return 1 / (math.log(2) * bytes_per_token) if bytes_per_token else None
 
     @property
     def seed(self) -> int:
@@ -94,28 +132,14 @@ class MeasuredRun:
 
     @property
     def extent(self) -> tuple[int, int]:
-        """How far it came, and how many measurements there are."""
+        """How far it came, and how many points its curves have."""
         steps = [row["step"] for rows in self.rows.values() for row in rows]
-        return max(steps, default=0), len(steps)
-
-
-@dataclass(frozen=True)
-class Series:
-    """Runs that differ in their seed alone, or in what changes no result, under one name.
-
-    ``repeats`` are runs with the settings and the seed of one of them, which do not count; see ``group``.
-    """
-
-    label: str
-    optimizer: str
-    lr: float | None
-    runs: tuple[MeasuredRun, ...]
-    repeats: tuple[MeasuredRun, ...] = ()
+        return max(steps, default=0), sum(map(len, self.curves.values()))
 
 
 def find_runs(paths: Iterable[Path]) -> list[MeasuredRun]:
     """The runs at ``paths``, each a run directory, a folder that holds runs, or a file of kept ones."""
-    return [replace(MeasuredRun.read(run), name=name) for name, run in open_runs(paths).items()]
+    return [replace(MeasuredRun.skim(run), name=name) for name, run in open_runs(paths).items()]
 
 
 def open_runs(paths: Iterable[Path]) -> dict[str, Run]:
@@ -141,58 +165,6 @@ def find_folders(paths: Iterable[Path]) -> list[Path]:
     if not folders:
         raise ValueError("no run is given; give run directories, or folders that hold some")
     return list(folders)
-
-
-def group(runs: Sequence[MeasuredRun]) -> list[Series]:
-    """Runs in series, by optimizer in a fixed order and then by learning rate.
-
-    Of several runs with the same settings and the same seed, as a run and its excerpt are, one counts: the
-    one that came furthest, and of these the one with the most measurements.
-    """
-    settings = [run.settings for run in runs]
-    varying = [path for path in differing(settings) if _makes_a_series(path)]
-    groups: dict[tuple[object, ...], list[int]] = {}
-    for index, own in enumerate(settings):
-        groups.setdefault(tuple(own.get(path) for path in varying), []).append(index)
-    names = display_names({_optimizer(own) for own in settings})
-    series = []
-    for members in groups.values():
-        first = settings[members[0]]
-        same_optimizer = [own for own in settings if _optimizer(own) == _optimizer(first)]
-        within = [path for path in differing(same_optimizer) if _makes_a_series(path)]
-        details = []
-        for path in within:
-            if path not in first:
-                continue
-            value = _show_among([own.get(path) for own in same_optimizer], first.get(path))
-            details.append(f"{path.removeprefix('optimizer.')} {value}")
-        counted, repeats = _once([runs[index] for index in members])
-        lr = first.get("optimizer.lr")
-        series.append(
-            Series(
-                label=", ".join([names[_optimizer(first)], *details]),
-                optimizer=_optimizer(first),
-                lr=float(lr) if isinstance(lr, int | float) else None,
-                runs=counted,
-                repeats=repeats,
-            )
-        )
-    return sorted(series, key=_order)
-
-
-def _once(runs: Sequence[MeasuredRun]) -> tuple[tuple[MeasuredRun, ...], tuple[MeasuredRun, ...]]:
-    """Runs that differ in their seed alone: one for each seed, and the others."""
-    counted: dict[object, MeasuredRun] = {}
-    repeats = []
-    for run in sorted(runs, key=lambda run: run.extent, reverse=True):
-        seeds = tuple((path, value) for path, value in run.settings.items() if _is_seed(path))
-        if counted.setdefault(seeds, run) is not run:
-            repeats.append(run)
-
-    def in_order(own: Iterable[MeasuredRun]) -> tuple[MeasuredRun, ...]:
-        return tuple(sorted(own, key=lambda run: (run.seed, run.name)))
-
-    return in_order(counted.values()), in_order(repeats)
 
 
 def flatten(settings: Mapping[str, Any], prefix: str = "") -> dict[str, object]:
@@ -226,12 +198,6 @@ def show(value: object) -> str:
     return str(value)
 
 
-def _show_among(values: Iterable[object], value: object) -> str:
-    """One of several values as ``show`` writes it; in full where another would read the same."""
-    alike = {repr(own) for own in values if show(own) == show(value)}
-    return show(value) if len(alike) == 1 else repr(value)
-
-
 def _names(folders: Iterable[Path]) -> dict[Path, str]:
     """Each folder's name, with as many of the folders above it as tell it from the others."""
     names = {folder: folder.name for folder in folders}
@@ -244,22 +210,9 @@ def _names(folders: Iterable[Path]) -> dict[Path, str]:
     return names
 
 
-def _makes_a_series(path: str) -> bool:
-    """Whether runs that differ in a setting are another series: how often one looks changes no result."""
-    group, _, name = path.partition(".")
-    looking = group == "checkpoint" or (group == "measure" and name != "validation_sequences")
-    return not looking and not _is_seed(path)
-
-
-def _is_seed(path: str) -> bool:
-    return path.rpartition(".")[2] == "seed"
-
-
-def _optimizer(settings: Mapping[str, object]) -> str:
-    return str(settings.get("optimizer.name", settings.get("optimizer", "unknown")))
-
-
-def _order(series: Series) -> tuple[int, str, float, str]:
-    known = list(DISPLAY_NAMES)
-    place = known.index(series.optimizer) if series.optimizer in known else len(known)
-    return place, series.optimizer, series.lr or 0.0, series.label
+def _status(rows: Rows, locked: bool) -> Status:
+    status: Status = "running" if locked else outcome_of(rows.get("event", [])) or "unfinished"
+    loss = last_validation_loss(rows)
+    if status == "finished" and loss is not None and not math.isfinite(loss):
+        return "diverged"  # in its last steps: training looks at the loss before a step, not after
+    return status

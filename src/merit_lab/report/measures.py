@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from merit_lab.report.curves import MAX_LOGIT
@@ -21,11 +19,12 @@ class Measure:
     unit: str
     format: str = ".4~g"  # of values; d3's notation, as is the next
     ticks: str = "~g"
-    combine: Callable[[list[float]], float] = statistics.fmean
     is_loss: bool = False
     may_be_logarithmic: bool = False
     from_zero: bool = False
 
+
+BITS_PER_BYTE = "bits per byte"
 
 _LOSS = "Loss"
 ATTENTION = "Attention"
@@ -61,7 +60,6 @@ LOGIT = Measure(
     title="Largest attention logit",
     caption="The largest over all layers and heads, scaled and masked as the softmax sees it.",
     unit="logit",
-    combine=max,
     may_be_logarithmic=True,
 )
 OTHERS = (
@@ -80,7 +78,6 @@ OTHERS = (
         title="Lowest attention entropy",
         caption="Of the head where it is lowest.",
         unit="nats",
-        combine=min,
     ),
     Measure(
         key="clipped",

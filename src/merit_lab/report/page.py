@@ -8,11 +8,15 @@ from typing import Any
 
 from merit_lab.report import style, tables
 from merit_lab.report.charts import Look
+from merit_lab.report.curves import MOST_POINTS
 from merit_lab.report.figures import Datasets, Figure
-from merit_lab.report.gather import Series, differing, show
+from merit_lab.report.gather import differing, show
 from merit_lab.report.outcome import SeriesOutcome
+from merit_lab.report.series import Series
 from merit_lab.report.summary import join
 from merit_lab.report.template import render
+
+MARK = "merit report"  # by which its pages are known again
 
 
 def render_page(
@@ -22,6 +26,7 @@ def render_page(
     look = Look.of({own.label: own.optimizer for own in series})
     return render(
         "report/page.html",
+        mark=MARK,
         title=_title(series),
         facts=_facts(series),
         summary=summary,
@@ -37,6 +42,7 @@ def render_page(
         settings=tables.settings(series),
         environment=tables.environment(series),
         colours=look.colours,
+        most_points=MOST_POINTS,
     )
 
 
@@ -62,7 +68,7 @@ def _sections(figures: Sequence[Figure]) -> dict[str, dict[str, list[Figure]]]:
 
 
 def _title(series: Sequence[Series]) -> str:
-    return join(list(dict.fromkeys(own.label.partition(",")[0] for own in series)))
+    return join(list(dict.fromkeys(own.name.partition(",")[0] for own in series)))
 
 
 def _facts(series: Sequence[Series]) -> list[str]:

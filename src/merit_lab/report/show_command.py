@@ -56,7 +56,7 @@ def _choose(runs: Mapping[str, Run], name: str, path: Path) -> Run:
 def _table(runs: Mapping[str, Run]) -> Table:
     rows = []
     for name, run in runs.items():
-        measured = MeasuredRun.read(run)
+        measured = MeasuredRun.skim(run)
         loss = last_validation_loss(measured.rows)
         last_step, _ = measured.extent
         rows.append((name, measured.status, str(last_step), NOTHING if loss is None else f"{loss:.4g}"))

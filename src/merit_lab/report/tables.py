@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from merit_lab.report.gather import Series, differing, flatten, show
+from merit_lab.report.comparable import HASH_DIGITS, data_names
+from merit_lab.report.gather import differing, flatten, show
 from merit_lab.report.outcome import RunOutcome, SeriesOutcome, Spread
+from merit_lab.report.series import Series, have_other_data
 
 # What the environment says about a person's machine and not about the result.
 _PRIVATE = ("command", "folder", "host", "data.folder")
@@ -49,14 +51,17 @@ class Settings:
 def series_table(outcomes: Sequence[SeriesOutcome]) -> Table:
     """One row for each series: means over the finished runs, their spread, and what became of the others."""
     rows = []
+    in_bits = have_other_data([own.series for own in outcomes])
     for own in outcomes:
         loss = own.spread("validation_loss")
+        bits = {"Bits per byte": _mean(own.spread("bits_per_byte"), 3)} if in_bits else {}
         rows.append(
             {
                 "Optimizer": own.label,
                 "Runs": describe_runs(own),
                 "Peak learning rate": NOTHING if own.series.lr is None else f"{own.series.lr:g}",
                 "Validation loss": _mean(loss, 3),
+                **bits,
                 "Lowest to highest": _range(loss, 3),
                 "Training loss": _mean(own.spread("training_loss"), 3),
                 "Largest logit at the end": _mean(own.spread("final_logit"), 1),
@@ -118,8 +123,12 @@ def _run_row(label: str, run: RunOutcome) -> tuple[str, ...]:
 
 
 def settings(series: Sequence[Series]) -> Settings:
-    """The configurations: what is common, what differs."""
-    return _compare(series, [[run.settings for run in own.runs] for own in series])
+    """The configurations: what is common, what differs; the data by their names."""
+    names = data_names(run for own in series for run in own.runs)
+    tables = [
+        [{**run.settings, "data": names.get(run.fingerprint or "")} for run in own.runs] for own in series
+    ]
+    return _compare(series, tables)
 
 
 def environment(series: Sequence[Series]) -> Settings:
@@ -146,7 +155,8 @@ def _compare(series: Sequence[Series], tables: Sequence[Sequence[Mapping[str, ob
 
 def _values(group: Sequence[Mapping[str, object]], path: str) -> str:
     values = dict.fromkeys(show(own[path]) if path in own else NOTHING for own in group)
-    return " | ".join(values)
+    is_hash = path.rpartition(".")[2] == "fingerprint"
+    return " | ".join(value[:HASH_DIGITS] if is_hash else value for value in values)
 
 
 def _mean(spread: Spread | None, digits: int, *, with_deviation: bool = True) -> str:

@@ -14,6 +14,7 @@ _OUTCOMES = (  # as much as eighty columns hold
     "Runs",
     "Peak learning rate",
     "Validation loss",
+    "Bits per byte",
     "Largest logit at the end",
 )
 

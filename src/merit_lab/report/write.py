@@ -13,12 +13,16 @@ from typing import Any
 from merit_lab.report.charts import write_svg
 from merit_lab.report.curves import tokens_per_step
 from merit_lab.report.figures import Figure, is_figure, make_figures
-from merit_lab.report.gather import MeasuredRun, Series, group
+from merit_lab.report.gather import MeasuredRun
 from merit_lab.report.outcome import SeriesOutcome, read_outcomes
-from merit_lab.report.page import render_page
+from merit_lab.report.page import MARK, render_page
+from merit_lab.report.series import Series, group
 from merit_lab.report.summary import summarise
 from merit_lab.report.tables import series_table
 from merit_lab.report.terminal import print_outcomes
+
+_OF_EARLIER_VERSIONS = {"figures", "table.csv", "metrics.csv"}  # whose pages have no mark
+_HEAD = 2000  # characters of a page in which the mark stands
 
 
 @dataclass(frozen=True)
@@ -49,14 +53,36 @@ class Report:
 
     def write(self, folder: Path) -> Path:
         """Write the report into ``folder``, over an earlier one; return the page's path."""
+        refuse_folder(folder)
         figures = make_figures(self.series)
+        folder.mkdir(parents=True, exist_ok=True)
+        # First, for it is what the folder is known by: a report that was cut short can be written over.
+        page = folder / "index.html"
+        page.write_text(render_page(self.series, self.outcomes, figures, self.summary), encoding="utf-8")
         _write_figures(figures, folder / "figures")
         (folder / "table.md").write_text(series_table(self.outcomes).markdown(), encoding="utf-8")
         write_csv(folder / "table.csv", _table_rows(self.outcomes))
         write_csv(folder / "metrics.csv", _metric_rows(self.series))
-        page = folder / "index.html"
-        page.write_text(render_page(self.series, self.outcomes, figures, self.summary), encoding="utf-8")
         return page
+
+
+def refuse_folder(folder: Path) -> None:
+    """Raise where a folder holds files and no report."""
+    names = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
+    holds_files = any(not name.startswith(".") for name in names)
+    if holds_files and not (names >= _OF_EARLIER_VERSIONS or _is_marked(folder / "index.html")):
+        raise FileExistsError(
+            f"{folder} holds files that `merit report` did not write, and they are left as they are; choose "
+            "another folder with --out, or move them away"
+        )
+
+
+def _is_marked(page: Path) -> bool:
+    """Whether a page is a report's, by its head."""
+    if not page.is_file():
+        return False
+    with page.open(encoding="utf-8", errors="replace") as file:
+        return f'<meta name="generator" content="{MARK}">' in file.read(_HEAD)
 
 
 def _write_figures(figures: Sequence[Figure], folder: Path) -> None:
@@ -103,4 +129,5 @@ def _metric_rows(series: Sequence[Series]) -> Iterator[dict[str, Any]]:
                         "step": step,
                         "tokens": round(tokens) if math.isfinite(tokens) else None,
                         "value": value,
+                        "of_steps": run.thinned.steps[name] if run.thinned else 1,
                     }

@@ -25,9 +25,13 @@ def write_run(
     end: str | None = "finished",
     diverges_at: int | None = None,
     loss_offset: float = 0.0,
+    trained_on: dict[str, Any] | None = None,
     **settings: Any,
 ) -> Path:
-    """Write a run and return its folder; ``end`` None leaves it as a killed process would."""
+    """Write a run and return its folder; ``end`` None leaves it as a killed process would.
+
+    ``trained_on`` is what the record says of the data.
+    """
     folder = parent / f"{optimizer}-lr{lr:g}-seed{seed}"
     config = {
         "seed": seed,
@@ -37,7 +41,13 @@ def write_run(
         "optimizer": {"name": optimizer, "lr": lr, "betas": [0.9, 0.95]},
         **settings,
     }
-    environment = {"versions": {"torch": "2.13.0"}, "device": {"name": "cpu"}, "host": "a-private-name"}
+    environment: dict[str, Any] = {
+        "versions": {"torch": "2.13.0"},
+        "device": {"name": "cpu"},
+        "host": "a-private-name",
+    }
+    if trained_on is not None:
+        environment["data"] = trained_on
     run = Run.create(folder, config, environment)
     noise = random.Random(f"{optimizer}{lr}{seed}")
     floor, growth = SHAPES[optimizer.rpartition(":")[2].lower()]

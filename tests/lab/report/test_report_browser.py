@@ -122,5 +122,17 @@ def test_runs_that_all_finished_give_no_complaint(browser: str, one_seed: Path, 
         assert own.complaints == []
 
 
+def test_runs_on_different_data_are_no_wider_than_a_phone(browser: str, tmp_path: Path) -> None:
+    for digits in ("ab" * 32, "cd" * 32):
+        write_run(tmp_path / digits, "merit", trained_on={"fingerprint": digits})
+    folders = [str(tmp_path / digits) for digits in ("ab" * 32, "cd" * 32)]
+    assert main([*folders, "--out", str(tmp_path / "report")]) == 0
+    with chromium.open_page(browser, tmp_path / "profile") as own:
+        own.open(tmp_path / "report" / "index.html", width=390)
+        own.wait_for("document.documentElement?.dataset.drawn")
+        assert own.evaluate("document.documentElement.scrollWidth") <= 390
+        assert own.evaluate("document.querySelectorAll('.summary p').length") == 3
+
+
 def test_there_was_no_complaint_in_the_end(page: chromium.Page) -> None:
     assert page.complaints == []

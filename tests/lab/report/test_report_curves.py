@@ -1,10 +1,23 @@
 """Curves: read from the metrics, thinned, averaged."""
 
+import itertools
 import math
+import tracemalloc
+from collections.abc import Callable, Iterable, Iterator
+from statistics import fmean
 
 import pytest
 
-from merit_lab.report.curves import mean_curve, read_curves, thin, tokens_per_step
+from merit_lab.report.curves import (
+    MOST_POINTS,
+    CurveReader,
+    Line,
+    ThinnedCurves,
+    mean_curve,
+    read_curves,
+    thin,
+    tokens_per_step,
+)
 
 
 def test_every_kind_of_measurement_becomes_curves() -> None:
@@ -66,3 +79,72 @@ def test_the_mean_ends_where_the_first_run_ends() -> None:
 def test_tokens_of_a_step_come_from_the_records() -> None:
     assert tokens_per_step({"validation": [{"step": 0, "tokens": 0}, {"step": 4, "tokens": 256}]}) == 64
     assert math.isnan(tokens_per_step({"validation": [{"step": 0, "tokens": 0}]}))
+
+
+LONG = range(1, 30_001)
+
+
+def slow_at_times(step: int) -> float:
+    return 10.0 if step % 10 == 1 else 100.0
+
+
+def read(lines: Iterable[Line]) -> ThinnedCurves:
+    reader = CurveReader()
+    for line in lines:
+        reader.add(line)
+    return reader.curves()
+
+
+def train(num_steps: int, **values: Callable[[int], float]) -> Iterator[Line]:
+    for step in range(1, num_steps + 1):
+        yield {"kind": "train", "step": step, **{key: value(step) for key, value in values.items()}}
+
+
+def test_a_curve_of_few_points_is_read_as_it_is() -> None:
+    found = read(train(MOST_POINTS, loss=float))
+    assert found.curves == {"training_loss": [(step, float(step)) for step in range(1, MOST_POINTS + 1)]}
+    assert found.steps == {"training_loss": 1}
+    seldom = [{"kind": "validation", "step": step, "loss": 2.0} for step in range(0, 10**6, 250)]
+    assert len(read(seldom).curves["validation_loss"]) == 4000, "steps are many, points are not"
+
+
+def test_a_long_curve_is_thinned_while_it_is_read() -> None:
+    logits = (
+        {"kind": "attention", "step": step, "max_logits": [[9.0 if step == 777 else 1.0]]} for step in LONG
+    )
+    found = read(itertools.chain(train(LONG[-1], loss=float, tokens_per_second=slow_at_times), logits))
+    assert set(found.steps.values()) == {8}
+    loss = found.curves["training_loss"]
+    assert loss[:2] == [(8, 4.5), (16, 12.5)], "the mean"
+    assert loss[-1] == (LONG[-1], LONG[-1]), "the last as it was measured"
+    assert len(loss) == LONG[-1] // 8 + 1
+    assert {value for _, value in found.curves["tokens_per_second"]} == {100.0}, "the median"
+    assert (784, 9.0) in found.curves["max_logit"], "the largest"
+
+
+def test_what_is_no_number_does_not_take_its_neighbours_with_it() -> None:
+    (loss,) = read(
+        train(LONG[-1], loss=lambda step: math.nan if step in (3, LONG[-1]) else 2.0)
+    ).curves.values()
+    assert loss[0] == (8, 2.0)
+    assert math.isnan(loss[-1][1])
+
+
+def test_a_seed_that_ended_early_keeps_its_steps_in_common_with_the_others() -> None:
+    whole, short = (read(train(num_steps, loss=float)) for num_steps in (LONG[-1], 6_000))
+    assert whole.steps != short.steps
+    thinned = thin([own.curves["training_loss"] for own in (whole, short)], limit=240, combine=fmean)
+    assert len(mean_curve(thinned)) > 30
+    assert mean_curve(thinned)[0][0] == 128
+
+
+def test_a_seed_of_a_million_steps_takes_little_room() -> None:
+    """No line is held; 16 bytes for a point are."""
+    tracemalloc.start()
+    try:
+        found = read(train(200_000, loss=float, lr=float))
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert most < 2 * 200_000 * 16 * 2.5
+    assert max(map(len, found.curves.values())) <= MOST_POINTS + 1

@@ -3,6 +3,7 @@
 import csv
 import json
 import re
+import shutil
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
@@ -73,6 +74,19 @@ def test_writes_page_figures_and_tables(report: Path) -> None:
     ]
     assert [int(row["step"]) for row in merit] == list(range(0, 101, 10))
     assert int(merit[-1]["tokens"]) == 100 * 256 * 64
+    assert {row["of_steps"] for row in points} == {"1"}
+
+
+def test_the_file_of_curves_says_of_how_many_steps_a_point_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("merit_lab.report.curves.MOST_POINTS", 10)
+    run = write_run(tmp_path, "merit", every=1, num_steps=40)
+    assert main([str(run), "--out", str(tmp_path / "report")]) == 0
+    with (tmp_path / "report" / "metrics.csv").open() as file:
+        points = [row for row in csv.DictReader(file) if row["metric"] == "lr"]
+    assert [int(row["step"]) for row in points] == [*range(4, 40, 4), 39, 40]
+    assert {row["of_steps"] for row in points} == {"4"}
 
 
 def test_figures_of_an_earlier_report_do_not_stand_beside_those_of_a_later_one(
@@ -144,6 +158,39 @@ def test_a_run_that_has_just_begun_is_shown_beside_others(one_seed: Path, tmp_pa
     folder = tmp_path / "report"
     assert main([str(one_seed), "--out", str(folder)]) == 0
     assert "Lion did not finish and is not counted" in (folder / "index.html").read_text()
+
+
+def test_files_of_others_are_not_written_over(
+    one_seed: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "report"
+    folder.mkdir()
+    (folder / "index.html").write_text("<title>my thesis</title>")
+    assert main([str(one_seed), "--out", str(folder)]) == 1
+    assert capsys.readouterr().err == (
+        f"merit report: {folder} holds files that `merit report` did not write, and they are left as they "
+        "are; choose another folder with --out, or move them away\n"
+    )
+    assert [path.name for path in folder.iterdir()] == ["index.html"]
+    assert (folder / "index.html").read_text() == "<title>my thesis</title>"
+
+
+def test_a_report_of_an_earlier_version_and_one_that_was_cut_short_are_written_over(
+    one_seed: Path, tmp_path: Path
+) -> None:
+    earlier, short = tmp_path / "earlier", tmp_path / "short"
+    assert main([str(one_seed), "--out", str(earlier)]) == 0
+    shutil.copytree(earlier, short)
+    (earlier / "index.html").write_text("a page without a mark")
+    for name in ("table.csv", "metrics.csv"):
+        (short / name).unlink()
+    for folder in (earlier, short):
+        assert main([str(one_seed), "--out", str(folder)]) == 0
+        assert "the lowest validation loss" in (folder / "index.html").read_text()
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    (empty / ".keep").touch()
+    assert main([str(one_seed), "--out", str(empty)]) == 0
 
 
 def test_runs_without_measurements_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

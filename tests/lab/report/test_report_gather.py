@@ -11,7 +11,8 @@ from fake_runs import write_run
 
 from merit_lab.record import MetricsWriter, Run, archive, excerpt, lock, read_metrics
 from merit_lab.report import gather, read_outcomes, summarise
-from merit_lab.report.gather import find_runs, group
+from merit_lab.report.gather import find_runs
+from merit_lab.report.series import group
 
 
 def test_a_folder_stands_for_the_runs_in_it_and_none_counts_twice(one_seed: Path) -> None:
@@ -54,7 +55,7 @@ def test_settings_that_decide_no_result_part_no_seeds(tmp_path: Path) -> None:
     seldom["measure"]["validation_sequences"] = 16
     write_run(tmp_path, "merit", seed=2, **seldom)
     labels = [own.label for own in group(find_runs([tmp_path]))]
-    assert labels == ["MERIT, measure.validation_sequences 16", "MERIT, measure.validation_sequences 256"]
+    assert labels == ["MERIT (with 256 validation sequences)", "MERIT (with 16 validation sequences)"]
 
 
 def test_runs_of_one_name_are_told_apart_by_the_folders_above(tmp_path: Path) -> None:
@@ -107,7 +108,8 @@ def test_a_run_and_what_was_kept_of_it_count_once(tmp_path: Path, kept_first: bo
         archive.add(kept / "runs.parquet", [excerpt(Run.open(folder))])
     (series,) = group(find_runs([kept, runs] if kept_first else [runs, kept]))
     assert [run.seed for run in series.runs] == [0, 1]
-    assert [len(run.rows["train"]) for run in series.runs] == [80, 80], "the runs, for they measured more"
+    lengths = [len(run.curves["training_loss"]) for run in series.runs]
+    assert lengths == [80, 80], "the runs, for they measured more"
     sentence = summarise(read_outcomes([series]))
     assert "(2 seeds)" in sentence
     assert sentence.endswith(

@@ -4,11 +4,20 @@ from pathlib import Path
 
 import pytest
 from fake_runs import BATCH, CONTEXT, write_run
+from scipy import stats
 
 from merit_lab.record import MetricsWriter
 from merit_lab.report import find_runs, group, read_outcomes, summarise
-from merit_lab.report.gather import Series
-from merit_lab.report.outcome import RunOutcome, SeriesOutcome, chance_of_difference
+from merit_lab.report.outcome import (
+    RunOutcome,
+    SeriesOutcome,
+    chance_of_difference,
+    deciding_seeds,
+    interval_of_difference,
+    least_chance,
+    least_seeds,
+)
+from merit_lab.report.series import Series
 from merit_lab.report.tables import describe_runs, run_table, series_table
 
 
@@ -39,7 +48,8 @@ def test_one_seed_each_may_be_chance() -> None:
     sentence = summarise([outcome("LAMB", 2.281, logit=35), outcome("MERIT", 2.271, logit=12.44)])
     assert sentence == (
         "At the end MERIT had the lowest validation loss, 2.271 (0.010 below LAMB; one seed each, so the "
-        "difference may be chance); the largest attention logit was then 12.4 with MERIT and 35.0 with LAMB."
+        "difference may be chance; from 4 seeds each on a test can tell); the largest attention logit was "
+        "then 12.4 with MERIT and 35.0 with LAMB."
     )
 
 
@@ -54,10 +64,57 @@ def test_the_winner_is_whoever_it_was() -> None:
 def test_three_seeds_are_too_few_and_four_may_do() -> None:
     three = summarise([outcome("LAMB", 3.0, 3.1, 3.2), outcome("MERIT", 2.0, 2.1, 2.2)])
     assert (
-        "(1.000 below LAMB; 3 seeds each, p = 0.1 in a permutation test, so that difference may be" in three
-    )
+        "(1.000 below LAMB; 3 seeds each, p = 0.1 in a permutation test, the least that 3 seeds each can "
+        "give; 95% interval of that difference 0.773 to 1.227; 4 seeds each would decide if it stays as "
+        "it is);"
+    ) in three
+    assert "chance" not in three
     four = summarise([outcome("LAMB", 3.0, 3.1, 3.2, 3.3), outcome("MERIT", 2.0, 2.1, 2.2, 2.3)])
-    assert "(1.000 below LAMB; 4 seeds each, p = 0.029 in a permutation test);" in four
+    assert (
+        "(1.000 below LAMB; 4 seeds each, p = 0.029 in a permutation test; 95% interval of that difference "
+        "0.777 to 1.223);"
+    ) in four
+
+
+def test_losses_that_overlap_may_be_chance_and_the_seeds_that_would_tell_are_said() -> None:
+    lower, higher = (2.0, 2.2, 2.4), (2.1, 2.3, 2.5)
+    sentence = summarise([outcome("LAMB", *higher), outcome("MERIT", *lower)])
+    assert (
+        "3 seeds each, p = 0.7 in a permutation test, so that difference may be chance; 95% interval of that "
+        "difference -0.353 to 0.553; 63 seeds each would decide if it stays as it is)"
+    ) in sentence
+    nearly = summarise([outcome("LAMB", *higher), outcome("MERIT", 2.29, 2.3, 2.3)])
+    assert "; more than 100 seeds each would decide" in nearly
+    alike = summarise([outcome("LAMB", *higher), outcome("MERIT", *higher)])
+    assert "p = 1 in a permutation test, so that difference may be chance; 95% interval of that diff" in alike
+    assert "would decide" not in alike, "there is nothing to decide"
+
+
+def test_more_seeds_than_there_are_would_decide() -> None:
+    lower, higher = [2.0, 2.1], [5.0, 5.1]
+    assert deciding_seeds(lower, higher, 0.05) == least_seeds(0.05) == 4
+    assert deciding_seeds(lower * 4, higher * 3, 0.05) == 9
+
+
+def test_seeds_without_any_spread_have_no_interval() -> None:
+    sentence = summarise([outcome("LAMB", 3.0, 3.0, 3.0), outcome("MERIT", 2.0, 2.0, 2.0)])
+    assert (
+        "3 seeds each, p = 0.1 in a permutation test, the least that 3 seeds each can give; 4 se" in sentence
+    )
+
+
+def test_the_interval_is_that_of_welch() -> None:
+    first, second = [2.0, 2.1, 2.3, 2.2], [2.6, 2.5, 3.1]
+    theirs = stats.ttest_ind(second, first, equal_var=False).confidence_interval(0.95)
+    assert interval_of_difference(first, second) == pytest.approx((theirs.low, theirs.high))
+    assert interval_of_difference(first, [2.0]) is None
+
+
+@pytest.mark.parametrize(("num_first", "num_second"), [(2, 2), (3, 3), (4, 4), (2, 5)])
+def test_the_least_chance_is_that_of_groups_that_do_not_overlap(num_first: int, num_second: int) -> None:
+    first = [1.0 + place / 100 for place in range(num_first)]
+    second = [2.0 + place / 100 for place in range(num_second)]
+    assert chance_of_difference(first, second) == pytest.approx(least_chance(num_first, num_second))
 
 
 def test_failed_runs_are_told_and_not_averaged() -> None:
@@ -72,8 +129,13 @@ def test_failed_runs_are_told_and_not_averaged() -> None:
 def test_runs_of_different_lengths_are_told(tmp_path: Path) -> None:
     write_run(tmp_path, "lamb", num_steps=50)
     write_run(tmp_path, "merit", num_steps=100)
-    sentence = summarise(read_outcomes(group(find_runs([tmp_path]))))
-    assert sentence.endswith("the runs are not of one length (819,200 to 1,638,400 tokens).")
+    first, of_lamb, of_merit = summarise(read_outcomes(group(find_runs([tmp_path])))).splitlines()
+    assert first == (
+        "These runs are of 2 kinds, which cannot be ranked against each other: they differ in length (819k "
+        "tokens and 1.64M tokens)."
+    )
+    assert of_lamb.startswith("tiny, 819k tokens: LAMB ended at a validation loss of ")
+    assert of_merit.startswith("tiny, 1.64M tokens: MERIT ended at a validation loss of ")
 
 
 def test_series_of_one_label_are_all_in_the_ranking() -> None:
@@ -93,7 +155,7 @@ def test_with_more_relabellings_than_can_be_counted_some_are_drawn(monkeypatch: 
     assert chance is not None
     assert 0 < chance < 1e-3
     sentence = summarise([outcome("LAMB", *higher), outcome("MERIT", *lower)])
-    assert "12 seeds each, p = 5e-05 in a permutation test);" in sentence
+    assert "12 seeds each, p = 5e-05 in a permutation test; 95% interval" in sentence
     few = [1.0, 2.0, 3.5, 1.5, 2.5], [2.0, 3.0, 4.5, 2.2, 2.9]
     exact = chance_of_difference(*few)
     monkeypatch.setattr("merit_lab.report.outcome._MOST_WAYS", 200)
