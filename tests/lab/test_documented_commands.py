@@ -81,8 +81,12 @@ def no_work(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("somewhere", "no_work")
 @pytest.mark.parametrize("text", TRAINING)
-def test_what_trains_gets_as_far_as_its_work(text: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_trains_gets_as_far_as_its_work(
+    text: str, trained: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     arguments = shlex.split(text)
+    if "--resume" in arguments:
+        arguments[arguments.index("--resume") + 1] = str(trained)
     if any(own.startswith("hf:") for own in arguments):
         arguments[1] = _write_model(Path("model"))
     try:

@@ -21,6 +21,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+_BLOCK = 1 << 16  # bytes of lines that are read together
 _NOT_IN_JSON = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 
 
@@ -88,16 +89,42 @@ def read_metrics(path: Path) -> Iterator[dict[str, Any]]:
     if not path.exists():
         return
     with path.open("rb") as file:
-        for number, line in enumerate(file, start=1):
-            if not line.endswith(b"\n"):
-                return
-            try:
-                yield _measurement(line)
-            except ValueError as error:
-                raise ValueError(
-                    f"line {number} of {path} is no measurement ({error}). Nothing but the run writes this "
-                    "file; remove the line if its numbers can be missed."
-                ) from None
+        number = 1
+        while lines := file.readlines(_BLOCK):
+            if not lines[-1].endswith(b"\n"):
+                lines.pop()
+            yield from _measurements(lines, number, path)
+            number += len(lines)
+
+
+def _measurements(lines: list[bytes], first: int, path: Path) -> Iterator[dict[str, Any]]:
+    """The measurements of some lines, the first of which has that number.
+
+    Read together they take a third of the time; where one of them is none, each is read alone to tell which.
+    """
+    together = _read_together(lines)
+    if together is not None:
+        yield from together
+        return
+    for number, line in enumerate(lines, start=first):
+        try:
+            yield _measurement(line)
+        except ValueError as error:
+            raise ValueError(
+                f"line {number} of {path} is no measurement ({error}). Nothing but the run writes this "
+                "file; remove the line if its numbers can be missed."
+            ) from None
+
+
+def _read_together(lines: list[bytes]) -> list[dict[str, Any]] | None:
+    block = b",".join(lines)
+    try:
+        values = json.loads(b"[" + block + b"]")
+    except ValueError:
+        return None
+    if b'nan"' in block or b'inf"' in block:
+        values = _from_json(values)
+    return values if len(values) == len(lines) and all(map(_is_measurement, values)) else None
 
 
 def keep_nan(choose: Callable[[Sequence[float]], float], numbers: Sequence[float]) -> float:
@@ -112,9 +139,14 @@ def keep_nan(choose: Callable[[Sequence[float]], float], numbers: Sequence[float
 
 def _measurement(line: bytes) -> dict[str, Any]:
     value = _from_json(json.loads(line))
-    if not (isinstance(value, dict) and {"kind", "step"} <= value.keys()):
+    if not _is_measurement(value):
         raise ValueError("it has no kind and step")
-    return value
+    measurement: dict[str, Any] = value
+    return measurement
+
+
+def _is_measurement(value: Any) -> bool:
+    return isinstance(value, dict) and "kind" in value and "step" in value
 
 
 def _to_json(value: Any) -> Any:

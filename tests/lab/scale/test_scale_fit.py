@@ -5,8 +5,9 @@ import math
 import numpy as np
 import pytest
 
-from merit_lab.scale import fit_curve, steps_to_reach
+from merit_lab.scale import fit_curve
 from merit_lab.scale.rules import Rule, rates_by_batch
+from merit_lab.study.reach import steps_to_reach
 
 BATCHES = [8, 16, 32, 64, 128, 256]
 

@@ -13,7 +13,7 @@ from merit_lab.curvature.measure import CurvatureConfig, measure_curvature
 from merit_lab.evaluate import export_command
 from merit_lab.models import HuggingFaceConfig, find_model
 from merit_lab.record import Run
-from merit_lab.report import find_runs, write_report
+from merit_lab.report import Report, find_runs
 from merit_lab.study.fields import with_values
 from merit_lab.train import OptimizerConfig, TrainConfig, command, train
 from merit_lab.train.loop import Trainer
@@ -107,7 +107,7 @@ def test_the_record_is_enough_to_build_it_again(config, folder, tmp_path):
     assert not model.training
     found = measure_curvature(run.folder, CurvatureConfig(sequences=2, top=1, probes=2))
     assert found.parts["eigenvalues"]
-    write_report(find_runs([run.folder]), tmp_path / "report")
+    Report.of(find_runs([run.folder])).write(tmp_path / "report")
     assert "llama" in (tmp_path / "report" / "index.html").read_text()
 
 
@@ -157,7 +157,7 @@ def test_the_command_line(folder, data, tmp_path, capsys, monkeypatch):
     given = [f"hf:{path}", "--data", str(data), "--batch", "4", "--steps", "2", "--optimizer.lr", "1e-2"]
     options = ["--model.options", "num_hidden_layers=1", "rms_norm_eps=1e-5", "--model.context", "16"]
     assert command.main([*given, *options]) == 0
-    run = Run.open(Path("runs") / "my-llama-merit-lr0.009-seed0")
+    run = Run.open(Path("runs") / "my-llama-merit-lr0.01-seed0")
     model = TrainConfig.from_dict(run.config).model
     assert (model.layers, model.context, model.configuration.rms_norm_eps) == (1, 16, 1e-5)
     assert "llama of 0.0M parameters" in run.metrics("event")[0]["message"]
