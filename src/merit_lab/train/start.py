@@ -195,8 +195,8 @@ def _check(config: TrainConfig, dataset: Dataset, ranks: Ranks) -> None:
             "fsdp2 needs --micro-batch: the largest one that fits is found by trying the whole model on one "
             "GPU, which is what sharding is there to avoid"
         )
-    check_memory(config, ranks)
     check_device(config.model, ranks.device)
+    check_memory(config, ranks)
     if config.measure.wandb is not None:
         import_wandb()
     check_optimizer(config)
