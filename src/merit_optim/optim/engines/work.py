@@ -114,7 +114,7 @@ def prepared_gradient(item: Item, dtype: torch.dtype, control: Control) -> Tenso
     """The gradient as the moments see it: in ``dtype``, scaled, and turned round to maximize."""
     grad = item.grad.to(dtype)
     if control.gradient_scale is not None:
-        grad = grad * control.gradient_scale
+        grad = grad * control.gradient_scale.to(dtype)  # whose dtype a gradient without dimensions would take
     return -grad if item.group["maximize"] else grad
 
 
