@@ -17,6 +17,7 @@ from torch.utils.hooks import RemovableHandle
 from merit_optim.monitor.interception import Interception, merge
 from merit_optim.monitor.reading import AttentionReading, combine, of_all_ranks
 from merit_optim.monitor.registry import intercepted_registry
+from merit_optim.optim.names import COMPILED, plain
 
 
 class AttentionMonitor:
@@ -175,7 +176,7 @@ class AttentionMonitor:
         found = {name: module.__dict__.pop(self._interception.name, None) for name, module in modules.items()}
         for name, observation in found.items():
             if observation is not None:
-                name = _plain(name) or type(modules[name]).__name__
+                name = plain(name) or type(modules[name]).__name__
                 before = self._seen.get(name)
                 # A copy: in a CUDA graph the tensor belongs to the graph, and to its next replay.
                 self._seen[name] = observation.clone() if before is None else merge(before, observation)
@@ -186,12 +187,8 @@ def _remove(hooks: list[RemovableHandle]) -> None:
         hook.remove()
 
 
-def _plain(name: str) -> str:
-    return ".".join(part for part in name.split(".") if part != "_orig_mod")  # torch.compile's addition
-
-
 def _may_attend(module: nn.Module) -> bool:
     """Whether a module may call attention itself. Of torch's own, one does."""
-    if "_orig_mod" in module._modules:  # what torch.compile wraps a module in; hasattr would be slow
+    if COMPILED in module._modules:  # what torch.compile wraps a module in; hasattr would be slow
         return False
     return isinstance(module, nn.MultiheadAttention) or not type(module).__module__.startswith("torch.nn.")
