@@ -118,6 +118,7 @@ FOREACH = [
     Form("addcmul_", lambda x, y, z, value: torch.addcmul(x, y, z, value=value), OTHERS, MORE, NUMBER),
     Form("clamp_max_", lambda x, limit: x.clamp(max=limit), NUMBER),
     Form("clamp_min_", lambda x, limit: x.clamp(min=limit), NUMBER),
+    Form("copy_", lambda x, y: x.copy_(y), OTHERS),
     Form("div", torch.div, OTHERS),
     Form("lerp_", torch.lerp, OTHERS, NUMBER),
     Form("mul", torch.mul, OTHERS),

@@ -20,7 +20,7 @@ from merit_optim.optim import options, saved_state, validate
 from merit_optim.optim.control import Log, controls_of
 from merit_optim.optim.engines.ranks.placements import any_sharded, is_sharded, local, stacked_zeros
 from merit_optim.optim.engines.ranks.sharding import Sharding
-from merit_optim.optim.engines.work import Controls, Work, apart
+from merit_optim.optim.engines.work import Controls, Work, apart, name_of
 from merit_optim.optim.names import plain
 from merit_optim.optim.torch_private import (
     check_graph_capture,
@@ -132,9 +132,8 @@ class SafeOptimizer(Optimizer):
 
     def _named(self, group_index: int) -> Iterator[tuple[str, Tensor]]:
         group = self.param_groups[group_index]
-        names = group.get("param_names")
-        for i, param in enumerate(group["params"]):
-            yield names[i] if names else f"parameter {i} of group {group_index}", param
+        for place, param in enumerate(group["params"]):
+            yield name_of(group_index, group, place), param
 
     # --- the step -----------------------------------------------------------------------------------
 

@@ -37,6 +37,7 @@ foreach_add_ = torch._foreach_add_
 foreach_addcmul_ = torch._foreach_addcmul_
 foreach_clamp_max_ = torch._foreach_clamp_max_
 foreach_clamp_min_ = torch._foreach_clamp_min_
+foreach_copy_ = torch._foreach_copy_
 foreach_div = torch._foreach_div
 foreach_lerp_ = torch._foreach_lerp_
 foreach_mul = torch._foreach_mul

@@ -274,7 +274,8 @@ class TrustRatioOptimizer(SafeOptimizer):
                 parts += fused_parts
                 rest += unfused
             self._count_step(rest, controls)  # the fused engine counts its own
-            parts += eager.parts_of(rest, controls, None if sharding is None else sharding.shares)
+            shares = None if sharding is None else sharding.shares
+            parts += eager.parts_of(rest, controls, shares, one_by_one=bool(self._recordings))
         recorder = Recorder() if self._recordings else None
         if sharding is None:
             while parts:  # one after the other: a direction that is held is let go before the next is formed
