@@ -124,7 +124,7 @@ def test_after_a_failure_nothing_is_left(tmp_path, error) -> None:
     assert registry.get_interface is before
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in trainer.model.modules())
     optimizer = trainer.optimizer.optimizer
-    assert optimizer._recorder is None
+    assert optimizer._recordings == ()
     trainer.remove_callback(interrupting)
     trainer.train()
     assert steps_with(logs, "attention/max_logit") == [1, 2, 1, 2, 3, 4, 5, 6]

@@ -49,7 +49,32 @@ def main() -> None:
         sharded(y * torch.nan if rank == 1 else y)
     reading = monitor.read(group=dist.group.WORLD)
     assert all(heads.isnan().all() for heads in reading.max_logits.values())  # one rank's NaN is everybody's
+
+    different_layers(x, rank)
     dist.destroy_process_group()
+
+
+def different_layers(x, rank) -> None:
+    """As with LayerDrop: each rank sees another layer, and then one of them none."""
+    model = Model()
+    monitor, expected = AttentionMonitor(model), {}
+    for alone in (AttentionMonitor(layer) for layer in model.layers):
+        with alone:
+            alone.model(x)
+        expected[len(expected)] = alone.read().max_logits["self_attn"]
+    with monitor:
+        model.layers[rank](x)
+    reading = monitor.read(group=dist.group.WORLD)
+    assert {name: heads.tolist() for name, heads in reading.max_logits.items()} == {
+        f"layers.{number}.self_attn": heads.tolist() for number, heads in expected.items()
+    }
+    assert reading.entropy.keys() == reading.max_logits.keys()
+    with monitor:
+        if rank == 1:
+            model.layers[0](x)
+    reading = monitor.read(group=dist.group.WORLD)
+    assert reading.max_logits["layers.0.self_attn"].tolist() == expected[0].tolist()
+    assert monitor.read(group=dist.group.WORLD) is None  # no step since
 
 
 if __name__ == "__main__":

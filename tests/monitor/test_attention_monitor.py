@@ -7,8 +7,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.func import functional_call, grad, vmap
 from torch.nn.attention.bias import CausalBias, causal_lower_right, causal_upper_left
 from torch.nn.functional import scaled_dot_product_attention
+from torch.overrides import BaseTorchFunctionMode
 
 from merit_optim.monitor import AttentionMonitor, AttentionReading, interception
 from merit_optim.monitor.observation import observe_attention
@@ -436,6 +438,27 @@ def test_two_monitors_see_the_same() -> None:
     assert not any("merit" in name for module in model.modules() for name in vars(module))
 
 
+def test_monitors_that_overlap_end_in_any_order() -> None:
+    """Ended in the order they began in, and with a mode of another's among theirs."""
+    model, foreign = build(), BaseTorchFunctionMode()
+    first, second = AttentionMonitor(model), AttentionMonitor(model)
+    expected = list(materialised(model, batch()))
+    first.start()
+    with foreign:
+        second.start()
+        model(batch())
+        first.stop()
+        assert torch._C._len_torch_function_stack() == 2
+        model(batch())
+        assert_reads(first.read(), NAMES, expected)
+        second.stop()
+        assert_reads(second.read(), NAMES, expected)
+        assert torch._C._len_torch_function_stack() == 1
+    assert torch._C._len_torch_function_stack() == 0
+    assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
+    assert not any("merit" in name for module in model.modules() for name in vars(module))
+
+
 def test_a_checkpointed_block_is_observed_once(monkeypatch) -> None:
     from torch.utils.checkpoint import checkpoint
 
@@ -451,6 +474,24 @@ def test_a_checkpointed_block_is_observed_once(monkeypatch) -> None:
             x = checkpoint(block, x, use_reentrant=False)
     x.sum().backward()
     assert len(calls) == 2
+    assert_reads(monitor.read(), NAMES, materialised(model, batch()))
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop")  # torch's attention has no rule for vmap
+@pytest.mark.parametrize("per_sample_gradients", [False, True])
+def test_what_is_mapped_over_is_more_of_the_batch(per_sample_gradients) -> None:
+    model = build()
+    params = dict(model.named_parameters())
+    monitor, x = AttentionMonitor(model), torch.stack([batch(), batch(1)])
+
+    def loss(params, x):
+        return functional_call(model, params, (x,)).sum()
+
+    with monitor:
+        vmap(grad(loss) if per_sample_gradients else loss, in_dims=(None, 0))(params, x)
+    assert_reads(monitor.read(), NAMES, materialised(model, x.flatten(0, 1)))
+    with monitor:
+        model(batch())
     assert_reads(monitor.read(), NAMES, materialised(model, batch()))
 
 

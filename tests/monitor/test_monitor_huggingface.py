@@ -201,6 +201,22 @@ def test_two_attached_monitors_leave_the_registry_as_it_was() -> None:
         end()
 
 
+def test_monitors_that_overlap_leave_the_registry_as_it_was() -> None:
+    """Ended in the order they began in, as two callbacks do."""
+    registry = transformers.modeling_utils.AttentionInterface
+    before = registry.get_interface
+    model = build("llama", "eager")
+    first, second = AttentionMonitor(model), AttentionMonitor(model)
+    for _ in range(2):
+        first.start()
+        second.start()
+        first.stop()
+        model(**inputs("llama"))
+        second.stop()
+        assert registry.get_interface is before
+    assert second.read() is not None
+
+
 @pytest.mark.parametrize("kind", ["eager", "flash"])
 def test_entropy_is_left_out_where_sinks_take_part_of_the_attention(kind) -> None:
     from merit_optim.monitor import arguments

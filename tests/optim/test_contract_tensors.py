@@ -202,3 +202,17 @@ def test_dtypes_mix_with_clipping_and_skipping(device, case: Case) -> None:
             key, decay = "exp_avg", group["betas"][1 if "lion" in case.name.lower() else 0]
         average = optimizer.state[param][key].double()
         torch.testing.assert_close(average, averaged * (1 - decay), rtol=1e-4, atol=1e-7)
+
+
+@every_own_case
+def test_a_0d_parameter_is_clipped_beside_one_of_another_dtype(device, case: Case) -> None:
+    """Where the norm of all gradients is in float64, which is the dtype of one of them."""
+    scalar, vector = (nn.Parameter(torch.full(shape, 0.7, device=device)) for shape in ((), (1,)))
+    for single in (scalar, vector):
+        double = nn.Parameter(torch.ones(3, dtype=torch.float64, device=device))
+        optimizer = case.build([single, double], max_grad_norm=0.3)
+        for grad in (0.7, -0.4):
+            single.grad, double.grad = torch.full_like(single, grad), torch.full_like(double, grad / 3)
+            optimizer.step()
+    assert scalar.dtype == torch.float32
+    assert_same_bits(scalar.detach().reshape(1), vector.detach())

@@ -64,6 +64,23 @@ def test_a_tied_weight_stands_once_and_answers_to_both_names() -> None:
         assert decays(param_groups(model, no_decay=[pattern]))["embedding.weight"] == 0.0
 
 
+def test_names_are_those_of_the_model_before_it_was_compiled() -> None:
+    """As a whole and block by block; patterns with the names that torch.compile makes of them match too."""
+    model = nn.Sequential(nn.Linear(2, 3), nn.Sequential(nn.Linear(3, 2)))
+    names = [name for name, _ in model.named_parameters()]
+    model[1] = torch.compile(model[1], backend="eager")
+    compiled = torch.compile(model, backend="eager")
+    for pattern in ("1.0.*", "_orig_mod.1._orig_mod.0.*"):
+        groups = param_groups(compiled, overrides={pattern: {"lr": 0.5}})
+        given = {name: group.get("lr") for group in groups for name in group["param_names"]}
+        assert given == dict(zip(names, [None, None, 0.5, 0.5], strict=True))
+    optimizer = MERIT(compiled.named_parameters())
+    compiled(torch.ones(1, 2)).sum().backward()
+    with optimizer.recording() as statistics:
+        optimizer.step()
+    assert list(statistics) == names
+
+
 def test_a_frozen_parameter_is_left_out() -> None:
     assert not any(name.startswith("frozen") for name in decays(param_groups(Model())))
 

@@ -9,7 +9,18 @@ import torch
 from hypothesis import assume, given, settings
 from hypothesis import example as explicit_example
 from hypothesis import strategies as st
-from optimizer_cases import HIDDEN, Hidden, assert_same_bits, is_soap, name_of, random_tensor
+from optimizer_cases import (
+    HIDDEN,
+    Hidden,
+    assert_same_bits,
+    is_soap,
+    name_of,
+    parameters,
+    random_tensor,
+    set_gradients,
+    snapshot,
+    take_steps,
+)
 from torch import Tensor, nn
 
 from merit_optim import MERIT, MuonMERIT
@@ -249,6 +260,48 @@ def test_stacked_vectors_change_as_each_alone(device, num, length, seed, options
     for i in range(num):
         alone, _ = after_steps(weight[i], [g[i] for g in grads], lr=0.1, **options)
         assert_same_bits(together[i], alone)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
+@pytest.mark.parametrize(
+    "options", [{}, {"bias_correction": True}, {"norm": "none"}, {"matrix_dims": 1}], ids=str
+)
+def test_small_weights_of_one_shape_change_as_each_alone(device, dtype, options) -> None:
+    """They are worked on as one; some have taken fewer steps, or stand otherwise in memory, or are zero."""
+    shapes = [(6, 4), (6, 4), (6, 4), (7,), (7,), (7,), (), ()]
+
+    def weights() -> list[nn.Parameter]:
+        params = [nn.Parameter(random_tensor(s, i, dtype=dtype, device=device)) for i, s in enumerate(shapes)]
+        params[1].data, params[4].data = params[1].data.t().contiguous().t(), torch.zeros_like(params[4])
+        return params
+
+    together, apart = weights(), weights()
+    optimizers = [MERIT(together, **options), *(MERIT([param], **options) for param in apart)]
+    for step in range(3):
+        for params in (together, apart):
+            set_gradients(params, step)
+            if step == 0:
+                params[2].grad = params[5].grad = None
+        for optimizer in optimizers:
+            optimizer.step()
+    assert_same_bits([p.detach() for p in together], [p.detach() for p in apart])
+    states = [
+        [optimizer.state[p] for optimizer in optimizers if p in optimizer.state] for p in (*together, *apart)
+    ]
+    assert_same_bits(states[: len(shapes)], states[len(shapes) :])
+
+
+@pytest.mark.parametrize("norm", ["max", "l2"])
+def test_an_update_that_is_kept_is_the_one_that_is_formed_again(norm, monkeypatch) -> None:
+    """Of weights in several pieces."""
+    found = []
+    for kept_pieces in (0, 1000):
+        monkeypatch.setattr(eager, "KEPT_PIECES", kept_pieces)
+        with in_pieces_of(10):
+            optimizer = MERIT(parameters(), norm=norm)
+            take_steps(optimizer, 3)
+        found.append(snapshot(optimizer))
+    assert_same_bits(*found)
 
 
 def in_pieces_of(num_elements: int) -> ExitStack:

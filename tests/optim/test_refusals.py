@@ -29,7 +29,7 @@ from optimizer_cases import (
 from torch import nn
 from torch.distributed.tensor import Shard, distribute_tensor
 
-from merit_optim import MERIT, SOAPMERIT, MuonMERIT, SophiaG
+from merit_optim import MERIT, SOAPMERIT, Lion, MuonMERIT, SophiaG
 
 every_own_class = pytest.mark.parametrize("optimizer_class", OWN, ids=name_of)
 every_trust_ratio_class = pytest.mark.parametrize("optimizer_class", [*FAMILY, *HIDDEN], ids=name_of)
@@ -41,7 +41,7 @@ FOR_ALL: list[tuple[dict[str, Any], str]] = [
     ({"lr": "fast"}, "lr is 'fast'; it must be a finite number"),
     ({"lr": True}, "lr is True; it must be a finite number"),
     ({"lr": torch.tensor(-0.5)}, "lr is -0.5; it must be a finite number"),
-    ({"lr": torch.ones(2)}, "lr is a tensor of shape (2,); it must have one element"),
+    ({"lr": torch.ones(2)}, "lr is a tensor of shape (2,). Tensor lr must be 1-element"),
     ({"betas": (0.9, 1.0)}, "betas is (0.9, 1.0); it must be two numbers, each at least 0 and less than 1"),
     ({"betas": (-0.1, 0.9)}, "betas is (-0.1, 0.9); it must be two numbers"),
     ({"betas": (0.9,)}, "betas is (0.9,); it must be two numbers"),
@@ -332,7 +332,7 @@ def test_curvature_from_no_labels_is_refused() -> None:
 
 CHANGED: list[tuple[dict[str, Any], str]] = [
     ({"lr": float("nan")}, "lr is nan; it must be a finite number"),
-    ({"lr": torch.ones(2)}, "lr is a tensor of shape (2,); it must have one element"),
+    ({"lr": torch.ones(2)}, "lr is a tensor of shape (2,). Tensor lr must be 1-element"),
     ({"betas": (1.0, 0.9)}, "betas is (1.0, 0.9); it must be two numbers"),
     ({"weight_decay": None}, "weight_decay is None; it must be a finite number"),
     ({"maximize": "no"}, "maximize is 'no'; it must be True or False"),
@@ -354,6 +354,52 @@ def test_options_that_were_made_wrong_later_are_refused_before_anything_changes(
     with pytest.raises(ValueError, match=re.escape(message)):
         take_steps(optimizer, 1, first=2)
     optimizer.param_groups[1].update(options)
+    assert_unchanged(optimizer, before)
+    take_steps(optimizer, 1, first=2)
+
+
+@every_own_class
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -0.1])
+def test_a_bad_rate_written_into_its_tensor_is_refused_before_anything_changes(
+    device, optimizer_class, bad
+) -> None:
+    rate = torch.tensor(0.1)  # on the host, where it can be read
+    optimizer = optimizer_class(parameters(device), lr=rate)
+    take_steps(optimizer, 2)
+    before = snapshot(optimizer)
+    rate.fill_(bad)
+    with pytest.raises(ValueError, match=rf"lr is {bad}.*; it must be a finite number that is at least 0"):
+        take_steps(optimizer, 1, first=2)
+    rate.fill_(0.1)
+    assert_unchanged(optimizer, before)
+    take_steps(optimizer, 1, first=2)
+
+
+@pytest.mark.parametrize("optimizer_class", [*FAMILY, Lion, SophiaG], ids=name_of)
+def test_a_list_that_was_changed_in_place_is_checked_again(device, optimizer_class) -> None:
+    optimizer = optimizer_class(parameters(device), betas=[0.9, 0.95])
+    take_steps(optimizer, 2)
+    before = snapshot(optimizer)
+    optimizer.param_groups[0]["betas"][0] = 1.5
+    with pytest.raises(ValueError, match=re.escape("betas is [1.5, 0.95]; it must be two numbers")):
+        take_steps(optimizer, 1, first=2)
+    optimizer.param_groups[0]["betas"][0] = 0.9
+    assert_unchanged(optimizer, before)
+    take_steps(optimizer, 1, first=2)
+
+
+@every_own_class
+@pytest.mark.parametrize("shape", [(7, 5), (35,), (5, 8)], ids=str)
+def test_data_of_another_shape_is_refused_before_anything_changes(device, optimizer_class, shape) -> None:
+    """With as many elements, the state would be read as if it were of that shape."""
+    params = parameters(device)
+    optimizer = optimizer_class(params)
+    take_steps(optimizer, 2)
+    before, data = snapshot(optimizer), params[0].data
+    params[0].data, params[0].grad = torch.ones(shape, device=device), None
+    with pytest.raises(ValueError, match=re.escape(f"has shape {shape}, and its state (5, 7)")):
+        take_steps(optimizer, 1, first=2)
+    params[0].data, params[0].grad = data, None
     assert_unchanged(optimizer, before)
     take_steps(optimizer, 1, first=2)
 

@@ -102,6 +102,8 @@ def test_an_unknown_name_is_refused_with_the_nearest_one() -> None:
         ValueError, match=r"unknown optimizer 'merti'; did you mean 'merit'\? Known are adamw, "
     ):
         create("merti", parameters(), lr=0.1)
+    with pytest.raises(ValueError, match=r"unknown optimizer 'MERIT'; did you mean 'merit'\?"):
+        create("MERIT", parameters(), lr=0.1)
     with pytest.raises(ValueError, match=r"unknown model 'gpt2-smal'; did you mean 'gpt2-small'\?"):
         create("merit", parameters(), model="gpt2-smal")
     with pytest.raises(ValueError, match="unknown model 'gpt2-smal'"):

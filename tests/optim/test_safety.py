@@ -1,5 +1,6 @@
 """Bad gradients and clipping: steps left out, raised on or taken, as asked for, and nothing in between."""
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -24,12 +25,13 @@ from optimizer_cases import (
     steps_to_move,
     take_steps,
 )
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_
 
 from merit_optim import MERIT, SophiaG
 from merit_optim.optim.base import SafeOptimizer
 from merit_optim.optim.engines import eager
+from merit_optim.optim.engines.gradients import norms
 from merit_optim.optim.engines.work import Control
 
 every_own_case = pytest.mark.parametrize("case", OWN_CASES, ids=name_of)
@@ -201,6 +203,25 @@ def test_max_grad_norm_counts_only_parameters_with_gradients(device, case: Case)
     assert_same_bits(
         optimizer.grad_norm, torch.nn.utils.get_total_norm([p.grad for p in params if p.grad is not None])
     )
+
+
+LARGE_GRADIENTS: dict[str, Callable[[], Tensor]] = {
+    "dense": lambda: torch.full((3000, 1000), 0.3),
+    "transposed": lambda: torch.full((1000, 3000), 0.3).t(),
+    "every second column": lambda: torch.full((3000, 2000), 0.3)[:, ::2],
+    "expanded": lambda: torch.tensor(0.3).expand(3000, 1000),
+    "expanded rows": lambda: torch.tensor(0.3).expand(2, 1500000),
+    "expanded vector": lambda: torch.tensor(0.3).expand(3000000),
+    "half precision": lambda: torch.full((3000, 1000), 0.3, dtype=torch.bfloat16),
+}
+
+
+@pytest.mark.parametrize("layout", LARGE_GRADIENTS)
+def test_the_norm_of_a_large_gradient_is_not_far_off(device, layout) -> None:
+    """torch's adds the squares up one after the other on CPUs, and loses digits; most where all are equal."""
+    grad = LARGE_GRADIENTS[layout]().to(device)
+    (norm,) = norms([grad], 2.0)
+    assert norm.item() == pytest.approx(3000000**0.5 * grad.flatten()[0].item(), rel=1e-4)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)

@@ -270,6 +270,29 @@ def test_a_recording_without_a_step_takes_nothing_from_the_one_around_it(device)
         assert outer
 
 
+def test_recordings_that_overlap_end_in_any_order(device) -> None:
+    optimizer = MERIT(parameters(device))
+    first, second = optimizer.recording(), optimizer.recording()
+    seen_first, seen_second = first.__enter__(), second.__enter__()
+    take_steps(optimizer, 1)
+    first.__exit__(None, None, None)
+    ended = dict(seen_first)
+    assert list(seen_first) == list(seen_second) != []
+    take_steps(optimizer, 1, first=1)
+    assert all(seen_first[name] is ended[name] is not seen_second[name] for name in ended)
+    second.__exit__(None, None, None)
+    ended = dict(seen_second)
+    take_steps(optimizer, 1, first=2)
+    assert all(seen_second[name] is ended[name] for name in ended)
+
+
+def test_statistics_are_in_the_order_of_the_parameters(device) -> None:
+    optimizer = MERIT([{"params": parameters(device)}, {"params": parameters(device), "lr": 0.1}])
+    with optimizer.recording() as statistics:
+        take_steps(optimizer, 1)
+    assert list(statistics) == [name for index in (0, 1) for name, _ in optimizer._named(index)]
+
+
 def test_an_element_at_the_clip_is_not_clipped() -> None:
     scaled = torch.tensor([1.0, -1.0, 0.5, -1.5])
     found = measure(torch.ones(4), scaled, torch.ones(1), None, clip=1.0, lr=0.1)

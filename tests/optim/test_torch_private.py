@@ -19,6 +19,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
+from torch.overrides import BaseTorchFunctionMode
 
 TORCH_PRIVATE = Path(__file__).parents[2] / "src" / "merit_optim" / "optim" / "torch_private.py"
 
@@ -29,6 +30,15 @@ NAMES: dict[str, tuple[str, str]] = {
     "_accelerator_graph_capture_health_check": (
         "torch.optim.Optimizer",
         "base.py begins a step with it, to refuse a CUDA graph of one that is not capturable",
+    ),
+    "_get_current_function_mode_stack": (
+        "torch.overrides",
+        "interception.py finds by it where in the stack of function modes its own stands",
+    ),
+    "_pop_mode": ("torch.overrides", "interception.py takes its function mode off the stack by it"),
+    "_push_mode": (
+        "torch.overrides",
+        "interception.py puts back by it the modes above its own",
     ),
     "_StridedShard": (
         "torch.distributed.tensor.placement_types",
@@ -108,6 +118,7 @@ FOREACH = [
     Form("addcmul_", lambda x, y, z, value: torch.addcmul(x, y, z, value=value), OTHERS, MORE, NUMBER),
     Form("clamp_max_", lambda x, limit: x.clamp(max=limit), NUMBER),
     Form("clamp_min_", lambda x, limit: x.clamp(min=limit), NUMBER),
+    Form("copy_", lambda x, y: x.copy_(y), OTHERS),
     Form("div", torch.div, OTHERS),
     Form("lerp_", torch.lerp, OTHERS, NUMBER),
     Form("mul", torch.mul, OTHERS),
@@ -226,6 +237,18 @@ def one_rank() -> Iterator[None]:
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     yield
     dist.destroy_process_group()
+
+
+def test_function_modes_are_a_stack_that_can_be_taken_down_and_put_up_again() -> None:
+    stack, pop, push = map(found, ("_get_current_function_mode_stack", "_pop_mode", "_push_mode"))
+    one, other = BaseTorchFunctionMode(), BaseTorchFunctionMode()
+    with one, other:
+        assert stack() == [one, other], changed("_get_current_function_mode_stack")
+        assert [pop(), pop()] == [other, one], changed("_pop_mode")
+        push(one)
+        push(other)
+        assert stack() == [one, other], changed("_push_mode")
+    assert stack() == []
 
 
 @pytest.mark.usefixtures("one_rank")

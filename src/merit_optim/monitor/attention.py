@@ -9,13 +9,15 @@ from functools import partial
 from types import TracebackType
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from merit_optim.monitor.interception import Interception, merge
-from merit_optim.monitor.reading import AttentionReading, combine
+from merit_optim.monitor.reading import AttentionReading, combine, of_all_ranks
 from merit_optim.monitor.registry import intercepted_registry
+from merit_optim.optim.names import COMPILED, plain
 
 
 class AttentionMonitor:
@@ -58,7 +60,7 @@ class AttentionMonitor:
         self._watched: ExitStack | None = None
         self._num_steps = 0
         self._seen: dict[str, Tensor] = {}
-        self._saw_nothing = False
+        self._has_looked = False
 
     def __enter__(self) -> AttentionMonitor:
         self.start()
@@ -101,8 +103,7 @@ class AttentionMonitor:
 
         hooks = [
             self.model.register_forward_pre_hook(begin),
-            # The last monitor attached is the first to end: what it put in place covers that of others.
-            self.model.register_forward_hook(lambda *_: self.stop(), always_call=True, prepend=True),
+            self.model.register_forward_hook(lambda *_: self.stop(), always_call=True),
         ]
 
         return partial(_remove, hooks)
@@ -110,11 +111,17 @@ class AttentionMonitor:
     def read(self, group: dist.ProcessGroup | None = None) -> AttentionReading | None:
         """What the steps since the last reading saw, which is then forgotten; None if none was observed.
 
-        With a ``group``, of all its ranks: each of them has to call this, after the same steps. Waits for
-        the device.
+        With a ``group``, of all its ranks: each of them has to call this, after the same steps, whichever
+        layers it saw in them. Waits for the device.
         """
-        seen = self.take()
-        return combine(seen, group) if seen else None
+        seen, has_looked = self._seen, self._has_looked
+        self.forget()
+        if not has_looked:
+            return None
+        reading = combine(seen if group is None else of_all_ranks(seen, group, self._device))
+        if reading is None:
+            self._warn_of_nothing()
+        return reading
 
     def take(self) -> dict[str, Tensor]:
         """The same of this rank alone and without waiting, as :func:`observe_attention` gives it.
@@ -122,20 +129,27 @@ class AttentionMonitor:
         By the layer's name, on the device, (3, heads): the largest logits, the sums of the queries' entropies
         and how many queries these are. Empty if nothing was observed.
         """
-        if self._saw_nothing:
-            warnings.warn(
-                f"no attention was seen in {type(self.model).__name__}. A monitor sees torch's attention "
-                "functions and those of Hugging Face models, not products written out by hand; and only "
-                "in modules of the model it was given, while a step is open.",
-                stacklevel=3,
-            )
-        seen = self._seen
+        seen, has_looked = self._seen, self._has_looked
         self.forget()
+        if has_looked and not seen:
+            self._warn_of_nothing()
         return seen
+
+    def _warn_of_nothing(self) -> None:
+        warnings.warn(
+            f"no attention was seen in {type(self.model).__name__}. A monitor sees torch's attention "
+            "functions and those of Hugging Face models, not products written out by hand; and only "
+            "in modules of the model it was given, while a step is open.",
+            stacklevel=3,
+        )
 
     def forget(self) -> None:
         """Drop what the steps since the last reading saw, which is wanted after one that failed."""
-        self._seen, self._saw_nothing = {}, False
+        self._seen, self._has_looked = {}, False
+
+    @property
+    def _device(self) -> torch.device:
+        return next((param.device for param in self.model.parameters()), torch.device("cpu"))
 
     def _start(self, *, running: nn.Module | None) -> None:
         """Begin a step, with a module ``running`` whose hooks must stay as they are."""
@@ -172,16 +186,15 @@ class AttentionMonitor:
         stack.enter_context(self._interception)
 
     def _collect(self, modules: dict[str, nn.Module]) -> None:
-        found = False
-        for name, module in modules.items():
-            observation = module.__dict__.pop(self._interception.name, None)
+        self._has_looked = True
+        # All are taken off the modules before any is looked at: what fails must not reach the next step.
+        found = {name: module.__dict__.pop(self._interception.name, None) for name, module in modules.items()}
+        for name, observation in found.items():
             if observation is not None:
-                found = True
-                name = _plain(name) or type(module).__name__
+                name = plain(name) or type(modules[name]).__name__
                 before = self._seen.get(name)
                 # A copy: in a CUDA graph the tensor belongs to the graph, and to its next replay.
                 self._seen[name] = observation.clone() if before is None else merge(before, observation)
-        self._saw_nothing = not found
 
 
 def _remove(hooks: list[RemovableHandle]) -> None:
@@ -189,12 +202,8 @@ def _remove(hooks: list[RemovableHandle]) -> None:
         hook.remove()
 
 
-def _plain(name: str) -> str:
-    return ".".join(part for part in name.split(".") if part != "_orig_mod")  # torch.compile's addition
-
-
 def _may_attend(module: nn.Module) -> bool:
     """Whether a module may call attention itself. Of torch's own, one does."""
-    if "_orig_mod" in module._modules:  # what torch.compile wraps a module in; hasattr would be slow
+    if COMPILED in module._modules:  # what torch.compile wraps a module in; hasattr would be slow
         return False
     return isinstance(module, nn.MultiheadAttention) or not type(module).__module__.startswith("torch.nn.")

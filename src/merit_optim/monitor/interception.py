@@ -14,6 +14,7 @@ from torch.overrides import TorchFunctionMode
 
 from merit_optim.monitor.arguments import Arguments, of_multi_head, of_scaled_dot_product
 from merit_optim.monitor.observation import observe_attention
+from merit_optim.optim.torch_private import leave_function_mode
 
 
 def merge(one: Tensor, other: Tensor) -> Tensor:
@@ -48,9 +49,9 @@ class Interception(TorchFunctionMode):
         super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
-    def __exit__(self, *error: Any) -> None:
+    def __exit__(self, *_: Any) -> None:
         self._names_in_use.discard(self.name)
-        super().__exit__(*error)  # type: ignore[no-untyped-call]
+        leave_function_mode(self)  # which others may have been entered after
 
     def __torch_function__(
         self,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -57,6 +59,25 @@ def _(
     softcap: float = 0.0,  # noqa: ARG001
 ) -> Tensor:
     return query.new_empty((3, query.shape[1]), dtype=torch.float32)
+
+
+@observe_attention.register_vmap
+def _(
+    info: Any,
+    in_dims: tuple[int | None, ...],
+    query: Tensor,
+    key: Tensor,
+    mask: Tensor | None = None,
+    **options: Any,
+) -> tuple[Tensor, None]:
+    """Under vmap what is mapped over is more of the batch: heads are told apart, and nothing else."""
+    tensors = [
+        x if x is None else x.expand(info.batch_size, *x.shape) if dim is None else x.movedim(dim, 0)
+        for x, dim in zip((query, key, mask), (*in_dims, None), strict=False)
+    ]
+    batch = max(x.shape[1] for x in tensors if x is not None)  # in which a tensor may be broadcast
+    joined = (x if x is None else x.expand(-1, batch, *x.shape[2:]).flatten(0, 1) for x in tensors)
+    return observe_attention(*joined, **options), None
 
 
 def _observe(

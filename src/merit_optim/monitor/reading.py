@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import functools
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -39,16 +39,13 @@ class AttentionReading:
         return numbers
 
 
-def combine(seen: dict[str, Tensor], group: dist.ProcessGroup | None) -> AttentionReading:
-    """A reading of (3, heads) observations; with a group, of all its ranks, by one collective."""
+def combine(seen: Mapping[str, Tensor]) -> AttentionReading | None:
+    """A reading of (3, heads) observations; None of none."""
+    if not seen:
+        return None
     heads = [observation.shape[1] for observation in seen.values()]
     device = next(iter(seen.values())).device
     table = torch.cat([observation.to(device) for observation in seen.values()], dim=1)
-    if group is not None:
-        # Gathered, not reduced: a maximum and sums in one call, and no backend that loses a NaN.
-        ranks = [torch.empty_like(table) for _ in range(group.size())]
-        dist.all_gather(ranks, table, group=group)
-        table = functools.reduce(merge, ranks)
     largest, total, count = table.cpu()
     return AttentionReading(
         max_logits=dict(zip(seen, largest.split(heads), strict=True)),
@@ -60,3 +57,28 @@ def combine(seen: dict[str, Tensor], group: dist.ProcessGroup | None) -> Attenti
             if counts.any()
         },
     )
+
+
+def of_all_ranks(
+    seen: Mapping[str, Tensor], group: dist.ProcessGroup, device: torch.device
+) -> dict[str, Tensor]:
+    """What the ranks of a group saw together, on each of them. ``device`` is the one that this rank uses.
+
+    They may have seen different layers, as with LayerDrop, so names go with the numbers. Gathered, not
+    reduced: a maximum and sums in one call, and no backend that loses a NaN.
+    """
+    own = {name: observation.cpu() for name, observation in seen.items()}
+    ranks: list[dict[str, Tensor]] = [{} for _ in range(group.size())]
+    with torch.cuda.device(device if device.type == "cuda" else -1):
+        dist.all_gather_object(ranks, own, group=group)
+    together: dict[str, Tensor] = {}
+    for of_rank in ranks:
+        for name, observation in of_rank.items():
+            before = together.get(name, observation)
+            if before.shape != observation.shape:
+                raise RuntimeError(
+                    f"ranks saw {before.shape[1]} and {observation.shape[1]} heads of {name}; heads can be "
+                    "told apart only if there are as many on every rank. Read without a group there."
+                )
+            together[name] = merge(before, observation) if name in together else observation
+    return together

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -9,6 +10,9 @@ from typing import Any
 
 from merit_optim.monitor.arguments import Arguments, of_eager, of_flash
 from merit_optim.monitor.interception import Interception
+
+_open: list[Interception] = []
+"""Those that observe what the registry hands out. They end in any order, so it is changed once for all."""
 
 
 @contextmanager
@@ -23,21 +27,31 @@ def intercepted_registry(interception: Interception) -> Iterator[None]:
         yield
         return
     registry = transformers.AttentionInterface
-    original = registry.get_interface
-
-    def get_interface(self: Any, name: str | None, default: Callable[..., Any]) -> Any:
-        attend = original(self, name, default)
-        if name == "eager":
-            return _observed(attend, of_eager, interception)
-        if name is not None and "flash" in name:
-            return _observed(attend, of_flash, interception)
-        return attend
-
-    registry.get_interface = get_interface
+    if not _open:
+        _intercept(registry)
+    _open.append(interception)
     try:
         yield
     finally:
-        registry.get_interface = original
+        _open.remove(interception)
+        if not _open:
+            registry.get_interface = registry.get_interface.__wrapped__
+
+
+def _intercept(registry: Any) -> None:
+    original = registry.get_interface
+
+    @functools.wraps(original)
+    def get_interface(self: Any, name: str | None, default: Callable[..., Any]) -> Any:
+        attend = original(self, name, default)
+        for interception in _open:
+            if name == "eager":
+                attend = _observed(attend, of_eager, interception)
+            elif name is not None and "flash" in name:
+                attend = _observed(attend, of_flash, interception)
+        return attend
+
+    registry.get_interface = get_interface
 
 
 def _observed(

@@ -101,10 +101,15 @@ def undefined(weight_size: Tensor, update_size: Tensor) -> Tensor:
 
 
 def ratio(weight_size: Tensor, update_size: Tensor) -> Tensor:
-    """|w| / |u|, 1 where it is undefined, and never infinite, for inf * 0 would make a NaN."""
+    """|w| / |u|, and 1 where it is undefined."""
     no_ratio = undefined(weight_size, update_size)
-    quotient = weight_size / update_size.masked_fill(no_ratio, 1)
-    return quotient.masked_fill(no_ratio, 1).clamp(max=torch.finfo(quotient.dtype).max)
+    return defined_ratio(weight_size, update_size.masked_fill(no_ratio, 1)).masked_fill(no_ratio, 1)
+
+
+def defined_ratio(weight_size: Tensor, update_size: Tensor) -> Tensor:
+    """|w| / |u|, but never infinite, for inf * 0 would make a NaN."""
+    quotient = weight_size / update_size
+    return quotient.clamp(max=torch.finfo(quotient.dtype).max)
 
 
 def element_ratio(weight: Sizes, update: Sizes, rule: Rule) -> Tensor:

@@ -20,7 +20,8 @@ from merit_optim.optim import options, saved_state, validate
 from merit_optim.optim.control import Log, controls_of
 from merit_optim.optim.engines.ranks.placements import any_sharded, is_sharded, local, stacked_zeros
 from merit_optim.optim.engines.ranks.sharding import Sharding
-from merit_optim.optim.engines.work import Controls, Work, apart
+from merit_optim.optim.engines.work import Controls, Work, apart, name_of
+from merit_optim.optim.names import plain
 from merit_optim.optim.torch_private import (
     check_graph_capture,
     foreach_add_,
@@ -28,7 +29,7 @@ from merit_optim.optim.torch_private import (
     with_grad_if_differentiable,
 )
 
-_GRAD, _LAYOUT = operator.attrgetter("grad"), operator.attrgetter("layout")
+_GRAD, _LAYOUT, _SHAPE = map(operator.attrgetter, ("grad", "layout", "shape"))
 
 
 class SafeOptimizer(Optimizer):
@@ -87,6 +88,8 @@ class SafeOptimizer(Optimizer):
             self._check_differentiable(param_group)
             options.check_alike(group, self.param_groups)
         super().add_param_group(param_group)
+        if "param_names" in (group := self.param_groups[-1]):
+            group["param_names"] = list(map(plain, group["param_names"]))
         try:
             self._check_new(len(self.param_groups) - 1)
         except (TypeError, ValueError):
@@ -129,9 +132,8 @@ class SafeOptimizer(Optimizer):
 
     def _named(self, group_index: int) -> Iterator[tuple[str, Tensor]]:
         group = self.param_groups[group_index]
-        names = group.get("param_names")
-        for i, param in enumerate(group["params"]):
-            yield names[i] if names else f"parameter {i} of group {group_index}", param
+        for place, param in enumerate(group["params"]):
+            yield name_of(group_index, group, place), param
 
     # --- the step -----------------------------------------------------------------------------------
 
@@ -258,6 +260,19 @@ class SafeOptimizer(Optimizer):
         steps += [state["step"] for state in of_params]
         for key, tensors in zip(self._state_keys(group), states, strict=True):
             tensors += [state[key] for state in of_params]
+        # The first state of every direction has the parameter's shape.
+        if list(map(_SHAPE, params)) != list(map(_SHAPE, states[0])):
+            self._refuse_shape(params, states[0])
+
+    def _refuse_shape(self, params: list[Tensor], states: list[Tensor]) -> None:
+        param, state = next(
+            pair for pair in zip(params, states, strict=True) if pair[0].shape != pair[1].shape
+        )
+        raise ValueError(
+            f"{self._name_of(param)} has shape {tuple(param.shape)}, and its state {tuple(state.shape)}: the "
+            "parameter's data were replaced by data of another shape. Give it to a new optimizer, or delete "
+            "its state: del optimizer.state[param]."
+        )
 
     def _refuse_layout(self, params: list[Tensor], grads: list[Tensor]) -> None:
         param, grad = next(

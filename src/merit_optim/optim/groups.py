@@ -17,6 +17,7 @@ from torch.optim import Optimizer
 
 from merit_optim.optim import validate
 from merit_optim.optim.kinds import KINDS, Kind, kinds_of
+from merit_optim.optim.names import plain
 
 _NOT_OPTIONS = frozenset({"params", "param_names", "param_kinds"})
 _FEWEST_DIMENSIONS = {"hidden": 2, "experts": 3}
@@ -34,7 +35,8 @@ def param_groups(
     """Parameter groups for any torch optimizer: matrices decay, vectors and scalars do not.
 
     A frozen parameter is left out, a tied one stands once. Patterns are shell-style
-    (``"*.bias"``), are matched against every name a parameter has, and must match something.
+    (``"*.bias"``), are matched against every name a parameter has, and must match something. Names are those
+    of the model before ``torch.compile``.
 
     Each group has ``param_kinds`` beside ``param_names``: what every weight is in the model, as
     ``kinds_of`` finds it. ``describe_groups`` shows it.
@@ -71,7 +73,8 @@ def param_groups(
 
     names: dict[nn.Parameter, list[str]] = {}
     for name, param in model.named_parameters(remove_duplicate=False):
-        names.setdefault(param, []).append(name)
+        # A pattern may also have the name that torch.compile made of it.
+        names.setdefault(param, []).extend(dict.fromkeys([plain(name), name]))
     _check_patterns([*no_decay, *kinds, *overrides], [name for alike in names.values() for name in alike])
 
     found = kinds_of(model)

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from merit_optim.optim import validate
+from merit_optim.optim.names import COMPILED
 
 Kind = Literal["hidden", "experts", "embedding", "head", "vector"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
@@ -19,7 +20,7 @@ _PRECEDENCE: tuple[Kind, ...] = ("embedding", "head", "experts", "hidden", "vect
 
 # Names that torch.compile, DataParallel, FSDP, activation checkpointing and peft put between a model's.
 _WRAPPERS = frozenset(
-    {"_orig_mod", "module", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"}
+    {COMPILED, "module", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"}
     | {"base_layer", "original_module"}
 )
 _CONVOLUTIONS = (

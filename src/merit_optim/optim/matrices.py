@@ -59,7 +59,9 @@ class View(NamedTuple):
 
     @staticmethod
     def of(group: dict[str, Any]) -> View:
-        return View(**{name: group[name] for name in View._fields if name in group})
+        split = group.get("split")
+        split = tuple(split) if isinstance(split, list) else split  # so that views can be keys
+        return View(group.get("matrix_dims"), split, group.get("split_dim", 0))
 
     def matrices(self, shape: torch.Size | tuple[int, ...]) -> Matrices:
         """The parameter before it is split."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import difflib
 import itertools
 import operator
@@ -136,18 +137,28 @@ def check_names(owner: str, group: Mapping[str, Any], known: Collection[str]) ->
 
 
 class Watch:
-    """Finds options that were changed in ``param_groups``, before a step changes anything by them."""
+    """Finds options that were changed in ``param_groups``, before a step changes anything by them.
+
+    Options are known by identity, for most steps change none. Those that can be changed in place are looked
+    into: lists, and learning rates in tensors, unless they are on a device that would have to be waited for.
+    """
 
     def __init__(self) -> None:
         self._allowed: Sequence[Any] = ()
         """The options of all groups when they were found to be allowed."""
+        self._lists: Sequence[tuple[list[Any], list[Any]]] = ()
+        """Those among them that can be changed in place, each with a copy."""
 
     def check(self, groups: list[dict[str, Any]], check_changed: Callable[[int], None]) -> None:
         """Check the groups, by their numbers, if an option is another than it was."""
         values = list(itertools.chain.from_iterable(map(dict.values, groups)))
-        if len(values) == len(self._allowed) and all(map(operator.is_, values, self._allowed)):
+        same = len(values) == len(self._allowed) and all(map(operator.is_, values, self._allowed))
+        if same and all(now == before for now, before in self._lists):
+            for group in groups:
+                if isinstance(group["lr"], Tensor) and group["lr"].is_cpu:
+                    validate.learning_rate(group["lr"])
             return
-        keys = itertools.chain.from_iterable(groups)
+        keys = list(itertools.chain.from_iterable(groups))
         pairs = itertools.zip_longest(keys, values, self._allowed)
         changed = {key for key, now, before in pairs if now is not before}
         on_device = any(isinstance(group["lr"], Tensor) and group["lr"].is_cuda for group in groups)
@@ -161,3 +172,8 @@ class Watch:
                 check_changed(index)
         check_alike(groups[0], groups)
         self._allowed = values
+        self._lists = [
+            (value, copy.deepcopy(value))
+            for key, value in zip(keys, values, strict=True)
+            if isinstance(value, list) and key not in _KEYS_OF_TORCH
+        ]

@@ -16,10 +16,12 @@ import torch
 from torch import Tensor
 from torch._compile import _disable_dynamo
 from torch.optim.optimizer import _use_grad_for_differentiable
+from torch.overrides import _get_current_function_mode_stack, _pop_mode, _push_mode
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor, Placement
     from torch.optim import Optimizer
+    from torch.overrides import TorchFunctionMode
 
 # A method that is never compiled. The public torch.compiler.disable imports the compiler at once.
 never_compiled = _disable_dynamo
@@ -35,6 +37,7 @@ foreach_add_ = torch._foreach_add_
 foreach_addcmul_ = torch._foreach_addcmul_
 foreach_clamp_max_ = torch._foreach_clamp_max_
 foreach_clamp_min_ = torch._foreach_clamp_min_
+foreach_copy_ = torch._foreach_copy_
 foreach_div = torch._foreach_div
 foreach_lerp_ = torch._foreach_lerp_
 foreach_mul = torch._foreach_mul
@@ -48,6 +51,20 @@ foreach_sub_ = torch._foreach_sub_
 def check_graph_capture(optimizer: Optimizer) -> None:
     """Raise where a CUDA graph captures a step that is not ``capturable``, as torch's optimizers do."""
     optimizer._accelerator_graph_capture_health_check()
+
+
+def leave_function_mode(mode: TorchFunctionMode) -> None:
+    """Take a mode off the stack of those that were entered, wherever it stands there.
+
+    Leaving one, as torch has it, takes off the last, whichever that is: so if the mode is not there, another
+    that was left has taken it off, and stands there in its place.
+    """
+    stack = _get_current_function_mode_stack()
+    place = stack.index(mode) if mode in stack else len(stack) - 1
+    later = [_pop_mode() for _ in stack[place + 1 :]]
+    _pop_mode()
+    for other in reversed(later):
+        _push_mode(other)
 
 
 def is_flat_of_fsdp1(param: Tensor) -> bool:

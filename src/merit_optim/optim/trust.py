@@ -51,7 +51,8 @@ _ANY_MATRICES = Matrices(1, 1, 1, is_vector=False)
 class TrustRatioOptimizer(SafeOptimizer):
     """A direction, trust ratios and a clip; see ``algorithm.py`` for the equations."""
 
-    _recorder: Recorder | None = None
+    _recordings: tuple[Recorder, ...] = ()
+    """Those that are open; they may end in any order."""
     _engines: dict[torch.device, FusedEngine] | None = None
 
     def __init__(
@@ -245,13 +246,13 @@ class TrustRatioOptimizer(SafeOptimizer):
     def _leaves_the_graph(self) -> bool:
         # SOAP counts its steps on the host.
         on_host = any(direction_of(group).NAME == "soap" for group in self.param_groups)
-        return on_host or self._recorder is not None or super()._leaves_the_graph()
+        return on_host or bool(self._recordings) or super()._leaves_the_graph()
 
     def _controls(
         self, works: list[Work], sharding: Sharding | None, *, clip: bool = True
     ) -> Controls | None:
-        if self._recorder is not None:
-            self._recorder.clear()  # also where the step will be skipped
+        for recording in self._recordings:
+            recording.clear()  # also where the step will be skipped
         return super()._controls(works, sharding, clip=clip)
 
     def _update(self, works: list[Work], controls: Controls, sharding: Sharding | None) -> None:
@@ -273,17 +274,29 @@ class TrustRatioOptimizer(SafeOptimizer):
                 parts += fused_parts
                 rest += unfused
             self._count_step(rest, controls)  # the fused engine counts its own
-            parts += eager.parts_of(rest, controls, None if sharding is None else sharding.shares)
+            shares = None if sharding is None else sharding.shares
+            parts += eager.parts_of(rest, controls, shares, one_by_one=bool(self._recordings))
+        recorder = Recorder() if self._recordings else None
         if sharding is None:
             while parts:  # one after the other: a direction that is held is let go before the next is formed
                 part = parts.pop()
                 part.advance()
-                part.apply(self._recorder)
+                part.apply(recorder)
                 del part
         else:
-            self._update_on_ranks(works, parts, sharding)
+            self._update_on_ranks(works, parts, sharding, recorder)
+        if recorder is not None:
+            self._record(recorder)
 
-    def _update_on_ranks(self, works: list[Work], parts: list[Part], sharding: Sharding) -> None:
+    def _record(self, recorder: Recorder) -> None:
+        """Give what a step recorded to all who asked for it, in the order of the parameters."""
+        names = [name for index in range(len(self.param_groups)) for name, _ in self._named(index)]
+        for recording in self._recordings:
+            recording.update({name: recorder[name] for name in names if name in recorder})
+
+    def _update_on_ranks(
+        self, works: list[Work], parts: list[Part], sharding: Sharding, recorder: Recorder | None
+    ) -> None:
         owners = {p: owner for work in works for p, owner in zip(work.params, work.owners, strict=True)}
         steps = {owner: step for work in works for owner, step in zip(work.owners, work.steps, strict=True)}
         cut = [part for part in parts if isinstance(part, MatrixPart) and part.is_cut]
@@ -296,7 +309,7 @@ class TrustRatioOptimizer(SafeOptimizer):
             if sharding.crosses(part.places, owners):
                 waiting.append(part)
             else:
-                part.apply(self._recorder)
+                part.apply(recorder)
 
         sharding.owners.start(cut)
         while rest:  # while the messages are under way
@@ -318,10 +331,10 @@ class TrustRatioOptimizer(SafeOptimizer):
             del part
         sharding.reduce((place for part in waiting for place in part.places), owners)
         for ready in waiting:
-            ready.apply(self._recorder)
-        if self._recorder is not None:
+            ready.apply(recorder)
+        if recorder is not None:
             names = {o: name for work in works for o, name in zip(work.owners, names_of(work), strict=True)}
-            sharding.merge_statistics(self._recorder, names)
+            sharding.merge_statistics(recorder, names)
 
     def _form(self, wholes: Iterable[Whole]) -> Iterator[Formed]:
         """What directions form of whole matrices: one by one, or many at once where they are fused."""
@@ -356,7 +369,8 @@ class TrustRatioOptimizer(SafeOptimizer):
         """Measure the update of every parameter in the steps taken inside.
 
         Each step replaces the statistics of the one before. Steps outside pay nothing. The names are
-        those given with the parameters (``model.named_parameters()``, or ``param_groups``).
+        those given with the parameters (``model.named_parameters()``, or ``param_groups``), in the order of
+        the optimizer's groups. Several recordings may be open at a time, and end in any order.
 
         Examples:
             >>> import torch
@@ -378,11 +392,9 @@ class TrustRatioOptimizer(SafeOptimizer):
                     f"{count} parameters are named {name!r}, and statistics are kept by name; give the "
                     "optimizer names that differ, as param_groups(model) does"
                 )
-        outer, self._recorder = self._recorder, Recorder()
+        recording = Recorder()
+        self._recordings = (*self._recordings, recording)
         try:
-            yield self._recorder
+            yield recording
         finally:
-            if outer is not None and self._recorder:
-                outer.clear()
-                outer.update(self._recorder)
-            self._recorder = outer
+            self._recordings = tuple(other for other in self._recordings if other is not recording)

@@ -59,7 +59,10 @@ def learning_rate(lr: Any, name: str = "lr") -> None:
     """A number or a one-element tensor, at least zero."""
     if isinstance(lr, Tensor):
         if lr.numel() != 1:
-            raise ValueError(f"{name} is a tensor of shape {tuple(lr.shape)}; it must have one element")
+            raise ValueError(  # in torch's words, which code written for its optimizers may look for
+                f"{name} is a tensor of shape {tuple(lr.shape)}. Tensor {name} must be 1-element; where rates"
+                " differ, give each parameter group its own."
+            )
         if lr.requires_grad:
             return  # being learned: its value is the user's business
         lr = lr.item()

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from sharded_cases import OPTIMIZERS, SHAPES, placed, same, set_gradients, values, whole
+from sharded_cases import OPTIMIZERS, SHAPES, compare, placed, same, set_gradients, values, whole
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
@@ -110,6 +110,11 @@ def missing_gradients(world: int) -> Found:
     MERIT([param], element_wise=False).step()
     told = dist.get_rank() == 0 or bool(param.to_local().isnan().all())
     yield "a rank without gradients passes on what it hears", [] if told else ["not told"]
+
+    # One expert: half of the ranks have none, and their messages are empty.
+    fulls = [values((1, 4, 4), 0)]
+    params = [nn.Parameter(distribute_tensor(fulls[0], mesh, [Shard(0), Shard(1)]))]
+    yield "a rank may be without experts", compare("MERIT stacked", params, fulls, num_steps=2)
 
 
 def statistics(world: int) -> list[str]:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from functools import lru_cache
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from merit_optim.optim.algorithm import Sizes
@@ -41,17 +42,21 @@ class Slot(NamedTuple):
     def end(self) -> int:
         return self.whole_start + self.matrices.num
 
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """Of its rows, columns and wholes in the buffer."""
+        return (self.num_rows, self.num_columns, self.matrices.num) if self.has_rows else (self.matrices.num,)
+
     def view(self, buffer: Tensor) -> Sizes:
         """The sizes of this weight, as views of the buffer."""
-        num, rows, columns = self.matrices.shape
-        whole = buffer[self.whole_start : self.end]
+        return self.shaped(iter(torch.split_with_sizes(buffer[self.start : self.end], self.lengths)))
+
+    def shaped(self, flat: Iterator[Tensor]) -> Sizes:
+        """What stands next in the buffer, one tensor for each of ``lengths``, as the sizes of this weight."""
         if not self.has_rows:
-            return Sizes(None, None, whole)
-        return Sizes(
-            buffer[self.start : self.columns_start].view(num, rows),
-            buffer[self.columns_start : self.whole_start].view(num, columns),
-            whole,
-        )
+            return Sizes(None, None, next(flat))
+        num, rows, columns = self.matrices.shape
+        return Sizes(next(flat).view(num, rows), next(flat).view(num, columns), next(flat))
 
 
 class Plan(NamedTuple):
@@ -59,6 +64,13 @@ class Plan(NamedTuple):
 
     slots: tuple[Slot, ...]
     length: int
+    lengths: tuple[int, ...]
+    """Those of all slots, one after the other."""
+
+    def views(self, buffer: Tensor) -> list[Sizes]:
+        """The sizes of every weight, as views of the buffer. One cut for all: there may be hundreds."""
+        flat = iter(torch.split_with_sizes(buffer, self.lengths))
+        return [slot.shaped(flat) for slot in self.slots]
 
 
 @lru_cache(maxsize=256)
@@ -69,7 +81,7 @@ def plan(weights: tuple[tuple[Matrices, bool], ...]) -> Plan:
     for matrices, has_rows in weights:
         slots.append(Slot(matrices, has_rows and not matrices.is_vector, end))
         end = slots[-1].end
-    return Plan(tuple(slots), end)
+    return Plan(tuple(slots), end, tuple(length for slot in slots for length in slot.lengths))
 
 
 class Piece(NamedTuple):
@@ -77,6 +89,9 @@ class Piece(NamedTuple):
 
     matrices: slice
     rows: slice
+    num_elements: int
+    is_whole: bool
+    """Whether it is all of the weight."""
 
 
 @lru_cache(maxsize=4096)
@@ -90,9 +105,12 @@ def _pieces(matrices: Matrices, max_elements: int) -> Iterator[Piece]:
     together = max_elements // max(1, rows * columns)
     if together:
         for start in range(0, num, together):
-            yield Piece(slice(start, min(start + together, num)), slice(0, rows))
+            end = min(start + together, num)
+            yield Piece(slice(start, end), slice(0, rows), (end - start) * rows * columns, together >= num)
         return
     height = max(1, max_elements // max(1, columns))
     for index in range(num):
         for start in range(0, rows, height):
-            yield Piece(slice(index, index + 1), slice(start, min(start + height, rows)))
+            end = min(start + height, rows)
+            is_whole = num == 1 and height >= rows
+            yield Piece(slice(index, index + 1), slice(start, end), (end - start) * columns, is_whole)

@@ -38,7 +38,7 @@ class Work(NamedTuple):
 class Item(NamedTuple):
     """One parameter of a ``Work``."""
 
-    name: str
+    group_index: int
     param: Tensor
     grad: Tensor
     step: Tensor
@@ -48,6 +48,12 @@ class Item(NamedTuple):
     """The parameter group it belongs to: learning rate, betas and all other options."""
     owner: Tensor
     """The parameter as the group has it."""
+
+    @property
+    def name(self) -> str:
+        """What messages and statistics call it; found when it is asked for, which is seldom."""
+        place = next(i for i, param in enumerate(self.group["params"]) if param is self.owner)
+        return name_of(self.group_index, self.group, place)
 
 
 Controls = dict[torch.device, Control]
@@ -80,23 +86,25 @@ def pick(work: Work, keep: list[int]) -> Work:
     return Work(work.group_index, work.group, owners, params, grads, steps, states)
 
 
+def name_of(group_index: int, group: dict[str, Any], place: int) -> str:
+    """The name given with a parameter, or its place."""
+    names = group.get("param_names")
+    return names[place] if names else f"parameter {place} of group {group_index}"
+
+
 def names_of(work: Work) -> list[str]:
-    """What messages and statistics call the parameters: their given names, or their places."""
-    group = work.group
-    names = group.get("param_names") or [
-        f"parameter {i} of group {work.group_index}" for i in range(len(group["params"]))
-    ]
-    position = {param: i for i, param in enumerate(group["params"])}
-    return [names[position[param]] for param in work.owners]
+    """What messages and statistics call the parameters."""
+    position = {param: i for i, param in enumerate(work.group["params"])}
+    return [name_of(work.group_index, work.group, position[param]) for param in work.owners]
 
 
 def items_of(works: list[Work]) -> list[Item]:
     """The parameters one by one."""
     return [
-        Item(name, param, grad, step, tuple(state), work.group, owner)
+        Item(work.group_index, param, grad, step, tuple(state), work.group, owner)
         for work in works
-        for name, owner, param, grad, step, *state in zip(
-            names_of(work), work.owners, work.params, work.grads, work.steps, *work.states, strict=True
+        for owner, param, grad, step, *state in zip(
+            work.owners, work.params, work.grads, work.steps, *work.states, strict=True
         )
     ]
 
@@ -114,7 +122,7 @@ def prepared_gradient(item: Item, dtype: torch.dtype, control: Control) -> Tenso
     """The gradient as the moments see it: in ``dtype``, scaled, and turned round to maximize."""
     grad = item.grad.to(dtype)
     if control.gradient_scale is not None:
-        grad = grad * control.gradient_scale
+        grad = grad * control.gradient_scale.to(dtype)  # whose dtype a gradient without dimensions would take
     return -grad if item.group["maximize"] else grad
 
 

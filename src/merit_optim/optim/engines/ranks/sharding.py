@@ -275,7 +275,8 @@ class Join(NamedTuple):
     """How the buffers of one kind become one: which engines', and zeros for parameters they lack.
 
     A rank without a gradient, or with an empty shard, adds nothing: zero is the least size. But it passes on
-    what it hears in one process group to the ranks of the next.
+    what it hears in one process group to the ranks of the next. A rank without any matrix of a stack has no
+    sizes at all, and its message is empty.
     """
 
     engines: list[int]
@@ -284,7 +285,7 @@ class Join(NamedTuple):
     def of(self, buffers: list[Tensor], kind: Kind) -> Tensor:
         """The sizes of all; the buffer itself, where one has everything."""
         parts = [buffers[i] for i in self.engines]
-        if self.num_zeros:
+        if self.num_zeros or not parts:
             parts.append(torch.zeros(2, self.num_zeros, dtype=kind.dtype, device=kind.device))
         return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
 
