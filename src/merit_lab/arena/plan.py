@@ -178,7 +178,9 @@ class Arena:
             else:
                 asked = [self.trial(own, found.best, seed) for seed in self.seeds]
             missing += [trial for trial in asked if runs.loss(trial) is None]
-        return Round(missing) if missing else None
+        most = len(self.contestants) * (self.budget + len(self.seeds) - 1)
+        later = max(0, most - len(runs.by_name) - len(missing))
+        return Round(missing, later=later) if missing else None
 
     def searches(self, runs: Runs) -> dict[Contestant, Search]:
         """How far each contestant is tuned. A larger batch begins at what was best with the smaller one."""

@@ -67,15 +67,23 @@ class Cost:
         return self.seconds(speed) * speed.num_gpus / 3600
 
 
-def estimate(trials: Sequence[Trial]) -> str:
-    """How much there is to do and about how long it takes here; nothing where nothing is left."""
+def estimate(trials: Sequence[Trial], later: int = 0) -> str:
+    """How much there is to do and about how long it takes here; nothing where nothing is left.
+
+    So many more of the kind may come ``later``.
+    """
     cost = Cost.of_trials(trials)
     if not cost.num_left:
         return ""
     left = [own for own in trials if not is_done(own.folder)]
     speed = find_speed(max((own.config for own in left), key=lambda config: work_per_token(config.model)))
     runs = "1 run" if cost.num_left == 1 else f"{cost.num_left} runs"
-    return f"{runs}, {amount(cost.tokens)} tokens in all: about {duration(cost.seconds(speed))} here"
+    seconds = cost.seconds(speed)
+    text = f"{runs}, {amount(cost.tokens)} tokens in all: about {duration(seconds)} here"
+    if later:
+        most = seconds * (1 + later / cost.num_left)
+        text += f"; then up to {later} more, {duration(most)} for all of them"
+    return text
 
 
 def find_speed(config: TrainConfig) -> Speed:

@@ -27,6 +27,8 @@ class Round:
 
     trials: Sequence[Trial]
     title: str = ""
+    later: int = 0
+    """How many more there may be after these, at most."""
 
 
 class Findings(Protocol):
@@ -99,7 +101,7 @@ def hold(study: Study, jobs: int = 1) -> Conclusion | None:
 def _expected(study: Study) -> str:
     """What the first round will take."""
     asked = study.next()
-    return "" if asked is None else estimate(asked.trials)
+    return "" if asked is None else estimate(asked.trials, asked.later)
 
 
 A = TypeVar("A", bound=Asking)

@@ -1,6 +1,7 @@
 """`merit arena`: who is tuned how, what is not run again, and what the leaderboard says."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,8 @@ def test_everyone_is_tuned_with_the_same_budget_and_the_best_is_told(
     arena, trained, tmp_path, capsys
 ) -> None:
     assert arena("--budget", "8") == 0
-    output = capsys.readouterr().out
+    output, progress = capsys.readouterr()
+    assert re.match(r"9 runs, .* here; then up to 21 more, .* for all of them\n", progress)
     (found,) = board(tmp_path)
     assert [own["optimizer"] for own in found["standings"]] == ["muon-merit", "muon", "adamw"]
     assert {len(own["tuning"]) for own in found["standings"]} == {8}
