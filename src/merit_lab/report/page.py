@@ -16,8 +16,6 @@ from merit_lab.report.series import Series
 from merit_lab.report.summary import join
 from merit_lab.report.template import render
 
-MARK = "merit report"  # by which its pages are known again
-
 
 def render_page(
     series: Sequence[Series], outcomes: Sequence[SeriesOutcome], figures: Sequence[Figure], summary: str
@@ -26,7 +24,6 @@ def render_page(
     look = Look.of({own.label: own.optimizer for own in series})
     return render(
         "report/page.html",
-        mark=MARK,
         title=_title(series),
         facts=_facts(series),
         summary=summary,

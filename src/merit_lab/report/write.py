@@ -15,13 +15,19 @@ from merit_lab.report.curves import tokens_per_step
 from merit_lab.report.figures import Figure, is_figure, make_figures
 from merit_lab.report.gather import MeasuredRun
 from merit_lab.report.outcome import SeriesOutcome, read_outcomes
-from merit_lab.report.page import MARK, render_page
+from merit_lab.report.page import render_page
 from merit_lab.report.series import Series, group
 from merit_lab.report.summary import summarise
 from merit_lab.report.tables import series_table
 from merit_lab.report.terminal import print_outcomes
 
-_OF_EARLIER_VERSIONS = {"figures", "table.csv", "metrics.csv"}  # whose pages have no mark
+# Whose pages have no mark: a report's, a sweep's, a scaling study's, an arena's.
+_OF_EARLIER_VERSIONS = (
+    {"figures", "table.csv", "metrics.csv"},
+    {"index.html", "best.json"},
+    {"index.html", "scale.json"},
+    {"index.html", "board.json"},
+)
 _HEAD = 2000  # characters of a page in which the mark stands
 
 
@@ -67,22 +73,23 @@ class Report:
 
 
 def refuse_folder(folder: Path) -> None:
-    """Raise where a folder holds files and no report."""
+    """Raise where a folder holds files and none of our pages: a report's, or that of a study."""
     names = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
     holds_files = any(not name.startswith(".") for name in names)
-    if holds_files and not (names >= _OF_EARLIER_VERSIONS or _is_marked(folder / "index.html")):
+    is_older = any(names >= own for own in _OF_EARLIER_VERSIONS)
+    if holds_files and not is_older and not _is_marked(folder / "index.html"):
         raise FileExistsError(
-            f"{folder} holds files that `merit report` did not write, and they are left as they are; choose "
-            "another folder with --out, or move them away"
+            f"{folder} holds files that merit did not write, and they are left as they are; choose another "
+            "folder with --out, or move them away"
         )
 
 
 def _is_marked(page: Path) -> bool:
-    """Whether a page is a report's, by its head."""
+    """Whether a page is one of ours, by its head."""
     if not page.is_file():
         return False
     with page.open(encoding="utf-8", errors="replace") as file:
-        return f'<meta name="generator" content="{MARK}">' in file.read(_HEAD)
+        return '<meta name="generator" content="merit-optim' in file.read(_HEAD)
 
 
 def _write_figures(figures: Sequence[Figure], folder: Path) -> None:

@@ -12,6 +12,7 @@ from typing import Protocol, TypeVar
 
 from rich.console import Console
 
+from merit_lab.report.write import refuse_folder
 from merit_lab.study.cost import estimate
 from merit_lab.study.progress import Progress
 from merit_lab.study.runner import carry_out, check_optimizers
@@ -87,13 +88,15 @@ def hold(study: Study, jobs: int = 1) -> Conclusion | None:
     reports; the others return None.
     """
     ranks = Ranks.join()
+    report = study.folder / "report"
+    ranks.first(partial(refuse_folder, report))  # now, not when all is trained
     if (words := ranks.first(partial(_expected, study))) and ranks.is_first:
         print(words, file=sys.stderr)
     conduct([study], ranks, jobs)
     if not ranks.is_first:
         return None
     findings = study.findings()
-    page = findings.write(study.folder / "report")
+    page = findings.write(report)
     findings.show()
     return Conclusion(findings.summary, findings.warnings, page)
 

@@ -214,3 +214,14 @@ def test_a_model_comes_first(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["--data", "data"])
     assert "the model is missing; it comes first. The models are: tiny" in capsys.readouterr().err
+
+
+def test_files_of_others_in_the_report_s_place_are_refused_before_anything_is_trained(
+    command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    report = tmp_path / "out" / "report"
+    report.mkdir(parents=True)
+    (report / "index.html").write_text("<title>my thesis</title>")
+    assert main([*command, "--optimizers", "merit"]) == 1
+    assert "holds files that merit did not write" in capsys.readouterr().err
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["report"]

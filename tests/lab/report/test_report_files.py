@@ -168,7 +168,7 @@ def test_files_of_others_are_not_written_over(
     (folder / "index.html").write_text("<title>my thesis</title>")
     assert main([str(one_seed), "--out", str(folder)]) == 1
     assert capsys.readouterr().err == (
-        f"merit report: {folder} holds files that `merit report` did not write, and they are left as they "
+        f"merit report: {folder} holds files that merit did not write, and they are left as they "
         "are; choose another folder with --out, or move them away\n"
     )
     assert [path.name for path in folder.iterdir()] == ["index.html"]
