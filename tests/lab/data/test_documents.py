@@ -211,6 +211,7 @@ TEXT = "Some text. " * 2000
         ("book.txt.gz", gzip.compress(TEXT.encode("utf-32")), "book.txt.gz is UTF-32 text"),
         ("book.jsonl", json_lines().decode().encode("utf-16"), "book.jsonl is UTF-16 text"),
     ],
+    ids=lambda value: value if isinstance(value, str) else "content",  # packed bytes have the time in them
 )
 @pytest.mark.parametrize("tokenizer", ["bytes", "bpe-300"])
 def test_what_is_no_text_is_refused(
