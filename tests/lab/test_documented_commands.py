@@ -71,7 +71,7 @@ def no_work(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(merit_lab.train, "train", train)
     monkeypatch.setattr(merit_lab.study.study, "conduct", conduct)
-    monkeypatch.setattr(merit_lab.study.study, "estimate", lambda _: "")
+    monkeypatch.setattr(merit_lab.study.study, "estimate", lambda *_: "")
     command = merit_lab.reproduce.command
     monkeypatch.setattr(command, "reproduce", reproduce)
     monkeypatch.setattr(command, "find_speed", lambda _: Speed(1e30, 1, "the test's"))
