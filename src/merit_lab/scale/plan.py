@@ -69,13 +69,14 @@ class Scaling:
         How long those with a larger batch may be follows from what the smaller one needed.
         """
         asked: list[Trial] = []
-        for batch in self.batches:
+        for place, batch in enumerate(self.batches, start=1):
             # Of several batches the last is the largest.
             smaller = {own.optimizer: own for own in choose(self.measure(asked))}
             more = self.plan(batch, smaller)
             asked += more
             if not all(own.exists for own in more) or unfinished(self.measure(more)):
-                return Round(asked, f"Batches of {batch} sequences")
+                later = len(more) * (len(self.batches) - place)
+                return Round(asked, f"Batches of {batch} sequences", later)
         return Round(asked)
 
     def findings(self) -> Page:

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 from merit_lab.report.charts import Look, by_series
 from merit_lab.report.curves import mean_curve, thin
-from merit_lab.report.gather import DISPLAY_NAMES
 
 if TYPE_CHECKING:
     import altair as alt
@@ -239,11 +238,6 @@ def strip_chart(
         )
         layers.append(paper.encode(x, vertical, xOffset=alt.XOffset("beside:N", sort=names), tooltip=tooltip))
     return finish(alt.layer(*layers).properties(height=_HEIGHT), name, title, caption)
-
-
-def optimizer_of(series: str) -> str:
-    """The optimizer whose colour a series' name asks for."""
-    return next((key for key, name in DISPLAY_NAMES.items() if series.startswith(name)), series)
 
 
 def focus(curves: Sequence[Sequence[tuple[float, float]]]) -> tuple[float, float] | None:

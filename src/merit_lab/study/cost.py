@@ -82,7 +82,7 @@ def estimate(trials: Sequence[Trial], later: int = 0) -> str:
     text = f"{runs}, {amount(cost.tokens)} tokens in all: about {duration(seconds)} here"
     if later:
         most = seconds * (1 + later / cost.num_left)
-        text += f"; then up to {later} more, {duration(most)} for all of them"
+        text += f"; then up to {later} more, about {duration(most)} for all of them"
     return text
 
 

@@ -24,7 +24,7 @@ def test_everyone_is_tuned_with_the_same_budget_and_the_best_is_told(
 ) -> None:
     assert arena("--budget", "8") == 0
     output, progress = capsys.readouterr()
-    assert re.match(r"9 runs, .* here; then up to 21 more, .* for all of them\n", progress)
+    assert re.match(r"9 runs, .* here; then up to 21 more, about .* for all of them\n", progress)
     (found,) = board(tmp_path)
     assert [own["optimizer"] for own in found["standings"]] == ["muon-merit", "muon", "adamw"]
     assert {len(own["tuning"]) for own in found["standings"]} == {8}

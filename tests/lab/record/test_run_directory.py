@@ -147,3 +147,13 @@ def test_a_broken_line_is_named(run):
     run.metrics_path.write_text('{"kind": "train", "step": 1}\nxx\n{"kind": "train", "step": 2}\n')
     with pytest.raises(ValueError, match=r"line 2 of .*metrics\.jsonl"):
         run.metrics("train")
+
+
+def test_a_damaged_line_is_named_by_its_number_however_far_down(tmp_path):
+    """Lines are read by blocks of 64 KiB."""
+    lines = [json.dumps({"kind": "train", "step": step, "loss": 1.0}) for step in range(5000)]
+    lines[4321] = '{"kind": "train"}'
+    path = tmp_path / "metrics.jsonl"
+    path.write_text("\n".join(lines) + "\n")
+    with pytest.raises(ValueError, match=r"line 4322 of .* is no measurement \(it has no kind and step\)"):
+        list(read_metrics(path))

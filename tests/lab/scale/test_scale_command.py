@@ -4,6 +4,7 @@ import csv
 import itertools
 import json
 import math
+import re
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -64,9 +65,11 @@ def test_the_critical_batch_of_a_noisy_quadratic_is_found(
 
 
 def test_a_larger_batch_gets_the_steps_of_the_smaller_and_a_quarter(
-    quadratic: list[str], tmp_path: Path
+    quadratic: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(quadratic) == 0
+    expected = f"1 run, .* here; then up to {len(BATCHES) - 1} more, about .* for all of them\n"
+    assert re.match(expected, capsys.readouterr().err)  # which is told before it begins
     rows = table(tmp_path)
     lengths = {int(row["batch"]): int(row["last_step"]) for row in rows}
     needed = {int(row["batch"]): float(row["steps"]) for row in rows}
