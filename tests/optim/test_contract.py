@@ -267,8 +267,8 @@ def test_names_given_with_the_parameters_are_kept(device, case: Case) -> None:
 @every_own_case
 def test_parameters_on_two_devices_are_as_on_one(case: Case) -> None:
     halves, alone = ([parameters(d) for d in ("cpu", "cuda")] for _ in range(2))
-    together = case.build(halves[0] + halves[1])
-    apart = list(map(case.build, alone))
+    together = case.build(halves[0] + halves[1], **as_if_alone(case))
+    apart = [case.build(params, **as_if_alone(case)) for params in alone]
     for step in range(3):
         for params in (*halves, *alone):
             set_gradients(params, step)

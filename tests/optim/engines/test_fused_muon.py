@@ -288,6 +288,17 @@ def test_groups_that_differ_in_numbers_share_a_launch(device) -> None:
     assert len(held_launches(pair.engine)) == 1
 
 
+def test_options_of_adam_in_a_group_do_not_change_its_momentum(device) -> None:
+    """A group's betas are for those of its weights that are not hidden matrices."""
+    options = {"momentum": 0.6, "betas": (0.8, 0.7), "bias_correction": True}
+    groups = [{"params": slice(0, 1)}, {"params": slice(1, 3), **options}]
+    pair = MuonPair(parameters([(5, 7), (5, 7), (6,)], device), groups=groups)
+    with tiles():
+        for _ in range(2):
+            pair.step()
+    assert not pair.engine._unfused
+
+
 def test_groups_that_differ_in_what_is_compiled_have_launches_of_their_own(device) -> None:
     groups: list[dict[str, Any]] = [
         {},

@@ -256,7 +256,7 @@ class FusedEngine:
         values: list[float] = []
         for work in works:
             group = work.group
-            beta1, beta2 = group["betas"] if "betas" in group else (group["momentum"], 0.0)
+            beta1, beta2 = (group["momentum"], 0.0) if _is_muon(group) else group["betas"]
             lr, clip = group["lr"], group["clip"]
             if isinstance(lr, Tensor):
                 # On the host it is a number; on the device it is put into the table there.
@@ -388,11 +388,16 @@ class FusedHeldPart(FusedPart):
 
 def _corrections(work: Work, device: torch.device) -> Tensor:
     """(item, 2): Adam's bias corrections for the step that is being taken, which is counted at its end."""
-    if "betas" not in work.group:
+    if _is_muon(work.group):
         return torch.ones(len(work.params), 2, device=device)
     steps = torch.stack(work.steps).to(device) + 1
     correction = bias_correction(steps, *work.group["betas"])
     return torch.stack([torch.as_tensor(x, device=device) for x in correction], 1).float()
+
+
+def _is_muon(group: dict[str, Any]) -> bool:
+    """By its direction alone: a group may also have options of other directions, such as betas."""
+    return direction_of(group).NAME == Muon.NAME
 
 
 def _owners(works: list[Work]) -> list[Tensor]:

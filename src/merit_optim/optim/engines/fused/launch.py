@@ -77,7 +77,7 @@ def variant_of(
         rule.norm,
         rule.weight_bound,
         group["maximize"],
-        group.get("bias_correction", False),
+        held is None and group.get("bias_correction", False),
         held,
     )
 
