@@ -1,7 +1,8 @@
-"""docs/results.md says nothing that the records under results/ do not."""
+"""The pages with results say nothing that the records under results/ do not."""
 
 import json
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -17,16 +18,12 @@ from merit_lab.reproduce.scales import SCALES
 from merit_lab.reproduce.work import Task
 
 ROOT = Path(__file__).parent.parent
-PAGE = ROOT / "docs" / "results.md"
-STUDIES = [
-    "nano",
-    "nano/repeats",
-    "gpt2-small",
-    "directions/10m",
-    "directions/33m",
-    "directions/10m-batch64",
-    "directions/33m-batch64",
-]
+sys.path.insert(0, str(ROOT / "docs" / "scripts"))
+import evidence  # noqa: E402  # a script of the documentation
+
+PAPER_PAGE = ROOT / "docs" / "paper-results.md"
+DIRECTIONS = sorted(f"directions/{folder.name}" for folder in (ROOT / "results/directions").iterdir())
+STUDIES = ["nano", "nano/repeats", "gpt2-small", *DIRECTIONS]
 
 
 def table_rows(text: str) -> list[str]:
@@ -34,16 +31,35 @@ def table_rows(text: str) -> list[str]:
     return [row for row in rows if not set(row) <= set("|-: ")]
 
 
+@pytest.mark.parametrize("page", evidence.PAGES)
+def test_tables_are_those_of_the_records(page: str) -> None:
+    text = (ROOT / page).read_text("utf-8")
+    assert "<!-- table: " in text
+    assert evidence.with_tables(text) == text, "run python docs/scripts/evidence.py"
+
+
+@pytest.mark.parametrize("name", evidence.DRAWINGS)
+def test_pictures_are_drawn_from_the_records(name: str, tmp_path: Path) -> None:
+    evidence.DRAWINGS[name](tmp_path / name)
+    picture = (ROOT / "docs/images" / name).read_bytes()
+    assert (tmp_path / name).read_bytes() == picture, "run python docs/scripts/evidence.py"
+
+
+def test_every_table_of_the_records_is_on_a_page() -> None:
+    text = "".join((ROOT / page).read_text("utf-8") for page in evidence.PAGES)
+    assert [name for name in evidence.TABLES if f"<!-- table: {name} -->" not in text] == []
+
+
 def test_every_row_of_a_table_is_in_a_table_of_the_records() -> None:
     known = {row for path in ROOT.glob("results/**/table.md") for row in table_rows(path.read_text("utf-8"))}
-    told = table_rows(PAGE.read_text("utf-8"))
+    told = table_rows(PAPER_PAGE.read_text("utf-8"))
     assert len(told) > 10
     assert [row for row in told if row not in known] == []
 
 
 def test_every_p_value_is_of_a_verdict() -> None:
     verdicts = "".join(path.read_text("utf-8") for path in ROOT.glob("results/**/verdict.json"))
-    told = re.findall(r"p = [0-9.]+(?:e-[0-9]+)?", PAGE.read_text("utf-8"))
+    told = re.findall(r"p = [0-9.]+(?:e-[0-9]+)?", PAPER_PAGE.read_text("utf-8"))
     assert told
     assert [value for value in told if value.rstrip(".") not in verdicts] == []
 
@@ -70,9 +86,7 @@ def test_what_is_kept_of_kept_runs_is_all_of_it(study: str, tmp_path: Path) -> N
         assert repr(list(again.lines())) == repr(list(run.lines()))
 
 
-@pytest.mark.parametrize(
-    "study", ["directions/10m", "directions/33m", "directions/10m-batch64", "directions/33m-batch64"]
-)
+@pytest.mark.parametrize("study", DIRECTIONS)
 def test_tables_of_directions_are_made_again(study: str) -> None:
     folder = ROOT / "results" / study
     outcomes = read_outcomes(group(find_runs([folder])))
@@ -85,7 +99,7 @@ def test_tables_of_entries_are_made_again(name: str) -> None:
     corpus = recall(folder)
     assert corpus is not None
     entry = ENTRIES[name]
-    seeds = 3 if name in ("horizon", "warmup") else None  # as docs/results.md has it
+    seeds = 3 if name in ("horizon", "warmup") else None  # as docs/paper-results.md has it
     task = Task(
         entries=[entry], scale=SCALES["nano"], corpus=corpus, folder=folder, seeds=seeds, trains=False
     )

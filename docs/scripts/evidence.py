@@ -1,0 +1,314 @@
+"""Writes the tables of docs/results.md, docs/choosing.md and README.md from the records under results/.
+
+    python docs/scripts/evidence.py
+
+A table stands between `<!-- table: NAME -->` and `<!-- /table -->`; TABLES has the function of each name.
+The two pictures are drawn from the same runs. tests/test_results.py fails where a page or a picture differs
+from what the records give.
+"""
+
+import re
+import statistics
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from merit_lab.report import find_runs, group
+from merit_lab.report.charts import write_svg
+from merit_lab.report.figures import make_figures
+from merit_lab.report.gather import DISPLAY_NAMES, MeasuredRun
+from merit_lab.report.tables import NOTHING, Table
+from merit_lab.study.charts import Axis, line_chart
+from merit_lab.study.page import FILE_WIDTH
+from merit_lab.study.reach import steps_to_reach
+
+ROOT = Path(__file__).parents[2]
+PAGES = ("README.md", "docs/results.md")
+PICTURES = ROOT / "docs/images"
+SIZES = {256: "10M", 512: "33M", 768: "98M"}  # by width
+CONTESTANTS = ("adamw", "lamb", "merit", "muon", "normuon", "muon-merit")
+SEQUENCES = 200 * 512  # in a run of enwik8, whatever its batch
+BATCHES = (64, 128, 256, 512, 1024, 2048, 4096)
+SCALED = ("adamw", "muon", "muon-merit")  # optimizers that were run at every batch
+
+
+@dataclass(frozen=True)
+class Series:
+    """Runs that differ in their seeds alone."""
+
+    runs: tuple[MeasuredRun, ...]
+
+    @property
+    def lr(self) -> float:
+        return float(self.runs[0].config["optimizer"]["lr"])
+
+    @property
+    def options(self) -> dict[str, str]:
+        """Options of the optimizer and of single parameters that are not its defaults."""
+        optimizer = self.runs[0].config["optimizer"]
+        named = dict(option.split("=", 1) for option in optimizer.get("options", []))
+        return named | {pattern: pattern for pattern in optimizer.get("overrides", [])}
+
+    @property
+    def losses(self) -> list[float]:
+        """The final validation loss of each seed, in the order of seeds."""
+        return [run.curves["validation_loss"][-1][1] for run in sorted(self.runs, key=lambda run: run.seed)]
+
+    @property
+    def mean(self) -> float:
+        return statistics.fmean(self.losses)
+
+    @property
+    def shown(self) -> str:
+        spread = f" ± {statistics.stdev(self.losses):.3f}" if len(self.runs) > 1 else ""
+        return f"{self.mean:.3f}{spread}"
+
+    @property
+    def rates(self) -> str:
+        rest = self.options.get("rest_lr")
+        return f"{self.lr:g}" + (f", rest {float(rest):g}" if rest else "")
+
+    def steps_to(self, loss: float) -> float | None:
+        """Mean steps of the seeds to a validation loss; None where one does not get there."""
+        steps = [steps_to_reach(loss, run.curves["validation_loss"]) for run in self.runs]
+        return statistics.fmean(found for found in steps if found) if all(steps) else None
+
+
+@cache
+def all_runs() -> list[MeasuredRun]:
+    """Every finished run whose settings these tables can tell apart."""
+    folders = [ROOT / "results/nano", *sorted((ROOT / "results/directions").iterdir())]
+    runs = [run for folder in folders for run in find_runs([folder])]
+    return [
+        run
+        for run in runs
+        if run.status == "finished"
+        and run.config["model"]["family"] == "gpt2"
+        and not run.config["optimizer"]["without"]
+    ]
+
+
+@cache
+def series(
+    width: int,
+    optimizer: str,
+    *,
+    batch: int = 512,
+    steps: int = 200,
+    data: str = "enwik8",
+    warmup: float = 0.1,
+) -> tuple[Series, ...]:
+    """What was tried of an optimizer at a size: one series for each setting."""
+    groups: dict[str, list[MeasuredRun]] = {}
+    for run in all_runs():
+        config, settings = run.config, run.config["optimizer"]
+        if (
+            (config["model"]["width"], settings["name"], config["batch"], config["steps"])
+            == (width, optimizer, batch, steps)
+            and (settings["warmup"], settings["weight_decay"], settings["final"]) == (warmup, 0.1, 0.1)
+            and settings.get("rest") is None
+            and data_of(run) == data
+        ):
+            key = repr((settings["lr"], settings.get("options", []), settings.get("overrides", [])))
+            groups.setdefault(key, []).append(run)
+    return tuple(Series(tuple(once(runs))) for runs in groups.values())
+
+
+def data_of(run: MeasuredRun) -> str:
+    """Which text: enwik8's is that of the reproduction, whose tokens are counted."""
+    return "enwik8" if run.environment["data"]["train_tokens"] == 25_603_218 else "mix"
+
+
+def once(runs: Iterable[MeasuredRun]) -> list[MeasuredRun]:
+    """The first run of each seed: some were made again, to see what rounding does."""
+    return list({run.seed: run for run in reversed(list(runs))}.values())
+
+
+def best(found: Sequence[Series]) -> Series | None:
+    """The lowest mean over learning rates, of those with the most seeds; other options at their defaults."""
+    plain = [one for one in found if one.options.keys() <= {"rest_lr"}]
+    most = max((len(one.runs) for one in plain), default=0)
+    return min((one for one in plain if len(one.runs) == most), key=lambda one: one.mean, default=None)
+
+
+def headline() -> Table:
+    """Validation loss by optimizer and size."""
+    rows = []
+    for name in CONTESTANTS:
+        cells = [best(series(width, name)) for width in SIZES]
+        rows.append((DISPLAY_NAMES[name], *(one.shown if one else NOTHING for one in cells)))
+    return Table(("Optimizer", *(f"{size} parameters" for size in SIZES.values())), tuple(rows))
+
+
+def tuned() -> Table:
+    """The best of each optimizer at each size, how far MuonMERIT is below it, and what it saves."""
+    rows = []
+    for width, size in SIZES.items():
+        muon, adamw, ours = (best(series(width, name)) for name in ("muon", "adamw", "muon-merit"))
+        for name in (*CONTESTANTS[:3], "orscale", "soap", "soap-merit", *CONTESTANTS[3:]):
+            if (one := best(series(width, name))) is None:
+                continue
+            num_tried = sum(each.options.keys() <= {"rest_lr"} for each in series(width, name))
+            rows.append(
+                (
+                    size,
+                    DISPLAY_NAMES[name],
+                    one.rates,
+                    str(num_tried),
+                    str(len(one.runs)),
+                    one.shown,
+                    _gap(one, ours),
+                    *(_share(one, other) for other in (muon, adamw)),
+                )
+            )
+    head = (
+        "Size",
+        "Optimizer",
+        "Learning rate",
+        "Rates tried",
+        "Seeds",
+        "Validation loss",
+        "Above MuonMERIT",
+    )
+    return Table((*head, "Steps to Muon's loss", "Steps to AdamW's"), tuple(rows), num_text=2)
+
+
+def _gap(one: Series, ours: Series | None) -> str:
+    """How far a mean is above ours, with the p value of a paired t-test where both have three seeds."""
+    if ours is None or one is ours:
+        return NOTHING
+    gap = f"{one.mean - ours.mean:.2f}"
+    if len(one.runs) < 3 or len(ours.runs) < 3:
+        return gap
+    from scipy import stats
+
+    return f"{gap} (p = {stats.ttest_rel(one.losses, ours.losses).pvalue:.1g})"
+
+
+def _share(one: Series, other: Series | None) -> str:
+    """Steps to another's final loss, as a share of the steps of the other."""
+    steps = None if other is None or one is other else one.steps_to(other.mean)
+    return NOTHING if steps is None else f"{steps / one.runs[0].config['steps']:.2f}"
+
+
+def best_at(batch: int, optimizer: str) -> Series | None:
+    """The best of an optimizer at 10M with a batch, after as many tokens as with all others."""
+    # AdamW with 64 was run for the paper's comparison, with the paper's warm-up: 32 of 1600 steps.
+    warmup = 0.02 if (optimizer, batch) == ("adamw", 64) else 0.1
+    return best(series(256, optimizer, batch=batch, steps=SEQUENCES // batch, warmup=warmup))
+
+
+def batches() -> Table:
+    """Validation loss after as many tokens, by batch."""
+    rows = []
+    for batch in BATCHES:
+        cells = [best_at(batch, name) for name in SCALED]
+        shown = [f"{one.shown} ({one.rates})" if one else NOTHING for one in cells]
+        rows.append((f"{batch}", f"{SEQUENCES // batch}", *shown))
+    return Table(("Batch", "Steps", *(DISPLAY_NAMES[name] for name in SCALED)), tuple(rows))
+
+
+PARTS = (
+    ("as it is", {}),
+    ("one ratio for each weight (`element_wise=False`)", {"element_wise": "false"}),
+    ("without the weight-wise bound", {"weight_bound": "false"}),
+    ("without the clip", {"clip": "null"}),
+    ("Euclidean norms (`norm=\"l2\"`)", {"norm": "l2"}),
+    ("momentum 0.85", {"momentum": "0.85"}),
+    ("momentum 0.9", {"momentum": "0.9"}),
+    ("momentum 0.98", {"momentum": "0.98"}),
+    ("without Nesterov's look ahead", {"nesterov": "false"}),
+    ("three Newton-Schulz steps for five", {"ns_steps": "3"}),
+    ("query, key and value split (`split=3`)", {"*query_key_value*:split=3": "*query_key_value*:split=3"}),
+)  # fmt: skip
+
+
+def parts() -> Table:
+    """MuonMERIT at 10M with one option changed, against the same seed unchanged."""
+    by_options = {
+        tuple(sorted(one.options.items())): one for one in series(256, "muon-merit") if one.lr == 0.04
+    }
+    base = by_options[("rest_lr", "0.128"),]
+    rows = []
+    for label, options in PARTS:
+        one = by_options.get(tuple(sorted({"rest_lr": "0.128", **options}.items())))
+        if one is None:
+            continue
+        gaps = [loss - other for loss, other in zip(one.losses, base.losses, strict=False)]
+        gap = NOTHING if one is base else f"{statistics.fmean(gaps):+.3f}"
+        rows.append((label, str(len(one.runs)), one.shown, gap))
+    return Table(("MuonMERIT", "Seeds", "Validation loss", "Difference"), tuple(rows))
+
+
+def rates() -> Table:
+    """Learning rates of Muon and MuonMERIT at each size."""
+    rows = []
+    for name in ("muon", "muon-merit"):
+        for width, size in SIZES.items():
+            rows += [
+                (DISPLAY_NAMES[name], size, one.rates, str(len(one.runs)), one.shown)
+                for one in sorted(series(width, name), key=lambda one: (one.lr, one.rates))
+                if one.options.keys() <= {"rest_lr"}
+            ]
+    return Table(("Optimizer", "Size", "Learning rate", "Seeds", "Validation loss"), tuple(rows), num_text=2)
+
+
+TABLES: dict[str, Callable[[], Table]] = {
+    "headline": headline,
+    "tuned": tuned,
+    "batches": batches,
+    "parts": parts,
+    "rates": rates,
+}
+
+
+def with_tables(text: str) -> str:
+    """A page with the tables that the records give."""
+
+    def table(block: re.Match[str]) -> str:
+        return f"{block[1]}\n{TABLES[block[2]]().markdown()}\n{block[3]}"
+
+    return re.sub(r"(<!-- table: ([\w-]+) -->\n).*?(<!-- /table -->)", table, text, flags=re.DOTALL)
+
+
+def draw_losses(path: Path) -> None:
+    """The loss over the steps at 33M, of each optimizer at its best."""
+    chosen = [best(series(512, name)) for name in CONTESTANTS if name != "normuon"]
+    figures = make_figures(group([run for one in chosen if one for run in one.runs]))
+    figure = next(figure for figure in figures if figure.key == "validation-loss")
+    chart = {**figure.in_files[figure.key], "datasets": figure.datasets}
+    write_svg(path, chart, "Validation loss at 33M parameters, batches of 512 sequences")
+
+
+def draw_batches(path: Path) -> None:
+    """The loss at 10M after as many tokens, against the batch."""
+    chosen = {name: [(batch, best_at(batch, name)) for batch in BATCHES] for name in SCALED}
+    lines = {
+        DISPLAY_NAMES[name]: [(name, [(float(batch), one.mean) for batch, one in points if one], False)]
+        for name, points in chosen.items()
+    }
+    chart = line_chart(
+        lines,
+        {DISPLAY_NAMES[name]: name for name in SCALED},
+        Axis("sequences in a batch", format="d", logarithmic=True, ticks=tuple(map(float, BATCHES))),
+        Axis("validation loss", format=".1f"),
+        name=path.stem,
+        title="Validation loss after 52M tokens at 10M parameters",
+        caption="",
+    )
+    write_svg(path, {"width": FILE_WIDTH, **chart.spec}, chart.title)
+
+
+DRAWINGS: dict[str, Callable[[Path], None]] = {
+    "large-batch.svg": draw_losses,
+    "batches.svg": draw_batches,
+}
+
+
+if __name__ == "__main__":
+    for page in PAGES:
+        path = ROOT / page
+        path.write_text(with_tables(path.read_text("utf-8")), "utf-8")
+    for name, draw in DRAWINGS.items():
+        draw(PICTURES / name)
