@@ -114,7 +114,7 @@ def write_csv(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
 
 
 def _table_rows(outcomes: Sequence[SeriesOutcome]) -> Iterator[dict[str, Any]]:
-    """One row for each run, since means cannot be taken apart again."""
+    """One row for each run: means can be computed from them, but not the other way round."""
     for outcome in outcomes:
         names = {"series": outcome.label, "optimizer": outcome.series.optimizer, "lr": outcome.series.lr}
         for run in outcome.runs:

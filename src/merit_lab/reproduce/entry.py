@@ -56,5 +56,5 @@ class PaperEntry:
     """Whether it has many runs, so that it uses the scale's ``grid_seeds``."""
 
     def num_seeds(self, scale: Scale, seeds: int | None) -> int:
-        """The number of seeds: ``seeds``, or the scale's default where it is None."""
+        """The number of seeds: ``seeds``, or the scale's default if that is None."""
         return seeds or (scale.grid_seeds if self.is_grid else scale.seeds)

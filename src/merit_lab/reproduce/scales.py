@@ -45,7 +45,7 @@ def _llama(size: str, like: str, batch: int, tokens: int) -> Setup:
 
 
 def _with_adamw(setup: Setup, batch: int, rate: float) -> Setup:
-    """The same tokens in a small batch, for AdamW alone."""
+    """The same number of tokens with a small batch, for AdamW only."""
     name = f"{setup.model_name}, batch {batch}"
     return replace(setup, name=name, batch=batch, rates={"adamw": rate})
 

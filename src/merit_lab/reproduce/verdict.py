@@ -17,7 +17,7 @@ from typing import Literal
 Outcome = Literal["held", "contradicted", "undecided", "no test", "not run"]
 
 SIGNIFICANCE = 0.05
-ALL_DIVERGED = "it diverged, with every seed"  # no margins, where a run is compared with itself
+ALL_DIVERGED = "it diverged, with every seed"  # for a run compared with itself
 _SMALLEST_P = 1e-12  # below it, rounding leaves few digits of a t-test's tail
 _ROUNDING = 1e-9  # margins are equal if they differ by less, relatively
 # A claim is as good as the worst of its comparisons.
@@ -49,12 +49,12 @@ class ClaimComparison:
 
     @property
     def p_value(self) -> float | None:
-        """The p-value of the margins being above zero; None if no test is possible."""
+        """The one-sided p-value for margins above zero; None if no test is possible."""
         return _p_value(self.margins, self.test)
 
     @property
     def opposite_p_value(self) -> float | None:
-        """The p-value of the margins being below zero; None if no test is possible."""
+        """The one-sided p-value for margins below zero; None if no test is possible."""
         return _p_value([-margin for margin in self.margins], self.test)
 
     def outcome(self, num_comparisons: int = 1) -> Outcome:

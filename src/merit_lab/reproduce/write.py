@@ -172,9 +172,8 @@ def _write_page(
         data={"config": CONFIG, "charts": specs} if charts else None,
     )
     durable.write(folder / "index.html", text)
-    durable.write(
-        folder / "verdict.json", json.dumps(verdict, indent=2) + "\n"
-    )  # last: the overview reads it
+    # Last, because the overview reads it.
+    durable.write(folder / "verdict.json", json.dumps(verdict, indent=2) + "\n")
     return folder / "index.html"
 
 
@@ -225,7 +224,7 @@ def _write_csv(path: Path, rows: Iterable[Sequence[object]]) -> None:
 
 
 def _run_row(record: TrialRecord) -> tuple[object, ...]:
-    """One run, since means cannot be taken apart again."""
+    """One run: means can be computed from it, but not the other way round."""
     config = record.config
     return (
         record.folder.name,

@@ -52,7 +52,7 @@ def _all_rates(records: Records) -> list[float]:
 
 
 def _seeds_of_all(records: Records) -> set[int]:
-    """The seeds that ended at every rate where any seed did. Only these can compare rates."""
+    """The seeds that ended at every rate where any seed did; rates are compared on these only."""
     ended = [losses for rate in _all_rates(records) if (losses := at_rate(records, rate).final_losses())]
     return set.intersection(*map(set, ended)) if ended else set()
 
