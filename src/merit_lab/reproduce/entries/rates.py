@@ -285,9 +285,9 @@ def rate_table(records: Records) -> Table:
     rows = []
     for panel in records.panels:
         for series in records.of(panel=panel).series:
-            runs = records.of(panel=panel, series=series)
-            for rate in _all_rates(runs):
-                runs = at_rate(runs, rate)
+            grid = records.of(panel=panel, series=series)
+            for rate in _all_rates(grid):
+                runs = at_rate(grid, rate)
                 rows.append(
                     (panel, series, f"{rate:g}", status_counts(runs), spread_text(runs.final_losses()))
                 )
