@@ -15,7 +15,7 @@ from merit_lab.reproduce.verdict import ClaimComparison, Verdict, paired
 from merit_lab.study.charts import Axis, Chart, line_chart
 
 _STILL_PAYS = 0.8  # a larger batch pays if it takes at most this share of the steps of the one before
-_NO_SHARE = "with no seed did both get to the target with the smallest batch"
+_NO_SHARE = "with every seed, one of the two missed the target with the smallest batch"
 _TARGET = (
     "The target is the lowest validation loss that every run ended at or below, without those that diverged. "
     "All runs have the same number of tokens; learning rates scale with the square root of the batch."

@@ -1,4 +1,4 @@
-"""Twice the batch and a longer warm-up, each with separately tuned learning rates."""
+"""Twice the batch and a longer warm-up, each with separate learning rates."""
 
 from __future__ import annotations
 
@@ -152,7 +152,7 @@ ENTRIES = (
         name="doubled",
         title="Twice the batch",
         shows="beyond the paper: validation loss of AdamW, LAMB, maxLAMB, MERIT and Lion with twice the "
-        "batch, at separately tuned learning rates",
+        "batch, at separate learning rates",
         trials=_doubled_trials,
         analyse=_doubled,
     ),
