@@ -1,4 +1,4 @@
-"""Runs become one self-contained HTML page, SVG files and CSV files."""
+"""Report on runs: one self-contained HTML page, SVG files and CSV files."""
 
 from merit_lab.report.gather import find_runs
 from merit_lab.report.outcome import read_outcomes

@@ -1,9 +1,8 @@
 """Vega-Lite charts, made with altair: one definition serves the page and the SVG file.
 
-A chart names its data and does not hold them, so that charts can share them. On the page it is as wide
-as its place and shows values under the pointer; its parameter ``hidden`` is the list of series not to be
-shown, and ``whole`` switches from the interesting part of y to all of it. In a file (``standalone``) it
-has a legend instead.
+A chart refers to its data by name, so charts can share data. On the page it fills its container and shows
+values under the pointer; the parameter ``hidden`` lists the series to hide, and ``whole`` switches from the
+interesting part of y to all of it. In a file (``standalone``) it has a legend instead.
 """
 
 from __future__ import annotations
@@ -20,18 +19,18 @@ from merit_lab.report import style
 if TYPE_CHECKING:
     import altair as alt
 
-Axis = Literal["step", "tokens"]
+XQuantity = Literal["step", "tokens"]
 _AXIS_TITLES = {"step": "steps", "tokens": "tokens"}
 _LINE_HEIGHT = 240
 _LAYER_HEIGHT = 15
 _FILE_WIDTH = 640
 _LETTER_WIDTH, _SYMBOL_WIDTH = 6.4, 34  # of a legend, in pixels
-_FEW_POINTS = 30  # up to here each point is marked
+_FEW_POINTS = 30  # up to this many, each point is marked
 
 
 @dataclass(frozen=True)
 class Look:
-    """How the series are told apart, by label in their order."""
+    """Colour and stroke of each series, by label."""
 
     colours: Mapping[str, str]
     dashes: Mapping[str, tuple[int, ...]]
@@ -46,7 +45,7 @@ class Look:
 class Horizontal:
     """The x axis: steps or tokens, from 0 to ``end``."""
 
-    axis: Axis
+    axis: XQuantity
     end: float
 
 
@@ -54,7 +53,7 @@ class Horizontal:
 class Vertical:
     """The y axis: its title, formats and scale.
 
-    ``whole`` is all of y and ``focus`` the part that is shown at first; without them the data decide.
+    ``whole`` is all of y and ``focus`` the part shown at first; by default the data decide.
     """
 
     title: str
@@ -77,10 +76,10 @@ def line_chart(
     kinds: Collection[str],
     standalone: bool = False,
 ) -> dict[str, Any]:
-    """Lines over steps or tokens: thin ones for runs, thick ones for means, a cross where one diverged.
+    """Lines over steps or tokens: thin for runs, thick for means, a cross where a run diverged.
 
-    Its data are ``<name>-runs``, ``<name>-means`` and ``<name>-ends``, rows with series, run, step, tokens
-    and value. ``labels`` are the series that have any, ``kinds`` says which of the data have rows.
+    Its data are ``<name>-runs``, ``<name>-means`` and ``<name>-ends``: rows with series, run, step, tokens
+    and value. ``labels`` are the series that have data, ``kinds`` the datasets that have rows.
     """
     import altair as alt
 
@@ -121,7 +120,7 @@ def line_chart(
 def by_series(
     look: Look, labels: Iterable[str], legend: alt.Legend | None
 ) -> tuple[alt.Color, alt.StrokeDash]:
-    """The colour and the stroke of rows by their ``series``, one of ``labels``."""
+    """The colour and stroke of rows by their ``series``, one of ``labels``."""
     import altair as alt
 
     domain = list(labels)
@@ -137,7 +136,7 @@ def by_series(
 
 
 def _fitting_columns(labels: Sequence[str]) -> Any:
-    """As many columns of a legend as fit beside each other where the chart is shown."""
+    """The number of legend columns that fit into the width of the chart."""
     import altair as alt
 
     widest = max(map(len, labels), default=1) * _LETTER_WIDTH + _SYMBOL_WIDTH
@@ -145,16 +144,16 @@ def _fitting_columns(labels: Sequence[str]) -> Any:
 
 
 def write_svg(path: Path, chart: Mapping[str, Any], title: str) -> None:
-    """Write a chart, with its data, as a picture; the same chart always as the same bytes."""
+    """Write a chart with its data as SVG; the same chart always gives the same bytes."""
     import vl_convert
 
     spec = {**chart, "title": title, "background": "white", "config": style.CONFIG}
-    places: dict[str, int] = {}  # of its parts with names, which Vega counts over all pictures of a process
+    numbers: dict[str, int] = {}  # of element ids, which Vega counts across all pictures of a process
 
-    def count_anew(found: re.Match[str]) -> str:
-        return f"{found[1]}{found[2]}{places.setdefault(found[2] + found[3], len(places) + 1)}"
+    def renumber(match: re.Match[str]) -> str:
+        return f"{match[1]}{match[2]}{numbers.setdefault(match[2] + match[3], len(numbers) + 1)}"
 
-    svg = re.sub(r'(id="|url\(#)(clip|gradient_)(\d+)', count_anew, vl_convert.vegalite_to_svg(spec))
+    svg = re.sub(r'(id="|url\(#)(clip|gradient_)(\d+)', renumber, vl_convert.vegalite_to_svg(spec))
     path.write_text(svg, encoding="utf-8")
 
 
@@ -191,9 +190,9 @@ def layer_chart(
     logarithmic: bool,
     standalone: bool = False,
 ) -> dict[str, Any]:
-    """A field of colours: layers upwards, steps or tokens to the right, one series.
+    """A heatmap of one series: layers upwards, steps or tokens to the right.
 
-    Its data are ``<name>``, rows with layer, value, and the begin and end of step and tokens.
+    Its data are ``<name>``: rows with layer, value, and the begin and end of step and tokens.
     """
     import altair as alt
 
@@ -209,7 +208,7 @@ def layer_chart(
     layers = alt.Axis(values=[layer for layer in range(1, num_layers + 1) if layer % every == 0])
     chart = (
         alt.Chart(alt.NamedData(name=name))
-        # The same colour around each field closes the gaps that smoothed edges would leave.
+        # A stroke of the same colour closes the gaps that antialiased edges would leave.
         .mark_rect(strokeWidth=0.6, stroke=alt.ExprRef("scale('color', datum.value)"))
         .encode(
             x=_x(horizontal, suffix="_begin"),
@@ -241,7 +240,7 @@ def _vertical_axis(vertical: Vertical) -> alt.Axis:
 
 
 def _logarithmic_ticks(lowest: float, highest: float) -> list[float]:
-    """Powers of ten, and over less than three of them 2 and 5 times as much too."""
+    """Powers of ten; over three of them or fewer, also 2 and 5 times each."""
     first, last = math.floor(math.log10(lowest)), math.ceil(math.log10(highest))
     factors = (1,) if highest / lowest > 1000 else (1, 2, 5)
     ticks = [float(f"{factor}e{power}") for power in range(first, last + 1) for factor in factors]
@@ -271,7 +270,7 @@ def _x(horizontal: Horizontal, suffix: str = "") -> alt.X:
         scale=alt.Scale(nice=False, domain=[0, horizontal.end]),
         axis=alt.Axis(
             tickCount=alt.ExprRef("ceil(width / 90)"),
-            # SI's G is what readers of token counts call B.
+            # Token counts use B where SI has G.
             labelExpr="replace(format(datum.value, '~s'), 'G', 'B')",
         ),
     )

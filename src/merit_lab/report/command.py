@@ -1,4 +1,4 @@
-"""`merit report`: run directories become a page, figures and tables."""
+"""`merit report`: make a page, figures and tables from run directories."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ def main(argv: Sequence[str]) -> int:
         description="Make one self-contained HTML page from training runs, with its figures as SVG and its "
         "tables as Markdown and CSV.",
     )
-    parser.add_argument("runs", nargs="+", type=Path, help="run directories, or folders that hold some")
+    parser.add_argument("runs", nargs="+", type=Path, help="run directories, or folders of them")
     parser.add_argument(
         "--out",
         type=Path,
         default=Path("report"),
-        help="folder to write into (report); one with other files than a report is refused",
+        help="folder to write into (report); it must be empty or hold an earlier report",
     )
     options = parser.parse_args(argv)
     try:
-        refuse_folder(options.out)  # before runs are read, which may take long
+        refuse_folder(options.out)  # before reading runs, which may take long
         report = Report.of(find_runs(options.runs))
         page = report.write(options.out)
     except (OSError, ValueError) as error:

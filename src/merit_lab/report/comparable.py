@@ -1,8 +1,8 @@
-"""Which runs may be compared: those with one model, on the same data, for as many tokens.
+"""Which runs may be compared: those with the same model, data and number of tokens.
 
-Batch, learning rate and all else of the optimizer are what one compares. How a model is computed (its
-attention, the chunks of its loss, the precision of its residual stream) does not make another model, and its
-vocabulary follows from the data.
+Batch size, learning rate and the other options of the optimizer may differ: they are what is compared. How a
+model is computed (its attention, the chunks of its loss, the precision of its residual stream) does not make
+it another model, and its vocabulary follows from the data.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from merit_lab.report.curves import tokens_per_step
 from merit_lab.report.gather import MeasuredRun, differing, show
 
 _MODEL = "model."
-_NO_OTHER_MODEL = frozenset(
+_SAME_MODEL = frozenset(
     _MODEL + name for name in ("attention", "loss_chunk", "float32_residual", "vocab_size")
 )
-_SAME_LENGTH = 1.01  # the tokens asked for are rounded up to whole steps
-_LONGEST_NAME = 40  # of a model in words
-HASH_DIGITS = 8  # of a hash, where people read it
+_SAME_LENGTH = 1.01  # tokens are rounded up to whole steps
+_LONGEST_NAME = 40  # characters of a model's name
+HASH_DIGITS = 8  # of a hash that people read
 
 
 @dataclass(frozen=True)
 class Conditions:
-    """What runs must have in common to be compared, in words; empty where it was not recorded.
+    """What runs must have in common to be compared, as text; empty if it was not recorded.
 
-    Two runs may be compared where the words are the same, and only there.
+    Two runs may be compared if and only if their conditions are equal.
     """
 
     model: str = ""
@@ -39,49 +39,49 @@ class Conditions:
     length: str = ""
 
     def __str__(self) -> str:
-        return ", ".join(self.words(self.names())) or "settings that were not recorded"
+        return ", ".join(self.known(self.names())) or "settings that were not recorded"
 
     @classmethod
     def names(cls) -> list[str]:
-        """The names of all conditions, in the order in which they are told."""
-        return [own.name for own in fields(cls)]
+        """The names of all conditions, in display order."""
+        return [field.name for field in fields(cls)]
 
-    def words(self, names: Iterable[str]) -> list[str]:
-        """The conditions of these names that are known."""
-        return [word for name in names if (word := str(getattr(self, name)))]
+    def known(self, names: Iterable[str]) -> list[str]:
+        """The conditions with these names, without those that were not recorded."""
+        return [text for name in names if (text := str(getattr(self, name)))]
 
 
 def conditions_of(runs: Sequence[MeasuredRun]) -> list[Conditions]:
-    """The conditions of each of several runs, in as few words as tell them apart."""
+    """The conditions of each run, just detailed enough to tell them apart."""
     columns = _models(runs), _data(runs), _lengths(runs)
-    return [Conditions(*words) for words in zip(*columns, strict=True)]
+    return [Conditions(*row) for row in zip(*columns, strict=True)]
 
 
 def differing_conditions(conditions: Iterable[Conditions]) -> dict[str, list[str]]:
-    """The words of the conditions that are not the same in all, by their names."""
+    """The values of the conditions that are not the same in all, by name."""
     distinct = list(dict.fromkeys(conditions))
     values = {
-        name: list(dict.fromkeys(getattr(own, name) for own in distinct)) for name in Conditions.names()
+        name: list(dict.fromkeys(getattr(one, name) for one in distinct)) for name in Conditions.names()
     }
-    return {name: own for name, own in values.items() if len(own) > 1}
+    return {name: texts for name, texts in values.items() if len(texts) > 1}
 
 
-def telling_conditions(conditions: Iterable[Conditions]) -> tuple[str, ...]:
-    """The names of as few conditions as tell all of ``conditions`` apart."""
+def distinguishing_conditions(conditions: Iterable[Conditions]) -> tuple[str, ...]:
+    """The smallest set of names that tells all of ``conditions`` apart."""
     distinct = set(conditions)
     names = Conditions.names()
     choices = itertools.chain.from_iterable(
         itertools.combinations(names, size) for size in range(len(names) + 1)
     )
     return next(
-        own
-        for own in choices
-        if len({tuple(getattr(it, name) for name in own) for it in distinct}) == len(distinct)
+        choice
+        for choice in choices
+        if len({tuple(getattr(one, name) for name in choice) for one in distinct}) == len(distinct)
     )
 
 
 def data_names(runs: Iterable[MeasuredRun]) -> dict[str, str]:
-    """A short name for the data of each fingerprint: the corpus and its tokenizer, or eight hex digits."""
+    """A short name for each fingerprint: the corpus and its tokenizer, or eight hex digits."""
     names: dict[str, str] = {}
     for run in runs:
         data, fingerprint = run.environment.get("data", {}), run.fingerprint
@@ -104,26 +104,26 @@ def _models(runs: Sequence[MeasuredRun]) -> list[str]:
         {path: value for path, value in run.settings.items() if _decides_the_model(path)} for run in runs
     ]
     by_name: dict[str, list[Mapping[str, object]]] = {}
-    for own in settings:
-        by_name.setdefault(_model_name(own), []).append(own)
-    telling = {name: differing(alike) for name, alike in by_name.items()}
-    return [_with_details(name := _model_name(own), own, telling[name]) for own in settings]
+    for model in settings:
+        by_name.setdefault(_model_name(model), []).append(model)
+    differences = {name: differing(alike) for name, alike in by_name.items()}
+    return [_with_details(name := _model_name(model), model, differences[name]) for model in settings]
 
 
 def _decides_the_model(path: str) -> bool:
-    return path.startswith(_MODEL) and path not in _NO_OTHER_MODEL
+    return path.startswith(_MODEL) and path not in _SAME_MODEL
 
 
 def _model_name(settings: Mapping[str, object]) -> str:
-    """The family, and the layers and the width where they are known: gpt2 12x768."""
-    families = ("family", "settings.model_type", "preset")  # ours, of Hugging Face, of a preset alone
+    """The family, with layers and width if they are known: gpt2 12x768."""
+    families = ("family", "settings.model_type", "preset")  # ours, Hugging Face's, or only a preset
     family = next((str(settings[path]) for name in families if (path := _MODEL + name) in settings), "")
     shape = [settings.get(_MODEL + name) for name in ("layers", "width")]
     return " ".join([family] * bool(family) + [f"{shape[0]}x{shape[1]}"] * (None not in shape))
 
 
 def _with_details(name: str, settings: Mapping[str, object], paths: Sequence[str]) -> str:
-    """A name with the settings at ``paths``; with a hash of them where they are many."""
+    """A name with the settings at ``paths``, or with a hash of them if that is too long."""
     details = [f"{path.removeprefix(_MODEL)} {show(settings[path])}" for path in paths if path in settings]
     whole = ", ".join([name] * bool(name) + details)
     if len(whole) <= _LONGEST_NAME or not details:
@@ -133,32 +133,32 @@ def _with_details(name: str, settings: Mapping[str, object], paths: Sequence[str
 
 
 def _data(runs: Sequence[MeasuredRun]) -> list[str]:
-    """The data; where runs on the same data differ in it, on how many sequences the loss is measured too."""
+    """The data, with the number of validation sequences if runs on the same data differ in it."""
     names = data_names(runs)
-    own = [
+    data = [
         (names.get(run.fingerprint or "", ""), run.settings.get("measure.validation_sequences", "unknown"))
         for run in runs
     ]
-    counts = Counter(name for name, _ in dict.fromkeys(own))
+    counts = Counter(name for name, _ in dict.fromkeys(data))
     return [
         f"{name} with {sequences} validation sequences".strip() if counts[name] > 1 else name
-        for name, sequences in own
+        for name, sequences in data
     ]
 
 
 def _lengths(runs: Sequence[MeasuredRun]) -> list[str]:
     tokens = [_planned_tokens(run) for run in runs]
     names: dict[float | None, str] = {None: ""}
-    shortest = 0.0  # of those that count as one length
-    for own in sorted({own for own in tokens if own is not None}):
-        if own > shortest * _SAME_LENGTH:
-            shortest = own
-        names[own] = f"{_short(shortest)} tokens"
-    return [names[own] for own in tokens]
+    shortest = 0.0  # of the lengths that count as equal
+    for length in sorted({length for length in tokens if length is not None}):
+        if length > shortest * _SAME_LENGTH:
+            shortest = length
+        names[length] = f"{_short(shortest)} tokens"
+    return [names[length] for length in tokens]
 
 
 def _planned_tokens(run: MeasuredRun) -> float | None:
-    """How long a run was to be: one that diverged or was killed is as comparable as the others."""
+    """The planned length of a run, so that one that diverged or was killed stays comparable."""
     steps, batch = run.settings.get("steps"), run.settings.get("batch")
     context = run.settings.get("model.context")
     if not isinstance(steps, int):
@@ -170,7 +170,7 @@ def _planned_tokens(run: MeasuredRun) -> float | None:
 
 
 def _short(number: float) -> str:
-    """A number of three digits with its unit: 26.2M."""
+    """A number with three digits and a unit: 26.2M."""
     for size, unit in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
         if number >= size:
             return f"{number / size:.3g}{unit}"

@@ -1,4 +1,4 @@
-"""What was measured in a run, as curves: (step, value) points under a name."""
+"""The measurements of a run as named curves of (step, value) points."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ Rows = dict[str, list[Line]]  # lines by kind
 Point = tuple[int, float]
 Curves = dict[str, list[Point]]
 
-MOST_POINTS = 5_000  # in a curve that is thinned while it is read: twenty times as many as are drawn
-MAX_LOGIT = "max_logit"  # over all layers and heads; that of one layer alone has layer_name's name
+MOST_POINTS = 5_000  # in a curve thinned while reading: twenty times as many as are drawn
+MAX_LOGIT = "max_logit"  # over all layers and heads; see layer_name for single layers
 _TRAINING = {
     "training_loss": "loss",
     "grad_norm": "grad_norm",
@@ -35,13 +35,13 @@ def layer_name(layer: int) -> str:
 
 
 def combination(name: str) -> Callable[[Sequence[float]], float]:
-    """What neighbouring values of a curve become where it is thinned; the mean, as a rule."""
+    """How a curve's neighbouring values are combined when it is thinned; by default, their mean."""
     if name.startswith(MAX_LOGIT):
         return max
     if name == "entropy_lowest":
         return min
     if name == "tokens_per_second":
-        return statistics.median  # a step that was observed or saved is slow, and most are not
+        return statistics.median  # steps with measurements or checkpoints are slow, most are not
     return statistics.fmean
 
 
@@ -57,9 +57,9 @@ def read_curves(rows: Rows) -> Curves:
 
 @dataclass(frozen=True)
 class ThinnedCurves:
-    """Curves with about MOST_POINTS points at most, and of how many steps each point is.
+    """Curves with at most about MOST_POINTS points, and the number of steps that each point covers.
 
-    A curve with more has its neighbours combined, the finite ones; its last point stands alone, as measured.
+    A longer curve has its finite neighbours combined; its last point is kept as measured.
     """
 
     curves: Curves
@@ -68,12 +68,12 @@ class ThinnedCurves:
 
 @dataclass
 class CurveReader:
-    """Takes the lines of a run one by one, and gives its curves thinned."""
+    """Read the lines of a run one by one and return its thinned curves."""
 
     _columns: dict[str, tuple[array[int], array[float]]] = field(default_factory=dict)
 
     def add(self, line: Line) -> None:
-        """Take the next line."""
+        """Add the next line."""
         step = line["step"]
         for name, value in _values(line["kind"], line):
             steps, values = self._columns.get(name) or self._begin(name)
@@ -84,7 +84,7 @@ class CurveReader:
         return self._columns.setdefault(name, (array("q"), array("d")))
 
     def curves(self) -> ThinnedCurves:
-        """What was read."""
+        """The curves of the lines added so far."""
         thinned = ThinnedCurves({}, {})
         for name, (steps, values) in self._columns.items():
             width = thinning_width(steps[-1]) if len(steps) > MOST_POINTS else 1
@@ -95,10 +95,9 @@ class CurveReader:
 
 
 def thinning_width(last_step: int) -> int:
-    """How many steps a point of a curve is of that was thinned while it was read.
+    """The number of steps that each point of a curve covers if it was thinned while reading.
 
-    A power of two, so that the points of a short run, which are of fewer steps, end where those of a long one
-    end too.
+    A power of two, so the points of a long run end at steps where those of a shorter run end too.
     """
     return 1 << (math.ceil(last_step / MOST_POINTS) - 1).bit_length()
 
@@ -118,7 +117,7 @@ def _combined(name: str, steps: array[int], values: array[float], width: int) ->
 
 
 def _values(kind: str, line: Line) -> Iterator[tuple[str, float]]:
-    """What a line says, by the names of curves."""
+    """The values in a line, with the names of their curves."""
     if kind == "train":
         for name, key in _TRAINING.items():
             value = line.get(key)
@@ -137,53 +136,53 @@ def _values(kind: str, line: Line) -> Iterator[tuple[str, float]]:
             yield "entropy_lowest", keep_nan(min, heads)
     elif kind == "update":
         for name in _UPDATE:
-            yield name, _mean([own[name] for own in line["parameters"].values()])
+            yield name, _mean([parameter[name] for parameter in line["parameters"].values()])
 
 
 def last_validation_loss(rows: Rows) -> float | None:
-    """The loss of the last validation, finite or not; None where there was none."""
+    """The last validation loss, finite or not; None if there is none."""
     validations = rows.get("validation", [])
     return float(validations[-1]["loss"]) if validations else None
 
 
 def tokens_per_step(rows: Rows) -> float:
-    """Tokens of one step; NaN where none were recorded."""
+    """Tokens per step; NaN if none were recorded."""
     records = [*rows.get("train", []), *rows.get("validation", [])]
     return next((row["tokens"] / row["step"] for row in records if row["step"] > 0), math.nan)
 
 
 def finite(points: Iterable[Point]) -> list[Point]:
-    """The points that can be drawn."""
+    """The points with finite values."""
     return [point for point in points if math.isfinite(point[1])]
 
 
 def thin(
     curves: Sequence[Sequence[Point]], limit: int, combine: Callable[[list[float]], float]
 ) -> list[list[Point]]:
-    """The curves with about ``limit`` points at most, neighbours combined into one.
+    """The curves with at most about ``limit`` points each, neighbours combined into one.
 
-    All curves are cut at the same steps, so that curves of one length keep their steps in common.
-    A combined point stands at the last of its steps.
+    All curves are cut at the same steps, so curves of equal length keep their steps in common. A combined
+    point is at the last of its steps.
     """
     if max((len(points) for points in curves), default=0) <= limit:
         return [list(points) for points in curves]
     last_step = max(points[-1][0] for points in curves if points)
-    read = thinning_width(last_step)  # the points of no curve are of more steps
+    read = thinning_width(last_step)  # no point of any curve covers more steps
     width = read * math.ceil(last_step / (limit * read))
     thinned = []
     for points in curves:
         bins: dict[int, list[Point]] = {}
         for point in points:
             bins.setdefault(-(-point[0] // width), []).append(point)
-        thinned.append([(own[-1][0], combine([value for _, value in own])) for own in bins.values()])
+        thinned.append([(group[-1][0], combine([value for _, value in group])) for group in bins.values()])
     return thinned
 
 
 def mean_curve(curves: Sequence[Sequence[Point]]) -> list[Point]:
     """The mean over ``curves``, at the steps that all of them have.
 
-    Where one of them ends early, because its run diverged or goes on, the mean ends too: a mean over
-    the remaining runs would look better than the series is.
+    If one of them ends early, because its run diverged or is still running, the mean ends there too: a mean
+    over the remaining runs would look better than the series is.
     """
     tables = [dict(points) for points in curves if points]
     if not tables:

@@ -8,7 +8,7 @@
     downloadFileName: element.dataset.chart,
     tooltip: { disableDefaultStyle: true },
   }).then(({ view }) => {
-    // A legend has more rows where a chart is narrow; room for them is made in a second layout.
+    // In a narrow chart the legend has more rows; a second layout makes room for them.
     const layOut = () => view.resize().runAsync();
     addEventListener("resize", layOut);
     return layOut();

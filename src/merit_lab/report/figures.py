@@ -1,4 +1,4 @@
-"""The figures of a report: what each shows, in what words, on what scale, and its data."""
+"""The figures of a report: their charts, captions, scales and data."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ from merit_lab.report.measures import ATTENTION, BITS_PER_BYTE, LOGIT, LOSSES, O
 from merit_lab.report.series import Series, have_other_data
 
 _MAX_POINTS = 240  # in a line; the CSV file has more
-_MAX_COLUMNS = 80  # in a field of colours
+_MAX_COLUMNS = 80  # in a heatmap
 _FOCUS_FROM = 0.2  # the loss is shown from its value after this share of the steps
 
 Datasets = dict[str, list[dict[str, Any]]]
-Horizontals = dict[charts.Axis, charts.Horizontal]
+Horizontals = dict[charts.XQuantity, charts.Horizontal]
 
 
 @dataclass(frozen=True)
 class Figure:
-    """A chart, the words above it, and the rows it is made from.
+    """A chart, its title and caption, and the rows it is made from.
 
-    ``on_page`` has the chart for each axis; ``in_files`` by the file's name what is written as SVG.
+    ``on_page`` has the chart for each x axis, ``in_files`` the charts to write as SVG, by file name.
     """
 
     key: str
@@ -44,48 +44,50 @@ class Figure:
     row: str
     title: str
     caption: str
-    on_page: dict[charts.Axis, dict[str, Any]]
+    on_page: dict[charts.XQuantity, dict[str, Any]]
     in_files: dict[str, dict[str, Any]]
     datasets: Datasets
-    series: str | None = None  # of which it is, where it is of one alone
+    series: str | None = None  # if it shows only one
 
 
-def make_figures(series: Sequence[Series]) -> list[Figure]:
-    """Every figure for which something was recorded, in the order of the page."""
-    look = charts.Look.of({own.label: own.optimizer for own in series})
-    horizontals = _horizontals(series)
-    losses = [_across_data(measure, series) for measure in LOSSES] if have_other_data(series) else LOSSES
+def make_figures(all_series: Sequence[Series]) -> list[Figure]:
+    """Every figure that has data, in page order."""
+    look = charts.Look.of({series.label: series.optimizer for series in all_series})
+    horizontals = _horizontals(all_series)
+    losses = (
+        [_across_data(measure, all_series) for measure in LOSSES] if have_other_data(all_series) else LOSSES
+    )
 
     def lines(measures: Iterable[Measure]) -> list[Figure]:
-        figures = [_lines(measure, series, look, horizontals) for measure in measures]
+        figures = [_lines(measure, all_series, look, horizontals) for measure in measures]
         return [figure for figure in figures if figure is not None]
 
     with unchecked():
         return [
             *lines(losses),
-            *lines([LOGIT, *_layer_measures(series)]),
-            *_layers(series, horizontals),
+            *lines([LOGIT, *_layer_measures(all_series)]),
+            *_layers(all_series, horizontals),
             *lines(OTHERS),
         ]
 
 
 def is_figure(name: str) -> bool:
-    """Whether a file of this name, without its suffix, is a figure that reports write."""
+    """Whether reports write a figure with this file name (without suffix)."""
     keys = {measure.key.replace("_", "-") for measure in (*LOSSES, LOGIT, *OTHERS)}
     is_line = name.removesuffix("-by-tokens") in keys
     return is_line or re.fullmatch(r"max-logit-layers?-\d+", name) is not None
 
 
 def unchecked() -> AbstractContextManager[None]:
-    """altair without its checks against Vega-Lite's schema, which take seconds; the tests make them."""
+    """Skip altair's checks against Vega-Lite's schema, which take seconds; tests make them instead."""
     from altair.utils.schemapi import debug_mode
 
     return debug_mode(False)
 
 
-def _layer_measures(series: Sequence[Series]) -> Iterator[Measure]:
-    """The first, the middle and the last layer's largest logit."""
-    num_layers = _num_layers(series)
+def _layer_measures(all_series: Sequence[Series]) -> Iterator[Measure]:
+    """The largest logit of the first, the middle and the last layer."""
+    num_layers = _num_layers(all_series)
     chosen = dict.fromkeys([1, (num_layers + 1) // 2, num_layers]) if num_layers > 1 else {}
     names = {1: "First layer", num_layers: "Last layer"}
     for layer in chosen:
@@ -100,12 +102,12 @@ def _layer_measures(series: Sequence[Series]) -> Iterator[Measure]:
         )
 
 
-def _horizontals(series: Sequence[Series]) -> Horizontals:
-    """One x axis for all figures, so that they can be read one below the other."""
+def _horizontals(all_series: Sequence[Series]) -> Horizontals:
+    """One x axis for all figures, so that they line up."""
     ends = [
         (points[-1][0], points[-1][0] * tokens_per_step(run.rows))
-        for own in series
-        for run in own.runs
+        for series in all_series
+        for run in series.runs
         for points in run.curves.values()
     ]
     tokens = [end for _, end in ends if math.isfinite(end)]
@@ -116,9 +118,9 @@ def _horizontals(series: Sequence[Series]) -> Horizontals:
 
 
 def _lines(
-    measure: Measure, series: Sequence[Series], look: charts.Look, horizontals: Horizontals
+    measure: Measure, all_series: Sequence[Series], look: charts.Look, horizontals: Horizontals
 ) -> Figure | None:
-    present = [(own, run) for own in series for run in own.runs if _drawn(run, measure)]
+    present = [(series, run) for series in all_series for run in series.runs if _drawn(run, measure)]
     if not present:
         return None
     curves = thin(
@@ -127,11 +129,11 @@ def _lines(
         combine=combination(measure.key),
     )
     by_label: dict[str, list[tuple[MeasuredRun, list[Point]]]] = {}
-    for (own, run), points in zip(present, curves, strict=True):
-        by_label.setdefault(own.label, []).append((run, points))
+    for (series, run), points in zip(present, curves, strict=True):
+        by_label.setdefault(series.label, []).append((run, points))
     rows, vertical = _line_rows(by_label), _vertical(measure, curves)
 
-    def chart(axis: charts.Axis, *, standalone: bool = False) -> dict[str, Any]:
+    def chart(axis: charts.XQuantity, *, standalone: bool = False) -> dict[str, Any]:
         return charts.line_chart(
             measure.key,
             look,
@@ -153,20 +155,20 @@ def _lines(
         caption=measure.caption,
         on_page={axis: chart(axis) for axis in horizontals},
         in_files={key: chart("step", standalone=True), **files},
-        datasets={f"{measure.key}-{kind}": own for kind, own in rows.items()},
+        datasets={f"{measure.key}-{kind}": values for kind, values in rows.items()},
     )
 
 
-def _across_data(measure: Measure, series: Sequence[Series]) -> Measure:
-    """A loss of series on different data: for each byte, or with a warning where that is not known."""
-    if all(run.bits_per_byte for own in series for run in own.runs):
-        caption = f"{measure.caption} For each byte of text, since the data differ."
+def _across_data(measure: Measure, all_series: Sequence[Series]) -> Measure:
+    """A loss on different data: per byte, or with a warning if the bytes per token are not known."""
+    if all(run.bits_per_byte for series in all_series for run in series.runs):
+        caption = f"{measure.caption} Per byte of text, since the data differ."
         return replace(measure, caption=caption, unit=BITS_PER_BYTE)
-    return replace(measure, caption=f"{measure.caption} Of different data, whose tokens cannot be compared.")
+    return replace(measure, caption=f"{measure.caption} The data differ, so tokens cannot be compared.")
 
 
 def _drawn(run: MeasuredRun, measure: Measure) -> list[Point]:
-    """The points of a run that can be drawn, in the unit of the measure."""
+    """The finite points of a run, in the unit of the measure."""
     points = finite(run.curves.get(measure.key, []))
     if measure.unit != BITS_PER_BYTE or run.bits_per_byte is None:
         return points
@@ -174,21 +176,21 @@ def _drawn(run: MeasuredRun, measure: Measure) -> list[Point]:
 
 
 def _line_rows(curves: Mapping[str, Sequence[tuple[MeasuredRun, Sequence[Point]]]]) -> Datasets:
-    """What is drawn of the runs of each series: them, where they are several; their mean; where one diverged.
+    """The rows of each series: its runs, if there are several; their mean; the ends of those that diverged.
 
-    What there is nothing of is left out.
+    Empty datasets are left out.
     """
     rows: Datasets = {"runs": [], "means": [], "ends": []}
-    for place, (label, own) in enumerate(curves.items()):
-        scale = tokens_per_step(own[0][0].rows)
-        for run, points in own:
-            if len(own) > 1:
+    for place, (label, drawn) in enumerate(curves.items()):
+        scale = tokens_per_step(drawn[0][0].rows)
+        for run, points in drawn:
+            if len(drawn) > 1:
                 rows["runs"] += _rows(points, scale, series=label, run=run.name)
             if run.status == "diverged":
                 rows["ends"] += _rows(points[-1:], scale, series=label, run=run.name, message="diverged")
-        mean = mean_curve([points for _, points in own])
+        mean = mean_curve([points for _, points in drawn])
         rows["means"] += _rows(mean, scale, series=label, key=f"s{place}")
-    return {kind: own for kind, own in rows.items() if own}
+    return {kind: drawn for kind, drawn in rows.items() if drawn}
 
 
 def _rows(points: Sequence[Point], scale: float, **names: str) -> list[dict[str, Any]]:
@@ -199,7 +201,7 @@ def _rows(points: Sequence[Point], scale: float, **names: str) -> list[dict[str,
 
 
 def _round(value: float) -> float | None:
-    """Six significant digits: more cannot be seen, and the page is smaller."""
+    """Round to six significant digits, which is more than can be seen and keeps the page small."""
     return float(f"{value:.6g}") if math.isfinite(value) else None
 
 
@@ -227,7 +229,7 @@ def _vertical(measure: Measure, curves: Sequence[Sequence[Point]]) -> charts.Ver
 
 
 def _focus(curves: Sequence[Sequence[Point]]) -> float:
-    """Up to where a loss is worth seeing: the steep beginning would flatten all that follows."""
+    """The upper limit for showing a loss: the steep beginning would flatten the rest."""
     last_step = max(points[-1][0] for points in curves)
     early = []
     for points in curves:
@@ -237,25 +239,25 @@ def _focus(curves: Sequence[Sequence[Point]]) -> float:
     return max(statistics.median(early), *ends)
 
 
-def _num_layers(series: Sequence[Series]) -> int:
-    attention = [row for own in series for run in own.runs for row in run.rows.get("attention", [])]
+def _num_layers(all_series: Sequence[Series]) -> int:
+    attention = [row for series in all_series for run in series.runs for row in run.rows.get("attention", [])]
     return max((len(row["max_logits"]) for row in attention), default=0)
 
 
-def _layers(series: Sequence[Series], horizontals: Horizontals) -> list[Figure]:
-    """A field of colours for each series: every layer's largest logit over the run."""
-    num_layers = _num_layers(series)
-    fields = {own.label: rows for own in series if (rows := _field(own, num_layers))}
-    values = [row["value"] for rows in fields.values() for row in rows]
+def _layers(all_series: Sequence[Series], horizontals: Horizontals) -> list[Figure]:
+    """A heatmap for each series: every layer's largest logit over the run."""
+    num_layers = _num_layers(all_series)
+    heatmaps = {series.label: rows for series in all_series if (rows := _heatmap(series, num_layers))}
+    values = [row["value"] for rows in heatmaps.values() for row in rows]
     if num_layers < 2 or not values:
         return []
     domain = min(values), max(values)
     logarithmic = domain[0] > 0 and domain[1] / domain[0] > 20
     figures = []
-    for place, (label, rows) in enumerate(fields.items(), start=1):
+    for place, (label, rows) in enumerate(heatmaps.items(), start=1):
         key = f"max-logit-layers-{place}"
 
-        def chart(axis: charts.Axis, *, standalone: bool = False, key: str = key) -> dict[str, Any]:
+        def chart(axis: charts.XQuantity, *, standalone: bool = False, key: str = key) -> dict[str, Any]:
             return charts.layer_chart(
                 key,
                 horizontals[axis],
@@ -269,9 +271,9 @@ def _layers(series: Sequence[Series], horizontals: Horizontals) -> list[Figure]:
             Figure(
                 key=key,
                 section=ATTENTION,
-                row="fields",
+                row="heatmaps",
                 title=f"Every layer, {label}",
-                caption="Largest logit of each layer, mean over seeds; one scale of colours for all series.",
+                caption="Largest logit of each layer, mean over seeds; all series share one colour scale.",
                 on_page={axis: chart(axis) for axis in horizontals},
                 in_files={key: chart("step", standalone=True)},
                 datasets={key: rows},
@@ -281,7 +283,7 @@ def _layers(series: Sequence[Series], horizontals: Horizontals) -> list[Figure]:
     return figures
 
 
-def _field(series: Series, num_layers: int) -> list[dict[str, Any]]:
+def _heatmap(series: Series, num_layers: int) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
     for layer in range(1, num_layers + 1):
         runs = [run for run in series.runs if finite(run.curves.get(layer_name(layer), []))]
@@ -291,7 +293,7 @@ def _field(series: Series, num_layers: int) -> list[dict[str, Any]]:
         curves = thin([finite(run.curves[layer_name(layer)]) for run in runs], _MAX_COLUMNS, max)
         begin = 0
         for step, value in mean_curve(curves):
-            if step > begin:  # what was seen before training has no width
+            if step > begin:  # a measurement before training has no width
                 rows.append(
                     {
                         "layer": layer,

@@ -1,4 +1,4 @@
-"""`merit keep`: what runs recorded, in a file small enough for version control."""
+"""`merit keep`: copy the records of runs into a file small enough for version control."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ def main(argv: Sequence[str]) -> int:
     """Run the command and return its exit status."""
     parser = argparse.ArgumentParser(
         prog="merit keep",
-        description="Copy what runs recorded into one small file, to be kept with code or a paper: numbers "
-        "with five digits, at most 50 of the training steps and 64 of the statistics of updates, no "
-        "checkpoints and no paths. `merit report` and `merit reproduce` read it as they read the runs, and "
-        "`merit show` shows it. Runs that are there already stay as they are, until --remove names them.",
+        description="Copy the records of runs into one small file, to keep with code or a paper: numbers "
+        "with five digits, at most 50 training steps and 64 statistics of updates, no checkpoints and no "
+        "paths. `merit report` and `merit reproduce` read it as they read the runs, and `merit show` shows "
+        "it. Runs that are in the file already are left unchanged, until --remove names them.",
     )
-    parser.add_argument("runs", nargs="*", type=Path, help="run directories, or folders that hold some")
+    parser.add_argument("runs", nargs="*", type=Path, help="run directories, or folders of them")
     parser.add_argument("--out", type=Path, required=True, help="folder of the file, runs.parquet")
-    parser.add_argument("--remove", nargs="+", metavar="NAME", help="take runs out of the file, by name")
+    parser.add_argument("--remove", nargs="+", metavar="NAME", help="remove runs from the file, by name")
     options = parser.parse_args(argv)
     if bool(options.runs) == bool(options.remove):
-        parser.error("give the runs to be kept, or with --remove the names of those to be kept no longer")
+        parser.error("give the runs to keep, or with --remove the names of those to remove")
     try:
         file = archive_of(options.out)
         if options.remove:
@@ -39,12 +39,12 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _keep(paths: Sequence[Path], file: Path) -> None:
-    there = set(archive.names_in(file)) if file.is_file() else set()
+    kept_before = set(archive.names_in(file)) if file.is_file() else set()
     new: dict[str, Run] = {}
     num_there = num_left = 0
     for folder in find_folders(paths):
         run = Run.open(folder)
-        if run.name in there or run.name in new:
+        if run.name in kept_before or run.name in new:
             _check_same(run, new.get(run.name) or Run.open(file / run.name))
             num_there += 1
         elif run.status in ("finished", "diverged"):
@@ -59,24 +59,24 @@ def _keep(paths: Sequence[Path], file: Path) -> None:
 
 def _remove(names: Sequence[str], file: Path) -> None:
     archive.remove(file, names)
-    left = f"{len(archive.names_in(file))} left" if file.is_file() else "none left, so the file is gone"
+    left = f"{len(archive.names_in(file))} left" if file.is_file() else "none left, so the file was deleted"
     print(f"{len(set(names))} removed from {file}, {left}")
 
 
 def _check_same(run: Run, kept: Run) -> None:
-    """Two runs may have one name; the second would be lost without a word."""
+    """Refuse a different run with the same name, which would otherwise be dropped silently."""
 
-    def settings(own: Run) -> tuple[object, ...]:
-        return {**own.config, "data": None}, own.environment.get("data", {}).get("fingerprint")
+    def identity(one: Run) -> tuple[object, ...]:
+        return {**one.config, "data": None}, one.environment.get("data", {}).get("fingerprint")
 
-    if settings(run) != settings(kept):
+    if identity(run) != identity(kept):
         raise ValueError(
-            f"{kept.folder} is another run than {run.folder}, which has the same name; choose another folder "
+            f"{kept.folder} and {run.folder} are different runs with the same name; choose another folder "
             "with --out for one of them"
         )
-    begun = [own.environment.get("started") for own in (kept, run)]
-    if begun[0] != begun[1]:
+    started = [one.environment.get("started") for one in (kept, run)]
+    if started[0] != started[1]:
         raise ValueError(
-            f"{kept.folder} is another run than {run.folder}, which has the same name and settings (begun at "
-            f"{begun[0]} and {begun[1]}); choose another folder with --out for one of them"
+            f"{kept.folder} and {run.folder} are different runs with the same name and settings (started at "
+            f"{started[0]} and {started[1]}); choose another folder with --out for one of them"
         )

@@ -1,4 +1,4 @@
-"""The curves that a report shows as lines: their names, words, units and scales."""
+"""The curves that a report shows as lines: their names, captions, units and scales."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from merit_lab.report.curves import MAX_LOGIT
 
 @dataclass(frozen=True)
 class Measure:
-    """A curve that is shown as lines, and how."""
+    """A curve shown as lines, and how to show it."""
 
     key: str
     section: str
-    row: str  # figures of one row stand beside each other
+    row: str  # figures of one row are side by side
     title: str
     caption: str
     unit: str
-    format: str = ".4~g"  # of values; d3's notation, as is the next
+    format: str = ".4~g"  # of values, in d3's notation, like ticks
     ticks: str = "~g"
     is_loss: bool = False
     may_be_logarithmic: bool = False
@@ -76,7 +76,7 @@ OTHERS = (
         section=ATTENTION,
         row="entropy",
         title="Lowest attention entropy",
-        caption="Of the head where it is lowest.",
+        caption="Of the head with the lowest.",
         unit="nats",
     ),
     Measure(
@@ -126,7 +126,7 @@ OTHERS = (
         section=_PROGRESS,
         row="progress",
         title="Learning rate",
-        caption="As the schedule set it; learning rates of different optimizers do not compare.",
+        caption="Set by the schedule; learning rates of different optimizers are not comparable.",
         unit="learning rate",
         format=".3~g",
         from_zero=True,
@@ -136,7 +136,7 @@ OTHERS = (
         section=_PROGRESS,
         row="progress",
         title="Throughput",
-        caption="Training tokens in a second.",
+        caption="Training tokens per second.",
         unit="tokens per second",
         format=".3~s",
         ticks="~s",

@@ -1,4 +1,4 @@
-"""What each run and each series came to: the numbers of the table and of the summary."""
+"""Final numbers of each run and each series, for the table and the summary."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from merit_lab.report.curves import MAX_LOGIT, Curves, finite, last_validation_l
 from merit_lab.report.gather import MeasuredRun
 from merit_lab.report.series import Series
 
-_MOST_WAYS = 20_000  # to deal out eight runs on each side; drawn by lot, a p-value of 0.05 is right to 0.003
+# Enough for all relabellings of eight runs on each side. If sampled, a p-value of 0.05 is right to 0.003.
+_MAX_RELABELLINGS = 20_000
 
 _CONFIDENCE = 0.95
 _POWER = 0.8
@@ -22,7 +23,7 @@ _POWER = 0.8
 
 @dataclass(frozen=True)
 class RunOutcome:
-    """One run's last values; None where nothing finite was recorded."""
+    """One run's last values; None if nothing finite was recorded."""
 
     name: str
     seed: int
@@ -62,7 +63,7 @@ class Spread:
 
 @dataclass(frozen=True)
 class SeriesOutcome:
-    """A series' runs, and the spread of what the finished ones came to."""
+    """The outcomes of a series' runs, and their spread over the finished ones."""
 
     series: Series
     runs: tuple[RunOutcome, ...]
@@ -92,15 +93,15 @@ class SeriesOutcome:
         return tuple(run for run in self.runs if run.status == "finished" and run.validation_loss is None)
 
     def spread(self, quantity: str) -> Spread | None:
-        """The spread of an attribute of RunOutcome; None where no finished run has it."""
+        """The spread of an attribute of RunOutcome; None if no finished run has it."""
         values = [getattr(run, quantity) for run in self.finished]
         present = tuple(value for value in values if value is not None)
         return Spread(present) if present else None
 
 
-def read_outcomes(series: Sequence[Series]) -> list[SeriesOutcome]:
+def read_outcomes(all_series: Sequence[Series]) -> list[SeriesOutcome]:
     """The outcome of every series."""
-    return [SeriesOutcome(own, tuple(_run_outcome(run) for run in own.runs)) for own in series]
+    return [SeriesOutcome(series, tuple(_run_outcome(run) for run in series.runs)) for series in all_series]
 
 
 def _run_outcome(run: MeasuredRun) -> RunOutcome:
@@ -129,7 +130,7 @@ def _run_outcome(run: MeasuredRun) -> RunOutcome:
 
 
 def _complaint(run: MeasuredRun) -> str:
-    """Why a run counts as diverged that did not say so itself."""
+    """Why a run counts as diverged although it recorded no such event."""
     loss = last_validation_loss(run.rows)
     return f"the last validation loss is {loss}" if run.status == "diverged" and loss is not None else ""
 
@@ -139,65 +140,67 @@ def _last(curves: Curves, name: str) -> float | None:
     return points[-1][1] if points else None
 
 
-def chance_of_difference(first: Sequence[float], second: Sequence[float]) -> float | None:
+def p_value_of_difference(first: Sequence[float], second: Sequence[float]) -> float | None:
     """The p-value of a permutation test of a difference between two means.
 
-    The share of the ways to deal the values out to two groups of these sizes that put the means at
-    least as far apart; of ways drawn by lot, always the same, where there are too many to go through. None
-    where a group has a single value: then there is no spread to judge by.
+    The share of relabellings into groups of these sizes whose means are at least as far apart. If there are
+    too many to enumerate, a fixed random sample is used. None if a group has a single value, since there is
+    no spread to judge by.
     """
     from scipy import stats  # type: ignore[import-untyped]
 
     if min(len(first), len(second)) < 2:
         return None
-    ways = {"n_resamples": _MOST_WAYS, "rng": 0}
-    return float(stats.permutation_test((first, second), _distance, alternative="greater", **ways).pvalue)
+    resampling = {"n_resamples": _MAX_RELABELLINGS, "rng": 0}
+    return float(
+        stats.permutation_test((first, second), _distance, alternative="greater", **resampling).pvalue
+    )
 
 
-def least_chance(num_first: int, num_second: int) -> float:
-    """The least p-value that this test can give, when the groups do not overlap.
+def smallest_p_value(num_first: int, num_second: int) -> float:
+    """The smallest p-value that this test can give, when the groups do not overlap.
 
-    Only one way to deal out puts the means as far apart, and its mirror where the groups are of one size.
+    Only one relabelling has means as far apart, and its mirror image if the groups have the same size.
     """
     return (2 if num_first == num_second else 1) / math.comb(num_first + num_second, num_first)
 
 
-def least_seeds(chance: float) -> int:
-    """With how many seeds each the test can give a p-value of ``chance`` at all."""
-    return next(size for size in itertools.count(2) if least_chance(size, size) <= chance)
+def fewest_seeds(p_value: float) -> int:
+    """The fewest seeds per series with which the test can give ``p_value`` or less."""
+    return next(size for size in itertools.count(2) if smallest_p_value(size, size) <= p_value)
 
 
 def interval_of_difference(first: Sequence[float], second: Sequence[float]) -> tuple[float, float] | None:
-    """The 95% interval of the second mean less the first, by Welch's t; None where there is no spread."""
+    """The 95% interval of the second mean less the first, by Welch's t; None if there is no spread."""
     from scipy import stats
 
     sizes, values = (len(first), len(second)), (first, second)
     if min(sizes) < 2:
         return None
-    errors = [statistics.variance(own) / len(own) for own in values]
+    errors = [statistics.variance(sample) / len(sample) for sample in values]
     if sum(errors) == 0:
         return None
-    freedom = sum(errors) ** 2 / sum(own**2 / (size - 1) for own, size in zip(errors, sizes, strict=True))
+    freedom = sum(errors) ** 2 / sum(error**2 / (size - 1) for error, size in zip(errors, sizes, strict=True))
     middle = statistics.fmean(second) - statistics.fmean(first)
     half = float(stats.t.ppf(0.5 + _CONFIDENCE / 2, freedom)) * math.sqrt(sum(errors))
     return middle - half, middle + half
 
 
-def deciding_seeds(first: Sequence[float], second: Sequence[float], chance: float) -> int | None:
-    """With how many seeds each such a difference is found four times in five, at a p-value of ``chance``.
+def deciding_seeds(first: Sequence[float], second: Sequence[float], p_value: float) -> int | None:
+    """The seeds per series that would find this difference four times in five, at ``p_value``.
 
-    A forecast by the normal distribution, which takes the difference and the spread for what they seem; more
-    than there are, and no fewer than the test needs. None where there is no difference to find.
+    A forecast by the normal distribution that takes the observed difference and spread as true. It is more
+    than there are now, and no fewer than the test needs. None if there is no difference to find.
     """
     from scipy import stats
 
     distance = abs(statistics.fmean(first) - statistics.fmean(second))
     if distance == 0:
         return None
-    spread = math.sqrt(statistics.fmean([statistics.variance(own) for own in (first, second)]))
-    both = float(stats.norm.ppf(1 - chance / 2) + stats.norm.ppf(_POWER))
-    found = math.ceil(2 * (both * spread / distance) ** 2)
-    return max(found, least_seeds(chance), len(first) + 1, len(second) + 1)
+    spread = math.sqrt(statistics.fmean([statistics.variance(sample) for sample in (first, second)]))
+    both = float(stats.norm.ppf(1 - p_value / 2) + stats.norm.ppf(_POWER))
+    needed = math.ceil(2 * (both * spread / distance) ** 2)
+    return max(needed, fewest_seeds(p_value), len(first) + 1, len(second) + 1)
 
 
 def _distance(first: Any, second: Any, axis: int) -> Any:

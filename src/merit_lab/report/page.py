@@ -1,4 +1,4 @@
-"""What the page of a report says."""
+"""Render the page of a report."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from merit_lab.report.template import render
 
 
 def render_page(
-    series: Sequence[Series], outcomes: Sequence[SeriesOutcome], figures: Sequence[Figure], summary: str
+    all_series: Sequence[Series], outcomes: Sequence[SeriesOutcome], figures: Sequence[Figure], summary: str
 ) -> str:
     """The page as text."""
-    look = Look.of({own.label: own.optimizer for own in series})
+    look = Look.of({series.label: series.optimizer for series in all_series})
     return render(
         "report/page.html",
-        title=_title(series),
-        facts=_facts(series),
+        title=_title(all_series),
+        facts=_facts(all_series),
         summary=summary,
         data=_charts(figures, look.colours),
         legend=[
@@ -34,17 +34,17 @@ def render_page(
         sections=_sections(figures),
         outcomes=tables.series_table(outcomes),
         runs=tables.run_table(outcomes),
-        has_trouble=any(len(own.finished) < len(own.runs) for own in outcomes),
-        several_seeds=any(len(own.finished) > 1 for own in outcomes),
-        settings=tables.settings(series),
-        environment=tables.environment(series),
+        has_trouble=any(len(outcome.finished) < len(outcome.runs) for outcome in outcomes),
+        several_seeds=any(len(outcome.finished) > 1 for outcome in outcomes),
+        settings=tables.settings(all_series),
+        environment=tables.environment(all_series),
         colours=look.colours,
         most_points=MOST_POINTS,
     )
 
 
 def _charts(figures: Sequence[Figure], colours: Mapping[str, str]) -> dict[str, Any]:
-    """What the script draws from: the chart of each figure for each axis, and all data once."""
+    """The data for the script: each figure's chart for each axis, and all datasets once."""
     datasets: Datasets = {}
     for figure in figures:
         datasets |= figure.datasets
@@ -64,18 +64,18 @@ def _sections(figures: Sequence[Figure]) -> dict[str, dict[str, list[Figure]]]:
     return sections
 
 
-def _title(series: Sequence[Series]) -> str:
-    return join(list(dict.fromkeys(own.name.partition(",")[0] for own in series)))
+def _title(all_series: Sequence[Series]) -> str:
+    return join(list(dict.fromkeys(series.name.partition(",")[0] for series in all_series)))
 
 
-def _facts(series: Sequence[Series]) -> list[str]:
-    """The settings a reader asks for first, as far as all runs share them."""
-    runs = [run for own in series for run in own.runs]
+def _facts(all_series: Sequence[Series]) -> list[str]:
+    """The most important settings, if all runs share them."""
+    runs = [run for series in all_series for run in series.runs]
     tables = [run.settings | {"device": run.environment.get("device", {}).get("name")} for run in runs]
     common = {path: value for path, value in tables[0].items() if path not in differing(tables)}
     facts = (
         "{model.family}",
-        "{model.settings.model_type}",  # of Hugging Face
+        "{model.settings.model_type}",  # Hugging Face
         "{model.options}",
         "{model.layers} layers of width {model.width}",
         "{batch} sequences of {model.context} tokens a step",
@@ -87,7 +87,7 @@ def _facts(series: Sequence[Series]) -> list[str]:
 
 
 def _fill(template: str, values: Mapping[str, object]) -> str | None:
-    """A template with its {paths} filled in; None where one has no value."""
+    """A template with its {paths} filled in; None if one has no value."""
     for path in re.findall(r"{(.+?)}", template):
         if values.get(path) is None:
             return None

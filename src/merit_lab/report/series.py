@@ -1,21 +1,21 @@
-"""Runs in series: of what decides a result, the runs of a series differ in their seed alone."""
+"""Group runs into series: runs whose settings differ only in the seed, or in what affects no result."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from merit_lab.report.comparable import Conditions, conditions_of, telling_conditions
+from merit_lab.report.comparable import Conditions, conditions_of, distinguishing_conditions
 from merit_lab.report.gather import DISPLAY_NAMES, MeasuredRun, differing, display_names, show
 
 
 @dataclass(frozen=True)
 class Series:
-    """Runs that differ in their seed alone, or in what changes no result, under one name.
+    """Runs that differ only in their seed, or in settings that change no result.
 
-    ``name`` tells it from the series that it may be compared with, which have the same ``conditions``;
-    ``telling`` are the words of these that tell it from the others. ``repeats`` are runs with the settings
-    and the seed of one of its own, which do not count; see ``group``.
+    ``name`` is unique among the series that it may be compared with, which have the same ``conditions``;
+    ``distinguishing`` are the conditions that tell it from the others. ``repeats`` are runs with the same
+    settings and seed as one of ``runs``; they do not count, see ``group``.
     """
 
     name: str
@@ -24,46 +24,46 @@ class Series:
     runs: tuple[MeasuredRun, ...]
     repeats: tuple[MeasuredRun, ...] = ()
     conditions: Conditions = field(default_factory=Conditions)
-    telling: tuple[str, ...] = ()
+    distinguishing: tuple[str, ...] = ()
 
     @property
     def label(self) -> str:
-        """The name among all series of a report."""
-        return f"{self.name} ({', '.join(self.telling)})" if self.telling else self.name
+        """The unique name among all series of a report."""
+        return f"{self.name} ({', '.join(self.distinguishing)})" if self.distinguishing else self.name
 
 
 def group(runs: Sequence[MeasuredRun]) -> list[Series]:
-    """Runs in series: comparable ones together, by optimizer in a fixed order and then by learning rate.
+    """Group runs into series: comparable ones together, by optimizer in a fixed order, then by learning rate.
 
-    Of several runs with the same settings and the same seed, as a run and its excerpt are, one counts: the
-    one that came furthest, and of these the one with the most measurements.
+    If several runs have the same settings and seed, such as a run and its excerpt, only one counts: the one
+    that got furthest, and among those the one with the most measurements.
     """
     settings = [run.settings for run in runs]
     varying = [path for path in differing(settings) if _makes_a_series(path)]
     groups: dict[tuple[object, ...], list[int]] = {}
-    for index, own in enumerate(settings):
-        groups.setdefault(tuple(own.get(path) for path in varying), []).append(index)
-    names = display_names({_optimizer(own) for own in settings})
+    for index, table in enumerate(settings):
+        groups.setdefault(tuple(table.get(path) for path in varying), []).append(index)
+    names = display_names({_optimizer(table) for table in settings})
     conditions = conditions_of(runs)
-    telling = telling_conditions(conditions)
-    series = []
+    distinguishing = distinguishing_conditions(conditions)
+    all_series = []
     for members in groups.values():
         first, first_conditions = settings[members[0]], conditions[members[0]]
         rivals = [
-            own
-            for own, its_conditions in zip(settings, conditions, strict=True)
-            if _optimizer(own) == _optimizer(first) and its_conditions == first_conditions
+            table
+            for table, its_conditions in zip(settings, conditions, strict=True)
+            if _optimizer(table) == _optimizer(first) and its_conditions == first_conditions
         ]
         within = [path for path in differing(rivals) if _makes_a_series(path)]
         details = []
         for path in within:
             if path not in first:
                 continue
-            value = _show_among([own.get(path) for own in rivals], first.get(path))
+            value = _show_among([table.get(path) for table in rivals], first.get(path))
             details.append(f"{path.removeprefix('optimizer.')} {value}")
         counted, repeats = _once([runs[index] for index in members])
         lr = first.get("optimizer.lr")
-        series.append(
+        all_series.append(
             Series(
                 name=", ".join([names[_optimizer(first)], *details]),
                 optimizer=_optimizer(first),
@@ -71,20 +71,20 @@ def group(runs: Sequence[MeasuredRun]) -> list[Series]:
                 runs=counted,
                 repeats=repeats,
                 conditions=first_conditions,
-                telling=tuple(first_conditions.words(telling)),
+                distinguishing=tuple(first_conditions.known(distinguishing)),
             )
         )
     places = list(dict.fromkeys(conditions))
-    return sorted(series, key=lambda own: (places.index(own.conditions), _order(own)))
+    return sorted(all_series, key=lambda series: (places.index(series.conditions), _order(series)))
 
 
-def have_other_data(series: Iterable[Series]) -> bool:
-    """Whether series are not all on the same data, so that a token of one is not a token of another."""
-    return len({run.fingerprint for own in series for run in own.runs}) > 1
+def have_other_data(all_series: Iterable[Series]) -> bool:
+    """Whether series are on different data, so that their tokens differ."""
+    return len({run.fingerprint for series in all_series for run in series.runs}) > 1
 
 
 def _once(runs: Sequence[MeasuredRun]) -> tuple[tuple[MeasuredRun, ...], tuple[MeasuredRun, ...]]:
-    """Runs that differ in their seed alone: one for each seed, and the others."""
+    """Split runs that differ only in their seed into one for each seed, and the repeats."""
     counted: dict[object, MeasuredRun] = {}
     repeats = []
     for run in sorted(runs, key=lambda run: run.extent, reverse=True):
@@ -92,23 +92,23 @@ def _once(runs: Sequence[MeasuredRun]) -> tuple[tuple[MeasuredRun, ...], tuple[M
         if counted.setdefault(seeds, run) is not run:
             repeats.append(run)
 
-    def in_order(own: Iterable[MeasuredRun]) -> tuple[MeasuredRun, ...]:
-        return tuple(sorted(own, key=lambda run: (run.seed, run.name)))
+    def in_order(unsorted: Iterable[MeasuredRun]) -> tuple[MeasuredRun, ...]:
+        return tuple(sorted(unsorted, key=lambda run: (run.seed, run.name)))
 
     return in_order(counted.values()), in_order(repeats)
 
 
 def _show_among(values: Iterable[object], value: object) -> str:
-    """One of several values as ``show`` writes it; in full where another would read the same."""
-    alike = {repr(own) for own in values if show(own) == show(value)}
+    """A value formatted by ``show``, or in full if another of ``values`` would look the same."""
+    alike = {repr(other) for other in values if show(other) == show(value)}
     return show(value) if len(alike) == 1 else repr(value)
 
 
 def _makes_a_series(path: str) -> bool:
-    """Whether runs that differ in a setting are another series: how often one looks changes no result."""
+    """Whether runs that differ in this setting are different series; measuring more often changes nothing."""
     group, _, name = path.partition(".")
-    looking = group == "checkpoint" or (group == "measure" and name != "validation_sequences")
-    return not looking and not _is_seed(path)
+    is_observation = group == "checkpoint" or (group == "measure" and name != "validation_sequences")
+    return not is_observation and not _is_seed(path)
 
 
 def _is_seed(path: str) -> bool:

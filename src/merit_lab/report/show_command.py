@@ -1,4 +1,4 @@
-"""`merit show`: which runs there are, and what they recorded, as text."""
+"""`merit show`: list runs, or print their records."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument(
         "path", type=Path, help="a run directory, a folder of runs, or a file of `merit keep`"
     )
-    parser.add_argument("run", nargs="?", help="the name of one run; else all")
+    parser.add_argument("run", nargs="?", help="the name of one run (all)")
     parser.add_argument(
         "--kind", help="only these lines: config, environment, train, validation, attention, update or event"
     )
@@ -47,9 +47,9 @@ def main(argv: Sequence[str]) -> int:
 
 def _choose(runs: Mapping[str, Run], name: str, path: Path) -> Run:
     if name not in runs:
-        near = difflib.get_close_matches(name, runs, n=1)
-        question = f"did you mean {near[0]}? " if near else ""
-        raise ValueError(f"{path} holds no run {name!r}; {question}`merit show {path}` lists its runs")
+        closest = difflib.get_close_matches(name, runs, n=1)
+        hint = f"did you mean {closest[0]}? " if closest else ""
+        raise ValueError(f"{path} holds no run {name!r}; {hint}`merit show {path}` lists its runs")
     return runs[name]
 
 

@@ -1,4 +1,4 @@
-"""Colours and strokes: an optimizer looks the same in every figure of every report."""
+"""Colours and strokes: an optimizer looks the same in all figures of all reports."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import itertools
 from collections.abc import Mapping
 from typing import Any
 
-# From the palette of Okabe and Ito, which colour-blind readers can tell apart; the three that stand out
-# best on white and on black are given to the three that are compared most.
+# Based on the colour-blind safe palette of Okabe and Ito. The three with the best contrast on white and on
+# black go to the optimizers that are compared most.
 _COLOURS = {
     "adamw": "#009e73",
     "lamb": "#d55e00",
@@ -27,8 +27,8 @@ _DASHES = ((1, 0), (6, 3), (2, 2), (8, 2, 2, 2))  # for several series of one co
 
 FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif"
 
-# The ink is currentColor: black in an SVG file, the text's colour on the page, light or dark. So a page's
-# background shows through; a file is given a white one.
+# Text and axes use currentColor: black in an SVG file, the text colour on the page, light or dark. The page's
+# background shows through; files get a white one.
 CONFIG: dict[str, Any] = {
     "font": FONT,
     "background": None,
@@ -66,14 +66,14 @@ CONFIG: dict[str, Any] = {
 
 
 def colours(optimizers: Mapping[str, str]) -> dict[str, str]:
-    """Each series' colour, by label, from the optimizers by label."""
-    strangers = [own for own in dict.fromkeys(optimizers.values()) if own not in _COLOURS]
-    others = dict(zip(strangers, itertools.cycle(_OTHER_COLOURS), strict=False))
+    """Each series' colour by label, given its optimizer by label."""
+    unlisted = [optimizer for optimizer in dict.fromkeys(optimizers.values()) if optimizer not in _COLOURS]
+    others = dict(zip(unlisted, itertools.cycle(_OTHER_COLOURS), strict=False))
     return {label: (_COLOURS | others)[optimizer] for label, optimizer in optimizers.items()}
 
 
 def dashes(optimizers: Mapping[str, str]) -> dict[str, tuple[int, ...]]:
-    """Each series' stroke, by label: solid for the first series of a colour, then others."""
+    """Each series' stroke by label: solid for the first series of a colour, then dashed."""
     by_label = colours(optimizers)
     strokes = {colour: itertools.cycle(_DASHES) for colour in by_label.values()}
     return {label: next(strokes[colour]) for label, colour in by_label.items()}

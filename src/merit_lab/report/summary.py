@@ -1,4 +1,4 @@
-"""What was seen, in plain sentences that follow from the numbers alone: one for runs that may be compared."""
+"""Summarise outcomes in plain sentences: one for each group of runs that may be compared."""
 
 from __future__ import annotations
 
@@ -9,42 +9,42 @@ from merit_lab.report.comparable import Conditions, differing_conditions
 from merit_lab.report.outcome import (
     SeriesOutcome,
     Spread,
-    chance_of_difference,
     deciding_seeds,
+    fewest_seeds,
     interval_of_difference,
-    least_chance,
-    least_seeds,
+    p_value_of_difference,
+    smallest_p_value,
 )
 from merit_lab.report.series import have_other_data
 
-_LIKELY_CHANCE = 0.05
+_SIGNIFICANCE = 0.05
 _MOST_NAMED = 3
-_MOST_SEEDS = 100  # that one would ask anybody for
+_MOST_SEEDS = 100  # more are not given as a number
 
 
 def summarise(outcomes: Sequence[SeriesOutcome]) -> str:
     """Say which series ended lowest, by how much, whether that may be chance, and what failed.
 
-    Series that may not be compared are told in lines of their own, after one that says what they differ in.
+    Series that may not be compared get separate lines, after one that says what they differ in.
     """
-    kinds = list(dict.fromkeys(own.series.conditions for own in outcomes))
-    if len(kinds) < 2:
+    groups = list(dict.fromkeys(outcome.series.conditions for outcome in outcomes))
+    if len(groups) < 2:
         return _sentence(outcomes)
-    has_other_data = have_other_data([own.series for own in outcomes])
-    lines = [_what_differs(kinds)]
+    has_other_data = have_other_data([outcome.series for outcome in outcomes])
+    lines = [_differences(groups)]
     if has_other_data:
-        lines[0] += f" {_say_unit(outcomes)}"
-    for kind in kinds:
-        comparable = [own for own in outcomes if own.series.conditions == kind]
-        lines.append(f"{kind}: {_sentence(comparable, in_bits=has_other_data)}")
+        lines[0] += f" {_unit_note(outcomes)}"
+    for conditions in groups:
+        comparable = [outcome for outcome in outcomes if outcome.series.conditions == conditions]
+        lines.append(f"{conditions}: {_sentence(comparable, in_bits=has_other_data)}")
     return "\n".join(lines)
 
 
 def _sentence(outcomes: Sequence[SeriesOutcome], *, in_bits: bool = False) -> str:
-    """What came of series that may be compared; the lowest loss ``in_bits`` per byte too."""
-    losses = [(own, spread) for own in outcomes if (spread := own.spread("validation_loss"))]
+    """Summarise series that may be compared; ``in_bits``, with the lowest loss in bits per byte too."""
+    losses = [(outcome, spread) for outcome in outcomes if (spread := outcome.spread("validation_loss"))]
     losses.sort(key=lambda item: item[1].mean)
-    ranking = [(own.name, spread) for own, spread in losses]
+    ranking = [(outcome.name, spread) for outcome, spread in losses]
     bits = losses[0][0].spread("bits_per_byte") if losses and in_bits else None
     unit = f" or {bits.mean:.3f} bits per byte" if bits else ""
     if not ranking:
@@ -61,36 +61,36 @@ def _sentence(outcomes: Sequence[SeriesOutcome], *, in_bits: bool = False) -> st
     return "; ".join(clauses) + "."
 
 
-def _what_differs(kinds: Sequence[Conditions]) -> str:
+def _differences(groups: Sequence[Conditions]) -> str:
     """Why there is no winner over all series."""
     differences = [
-        f"{name} ({_some([own or 'not recorded' for own in words])})"
-        for name, words in differing_conditions(kinds).items()
+        f"{name} ({_some([value or 'not recorded' for value in values])})"
+        for name, values in differing_conditions(groups).items()
     ]
     return (
-        f"These runs are of {len(kinds)} kinds, which cannot be ranked against each other: they differ in "
+        f"These runs form {len(groups)} groups, which cannot be ranked against each other: they differ in "
         f"{join(differences)}."
     )
 
 
-def _say_unit(outcomes: Sequence[SeriesOutcome]) -> str:
-    """In what unit the losses of different data can be set side by side."""
-    if all(own.spread("bits_per_byte") for own in outcomes if own.finished):
-        return "Their tokens are not the same, so that losses are told in bits per byte of text too."
+def _unit_note(outcomes: Sequence[SeriesOutcome]) -> str:
+    """The unit in which losses on different data can be compared, if there is one."""
+    if all(outcome.spread("bits_per_byte") for outcome in outcomes if outcome.finished):
+        return "Their tokens differ, so losses are also given in bits per byte of text."
     return (
-        "Their tokens are not the same, and not every record says how many bytes a token has: these losses "
-        "cannot be compared."
+        "Their tokens differ, and not every record has the number of bytes per token, so these losses cannot "
+        "be compared."
     )
 
 
-def _some(words: Sequence[str]) -> str:
-    """The first few of several words, and how many more there are."""
-    return join([*words[:_MOST_NAMED], *[f"{len(words) - _MOST_NAMED} more"] * (len(words) > _MOST_NAMED)])
+def _some(items: Sequence[str]) -> str:
+    """The first few items, and how many more there are."""
+    return join([*items[:_MOST_NAMED], *[f"{len(items) - _MOST_NAMED} more"] * (len(items) > _MOST_NAMED)])
 
 
-def join(words: Sequence[str]) -> str:
-    """Words in a row: a, b and c."""
-    return " and ".join([", ".join(words[:-1]), words[-1]]) if len(words) > 1 else "".join(words)
+def join(items: Sequence[str]) -> str:
+    """Join items as in a sentence: a, b and c."""
+    return " and ".join([", ".join(items[:-1]), items[-1]]) if len(items) > 1 else "".join(items)
 
 
 def _compare(ranking: Sequence[tuple[str, Spread]], unit: str) -> str:
@@ -103,41 +103,43 @@ def _compare(ranking: Sequence[tuple[str, Spread]], unit: str) -> str:
 
 
 def _judge(lowest: Spread, next_lowest: Spread, pair: str) -> str:
-    """Whether the difference between the best two may be chance. ``pair`` names them where there are more."""
+    """Whether the difference between the best two may be chance. ``pair`` names them if there are more."""
     first, second = lowest.values, next_lowest.values
     others = "each" if len(first) == len(second) else f"and {count_seeds(len(second))}"
     seeds = f"{count_seeds(len(first))} {others}"
     between = f" between {pair}" if pair else ""
-    chance = chance_of_difference(first, second)
-    if chance is None:
-        needed = f"from {least_seeds(_LIKELY_CHANCE)} seeds each on a test can tell"
+    p_value = p_value_of_difference(first, second)
+    if p_value is None:
+        needed = f"a test needs at least {fewest_seeds(_SIGNIFICANCE)} seeds each"
         return f"{seeds}, so the difference{between} may be chance; {needed}"
-    verdict = f"{seeds}, p = {chance:.2g}{between} in a permutation test"
-    may_be_chance = chance > _LIKELY_CHANCE
-    if may_be_chance and math.isclose(chance, least_chance(len(first), len(second))):
-        verdict += f", the least that {seeds} can give"
+    verdict = f"{seeds}, p = {p_value:.2g}{between} in a permutation test"
+    may_be_chance = p_value > _SIGNIFICANCE
+    if may_be_chance and math.isclose(p_value, smallest_p_value(len(first), len(second))):
+        verdict += f", the smallest possible with {seeds}"
     elif may_be_chance:
         verdict += ", so that difference may be chance"
     clauses = [verdict]
     if interval := interval_of_difference(first, second):
         clauses.append(f"95% interval of that difference {interval[0]:.3f} to {interval[1]:.3f}")
-    if may_be_chance and (number := deciding_seeds(first, second, _LIKELY_CHANCE)):
+    if may_be_chance and (number := deciding_seeds(first, second, _SIGNIFICANCE)):
         count = f"more than {_MOST_SEEDS}" if number > _MOST_SEEDS else f"{number}"
-        clauses.append(f"{count} seeds each would decide if it stays as it is")
+        clauses.append(f"{count} seeds each would decide if difference and spread stay the same")
     return "; ".join(clauses)
 
 
 def count_seeds(num_seeds: int) -> str:
-    """A number of seeds in words."""
+    """A number of seeds as text."""
     return "one seed" if num_seeds == 1 else f"{num_seeds} seeds"
 
 
 def _logits(outcomes: Sequence[SeriesOutcome]) -> list[str]:
-    logits = [(own.name, spread.mean) for own in outcomes if (spread := own.spread("final_logit"))]
+    logits = [
+        (outcome.name, spread.mean) for outcome in outcomes if (spread := outcome.spread("final_logit"))
+    ]
     if not logits:
         return []
-    words = [f"{_logit(value)} with {label}" for label, value in sorted(logits, key=lambda item: item[1])]
-    return [f"the largest attention logit was then {join(words)}"]
+    values = [f"{_logit(value)} with {label}" for label, value in sorted(logits, key=lambda item: item[1])]
+    return [f"the largest attention logit was then {join(values)}"]
 
 
 def _logit(value: float) -> str:
@@ -146,26 +148,26 @@ def _logit(value: float) -> str:
 
 def _failures(outcomes: Sequence[SeriesOutcome]) -> list[str]:
     clauses = []
-    for own in outcomes:
-        total = len(own.runs)
-        if own.diverged:
-            runs = "" if total == 1 else f" in {len(own.diverged)} of {total} runs"
-            steps = join([str(run.step) for run in own.diverged])
-            clauses.append(f"{own.name} diverged{runs} (at step {steps})")
-        for runs_left_out, what in (
-            (own.unfinished, "did not finish"),
-            (own.not_validated, "finished without validation"),
+    for outcome in outcomes:
+        total = len(outcome.runs)
+        if outcome.diverged:
+            runs = "" if total == 1 else f" in {len(outcome.diverged)} of {total} runs"
+            steps = join([str(run.step) for run in outcome.diverged])
+            clauses.append(f"{outcome.name} diverged{runs} (at step {steps})")
+        for runs_left_out, reason in (
+            (outcome.unfinished, "did not finish"),
+            (outcome.not_validated, "finished without validation"),
         ):
             if runs_left_out:
-                runs = own.name if total == 1 else f"{len(runs_left_out)} of {total} {own.name} runs"
+                runs = outcome.name if total == 1 else f"{len(runs_left_out)} of {total} {outcome.name} runs"
                 are = "is" if len(runs_left_out) == 1 else "are"
-                clauses.append(f"{runs} {what} and {are} not counted")
+                clauses.append(f"{runs} {reason} and {are} not counted")
     return clauses
 
 
 def _repeats(outcomes: Sequence[SeriesOutcome]) -> list[str]:
-    """The runs that were left out, since a seed counts once."""
-    runs = [f"{run.name} ({run.status})" for own in outcomes for run in own.series.repeats]
+    """The runs that were left out because a seed counts once."""
+    runs = [f"{run.name} ({run.status})" for outcome in outcomes for run in outcome.series.repeats]
     if not runs:
         return []
     have, are = ("run has", "is") if len(runs) == 1 else ("runs have", "are")

@@ -10,21 +10,21 @@ from merit_lab.report.gather import differing, flatten, show
 from merit_lab.report.outcome import RunOutcome, SeriesOutcome, Spread
 from merit_lab.report.series import Series, have_other_data
 
-# What the environment says about a person's machine and not about the result.
+# Facts about a person's machine that say nothing about the result.
 _PRIVATE = ("command", "folder", "host", "data.folder")
 NOTHING = "\u2013"  # a dash
 
 
 @dataclass(frozen=True)
 class Table:
-    """A head and rows of the same length; the first ``num_text`` columns are words, the rest numbers."""
+    """A head and rows of the same length; the first ``num_text`` columns are text, the rest numbers."""
 
     head: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
     num_text: int = 1
 
     def only(self, names: Sequence[str]) -> Table:
-        """The columns of these names."""
+        """The table with only these columns."""
         places = [place for place, name in enumerate(self.head) if name in names]
         return Table(
             tuple(self.head[place] for place in places),
@@ -33,7 +33,7 @@ class Table:
         )
 
     def markdown(self) -> str:
-        """The table in Markdown, numbers to the right."""
+        """The table in Markdown, with numbers right-aligned."""
         rule = ["---" if place < self.num_text else "---:" for place in range(len(self.head))]
         lines = [self.head, rule, *self.rows]
         escaped = [[cell.replace("|", r"\|") for cell in line] for line in lines]
@@ -41,32 +41,32 @@ class Table:
 
 
 @dataclass(frozen=True)
-class Settings:
-    """What all runs have in common, and by series what not."""
+class SettingsComparison:
+    """The settings that all runs share, and those that differ, by series."""
 
     common: tuple[tuple[str, str], ...]
     different: Table | None
 
 
 def series_table(outcomes: Sequence[SeriesOutcome]) -> Table:
-    """One row for each series: means over the finished runs, their spread, and what became of the others."""
+    """One row for each series: means and spread of the finished runs, and the statuses of all."""
     rows = []
-    in_bits = have_other_data([own.series for own in outcomes])
-    for own in outcomes:
-        loss = own.spread("validation_loss")
-        bits = {"Bits per byte": _mean(own.spread("bits_per_byte"), 3)} if in_bits else {}
+    in_bits = have_other_data([outcome.series for outcome in outcomes])
+    for outcome in outcomes:
+        loss = outcome.spread("validation_loss")
+        bits = {"Bits per byte": _mean(outcome.spread("bits_per_byte"), 3)} if in_bits else {}
         rows.append(
             {
-                "Optimizer": own.label,
-                "Runs": describe_runs(own),
-                "Peak learning rate": NOTHING if own.series.lr is None else f"{own.series.lr:g}",
+                "Optimizer": outcome.label,
+                "Runs": describe_runs(outcome),
+                "Peak learning rate": NOTHING if outcome.series.lr is None else f"{outcome.series.lr:g}",
                 "Validation loss": _mean(loss, 3),
                 **bits,
                 "Lowest to highest": _range(loss, 3),
-                "Training loss": _mean(own.spread("training_loss"), 3),
-                "Largest logit at the end": _mean(own.spread("final_logit"), 1),
-                "At any time": _mean(own.spread("largest_logit"), 1),
-                "Tokens/s": _mean(own.spread("tokens_per_second"), 0, with_deviation=False),
+                "Training loss": _mean(outcome.spread("training_loss"), 3),
+                "Largest logit at the end": _mean(outcome.spread("final_logit"), 1),
+                "At any time": _mean(outcome.spread("largest_logit"), 1),
+                "Tokens/s": _mean(outcome.spread("tokens_per_second"), 0, with_deviation=False),
             }
         )
     if all(row["Lowest to highest"] == NOTHING for row in rows):
@@ -76,7 +76,7 @@ def series_table(outcomes: Sequence[SeriesOutcome]) -> Table:
 
 
 def describe_runs(outcome: SeriesOutcome) -> str:
-    """How many runs of a series finished, diverged, and did neither."""
+    """How many runs of a series finished, diverged, or did neither."""
     kinds = {
         "finished": outcome.finished,
         "finished without validation": outcome.not_validated,
@@ -101,7 +101,7 @@ def run_table(outcomes: Sequence[SeriesOutcome]) -> Table:
         "Tokens/s",
         "Minutes",
     )
-    rows = [_run_row(own.label, run) for own in outcomes for run in own.runs]
+    rows = [_run_row(outcome.label, run) for outcome in outcomes for run in outcome.runs]
     return Table(head, tuple(rows), num_text=3)
 
 
@@ -122,39 +122,44 @@ def _run_row(label: str, run: RunOutcome) -> tuple[str, ...]:
     )
 
 
-def settings(series: Sequence[Series]) -> Settings:
-    """The configurations: what is common, what differs; the data by their names."""
-    names = data_names(run for own in series for run in own.runs)
+def settings(all_series: Sequence[Series]) -> SettingsComparison:
+    """The configurations, with the data by name."""
+    names = data_names(run for series in all_series for run in series.runs)
     tables = [
-        [{**run.settings, "data": names.get(run.fingerprint or "")} for run in own.runs] for own in series
+        [{**run.settings, "data": names.get(run.fingerprint or "")} for run in series.runs]
+        for series in all_series
     ]
-    return _compare(series, tables)
+    return _compare(all_series, tables)
 
 
-def environment(series: Sequence[Series]) -> Settings:
-    """Where the runs took place, without what is private to a machine."""
+def environment(all_series: Sequence[Series]) -> SettingsComparison:
+    """The environments, without facts that are private to a machine."""
     tables = [
         [
             {path: value for path, value in flatten(run.environment).items() if path not in _PRIVATE}
-            for run in own.runs
+            for run in series.runs
         ]
-        for own in series
+        for series in all_series
     ]
-    return _compare(series, tables)
+    return _compare(all_series, tables)
 
 
-def _compare(series: Sequence[Series], tables: Sequence[Sequence[Mapping[str, object]]]) -> Settings:
-    everything = [own for group in tables for own in group]
+def _compare(
+    all_series: Sequence[Series], tables: Sequence[Sequence[Mapping[str, object]]]
+) -> SettingsComparison:
+    everything = [table for group in tables for table in group]
     paths = differing(everything)
     common = tuple((path, show(value)) for path, value in everything[0].items() if path not in paths)
     if not paths:
-        return Settings(common, None)
+        return SettingsComparison(common, None)
     rows = tuple((path, *(_values(group, path) for group in tables)) for path in paths)
-    return Settings(common, Table(("", *(own.label for own in series)), rows, num_text=1 + len(series)))
+    return SettingsComparison(
+        common, Table(("", *(series.label for series in all_series)), rows, num_text=1 + len(all_series))
+    )
 
 
 def _values(group: Sequence[Mapping[str, object]], path: str) -> str:
-    values = dict.fromkeys(show(own[path]) if path in own else NOTHING for own in group)
+    values = dict.fromkeys(show(table[path]) if path in table else NOTHING for table in group)
     is_hash = path.rpartition(".")[2] == "fingerprint"
     return " | ".join(value[:HASH_DIGITS] if is_hash else value for value in values)
 

@@ -1,4 +1,4 @@
-"""HTML pages from templates: each is one file that needs no other and no network."""
+"""Render HTML pages from templates: each is one file that needs no other and no network."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ if TYPE_CHECKING:
 
 
 def render(template: str, **values: Any) -> str:
-    """A page from a template of the lab, named by its place there, as "report/page.html".
+    """Render a template of the lab, named by its path there, for example "report/page.html".
 
     Templates extend report/base.html, which shows ``title``, ``facts``, ``summary`` and ``warnings`` and
-    hands ``data`` to the script that draws the charts; without ``data`` there is none. They are given
-    ``text(name)``, a file as it is; ``library()``, the chart library; and the filter ``code``, for words in
-    backquotes.
+    passes ``data`` to the script that draws the charts; without ``data`` there is no script. Templates can
+    use ``text(name)``, the content of a file; ``library()``, the chart library; and the filter ``code``,
+    for text in backquotes.
     """
     import jinja2
     from markupsafe import Markup
@@ -29,14 +29,14 @@ def render(template: str, **values: Any) -> str:
     return environment.get_template(template).render(**values)
 
 
-def _code(words: str) -> Markup:
+def _code(text: str) -> Markup:
     from markupsafe import Markup, escape
 
-    return Markup(re.sub(r"`(.+?)`", r"<code>\1</code>", str(escape(words))))
+    return Markup(re.sub(r"`(.+?)`", r"<code>\1</code>", str(escape(text))))
 
 
 def _library() -> str:
-    """The chart library that draws in the browser; only what would end its element early is changed."""
+    """The chart library for the browser, with closing script tags escaped."""
     import vl_convert
 
     bundle: str = vl_convert.javascript_bundle()  # type: ignore[call-arg]  # its stub lacks the default

@@ -9,7 +9,7 @@ from merit_lab.report.outcome import SeriesOutcome
 from merit_lab.report.tables import Table, series_table
 
 _GAP = 3  # between columns
-_OUTCOMES = (  # as much as eighty columns hold
+_OUTCOMES = (  # what fits into eighty columns
     "Optimizer",
     "Runs",
     "Peak learning rate",
@@ -25,7 +25,7 @@ def print_outcomes(outcomes: Sequence[SeriesOutcome]) -> None:
 
 
 def print_table(content: Table) -> None:
-    """Print a table's head and rows; heads wrap at their words, cells do not and are never cut."""
+    """Print a table. Heads wrap at spaces; cells do not wrap and are never cut."""
     from rich import box
     from rich.console import Console
     from rich.table import Table as RichTable

@@ -1,4 +1,4 @@
-"""A report's files: index.html, figures/*.svg, table.md, table.csv, metrics.csv."""
+"""Write a report's files: index.html, figures/*.svg, table.md, table.csv, metrics.csv."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ from merit_lab.report.summary import summarise
 from merit_lab.report.tables import series_table
 from merit_lab.report.terminal import print_outcomes
 
-# Whose pages have no mark: a report's, a sweep's, a scaling study's, an arena's.
-_OF_EARLIER_VERSIONS = (
+# Files of earlier versions, whose pages have no mark: of a report, a sweep, a scaling study, an arena.
+_UNMARKED = (
     {"figures", "table.csv", "metrics.csv"},
     {"index.html", "best.json"},
     {"index.html", "scale.json"},
     {"index.html", "board.json"},
 )
-_HEAD = 2000  # characters of a page in which the mark stands
+_HEAD = 2000  # characters of a page that contain the mark
 
 
 @dataclass(frozen=True)
 class Report:
-    """What runs came to, and the files that say so."""
+    """The outcomes of runs, and the files that they are written to."""
 
     series: tuple[Series, ...]
     outcomes: tuple[SeriesOutcome, ...]
@@ -41,16 +41,16 @@ class Report:
 
     @classmethod
     def of(cls, runs: Sequence[MeasuredRun]) -> Report:
-        """The report of runs that have measured something."""
+        """The report of runs; at least one of them must have measurements."""
         if not any(run.curves for run in runs):
             names = ", ".join(run.name for run in runs)
-            raise ValueError(f"nothing to report: no measurement has been recorded yet by {names}")
+            raise ValueError(f"nothing to report: no measurements recorded yet by {names}")
         series = group(runs)
         return cls(tuple(series), tuple(read_outcomes(series)))
 
     @cached_property
     def summary(self) -> str:
-        """Who did best, and how sure that is."""
+        """Which series did best, and how certain that is."""
         return summarise(self.outcomes)
 
     def show(self) -> None:
@@ -58,11 +58,11 @@ class Report:
         print_outcomes(self.outcomes)
 
     def write(self, folder: Path) -> Path:
-        """Write the report into ``folder``, over an earlier one; return the page's path."""
+        """Write the report into ``folder``, replacing an earlier one; return the page's path."""
         refuse_folder(folder)
         figures = make_figures(self.series)
         folder.mkdir(parents=True, exist_ok=True)
-        # First, for it is what the folder is known by: a report that was cut short can be written over.
+        # First, because it marks the folder: an incomplete report can then be replaced.
         page = folder / "index.html"
         page.write_text(render_page(self.series, self.outcomes, figures, self.summary), encoding="utf-8")
         _write_figures(figures, folder / "figures")
@@ -73,19 +73,19 @@ class Report:
 
 
 def refuse_folder(folder: Path) -> None:
-    """Raise where a folder holds files and none of our pages: a report's, or that of a study."""
+    """Raise if a folder holds files but no page of a report or a study."""
     names = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
     holds_files = any(not name.startswith(".") for name in names)
-    is_older = any(names >= own for own in _OF_EARLIER_VERSIONS)
+    is_older = any(names >= files for files in _UNMARKED)
     if holds_files and not is_older and not _is_marked(folder / "index.html"):
         raise FileExistsError(
-            f"{folder} holds files that merit did not write, and they are left as they are; choose another "
-            "folder with --out, or move them away"
+            f"{folder} holds files that merit did not write and will not overwrite; choose another folder "
+            "with --out, or move them away"
         )
 
 
 def _is_marked(page: Path) -> bool:
-    """Whether a page is one of ours, by its head."""
+    """Whether merit wrote this page, according to its head."""
     if not page.is_file():
         return False
     with page.open(encoding="utf-8", errors="replace") as file:
@@ -96,14 +96,14 @@ def _write_figures(figures: Sequence[Figure], folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for path in folder.glob("*.svg"):
         if is_figure(path.stem):
-            path.unlink()  # an earlier report's, of other runs; not all are written over
+            path.unlink()  # of an earlier report, which may have had other figures
     for figure in figures:
         for name, chart in figure.in_files.items():
             write_svg(folder / f"{name}.svg", {**chart, "datasets": figure.datasets}, figure.title)
 
 
 def write_csv(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
-    """Write rows that have the same keys, at least one."""
+    """Write rows with the same keys; there must be at least one."""
     rows = iter(rows)
     first = next(rows)
     with path.open("w", newline="", encoding="utf-8") as file:
@@ -114,23 +114,23 @@ def write_csv(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
 
 
 def _table_rows(outcomes: Sequence[SeriesOutcome]) -> Iterator[dict[str, Any]]:
-    """One row for each run: a mean or a spread is quickly taken, but not taken apart again."""
-    for own in outcomes:
-        names = {"series": own.label, "optimizer": own.series.optimizer, "lr": own.series.lr}
-        for run in own.runs:
+    """One row for each run: means can be computed from them, but not the other way round."""
+    for outcome in outcomes:
+        names = {"series": outcome.label, "optimizer": outcome.series.optimizer, "lr": outcome.series.lr}
+        for run in outcome.runs:
             yield names | asdict(run)
 
 
-def _metric_rows(series: Sequence[Series]) -> Iterator[dict[str, Any]]:
-    for own in series:
-        for run in own.runs:
+def _metric_rows(all_series: Sequence[Series]) -> Iterator[dict[str, Any]]:
+    for series in all_series:
+        for run in series.runs:
             scale = tokens_per_step(run.rows)
             for name, points in run.curves.items():
                 for step, value in points:
                     tokens = step * scale if step else 0.0
                     yield {
                         "run": run.name,
-                        "series": own.label,
+                        "series": series.label,
                         "seed": run.seed,
                         "metric": name,
                         "step": step,

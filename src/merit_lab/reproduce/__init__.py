@@ -1,17 +1,17 @@
-"""Figures and tables of the paper, each by one command, with verdicts that are computed."""
+"""Reproduce figures and tables of the paper, each with one command and a computed verdict."""
 
-from merit_lab.reproduce.entry import Entry, Result, Unavailable
+from merit_lab.reproduce.entry import Analysis, PaperEntry, Unavailable
 from merit_lab.reproduce.registry import ENTRIES
 from merit_lab.reproduce.scales import SCALES
-from merit_lab.reproduce.verdict import Comparison, Verdict
+from merit_lab.reproduce.verdict import ClaimComparison, Verdict
 from merit_lab.reproduce.work import Task, reproduce
 
 __all__ = [
     "ENTRIES",
     "SCALES",
-    "Comparison",
-    "Entry",
-    "Result",
+    "Analysis",
+    "ClaimComparison",
+    "PaperEntry",
     "Task",
     "Unavailable",
     "Verdict",

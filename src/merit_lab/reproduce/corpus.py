@@ -1,4 +1,4 @@
-"""What data runs are of, kept beside them: enough to know the runs again where the data are not."""
+"""The identity of the data that runs were trained on, stored beside them for when the data are gone."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from merit_lab.record import durable
 _NAME = "data.json"
 
 
-class Corpus(Protocol):
-    """What a run's directory is named by, of its data. A ``Dataset`` is one."""
+class CorpusIdentity(Protocol):
+    """The properties of the data that determine a run directory's name. A ``Dataset`` has them."""
 
     @property
     def folder(self) -> Path: ...
@@ -26,7 +26,7 @@ class Corpus(Protocol):
 
 @dataclass(frozen=True)
 class KnownCorpus:
-    """Data that are known by name and fingerprint alone."""
+    """Data known only by name and fingerprint."""
 
     folder: Path
     vocab_size: int | None
@@ -34,7 +34,7 @@ class KnownCorpus:
 
 
 def remember(dataset: Dataset, folder: Path) -> None:
-    """Note in a folder of runs what data they are of."""
+    """Write the identity of the data into a folder of runs."""
     known = {
         "name": dataset.folder.resolve().name,
         "tokenizer": dataset.tokenizer,
@@ -46,7 +46,7 @@ def remember(dataset: Dataset, folder: Path) -> None:
 
 
 def recall(folder: Path) -> KnownCorpus | None:
-    """What ``remember`` noted there; None where it did not."""
+    """Read what ``remember`` wrote into the folder; None if there is nothing."""
     path = folder / _NAME
     if not path.exists():
         return None

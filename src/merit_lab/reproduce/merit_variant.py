@@ -1,6 +1,6 @@
-"""A variant of MERIT that was tried: ratios of parts of a weight, and ratios smoothed over steps.
+"""An experimental variant of MERIT: ratios for parts of a weight, and ratios smoothed over steps.
 
-Written on the definition itself, one weight after the other: for experiments, not for speed.
+A direct implementation of the definition, one weight at a time: for experiments, not for speed.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from merit_optim.optim.matrices import Matrices, matrices_of
 
 
 class MERITVariant(Optimizer):
-    """MERIT whose ratios are taken from fewer rows, or from more steps.
+    """MERIT with ratios for blocks of rows, or ratios averaged over steps.
 
     Args:
         params: parameters or parameter groups.
@@ -28,9 +28,9 @@ class MERITVariant(Optimizer):
         betas: decay of the two moments.
         eps: added to the square root of the second moment.
         weight_decay: added to the update as ``weight_decay * w``.
-        rows: each so many rows of a matrix have ratios of their own, as if they were a weight by
-            themselves: with the width of an attention head, every head. None: all rows together.
-        smoothing: decay of the moving averages that take the place of the update's norms; 0: none.
+        rows: split a matrix into blocks of this many rows and treat each as a separate weight: with the
+            width of an attention head, one block for each head. None: no split.
+        smoothing: decay of the moving averages that replace the update's norms; 0: no averaging.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class MERITVariant(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        """Take a step; ``closure`` computes the loss once more, as in torch's own optimizers."""
+        """Take a step; ``closure`` recomputes the loss, as in torch's optimizers."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -85,16 +85,16 @@ class MERITVariant(Optimizer):
 
 
 def _parts(whole: Matrices, rows: int | None) -> Matrices:
-    """A weight as stacked matrices of so many rows."""
+    """A weight as stacked matrices with this many rows each."""
     if rows is None or whole.is_vector:
         return whole
     if whole.rows % rows:
-        raise ValueError(f"a weight of {whole.rows} rows cannot be taken in parts of {rows}")
+        raise ValueError(f"a weight of {whole.rows} rows cannot be split into blocks of {rows}")
     return whole._replace(num=whole.num * whole.rows // rows, rows=rows)
 
 
 def _smoothed(now: Sizes, state: dict[str, Any], decay: float) -> Sizes:
-    """Moving averages of the norms, which begin with the first."""
+    """Moving averages of the norms, starting from the first step's."""
     for name, size in now._asdict().items():
         if size is not None:
             before = state.get(name)

@@ -1,4 +1,4 @@
-"""Trials and what their runs recorded: the only thing that an analysis sees."""
+"""Trials and the records of their runs, the only input of an analysis."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from merit_lab.models import ModelConfig
 from merit_lab.record import Run
 from merit_lab.report.curves import Curves, Point, finite
 from merit_lab.report.gather import MeasuredRun, short_name
-from merit_lab.reproduce.corpus import Corpus
-from merit_lab.reproduce.scale import Shown
+from merit_lab.reproduce.corpus import CorpusIdentity
+from merit_lab.reproduce.setups import EntryTrial
 from merit_lab.study.charts import Lines
 from merit_lab.study.reach import steps_to_reach
 from merit_lab.study.trial import Trial
@@ -24,10 +24,10 @@ BySeed = dict[int, float]
 
 
 @dataclass(frozen=True)
-class Record:
-    """A trial, its run directory, and what was recorded there by now; nothing if it was not begun."""
+class TrialRecord:
+    """A trial, its run directory, and what its run has recorded so far; None if it has not started."""
 
-    trial: Shown
+    trial: EntryTrial
     folder: Path
     run: MeasuredRun | None
 
@@ -45,40 +45,40 @@ class Record:
 
     @property
     def status(self) -> str:
-        """The run's status; "missing" where there is none."""
+        """The run's status; "missing" if there is no run."""
         return "missing" if self.run is None else self.run.status
 
     @cached_property
     def curves(self) -> Curves:
-        """What was measured, by name."""
+        """The measured curves, by name."""
         return {} if self.run is None else self.run.curves
 
     @property
     def diverged(self) -> bool:
-        """Whether it ended because its numbers were none any more."""
+        """Whether it ended because its numbers were no longer finite."""
         return self.status == "diverged"
 
     @property
     def has_ended(self) -> bool:
-        """Whether it will not go on: it finished or diverged."""
+        """Whether it finished or diverged, and so will not continue."""
         return self.status in ("finished", "diverged")
 
     def final_loss(self) -> float | None:
-        """The last validation loss of a finished run; infinity for one that diverged, else None."""
+        """The last validation loss of a finished run; infinity if it diverged, None if it has not ended."""
         if self.diverged:
             return math.inf
         points = finite(self.curves.get("validation_loss", []))
         return points[-1][1] if self.status == "finished" and points else None
 
     def largest(self, curve: str) -> float | None:
-        """The largest value of a curve over the run, however it ended; None where there is none."""
+        """The largest finite value of a curve, however the run ended; None if the curve has none."""
         points = finite(self.curves.get(curve, []))
         return max(value for _, value in points) if points else None
 
     def steps_to(self, loss: float) -> float | None:
-        """Steps until the validation loss was first at ``loss``; see ``steps_to_reach``.
+        """Steps until the validation loss first reached ``loss``; see ``steps_to_reach``.
 
-        Infinity for a run that ended above it, None for one that has not ended.
+        Infinity if the run ended above it, None if it has not ended.
         """
         steps = steps_to_reach(loss, finite(self.curves.get("validation_loss", [])))
         if steps is not None:
@@ -90,81 +90,86 @@ class Record:
 class Records:
     """Records in the order of their trials."""
 
-    all: tuple[Record, ...]
+    all: tuple[TrialRecord, ...]
 
     @property
     def panels(self) -> list[str]:
         """The panels, in order."""
-        return list(dict.fromkeys(own.panel for own in self.all))
+        return list(dict.fromkeys(record.panel for record in self.all))
 
     @property
     def series(self) -> list[str]:
         """The series, in order."""
-        return list(dict.fromkeys(own.series for own in self.all))
+        return list(dict.fromkeys(record.series for record in self.all))
 
-    def where_in_words(self, panel: str) -> str:
-        """The panel as the end of a comparison's name; nothing where there is but one."""
+    def panel_suffix(self, panel: str) -> str:
+        """The panel as a suffix of a comparison's label; empty if there is only one panel."""
         return f", {panel}" if len(self.panels) > 1 else ""
 
-    def where(self, predicate: Callable[[Record], bool]) -> Records:
-        """Those that fit."""
-        return Records(tuple(own for own in self.all if predicate(own)))
+    def where(self, predicate: Callable[[TrialRecord], bool]) -> Records:
+        """The records for which ``predicate`` is true."""
+        return Records(tuple(record for record in self.all if predicate(record)))
 
     def of(self, *, panel: str | None = None, series: str | None = None) -> Records:
-        """Those of a panel, a series, or both."""
-        return self.where(lambda own: panel in (None, own.panel) and series in (None, own.series))
+        """The records of a panel, a series, or both."""
+        return self.where(lambda record: panel in (None, record.panel) and series in (None, record.series))
 
-    def by_seed(self, quantity: Callable[[Record], float | None], *, diverged: float | None = None) -> BySeed:
-        """A quantity of each record by its seed, where it has one.
+    def by_seed(
+        self, quantity: Callable[[TrialRecord], float | None], *, diverged: float | None = None
+    ) -> BySeed:
+        """A quantity of each record by seed, without the records that do not have it.
 
-        Runs that have not ended are left out: what they have is of their first steps, not of a whole run.
-        So is what a run has that diverged, which may count as ``diverged`` therefore: as infinite where it
-        is worse than any other, as NaN where nothing can be said.
+        Runs that have not ended are left out, because their numbers cover only their first steps. Those of
+        a run that diverged do too, so ``diverged`` can replace them: with infinity where such a run counts
+        as worse than any other, with NaN where it says nothing.
         """
         values = {
-            own.config.seed: diverged if own.diverged and diverged is not None else quantity(own)
-            for own in self.all
-            if own.has_ended
+            record.config.seed: diverged if record.diverged and diverged is not None else quantity(record)
+            for record in self.all
+            if record.has_ended
         }
         return {seed: value for seed, value in values.items() if value is not None}
 
     def final_losses(self) -> BySeed:
-        """The final validation losses by seed; infinity where a run diverged."""
-        return self.by_seed(Record.final_loss)
+        """The final validation losses by seed; infinity if the run diverged."""
+        return self.by_seed(TrialRecord.final_loss)
 
     @property
     def optimizers(self) -> dict[str, str]:
-        """By series, its optimizer."""
-        return {own.series: own.config.optimizer.name for own in self.all}
+        """The optimizer of each series."""
+        return {record.series: record.config.optimizer.name for record in self.all}
 
     def lines(self, curve: str, *, over_tokens: bool = False) -> Lines:
-        """A measured curve of every run that has it, by series; over steps or tokens."""
+        """A measured curve of every run that has it, by series, over steps or tokens."""
         return {series: list(self.of(series=series)._curves(curve, over_tokens)) for series in self.series}
 
     def _curves(self, curve: str, over_tokens: bool) -> Iterator[tuple[str, Sequence[Point], bool]]:
-        for own in self.all:
-            size = own.config.batch * own.config.model.context if over_tokens else 1
-            if points := [(step * size, value) for step, value in finite(own.curves.get(curve, []))]:
-                yield own.folder.name, points, own.diverged
+        for record in self.all:
+            size = record.config.batch * record.config.model.context if over_tokens else 1
+            if points := [(step * size, value) for step, value in finite(record.curves.get(curve, []))]:
+                yield record.folder.name, points, record.diverged
 
     @property
     def trouble(self) -> list[str]:
         """A line for each run that did not finish."""
-        return [f"{own.folder.name}: {_describe(own)}" for own in self.all if own.status != "finished"]
+        return [
+            f"{record.folder.name}: {_describe(record)}" for record in self.all if record.status != "finished"
+        ]
 
 
-def plan(trials: Iterable[Shown], folder: Path, corpus: Corpus) -> list[tuple[Shown, Trial]]:
-    """Each trial with its run: its configuration for the data, and a directory named after both.
+def plan(
+    trials: Iterable[EntryTrial], folder: Path, corpus: CorpusIdentity
+) -> list[tuple[EntryTrial, Trial]]:
+    """Each trial with its run's configuration for the data, and a directory named after both.
 
-    So entries that need the same run share it, and a run with another configuration or other data is
-    another run.
+    Entries that need the same run share it. Another configuration or other data make another run.
     """
     planned = []
     for trial in trials:
         config = replace(trial.config, data=corpus.folder).resolve(corpus.vocab_size)
         identity = _identity(config, corpus)
         model, optimizer = config.model, config.optimizer
-        words = [
+        name_parts = [
             f"{model.family}-{model.layers}x{model.width}",
             "-without-".join([short_name(optimizer.name), *optimizer.without]),
             *(["overridden"] if optimizer.overrides else []),
@@ -175,32 +180,32 @@ def plan(trials: Iterable[Shown], folder: Path, corpus: Corpus) -> list[tuple[Sh
             f"seed{config.seed}",
             identity[:8],
         ]
-        planned.append((trial, Trial(folder / "-".join(words), config)))
+        planned.append((trial, Trial(folder / "-".join(name_parts), config)))
     return planned
 
 
-def _identity(config: TrainConfig, corpus: Corpus) -> str:
-    # Modules of the lab as they were called when the first runs were kept: to move one changes no run.
+def _identity(config: TrainConfig, corpus: CorpusIdentity) -> str:
+    # With the module names from when the first runs were kept, so that moving a module changes no run.
     name = config.optimizer.name.replace("merit_lab.", "merit_optim.lab.")
     config = replace(config, optimizer=replace(config.optimizer, name=name))
     return hashlib.sha256(f"{config.fingerprint} {corpus.fingerprint}".encode()).hexdigest()
 
 
-def read(planned: Sequence[tuple[Shown, Trial]]) -> Records:
-    """What was recorded by now."""
+def read(planned: Sequence[tuple[EntryTrial, Trial]]) -> Records:
+    """Read what the runs have recorded so far."""
     return Records(
         tuple(
-            Record(
-                replace(trial, config=own.config),
-                own.folder,
-                MeasuredRun.read(Run.open(own.folder)) if own.exists else None,
+            TrialRecord(
+                replace(shown, config=trial.config),
+                trial.folder,
+                MeasuredRun.read(Run.open(trial.folder)) if trial.exists else None,
             )
-            for trial, own in planned
+            for shown, trial in planned
         )
     )
 
 
-def _describe(record: Record) -> str:
+def _describe(record: TrialRecord) -> str:
     if record.run is None:
         return "not run"
     messages = [row["message"] for row in record.run.rows.get("event", []) if row["what"] == record.status]

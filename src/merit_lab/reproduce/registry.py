@@ -20,7 +20,7 @@ from merit_lab.reproduce.entries import (
     variants,
     weights,
 )
-from merit_lab.reproduce.entry import Entry
+from merit_lab.reproduce.entry import PaperEntry
 
 _ORDER = (
     *(f"fig{number}" for number in range(1, 16)),
@@ -54,11 +54,11 @@ _MODULES = (
 )
 _ALL = {entry.name: entry for module in _MODULES for entry in module.ENTRIES}
 
-ENTRIES: dict[str, Entry] = {name: _ALL[name] for name in sorted(_ALL, key=_ORDER.index)}
+ENTRIES: dict[str, PaperEntry] = {name: _ALL[name] for name in sorted(_ALL, key=_ORDER.index)}
 
 
-def choose(names: Sequence[str]) -> list[Entry]:
-    """Entries by name, in the paper's order; "all" is all of them."""
+def choose(names: Sequence[str]) -> list[PaperEntry]:
+    """The entries with these names, in the paper's order; "all" selects every entry."""
     for name in names:
         if name != "all" and name not in ENTRIES:
             nearest = difflib.get_close_matches(name, ENTRIES, n=1)

@@ -5,21 +5,25 @@ from __future__ import annotations
 from dataclasses import replace
 
 from merit_lab.models import PRESETS, ModelConfig
-from merit_lab.reproduce.scale import Scale, Setting
+from merit_lab.reproduce.setups import Scale, Setup
 from merit_optim.optim.registry import OPTIMIZERS
 
 _K, _B = 1024, 10**9
 
 
 def _paper_rates(model: str) -> dict[str, float]:
-    """Table 4 of the paper; it has no rate for maxLAMB, which gets LAMB's."""
-    rates = {name: own.learning_rates[model] for name, own in OPTIMIZERS.items() if own.learning_rates}
+    """Learning rates from table 4 of the paper. It has none for maxLAMB, which uses LAMB's."""
+    rates = {
+        name: optimizer.learning_rates[model]
+        for name, optimizer in OPTIMIZERS.items()
+        if optimizer.learning_rates
+    }
     return {**rates, "maxlamb": rates["lamb"]}
 
 
-def _gpt2(size: str, batch: int, tokens: int) -> Setting:
+def _gpt2(size: str, batch: int, tokens: int) -> Setup:
     model = f"gpt2-{size}"
-    return Setting(
+    return Setup(
         name=f"GPT-2 {size}, batch {batch // _K}K",
         model=PRESETS[model],
         batch=batch,
@@ -29,8 +33,8 @@ def _gpt2(size: str, batch: int, tokens: int) -> Setting:
     )
 
 
-def _llama(size: str, like: str, batch: int, tokens: int) -> Setting:
-    return Setting(
+def _llama(size: str, like: str, batch: int, tokens: int) -> Setup:
+    return Setup(
         name=f"Llama {size}, batch {batch // _K}K",
         model=PRESETS[f"llama-{size.lower()}"],
         batch=batch,
@@ -40,24 +44,24 @@ def _llama(size: str, like: str, batch: int, tokens: int) -> Setting:
     )
 
 
-def _with_adamw(setting: Setting, batch: int, rate: float) -> Setting:
-    """The same tokens in a small batch, for AdamW alone."""
-    name = f"{setting.model_name}, batch {batch}"
-    return replace(setting, name=name, batch=batch, rates={"adamw": rate})
+def _with_adamw(setup: Setup, batch: int, rate: float) -> Setup:
+    """The same number of tokens with a small batch, for AdamW only."""
+    name = f"{setup.model_name}, batch {batch}"
+    return replace(setup, name=name, batch=batch, rates={"adamw": rate})
 
 
-def _longer(setting: Setting, factor: int) -> Setting:
-    return replace(setting, name=f"{setting.name}, tokens x{factor}", tokens=factor * setting.tokens)
+def _longer(setup: Setup, factor: int) -> Setup:
+    return replace(setup, name=f"{setup.name}, tokens x{factor}", tokens=factor * setup.tokens)
 
 
-def _long(size: str, rate: float, batch: int) -> tuple[Setting, Setting]:
+def _long(size: str, rate: float, batch: int) -> tuple[Setup, Setup]:
     """Table 1: 48B tokens. The paper gives no learning rate for the small batch; these are Sophia's."""
     large = _gpt2(size, batch, 48 * _B)
     return _with_adamw(large, 480, rate), large
 
 
-def _shapes(setting: Setting, wide: ModelConfig, deep: ModelConfig) -> tuple[Setting, ...]:
-    return replace(setting, name="wide", model=wide), replace(setting, name="deep", model=deep)
+def _shapes(setup: Setup, wide: ModelConfig, deep: ModelConfig) -> tuple[Setup, ...]:
+    return replace(setup, name="wide", model=wide), replace(setup, name="deep", model=deep)
 
 
 _SMALL = _gpt2("small", 1 * _K, 2 * _B)
@@ -68,9 +72,9 @@ _GPT2_SHAPES = (
     replace(PRESETS["gpt2-small"], width=512, heads=8, layers=25),  # 78.6M
 )
 
-# 128 steps of 64 sequences of 64 bytes. The learning rates are the best of grids by factors of two with one
-# seed; table4 shows them with their neighbours.
-_TINY = Setting(
+# 128 steps of 64 sequences of 64 bytes. The learning rates are the best of factor-of-two grids with one seed;
+# table4 shows them with their neighbours.
+_TINY = Setup(
     name="GPT-2 0.2M, batch 64",
     model=PRESETS["tiny"],
     batch=64,
@@ -85,9 +89,9 @@ _TINY = Setting(
     },
 )
 _LLAMA_TINY = replace(_TINY, name="Llama 0.2M, batch 64", model=PRESETS["llama-tiny"])
-# 200 steps of 512 sequences of 512 tokens. The learning rates are the best of grids by factors of two, one
-# seed each, on enwik8 and one H200 (docs/results.md). Sophia-G's are not tuned.
-_NANO_10M = Setting(
+# 200 steps of 512 sequences of 512 tokens. The learning rates are the best of factor-of-two grids with one
+# seed, on enwik8 and one H200 (docs/results.md). Sophia-G's are not tuned.
+_NANO_10M = Setup(
     name="GPT-2 10M, batch 512",
     model=PRESETS["nano-10m-bpe"],
     batch=512,
@@ -115,7 +119,7 @@ _NANO_1024 = (
         rates={"adamw": 5e-4, "lamb": 2e-2, "maxlamb": 1e-2, "merit": 1e-2, "lion": 1.6e-3},
     ),
 )
-# GPT-2 10M with a head of its own. Of AdamW, LAMB and MERIT, which figure 6 has, GPT-2's rates are best too.
+# GPT-2 10M with an untied head. GPT-2's rates are the best here too for AdamW, LAMB and MERIT (figure 6).
 _LLAMA_NANO = replace(
     _NANO_10M, name="Llama 15M, batch 512", model=replace(_NANO_10M.model, family="llama", norm_eps=1e-6)
 )
@@ -177,7 +181,7 @@ SCALES = {
         shapes=_shapes(_SMALL, *_GPT2_SHAPES),
         shape_batches=(256, 1 * _K, 4 * _K),
         seeds=1,
-        num_looks=100,
+        num_measurements=100,
         validation_sequences=4 * _K,
         is_large=True,
     ),
@@ -198,7 +202,7 @@ SCALES = {
         shapes=_shapes(_SMALL, *_GPT2_SHAPES),
         shape_batches=(256, 1 * _K, 4 * _K),
         seeds=1,
-        num_looks=100,
+        num_measurements=100,
         validation_sequences=4 * _K,
         is_large=True,
     ),

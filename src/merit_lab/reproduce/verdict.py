@@ -1,9 +1,9 @@
-"""Whether a claim held: computed from the seeds' values by a stated test, never written by hand.
+"""Verdicts: whether a claim held, computed from the values of all seeds by a stated test.
 
-Every claim comes down to margins, one for each seed, that it says are above zero: the loss of one optimizer
-less that of another with the same seed, say. The margins' mean is judged by a one-sided paired t-test. A
-run that diverged makes a margin infinite, of which there is no mean: then the sign test judges. So it does
-where all margins are the same, as counts can be: a spread of zero would make any mean certain.
+A claim is a set of comparisons. Each has a margin for every seed, and the claim says that the margins are
+above zero: for example, the loss of one optimizer less that of another with the same seed. A one-sided paired
+t-test judges their mean. The sign test replaces it if a run diverged, because its margin is infinite, or if
+all margins are equal, as counts can be, because a spread of zero would make any mean certain.
 """
 
 from __future__ import annotations
@@ -16,25 +16,25 @@ from typing import Literal
 
 Outcome = Literal["held", "contradicted", "undecided", "no test", "not run"]
 
-LIKELY_CHANCE = 0.05
-ALL_DIVERGED = "it diverged, with every seed"  # why there are no margins where a run is compared with itself
-_LEAST_CHANCE = 1e-12  # below it, rounding leaves few digits of a t-test's tail
-_ROUNDING = 1e-9  # relative: margins that differ by less are the same
-# The worst first: a claim of several comparisons is as good as the worst of them.
+SIGNIFICANCE = 0.05
+ALL_DIVERGED = "it diverged, with every seed"  # for a run compared with itself
+_SMALLEST_P = 1e-12  # below it, rounding leaves few digits of a t-test's tail
+_ROUNDING = 1e-9  # margins are equal if they differ by less, relatively
+# A claim is as good as the worst of its comparisons.
 _WORST_FIRST: tuple[Outcome, ...] = ("not run", "contradicted", "undecided", "no test", "held")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Comparison:
-    """One thing that a claim says, as margins that are above zero if it is so."""
+class ClaimComparison:
+    """One comparison of a claim, as margins that are above zero if it holds."""
 
-    what: str
+    label: str
     paper: str
-    """The paper's values, as text; empty where it gives none."""
+    """The paper's values, as text; empty if it gives none."""
     margins: tuple[float, ...]
     unit: str = ""
-    silence: str = ""
-    """Why there are no margins although there are runs, as text."""
+    empty_reason: str = ""
+    """Why there are no margins although there are runs."""
 
     @property
     def num_seeds(self) -> int:
@@ -42,34 +42,34 @@ class Comparison:
 
     @property
     def test(self) -> str:
-        """The test's name; empty where none is possible."""
+        """The test's name; empty if no test is possible."""
         if self.num_seeds < 2:
             return ""
         return "paired t-test" if _have_spread(self.margins) else "sign test"
 
     @property
-    def chance(self) -> float | None:
-        """How likely margins like these, or higher, are if there is nothing above zero; None for one seed."""
-        return _chance(self.margins, self.test)
+    def p_value(self) -> float | None:
+        """The one-sided p-value for margins above zero; None if no test is possible."""
+        return _p_value(self.margins, self.test)
 
     @property
-    def chance_of_opposite(self) -> float | None:
-        """The same for what is below zero."""
-        return _chance([-margin for margin in self.margins], self.test)
+    def opposite_p_value(self) -> float | None:
+        """The one-sided p-value for margins below zero; None if no test is possible."""
+        return _p_value([-margin for margin in self.margins], self.test)
 
     def outcome(self, num_comparisons: int = 1) -> Outcome:
-        """What the margins say.
+        """The outcome of the test.
 
-        All comparisons of a claim must hold for it to hold, so each is judged by itself. That any one of
-        several goes the other way by chance is likelier, so for that the bar is as many times higher.
+        A claim holds only if all of its comparisons do, so each is tested at the full significance level.
+        One contradicted comparison is enough to contradict it, so that level is divided by their number.
         """
         if not self.margins:
-            return "undecided" if self.silence else "not run"
-        if self.chance is None or self.chance_of_opposite is None:
+            return "undecided" if self.empty_reason else "not run"
+        if self.p_value is None or self.opposite_p_value is None:
             return "no test"
-        if self.chance <= LIKELY_CHANCE:
+        if self.p_value <= SIGNIFICANCE:
             return "held"
-        return "contradicted" if self.chance_of_opposite <= LIKELY_CHANCE / num_comparisons else "undecided"
+        return "contradicted" if self.opposite_p_value <= SIGNIFICANCE / num_comparisons else "undecided"
 
     @property
     def ours(self) -> str:
@@ -86,30 +86,30 @@ class Comparison:
 
     @property
     def judgement(self) -> str:
-        """The test and what it says, as text."""
+        """The test and its p-value, as text."""
         seeds = "one seed" if self.num_seeds == 1 else f"{self.num_seeds} seeds"
         if not self.margins:
-            return self.silence or "not run"
-        if self.chance is None or self.chance_of_opposite is None:
+            return self.empty_reason or "not run"
+        if self.p_value is None or self.opposite_p_value is None:
             way = "points the claimed way" if self.margins[0] > 0 else "does not point the claimed way"
             return f"{seeds}, so no test is possible; it {way}"
-        if self.chance_of_opposite < self.chance:
-            return f"{seeds}, {self.test}, {_in_words(self.chance_of_opposite)} of the opposite"
-        return f"{seeds}, {self.test}, {_in_words(self.chance)}"
+        if self.opposite_p_value < self.p_value:
+            return f"{seeds}, {self.test}, {_p_text(self.opposite_p_value)} of the opposite"
+        return f"{seeds}, {self.test}, {_p_text(self.p_value)}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """A claim of the paper, in other words, and how its comparisons came out."""
+    """A claim, where it was made, and its comparisons."""
 
     claim: str
     source: str
-    comparisons: tuple[Comparison, ...]
+    comparisons: tuple[ClaimComparison, ...]
 
     @property
     def outcomes(self) -> tuple[Outcome, ...]:
         """Each comparison's outcome."""
-        return tuple(own.outcome(len(self.comparisons)) for own in self.comparisons)
+        return tuple(comparison.outcome(len(self.comparisons)) for comparison in self.comparisons)
 
     @property
     def outcome(self) -> Outcome:
@@ -118,33 +118,33 @@ class Verdict:
 
 
 def worst(outcomes: Sequence[Outcome]) -> Outcome:
-    """The worst of several outcomes; of none, that nothing was run."""
+    """The worst of several outcomes; "not run" if there are none."""
     return min(outcomes, key=_WORST_FIRST.index, default="not run")
 
 
 def paired(
-    what: str,
+    label: str,
     lower: Mapping[int, float],
     higher: Mapping[int, float],
     *,
     paper: str = "",
     unit: str = "",
     relative: bool = False,
-    silence: str = "both diverged, with every seed",
-) -> Comparison:
-    """The comparison that says ``lower`` is below ``higher``, both values by seed.
+    empty_reason: str = "both diverged, with every seed",
+) -> ClaimComparison:
+    """The comparison that says ``lower`` is below ``higher``, both given by seed.
 
-    Infinity is a run that diverged. A seed whose two runs both diverged says nothing and is left out, and
-    so is one with NaN for a value.
+    Infinity stands for a run that diverged. Seeds are left out if both of their runs diverged, or if a
+    value is NaN.
 
     Args:
-        what: the comparison in words.
-        lower: what is claimed to be lower.
-        higher: what is claimed to be higher.
+        label: the comparison in words.
+        lower: the values that are claimed to be lower.
+        higher: the values that are claimed to be higher.
         paper: the paper's values.
-        unit: of the margins.
-        relative: margins as shares of the higher value.
-        silence: what to say where all seeds were left out.
+        unit: unit of the margins.
+        relative: whether margins are fractions of the higher value.
+        empty_reason: the reason to give if all seeds were left out.
     """
     margins = []
     seeds = sorted(lower.keys() & higher.keys())
@@ -154,17 +154,17 @@ def paired(
             margin /= abs(higher[seed])
         if not math.isnan(margin):
             margins.append(margin)
-    is_silent = bool(seeds) and not margins
-    return Comparison(
-        what=what,
+    is_empty = bool(seeds) and not margins
+    return ClaimComparison(
+        label=label,
         paper=paper,
         margins=tuple(margins),
         unit=unit,
-        silence=silence if is_silent else "",
+        empty_reason=empty_reason if is_empty else "",
     )
 
 
-def _chance(margins: Sequence[float], test: str) -> float | None:
+def _p_value(margins: Sequence[float], test: str) -> float | None:
     from scipy import stats  # type: ignore[import-untyped]
 
     num = len(margins)
@@ -177,8 +177,8 @@ def _chance(margins: Sequence[float], test: str) -> float | None:
     return float(stats.t.sf(mean / (deviation / math.sqrt(num)), num - 1))
 
 
-def _in_words(chance: float) -> str:
-    return f"p < {_LEAST_CHANCE:g}" if chance < _LEAST_CHANCE else f"p = {chance:.2g}"
+def _p_text(p_value: float) -> str:
+    return f"p < {_SMALLEST_P:g}" if p_value < _SMALLEST_P else f"p = {p_value:.2g}"
 
 
 def _have_spread(margins: Sequence[float]) -> bool:

@@ -1,4 +1,4 @@
-"""Entries are made one after the other: runs, what is measured of them, analysis, the overview."""
+"""Make entries one after the other: train, measure, analyse, and update the overview."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any
 
 from merit_lab.report.figures import unchecked
 from merit_lab.reproduce import records
-from merit_lab.reproduce.corpus import Corpus
-from merit_lab.reproduce.entry import Entry, Unavailable
+from merit_lab.reproduce.corpus import CorpusIdentity
+from merit_lab.reproduce.entry import PaperEntry, Unavailable
 from merit_lab.reproduce.registry import ENTRIES
-from merit_lab.reproduce.scale import Scale, Shown
-from merit_lab.reproduce.write import EntryFindings, Missing, write_overview
+from merit_lab.reproduce.setups import EntryTrial, Scale
+from merit_lab.reproduce.write import EntryFindings, MissingEntry, write_overview
 from merit_lab.study import Round, Trial, conduct
 from merit_lab.study.workers import is_done
 from merit_lab.train.parallel import Ranks
@@ -21,33 +21,33 @@ from merit_lab.train.parallel import Ranks
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """What is asked for: entries at a scale, with data, into a folder."""
+    """Entries to make at a scale, from data, into a folder."""
 
-    entries: Sequence[Entry]
+    entries: Sequence[PaperEntry]
     scale: Scale
-    corpus: Corpus
+    corpus: CorpusIdentity
     folder: Path
     seeds: int | None = None
-    """Seeds of every entry; None for the scale's own."""
+    """Seeds of every entry; None for the scale's default."""
     task_files: Path | None = None
     """Folder of evaluation sets."""
     jobs: int = 1
-    """Runs at the same time."""
+    """Runs trained at the same time."""
     trains: bool = True
-    """Whether runs that are missing are made; else entries are made from what is there."""
+    """Whether to train missing runs; otherwise only existing runs are used."""
 
-    def plan(self, entry: Entry) -> list[tuple[Shown, Trial]]:
-        """An entry's runs; those of all entries lie together, so that they are shared."""
+    def plan(self, entry: PaperEntry) -> list[tuple[EntryTrial, Trial]]:
+        """An entry's trials. All entries use one folder of runs, so they can share them."""
         trials = entry.trials(self.scale, entry.num_seeds(self.scale, self.seeds))
         return records.plan(trials, self.folder / "runs", self.corpus)
 
 
 @dataclass(frozen=True)
 class EntryStudy:
-    """An entry as a study. Its trials are known from the beginning, and shared with other entries."""
+    """An entry as a study. All its trials are known from the start, and may be shared with other entries."""
 
     task: Task
-    entry: Entry
+    entry: PaperEntry
 
     @property
     def folder(self) -> Path:
@@ -56,36 +56,38 @@ class EntryStudy:
     def next(self) -> Round | None:
         if not self.task.trains:
             return None
-        left = [own for _, own in self.task.plan(self.entry) if not is_done(own.folder)]
-        place = 1 + [own.name for own in self.task.entries].index(self.entry.name)
+        left = [trial for _, trial in self.task.plan(self.entry) if not is_done(trial.folder)]
+        place = 1 + [entry.name for entry in self.task.entries].index(self.entry.name)
         return Round(left, f"{self.entry.name} ({place} of {len(self.task.entries)})")
 
-    def findings(self) -> EntryFindings | Missing:
-        """What its runs came to; or, where it cannot be made of them, why not."""
+    def findings(self) -> EntryFindings | MissingEntry:
+        """The entry's findings, or the reason why it cannot be made."""
         task, entry = self.task, self.entry
         try:
-            found = records.read(task.plan(entry))
-            self._measure(found)
+            trial_records = records.read(task.plan(entry))
+            self._measure(trial_records)
             with unchecked():
-                return EntryFindings(entry, task.scale, found, entry.analyse(found, task.scale))
+                return EntryFindings(
+                    entry, task.scale, trial_records, entry.analyse(trial_records, task.scale)
+                )
         except Unavailable as missing:
-            return Missing(entry, task.scale, str(missing))
+            return MissingEntry(entry, task.scale, str(missing))
 
-    def _measure(self, found: records.Records) -> None:
-        """Measure what is not in the run directories yet; what goes wrong is one entry's trouble alone."""
-        for own in found.all:
-            if self.entry.measure is not None and own.status == "finished":
+    def _measure(self, trial_records: records.Records) -> None:
+        """Measure finished runs that were not measured yet. A failure affects only this entry."""
+        for record in trial_records.all:
+            if self.entry.measure is not None and record.status == "finished":
                 try:
-                    self.entry.measure(own, self.task.scale, self.task.task_files)
+                    self.entry.measure(record, self.task.scale, self.task.task_files)
                 except (ArithmeticError, OSError, RuntimeError, ValueError) as error:
-                    raise Unavailable(f"{own.folder.name} could not be measured: {error}") from error
+                    raise Unavailable(f"{record.folder.name} could not be measured: {error}") from error
 
 
 def reproduce(task: Task) -> list[dict[str, Any]]:
-    """Make all entries and return what verdict.json says of each; what is there is not run again.
+    """Make all entries and return the content of each verdict.json. Runs that are done are not repeated.
 
-    An entry that cannot be made is told of and left out, and the others are made all the same. Under
-    torchrun all ranks train, and the first does the rest.
+    An entry that cannot be made is reported and left out; the others are still made. Under torchrun all
+    ranks train, and the first does the rest.
     """
     verdicts: list[dict[str, Any]] = []
 

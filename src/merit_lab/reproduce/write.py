@@ -1,4 +1,4 @@
-"""An entry's files: index.html, SVG figures, table.csv, table.md, runs.csv, verdict.json; the overview."""
+"""Write an entry's files (index.html, SVGs, table.csv, table.md, runs.csv, verdict.json) and the overview."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from merit_lab.record import durable
 from merit_lab.report.style import CONFIG
 from merit_lab.report.tables import NOTHING, Table
 from merit_lab.report.template import render
-from merit_lab.reproduce.entry import Entry, Result
-from merit_lab.reproduce.records import Record, Records
-from merit_lab.reproduce.scale import Scale
+from merit_lab.reproduce.entry import Analysis, PaperEntry
+from merit_lab.reproduce.records import Records, TrialRecord
+from merit_lab.reproduce.setups import Scale
 from merit_lab.reproduce.verdict import Verdict
 from merit_lab.study.page import on_page, write_charts
 
@@ -27,26 +27,26 @@ _OUTCOMES = ("held", "contradicted", "undecided", "no test", "not run")
 
 @dataclass(frozen=True)
 class EntryFindings:
-    """What an entry came to, and its files."""
+    """An entry's analysis, and the files that it is written to."""
 
-    entry: Entry
+    entry: PaperEntry
     scale: Scale
     records: Records
-    result: Result
+    analysis: Analysis
 
     @property
     def summary(self) -> str:
-        return f"{self.entry.name}: {self.result.outcome}"
+        return f"{self.entry.name}: {self.analysis.outcome}"
 
     @property
     def verdict(self) -> dict[str, Any]:
-        """What verdict.json says."""
-        charts = self.result.charts
+        """The content of verdict.json."""
+        charts = self.analysis.charts
         return {
             **_head(self.entry, self.scale),
-            "outcome": self.result.outcome,
-            "verdicts": [_as_json(own) for own in self.result.verdicts],
-            "notes": list(self.result.notes),
+            "outcome": self.analysis.outcome,
+            "verdicts": [_as_json(verdict) for verdict in self.analysis.verdicts],
+            "notes": list(self.analysis.notes),
             "trouble": self.records.trouble,
             "picture": f"{charts[0].name}.svg" if charts else None,
         }
@@ -54,22 +54,22 @@ class EntryFindings:
     def write(self, folder: Path) -> Path:
         """Write all files into a folder, over earlier ones; return the page's path."""
         folder.mkdir(parents=True, exist_ok=True)
-        for earlier in folder.glob("*.svg"):  # of a version with other charts
+        for earlier in folder.glob("*.svg"):  # an earlier version may have had other charts
             earlier.unlink()
-        table = self.result.table
-        write_charts(self.result.charts, folder)
+        table = self.analysis.table
+        write_charts(self.analysis.charts, folder)
         _write_csv(folder / "table.csv", [table.head, *table.rows])
         _write_csv(folder / "runs.csv", [_RUNS_HEAD, *map(_run_row, self.records.all)])
         (folder / "table.md").write_text(table.markdown(), encoding="utf-8")
-        runs = [own.folder.name for own in self.records.all]
-        return _write_page(folder, self.verdict, self.result, runs)
+        runs = [record.folder.name for record in self.records.all]
+        return _write_page(folder, self.verdict, self.analysis, runs)
 
 
 @dataclass(frozen=True)
-class Missing:
-    """That an entry could not be made, and what it lacks."""
+class MissingEntry:
+    """An entry that could not be made, and why."""
 
-    entry: Entry
+    entry: PaperEntry
     scale: Scale
     reason: str
 
@@ -79,21 +79,21 @@ class Missing:
 
     @property
     def verdict(self) -> dict[str, Any]:
-        """What verdict.json says."""
+        """The content of verdict.json."""
         return {**_head(self.entry, self.scale), "outcome": "not run", "missing": self.reason}
 
     def write(self, folder: Path) -> Path:
-        """Write a page that says so, unless there are earlier results: those are not touched."""
+        """Write a page that says so, unless the folder has earlier results: those are left as they are."""
         folder.mkdir(parents=True, exist_ok=True)
         if (folder / "table.csv").exists():
             return folder / "index.html"
         return _write_page(folder, self.verdict, None, [])
 
 
-def write_overview(scale: Scale, entries: Sequence[Entry], folder: Path) -> Path:
-    """The page of all entries, from what was written about each so far."""
-    said = {own.name: _read_verdict(folder / own.name) for own in entries}
-    cards = [_card(own, folder) for own in said.values() if own is not None]
+def write_overview(scale: Scale, entries: Sequence[PaperEntry], folder: Path) -> Path:
+    """Write the page of all entries from the verdicts written so far."""
+    verdicts = {entry.name: _read_verdict(folder / entry.name) for entry in entries}
+    cards = [_card(verdict, folder) for verdict in verdicts.values() if verdict is not None]
     page = folder / "index.html"
     text = render(
         "reproduce/overview.html",
@@ -101,7 +101,7 @@ def write_overview(scale: Scale, entries: Sequence[Entry], folder: Path) -> Path
         facts=[scale.name, scale.summary],
         summary=tally(cards),
         entries=cards,
-        others=[own for own in entries if said[own.name] is None],
+        others=[entry for entry in entries if verdicts[entry.name] is None],
         scale=scale.name,
     )
     durable.write(page, text)
@@ -109,24 +109,24 @@ def write_overview(scale: Scale, entries: Sequence[Entry], folder: Path) -> Path
 
 
 def check_scale(scale: Scale, folder: Path) -> None:
-    """Refuse a folder with entries of another scale: they would be written over, or shown as of this one."""
+    """Refuse a folder with entries of another scale: they would be overwritten, or shown as this one's."""
     for path in sorted(folder.glob("*/verdict.json")):
-        said = _read_verdict(path.parent)
-        if said is not None and said["scale"] != scale.name:
+        verdict = _read_verdict(path.parent)
+        if verdict is not None and verdict["scale"] != scale.name:
             raise ValueError(
-                f"{folder} holds entries of scale {said['scale']}, {path.parent.name} among them, and "
-                f"{scale.name} was asked for; choose another folder with --out"
+                f"{folder} has entries of scale {verdict['scale']}, for example {path.parent.name}, and "
+                f"cannot hold entries of scale {scale.name}; choose another folder with --out"
             )
 
 
-def tally(said: Sequence[Mapping[str, Any]]) -> str:
-    """How many entries held, and so on, in a sentence."""
-    outcomes = [own["outcome"] for own in said]
+def tally(verdicts: Sequence[Mapping[str, Any]]) -> str:
+    """The number of entries with each outcome, as a sentence."""
+    outcomes = [verdict["outcome"] for verdict in verdicts]
     counts = [f"{outcomes.count(kind)} {kind}" for kind in _OUTCOMES if kind in outcomes]
     return f"Of {len(outcomes)} figures and tables: {', '.join(counts)}."
 
 
-def _head(entry: Entry, scale: Scale) -> dict[str, Any]:
+def _head(entry: PaperEntry, scale: Scale) -> dict[str, Any]:
     return {"entry": entry.name, "title": entry.title, "shows": entry.shows, "scale": scale.name}
 
 
@@ -137,45 +137,48 @@ def _as_json(verdict: Verdict) -> dict[str, Any]:
         "outcome": verdict.outcome,
         "comparisons": [
             {
-                "what": own.what,
-                "paper": own.paper,
-                "ours": own.ours,
-                "margins": [m if math.isfinite(m) else str(m) for m in own.margins],
-                "unit": own.unit,
-                "seeds": own.num_seeds,
-                "test": own.test or None,
-                "p": own.chance,
-                "judgement": own.judgement,
+                "what": comparison.label,
+                "paper": comparison.paper,
+                "ours": comparison.ours,
+                "margins": [m if math.isfinite(m) else str(m) for m in comparison.margins],
+                "unit": comparison.unit,
+                "seeds": comparison.num_seeds,
+                "test": comparison.test or None,
+                "p": comparison.p_value,
+                "judgement": comparison.judgement,
                 "outcome": outcome,
             }
-            for own, outcome in zip(verdict.comparisons, verdict.outcomes, strict=True)
+            for comparison, outcome in zip(verdict.comparisons, verdict.outcomes, strict=True)
         ],
     }
 
 
-def _write_page(folder: Path, said: dict[str, Any], result: Result | None, runs: Sequence[str]) -> Path:
-    charts = result.charts if result else ()
-    specs = {own.name: on_page(own) for own in charts}
+def _write_page(
+    folder: Path, verdict: dict[str, Any], analysis: Analysis | None, runs: Sequence[str]
+) -> Path:
+    charts = analysis.charts if analysis else ()
+    specs = {chart.name: on_page(chart) for chart in charts}
     text = render(
         "reproduce/page.html",
-        title=said["title"],
-        facts=[said["shows"], f"scale {said['scale']}"],
-        missing=said.get("missing"),
-        verdicts=said.get("verdicts", []),
-        notes=said.get("notes", []),
-        trouble=said.get("trouble", []),
+        title=verdict["title"],
+        facts=[verdict["shows"], f"scale {verdict['scale']}"],
+        missing=verdict.get("missing"),
+        verdicts=verdict.get("verdicts", []),
+        notes=verdict.get("notes", []),
+        trouble=verdict.get("trouble", []),
         charts=charts,
-        **(_readable(result.table) if result else {}),
+        **(_readable(analysis.table) if analysis else {}),
         runs=runs,
         data={"config": CONFIG, "charts": specs} if charts else None,
     )
     durable.write(folder / "index.html", text)
-    durable.write(folder / "verdict.json", json.dumps(said, indent=2) + "\n")  # last: the overview reads it
+    # Last, because the overview reads it.
+    durable.write(folder / "verdict.json", json.dumps(verdict, indent=2) + "\n")
     return folder / "index.html"
 
 
 def _readable(table: Table) -> dict[str, Any]:
-    """A table for the page, without what the files need: one model in every row, columns of dashes."""
+    """A table for the page, without columns of dashes; a model that all rows share becomes the caption."""
     columns = dict(zip(table.head, zip(*table.rows, strict=True), strict=False))
     names = [name for name, cells in columns.items() if set(cells) != {NOTHING}]
     models = sorted(set(columns.get("Model", ())))
@@ -185,17 +188,17 @@ def _readable(table: Table) -> dict[str, Any]:
     return {"table": table.only(names), "caption": models[0]}
 
 
-def _card(said: dict[str, Any], folder: Path) -> dict[str, Any]:
-    name, picture = said["entry"], None
-    if said.get("picture") and (folder / name / said["picture"]).exists():
-        encoded = base64.b64encode((folder / name / said["picture"]).read_bytes()).decode()
+def _card(verdict: dict[str, Any], folder: Path) -> dict[str, Any]:
+    name, picture = verdict["entry"], None
+    if verdict.get("picture") and (folder / name / verdict["picture"]).exists():
+        encoded = base64.b64encode((folder / name / verdict["picture"]).read_bytes()).decode()
         picture = f"data:image/svg+xml;base64,{encoded}"
-    claims = " ".join(own["claim"] for own in said.get("verdicts", []))
+    claims = " ".join(claim["claim"] for claim in verdict.get("verdicts", []))
     return {
         "name": name,
-        "title": said["title"],
-        "outcome": said["outcome"],
-        "text": said.get("missing") or claims,
+        "title": verdict["title"],
+        "outcome": verdict["outcome"],
+        "text": verdict.get("missing") or claims,
         "picture": picture,
     }
 
@@ -205,14 +208,14 @@ def _read_verdict(folder: Path) -> dict[str, Any] | None:
     if not path.exists():
         return None
     try:
-        said: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        if not {"entry", "title", "scale", "outcome"} <= set(said):
+        verdict: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        if not {"entry", "title", "scale", "outcome"} <= set(verdict):
             raise ValueError("no verdict")
     except (TypeError, ValueError) as error:
         raise ValueError(
-            f"{path} is damaged ({error}); remove it and make {folder.name} again, from runs that are kept"
+            f"{path} is damaged ({error}); remove it and make {folder.name} again; its runs are kept"
         ) from error
-    return said
+    return verdict
 
 
 def _write_csv(path: Path, rows: Iterable[Sequence[object]]) -> None:
@@ -220,8 +223,8 @@ def _write_csv(path: Path, rows: Iterable[Sequence[object]]) -> None:
         csv.writer(file).writerows(rows)
 
 
-def _run_row(record: Record) -> tuple[object, ...]:
-    """One run: means are quickly taken, but not taken apart again."""
+def _run_row(record: TrialRecord) -> tuple[object, ...]:
+    """One run: means can be computed from it, but not the other way round."""
     config = record.config
     return (
         record.folder.name,

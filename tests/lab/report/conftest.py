@@ -17,7 +17,7 @@ def one_seed(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def three_seeds(tmp_path: Path) -> Path:
-    """Three seeds of each; one AdamW run diverged and one LAMB run was killed."""
+    """Three seeds of each optimizer; one AdamW run diverged and one LAMB run was killed."""
     folder = tmp_path / "runs"
     for seed in range(3):
         write_run(folder, "adamw", lr=1e-3, seed=seed, diverges_at=60 if seed == 2 else None)

@@ -1,4 +1,4 @@
-"""Run directories as training would leave them, with numbers from formulas."""
+"""Run directories as training would write them, with numbers from formulas."""
 
 import math
 import random
@@ -9,7 +9,7 @@ from merit_lab.record import MetricsWriter, Run
 
 BATCH = 256
 CONTEXT = 64
-# Final loss and growth of the logits; of no meaning.
+# Arbitrary final loss and growth of the logits.
 SHAPES = {"adamw": (2.6, 1.6), "lamb": (2.35, 0.9), "merit": (2.3, 0.5)}
 
 
@@ -30,7 +30,7 @@ def write_run(
 ) -> Path:
     """Write a run and return its folder; ``end`` None leaves it as a killed process would.
 
-    ``trained_on`` is what the record says of the data.
+    ``trained_on`` is the data part of the recorded environment.
     """
     folder = parent / f"{optimizer}-lr{lr:g}-seed{seed}"
     config = {

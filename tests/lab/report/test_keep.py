@@ -1,4 +1,4 @@
-"""Files of runs, small enough to be kept beside code."""
+"""`merit keep`: files of runs, small enough to keep beside code."""
 
 import json
 import math
@@ -16,13 +16,13 @@ from merit_lab.report.keep_command import main
 
 
 def keep(*arguments: Path | str) -> int:
-    return main([str(own) for own in arguments])
+    return main([str(argument) for argument in arguments])
 
 
-def test_a_kept_run_reads_as_the_run_did(tmp_path: Path) -> None:
+def test_a_kept_run_reads_like_the_original(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "runs", "merit", num_steps=400, every=4, data="/home/somebody/data/enwik8")
     assert keep(tmp_path / "runs", "--out", tmp_path / "kept") == 0
-    before, kept = (Run.open(own) for own in (folder, tmp_path / "kept" / folder.name))
+    before, kept = (Run.open(path) for path in (folder, tmp_path / "kept" / folder.name))
     assert [path.name for path in (tmp_path / "kept").iterdir()] == ["runs.parquet"]
 
     assert kept.status == before.status == "finished"
@@ -38,7 +38,7 @@ def test_a_kept_run_reads_as_the_run_did(tmp_path: Path) -> None:
         row["step"] for row in before.metrics("update")
     ]
     lines = [row["step"] for row in kept.lines()]
-    assert lines == sorted(lines), "in the order in which they were measured"
+    assert lines == sorted(lines), "in the order of measurement"
     all_steps = [row["step"] for row in before.metrics("train")]
     steps = [row["step"] for row in kept.metrics("train")]
     assert len(set(steps)) == 50
@@ -53,7 +53,7 @@ def finish(folder: Path) -> None:
 
 
 def run_of(folder: Path, *, num_train: int = 0, num_update: int = 0, slow_every: int = 1) -> Run:
-    """A run in which each ``slow_every``-th step, from the first on, took ten times as long."""
+    """A run in which every ``slow_every``-th step, starting with the first, took ten times as long."""
     run = Run.create(folder, {"data": "enwik8"}, {})
     with MetricsWriter(run.metrics_path) as metrics:
         for place in range(num_train):
@@ -65,15 +65,15 @@ def run_of(folder: Path, *, num_train: int = 0, num_update: int = 0, slow_every:
 
 
 @pytest.mark.parametrize("slow_every", [3, 5, 10, 40])
-def test_lines_that_are_left_out_do_not_change_the_median_speed(tmp_path: Path, slow_every: int) -> None:
-    # So many lines that an even stride would be slow_every.
+def test_omitted_lines_do_not_change_the_median_speed(tmp_path: Path, slow_every: int) -> None:
+    # With this many lines, an even stride would be slow_every.
     run = run_of(tmp_path / "run", num_train=49 * slow_every + 1, slow_every=slow_every)
     speeds = [row["tokens_per_second"] for row in excerpt(run).lines]
     assert statistics.median(speeds) == 1000.0
     assert speeds.count(100.0) / 50 == pytest.approx(1 / slow_every, abs=0.14)
 
 
-def test_kept_lines_are_spread_over_the_run_and_those_of_runs_of_one_length_are_the_same(
+def test_kept_lines_are_spread_over_the_run_and_equal_for_runs_of_one_length(
     tmp_path: Path,
 ) -> None:
     def kept_steps(name: str) -> list[int]:
@@ -94,8 +94,8 @@ def test_updates_are_left_out_beyond_64(tmp_path: Path, num_update: int, num_kep
     assert kept.environment["excerpt_of"]["update"] == num_update
 
 
-def write_old(kept: Excerpt, parent: Path) -> Path:
-    """A kept run as it was written before there were files of runs."""
+def write_old_format(kept: Excerpt, parent: Path) -> Path:
+    """Write a kept run as a directory, as was done before there were files of runs."""
     run = Run.create(parent / kept.name, kept.config, kept.environment)
     with MetricsWriter(run.metrics_path) as metrics:
         for line in kept.lines:
@@ -103,9 +103,9 @@ def write_old(kept: Excerpt, parent: Path) -> Path:
     return run.folder
 
 
-def test_runs_that_were_kept_in_directories_are_read_and_kept_in_the_file_as_they_are(tmp_path: Path) -> None:
+def test_runs_kept_in_directories_are_copied_to_the_file_unchanged(tmp_path: Path) -> None:
     once = excerpt(run_of(tmp_path / "run", num_train=300, num_update=300))
-    folder = write_old(once, tmp_path / "study" / "runs")
+    folder = write_old_format(once, tmp_path / "study" / "runs")
     finish(folder)
     old = Run.open(folder)
     assert keep(tmp_path / "study" / "runs", "--out", tmp_path / "study") == 0
@@ -126,17 +126,17 @@ def test_nothing_of_the_machine_is_kept(tmp_path: Path) -> None:
     assert "a-private-name" not in text
 
 
-def test_a_run_that_diverged_is_kept_and_one_without_end_is_not(
+def test_diverged_runs_are_kept_and_unfinished_ones_are_not(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     runs, kept = tmp_path / "runs", tmp_path / "kept"
     write_run(runs, "adamw", diverges_at=50, data="enwik8")
     killed = write_run(runs, "merit", end=None, data="enwik8")
     assert keep(runs, "--out", kept) == 0
-    said = capsys.readouterr()
-    assert "1 written" in said.out
-    assert "1 left out" in said.out
-    assert f"{killed} is unfinished" in said.err
+    output = capsys.readouterr()
+    assert "1 written" in output.out
+    assert "1 left out" in output.out
+    assert f"{killed} is unfinished" in output.err
     (run,) = find_runs([kept])
     assert run.status == "diverged"
     assert math.isnan(run.rows["train"][-1]["loss"])
@@ -146,30 +146,28 @@ def test_a_run_that_diverged_is_kept_and_one_without_end_is_not(
     assert "1 there already" in again
 
 
-def test_another_run_of_the_same_name_is_not_taken_for_kept(
+def test_another_run_with_the_name_of_a_kept_run_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for place, batch in (("one", 8), ("other", 16)):
         write_run(tmp_path / place, "merit", data="enwik8", batch=batch)
     assert keep(tmp_path / "one", "--out", tmp_path / "kept") == 0
     assert keep(tmp_path / "other", "--out", tmp_path / "kept") == 1
-    assert "is another run than" in capsys.readouterr().err
+    assert "are different runs with the same name" in capsys.readouterr().err
 
 
-def test_a_run_that_was_trained_again_is_not_taken_for_kept(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_that_was_trained_again_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = write_run(tmp_path / "runs", "merit", data="enwik8")
     environment = json.loads((folder / "environment.json").read_text())
     for day, status in ((1, 0), (2, 1)):
-        begun = {**environment, "started": f"2026-01-0{day}T00:00:00+00:00"}
-        (folder / "environment.json").write_text(json.dumps(begun))
+        restarted = {**environment, "started": f"2026-01-0{day}T00:00:00+00:00"}
+        (folder / "environment.json").write_text(json.dumps(restarted))
         assert keep(folder, "--out", tmp_path / "kept") == status
-    assert "is another run than" in (said := capsys.readouterr().err)
-    assert "begun at 2026-01-01T00:00:00+00:00 and 2026-01-02T00:00:00+00:00" in said
+    assert "are different runs with the same name" in (error := capsys.readouterr().err)
+    assert "started at 2026-01-01T00:00:00+00:00 and 2026-01-02T00:00:00+00:00" in error
 
 
-def test_runs_that_are_there_stay_as_they_are_when_others_are_added(tmp_path: Path) -> None:
+def test_adding_runs_leaves_the_kept_ones_unchanged(tmp_path: Path) -> None:
     kept = tmp_path / "kept"
     first = write_run(tmp_path / "one", "merit", data="enwik8")
     assert keep(first, "--out", kept) == 0
@@ -181,15 +179,15 @@ def test_runs_that_are_there_stay_as_they_are_when_others_are_added(tmp_path: Pa
     assert len(find_runs([kept])) == 3
 
 
-def test_two_runs_of_one_name_are_not_kept_as_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_two_runs_of_the_same_name_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for place, batch in (("one", 8), ("other", 16)):
         write_run(tmp_path / place, "merit", data="enwik8", batch=batch)
     assert keep(tmp_path / "one", tmp_path / "other", "--out", tmp_path / "kept") == 1
-    assert "is another run than" in capsys.readouterr().err
+    assert "are different runs with the same name" in capsys.readouterr().err
     assert not (tmp_path / "kept").exists()
 
 
-def test_a_file_that_cannot_be_written_is_left_as_it_was(
+def test_a_failed_write_leaves_the_file_unchanged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def full(*_: object, **__: object) -> None:
@@ -204,7 +202,7 @@ def test_a_file_that_cannot_be_written_is_left_as_it_was(
     assert [path.read_bytes() for path in (tmp_path / "kept").iterdir()] == [before]
 
 
-def test_kept_runs_can_be_kept_elsewhere(tmp_path: Path) -> None:
+def test_kept_runs_can_be_copied_to_another_file(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "runs", "merit", data="enwik8")
     assert keep(folder, "--out", tmp_path / "one") == 0
     assert keep(tmp_path / "one" / "runs.parquet", "--out", tmp_path / "two") == 0
@@ -220,38 +218,38 @@ def test_a_folder_without_runs_is_refused(tmp_path: Path, capsys: pytest.Capture
 
 @pytest.fixture
 def three(tmp_path: Path) -> list[Path]:
-    """The directories of three runs, which are kept too."""
+    """The directories of three runs that are also kept."""
     folders = [write_run(tmp_path / "runs", "merit", seed=seed, data=f"data-{seed}") for seed in range(3)]
     assert keep(*folders, "--out", tmp_path / "kept") == 0
     return folders
 
 
-def test_a_run_is_removed_and_the_others_stay_as_they_are(
+def test_removing_a_run_leaves_the_others_unchanged(
     tmp_path: Path, three: list[Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
     kept = tmp_path / "kept"
-    one, two, other = (own.name for own in three)
+    one, two, other = (run.name for run in three)
     before = {name: list(Run.open(kept / name).lines()) for name in (one, other)}
     assert keep("--remove", two, "--out", kept) == 0
-    assert "1 removed from" in (said := capsys.readouterr().out)
-    assert "2 left" in said
+    assert "1 removed from" in (output := capsys.readouterr().out)
+    assert "2 left" in output
     assert {name: list(Run.open(kept / name).lines()) for name in (one, other)} == before
     assert Run.open(kept / other).config["data"] == "data-2"
     with pytest.raises(FileNotFoundError):
         Run.open(kept / two)
-    words = pq.read_table(kept / "runs.parquet")["json"].chunk(0).dictionary.to_pylist()
-    assert '"data-0"' in words
-    assert '"data-1"' not in words, "nothing is left of it"
+    strings = pq.read_table(kept / "runs.parquet")["json"].chunk(0).dictionary.to_pylist()
+    assert '"data-0"' in strings
+    assert '"data-1"' not in strings, "nothing is left of it"
     assert keep(three[1], "--out", kept) == 0  # it can be kept again
     assert len(find_runs([kept])) == 3
 
     assert keep("--remove", one, two, other, "--out", kept) == 0
-    assert "none left, so the file is gone" in capsys.readouterr().out
+    assert "none left, so the file was deleted" in capsys.readouterr().out
     assert list(kept.iterdir()) == []
 
 
 @pytest.mark.usefixtures("three")
-def test_a_name_that_is_not_kept_removes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unknown_name_removes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = (tmp_path / "kept" / "runs.parquet").read_bytes()
     names = [run.name for run in find_runs([tmp_path / "kept"])]
     assert keep("--remove", names[0], f"{names[1]}x", "--out", tmp_path / "kept") == 1
@@ -261,7 +259,7 @@ def test_a_name_that_is_not_kept_removes_nothing(tmp_path: Path, capsys: pytest.
     assert "so no run is kept in it" in capsys.readouterr().err
 
 
-def test_a_file_is_as_it_was_where_removing_fails(
+def test_a_failed_removal_leaves_the_file_unchanged(
     tmp_path: Path, three: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*_: object, **__: object) -> None:
@@ -274,7 +272,7 @@ def test_a_file_is_as_it_was_where_removing_fails(
 
 
 @pytest.mark.parametrize("arguments", [["--out", "kept"], ["run", "--remove", "run", "--out", "kept"]])
-def test_runs_are_kept_or_removed(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_runs_and_remove_exclude_each_other(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(arguments)
-    assert "give the runs to be kept, or with --remove" in capsys.readouterr().err
+    assert "give the runs to keep, or with --remove" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""The page in a real browser: it draws its charts, from itself alone, and its controls do what they say."""
+"""The page in a real browser: it draws its charts without loading other files, and its controls work."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -27,7 +27,7 @@ def page(browser: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[chr
         yield page
 
 
-def test_draws_every_chart_without_complaint_or_network(page: chromium.Page) -> None:
+def test_every_chart_is_drawn_without_errors_or_network(page: chromium.Page) -> None:
     num_marks = page.evaluate(
         "Object.fromEntries([...document.querySelectorAll('[data-chart]')].map((chart) => "
         "[chart.dataset.chart, chart.querySelectorAll('[class*=mark-line] path, .mark-rect path').length]))"
@@ -100,39 +100,39 @@ def test_nothing_is_wider_than_the_window(page: chromium.Page, width: int) -> No
     page.wait_for(f"document.documentElement.scrollWidth <= {width}")
 
 
-def test_light_and_dark_follow_the_reader_and_then_the_switch(page: chromium.Page) -> None:
+def test_light_and_dark_follow_the_system_and_then_the_switch(page: chromium.Page) -> None:
     paper = "getComputedStyle(document.body).backgroundColor"
     ink = "getComputedStyle(document.querySelector('.role-axis-label text')).fill"
-    seen = {}
+    colours = {}
     for scheme in ("light", "dark"):
         features = [{"name": "prefers-color-scheme", "value": scheme}]
         page.send("Emulation.setEmulatedMedia", features=features)
-        seen[scheme] = page.evaluate(paper), page.evaluate(ink)
-    assert seen["light"] == ("rgb(255, 255, 255)", "rgb(27, 31, 35)")
-    assert seen["dark"] == ("rgb(20, 23, 26)", "rgb(228, 231, 234)")
+        colours[scheme] = page.evaluate(paper), page.evaluate(ink)
+    assert colours["light"] == ("rgb(255, 255, 255)", "rgb(27, 31, 35)")
+    assert colours["dark"] == ("rgb(20, 23, 26)", "rgb(228, 231, 234)")
     page.evaluate("document.querySelector('#theme [value=light]').click()")
     assert page.evaluate(paper) == "rgb(255, 255, 255)"
 
 
-def test_runs_that_all_finished_give_no_complaint(browser: str, one_seed: Path, tmp_path: Path) -> None:
+def test_a_page_of_finished_runs_has_no_errors(browser: str, one_seed: Path, tmp_path: Path) -> None:
     assert main([str(one_seed), "--out", str(tmp_path / "report")]) == 0
-    with chromium.open_page(browser, tmp_path / "profile") as own:
-        own.open(tmp_path / "report" / "index.html")
-        own.wait_for("document.documentElement?.dataset.drawn")
-        assert own.complaints == []
+    with chromium.open_page(browser, tmp_path / "profile") as page:
+        page.open(tmp_path / "report" / "index.html")
+        page.wait_for("document.documentElement?.dataset.drawn")
+        assert page.complaints == []
 
 
-def test_runs_on_different_data_are_no_wider_than_a_phone(browser: str, tmp_path: Path) -> None:
+def test_a_page_of_different_data_fits_a_phone(browser: str, tmp_path: Path) -> None:
     for digits in ("ab" * 32, "cd" * 32):
         write_run(tmp_path / digits, "merit", trained_on={"fingerprint": digits})
     folders = [str(tmp_path / digits) for digits in ("ab" * 32, "cd" * 32)]
     assert main([*folders, "--out", str(tmp_path / "report")]) == 0
-    with chromium.open_page(browser, tmp_path / "profile") as own:
-        own.open(tmp_path / "report" / "index.html", width=390)
-        own.wait_for("document.documentElement?.dataset.drawn")
-        assert own.evaluate("document.documentElement.scrollWidth") <= 390
-        assert own.evaluate("document.querySelectorAll('.summary p').length") == 3
+    with chromium.open_page(browser, tmp_path / "profile") as page:
+        page.open(tmp_path / "report" / "index.html", width=390)
+        page.wait_for("document.documentElement?.dataset.drawn")
+        assert page.evaluate("document.documentElement.scrollWidth") <= 390
+        assert page.evaluate("document.querySelectorAll('.summary p').length") == 3
 
 
-def test_there_was_no_complaint_in_the_end(page: chromium.Page) -> None:
+def test_the_page_had_no_errors(page: chromium.Page) -> None:
     assert page.complaints == []

@@ -1,4 +1,4 @@
-"""Curves: read from the metrics, thinned, averaged."""
+"""Curves are read from the metrics, thinned and averaged."""
 
 import itertools
 import math
@@ -50,7 +50,7 @@ def test_every_kind_of_measurement_becomes_curves() -> None:
 
 
 @pytest.mark.parametrize("heads", [[math.nan, 3.0], [3.0, math.nan]])
-def test_a_nan_of_one_head_is_seen_wherever_it_stands(heads: list[float]) -> None:
+def test_a_nan_of_any_head_is_seen(heads: list[float]) -> None:
     row = {"step": 1, "max_logits": [[7.0, 2.0], heads], "entropy": [[1.0, 2.0], heads]}
     curves = read_curves({"attention": [row]})
     assert curves["max_logit_layer_1"] == [(1, 7.0)]
@@ -59,12 +59,12 @@ def test_a_nan_of_one_head_is_seen_wherever_it_stands(heads: list[float]) -> Non
         assert math.isnan(value), name
 
 
-def test_a_short_curve_is_left_as_it_is() -> None:
+def test_a_short_curve_is_left_unchanged() -> None:
     points = [(step, float(step)) for step in range(10)]
     assert thin([points], limit=10, combine=max) == [points]
 
 
-def test_curves_are_cut_at_the_same_steps_when_thinned() -> None:
+def test_thinned_curves_are_cut_at_the_same_steps() -> None:
     long = [(step, float(step)) for step in range(1, 101)]
     short = long[:50]
     thinned = thin([long, short], limit=10, combine=max)
@@ -84,7 +84,7 @@ def test_tokens_of_a_step_come_from_the_records() -> None:
 LONG = range(1, 30_001)
 
 
-def slow_at_times(step: int) -> float:
+def sometimes_slow(step: int) -> float:
     return 10.0 if step % 10 == 1 else 100.0
 
 
@@ -100,29 +100,29 @@ def train(num_steps: int, **values: Callable[[int], float]) -> Iterator[Line]:
         yield {"kind": "train", "step": step, **{key: value(step) for key, value in values.items()}}
 
 
-def test_a_curve_of_few_points_is_read_as_it_is() -> None:
-    found = read(train(MOST_POINTS, loss=float))
-    assert found.curves == {"training_loss": [(step, float(step)) for step in range(1, MOST_POINTS + 1)]}
-    assert found.steps == {"training_loss": 1}
+def test_a_curve_of_few_points_is_read_unchanged() -> None:
+    thinned = read(train(MOST_POINTS, loss=float))
+    assert thinned.curves == {"training_loss": [(step, float(step)) for step in range(1, MOST_POINTS + 1)]}
+    assert thinned.steps == {"training_loss": 1}
     seldom = [{"kind": "validation", "step": step, "loss": 2.0} for step in range(0, 10**6, 250)]
     assert len(read(seldom).curves["validation_loss"]) == 4000, "steps are many, points are not"
 
 
-def test_a_long_curve_is_thinned_while_it_is_read() -> None:
+def test_a_long_curve_is_thinned_while_reading() -> None:
     logits = (
         {"kind": "attention", "step": step, "max_logits": [[9.0 if step == 777 else 1.0]]} for step in LONG
     )
-    found = read(itertools.chain(train(LONG[-1], loss=float, tokens_per_second=slow_at_times), logits))
-    assert set(found.steps.values()) == {8}
-    loss = found.curves["training_loss"]
+    thinned = read(itertools.chain(train(LONG[-1], loss=float, tokens_per_second=sometimes_slow), logits))
+    assert set(thinned.steps.values()) == {8}
+    loss = thinned.curves["training_loss"]
     assert loss[:2] == [(8, 4.5), (16, 12.5)], "the mean"
-    assert loss[-1] == (LONG[-1], LONG[-1]), "the last as it was measured"
+    assert loss[-1] == (LONG[-1], LONG[-1]), "the last point is kept as measured"
     assert len(loss) == LONG[-1] // 8 + 1
-    assert {value for _, value in found.curves["tokens_per_second"]} == {100.0}, "the median"
-    assert (784, 9.0) in found.curves["max_logit"], "the largest"
+    assert {value for _, value in thinned.curves["tokens_per_second"]} == {100.0}, "the median"
+    assert (784, 9.0) in thinned.curves["max_logit"], "the largest"
 
 
-def test_what_is_no_number_does_not_take_its_neighbours_with_it() -> None:
+def test_nan_does_not_affect_its_neighbours() -> None:
     (loss,) = read(
         train(LONG[-1], loss=lambda step: math.nan if step in (3, LONG[-1]) else 2.0)
     ).curves.values()
@@ -130,21 +130,21 @@ def test_what_is_no_number_does_not_take_its_neighbours_with_it() -> None:
     assert math.isnan(loss[-1][1])
 
 
-def test_a_seed_that_ended_early_keeps_its_steps_in_common_with_the_others() -> None:
+def test_a_seed_that_ended_early_shares_its_steps_with_the_others() -> None:
     whole, short = (read(train(num_steps, loss=float)) for num_steps in (LONG[-1], 6_000))
     assert whole.steps != short.steps
-    thinned = thin([own.curves["training_loss"] for own in (whole, short)], limit=240, combine=fmean)
+    thinned = thin([run.curves["training_loss"] for run in (whole, short)], limit=240, combine=fmean)
     assert len(mean_curve(thinned)) > 30
     assert mean_curve(thinned)[0][0] == 128
 
 
-def test_a_seed_of_a_million_steps_takes_little_room() -> None:
-    """No line is held; 16 bytes for a point are."""
+def test_reading_a_long_run_takes_little_memory() -> None:
+    """It keeps 16 bytes per point and no lines."""
     tracemalloc.start()
     try:
-        found = read(train(200_000, loss=float, lr=float))
+        thinned = read(train(200_000, loss=float, lr=float))
         _, most = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
     assert most < 2 * 200_000 * 16 * 2.5
-    assert max(map(len, found.curves.values())) <= MOST_POINTS + 1
+    assert max(map(len, thinned.curves.values())) <= MOST_POINTS + 1

@@ -1,4 +1,4 @@
-"""The report's files, and what the command says to bad input."""
+"""The report's files, and the errors for bad input."""
 
 import csv
 import json
@@ -33,8 +33,8 @@ def report(three_seeds: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     return folder
 
 
-def test_a_report_made_again_has_the_same_pictures(report: Path, three_seeds: Path, tmp_path: Path) -> None:
-    """Whatever else the process drew before."""
+def test_the_same_report_has_the_same_pictures(report: Path, three_seeds: Path, tmp_path: Path) -> None:
+    """Regardless of what the process drew before."""
     assert main([str(three_seeds), "--out", str(tmp_path / "again")]) == 0
     names = [path.name for path in (report / "figures").glob("*.svg")]
     assert names
@@ -49,9 +49,9 @@ def test_writes_page_figures_and_tables(report: Path) -> None:
     page = (report / "index.html").read_text()
     assert "AdamW diverged in 1 of 3 runs (at step 60)" in page
     assert "2 finished, 1 unfinished" in page
-    assert "a-private-name" not in page, "the name of the machine is nobody's business"
-    own_markup = page[: page.index('<script type="application/json"')]
-    loaded = re.findall(r'<(?:script|link|img)[^>]*(?:src|href)="(?!data:)', own_markup)
+    assert "a-private-name" not in page, "the name of the machine is private"
+    markup = page[: page.index('<script type="application/json"')]
+    loaded = re.findall(r'<(?:script|link|img)[^>]*(?:src|href)="(?!data:)', markup)
     assert not loaded, "the page needs no other file"
     figures = {path.stem for path in (report / "figures").iterdir()}
     assert {"validation-loss", "validation-loss-by-tokens", "max-logit", "max-logit-layers-3"} <= figures
@@ -77,7 +77,7 @@ def test_writes_page_figures_and_tables(report: Path) -> None:
     assert {row["of_steps"] for row in points} == {"1"}
 
 
-def test_the_file_of_curves_says_of_how_many_steps_a_point_is(
+def test_metrics_csv_has_the_number_of_steps_of_each_point(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("merit_lab.report.curves.MOST_POINTS", 10)
@@ -89,15 +89,15 @@ def test_the_file_of_curves_says_of_how_many_steps_a_point_is(
     assert {row["of_steps"] for row in points} == {"4"}
 
 
-def test_figures_of_an_earlier_report_do_not_stand_beside_those_of_a_later_one(
-    report: Path, tmp_path: Path
-) -> None:
-    (report / "figures" / "my-own.svg").write_text("<svg/>")
+def test_figures_of_an_earlier_report_are_removed(report: Path, tmp_path: Path) -> None:
+    (report / "figures" / "mine.svg").write_text("<svg/>")
     only = write_run(tmp_path / "later", "merit", num_layers=1)
     assert main([str(only), "--out", str(report)]) == 0
     figures = {path.stem for path in (report / "figures").iterdir()}
-    assert {"validation-loss", "max-logit", "my-own"} <= figures
-    assert not {name for name in figures if name.startswith("max-logit-layer")}, "one layer has none"
+    assert {"validation-loss", "max-logit", "mine"} <= figures
+    assert not {name for name in figures if name.startswith("max-logit-layer")}, (
+        "one layer has no such figures"
+    )
 
 
 def test_a_run_that_was_killed_before_it_counted_tokens(tmp_path: Path) -> None:
@@ -113,26 +113,27 @@ def test_a_run_that_was_killed_before_it_counted_tokens(tmp_path: Path) -> None:
     assert (tokens["validation_loss"], tokens["clipped"]) == ("0", "")
 
 
-def test_charts_keep_to_the_schema_of_vega_lite(three_seeds: Path) -> None:
+def test_charts_follow_the_schema_of_vega_lite(three_seeds: Path) -> None:
     figures = {figure.key: figure for figure in make_figures(group(find_runs([three_seeds])))}
-    for key in ("validation-loss", "max-logit", "max-logit-layers-1"):  # one of each make
+    for key in ("validation-loss", "max-logit", "max-logit-layers-1"):  # one of each type
         altair.Chart.from_dict(figures[key].on_page["tokens"])
         altair.Chart.from_dict(figures[key].in_files[key])
 
 
-def test_an_optimizer_has_its_colour_in_any_company(three_seeds: Path, tmp_path: Path) -> None:
+def test_an_optimizer_has_the_same_colour_in_every_report(three_seeds: Path, tmp_path: Path) -> None:
     alone = tmp_path / "alone"
     write_run(alone, "merit", lr=1e-2)
     write_run(alone, "merit", lr=2e-2)
-    everyone, merit = (
-        {own.label: own.optimizer for own in group(find_runs([folder]))} for folder in (three_seeds, alone)
+    three, merit = (
+        {series.label: series.optimizer for series in group(find_runs([folder]))}
+        for folder in (three_seeds, alone)
     )
-    assert set(colours(merit).values()) == {colours(everyone)["MERIT"]}
-    assert len(set(colours(everyone).values())) == 3
+    assert set(colours(merit).values()) == {colours(three)["MERIT"]}
+    assert len(set(colours(three).values())) == 3
     assert len(set(dashes(merit).values())) == 2
 
 
-def test_a_picture_s_legend_tells_two_learning_rates_of_an_optimizer_apart(tmp_path: Path) -> None:
+def test_the_legend_of_a_picture_tells_two_learning_rates_apart(tmp_path: Path) -> None:
     for rate in (1e-2, 2e-2):
         write_run(tmp_path / "runs", "merit", lr=rate)
     assert main([str(tmp_path / "runs"), "--out", str(tmp_path / "report")]) == 0
@@ -145,7 +146,7 @@ def test_a_picture_s_legend_tells_two_learning_rates_of_an_optimizer_apart(tmp_p
     assert all("A" not in shape for shape, _ in symbols), "strokes, not discs"
 
 
-def test_text_from_a_run_is_no_markup(tmp_path: Path) -> None:
+def test_text_from_a_run_is_escaped(tmp_path: Path) -> None:
     write_run(tmp_path, "merit", note="</script><b>bold</b>")
     series = group(find_runs([tmp_path]))
     page = render_page(series, read_outcomes(series), [], "a summary")
@@ -153,14 +154,14 @@ def test_text_from_a_run_is_no_markup(tmp_path: Path) -> None:
     assert "<b>bold" not in page
 
 
-def test_a_run_that_has_just_begun_is_shown_beside_others(one_seed: Path, tmp_path: Path) -> None:
+def test_a_run_that_has_just_started_is_shown_beside_others(one_seed: Path, tmp_path: Path) -> None:
     Run.create(one_seed / "begun", {"optimizer": {"name": "lion", "lr": 1e-4}, "seed": 0}, {})
     folder = tmp_path / "report"
     assert main([str(one_seed), "--out", str(folder)]) == 0
     assert "Lion did not finish and is not counted" in (folder / "index.html").read_text()
 
 
-def test_files_of_others_are_not_written_over(
+def test_foreign_files_are_not_overwritten(
     one_seed: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = tmp_path / "report"
@@ -168,23 +169,21 @@ def test_files_of_others_are_not_written_over(
     (folder / "index.html").write_text("<title>my thesis</title>")
     assert main([str(one_seed), "--out", str(folder)]) == 1
     assert capsys.readouterr().err == (
-        f"merit report: {folder} holds files that merit did not write, and they are left as they "
-        "are; choose another folder with --out, or move them away\n"
+        f"merit report: {folder} holds files that merit did not write and will not overwrite; "
+        "choose another folder with --out, or move them away\n"
     )
     assert [path.name for path in folder.iterdir()] == ["index.html"]
     assert (folder / "index.html").read_text() == "<title>my thesis</title>"
 
 
-def test_a_report_of_an_earlier_version_and_one_that_was_cut_short_are_written_over(
-    one_seed: Path, tmp_path: Path
-) -> None:
-    earlier, short = tmp_path / "earlier", tmp_path / "short"
+def test_reports_of_earlier_versions_and_incomplete_ones_are_replaced(one_seed: Path, tmp_path: Path) -> None:
+    earlier, incomplete = tmp_path / "earlier", tmp_path / "incomplete"
     assert main([str(one_seed), "--out", str(earlier)]) == 0
-    shutil.copytree(earlier, short)
+    shutil.copytree(earlier, incomplete)
     (earlier / "index.html").write_text("a page without a mark")
     for name in ("table.csv", "metrics.csv"):
-        (short / name).unlink()
-    for folder in (earlier, short):
+        (incomplete / name).unlink()
+    for folder in (earlier, incomplete):
         assert main([str(one_seed), "--out", str(folder)]) == 0
         assert "the lowest validation loss" in (folder / "index.html").read_text()
     empty = tmp_path / "empty"
@@ -197,12 +196,12 @@ def test_runs_without_measurements_are_named(tmp_path: Path, capsys: pytest.Capt
     Run.create(tmp_path / "begun", {"optimizer": {"name": "merit", "lr": 1e-2}, "seed": 0}, {})
     assert main([str(tmp_path / "begun"), "--out", str(tmp_path / "report")]) == 1
     assert capsys.readouterr().err == (
-        "merit report: nothing to report: no measurement has been recorded yet by begun\n"
+        "merit report: nothing to report: no measurements recorded yet by begun\n"
     )
     assert not (tmp_path / "report").exists()
 
 
-def test_bad_input_is_an_error_and_no_traceback(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_bad_input_is_an_error_without_traceback(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([str(tmp_path / "nowhere")]) == 1
     assert "nowhere: no such folder" in capsys.readouterr().err
     folder = write_run(tmp_path, "merit")

@@ -15,12 +15,12 @@ from merit_lab.report.gather import find_runs
 from merit_lab.report.series import group
 
 
-def test_a_folder_stands_for_the_runs_in_it_and_none_counts_twice(one_seed: Path) -> None:
+def test_a_folder_means_all_runs_in_it_and_none_counts_twice(one_seed: Path) -> None:
     runs = find_runs([one_seed, one_seed / "merit-lr0.009-seed0"])
     assert [run.name for run in runs] == ["adamw-lr0.001-seed0", "lamb-lr0.01-seed0", "merit-lr0.009-seed0"]
 
 
-def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
+def test_a_missing_folder_is_named(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"nowhere: no such folder; give run directories"):
         find_runs([tmp_path / "nowhere"])
 
@@ -31,10 +31,10 @@ def test_a_folder_without_runs_is_named(tmp_path: Path) -> None:
         find_runs([tmp_path / "empty"])
 
 
-def test_seeds_make_a_series_and_optimizers_keep_one_order(three_seeds: Path) -> None:
+def test_seeds_form_a_series_and_optimizers_have_a_fixed_order(three_seeds: Path) -> None:
     series = group(find_runs([three_seeds]))
-    assert [own.label for own in series] == ["AdamW", "LAMB", "MERIT"]
-    assert [[run.seed for run in own.runs] for own in series] == [[0, 1, 2]] * 3
+    assert [one.label for one in series] == ["AdamW", "LAMB", "MERIT"]
+    assert [[run.seed for run in one.runs] for one in series] == [[0, 1, 2]] * 3
 
 
 def test_what_differs_within_an_optimizer_is_in_the_label(tmp_path: Path) -> None:
@@ -42,10 +42,10 @@ def test_what_differs_within_an_optimizer_is_in_the_label(tmp_path: Path) -> Non
     write_run(tmp_path, "merit", lr=9e-3)
     write_run(tmp_path, "lamb", lr=1e-2)
     series = group(find_runs([tmp_path]))
-    assert [own.label for own in series] == ["LAMB", "MERIT, lr 0.009", "MERIT, lr 0.02"]
+    assert [one.label for one in series] == ["LAMB", "MERIT, lr 0.009", "MERIT, lr 0.02"]
 
 
-def test_settings_that_decide_no_result_part_no_seeds(tmp_path: Path) -> None:
+def test_settings_that_affect_no_result_do_not_split_a_series(tmp_path: Path) -> None:
     often = {"measure": {"validation_every": 5, "validation_sequences": 256}, "checkpoint": {"keep": 2}}
     seldom = {"measure": {"validation_every": 50, "validation_sequences": 256}, "checkpoint": {"keep": 9}}
     write_run(tmp_path, "merit", seed=0, **often)
@@ -54,19 +54,19 @@ def test_settings_that_decide_no_result_part_no_seeds(tmp_path: Path) -> None:
     assert (series.label, [run.seed for run in series.runs]) == ("MERIT", [0, 1])
     seldom["measure"]["validation_sequences"] = 16
     write_run(tmp_path, "merit", seed=2, **seldom)
-    labels = [own.label for own in group(find_runs([tmp_path]))]
+    labels = [one.label for one in group(find_runs([tmp_path]))]
     assert labels == ["MERIT (with 256 validation sequences)", "MERIT (with 16 validation sequences)"]
 
 
-def test_runs_of_one_name_are_told_apart_by_the_folders_above(tmp_path: Path) -> None:
+def test_runs_of_the_same_name_are_told_apart_by_parent_folders(tmp_path: Path) -> None:
     for place, seed in (("a/x", 0), ("b/x", 1)):
         write_run(tmp_path / place, "merit", seed=seed).rename(tmp_path / place / "run")
     write_run(tmp_path, "lamb")
-    found = find_runs([tmp_path / "a" / "x", tmp_path / "b" / "x", tmp_path / "lamb-lr0.01-seed0"])
-    assert [run.name for run in found] == ["a/x/run", "b/x/run", "lamb-lr0.01-seed0"]
+    runs = find_runs([tmp_path / "a" / "x", tmp_path / "b" / "x", tmp_path / "lamb-lr0.01-seed0"])
+    assert [run.name for run in runs] == ["a/x/run", "b/x/run", "lamb-lr0.01-seed0"]
 
 
-def test_an_exported_model_is_no_run(one_seed: Path) -> None:
+def test_an_exported_model_is_not_a_run(one_seed: Path) -> None:
     (one_seed / "exported").mkdir()
     (one_seed / "exported" / "config.json").write_text('{"model_type": "gpt2"}')
     assert len(find_runs([one_seed])) == 3
@@ -74,7 +74,7 @@ def test_an_exported_model_is_no_run(one_seed: Path) -> None:
         find_runs([one_seed / "exported"])
 
 
-def test_the_half_line_of_a_killed_run_is_left_out(one_seed: Path) -> None:
+def test_an_incomplete_line_of_a_killed_run_is_ignored(one_seed: Path) -> None:
     metrics = one_seed / "merit-lr0.009-seed0" / "metrics.jsonl"
     before = find_runs([one_seed / "merit-lr0.009-seed0"])[0]
     with metrics.open("a") as file:
@@ -83,11 +83,11 @@ def test_the_half_line_of_a_killed_run_is_left_out(one_seed: Path) -> None:
     assert after.rows == before.rows
 
 
-def test_classes_of_one_name_are_told_apart_by_their_modules(tmp_path: Path) -> None:
+def test_classes_of_the_same_name_are_told_apart_by_modules(tmp_path: Path) -> None:
     for place, name in enumerate(("theirs:MERIT", "merit", "ours:MERIT", "ours:Lamb")):
         write_run(tmp_path, name, loss_offset=place)
     series = group(find_runs([tmp_path]))
-    assert [own.label for own in series] == ["MERIT", "Lamb", "ours:MERIT", "theirs:MERIT"]
+    assert [one.label for one in series] == ["MERIT", "Lamb", "ours:MERIT", "theirs:MERIT"]
     sentence = summarise(read_outcomes(series))
     assert sentence.startswith("At the end theirs:MERIT had the lowest validation loss")
     assert re.search(r"below MERIT, \S+ below ours:MERIT and \S+ below Lamb;", sentence)
@@ -97,11 +97,11 @@ def test_values_that_look_alike_when_shortened_are_written_in_full(tmp_path: Pat
     for place, lr in enumerate((0.01234567, 0.01234568)):
         write_run(tmp_path / f"{place}", "merit", lr=lr)
     series = group(find_runs(sorted(tmp_path.iterdir())))
-    assert [own.label for own in series] == ["MERIT, lr 0.01234567", "MERIT, lr 0.01234568"]
+    assert [one.label for one in series] == ["MERIT, lr 0.01234567", "MERIT, lr 0.01234568"]
 
 
 @pytest.mark.parametrize("kept_first", [False, True])
-def test_a_run_and_what_was_kept_of_it_count_once(tmp_path: Path, kept_first: bool) -> None:
+def test_a_run_and_its_excerpt_count_once(tmp_path: Path, kept_first: bool) -> None:
     runs, kept = tmp_path / "runs", tmp_path / "kept"
     for seed in range(2):
         folder = write_run(runs, "merit", seed=seed, num_steps=400, data="/somewhere/enwik8")
@@ -109,7 +109,7 @@ def test_a_run_and_what_was_kept_of_it_count_once(tmp_path: Path, kept_first: bo
     (series,) = group(find_runs([kept, runs] if kept_first else [runs, kept]))
     assert [run.seed for run in series.runs] == [0, 1]
     lengths = [len(run.curves["training_loss"]) for run in series.runs]
-    assert lengths == [80, 80], "the runs, for they measured more"
+    assert lengths == [80, 80], "the runs, which have more measurements"
     sentence = summarise(read_outcomes([series]))
     assert "(2 seeds)" in sentence
     assert sentence.endswith(
@@ -118,7 +118,7 @@ def test_a_run_and_what_was_kept_of_it_count_once(tmp_path: Path, kept_first: bo
     )
 
 
-def test_a_repeated_run_that_came_further_counts(tmp_path: Path) -> None:
+def test_the_repeated_run_that_got_furthest_counts(tmp_path: Path) -> None:
     killed = write_run(tmp_path / "one", "merit", every=1, end=None)
     with (killed / "metrics.jsonl").open() as file:
         lines = file.readlines()
@@ -133,7 +133,7 @@ def test_a_repeated_run_that_came_further_counts(tmp_path: Path) -> None:
     )
 
 
-def test_of_many_repeated_runs_three_are_named(tmp_path: Path) -> None:
+def test_three_of_many_repeated_runs_are_named(tmp_path: Path) -> None:
     for place in ("one", "other"):
         for seed in range(5):
             write_run(tmp_path / place, "merit", seed=seed)
@@ -148,8 +148,8 @@ def test_other_data_make_another_run_with_the_same_seed(tmp_path: Path) -> None:
     environment = tmp_path / "other" / folder.name / "environment.json"
     environment.write_text('{"data": {"fingerprint": "of other data"}}')
     series = group(find_runs([tmp_path / "one", tmp_path / "other"]))
-    assert [len(own.runs) for own in series] == [1, 1]
-    assert not any(own.repeats for own in series)
+    assert [len(one.runs) for one in series] == [1, 1]
+    assert not any(one.repeats for one in series)
 
 
 def test_a_run_that_ends_while_it_is_read_is_not_finished_with_an_old_loss(
@@ -174,10 +174,10 @@ def test_a_run_that_ends_while_it_is_read_is_not_finished_with_an_old_loss(
     assert (afterwards.status, afterwards.rows["validation"][-1]["loss"]) == ("finished", 1.0)
 
 
-def test_a_run_that_nobody_works_on_is_what_its_lines_say(
+def test_the_status_of_an_unlocked_run_comes_from_the_lines_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A process that begins and ends between two looks at the file changes neither half of the answer."""
+    """A process that starts and ends while the file is read does not change the status."""
     run = Run.open(write_run(tmp_path, "merit", end="interrupted"))
 
     def read_slowly(path: Path) -> Iterator[dict[str, Any]]:

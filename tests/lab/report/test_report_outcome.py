@@ -1,4 +1,4 @@
-"""What runs came to, in numbers and in a sentence."""
+"""Outcomes of runs, as numbers and as sentences."""
 
 from pathlib import Path
 
@@ -11,11 +11,11 @@ from merit_lab.report import find_runs, group, read_outcomes, summarise
 from merit_lab.report.outcome import (
     RunOutcome,
     SeriesOutcome,
-    chance_of_difference,
     deciding_seeds,
+    fewest_seeds,
     interval_of_difference,
-    least_chance,
-    least_seeds,
+    p_value_of_difference,
+    smallest_p_value,
 )
 from merit_lab.report.series import Series
 from merit_lab.report.tables import describe_runs, run_table, series_table
@@ -48,12 +48,12 @@ def test_one_seed_each_may_be_chance() -> None:
     sentence = summarise([outcome("LAMB", 2.281, logit=35), outcome("MERIT", 2.271, logit=12.44)])
     assert sentence == (
         "At the end MERIT had the lowest validation loss, 2.271 (0.010 below LAMB; one seed each, so the "
-        "difference may be chance; from 4 seeds each on a test can tell); the largest attention logit was "
-        "then 12.4 with MERIT and 35.0 with LAMB."
+        "difference may be chance; a test needs at least 4 seeds each); the largest attention logit was then "
+        "12.4 with MERIT and 35.0 with LAMB."
     )
 
 
-def test_the_winner_is_whoever_it_was() -> None:
+def test_any_series_can_win() -> None:
     sentence = summarise([outcome("AdamW", 2.0), outcome("LAMB", 3.0), outcome("MERIT", 4.0)])
     assert sentence.startswith(
         "At the end AdamW had the lowest validation loss, 2.000 (1.000 below LAMB and 2.0"
@@ -61,12 +61,12 @@ def test_the_winner_is_whoever_it_was() -> None:
     assert "the difference between AdamW and LAMB may be chance" in sentence
 
 
-def test_three_seeds_are_too_few_and_four_may_do() -> None:
+def test_three_seeds_are_too_few_and_four_can_be_enough() -> None:
     three = summarise([outcome("LAMB", 3.0, 3.1, 3.2), outcome("MERIT", 2.0, 2.1, 2.2)])
     assert (
-        "(1.000 below LAMB; 3 seeds each, p = 0.1 in a permutation test, the least that 3 seeds each can "
-        "give; 95% interval of that difference 0.773 to 1.227; 4 seeds each would decide if it stays as "
-        "it is);"
+        "(1.000 below LAMB; 3 seeds each, p = 0.1 in a permutation test, the smallest possible with "
+        "3 seeds each; 95% interval of that difference 0.773 to 1.227; 4 seeds each would decide if "
+        "difference and spread stay the same);"
     ) in three
     assert "chance" not in three
     four = summarise([outcome("LAMB", 3.0, 3.1, 3.2, 3.3), outcome("MERIT", 2.0, 2.1, 2.2, 2.3)])
@@ -76,12 +76,13 @@ def test_three_seeds_are_too_few_and_four_may_do() -> None:
     ) in four
 
 
-def test_losses_that_overlap_may_be_chance_and_the_seeds_that_would_tell_are_said() -> None:
+def test_overlapping_losses_may_be_chance_and_deciding_seeds_are_given() -> None:
     lower, higher = (2.0, 2.2, 2.4), (2.1, 2.3, 2.5)
     sentence = summarise([outcome("LAMB", *higher), outcome("MERIT", *lower)])
     assert (
         "3 seeds each, p = 0.7 in a permutation test, so that difference may be chance; 95% interval of that "
-        "difference -0.353 to 0.553; 63 seeds each would decide if it stays as it is)"
+        "difference -0.353 to 0.553; 63 seeds each would decide if difference and spread stay the "
+        "same)"
     ) in sentence
     nearly = summarise([outcome("LAMB", *higher), outcome("MERIT", 2.29, 2.3, 2.3)])
     assert "; more than 100 seeds each would decide" in nearly
@@ -90,16 +91,17 @@ def test_losses_that_overlap_may_be_chance_and_the_seeds_that_would_tell_are_sai
     assert "would decide" not in alike, "there is nothing to decide"
 
 
-def test_more_seeds_than_there_are_would_decide() -> None:
+def test_deciding_seeds_are_more_than_there_are() -> None:
     lower, higher = [2.0, 2.1], [5.0, 5.1]
-    assert deciding_seeds(lower, higher, 0.05) == least_seeds(0.05) == 4
+    assert deciding_seeds(lower, higher, 0.05) == fewest_seeds(0.05) == 4
     assert deciding_seeds(lower * 4, higher * 3, 0.05) == 9
 
 
 def test_seeds_without_any_spread_have_no_interval() -> None:
     sentence = summarise([outcome("LAMB", 3.0, 3.0, 3.0), outcome("MERIT", 2.0, 2.0, 2.0)])
     assert (
-        "3 seeds each, p = 0.1 in a permutation test, the least that 3 seeds each can give; 4 se" in sentence
+        "3 seeds each, p = 0.1 in a permutation test, the smallest possible with 3 seeds each; 4 se"
+        in sentence
     )
 
 
@@ -111,13 +113,13 @@ def test_the_interval_is_that_of_welch() -> None:
 
 
 @pytest.mark.parametrize(("num_first", "num_second"), [(2, 2), (3, 3), (4, 4), (2, 5)])
-def test_the_least_chance_is_that_of_groups_that_do_not_overlap(num_first: int, num_second: int) -> None:
+def test_groups_that_do_not_overlap_give_the_smallest_p_value(num_first: int, num_second: int) -> None:
     first = [1.0 + place / 100 for place in range(num_first)]
     second = [2.0 + place / 100 for place in range(num_second)]
-    assert chance_of_difference(first, second) == pytest.approx(least_chance(num_first, num_second))
+    assert p_value_of_difference(first, second) == pytest.approx(smallest_p_value(num_first, num_second))
 
 
-def test_failed_runs_are_told_and_not_averaged() -> None:
+def test_failed_runs_are_reported_and_not_averaged() -> None:
     lost = outcome("AdamW", 9.0, status="diverged")
     assert summarise([lost, outcome("MERIT", 2.0)]) == (
         "MERIT ended at a validation loss of 2.000 (one seed); the largest attention logit was then 10.0 "
@@ -126,43 +128,43 @@ def test_failed_runs_are_told_and_not_averaged() -> None:
     assert summarise([lost]) == "No run finished with a validation loss; AdamW diverged (at step 100)."
 
 
-def test_runs_of_different_lengths_are_told(tmp_path: Path) -> None:
+def test_runs_of_different_lengths_are_not_ranked(tmp_path: Path) -> None:
     write_run(tmp_path, "lamb", num_steps=50)
     write_run(tmp_path, "merit", num_steps=100)
     first, of_lamb, of_merit = summarise(read_outcomes(group(find_runs([tmp_path])))).splitlines()
     assert first == (
-        "These runs are of 2 kinds, which cannot be ranked against each other: they differ in length (819k "
+        "These runs form 2 groups, which cannot be ranked against each other: they differ in length (819k "
         "tokens and 1.64M tokens)."
     )
     assert of_lamb.startswith("tiny, 819k tokens: LAMB ended at a validation loss of ")
     assert of_merit.startswith("tiny, 1.64M tokens: MERIT ended at a validation loss of ")
 
 
-def test_series_of_one_label_are_all_in_the_ranking() -> None:
+def test_series_with_the_same_label_are_all_ranked() -> None:
     sentence = summarise([outcome("Mine", 2.0), outcome("Mine", 3.0)])
     assert sentence.startswith("At the end Mine had the lowest validation loss, 2.000 (1.000 below Mine;")
 
 
 def test_the_exact_test_counts_relabellings() -> None:
-    assert chance_of_difference([1.0, 2.0], [3.0, 4.0]) == pytest.approx(2 / 6)
-    assert chance_of_difference([1.0, 4.0], [2.0, 3.0]) == 1.0
-    assert chance_of_difference([1.0], [3.0, 4.0]) is None
+    assert p_value_of_difference([1.0, 2.0], [3.0, 4.0]) == pytest.approx(2 / 6)
+    assert p_value_of_difference([1.0, 4.0], [2.0, 3.0]) == 1.0
+    assert p_value_of_difference([1.0], [3.0, 4.0]) is None
 
 
-def test_with_more_relabellings_than_can_be_counted_some_are_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_many_relabellings_are_sampled(monkeypatch: pytest.MonkeyPatch) -> None:
     lower, higher = [2 + seed / 100 for seed in range(12)], [3 + seed / 100 for seed in range(12)]
-    chance = chance_of_difference(lower, higher)
-    assert chance is not None
-    assert 0 < chance < 1e-3
+    p_value = p_value_of_difference(lower, higher)
+    assert p_value is not None
+    assert 0 < p_value < 1e-3
     sentence = summarise([outcome("LAMB", *higher), outcome("MERIT", *lower)])
     assert "12 seeds each, p = 5e-05 in a permutation test; 95% interval" in sentence
     few = [1.0, 2.0, 3.5, 1.5, 2.5], [2.0, 3.0, 4.5, 2.2, 2.9]
-    exact = chance_of_difference(*few)
-    monkeypatch.setattr("merit_lab.report.outcome._MOST_WAYS", 200)
-    assert chance_of_difference(*few) == pytest.approx(exact, abs=0.05)
+    exact = p_value_of_difference(*few)
+    monkeypatch.setattr("merit_lab.report.outcome._MAX_RELABELLINGS", 200)
+    assert p_value_of_difference(*few) == pytest.approx(exact, abs=0.05)
 
 
-def test_a_run_whose_last_validation_loss_is_none_diverged(tmp_path: Path) -> None:
+def test_a_run_whose_last_validation_loss_is_nan_diverged(tmp_path: Path) -> None:
     folder = write_run(tmp_path, "merit", end=None)
     with MetricsWriter(folder / "metrics.jsonl") as metrics:
         metrics.write({"kind": "validation", "step": 105, "tokens": 0, "loss": float("nan")})
@@ -173,7 +175,7 @@ def test_a_run_whose_last_validation_loss_is_none_diverged(tmp_path: Path) -> No
     assert summarise([merit]) == "No run finished with a validation loss; MERIT diverged (at step 105)."
 
 
-def test_a_run_without_validation_has_finished_all_the_same() -> None:
+def test_a_run_without_validation_has_still_finished() -> None:
     lost = outcome("MERIT", None)
     assert describe_runs(lost) == "1 finished without validation"
     assert summarise([lost]) == (
@@ -183,7 +185,7 @@ def test_a_run_without_validation_has_finished_all_the_same() -> None:
 
 def test_outcomes_of_real_run_directories(three_seeds: Path) -> None:
     adamw, lamb, merit = read_outcomes(group(find_runs([three_seeds])))
-    assert [describe_runs(own) for own in (adamw, lamb, merit)] == [
+    assert [describe_runs(series) for series in (adamw, lamb, merit)] == [
         "2 finished, 1 diverged",
         "2 finished, 1 unfinished",
         "3 finished",
@@ -192,12 +194,12 @@ def test_outcomes_of_real_run_directories(three_seeds: Path) -> None:
     assert loss is not None
     assert len(loss.values) == 3
     assert loss.mean == pytest.approx(2.33, abs=0.05)
-    # The last finite values of the run that diverged stand in the table of runs, with the reason.
+    # The table of runs has the last finite values of the run that diverged, and the reason.
     assert adamw.diverged[0].validation_loss is not None
     assert adamw.diverged[0].message == "the loss was nan at step 60"
 
 
-def test_the_last_and_the_largest_logit_and_the_speed_of_most_steps(tmp_path: Path) -> None:
+def test_the_last_and_largest_logit_and_the_median_speed(tmp_path: Path) -> None:
     folder = write_run(tmp_path, "merit", end=None)
     with MetricsWriter(folder / "metrics.jsonl") as metrics:
         metrics.write({"kind": "train", "step": 105, "tokens": 9, "loss": 2.0, "tokens_per_second": 1.0})
@@ -208,11 +210,11 @@ def test_the_last_and_the_largest_logit_and_the_speed_of_most_steps(tmp_path: Pa
     assert run.final_logit == 0.5
     assert run.largest_logit is not None
     assert run.largest_logit > 5
-    # One slow step does not slow the others down.
+    # The median ignores one slow step.
     assert run.tokens_per_second == pytest.approx(BATCH * CONTEXT / 0.3, abs=1000)
 
 
-def test_the_spread_is_that_of_a_sample() -> None:
+def test_the_spread_is_the_sample_standard_deviation() -> None:
     loss = outcome("MERIT", 2.0, 2.5, 3.0).spread("validation_loss")
     assert loss is not None
     assert (loss.mean, loss.deviation) == (2.5, 0.5)

@@ -1,4 +1,4 @@
-"""What runs recorded, as text."""
+"""`merit show`: records of runs as text."""
 
 import json
 from pathlib import Path
@@ -27,19 +27,19 @@ def study(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     return tmp_path / "study"
 
 
-def shown(capsys: pytest.CaptureFixture[str], *arguments: Path | str) -> str:
-    assert main([str(own) for own in arguments]) == 0
+def run_show(capsys: pytest.CaptureFixture[str], *arguments: Path | str) -> str:
+    assert main([str(argument) for argument in arguments]) == 0
     return capsys.readouterr().out
 
 
 def lines(capsys: pytest.CaptureFixture[str], *arguments: Path | str) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in shown(capsys, *arguments).splitlines()]
+    return [json.loads(line) for line in run_show(capsys, *arguments).splitlines()]
 
 
 def test_runs_are_listed(study: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    _, _, _, *rows = [line.split() for line in shown(capsys, study).splitlines()]  # a head and a rule
-    found = [(name, status, step) for name, status, step, _ in rows]
-    assert found == [
+    _, _, _, *rows = [line.split() for line in run_show(capsys, study).splitlines()]  # a head and a rule
+    listed = [(name, status, step) for name, status, step, _ in rows]
+    assert listed == [
         ("adamw-lr0.01-seed0", "diverged", "50"),
         ("lamb-lr0.01-seed0", "interrupted", "100"),
         (NAME, "finished", "100"),
@@ -48,7 +48,7 @@ def test_runs_are_listed(study: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert float(rows[2][-1]) == pytest.approx(2.3, abs=0.1)
 
 
-def test_a_run_is_printed_as_its_lines(study: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_is_printed_line_by_line(study: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config, environment, *measured = lines(capsys, study, NAME)
     run = Run.open(study / NAME)
     assert config == {"run": NAME, "kind": "config", **run.config}
@@ -56,11 +56,11 @@ def test_a_run_is_printed_as_its_lines(study: Path, capsys: pytest.CaptureFixtur
     assert measured == [{"run": NAME, **line} for line in run.lines()]
 
 
-def test_lines_of_a_kind_alone(study: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    found = lines(capsys, study, NAME, "--kind", "validation")
-    assert {line["kind"] for line in found} == {"validation"}
-    everyone = lines(capsys, study, "--kind", "config")
-    assert [line["run"] for line in everyone] == ["adamw-lr0.01-seed0", "lamb-lr0.01-seed0", NAME]
+def test_only_lines_of_one_kind(study: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    printed = lines(capsys, study, NAME, "--kind", "validation")
+    assert {line["kind"] for line in printed} == {"validation"}
+    configs = lines(capsys, study, "--kind", "config")
+    assert [line["run"] for line in configs] == ["adamw-lr0.01-seed0", "lamb-lr0.01-seed0", NAME]
 
 
 def test_nan_is_written_as_in_the_metrics(study: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -68,17 +68,17 @@ def test_nan_is_written_as_in_the_metrics(study: Path, capsys: pytest.CaptureFix
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "message"),
     [
         (["merit-lr0.01-seed1"], f"holds no run 'merit-lr0.01-seed1'; did you mean {NAME}? `merit show"),
         (["--kind", "loss"], "no lines of kind 'loss'; there are attention, config"),
     ],
 )
-def test_what_is_not_there_is_named(
-    study: Path, arguments: list[str], told: str, capsys: pytest.CaptureFixture[str]
+def test_a_missing_run_or_kind_is_named(
+    study: Path, arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main([str(study), *arguments]) == 1
-    assert told in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 def test_a_folder_without_runs_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,4 +1,4 @@
-"""A scale far below tiny, and the data it is trained on."""
+"""A scale far below tiny, and its data."""
 
 from pathlib import Path
 
@@ -6,7 +6,7 @@ import pytest
 from toy_scale import make_scale
 
 from merit_lab.data import Dataset
-from merit_lab.reproduce.scale import Scale
+from merit_lab.reproduce.setups import Scale
 
 
 @pytest.fixture

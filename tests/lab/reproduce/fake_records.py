@@ -1,4 +1,4 @@
-"""Records as runs would leave them, with numbers from formulas."""
+"""Records as runs would write them, with numbers from formulas."""
 
 import random
 from collections.abc import Callable
@@ -12,27 +12,32 @@ from merit_lab.evaluate.results import Result as EvaluationResult
 from merit_lab.evaluate.results import result_path
 from merit_lab.record import Run
 from merit_lab.report.gather import MeasuredRun
-from merit_lab.reproduce.entry import Entry
-from merit_lab.reproduce.records import Record, Records
-from merit_lab.reproduce.scale import Scale, Shown
+from merit_lab.reproduce.entry import PaperEntry
+from merit_lab.reproduce.records import Records, TrialRecord
+from merit_lab.reproduce.setups import EntryTrial, Scale
 
 Row = dict[str, Any]
 LAYERS = 3
 
 
-def fake_record(trial: Shown, rows: list[Row], status: str = "finished") -> Record:
-    """A record of a run that measured these rows."""
+def fake_record(trial: EntryTrial, rows: list[Row], status: str = "finished") -> TrialRecord:
+    """The record of a run that measured these rows."""
     by_kind: dict[str, list[Row]] = {}
     for row in rows:
         by_kind.setdefault(row["kind"], []).append(row)
     run = MeasuredRun("fake", trial.config.to_dict(), {}, status, by_kind)  # type: ignore[arg-type]
-    return Record(trial, Path("fake"), run)
+    return TrialRecord(trial, Path("fake"), run)
 
 
 def fake_records(
-    entry: Entry, scale: Scale, rows: Callable[[Shown], list[Row]], *, seeds: int = 3, diverged: str = ""
+    entry: PaperEntry,
+    scale: Scale,
+    rows: Callable[[EntryTrial], list[Row]],
+    *,
+    seeds: int = 3,
+    diverged: str = "",
 ) -> Records:
-    """A record for each trial of an entry; those of the series ``diverged`` did."""
+    """A record for each trial of an entry; those of series ``diverged`` diverged."""
     records = []
     for trial in entry.trials(scale, seeds):
         status = "diverged" if trial.series == diverged else "finished"
@@ -40,10 +45,10 @@ def fake_records(
     return Records(tuple(records))
 
 
-def losses(trial: Shown, final: float) -> list[Row]:
+def losses(trial: EntryTrial, final: float) -> list[Row]:
     """A validation loss on a straight line from 5 to ``final``.
 
-    A little of it is the seed's, and less of it the seed's with that optimizer: margins have a spread.
+    The seed shifts it a little, and seed and optimizer together less, so margins have a spread.
     """
     steps, seed = trial.config.steps or 0, trial.config.seed
     end = final + 0.01 * seed + 0.001 * random.Random(f"{trial.series} {seed}").random()
@@ -53,21 +58,26 @@ def losses(trial: Shown, final: float) -> list[Row]:
     ]
 
 
-def logits(trial: Shown, by_layer: list[float]) -> list[Row]:
-    """Largest logits that end at these, by layer, with a little of the seed in them."""
-    own = [value + 0.1 * trial.config.seed for value in by_layer]
+def logits(trial: EntryTrial, by_layer: list[float]) -> list[Row]:
+    """Largest logits that end at these values, by layer, shifted a little by the seed."""
+    values = [value + 0.1 * trial.config.seed for value in by_layer]
     return [
-        {"kind": "attention", "step": step, "max_logits": [[value * step] for value in own], "entropy": None}
+        {
+            "kind": "attention",
+            "step": step,
+            "max_logits": [[value * step] for value in values],
+            "entropy": None,
+        }
         for step in (0, 1)
     ]
 
 
 def evaluated(
-    entry: Entry, scale: Scale, folder: Path, value: Callable[[Shown], float], *, seeds: int = 7
+    entry: PaperEntry, scale: Scale, folder: Path, value: Callable[[EntryTrial], float], *, seeds: int = 7
 ) -> Records:
     """Records of runs with evaluation results in their directories.
 
-    MERIT wins or loses as many tasks with every seed, which with few seeds could be chance.
+    MERIT wins or loses the same number of tasks with every seed, so the sign test needs several seeds.
     """
     records = []
     for place, trial in enumerate(entry.trials(scale, seeds)):

@@ -1,4 +1,4 @@
-"""The variant of MERIT that experiments use, against MERIT itself."""
+"""The experimental variant of MERIT, against MERIT itself."""
 
 import pytest
 import torch
@@ -18,24 +18,24 @@ def trained(make, num_steps=6, shape=(12, 8)):
     return [weight.detach() for weight in weights]
 
 
-def test_as_it_is_it_is_merit():
+def test_by_default_it_is_merit():
     expected = trained(lambda weights: MERIT(weights, lr=0.1))
     for rows in (None, 12):
-        found = trained(lambda weights, rows=rows: MERITVariant(weights, lr=0.1, rows=rows))
-        for one, other in zip(found, expected, strict=True):
+        actual = trained(lambda weights, rows=rows: MERITVariant(weights, lr=0.1, rows=rows))
+        for one, other in zip(actual, expected, strict=True):
             torch.testing.assert_close(one, other)
 
 
-def test_rows_by_themselves_are_weights_by_themselves():
+def test_blocks_of_rows_act_as_separate_weights():
     stacked = trained(lambda weights: MERIT(weights, lr=0.1, matrix_dims=2), shape=(3, 4, 8))
-    found = trained(lambda weights: MERITVariant(weights, lr=0.1, rows=4))
-    torch.testing.assert_close(found[0], stacked[0].flatten(0, 1))
-    torch.testing.assert_close(found[1], stacked[1])
+    actual = trained(lambda weights: MERITVariant(weights, lr=0.1, rows=4))
+    torch.testing.assert_close(actual[0], stacked[0].flatten(0, 1))
+    torch.testing.assert_close(actual[1], stacked[1])
     whole = trained(lambda weights: MERITVariant(weights, lr=0.1))
-    assert not torch.equal(found[0], whole[0])
+    assert not torch.equal(actual[0], whole[0])
 
 
-def test_smoothing_begins_with_the_first_step_and_then_differs():
+def test_smoothing_changes_nothing_in_the_first_step():
     for num_steps, same in ((1, True), (2, False)):
         plain = trained(lambda weights: MERITVariant(weights, lr=0.1), num_steps)
         smoothed = trained(lambda weights: MERITVariant(weights, lr=0.1, smoothing=0.9), num_steps)
@@ -53,5 +53,5 @@ def test_the_smoothed_norms_are_moving_averages():
 
 
 def test_rows_that_do_not_divide_a_weight():
-    with pytest.raises(ValueError, match="a weight of 12 rows cannot be taken in parts of 5"):
+    with pytest.raises(ValueError, match="a weight of 12 rows cannot be split into blocks of 5"):
         trained(lambda weights: MERITVariant(weights, lr=0.1, rows=5))

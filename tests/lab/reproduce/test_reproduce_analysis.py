@@ -1,4 +1,4 @@
-"""Analyses of records whose answer is known."""
+"""Analyses of records with known answers."""
 
 import dataclasses
 import math
@@ -17,41 +17,41 @@ from merit_lab.evaluate import PAPER_SETS
 from merit_lab.models import flops_per_token
 from merit_lab.reproduce.entries import batches, theorem, weights
 from merit_lab.reproduce.entries.variants import VARIANTS
-from merit_lab.reproduce.entry import Result
-from merit_lab.reproduce.records import Record, Records
+from merit_lab.reproduce.entry import Analysis
+from merit_lab.reproduce.records import Records, TrialRecord
 from merit_lab.reproduce.registry import ENTRIES
-from merit_lab.reproduce.scale import Scale, Setting, Shown
+from merit_lab.reproduce.setups import EntryTrial, Scale, Setup
 from merit_lab.reproduce.work import Task, reproduce
 from merit_lab.train.schedule import learning_rate
 
-# As in the paper: the order of table 3, with the others above.
+# The order of table 3 in the paper, with the other optimizers above.
 AS_IN_THE_PAPER = {"MERIT": 3.2, "MaxLAMB": 3.3, "LAMB": 3.35, "AdamW": 3.5, "SophiaG": 3.6, "Lion": 3.7}
 
 
-def analyse(name: str, scale: Scale, final: dict[str, float], diverged: str = "") -> Result:
+def analyse(name: str, scale: Scale, final: dict[str, float], diverged: str = "") -> Analysis:
     entry = ENTRIES[name]
 
-    def loss_of(trial: Shown) -> list[dict[str, object]]:
+    def loss_of(trial: EntryTrial) -> list[dict[str, object]]:
         return losses(trial, final.get(trial.series, 3.4))
 
     return entry.analyse(fake_records(entry, scale, loss_of, diverged=diverged), scale)
 
 
 @pytest.mark.parametrize("name", ["fig4", "fig6", "table3", "fig9", "reference", "variants", "norm"])
-def test_losses_in_the_paper_s_order_hold(name: str, toy: Scale) -> None:
+def test_losses_in_the_order_of_the_paper_hold(name: str, toy: Scale) -> None:
     ablations = {f"MERIT without {part}": 3.3 for part in ("clip", "weight-wise bound", "element-wise ratio")}
-    variants = {own.series: 3.1 for own in VARIANTS} | {"MERIT, Euclidean norms": 3.1}
+    variants = {variant.series: 3.1 for variant in VARIANTS} | {"MERIT, Euclidean norms": 3.1}
     result = analyse(name, toy, {**AS_IN_THE_PAPER, **ablations, **variants})
-    assert {own.outcome for own in result.verdicts} == {"held"}
+    assert {verdict.outcome for verdict in result.verdicts} == {"held"}
 
 
 @pytest.mark.parametrize("name", ["fig4", "fig6", "table3", "fig9", "reference", "variants", "norm"])
 def test_losses_in_the_opposite_order_contradict(name: str, toy: Scale) -> None:
     ablations = {f"MERIT without {part}": 3.8 for part in ("clip", "weight-wise bound", "element-wise ratio")}
     upside_down = {series: 7 - loss for series, loss in AS_IN_THE_PAPER.items()}
-    variants = {own.series: 4.0 for own in VARIANTS} | {"MERIT, Euclidean norms": 4.0}
+    variants = {variant.series: 4.0 for variant in VARIANTS} | {"MERIT, Euclidean norms": 4.0}
     result = analyse(name, toy, {**upside_down, "MERIT": 3.9, **ablations, **variants})
-    assert "contradicted" in {own.outcome for own in result.verdicts}
+    assert "contradicted" in {verdict.outcome for verdict in result.verdicts}
     assert result.outcome == "contradicted"
 
 
@@ -64,9 +64,9 @@ def test_losses_in_the_opposite_order_contradict(name: str, toy: Scale) -> None:
     ],
 )
 def test_longer_training(loss: float, logit: float, outcomes: list[str], toy: Scale) -> None:
-    """MERIT ends there with that loss and that largest logit; in the shorter runs it is last in both."""
+    """MERIT ends longer training with this loss and largest logit; in shorter runs it is worst in both."""
 
-    def rows_of(trial: Shown) -> list[dict[str, object]]:
+    def rows_of(trial: EntryTrial) -> list[dict[str, object]]:
         final, largest = AS_IN_THE_PAPER[trial.series], {"LAMB": 30.0, "AdamW": 50.0}.get(trial.series, 40.0)
         if trial.series == "MERIT":
             final, largest = (loss, logit) if trial.panel == toy.horizon.name else (6.0, 200.0)
@@ -74,8 +74,8 @@ def test_longer_training(loss: float, logit: float, outcomes: list[str], toy: Sc
 
     entry = ENTRIES["horizon"]
     result = entry.analyse(fake_records(entry, toy, rows_of), toy)
-    assert [own.outcome for own in result.verdicts] == outcomes
-    assert [len(own.comparisons) for own in result.verdicts] == [3, 4]
+    assert [verdict.outcome for verdict in result.verdicts] == outcomes
+    assert [len(verdict.comparisons) for verdict in result.verdicts] == [3, 4]
     by_name = {row[:2]: row[-2:] for row in result.table.rows}
     for text in by_name[toy.horizon.name, "MERIT"]:
         assert float(text.partition(" ")[0]) == pytest.approx(logit, rel=0.05)
@@ -84,45 +84,46 @@ def test_longer_training(loss: float, logit: float, outcomes: list[str], toy: Sc
 
 def test_longer_training_that_was_not_run_is_not_judged_by_the_shorter(toy: Scale) -> None:
     entry = ENTRIES["horizon"]
-    found = fake_records(entry, toy, lambda trial: losses(trial, 3.0) + logits(trial, LAYERS * [10.0]))
+    complete = fake_records(entry, toy, lambda trial: losses(trial, 3.0) + logits(trial, LAYERS * [10.0]))
     records = Records(
         tuple(
-            dataclasses.replace(own, run=None) if own.panel == toy.horizon.name else own for own in found.all
+            dataclasses.replace(record, run=None) if record.panel == toy.horizon.name else record
+            for record in complete.all
         )
     )
-    assert [own.outcome for own in entry.analyse(records, toy).verdicts] == ["not run", "not run"]
+    assert [verdict.outcome for verdict in entry.analyse(records, toy).verdicts] == ["not run", "not run"]
 
 
 @pytest.mark.parametrize("better", ["lamb", "merit"])
 def test_euclidean_norms_are_judged_at_the_better_of_two_rates(better: str, toy: Scale) -> None:
-    setting = dataclasses.replace(toy.gpt2[0], rates={**toy.gpt2[0].rates, "lamb": 4e-2})
-    scale = dataclasses.replace(toy, gpt2=(setting,))
+    setup = dataclasses.replace(toy.gpt2[0], rates={**toy.gpt2[0].rates, "lamb": 4e-2})
+    scale = dataclasses.replace(toy, gpt2=(setup,))
     entry, euclidean = ENTRIES["norm"], "MERIT, Euclidean norms"
 
-    def loss_of(trial: Shown) -> float:
+    def loss_of(trial: EntryTrial) -> float:
         if trial.series != euclidean:
             return 3.3
-        return 3.1 if trial.config.optimizer.lr == setting.rates[better] else 5.0
+        return 3.1 if trial.config.optimizer.lr == setup.rates[better] else 5.0
 
     records = fake_records(entry, scale, lambda trial: losses(trial, loss_of(trial)))
     result = entry.analyse(records, scale)
     assert result.outcome == "held"
     assert [row[2] for row in result.table.rows if row[1] == euclidean] == ["0.01", "0.04"]
-    drawn = [row for own in result.charts[0].spec["datasets"].values() for row in own]
+    drawn = [row for rows in result.charts[0].spec["datasets"].values() for row in rows]
     ends = [row["value"] for row in drawn if row["x"] == 4 and row["series"] == euclidean]
     assert ends == pytest.approx([3.1] * len(ends), abs=0.05), "the other rate is not drawn"
 
 
-def test_euclidean_norms_that_diverged_at_both_rates_have_lost(toy: Scale) -> None:
+def test_euclidean_norms_that_diverged_at_both_rates_lose(toy: Scale) -> None:
     entry = ENTRIES["norm"]
     records = fake_records(entry, toy, lambda trial: losses(trial, 3.3), diverged="MERIT, Euclidean norms")
-    margins = [m for v in entry.analyse(records, toy).verdicts for own in v.comparisons for m in own.margins]
-    assert set(margins) == {-math.inf}, "not as if they had not been run"
+    margins = [m for v in entry.analyse(records, toy).verdicts for c in v.comparisons for m in c.margins]
+    assert set(margins) == {-math.inf}, "it counts as run"
 
 
 @pytest.mark.parametrize(("factor", "outcome"), [(3.0, "held"), (0.5, "contradicted")])
 def test_how_far_a_step_goes_for_its_learning_rate(factor: float, outcome: str, toy: Scale) -> None:
-    def changes(trial: Shown) -> list[dict[str, object]]:
+    def changes(trial: EntryTrial) -> list[dict[str, object]]:
         """The first step of all but LAMB goes ``factor`` times as far as its learning rate, the last once."""
         steps, chosen = trial.config.steps or 0, trial.config.optimizer
         rates = [
@@ -136,8 +137,8 @@ def test_how_far_a_step_goes_for_its_learning_rate(factor: float, outcome: str, 
                 "step": step,
                 "parameters": {
                     "blocks.0.mlp.up.weight": {"relative_change": times * rates[step - 1]},
-                    "blocks.0.mlp_norm.weight": {"relative_change": 7.0},  # of vectors nothing is said
-                    "token_embedding.weight": {"relative_change": 7.0},  # nor of embeddings
+                    "blocks.0.mlp_norm.weight": {"relative_change": 7.0},  # vectors do not count
+                    "token_embedding.weight": {"relative_change": 7.0},  # nor do embeddings
                 },
             }
             for step, times in ((1, firsts), (steps, 1.0))
@@ -152,7 +153,7 @@ def test_how_far_a_step_goes_for_its_learning_rate(factor: float, outcome: str, 
 
 
 def shares(kind: str, step: int, of_layers: list[float], of_vectors: float) -> dict[str, object]:
-    """An update's statistics: the share of each layer's matrix, and of its vectors; of the embedding 0."""
+    """An update's statistics: the share of each layer's matrix and of its vectors; 0 for the embedding."""
     matrices = {f"blocks.{i}.mlp.up.weight": {kind: share} for i, share in enumerate(of_layers)}
     vectors = {f"blocks.{i}.mlp_norm.weight": {kind: of_vectors} for i in range(len(of_layers))}
     parameters = {**matrices, **vectors, "token_embedding.weight": {kind: 0.0}}
@@ -161,12 +162,12 @@ def shares(kind: str, step: int, of_layers: list[float], of_vectors: float) -> d
 
 @pytest.mark.parametrize(("middle", "outcome"), [(0.4, "held"), (0.01, "contradicted")])
 def test_where_the_clip_acts(middle: float, outcome: str, toy: Scale) -> None:
-    """The highest share of a layer's elements counts, in whatever step it was."""
+    """The highest share of a layer's elements counts, at any step."""
     deep = dataclasses.replace(toy.gpt2[0], model=dataclasses.replace(toy.gpt2[0].model, layers=4))
     scale, entry = dataclasses.replace(toy, gpt2=(deep,)), ENTRIES["fig13"]
 
-    def clipped(trial: Shown) -> list[dict[str, object]]:
-        ends = [0.1, middle * (1 + 0.01 * trial.config.seed), 0.9, 0.2]  # of the third layer nothing is said
+    def clipped(trial: EntryTrial) -> list[dict[str, object]]:
+        ends = [0.1, middle * (1 + 0.01 * trial.config.seed), 0.9, 0.2]  # the third layer does not count
         return [
             shares("clipped", step, [factor * end for end in ends], 0.0)
             for step, factor in ((1, 0.5), (2, 1.0), (3, 0.1))
@@ -176,16 +177,16 @@ def test_where_the_clip_acts(middle: float, outcome: str, toy: Scale) -> None:
     assert result.outcome == outcome
     matrix, vector = 64 * 16, 16
     highest = [float(row[3].partition("%")[0]) / 100 for row in result.table.rows]
-    whole = matrix / (matrix + vector)  # of the norm's elements none is clipped
+    whole = matrix / (matrix + vector)  # none of the norm's elements is clipped
     assert highest == pytest.approx([0.1 * whole, middle * 1.01 * whole, 0.2 * whole], abs=1e-4)
 
 
 @pytest.mark.parametrize(("rises", "outcome"), [(True, "held"), (False, "contradicted")])
 def test_when_the_weight_wise_bound_decides(rises: bool, outcome: str, toy: Scale) -> None:
-    """Over nine steps, the first three against the last three, of matrices alone and by their elements."""
+    """The first three of nine steps against the last three, for matrices only, weighted by their elements."""
     entry = ENTRIES["fig15"]
 
-    def bounded(trial: Shown) -> list[dict[str, object]]:
+    def bounded(trial: EntryTrial) -> list[dict[str, object]]:
         levels = [(step if rises else 10 - step) / 10 for step in range(1, 10)]
         return [
             shares("bounded", step, LAYERS * [level + 0.001 * trial.config.seed * step], of_vectors=1.0)
@@ -202,11 +203,11 @@ def test_when_the_weight_wise_bound_decides(rises: bool, outcome: str, toy: Scal
 
 @pytest.mark.parametrize(("factor", "outcome"), [(1.005, "held"), (1.03, "contradicted")])
 def test_the_time_of_a_step(factor: float, outcome: str, toy: Scale) -> None:
-    """MERIT's takes ``factor`` times as long as others'; one step of five, with measurements, far longer."""
+    """MERIT's steps take ``factor`` times as long; one step in five, with measurements, takes far longer."""
     entry = ENTRIES["table2"]
     tokens = toy.gpt2[0].batch * toy.gpt2[0].model.context
 
-    def speeds(trial: Shown) -> list[dict[str, object]]:
+    def speeds(trial: EntryTrial) -> list[dict[str, object]]:
         noise = 1e-4 * random.Random(f"{trial.series} {trial.config.seed}").random()
         seconds = (factor if trial.series == "MERIT" else 1.0) * (2 + noise)
         return [
@@ -243,12 +244,12 @@ def test_the_time_of_a_step(factor: float, outcome: str, toy: Scale) -> None:
 def test_a_longer_warm_up(
     gain: float, at_best: float, adamw_s: float, outcomes: list[str], toy: Scale
 ) -> None:
-    """It gains so much at twice the rate, where all are half a nat worse, and so much at the best rate.
+    """It gains ``gain`` at twice the rate, where all are half a nat worse, and ``at_best`` at the best rate.
 
-    AdamW, which is at 4 without it, ends at ``adamw_s`` with it at the best rate, and LAMB stays at 3.8.
+    AdamW ends at 4 without it and at ``adamw_s`` with it at the best rate; LAMB stays at 3.8.
     """
 
-    def loss_of(trial: Shown) -> list[dict[str, object]]:
+    def loss_of(trial: EntryTrial) -> list[dict[str, object]]:
         chosen = trial.config.optimizer
         factor = round((chosen.lr or 0.0) / toy.gpt2[0].rates[chosen.name])
         is_higher = factor == 2
@@ -263,8 +264,8 @@ def test_a_longer_warm_up(
 
     entry = ENTRIES["warmup"]
     result = entry.analyse(fake_records(entry, toy, loss_of), toy)
-    assert [own.outcome for own in result.verdicts] == outcomes
-    assert [len(own.comparisons) for own in result.verdicts] == [2, 1, 2]
+    assert [verdict.outcome for verdict in result.verdicts] == outcomes
+    assert [len(verdict.comparisons) for verdict in result.verdicts] == [2, 1, 2]
     assert len(result.table.rows) == 20  # four optimizers at two rates, and at three with the longer warm-up
 
 
@@ -274,8 +275,8 @@ def test_a_longer_warm_up_is_judged_at_both_sizes() -> None:
     scale = make_scale(gpt2=(first, second))
     entry = ENTRIES["warmup"]
 
-    def loss_of(trial: Shown) -> list[dict[str, object]]:
-        """The longer warm-up helps at the second size alone."""
+    def loss_of(trial: EntryTrial) -> list[dict[str, object]]:
+        """The longer warm-up helps only at the second size."""
         gain = (trial.config.optimizer.warmup == 0.1) * (0.2 if trial.panel == "larger" else -0.2)
         return losses(trial, AS_IN_THE_PAPER[trial.series.partition(",")[0]] - gain)
 
@@ -285,20 +286,20 @@ def test_a_longer_warm_up_is_judged_at_both_sizes() -> None:
     assert wider.outcomes == ("contradicted", "contradicted", "held", "held")
     assert still.outcomes == 4 * ("held",)
     rate = 2 * second.rates["merit"]
-    assert wider.comparisons[2].what == f"MERIT, warm-up 10% below MERIT, both at {rate:g}, larger"
+    assert wider.comparisons[2].label == f"MERIT, warm-up 10% below MERIT, both at {rate:g}, larger"
     assert len(result.charts) == 2
 
 
-def test_twice_the_batch_has_a_grid_with_one_seed_and_the_others_at_its_middle(toy: Scale) -> None:
+def test_twice_the_batch_has_a_grid_with_one_seed_and_other_seeds_at_its_middle(toy: Scale) -> None:
     entry = ENTRIES["doubled"]
     assert entry.num_seeds(toy, None) == toy.seeds
-    found: dict[tuple[int, str], list[float | None]] = {}
+    rates: dict[tuple[int, str], list[float | None]] = {}
     for trial in entry.trials(toy, 3):
         assert (trial.config.batch, trial.config.steps) in ((8, 4), (16, 2))
         if trial.series == "MERIT":
-            found.setdefault((trial.config.batch, trial.config.seed), []).append(trial.config.optimizer.lr)
+            rates.setdefault((trial.config.batch, trial.config.seed), []).append(trial.config.optimizer.lr)
     single, middle = toy.gpt2[0].rates["merit"], toy.doubled[0].rates["merit"]
-    assert found == {
+    assert rates == {
         **{(8, seed): [single] for seed in range(3)},
         (16, 0): pytest.approx([middle / 2, middle, 2 * middle], rel=0.01),
         **{(16, seed): [middle] for seed in (1, 2)},
@@ -314,23 +315,23 @@ def test_twice_the_batch_has_a_grid_with_one_seed_and_the_others_at_its_middle(t
     ],
 )
 def test_twice_the_batch(ends: dict[str, float], cost: float, outcomes: list[str], toy: Scale) -> None:
-    """All are judged at the middle rate, whatever the other rates of the grid come to."""
+    """Every optimizer is judged at the middle rate, whatever its losses at the other rates."""
     (doubled,) = toy.doubled
 
-    def loss_of(trial: Shown) -> list[dict[str, object]]:
+    def loss_of(trial: EntryTrial) -> list[dict[str, object]]:
         final, chosen = AS_IN_THE_PAPER[trial.series], trial.config.optimizer
         if trial.config.batch == doubled.batch:
             final = ends.get(trial.series, final) + cost + 0.001 * trial.config.seed
-            # LAMB has its best on the edge, the others in the middle: by less than later seeds add.
+            # LAMB is best on the edge, the others in the middle, by less than later seeds add.
             if chosen.lr != doubled.rates[chosen.name]:
                 final += -2.0 if trial.series == "LAMB" else 0.005
         return losses(trial, final)
 
     entry = ENTRIES["doubled"]
     result = entry.analyse(fake_records(entry, toy, loss_of), toy)
-    assert [own.outcome for own in result.verdicts] == outcomes
-    assert [len(own.comparisons) for own in result.verdicts] == [4, 5]
-    assert {own.num_seeds for verdict in result.verdicts for own in verdict.comparisons} == {3}
+    assert [verdict.outcome for verdict in result.verdicts] == outcomes
+    assert [len(verdict.comparisons) for verdict in result.verdicts] == [4, 5]
+    assert {comparison.num_seeds for verdict in result.verdicts for comparison in verdict.comparisons} == {3}
     remarks: dict[tuple[str, str], list[str]] = {}
     for panel, series, _, remark, *_ in result.table.rows:
         remarks.setdefault((panel, series), []).append(remark)
@@ -340,7 +341,7 @@ def test_twice_the_batch(ends: dict[str, float], cost: float, outcomes: list[str
 
 
 def test_twice_the_batch_of_two_models() -> None:
-    """Each is compared with the same model's single batch, at its own rates."""
+    """Each model is compared with its single batch, each at its own rates."""
     (first,), (doubled,) = make_scale().gpt2, make_scale().doubled
     second = dataclasses.replace(first, name="larger", rates={**first.rates, "merit": 0.5})
     scale = make_scale(
@@ -348,7 +349,7 @@ def test_twice_the_batch_of_two_models() -> None:
         doubled=(doubled, dataclasses.replace(second.with_batch(16), rates=dict(second.rates))),
     )
 
-    def loss_of(trial: Shown) -> list[dict[str, object]]:
+    def loss_of(trial: EntryTrial) -> list[dict[str, object]]:
         cost = 0.0
         if trial.config.batch == 16:
             cost = (-0.2 if trial.panel.startswith("larger") else 0.2) + 0.001 * trial.config.seed
@@ -359,7 +360,7 @@ def test_twice_the_batch_of_two_models() -> None:
     order, price = result.verdicts
     assert order.outcomes == 8 * ("held",)
     assert price.outcomes == 5 * ("held",) + 5 * ("contradicted",)
-    assert price.comparisons[5].what == "larger, AdamW: batch 8 below batch 16"
+    assert price.comparisons[5].label == "larger, AdamW: batch 8 below batch 16"
     assert [chart.name for chart in result.charts] == [f"loss-{n}" for n in (1, 2, 3, 4)] + [
         "rates-1",
         "rates-2",
@@ -369,24 +370,24 @@ def test_twice_the_batch_of_two_models() -> None:
 def test_twice_the_batch_is_drawn_over_tokens_and_over_rates(toy: Scale) -> None:
     *curves, rates = analyse("doubled", toy, AS_IN_THE_PAPER).charts
     for chart in curves:
-        rows = [row for own in chart.spec["datasets"].values() for row in own]
+        rows = [row for data in chart.spec["datasets"].values() for row in data]
         assert max(row["x"] for row in rows) == toy.gpt2[0].tokens
     (rows,) = rates.spec["datasets"].values()
     assert [row["series"] for row in rows].count("MERIT") == 3
 
 
-def test_figure_1_has_two_models_where_a_scale_has_two() -> None:
+def test_figure_1_has_two_models_if_the_scale_has() -> None:
     (first,) = make_scale().gpt2
     second = dataclasses.replace(first, name="larger", batch=2 * first.batch)
     scale = make_scale(gpt2=(first, second))
     entry = ENTRIES["fig1"]
     records = fake_records(entry, scale, lambda trial: losses(trial, AS_IN_THE_PAPER[trial.series]))
     batches_of = {
-        panel: {own.config.batch for own in records.of(panel=panel).all} for panel in records.panels
+        panel: {record.config.batch for record in records.of(panel=panel).all} for panel in records.panels
     }
     assert batches_of == {"toy": {4, 8}, "larger": {8, 16}}
     result = entry.analyse(records, scale)
-    assert [len(own.comparisons) for own in result.verdicts] == [4, 4]
+    assert [len(verdict.comparisons) for verdict in result.verdicts] == [4, 4]
     assert len(result.charts) == 2
 
 
@@ -399,28 +400,28 @@ def test_batches_of_several_sizes_are_drawn_over_tokens(toy: Scale) -> None:
     assert ends["AdamW, batch 4"] == ends["MERIT"] == toy.gpt2[0].tokens
 
 
-def test_a_series_that_diverged_is_shown_and_lost(toy: Scale) -> None:
+def test_a_series_that_diverged_is_shown_and_loses(toy: Scale) -> None:
     result = analyse("fig4", toy, AS_IN_THE_PAPER, diverged="MERIT")
     assert result.outcome == "undecided"  # three losses: the sign test's p is 1/8
-    assert all(own.margins == (-math.inf,) * 3 for own in result.verdicts[0].comparisons)
+    assert all(comparison.margins == (-math.inf,) * 3 for comparison in result.verdicts[0].comparisons)
     (row,) = (row for row in result.table.rows if row[1] == "MERIT")
     assert "3 diverged" in row
     spec = str(result.charts[0].spec)
     assert "cross" in spec
 
 
-def test_runs_that_are_missing_are_not_counted(toy: Scale) -> None:
+def test_missing_runs_are_not_counted(toy: Scale) -> None:
     entry = ENTRIES["fig4"]
     records = fake_records(entry, toy, lambda trial: losses(trial, 3.0))
-    without = records.where(lambda own: own.series != "LAMB")
-    lost = tuple(dataclasses.replace(own, run=None) for own in records.of(series="LAMB").all)
+    without = records.where(lambda record: record.series != "LAMB")
+    lost = tuple(dataclasses.replace(record, run=None) for record in records.of(series="LAMB").all)
     result = entry.analyse(type(records)(without.all + lost), toy)
     assert result.outcome == "not run"
     (row,) = (row for row in result.table.rows if row[1] == "LAMB")
     assert "3 missing" in row
 
 
-def test_the_paper_s_values_stand_beside_ours() -> None:
+def test_values_of_the_paper_are_shown_beside_ours() -> None:
     scale = make_scale()
     small = dataclasses.replace(scale.gpt2[0], paper="small")
     result = analyse("fig4", dataclasses.replace(scale, gpt2=(small,)), AS_IN_THE_PAPER)
@@ -461,25 +462,25 @@ def test_steps_to_a_loss_lie_between_measurements(toy: Scale) -> None:
 
 
 def test_a_run_that_has_not_ended_has_no_largest_logit_to_compare(toy: Scale) -> None:
-    """What it has by now is of its first steps, and its logits may grow yet."""
+    """It has only its first steps, and its logits may still grow."""
     entry = ENTRIES["fig2"]
     by_series = {"AdamW": 1.0, "LAMB": 30.0, "MERIT": 20.0}
     records = fake_records(entry, toy, lambda trial: logits(trial, LAYERS * [by_series[trial.series]]))
     part = Records(
         tuple(
-            dataclasses.replace(own, run=dataclasses.replace(own.run, status="interrupted"))
-            if own.series == "AdamW" and own.run and own.config.seed > 0
-            else own
-            for own in records.all
+            dataclasses.replace(record, run=dataclasses.replace(record.run, status="interrupted"))
+            if record.series == "AdamW" and record.run and record.config.seed > 0
+            else record
+            for record in records.all
         )
     )
     result = entry.analyse(part, toy)
-    assert [own.num_seeds for own in result.verdicts[0].comparisons] == [1, 1, 3]
+    assert [comparison.num_seeds for comparison in result.verdicts[0].comparisons] == [1, 1, 3]
     adamw = next(row for row in result.table.rows if row[1] == "AdamW")
     assert adamw[2:] == ("1 finished, 2 interrupted", "1.00", "1.00")
 
 
-def test_scaling_that_is_known(toy: Scale) -> None:
+def test_known_scaling(toy: Scale) -> None:
     """MERIT scales ideally; the others need all their steps with the largest batch."""
     final = {4: {"MERIT": 3.0, "LAMB": 3.0, "AdamW": 3.0}, 8: {"MERIT": 3.0, "LAMB": 3.4, "AdamW": 3.5}}
     entry = ENTRIES["fig1"]
@@ -487,7 +488,7 @@ def test_scaling_that_is_known(toy: Scale) -> None:
         entry, toy, lambda trial: losses(trial, final[trial.config.batch][trial.series]), seeds=5
     )
     target = batches.target_loss(records)
-    assert target == pytest.approx(3.54, abs=1e-3)  # of AdamW's last seed, so every run gets there
+    assert target == pytest.approx(3.54, abs=1e-3)  # AdamW's last seed, so every run reaches it
     ideal = batches.efficiency(records.of(series="MERIT"), target)
     assert ideal == pytest.approx(dict.fromkeys(range(5), 1.0))
     assert batches.efficiency(records.of(series="AdamW"), target)[0] < 0.8
@@ -495,47 +496,47 @@ def test_scaling_that_is_known(toy: Scale) -> None:
     assert entry.analyse(records, toy).outcome == "held"
 
 
-def test_batches_beyond_one_that_did_not_pay_are_not_useful() -> None:
-    """A batch of 8 takes as many steps as one of 4; that 16 takes half as many comes too late."""
+def test_batches_above_one_that_did_not_pay_are_not_useful() -> None:
+    """A batch of 8 takes as many steps as one of 4, so it does not matter that 16 takes half as many."""
     entry, steps = ENTRIES["fig1"], {4: 4, 8: 4, 16: 2}
 
-    def rows(trial: Shown) -> list[dict[str, object]]:
+    def rows(trial: EntryTrial) -> list[dict[str, object]]:
         ends = ((0, 5.0), (steps[trial.config.batch], 3.0))
         return [{"kind": "validation", "step": step, "tokens": 0, "loss": loss} for step, loss in ends]
 
     records = fake_records(entry, make_scale(batches=(4, 8, 16)), rows).of(series="MERIT")
     assert batches.largest_useful_batch(records, 3.0) == 4
-    assert batches.largest_useful_batch(records.where(lambda own: own.config.batch != 8), 3.0) == 16
+    assert batches.largest_useful_batch(records.where(lambda record: record.config.batch != 8), 3.0) == 16
 
 
 @pytest.mark.parametrize("name", ["fig1", "width"])
 def test_every_run_that_did_not_diverge_reaches_the_target(name: str, toy: Scale) -> None:
-    """One that diverged does not take the target with it, nor the others of its series."""
+    """A run that diverged changes neither the target nor the other runs of its series."""
     entry = ENTRIES[name]
     finals = {"AdamW": 3.5}
     records = fake_records(entry, toy, lambda trial: losses(trial, finals.get(trial.series, 3.0)))
     first, *others = records.of(series="AdamW").all
     lost = fake_record(first.trial, losses(first.trial, 9.0), "diverged")
-    some = Records((lost, *others, *records.where(lambda own: own.series != "AdamW").all))
-    target = batches.target_loss(some)
+    with_lost = Records((lost, *others, *records.where(lambda record: record.series != "AdamW").all))
+    target = batches.target_loss(with_lost)
     assert target == pytest.approx(3.52, abs=1e-3)
-    assert [own.steps_to(target) for own in some.all if not own.diverged].count(math.inf) == 0
+    assert [record.steps_to(target) for record in with_lost.all if not record.diverged].count(math.inf) == 0
     result = entry.analyse(records, toy)
     assert not any("not reached" in cell for row in result.table.rows for cell in row)
-    assert all(map(math.isfinite, [m for v in result.verdicts for own in v.comparisons for m in own.margins]))
+    assert all(map(math.isfinite, [m for v in result.verdicts for c in v.comparisons for m in c.margins]))
 
 
-def grid(toy: Scale, loss_of: Callable[[Shown], float], *, seeds: int) -> Records:
+def grid(toy: Scale, loss_of: Callable[[EntryTrial], float], *, seeds: int) -> Records:
     entry = ENTRIES["table4"]
     return fake_records(entry, toy, lambda trial: losses(trial, loss_of(trial)), seeds=seeds)
 
 
-def with_best(setting: Setting, factors: dict[str, float]) -> Callable[[Shown], float]:
-    """Losses that are lowest at so many times the rate in the middle of the grid."""
+def with_best(setup: Setup, factors: dict[str, float]) -> Callable[[EntryTrial], float]:
+    """Losses that are lowest at a multiple of the middle rate of the grid, by series."""
 
-    def loss_of(trial: Shown) -> float:
+    def loss_of(trial: EntryTrial) -> float:
         chosen = trial.config.optimizer
-        best = setting.rates[chosen.name] * factors.get(trial.series, 1.0)
+        best = setup.rates[chosen.name] * factors.get(trial.series, 1.0)
         return 3.0 + abs(math.log2((chosen.lr or 0.0) / best))
 
     return loss_of
@@ -544,12 +545,14 @@ def with_best(setting: Setting, factors: dict[str, float]) -> Callable[[Shown], 
 def test_best_rates_inside_their_grids_are_compared(toy: Scale) -> None:
     result = ENTRIES["table4"].analyse(grid(toy, with_best(toy.gpt2[0], {}), seeds=5), toy)
     assert result.outcome == "held"
-    assert [own.margins for own in result.verdicts[0].comparisons] == [pytest.approx((1.0,) * 5)] * 3
+    assert [comparison.margins for comparison in result.verdicts[0].comparisons] == [
+        pytest.approx((1.0,) * 5)
+    ] * 3
 
 
 @pytest.mark.parametrize(("rate_of_lamb", "margin"), [(1e-2, 1.0), (1e-4, -1.0)])
 def test_best_rates_on_llama(rate_of_lamb: float, margin: float, toy: Scale) -> None:
-    """Of the optimizers of figure 6, in powers of ten above AdamW's."""
+    """Best rates of the optimizers of figure 6, in powers of ten above AdamW's."""
     llama = dataclasses.replace(toy.llama[0], rates={**toy.llama[0].rates, "lamb": rate_of_lamb})
     scale, entry, loss_of = (
         dataclasses.replace(toy, llama=(llama,)),
@@ -561,14 +564,14 @@ def test_best_rates_on_llama(rate_of_lamb: float, margin: float, toy: Scale) -> 
     assert {row[:2] for row in result.table.rows} == {
         (llama.name, series) for series in ("AdamW", "LAMB", "MERIT")
     }
-    assert [own.margins for own in result.verdicts[0].comparisons] == [
+    assert [comparison.margins for comparison in result.verdicts[0].comparisons] == [
         pytest.approx((margin,) * 5),
         pytest.approx((1.0,) * 5),
     ]
 
 
-def test_where_grids_lie_does_not_decide_which_rate_is_best(toy: Scale) -> None:
-    """The grids of AdamW and LAMB do not overlap, so that any losses have LAMB's lowest further up."""
+def test_the_position_of_a_grid_does_not_decide_which_rate_is_best(toy: Scale) -> None:
+    """The grids of AdamW and LAMB do not overlap, so with any losses LAMB's best rate is higher."""
     for draw in range(10):
         numbers = random.Random(draw)
         result = ENTRIES["table4"].analyse(grid(toy, lambda _: 3 + numbers.random(), seeds=8), toy)  # noqa: B023
@@ -587,11 +590,11 @@ def test_a_best_rate_on_the_edge_of_its_grid_gives_no_margin(factor: float, toy:
     assert "inside the grid" in result.notes[0]
 
 
-def test_of_two_rates_that_are_equally_good_neither_is_best(toy: Scale) -> None:
-    """The one in the middle has no worse one above it."""
+def test_of_two_equally_good_rates_neither_is_best(toy: Scale) -> None:
+    """The middle rate has no worse one above it."""
     entry = ENTRIES["table4"]
 
-    def rows(trial: Shown) -> list[dict[str, object]]:
+    def rows(trial: EntryTrial) -> list[dict[str, object]]:
         chosen = trial.config.optimizer
         factor = (chosen.lr or 0.0) / toy.gpt2[0].rates[chosen.name]
         is_best = factor == 1 or (factor > 1 and trial.series == "LAMB")
@@ -603,14 +606,14 @@ def test_of_two_rates_that_are_equally_good_neither_is_best(toy: Scale) -> None:
 
 
 def test_a_rate_at_which_a_seed_diverged_is_not_the_best(toy: Scale) -> None:
-    """However low the losses of the other seeds are there."""
+    """No matter how low the losses of the other seeds are."""
     highest = 2 * toy.gpt2[0].rates["merit"]
     records = Records(
         tuple(
-            fake_record(own.trial, [], "diverged")
-            if own.series == "MERIT" and own.config.optimizer.lr == highest and own.config.seed == 1
-            else own
-            for own in grid(toy, with_best(toy.gpt2[0], {"MERIT": 2.0}), seeds=3).all
+            fake_record(record.trial, [], "diverged")
+            if record.series == "MERIT" and record.config.optimizer.lr == highest and record.config.seed == 1
+            else record
+            for record in grid(toy, with_best(toy.gpt2[0], {"MERIT": 2.0}), seeds=3).all
         )
     )
     rows = ENTRIES["table4"].analyse(records, toy).table.rows
@@ -618,52 +621,52 @@ def test_a_rate_at_which_a_seed_diverged_is_not_the_best(toy: Scale) -> None:
     assert remarks == [("3 finished", ""), ("3 finished", "best"), ("2 finished, 1 diverged", "")]
 
 
-def test_a_neighbour_that_diverged_is_worse_and_one_that_was_not_run_says_nothing(toy: Scale) -> None:
+def test_a_diverged_neighbour_is_worse_and_a_missing_one_says_nothing(toy: Scale) -> None:
     records = grid(toy, with_best(toy.gpt2[0], {}), seeds=1)
-    above = max(own.config.optimizer.lr or 0.0 for own in records.of(series="AdamW").all)
+    above = max(record.config.optimizer.lr or 0.0 for record in records.of(series="AdamW").all)
 
-    def changed(status: str) -> Records:
-        is_it = [own.series == "AdamW" and own.config.optimizer.lr == above for own in records.all]
-        assert sum(is_it) == 1
+    def with_status(status: str) -> Records:
+        is_changed = [
+            record.series == "AdamW" and record.config.optimizer.lr == above for record in records.all
+        ]
+        assert sum(is_changed) == 1
         return Records(
             tuple(
-                fake_record(own.trial, [], status) if it else own
-                for own, it in zip(records.all, is_it, strict=True)
+                fake_record(record.trial, [], status) if changed else record
+                for record, changed in zip(records.all, is_changed, strict=True)
             )
         )
 
-    first = ENTRIES["table4"].analyse(changed("diverged"), toy).verdicts[0].comparisons[0]
+    first = ENTRIES["table4"].analyse(with_status("diverged"), toy).verdicts[0].comparisons[0]
     assert first.margins == pytest.approx((1.0,))
-    first = ENTRIES["table4"].analyse(changed("interrupted"), toy).verdicts[0].comparisons[0]
+    first = ENTRIES["table4"].analyse(with_status("interrupted"), toy).verdicts[0].comparisons[0]
     assert first.judgement == "not run"
 
 
-def test_an_optimizer_that_diverged_at_every_rate_has_lost(toy: Scale) -> None:
-    """With QK-Norm all runs diverged, without it one seed at each rate: nothing of that was not run."""
+def test_an_optimizer_that_diverged_at_every_rate_loses(toy: Scale) -> None:
+    """With QK-Norm all runs diverged, without it one seed at each rate; all of them count as run."""
     entry, lowest = ENTRIES["fig8"], toy.gpt2[0].rates["adamw"] / 2
     records = fake_records(entry, toy, lambda trial: losses(trial, 3.0), diverged="AdamW with QK-Norm")
     one = Records(
         tuple(
-            fake_record(own.trial, [], "diverged")
-            if own.series == "AdamW" and own.config.seed == (own.config.optimizer.lr != lowest)
-            else own
-            for own in records.all
+            fake_record(record.trial, [], "diverged")
+            if record.series == "AdamW" and record.config.seed == (record.config.optimizer.lr != lowest)
+            else record
+            for record in records.all
         )
     )
     _, worse = entry.analyse(one, toy).verdicts
     plain, merit = worse.comparisons
-    assert plain.margins == (math.inf,) * 2  # the third seed's runs both diverged
+    assert plain.margins == (math.inf,) * 2  # both runs of the other seed diverged
     assert merit.margins == (math.inf,) * 3
 
 
 @pytest.mark.parametrize(("highest", "outcome"), [(4.0, "held"), (2.0, "contradicted")])
-def test_higher_rates_with_qk_norm_are_the_highest_that_was_tried(
-    highest: float, outcome: str, toy: Scale
-) -> None:
-    """Without it AdamW ends there at ``highest``, and at the other rates below what it has with QK-Norm."""
+def test_qk_norm_is_compared_at_the_highest_rate_tried(highest: float, outcome: str, toy: Scale) -> None:
+    """Without it AdamW ends at ``highest`` there, and lower than with QK-Norm at the other rates."""
     entry, most = ENTRIES["fig8"], 4 * toy.gpt2[0].rates["adamw"]
 
-    def loss_of(trial: Shown) -> float:
+    def loss_of(trial: EntryTrial) -> float:
         if trial.series == "AdamW":
             return highest if math.isclose(trial.config.optimizer.lr or 0.0, most) else 2.9
         return 3.0
@@ -671,18 +674,18 @@ def test_higher_rates_with_qk_norm_are_the_highest_that_was_tried(
     records = fake_records(entry, toy, lambda trial: losses(trial, loss_of(trial)))
     wider, worse = entry.analyse(records, toy).verdicts
     assert wider.outcome == outcome
-    assert f"at the highest rate, {most:g}," in wider.comparisons[0].what
+    assert f"at the highest rate, {most:g}," in wider.comparisons[0].label
     assert worse.outcomes[0] == "held"
 
 
-def test_scaling_from_a_batch_that_diverged_is_unknown_and_not_unrun(toy: Scale) -> None:
+def test_scaling_from_a_batch_that_diverged_is_undecided(toy: Scale) -> None:
     entry = ENTRIES["fig1"]
     records = fake_records(
         entry, toy, lambda trial: [] if trial.series == "AdamW" else losses(trial, 3.0), diverged="AdamW"
     )
     _, nearer = entry.analyse(records, toy).verdicts
     (first, *_) = nearer.comparisons
-    assert first.judgement == "with no seed did both get to the target with the smallest batch"
+    assert first.judgement == "with every seed, one of the two missed the target with the smallest batch"
     assert nearer.outcomes[0] == "undecided"
 
 
@@ -691,12 +694,12 @@ def test_how_alike_rows_and_columns_are() -> None:
     noise = torch.randn(200, 100, generator=generator)
     assert weights.alikeness(noise) == pytest.approx({"rows": 1.0, "columns": 1.0}, abs=0.4)
     rows = torch.arange(1, 201).float()[:, None].expand(200, 100)
-    found = weights.alikeness(rows)
-    assert found["rows"] == pytest.approx((200 * 100 - 1) / 199)  # all of the variance
-    assert found["columns"] == pytest.approx(0.0)
+    scores = weights.alikeness(rows)
+    assert scores["rows"] == pytest.approx((200 * 100 - 1) / 199)  # all of the variance
+    assert scores["columns"] == pytest.approx(0.0)
 
 
-def test_the_gap_between_norms_and_what_normal_numbers_have() -> None:
+def test_the_gap_between_norms_of_normal_numbers() -> None:
     assert weights.relative_gap(torch.tensor([[3.0, -4.0]])) == pytest.approx(0.2)
     noise = torch.randn(64, 64, generator=torch.Generator().manual_seed(0))
     gap = weights.relative_gap(noise)
@@ -704,7 +707,7 @@ def test_the_gap_between_norms_and_what_normal_numbers_have() -> None:
     assert weights.peak(gap, noise.numel()) == pytest.approx(1.0, abs=0.15)
 
 
-def test_the_theorem_s_problem() -> None:
+def test_the_problem_of_the_theorem() -> None:
     x = torch.linspace(-3, 3, 2001, dtype=torch.float64, requires_grad=True)
     (slope,) = torch.autograd.grad((x * x / (1 + x * x)).sum(), x)
     assert torch.allclose(theorem.gradient(x.detach()), slope)
@@ -715,7 +718,7 @@ def test_the_theorem_s_problem() -> None:
     assert theorem.bound(400) == pytest.approx(theorem.bound(100) / 2)
 
 
-def test_the_theorem_s_learning_rate_has_the_lowest_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_learning_rate_of_the_theorem_has_the_lowest_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     chosen = theorem.learning_rate
     bounds = {}
     for factor in (0.8, 1.0, 1.25):
@@ -746,7 +749,7 @@ def test_evaluations(name: str, of_merit: float, outcome: str, toy: Scale, tmp_p
     )
     result = ENTRIES[name].analyse(records, toy)
     assert result.outcome == outcome
-    # As accurate is less than what is tested.
+    # The claim is "as accurate", the test is for more.
     assert any("Held is more than the claim" in note for note in result.notes) == (name == "table1")
     best = 60.0 if name != "fig5" else 20.0
     if outcome == "held":
@@ -755,12 +758,10 @@ def test_evaluations(name: str, of_merit: float, outcome: str, toy: Scale, tmp_p
 
 
 @pytest.mark.parametrize(("name", "lost"), [("fig5", -math.inf), ("fig12", -7.0), ("table1", -math.inf)])
-def test_evaluations_of_runs_that_diverged_are_lost(
-    name: str, lost: float, toy: Scale, tmp_path: Path
-) -> None:
-    """MERIT is better with two seeds, diverges alone with the third, and with the others in the fourth."""
+def test_runs_that_diverged_lose_evaluations(name: str, lost: float, toy: Scale, tmp_path: Path) -> None:
+    """MERIT is better with two seeds, diverges alone with the third, and all diverge with the fourth."""
     better, worse = (20.0, 30.0) if name == "fig5" else (0.6, 0.5)
-    found = evaluated(
+    complete = evaluated(
         ENTRIES[name],
         toy,
         tmp_path,
@@ -768,32 +769,34 @@ def test_evaluations_of_runs_that_diverged_are_lost(
         seeds=4,
     )
 
-    def diverged(own: Record) -> Record:
-        shutil.rmtree(own.folder / "evaluate")
-        return dataclasses.replace(fake_record(own.trial, [], "diverged"), folder=own.folder)
+    def diverged(record: TrialRecord) -> TrialRecord:
+        shutil.rmtree(record.folder / "evaluate")
+        return dataclasses.replace(fake_record(record.trial, [], "diverged"), folder=record.folder)
 
     records = Records(
         tuple(
-            diverged(own)
-            if own.config.seed == 3 or (own.config.seed == 2 and own.series.startswith("MERIT"))
-            else own
-            for own in found.all
+            diverged(record)
+            if record.config.seed == 3 or (record.config.seed == 2 and record.series.startswith("MERIT"))
+            else record
+            for record in complete.all
         )
     )
     result = ENTRIES[name].analyse(records, toy)
-    for own in result.verdicts[0].comparisons:
-        assert own.num_seeds == 3
-        assert min(own.margins) == lost
-        assert sum(margin > 0 for margin in own.margins) == 2
+    for comparison in result.verdicts[0].comparisons:
+        assert comparison.num_seeds == 3
+        assert min(comparison.margins) == lost
+        assert sum(margin > 0 for margin in comparison.margins) == 2
 
 
-def test_an_average_is_of_runs_that_have_all_its_sets(toy: Scale, tmp_path: Path) -> None:
-    """What was evaluated of the others may be the easier sets."""
+def test_an_average_needs_all_of_its_sets(toy: Scale, tmp_path: Path) -> None:
+    """A partial average may contain only the easier sets."""
     entry = ENTRIES["table1"]
     records = evaluated(
         entry, toy, tmp_path, lambda trial: 0.6 if trial.series.startswith("MERIT") else 0.5, seeds=3
     )
-    (one,) = (own for own in records.all if own.series.startswith("MERIT") and own.config.seed == 1)
+    (one,) = (
+        record for record in records.all if record.series.startswith("MERIT") and record.config.seed == 1
+    )
     (lost,) = (one.folder / "evaluate").rglob("hellaswag*.json")
     lost.unlink()
     result = entry.analyse(records, toy)
@@ -801,7 +804,7 @@ def test_an_average_is_of_runs_that_have_all_its_sets(toy: Scale, tmp_path: Path
 
 
 def two_models() -> Scale:
-    """A scale with two GPT-2 models, as the paper's has three."""
+    """A scale with two GPT-2 models; the paper's has three."""
     scale = make_scale()
     return dataclasses.replace(
         scale, gpt2=tuple(dataclasses.replace(scale.gpt2[0], name=name) for name in ("small", "medium"))
@@ -809,7 +812,7 @@ def two_models() -> Scale:
 
 
 @pytest.mark.parametrize("name", ["fig4", "table3"])
-def test_every_model_has_its_own_losses(name: str) -> None:
+def test_every_model_is_judged_by_its_losses(name: str) -> None:
     scale, entry = two_models(), ENTRIES[name]
     better = {"small": 3.2, "medium": 3.9}
     records = fake_records(
@@ -825,7 +828,7 @@ def test_every_model_has_its_own_losses(name: str) -> None:
 
 
 @pytest.mark.parametrize(("name", "better", "worse"), [("fig5", 20.0, 40.0), ("fig12", 0.6, 0.4)])
-def test_every_model_is_evaluated_by_itself(name: str, better: float, worse: float, tmp_path: Path) -> None:
+def test_every_model_is_evaluated_separately(name: str, better: float, worse: float, tmp_path: Path) -> None:
     scale = two_models()
     of_merit = {"small": better, "medium": worse}
     other = (better + worse) / 2
@@ -842,24 +845,22 @@ def test_every_model_is_evaluated_by_itself(name: str, better: float, worse: flo
     assert num_points == 2 * 3 * 7 * len(PAPER_SETS[name])
 
 
-def outcomes_by_model(result: Result) -> dict[str, set[str]]:
+def outcomes_by_model(result: Analysis) -> dict[str, set[str]]:
     """The outcomes of the first claim's comparisons, by the model that each names last."""
     verdict = result.verdicts[0]
-    found: dict[str, set[str]] = {}
-    for own, outcome in zip(verdict.comparisons, verdict.outcomes, strict=True):
-        found.setdefault(own.what.rpartition(", ")[2], set()).add(outcome)
-    return found
+    outcomes: dict[str, set[str]] = {}
+    for comparison, outcome in zip(verdict.comparisons, verdict.outcomes, strict=True):
+        outcomes.setdefault(comparison.label.rpartition(", ")[2], set()).add(outcome)
+    return outcomes
 
 
-def test_what_an_entry_cannot_measure_is_told_and_no_more(
-    dataset: Dataset, tmp_path: Path, toy: Scale
-) -> None:
+def test_a_failed_measurement_affects_only_its_entry(dataset: Dataset, tmp_path: Path, toy: Scale) -> None:
     def measure(*_: object) -> None:
         raise RuntimeError("no convergence")
 
     broken = dataclasses.replace(ENTRIES["fig13"], name="fig7", measure=measure)
-    said = reproduce(
+    verdicts = reproduce(
         Task(entries=[broken, ENTRIES["fig15"]], scale=toy, corpus=dataset, folder=tmp_path, seeds=1)
     )
-    assert [own["outcome"] for own in said] == ["not run", "no test"]
-    assert "could not be measured: no convergence" in said[0]["missing"]
+    assert [verdict["outcome"] for verdict in verdicts] == ["not run", "no test"]
+    assert "could not be measured: no convergence" in verdicts[0]["missing"]

@@ -1,4 +1,4 @@
-"""What `merit reproduce --list` says: what there is, what is left of it, and what that costs."""
+"""`merit reproduce --list`: the entries, the runs left to do, and their cost."""
 
 from pathlib import Path
 from typing import Any
@@ -10,8 +10,8 @@ from merit_lab.record import MetricsWriter, Run
 from merit_lab.reproduce import command, records
 from merit_lab.reproduce.cost import cost_of
 from merit_lab.reproduce.registry import ENTRIES
-from merit_lab.reproduce.scale import Scale
 from merit_lab.reproduce.scales import SCALES
+from merit_lab.reproduce.setups import Scale
 from merit_lab.study import cost
 from merit_lab.study.cost import Cost, Speed
 
@@ -23,7 +23,7 @@ def _toy_for_tiny(monkeypatch: pytest.MonkeyPatch, toy: Scale, tmp_path: Path) -
 
 
 def write_run(folder: Path, *, steps: int, end: str | None) -> None:
-    """A run directory that has come so far."""
+    """Write a run directory with this many steps done."""
     run = Run.create(folder, {}, {})
     with MetricsWriter(run.metrics_path) as metrics:
         metrics.write({"kind": "event", "step": 0, "what": "started", "message": ""})
@@ -33,7 +33,7 @@ def write_run(folder: Path, *, steps: int, end: str | None) -> None:
 
 
 def row(name: str, output: str) -> list[str]:
-    """The numbers of a line of the list."""
+    """The numbers in a line of the list."""
     (line,) = (line for line in output.splitlines() if line.startswith(f"{name} "))
     return line.split()[-6:-1] if line.split()[-1] in ("s", "min", "h") else line.split()[-5:]
 
@@ -50,9 +50,9 @@ def test_the_list_counts_shared_runs_once(capsys: pytest.CaptureFixture[str], to
     assert cost_of([fig13], toy, 1).tokens == 4 * 8 * 16
 
 
-def test_time_follows_from_operations() -> None:
-    some = Cost(num_runs=1, num_left=1, tokens=1, flops=3.6e15)
-    assert some.gpu_hours(Speed(1e12, 2, "")) == pytest.approx(2 * 1.3)
+def test_time_follows_from_flops() -> None:
+    cost_of_one = Cost(num_runs=1, num_left=1, tokens=1, flops=3.6e15)
+    assert cost_of_one.gpu_hours(Speed(1e12, 2, "")) == pytest.approx(2 * 1.3)
     assert cost.duration(40) == "40 s"
     assert cost.duration(600) == "10 min"
     assert cost.duration(2 * 3600) == "2.0 h"
@@ -70,7 +70,7 @@ def test_days_of_work_are_not_started_without_asking(
     speed: float, asks: bool, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A GPU's scale on a slow machine asks; on a fast one it starts."""
-    monkeypatch.setattr(command, "find_speed", lambda _: Speed(speed, 0, "as the test says"))
+    monkeypatch.setattr(command, "find_speed", lambda _: Speed(speed, 0, "set by the test"))
     monkeypatch.setattr(command, "_corpus", lambda *_: pytest.fail("it has started"))
     if asks:
         assert command.main(["fig4", "--scale", "nano"]) == 1
@@ -85,15 +85,15 @@ def test_large_scales_need_data(capsys: pytest.CaptureFixture[str]) -> None:
     assert "needs --data: a folder that `merit prepare openwebtext` wrote" in capsys.readouterr().err
 
 
-def test_what_is_done_is_deducted(
+def test_training_already_done_is_deducted(
     data: Path, dataset: Dataset, toy: Scale, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Of fig13's four seeds one is finished, one diverged, one has done three of its four steps."""
     entry = ENTRIES["fig13"]
     runs = tmp_path / "out" / "runs"
-    planned = [own for _, own in records.plan(entry.trials(toy, 4), runs, dataset)]
-    for own, steps, end in zip(planned, (4, 2, 3), ("finished", "diverged", None), strict=False):
-        write_run(own.folder, steps=steps, end=end)
+    planned = [trial for _, trial in records.plan(entry.trials(toy, 4), runs, dataset)]
+    for trial, steps, end in zip(planned, (4, 2, 3), ("finished", "diverged", None), strict=False):
+        write_run(trial.folder, steps=steps, end=end)
     whole = cost_of([entry], toy, 4)
     left = cost_of([entry], toy, 4, folder=runs, corpus=dataset)
     assert (whole.num_runs, whole.num_left) == (4, 4)
@@ -105,17 +105,17 @@ def test_what_is_done_is_deducted(
     assert command.main([*arguments, "--data", str(data)]) == 0
     output = capsys.readouterr().out
     assert row("fig13", output)[:3] == ["4", "2", "640"]
-    assert f"what is done in {tmp_path / 'out'} is deducted" in output
+    assert f"training already done in {tmp_path / 'out'} is deducted" in output
     assert command.main(arguments) == 0
     output = capsys.readouterr().out
     assert row("fig13", output)[:2] == ["4", "4"]
-    assert f"give --data to have what is done in {tmp_path / 'out'} deducted" in output
+    assert f"give --data to deduct training already done in {tmp_path / 'out'}" in output
 
 
 def test_runs_with_other_data_are_not_deducted(dataset: Dataset, toy: Scale, tmp_path: Path) -> None:
     entry = ENTRIES["fig13"]
-    for _, own in records.plan(entry.trials(toy, 1), tmp_path / "runs", dataset):
-        write_run(own.folder, steps=4, end="finished")
+    for _, trial in records.plan(entry.trials(toy, 1), tmp_path / "runs", dataset):
+        write_run(trial.folder, steps=4, end="finished")
     other = tmp_path / "other"
     other.mkdir()
     for name in ("train.bin", "val.bin"):
@@ -142,33 +142,33 @@ def test_large_scales_are_listed_without_building_a_model(
 
 @pytest.mark.parametrize("name", ["small", "paper"])
 def test_large_scales_can_be_planned(name: str, dataset: Dataset, tmp_path: Path) -> None:
-    """Every run of every entry: a directory and a configuration of its own, with its steps decided."""
+    """Every run of every entry has a separate directory and configuration, with its number of steps."""
     scale = SCALES[name]
     trials = [trial for entry in ENTRIES.values() for trial in entry.trials(scale, 2)]
-    planned = [own for _, own in records.plan(trials, tmp_path, dataset)]
-    folders = {own.folder: own.config for own in planned}
-    assert len(folders) == len({own.config.fingerprint for own in planned})
+    planned = [trial for _, trial in records.plan(trials, tmp_path, dataset)]
+    folders = {trial.folder: trial.config for trial in planned}
+    assert len(folders) == len({trial.config.fingerprint for trial in planned})
     for config in folders.values():
         tokens = (config.steps or 0) * config.batch * config.model.context
         assert 2e9 <= tokens < 48.1e9
     assert not list(tmp_path.iterdir())
 
 
-def test_nobody_is_asked_where_nothing_is_trained(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_training_asks_no_question(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert command.main(["fig4", "--scale", "paper", "--no-training", "--out", str(tmp_path)]) == 1
-    said = capsys.readouterr()
-    assert "is not known; name them with --data" in said.err
+    error = capsys.readouterr().err
+    assert "are not known; give them with --data" in error
     assert command.main(["fig4", "--no-training", "--out", str(tmp_path / "nowhere")]) == 1
-    assert "nowhere; name that of the runs with --out" in capsys.readouterr().err
-    assert "--yes" not in said.err
+    assert "nowhere; give the folder of the runs with --out" in capsys.readouterr().err
+    assert "--yes" not in error
 
 
 @pytest.mark.parametrize(("answer", "started"), [("y", True), ("yes", True), ("n", False), ("", False)])
-def test_someone_at_a_terminal_is_asked(answer: str, started: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_user_at_a_terminal_is_asked(answer: str, started: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
     monkeypatch.setattr("builtins.input", lambda _: answer)
     calls: list[Any] = []
-    monkeypatch.setattr(command, "_corpus", lambda *given: calls.append(given))
+    monkeypatch.setattr(command, "_corpus", lambda *args: calls.append(args))
     monkeypatch.setattr(command, "reproduce", lambda _: [])
     assert command.main(["fig4", "--scale", "small"]) == (0 if started else 1)
     assert bool(calls) == started

@@ -1,4 +1,4 @@
-"""Runs that diverged, and models without runs: what an entry says of them is so."""
+"""What entries say about runs that diverged and models without runs."""
 
 import dataclasses
 import json
@@ -10,17 +10,17 @@ import pytest
 from fake_records import LAYERS, Row, fake_record, fake_records, logits, losses
 from toy_scale import make_scale
 
-from merit_lab.reproduce.entry import Result
-from merit_lab.reproduce.records import Record, Records
+from merit_lab.reproduce.entry import Analysis
+from merit_lab.reproduce.records import Records, TrialRecord
 from merit_lab.reproduce.registry import ENTRIES
-from merit_lab.reproduce.scale import Scale, Shown
+from merit_lab.reproduce.setups import EntryTrial, Scale
 from merit_lab.train.checkpoint import path_of
 
 
 def some_diverged(
-    name: str, scale: Scale, rows: Callable[[Shown], list[Row]], diverged: Callable[[Shown], bool]
+    name: str, scale: Scale, rows: Callable[[EntryTrial], list[Row]], diverged: Callable[[EntryTrial], bool]
 ) -> Records:
-    """Three seeds of an entry's runs; those that ``diverged`` names did, after the same rows."""
+    """Three seeds of an entry's runs; those that ``diverged`` selects diverged after the same rows."""
     return Records(
         tuple(
             fake_record(trial, rows(trial), "diverged" if diverged(trial) else "finished")
@@ -30,7 +30,7 @@ def some_diverged(
 
 
 def two_sizes() -> Scale:
-    """A scale with two GPT-2 models, the second twice as deep, as the paper's medium one is."""
+    """A scale with two GPT-2 models, the second twice as deep, like the paper's medium."""
     scale = make_scale()
     (small,) = scale.gpt2
     deep = dataclasses.replace(small.model, layers=2 * small.model.layers)
@@ -38,27 +38,29 @@ def two_sizes() -> Scale:
 
 
 @pytest.mark.parametrize("name", [name for name in ENTRIES if name not in ("theorem1", "table2")])
-def test_runs_that_all_diverged_were_run(name: str, toy: Scale) -> None:
+def test_an_entry_whose_runs_all_diverged_is_undecided(name: str, toy: Scale) -> None:
     result = ENTRIES[name].analyse(some_diverged(name, toy, lambda _: [], lambda _: True), toy)
     assert result.outcome == "undecided"
     for verdict in result.verdicts:
         assert verdict.comparisons
-        assert all(own.judgement not in ("", "not run") for own in verdict.comparisons)
+        assert all(comparison.judgement not in ("", "not run") for comparison in verdict.comparisons)
 
 
 @pytest.mark.parametrize("name", ["fig2", "fig14", "horizon"])
-def test_a_run_that_diverged_lost_however_small_its_logits_were_before(name: str, toy: Scale) -> None:
-    def rows(trial: Shown) -> list[Row]:
+def test_a_diverged_run_loses_however_small_its_logits_were(name: str, toy: Scale) -> None:
+    def rows(trial: EntryTrial) -> list[Row]:
         return losses(trial, 3.0) + logits(trial, LAYERS * [1.0 if trial.series == "AdamW" else 20.0])
 
     result = ENTRIES[name].analyse(some_diverged(name, toy, rows, lambda trial: trial.series == "AdamW"), toy)
-    against = [own for own in result.verdicts[-1].comparisons if "below AdamW" in own.what]
+    against = [
+        comparison for comparison in result.verdicts[-1].comparisons if "below AdamW" in comparison.label
+    ]
     assert against
-    assert all(own.margins == (math.inf,) * 3 for own in against)
+    assert all(comparison.margins == (math.inf,) * 3 for comparison in against)
 
 
-def update_rows(trial: Shown, last: float) -> list[Row]:
-    """Statistics of nine steps, that of the last step ``last``."""
+def update_rows(trial: EntryTrial, last: float) -> list[Row]:
+    """Statistics of nine steps; the last step's is ``last``."""
     values = [0.1 * (1 + 0.01 * trial.config.seed**2) * step for step in range(1, 9)] + [last]
     kinds = ("clipped", "bounded", "relative_change")
     return [
@@ -73,7 +75,7 @@ def update_rows(trial: Shown, last: float) -> list[Row]:
 
 @pytest.mark.parametrize("name", ["fig13", "fig15", "reach"])
 def test_updates_of_a_run_that_diverged_are_drawn_and_not_compared(name: str, toy: Scale) -> None:
-    """Its last update is no number, and its last third is not that of a run."""
+    """Its last update is not a number, and its last third is not that of a whole run."""
     records = some_diverged(
         name,
         dataclasses.replace(toy, gpt2=(dataclasses.replace(toy.gpt2[0], tokens=9 * 8 * 16),)),
@@ -83,12 +85,12 @@ def test_updates_of_a_run_that_diverged_are_drawn_and_not_compared(name: str, to
     result = ENTRIES[name].analyse(records, toy)
     specs = json.dumps([chart.spec for chart in result.charts], allow_nan=False)
     assert "cross" in specs
-    assert [own.num_seeds for own in result.verdicts[0].comparisons] == [2] * len(
+    assert [comparison.num_seeds for comparison in result.verdicts[0].comparisons] == [2] * len(
         result.verdicts[0].comparisons
     )
 
 
-def curvature(record: Record, folder: Path, top: float) -> Record:
+def curvature(record: TrialRecord, folder: Path, top: float) -> TrialRecord:
     """The record of a run whose curvature was measured."""
     parts = {
         "eigenvalues": {"values": [top]},
@@ -97,48 +99,50 @@ def curvature(record: Record, folder: Path, top: float) -> Record:
     }
     path = path_of(folder / "curvature", record.config.steps or 0).with_suffix(".json")
     path.parent.mkdir(parents=True)
-    path.write_text(json.dumps({name: {"settings": {}, "result": own} for name, own in parts.items()}))
+    path.write_text(json.dumps({name: {"settings": {}, "result": part} for name, part in parts.items()}))
     return dataclasses.replace(record, folder=folder)
 
 
 def test_curvature_where_runs_diverged(toy: Scale, tmp_path: Path) -> None:
-    """AdamW diverged with the first seed; of the second its spectrum is drawn."""
-    found = some_diverged(
+    """AdamW diverged with the first seed; the chart shows the spectrum of the second."""
+    unmeasured = some_diverged(
         "fig7", toy, lambda _: [], lambda trial: trial.series == "AdamW" and trial.config.seed == 0
     )
     records = Records(
         tuple(
-            own if own.diverged else curvature(own, tmp_path / str(place), 10.0 + place)
-            for place, own in enumerate(found.all)
+            record if record.diverged else curvature(record, tmp_path / str(place), 10.0 + place)
+            for place, record in enumerate(unmeasured.all)
         )
     )
     result = ENTRIES["fig7"].analyse(records, toy)
-    for own in result.verdicts[0].comparisons:
-        assert own.num_seeds == 3
-        assert max(own.margins) == math.inf
+    for comparison in result.verdicts[0].comparisons:
+        assert comparison.num_seeds == 3
+        assert max(comparison.margins) == math.inf
     rows = [row for data in result.charts[0].spec["datasets"].values() for row in data]
     assert {row["series"] for row in rows} == {"AdamW", "MERIT"}
 
 
-def test_a_model_without_runs_leaves_figure_1_unfinished() -> None:
+def test_figure_1_is_not_run_if_a_model_has_no_runs() -> None:
     scale, entry = two_sizes(), ENTRIES["fig1"]
     final = {"MERIT": 3.0, "LAMB": 3.4, "AdamW": 3.5}
 
-    def rows(trial: Shown) -> list[Row]:
+    def rows(trial: EntryTrial) -> list[Row]:
         return losses(trial, 3.0 if trial.config.batch == 4 else final[trial.series])
 
     records = fake_records(entry, scale, rows, seeds=5)
     first, second = records.panels
     assert entry.analyse(records.of(panel=first), scale).outcome == "held"
-    missing = tuple(dataclasses.replace(own, run=None) if own.panel == second else own for own in records.all)
+    missing = tuple(
+        dataclasses.replace(record, run=None) if record.panel == second else record for record in records.all
+    )
     result = entry.analyse(Records(missing), scale)
     assert result.outcome == "not run"
-    assert [len(own.comparisons) for own in result.verdicts] == [4, 4]
+    assert [len(verdict.comparisons) for verdict in result.verdicts] == [4, 4]
     assert len(result.charts) == 1
 
 
-def ideal_line(result: Result) -> dict[float, float]:
-    """The points of the first chart's dotted line, which is of no series."""
+def ideal_line(result: Analysis) -> dict[float, float]:
+    """The points of the dotted line in the first chart, which belongs to no series."""
     return {
         row["x"]: row["value"]
         for rows in result.charts[0].spec["datasets"].values()
@@ -147,24 +151,24 @@ def ideal_line(result: Result) -> dict[float, float]:
     }
 
 
-def test_ideal_scaling_is_drawn_from_the_best_run_also_where_small_batches_diverged(toy: Scale) -> None:
-    """MERIT's line then begins at the larger batch, with fewer steps but as many tokens as the others'."""
+def test_ideal_scaling_starts_at_the_best_run_even_if_small_batches_diverged(toy: Scale) -> None:
+    """MERIT's line then starts at the larger batch, with fewer steps but as many tokens as the others."""
 
-    def lost(trial: Shown) -> bool:
+    def lost(trial: EntryTrial) -> bool:
         return trial.series == "MERIT" and trial.config.batch == 4
 
     whole = some_diverged("fig1", toy, lambda trial: losses(trial, 3.0), lambda _: False)
     some = some_diverged("fig1", toy, lambda trial: [] if lost(trial) else losses(trial, 3.0), lost)
-    expected, found = (ideal_line(ENTRIES["fig1"].analyse(own, toy)) for own in (whole, some))
-    assert found == pytest.approx(expected, rel=0.01)
+    expected, actual = (ideal_line(ENTRIES["fig1"].analyse(records, toy)) for records in (whole, some))
+    assert actual == pytest.approx(expected, rel=0.01)
 
 
-def test_every_size_has_its_own_layers() -> None:
-    """The deep model's last layers alone have large logits with MERIT, the other's middle one with LAMB."""
+def test_layers_are_counted_for_each_size() -> None:
+    """With MERIT, only the deep model's last layer and the other's middle layer have large logits."""
     scale, entry = two_sizes(), ENTRIES["logits"]
     small, deep = scale.gpt2
 
-    def rows(trial: Shown) -> list[Row]:
+    def rows(trial: EntryTrial) -> list[Row]:
         num_layers = trial.config.model.layers
         values = num_layers * [10.0]
         if trial.series == "MERIT" and trial.panel == deep.name:
@@ -178,12 +182,12 @@ def test_every_size_has_its_own_layers() -> None:
     assert result.table.head[3:] == ("First layer", "Middle layer", "Mean of all layers")
     assert cells[small.name, "MERIT"] == ("10.00", "40.00", "20.00")
     assert cells[deep.name, "MERIT"] == ("10.00", "10.00", "25.00")
-    margins = {own.what: own.margins for own in result.verdicts[0].comparisons}
+    margins = {comparison.label: comparison.margins for comparison in result.verdicts[0].comparisons}
     assert margins[f"MERIT below LAMB, mean of all layers, {deep.name}"] == (-15.0,)
 
 
-def test_a_loss_that_ran_away_does_not_hide_the_others(toy: Scale) -> None:
-    """Its cross stands at the edge of what is shown."""
+def test_an_exploding_loss_does_not_hide_the_others(toy: Scale) -> None:
+    """Its cross is at the edge of the chart."""
     result = ENTRIES["fig4"].analyse(
         some_diverged(
             "fig4",

@@ -1,4 +1,4 @@
-"""`merit reproduce` at scale tiny, as a user calls it, but with one seed."""
+"""`merit reproduce` at scale tiny, as a user runs it, but with one seed."""
 
 import json
 from pathlib import Path
@@ -20,9 +20,9 @@ def _elsewhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def said_of(name: str) -> dict[str, Any]:
-    said: dict[str, Any] = json.loads(Path("out", name, "verdict.json").read_text())
-    return said
+def read_verdict(name: str) -> dict[str, Any]:
+    verdict: dict[str, Any] = json.loads(Path("out", name, "verdict.json").read_text())
+    return verdict
 
 
 def check_files(name: str) -> None:
@@ -40,18 +40,18 @@ def metrics() -> dict[str, bytes]:
     return {path.parent.name: path.read_bytes() for path in Path("out", "runs").glob("*/metrics.jsonl")}
 
 
-def test_everything_and_then_nothing_is_left(capsys: pytest.CaptureFixture[str]) -> None:
+def test_all_entries_and_a_second_call_that_trains_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     assert command.main(["all", *ARGUMENTS]) == 0
     for name in ENTRIES:
-        said = said_of(name)
+        verdict = read_verdict(name)
         if name in EVALUATIONS:
-            assert said["outcome"] == "not run"
-            assert "--task-files" in said["missing"]
+            assert verdict["outcome"] == "not run"
+            assert "--task-files" in verdict["missing"]
         else:
-            # One seed of what is trained. The theorem's problem has its own; best rates count only inside
-            # their grids, and may leave nothing to compare.
-            assert said["outcome"] == "no test" or name in ("theorem1", "table4", "llama-rates")
-            assert said["trouble"] == [], name
+            # Training uses one seed. The theorem has separate seeds, and best rates outside their grids may
+            # leave nothing to compare.
+            assert verdict["outcome"] == "no test" or name in ("theorem1", "table4", "llama-rates")
+            assert verdict["trouble"] == [], name
             check_files(name)
     before = metrics()
     assert command.main(["all", *ARGUMENTS]) == 0
@@ -65,6 +65,6 @@ def test_everything_and_then_nothing_is_left(capsys: pytest.CaptureFixture[str])
 @pytest.mark.usefixtures("offline")
 def test_perplexities_on_the_real_sets(task_files: Path) -> None:
     assert command.main(["fig5", *ARGUMENTS, "--task-files", str(task_files)]) == 0
-    said = said_of("fig5")
-    assert [own["seeds"] for own in said["verdicts"][0]["comparisons"]] == [1] * 4
+    verdict = read_verdict("fig5")
+    assert [comparison["seeds"] for comparison in verdict["verdicts"][0]["comparisons"]] == [1] * 4
     check_files("fig5")

@@ -1,4 +1,4 @@
-"""`merit reproduce`: what is run, what is shared, what is gone on with, and what is refused."""
+"""`merit reproduce`: what it runs, shares, resumes and refuses."""
 
 import json
 import re
@@ -18,8 +18,8 @@ from merit_lab.report.keep_command import main as keep
 from merit_lab.reproduce import command, records
 from merit_lab.reproduce.entries.losses import FIVE
 from merit_lab.reproduce.registry import ENTRIES, choose
-from merit_lab.reproduce.scale import Scale
 from merit_lab.reproduce.scales import SCALES
+from merit_lab.reproduce.setups import Scale
 from merit_lab.reproduce.work import Task, reproduce
 from merit_lab.study import runner
 from merit_lab.train import Interrupted
@@ -52,10 +52,10 @@ def test_entries_share_runs_and_a_second_call_trains_nothing(
     monkeypatch.setattr(runner, "train", train)
     assert command.main(arguments) == 0
     assert (tmp_path / "fig13" / "verdict.json").read_bytes() == before
-    assert [own.name for own in (tmp_path / "fig13").glob("*.svg")] == ["clipped.svg"]
+    assert [path.name for path in (tmp_path / "fig13").glob("*.svg")] == ["clipped.svg"]
 
 
-def test_kept_runs_give_the_same_without_data_and_training(
+def test_kept_runs_give_the_same_tables_without_data_or_training(
     data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     whole, kept = tmp_path / "whole", tmp_path / "kept"
@@ -63,7 +63,7 @@ def test_kept_runs_give_the_same_without_data_and_training(
     assert keep([str(whole / "runs"), "--out", str(kept)]) == 0
     arguments = ["fig4", "--no-training", "--out", str(kept)]
     assert command.main(arguments) == 1
-    assert f"what data the runs in {kept} are of is not known" in capsys.readouterr().err
+    assert f"the data of the runs in {kept} are not known" in capsys.readouterr().err
     shutil.copy(whole / "data.json", kept)
     assert command.main(arguments) == 0
     assert (kept / "fig4" / "table.md").read_text() == (whole / "fig4" / "table.md").read_text()
@@ -79,7 +79,7 @@ def test_kept_runs_give_the_same_without_data_and_training(
     assert "data.json is damaged" in capsys.readouterr().err
 
 
-def test_other_data_than_the_folder_s_are_refused(
+def test_data_other_than_those_of_the_folder_are_refused(
     data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out, other = tmp_path / "out", tmp_path / "other"
@@ -102,7 +102,7 @@ def test_other_data_than_the_folder_s_are_refused(
     assert command.main([*arguments, str(data)]) == 0
     (out / "data.json").unlink()
     assert command.main([*arguments, str(data)]) == 0
-    assert not (out / "data.json").exists()  # what the runs are of is noted when they are made
+    assert not (out / "data.json").exists()  # it is written only when runs are trained
 
 
 def test_a_folder_with_entries_of_another_scale_is_refused(
@@ -114,7 +114,10 @@ def test_a_folder_with_entries_of_another_scale_is_refused(
     monkeypatch.setitem(SCALES, "nano", make_scale(name="other", steps=2))
     for mode in ("--no-training", "--yes"):
         assert command.main([mode, "--scale", "nano", *arguments]) == 1
-        assert "entries of scale toy, fig13 among them, and other was asked for" in capsys.readouterr().err
+        assert (
+            "entries of scale toy, for example fig13, and cannot hold entries of scale other"
+            in capsys.readouterr().err
+        )
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == kept
 
 
@@ -126,23 +129,23 @@ def test_a_damaged_verdict_is_named_with_the_way_out(
     damaged.parent.mkdir()
     damaged.write_text(content)
     assert command.main(["fig13", "--data", str(data), "--out", str(tmp_path), "--jobs", "1"]) == 1
-    said = capsys.readouterr().err
-    assert f"{damaged} is damaged" in said
-    assert "remove it and make fig4 again" in said
+    error = capsys.readouterr().err
+    assert f"{damaged} is damaged" in error
+    assert "remove it and make fig4 again" in error
 
 
-def test_an_interrupted_call_goes_on(
+def test_an_interrupted_call_resumes(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     arguments = ["fig13", "--data", str(data), "--out", str(tmp_path), "--jobs", "1"]
     trained = runner.train
     calls = []
 
-    def train(*given: Any, **options: Any) -> Run:
-        calls.append(given)
+    def train(*args: Any, **options: Any) -> Run:
+        calls.append(args)
         if len(calls) == 2:
             raise Interrupted(signal.SIGTERM, "stopped by SIGTERM after step 2, with a checkpoint")
-        return trained(*given, **options)
+        return trained(*args, **options)
 
     monkeypatch.setattr(runner, "train", train)
     assert command.main(arguments) == 128 + signal.SIGTERM
@@ -153,7 +156,9 @@ def test_an_interrupted_call_goes_on(
     assert json.loads((tmp_path / "fig13" / "verdict.json").read_text())["outcome"] != "not run"
 
 
-def test_several_runs_at_a_time_give_the_same(dataset: Dataset, tmp_path: Path, toy: Scale) -> None:
+def test_runs_trained_in_parallel_give_the_same_verdicts(
+    dataset: Dataset, tmp_path: Path, toy: Scale
+) -> None:
     entries = [ENTRIES["fig13"]]
     one, two = (
         reproduce(Task(entries=entries, scale=toy, corpus=dataset, folder=tmp_path / str(jobs), jobs=jobs))
@@ -163,9 +168,7 @@ def test_several_runs_at_a_time_give_the_same(dataset: Dataset, tmp_path: Path, 
     assert len(list((tmp_path / "2" / "logs").iterdir())) == 2
 
 
-def test_what_is_measured_beside_the_workers_has_one_thread(
-    dataset: Dataset, tmp_path: Path, toy: Scale
-) -> None:
+def test_measuring_while_workers_train_uses_one_thread(dataset: Dataset, tmp_path: Path, toy: Scale) -> None:
     seen = []
     entry = replace(ENTRIES["fig13"], measure=lambda *_: seen.append(torch.get_num_threads()))
     task = Task(entries=[entry], scale=toy, corpus=dataset, folder=tmp_path, jobs=2)
@@ -188,24 +191,24 @@ def test_a_run_that_diverged_is_shown_and_not_repeated(
     monkeypatch.setitem(SCALES, "tiny", scale)
     arguments = ["fig2", "--data", str(data), "--out", str(tmp_path), "--jobs", "1"]
     assert command.main(arguments) == 0
-    said = json.loads((tmp_path / "fig2" / "verdict.json").read_text())
-    assert len(said["trouble"]) == 1
+    verdict = json.loads((tmp_path / "fig2" / "verdict.json").read_text())
+    assert len(verdict["trouble"]) == 1
     pattern = (
         r"gpt2-3x16-adamw-lr1e\+30-batch8-seed0-\w{8}: diverged: the loss on the validation sequences is"
     )
-    assert re.match(pattern, said["trouble"][0])
+    assert re.match(pattern, verdict["trouble"][0])
     page = (tmp_path / "fig2" / "index.html").read_text()
     assert "Runs that did not finish" in page
     assert "1 diverged" in page
     assert command.main(arguments) == 0
-    assert said == json.loads((tmp_path / "fig2" / "verdict.json").read_text())
+    assert verdict == json.loads((tmp_path / "fig2" / "verdict.json").read_text())
 
 
-def test_other_data_and_other_settings_are_other_runs(dataset: Dataset, tmp_path: Path, toy: Scale) -> None:
+def test_other_data_or_settings_make_another_run(dataset: Dataset, tmp_path: Path, toy: Scale) -> None:
     trial = toy.trial(toy.gpt2[0], "merit", 0)
 
-    def name(own: Any, data: Dataset = dataset) -> str:
-        ((_, planned),) = records.plan([own], tmp_path, data)
+    def name(trial: Any, data: Dataset = dataset) -> str:
+        ((_, planned),) = records.plan([trial], tmp_path, data)
         return planned.folder.name
 
     assert name(trial).startswith("gpt2-3x16-merit-lr0.01-batch8-seed0-")
@@ -224,26 +227,26 @@ def test_other_data_and_other_settings_are_other_runs(dataset: Dataset, tmp_path
     assert name(trial, Dataset.open(folder)) != name(trial)
 
 
-@pytest.mark.parametrize("scale", list(SCALES))
-def test_every_scale_has_a_plan_for_every_entry(scale: str) -> None:
-    own = SCALES[scale]
+@pytest.mark.parametrize("name", list(SCALES))
+def test_every_scale_has_a_plan_for_every_entry(name: str) -> None:
+    scale = SCALES[name]
     for entry in ENTRIES.values():
-        trials = entry.trials(own, 2)
+        trials = entry.trials(scale, 2)
         assert bool(trials) == (entry.name != "theorem1")
         assert {trial.config.seed for trial in trials} <= {0, 1}
 
 
 @pytest.mark.parametrize("scale", SCALES.values(), ids=list(SCALES))
-def test_twice_the_batch_is_of_the_first_settings(scale: Scale) -> None:
+def test_doubled_setups_match_the_first_gpt2_setups(scale: Scale) -> None:
     for single, doubled in zip(scale.gpt2, scale.doubled, strict=False):
         assert (doubled.batch, doubled.tokens) == (2 * single.batch, single.tokens)
         assert doubled.model == single.model
         assert doubled.name == f"{single.model_name}, batch {doubled.batch}"
-        for name in FIVE:  # so that the grid's middle is the setting's own rate
+        for name in FIVE:  # so that the middle of the grid is the setup's rate
             assert doubled.rates[name] == float(f"{doubled.rates[name]:.3g}")
 
 
-def test_the_paper_s_scale_has_the_paper_s_settings() -> None:
+def test_the_paper_scale_has_the_settings_of_the_paper() -> None:
     scale = SCALES["paper"]
     runs = {(trial.panel, trial.series): trial.config for trial in ENTRIES["fig4"].trials(scale, 1)}
     large = runs["GPT-2 large, batch 8K", "MERIT"]
@@ -253,12 +256,12 @@ def test_the_paper_s_scale_has_the_paper_s_settings() -> None:
     assert runs["GPT-2 small, batch 1K", "Lion"].optimizer.lr == 1e-4
 
 
-def test_what_cannot_be_meant_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+def test_invalid_arguments_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert command.main(["fig44"]) == 1
     assert "unknown entry 'fig44'; did you mean 'fig4'" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         command.main([])
-    assert "say what to make" in capsys.readouterr().err
+    assert "give names of entries" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         command.main(["fig4", "--seeds", "0"])
     assert "0 is too few" in capsys.readouterr().err
@@ -267,7 +270,7 @@ def test_what_cannot_be_meant_is_refused(capsys: pytest.CaptureFixture[str]) -> 
     assert "'three' is not a whole number" in capsys.readouterr().err
 
 
-def test_entries_come_in_the_paper_s_order() -> None:
+def test_entries_come_in_the_order_of_the_paper() -> None:
     assert [entry.name for entry in choose(["table1", "fig11", "fig2"])] == ["fig2", "fig11", "table1"]
     assert choose(["all"]) == list(ENTRIES.values())
     assert len(ENTRIES) == 30

@@ -1,4 +1,4 @@
-"""Workers: what is said of them, and what happens when they fail."""
+"""Workers: their progress, and what happens when they fail."""
 
 import io
 import math
@@ -13,7 +13,7 @@ from rich.console import Console
 from merit_lab.data import Dataset
 from merit_lab.record import MetricsWriter, Run, lock
 from merit_lab.reproduce.records import plan, read
-from merit_lab.reproduce.scale import Scale, Shown
+from merit_lab.reproduce.setups import EntryTrial, Scale
 from merit_lab.study.progress import Progress
 from merit_lab.study.trial import Trial
 from merit_lab.study.workers import Workers, WorkersEnded, is_done, last_step
@@ -23,7 +23,7 @@ from merit_lab.train.signals import StopRequest
 @pytest.fixture
 def planned(toy: Scale, dataset: Dataset, tmp_path: Path) -> list[Trial]:
     trials = [toy.trial(toy.gpt2[0], "merit", seed) for seed in range(3)]
-    return [own for _, own in plan(trials, tmp_path / "runs", dataset)]
+    return [trial for _, trial in plan(trials, tmp_path / "runs", dataset)]
 
 
 def write(planned: Trial, *, steps: int, end: str | None) -> None:
@@ -37,25 +37,23 @@ def write(planned: Trial, *, steps: int, end: str | None) -> None:
 
 
 def test_a_run_is_done_when_it_finished_or_diverged(planned: list[Trial]) -> None:
-    for own, end in zip(planned, ("finished", "diverged", None), strict=True):
-        write(own, steps=2, end=end)
-    assert [is_done(own.folder) for own in planned] == [True, True, False]
+    for trial, end in zip(planned, ("finished", "diverged", None), strict=True):
+        write(trial, steps=2, end=end)
+    assert [is_done(trial.folder) for trial in planned] == [True, True, False]
 
 
-def test_a_run_that_is_kept_is_done(
-    planned: list[Trial], tmp_path: Path, keep_only: Callable[[Path], None]
-) -> None:
-    for own, end in zip(planned, ("finished", "diverged"), strict=False):
-        write(own, steps=2, end=end)
+def test_a_kept_run_is_done(planned: list[Trial], tmp_path: Path, keep_only: Callable[[Path], None]) -> None:
+    for trial, end in zip(planned, ("finished", "diverged"), strict=False):
+        write(trial, steps=2, end=end)
     keep_only(tmp_path / "runs")
     assert (tmp_path / "runs.parquet").is_file()
-    assert [is_done(own.folder) for own in planned] == [True, True, False]
-    trials = [Shown(config=own.config, series="MERIT", panel="toy") for own in planned]
-    found = read(list(zip(trials, planned, strict=True)))
-    assert [own.status for own in found.all] == ["finished", "diverged", "missing"]
+    assert [is_done(trial.folder) for trial in planned] == [True, True, False]
+    trials = [EntryTrial(config=trial.config, series="MERIT", panel="toy") for trial in planned]
+    trial_records = read(list(zip(trials, planned, strict=True)))
+    assert [record.status for record in trial_records.all] == ["finished", "diverged", "missing"]
 
 
-def test_a_run_of_the_same_name_elsewhere_is_another(
+def test_a_run_of_the_same_name_in_another_folder_is_another_run(
     planned: list[Trial], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, end in (("here", "finished"), ("there", None)):
@@ -66,7 +64,7 @@ def test_a_run_of_the_same_name_elsewhere_is_another(
     assert not is_done(Path("run"))
 
 
-def test_progress_tells_what_is_done_and_what_is_worked_on(planned: list[Trial]) -> None:
+def test_progress_shows_finished_and_current_runs(planned: list[Trial]) -> None:
     write(planned[0], steps=4, end="finished")
     console = Console(file=io.StringIO(), width=120)
     progress = Progress(planned, console)
@@ -78,35 +76,35 @@ def test_progress_tells_what_is_done_and_what_is_worked_on(planned: list[Trial])
     assert second == f"  {planned[1].folder.name}  step 3/4  loss 2.500"
 
 
-def test_how_far_a_run_is_comes_from_the_end_of_its_file(planned: list[Trial]) -> None:
-    own = planned[0]
-    assert last_step(own)[0] == 0
-    write(own, steps=2000, end=None)
-    metrics = own.folder / "metrics.jsonl"
+def test_the_last_step_is_read_from_the_end_of_the_file(planned: list[Trial]) -> None:
+    trial = planned[0]
+    assert last_step(trial)[0] == 0
+    write(trial, steps=2000, end=None)
+    metrics = trial.folder / "metrics.jsonl"
     with metrics.open("r+b") as file:
-        file.write(b"?" * 40)  # all of it would be no JSON
-    assert last_step(own) == (2000, 2.5)
+        file.write(b"?" * 40)  # the whole file is no longer valid JSON
+    assert last_step(trial) == (2000, 2.5)
     with MetricsWriter(metrics) as writer:
         writer.write({"kind": "train", "step": 2001, "loss": math.nan})
         writer.write({"kind": "update", "step": 2001, "parameters": {"a" * 200_000: {}}})
     with metrics.open("ab") as file:
         file.write(b'{"kind": "train", "step": 2002, "lo')
-    step, loss = last_step(own)
+    step, loss = last_step(trial)
     assert step == 2001
     assert math.isnan(loss)
 
 
-def test_a_run_that_has_only_begun_has_done_no_step(planned: list[Trial]) -> None:
+def test_a_run_that_has_only_started_has_done_no_step(planned: list[Trial]) -> None:
     write(planned[0], steps=0, end=None)
     step, loss = last_step(planned[0])
     assert step == 0
     assert math.isnan(loss)
     with MetricsWriter(planned[0].folder / "metrics.jsonl", offset=0) as writer:
-        writer.write({"kind": "train", "step": 1, "loss": 2.5})  # the only line, and the first
+        writer.write({"kind": "train", "step": 1, "loss": 2.5})  # the only line
     assert last_step(planned[0]) == (1, 2.5)
 
 
-def test_workers_that_fail_leave_word(planned: list[Trial], tmp_path: Path) -> None:
+def test_failing_workers_report_their_error(planned: list[Trial], tmp_path: Path) -> None:
     config = replace(planned[0].config, data=tmp_path / "gone")
     broken = [Trial(planned[0].folder, config)]
     with pytest.raises(WorkersEnded, match="gone"), Workers(broken, 1, tmp_path / "logs") as workers:
@@ -114,8 +112,8 @@ def test_workers_that_fail_leave_word(planned: list[Trial], tmp_path: Path) -> N
             pass
 
 
-def test_the_word_is_that_of_a_worker_that_failed(planned: list[Trial], tmp_path: Path) -> None:
-    """The other one ended well, since it had left the last run to the one that failed at it."""
+def test_the_error_is_that_of_the_worker_that_failed(planned: list[Trial], tmp_path: Path) -> None:
+    """The other worker exited normally: it had left the last run to the one that failed."""
     workers = Workers(planned, 2, tmp_path)
     workers._processes = [SimpleNamespace(exitcode=code) for code in (0, 1)]  # type: ignore[misc]
     (tmp_path / "worker-0.log").write_text("[3 of 3] is being worked on by another process\n")

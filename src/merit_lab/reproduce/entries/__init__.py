@@ -1,1 +1,1 @@
-"""The entries, by what they are made from."""
+"""The entries, grouped by what they analyse."""

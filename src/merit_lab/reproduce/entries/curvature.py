@@ -1,4 +1,4 @@
-"""Curvature at the end point: figure 7."""
+"""Curvature at the end of training: figure 7."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 from merit_lab.models import num_parameters
 from merit_lab.report.tables import NOTHING, Table
 from merit_lab.reproduce.entries.losses import spread_text, status_counts
-from merit_lab.reproduce.entry import Entry, Result, Unavailable
-from merit_lab.reproduce.records import Record, Records
-from merit_lab.reproduce.scale import Scale, Shown
+from merit_lab.reproduce.entry import Analysis, PaperEntry, Unavailable
+from merit_lab.reproduce.records import Records, TrialRecord
+from merit_lab.reproduce.setups import EntryTrial, Scale
 from merit_lab.reproduce.verdict import Verdict, paired
 from merit_lab.study.charts import Axis, line_chart
 from merit_lab.train.checkpoint import path_of
@@ -25,26 +25,26 @@ _MOST_POINTS = 200
 _PAPER = {"AdamW": (37.231, 12994.91), "MERIT": (12.326, 3444.92)}
 
 
-def _trials(scale: Scale, seeds: int) -> list[Shown]:
+def _trials(scale: Scale, seeds: int) -> list[EntryTrial]:
     return [scale.trial(scale.gpt2[0], name, seed) for seed in range(seeds) for name in ("adamw", "merit")]
 
 
-def _is_measured(record: Record, config: CurvatureConfig) -> bool:
-    """Whether what is shown has been measured with these settings."""
+def _is_measured(record: TrialRecord, config: CurvatureConfig) -> bool:
+    """Whether everything shown has been measured with these settings."""
     wanted = {
         "eigenvalues": {"top": config.top},
         "trace": {"probes": config.probes},
         "density": {"probes": config.density_probes, "steps": config.density_steps},
     }
-    found = _parts(record)
+    parts = _parts(record)
     return all(
-        name in found
-        and found[name]["settings"].items() >= {"sequences": config.sequences, **settings}.items()
+        name in parts
+        and parts[name]["settings"].items() >= {"sequences": config.sequences, **settings}.items()
         for name, settings in wanted.items()
     )
 
 
-def _measure(record: Record, scale: Scale, _: Path | None) -> None:
+def _measure(record: TrialRecord, scale: Scale, _: Path | None) -> None:
     from merit_lab.curvature import CurvatureConfig, measure_curvature
 
     config = CurvatureConfig(
@@ -56,10 +56,10 @@ def _measure(record: Record, scale: Scale, _: Path | None) -> None:
         density_steps=2 * scale.curvature_probes,
     )
     if _is_measured(record, config):
-        return  # which can be told without the data
+        return  # known without the data
     if not record.config.data.is_dir():
         raise Unavailable(
-            f"Curvature needs the runs' data, which are not in {record.config.data}: name them with --data"
+            f"Curvature needs the runs' data, which are not in {record.config.data}: give them with --data"
         )
     try:
         measure_curvature(record.folder, config, step=record.config.steps, data=record.config.data)
@@ -69,8 +69,8 @@ def _measure(record: Record, scale: Scale, _: Path | None) -> None:
         ) from None
 
 
-def _parts(record: Record) -> dict[str, dict[str, Any]]:
-    """What was measured at the end of the run, and how, by part; nothing of checkpoints on the way."""
+def _parts(record: TrialRecord) -> dict[str, dict[str, Any]]:
+    """The measurements of the run's last step with their settings, by part."""
     assert record.config.steps is not None, "the configuration is resolved"
     path = path_of(record.folder / "curvature", record.config.steps).with_suffix(".json")
     if not path.exists():
@@ -79,34 +79,34 @@ def _parts(record: Record) -> dict[str, dict[str, Any]]:
     return {name: part for name, part in parts.items() if isinstance(part, dict)}
 
 
-def _read(record: Record) -> dict[str, Any]:
+def _read(record: TrialRecord) -> dict[str, Any]:
     """The results by part."""
     return {name: part["result"] for name, part in _parts(record).items()}
 
 
-def _top(record: Record) -> float | None:
+def _top(record: TrialRecord) -> float | None:
     parts = _read(record)
     return parts["eigenvalues"]["values"][0] if "eigenvalues" in parts else None
 
 
-def _trace(record: Record) -> float | None:
+def _trace(record: TrialRecord) -> float | None:
     parts = _read(record)
     return parts["trace"]["value"] if "trace" in parts else None
 
 
-def _density(record: Record) -> list[tuple[float, float]]:
-    """The density at points that can be drawn, and not below a tenth of what one eigenvalue weighs."""
-    found = _read(record).get("density")
-    if found is None:
+def _density(record: TrialRecord) -> list[tuple[float, float]]:
+    """The density at a limited number of points, at least a tenth of one eigenvalue's weight."""
+    spectrum = _read(record).get("density")
+    if spectrum is None:
         return []
-    points = list(zip(found["grid"], found["density"], strict=True))
+    points = list(zip(spectrum["grid"], spectrum["density"], strict=True))
     least = 0.1 / num_parameters(record.config.model)
     return [(at, max(value, least)) for at, value in points[:: -(-len(points) // _MOST_POINTS)]]
 
 
-def _fig7(records: Records, scale: Scale) -> Result:
+def _fig7(records: Records, scale: Scale) -> Analysis:
     adamw, merit = records.of(series="AdamW"), records.of(series="MERIT")
-    quantities: dict[str, Callable[[Record], float | None]] = {"top eigenvalue": _top, "trace": _trace}
+    quantities: dict[str, Callable[[TrialRecord], float | None]] = {"top eigenvalue": _top, "trace": _trace}
     claim = Verdict(
         claim="MERIT ends in a flatter place than AdamW: a smaller top eigenvalue and a smaller trace of the "
         "Hessian.",
@@ -124,14 +124,14 @@ def _fig7(records: Records, scale: Scale) -> Result:
     has_paper = bool(scale.gpt2[0].paper)
     rows = []
     for series in records.series:
-        own = records.of(series=series)
+        runs = records.of(series=series)
         paper = [str(value) if has_paper else NOTHING for value in _PAPER[series]]
-        ours = [spread_text(own.by_seed(quantity), ".4g") for quantity in quantities.values()]
-        rows.append((series, status_counts(own), paper[0], ours[0], paper[1], ours[1]))
+        ours = [spread_text(runs.by_seed(quantity), ".4g") for quantity in quantities.values()]
+        rows.append((series, status_counts(runs), paper[0], ours[0], paper[1], ours[1]))
     head = ("Optimizer", "Runs", "Top eigenvalue, paper", "Top eigenvalue", "Trace, paper", "Trace")
     lines = {}
     for series in records.series:
-        spectra = ((own.folder.name, _density(own), False) for own in records.of(series=series).all)
+        spectra = ((record.folder.name, _density(record), False) for record in records.of(series=series).all)
         lines[series] = [line for line in spectra if line[1]][:1]
     chart = line_chart(
         lines,
@@ -140,14 +140,14 @@ def _fig7(records: Records, scale: Scale) -> Result:
         Axis("density", ".0e", logarithmic=True),
         name="density",
         title="Spectral density of the Hessian",
-        caption="By Lanczos quadrature, the first seed that finished; smoothed by a hundredth of its width. "
-        "The scale is logarithmic, for nearly all eigenvalues are close to zero.",
+        caption="Lanczos quadrature of the first seed that finished, smoothed by a hundredth of its width. "
+        "The scale is logarithmic because nearly all eigenvalues are close to zero.",
     )
     note = (
         f"The Hessian of the mean loss over {scale.curvature_sequences} training sequences; the paper does "
-        "not say over what, so magnitudes need not compare."
+        "not name its data, so magnitudes need not agree."
     )
-    return Result(
+    return Analysis(
         table=Table(head, tuple(rows), num_text=2),
         charts=(chart,),
         verdicts=(claim,),
@@ -156,7 +156,7 @@ def _fig7(records: Records, scale: Scale) -> Result:
 
 
 ENTRIES = (
-    Entry(
+    PaperEntry(
         name="fig7",
         title="Figure 7: curvature at the end",
         shows="Hessian at the end point: top eigenvalue, trace, spectral density",

@@ -11,9 +11,9 @@ from merit_lab.record import Run
 from merit_lab.report.gather import DISPLAY_NAMES
 from merit_lab.report.tables import Table
 from merit_lab.reproduce.entries.losses import spread_text, status_counts
-from merit_lab.reproduce.entry import Entry, Result, Unavailable
-from merit_lab.reproduce.records import BySeed, Record, Records
-from merit_lab.reproduce.scale import WATCHED, Scale, Shown
+from merit_lab.reproduce.entry import Analysis, PaperEntry, Unavailable
+from merit_lab.reproduce.records import BySeed, Records, TrialRecord
+from merit_lab.reproduce.setups import WATCHED, EntryTrial, Scale
 from merit_lab.reproduce.verdict import Verdict, paired
 from merit_lab.study.charts import Axis, Chart, strip_chart
 
@@ -22,20 +22,20 @@ _PAPER_AVERAGES = {  # table 1, in percent: AdamW with a small batch, MERIT with
     "GPT-2 small": (43.56, 43.87),
     "GPT-2 medium": (46.59, 46.70),
 }
-_LONG_ENOUGH = 512  # tokens of context, for every answer of every set
+_LONG_ENOUGH = 512  # tokens of context that fit every answer of every set
 _NO_FILES = (
-    "The evaluation sets are not there: give their folder with --task-files (`merit evaluate -h` lists the "
-    "files), or use scale small or paper, where they come from the Hugging Face hub."
+    "The evaluation sets are missing: give their folder with --task-files (`merit evaluate -h` lists the "
+    "files), or use scale small or paper, which load them from the Hugging Face hub."
 )
 
 
-def _measure(name: str) -> Callable[[Record, Scale, Path | None], None]:
-    def measure(record: Record, scale: Scale, task_files: Path | None) -> None:
+def _measure(name: str) -> Callable[[TrialRecord, Scale, Path | None], None]:
+    def measure(record: TrialRecord, scale: Scale, task_files: Path | None) -> None:
         from merit_lab.evaluate import PAPER_SETS, evaluate
 
         if task_files is None:
             if len(_values(record, PAPER_SETS[name], scale)) == len(PAPER_SETS[name]):
-                return  # wherever the sets came from
+                return  # evaluated before, wherever the sets came from
             if scale.makes_data:
                 raise Unavailable(_NO_FILES)
         try:
@@ -50,10 +50,10 @@ def _measure(name: str) -> Callable[[Record, Scale, Path | None], None]:
     return measure
 
 
-def _values(record: Record, sets: Sequence[str], scale: Scale) -> dict[str, float]:
-    """By set, its perplexity or its accuracy in percent; empty where it has not been evaluated.
+def _values(record: TrialRecord, sets: Sequence[str], scale: Scale) -> dict[str, float]:
+    """The perplexity, or the accuracy in percent, of each set that has been evaluated.
 
-    A run that diverged is worse than any other: left out, it would leave those seeds that went well.
+    A run that diverged counts as worse than any other: leaving it out would keep only the good seeds.
     """
     from merit_lab.evaluate import read_results
 
@@ -62,44 +62,46 @@ def _values(record: Record, sets: Sequence[str], scale: Scale) -> dict[str, floa
     if record.run is None or record.config.steps is None:
         return {}
     results = read_results(Run.open(record.folder), record.config.steps, scale.evaluation_limit)
-    found = {}
+    values = {}
     for name in sets:
         if name in results:
             metrics = results[name].metrics
             is_accuracy = name not in _PERPLEXITY
             metric = metrics["acc" if is_accuracy else _PERPLEXITY[name]]
-            found[name] = metric.value * (100 if is_accuracy else 1)
-    return found
+            values[name] = metric.value * (100 if is_accuracy else 1)
+    return values
 
 
 def _by_set(records: Records, name: str, scale: Scale) -> BySeed:
-    return records.by_seed(lambda own: _values(own, [name], scale).get(name))
+    return records.by_seed(lambda record: _values(record, [name], scale).get(name))
 
 
 def _average(records: Records, sets: Sequence[str], scale: Scale) -> BySeed:
-    """The mean over sets by seed, of runs that have them all."""
-    values = {own.config.seed: _values(own, sets, scale) for own in records.all}
-    return {seed: statistics.fmean(own.values()) for seed, own in values.items() if len(own) == len(sets)}
+    """The mean over sets by seed, for runs that have all of them."""
+    values = {record.config.seed: _values(record, sets, scale) for record in records.all}
+    return {
+        seed: statistics.fmean(by_set.values()) for seed, by_set in values.items() if len(by_set) == len(sets)
+    }
 
 
 def _table(records: Records, sets: Sequence[str], scale: Scale, *, number: str, average: bool) -> Table:
     rows = []
     for panel in records.panels:
         for series in records.of(panel=panel).series:
-            own = records.of(panel=panel, series=series)
-            cells = [spread_text(_by_set(own, name, scale), number) for name in sets]
+            runs = records.of(panel=panel, series=series)
+            cells = [spread_text(_by_set(runs, name, scale), number) for name in sets]
             if average:
-                cells.append(spread_text(_average(own, sets, scale), number))
-            rows.append((panel, series, status_counts(own), *cells))
+                cells.append(spread_text(_average(runs, sets, scale), number))
+            rows.append((panel, series, status_counts(runs), *cells))
     head = ("Model", "Optimizer", "Runs", *sets, *(["average"] if average else []))
     return Table(head, tuple(rows), num_text=3)
 
 
 def _points(records: Records, sets: Sequence[str], scale: Scale) -> list[dict[str, object]]:
     return [
-        {"panel": own.panel, "group": name, "series": own.series, "value": value}
-        for own in records.all
-        for name, value in _values(own, sets, scale).items()
+        {"panel": record.panel, "group": name, "series": record.series, "value": value}
+        for record in records.all
+        for name, value in _values(record, sets, scale).items()
         if math.isfinite(value)
     ]
 
@@ -108,13 +110,13 @@ def _notes(scale: Scale) -> tuple[str, ...]:
     if scale.evaluation_limit is None:
         return ()
     limit = (
-        f"Only the first {scale.evaluation_limit} items of each set: at this scale models know nothing that "
-        "the sets ask, and the numbers show that the way from training to evaluation works."
+        f"Only the first {scale.evaluation_limit} items of each set: models of this scale cannot answer "
+        "them, and the numbers only show that the path from training to evaluation works."
     )
     return (limit,)
 
 
-def _fig5(records: Records, scale: Scale) -> Result:
+def _fig5(records: Records, scale: Scale) -> Analysis:
     from merit_lab.evaluate import PAPER_SETS
 
     sets = PAPER_SETS["fig5"]
@@ -123,7 +125,7 @@ def _fig5(records: Records, scale: Scale) -> Result:
         source="figure 5",
         comparisons=tuple(
             paired(
-                f"MERIT below {rival} on {name}{records.where_in_words(panel)}",
+                f"MERIT below {rival} on {name}{records.panel_suffix(panel)}",
                 _by_set(records.of(panel=panel, series="MERIT"), name, scale),
                 _by_set(records.of(panel=panel, series=rival), name, scale),
                 unit="of the higher",
@@ -146,10 +148,10 @@ def _fig5(records: Records, scale: Scale) -> Result:
         for name in sets
     )
     table = _table(records, sets, scale, number=".4g", average=False)
-    return Result(table=table, charts=charts, verdicts=(claim,), notes=_notes(scale))
+    return Analysis(table=table, charts=charts, verdicts=(claim,), notes=_notes(scale))
 
 
-def _fig12(records: Records, scale: Scale) -> Result:
+def _fig12(records: Records, scale: Scale) -> Analysis:
     from merit_lab.evaluate import PAPER_SETS
 
     sets = PAPER_SETS["fig12"]
@@ -162,13 +164,13 @@ def _fig12(records: Records, scale: Scale) -> Result:
             for name in sets:
                 ours, theirs = _by_set(merit, name, scale), _by_set(other, name, scale)
                 for seed in ours.keys() & theirs.keys():
-                    difference = ours[seed] - theirs[seed]  # NaN where both diverged, which says nothing
+                    difference = ours[seed] - theirs[seed]  # NaN if both diverged
                     won = math.nan if math.isnan(difference) else (difference > 0) - (difference < 0)
                     wins[seed] = wins.get(seed, 0.0) + won
             comparisons.append(
                 paired(
                     f"tasks where MERIT is above {rival}, less those where it is below"
-                    f"{records.where_in_words(panel)}",
+                    f"{records.panel_suffix(panel)}",
                     dict.fromkeys(wins, 0.0),
                     wins,
                     paper="most of 7",
@@ -180,7 +182,7 @@ def _fig12(records: Records, scale: Scale) -> Result:
         source="figure 12",
         comparisons=tuple(comparisons),
     )
-    return Result(
+    return Analysis(
         table=_table(records, sets, scale, number=".1f", average=True),
         charts=_accuracies(records, sets, scale),
         verdicts=(claim,),
@@ -203,30 +205,30 @@ def _accuracies(records: Records, sets: Sequence[str], scale: Scale) -> tuple[Ch
     )
 
 
-def _long_trials(scale: Scale, seeds: int) -> list[Shown]:
+def _long_trials(scale: Scale, seeds: int) -> list[EntryTrial]:
     trials = []
     for seed in range(seeds):
         for small, large in zip(scale.long[::2], scale.long[1::2], strict=True):
-            for setting, name in ((small, "adamw"), (large, "merit")):
-                series = f"{DISPLAY_NAMES[name]}, batch {setting.batch}"
-                trials.append(scale.trial(setting, name, seed, series=series, panel=large.model_name))
+            for setup, name in ((small, "adamw"), (large, "merit")):
+                series = f"{DISPLAY_NAMES[name]}, batch {setup.batch}"
+                trials.append(scale.trial(setup, name, seed, series=series, panel=large.model_name))
     return trials
 
 
-def _table1(records: Records, scale: Scale) -> Result:
+def _table1(records: Records, scale: Scale) -> Analysis:
     from merit_lab.evaluate import PAPER_SETS
 
     sets = PAPER_SETS["table1"]
     comparisons = []
     for panel in records.panels:
-        own = records.of(panel=panel)
-        small, large = own.series
+        runs = records.of(panel=panel)
+        small, large = runs.series
         paper = _PAPER_AVERAGES.get(panel)
         comparisons.append(
             paired(
-                f"{small} below {large}, average accuracy{records.where_in_words(panel)}",
-                _average(own.of(series=small), sets, scale),
-                _average(own.of(series=large), sets, scale),
+                f"{small} below {large}, average accuracy{records.panel_suffix(panel)}",
+                _average(runs.of(series=small), sets, scale),
+                _average(runs.of(series=large), sets, scale),
                 paper=f"{paper[0]:.2f} against {paper[1]:.2f}" if paper else "",
                 unit="percent",
             )
@@ -236,28 +238,25 @@ def _table1(records: Records, scale: Scale) -> Result:
         source="table 1",
         comparisons=tuple(comparisons),
     )
-    return Result(
+    return Analysis(
         table=_table(records, sets, scale, number=".2f", average=True),
         charts=_accuracies(records, sets, scale),
         verdicts=(claim,),
         notes=(
-            "Held is more than the claim: MERIT was more accurate. Contradicted is that it was less.",
+            "Held is more than the claim: MERIT was more accurate. Contradicted: it was less accurate.",
             *_notes(scale),
         ),
     )
 
 
-def _trials(scale: Scale, seeds: int) -> list[Shown]:
+def _trials(scale: Scale, seeds: int) -> list[EntryTrial]:
     return [
-        scale.trial(setting, name, seed)
-        for seed in range(seeds)
-        for setting in scale.gpt2
-        for name in WATCHED
+        scale.trial(setup, name, seed) for seed in range(seeds) for setup in scale.gpt2 for name in WATCHED
     ]
 
 
 ENTRIES = (
-    Entry(
+    PaperEntry(
         name="fig5",
         title="Figure 5: zero-shot perplexity",
         shows="zero-shot perplexity on LAMBADA and WikiText",
@@ -265,7 +264,7 @@ ENTRIES = (
         analyse=_fig5,
         measure=_measure("fig5"),
     ),
-    Entry(
+    PaperEntry(
         name="fig12",
         title="Figure 12: zero-shot accuracy on SuperGLUE",
         shows="zero-shot accuracy on SuperGLUE tasks with AdamW, LAMB and MERIT",
@@ -273,7 +272,7 @@ ENTRIES = (
         analyse=_fig12,
         measure=_measure("fig12"),
     ),
-    Entry(
+    PaperEntry(
         name="table1",
         title="Table 1: a large batch with MERIT against a small one with AdamW",
         shows="zero-shot accuracy on ARC, COPA, HellaSwag, RACE and WiC, large batch against small",

@@ -1,4 +1,4 @@
-"""Longer training: its losses and its logits."""
+"""Losses and logits of longer training."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from merit_lab.reproduce.entries.losses import (
     spread_text,
     trials_of,
 )
-from merit_lab.reproduce.entry import Entry, Result
+from merit_lab.reproduce.entry import Analysis, PaperEntry
 from merit_lab.reproduce.records import Records
-from merit_lab.reproduce.scale import Scale
+from merit_lab.reproduce.setups import Scale
 from merit_lab.reproduce.verdict import Verdict
 
 
-def _analyse(records: Records, scale: Scale) -> Result:
+def _analyse(records: Records, scale: Scale) -> Analysis:
     longer = scale.horizon
     places = {"first layer": range(1, 2), "mean of all layers": range(1, longer.model.layers + 1)}
     order = Verdict(
@@ -37,7 +37,7 @@ def _analyse(records: Records, scale: Scale) -> Result:
             for place, layers in places.items()
         ),
     )
-    return Result(
+    return Analysis(
         table=_with_logits(loss_table(records, {}), records, places),
         charts=(*loss_charts(records), *logit_charts(records, {"First layer": places["first layer"]})),
         verdicts=(order, calm),
@@ -46,18 +46,18 @@ def _analyse(records: Records, scale: Scale) -> Result:
 
 
 def _with_logits(table: Table, records: Records, places: dict[str, range]) -> Table:
-    """The table with a column for the largest logit of each place."""
+    """The table with a column for the largest logit at each place."""
     rows = []
     for row in table.rows:
-        own = records.of(panel=row[0], series=row[1])
-        logits = [spread_text(largest_logits(own, layers), ".1f") for layers in places.values()]
+        runs = records.of(panel=row[0], series=row[1])
+        logits = [spread_text(largest_logits(runs, layers), ".1f") for layers in places.values()]
         rows.append((*row, *logits))
     head = (*table.head, *(f"Largest logit, {place}" for place in places))
     return Table(head, tuple(rows), num_text=table.num_text)
 
 
 ENTRIES = (
-    Entry(
+    PaperEntry(
         name="horizon",
         title="Longer training",
         shows="beyond the paper: loss and logits of AdamW, LAMB, maxLAMB and MERIT after more tokens",

@@ -1,4 +1,4 @@
-"""The largest attention logit: figures 2, 11 and 14, and of every size."""
+"""The largest attention logit: figures 2, 11 and 14, and a comparison of sizes."""
 
 from __future__ import annotations
 
@@ -9,45 +9,45 @@ from collections.abc import Mapping
 from merit_lab.report.curves import finite, layer_name
 from merit_lab.report.tables import Table
 from merit_lab.reproduce.entries.losses import FIVE, spread_text, status_counts, trials_of
-from merit_lab.reproduce.entry import Entry, Result
-from merit_lab.reproduce.fields import layer_chart
-from merit_lab.reproduce.records import BySeed, Record, Records
-from merit_lab.reproduce.scale import WATCHED, Scale, Setting, Shown
-from merit_lab.reproduce.verdict import Comparison, Verdict, paired
+from merit_lab.reproduce.entry import Analysis, PaperEntry
+from merit_lab.reproduce.heatmaps import layer_chart
+from merit_lab.reproduce.records import BySeed, Records, TrialRecord
+from merit_lab.reproduce.setups import WATCHED, EntryTrial, Scale, Setup
+from merit_lab.reproduce.verdict import ClaimComparison, Verdict, paired
 from merit_lab.study.charts import Axis, Chart, curve_chart
 
 MEASURE = (
-    "Compared is the largest logit that a layer had at any time of the run; a run that diverged lost, "
-    "whatever it had before."
+    "The comparison uses the largest logit that a layer had at any step. A run that diverged counts as worse "
+    "than any other, whatever its logits were."
 )
 
 
-def _trials(scale: Scale, setting: Setting, seeds: int) -> list[Shown]:
-    return [scale.trial(setting, name, seed) for seed in range(seeds) for name in WATCHED]
+def _trials(scale: Scale, setup: Setup, seeds: int) -> list[EntryTrial]:
+    return [scale.trial(setup, name, seed) for seed in range(seeds) for name in WATCHED]
 
 
-def _small(scale: Scale) -> Setting:
+def _small(scale: Scale) -> Setup:
     return scale.observed.with_batch(scale.small_batch)
 
 
 def _middle(num_layers: int) -> int:
-    """The 12th of 24."""
+    """The middle layer, for example the 12th of 24."""
     return (num_layers + 1) // 2
 
 
 def largest_logits(records: Records, layers: range) -> BySeed:
-    """By seed, the mean over layers of the largest logit that each ever had; infinite if the run diverged."""
+    """By seed, the mean over layers of each layer's largest logit; infinite if the run diverged."""
 
-    def quantity(record: Record) -> float | None:
+    def quantity(record: TrialRecord) -> float | None:
         values = [record.largest(layer_name(layer)) for layer in layers]
-        seen = [value for value in values if value is not None]
-        return statistics.fmean(seen) if len(seen) == len(values) else None
+        measured = [value for value in values if value is not None]
+        return statistics.fmean(measured) if len(measured) == len(values) else None
 
     return records.by_seed(quantity, diverged=math.inf)
 
 
-def lower_logits(records: Records, lower: str, higher: str, layers: range, where: str) -> Comparison:
-    """The comparison of two series' largest logits in these layers."""
+def lower_logits(records: Records, lower: str, higher: str, layers: range, where: str) -> ClaimComparison:
+    """Compare two series' largest logits in these layers."""
     return paired(
         f"{lower} below {higher}, {where}",
         largest_logits(records.of(series=lower), layers),
@@ -57,13 +57,13 @@ def lower_logits(records: Records, lower: str, higher: str, layers: range, where
 
 
 def _table(records: Records, places: Mapping[str, dict[str, range]]) -> Table:
-    """The largest logits at each panel's places, which have the same names in all."""
+    """The largest logits at each panel's places; all panels use the same names for them."""
     rows = []
     for panel in records.panels:
         for series in records.of(panel=panel).series:
-            own = records.of(panel=panel, series=series)
-            values = [spread_text(largest_logits(own, layers), ".2f") for layers in places[panel].values()]
-            rows.append((panel, series, status_counts(own), *values))
+            runs = records.of(panel=panel, series=series)
+            values = [spread_text(largest_logits(runs, layers), ".2f") for layers in places[panel].values()]
+            rows.append((panel, series, status_counts(runs), *values))
     names = places[records.panels[0]]
     return Table(("Model", "Optimizer", "Runs", *names), tuple(rows), num_text=3)
 
@@ -87,12 +87,12 @@ def logit_charts(records: Records, places: dict[str, range]) -> tuple[Chart, ...
     return tuple(charts)
 
 
-def _single_layers(setting: Setting) -> dict[str, range]:
-    middle = _middle(setting.model.layers)
+def _single_layers(setup: Setup) -> dict[str, range]:
+    middle = _middle(setup.model.layers)
     return {"First layer": range(1, 2), "Middle layer": range(middle, middle + 1)}
 
 
-def _fig2(records: Records, scale: Scale) -> Result:
+def _fig2(records: Records, scale: Scale) -> Analysis:
     places = _single_layers(scale.observed)
     first, middle = places.values()
     claim = Verdict(
@@ -105,7 +105,7 @@ def _fig2(records: Records, scale: Scale) -> Result:
             lower_logits(records, "MERIT", "LAMB", middle, "middle layer"),
         ),
     )
-    return Result(
+    return Analysis(
         table=_table(records, dict.fromkeys(records.panels, places)),
         charts=logit_charts(records, places),
         verdicts=(claim,),
@@ -113,9 +113,9 @@ def _fig2(records: Records, scale: Scale) -> Result:
     )
 
 
-def _fig11(records: Records, scale: Scale) -> Result:
+def _fig11(records: Records, scale: Scale) -> Analysis:
     places = _single_layers(scale.observed)
-    small, large = (records.of(panel=own.name) for own in (_small(scale), scale.observed))
+    small, large = (records.of(panel=setup.name) for setup in (_small(scale), scale.observed))
     claim = Verdict(
         claim="With a small batch the largest logits are well below those with a large batch.",
         source="figure 11",
@@ -130,18 +130,18 @@ def _fig11(records: Records, scale: Scale) -> Result:
             for place, layers in places.items()
         ),
     )
-    return Result(
+    return Analysis(
         table=_table(records, dict.fromkeys(records.panels, places)),
         charts=logit_charts(small, places),
         verdicts=(claim,),
         notes=(
             MEASURE,
-            "Learning rates of the small batch follow from the large one's by the square root of the batch.",
+            "Learning rates of the small batch are the large one's, scaled by the square root of the batch.",
         ),
     )
 
 
-def _fig14(records: Records, scale: Scale) -> Result:
+def _fig14(records: Records, scale: Scale) -> Analysis:
     num_layers = scale.observed.model.layers
     # Of 24 layers the paper calls 1 to 8 shallow and 9 to 17 middle.
     shallow = range(1, max(1, num_layers // 3) + 1)
@@ -164,9 +164,9 @@ def _fig14(records: Records, scale: Scale) -> Result:
     )
     values = [
         value
-        for own in records.all
+        for record in records.all
         for layer in range(1, num_layers + 1)
-        for _, value in finite(own.curves.get(layer_name(layer), []))
+        for _, value in finite(record.curves.get(layer_name(layer), []))
     ]
     domain = (min(values, default=0.0), max(values, default=1.0))
     charts = tuple(
@@ -175,20 +175,20 @@ def _fig14(records: Records, scale: Scale) -> Result:
             domain,
             name=f"layers-{place}",
             title=f"Every layer, {series}",
-            caption="Largest logit of each layer, mean over seeds; one scale of colours for all optimizers.",
+            caption="Largest logit of each layer, mean over seeds; all optimizers share one colour scale.",
         )
         for place, series in enumerate(records.series, start=1)
-        if any(own.curves.get(layer_name(1)) for own in records.of(series=series).all)
+        if any(record.curves.get(layer_name(1)) for record in records.of(series=series).all)
     )
     notes = (MEASURE + " Over several layers: the mean of their largest.",)
     table = _table(records, dict.fromkeys(records.panels, places))
-    return Result(table=table, charts=charts, verdicts=(claim,), notes=notes)
+    return Analysis(table=table, charts=charts, verdicts=(claim,), notes=notes)
 
 
-def _logits(records: Records, scale: Scale) -> Result:
+def _logits(records: Records, scale: Scale) -> Analysis:
     places = {
-        own.name: {**_single_layers(own), "Mean of all layers": range(1, own.model.layers + 1)}
-        for own in scale.gpt2
+        setup.name: {**_single_layers(setup), "Mean of all layers": range(1, setup.model.layers + 1)}
+        for setup in scale.gpt2
     }
     claim = Verdict(
         claim="At any size MERIT's largest logits stay below LAMB's, each at its best learning rate.",
@@ -199,7 +199,7 @@ def _logits(records: Records, scale: Scale) -> Result:
                 "MERIT",
                 "LAMB",
                 layers,
-                f"{place[0].lower()}{place[1:]}{records.where_in_words(panel)}",
+                f"{place[0].lower()}{place[1:]}{records.panel_suffix(panel)}",
             )
             for panel in records.panels
             for place, layers in places[panel].items()
@@ -207,25 +207,25 @@ def _logits(records: Records, scale: Scale) -> Result:
         ),
     )
     charts = logit_charts(records, {"First layer": range(1, 2)})
-    return Result(table=_table(records, places), charts=charts, verdicts=(claim,), notes=(MEASURE,))
+    return Analysis(table=_table(records, places), charts=charts, verdicts=(claim,), notes=(MEASURE,))
 
 
 ENTRIES = (
-    Entry(
+    PaperEntry(
         name="logits",
         title="Largest logits at each size",
         shows="beyond the paper: largest attention logit with AdamW, LAMB, maxLAMB, MERIT and Lion",
         trials=lambda scale, seeds: trials_of(scale.gpt2[:2], FIVE, scale, seeds),
         analyse=_logits,
     ),
-    Entry(
+    PaperEntry(
         name="fig2",
         title="Figure 2: the largest attention logit",
         shows="largest attention logit over training, first and middle layer, large batch",
         trials=lambda scale, seeds: _trials(scale, scale.observed, seeds),
         analyse=_fig2,
     ),
-    Entry(
+    PaperEntry(
         name="fig11",
         title="Figure 11: the largest attention logit with a small batch",
         shows="largest attention logit over training, small batch against large",
@@ -236,7 +236,7 @@ ENTRIES = (
         analyse=_fig11,
         is_grid=True,
     ),
-    Entry(
+    PaperEntry(
         name="fig14",
         title="Figure 14: the largest attention logit of every layer",
         shows="largest attention logit over training, all layers",

@@ -7,14 +7,14 @@ import statistics
 from collections.abc import Mapping, Sequence
 
 from merit_lab.report.tables import NOTHING, Table
-from merit_lab.reproduce.entry import Entry, Result
+from merit_lab.reproduce.entry import Analysis, PaperEntry
 from merit_lab.reproduce.records import BySeed, Records
-from merit_lab.reproduce.scale import Scale, Setting, Shown
-from merit_lab.reproduce.verdict import Comparison, Verdict, paired
+from merit_lab.reproduce.setups import EntryTrial, Scale, Setup
+from merit_lab.reproduce.verdict import ClaimComparison, Verdict, paired
 from merit_lab.study.charts import Axis, Chart, curve_chart
 from merit_lab.train.config import Part
 
-Papers = Mapping[str, Mapping[str, float]]  # by the paper's model and series
+Papers = Mapping[str, Mapping[str, float]]  # the paper's losses, by its model and series
 
 _PAPER_GPT2: Papers = {
     "small": {"AdamW": 3.470, "LAMB": 3.355, "MaxLAMB": 3.304, "MERIT": 3.280},
@@ -28,7 +28,7 @@ _PAPER_LLAMA: Papers = {
 FOUR = ("adamw", "lamb", "maxlamb", "merit")
 FIVE = (*FOUR, "lion")
 LOSS = Axis("validation loss (nats per token)", ".3f")
-# By series, the part that is left out.
+# The part that each series leaves out.
 _ABLATIONS: dict[str, Part] = {
     "MERIT without clip": "clip",
     "MERIT without weight-wise bound": "weight-bound",
@@ -37,33 +37,33 @@ _ABLATIONS: dict[str, Part] = {
 
 
 def trials_of(
-    settings: Sequence[Setting], optimizers: Sequence[str], scale: Scale, seeds: int
-) -> list[Shown]:
-    """Every optimizer in every setting, the seeds one after the other."""
+    setups: Sequence[Setup], optimizers: Sequence[str], scale: Scale, seeds: int
+) -> list[EntryTrial]:
+    """Trials of every optimizer in every setup, seed by seed."""
     return [
-        scale.trial(setting, optimizer, seed)
+        scale.trial(setup, optimizer, seed)
         for seed in range(seeds)
-        for setting in settings
+        for setup in setups
         for optimizer in optimizers
     ]
 
 
 def loss_table(records: Records, papers: Mapping[str, Mapping[str, float]]) -> Table:
-    """By panel and series: the paper's loss, where it has any, ours with its spread, and the runs' ends."""
+    """By panel and series: the paper's loss, if it gives one, ours with its spread, the runs' statuses."""
     has_paper = any(papers.get(panel) for panel in records.panels)
     rows = []
     for panel in records.panels:
         for series in records.of(panel=panel).series:
-            own = records.of(panel=panel, series=series)
+            runs = records.of(panel=panel, series=series)
             paper = papers.get(panel, {}).get(series)
             rows.append(
                 (
                     panel,
                     series,
-                    ", ".join(dict.fromkeys(f"{one.config.optimizer.lr:g}" for one in own.all)),
-                    status_counts(own),
+                    ", ".join(dict.fromkeys(f"{record.config.optimizer.lr:g}" for record in runs.all)),
+                    status_counts(runs),
                     *([NOTHING if paper is None else f"{paper:.3f}"] if has_paper else []),
-                    spread_text(own.final_losses()),
+                    spread_text(runs.final_losses()),
                 )
             )
     columns = ("Paper", "Ours") if has_paper else ("Validation loss",)
@@ -71,13 +71,13 @@ def loss_table(records: Records, papers: Mapping[str, Mapping[str, float]]) -> T
 
 
 def status_counts(records: Records) -> str:
-    """How many runs finished, diverged, and did neither."""
-    kinds = [own.status for own in records.all]
+    """The number of runs with each status."""
+    kinds = [record.status for record in records.all]
     return ", ".join(f"{kinds.count(kind)} {kind}" for kind in dict.fromkeys(kinds))
 
 
 def spread_text(values: BySeed, number: str = ".3f") -> str:
-    """Mean and standard deviation over seeds, of those that are finite."""
+    """Mean and standard deviation of the finite values over seeds."""
     finite = [value for value in values.values() if math.isfinite(value)]
     if not finite:
         return NOTHING
@@ -91,15 +91,15 @@ def below(
     higher: str,
     panel: str,
     papers: Mapping[str, Mapping[str, float]] | None = None,
-) -> Comparison:
-    """The comparison of two series' final losses."""
-    own = (papers or {}).get(panel, {})
-    has_both = lower in own and higher in own
+) -> ClaimComparison:
+    """Compare two series' final losses."""
+    values = (papers or {}).get(panel, {})
+    has_both = lower in values and higher in values
     return paired(
-        f"{lower} below {higher}{records.where_in_words(panel)}",
+        f"{lower} below {higher}{records.panel_suffix(panel)}",
         records.of(panel=panel, series=lower).final_losses(),
         records.of(panel=panel, series=higher).final_losses(),
-        paper=f"{own[lower]:.3f} against {own[higher]:.3f}" if has_both else "",
+        paper=f"{values[lower]:.3f} against {values[higher]:.3f}" if has_both else "",
         unit="nats",
     )
 
@@ -113,7 +113,7 @@ def loss_charts(records: Records, *, over_tokens: bool = False) -> tuple[Chart, 
             LOSS,
             name=f"loss-{place}",
             title=f"Validation loss, {panel}",
-            caption="Thin lines are single seeds, thick ones their mean, crosses runs that diverged.",
+            caption="Thin lines are single seeds, thick lines their mean; crosses mark runs that diverged.",
             is_loss=True,
             over_tokens=over_tokens,
         )
@@ -121,11 +121,11 @@ def loss_charts(records: Records, *, over_tokens: bool = False) -> tuple[Chart, 
     )
 
 
-def _by_panel(settings: Sequence[Setting], papers: Papers) -> dict[str, Mapping[str, float]]:
-    return {own.name: papers[own.paper] for own in settings if own.paper in papers}
+def _by_panel(setups: Sequence[Setup], papers: Papers) -> dict[str, Mapping[str, float]]:
+    return {setup.name: papers[setup.paper] for setup in setups if setup.paper in papers}
 
 
-def _fig4(records: Records, scale: Scale) -> Result:
+def _fig4(records: Records, scale: Scale) -> Analysis:
     papers = _by_panel(scale.gpt2, _PAPER_GPT2)
     rivals = ("AdamW", "LAMB", "Lion", "SophiaG")
     claim = Verdict(
@@ -135,10 +135,10 @@ def _fig4(records: Records, scale: Scale) -> Result:
             below(records, "MERIT", rival, panel, papers) for panel in records.panels for rival in rivals
         ),
     )
-    return Result(table=loss_table(records, papers), charts=loss_charts(records), verdicts=(claim,))
+    return Analysis(table=loss_table(records, papers), charts=loss_charts(records), verdicts=(claim,))
 
 
-def _fig6(records: Records, scale: Scale) -> Result:
+def _fig6(records: Records, scale: Scale) -> Analysis:
     papers = _by_panel(scale.llama, _PAPER_LLAMA)
     claim = Verdict(
         claim="On Llama, too, MERIT ends below AdamW and LAMB.",
@@ -149,15 +149,15 @@ def _fig6(records: Records, scale: Scale) -> Result:
             for rival in ("AdamW", "LAMB")
         ),
     )
-    return Result(
+    return Analysis(
         table=loss_table(records, papers),
         charts=loss_charts(records),
         verdicts=(claim,),
-        notes=("The paper trains Llama on C4 and gives no learning rates; these are GPT-2's of that size.",),
+        notes=("The paper trains Llama on C4 and gives no learning rates; these are GPT-2's at that size.",),
     )
 
 
-def _table3(records: Records, scale: Scale) -> Result:
+def _table3(records: Records, scale: Scale) -> Analysis:
     papers = _by_panel(scale.gpt2, _PAPER_GPT2)
     pairs = (("MERIT", "MaxLAMB"), ("MaxLAMB", "LAMB"), ("LAMB", "AdamW"))
     claim = Verdict(
@@ -169,7 +169,7 @@ def _table3(records: Records, scale: Scale) -> Result:
             for lower, higher in pairs
         ),
     )
-    return Result(
+    return Analysis(
         table=loss_table(records, papers),
         charts=loss_charts(records),
         verdicts=(claim,),
@@ -177,19 +177,19 @@ def _table3(records: Records, scale: Scale) -> Result:
     )
 
 
-def _fig9_trials(scale: Scale, seeds: int) -> list[Shown]:
-    setting = scale.gpt2[0]
+def _fig9_trials(scale: Scale, seeds: int) -> list[EntryTrial]:
+    setup = scale.gpt2[0]
     return [
-        *trials_of([setting], ("adamw", "lamb", "merit"), scale, seeds),
+        *trials_of([setup], ("adamw", "lamb", "merit"), scale, seeds),
         *(
-            scale.trial(setting, "merit", seed, series=series, without=(part,))
+            scale.trial(setup, "merit", seed, series=series, without=(part,))
             for seed in range(seeds)
             for series, part in _ABLATIONS.items()
         ),
     ]
 
 
-def _fig9(records: Records, scale: Scale) -> Result:
+def _fig9(records: Records, scale: Scale) -> Analysis:
     panel = scale.gpt2[0].name
     needed = Verdict(
         claim="MERIT ends higher without its clip, without the weight-wise bound, and without the "
@@ -202,7 +202,7 @@ def _fig9(records: Records, scale: Scale) -> Result:
         source="section 5.4, ablation 1",
         comparisons=tuple(below(records, "MERIT without clip", rival, panel) for rival in ("AdamW", "LAMB")),
     )
-    return Result(
+    return Analysis(
         table=loss_table(records, {}),
         charts=loss_charts(records),
         verdicts=(needed, still),
@@ -210,11 +210,11 @@ def _fig9(records: Records, scale: Scale) -> Result:
     )
 
 
-def _reference_series(setting: Setting) -> str:
-    return f"AdamW, batch {setting.batch}"
+def _reference_series(setup: Setup) -> str:
+    return f"AdamW, batch {setup.batch}"
 
 
-def _reference_trials(scale: Scale, seeds: int) -> list[Shown]:
+def _reference_trials(scale: Scale, seeds: int) -> list[EntryTrial]:
     return [
         *trials_of(scale.gpt2[: len(scale.references)], FOUR, scale, seeds),
         *(
@@ -225,7 +225,7 @@ def _reference_trials(scale: Scale, seeds: int) -> list[Shown]:
     ]
 
 
-def _reference(records: Records, scale: Scale) -> Result:
+def _reference(records: Records, scale: Scale) -> Analysis:
     claim = Verdict(
         claim="With a large batch MERIT ends no higher than AdamW with a small one, after as many tokens.",
         source="abstract and table 1, which say so of accuracies",
@@ -234,23 +234,23 @@ def _reference(records: Records, scale: Scale) -> Result:
             for large, small in zip(scale.gpt2, scale.references, strict=False)
         ),
     )
-    return Result(
+    return Analysis(
         table=loss_table(records, {}),
         charts=loss_charts(records, over_tokens=True),
         verdicts=(claim,),
-        notes=("Held is more than the claim: MERIT ended lower. Contradicted is that it ended higher.",),
+        notes=("Held is more than the claim: MERIT ended lower. Contradicted: it ended higher.",),
     )
 
 
 ENTRIES = (
-    Entry(
+    PaperEntry(
         name="reference",
         title="Large batches against a small one",
         shows="beyond the paper: validation loss with large batches against AdamW's with a small one",
         trials=_reference_trials,
         analyse=_reference,
     ),
-    Entry(
+    PaperEntry(
         name="fig4",
         title="Figure 4: validation loss on GPT-2",
         shows="validation loss with AdamW, LAMB, Lion, Sophia-G and MERIT, large batches",
@@ -259,21 +259,21 @@ ENTRIES = (
         ),
         analyse=_fig4,
     ),
-    Entry(
+    PaperEntry(
         name="fig6",
         title="Figure 6: validation loss on Llama",
         shows="validation loss with AdamW, LAMB and MERIT on Llama",
         trials=lambda scale, seeds: trials_of(scale.llama, ("adamw", "lamb", "merit"), scale, seeds),
         analyse=_fig6,
     ),
-    Entry(
+    PaperEntry(
         name="fig9",
         title="Figure 9: parts of MERIT left out",
         shows="MERIT without clip, without weight-wise bound, without element-wise ratio",
         trials=_fig9_trials,
         analyse=_fig9,
     ),
-    Entry(
+    PaperEntry(
         name="table3",
         title="Table 3: the choice of norm",
         shows="validation loss with AdamW, LAMB, maxLAMB and MERIT",

@@ -1,4 +1,4 @@
-"""Learning rates: figure 8, table 4, and of Llama."""
+"""Learning rates: figure 8, table 4, and grids on Llama."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from merit_lab.report.curves import MAX_LOGIT
 from merit_lab.report.gather import DISPLAY_NAMES
 from merit_lab.report.tables import Table
 from merit_lab.reproduce.entries.losses import LOSS, spread_text, status_counts
-from merit_lab.reproduce.entry import Entry, Result
-from merit_lab.reproduce.records import BySeed, Record, Records
-from merit_lab.reproduce.scale import WATCHED, Scale, Setting, Shown
-from merit_lab.reproduce.verdict import Comparison, Verdict, paired
+from merit_lab.reproduce.entry import Analysis, PaperEntry
+from merit_lab.reproduce.records import BySeed, Records, TrialRecord
+from merit_lab.reproduce.setups import WATCHED, EntryTrial, Scale, Setup
+from merit_lab.reproduce.verdict import ClaimComparison, Verdict, paired
 from merit_lab.study.charts import Axis, Chart, line_chart
 
 _QK_NORM = "AdamW with QK-Norm"
@@ -21,61 +21,61 @@ _OPTIMIZERS = ("adamw", "lamb", "maxlamb", "merit", "lion", "sophiag")  # the pa
 
 
 def rates_around(rate: float) -> list[float]:
-    """A grid by factors of two with ``rate`` in its middle."""
+    """A grid by factors of two, with ``rate`` in the middle."""
     return [float(f"{rate * factor:.3g}") for factor in _FACTORS]
 
 
-def _grid(settings: Sequence[Setting], optimizers: Sequence[str], scale: Scale, seeds: int) -> list[Shown]:
+def _grid(setups: Sequence[Setup], optimizers: Sequence[str], scale: Scale, seeds: int) -> list[EntryTrial]:
     return [
-        scale.trial(setting, name, seed, lr=rate)
+        scale.trial(setup, name, seed, lr=rate)
         for seed in range(seeds)
-        for setting in settings
+        for setup in setups
         for name in optimizers
-        for rate in rates_around(setting.rates[name])
+        for rate in rates_around(setup.rates[name])
     ]
 
 
-def rate_of(record: Record) -> float:
+def rate_of(record: TrialRecord) -> float:
     """The peak learning rate of a run."""
     assert record.config.optimizer.lr is not None, "the configuration is resolved"
     return record.config.optimizer.lr
 
 
 def at_rate(records: Records, rate: float) -> Records:
-    """The runs with that peak learning rate."""
-    return records.where(lambda own: rate_of(own) == rate)
+    """The records with this peak learning rate."""
+    return records.where(lambda record: rate_of(record) == rate)
 
 
 def _all_rates(records: Records) -> list[float]:
     """The peak learning rates of the runs, ascending."""
-    return sorted({rate_of(own) for own in records.all})
+    return sorted({rate_of(record) for record in records.all})
 
 
 def _seeds_of_all(records: Records) -> set[int]:
-    """The seeds whose runs ended at every rate that any did: between others rates cannot be compared."""
+    """The seeds that ended at every rate where any seed did; rates are compared on these only."""
     ended = [losses for rate in _all_rates(records) if (losses := at_rate(records, rate).final_losses())]
     return set.intersection(*map(set, ended)) if ended else set()
 
 
 def best_rate(records: Records) -> float | None:
-    """The rate at which the fewest runs diverged, and of several the one with the lowest mean of the others.
+    """The rate with the fewest diverged runs and, among those, the lowest mean final loss.
 
-    Over the final losses of the seeds that all rates have; None where no run has any but an infinite one.
+    Only seeds that all rates have count. None if no run has a finite loss.
     """
     seeds = _seeds_of_all(records)
-    standing: dict[float, tuple[int, float]] = {}
+    ranks: dict[float, tuple[int, float]] = {}
     for rate in _all_rates(records):
         losses = at_rate(records, rate).final_losses()
         finite = [losses[seed] for seed in seeds if math.isfinite(losses.get(seed, math.inf))]
         if finite:
-            standing[rate] = len(seeds) - len(finite), math.fsum(finite) / len(finite)
-    return min(standing, key=standing.__getitem__, default=None)
+            ranks[rate] = len(seeds) - len(finite), math.fsum(finite) / len(finite)
+    return min(ranks, key=ranks.__getitem__, default=None)
 
 
 def _best_rates(records: Records) -> BySeed:
-    """The best rate of each seed whose runs are all done; NaN where it has no worse one on each side.
+    """The best rate of each seed whose runs have all ended; NaN if it is not between two worse ones.
 
-    A best rate on the grid's edge tells where the grid was put, not which rate is best.
+    A best rate on the edge depends on where the grid was placed, not on which rate is best.
     """
     rates = _all_rates(records)
     by_rate = [at_rate(records, rate).final_losses() for rate in rates]
@@ -83,7 +83,7 @@ def _best_rates(records: Records) -> BySeed:
     for seed in sorted(set[int]().union(*by_rate)):
         if not all(seed in losses for losses in by_rate):
             continue
-        losses = [own[seed] for own in by_rate]
+        losses = [by_seed[seed] for by_seed in by_rate]
         place = losses.index(min(losses))
         is_inside = 0 < place < len(rates) - 1 and losses[place] < losses[place + 1]
         best[seed] = rates[place] if is_inside else math.nan
@@ -91,7 +91,7 @@ def _best_rates(records: Records) -> BySeed:
 
 
 def losses_at_best(records: Records) -> BySeed:
-    """The final losses at the best rate; infinite where runs diverged at all of them."""
+    """The final losses at the best rate; infinite if runs diverged at every rate."""
     best = best_rate(records)
     if best is None:
         return dict.fromkeys(_seeds_of_all(records), math.inf)
@@ -102,54 +102,56 @@ def rates_chart(records: Records, place: int, panel: str) -> Chart:
     """The final loss against the learning rate, a line for each series."""
     lines = {}
     for series in records.series:
-        own = records.of(series=series)
+        runs = records.of(series=series)
         by_seed = {
             seed: sorted(
-                (rate_of(one), loss)
-                for one in own.all
-                if one.config.seed == seed and (loss := one.final_loss()) is not None and math.isfinite(loss)
+                (rate_of(record), loss)
+                for record in runs.all
+                if record.config.seed == seed
+                and (loss := record.final_loss()) is not None
+                and math.isfinite(loss)
             )
-            for seed in sorted(_seeds_of_all(own))
+            for seed in sorted(_seeds_of_all(runs))
         }
         lines[series] = [
             (f"{series} seed {seed}", points, False) for seed, points in by_seed.items() if points
         ]
     return line_chart(
-        {series: own for series, own in lines.items() if own},
+        {series: points for series, points in lines.items() if points},
         records.optimizers,
         Axis("peak learning rate", ".1~e", logarithmic=True),
         LOSS,
         name=f"rates-{place}",
         title=f"Final validation loss against the learning rate, {panel}",
-        caption="Means over the seeds that all rates have. Runs that diverged have no loss to show: the "
-        "table names them.",
+        caption="Means over the seeds that all rates have. Runs that diverged are not drawn; the table "
+        "counts them.",
     )
 
 
 def grid_table(records: Records, scale: Scale) -> Table:
-    """Every learning rate of every series, its losses and logits, and which is best."""
-    papers = {own.name: own for own in scale.gpt2 if own.paper}
+    """Every learning rate of every series with its losses and logits; the best is marked."""
+    papers = {setup.name: setup for setup in scale.gpt2 if setup.paper}
     rows = []
     for panel in records.panels:
         for series in records.of(panel=panel).series:
-            own = records.of(panel=panel, series=series)
-            best, rates = best_rate(own), _all_rates(own)
+            runs = records.of(panel=panel, series=series)
+            best, rates = best_rate(runs), _all_rates(runs)
             for rate in rates:
                 remark = ""
                 if rate == best and len(rates) > 1:
                     remark = "best, on the edge of the grid" if rate in (rates[0], rates[-1]) else "best"
-                name = at_rate(own, rate).all[0].config.optimizer.name
+                name = at_rate(runs, rate).all[0].config.optimizer.name
                 is_paper = panel in papers and math.isclose(papers[panel].rates[name], rate)
                 rows.append(
                     (
                         panel,
                         series,
-                        status_counts(at_rate(own, rate)),
+                        status_counts(at_rate(runs, rate)),
                         remark,
                         f"{rate:g}" + (" (the paper's)" if is_paper else ""),
-                        spread_text(at_rate(own, rate).final_losses()),
+                        spread_text(at_rate(runs, rate).final_losses()),
                         spread_text(
-                            at_rate(own, rate).by_seed(lambda record: record.largest(MAX_LOGIT)), ".4g"
+                            at_rate(runs, rate).by_seed(lambda record: record.largest(MAX_LOGIT)), ".4g"
                         ),
                     )
                 )
@@ -157,27 +159,27 @@ def grid_table(records: Records, scale: Scale) -> Table:
     return Table(head, tuple(rows), num_text=4)
 
 
-def _best_rate_below(records: Records, scale: Scale, lower: str, upper: str, panel: str) -> Comparison:
+def _best_rate_below(records: Records, scale: Scale, lower: str, upper: str, panel: str) -> ClaimComparison:
     """The comparison of two series' best rates."""
-    papers = {own.name: own.rates for own in scale.gpt2 if own.paper}
+    papers = {setup.name: setup.rates for setup in scale.gpt2 if setup.paper}
     names = {display: name for name, display in DISPLAY_NAMES.items()}
     paper = papers.get(panel)
     below, above = (
-        {seed: math.log10(rate) for seed, rate in _best_rates(records.of(panel=panel, series=own)).items()}
-        for own in (lower, upper)
+        {seed: math.log10(rate) for seed, rate in _best_rates(records.of(panel=panel, series=series)).items()}
+        for series in (lower, upper)
     )
     return paired(
-        f"{lower}'s best rate below {upper}'s{records.where_in_words(panel)}",
+        f"{lower}'s best rate below {upper}'s{records.panel_suffix(panel)}",
         below,
         above,
         paper=f"{paper[names[lower]]:g} against {paper[names[upper]]:g}" if paper else "",
         unit="powers of ten",
-        silence="no seed has both best rates inside their grids",
+        empty_reason="no seed has both best rates inside their grids",
     )
 
 
-def _grid_result(records: Records, scale: Scale, claim: Verdict) -> Result:
-    return Result(
+def _grid_result(records: Records, scale: Scale, claim: Verdict) -> Analysis:
+    return Analysis(
         table=grid_table(records, scale),
         charts=tuple(
             rates_chart(records.of(panel=panel), place, panel)
@@ -186,19 +188,19 @@ def _grid_result(records: Records, scale: Scale, claim: Verdict) -> Result:
         verdicts=(claim,),
         notes=(
             (
-                "A seed's best rate counts only where it lies inside the grid, with a worse one on each "
-                "side: each optimizer's grid is around its own rate, so one on the edge tells where the grid "
-                "was put, not which rate is best."
+                "A seed's best rate counts only if it lies inside the grid, with a worse one on each side: "
+                "each optimizer has a separate grid, so a best rate on the edge depends on where the grid "
+                "was placed, not on which rate is best."
             ),
             (
-                "The other entries use the rate in the middle of each grid. Where the best is another, or on "
-                "the edge, `merit sweep` goes on from here."
+                "The other entries use the rate in the middle of each grid. If another is best, or one on "
+                "the edge, `merit sweep` can extend the grid."
             ),
         ),
     )
 
 
-def _table4(records: Records, scale: Scale) -> Result:
+def _table4(records: Records, scale: Scale) -> Analysis:
     claim = Verdict(
         claim="LAMB and MERIT want higher learning rates than AdamW (they are relative to the weights), Lion "
         "a lower one.",
@@ -212,7 +214,7 @@ def _table4(records: Records, scale: Scale) -> Result:
     return _grid_result(records, scale, claim)
 
 
-def _llama_rates(records: Records, scale: Scale) -> Result:
+def _llama_rates(records: Records, scale: Scale) -> Analysis:
     claim = Verdict(
         claim="On Llama, too, LAMB and MERIT want higher learning rates than AdamW.",
         source="table 4, which has GPT-2 alone",
@@ -225,18 +227,18 @@ def _llama_rates(records: Records, scale: Scale) -> Result:
     return _grid_result(records, scale, claim)
 
 
-def _qk_trials(scale: Scale, seeds: int) -> list[Shown]:
-    setting = scale.gpt2[0]
+def _qk_trials(scale: Scale, seeds: int) -> list[EntryTrial]:
+    setup = scale.gpt2[0]
     trials = []
     for seed in range(seeds):
-        trials.append(scale.trial(setting, "merit", seed))
-        for rate in [*rates_around(setting.rates["adamw"]), float(f"{4 * setting.rates['adamw']:.3g}")]:
+        trials.append(scale.trial(setup, "merit", seed))
+        for rate in [*rates_around(setup.rates["adamw"]), float(f"{4 * setup.rates['adamw']:.3g}")]:
             for qk_norm, series in ((False, "AdamW"), (True, _QK_NORM)):
-                trials.append(scale.trial(setting, "adamw", seed, lr=rate, qk_norm=qk_norm, series=series))
+                trials.append(scale.trial(setup, "adamw", seed, lr=rate, qk_norm=qk_norm, series=series))
     return trials
 
 
-def _fig8(records: Records, scale: Scale) -> Result:
+def _fig8(records: Records, scale: Scale) -> Analysis:
     panel = scale.gpt2[0].name
     plain, normed, merit = (records.of(series=series) for series in ("AdamW", _QK_NORM, "MERIT"))
     highest = _all_rates(normed)[-1]
@@ -270,7 +272,7 @@ def _fig8(records: Records, scale: Scale) -> Result:
             ),
         ),
     )
-    return Result(
+    return Analysis(
         table=rate_table(records),
         charts=(rates_chart(records, 1, panel),),
         verdicts=(wider, worse),
@@ -283,9 +285,9 @@ def rate_table(records: Records) -> Table:
     rows = []
     for panel in records.panels:
         for series in records.of(panel=panel).series:
-            own = records.of(panel=panel, series=series)
-            for rate in _all_rates(own):
-                runs = at_rate(own, rate)
+            grid = records.of(panel=panel, series=series)
+            for rate in _all_rates(grid):
+                runs = at_rate(grid, rate)
                 rows.append(
                     (panel, series, f"{rate:g}", status_counts(runs), spread_text(runs.final_losses()))
                 )
@@ -295,7 +297,7 @@ def rate_table(records: Records) -> Table:
 
 
 ENTRIES = (
-    Entry(
+    PaperEntry(
         name="fig8",
         title="Figure 8: QK-Norm against MERIT",
         shows="AdamW with and without QK-Norm at several learning rates, and MERIT",
@@ -303,7 +305,7 @@ ENTRIES = (
         analyse=_fig8,
         is_grid=True,
     ),
-    Entry(
+    PaperEntry(
         name="table4",
         title="Table 4: learning rates",
         shows="grids of learning rates, per optimizer and size",
@@ -311,10 +313,10 @@ ENTRIES = (
         analyse=_table4,
         is_grid=True,
     ),
-    Entry(
+    PaperEntry(
         name="llama-rates",
         title="Learning rates on Llama",
-        shows="beyond the paper: grids around the learning rates of figure 6, of which it gives none",
+        shows="beyond the paper: grids around the learning rates of figure 6, which the paper does not give",
         trials=lambda scale, seeds: _grid(scale.llama, WATCHED, scale, seeds),
         analyse=_llama_rates,
         is_grid=True,

@@ -1,4 +1,4 @@
-"""Twice the batch and a longer warm-up, which want learning rates of their own."""
+"""Twice the batch and a longer warm-up, each with separate learning rates."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from merit_lab.reproduce.entries.rates import (
     rates_around,
     rates_chart,
 )
-from merit_lab.reproduce.entry import Entry, Result
+from merit_lab.reproduce.entry import Analysis, PaperEntry
 from merit_lab.reproduce.records import Records
-from merit_lab.reproduce.scale import Scale, Setting, Shown
-from merit_lab.reproduce.verdict import Comparison, Verdict, paired
+from merit_lab.reproduce.setups import EntryTrial, Scale, Setup
+from merit_lab.reproduce.verdict import ClaimComparison, Verdict, paired
 
 _LONG_WARMUP = 0.1
 
 
-def _doubled_trials(scale: Scale, seeds: int) -> list[Shown]:
-    """A grid with one seed, and the further seeds at its middle."""
+def _doubled_trials(scale: Scale, seeds: int) -> list[EntryTrial]:
+    """A grid with the first seed, and the other seeds at its middle rate."""
     trials = []
     for single, doubled in zip(scale.gpt2, scale.doubled, strict=False):
         trials += trials_of([single], FIVE, scale, seeds)
@@ -32,10 +32,12 @@ def _doubled_trials(scale: Scale, seeds: int) -> list[Shown]:
     return trials
 
 
-def _doubled(records: Records, scale: Scale) -> Result:
+def _doubled(records: Records, scale: Scale) -> Analysis:
     pairs = list(zip(scale.gpt2, scale.doubled, strict=False))
-    rates = {own.name: own.rates for pair in pairs for own in pair}
-    middle = records.where(lambda own: rate_of(own) == rates[own.panel][own.config.optimizer.name])
+    rates = {setup.name: setup.rates for pair in pairs for setup in pair}
+    middle = records.where(
+        lambda record: rate_of(record) == rates[record.panel][record.config.optimizer.name]
+    )
     order = Verdict(
         claim="With twice the batch, too, MERIT ends below AdamW, LAMB, maxLAMB and Lion, each at its middle "
         "rate.",
@@ -61,7 +63,7 @@ def _doubled(records: Records, scale: Scale) -> Result:
             for series in middle.series
         ),
     )
-    return Result(
+    return Analysis(
         table=grid_table(records, scale),
         charts=(
             *loss_charts(middle, over_tokens=True),
@@ -71,9 +73,7 @@ def _doubled(records: Records, scale: Scale) -> Result:
             ),
         ),
         verdicts=(order, price),
-        notes=(
-            "The grid is of the first seed alone. The claims are of all seeds, at the rate in its middle.",
-        ),
+        notes=("Only the first seed has the grid. The claims use all seeds, at the rate in its middle.",),
     )
 
 
@@ -81,36 +81,36 @@ def _with_long_warmup(name: str) -> str:
     return f"{DISPLAY_NAMES[name]}, warm-up {_LONG_WARMUP:.0%}"
 
 
-def _warmup_trials(scale: Scale, seeds: int) -> list[Shown]:
-    """Two rates with the usual warm-up; with the longer one a third, as its best may lie further up."""
+def _warmup_trials(scale: Scale, seeds: int) -> list[EntryTrial]:
+    """Two rates with the usual warm-up, three with the longer one, whose best rate may be higher."""
     trials = []
     for seed in range(seeds):
-        for setting in scale.gpt2[:2]:
+        for setup in scale.gpt2[:2]:
             for name in FOUR:
-                rate, series = setting.rates[name], _with_long_warmup(name)
-                trials += [scale.trial(setting, name, seed, lr=factor * rate) for factor in (1, 2)]
+                rate, series = setup.rates[name], _with_long_warmup(name)
+                trials += [scale.trial(setup, name, seed, lr=factor * rate) for factor in (1, 2)]
                 trials += [
-                    scale.trial(setting, name, seed, lr=factor * rate, warmup=_LONG_WARMUP, series=series)
+                    scale.trial(setup, name, seed, lr=factor * rate, warmup=_LONG_WARMUP, series=series)
                     for factor in (1, 2, 4)
                 ]
     return trials
 
 
-def _warmup(records: Records, scale: Scale) -> Result:
-    def at_twice(name: str, setting: Setting) -> Comparison:
-        plain, rate = DISPLAY_NAMES[name], 2 * setting.rates[name]
-        where = records.where_in_words(setting.name)
+def _warmup(records: Records, scale: Scale) -> Analysis:
+    def at_twice(name: str, setup: Setup) -> ClaimComparison:
+        plain, rate = DISPLAY_NAMES[name], 2 * setup.rates[name]
+        where = records.panel_suffix(setup.name)
         return paired(
             f"{_with_long_warmup(name)} below {plain}, both at {rate:g}{where}",
-            at_rate(records.of(panel=setting.name, series=_with_long_warmup(name)), rate).final_losses(),
-            at_rate(records.of(panel=setting.name, series=plain), rate).final_losses(),
+            at_rate(records.of(panel=setup.name, series=_with_long_warmup(name)), rate).final_losses(),
+            at_rate(records.of(panel=setup.name, series=plain), rate).final_losses(),
             unit="nats",
         )
 
-    def at_best(rival: str, panel: str) -> Comparison:
+    def at_best(rival: str, panel: str) -> ClaimComparison:
         merit = _with_long_warmup("merit")
         return paired(
-            f"{merit} below {rival}{records.where_in_words(panel)}",
+            f"{merit} below {rival}{records.panel_suffix(panel)}",
             losses_at_best(records.of(panel=panel, series=merit)),
             losses_at_best(records.of(panel=panel, series=rival)),
             unit="nats",
@@ -120,9 +120,7 @@ def _warmup(records: Records, scale: Scale) -> Result:
         claim="With a longer warm-up MERIT and maxLAMB, whose first steps go furthest, lose less at twice "
         "their learning rate.",
         source="ours, not the paper's",
-        comparisons=tuple(
-            at_twice(name, setting) for setting in scale.gpt2[:2] for name in ("merit", "maxlamb")
-        ),
+        comparisons=tuple(at_twice(name, setup) for setup in scale.gpt2[:2] for name in ("merit", "maxlamb")),
     )
     better = Verdict(
         claim="And MERIT ends lower than with the short one, each at its best rate.",
@@ -139,7 +137,7 @@ def _warmup(records: Records, scale: Scale) -> Result:
             for rival in ("adamw", "lamb")
         ),
     )
-    return Result(
+    return Analysis(
         table=rate_table(records),
         charts=tuple(
             rates_chart(records.of(panel=panel), place, panel)
@@ -150,15 +148,15 @@ def _warmup(records: Records, scale: Scale) -> Result:
 
 
 ENTRIES = (
-    Entry(
+    PaperEntry(
         name="doubled",
         title="Twice the batch",
         shows="beyond the paper: validation loss of AdamW, LAMB, maxLAMB, MERIT and Lion with twice the "
-        "batch, at learning rates of its own",
+        "batch, at separate learning rates",
         trials=_doubled_trials,
         analyse=_doubled,
     ),
-    Entry(
+    PaperEntry(
         name="warmup",
         title="A longer warm-up",
         shows="beyond the paper: AdamW, LAMB, maxLAMB and MERIT with five times the warm-up, at twice and "

@@ -8,10 +8,10 @@ from merit_lab.models import flops_per_token
 from merit_lab.report.curves import finite
 from merit_lab.report.tables import NOTHING, Table
 from merit_lab.reproduce.entries.losses import spread_text, status_counts, trials_of
-from merit_lab.reproduce.entry import Entry, Result
-from merit_lab.reproduce.records import BySeed, Record, Records
-from merit_lab.reproduce.scale import WATCHED, Scale, Setting
-from merit_lab.reproduce.verdict import Comparison, Verdict
+from merit_lab.reproduce.entry import Analysis, PaperEntry
+from merit_lab.reproduce.records import BySeed, Records, TrialRecord
+from merit_lab.reproduce.setups import WATCHED, Scale, Setup
+from merit_lab.reproduce.verdict import ClaimComparison, Verdict
 from merit_lab.study.charts import Axis, strip_chart
 
 # Seconds of a step and TFLOP/s on the paper's A100s.
@@ -20,68 +20,68 @@ _PAPER = {
     "large": {"AdamW": (242.50, 43.91), "LAMB": (243.51, 43.73), "MERIT": (245.46, 43.38)},
 }
 _SHARE = (
-    "An optimizer's share of a step falls with the batch: with few tokens in a step, as on a CPU, it is far "
-    "larger than in the paper. `merit bench` times the optimizers alone."
+    "An optimizer's share of a step falls as the batch grows. With few tokens in a step, as on a CPU, it is "
+    "far larger than in the paper. `merit bench` times the optimizers alone."
 )
-_MOST = {"AdamW": 0.014, "LAMB": 0.010}  # longer than theirs, the larger of the paper's two sizes
+_MOST = {"AdamW": 0.014, "LAMB": 0.010}  # relative to theirs, the larger of the paper's two sizes
 
 
-def _settings(scale: Scale) -> tuple[Setting, ...]:
+def _setups(scale: Scale) -> tuple[Setup, ...]:
     return scale.gpt2[-2:]
 
 
-def step_seconds(record: Record) -> float | None:
-    """The median time of a step, which those with measurements in them hardly move."""
+def step_seconds(record: TrialRecord) -> float | None:
+    """The median time of a step, hardly affected by the steps that include measurements."""
     speeds = [value for _, value in finite(record.curves.get("tokens_per_second", []))]
     tokens = record.config.batch * record.config.model.context
     return tokens / statistics.median(speeds) if speeds else None
 
 
-def _optimizer_share(record: Record) -> float | None:
-    """The median share of a step that is the optimizer's; None for runs from before it was measured."""
+def _optimizer_share(record: TrialRecord) -> float | None:
+    """The optimizer's median share of a step; None for older runs, which did not measure it."""
     shares = [value for _, value in finite(record.curves.get("optimizer_share", []))]
     return statistics.median(shares) if shares else None
 
 
-def _teraflops(record: Record) -> float | None:
+def _teraflops(record: TrialRecord) -> float | None:
     seconds = step_seconds(record)
     tokens = record.config.batch * record.config.model.context
     flops = flops_per_token(record.config.model)
     return None if seconds is None or flops is None else tokens * flops / seconds / 1e12
 
 
-def _no_longer(records: Records, rival: str, panel: str, paper: str) -> Comparison:
+def _no_longer(records: Records, rival: str, panel: str, paper: str) -> ClaimComparison:
     merit = records.of(panel=panel, series="MERIT").by_seed(step_seconds)
     other = records.of(panel=panel, series=rival).by_seed(step_seconds)
     most = _MOST[rival]
-    return Comparison(
-        what=f"MERIT's step at most {most:.1%} longer than {rival}'s{records.where_in_words(panel)}",
+    return ClaimComparison(
+        label=f"MERIT's step at most {most:.1%} longer than {rival}'s{records.panel_suffix(panel)}",
         paper=paper,
         margins=tuple(most - (merit[seed] / other[seed] - 1) for seed in sorted(merit.keys() & other.keys())),
         unit="of a step to spare",
     )
 
 
-def _table2(records: Records, scale: Scale) -> Result:
-    papers = {own.name: _PAPER[own.paper] for own in _settings(scale) if own.paper in _PAPER}
+def _table2(records: Records, scale: Scale) -> Analysis:
+    papers = {setup.name: _PAPER[setup.paper] for setup in _setups(scale) if setup.paper in _PAPER}
     rows = []
     points = []
     for panel in records.panels:
         for series in records.of(panel=panel).series:
-            own = records.of(panel=panel, series=series)
+            runs = records.of(panel=panel, series=series)
             paper = papers.get(panel, {}).get(series)
-            seconds: BySeed = own.by_seed(step_seconds)
+            seconds: BySeed = runs.by_seed(step_seconds)
             points += [{"group": panel, "series": series, "value": value} for value in seconds.values()]
             rows.append(
                 (
                     panel,
                     series,
-                    status_counts(own),
+                    status_counts(runs),
                     NOTHING if paper is None else f"{paper[0]:.2f}",
                     spread_text(seconds, ".4f"),
                     NOTHING if paper is None else f"{paper[1]:.2f}",
-                    spread_text(own.by_seed(_teraflops), ".4g"),
-                    spread_text(own.by_seed(_optimizer_share), ".2%"),
+                    spread_text(runs.by_seed(_teraflops), ".4g"),
+                    spread_text(runs.by_seed(_optimizer_share), ".2%"),
                 )
             )
     head = (
@@ -113,7 +113,7 @@ def _table2(records: Records, scale: Scale) -> Result:
         title="Time of a step",
         caption="Median over the steps of a run, forward and backward pass included.",
     )
-    return Result(
+    return Analysis(
         table=Table(head, tuple(rows), num_text=3),
         charts=(chart,),
         verdicts=(claim,),
@@ -122,11 +122,11 @@ def _table2(records: Records, scale: Scale) -> Result:
 
 
 ENTRIES = (
-    Entry(
+    PaperEntry(
         name="table2",
         title="Table 2: time of a step",
         shows="time of a step and TFLOP/s with AdamW, LAMB and MERIT",
-        trials=lambda scale, seeds: trials_of(_settings(scale), WATCHED, scale, seeds),
+        trials=lambda scale, seeds: trials_of(_setups(scale), WATCHED, scale, seeds),
         analyse=_table2,
     ),
 )

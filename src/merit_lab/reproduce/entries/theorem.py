@@ -1,8 +1,8 @@
-"""Theorem 1: MERIT-W on a smooth problem whose constants are known, under the paper's bound.
+"""Theorem 1: MERIT-W on a smooth problem with known constants, against the paper's bound.
 
 The problem: f(w) = sum over j of x_j**2 / (1 + x_j**2), x = w - a. It is not convex, its minimum is 0, its
-second derivatives are between -1/2 and 2, and its gradients' elements are at most 3 sqrt(3) / 8. To each
-sample's gradient comes noise of a known deviation that is bounded too. Nothing is trained.
+second derivatives are between -1/2 and 2, and its gradients' elements are at most 3 sqrt(3) / 8. Each
+sample's gradient has bounded noise of a known deviation. Nothing is trained.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 
 from merit_lab.report.tables import Table
-from merit_lab.reproduce.entry import Entry, Result
+from merit_lab.reproduce.entry import Analysis, PaperEntry
 from merit_lab.reproduce.records import Records
-from merit_lab.reproduce.scale import Scale
-from merit_lab.reproduce.verdict import Comparison, Verdict
+from merit_lab.reproduce.setups import Scale
+from merit_lab.reproduce.verdict import ClaimComparison, Verdict
 from merit_lab.study.charts import Axis, line_chart
 from merit_optim.optim import MERIT
 
@@ -28,9 +28,9 @@ _NOISE = 0.5
 _BLOCKS, _BLOCK_SIZE = 4, 32
 _BETA2 = 0.95
 _WEIGHTS_WITHIN = (0.5, 4.0)  # the theorem's alpha_l and alpha_u: each block's max norm stays inside
-_FIRST_DISTANCE = 0.5  # of each element from its goal
+_FIRST_DISTANCE = 0.5  # from each element to its goal
 _FIRST_VALUE = _BLOCKS * _BLOCK_SIZE * _FIRST_DISTANCE**2 / (1 + _FIRST_DISTANCE**2)
-_STEPS = (64, 128, 256, 512, 1024)  # shorter runs do not come far enough to tell a rate
+_STEPS = (64, 128, 256, 512, 1024)  # shorter runs do not get far enough to fit a rate
 _SEEDS = 5
 
 
@@ -49,9 +49,9 @@ def gradient(x: Tensor) -> Tensor:
 
 
 def descend(steps: int, seeds: int = _SEEDS) -> Descent:
-    """MERIT-W for so many steps with as many samples in a batch, at the theorem's learning rate.
+    """Run MERIT-W for ``steps`` steps with ``steps`` samples in a batch, at the theorem's learning rate.
 
-    All seeds run together, each block of each a weight of its own.
+    All seeds run together; each block of each seed is a separate weight.
     """
     generator = torch.Generator().manual_seed(steps)
     shape = (seeds, _BLOCKS, _BLOCK_SIZE)
@@ -76,7 +76,7 @@ def descend(steps: int, seeds: int = _SEEDS) -> Descent:
         smallest, largest = min(smallest, float(norms.min())), max(largest, float(norms.max()))
         exact = gradient(weights.detach() - goals)
         sums += exact.double().square().sum((1, 2))
-        # The mean of so many independent signs.
+        # The mean of ``steps`` independent signs.
         heads = torch.binomial(torch.full(shape, float(steps)), halves, generator)
         weights.grad = exact + _NOISE * (2 * heads / steps - 1)
         optimizer.step()
@@ -90,7 +90,7 @@ def learning_rate(steps: int) -> float:
 
 
 def bound(steps: int) -> float:
-    """The right side of the proof's last inequality, solved for the mean squared gradient norm."""
+    """The bound on the mean squared gradient norm, from the proof's last inequality."""
     dimension, (lower, upper) = _BLOCKS * _BLOCK_SIZE, _WEIGHTS_WITHIN
     eta, lipschitz = learning_rate(steps), _BLOCKS * _LIPSCHITZ
     largest_gradient = _LARGEST_SLOPE + _NOISE
@@ -104,42 +104,42 @@ def bound(steps: int) -> float:
 
 
 def fitted_rate(points: list[tuple[float, float]]) -> float:
-    """The exponent of the power law through points, by least squares on logarithms."""
+    """The exponent of a power law fitted to points, by least squares on logarithms."""
     slope, _ = statistics.linear_regression(
         [math.log(x) for x, _ in points], [math.log(y) for _, y in points]
     )
     return slope
 
 
-def _theorem1(_: Records, __: Scale) -> Result:
+def _theorem1(_: Records, __: Scale) -> Analysis:
     runs = {steps: descend(steps) for steps in _STEPS}
     bounds = {steps: bound(steps) for steps in _STEPS}
     measured = [
-        [(float(steps), own.mean_squared_gradients[seed]) for steps, own in runs.items()]
+        [(float(steps), descent.mean_squared_gradients[seed]) for steps, descent in runs.items()]
         for seed in range(_SEEDS)
     ]
     rates = [fitted_rate(points) for points in measured]
-    smallest = min(own.smallest for own in runs.values())
-    largest = max(own.largest for own in runs.values())
+    smallest = min(descent.smallest for descent in runs.values())
+    largest = max(descent.largest for descent in runs.values())
     under = Verdict(
         claim="With as many samples in a batch as there are steps, MERIT-W's mean squared gradient norm "
         "stays under the theorem's bound.",
         source="theorem 1, beta2 > 0, with the constants of its proof",
         comparisons=tuple(
-            Comparison(
-                what=f"log10 of bound over measured, {steps} steps",
+            ClaimComparison(
+                label=f"log10 of bound over measured, {steps} steps",
                 paper="above 0",
-                margins=tuple(math.log10(bounds[steps] / value) for value in own.mean_squared_gradients),
+                margins=tuple(math.log10(bounds[steps] / value) for value in descent.mean_squared_gradients),
             )
-            for steps, own in runs.items()
+            for steps, descent in runs.items()
         ),
     )
     falls = Verdict(
         claim="It falls with the number of steps T at least as fast as the bound, as 1 / sqrt(T).",
         source="theorem 1",
         comparisons=(
-            Comparison(
-                what="fitted exponent below -1/2, by how much",
+            ClaimComparison(
+                label="fitted exponent below -1/2, by how much",
                 paper="-1/2",
                 margins=tuple(-0.5 - rate for rate in rates),
             ),
@@ -150,10 +150,10 @@ def _theorem1(_: Records, __: Scale) -> Result:
         tuple(
             (
                 str(steps),
-                f"{statistics.fmean(own.mean_squared_gradients):.4g}",
+                f"{statistics.fmean(descent.mean_squared_gradients):.4g}",
                 f"{bounds[steps]:.4g}",
             )
-            for steps, own in runs.items()
+            for steps, descent in runs.items()
         ),
     )
     chart = line_chart(
@@ -166,7 +166,7 @@ def _theorem1(_: Records, __: Scale) -> Result:
         Axis("mean squared gradient norm", "~s", logarithmic=True),
         name="theorem",
         title="Mean squared gradient norm against the number of steps",
-        caption="Each point is a run of its own, with the theorem's learning rate for its length.",
+        caption="Each point is a separate run, with the theorem's learning rate for its length.",
     )
     inside = _WEIGHTS_WITHIN[0] <= smallest and largest <= _WEIGHTS_WITHIN[1]
     range_seen = (
@@ -179,11 +179,11 @@ def _theorem1(_: Records, __: Scale) -> Result:
         range_seen,
         f"{_BLOCKS} blocks of {_BLOCK_SIZE}, beta1 = 0, beta2 = {_BETA2}, no weight decay, no clip.",
     )
-    return Result(table=table, charts=(chart,), verdicts=(under, falls), notes=notes)
+    return Analysis(table=table, charts=(chart,), verdicts=(under, falls), notes=notes)
 
 
 ENTRIES = (
-    Entry(
+    PaperEntry(
         name="theorem1",
         title="Theorem 1: convergence of MERIT-W",
         shows="gradient norm of MERIT-W on a smooth problem under the paper's bound, and its rate",

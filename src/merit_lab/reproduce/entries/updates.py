@@ -1,4 +1,4 @@
-"""What steps did to the weights: figures 13 and 15, and how far they went."""
+"""Statistics of updates: figures 13 and 15, and how far a step goes."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from merit_lab.models import AnyModelConfig, build
 from merit_lab.report.curves import Point, finite
 from merit_lab.report.tables import Table
 from merit_lab.reproduce.entries.losses import spread_text, status_counts, trials_of
-from merit_lab.reproduce.entry import Entry, Result
-from merit_lab.reproduce.records import BySeed, Record, Records
-from merit_lab.reproduce.scale import Scale, Setting, Shown
+from merit_lab.reproduce.entry import Analysis, PaperEntry
+from merit_lab.reproduce.records import BySeed, Records, TrialRecord
+from merit_lab.reproduce.setups import EntryTrial, Scale, Setup
 from merit_lab.reproduce.verdict import ALL_DIVERGED, Verdict, paired
 from merit_lab.study.charts import Axis, Chart, line_chart
 
@@ -32,23 +32,23 @@ def _sizes(config: AnyModelConfig) -> dict[str, int]:
 
 
 def _layer_of(name: str) -> int | None:
-    found = _BLOCK.search(name)
-    return int(found[1]) + 1 if found else None
+    match = _BLOCK.search(name)
+    return int(match[1]) + 1 if match else None
 
 
-def clipped(record: Record, layer: int) -> list[Point]:
+def clipped(record: TrialRecord, layer: int) -> list[Point]:
     """The share of a layer's elements that were clipped, over steps."""
     return _share_curve(record, "clipped", lambda name: _layer_of(name) == layer)
 
 
-def bounded(record: Record) -> list[Point]:
-    """The share of elements where the weight-wise bound decided: of matrices, for vectors have no other."""
+def bounded(record: TrialRecord) -> list[Point]:
+    """The share of matrix elements where the weight-wise bound decided; vectors have no other ratio."""
     sizes, width = _sizes(record.config.model), record.config.model.width
     return _share_curve(record, "bounded", lambda name: sizes[name] > width)
 
 
-def reach(record: Record) -> list[Point]:
-    """How far steps went: the relative change of the blocks' matrices as a multiple of the learning rate."""
+def reach(record: TrialRecord) -> list[Point]:
+    """The relative change of the blocks' matrices in a step, as a multiple of the learning rate."""
     sizes, width = _sizes(record.config.model), record.config.model.width
     changes = _share_curve(
         record, "relative_change", lambda name: sizes[name] > width and _layer_of(name) is not None
@@ -56,40 +56,42 @@ def reach(record: Record) -> list[Point]:
     return [(step, change / _rate_of(record, step)) for step, change in changes]
 
 
-def _rate_of(record: Record, step: int) -> float:
-    """The learning rate of a run's step; the first is 1."""
-    steps, chosen = record.config.steps, record.config.optimizer
-    assert steps is not None and chosen.lr is not None, "the configuration is resolved"
-    return chosen.rate(step - 1, steps, chosen.lr)
+def _rate_of(record: TrialRecord, step: int) -> float:
+    """The learning rate at a step, counted from 1."""
+    steps, optimizer = record.config.steps, record.config.optimizer
+    assert steps is not None and optimizer.lr is not None, "the configuration is resolved"
+    return optimizer.rate(step - 1, steps, optimizer.lr)
 
 
-def _share_curve(record: Record, quantity: str, wanted: Callable[[str], bool]) -> list[Point]:
+def _share_curve(record: TrialRecord, quantity: str, wanted: Callable[[str], bool]) -> list[Point]:
     sizes = _sizes(record.config.model)
     points = []
     for row in record.run.rows.get("update", []) if record.run else []:
-        chosen = {name: own[quantity] for name, own in row["parameters"].items() if wanted(name)}
+        chosen = {
+            name: statistics[quantity] for name, statistics in row["parameters"].items() if wanted(name)
+        }
         total = sum(sizes[name] for name in chosen)
         if total:
             share = sum(sizes[name] * value for name, value in chosen.items()) / total
             points.append((row["step"], share))
-    return finite(points)  # the last update of a run that diverged may be no number
+    return finite(points)  # the last update of a run that diverged may not be
 
 
-def _setting_of_13(scale: Scale) -> Setting:
+def _fig13_setup(scale: Scale) -> Setup:
     return scale.gpt2[0]
 
 
-def _merit(scale: Scale, setting: Setting, seeds: int) -> list[Shown]:
-    return [scale.trial(setting, "merit", seed) for seed in range(seeds)]
+def _merit(scale: Scale, setup: Setup, seeds: int) -> list[EntryTrial]:
+    return [scale.trial(setup, "merit", seed) for seed in range(seeds)]
 
 
-def _fig13(records: Records, scale: Scale) -> Result:
-    num_layers = _setting_of_13(scale).model.layers
+def _fig13(records: Records, scale: Scale) -> Analysis:
+    num_layers = _fig13_setup(scale).model.layers
     layers = {"First layer": 1, "Middle layer": num_layers // 2 or 1, "Last layer": num_layers}
 
     def peak(place: str) -> BySeed:
         return records.by_seed(
-            lambda own: max((value for _, value in clipped(own, layers[place])), default=None),
+            lambda record: max((value for _, value in clipped(record, layers[place])), default=None),
             diverged=math.nan,
         )
 
@@ -107,7 +109,7 @@ def _fig13(records: Records, scale: Scale) -> Result:
                 percent("Middle layer"),
                 paper=f"{papers[place]} against {papers['Middle layer']}",
                 unit="percent",
-                silence=ALL_DIVERGED,
+                empty_reason=ALL_DIVERGED,
             )
             for place in ("First layer", "Last layer")
         ),
@@ -123,9 +125,9 @@ def _fig13(records: Records, scale: Scale) -> Result:
     chart = line_chart(
         {
             place: [
-                (own.folder.name, points, own.diverged)
-                for own in records.all
-                if (points := clipped(own, layer))
+                (record.folder.name, points, record.diverged)
+                for record in records.all
+                if (points := clipped(record, layer))
             ]
             for place, layer in layers.items()
         },
@@ -136,7 +138,7 @@ def _fig13(records: Records, scale: Scale) -> Result:
         title="Share of clipped elements",
         caption="Elements of a layer whose scaled update exceeded the clip.",
     )
-    return Result(table=table, charts=(chart,), verdicts=(claim,))
+    return Analysis(table=table, charts=(chart,), verdicts=(claim,))
 
 
 def _third(points: list[Point], last: bool) -> float | None:
@@ -148,15 +150,15 @@ def _third(points: list[Point], last: bool) -> float | None:
     return sum(value for _, value in part) / length
 
 
-def _fig15(records: Records, scale: Scale) -> Result:
+def _fig15(records: Records, scale: Scale) -> Analysis:
     def share(last: bool) -> BySeed:
-        return records.by_seed(lambda own: _third(bounded(own), last), diverged=math.nan)
+        return records.by_seed(lambda record: _third(bounded(record), last), diverged=math.nan)
 
     rises = paired(
         "first third below last third of the run",
         share(last=False),
         share(last=True),
-        silence=ALL_DIVERGED,
+        empty_reason=ALL_DIVERGED,
     )
     claim = Verdict(
         claim="The weight-wise bound decides for more elements late in training than early.",
@@ -178,7 +180,9 @@ def _fig15(records: Records, scale: Scale) -> Result:
     chart = line_chart(
         {
             "MERIT": [
-                (own.folder.name, points, own.diverged) for own in records.all if (points := bounded(own))
+                (record.folder.name, points, record.diverged)
+                for record in records.all
+                if (points := bounded(record))
             ]
         },
         {"MERIT": "merit"},
@@ -188,12 +192,12 @@ def _fig15(records: Records, scale: Scale) -> Result:
         title="Share of elements where the weight-wise bound decided",
         caption="Over all matrices of the model.",
     )
-    return Result(table=table, charts=(chart,), verdicts=(claim,))
+    return Analysis(table=table, charts=(chart,), verdicts=(claim,))
 
 
-def _reach(records: Records, _: Scale) -> Result:
+def _reach(records: Records, _: Scale) -> Analysis:
     def at(panel: str, series: str, place: int) -> BySeed:
-        def value(record: Record) -> float | None:
+        def value(record: TrialRecord) -> float | None:
             points = reach(record)
             return points[place][1] if points else None
 
@@ -205,11 +209,11 @@ def _reach(records: Records, _: Scale) -> Result:
         source="ours, not the paper's",
         comparisons=tuple(
             paired(
-                f"{series}'s last step below its first{records.where_in_words(panel)}",
+                f"{series}'s last step below its first{records.panel_suffix(panel)}",
                 at(panel, series, -1),
                 at(panel, series, 0),
                 unit="times",
-                silence=ALL_DIVERGED,
+                empty_reason=ALL_DIVERGED,
             )
             for panel in records.panels
             for series in ("MERIT", "MaxLAMB")
@@ -230,16 +234,16 @@ def _reach(records: Records, _: Scale) -> Result:
         for place, panel in enumerate(records.panels, start=1)
     )
     table = Table(("Model", "Optimizer", "Runs", "First step", "Last step"), rows, num_text=3)
-    return Result(table=table, charts=charts, verdicts=(claim,))
+    return Analysis(table=table, charts=charts, verdicts=(claim,))
 
 
 def _reach_chart(records: Records, name: str, panel: str) -> Chart:
     return line_chart(
         {
             series: [
-                (own.folder.name, points, own.diverged)
-                for own in records.of(series=series).all
-                if (points := reach(own))
+                (record.folder.name, points, record.diverged)
+                for record in records.of(series=series).all
+                if (points := reach(record))
             ]
             for series in records.series
         },
@@ -254,21 +258,21 @@ def _reach_chart(records: Records, name: str, panel: str) -> Chart:
 
 
 ENTRIES = (
-    Entry(
+    PaperEntry(
         name="reach",
         title="How far a step goes",
         shows="beyond the paper: a step's relative change of the weights against the learning rate",
         trials=lambda scale, seeds: trials_of(scale.gpt2[:2], ("lamb", "maxlamb", "merit"), scale, seeds),
         analyse=_reach,
     ),
-    Entry(
+    PaperEntry(
         name="fig13",
         title="Figure 13: clipped elements",
         shows="share of clipped elements, first, middle and last layer",
-        trials=lambda scale, seeds: _merit(scale, _setting_of_13(scale), seeds),
+        trials=lambda scale, seeds: _merit(scale, _fig13_setup(scale), seeds),
         analyse=_fig13,
     ),
-    Entry(
+    PaperEntry(
         name="fig15",
         title="Figure 15: the weight-wise bound",
         shows="share of elements where the weight-wise bound decided",

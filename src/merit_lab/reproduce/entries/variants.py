@@ -1,4 +1,4 @@
-"""Variants of MERIT that its statistics suggest, none of them the paper's."""
+"""Variants of MERIT suggested by its statistics; none is from the paper."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import NamedTuple
 
 from merit_lab.reproduce.entries.losses import below, loss_charts, loss_table, trials_of
 from merit_lab.reproduce.entries.rates import best_rate, rate_of, rate_table
-from merit_lab.reproduce.entry import Entry, Result
+from merit_lab.reproduce.entry import Analysis, PaperEntry
 from merit_lab.reproduce.merit_variant import MERITVariant
 from merit_lab.reproduce.records import Records
-from merit_lab.reproduce.scale import Scale, Setting, Shown
+from merit_lab.reproduce.setups import EntryTrial, Scale, Setup
 from merit_lab.reproduce.verdict import Verdict
 
 _EUCLIDEAN = "MERIT, Euclidean norms"
@@ -19,12 +19,12 @@ _OURS = f"{MERITVariant.__module__}:{MERITVariant.__name__}"
 
 
 class _Variant(NamedTuple):
-    """What is changed, in words and as an override of the optimizer that can be changed so."""
+    """A change to MERIT, in words and as an override of an optimizer that supports it."""
 
     series: str
     change: str
     optimizer: str
-    override: Callable[[Setting], str]
+    override: Callable[[Setup], str]
 
 
 VARIANTS = (
@@ -38,7 +38,7 @@ VARIANTS = (
         "MERIT, ratios by head",
         "with ratios for each attention head",
         _OURS,
-        lambda setting: f"*query_key_value*:rows={setting.model.head_width}",
+        lambda setup: f"*query_key_value*:rows={setup.model.head_width}",
     ),
     _Variant(
         "MERIT, smoothed ratios",
@@ -49,31 +49,36 @@ VARIANTS = (
 )
 
 
-def _trials(scale: Scale, seeds: int) -> list[Shown]:
-    setting = scale.gpt2[0]
-    rate = setting.rates["merit"]
+def _trials(scale: Scale, seeds: int) -> list[EntryTrial]:
+    setup = scale.gpt2[0]
+    rate = setup.rates["merit"]
     return [
-        *trials_of([setting], ("merit",), scale, seeds),
+        *trials_of([setup], ("merit",), scale, seeds),
         *(
             scale.trial(
-                setting, own.optimizer, seed, lr=rate, overrides=(own.override(setting),), series=own.series
+                setup,
+                variant.optimizer,
+                seed,
+                lr=rate,
+                overrides=(variant.override(setup),),
+                series=variant.series,
             )
             for seed in range(seeds)
-            for own in VARIANTS
+            for variant in VARIANTS
         ),
     ]
 
 
-def _variants(records: Records, scale: Scale) -> Result:
+def _variants(records: Records, scale: Scale) -> Analysis:
     claims = tuple(
         Verdict(
-            claim=f"MERIT ends lower {own.change}.",
+            claim=f"MERIT ends lower {variant.change}.",
             source="a guess of ours",
-            comparisons=(below(records, own.series, "MERIT", scale.gpt2[0].name),),
+            comparisons=(below(records, variant.series, "MERIT", scale.gpt2[0].name),),
         )
-        for own in VARIANTS
+        for variant in VARIANTS
     )
-    return Result(
+    return Analysis(
         table=loss_table(records, {}),
         charts=loss_charts(records),
         verdicts=claims,
@@ -81,31 +86,33 @@ def _variants(records: Records, scale: Scale) -> Result:
     )
 
 
-def _euclidean_rates(setting: Setting) -> list[float]:
-    """LAMB's, for with these norms a step goes as far as LAMB's; and MERIT's where that is not nearly it."""
-    lamb, merit = setting.rates["lamb"], setting.rates["merit"]
+def _euclidean_rates(setup: Setup) -> list[float]:
+    """LAMB's rate, since steps with these norms go as far as LAMB's, and MERIT's unless it is close."""
+    lamb, merit = setup.rates["lamb"], setup.rates["merit"]
     return [lamb] if math.isclose(lamb, merit, rel_tol=0.25) else sorted([lamb, merit])
 
 
-def _norm_trials(scale: Scale, seeds: int) -> list[Shown]:
-    settings = scale.gpt2[:2]
+def _norm_trials(scale: Scale, seeds: int) -> list[EntryTrial]:
+    setups = scale.gpt2[:2]
     return [
-        *trials_of(settings, ("lamb", "merit"), scale, seeds),
+        *trials_of(setups, ("lamb", "merit"), scale, seeds),
         *(
-            scale.trial(setting, "merit", seed, lr=rate, overrides=('*:norm="l2"',), series=_EUCLIDEAN)
+            scale.trial(setup, "merit", seed, lr=rate, overrides=('*:norm="l2"',), series=_EUCLIDEAN)
             for seed in range(seeds)
-            for setting in settings
-            for rate in _euclidean_rates(setting)
+            for setup in setups
+            for rate in _euclidean_rates(setup)
         ),
     ]
 
 
-def _norm(records: Records, scale: Scale) -> Result:
+def _norm(records: Records, scale: Scale) -> Analysis:
     best = {
-        own.name: best_rate(records.of(panel=own.name, series=_EUCLIDEAN)) or own.rates["lamb"]
-        for own in scale.gpt2[:2]
+        setup.name: best_rate(records.of(panel=setup.name, series=_EUCLIDEAN)) or setup.rates["lamb"]
+        for setup in scale.gpt2[:2]
     }
-    at_best = records.where(lambda own: own.series != _EUCLIDEAN or rate_of(own) == best[own.panel])
+    at_best = records.where(
+        lambda record: record.series != _EUCLIDEAN or rate_of(record) == best[record.panel]
+    )
     claims = tuple(
         Verdict(
             claim=f"With Euclidean norms in its ratios MERIT ends below {rival}.",
@@ -114,21 +121,21 @@ def _norm(records: Records, scale: Scale) -> Result:
         )
         for rival in ("MERIT", "LAMB")
     )
-    return Result(
+    return Analysis(
         table=rate_table(records),
         charts=loss_charts(at_best),
         verdicts=claims,
         notes=(
             (
-                "With Euclidean norms MERIT is run at LAMB's learning rate, for its steps go as far, and at "
-                "MERIT's where the two are far apart; the better of both is compared and drawn."
+                "With Euclidean norms MERIT is run at LAMB's learning rate, because its steps go as far, and "
+                "at MERIT's if the two are far apart; the better one is compared and drawn."
             ),
         ),
     )
 
 
 ENTRIES = (
-    Entry(
+    PaperEntry(
         name="norm",
         title="MERIT with Euclidean norms",
         shows="beyond the paper: MERIT's element-wise ratios with LAMB's norm, which measures steps of any "
@@ -136,7 +143,7 @@ ENTRIES = (
         trials=_norm_trials,
         analyse=_norm,
     ),
-    Entry(
+    PaperEntry(
         name="variants",
         title="Variants of MERIT",
         shows="beyond the paper: MERIT with one ratio for embeddings, ratios by attention head, and "

@@ -14,39 +14,39 @@ from merit_lab.models import Model
 from merit_lab.report.curves import Point
 from merit_lab.report.tables import Table
 from merit_lab.reproduce.entries.losses import spread_text, status_counts
-from merit_lab.reproduce.entry import Entry, Result, Unavailable
-from merit_lab.reproduce.fields import matrix_chart
-from merit_lab.reproduce.records import BySeed, Record, Records
-from merit_lab.reproduce.scale import WATCHED, Scale
+from merit_lab.reproduce.entry import Analysis, PaperEntry, Unavailable
+from merit_lab.reproduce.heatmaps import matrix_chart
+from merit_lab.reproduce.records import BySeed, Records, TrialRecord
+from merit_lab.reproduce.setups import WATCHED, Scale
 from merit_lab.reproduce.verdict import ALL_DIVERGED, Verdict, paired
 from merit_lab.study.charts import Axis, Chart, line_chart
 from merit_lab.train.checkpoint import steps_of
 from merit_lab.train.snapshot import Snapshot
 
 _ALIKENESS = (
-    "The number: the variance between the means of rows (columns) as a share of the variance of all "
-    "magnitudes, over the share that elements in no order would have. 1 is no structure."
+    "The score is the variance of the row (column) means as a share of the variance of all magnitudes, "
+    "divided by the share that randomly ordered elements would have. 1 means no structure."
 )
-_MOST_CELLS = 64  # on a side of a picture; larger weights are shown by the means of blocks
+_MOST_CELLS = 64  # on a side of a picture; larger weights are averaged over blocks
 _PAPER_GAP = (0.99, 0.996)  # of matrices of 1024 x 1024
 _PAPER_SIDE = 1024
 
 
 def query_and_key(model: Model, layer: int) -> dict[str, Tensor]:
-    """The query and key weights of a layer, counted from 1; a row for each output."""
+    """The query and key weights of a layer, counted from 1, with a row for each output."""
     prefix = f"blocks.{layer - 1}.attention"
     if model.config.family == "gpt2":
         query, key, _ = model.get_parameter(f"{prefix}.query_key_value.weight").detach().chunk(3)
     else:
-        query, key = (model.get_parameter(f"{prefix}.{own}.weight").detach() for own in ("query", "key"))
+        query, key = (model.get_parameter(f"{prefix}.{part}.weight").detach() for part in ("query", "key"))
     return {"query": query, "key": key}
 
 
 def alikeness(weight: Tensor) -> dict[str, float]:
-    """How alike the magnitudes within rows and within columns are; 1 is what chance gives.
+    """How similar magnitudes are within rows and within columns; 1 is the expectation by chance.
 
-    The variance of the rows' (columns') means as a share of the elements' variance, over the share that
-    elements in no order would have.
+    The variance of the row (column) means as a share of the elements' variance, divided by the share that
+    randomly ordered elements would have.
     """
     size = weight.abs().double()
     num_rows, num_columns = size.shape
@@ -66,10 +66,10 @@ def relative_gap(weight: Tensor) -> float:
 
 
 def peak(gap: float, num_elements: int) -> float:
-    """The largest element as a multiple of what as many independent normal numbers would have.
+    """The largest element as a multiple of the largest of as many independent normal numbers.
 
-    The gap alone depends on the size of the matrix: of 1024 x 1024 normal numbers it is 0.995, of 64 x 64
-    it is 0.943.
+    The gap alone depends on the size of the matrix: it is 0.995 for 1024 x 1024 normal numbers, 0.943 for
+    64 x 64.
     """
     largest = (1 - gap) * math.sqrt(num_elements)  # over the root mean square
     return largest / statistics.NormalDist().inv_cdf(1 - 0.5 / num_elements)
@@ -84,29 +84,29 @@ def _weights(folder: Path, step: int, layer: int) -> dict[str, Tensor]:
     return {name: weight.clone() for name, weight in query_and_key(model, layer).items()}
 
 
-def _steps(record: Record) -> list[int]:
-    """Steps of the checkpoints that a finished run kept."""
+def _steps(record: TrialRecord) -> list[int]:
+    """Steps of the checkpoints that a finished run has kept."""
     return steps_of(record.folder / "checkpoints") if record.status == "finished" else []
 
 
 def _need_weights(records: Records) -> None:
-    finished = [own for own in records.all if own.status == "finished"]
+    finished = [record for record in records.all if record.status == "finished"]
     if finished and not any(map(_steps, finished)):
         raise Unavailable(
-            "The weights of the runs are not there: their checkpoints were removed, or these are records of "
-            "`merit keep`, which have none."
+            "The runs have no weights: their checkpoints were removed, or these are records from `merit "
+            "keep`, which keeps none."
         )
 
 
-def _fig3(records: Records, _: Scale) -> Result:
+def _fig3(records: Records, _: Scale) -> Analysis:
     _need_weights(records)
 
-    def score(record: Record, name: str, kind: str) -> float | None:
+    def score(record: TrialRecord, name: str, kind: str) -> float | None:
         steps = _steps(record)
         return alikeness(_weights(record.folder, steps[-1], 1)[name])[kind] if steps else None
 
     def scores(series: str, name: str, kind: str) -> BySeed:
-        return records.of(series=series).by_seed(lambda own: score(own, name, kind), diverged=math.nan)
+        return records.of(series=series).by_seed(lambda record: score(record, name, kind), diverged=math.nan)
 
     places = [(name, kind) for name in ("query", "key") for kind in ("rows", "columns")]
     claim = Verdict(
@@ -115,14 +115,14 @@ def _fig3(records: Records, _: Scale) -> Result:
         comparisons=tuple(
             paired(
                 f"{series}, {name}, {kind}: above what chance gives",
-                dict.fromkeys(found, 1.0),
-                found,
+                dict.fromkeys(by_seed, 1.0),
+                by_seed,
                 unit="times chance",
-                silence=ALL_DIVERGED,
+                empty_reason=ALL_DIVERGED,
             )
             for series in records.series
             for name, kind in places
-            for found in [scores(series, name, kind)]
+            for by_seed in [scores(series, name, kind)]
         ),
     )
     table = Table(
@@ -139,10 +139,10 @@ def _fig3(records: Records, _: Scale) -> Result:
     )
     charts = []
     for series in records.series:
-        first = next((own for own in records.of(series=series).all if _steps(own)), None)
+        first = next((record for record in records.of(series=series).all if _steps(record)), None)
         if first is not None:
             charts += _pictures(first, series)
-    return Result(
+    return Analysis(
         table=table,
         charts=tuple(charts),
         verdicts=(claim,),
@@ -150,7 +150,7 @@ def _fig3(records: Records, _: Scale) -> Result:
     )
 
 
-def _pictures(record: Record, series: str) -> list[Chart]:
+def _pictures(record: TrialRecord, series: str) -> list[Chart]:
     weights = _weights(record.folder, _steps(record)[-1], 1)
     charts = []
     for name, weight in weights.items():
@@ -172,17 +172,17 @@ def _pictures(record: Record, series: str) -> list[Chart]:
     return charts
 
 
-def _fig10(records: Records, scale: Scale) -> Result:
+def _fig10(records: Records, scale: Scale) -> Analysis:
     _need_weights(records)
     num_layers = scale.observed.model.layers
     layers = list(dict.fromkeys([1, (num_layers + 1) // 2]))
     num_elements = scale.observed.model.width**2
     places = [(layer, name) for layer in layers for name in ("query", "key")]
 
-    def curve(record: Record, layer: int, name: str) -> list[Point]:
+    def curve(record: TrialRecord, layer: int, name: str) -> list[Point]:
         return [(step, relative_gap(_weights(record.folder, step, layer)[name])) for step in _steps(record)]
 
-    def mean_gap(record: Record) -> float | None:
+    def mean_gap(record: TrialRecord) -> float | None:
         gaps = [gap for place in places for _, gap in curve(record, *place)]
         return statistics.fmean(gaps) if gaps else None
 
@@ -199,7 +199,7 @@ def _fig10(records: Records, scale: Scale) -> Result:
                 peaks,
                 paper=f"{low:.2f}",
                 unit="times normal",
-                silence=ALL_DIVERGED,
+                empty_reason=ALL_DIVERGED,
             ),
             paired(
                 f"{series}: at most the highest",
@@ -207,7 +207,7 @@ def _fig10(records: Records, scale: Scale) -> Result:
                 bounds[1],
                 paper=f"{high:.2f}",
                 unit="times normal",
-                silence=ALL_DIVERGED,
+                empty_reason=ALL_DIVERGED,
             ),
         ]
     claim = Verdict(
@@ -222,15 +222,15 @@ def _fig10(records: Records, scale: Scale) -> Result:
         tuple(
             (
                 series,
-                status_counts(own),
+                status_counts(runs),
                 "0.99 to 0.996",
-                spread_text(own.by_seed(mean_gap), ".4f"),
+                spread_text(runs.by_seed(mean_gap), ".4f"),
                 spread_text(
-                    {seed: peak(gap, num_elements) for seed, gap in own.by_seed(mean_gap).items()}, ".2f"
+                    {seed: peak(gap, num_elements) for seed, gap in runs.by_seed(mean_gap).items()}, ".2f"
                 ),
             )
             for series in records.series
-            for own in [records.of(series=series)]
+            for runs in [records.of(series=series)]
         ),
         num_text=2,
     )
@@ -238,9 +238,9 @@ def _fig10(records: Records, scale: Scale) -> Result:
         line_chart(
             {
                 f"Layer {layer}, {name}": [
-                    (own.folder.name, points, False)
-                    for own in records.of(series=series).all
-                    if (points := curve(own, layer, name))
+                    (record.folder.name, points, False)
+                    for record in records.of(series=series).all
+                    if (points := curve(record, layer, name))
                 ]
                 for layer, name in places
             },
@@ -249,19 +249,19 @@ def _fig10(records: Records, scale: Scale) -> Result:
             Axis("(l2 - max) / l2", ".3f"),
             name=f"gap-{series.lower()}",
             title=f"Gap between l2 and max norm, {series}",
-            caption="At the checkpoints of the run.",
+            caption="At the checkpoints of each run.",
         )
         for series in records.series
     )
     note = (
-        "The gap depends on the size of the matrix, so it is compared as the largest element over what as "
-        "many independent normal numbers would have; means over layers, weights and checkpoints."
+        "The gap depends on the size of the matrix, so the comparison divides the largest element by that of "
+        "as many independent normal numbers; means over layers, weights and checkpoints."
     )
-    return Result(table=table, charts=charts, verdicts=(claim,), notes=(note,))
+    return Analysis(table=table, charts=charts, verdicts=(claim,), notes=(note,))
 
 
 ENTRIES = (
-    Entry(
+    PaperEntry(
         name="fig3",
         title="Figure 3: query and key weights",
         shows="magnitudes of query and key weights, and how alike rows and columns are",
@@ -270,7 +270,7 @@ ENTRIES = (
         ],
         analyse=_fig3,
     ),
-    Entry(
+    PaperEntry(
         name="fig10",
         title="Figure 10: l2 norm and max norm",
         shows="relative gap between l2 and max norm of query and key weights during training",

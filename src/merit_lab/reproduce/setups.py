@@ -1,4 +1,4 @@
-"""What is trained at a scale: models, batches, lengths, learning rates; and the runs of these."""
+"""Scales and their setups: model, batch, tokens and learning rates, and the trials made from them."""
 
 from __future__ import annotations
 
@@ -13,29 +13,29 @@ from merit_lab.report.gather import display_name
 from merit_lab.train import CheckpointConfig, MeasureConfig, OptimizerConfig, TrainConfig
 from merit_lab.train.config import Part
 
-# Runs of these are looked into most, so they keep checkpoints from on the way.
+# Most entries analyse runs of these, so they keep intermediate checkpoints.
 WATCHED = ("adamw", "lamb", "merit")
-_PLACE_OF_DATA = Path()  # where the data lie is known to the command alone
+_DATA_PLACEHOLDER = Path()  # `plan` fills in the data folder
 
 
 @dataclass(frozen=True, kw_only=True)
-class Setting:
-    """A model, a batch and a length, with each optimizer's learning rate for them."""
+class Setup:
+    """A model, a batch size and a number of tokens, with a learning rate for each optimizer."""
 
     name: str
-    """As the tables have it, for example "GPT-2 small, batch 1K"."""
+    """As shown in tables, for example "GPT-2 small, batch 1K"."""
     model: ModelConfig
     batch: int
     tokens: int
     rates: Mapping[str, float]
     paper: str = ""
-    """Which of the paper's models it stands for: small, medium or large."""
+    """The size of the paper's model that it repeats, for example "small" or "130M"; empty if none."""
 
-    def with_batch(self, batch: int) -> Setting:
-        """The same number of tokens in other batches, learning rates by the square root of the batch.
+    def with_batch(self, batch: int) -> Setup:
+        """The same number of tokens with another batch size, learning rates scaled by its square root.
 
-        The square root is what Adam's noise asks for (Malladi et al., 2022); the paper gives one learning
-        rate for each model and says nothing of other batches.
+        Square-root scaling suits Adam's gradient noise (Malladi et al., 2022). The paper gives one learning
+        rate for each model, and none for other batch sizes.
         """
         factor = math.sqrt(batch / self.batch)
         rates = {name: float(f"{rate * factor:.3g}") for name, rate in self.rates.items()}
@@ -49,8 +49,8 @@ class Setting:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Shown:
-    """A run that an entry needs, and where the entry shows it."""
+class EntryTrial:
+    """A trial that an entry needs, with the panel and the series it is shown in."""
 
     config: TrainConfig
     series: str
@@ -59,58 +59,58 @@ class Shown:
 
 @dataclass(frozen=True, kw_only=True)
 class Scale:
-    """All settings of one scale."""
+    """All setups of one scale."""
 
     name: str
     summary: str
-    gpt2: tuple[Setting, ...]
-    llama: tuple[Setting, ...]
+    gpt2: tuple[Setup, ...]
+    llama: tuple[Setup, ...]
     batches: tuple[int, ...]
-    """Of figure 1, for the first of ``gpt2``; the second has the same multiples of its own batch."""
+    """Batch sizes of figure 1 for the first of ``gpt2``; the second uses the same multiples of its batch."""
     small_batch: int
-    """Of figure 11, with the setting that is ``observed``."""
-    references: tuple[Setting, ...]
-    """AdamW with small batches, one for each of the first of ``gpt2``, with as many tokens."""
-    horizon: Setting
-    """With several times the tokens of the first of ``gpt2``."""
-    doubled: tuple[Setting, ...]
-    """With twice the batch, one for each of the first of ``gpt2``: as many tokens, rates of their own."""
-    long: tuple[Setting, ...]
-    """Of table 1: pairs of a small batch for AdamW and a large one for MERIT, one after the other."""
-    shapes: tuple[Setting, ...]
-    """Of the comparison of widths: as many parameters, in few wide layers and in many narrow ones."""
+    """Batch size of figure 11, for the ``observed`` setup."""
+    references: tuple[Setup, ...]
+    """AdamW with small batches and the same number of tokens, one for each of the first of ``gpt2``."""
+    horizon: Setup
+    """The first of ``gpt2`` with several times the tokens."""
+    doubled: tuple[Setup, ...]
+    """Twice the batch, the same tokens and separate rates, one for each of the first of ``gpt2``."""
+    long: tuple[Setup, ...]
+    """Setups of table 1, in pairs: a small batch for AdamW, then a large one for MERIT."""
+    shapes: tuple[Setup, ...]
+    """Setups of the width comparison: equal parameter counts in few wide layers and in many narrow ones."""
     shape_batches: tuple[int, ...]
     seeds: int = 3
     grid_seeds: int = 1
-    """Seeds of the entries with many runs."""
-    num_looks: int = 20
-    """Measurements of validation loss, attention and updates in a run."""
+    """Seeds of entries with many runs."""
+    num_measurements: int = 20
+    """How often a run measures validation loss, attention and updates."""
     num_checkpoints: int = 5
     validation_sequences: int = 256
     curvature_sequences: int = 64
-    """Of figure 7: sequences that the Hessian is of."""
+    """Sequences that the Hessian of figure 7 is computed on."""
     curvature_probes: int = 32
-    """Random vectors for the trace; as many Lanczos steps for the density."""
+    """Random vectors for the trace; the density takes twice as many Lanczos steps."""
     evaluation_limit: int | None = None
     """Items of each evaluation set; None for all."""
     tokenizer: str | None = None
-    """For a corpus that every machine has; None where that is not enough, and data must be given."""
+    """Tokenizer for the text that every machine has; None if that is too little and --data is required."""
     is_large: bool = False
-    """Whether one asks before starting."""
+    """Whether to ask before starting."""
 
     @property
     def makes_data(self) -> bool:
-        """Whether it needs no data given."""
+        """Whether it can run without --data."""
         return self.tokenizer is not None
 
     @property
-    def observed(self) -> Setting:
-        """Where the paper looks into attention: GPT-2 medium, or the largest below that."""
+    def observed(self) -> Setup:
+        """The setup of the attention figures: the second of ``gpt2`` (GPT-2 medium), or the only one."""
         return self.gpt2[min(1, len(self.gpt2) - 1)]
 
     def trial(
         self,
-        setting: Setting,
+        setup: Setup,
         optimizer: str,
         seed: int,
         *,
@@ -121,18 +121,18 @@ class Scale:
         qk_norm: bool = False,
         series: str | None = None,
         panel: str | None = None,
-    ) -> Shown:
-        """One run of a setting; under the optimizer's name and the setting's unless others are given."""
-        steps = math.ceil(setting.tokens / (setting.batch * setting.model.context))
-        every = max(1, steps // self.num_looks)
+    ) -> EntryTrial:
+        """One trial of a setup; ``series`` and ``panel`` default to the names of optimizer and setup."""
+        steps = math.ceil(setup.tokens / (setup.batch * setup.model.context))
+        every = max(1, steps // self.num_measurements)
         is_watched = optimizer in WATCHED and not without and not qk_norm
         num_checkpoints = self.num_checkpoints if is_watched else 1
         config = TrainConfig(
-            data=_PLACE_OF_DATA,
-            model=dataclasses.replace(setting.model, qk_norm=qk_norm),
+            data=_DATA_PLACEHOLDER,
+            model=dataclasses.replace(setup.model, qk_norm=qk_norm),
             optimizer=OptimizerConfig(
                 name=optimizer,
-                lr=lr or setting.rates[optimizer],
+                lr=lr or setup.rates[optimizer],
                 warmup=warmup,
                 without=without,
                 overrides=overrides,
@@ -148,12 +148,12 @@ class Scale:
                 every_steps=math.ceil(steps / num_checkpoints) if num_checkpoints > 1 else 0,
                 keep=max(2, num_checkpoints),
             ),
-            batch=setting.batch,
+            batch=setup.batch,
             steps=steps,
             seed=seed,
         )
-        return Shown(
+        return EntryTrial(
             config=config,
             series=display_name(optimizer) if series is None else series,
-            panel=setting.name if panel is None else panel,
+            panel=setup.name if panel is None else panel,
         )

@@ -1,4 +1,4 @@
-"""Fields of colours: layers over steps, and weights."""
+"""Heatmaps: layers over steps, and weight matrices."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ _MAX_COLUMNS = 64
 def layer_chart(
     records: Records, domain: tuple[float, float], *, name: str, title: str, caption: str
 ) -> Chart:
-    """A field of colours: layers upwards, steps to the right; the mean over the records."""
+    """A heatmap of the mean over the records: layers upwards, steps to the right."""
     import altair as alt
 
-    num_layers = max(own.config.model.layers for own in records.all)
+    num_layers = max(record.config.model.layers for record in records.all)
     rows: list[dict[str, Any]] = []
     for layer in range(1, num_layers + 1):
-        curves = [finite(own.curves.get(layer_name(layer), [])) for own in records.all]
+        curves = [finite(record.curves.get(layer_name(layer), [])) for record in records.all]
         thinned = thin([points for points in curves if points], _MAX_COLUMNS, max)
         points = mean_curve(thinned)
         ends = [step for step, _ in points[1:]] + [2 * points[-1][0] - points[-2][0]] if points[1:] else []
@@ -52,7 +52,7 @@ def layer_chart(
 def matrix_chart(
     values: Sequence[Sequence[float]], *, name: str, title: str, caption: str, rows: str, columns: str
 ) -> Chart:
-    """A matrix as a field of colours, its first row at the top."""
+    """A heatmap of a matrix, first row at the top."""
     import altair as alt
 
     cells = [
@@ -67,7 +67,7 @@ def matrix_chart(
         .encode(
             x=alt.X("column:O", title=columns, axis=alt.Axis(labels=False, ticks=False)),
             y=alt.Y("row:O", title=rows, axis=alt.Axis(labels=False, ticks=False)),
-            # The few largest would leave all others dark.
+            # Clamped: the few largest values would leave all others dark.
             color=_heat("|w|", (flat[0], flat[int(0.995 * (len(flat) - 1))]), logarithmic=False),
             tooltip=["row:O", "column:O", alt.Tooltip("value:Q", format=".3g")],
         )
