@@ -9,7 +9,7 @@ from typing import Annotated
 
 import tyro
 
-from merit_lab.study.command import exit_status, parse, tell
+from merit_lab.study.command import exit_status, parse, print_conclusion
 from merit_lab.train import TrainConfig
 
 _SUMMARY = "Tune several optimizers with the same budget each, and show which is best."
@@ -62,6 +62,6 @@ def main(argv: Sequence[str]) -> int:
             budget=arguments.budget,
             seeds=arguments.seeds,
         )
-        tell("merit arena", contest(arena, arguments.jobs))
+        print_conclusion("merit arena", contest(arena, arguments.jobs))
 
     return exit_status("merit arena", work)

@@ -6,13 +6,13 @@ import math
 from dataclasses import asdict
 from typing import Any
 
-from merit_lab.arena import picture, words
+from merit_lab.arena import charts, summary
 from merit_lab.arena.board import Board, Standing, boards
 from merit_lab.arena.plan import DECAY, WARMUP, Arena, Runs
 from merit_lab.report.curves import finite
 from merit_lab.report.gather import MeasuredRun, differing, flatten, show
 from merit_lab.study.fields import LR
-from merit_lab.study.page import Page, Record, TableSection
+from merit_lab.study.page import JsonFile, Page, TableSection
 
 _CAPTION = (
     "Every contestant had the same number of tuning runs, with the first seed: first the learning rate by "
@@ -35,7 +35,7 @@ def make_page(arena: Arena) -> Page:
         TableSection(
             f"Standings, batch {board.batch}",
             _CAPTION if board is found[0] else "",
-            words.standings_table(board),
+            summary.standings_table(board),
         )
         for board in found
     ]
@@ -46,20 +46,20 @@ def make_page(arena: Arena) -> Page:
             f"{arena.budget} tuning runs each",
             f"{len(runs.by_name)} runs",
         ],
-        summary=words.summarise(found),
-        warnings=words.warnings(found),
+        summary=summary.summarise(found),
+        warnings=summary.warnings(found),
         charts=[
-            chart for board in found for chart in (picture.curves(board), picture.tuning(arena, runs, board))
+            chart for board in found for chart in (charts.curves(board), charts.tuning(arena, runs, board))
         ],
         lead=standings,
         tables=[
-            TableSection(f"Best settings, batch {board.batch}", _OF_SETTINGS, words.settings_table(board))
+            TableSection(f"Best settings, batch {board.batch}", _OF_SETTINGS, summary.settings_table(board))
             for board in found
         ],
         settings=[(name, show(value)) for name, value in _shared(arena).items()],
         printed=standings,
         rows=[_row(run) for run in runs.by_name.values()],
-        record=Record(
+        record=JsonFile(
             "board.json",
             "the standings with full digits, and each best configuration",
             [

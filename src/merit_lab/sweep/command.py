@@ -9,7 +9,7 @@ from typing import Annotated
 
 import tyro
 
-from merit_lab.study.command import exit_status, parse, tell
+from merit_lab.study.command import exit_status, parse, print_conclusion
 from merit_lab.study.fields import find_field, parse_value
 from merit_lab.sweep.grid import choose_learning_rates
 from merit_lab.train import TrainConfig
@@ -65,7 +65,7 @@ def main(argv: Sequence[str]) -> int:
             extend=arguments.extend,
             jobs=arguments.jobs,
         )
-        tell("merit sweep", conclusion, f"The best settings: {folder / 'report' / 'best.json'}")
+        print_conclusion("merit sweep", conclusion, f"The best settings: {folder / 'report' / 'best.json'}")
 
     return exit_status("merit sweep", work)
 

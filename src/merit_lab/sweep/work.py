@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from merit_lab.study import Conclusion, Round, hold
+from merit_lab.study import Conclusion, Round, run_study
 from merit_lab.study.page import Page
 from merit_lab.sweep.extend import check_extendable, extension
 from merit_lab.sweep.grid import Grid
@@ -66,4 +66,4 @@ def sweep(
     if extend:
         check_extendable(learning_rates)
     grid = Grid(base=base, folder=folder, learning_rates=learning_rates, fields=fields, seeds=seeds)
-    return hold(Sweep(grid, extend=extend), jobs)
+    return run_study(Sweep(grid, extend=extend), jobs)

@@ -76,7 +76,7 @@ def test_an_arena_that_was_stopped_goes_on(arena, trained, monkeypatch, capsys) 
 
     monkeypatch.setattr(runner, "train", stopped)
     assert arena("--budget", "4", "--seeds", "0") == 130
-    assert "The same command goes on" in capsys.readouterr().err
+    assert "Run the same command again to continue" in capsys.readouterr().err
     left[0] = 100
     assert arena("--budget", "4", "--seeds", "0") == 0
     assert len(trained) == len(set(trained)) == 12
@@ -129,8 +129,8 @@ def test_a_slow_tuning_run_is_given_up_and_counts_as_tried(arena, trained, tmp_p
         (["--lr", "lion=1e-3"], "--lr has 1 for lion; a search begins at one rate, of a contestant: adamw"),
         (["--lr", "muon=1", "muon=2"], "--lr has 2 for muon; a search begins at one rate"),
         (["--measure.validation-every", "0"], "an arena is decided by the validation loss"),
-        (["--seeds", "0", "0"], "the seeds are 0, 0; each may be given once"),
-        (["--optimizer.name", "lamb"], "--optimizer.name lamb is for one run; in an arena write"),
+        (["--seeds", "0", "0"], "the seeds are 0, 0; each may be given only once"),
+        (["--optimizer.name", "lamb"], "--optimizer.name lamb applies to a single run; in an arena write"),
     ],
 )
 def test_what_cannot_be_is_refused(arena, options, message, capsys) -> None:
@@ -142,4 +142,4 @@ def test_what_cannot_be_is_refused(arena, options, message, capsys) -> None:
 def test_another_run_of_the_same_name_is_refused(arena, capsys) -> None:
     assert arena("--budget", "3", "--seeds", "0") == 0
     assert arena("--budget", "3", "--seeds", "0", "--optimizer.final", "0.5") == 1
-    assert "holds a run with another optimizer.final; the runs of an arena differ" in capsys.readouterr().err
+    assert "holds a run with a different optimizer.final; the runs of an arena" in capsys.readouterr().err

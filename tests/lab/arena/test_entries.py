@@ -155,7 +155,7 @@ def test_what_a_contestant_cannot_be_is_told(contestant, message, arena, tmp_pat
 
 def test_the_same_contestant_twice_is_refused(arena, capsys) -> None:
     assert arena("--optimizers", "torch:SGD,lr=1,momentum=0.9", "torch:SGD,momentum=0.9") == 1
-    assert "each may be given once" in capsys.readouterr().err
+    assert "each may be given only once" in capsys.readouterr().err
 
 
 def test_the_rate_of_a_second_optimizer_that_has_none_is_asked_for() -> None:

@@ -45,7 +45,7 @@ def test_trains_the_grid_once_and_writes_what_it_found(
     assert (config.optimizer.name, config.optimizer.lr, config.optimizer.weight_decay) == ("merit", 0.04, 0)
     assert f"The page: {out / 'report' / 'index.html'}" in output
     assert "was best at a learning rate of" in output
-    assert "[1 of 10] lamb-lr0.01-weight_decay=0-seed0 begins" in progress
+    assert "[1 of 10] lamb-lr0.01-weight_decay=0-seed0 starts" in progress
 
     with (out / "report" / "table.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
@@ -69,7 +69,7 @@ def test_trains_the_grid_once_and_writes_what_it_found(
 
     before = {name: (out / name / "metrics.jsonl").read_bytes() for name in names}
     assert main(command) == 0
-    assert capsys.readouterr().err.count("is there already") == len(names)
+    assert capsys.readouterr().err.count("is already done") == len(names)
     assert before == {name: (out / name / "metrics.jsonl").read_bytes() for name in names}
 
 
@@ -115,7 +115,7 @@ def test_extends_the_grid_until_the_best_lies_inside(
     assert runs_of(tmp_path / "out") == extended
 
     assert main([*command, "--extend"]) == 0  # nothing is left to do
-    assert " begins" not in capsys.readouterr().err
+    assert " starts" not in capsys.readouterr().err
     # A later call without --extend forgets none of it.
     assert main(command) == 0
     with (tmp_path / "out" / "report" / "table.csv").open(newline="") as file:
@@ -138,7 +138,7 @@ def test_runs_that_are_kept_are_cells_of_the_grid(
     assert main(command) == 0
     keep_only(tmp_path / "out")
     assert main([*command, "2e-1"]) == 0
-    assert capsys.readouterr().err.count(" begins") == 2
+    assert capsys.readouterr().err.count(" starts") == 2
     assert runs_of(tmp_path / "out") == {"merit-lr0.2-seed0"}
     with (tmp_path / "out" / "report" / "table.csv").open(newline="") as file:
         rows = {row["run"] for row in csv.DictReader(file)}
@@ -170,7 +170,7 @@ def test_a_signal_leaves_word_how_to_go_on(
     monkeypatch.setattr(runner, "train", train)
     assert main(command) == 128 + signal.SIGTERM
     assert capsys.readouterr().err.splitlines()[-1] == (
-        "merit sweep: stopped by SIGTERM, with a checkpoint. The same command goes on from there."
+        "merit sweep: stopped by SIGTERM, with a checkpoint. Run the same command again to continue."
     )
 
 
@@ -192,7 +192,7 @@ def test_runs_of_another_configuration_are_refused_before_any_is_trained(
     for rate in ("2e-2", "1e-2"):
         assert main([*command, rate, "--batch", "8"]) == 1
         error = capsys.readouterr().err
-        assert "merit-lr0.01-seed0 holds a run with another batch; the runs of a sweep differ in" in error
+        assert "merit-lr0.01-seed0 holds a run with a different batch; the runs of a sweep differ in" in error
     assert runs_of(tmp_path / "out") == {"merit-lr0.01-seed0"}
 
 
@@ -202,7 +202,7 @@ def test_a_run_is_not_taken_for_another_whose_folder_has_the_same_name(
     command += ["--optimizers", "merit", "--lr"]
     assert main([*command, "0.1"]) == 0
     assert main([*command, "0.1000000001"]) == 1
-    assert "merit-lr0.1-seed0 holds a run with another optimizer.lr" in capsys.readouterr().err
+    assert "merit-lr0.1-seed0 holds a run with a different optimizer.lr" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -213,9 +213,9 @@ def test_a_run_is_not_taken_for_another_whose_folder_has_the_same_name(
         (["--optimizers", "mertt"], "did you mean 'merit'?"),
         (["--lr", "fast"], "the learning rate 'adamw=fast' is not understood"),
         (["--lr", "0", "1"], "a learning rate of adamw is 0; it must be above 0"),
-        (["--lr", "1e-2", "1e-2"], "the learning rates of adamw are 0.01, 0.01; each may be given once"),
+        (["--lr", "1e-2", "1e-2"], "the learning rates of adamw are 0.01, 0.01; each may be given only once"),
         (["--lr", "1e-2", "--extend"], "has the learning rate 0.01 alone; give it two or more"),
-        (["--seeds", "1", "1"], "the seeds are 1, 1; each may be given once"),
+        (["--seeds", "1", "1"], "the seeds are 1, 1; each may be given only once"),
         (["--set", "optimizer.weight-decai", "1"], "did you mean 'optimizer.weight_decay'?"),
         (["--set", "xyzzy", "1"], "--set xyzzy: there is no such field. The fields are"),
         (
@@ -224,16 +224,16 @@ def test_a_run_is_not_taken_for_another_whose_folder_has_the_same_name(
         ),
         (
             ["--lr", "1e-2", "--set", "optimizer.weight-decay", "0.1", "0.10000001"],
-            "optimizer.weight_decay 0.1 and 0.10000001 would be kept in one folder",
+            "optimizer.weight_decay 0.1 and 0.10000001 would share the folder",
         ),
         (["--set", "steps", "2", "None"], "--set steps none: every run has a length; give numbers"),
         (["--set", "optimizer.lr", "1"], "--lr takes the values of optimizer.lr"),
         (["--set", "seed", "1"], "--seeds takes the values of seed"),
-        (["--set", "batch", "many"], "'many' is no value of it; it takes int"),
+        (["--set", "batch", "many"], "'many' is not a valid value; the field takes int"),
         (["--set", "batch"], "--set batch has no values"),
         (["--set", "batch", "0", "4"], "batch is 0; it must be a whole number above 0"),
         (["--measure.validation-every", "0"], "a sweep chooses by the validation loss"),
-        (["--seed", "3"], "--seed 3 is for one run; in a sweep write for example --seeds 0 1 2"),
+        (["--seed", "3"], "--seed 3 applies to a single run; in a sweep write for example --seeds 0 1 2"),
     ],
 )
 def test_what_cannot_be_meant_is_refused(

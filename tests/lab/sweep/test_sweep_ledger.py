@@ -8,7 +8,7 @@ from sweep_runs import WriteRun
 
 from merit_lab.sweep import Best, Ledger
 from merit_lab.sweep.page import make_page
-from merit_lab.sweep.words import best_table, summarise, warnings
+from merit_lab.sweep.summary import best_table, summarise, warnings
 
 
 def read(tmp_path: Path, *fields: str) -> Ledger:

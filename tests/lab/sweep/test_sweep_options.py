@@ -132,7 +132,7 @@ def test_the_rate_of_a_second_optimizer_is_swept(sgd, tmp_path) -> None:
 def test_runs_without_a_second_optimizer_are_told_apart_from_those_with_one(sgd, capsys) -> None:
     assert sgd() == 0
     assert sgd(*REST, "--set", "optimizer.rest-lr", "1e-3", "2e-3") == 1
-    assert "SGD-lr0.1-seed0 holds a run with another optimizer.rest" in capsys.readouterr().err
+    assert "SGD-lr0.1-seed0 holds a run with a different optimizer.rest" in capsys.readouterr().err
     assert sgd("--set", "optimizer.rest-lr", "None") == 0  # which is what they have
 
 

@@ -10,8 +10,8 @@ from sweep_runs import WriteRun
 
 from merit_lab.study.charts import Chart
 from merit_lab.sweep import Ledger
+from merit_lab.sweep.charts import make_chart
 from merit_lab.sweep.page import make_page
-from merit_lab.sweep.picture import make_chart
 
 
 @pytest.fixture
