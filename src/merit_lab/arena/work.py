@@ -1,4 +1,4 @@
-"""An arena from its plan to its page."""
+"""Carry out an arena, from its plan to its page."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ def main(argv: Sequence[str]) -> int:
 
     def work() -> None:
         arguments, folder = parse(
-            Arguments, argv, command="compare", summary=_SUMMARY, what="a comparison", lr="--lr merit=9e-3"
+            Arguments, argv, command="compare", summary=_SUMMARY, study="a comparison", lr="--lr merit=9e-3"
         )
         from merit_lab.compare.work import compare  # imports torch, which --help does not need
 

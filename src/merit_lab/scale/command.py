@@ -78,7 +78,7 @@ def parse_scale(argv: Sequence[str]) -> tuple[Arguments, Path]:
         argv,
         command="scale",
         summary=_SUMMARY,
-        what="a scaling study",
+        study="a scaling study",
         lr="--lr merit=9e-3",
         optimizer=OptimizerConfig(final=1.0),
         required=["target", "batches", "lr"],

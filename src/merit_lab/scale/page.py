@@ -40,9 +40,9 @@ def make_page(
         tables=[
             TableSection(
                 "Critical batch",
-                "Below it, doubling the batch nearly halves the steps; above it, doubling gains little. Fitted "
-                "to the single runs by least squares of relative errors; intervals from the covariance of the "
-                "fit.",
+                "Below it, doubling the batch nearly halves the steps; above it, doubling gains little. "
+                "Fitted to the single runs by least squares of relative errors; intervals from the "
+                "covariance of the fit.",
                 summary.curve_table(results, context),
             ),
             steps,

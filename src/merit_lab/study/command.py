@@ -67,7 +67,7 @@ def parse(
     *,
     command: str,
     summary: str,
-    what: str,
+    study: str,
     lr: str,
     optimizer: OptimizerConfig | None = None,
     required: Sequence[str] = (),
@@ -79,15 +79,15 @@ def parse(
         argv: the command line, the model first.
         command: the command's name.
         summary: its purpose in one sentence.
-        what: a noun for the study, with its article, for messages.
+        study: a noun for the study, with its article, for messages.
         lr: an example of how learning rates are given, for messages.
         optimizer: the default settings of the optimizer.
         required: names of the arguments without a default, except the data.
     """
-    given = argv[0] if argv else "--help"
-    if not is_model(given):
-        refuse_model(command, summary, given)
-    name, model = find_model(given)
+    model_name = argv[0] if argv else "--help"
+    if not is_model(model_name):
+        refuse_model(command, summary, model_name)
+    name, model = find_model(model_name)
     config = TrainConfig(data=tyro.MISSING, model=model, optimizer=optimizer or OptimizerConfig())
     make: Callable[..., A] = kind  # a dataclass, which the protocol cannot express
     default = make(config=config, **dict.fromkeys(required, tyro.MISSING))
@@ -95,39 +95,41 @@ def parse(
         kind,
         default=default,
         args=argv[1:],
-        prog=f"merit {command} {given}",
+        prog=f"merit {command} {model_name}",
         config=(tyro.conf.AvoidSubcommands,),  # the model has been chosen
     )
-    refuse_single_run_options(arguments.config, what, lr=lr)
+    refuse_single_run_options(arguments.config, study, lr=lr)
     return arguments, arguments.out or Path("runs", f"{command}-{name}")
 
 
-def refuse_single_run_options(config: TrainConfig, what: str, *, lr: str) -> None:
-    """Raise if an option of a single run is set that the study ``what`` varies between its runs."""
+def refuse_single_run_options(config: TrainConfig, study: str, *, lr: str) -> None:
+    """Raise if an option of a single run is set that ``study`` varies between its runs."""
     for name, value, default, instead in (
         ("--seed", config.seed, TrainConfig.seed, "--seeds 0 1 2"),
         ("--optimizer.name", config.optimizer.name, OptimizerConfig.name, "--optimizers lamb merit"),
         ("--optimizer.lr", config.optimizer.lr, OptimizerConfig.lr, lr),
     ):
         if value != default:
-            raise ValueError(f"{name} {value} applies to a single run; in {what} write for example {instead}")
+            raise ValueError(
+                f"{name} {value} applies to a single run; in {study} write for example {instead}"
+            )
 
 
-def refuse_model(command: str, summary: str, given: str) -> NoReturn:
-    """Print the help, or list the models, and exit."""
+def refuse_model(command: str, summary: str, model_name: str) -> NoReturn:
+    """Print the help, or an error about the model, and exit."""
     parser = argparse.ArgumentParser(
         prog=f"merit {command}",
         usage=f"merit {command} MODEL --data FOLDER [options]",
         description=f"{summary} The models are: {KNOWN}.",
         epilog=f"The options of a model: merit {command} MODEL --help",
     )
-    if given in ("-h", "--help"):
+    if model_name in ("-h", "--help"):
         parser.print_help()
         raise SystemExit(0)
-    if given.startswith("-"):
+    if model_name.startswith("-"):
         parser.error(f"the model is missing; it comes first. The models are: {KNOWN}")
     try:
-        find_model(given)
+        find_model(model_name)
     except ValueError as error:
         parser.error(str(error))
-    raise AssertionError(f"{given} is a model")
+    raise AssertionError(f"{model_name} is a model")

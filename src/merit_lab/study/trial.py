@@ -32,12 +32,12 @@ class Trial:
         return Run.open(self.folder).status if self.exists else "planned"
 
 
-def check_distinct(what: str, values: Sequence[object]) -> None:
+def check_distinct(noun: str, values: Sequence[object]) -> None:
     """Raise if ``values`` is empty or has duplicates."""
     if not values:
-        raise ValueError(f"no {what} are given; at least one is needed")
+        raise ValueError(f"no {noun} are given; at least one is needed")
     if len(set(values)) < len(values):
-        raise ValueError(f"the {what} are {', '.join(map(str, values))}; each may be given only once")
+        raise ValueError(f"the {noun} are {', '.join(map(str, values))}; each may be given only once")
 
 
 def check_same(run: Run, planned: TrainConfig, dataset: Dataset, rule: str) -> None:

@@ -1,4 +1,4 @@
-"""A sweep's page: the loss against the learning rate, the best values, every value."""
+"""The page of a sweep: the loss against the learning rate, the best values, and all values."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from merit_lab.sweep.ledger import Best, Ledger
 
 
 def make_page(ledger: Ledger, *, may_grow: bool) -> Page:
-    """The page of a ledger; ``may_grow``: the grid could have been extended and was not."""
+    """Return the page of a ledger; ``may_grow`` means that --extend was not given."""
     best = TableSection(
         "Best values",
-        "Chosen by the mean validation loss at the end over seeds; a value at which a seed diverged comes "
-        "after all at which none did. Loss in nats per token, ± the standard deviation over seeds.",
+        "Chosen by the mean final validation loss over seeds; values at which a seed diverged rank below all "
+        "others. Loss in nats per token, ± the standard deviation over seeds.",
         summary.best_table(ledger),
     )
     return Page(
@@ -63,15 +63,15 @@ def _rows(ledger: Ledger) -> list[dict[str, Any]]:
 
 
 def _bests(ledger: Ledger) -> dict[str, Any]:
-    found = {optimizer: ledger.best(optimizer) for optimizer in ledger.optimizers}
-    return {optimizer: _best(ledger, best) for optimizer, best in found.items() if best}
+    bests = {optimizer: ledger.best(optimizer) for optimizer in ledger.optimizers}
+    return {optimizer: _best(ledger, best) for optimizer, best in bests.items() if best}
 
 
 def _best(ledger: Ledger, best: Best) -> dict[str, Any]:
-    """What of the best cell is needed to train with it: short options, and the whole configuration."""
+    """The best cell for programs: its loss, options for `merit train`, and the full configuration."""
     cell, lr = best.cell, best.cell.number(LR)
-    stated = [own[0] if (own := option_of(field)) else field for field in ledger.fields]
-    values = {field: cell.settings[field] for field in ("optimizer.name", LR, *stated)}
+    fields = [path[0] if (path := option_of(field)) else field for field in ledger.fields]
+    values = {field: cell.settings[field] for field in ("optimizer.name", LR, *fields)}
     return {
         "lr": lr,
         "validation_loss": best.loss.mean,

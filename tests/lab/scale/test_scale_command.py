@@ -51,13 +51,13 @@ def test_the_critical_batch_of_a_noisy_quadratic_is_found(
     options = ["--seeds", "0", "1", "--steps", "1500", "--lr", *rates(eta)]
     assert main([*quadratic, *options]) == 0
     output = capsys.readouterr().out
-    found = json.loads((tmp_path / "out" / "report" / "scale.json").read_text())["optimizers"]["merit"]
-    critical, least = found["critical_batch"], found["least_steps"]
+    fitted = json.loads((tmp_path / "out" / "report" / "scale.json").read_text())["optimizers"]["merit"]
+    critical, least = fitted["critical_batch"], fitted["least_steps"]
     assert critical["low"] <= noisy_quadratic.NOISE_SCALE <= critical["high"]
     assert critical["high"] / critical["low"] < 1.2
     assert least["low"] <= noisy_quadratic.least_steps(TARGET, eta) <= least["high"]
-    assert found["is_told"]
-    assert found["is_inside"]
+    assert fitted["is_told"]
+    assert fitted["is_inside"]
     assert f"its critical batch is {critical['value']:.0f} sequences (95% interval" in output
     assert all(row["reached"] == "True" for row in table(tmp_path))
     svg = (tmp_path / "out" / "report" / "steps-to-target.svg").read_text()
@@ -290,12 +290,12 @@ def test_the_chart_matches_the_schema() -> None:
             (64, "finished", 31.0),
         )
     ]
-    found = fit_results([Measurement("merit", batch, 0.01, (attempt,)) for batch, attempt in attempts])
-    figure = make_chart(found, 3.0)
+    fitted = fit_results([Measurement("merit", batch, 0.01, (attempt,)) for batch, attempt in attempts])
+    figure = make_chart(fitted, 3.0)
     altair.LayerChart.from_dict(dict(figure.spec))
     missed = [row["what"] for row in figure.spec["datasets"]["missed"]]
     assert missed == ["not reached in 500 steps", "diverged at step 500"]
-    assert found[0].curve is not None
+    assert fitted[0].curve is not None
     assert [row["batch"] for row in figure.spec["datasets"]["means"]] == [16, 32, 64]
 
 
