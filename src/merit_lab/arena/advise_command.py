@@ -74,13 +74,13 @@ def _table(advice: Sequence[Advice]) -> Table:
         (names[contestant], f"{one.lr:.2g}", f"{one.low:.2g} to {one.high:.2g}", str(one.num_boards))
         for contestant, one in zip(contestants, advice, strict=True)
     ]
-    return Table(("Optimizer", "Learning rate", "Four times of five", "Boards"), tuple(rows))
+    return Table(("Optimizer", "Learning rate", "80% interval", "Boards"), tuple(rows))
 
 
 def _explanation(
     standings: Sequence[StandingRecord], advice: Sequence[Advice], arguments: Arguments, parameters: int
 ) -> Iterator[str]:
-    """Explain the table, and print the command to start with."""
+    """Lines that explain the table, and the training command to start with."""
     best = advice[0]
     near = min(standings, key=lambda standing: standing.distance(arguments.batch, parameters))
     sizes = join([f"{size / 1e6:.3g}M" for size in sorted({standing.parameters for standing in standings})])

@@ -1,4 +1,4 @@
-"""The leaderboard: the losses of each contestant at its best setting, and their significance."""
+"""The leaderboard: the losses of each contestant at its best settings, and their significance."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from merit_lab.study.reach import steps_to_reach
 
 @dataclass(frozen=True)
 class Standing:
-    """A contestant at its best setting, at one batch size."""
+    """A contestant at its best settings, at one batch size."""
 
     task: TuningTask
     name: str

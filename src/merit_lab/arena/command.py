@@ -21,9 +21,9 @@ class Arguments:
 
     Every contestant has BUDGET tuning runs: first for the learning rate, until the best value has a worse
     neighbour on both sides, then for the learning rate of embeddings and vectors if it is separate, the
-    warm-up and the weight decay. Then its best setting is trained with every seed. Each run is a directory in
-    OUT, the page is OUT/report. To continue after an interruption, run the same command again: finished runs
-    are not repeated.
+    warm-up and the weight decay. Then its best settings are trained with every seed. Each run is a directory
+    in OUT, the page is OUT/report. To continue after an interruption, run the same command again: finished
+    runs are not repeated.
     """
 
     config: Annotated[TrainConfig, tyro.conf.arg(name="")]
@@ -32,7 +32,7 @@ class Arguments:
     budget: int = 6
     """Tuning runs of each contestant at each batch size, at least 3."""
     seeds: tuple[int, ...] = (0, 1, 2)
-    """Seeds for the best setting; tuning uses the first."""
+    """Seeds for the best settings; tuning uses the first."""
     batches: tuple[int, ...] = ()
     """Batch sizes in sequences, all with the same number of tokens. Default: --batch."""
     lr: tuple[str, ...] = ()

@@ -17,7 +17,7 @@ from merit_lab.study.page import JsonFile, Page, TableSection
 _CAPTION = (
     "Every contestant had the same number of tuning runs, with the first seed: first the learning rate by "
     "factors of two until the best had a worse neighbour on both sides, then the other settings with the "
-    "remaining runs. Then its best setting was trained with every seed. Loss in nats per token, ± the "
+    "remaining runs. Then its best settings were trained with every seed. Loss in nats per token, ± the "
     "standard deviation over seeds; p is from a paired t-test over seeds against the first. The target is "
     "the final loss of the best contestant without MERIT's ratios, and percentages are relative to its "
     "steps. The next two columns show how much half and twice the learning rate increase the loss."

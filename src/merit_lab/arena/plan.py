@@ -112,13 +112,13 @@ class Arena:
     """A ranking of optimizers that are tuned with the same budget.
 
     Args:
-        base: configuration that all runs share. All batch sizes train on as many tokens; by default five per
-            parameter.
+        base: configuration that all runs share. All batch sizes train on the same number of tokens, by
+            default five per parameter.
         folder: folder of the run directories.
         contestants: the contestants, with starts of their searches for the batch of ``base``.
         batches: batch sizes in sequences, in ascending order.
         budget: tuning runs of each contestant, with the first seed.
-        seeds: the seeds with which each best setting is trained.
+        seeds: the seeds with which the best settings are trained.
     """
 
     base: TrainConfig
@@ -173,7 +173,7 @@ class Arena:
                     check_same(Run.open(trial.folder), trial.config, self.dataset, _RULE)
 
     def next(self) -> Round | None:
-        """The trials that the searches need and, for complete searches, the best setting with all seeds."""
+        """The trials that the searches need and, for complete searches, the best settings with all seeds."""
         runs = Runs.read(self)
         missing: list[Trial] = []
         for task, state in self.searches(runs).items():

@@ -22,7 +22,7 @@ def _answer(board: Board) -> str:
     best = board.best
     where = f"With a batch of {board.batch}"
     if not best.is_finite:
-        return f"{where} no contestant has a setting with which all seeds finish."
+        return f"{where} no contestant has settings with which all seeds finish."
     seeds = count_seeds(len(best.losses))
     text = f"{where} {best.name} ends lowest, at a validation loss of {best.mean:.3f} ({seeds})"
     others = [standing for standing in board.standings[1:] if standing.is_finite]

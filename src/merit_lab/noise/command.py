@@ -129,7 +129,7 @@ def print_batches(measured: MeasuredScale, console: Console) -> None:
     if math.isinf(centre):
         return
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
-    for name in ("Batch", "Tokens in it", "Steps / fewest", "Tokens / fewest"):
+    for name in ("Batch", "Tokens per batch", "Steps / fewest", "Tokens / fewest"):
         table.add_column(name, justify="right")
     nearest = max(0, round(math.log2(centre)))
     for power in range(max(0, nearest - _AROUND), nearest + _AROUND + 1):

@@ -30,7 +30,7 @@ class NoiseConfig:
     batch: int = 128
     """Sequences in each batch. More sequences in total allow larger scales to be measured."""
     micro_batch: int = 4
-    """Sequences in each of the small batches whose gradients show the noise."""
+    """Sequences per micro-batch, which goes through the model at once; its gradient shows the noise."""
     seed: int = 0
     """Seed of the sequences, which are drawn from the training file without replacement."""
 

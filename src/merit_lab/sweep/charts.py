@@ -18,7 +18,7 @@ from merit_lab.sweep.ledger import Ledger, Line
 from merit_lab.sweep.summary import axis_name
 
 _HEIGHT = 320
-_MARK_HEIGHT, _MOST_BAND = 14, 84  # pixels: one line's marks in the band, and the whole band
+_MARK_HEIGHT, _MOST_BAND = 14, 84  # pixels: one line's marks in the band, and the band at most
 _FAR = 3.0  # multiple of the range of interest above which a loss is drawn in the band
 _MOST_TICKS = 14
 
