@@ -59,7 +59,7 @@ class StepTiming:
 
 
 def measure(contestant: BenchContestant, params: Parameters, model: str, seconds: float) -> StepTiming:
-    """Time one contestant for so many seconds, at least five steps and three of its cycles."""
+    """Time one contestant for ``seconds``, at least five steps and three of its cycles."""
     device = params.all[0].device
     optimizer = contestant.make(params)
     step: Callable[[], object] = torch.compile(optimizer.step) if contestant.compiled else optimizer.step

@@ -89,9 +89,8 @@ def curve_chart(
     everything = [points for group in lines.values() for _, points, _ in group]
     if is_loss:
         kept = [points for group in lines.values() for _, points, diverged in group if not diverged]
-        y = Axis(
-            y.title, y.format, shown=focus(kept or everything)
-        )  # a diverged run would flatten the others
+        # A diverged run would flatten the others.
+        y = Axis(y.title, y.format, shown=focus(kept or everything))
     elif everything:
         values = [value for points in everything for _, value in points]
         y = Axis(y.title, y.format, min(values) > 0 and max(values) > 20 * min(values), y.from_zero)
