@@ -193,7 +193,7 @@ def test_the_check_of_the_output_file_leaves_no_trace(tmp_path, monkeypatch) -> 
         new_file(str(old))
 
 
-def test_without_cuda_the_device_says_so(capsys, monkeypatch) -> None:
+def test_without_cuda_the_device_is_refused(capsys, monkeypatch) -> None:
     monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
     with pytest.raises(SystemExit):
         cli.main(["bench", "step", "--device", "cuda"])

@@ -45,7 +45,7 @@ def test_trains_each_optimizer_and_seed_once_and_reports(
     assert before == {name: (tmp_path / "out" / name / "metrics.jsonl").read_bytes() for name in names}
 
 
-def test_packed_runs_are_not_repeated(
+def test_runs_of_merit_keep_are_not_repeated(
     command: list[str],
     tmp_path: Path,
     keep_only: Callable[[Path], None],
@@ -54,7 +54,7 @@ def test_packed_runs_are_not_repeated(
     command += ["--optimizers", "merit", "--seeds", "0", "1"]
     assert main(command) == 0
     page = tmp_path / "out" / "report" / "table.md"
-    before = page.read_text().split("|")[:5]  # packed numbers have fewer digits
+    before = page.read_text().split("|")[:5]  # merit keep stores fewer digits
     page.unlink()
     keep_only(tmp_path / "out")
     capsys.readouterr()

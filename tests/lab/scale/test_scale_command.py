@@ -64,7 +64,7 @@ def test_the_critical_batch_of_a_noisy_quadratic_is_found(
     assert all(text in svg for text in ("steps to the target", "batch (sequences)", "MERIT", "256"))
 
 
-def test_a_larger_batch_gets_the_steps_of_the_smaller_and_a_quarter(
+def test_a_larger_batch_gets_1_25_times_the_steps_of_the_smaller(
     quadratic: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(quadratic) == 0
@@ -151,7 +151,7 @@ def test_existing_runs_are_used_for_other_targets_and_lengths(
     assert len({(row["batch"], row["seed"]) for row in table(tmp_path)}) == len(table(tmp_path))
 
 
-def test_packed_runs_are_used(
+def test_runs_of_merit_keep_are_used(
     quadratic: list[str],
     tmp_path: Path,
     keep_only: Callable[[Path], None],

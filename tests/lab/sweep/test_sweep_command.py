@@ -122,7 +122,7 @@ def test_extends_the_grid_until_the_best_lies_inside(
         assert {row["run"] for row in csv.DictReader(file)} == extended
 
 
-def test_packed_runs_are_cells_of_the_grid(
+def test_runs_of_merit_keep_are_cells_of_the_grid(
     command: list[str],
     tmp_path: Path,
     keep_only: Callable[[Path], None],

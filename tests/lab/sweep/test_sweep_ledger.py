@@ -58,7 +58,7 @@ def test_the_mean_over_seeds_and_the_neighbours_of_the_best_are_written(
     ]
 
 
-def test_an_own_class_is_told_from_an_optimizer_of_its_name(write_run: WriteRun, tmp_path: Path) -> None:
+def test_a_custom_optimizer_is_distinguished_from_a_built_in_one(write_run: WriteRun, tmp_path: Path) -> None:
     write_run("adamw", 0.01, 3.0)
     write_run("torch.optim:AdamW", 0.01, 2.0)
     ledger = read(tmp_path)
