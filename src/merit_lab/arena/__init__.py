@@ -1,4 +1,4 @@
-"""Which optimizer is best, if all are tuned alike: searches, seeds, and a leaderboard."""
+"""Tune several optimizers with the same budget, and rank them on a leaderboard."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`merit advise`: what the records of arenas say about another model or batch."""
+"""`merit advise`: recommend an optimizer and its settings from the results of arenas."""
 
 from __future__ import annotations
 
@@ -12,8 +12,16 @@ from typing import Annotated
 
 import tyro
 
-from merit_lab.arena.advice import PRIOR_DEVIATION, PRIOR_MEAN, Advice, Known, advise, rank, read_boards
-from merit_lab.arena.entry import Entry, labels
+from merit_lab.arena.advice import (
+    PRIOR_DEVIATION,
+    PRIOR_MEAN,
+    Advice,
+    StandingRecord,
+    advise,
+    rank,
+    read_boards,
+)
+from merit_lab.arena.contestant import Contestant, labels
 from merit_lab.models import find_model, num_parameters
 from merit_lab.report import print_table
 from merit_lab.report.summary import join
@@ -24,19 +32,19 @@ from merit_lab.train import OptimizerConfig
 
 @dataclass(frozen=True, kw_only=True)
 class Arguments:
-    """Say which optimizer to take for a model and a batch, and with which settings, by what arenas found.
+    """Recommend an optimizer and its settings for a model and a batch size, from the results of arenas.
 
-    The best learning rate is taken to follow a power law in batch and size; what the arenas do not tell of
-    it, because all had one batch or one size, is the square root of the batch and no change with the size,
-    give or take.
+    The best learning rate is assumed to follow a power law in the batch and the model size. If all arenas had
+    the same batch or size, a prior decides: the square root of the batch, and no change with the size, each
+    with an uncertainty.
     """
 
     arenas: Annotated[tuple[Path, ...], tyro.conf.Positional]
-    """Folders of `merit arena`, of one family of models and one text."""
+    """Folders of `merit arena`, with the same model family and the same text."""
     model: str
-    """The model to be trained, as `merit train` takes it."""
+    """The model to train, as in `merit train`."""
     batch: int
-    """Its batch in sequences."""
+    """Batch size in sequences."""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -46,58 +54,61 @@ def main(argv: Sequence[str]) -> int:
         _, model = find_model(arguments.model)
         if arguments.batch < 1:
             raise ValueError(f"--batch is {arguments.batch}; it must be at least 1")
-        known = read_boards(arguments.arenas)
+        standings = read_boards(arguments.arenas)
     except (OSError, ValueError) as error:
         print(f"merit advise: {error}", file=sys.stderr)
         return 1
     parameters = num_parameters(model)
-    order = rank(known, arguments.batch, parameters)
-    found = [advise(known, optimizer, arguments.batch, parameters) for optimizer in order]
-    print_table(_table(found))
-    for line in _words(known, found, arguments, parameters):
+    order = rank(standings, arguments.batch, parameters)
+    advice = [advise(standings, optimizer, arguments.batch, parameters) for optimizer in order]
+    print_table(_table(advice))
+    for line in _explanation(standings, advice, arguments, parameters):
         print(line)
     return 0
 
 
-def _table(found: Sequence[Advice]) -> Table:
-    entries = [Entry.parse(own.optimizer) for own in found]
-    names = labels(entries)
+def _table(advice: Sequence[Advice]) -> Table:
+    contestants = [Contestant.parse(one.optimizer) for one in advice]
+    names = labels(contestants)
     rows = [
-        (names[entry], f"{own.lr:.2g}", f"{own.low:.2g} to {own.high:.2g}", str(own.num_boards))
-        for entry, own in zip(entries, found, strict=True)
+        (names[contestant], f"{one.lr:.2g}", f"{one.low:.2g} to {one.high:.2g}", str(one.num_boards))
+        for contestant, one in zip(contestants, advice, strict=True)
     ]
-    return Table(("Optimizer", "Learning rate", "Four times of five", "Boards"), tuple(rows))
+    return Table(("Optimizer", "Learning rate", "80% interval", "Boards"), tuple(rows))
 
 
-def _words(
-    known: Sequence[Known], found: Sequence[Advice], arguments: Arguments, parameters: int
+def _explanation(
+    standings: Sequence[StandingRecord], advice: Sequence[Advice], arguments: Arguments, parameters: int
 ) -> Iterator[str]:
-    """How it was reached, and what to type."""
-    best = found[0]
-    near = min(known, key=lambda own: own.distance(arguments.batch, parameters))
-    sizes = join([f"{size / 1e6:.3g}M" for size in sorted({own.parameters for own in known})])
-    batches = join([str(batch) for batch in sorted({own.batch for own in known})])
+    """Lines that explain the table, and the training command to start with."""
+    best = advice[0]
+    near = min(standings, key=lambda standing: standing.distance(arguments.batch, parameters))
+    sizes = join([f"{size / 1e6:.3g}M" for size in sorted({standing.parameters for standing in standings})])
+    batches = join([str(batch) for batch in sorted({standing.batch for standing in standings})])
     yield (
-        f"\nThe arenas had {sizes} parameters and batches of {batches}. The order is that of the nearest, "
-        f"{near.parameters / 1e6:.3g}M with a batch of {near.batch}; nothing says that it is the same at "
+        f"\nThe arenas had {sizes} parameters and batches of {batches}. The order is that of the nearest "
+        f"arena, {near.parameters / 1e6:.3g}M with a batch of {near.batch}; it may be different at "
         f"{parameters / 1e6:.3g}M."
     )
-    if len({own.batch for own in known}) == 1 or len({own.parameters for own in known}) == 1:
+    if (
+        len({standing.batch for standing in standings}) == 1
+        or len({standing.parameters for standing in standings}) == 1
+    ):
         yield (
-            f"What they cannot tell is taken from before: rates grow as batch**{PRIOR_MEAN[0]:g} (give or "
-            f"take {PRIOR_DEVIATION[0]:g}) and as size**{PRIOR_MEAN[1]:g} (give or take "
-            f"{PRIOR_DEVIATION[1]:g})."
+            f"Exponents that they do not determine come from a prior: rates grow as "
+            f"batch**({PRIOR_MEAN[0]:g} ± {PRIOR_DEVIATION[0]:g}) and as "
+            f"size**({PRIOR_MEAN[1]:g} ± {PRIOR_DEVIATION[1]:g})."
         )
-    yield "\nTo begin with:"
+    yield "\nStart with:"
     options = shlex.join(_train_options(best))
     yield f"  merit train {arguments.model} --data FOLDER --batch {arguments.batch} {options}"
 
 
 def _train_options(best: Advice) -> Iterator[str]:
-    """What `merit train` must be told of an optimizer."""
-    chosen, plain = with_values(best.config, best.settings).optimizer, OptimizerConfig()
-    for own in dataclasses.fields(chosen):
-        value = getattr(chosen, own.name)
-        if own.name == "name" or value != getattr(plain, own.name):
-            option, *values = train_option(f"optimizer.{own.name}", value)
+    """The options of `merit train` for an optimizer."""
+    chosen, default = with_values(best.config, best.settings).optimizer, OptimizerConfig()
+    for field in dataclasses.fields(chosen):
+        value = getattr(chosen, field.name)
+        if field.name == "name" or value != getattr(default, field.name):
+            option, *values = train_option(f"optimizer.{field.name}", value)
             yield from (option.replace("_", "-"), *values)

@@ -1,4 +1,4 @@
-"""The leaderboard: what each contestant came to at its best setting, and how sure that is."""
+"""The leaderboard: the losses of each contestant at its best settings, and their significance."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 
-from merit_lab.arena.entry import labels
-from merit_lab.arena.plan import Arena, Contestant, Runs
+from merit_lab.arena.contestant import labels
+from merit_lab.arena.plan import Arena, Runs, TuningTask
 from merit_lab.arena.search import Point, Search
 from merit_lab.report.curves import finite
 from merit_lab.report.gather import MeasuredRun
@@ -19,24 +19,24 @@ from merit_lab.study.reach import steps_to_reach
 
 @dataclass(frozen=True)
 class Standing:
-    """A contestant at its best setting."""
+    """A contestant at its best settings, at one batch size."""
 
-    contestant: Contestant
+    task: TuningTask
     name: str
     search: Search
     losses: Mapping[int, float]
-    """The validation loss at the end, by seed; infinite for a run that diverged."""
+    """The final validation loss by seed; infinite for a run that diverged."""
     runs: Mapping[int, MeasuredRun]
     tuning: Mapping[Point, float | None]
-    """The losses of its tuning runs, infinite for one that diverged or was given up."""
+    """The losses of its tuning runs; infinite for a run that diverged or was abandoned."""
     below: float | None
-    """How much higher the loss is at half of the best learning rate, with the first seed."""
+    """Increase of the loss at half the best learning rate, with the first seed."""
     above: float | None
-    """The same at twice of it."""
+    """The same at twice the best learning rate."""
     num_diverged: int
-    """Of its tuning runs."""
+    """Number of tuning runs that diverged."""
     num_abandoned: int
-    """Of its tuning runs, given up because they were slow."""
+    """Number of tuning runs that were abandoned because they were slow."""
 
     @property
     def mean(self) -> float:
@@ -51,7 +51,7 @@ class Standing:
         return math.isfinite(self.mean)
 
     def steps_to(self, target: float) -> float | None:
-        """Steps until the loss is at the target, the mean over seeds; None where one does not get there."""
+        """Mean steps over seeds until the loss reaches the target; None if one does not."""
         return _mean([_steps(run, target) for run in self.runs.values()])
 
     def seconds_to(self, target: float) -> float | None:
@@ -66,12 +66,12 @@ class Standing:
 
 @dataclass(frozen=True)
 class Board:
-    """The standings with one batch size, the best first."""
+    """The standings at one batch size, the best first."""
 
     batch: int
     standings: Sequence[Standing]
     baseline: Standing | None
-    """The best one without MERIT's ratios, whose final loss is the target of the others."""
+    """The best one without MERIT's ratios, whose final loss is the target."""
 
     @property
     def best(self) -> Standing:
@@ -79,17 +79,17 @@ class Board:
 
     @property
     def target(self) -> float | None:
-        """The highest loss that a seed of the baseline ends with, so that all of them get there."""
+        """The highest final loss of the baseline's seeds, so that all of them reach it."""
         return max(self.baseline.losses.values()) if self.baseline and self.baseline.is_finite else None
 
     @cached_property
     def chances(self) -> dict[str, float | None]:
-        """How likely a difference like that to the best one is by chance, by name; None for a single seed."""
-        return {own.name: chance(self.best.losses, own.losses) for own in self.standings[1:]}
+        """The p-value of each standing's difference from the best, by name; None for a single seed."""
+        return {other.name: chance(self.best.losses, other.losses) for other in self.standings[1:]}
 
 
 def chance(first: Mapping[int, float], second: Mapping[int, float]) -> float | None:
-    """The p-value of a paired t-test over the seeds that both have; None where these tell of no spread."""
+    """The p-value of a paired t-test over the seeds that both have; None if these show no spread."""
     from scipy import stats  # type: ignore[import-untyped]
 
     seeds = sorted(first.keys() & second.keys())
@@ -103,34 +103,34 @@ def chance(first: Mapping[int, float], second: Mapping[int, float]) -> float | N
 
 
 def boards(arena: Arena, runs: Runs) -> list[Board]:
-    """The leaderboard of every batch size for which all contestants are tuned."""
+    """The leaderboards of all batch sizes, with the contestants whose search is complete."""
     searches = arena.searches(runs)
-    names = labels(arena.entries)
-    found = []
+    names = labels(arena.contestants)
+    result = []
     for batch in arena.batches:
         standings = [
-            _standing(arena, runs, own, names[own.entry], search)
-            for own, search in searches.items()
-            if own.batch == batch and not search.asked
+            _standing(arena, runs, task, names[task.contestant], search)
+            for task, search in searches.items()
+            if task.batch == batch and not search.missing
         ]
         if standings:
-            standings.sort(key=lambda own: own.mean)
-            plain = [own for own in standings if not own.contestant.has_ratios]
-            found.append(Board(batch, standings, next(iter(plain), None)))
-    return found
+            standings.sort(key=lambda standing: standing.mean)
+            plain = [standing for standing in standings if not standing.task.has_ratios]
+            result.append(Board(batch, standings, next(iter(plain), None)))
+    return result
 
 
-def _standing(arena: Arena, runs: Runs, own: Contestant, name: str, search: Search) -> Standing:
-    trials = {seed: arena.trial(own, search.best, seed) for seed in arena.seeds}
-    tuning = {point: runs.loss(arena.trial(own, point, arena.seeds[0])) for point in search.tried}
-    tuned = [runs.of(arena.trial(own, point, arena.seeds[0])) for point in search.tried]
+def _standing(arena: Arena, runs: Runs, task: TuningTask, name: str, search: Search) -> Standing:
+    trials = {seed: arena.trial(task, search.best, seed) for seed in arena.seeds}
+    tuning = {point: runs.loss(arena.trial(task, point, arena.seeds[0])) for point in search.tried}
+    tuned = [runs.of(arena.trial(task, point, arena.seeds[0])) for point in search.tried]
     ended = [run.status for run in tuned if run is not None]
     return Standing(
-        own,
+        task,
         name,
         search,
-        {seed: loss for seed, one in trials.items() if (loss := runs.loss(one)) is not None},
-        {seed: run for seed, one in trials.items() if (run := runs.of(one)) is not None},
+        {seed: loss for seed, trial in trials.items() if (loss := runs.loss(trial)) is not None},
+        {seed: run for seed, trial in trials.items() if (run := runs.of(trial)) is not None},
         tuning,
         _rise(tuning, search.best, 0.5),
         _rise(tuning, search.best, 2.0),
@@ -140,11 +140,11 @@ def _standing(arena: Arena, runs: Runs, own: Contestant, name: str, search: Sear
 
 
 def _rise(losses: Mapping[Point, float | None], best: Point, factor: float) -> float | None:
-    """What another learning rate costs, at whatever values of the other settings both were tried."""
+    """Increase of the loss at another learning rate, with other settings at which both rates were tried."""
     for point, loss in losses.items():
-        beside = losses.get(point.moved(0, factor))
-        if point.values[0] == best.values[0] and loss is not None and beside is not None:
-            return beside - loss
+        shifted = losses.get(point.moved(0, factor))
+        if point.values[0] == best.values[0] and loss is not None and shifted is not None:
+            return shifted - loss
     return None
 
 
@@ -153,7 +153,7 @@ def _steps(run: MeasuredRun, target: float) -> float | None:
 
 
 def _seconds(run: MeasuredRun, target: float) -> float | None:
-    """When a run came to the target: between two measurements of time as far along as in steps."""
+    """Seconds until a run reached the target, interpolated linearly in steps between two measurements."""
     steps = _steps(run, target)
     times: list[tuple[int, float]] = [(0, 0.0)]
     times += [(row["step"], row["seconds"]) for row in run.rows.get("train", [])]

@@ -1,4 +1,4 @@
-"""The trials of an arena: every contestant is tuned with the same budget, then trained with several seeds."""
+"""The trials of an arena: tune every contestant with the same budget, then train it with several seeds."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 
-from merit_lab.arena.entry import Entry, usual_rate
-from merit_lab.arena.search import Axis, Point, Search, search
+from merit_lab.arena.contestant import Contestant, usual_rate
+from merit_lab.arena.search import Point, Search, SearchAxis, search
 from merit_lab.data import Dataset
 from merit_lab.models import num_parameters
 from merit_lab.record import Run, run_folders
@@ -25,79 +25,82 @@ from merit_lab.train.options import takes
 from merit_lab.train.own_optimizer import class_of
 from merit_optim.optim.hidden import HiddenMatrixOptimizer
 
-# The rate of a second optimizer, and of what is no hidden matrix in one that has both. As a share of the
-# learning rate, so that both move together.
-_REST, _OWN_REST = "optimizer.rest_lr", "optimizer.options.rest_lr"
+# The learning rate of the rest, in a second optimizer or as an option of the first. Tuned as a share of the
+# learning rate, so that both change together.
+_REST, _REST_OPTION = "optimizer.rest_lr", "optimizer.options.rest_lr"
 WARMUP, DECAY = "optimizer.warmup", "optimizer.weight_decay"
-_LOOKS = (1 / 3, 1 / 2, 2 / 3)
-_VALIDATIONS = 25  # of a run at least: steps to a loss are read from them
-_RULE = "the runs of an arena differ in their optimizer, batch, tuned settings and seed alone"
+_CHECKS = (1 / 3, 1 / 2, 2 / 3)  # shares of a tuning run after which it may be abandoned
+_VALIDATIONS = 25  # at least, per run: steps to a loss are interpolated between them
+_RULE = "the runs of an arena differ in their optimizer, batch, tuned settings and seed only"
 
 
 @dataclass(frozen=True)
-class Contestant:
-    """An entry with one batch size, and what is tuned of it: the learning rate first.
+class TuningTask:
+    """A contestant to be tuned at one batch size.
 
-    ``optimizer`` are its settings where they are not tuned.
+    ``optimizer`` has the settings that are not tuned.
     """
 
-    entry: Entry
+    contestant: Contestant
     optimizer: OptimizerConfig
     batch: int
 
     @cached_property
-    def axes(self) -> list[Axis]:
-        rest = [Axis(self.rest_field, 2.0)] if self.rest_field is not None else []
+    def axes(self) -> list[SearchAxis]:
+        """The settings to tune, the learning rate first."""
+        rest = [SearchAxis(self.rest_field, 2.0)] if self.rest_field is not None else []
         decay = (
-            [Axis(DECAY, 4.0)] if any(takes(class_of(name), "weight_decay") for name in self.names) else []
+            [SearchAxis(DECAY, 4.0)]
+            if any(takes(class_of(name), "weight_decay") for name in self.names)
+            else []
         )
-        return [Axis(LR, 2.0), *rest, Axis(WARMUP, 2.0, most=0.5), *decay]
+        return [SearchAxis(LR, 2.0), *rest, SearchAxis(WARMUP, 2.0, most=0.5), *decay]
 
     @property
     def names(self) -> list[str]:
-        """Its optimizer and, where there is one, the second."""
+        """The names of its optimizer and, if there is one, of the second."""
         return [name for name in (self.optimizer.name, self.optimizer.rest) if name is not None]
 
     @property
     def has_ratios(self) -> bool:
-        """Whether it is one of MERIT's family."""
+        """Whether one of its optimizers uses MERIT's ratios."""
         return any("merit" in short_name(name).lower() for name in self.names)
 
     @property
     def rest_field(self) -> str | None:
-        """The learning rate of embeddings, head and vectors, where it is another."""
+        """The field with the learning rate of the rest, if it has a separate one."""
         if self.optimizer.rest is not None:
             return _REST
-        return None if _own_rest_share(self.optimizer.name) is None else _OWN_REST
+        return None if _rest_share(self.optimizer.name) is None else _REST_OPTION
 
     def settings(self, point: Point) -> dict[str, float]:
-        """What a point means: values by dotted name."""
+        """The settings at a point, by dotted name."""
         values = dict(zip((axis.field for axis in self.axes), point.values, strict=True))
         if (rest := self.rest_field) is not None:
             values[rest] = float(f"{values[rest] * values[LR]:.6g}")
         return values
 
     def start(self, base: TrainConfig) -> dict[str, float]:
-        """Where its searches begin, for the batch of ``base``."""
-        lr = self.entry.begin("lr") or usual_rate(base, self.optimizer.name)
+        """The starts of its searches, for the batch of ``base``."""
+        lr = self.contestant.begin("lr") or usual_rate(base, self.optimizer.name)
         begins = {LR: lr, WARMUP: base.optimizer.warmup, DECAY: base.optimizer.weight_decay}
-        begins |= {f"optimizer.{key}": value for key, value in self.entry.begins if key != "rest_lr"}
-        rest_lr = self.entry.begin("rest_lr")
+        begins |= {f"optimizer.{key}": value for key, value in self.contestant.begins if key != "rest_lr"}
+        rest_lr = self.contestant.begin("rest_lr")
         if self.optimizer.rest is not None:
-            given = rest_lr or self.optimizer.rest_lr
-            begins[_REST] = (given or usual_rate(base, self.optimizer.rest)) / begins[LR]
-        elif (share := _own_rest_share(self.optimizer.name)) is not None:
-            begins[_OWN_REST] = share if rest_lr is None else rest_lr / begins[LR]
+            rest_lr = rest_lr or self.optimizer.rest_lr
+            begins[_REST] = (rest_lr or usual_rate(base, self.optimizer.rest)) / begins[LR]
+        elif (share := _rest_share(self.optimizer.name)) is not None:
+            begins[_REST_OPTION] = share if rest_lr is None else rest_lr / begins[LR]
         elif rest_lr is not None:
             raise ValueError(
-                f"{self.entry.text} has one learning rate, and rest_lr={rest_lr:g} is for a second; add a "
-                f"second optimizer, as in {self.entry.text},rest=adamw"
+                f"{self.contestant.text} has only one learning rate, but rest_lr={rest_lr:g} sets a "
+                f"second; add a second optimizer, as in {self.contestant.text},rest=adamw"
             )
         return begins
 
 
-def _own_rest_share(optimizer: str) -> float | None:
-    """The rate of what is no hidden matrix by default, of an optimizer that sorts weights itself."""
+def _rest_share(optimizer: str) -> float | None:
+    """The default rate of the rest as a share, for an optimizer that handles all kinds of weights itself."""
     kind = class_of(optimizer)
     if isinstance(kind, type) and issubclass(kind, HiddenMatrixOptimizer):
         return kind.REST_SHARE
@@ -106,35 +109,38 @@ def _own_rest_share(optimizer: str) -> float | None:
 
 @dataclass(frozen=True, kw_only=True)
 class Arena:
-    """Which optimizer is best, if all are tuned alike.
+    """A ranking of optimizers that are tuned with the same budget.
 
     Args:
-        base: what all runs share. Its length in tokens is that of all batch sizes; None: five a parameter.
-        folder: its runs are folders in here.
-        entries: who takes part, and where their searches begin for the batch of ``base``.
-        batches: sizes in sequences, rising.
+        base: configuration that all runs share. All batch sizes train on the same number of tokens, by
+            default five per parameter.
+        folder: folder of the run directories.
+        contestants: the contestants, with starts of their searches for the batch of ``base``.
+        batches: batch sizes in sequences, in ascending order.
         budget: tuning runs of each contestant, with the first seed.
-        seeds: with which the best setting of each is trained.
+        seeds: the seeds with which the best settings are trained.
     """
 
     base: TrainConfig
     folder: Path
-    entries: Sequence[Entry]
+    contestants: Sequence[Contestant]
     batches: Sequence[int]
     budget: int
     seeds: Sequence[int]
 
     def __post_init__(self) -> None:
-        check_distinct("optimizers", [own.text for own in self.entries])
+        check_distinct("optimizers", [contestant.text for contestant in self.contestants])
         check_distinct("seeds", self.seeds)
         check_distinct("batches", self.batches)
         if self.budget < 3:
             raise ValueError(
-                f"--budget is {self.budget}; a learning rate is judged between its neighbours, so a "
-                "contestant needs at least 3 runs"
+                f"--budget is {self.budget}; a contestant needs at least 3 runs, to compare a learning rate "
+                "with its two neighbours"
             )
         if self.base.measure.validation_every == 0:
-            raise ValueError("measure.validation_every is 0; an arena is decided by the validation loss")
+            raise ValueError(
+                "measure.validation_every is 0; an arena compares validation losses, so it must be at least 1"
+            )
 
     @cached_property
     def dataset(self) -> Dataset:
@@ -142,7 +148,7 @@ class Arena:
 
     @cached_property
     def tokens(self) -> int:
-        """The length of every run; a quarter of compute-optimal where none is given, for there are many."""
+        """The length of every run; by default a quarter of compute-optimal, because there are many runs."""
         model = self.base.resolve(self.dataset.vocab_size).model
         per_step = self.base.batch * model.context
         if self.base.steps is not None:
@@ -150,95 +156,97 @@ class Arena:
         return self.base.tokens or TOKENS_PER_PARAMETER // 4 * num_parameters(model)
 
     @cached_property
-    def contestants(self) -> list[Contestant]:
-        """Batch by batch."""
+    def tasks(self) -> list[TuningTask]:
+        """All contestants at all batch sizes, batch by batch."""
         return [
-            Contestant(own, own.over(self.base.optimizer), batch)
+            TuningTask(contestant, contestant.over(self.base.optimizer), batch)
             for batch in self.batches
-            for own in self.entries
+            for contestant in self.contestants
         ]
 
     def check(self) -> None:
-        """Raise where a run of an earlier call, of the same name, is another than it would be now."""
+        """Raise if an existing run differs from the trial of the same name."""
         runs = Runs.read(self)
-        for own, found in self.searches(runs).items():
-            for trial in (self.trial(own, point, self.seeds[0]) for point in found.tried):
+        for task, state in self.searches(runs).items():
+            for trial in (self.trial(task, point, self.seeds[0]) for point in state.tried):
                 if trial.exists:
                     check_same(Run.open(trial.folder), trial.config, self.dataset, _RULE)
 
     def next(self) -> Round | None:
-        """What the searches ask for and, where one is over, its best setting with the other seeds."""
+        """The trials that the searches need and, for complete searches, the best settings with all seeds."""
         runs = Runs.read(self)
         missing: list[Trial] = []
-        for own, found in self.searches(runs).items():
-            if found.asked:
-                tried = [self.trial(own, point, self.seeds[0]) for point in found.tried]
+        for task, state in self.searches(runs).items():
+            if state.missing:
+                tried = [self.trial(task, point, self.seeds[0]) for point in state.tried]
                 bars = bars_of([run for trial in tried if (run := runs.of(trial)) is not None])
-                asked = [replace(self.trial(own, point, self.seeds[0]), bars=bars) for point in found.asked]
+                needed = [
+                    replace(self.trial(task, point, self.seeds[0]), bars=bars) for point in state.missing
+                ]
             else:
-                asked = [self.trial(own, found.best, seed) for seed in self.seeds]
-            missing += [trial for trial in asked if runs.loss(trial) is None]
-        most = len(self.contestants) * (self.budget + len(self.seeds) - 1)
+                needed = [self.trial(task, state.best, seed) for seed in self.seeds]
+            missing += [trial for trial in needed if runs.loss(trial) is None]
+        most = len(self.tasks) * (self.budget + len(self.seeds) - 1)
         later = max(0, most - len(runs.by_name) - len(missing))
         return Round(missing, later=later) if missing else None
 
-    def searches(self, runs: Runs) -> dict[Contestant, Search]:
-        """How far each contestant is tuned. A larger batch begins at what was best with the smaller one."""
-        found: dict[Contestant, Search] = {}
-        for own in self.contestants:
-            place = list(self.batches).index(own.batch)
-            smaller = found.get(replace(own, batch=self.batches[place - 1])) if place else None
-            if place and (smaller is None or smaller.asked):
+    def searches(self, runs: Runs) -> dict[TuningTask, Search]:
+        """The state of each search. A larger batch starts at the best settings of the next smaller one."""
+        states: dict[TuningTask, Search] = {}
+        for task in self.tasks:
+            place = list(self.batches).index(task.batch)
+            smaller = states.get(replace(task, batch=self.batches[place - 1])) if place else None
+            if place and (smaller is None or smaller.missing):
                 continue  # it has to wait
-            found[own] = search(
-                self._start(own, smaller),
-                own.axes,
-                lambda point, own=own: runs.loss(self.trial(own, point, self.seeds[0])),  # type: ignore[misc]
+            states[task] = search(
+                self._start(task, smaller),
+                task.axes,
+                lambda point, task=task: runs.loss(self.trial(task, point, self.seeds[0])),  # type: ignore[misc]
                 self.budget,
             )
-        return found
+        return states
 
-    def _start(self, own: Contestant, smaller: Search | None) -> Point:
-        values = own.start(self.base)
-        values[LR] *= math.sqrt(own.batch / self.base.batch)
+    def _start(self, task: TuningTask, smaller: Search | None) -> Point:
+        values = task.start(self.base)
+        values[LR] *= math.sqrt(task.batch / self.base.batch)
         if smaller is not None:
-            values = dict(zip((axis.field for axis in own.axes), smaller.best.values, strict=True))
-        return Point(tuple(float(f"{values[axis.field]:.6g}") for axis in own.axes))
+            values = dict(zip((axis.field for axis in task.axes), smaller.best.values, strict=True))
+        return Point(tuple(float(f"{values[axis.field]:.6g}") for axis in task.axes))
 
-    def trial(self, own: Contestant, point: Point, seed: int) -> Trial:
-        """A contestant's run at a point."""
-        values = own.settings(point)
-        words = [f"{short(field).replace('_', '-')}{value:g}" for field, value in values.items()]
+    def trial(self, task: TuningTask, point: Point, seed: int) -> Trial:
+        """The trial of a task at a point."""
+        values = task.settings(point)
+        settings = [f"{short(field).replace('_', '-')}{value:g}" for field, value in values.items()]
         base = replace(
-            self.base, optimizer=own.optimizer, batch=own.batch, seed=seed, steps=None, tokens=self.tokens
+            self.base, optimizer=task.optimizer, batch=task.batch, seed=seed, steps=None, tokens=self.tokens
         )
         config = with_values(base, values).resolve(self.dataset.vocab_size)
         assert config.steps is not None and config.measure.validation_every is not None
         every = min(config.measure.validation_every, math.ceil(config.steps / _VALIDATIONS))
         config = with_values(config, {"measure.validation_every": every})
-        contestant = own.entry.text.replace(":", ".").replace("/", "_")
-        name = "-".join([contestant, f"batch{own.batch}", *words, f"seed{seed}"])
+        contestant = task.contestant.text.replace(":", ".").replace("/", "_")
+        name = "-".join([contestant, f"batch{task.batch}", *settings, f"seed{seed}"])
         return Trial(self.folder / name, config)
 
 
 @dataclass(frozen=True)
 class Runs:
-    """The runs of an arena as they are now, by the names of their directories."""
+    """The existing runs of an arena, by the names of their directories."""
 
     by_name: Mapping[str, MeasuredRun]
 
     @classmethod
     def read(cls, arena: Arena) -> Runs:
-        """Read those that are there."""
+        """Read the existing runs."""
         return cls({folder.name: MeasuredRun.read(Run.open(folder)) for folder in run_folders(arena.folder)})
 
     def of(self, trial: Trial) -> MeasuredRun | None:
         return self.by_name.get(trial.folder.name)
 
     def loss(self, trial: Trial) -> float | None:
-        """The validation loss at the end; None for a run that has not ended.
+        """The final validation loss; None for a run that is not done.
 
-        It is infinite for one that diverged or was given up: either way it is not the best.
+        It is infinite for a run that diverged or was abandoned: neither can be the best.
         """
         run = self.of(trial)
         if run is None or run.status not in ("finished", "diverged", "abandoned"):
@@ -248,28 +256,28 @@ class Runs:
 
 
 def bars_of(runs: Sequence[MeasuredRun]) -> tuple[Bar, ...]:
-    """Where a tuning run is given up: if it needs more than twice the steps of the best one so far.
+    """The losses above which a tuning run is abandoned: it needs over twice the steps of the best run.
 
-    After a third, a half and two thirds of the steps its loss must be below what the best finished run had at
-    half as many. A rate that is too high or too low by factors fails this; one that begins slowly and ends
-    low, as a rate does that is a little too high, passes it.
+    After a third, a half and two thirds of the steps, its loss must be below that of the best finished run at
+    half as many steps. A rate that is far too high or too low fails this. A rate that is a little too high,
+    which starts slowly and ends low, passes.
     """
     finished = [run for run in runs if run.status == "finished" and run.curves.get("validation_loss")]
     if not finished:
         return ()
     losses = min((finite(run.curves["validation_loss"]) for run in finished), key=lambda curve: curve[-1][1])
     last = losses[-1][0]
-    looks = {step for share in _LOOKS if (step := _first(losses, share * last)) is not None}
-    return tuple(Bar(step, _at(losses, step / 2)) for step in sorted(looks) if step < last)
+    steps = {step for share in _CHECKS if (step := _first(losses, share * last)) is not None}
+    return tuple(Bar(step, _at(losses, step / 2)) for step in sorted(steps) if step < last)
 
 
 def _first(losses: Sequence[tuple[int, float]], step: float) -> int | None:
-    """The first validation from a step on."""
-    return next((own for own, _ in losses if own >= step), None)
+    """The step of the first validation at or after a step."""
+    return next((validated for validated, _ in losses if validated >= step), None)
 
 
 def _at(losses: Sequence[tuple[int, float]], step: float) -> float:
-    """The loss at a step, on straight lines between validations."""
+    """The loss at a step, interpolated linearly between validations."""
     for (before, higher), (after, lower) in pairwise(losses):
         if before <= step <= after:
             return higher + (lower - higher) * (step - before) / (after - before)

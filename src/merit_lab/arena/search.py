@@ -1,7 +1,7 @@
-"""How a contestant is tuned: one setting after the other, by factors, as far as its budget goes.
+"""Tune a contestant one setting after the other, by factors, within its budget.
 
-The search is a function of the losses that are known. Where it needs others, it ends and says which; called
-again when they are there, it goes the same way and further. So nothing of it has to be kept, and it can be
+The search is a function of the known losses. When it needs others, it stops and returns the missing points.
+Called again with their losses, it repeats the same path and continues. So it has no state to save, and can be
 stopped at any time.
 """
 
@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 
-class Axis(NamedTuple):
-    """A setting, by its dotted name, and the factor between the values that are tried."""
+class SearchAxis(NamedTuple):
+    """A setting by its dotted name, the factor between the values to try, and the largest value."""
 
     field: str
     factor: float
@@ -22,31 +22,31 @@ class Axis(NamedTuple):
 
 
 class Point(NamedTuple):
-    """A value for every axis, in their order."""
+    """A value for each axis, in order."""
 
     values: tuple[float, ...]
 
     def moved(self, place: int, factor: float) -> Point:
-        """The point that is so many times as far along one axis; six digits, as a person would write it."""
+        """Return the point with one value multiplied by a factor, rounded to six digits."""
         value = float(f"{self.values[place] * factor:.6g}")
         return Point((*self.values[:place], value, *self.values[place + 1 :]))
 
 
 Loss = Callable[[Point], float | None]
-"""What a point came to: infinite where its run diverged, None where it has not ended."""
+"""The loss of a point: infinite if its run diverged, None if it is not done."""
 
 
 @dataclass(frozen=True)
 class Search:
-    """How far a search has come."""
+    """The state of a search."""
 
     tried: tuple[Point, ...]
-    """In the order in which it asked for them."""
+    """In the order of the search."""
     best: Point
-    asked: tuple[Point, ...] = ()
-    """What it needs to go on; nothing when it is over."""
+    missing: tuple[Point, ...] = ()
+    """The points whose losses it needs to continue; empty when it is complete."""
     at_edge: tuple[str, ...] = ()
-    """The settings whose best value has no worse one on both sides, for lack of budget."""
+    """The settings whose best value lacks a worse neighbour on one side, because the budget ran out."""
 
 
 class _Missing(Exception):
@@ -54,18 +54,18 @@ class _Missing(Exception):
         self.points = tuple(points)
 
 
-def search(start: Point, axes: Sequence[Axis], loss: Loss, budget: int) -> Search:
-    """Look for the best point with at most so many trials.
+def search(start: Point, axes: Sequence[SearchAxis], loss: Loss, budget: int) -> Search:
+    """Search for the best point with at most ``budget`` trials.
 
-    Along each axis in turn: the value, a factor above and a factor below it, then on in the direction that
-    is better, until the best has a worse neighbour on both sides. The first axis comes first because it
-    matters most; the later ones have what budget it leaves.
+    Along each axis in turn: try the value, one factor above and one below, then continue in the better
+    direction until the best value has a worse neighbour on both sides. Earlier axes matter more; later ones
+    get the budget that is left.
     """
     if budget < 1:
         raise ValueError(f"the budget is {budget}; a contestant needs at least one trial")
     tried: list[Point] = []
 
-    def ask(points: Sequence[Point]) -> None:
+    def require(points: Sequence[Point]) -> None:
         new = [point for point in dict.fromkeys(points) if point not in tried][: budget - len(tried)]
         tried.extend(new)
         if missing := [point for point in new if loss(point) is None]:
@@ -81,21 +81,21 @@ def search(start: Point, axes: Sequence[Axis], loss: Loss, budget: int) -> Searc
         for place, axis in enumerate(axes):
             while True:
                 line = [best, *_neighbours(best, place, axis)]
-                ask(line)
+                require(line)
                 here = [point for point in line if point in tried]
                 lowest = min(here, key=lambda point: (known(point), point.values[place]))
-                # What is no better is left alone, unless nothing is good at all: then lower values may be.
+                # Move only to a lower loss. If all losses are infinite, move to lower values.
                 if lowest == best or known(lowest) == known(best) < math.inf:
                     break
                 best = lowest
             if len(here) < len(line):
                 at_edge.append(axis.field)
     except _Missing as missing:
-        return Search(tuple(tried), best, asked=missing.points)
+        return Search(tuple(tried), best, missing=missing.points)
     return Search(tuple(tried), best, at_edge=tuple(at_edge))
 
 
-def _neighbours(point: Point, place: int, axis: Axis) -> list[Point]:
-    """The next points along an axis, the higher first."""
-    moved = [point.moved(place, axis.factor), point.moved(place, 1 / axis.factor)]
-    return [own for own in moved if own.values[place] <= axis.most]
+def _neighbours(point: Point, place: int, axis: SearchAxis) -> list[Point]:
+    """The next points along an axis, the higher one first."""
+    points = [point.moved(place, axis.factor), point.moved(place, 1 / axis.factor)]
+    return [neighbour for neighbour in points if neighbour.values[place] <= axis.most]

@@ -1,4 +1,4 @@
-"""An arena from its plan to its page."""
+"""Carry out an arena, from its plan to its page."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 from merit_lab.arena.page import make_page
 from merit_lab.arena.plan import Arena
-from merit_lab.study import Conclusion, Round, hold
+from merit_lab.study import Conclusion, Round, run_study
 from merit_lab.study.page import Page
 from merit_lab.train.parallel import Ranks
 
@@ -32,4 +32,4 @@ class Contest:
 def contest(arena: Arena, jobs: int = 1) -> Conclusion | None:
     """Tune and train all contestants, print the standings, and write the page into ``folder``/report."""
     Ranks.join().first(arena.check)
-    return hold(Contest(arena), jobs)
+    return run_study(Contest(arena), jobs)

@@ -1,1 +1,1 @@
-"""How long an optimizer's step takes on this machine, beside the alternatives."""
+"""Benchmarks of an optimizer's step on this machine, compared with the alternatives."""

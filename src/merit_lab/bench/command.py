@@ -18,7 +18,7 @@ Time an optimizer's step on this machine.
 
 
 def main(argv: list[str]) -> int:
-    """Run the benchmark that is named."""
+    """Run the benchmark named first in ``argv``, and return the exit status."""
     if not argv or argv[0] in ("-h", "--help"):
         print(USAGE, end="")
         return 0

@@ -1,4 +1,4 @@
-"""The optimizers that are timed beside each other, on a GPU and on a CPU."""
+"""The optimizers that are timed, on a GPU and on a CPU."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 from torch.optim import Optimizer
 
 from merit_lab.bench.naive import NaiveMERIT
-from merit_lab.bench.shapes import Parameters, Tensors, Weight
+from merit_lab.bench.shapes import Parameters, Tensors, WeightSpec
 from merit_lab.bench.timing import Stepped
 from merit_optim import LAMB, MERIT, SOAP, SOAPMERIT, MaxLAMB, Muon, MuonMERIT, NorMuon
 from merit_optim.optim.directions import Soap
@@ -22,8 +22,8 @@ DION = "pip install git+https://github.com/microsoft/dion.git"
 
 
 @dataclass(frozen=True)
-class Contestant:
-    """An optimizer, how to make it, and what happens before its step."""
+class BenchContestant:
+    """An optimizer to time, and how to time it."""
 
     name: str
     make: Callable[[Parameters], Stepped]
@@ -31,21 +31,21 @@ class Contestant:
     compiled: bool = False
     graph: bool = False
     most_elements: int = 10**12
-    """Larger models are left out: for what takes minutes there."""
+    """Larger models are left out, because the step would take minutes."""
     direction: Literal["adam", "muon", "soap"] = "adam"
-    """Of hidden matrices: without any, Muon and SOAP are left out."""
+    """The direction of hidden matrices; Muon and SOAP are left out for models without any."""
     cycle: int = 1
-    """Steps after which its work repeats itself."""
+    """Number of steps after which the work repeats."""
     missing: str | None = None
-    """Why it cannot be timed here."""
+    """Why it cannot be timed here, or None."""
 
-    def left_out(self, weights: list[Weight]) -> str | None:
-        """Why it is not timed with such a model, or None."""
+    def left_out(self, weights: list[WeightSpec]) -> str | None:
+        """Why it is not timed with this model, or None."""
         if self.missing is not None:
             return self.missing
-        if self.direction != "adam" and all(own.kind != "hidden" for own in weights):
+        if self.direction != "adam" and all(weight.kind != "hidden" for weight in weights):
             return "the model has no hidden matrix"
-        if (total := sum(own.num_elements for own in weights)) > self.most_elements:
+        if (total := sum(weight.num_elements for weight in weights)) > self.most_elements:
             return f"takes minutes with more than {self.most_elements:,} parameters; the model has {total:,}"
         return None
 
@@ -65,37 +65,41 @@ class Together:
             optimizer.step()
 
 
-def on_cuda() -> list[Contestant]:
+def on_cuda() -> list[BenchContestant]:
     adamw, billion = torch.optim.AdamW, 10**9
     return [
-        Contestant("torch AdamW, fused", lambda p: adamw(p.all, fused=True), graph=True),
-        Contestant("MERIT, fused", lambda p: MERIT(p.all, fused=True), graph=True),
-        Contestant("clip_grad_norm_ and torch AdamW, fused", lambda p: adamw(p.all, fused=True), clip=True),
-        Contestant("MERIT, fused, max_grad_norm", lambda p: MERIT(p.all, fused=True, max_grad_norm=1.0)),
-        Contestant("MERIT, fused, nonfinite='skip'", lambda p: MERIT(p.all, fused=True, nonfinite="skip")),
-        Contestant("LAMB, fused", lambda p: LAMB(p.all, fused=True)),
-        Contestant("MaxLAMB, fused", lambda p: MaxLAMB(p.all, fused=True)),
+        BenchContestant("torch AdamW, fused", lambda p: adamw(p.all, fused=True), graph=True),
+        BenchContestant("MERIT, fused", lambda p: MERIT(p.all, fused=True), graph=True),
+        BenchContestant(
+            "clip_grad_norm_ and torch AdamW, fused", lambda p: adamw(p.all, fused=True), clip=True
+        ),
+        BenchContestant("MERIT, fused, max_grad_norm", lambda p: MERIT(p.all, fused=True, max_grad_norm=1.0)),
+        BenchContestant(
+            "MERIT, fused, nonfinite='skip'", lambda p: MERIT(p.all, fused=True, nonfinite="skip")
+        ),
+        BenchContestant("LAMB, fused", lambda p: LAMB(p.all, fused=True)),
+        BenchContestant("MaxLAMB, fused", lambda p: MaxLAMB(p.all, fused=True)),
         *muon_family(partial(adamw, fused=True), use_triton=True, graph=True),
         *soap_family(most_elements=billion // 2),
-        Contestant("torch AdamW, foreach", lambda p: adamw(p.all, foreach=True), most_elements=billion),
-        Contestant("MERIT, foreach", lambda p: MERIT(p.all, foreach=True), most_elements=billion),
-        Contestant("naive MERIT", lambda p: NaiveMERIT(p.all), most_elements=billion),
+        BenchContestant("torch AdamW, foreach", lambda p: adamw(p.all, foreach=True), most_elements=billion),
+        BenchContestant("MERIT, foreach", lambda p: MERIT(p.all, foreach=True), most_elements=billion),
+        BenchContestant("naive MERIT", lambda p: NaiveMERIT(p.all), most_elements=billion),
         *others(),
-        Contestant(
+        BenchContestant(
             "MERIT, compiled", lambda p: MERIT(p.all, capturable=True), compiled=True, most_elements=2 * 10**8
         ),
     ]
 
 
-def on_cpu() -> list[Contestant]:
+def on_cpu() -> list[BenchContestant]:
     adamw, most = torch.optim.AdamW, 10**7
     return [
-        Contestant("torch AdamW, foreach", lambda p: adamw(p.all, foreach=True)),
-        Contestant("torch AdamW, fused", lambda p: adamw(p.all, fused=True)),
-        Contestant("MERIT", lambda p: MERIT(p.all)),
-        Contestant("LAMB", lambda p: LAMB(p.all)),
-        Contestant("MaxLAMB", lambda p: MaxLAMB(p.all)),
-        Contestant("naive MERIT", lambda p: NaiveMERIT(p.all)),
+        BenchContestant("torch AdamW, foreach", lambda p: adamw(p.all, foreach=True)),
+        BenchContestant("torch AdamW, fused", lambda p: adamw(p.all, fused=True)),
+        BenchContestant("MERIT", lambda p: MERIT(p.all)),
+        BenchContestant("LAMB", lambda p: LAMB(p.all)),
+        BenchContestant("MaxLAMB", lambda p: MaxLAMB(p.all)),
+        BenchContestant("naive MERIT", lambda p: NaiveMERIT(p.all)),
         *muon_family(partial(adamw, foreach=True), use_triton=False, graph=False, most_elements=most),
         *soap_family(most_elements=most),
         *others(),
@@ -104,49 +108,52 @@ def on_cpu() -> list[Contestant]:
 
 def muon_family(
     adamw: Callable[[Tensors], Optimizer], *, use_triton: bool, graph: bool, most_elements: int = 10**12
-) -> list[Contestant]:
-    """Torch's Muon with AdamW beside it, dion's, and this package's with the fastest engine there is."""
+) -> list[BenchContestant]:
+    """torch's Muon with AdamW for the rest, dion's, and this package's with the fastest available engine."""
 
-    def own(name: str, make: Callable[[Parameters], Stepped], **options: Any) -> Contestant:
-        return Contestant(name, make, direction="muon", most_elements=most_elements, **options)
+    def contestant(name: str, make: Callable[[Parameters], Stepped], **options: Any) -> BenchContestant:
+        return BenchContestant(name, make, direction="muon", most_elements=most_elements, **options)
 
     return [
-        own("torch Muon + AdamW", lambda p: Together(torch.optim.Muon(p.hidden), adamw(p.rest))),
-        own(
+        contestant("torch Muon + AdamW", lambda p: Together(torch.optim.Muon(p.hidden), adamw(p.rest))),
+        contestant(
             "dion Muon + AdamW",
             partial(dion_muon, use_triton=use_triton),
             missing=None if find_spec("dion") else f"the package dion is not installed; {DION}",
         ),
-        own("Muon", lambda p: Muon(p.groups), graph=graph),
-        own("NorMuon", lambda p: NorMuon(p.groups), graph=graph),
-        own("MuonMERIT", lambda p: MuonMERIT(p.groups), graph=graph),
+        contestant("Muon", lambda p: Muon(p.groups), graph=graph),
+        contestant("NorMuon", lambda p: NorMuon(p.groups), graph=graph),
+        contestant("MuonMERIT", lambda p: MuonMERIT(p.groups), graph=graph),
     ]
 
 
 def dion_muon(params: Parameters, *, use_triton: bool) -> Stepped:
-    """dion's Muon as its README builds it: one optimizer with AdamW for the rest, and no mesh on one device.
+    """dion's Muon as in its README: one optimizer with AdamW for the rest, and no mesh on one device.
 
-    Its defaults else, which spare it Nesterov's look ahead.
+    Other options have their defaults, which leave out Nesterov momentum.
     """
     groups = [{"params": params.hidden}, {"params": params.rest, "algorithm": "adamw"}]
-    made: Stepped = import_module("dion").Muon(groups, use_triton=use_triton)
-    return made
+    optimizer: Stepped = import_module("dion").Muon(groups, use_triton=use_triton)
+    return optimizer
 
 
-def soap_family(*, most_elements: int) -> list[Contestant]:
-    """SOAP improves each basis once in a cycle, so that the steps of a cycle differ."""
+def soap_family(*, most_elements: int) -> list[BenchContestant]:
+    """SOAP and SOAPMERIT, whose steps differ within a cycle because each basis is improved once in it."""
 
-    def own(name: str, make: Callable[[Parameters], Stepped]) -> Contestant:
+    def contestant(name: str, make: Callable[[Parameters], Stepped]) -> BenchContestant:
         cycle = Soap().precondition_frequency
-        return Contestant(name, make, direction="soap", cycle=cycle, most_elements=most_elements)
+        return BenchContestant(name, make, direction="soap", cycle=cycle, most_elements=most_elements)
 
-    return [own("SOAP", lambda p: SOAP(p.groups)), own("SOAPMERIT", lambda p: SOAPMERIT(p.groups))]
+    return [
+        contestant("SOAP", lambda p: SOAP(p.groups)),
+        contestant("SOAPMERIT", lambda p: SOAPMERIT(p.groups)),
+    ]
 
 
-def others() -> list[Contestant]:
-    """Another library's LAMB, where it is installed."""
+def others() -> list[BenchContestant]:
+    """The LAMB of pytorch_optimizer, if it is installed."""
     if find_spec("pytorch_optimizer") is None:
         return []
     from pytorch_optimizer import Lamb
 
-    return [Contestant("pytorch_optimizer Lamb", lambda p: Lamb(p.all), most_elements=10**9)]
+    return [BenchContestant("pytorch_optimizer Lamb", lambda p: Lamb(p.all), most_elements=10**9)]

@@ -1,29 +1,30 @@
-"""What a step cannot take less than: bytes that must be moved, and products that must be formed.
+"""Lower bounds on the time of a step: bytes that must be moved, and products that must be computed.
 
     bytes     weights and state are read and written once, gradients read once; all are float32
     products  for Muon, Newton-Schulz: each pass over an m x n matrix with m <= n has X X' and B X, with
               2 m^2 n operations each, and A A, with 2 m^3. Whole products are counted, though A and B are
               symmetric and half of each would do.
 
-The time is that of the bytes at the speed of a copy, and that of the products at the speed of a large one.
+The bound is the time of the bytes at the speed of a copy, plus that of the products at the speed of a
+large one.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from merit_lab.bench.shapes import Shape, Weight
+from merit_lab.bench.shapes import Shape, WeightSpec
 from merit_optim.optim.directions import Muon
 
-ADAM_BYTES = 28  # of an element: w, m and v read and written, g read
-TWO_PASS_BYTES = 40  # w, m and v are read once more, for rows and columns must be measured first
+ADAM_BYTES = 28  # per element: w, m and v read and written, g read
+TWO_PASS_BYTES = 40  # w, m and v are read twice: the norms of rows and columns come first
 MUON_BYTES = 20  # w and the momentum read and written, g read
 NUM_PASSES = Muon().ns_steps
 
 
 @dataclass(frozen=True)
 class Floor:
-    """Bytes and operations of a step."""
+    """The bytes and operations that a step needs at least."""
 
     what: str
     num_bytes: int
@@ -34,22 +35,22 @@ class Floor:
 
 
 def newton_schulz_flops(shape: Shape, num_passes: int = NUM_PASSES) -> int:
-    """Operations of the passes over one matrix."""
+    """Operations of Newton-Schulz on one matrix."""
     rows, columns = shape
     return Muon(ns_steps=num_passes).num_operations(rows, columns)
 
 
-def floors_of(weights: list[Weight]) -> list[Floor]:
-    """The floors of a model's step: AdamW's, MERIT's, and Muon's where there are hidden matrices."""
-    total = sum(own.num_elements for own in weights)
-    hidden = [own for own in weights if own.kind == "hidden"]
+def floors_of(weights: list[WeightSpec]) -> list[Floor]:
+    """The floors of a model's step: AdamW's, MERIT's, and Muon's if it has hidden matrices."""
+    total = sum(weight.num_elements for weight in weights)
+    hidden = [weight for weight in weights if weight.kind == "hidden"]
     floors = [
         Floor("28 bytes: AdamW's traffic", ADAM_BYTES * total),
         Floor("40 bytes: MERIT's in two passes", TWO_PASS_BYTES * total),
     ]
     if hidden:
-        num_hidden = sum(own.num_elements for own in hidden)
+        num_hidden = sum(weight.num_elements for weight in hidden)
         num_bytes = MUON_BYTES * num_hidden + ADAM_BYTES * (total - num_hidden)
-        num_flops = sum(newton_schulz_flops(own.shape) for own in hidden)
+        num_flops = sum(newton_schulz_flops(weight.shape) for weight in hidden)
         floors.append(Floor("Muon's traffic and products", num_bytes, num_flops))
     return floors

@@ -1,9 +1,9 @@
-"""How the cost of a step grows: with the size of the model, and with the number of tensors it is cut into.
+"""How the cost of a step grows with the size of the model and with its number of tensors.
 
     merit bench growth [--device cuda] [--output results.json]
 
-Square weights of 1024 x 1024 for the first; a fixed total cut into ever smaller squares for the second.
-MERIT beside torch's AdamW in one process: on a GPU both fused, with the time on the device and on the host.
+The first uses weights of 1024 x 1024; the second a fixed total, divided into smaller and smaller squares.
+MERIT and torch's AdamW are timed in one process: on a GPU both fused, with device and host times.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from typing import Any
 
 import torch
 
-from merit_lab.bench.contestants import Contestant
+from merit_lab.bench.contestants import BenchContestant
 from merit_lab.bench.options import add_options
-from merit_lab.bench.shapes import Parameters, Shape, Weight, num_elements
+from merit_lab.bench.shapes import Parameters, Shape, WeightSpec, num_elements
 from merit_lab.bench.step import environment, measure
 from merit_optim import MERIT
 
@@ -30,13 +30,13 @@ FIXED_TOTAL = 2**26  # on a CPU a quarter of it
 
 
 def by_size(device: torch.device) -> dict[str, list[Shape]]:
-    """1M to 7B parameters in weights of one size."""
+    """1M to 7B parameters in weights of the same size."""
     most = MILLIONS[-1] if device.type == "cuda" else 64
     return {f"{n}M parameters": [(SIDE, SIDE)] * n for n in MILLIONS if n <= most}
 
 
 def by_number(device: torch.device) -> dict[str, list[Shape]]:
-    """The same parameters as one tensor, and as thousands."""
+    """The same number of parameters in one tensor up to thousands."""
     total = FIXED_TOTAL if device.type == "cuda" else FIXED_TOTAL // 4
     return {f"{n} tensors": [(math.isqrt(total // n),) * 2] * n for n in TENSORS}
 
@@ -45,18 +45,18 @@ def main(argv: list[str]) -> None:
     parser = argparse.ArgumentParser(
         prog="merit bench growth", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    add_options(parser, seconds=0.5, what="measurement")
+    add_options(parser, seconds=0.5, unit="measurement")
     args = parser.parse_args(argv)
     device: torch.device = args.device
     fused = device.type == "cuda"
     contestants = [
-        Contestant("torch AdamW", lambda p: torch.optim.AdamW(p.all, fused=fused, foreach=not fused)),
-        Contestant("MERIT", lambda p: MERIT(p.all)),
+        BenchContestant("torch AdamW", lambda p: torch.optim.AdamW(p.all, fused=fused, foreach=not fused)),
+        BenchContestant("MERIT", lambda p: MERIT(p.all)),
     ]
     record: dict[str, Any] = {"environment": environment(device), "results": []}
     print(f"{'':20} {'AdamW':>10} {'MERIT':>10} {'ratio':>6} {'bytes/s':>10}    host: AdamW, MERIT, ms")
     for name, shapes in (by_size(device) | by_number(device)).items():
-        params = Parameters.of([Weight(shape, "hidden") for shape in shapes], device)
+        params = Parameters.of([WeightSpec(shape, "hidden") for shape in shapes], device)
         adamw, merit = (measure(contestant, params, name, args.seconds) for contestant in contestants)
         for result in (adamw, merit):
             sizes = {"num_elements": num_elements(shapes), "num_tensors": len(shapes)}

@@ -1,6 +1,6 @@
-"""MERIT as one would first write it: the paper's algorithm, tensor by tensor, one operation a line.
+"""A naive MERIT: the paper's algorithm tensor by tensor, one operation at a time.
 
-What an optimizer without engines costs; not for training.
+It shows the cost of an optimizer without engines, and is not meant for training.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from torch.optim.optimizer import ParamsT
 
 
 class NaiveMERIT(Optimizer):
-    """A plain transcription, with the definition's defaults."""
+    """A direct transcription of the definition, with its defaults."""
 
     def __init__(self, params: ParamsT, lr: float = 9e-3, weight_decay: float = 0.1) -> None:
         super().__init__(params, {"lr": lr, "weight_decay": weight_decay, "betas": (0.9, 0.95), "eps": 1e-6})

@@ -1,4 +1,4 @@
-"""Newton-Schulz by itself: all hidden matrices of a model, without the rest of a step."""
+"""The time of Newton-Schulz for all hidden matrices of a model, without the rest of a step."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _MUON = Muon()
 
 
 def orthogonaliser(stack_NRC: Tensor) -> Callable[[Tensor], object]:
-    """What a step orthogonalises such a stack of matrices with."""
+    """Return the function with which a step orthogonalises such a stack of matrices."""
     if stack_NRC.device.type != "cuda" or fused_unavailable():
         return one_by_one
     from merit_optim.optim.engines.fused.engine import MAX_HELD
@@ -37,7 +37,7 @@ def orthogonaliser(stack_NRC: Tensor) -> Callable[[Tensor], object]:
 
 
 def one_by_one(stack_NRC: Tensor) -> None:
-    """As the eager engine does: each polar factor is let go before the next is found."""
+    """As in the eager engine: each polar factor is freed before the next is computed."""
     products = getattr(torch, _MUON.ns_dtype)
     for matrix_1RC in stack_NRC.split(1):
         polar(matrix_1RC, _MUON.coefficients, _MUON.ns_steps, products, _MUON.eps)
@@ -45,7 +45,7 @@ def one_by_one(stack_NRC: Tensor) -> None:
 
 @dataclass(frozen=True)
 class NewtonSchulz:
-    """How long it takes, and how fast its products are."""
+    """The time of Newton-Schulz, and the rate of its products."""
 
     model: str
     num_matrices: int
@@ -53,19 +53,19 @@ class NewtonSchulz:
     median_ms: float
     tflop_s: float
     share: float
-    """Of the speed of a large product."""
+    """``tflop_s`` relative to a large product."""
 
 
 def measure_newton_schulz(
     params: Parameters, model: str, seconds: float, matrix_tflop_s: float
 ) -> NewtonSchulz:
-    """Time Newton-Schulz for the hidden matrices of a model, in the dtype in which a step has them."""
-    alike: dict[torch.Size, Tensors] = {}
-    for own in params.hidden:
-        assert own.grad is not None
-        alike.setdefault(own.shape, []).append(own.grad.to(getattr(torch, _MUON.ns_dtype)))
-    stacks = [torch.stack(matrices) for matrices in alike.values()]
-    # A step overwrites what it orthogonalises, and what is left there may be faster to multiply.
+    """Time Newton-Schulz for the hidden matrices of a model, in the dtype that a step uses."""
+    by_shape: dict[torch.Size, Tensors] = {}
+    for param in params.hidden:
+        assert param.grad is not None
+        by_shape.setdefault(param.shape, []).append(param.grad.to(getattr(torch, _MUON.ns_dtype)))
+    stacks = [torch.stack(matrices) for matrices in by_shape.values()]
+    # A step overwrites its input, and the result may be faster to multiply.
     copies = list(map(torch.empty_like, stacks))
     calls = [(orthogonaliser(copy), copy) for copy in copies]
 

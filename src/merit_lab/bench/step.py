@@ -1,17 +1,18 @@
-"""How long an optimizer step takes, and how much memory it needs, beside the alternatives.
+"""Time and memory of an optimizer step, compared with the alternatives.
 
     merit bench step [--models gpt2-small ...] [--device cuda] [--output results.json]
 
-Gradients and weights are random, of GPT-2's and Llama's shapes, in float32. Each contestant is timed in
-turn, in one process, so that ratios are of one machine in one state: medians, with the spread beside
-them. On a GPU ``ms`` is the time between events around a step when the queue is full, ``host`` what
-the call costs the CPU, ``graph`` the time of a CUDA graph's replay. On a CPU ``ms`` is wall-clock time.
+Gradients and weights are random, with the shapes of GPT-2 and Llama, in float32. Contestants are timed one
+after the other in one process, so that all ratios come from one machine in one state. Times are medians, with
+the spread beside them. On a GPU ``ms`` is the time between events around a step when the queue is full,
+``host`` the CPU time of the call, ``graph`` the time of a CUDA graph's replay. On a CPU ``ms`` is wall-clock
+time.
 
-``worst`` is the 95th percentile of the steps: about what a step costs that comes once in ten, and of fewer
-than twenty steps the slowest. SOAP improves its bases in cycles of ten steps, and whole cycles are timed.
-Muon and SOAP treat hidden matrices by themselves and have AdamW for the rest. A floor is the time of the
-bytes that must be moved at the speed of a copy, and of Newton-Schulz's products at the speed of a large
-product in bfloat16, both measured first. Below it is Newton-Schulz by itself.
+``worst`` is the 95th percentile of the steps, or the slowest of fewer than twenty: about the cost of a step
+that occurs once in ten. SOAP improves its bases in cycles of ten steps, and whole cycles are timed. Muon and
+SOAP apply to hidden matrices, with AdamW for the rest. A floor is the time to move the necessary bytes at the
+speed of a copy, and to compute the products of Newton-Schulz at the speed of a large product in bfloat16;
+both speeds are measured first. Below the floors is the time of Newton-Schulz alone.
 """
 
 from __future__ import annotations
@@ -31,17 +32,17 @@ from torch.nn.utils import clip_grad_norm_
 
 import merit_optim
 from merit_lab.bench import timing
-from merit_lab.bench.contestants import Contestant, on_cpu, on_cuda
+from merit_lab.bench.contestants import BenchContestant, on_cpu, on_cuda
 from merit_lab.bench.floor import floors_of
 from merit_lab.bench.newton_schulz import NewtonSchulz, measure_newton_schulz
 from merit_lab.bench.options import add_options, count
-from merit_lab.bench.shapes import WEIGHTS, Parameters, Weight
+from merit_lab.bench.shapes import WEIGHTS, Parameters, WeightSpec
 from merit_optim.optim.engines import eager
 
 
 @dataclass
-class Result:
-    """Milliseconds, and the temporary memory of a step in MiB."""
+class StepTiming:
+    """The times of a contestant's step in milliseconds, and its temporary memory in MiB."""
 
     model: str
     contestant: str
@@ -57,8 +58,8 @@ class Result:
     """Why the step could not be captured."""
 
 
-def measure(contestant: Contestant, params: Parameters, model: str, seconds: float) -> Result:
-    """Time one contestant until the seconds are up, at least five steps and three of its cycles."""
+def measure(contestant: BenchContestant, params: Parameters, model: str, seconds: float) -> StepTiming:
+    """Time one contestant for ``seconds``, at least five steps and three of its cycles."""
     device = params.all[0].device
     optimizer = contestant.make(params)
     step: Callable[[], object] = torch.compile(optimizer.step) if contestant.compiled else optimizer.step
@@ -71,7 +72,7 @@ def measure(contestant: Contestant, params: Parameters, model: str, seconds: flo
     for _ in range(3):
         run()
     times = timing.step_times(run, seconds, device, contestant.cycle)
-    result = Result(
+    result = StepTiming(
         model,
         contestant.name,
         median_ms=timing.median(times),
@@ -90,8 +91,8 @@ def measure(contestant: Contestant, params: Parameters, model: str, seconds: flo
         if contestant.graph:
             try:
                 result.graph_ms = timing.graph_time(optimizer, seconds, device)
-            except RuntimeError as error:  # the other times are good all the same
-                result.graph_refused = _in_words(error)
+            except RuntimeError as error:  # the other times are still valid
+                result.graph_refused = _first_line(error)
     else:
         result.temporary_mib = timing.peak_growth(run)
     return result
@@ -120,8 +121,8 @@ def show_head(model: str, total: int) -> None:
     )
 
 
-def show(r: Result, baseline: float) -> None:
-    """One contestant's row, with its ratio to the first one's milliseconds."""
+def show(r: StepTiming, baseline: float) -> None:
+    """Print the row of a contestant, with its ratio to the time of the first one."""
     spread = f"{r.fastest_ms:.3f}..{r.slowest_ms:.3f}"
     host, graph = (f"{x:.3f}" if x is not None else "" for x in (r.host_ms, r.graph_ms))
     graph = "refused" if r.graph_refused else graph
@@ -132,14 +133,14 @@ def show(r: Result, baseline: float) -> None:
 
 def show_floors(floors: list[dict[str, Any]], baseline: float) -> None:
     for floor in floors:
-        what, least = f"floor, {floor['what']}", floor["ms"]
-        print(f"  {what:40} {least:9.3f} {least / baseline:6.2f}", flush=True)
+        name, least = f"floor, {floor['what']}", floor["ms"]
+        print(f"  {name:40} {least:9.3f} {least / baseline:6.2f}", flush=True)
 
 
-def show_newton_schulz(found: NewtonSchulz) -> None:
+def show_newton_schulz(measured: NewtonSchulz) -> None:
     print(
-        f"  {f'newton-schulz alone, {found.num_matrices} matrices':40} {found.median_ms:9.3f} ms, "
-        f"{found.tflop_s:.3g} TFLOP/s, {found.share:.0%} of a large product's",
+        f"  {f'newton-schulz alone, {measured.num_matrices} matrices':40} {measured.median_ms:9.3f} ms, "
+        f"{measured.tflop_s:.3g} TFLOP/s, {measured.share:.0%} of a large product's",
         flush=True,
     )
 
@@ -156,52 +157,54 @@ def main(argv: list[str]) -> None:
         metavar="MODEL",
         help=f"of {', '.join(WEIGHTS)} (gpt2-small); tiny is not the tiny of `merit train`",
     )
-    parser.add_argument("--only", help="contestants whose name holds this")
-    parser.add_argument("--without", help="all but those")
+    parser.add_argument("--only", help="time only contestants whose name contains this")
+    parser.add_argument("--without", help="leave out contestants whose name contains this")
     parser.add_argument("--piece", type=count, help="elements in a block of the eager engine on a CPU")
-    add_options(parser, seconds=2.0, what="contestant")
+    add_options(parser, seconds=2.0, unit="contestant")
     args = parser.parse_args(argv)
 
     if args.piece:
         eager.PIECE_ELEMENTS_CPU = args.piece
     device: torch.device = args.device
     contestants = on_cuda() if device.type == "cuda" else on_cpu()
-    chosen = [own for own in contestants if _is_chosen(own.name, args.only, args.without)]
+    chosen = [
+        contestant for contestant in contestants if _is_chosen(contestant.name, args.only, args.without)
+    ]
     if not chosen:
-        names = "; ".join(own.name for own in contestants)
-        parser.error(f"--only and --without leave no contestant; there are {names}")
+        names = "; ".join(contestant.name for contestant in contestants)
+        parser.error(f"--only and --without leave no contestant; choose from: {names}")
     record: dict[str, Any] = {"environment": environment(device)}
     record |= {section: [] for section in ("results", "left_out", "floors", "newton_schulz")}
-    found = record["environment"]
-    speeds = f"copy {found['copy_tb_s']:.3f} TB/s, bfloat16 product {found['matrix_tflop_s']:.3f} TFLOP/s"
-    print(f"{found['device']}, torch {torch.__version__}, {speeds}", flush=True)
+    machine = record["environment"]
+    speeds = f"copy {machine['copy_tb_s']:.3f} TB/s, bfloat16 product {machine['matrix_tflop_s']:.3f} TFLOP/s"
+    print(f"{machine['device']}, torch {torch.__version__}, {speeds}", flush=True)
     for model in args.models:
         _time_model(model, WEIGHTS[model], chosen, record, args)
 
 
 def _time_model(
     model: str,
-    weights: list[Weight],
-    contestants: list[Contestant],
+    weights: list[WeightSpec],
+    contestants: list[BenchContestant],
     record: dict[str, Any],
     args: argparse.Namespace,
 ) -> None:
-    """Time the contestants with one model, show what was found and add it to the record."""
+    """Time the contestants with one model, print the results and add them to the record."""
     device: torch.device = args.device
     copy_tb_s, matrix_tflop_s = (record["environment"][rate] for rate in ("copy_tb_s", "matrix_tflop_s"))
-    total = sum(own.num_elements for own in weights)
-    left_out = {own.name: reason for own in contestants if (reason := own.left_out(weights)) is not None}
-    fitting = [own for own in contestants if own.name not in left_out]
+    total = sum(weight.num_elements for weight in weights)
+    left_out = {one.name: reason for one in contestants if (reason := one.left_out(weights)) is not None}
+    fitting = [contestant for contestant in contestants if contestant.name not in left_out]
     params = Parameters.of(weights if fitting else [], device)
-    results: list[Result] = []
+    results: list[StepTiming] = []
     if fitting:
         show_head(model, total)
     for place, contestant in enumerate(fitting, start=1):
         with _saying(f"  {contestant.name} ({place} of {len(fitting)}) ..."):
             try:
                 results.append(measure(contestant, params, model, args.seconds))
-            except Exception as error:  # too little memory, or another's library: the others are timed anyway
-                left_out[contestant.name] = _in_words(error)
+            except Exception as error:  # out of memory, or in another library: time the others anyway
+                left_out[contestant.name] = _first_line(error)
         if contestant.name not in left_out:
             show(results[-1], results[0].median_ms)
             record["results"].append(asdict(results[-1]) | {"num_elements": total})
@@ -220,11 +223,11 @@ def _time_model(
         record["floors"] += floors
         show_floors(floors, results[0].median_ms)
     else:
-        print(f"\n{model}: none of the contestants chosen could be timed")
-    if any(own.direction == "muon" for own in fitting):
-        found = measure_newton_schulz(params, model, args.seconds, matrix_tflop_s)
-        record["newton_schulz"].append(asdict(found))
-        show_newton_schulz(found)
+        print(f"\n{model}: none of the chosen contestants could be timed")
+    if any(contestant.direction == "muon" for contestant in fitting):
+        newton_schulz = measure_newton_schulz(params, model, args.seconds, matrix_tflop_s)
+        record["newton_schulz"].append(asdict(newton_schulz))
+        show_newton_schulz(newton_schulz)
     for reason in dict.fromkeys(left_out.values()):
         names = [name for name in left_out if left_out[name] == reason]
         print(f"  left out, {reason}: {'; '.join(names)}", flush=True)
@@ -233,7 +236,7 @@ def _time_model(
 
 @contextlib.contextmanager
 def _saying(text: str) -> Iterator[None]:
-    """Show a line in a terminal for as long as something takes; to compile one takes a minute."""
+    """Show a line in a terminal while something runs; compilation may take a minute."""
     if sys.stdout.isatty():
         print(text, end="", flush=True)
     try:
@@ -243,8 +246,8 @@ def _saying(text: str) -> Iterator[None]:
             print("\r\033[K", end="", flush=True)
 
 
-def _in_words(error: Exception) -> str:
-    """The kind of an error and the first line of what it says."""
+def _first_line(error: Exception) -> str:
+    """The type of an error and the first line of its message."""
     return f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
 
 

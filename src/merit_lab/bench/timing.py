@@ -1,4 +1,4 @@
-"""How long a call takes, how much memory it needs, and how fast this machine copies and multiplies."""
+"""Time and memory of a call, and the speed of copies and matrix products on this machine."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ import torch
 FEWEST_STEPS = 5
 FEWEST_CYCLES = 3
 MOST_ON_DEVICE = 50
-# So many steps the host is ahead of the device at most. Enough that the queue never runs empty, which would
-# put the host's time into the device's; few enough that the seconds given are kept.
+# Maximum number of steps by which the host is ahead of the device. Enough that the queue never runs empty,
+# which would add the host's time to the device's; few enough to respect the given seconds.
 STEPS_AHEAD = 5
 
 
 class Stepped(Protocol):
-    """What is timed: an optimizer, or several as one."""
+    """An optimizer, or several that step as one."""
 
     @property
     def param_groups(self) -> list[dict[str, Any]]: ...
@@ -27,7 +27,7 @@ class Stepped(Protocol):
 
 
 def _nothing() -> None:
-    """There is nothing to prepare."""
+    """Prepare nothing."""
 
 
 def step_times(
@@ -39,28 +39,28 @@ def step_times(
 ) -> list[float]:
     """Milliseconds of each call, from the fastest to the slowest.
 
-    Calls go on until the seconds are up, at least five of them. Work that repeats itself every ``cycle``
-    calls is timed for whole cycles, at least three. What ``prepare`` does before each call is not timed.
+    Calls repeat until the seconds are over, at least five times. Work that repeats every ``cycle`` calls is
+    timed for whole cycles, at least three. ``prepare`` runs before each call and is not timed.
     """
     timed = _device_times if device.type == "cuda" else _wall_times
     return sorted(timed(run, seconds, cycle, prepare))
 
 
 def median(times: list[float]) -> float:
-    """The middle one of times in order."""
+    """The median of sorted times."""
     return times[len(times) // 2]
 
 
 def worst(times: list[float]) -> float:
-    """The 95th percentile of times in order: one in twenty may be the machine's own doing.
+    """The 95th percentile of sorted times, or the slowest of fewer than twenty.
 
-    The slowest of fewer than twenty. What one step of ten does is above the 90th, so that this is about its
-    median: what the dearest step of SOAP's cycle costs, not the unluckiest one.
+    Up to one step in twenty may be slow because of the machine. A step that occurs once in ten is above the
+    90th percentile, so this is about its median: the cost of the most expensive step in SOAP's cycle.
     """
     return times[-(-95 * len(times) // 100) - 1]
 
 
-def _goes_on(num_done: int, cycle: int, begun: float, seconds: float) -> bool:
+def _continues(num_done: int, cycle: int, begun: float, seconds: float) -> bool:
     if num_done < max(FEWEST_STEPS, FEWEST_CYCLES * cycle) or num_done % cycle:
         return True
     return time.monotonic() - begun < seconds
@@ -70,10 +70,10 @@ def _device_times(
     run: Callable[[], object], seconds: float, cycle: int, prepare: Callable[[], object]
 ) -> list[float]:
     prepare()
-    run()  # so that the first one timed finds the queue as full as the others do
+    run()  # so that the queue is as full for the first timed call as for the others
     begun = time.monotonic()
     events: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
-    while _goes_on(len(events), cycle, begun, seconds if len(events) < MOST_ON_DEVICE else 0.0):
+    while _continues(len(events), cycle, begun, seconds if len(events) < MOST_ON_DEVICE else 0.0):
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         prepare()
         begin.record()
@@ -91,7 +91,7 @@ def _wall_times(
 ) -> list[float]:
     begun = time.monotonic()
     times: list[float] = []
-    while _goes_on(len(times), cycle, begun, seconds):
+    while _continues(len(times), cycle, begun, seconds):
         prepare()
         start = time.perf_counter()
         run()
@@ -100,7 +100,7 @@ def _wall_times(
 
 
 def host_time(run: Callable[[], object], repeats: int = 20) -> float:
-    """What a call costs the CPU: the queue is empty at the start and short enough never to be full."""
+    """CPU milliseconds of a call: the queue is empty before each, so that the host never waits for it."""
     torch.cuda.synchronize()
     times = []
     for _ in range(repeats):
@@ -112,7 +112,7 @@ def host_time(run: Callable[[], object], repeats: int = 20) -> float:
 
 
 def graph_time(optimizer: Stepped, seconds: float, device: torch.device) -> float:
-    """The time of a replay."""
+    """Median milliseconds of a CUDA graph's replay."""
     for group in optimizer.param_groups:
         group["capturable"] = True
     stream = torch.cuda.Stream()
@@ -128,9 +128,9 @@ def graph_time(optimizer: Stepped, seconds: float, device: torch.device) -> floa
 
 
 def peak_growth(run: Callable[[], object]) -> float | None:
-    """How far a step raises the process's memory, in MiB; None where Linux does not tell."""
+    """Increase of the process's peak memory by a call, in MiB; None if Linux does not report it."""
     try:
-        Path("/proc/self/clear_refs").write_text("5")  # begin the high-water mark anew
+        Path("/proc/self/clear_refs").write_text("5")  # reset the high-water mark
         before = _memory("VmRSS")
         run()
         return max(0.0, _memory("VmHWM") - before)
@@ -144,7 +144,7 @@ def _memory(field: str) -> float:
 
 
 def copy_bandwidth(device: torch.device) -> float:
-    """Bytes read and written a second, in TB/s, of a large copy."""
+    """Bytes read and written per second by a large copy, in TB/s."""
     source = torch.randn(2**28 if device.type == "cuda" else 2**25, device=device)
     target = torch.empty_like(source)
     times = step_times(lambda: target.copy_(source), 0.5, device)
@@ -152,7 +152,7 @@ def copy_bandwidth(device: torch.device) -> float:
 
 
 def matrix_rate(device: torch.device) -> float:
-    """TFLOP/s of a large product in bfloat16, of random numbers: zeros take less power and run faster."""
+    """TFLOP/s of a large bfloat16 product of random numbers; zeros would take less power and run faster."""
     side = 8192 if device.type == "cuda" else 1024
     factor = torch.randn(side, side, device=device).bfloat16()
     product = torch.empty_like(factor)

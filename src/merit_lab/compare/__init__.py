@@ -1,4 +1,4 @@
-"""Several optimizers and seeds with one configuration: run, tabulated and reported."""
+"""Train one configuration with several optimizers and seeds, and report."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from typing import Annotated
 import tyro
 
 from merit_lab.compare.plan import parse_learning_rates
-from merit_lab.study.command import exit_status, parse, tell
+from merit_lab.study.command import exit_status, parse, print_conclusion
 from merit_lab.train import TrainConfig
 
 _SUMMARY = "Train one model with several optimizers and seeds, and report."
@@ -20,31 +20,31 @@ _SUMMARY = "Train one model with several optimizers and seeds, and report."
 class Arguments:
     """Train one model with several optimizers and seeds, and report.
 
-    Each run is a directory OUT/OPTIMIZER-lrRATE-seedSEED, the report is OUT/report. A call that was stopped
-    is repeated to go on: finished runs are not trained again.
+    Each run is a directory OUT/OPTIMIZER-lrRATE-seedSEED, the report is OUT/report. To continue after
+    an interruption, run the same command again: finished runs are not repeated.
     """
 
     config: Annotated[TrainConfig, tyro.conf.arg(name="")]
     optimizers: tuple[str, ...] = ("adamw", "lamb", "merit")
     """The optimizers, in order."""
     seeds: tuple[int, ...] = (0,)
-    """Seeds of the first weights and of the order of the data."""
+    """Seeds of the initial weights and of the data order."""
     lr: tuple[str, ...] = ()
-    """Peak learning rates as OPTIMIZER=RATE; several for one optimizer are all tried. Else the paper's."""
+    """Peak learning rates as OPTIMIZER=RATE, one or more per optimizer. Default: the paper's."""
     jobs: int = 1
-    """Runs at the same time: on one GPU several of a small model, on a CPU as many as it has cores."""
+    """Runs at the same time: several of a small model on one GPU, up to the number of cores on a CPU."""
     out: Path | None = None
     """Folder of the comparison. None: runs/compare-MODEL."""
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run the command and return its exit status: 128 + n after signal n, as shells have it."""
+    """Run the command and return its exit status: 128 + n after signal n, as in shells."""
 
     def work() -> None:
         arguments, folder = parse(
-            Arguments, argv, command="compare", summary=_SUMMARY, what="a comparison", lr="--lr merit=9e-3"
+            Arguments, argv, command="compare", summary=_SUMMARY, study="a comparison", lr="--lr merit=9e-3"
         )
-        from merit_lab.compare.work import compare  # with torch, which help does without
+        from merit_lab.compare.work import compare  # imports torch, which --help does not need
 
         conclusion = compare(
             arguments.config,
@@ -54,6 +54,6 @@ def main(argv: Sequence[str]) -> int:
             learning_rates=parse_learning_rates(arguments.lr),
             jobs=arguments.jobs,
         )
-        tell("merit compare", conclusion)
+        print_conclusion("merit compare", conclusion)
 
     return exit_status("merit compare", work)

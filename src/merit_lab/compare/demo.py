@@ -1,4 +1,4 @@
-"""`merit demo`: five optimizers on a text that every machine has, in minutes."""
+"""`merit demo`: compare five optimizers on Python source code, in minutes."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from merit_lab.train import MeasureConfig, TrainConfig
 
 
 @dataclass(frozen=True)
-class Setting:
-    """What is trained on a kind of machine."""
+class DemoSetup:
+    """Text, model and learning rates of the demo on one type of device."""
 
     corpus: Literal["demo", "embedded"]
     model: str
@@ -53,17 +53,17 @@ class Setting:
 #   merit compare nano-10m --data data/embedded --batch 256 --steps 200 --seeds 0 1 (on an H200), means:
 #   AdamW 5e-4 2.429, LAMB 2e-2 2.173, MERIT 1e-2 2.128; one factor of two lower or higher:
 #   AdamW 2.479, 2.579 (seed 0); LAMB 2.175, 2.722 (seed 0); MERIT 2.336 (seed 0), 2.589.
-#   Muon and MuonMERIT were not run on it: theirs are the best on nano-10m-bpe (docs/results.md).
-SETTINGS = {
-    "cpu": Setting(
+#   Muon and MuonMERIT were not run on it: their rates are the best on nano-10m-bpe (docs/results.md).
+SETUPS = {
+    "cpu": DemoSetup(
         "demo",
         "tiny",
         256,
         120,
         {"adamw": (2e-3,), "lamb": (8e-2,), "merit": (4e-2,), "muon": (3.2e-2,), "muon-merit": (8e-2,)},
     ),
-    "cuda": Setting(
-        "embedded",  # a model of 11M sees 26 MB of text in the demo, and the other text has 2
+    "cuda": DemoSetup(
+        "embedded",  # the model of 11M parameters reads 26 MB of text; the other text has 2 MB
         "nano-10m",
         256,
         200,
@@ -77,17 +77,19 @@ def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(
         prog="merit demo",
         description="Train a small language model on large batches with AdamW, LAMB, MERIT, Muon and "
-        "MuonMERIT, and compare them. The text is Python source code: on a CPU some that comes with the "
-        "package, the same everywhere; on a GPU what is installed.",
+        "MuonMERIT, and compare them. The text is Python source code: on a CPU a text that comes "
+        "with the package, the same everywhere; on a GPU the installed packages.",
     )
-    setting = SETTINGS["cuda" if torch.cuda.is_available() else "cpu"]
-    data = Path("data", setting.corpus)
-    parser.add_argument("--data", type=Path, default=data, help="text goes here (%(default)s)")
-    parser.add_argument("--out", type=Path, default=Path("runs/demo"), help="runs go here (%(default)s)")
+    setup = SETUPS["cuda" if torch.cuda.is_available() else "cpu"]
+    data = Path("data", setup.corpus)
+    parser.add_argument("--data", type=Path, default=data, help="folder for the text (%(default)s)")
+    parser.add_argument(
+        "--out", type=Path, default=Path("runs/demo"), help="folder for the runs (%(default)s)"
+    )
     options = parser.parse_args(argv)
-    if status := make(setting.corpus, options.data):
+    if status := make(setup.corpus, options.data):
         return status
-    config = setting.config(options.data)
+    config = setup.config(options.data)
     print(
         f"\nA GPT-2 of {num_parameters(config.model) / 1e6:.1f}M parameters learns Python source code byte "
         f"by byte:\n{config.steps} steps of {config.batch} sequences of {config.model.context} bytes with "
@@ -99,12 +101,12 @@ def main(argv: Sequence[str]) -> int:
         conclusion = compare(
             config,
             options.out,
-            optimizers=list(setting.learning_rates),
+            optimizers=list(setup.learning_rates),
             seeds=[0],
-            learning_rates=setting.learning_rates,
+            learning_rates=setup.learning_rates,
         )
         if conclusion is not None:
             page = conclusion.page.resolve()
-            print(f"\n{conclusion.summary}\nOpen {page} in a browser to see how it went.")
+            print(f"\n{conclusion.summary}\nOpen {page} in a browser to see the curves.")
 
     return exit_status("merit demo", work)

@@ -1,4 +1,4 @@
-"""Which runs a comparison consists of, and in what order."""
+"""The trials of a comparison."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ def plan(
     seeds: Sequence[int],
     learning_rates: Mapping[str, Sequence[float]],
 ) -> list[Trial]:
-    """Every optimizer at each of its learning rates with every seed; the seeds one after the other.
+    """Plan a trial for every optimizer, learning rate and seed.
 
-    So after the first seed there is a comparison already. An optimizer without learning rates has the
-    paper's. Runs that are there already must be of this plan.
+    Trials are ordered by seed, so that there is a comparison after the first one. An optimizer without
+    learning rates uses the paper's. Raises ValueError if an existing run differs from its trial.
     """
     check_distinct("optimizers", optimizers)
     check_distinct("seeds", seeds)
     for name, rates in learning_rates.items():
         if name not in optimizers:
             raise ValueError(
-                f"a learning rate is given for {name}, which is not among {', '.join(optimizers)}"
+                f"a learning rate is given for {name}, which is not one of {', '.join(optimizers)}"
             )
         check_distinct(f"learning rates of {name}", rates)
     dataset = Dataset.open(base.data)
@@ -47,7 +47,7 @@ def plan(
 
 
 def parse_learning_rates(texts: Iterable[str]) -> dict[str, list[float]]:
-    """Learning rates by optimizer from texts like "merit=9e-3".
+    """Parse learning rates by optimizer from texts like "merit=9e-3".
 
     Example:
         >>> parse_learning_rates(["adamw=1e-3", "merit=9e-3", "merit=2e-2"])
@@ -62,6 +62,6 @@ def parse_learning_rates(texts: Iterable[str]) -> dict[str, list[float]]:
             rates.setdefault(name, []).append(float(rate))
         except ValueError:
             raise ValueError(
-                f"the learning rate {text!r} is not understood; write OPTIMIZER=RATE, as in merit=9e-3"
+                f"cannot parse the learning rate {text!r}; write OPTIMIZER=RATE, as in merit=9e-3"
             ) from None
     return rates

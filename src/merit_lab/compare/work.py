@@ -1,4 +1,4 @@
-"""A comparison from its plan to its report."""
+"""Carry out a comparison, from its plan to its report."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from pathlib import Path
 
 from merit_lab.compare.plan import plan
 from merit_lab.report import Report, find_runs
-from merit_lab.study import Conclusion, Round, Trial, hold
+from merit_lab.study import Conclusion, Round, Trial, run_study
 from merit_lab.train import TrainConfig
 
 
 @dataclass(frozen=True)
-class Comparison:
-    """All its trials are known from the beginning."""
+class CompareStudy:
+    """A comparison as a study, in a single round."""
 
     folder: Path
     trials: Sequence[Trial]
@@ -23,7 +23,7 @@ class Comparison:
         return Round(self.trials)
 
     def findings(self) -> Report:
-        return Report.of(find_runs([own.folder for own in self.trials]))
+        return Report.of(find_runs([trial.folder for trial in self.trials]))
 
 
 def compare(
@@ -37,4 +37,4 @@ def compare(
 ) -> Conclusion | None:
     """Train with every optimizer and seed, print the table, and write the report into ``folder``/report."""
     trials = plan(base, folder, optimizers=optimizers, seeds=seeds, learning_rates=learning_rates)
-    return hold(Comparison(folder, trials), jobs)
+    return run_study(CompareStudy(folder, trials), jobs)

@@ -1,4 +1,4 @@
-"""How large a batch pays: the gradient noise scale."""
+"""The gradient noise scale: up to which batch size a larger batch saves steps."""
 
 from merit_lab.noise.measure import MeasuredScale, NoiseConfig, gradient_norms, measure_noise_scale
 from merit_lab.noise.scale import GradientNorms, NoiseScale, noise_scale

@@ -1,4 +1,4 @@
-"""`merit batch-size`: which batch still pays for a model and its data, by the gradient noise scale."""
+"""`merit batch-size`: estimate from the gradient noise scale which batch size is still worthwhile."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ _AROUND = 3  # doublings of the batch shown on either side of the noise scale
 
 @dataclass(frozen=True, kw_only=True)
 class Arguments:
-    """Measure the gradient noise scale at a checkpoint of a run, and say which batch still pays there. The
-    scale grows while the loss falls, so a late checkpoint allows larger batches than an early one."""
+    """Measure the gradient noise scale at a checkpoint of a run, and print what batch sizes around it cost.
+    The scale grows as the loss falls, so a late checkpoint allows larger batches than an early one."""
 
     run: tyro.conf.Positional[Path]
     """The run directory."""
@@ -34,13 +34,13 @@ class Arguments:
     checkpoint: int | None = None
     """Step of the checkpoint. None: the newest."""
     along: bool = False
-    """Measure at every checkpoint that the run kept: how the scale grew while it trained."""
+    """Measure at every checkpoint of the run, to see how the scale grew during training."""
     data: Path | None = None
-    """Where the run's data are now, if they have moved."""
+    """Current folder of the run's data, if they have moved."""
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run the command and return its exit status: 128 + n after signal n, as shells have it."""
+    """Run the command and return its exit status: 128 + n after signal n, as in shells."""
     try:
         arguments = tyro.cli(
             Arguments,
@@ -49,7 +49,7 @@ def main(argv: Sequence[str]) -> int:
             prog="merit batch-size",
         )
         steps = _steps(arguments)
-        every = [
+        measurements = [
             measure_noise_scale(arguments.run, arguments.config, step=step, data=arguments.data)
             for step in steps
         ]
@@ -63,11 +63,11 @@ def main(argv: Sequence[str]) -> int:
 
     console = Console()
     if arguments.along:
-        print_growth(every, console)
+        print_growth(measurements, console)
         print()
-    print(f"{describe(every[-1])}\n")
-    print_batches(every[-1], console)
-    print(f"\nThe results: {every[-1].path.parent if arguments.along else every[-1].path}")
+    print(f"{describe(measurements[-1])}\n")
+    print_batches(measurements[-1], console)
+    print(f"\nThe results: {measurements[-1].path.parent if arguments.along else measurements[-1].path}")
     return 0
 
 
@@ -76,22 +76,23 @@ def _steps(arguments: Arguments) -> list[int | None]:
         return [arguments.checkpoint]
     if arguments.checkpoint is not None:
         raise ValueError(
-            f"--checkpoint {arguments.checkpoint} is one and --along is all of them; give one of the two"
+            f"--checkpoint {arguments.checkpoint} selects one checkpoint and --along all of them; give one "
+            "of the two"
         )
     run = Run.open(arguments.run)
     steps: list[int | None] = [*steps_of(run.checkpoints)]
-    return steps or [None]  # which says that there is none
+    return steps or [None]  # None raises the error about missing checkpoints
 
 
 def describe(measured: MeasuredScale) -> str:
-    """What the scale says about batches, in a few sentences."""
+    """Describe what the scale means for the batch size, in a few sentences."""
     low, high = measured.scale.interval
     value = measured.scale.value
     if math.isinf(value):
         lower = f"it is above {_count(low)} sequences" if low < math.inf else "nothing can be said about it"
         return (
-            f"After step {measured.step} the gradients are noise for all that can be seen, so the noise "
-            f"scale is not determined; {lower}. Measure with more batches, or larger ones."
+            f"After step {measured.step} no signal can be seen in the gradients, so the noise scale is not "
+            f"determined; {lower}. Measure with more batches, or larger ones."
         )
     between = f"{_count(low)} to {_count(high)}" if high < math.inf else f"above {_count(low)}"
     steps = relative_steps(measured.batch, value) / relative_steps(2 * measured.batch, value)
@@ -103,7 +104,7 @@ def describe(measured: MeasuredScale) -> str:
     )
 
 
-def print_growth(every: Sequence[MeasuredScale], console: Console) -> None:
+def print_growth(measurements: Sequence[MeasuredScale], console: Console) -> None:
     """Print the scale at each checkpoint, with the range of two standard errors."""
     from rich import box
     from rich.table import Table
@@ -111,15 +112,15 @@ def print_growth(every: Sequence[MeasuredScale], console: Console) -> None:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
     for name in ("Step", "Noise scale", "from", "to", "in tokens"):
         table.add_column(name, justify="right")
-    for own in every:
-        value = own.scale.value
-        limits = [_count(limit) for limit in own.scale.interval]
-        table.add_row(f"{own.step:,}", _count(value), *limits, _count(value * own.context))
+    for measured in measurements:
+        value = measured.scale.value
+        limits = [_count(limit) for limit in measured.scale.interval]
+        table.add_row(f"{measured.step:,}", _count(value), *limits, _count(value * measured.context))
     console.print(table)
 
 
 def print_batches(measured: MeasuredScale, console: Console) -> None:
-    """Print what batches around the scale cost, with the range that the scale's error leaves."""
+    """Print the cost of batch sizes around the scale, with the uncertainty from the scale's error."""
     from rich import box
     from rich.table import Table
 
@@ -128,7 +129,7 @@ def print_batches(measured: MeasuredScale, console: Console) -> None:
     if math.isinf(centre):
         return
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
-    for name in ("Batch", "Tokens in it", "Steps / fewest", "Tokens / fewest"):
+    for name in ("Batch", "Tokens per batch", "Steps / fewest", "Tokens / fewest"):
         table.add_column(name, justify="right")
     nearest = max(0, round(math.log2(centre)))
     for power in range(max(0, nearest - _AROUND), nearest + _AROUND + 1):
@@ -146,7 +147,7 @@ def _range(low: float, high: float) -> str:
 
 
 def _count(value: float) -> str:
-    """A number with three digits that mean something."""
+    """Round to three significant digits."""
     if math.isinf(value):
         return "infinity"
     digits = 2 - math.floor(math.log10(value)) if value > 0 else 0

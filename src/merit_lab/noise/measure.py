@@ -1,4 +1,4 @@
-"""The gradient noise scale at a checkpoint of a run, into the run directory."""
+"""Measure the gradient noise scale at a checkpoint, and write it into the run directory."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ from merit_optim.optim.torch_private import foreach_add_, foreach_norm
 
 @dataclass(frozen=True, kw_only=True)
 class NoiseConfig:
-    """Which gradients the noise scale is measured from."""
+    """The gradients from which the noise scale is measured."""
 
     batches: int = 16
-    """Batches; the error is found from how they differ."""
+    """Number of batches; the error is estimated from their differences."""
     batch: int = 128
-    """Sequences in each. The more there are in all, the larger a scale can be told from infinity."""
+    """Sequences in each batch. More sequences in total allow larger scales to be measured."""
     micro_batch: int = 4
-    """Sequences whose gradient is the noisy one; they go through the model together."""
+    """Sequences per micro-batch, which goes through the model at once; its gradient shows the noise."""
     seed: int = 0
-    """Decides the sequences, which are drawn from the training file without replacement."""
+    """Seed of the sequences, which are drawn from the training file without replacement."""
 
     def __post_init__(self) -> None:
         for name, least in (("batches", 2), ("micro_batch", 1)):
@@ -40,8 +40,8 @@ class NoiseConfig:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be at least {least}")
         if self.batch % self.micro_batch or self.batch < 2 * self.micro_batch:
             raise ValueError(
-                f"batch is {self.batch}; it must be two or more times micro_batch, {self.micro_batch}, for "
-                f"example {2 * self.micro_batch}"
+                f"batch is {self.batch}; it must be a multiple of micro_batch, {self.micro_batch}, at least "
+                f"twice as large, for example {2 * self.micro_batch}"
             )
 
 
@@ -53,7 +53,7 @@ class MeasuredScale:
     step: int
     context: int
     batch: int
-    """The run's own."""
+    """The batch size of the run."""
     scale: NoiseScale
 
 
@@ -64,13 +64,13 @@ def measure_noise_scale(
     step: int | None = None,
     data: Path | None = None,
 ) -> MeasuredScale:
-    """Measure the noise scale at a checkpoint, or read it where it has been measured the same way.
+    """Measure the noise scale at a checkpoint, or read an earlier measurement with the same settings.
 
     Args:
         run: the run directory.
-        config: which gradients to measure it from.
-        step: of the checkpoint; None for the newest.
-        data: where the run's data are now, if they have moved.
+        config: the gradients to measure it from.
+        step: step of the checkpoint; None for the newest.
+        data: current folder of the run's data, if they have moved.
     """
     config = config or NoiseConfig()
     snapshot = Snapshot.find(run, step)
@@ -101,28 +101,28 @@ def measure_noise_scale(
 
 
 def _check_enough(batches: Batches, config: NoiseConfig) -> None:
-    """Raise ValueError where sequences would come twice: the scale and its error take them for new ones."""
-    there, wanted = batches.num_windows, config.batches * config.batch
-    if wanted <= there:
+    """Raise ValueError if sequences would repeat: the estimates assume that they are independent."""
+    available, wanted = batches.num_windows, config.batches * config.batch
+    if wanted <= available:
         return
     micro = config.micro_batch
-    fewer, smaller = there // config.batch, there // config.batches // micro * micro
+    fewer, smaller = available // config.batch, available // config.batches // micro * micro
     if fewer >= 2:
         way_out = f"choose fewer batches, at most {fewer}, or smaller ones"
     elif smaller >= 2 * micro:
         way_out = f"choose smaller batches, of at most {smaller}"
-    elif there >= 4 * micro:
-        way_out = f"choose at most {there // (2 * micro)} batches of {2 * micro}"
+    elif available >= 4 * micro:
+        way_out = f"choose at most {available // (2 * micro)} batches of {2 * micro}"
     else:
         way_out = f"choose a smaller micro_batch than {micro}, or train on more text"
     raise ValueError(
         f"{config.batches} batches of {config.batch} sequences are {wanted}, but {batches.tokens.path.name} "
-        f"has {there} of context {batches.context}, and one that is measured twice is no new one: {way_out}"
+        f"has {available} of context {batches.context}, and none may be used twice: {way_out}"
     )
 
 
 def gradient_norms(model: Model, sequences: Tensor, micro_batch: int) -> GradientNorms:
-    """Squared norms of the gradients of a batch's micro-batches, which are of one size, and of their mean."""
+    """Squared gradient norms of a batch's micro-batches, which must have the same size, and of their mean."""
     parameters = list(model.parameters())
     total = [torch.zeros_like(parameter) for parameter in parameters]
     pieces = sequences.split(micro_batch)
@@ -136,7 +136,7 @@ def gradient_norms(model: Model, sequences: Tensor, micro_batch: int) -> Gradien
 
 
 def _squared_norm(tensors: list[Tensor] | tuple[Tensor, ...]) -> Tensor:
-    """In float64, on the device: the host waits once for each batch, not for each micro-batch."""
+    """In float64 and on the device, so that the host waits once per batch, not per micro-batch."""
     return torch.stack(foreach_norm(tensors)).double().square().sum()
 
 

@@ -1,11 +1,11 @@
-"""The gradient noise scale: how large a batch has to be for its gradient to be more signal than noise.
+"""The gradient noise scale: the batch size at which signal and noise of its gradient are equal.
 
 With G the gradient of the whole loss and S the trace of the covariance of one sequence's gradient, a batch
 of B sequences has a gradient whose expected squared norm is ``|G|^2 + S / B``. Two batch sizes therefore
 give both, and the simple noise scale is ``S / |G|^2``.
 
 Training with batches of B takes about ``1 + scale / B`` times the fewest possible steps and ``1 + B / scale``
-times the fewest possible tokens: below the scale a larger batch saves steps for little, above it hardly
+times the fewest possible tokens: below the scale a larger batch saves steps at little cost, above it hardly
 any. This holds for steps along the gradient in a loss that is curved equally in all directions; for an
 optimizer that preconditions it is a guide, not a law.
 
@@ -31,7 +31,7 @@ class GradientNorms:
 
 @dataclass(frozen=True, kw_only=True)
 class NoiseScale:
-    """The noise scale in units of whatever ``micro_batch`` counted, and how sure it is."""
+    """The noise scale in the units of ``micro_batch``, with its error."""
 
     noise: float
     """S, the trace of the covariance of one sequence's gradient."""
@@ -42,25 +42,25 @@ class NoiseScale:
 
     @property
     def value(self) -> float:
-        """noise / signal; infinite where no signal is seen."""
+        """noise / signal; infinite if the estimated signal is not positive."""
         return _inverse(self.signal / self.noise)
 
     @property
     def interval(self) -> tuple[float, float]:
-        """From two standard errors below to two above, infinite where no signal is sure."""
+        """The range of two standard errors; infinite ends where the signal may be zero."""
         ratio = self.signal / self.noise
         return _inverse(ratio + 2 * self.ratio_error), _inverse(ratio - 2 * self.ratio_error)
 
 
 def noise_scale(batches: Iterable[GradientNorms], *, micro_batch: int) -> NoiseScale:
-    """The noise scale from gradient norms of several independent batches.
+    """Estimate the noise scale from gradient norms of several independent batches.
 
     The unbiased estimates of noise and signal are averaged over the batches before their ratio is taken.
-    Its error is the jackknife's over the batches, for signal / noise: the noise is always well known, so
-    this is nearly a mean, and nothing is divided by a signal that may be zero.
+    The error is that of signal / noise, by a jackknife over the batches. The noise is always well determined,
+    so this ratio is nearly a mean, and there is no division by a signal that may be zero.
 
     Args:
-        batches: at least two, each of at least two micro-batches.
+        batches: at least two batches, each of at least two micro-batches.
         micro_batch: sequences in a micro-batch.
 
     Example:
@@ -71,7 +71,9 @@ def noise_scale(batches: Iterable[GradientNorms], *, micro_batch: int) -> NoiseS
     """
     pairs = [_estimate(batch, micro_batch) for batch in batches]
     if len(pairs) < 2:
-        raise ValueError(f"there are gradients of {len(pairs)} batches; the error needs at least 2")
+        raise ValueError(
+            f"there are gradients of {len(pairs)} batches; at least 2 are needed to estimate the error"
+        )
     noises, signals = zip(*pairs, strict=True)
     noise, signal = statistics.fmean(noises), statistics.fmean(signals)
     if not noise > 0:
@@ -80,8 +82,8 @@ def noise_scale(batches: Iterable[GradientNorms], *, micro_batch: int) -> NoiseS
             "micro-batches all the same, or their norms not squared?"
         )
     count = len(pairs)
-    # The ratio with one batch left out, for each.
-    without = [(sum(signals) - one[1]) / (sum(noises) - one[0]) for one in pairs]
+    # The ratios with one batch left out.
+    without = [(sum(signals) - pair[1]) / (sum(noises) - pair[0]) for pair in pairs]
     error = math.sqrt((count - 1) * statistics.pvariance(without))
     return NoiseScale(noise=noise, signal=signal, ratio_error=error)
 
@@ -100,13 +102,13 @@ def _estimate(batch: GradientNorms, micro_batch: int) -> tuple[float, float]:
     """Unbiased estimates of noise and signal from one batch."""
     count = len(batch.micro_batches)
     if count < 2:
-        raise ValueError(f"a batch of {count} micro-batches has one batch size alone; two are needed")
+        raise ValueError(f"a batch of {count} micro-batches has only one batch size; two are needed")
     small, large = micro_batch, micro_batch * count
     at_small, at_large = statistics.fmean(batch.micro_batches), batch.mean
     if not math.isfinite(at_small + at_large):
         raise FloatingPointError(
-            f"the squared gradient norms are {at_small} in micro-batches and {at_large} in the batch; a run "
-            "that diverged has no noise scale: take an earlier checkpoint"
+            f"the squared gradient norms are {at_small} in micro-batches and {at_large} in the batch; a "
+            "diverged run has no noise scale: use an earlier checkpoint"
         )
     noise = (at_small - at_large) / (1 / small - 1 / large)
     signal = (large * at_large - small * at_small) / (large - small)

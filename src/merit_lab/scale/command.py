@@ -1,4 +1,4 @@
-"""`merit scale`: how many steps batches of growing size need to reach a loss."""
+"""`merit scale`: the steps that growing batch sizes need to reach a loss."""
 
 from __future__ import annotations
 
@@ -9,53 +9,53 @@ from typing import Annotated
 
 import tyro
 
-from merit_lab.scale.rules import Rule, rates_by_batch
-from merit_lab.study.command import exit_status, parse, tell
+from merit_lab.scale.rules import RateRule, rates_by_batch
+from merit_lab.study.command import exit_status, parse, print_conclusion
 from merit_lab.study.trial import check_distinct
 from merit_lab.sweep.grid import parse_shared_learning_rates
 from merit_lab.train import MeasureConfig, OptimizerConfig, TrainConfig
 
-_SUMMARY = "Measure how many steps batches of growing size need to reach a loss, and fit the critical batch."
+_SUMMARY = "Measure the steps that growing batch sizes need to reach a loss, and fit the critical batch."
 
 
 @dataclass(frozen=True, kw_only=True)
 class Arguments:
-    """Measure how many steps batches of growing size need to reach a loss, and fit the critical batch.
+    """Measure the steps that growing batch sizes need to reach a loss, and fit the critical batch.
 
-    Each run is a directory in OUT, the page is OUT/report. A call that was stopped is repeated to go on:
-    finished runs are not trained again. --steps is the most that any run may take; a larger batch gets no
-    more than the next smaller one needed, and a quarter. Unless --optimizer.final says otherwise, the
-    learning rate stays at its peak after the warm-up: the steps to the target then depend on how long a run
-    was meant to be by the length of its warm-up alone.
+    Each run is a directory in OUT, the page is OUT/report. To continue after an interruption, run the same
+    command again: finished runs are not repeated. --steps is the limit of every run; a larger batch gets at
+    most 1.25 times the steps that the next smaller one needed. Unless --optimizer.final is set, the learning
+    rate stays at its peak after the warm-up: then the planned length of a run affects the steps to the target
+    only through the length of its warm-up.
     """
 
     config: Annotated[TrainConfig, tyro.conf.arg(name="")]
     target: float
     """Validation loss to reach, in nats per token."""
     batches: tuple[int, ...]
-    """Batch sizes in sequences; powers of two are plenty."""
+    """Batch sizes in sequences; powers of two are enough."""
     lr: tuple[str, ...]
-    """Peak learning rates for all optimizers, or as OPTIMIZER=RATE for one; see --rule."""
+    """Peak learning rates: RATE for all optimizers, OPTIMIZER=RATE for one; see --rule."""
     optimizers: tuple[str, ...] = ("adamw", "lamb", "merit")
     """The optimizers, in order."""
-    rule: Rule = "sqrt"
-    """sqrt, linear: one rate, grown from --base-batch on; list: one a batch; sweep: the best at each."""
+    rule: RateRule = "sqrt"
+    """sqrt, linear: scale one rate from --base-batch; list: one rate per batch; sweep: the best per batch."""
     base_batch: int | None = None
-    """The batch that the rate of sqrt and linear is for. None: the smallest."""
+    """The batch to which the rate of sqrt and linear applies. None: the smallest."""
     seeds: tuple[int, ...] = (0,)
-    """Seeds of the first weights and of the order of the data."""
+    """Seeds of the initial weights and of the data order."""
     jobs: int = 1
-    """Runs at the same time: on one GPU several of a small model, on a CPU as many as it has cores."""
+    """Runs at the same time: several of a small model on one GPU, up to the number of cores on a CPU."""
     out: Path | None = None
     """Folder of the study. None: runs/scale-MODEL."""
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run the command and return its exit status: 128 + n after signal n, as shells have it."""
+    """Run the command and return its exit status: 128 + n after signal n, as in shells."""
 
     def work() -> None:
         arguments, folder = parse_scale(argv)
-        from merit_lab.scale.work import scale  # with torch, which help does without
+        from merit_lab.scale.work import scale  # imports torch, which --help does not need
 
         conclusion = scale(
             arguments.config,
@@ -66,26 +66,26 @@ def main(argv: Sequence[str]) -> int:
             seeds=arguments.seeds,
             jobs=arguments.jobs,
         )
-        tell("merit scale", conclusion)
+        print_conclusion("merit scale", conclusion)
 
     return exit_status("merit scale", work)
 
 
 def parse_scale(argv: Sequence[str]) -> tuple[Arguments, Path]:
-    """The arguments, and the folder of the study."""
+    """Parse the arguments, and return them with the folder of the study."""
     arguments, folder = parse(
         Arguments,
         argv,
         command="scale",
         summary=_SUMMARY,
-        what="a scaling study",
+        study="a scaling study",
         lr="--lr merit=9e-3",
         optimizer=OptimizerConfig(final=1.0),
         required=["target", "batches", "lr"],
     )
-    for name, value, plain, instead in (
+    for name, value, default, instead in (
         ("--batch", arguments.config.batch, TrainConfig.batch, "use --batches"),
-        ("--tokens", arguments.config.tokens, TrainConfig.tokens, "use --steps, the most a run may take"),
+        ("--tokens", arguments.config.tokens, TrainConfig.tokens, "use --steps, the limit of every run"),
         (
             "--measure.validation-every",
             arguments.config.measure.validation_every,
@@ -93,23 +93,23 @@ def parse_scale(argv: Sequence[str]) -> tuple[Arguments, Path]:
             "each run is validated fifty times",
         ),
     ):
-        if value != plain:
-            raise ValueError(f"{name} {value} is for one run; {instead}")
+        if value != default:
+            raise ValueError(f"{name} {value} applies to a single run; {instead}")
     return arguments, folder
 
 
 def choose_rates(arguments: Arguments) -> dict[str, dict[int, list[float]]]:
-    """Learning rates by optimizer and batch, as the rule has them."""
+    """Learning rates by optimizer and batch, by the chosen rule."""
     check_distinct("batches", arguments.batches)
     smallest = min(arguments.batches)
     base_batch = smallest if arguments.base_batch is None else arguments.base_batch
-    for what, size in (("a batch", smallest), ("--base-batch", base_batch)):
+    for option, size in (("a batch", smallest), ("--base-batch", base_batch)):
         if size < 1:
-            raise ValueError(f"{what} is {size}; it must be at least 1")
-    given = parse_shared_learning_rates(arguments.optimizers, arguments.lr)
-    if missing := [name for name, rates in given.items() if not rates]:
+            raise ValueError(f"{option} is {size}; it must be at least 1")
+    by_optimizer = parse_shared_learning_rates(arguments.optimizers, arguments.lr)
+    if missing := [name for name, rates in by_optimizer.items() if not rates]:
         raise ValueError(f"{missing[0]} has no learning rate; write for example --lr {missing[0]}=1e-3")
     return {
         name: rates_by_batch(arguments.rule, rates, arguments.batches, base_batch, name)
-        for name, rates in given.items()
+        for name, rates in by_optimizer.items()
     }

@@ -1,11 +1,11 @@
-"""The scaling curve: how many steps a batch size needs, from few measurements.
+"""The scaling curve: the steps that each batch size needs, fitted to few measurements.
 
 McCandlish et al. (2018, arXiv 1812.06162): with a batch of B sequences the steps to a given loss are
 
     S(B) = S_min (1 + B_crit / B).
 
-Far below the critical batch, twice the batch halves the steps; far above it, it changes nothing. At B_crit
-itself a run takes twice the least possible steps, and twice the least possible data.
+Far below the critical batch B_crit, doubling the batch halves the steps; far above it, doubling changes
+nothing. At B_crit a run takes twice the least possible steps, and twice the least possible data.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 
 CONFIDENCE = 0.95
-_FEWEST_BATCHES = 3  # two parameters, and something left to judge them by
-_WIDEST = 100.0  # an interval whose ends are further apart than this factor tells nothing
+_FEWEST_BATCHES = 3  # one more than there are parameters
+_WIDEST = 100.0  # the largest ratio of an interval's ends at which the value counts as determined
 
 
 @dataclass(frozen=True)
@@ -41,21 +41,22 @@ class ScalingCurve:
     critical_batch: Estimate
 
     def steps(self, batch: float) -> float:
-        """The steps it gives a batch."""
+        """The predicted steps at a batch size."""
         return self.least_steps.value * (1 + self.critical_batch.value / batch)
 
     @property
-    def is_told(self) -> bool:
-        """Whether the measurements say where the critical batch is."""
+    def is_determined(self) -> bool:
+        """Whether the measurements determine the critical batch."""
         return self.critical_batch.high < _WIDEST * self.critical_batch.low
 
 
 def fit_curve(batches: Sequence[float], steps: Sequence[float]) -> ScalingCurve | None:
-    """The curve of least squares through measurements, one for each run; None where there are too few.
+    """Fit a curve to measurements, one for each run; None if there are fewer than three batch sizes.
 
-    Squares are of relative errors, and the parameters are fitted as logarithms: steps scatter by a share
-    of themselves, and both parameters are positive. The intervals come from the covariance of the fit and
-    Student's t, so they widen when the measurements are few or do not follow the curve.
+    The fit is by least squares of relative errors, because the scatter of steps is proportional to them. The
+    parameters are fitted as logarithms, because both are positive. The intervals come from the covariance of
+    the fit and Student's t, so they are wide when there are few measurements or when these do not follow the
+    curve.
     """
     if len(set(batches)) < _FEWEST_BATCHES:
         return None
@@ -70,9 +71,9 @@ def fit_curve(batches: Sequence[float], steps: Sequence[float]) -> ScalingCurve 
     middle = float(np.log(sizes).mean())
     start = (float(needed.mean()) - np.log(2), middle)
     with warnings.catch_warnings():
-        # Where the measurements show no bend its place is anywhere: the interval says so.
+        # Without a visible bend its position is undetermined; the interval shows that.
         warnings.simplefilter("ignore", optimize.OptimizeWarning)
-        # Beyond these bounds, a factor of a million either way, the curve does not change.
+        # A factor of a million either way; beyond these bounds the curve does not change.
         bounds = ([-np.inf, middle - 14.0], [np.inf, middle + 14.0])
         values, covariance = optimize.curve_fit(log_steps, sizes, needed, p0=start, bounds=bounds)
     reach = stats.t.ppf((1 + CONFIDENCE) / 2, len(sizes) - 2) * np.sqrt(np.diag(covariance))

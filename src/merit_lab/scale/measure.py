@@ -1,4 +1,4 @@
-"""What the runs of a scaling study came to: steps to the target, by optimizer and batch size."""
+"""The measurements of a scaling study: steps to the target by optimizer and batch size."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from merit_lab.train import TrainConfig
 
 @dataclass(frozen=True)
 class Attempt:
-    """One run towards the target; ``steps`` is None where it did not get there."""
+    """One run; ``steps`` is None if it did not reach the target."""
 
     name: str
     seed: int
@@ -27,7 +27,7 @@ class Attempt:
 
     @property
     def is_done(self) -> bool:
-        """Whether it finished or diverged, or got there already."""
+        """Whether it finished, diverged, or has reached the target."""
         return self.steps is not None or self.status in ("finished", "diverged")
 
 
@@ -43,7 +43,7 @@ class Measurement:
     @property
     def steps(self) -> tuple[float, ...]:
         """The steps of the seeds that reached the target."""
-        return tuple(own.steps for own in self.attempts if own.steps is not None)
+        return tuple(attempt.steps for attempt in self.attempts if attempt.steps is not None)
 
     @property
     def is_reached(self) -> bool:
@@ -52,23 +52,23 @@ class Measurement:
 
     @property
     def mean(self) -> float:
-        """Mean steps over seeds; infinite where one did not reach the target."""
+        """Mean steps over seeds; infinite if one did not reach the target."""
         return statistics.fmean(self.steps) if self.is_reached else math.inf
 
     @property
     def rank(self) -> tuple[int, float]:
-        """Learning rates in order of merit: more seeds that get there, then fewer steps."""
+        """Sort key of learning rates, the best first: more seeds that reach the target, then fewer steps."""
         return -len(self.steps), statistics.fmean(self.steps) if self.steps else 0.0
 
 
 def read_attempt(folder: Path, target: float) -> tuple[TrainConfig, Attempt]:
-    """A run's configuration, and how it fared."""
+    """Return a run's configuration and its attempt."""
     run = MeasuredRun.read(Run.open(folder))
     losses = run.curves.get("validation_loss", [])
     steps = steps_to_reach(target, losses)
     if steps == 0:
         raise ValueError(
-            f"the target {target:g} is not below the loss before training, {losses[0][1]:.3f} in {folder}; "
+            f"the target {target:g} is not below the initial loss, {losses[0][1]:.3f} in {folder}; "
             "choose a lower target"
         )
     done = max((step for points in run.curves.values() for step, _ in points), default=0)
@@ -77,7 +77,7 @@ def read_attempt(folder: Path, target: float) -> tuple[TrainConfig, Attempt]:
 
 
 def measure(folders: Iterable[Path], target: float) -> list[Measurement]:
-    """Every measurement, by optimizer and batch as they come, with all learning rates."""
+    """Read all measurements, one for each optimizer, batch and learning rate."""
     groups: dict[tuple[str, int, float], list[Attempt]] = {}
     for folder in folders:
         config, attempt = read_attempt(folder, target)
@@ -87,26 +87,26 @@ def measure(folders: Iterable[Path], target: float) -> list[Measurement]:
 
 
 def unfinished(measurements: Iterable[Measurement]) -> list[str]:
-    """The names of the runs that have not come to their end."""
-    return [own.name for one in measurements for own in one.attempts if not own.is_done]
+    """The names of the runs that are not done."""
+    return [attempt.name for one in measurements for attempt in one.attempts if not attempt.is_done]
 
 
 def choose(measurements: Sequence[Measurement]) -> list[Measurement]:
-    """Of each optimizer and batch the measurement with the best learning rate, batches rising."""
+    """The measurement with the best learning rate for each optimizer and batch, in order of batch size."""
     groups: dict[tuple[str, int], list[Measurement]] = {}
-    for own in measurements:
-        groups.setdefault((own.optimizer, own.batch), []).append(own)
-    best = [min(group, key=lambda own: own.rank) for group in groups.values()]
-    order = list(dict.fromkeys(own.optimizer for own in measurements))
-    return sorted(best, key=lambda own: (order.index(own.optimizer), own.batch))
+    for measurement in measurements:
+        groups.setdefault((measurement.optimizer, measurement.batch), []).append(measurement)
+    best = [min(group, key=lambda measurement: measurement.rank) for group in groups.values()]
+    order = list(dict.fromkeys(measurement.optimizer for measurement in measurements))
+    return sorted(best, key=lambda measurement: (order.index(measurement.optimizer), measurement.batch))
 
 
 def fit(chosen: Sequence[Measurement], optimizer: str) -> ScalingCurve | None:
-    """The curve through an optimizer's runs, at the batches where every seed reached the target."""
+    """Fit the curve of an optimizer to the batch sizes at which every seed reached the target."""
     runs = [
-        (float(own.batch), steps)
-        for own in chosen
-        if own.optimizer == optimizer and own.is_reached
-        for steps in own.steps
+        (float(measurement.batch), steps)
+        for measurement in chosen
+        if measurement.optimizer == optimizer and measurement.is_reached
+        for steps in measurement.steps
     ]
     return fit_curve([batch for batch, _ in runs], [steps for _, steps in runs]) if runs else None

@@ -1,4 +1,4 @@
-"""A scaling study's page: steps against batch, the critical batch of each optimizer."""
+"""The page of a scaling study: steps against batch size, and the critical batch of each optimizer."""
 
 from __future__ import annotations
 
@@ -7,58 +7,59 @@ from dataclasses import asdict
 from typing import Any
 
 from merit_lab.report.summary import count_seeds
-from merit_lab.scale import words
+from merit_lab.scale import summary
+from merit_lab.scale.charts import make_chart
 from merit_lab.scale.measure import Measurement
-from merit_lab.scale.picture import make_chart
-from merit_lab.scale.words import Result
-from merit_lab.study.page import Page, Record, TableSection
+from merit_lab.scale.summary import ScalingResult
+from merit_lab.study.page import JsonFile, Page, TableSection
 from merit_lab.train import TrainConfig
 
 
 def make_page(
     measurements: Sequence[Measurement], base: TrainConfig, target: float, seeds: Sequence[int]
 ) -> Page:
-    """The page of what was measured."""
-    found, context = words.results(measurements), base.model.context
+    """Return the page of a scaling study."""
+    results, context = summary.fit_results(measurements), base.model.context
     steps = TableSection(
         "Steps to the target",
-        "The first time the validation loss is at the target, on a straight line between two validations; "
-        "mean over seeds, ± their standard deviation. The ideal speed-up is that of the smallest batch: "
-        "twice the batch, half the steps.",
-        words.steps_table(found, context),
+        "The first time the validation loss reaches the target, interpolated linearly between two "
+        "validations; mean over seeds, ± their standard deviation. The ideal speed-up starts at the smallest "
+        "batch: twice the batch, half the steps.",
+        summary.steps_table(results, context),
     )
     return Page(
         title="Batch-size scaling",
         facts=[
-            ", ".join(result.name for result in found),
+            ", ".join(result.name for result in results),
             f"target {target:g}",
             count_seeds(len(seeds)),
         ],
-        summary=words.summarise(found, target),
-        warnings=words.warnings(found, measurements),
-        charts=[make_chart(found, target)],
+        summary=summary.summarise(results, target),
+        warnings=summary.warnings(results, measurements),
+        charts=[make_chart(results, target)],
         tables=[
             TableSection(
                 "Critical batch",
-                "Below it, twice the batch nearly halves the steps; above it, it buys little. Fitted to the "
-                "single runs by least squares of relative errors; intervals from the covariance of the fit.",
-                words.curve_table(found, context),
+                "Below it, doubling the batch nearly halves the steps; above it, doubling gains little. "
+                "Fitted to the single runs by least squares of relative errors; intervals from the "
+                "covariance of the fit.",
+                summary.curve_table(results, context),
             ),
             steps,
         ],
         settings=_settings(base, seeds),
         printed=[steps],
-        rows=_rows(measurements, found),
-        record=Record(
+        rows=_rows(measurements, results),
+        record=JsonFile(
             "scale.json",
             "the fitted curves",
-            {"target": target, "optimizers": {own.optimizer: _curve(own) for own in found}},
+            {"target": target, "optimizers": {result.optimizer: _curve(result) for result in results}},
         ),
     )
 
 
 def _settings(base: TrainConfig, seeds: Sequence[int]) -> list[tuple[str, str]]:
-    """What a reader asks for first; the run directories have all of it."""
+    """The main settings; the run directories hold all of them."""
     model, optimizer = base.model, base.optimizer
     return [
         ("model", f"{model.family}, {model.layers} layers of width {model.width}"),
@@ -71,14 +72,14 @@ def _settings(base: TrainConfig, seeds: Sequence[int]) -> list[tuple[str, str]]:
     ]
 
 
-def _rows(measurements: Sequence[Measurement], found: Sequence[Result]) -> list[dict[str, Any]]:
-    chosen = [own for result in found for own in result.measurements]
+def _rows(measurements: Sequence[Measurement], results: Sequence[ScalingResult]) -> list[dict[str, Any]]:
+    chosen = [measurement for result in results for measurement in result.measurements]
     return [
         {
-            "optimizer": own.optimizer,
-            "batch": own.batch,
-            "lr": own.lr,
-            "chosen": own in chosen,
+            "optimizer": measurement.optimizer,
+            "batch": measurement.batch,
+            "lr": measurement.lr,
+            "chosen": measurement in chosen,
             "seed": attempt.seed,
             "status": attempt.status,
             "reached": attempt.steps is not None,
@@ -86,12 +87,12 @@ def _rows(measurements: Sequence[Measurement], found: Sequence[Result]) -> list[
             "last_step": attempt.last_step,
             "run": attempt.name,
         }
-        for own in measurements
-        for attempt in own.attempts
+        for measurement in measurements
+        for attempt in measurement.attempts
     ]
 
 
-def _curve(result: Result) -> dict[str, Any] | None:
+def _curve(result: ScalingResult) -> dict[str, Any] | None:
     if result.curve is None:
         return None
-    return {**asdict(result.curve), "is_told": result.curve.is_told, "is_inside": result.is_bend_inside}
+    return {**asdict(result.curve), "is_told": result.curve.is_determined, "is_inside": result.is_bend_inside}

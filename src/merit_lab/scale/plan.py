@@ -1,4 +1,4 @@
-"""The runs of a scaling study, batch by batch, and how long each may be."""
+"""The trials of a scaling study, batch by batch, and the maximum length of each."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from merit_lab.study.trial import Trial, check_distinct, check_folders, check_sa
 from merit_lab.sweep.grid import check_rates
 from merit_lab.train import TrainConfig
 
-_SLACK = 1.25  # a larger batch gets this many times the steps that the next smaller one needed
-_VALIDATIONS = 50  # of each run, between which steps are interpolated
-_RULE = "the runs of a scaling study differ in their optimizer, batch, learning rate, seed and length alone"
+_SLACK = 1.25  # limit of a larger batch, in multiples of the steps that the next smaller one needed
+_VALIDATIONS = 50  # per run; steps are interpolated between them
+_RULE = "the runs of a scaling study differ in their optimizer, batch, learning rate, seed and length only"
 
 Rates = Mapping[str, Mapping[int, Sequence[float]]]
 """Learning rates by optimizer and batch."""
@@ -30,15 +30,15 @@ Rates = Mapping[str, Mapping[int, Sequence[float]]]
 
 @dataclass(frozen=True, kw_only=True)
 class Scaling:
-    """Batch sizes up to which more data in a step is to be tried.
+    """A study of the steps to a target loss with growing batch sizes.
 
     Args:
-        base: what all runs share; its ``steps`` are the most that any run may take.
-        folder: its runs are folders in here.
+        base: configuration that all runs share; its ``steps`` are the limit of every run.
+        folder: folder of the run directories.
         target: the validation loss to reach.
-        batches: rising batch sizes, in sequences.
+        batches: batch sizes in sequences, in ascending order.
         rates: learning rates by optimizer and batch.
-        seeds: each is trained once with each.
+        seeds: each batch is trained once with every seed.
     """
 
     base: TrainConfig
@@ -53,50 +53,50 @@ class Scaling:
         check_distinct("seeds", self.seeds)
         check_distinct("batches", self.batches)
         if not (math.isfinite(self.target) and self.target > 0):
-            raise ValueError(f"the target is {self.target}; it is a validation loss in nats, above 0")
+            raise ValueError(f"the target is {self.target}; it must be a validation loss in nats, above 0")
         if self.base.steps is None:
             raise ValueError(
-                "the most steps a run may take are not given; pass --steps, more than the smallest batch is "
-                "thought to need"
+                "the maximum number of steps is not given; pass --steps, with more than the smallest batch "
+                "is expected to need"
             )
         for name, by_batch in self.rates.items():
             for rates in by_batch.values():
                 check_rates(name, rates)
 
     def next(self) -> Round:
-        """The runs with all batch sizes up to the first that is not done.
+        """The trials of all batch sizes up to the first that is not done.
 
-        How long those with a larger batch may be follows from what the smaller one needed.
+        The length of runs with a larger batch depends on the steps that the smaller one needed.
         """
-        asked: list[Trial] = []
+        trials: list[Trial] = []
         for place, batch in enumerate(self.batches, start=1):
-            # Of several batches the last is the largest.
-            smaller = {own.optimizer: own for own in choose(self.measure(asked))}
+            # In order of batch size, so that the largest one is kept.
+            smaller = {best.optimizer: best for best in choose(self.measure(trials))}
             more = self.plan(batch, smaller)
-            asked += more
-            if not all(own.exists for own in more) or unfinished(self.measure(more)):
+            trials += more
+            if not all(trial.exists for trial in more) or unfinished(self.measure(more)):
                 later = len(more) * (len(self.batches) - place)
-                return Round(asked, f"Batches of {batch} sequences", later)
-        return Round(asked)
+                return Round(trials, f"Batches of {batch} sequences", later)
+        return Round(trials)
 
     def findings(self) -> Page:
         measurements = self.measure(self.next().trials)
         if names := unfinished(measurements):
             raise RunInUse(
-                f"{', '.join(names)} is being worked on by another process, and how long larger batches may "
-                "train depends on it; repeat the command when it is done"
+                f"{', '.join(names)} is in use by another process, and the length of runs with larger "
+                "batches depends on it; repeat the command when it is done"
             )
         return make_page(measurements, self.base, self.target, self.seeds)
 
     def measure(self, trials: Sequence[Trial]) -> list[Measurement]:
-        """What the runs came to."""
-        return measure([own.folder for own in trials], self.target)
+        """Read the measurements of trials."""
+        return measure([trial.folder for trial in trials], self.target)
 
     def plan(self, batch: int, smaller: Mapping[str, Measurement]) -> list[Trial]:
-        """The runs with one batch size, the seeds one after the other.
+        """The trials with one batch size, ordered by seed.
 
-        ``smaller`` is what was measured with the next smaller batch, by optimizer: no larger batch needs
-        more steps, so that is its limit, and a quarter more. A run that is there already is taken as it is
+        ``smaller`` holds the measurements with the next smaller batch, by optimizer. A larger batch does not
+        need more steps than a smaller one, so the limit is 1.25 times those. An existing run is used as it is
         if it reached the target, diverged, or is long enough.
         """
         dataset = Dataset.open(self.base.data)
@@ -111,7 +111,7 @@ class Scaling:
                         planned.append(earlier)
                     else:
                         planned.append(self._run(dataset, optimizer, batch, lr, seed, steps))
-        check_folders(planned, dataset, "every run has a folder of its own")
+        check_folders(planned, dataset, "every run needs a separate folder")
         return planned
 
     def _most_steps(self, smaller: Measurement | None) -> int:
@@ -140,17 +140,19 @@ class Scaling:
         return settled or earlier.config.steps >= steps
 
     def _begun(self, dataset: Dataset) -> dict[tuple[str, int, float, int], Trial]:
-        """The longest run there is of each optimizer, batch, learning rate and seed.
+        """The longest existing run of each optimizer, batch, learning rate and seed.
 
-        Every run in the folder must be one that this study could have made.
+        Raises ValueError if a run in the folder does not belong to this study.
         """
-        found: dict[tuple[str, int, float, int], Trial] = {}
+        longest: dict[tuple[str, int, float, int], Trial] = {}
         for folder in run_folders(self.folder):
             run = Run.open(folder)
-            own = TrainConfig.from_dict(run.config)
-            assert own.optimizer.lr is not None and own.steps is not None, "a run's configuration is resolved"
-            key = own.optimizer.name, own.batch, own.optimizer.lr, own.seed
-            check_same(run, self._run(dataset, *key, own.steps).config, dataset, _RULE)
-            if key not in found or (found[key].config.steps or 0) < own.steps:
-                found[key] = Trial(run.folder, dataclasses.replace(own, data=self.base.data))
-        return found
+            config = TrainConfig.from_dict(run.config)
+            assert config.optimizer.lr is not None and config.steps is not None, (
+                "a run's configuration is resolved"
+            )
+            key = config.optimizer.name, config.batch, config.optimizer.lr, config.seed
+            check_same(run, self._run(dataset, *key, config.steps).config, dataset, _RULE)
+            if key not in longest or (longest[key].config.steps or 0) < config.steps:
+                longest[key] = Trial(run.folder, dataclasses.replace(config, data=self.base.data))
+        return longest

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from merit_lab.scale.plan import Rates, Scaling
-from merit_lab.study import Conclusion, hold
+from merit_lab.study import Conclusion, run_study
 from merit_lab.train import TrainConfig
 
 
@@ -20,21 +20,21 @@ def scale(
     seeds: Sequence[int],
     jobs: int = 1,
 ) -> Conclusion | None:
-    """Train with growing batches to a target loss, print the steps, and write the findings.
+    """Train with growing batches to a target loss, print the steps, and write ``folder``/report.
 
-    They go into ``folder``/report. What is done stays done: the same call goes on after an interruption,
-    and runs that are there are used for other targets too, as far as they reach.
+    Finished runs are not repeated: after an interruption the same call continues. Existing runs are also used
+    for other targets if they are long enough.
 
     Args:
-        base: what all runs share; its ``steps`` are the most that any run may take.
-        folder: where the run directories are.
+        base: configuration that all runs share; its ``steps`` are the limit of every run.
+        folder: folder of the run directories.
         target: the validation loss to reach.
         batches: batch sizes in sequences.
-        rates: learning rates by optimizer and batch; of several the best is taken.
-        seeds: each batch is trained once with each.
-        jobs: runs at the same time.
+        rates: learning rates by optimizer and batch; the best of several is used.
+        seeds: each batch is trained once with every seed.
+        jobs: number of runs to train at the same time.
     """
     study = Scaling(
         base=base, folder=folder, target=target, batches=sorted(batches), rates=rates, seeds=seeds
     )
-    return hold(study, jobs)
+    return run_study(study, jobs)

@@ -1,7 +1,7 @@
 """The charts of studies, made with altair in the report's style.
 
-A chart holds its data. On the page it is as wide as its place, shows values under the pointer, and a
-click into the legend singles a series out; in a file it is of one width.
+A chart contains its data. On the page it fills the width of its container, shows values in tooltips, and
+highlights a series when its legend entry is clicked. In a file it has a fixed width.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ _FEW_POINTS = 30  # up to here each point is marked
 
 Row = dict[str, Any]
 Lines = Mapping[str, Sequence[tuple[str, Sequence[tuple[float, float]], bool]]]
-"""By series its lines, each the run, its points, and whether it diverged."""
+"""Lines by series: for each the run, its points, and whether it diverged."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Chart:
-    """A Vega-Lite chart with its data, and the words above it. Its width is the place's that shows it."""
+    """A Vega-Lite chart with its data, title and caption. Its container sets the width."""
 
     name: str
     title: str
@@ -40,7 +40,7 @@ class Chart:
 
 @dataclass(frozen=True)
 class Axis:
-    """An axis: its title, its numbers' format, its scale, the part that is drawn, where it has ticks."""
+    """An axis: title, number format, scale, visible range and ticks."""
 
     title: str
     format: str = ".3~g"
@@ -50,7 +50,7 @@ class Axis:
     ticks: tuple[float, ...] = ()
 
     def with_ticks(self, values: Iterable[float]) -> Axis:
-        """With ticks for these values on a logarithmic scale, where the library's own come at any number.
+        """Return the axis with round ticks for these values, if its scale is logarithmic.
 
         Example:
             >>> Axis("steps", logarithmic=True).with_ticks([0.3, 12.0]).ticks
@@ -84,12 +84,13 @@ def curve_chart(
     is_loss: bool = False,
     over_tokens: bool = False,
 ) -> Chart:
-    """A measured curve over steps or tokens: thin lines for runs, thick ones for means, a cross where one
+    """A measured curve over steps or tokens: thin lines for runs, thick lines for means, a cross where a run
     diverged."""
     everything = [points for group in lines.values() for _, points, _ in group]
     if is_loss:
         kept = [points for group in lines.values() for _, points, diverged in group if not diverged]
-        y = Axis(y.title, y.format, shown=focus(kept or everything))  # one that ran away would hide them
+        # A diverged run would flatten the others.
+        y = Axis(y.title, y.format, shown=focus(kept or everything))
     elif everything:
         values = [value for points in everything for _, value in points]
         y = Axis(y.title, y.format, min(values) > 0 and max(values) > 20 * min(values), y.from_zero)
@@ -109,18 +110,18 @@ def line_chart(
     ideal: Sequence[tuple[float, float]] = (),
     average: bool = True,
 ) -> Chart:
-    """Lines by series, and where they are several their mean.
+    """Lines by series, with their mean if there are several.
 
     Args:
         lines: the lines.
-        optimizers: by series, its optimizer, which decides the colour.
+        optimizers: the optimizer of each series, which decides its colour.
         x: the horizontal axis.
         y: the vertical axis.
-        name: of the chart's file.
+        name: name of the chart's file.
         title: above the chart.
         caption: below the title.
-        ideal: points of a dotted line to compare with.
-        average: False draws the lines of a series alike, and no mean of them.
+        ideal: points of a dotted reference line.
+        average: whether to draw the mean of a series; False draws all its lines equally thick.
     """
     import altair as alt
 
@@ -139,7 +140,7 @@ def line_chart(
         thick = (
             [(series, mean_curve(thinned))]
             if average
-            else zip((own[0] for own in group), thinned, strict=True)
+            else zip((name for name, _, _ in group), thinned, strict=True)
         )
         for run, points in thick:
             means += [
@@ -204,15 +205,15 @@ def strip_chart(
     caption: str,
     reference: str = "",
 ) -> Chart:
-    """Values in groups, a point for each seed and a bar at their mean; rows with group, series and value.
+    """Values in groups: a point for each seed and a tick at their mean. Rows have group, series and value.
 
-    ``reference`` is the name of values to compare with, in rows of that series, drawn as hollow diamonds.
+    Rows of the series ``reference`` are drawn as hollow diamonds.
     """
     import altair as alt
 
-    own = [row for row in rows if row["series"] != reference]
-    others = [row for row in rows if row["series"] == reference]
-    names = list(dict.fromkeys(row["series"] for row in own))
+    measured = [row for row in rows if row["series"] != reference]
+    expected = [row for row in rows if row["series"] == reference]
+    names = list(dict.fromkeys(row["series"] for row in measured))
     groups = list(dict.fromkeys(row["group"] for row in rows))
     colour, _ = _by_series(names, optimizers, symbol="circle")
     x = alt.X("group:N", title=None, sort=groups, axis=alt.Axis(labelAngle=0, labelLimit=160))
@@ -220,7 +221,7 @@ def strip_chart(
     y = y.with_ticks(row["value"] for row in rows)
     vertical = _position(alt.Y, "value", y)
     tooltip = ["series:N", "group:N", alt.Tooltip("value:Q", title=y.title, format=y.format)]
-    base = alt.Chart(alt.InlineData(values=own))
+    base = alt.Chart(alt.InlineData(values=measured))
     layers: list[alt.Chart] = [
         base.mark_circle(size=54, opacity=0.75, clip=True).encode(
             x, vertical, colour, xOffset=offset, tooltip=tooltip
@@ -232,8 +233,8 @@ def strip_chart(
             xOffset=offset,
         ),
     ]
-    if others:
-        paper = alt.Chart(alt.InlineData(values=others)).mark_point(
+    if expected:
+        paper = alt.Chart(alt.InlineData(values=expected)).mark_point(
             shape="diamond", size=80, color="currentColor", opacity=0.8, clip=True
         )
         layers.append(paper.encode(x, vertical, xOffset=alt.XOffset("beside:N", sort=names), tooltip=tooltip))
@@ -241,7 +242,7 @@ def strip_chart(
 
 
 def focus(curves: Sequence[Sequence[tuple[float, float]]]) -> tuple[float, float] | None:
-    """The part of a loss that is worth seeing: without the steep beginning, and with all ends."""
+    """The range of a loss to show: without the steep beginning, and with the ends of all curves."""
     if not curves:
         return None
     last = max(points[-1][0] for points in curves)
@@ -255,7 +256,7 @@ def focus(curves: Sequence[Sequence[tuple[float, float]]]) -> tuple[float, float
 def finish(
     chart: Any, name: str, title: str, caption: str, datasets: Mapping[str, Sequence[Row]] | None = None
 ) -> Chart:
-    """An altair chart with its words, and the data that it names and does not hold itself."""
+    """Add title, caption and named datasets to an altair chart."""
     spec = chart.to_dict(validate=False)
     spec["datasets"] = {**spec.get("datasets", {}), **(datasets or {})}
     return Chart(name=name, title=title, caption=caption, spec=spec)
@@ -270,7 +271,7 @@ def _by_series(
         orient="top",
         direction="horizontal",
         labelLimit=240,
-        columnPadding=24,  # browsers have wider fonts than the one that the widths are measured with
+        columnPadding=24,  # fonts in browsers are wider than the one used to measure widths
         symbolType=symbol,
         symbolOpacity=1,
     )
@@ -303,5 +304,5 @@ def _mean(values: Sequence[float]) -> float:
 
 
 def rounded(value: float) -> float:
-    """Six significant digits: more cannot be seen, and the page is smaller."""
+    """Round to six significant digits, which keeps the page small."""
     return float(f"{value:.6g}")

@@ -1,4 +1,4 @@
-"""What the commands share that carry out studies: how they begin and how they end."""
+"""Parsing, exit status and final output of the commands that carry out studies."""
 
 from __future__ import annotations
 
@@ -20,45 +20,45 @@ if TYPE_CHECKING:
 
 
 def exit_status(command: str, work: Callable[[], int | None]) -> int:
-    """Do the work of a command that trains, which can be stopped and repeated; say how it ended.
+    """Do the work of a command that trains, and return its exit status.
 
-    What the work returns is the status; None is 0.
+    The status is what ``work`` returns, with 0 for None. Errors and signals are reported on stderr.
     """
     try:
         return work() or 0
     except Interrupted as interrupted:
         if is_first_rank():
-            print(f"{command}: {interrupted}. The same command goes on from there.", file=sys.stderr)
+            print(f"{command}: {interrupted}. Run the same command again to continue.", file=sys.stderr)
         return 128 + interrupted.signum
     except KeyboardInterrupt:
-        print(f"{command}: stopped. The same command goes on.", file=sys.stderr)
+        print(f"{command}: stopped. Run the same command again to continue.", file=sys.stderr)
         return 130
     except (OSError, ValueError, RunInUse) as error:
         print(f"{command}: {error}", file=sys.stderr)
         return 1
 
 
-def tell(command: str, conclusion: Conclusion | None, *also: str) -> None:
-    """Say what a study came to, at the end of its command; ``also`` are more lines."""
+def print_conclusion(command: str, conclusion: Conclusion | None, *also: str) -> None:
+    """Print the warnings, the summary and the path of the page, and then the lines of ``also``."""
     if conclusion is not None:
         for warning in conclusion.warnings:
             print(f"{command}: {warning}", file=sys.stderr)
         print(f"\n{conclusion.summary}\nThe page: {conclusion.page}", *also, sep="\n")
 
 
-class Arguments(Protocol):
-    """What the arguments of every study have."""
+class StudyArguments(Protocol):
+    """The arguments that all studies have in common."""
 
     @property
     def config(self) -> TrainConfig:
-        """What all runs share."""
+        """The configuration that all runs share."""
 
     @property
     def out(self) -> Path | None:
-        """Its folder; None for one named after the command and the model."""
+        """Folder of the study; None for one named after the command and the model."""
 
 
-A = TypeVar("A", bound=Arguments)
+A = TypeVar("A", bound=StudyArguments)
 
 
 def parse(
@@ -67,70 +67,69 @@ def parse(
     *,
     command: str,
     summary: str,
-    what: str,
+    study: str,
     lr: str,
     optimizer: OptimizerConfig | None = None,
     required: Sequence[str] = (),
 ) -> tuple[A, Path]:
-    """The arguments of a study, and its folder.
+    """Parse the arguments of a study, and return them with its folder.
 
     Args:
         kind: a dataclass of the arguments.
-        argv: what was given, the model first.
+        argv: the command line, the model first.
         command: the command's name.
-        summary: what it is for, in a sentence.
-        what: a study of this kind, with its article.
-        lr: how learning rates are given, as an example.
-        optimizer: the optimizer's settings by default.
-        required: the arguments that have no default, beside the data.
+        summary: its purpose in one sentence.
+        study: a noun for the study, with its article, for messages.
+        lr: an example of how learning rates are given, for messages.
+        optimizer: the default settings of the optimizer.
+        required: names of the arguments without a default, except the data.
     """
-    given = argv[0] if argv else "--help"
-    if not is_model(given):
-        refuse_model(command, summary, given)
-    name, model = find_model(given)
+    model_name = argv[0] if argv else "--help"
+    if not is_model(model_name):
+        refuse_model(command, summary, model_name)
+    name, model = find_model(model_name)
     config = TrainConfig(data=tyro.MISSING, model=model, optimizer=optimizer or OptimizerConfig())
-    make: Callable[..., A] = kind  # a dataclass, which a protocol does not say
+    make: Callable[..., A] = kind  # a dataclass, which the protocol cannot express
     default = make(config=config, **dict.fromkeys(required, tyro.MISSING))
     arguments = tyro.cli(
         kind,
         default=default,
         args=argv[1:],
-        prog=f"merit {command} {given}",
+        prog=f"merit {command} {model_name}",
         config=(tyro.conf.AvoidSubcommands,),  # the model has been chosen
     )
-    refuse_single_run_options(arguments.config, what, lr=lr)
+    refuse_single_run_options(arguments.config, study, lr=lr)
     return arguments, arguments.out or Path("runs", f"{command}-{name}")
 
 
-def refuse_single_run_options(config: TrainConfig, what: str, *, lr: str) -> None:
-    """Raise where an option of a single run is given that differs between the runs of ``what``.
-
-    That they differ is what it is for.
-    """
-    for name, value, plain, instead in (
+def refuse_single_run_options(config: TrainConfig, study: str, *, lr: str) -> None:
+    """Raise if an option of a single run is set that ``study`` varies between its runs."""
+    for name, value, default, instead in (
         ("--seed", config.seed, TrainConfig.seed, "--seeds 0 1 2"),
         ("--optimizer.name", config.optimizer.name, OptimizerConfig.name, "--optimizers lamb merit"),
         ("--optimizer.lr", config.optimizer.lr, OptimizerConfig.lr, lr),
     ):
-        if value != plain:
-            raise ValueError(f"{name} {value} is for one run; in {what} write for example {instead}")
+        if value != default:
+            raise ValueError(
+                f"{name} {value} applies to a single run; in {study} write for example {instead}"
+            )
 
 
-def refuse_model(command: str, summary: str, given: str) -> NoReturn:
-    """Show the help, or say which models there are."""
+def refuse_model(command: str, summary: str, model_name: str) -> NoReturn:
+    """Print the help, or an error about the model, and exit."""
     parser = argparse.ArgumentParser(
         prog=f"merit {command}",
         usage=f"merit {command} MODEL --data FOLDER [options]",
         description=f"{summary} The models are: {KNOWN}.",
         epilog=f"The options of a model: merit {command} MODEL --help",
     )
-    if given in ("-h", "--help"):
+    if model_name in ("-h", "--help"):
         parser.print_help()
         raise SystemExit(0)
-    if given.startswith("-"):
+    if model_name.startswith("-"):
         parser.error(f"the model is missing; it comes first. The models are: {KNOWN}")
     try:
-        find_model(given)
+        find_model(model_name)
     except ValueError as error:
         parser.error(str(error))
-    raise AssertionError(f"{given} is a model")
+    raise AssertionError(f"{model_name} is a model")

@@ -1,4 +1,4 @@
-"""What runs cost before they are made: tokens, operations, and time on this machine."""
+"""Estimated cost of runs: tokens, floating-point operations, and time on this machine."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _BESIDES_STEPS = 1.3  # validation, observations, checkpoints, start
 
 @dataclass(frozen=True)
 class Speed:
-    """Floating-point operations a second, of all devices together, and where the number comes from."""
+    """Floating-point operations per second of all devices together, and the source of the number."""
 
     flops: float
     num_gpus: int
@@ -32,17 +32,17 @@ class Speed:
 
 @dataclass(frozen=True)
 class Cost:
-    """What is left to do of some runs, each counted once."""
+    """Remaining work of some runs, each counted once."""
 
     num_runs: int
-    """All of them, also those that are done."""
+    """All of them, including those that are done."""
     num_left: int
     tokens: int
     flops: float
 
     @classmethod
     def of(cls, runs: Iterable[tuple[TrainConfig, int]]) -> Cost:
-        """The cost of runs, each with the number of its steps that are done already."""
+        """The cost of runs, each given with its number of completed steps."""
         distinct = {config.fingerprint: (config, done) for config, done in runs}.values()
         steps = [(config, (config.steps or 0) - done) for config, done in distinct]
         tokens = [(config, config.batch * config.model.context * left) for config, left in steps]
@@ -55,28 +55,28 @@ class Cost:
 
     @classmethod
     def of_trials(cls, trials: Iterable[Trial]) -> Cost:
-        """The cost of what is left of trials."""
-        return cls.of((own.config, _steps_done(own)) for own in trials)
+        """The remaining cost of trials."""
+        return cls.of((trial.config, _steps_done(trial)) for trial in trials)
 
     def seconds(self, speed: Speed) -> float:
-        """How long the runs take, one after the other."""
+        """Time of the runs, one after the other."""
         return self.flops * _BESIDES_STEPS / speed.flops
 
     def gpu_hours(self, speed: Speed) -> float:
-        """GPUs times hours."""
+        """Number of GPUs times hours."""
         return self.seconds(speed) * speed.num_gpus / 3600
 
 
 def estimate(trials: Sequence[Trial], later: int = 0) -> str:
-    """How much there is to do and about how long it takes here; nothing where nothing is left.
+    """Describe the remaining work and its approximate time here; empty if all trials are done.
 
-    So many more of the kind may come ``later``.
+    ``later`` is how many more trials of the same kind may follow.
     """
     cost = Cost.of_trials(trials)
     if not cost.num_left:
         return ""
-    left = [own for own in trials if not is_done(own.folder)]
-    speed = find_speed(max((own.config for own in left), key=lambda config: work_per_token(config.model)))
+    left = [trial for trial in trials if not is_done(trial.folder)]
+    speed = find_speed(max((trial.config for trial in left), key=lambda config: work_per_token(config.model)))
     runs = "1 run" if cost.num_left == 1 else f"{cost.num_left} runs"
     seconds = cost.seconds(speed)
     text = f"{runs}, {amount(cost.tokens)} tokens in all: about {duration(seconds)} here"
@@ -87,25 +87,25 @@ def estimate(trials: Sequence[Trial], later: int = 0) -> str:
 
 
 def find_speed(config: TrainConfig) -> Speed:
-    """This machine's speed with a model: from a GPU's data sheet, or a second's work."""
+    """This machine's speed with a model: from the GPU's data sheet, or measured for one second."""
     ranks = Ranks.join()
     if ranks.device.type == "cuda":
         name = torch.cuda.get_device_name(ranks.device)
         if peak := peak_flops(name):
-            words = f"stated: {UTILISATION:.0%} of the peak of {ranks.size} x {name}"
-            return Speed(UTILISATION * peak * ranks.size, ranks.size, words)
+            source = f"stated: {UTILISATION:.0%} of the peak of {ranks.size} x {name}"
+            return Speed(UTILISATION * peak * ranks.size, ranks.size, source)
     return _measured(config, ranks)
 
 
 def duration(seconds: float) -> str:
-    """A duration for readers: 40 s, 12 min, 3.5 h."""
+    """Format a duration: 40 s, 12 min, 3.5 h."""
     if seconds < 90:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
 def amount(number: float) -> str:
-    """A large number for readers: 12.3M."""
+    """Format a large number: 12.3M."""
     for letter, size in (("T", 1e12), ("B", 1e9), ("M", 1e6), ("k", 1e3)):
         if number >= size:
             return f"{number / size:.3g}{letter}"
@@ -113,7 +113,7 @@ def amount(number: float) -> str:
 
 
 def _steps_done(run: Trial) -> int:
-    """A run that diverged will not be repeated, so it is done as well."""
+    """All steps for a run that is done: a diverged run is not repeated either."""
     return (run.config.steps or 0) if is_done(run.folder) else last_step(run)[0]
 
 

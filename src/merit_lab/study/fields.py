@@ -1,7 +1,7 @@
 """The fields of a training configuration by their dotted names, as `--set` takes them.
 
-An option of an optimizer is a field too, as optimizer.options.momentum. Where a run does not state it, it has
-its default, and None where the optimizer has no such option.
+Options of an optimizer are fields too, as in optimizer.options.momentum. If a run does not set one, its value
+is the default, or None if the optimizer has no such option.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from merit_lab.train.options import default_of, parse_options, write_option
 LR = "optimizer.lr"
 _OPTIONS, _REST_OPTIONS = "optimizer.options", "optimizer.rest_options"
 
-# What a sweep has options of its own for.
-_OWN_OPTIONS = {
+# Fields that have a dedicated option in a sweep.
+_DEDICATED_OPTIONS = {
     "data": "--data",
     "seed": "--seeds",
     "optimizer.name": "--optimizers",
@@ -33,7 +33,7 @@ _OWN_OPTIONS = {
 
 
 def find_field(name: str) -> str:
-    """The dotted name of a field that may be swept, from how a user wrote it.
+    """Return the dotted name of a field that may be swept, from the user's spelling.
 
     Example:
         >>> find_field("optimizer.weight-decay")
@@ -42,8 +42,10 @@ def find_field(name: str) -> str:
         'optimizer.options.momentum'
     """
     field = name.removeprefix("--").replace("-", "_")
-    if field in _OWN_OPTIONS:
-        raise ValueError(f"--set {name} is not needed: {_OWN_OPTIONS[field]} takes the values of {field}")
+    if field in _DEDICATED_OPTIONS:
+        raise ValueError(
+            f"--set {name} is not needed: {_DEDICATED_OPTIONS[field]} takes the values of {field}"
+        )
     if option_of(field):
         return field
     if field not in (types := _types()):
@@ -57,7 +59,7 @@ def find_field(name: str) -> str:
 
 
 def parse_value(field: str, text: str) -> object:
-    """A field's value as `merit train` would read it; parts of a tuple are joined by commas.
+    """Parse a field's value as `merit train` does; commas separate the items of a tuple.
 
     Example:
         >>> parse_value("optimizer.betas", "0.9,0.95")
@@ -67,11 +69,11 @@ def parse_value(field: str, text: str) -> object:
         >>> parse_value("optimizer.options.momentum", "0.9")
         0.9
     """
-    if own := option_of(field):
-        group, option = own
+    if path := option_of(field):
+        group, option = path
         return parse_options([f"{option}={text}"], group)[option]
     kind = _types()[field]
-    # A comma is also part of an option's value, and a part where a name follows.
+    # A comma may also be part of an option's value: split only before a name.
     parts = re.split(r",(?=\w+=)", text) if field.endswith("options") else text.split(",")
     complaint = io.StringIO()
     try:
@@ -79,12 +81,14 @@ def parse_value(field: str, text: str) -> object:
             value: object = tyro.cli(kind, args=parts)
     except SystemExit:
         expected = getattr(kind, "__name__", None) or str(kind)
-        raise ValueError(f"--set {field} {text}: {text!r} is no value of it; it takes {expected}") from None
+        raise ValueError(
+            f"--set {field} {text}: {text!r} is not a valid value; the field takes {expected}"
+        ) from None
     return value
 
 
 def option_of(field: str) -> tuple[str, str] | None:
-    """The field that holds an option of an optimizer, and the option; None for other fields.
+    """Split the name of an optimizer's option into its field and the option; None for other fields.
 
     Example:
         >>> option_of("optimizer.options.momentum")
@@ -95,20 +99,20 @@ def option_of(field: str) -> tuple[str, str] | None:
 
 
 def short(field: str) -> str:
-    """A field's name without the group it is in; rest_NAME for an option of a second optimizer."""
+    """A field's name without its group; rest_NAME for an option of a second optimizer."""
     group, _, name = field.rpartition(".")
     return f"rest_{name}" if group == _REST_OPTIONS else name
 
 
 def value_of(config: TrainConfig, field: str) -> object:
-    """The value of a field; of an option that is not given, its default."""
-    if own := option_of(field):
-        group, option = own
+    """The value of a field; the default of an option that is not set."""
+    if path := option_of(field):
+        group, option = path
         is_first, chosen = group == _OPTIONS, config.optimizer
         name = chosen.name if is_first else chosen.rest
-        given = chosen.options_by_name() if is_first else chosen.rest_options_by_name()
-        if option in given:
-            return given[option]
+        options = chosen.options_by_name() if is_first else chosen.rest_options_by_name()
+        if option in options:
+            return options[option]
         return None if name is None else default_of(name, option)
     value: Any = config
     for name in field.split("."):
@@ -117,21 +121,21 @@ def value_of(config: TrainConfig, field: str) -> object:
 
 
 def train_option(field: str, value: object) -> list[str]:
-    """A field's value as `merit train` takes it.
+    """Format a field and its value as arguments of `merit train`.
 
     Example:
         >>> train_option("optimizer.betas", (0.9, 0.95)), train_option("model.qk_norm", False)
         (['--optimizer.betas', '0.9', '0.95'], ['--model.no-qk_norm'])
     """
-    if _types()[field] is bool:  # a flag, which takes no value
+    if _types()[field] is bool:  # a flag takes no value
         group, dot, name = field.rpartition(".")
         return [f"--{group}{dot}{name if value else f'no-{name}'}"]
     return [f"--{field}", *map(str, value if isinstance(value, tuple) else [value])]
 
 
 def with_values(config: TrainConfig, values: Mapping[str, object]) -> TrainConfig:
-    """A configuration with other values of some fields."""
-    options = {field: own for field in values if (own := option_of(field))}
+    """Return a copy of a configuration with other values of some fields."""
+    options = {field: path for field in values if (path := option_of(field))}
     settings = config.to_dict()
     for field in values.keys() - options:
         *groups, name = field.split(".")
@@ -144,28 +148,28 @@ def with_values(config: TrainConfig, values: Mapping[str, object]) -> TrainConfi
             )
         inner[name] = values[field]
     changed = TrainConfig.from_dict(settings)
-    for field, (group, option) in options.items():  # which mean something once the optimizer is known
+    for field, (group, option) in options.items():  # the optimizer must be set first
         changed = _with_option(changed, group, option, values[field])
     return changed
 
 
 def _with_option(config: TrainConfig, group: str, option: str, value: object) -> TrainConfig:
-    """What has its default and is not stated stays so: it is the same run."""
+    """Set an option, unless it already has that value by default: then it is the same run."""
     if value_of(config, f"{group}.{option}") == value:
         return config
-    stated: Any = value_of(config, group)
-    others = [text for text in stated if text.partition("=")[0] != option]
+    options: Any = value_of(config, group)
+    others = [text for text in options if text.partition("=")[0] != option]
     return with_values(config, {group: (*others, write_option(option, value))})
 
 
 @cache
 def _types(kind: type = TrainConfig, prefix: str = "") -> dict[str, Any]:
-    """Every field that holds a value and no further fields, with its type."""
+    """The type of every leaf field."""
     types: dict[str, Any] = {}
     for name, hint in get_type_hints(kind).items():
         if members := dataclasses_of(hint):
-            for own in reversed(members):  # of fields that several have, the first's
-                types |= _types(own, f"{prefix}{name}.")
+            for member in reversed(members):  # a field of several members has the type of the first
+                types |= _types(member, f"{prefix}{name}.")
         else:
             types[f"{prefix}{name}"] = hint
     return types

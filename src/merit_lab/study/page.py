@@ -1,4 +1,4 @@
-"""What a study found, as files: a page that needs no other and no network, pictures, tables, a record."""
+"""The files of a study's findings: a self-contained HTML page, charts, tables, and a JSON file."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from merit_lab.study.charts import FILE_WIDTH, Chart
 
 @dataclass(frozen=True)
 class TableSection:
-    """A table with the words above it."""
+    """A table with its title and caption."""
 
     title: str
     caption: str
@@ -27,17 +27,17 @@ class TableSection:
 
 
 @dataclass(frozen=True)
-class Record:
-    """What programs read: the name of a JSON file, a few words about it, and what it holds."""
+class JsonFile:
+    """The findings for programs: a file name, a short description, and the content."""
 
     name: str
-    words: str
+    description: str
     content: Any
 
 
 @dataclass(frozen=True, kw_only=True)
 class Page:
-    """What a study found, from top to bottom."""
+    """The findings of a study, in the order in which the page shows them."""
 
     title: str
     facts: Sequence[str]
@@ -47,34 +47,34 @@ class Page:
     tables: Sequence[TableSection]
     settings: Sequence[tuple[str, str]]
     printed: Sequence[TableSection]
-    """Those of the tables that a terminal shows; a Markdown file has the same."""
+    """The tables that are printed to the terminal and written to table.md."""
     rows: Sequence[Mapping[str, Any]]
-    """One for each run."""
-    record: Record
+    """One row for each run."""
+    record: JsonFile
     lead: Sequence[TableSection] = ()
-    """Tables that come before the charts."""
+    """Tables before the charts."""
 
     @property
     def files(self) -> dict[str, str]:
-        """The files beside the page, each with a few words."""
+        """The files beside the page, each with a short description."""
         return {
             "table.csv": "one row for each run",
             "table.md": "tables in Markdown",
-            self.record.name: self.record.words,
+            self.record.name: self.record.description,
             **{f"{chart.name}.svg": "a picture" for chart in self.charts},
         }
 
     def show(self) -> None:
-        """Print what it comes to."""
-        for own in self.printed:
-            print_table(own.table)
+        """Print the tables."""
+        for section in self.printed:
+            print_table(section.table)
 
     def write(self, folder: Path) -> Path:
-        """Write all files into a folder, over earlier ones; return the page's path."""
+        """Write all files into a folder, overwriting earlier ones; return the path of the page."""
         folder.mkdir(parents=True, exist_ok=True)
         write_charts(self.charts, folder)
         write_csv(folder / "table.csv", self.rows)
-        tables = "\n".join(f"{own.title}\n\n{own.table.markdown()}" for own in self.printed)
+        tables = "\n".join(f"{section.title}\n\n{section.table.markdown()}" for section in self.printed)
         (folder / "table.md").write_text(tables, encoding="utf-8")
         record = json.dumps(self.record.content, indent=2)
         (folder / self.record.name).write_text(record + "\n", encoding="utf-8")
@@ -86,11 +86,11 @@ class Page:
 
 
 def write_charts(charts: Sequence[Chart], folder: Path) -> None:
-    """Write each chart as a picture."""
+    """Write each chart as an SVG file."""
     for chart in charts:
         write_svg(folder / f"{chart.name}.svg", {"width": FILE_WIDTH, **chart.spec}, chart.title)
 
 
 def on_page(chart: Chart) -> dict[str, Any]:
-    """A chart's specification, as wide as its place."""
+    """A chart's specification, as wide as its container."""
     return {**chart.spec, "width": "container", "autosize": {"type": "fit-x", "resize": True}}

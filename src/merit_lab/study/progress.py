@@ -1,4 +1,4 @@
-"""How far all runs are, while several are worked on: live in a terminal, plain lines elsewhere."""
+"""Progress of runs that are trained at the same time: live in a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ _SECONDS_BETWEEN_LINES = 20.0
 _MOST_SHOWN = 8
 
 
-class Progress:
-    """Shows the share of all work that is done, what is worked on, and the time that is left.
+class StudyProgress:
+    """Show how many runs are done, the runs in progress, and the remaining time.
 
     Args:
-        runs: all runs, also those that were done before.
+        runs: all runs, including those that are already done.
         console: where to write.
     """
 
     def __init__(self, runs: Sequence[Trial], console: Console) -> None:
         self._console = console
-        self._left = [own for own in runs if not is_done(own.folder)]
+        self._left = [run for run in runs if not is_done(run.folder)]
         self._num_runs = len(runs)
         self._began = time.monotonic()
-        self._to_do = sum(_cost(own) for own in self._left)
-        self._done_before = sum(_cost(own) * _share(own, last_step(own)[0]) for own in self._left)
+        self._to_do = sum(_cost(run) for run in self._left)
+        self._done_before = sum(_cost(run) * _share(run, last_step(run)[0]) for run in self._left)
         self._finished = 0.0
         self._last_line = time.monotonic()
         self._live = Live(console=console, refresh_per_second=2) if console.is_terminal else None
@@ -50,7 +50,7 @@ class Progress:
             self._live.stop()
 
     def show(self) -> None:
-        """Look at the run directories and show how far they are."""
+        """Read the run directories and show their progress."""
         if self._live is not None:
             self._live.update(self._picture())
         elif time.monotonic() - self._last_line >= _SECONDS_BETWEEN_LINES:
@@ -58,27 +58,27 @@ class Progress:
             self._console.print(self._picture(), soft_wrap=True)
 
     def say(self, text: str) -> None:
-        """Write a line that stays."""
+        """Print a permanent line."""
         self._console.print(text, markup=False, soft_wrap=True)
 
     def _picture(self) -> RenderableType:
         lines = []
-        under_way = 0.0
-        for own in list(self._left):
-            if is_done(own.folder):
-                self._left.remove(own)
-                self._finished += _cost(own)
-            elif (seen := progress(own)) is not None:
-                step, loss = seen
-                under_way += _cost(own) * _share(own, step)
-                lines.append(Text(f"  {own.folder.name}  step {step}/{own.config.steps}  loss {loss:.3f}"))
-        done = self._finished + under_way - self._done_before
-        words = f"{self._num_runs - len(self._left)} of {self._num_runs} runs"
+        in_progress = 0.0
+        for run in list(self._left):
+            if is_done(run.folder):
+                self._left.remove(run)
+                self._finished += _cost(run)
+            elif (latest := progress(run)) is not None:
+                step, loss = latest
+                in_progress += _cost(run) * _share(run, step)
+                lines.append(Text(f"  {run.folder.name}  step {step}/{run.config.steps}  loss {loss:.3f}"))
+        done = self._finished + in_progress - self._done_before
+        text = f"{self._num_runs - len(self._left)} of {self._num_runs} runs"
         if done > 0:
             left = self._to_do - self._done_before - done
             seconds = (time.monotonic() - self._began) * left / done
-            words += f", about {max(1, round(seconds / 60))} min left"
-        return Group(Text(words, style="bold"), *lines[:_MOST_SHOWN])
+            text += f", about {max(1, round(seconds / 60))} min left"
+        return Group(Text(text, style="bold"), *lines[:_MOST_SHOWN])
 
 
 def _cost(run: Trial) -> float:

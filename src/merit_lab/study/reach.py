@@ -7,10 +7,10 @@ from collections.abc import Iterable
 
 
 def steps_to_reach(target: float, losses: Iterable[tuple[int, float]]) -> float | None:
-    """The step at which the loss first came down to ``target``; None where it never did.
+    """The step at which the loss first reached ``target``; None if it never did.
 
-    ``losses`` are (step, loss) in the order of steps. Between two validations the loss is taken to fall on
-    a straight line.
+    ``losses`` are (step, loss) pairs in the order of steps. Between two validations the loss is interpolated
+    linearly.
 
     Example:
         >>> steps_to_reach(3.0, [(0, 5.0), (10, 3.5), (20, 2.5)])

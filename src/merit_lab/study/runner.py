@@ -1,7 +1,7 @@
-"""Trials are carried out one after the other; what is done stays done.
+"""Carry out trials one after the other, without repeating those that are done.
 
-The ledger is the run directories themselves: a run that finished or diverged is not repeated, one that
-was interrupted or killed goes on from its last checkpoint, one that another process works on is left to it.
+The run directories hold the state: a run that finished or diverged is not repeated, one that was
+interrupted or killed resumes from its last checkpoint, and one that another process works on is skipped.
 """
 
 from __future__ import annotations
@@ -17,44 +17,44 @@ from merit_lab.train import train
 from merit_lab.train.optimizer import check_optimizer
 from merit_lab.train.parallel import Ranks
 
-_WORDS = {
-    "planned": "begins",
-    "interrupted": "goes on",
-    "unfinished": "goes on",
-    "finished": "is there already",
+_STATUS_TEXT = {
+    "planned": "starts",
+    "interrupted": "resumes",
+    "unfinished": "resumes",
+    "finished": "is already done",
     "diverged": "diverged before and is not repeated",
-    "abandoned": "was given up before and is not repeated",
-    "running": "is being worked on by another process and is left to it",
+    "abandoned": "was abandoned before and is not repeated",
+    "running": "is in use by another process and is skipped",
 }
 
 
 def carry_out(trials: Sequence[Trial], ranks: Ranks) -> None:
-    """Do what is left of the trials, one after the other. When a signal stops it, the same call goes on."""
+    """Carry out the remaining trials, one after the other. After a signal, the same call continues."""
     console = Console(stderr=True, highlight=False, quiet=not ranks.is_first)
 
     def say(place: int, status: str) -> None:
-        text = f"[{place} of {len(trials)}] {trials[place - 1].folder.name} {_WORDS[status]}"
+        text = f"[{place} of {len(trials)}] {trials[place - 1].folder.name} {_STATUS_TEXT[status]}"
         console.print(text, style="bold", markup=False, soft_wrap=True)
 
     check_optimizers(trials)
-    for place, own in enumerate(trials, start=1):
-        # One rank looks for all: another may be at the run directory already.
-        status = ranks.first(partial(_status, own))
+    for place, trial in enumerate(trials, start=1):
+        # One rank reads it for all: another one may already have created the run directory.
+        status = ranks.first(partial(_status, trial))
         say(place, status)
         if status in ("planned", "interrupted", "unfinished"):
             try:
-                train(own.config, own.folder, resume=status != "planned", bars=own.bars)
-            except RunInUse:  # another process took it since
+                train(trial.config, trial.folder, resume=status != "planned", bars=trial.bars)
+            except RunInUse:  # another process has just taken it
                 say(place, "running")
-            except FileExistsError:  # and has done it already
-                if not own.exists:
+            except FileExistsError:  # another process has finished it
+                if not trial.exists:
                     raise
-                say(place, ranks.first(partial(_status, own)))
+                say(place, ranks.first(partial(_status, trial)))
 
 
 def check_optimizers(trials: Sequence[Trial]) -> None:
-    """Raise where an optimizer cannot be made as configured: now, not after hours of the others' training."""
-    new = {(own.config.model, own.config.optimizer): own.config for own in trials if not own.exists}
+    """Raise if an optimizer cannot be built as configured, before any of the trials is trained."""
+    new = {(trial.config.model, trial.config.optimizer): trial.config for trial in trials if not trial.exists}
     for config in new.values():
         check_optimizer(config)
 

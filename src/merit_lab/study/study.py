@@ -1,4 +1,4 @@
-"""What a study is, and how it is conducted: round by round, until it asks for no more."""
+"""The interface of a study, and the loop that trains its rounds until no trial is missing."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rich.console import Console
 
 from merit_lab.report.write import refuse_folder
 from merit_lab.study.cost import estimate
-from merit_lab.study.progress import Progress
+from merit_lab.study.progress import StudyProgress
 from merit_lab.study.runner import carry_out, check_optimizers
 from merit_lab.study.trial import Trial
 from merit_lab.study.workers import Workers, is_done, one_thread
@@ -24,74 +24,78 @@ from merit_lab.train.signals import listening
 
 @dataclass(frozen=True)
 class Round:
-    """Trials that a study asks for at the same time, and what to say before them."""
+    """Trials that a study wants at the same time, and a title to print before them."""
 
     trials: Sequence[Trial]
     title: str = ""
     later: int = 0
-    """How many more there may be after these, at most."""
+    """Upper limit on the number of trials after this round."""
 
 
 class Findings(Protocol):
-    """What a study found."""
+    """The answer of a study."""
 
     @property
     def summary(self) -> str:
-        """The answer, in words."""
+        """The answer in one or a few sentences."""
 
     @property
     def warnings(self) -> Sequence[str]:
-        """What a reader must know before using it."""
+        """Caveats that a reader must know before using the answer."""
 
     def show(self) -> None:
-        """Print what a terminal has room for."""
+        """Print the main tables to the terminal."""
 
     def write(self, folder: Path) -> Path:
-        """Write its files into a folder, over earlier ones; return the page's path."""
+        """Write all files into a folder, overwriting earlier ones; return the path of the page."""
 
 
-class Asking(Protocol):
-    """What asks for trials.
+class TrialSource(Protocol):
+    """A source of trials, one round at a time.
 
-    What comes next follows from the run directories alone: so a study that was stopped goes on, and several
-    processes may work on one.
+    The next round depends on the run directories only. So a study that was stopped can be continued, and
+    several processes may work on the same one.
     """
 
     @property
     def folder(self) -> Path:
-        """Its runs are in here."""
+        """Folder of the run directories."""
 
     def next(self) -> Round | None:
-        """The trials that are needed by now, with those that are done; None when nothing is missing."""
+        """All trials that are needed so far, including those that are done; None when none is missing."""
 
 
-class Study(Asking, Protocol):
+class Study(TrialSource, Protocol):
     """A question that training runs answer."""
 
     def findings(self) -> Findings:
-        """The answer, from the run directories alone."""
+        """Return the answer, computed from the run directories only."""
 
 
 @dataclass(frozen=True)
 class Conclusion:
-    """What a study came to, and where it is written."""
+    """A study's summary and warnings, and the path of its page."""
 
     summary: str
     warnings: Sequence[str]
     page: Path
 
 
-def hold(study: Study, jobs: int = 1) -> Conclusion | None:
-    """Carry out a study, so many trials at a time; print what it found and write it to ``folder``/report.
+def run_study(study: Study, jobs: int = 1) -> Conclusion | None:
+    """Carry out a study, print its findings, and write them to ``folder``/report.
 
-    What is done stays done: the same call goes on after an interruption. Under torchrun only the first rank
-    reports; the others return None.
+    Finished runs are not repeated: after an interruption the same call continues. Under torchrun only the
+    first rank reports; the others return None.
+
+    Args:
+        study: the study.
+        jobs: number of trials to train at the same time.
     """
     ranks = Ranks.join()
     report = study.folder / "report"
-    ranks.first(partial(refuse_folder, report))  # now, not when all is trained
-    if (words := ranks.first(partial(_expected, study))) and ranks.is_first:
-        print(words, file=sys.stderr)
+    ranks.first(partial(refuse_folder, report))  # before training, not after it
+    if (message := ranks.first(partial(_first_estimate, study))) and ranks.is_first:
+        print(message, file=sys.stderr)
     conduct([study], ranks, jobs)
     if not ranks.is_first:
         return None
@@ -101,27 +105,27 @@ def hold(study: Study, jobs: int = 1) -> Conclusion | None:
     return Conclusion(findings.summary, findings.warnings, page)
 
 
-def _expected(study: Study) -> str:
-    """What the first round will take."""
-    asked = study.next()
-    return "" if asked is None else estimate(asked.trials, asked.later)
+def _first_estimate(study: Study) -> str:
+    """The estimated cost of the first round."""
+    first = study.next()
+    return "" if first is None else estimate(first.trials, first.later)
 
 
-A = TypeVar("A", bound=Asking)
+S = TypeVar("S", bound=TrialSource)
 
 
 def conduct(
-    studies: Sequence[A], ranks: Ranks, jobs: int = 1, conclude: Callable[[A], str] = lambda _: ""
+    studies: Sequence[S], ranks: Ranks, jobs: int = 1, conclude: Callable[[S], str] = lambda _: ""
 ) -> None:
-    """Carry out studies, so many trials at a time. When a signal stops it, the same call goes on.
+    """Carry out studies. After a signal, the same call continues.
 
-    No trial is begun twice: one that another process is at is left to it.
+    No trial is started twice. A trial that another process works on is left to that process.
 
     Args:
-        studies: the studies, in the order in which they are wanted.
+        studies: the studies, in order of priority.
         ranks: the processes that train together.
-        jobs: trials at the same time.
-        conclude: called by the first rank when all trials of a study are done; what it returns is said.
+        jobs: number of trials to train at the same time.
+        conclude: called on the first rank when all trials of a study are done; its result is printed.
     """
     console = Console(stderr=True, highlight=False, quiet=not ranks.is_first)
     if jobs > 1 and ranks.size == 1:
@@ -131,41 +135,41 @@ def conduct(
         begun: set[Path] = set()
         while new := _new(ranks.first(study.next), begun, console):
             carry_out(new, ranks)
-        if words := ranks.first(partial(conclude, study)):
-            console.print(words, markup=False, soft_wrap=True)
+        if message := ranks.first(partial(conclude, study)):
+            console.print(message, markup=False, soft_wrap=True)
 
 
-def _side_by_side(studies: Sequence[A], jobs: int, console: Console, conclude: Callable[[A], str]) -> None:
-    """Several trials at a time, of all studies; each study is concluded when its own are done."""
+def _side_by_side(studies: Sequence[S], jobs: int, console: Console, conclude: Callable[[S], str]) -> None:
+    """Train trials of all studies at the same time; conclude each study when its trials are done."""
     begun: set[Path] = set()
     to_do = list(studies)
     while to_do:
         rounds = [study.next() for study in to_do]
-        new = [own for asked in rounds for own in _new(asked, begun, console)]
-        left = [own for own in new if not is_done(own.folder)]
+        new = [trial for wanted in rounds for trial in _new(wanted, begun, console)]
+        left = [trial for trial in new if not is_done(trial.folder)]
         check_optimizers(left)
         with (
             one_thread() if left else contextlib.nullcontext(),
             listening() as stop,
             Workers(left, min(jobs, len(left)), studies[0].folder / "logs") as workers,
-            Progress(new, console) as progress,
+            StudyProgress(new, console) as progress,
         ):
-            for study, asked in list(zip(to_do, rounds, strict=True)):
-                for _ in workers.waiting(() if asked is None else asked.trials, stop):
+            for study, wanted in list(zip(to_do, rounds, strict=True)):
+                for _ in workers.waiting(() if wanted is None else wanted.trials, stop):
                     progress.show()
                 progress.show()
                 if not _new(study.next(), set(begun)):
                     to_do.remove(study)
-                    if words := conclude(study):
-                        progress.say(words)
+                    if message := conclude(study):
+                        progress.say(message)
 
 
-def _new(asked: Round | None, begun: set[Path], console: Console | None = None) -> list[Trial]:
-    """The trials of a round that were not begun before, each once; from now on they are."""
-    if asked is None:
+def _new(wanted: Round | None, begun: set[Path], console: Console | None = None) -> list[Trial]:
+    """Return the trials of a round that are not in ``begun``, each once, and add them to it."""
+    if wanted is None:
         return []
-    new = {own.folder: own for own in asked.trials if own.folder not in begun}
+    new = {trial.folder: trial for trial in wanted.trials if trial.folder not in begun}
     begun.update(new)
-    if new and asked.title and console is not None:
-        console.print(asked.title, style="bold", markup=False, soft_wrap=True)
+    if new and wanted.title and console is not None:
+        console.print(wanted.title, style="bold", markup=False, soft_wrap=True)
     return list(new.values())

@@ -1,7 +1,7 @@
-"""Several runs at the same time, each by a process of its own, on a core or a GPU.
+"""Several runs at the same time, each in its own process, on a core or a GPU.
 
-Every worker goes through the same list of runs and takes those that nobody has: the run directories'
-locks decide. What a worker shows goes to its log; the caller is told how far all of them are.
+Every worker goes through the same list of runs and takes those that no other process works on; the locks of
+the run directories decide. The output of a worker goes to its log.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ _OVER = ("finished", "diverged", "abandoned")
 
 
 class WorkersEnded(ChildProcessError):
-    """All workers are gone and their runs are not done."""
+    """All workers have ended before their runs were done."""
 
 
 class Workers:
-    """Processes that carry out runs together. As a context manager it leaves none behind.
+    """Processes that carry out runs together. Leaving the context waits until all of them have ended.
 
     Args:
-        runs: what is left to do.
-        num: how many processes.
-        logs: folder for what they show.
+        runs: the runs that are not done.
+        num: number of processes.
+        logs: folder for their output.
     """
 
     def __init__(self, runs: Sequence[Trial], num: int, logs: Path) -> None:
@@ -70,32 +70,32 @@ class Workers:
             process.join()
 
     def waiting(self, wanted: Sequence[Trial], stop: StopRequest) -> Iterator[None]:
-        """Come back now and then until the wanted runs are done.
+        """Yield once per poll until the wanted runs are done.
 
-        Raises Interrupted when a signal came, and WorkersEnded when the workers ended before.
+        Raises Interrupted after a signal, and WorkersEnded if all workers end before that.
         """
-        while not all(is_done(own.folder) for own in wanted):
+        while not all(is_done(trial.folder) for trial in wanted):
             if stop.signum:
                 raise Interrupted(stop.signum, "stopped by a signal, with checkpoints")
             had_ended = not any(process.is_alive() for process in self._processes)
-            if had_ended and not all(is_done(own.folder) for own in wanted):
+            if had_ended and not all(is_done(trial.folder) for trial in wanted):
                 raise WorkersEnded(f"the workers ended before their runs did; {self._last_words()}")
             yield
             time.sleep(_POLL_SECONDS)
 
     def _last_words(self) -> str:
         workers = zip(self._processes, self._logs, strict=True)
-        # First one that failed: to it, one that ended well may have left the run that is not done.
-        for _, log in sorted(workers, key=lambda own: own[0].exitcode == 0):
+        # Failed workers first: a worker that succeeded may have left the unfinished run to one that failed.
+        for _, log in sorted(workers, key=lambda worker: worker[0].exitcode == 0):
             lines = log.read_text(encoding="utf-8").splitlines() if log.exists() else []
             if lines:
                 return f"the last line of {log}: {lines[-1]}"
-        return "they left no word"
+        return "their logs are empty"
 
 
 @contextlib.contextmanager
 def one_thread() -> Iterator[None]:
-    """The cores are the workers': threads beside them would wait for one another at every product."""
+    """Use one thread: the workers need the cores, and more threads would wait for one another."""
     import torch
 
     before = torch.get_num_threads()
@@ -107,8 +107,8 @@ def one_thread() -> Iterator[None]:
 
 
 def is_done(folder: Path) -> bool:
-    """Whether a run has come to its end, good or bad. What is done once stays so and is not read again."""
-    folder = folder.resolve()  # what is remembered must not depend on the current folder
+    """Whether a run has finished, diverged or been abandoned. Runs that are done are not read again."""
+    folder = folder.resolve()  # the cache must not depend on the current folder
     if not holds_run(folder):
         return False
     if folder not in _DONE and not is_locked(folder) and Run.open(folder).outcome in _OVER:
@@ -117,14 +117,14 @@ def is_done(folder: Path) -> bool:
 
 
 def progress(run: Trial) -> tuple[int, float] | None:
-    """Steps done and the last training loss of a run that is being worked on; None if it is not."""
+    """Steps done and the last training loss of a run in progress; None for any other run."""
     return last_step(run) if run.exists and is_locked(run.folder) else None
 
 
 def last_step(run: Trial) -> tuple[int, float]:
-    """Steps done and the last training loss of a run; none where there is no run yet.
+    """Steps done and the last training loss of a run; 0 and NaN before its first training line.
 
-    It is asked every second, so only the end of the file is read, as far back as a training line needs.
+    This is called every second, so the file is read from its end, only as far back as necessary.
     """
     path = run.folder / "metrics.jsonl"
     end = path.stat().st_size if path.exists() else 0
@@ -134,12 +134,12 @@ def last_step(run: Trial) -> tuple[int, float]:
         for line in reversed(_whole_lines(path, begin, end)):
             row = json.loads(line)
             if row["kind"] == "train":
-                return row["step"], float(row["loss"])  # which may be "nan" there
+                return row["step"], float(row["loss"])  # may be the string "nan"
     return 0, math.nan
 
 
 def _whole_lines(path: Path, begin: int, end: int) -> list[bytes]:
-    """The lines between two places of a file, without those that are cut there."""
+    """The complete lines between two positions of a file."""
     with path.open("rb") as file:
         file.seek(begin)
         *lines, _ = file.read(end - begin).split(b"\n")
@@ -147,7 +147,7 @@ def _whole_lines(path: Path, begin: int, end: int) -> list[bytes]:
 
 
 def _end_with_parent() -> None:
-    """Ask this process to end when the one that started it has, however that ended."""
+    """Terminate this process when its parent ends, for whatever reason."""
     parent = multiprocessing.parent_process()
     if parent is not None:
         parent.join()
@@ -155,19 +155,19 @@ def _end_with_parent() -> None:
 
 
 def _work(runs: list[Trial], place: int, num: int, log: Path) -> None:
-    """The life of a worker."""
+    """Carry out runs in a worker process."""
     import torch
 
     threading.Thread(target=_end_with_parent, daemon=True).start()
     if torch.cuda.is_available():
-        # Which Ranks takes for the GPU's number. Where there are more workers, some share one: small models
-        # leave it idle between their steps.
+        # Ranks uses it as the index of the GPU. With more workers than GPUs some share one: small models
+        # leave it idle between steps.
         os.environ["LOCAL_RANK"] = str(place % torch.cuda.device_count())
     else:
         torch.set_num_threads(max(1, (os.cpu_count() or 1) // num))
     with log.open("a", encoding="utf-8", buffering=1) as file, contextlib.redirect_stderr(file):
         try:
-            # Each begins elsewhere in the list, so that they meet less often.
+            # Workers start at different places in the list, so that they compete less for the same run.
             carry_out(runs[place:] + runs[:place], Ranks.join())
         except (Interrupted, KeyboardInterrupt):
             sys.exit(1)

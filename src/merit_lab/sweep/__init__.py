@@ -1,4 +1,4 @@
-"""Grids of learning rates and other settings: run, and the best values shown between their neighbours."""
+"""Train on grids of learning rates and other settings, and find the best values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`merit sweep`: find the learning rate, or another setting, that suits each optimizer."""
+"""`merit sweep`: find the best learning rate, or another setting, of each optimizer."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Annotated
 
 import tyro
 
-from merit_lab.study.command import exit_status, parse, tell
+from merit_lab.study.command import exit_status, parse, print_conclusion
 from merit_lab.study.fields import find_field, parse_value
 from merit_lab.sweep.grid import choose_learning_rates
 from merit_lab.train import TrainConfig
@@ -21,16 +21,16 @@ _SUMMARY = "Train one model at many learning rates or other settings, and show w
 class Arguments:
     """Train one model at many learning rates or other settings, and show which are best.
 
-    Each run is a directory OUT/OPTIMIZER-lrRATE-seedSEED, the page is OUT/report. A call that was stopped
-    is repeated to go on: finished runs are not trained again. The runs of a folder are one sweep, those of
-    earlier calls too.
+    Each run is a directory OUT/OPTIMIZER-lrRATE-seedSEED, the page is OUT/report. To continue after an
+    interruption, run the same command again: finished runs are not repeated. All runs in OUT belong to the
+    sweep, including those of earlier calls.
     """
 
     config: Annotated[TrainConfig, tyro.conf.arg(name="")]
     optimizers: tuple[str, ...] = ("adamw", "lamb", "merit")
     """The optimizers, in order."""
     lr: tuple[str, ...] = ()
-    """Peak learning rates for all, or as OPTIMIZER=RATE for one. Else five around the paper's."""
+    """Peak learning rates: RATE for all, OPTIMIZER=RATE for one. Default: five around the paper's."""
     fields: Annotated[
         tuple[tuple[str, ...], ...],
         tyro.conf.arg(name="set", metavar="FIELD VALUE ..."),
@@ -38,23 +38,23 @@ class Arguments:
     ] = ()
     """Another field of the configuration and its values, as in: optimizer.weight-decay 0 0.1."""
     seeds: tuple[int, ...] = (0,)
-    """Seeds of the first weights and of the order of the data."""
+    """Seeds of the initial weights and of the data order."""
     extend: bool = False
-    """Where a best rate lies at the grid's edge, go on by the grid's factor, at most six rates beyond."""
+    """Extend the grid by its factor where a best rate lies at its edge, by at most six rates."""
     jobs: int = 1
-    """Runs at the same time: on one GPU several of a small model, on a CPU as many as it has cores."""
+    """Runs at the same time: several of a small model on one GPU, up to the number of cores on a CPU."""
     out: Path | None = None
     """Folder of the sweep. None: runs/sweep-MODEL."""
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run the command and return its exit status: 128 + n after signal n, as shells have it."""
+    """Run the command and return its exit status: 128 + n after signal n, as in shells."""
 
     def work() -> None:
         arguments, folder = parse(
-            Arguments, argv, command="sweep", summary=_SUMMARY, what="a sweep", lr="--lr 1e-3 2e-3 4e-3"
+            Arguments, argv, command="sweep", summary=_SUMMARY, study="a sweep", lr="--lr 1e-3 2e-3 4e-3"
         )
-        from merit_lab.sweep.work import sweep  # with torch, which help does without
+        from merit_lab.sweep.work import sweep  # imports torch, which --help does not need
 
         conclusion = sweep(
             arguments.config,
@@ -65,13 +65,13 @@ def main(argv: Sequence[str]) -> int:
             extend=arguments.extend,
             jobs=arguments.jobs,
         )
-        tell("merit sweep", conclusion, f"The best settings: {folder / 'report' / 'best.json'}")
+        print_conclusion("merit sweep", conclusion, f"The best settings: {folder / 'report' / 'best.json'}")
 
     return exit_status("merit sweep", work)
 
 
 def parse_fields(texts: Iterable[Sequence[str]]) -> dict[str, list[object]]:
-    """The values of fields from what `--set` was given.
+    """Parse the fields and values of `--set`.
 
     Example:
         >>> parse_fields([("optimizer.weight-decay", "0", "0.1")])

@@ -1,4 +1,4 @@
-"""A grid whose best learning rate lies at its edge is continued there, by the grid's own factor."""
+"""Extend a grid whose best learning rate lies at its edge, by the factor between its rates."""
 
 from __future__ import annotations
 
@@ -7,29 +7,29 @@ from collections.abc import Mapping, Sequence
 from merit_lab.data import Dataset
 from merit_lab.study.fields import LR
 from merit_lab.study.trial import Trial
-from merit_lab.sweep.grid import Grid
+from merit_lab.sweep.grid import SweepGrid
 from merit_lab.sweep.ledger import Ledger, Line
 
 MOST_RATES_BEYOND = 6
-"""How far a grid may grow: rates below and above those asked for, together, of one optimizer."""
+"""Maximum number of rates that an extension adds for one optimizer, below and above together."""
 
 
 def check_extendable(learning_rates: Mapping[str, Sequence[float]]) -> None:
-    """Raise where a grid has no factor to go on by."""
+    """Raise if an optimizer has a single rate, which gives no factor to extend by."""
     for name, rates in learning_rates.items():
         if len(rates) < 2:
             raise ValueError(
-                f"--extend goes on by the grid's own factor, but {name} has the learning rate {rates[0]:g} "
-                "alone; give it two or more"
+                f"--extend needs the factor between two rates, but {name} has only the learning rate "
+                f"{rates[0]:g}; give it two or more"
             )
 
 
-def extension(grid: Grid, ledger: Ledger) -> list[Trial]:
-    """The runs that come next; none where every best lies inside, or the grid has grown enough.
+def extension(grid: SweepGrid, ledger: Ledger) -> list[Trial]:
+    """The trials that extend the grid; none if every best rate lies inside, or the grid has grown enough.
 
-    The line that holds the best is continued, and where every run of an optimizer diverged, all its lines
-    of two rates or more are, downwards. Nothing is decided while runs are unfinished: another process may
-    be at them.
+    The line of the best cell is extended. If every run of an optimizer diverged, all its lines of two or more
+    rates are extended downwards. Nothing is decided while runs of an optimizer are unfinished: another
+    process may be working on them.
     """
     dataset = Dataset.open(grid.base.data)
     planned = []
@@ -49,7 +49,7 @@ def extension(grid: Grid, ledger: Ledger) -> list[Trial]:
 
 
 def next_rate(rates: Sequence[float], *, downwards: bool) -> float:
-    """The rate that continues rising ``rates`` by the factor between the last two at that end.
+    """The rate that continues ascending ``rates`` by the factor between the last two at that end.
 
     Example:
         >>> next_rate([0.001, 0.002, 0.006], downwards=False), next_rate([0.001, 0.002], downwards=True)
@@ -59,7 +59,7 @@ def next_rate(rates: Sequence[float], *, downwards: bool) -> float:
     return float(f"{end * end / inner:.6g}")
 
 
-def num_beyond(grid: Grid, line: Line) -> int:
-    """How many rates of a line lie outside of what the grid asked for."""
-    asked = grid.learning_rates[line.optimizer]
-    return sum(not min(asked) <= rate <= max(asked) for rate in line.values)
+def num_beyond(grid: SweepGrid, line: Line) -> int:
+    """Number of rates of a line outside the range of the original grid."""
+    planned = grid.learning_rates[line.optimizer]
+    return sum(not min(planned) <= rate <= max(planned) for rate in line.values)

@@ -1,4 +1,4 @@
-"""The runs of a sweep: every optimizer at each of its learning rates, with all values of other fields."""
+"""The trials of a sweep: every optimizer at each learning rate, with all values of the other fields."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ from merit_lab.study.fields import LR, option_of, short, value_of, with_values
 from merit_lab.study.trial import Trial, check_distinct, check_folders, check_same
 from merit_lab.train import TrainConfig
 
-# Where no learning rates are given: the paper's, and its neighbours by factors of two.
+# Factors of the default learning rates, around the paper's.
 _AROUND_THE_PAPER = (0.25, 0.5, 1.0, 2.0, 4.0)
-# Fields that are settled by others when a run begins, so that runs could not be told apart by them.
-_SETTLED = {
+# Fields whose value may be replaced when a run starts, so that they could not distinguish runs.
+_REPLACED = {
     "steps": "every run has a length; give numbers",
     "tokens": "a run's length is kept in steps; use --set steps",
     "model.vocab_size": "the data decide it; add --no-fit-vocab",
     "optimizer.rest_lr": "every second optimizer has a rate; give numbers",
 }
-_RULE = "the runs of a sweep differ in their optimizer, learning rate, seed, and the fields of --set alone"
+_RULE = "the runs of a sweep differ in their optimizer, learning rate, seed, and the fields of --set only"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Grid:
-    """What is varied around a base configuration, and where its runs lie.
+class SweepGrid:
+    """A grid of settings around a base configuration.
 
     Args:
-        base: what all runs share.
-        folder: its runs are folders in here.
-        learning_rates: by optimizer.
+        base: configuration that all runs share.
+        folder: folder of the run directories.
+        learning_rates: learning rates by optimizer.
         fields: values of other fields, by their dotted names.
-        seeds: each point of the grid is trained once with each.
+        seeds: each point of the grid is trained once with every seed.
     """
 
     base: TrainConfig
@@ -52,18 +52,18 @@ class Grid:
             check_rates(name, rates)
         for field, values in self.fields.items():
             check_distinct(f"values of {field}", values)
-            if (own := option_of(field)) and own[0] in self.fields:
+            if (path := option_of(field)) and path[0] in self.fields:
                 raise ValueError(
-                    f"--set {own[0]} gives all options and --set {field} one of them; give each alone"
+                    f"--set {path[0]} sets all options and --set {field} one of them; use only one of the two"
                 )
         if self.base.measure.validation_every == 0:
             raise ValueError(
-                "measure.validation_every is 0; a sweep chooses by the validation loss at the end of a run, "
-                "so it must be at least 1"
+                "measure.validation_every is 0; a sweep compares final validation losses, so it must be "
+                "at least 1"
             )
 
     def plan(self) -> list[Trial]:
-        """All its runs, the seeds one after the other: after the first there is a whole grid already."""
+        """All its trials, ordered by seed, so that there is a complete grid after the first one."""
         dataset = Dataset.open(self.base.data)
         planned = [
             self.run(dataset, optimizer, {LR: lr, **values}, seed)
@@ -73,7 +73,7 @@ class Grid:
             for lr in rates
         ]
         self._check_existing(dataset)
-        check_folders(planned, dataset, "every run has a folder of its own")
+        check_folders(planned, dataset, "every run needs a separate folder")
         return planned
 
     def combinations(self) -> list[dict[str, object]]:
@@ -83,37 +83,37 @@ class Grid:
         ]
 
     def run(self, dataset: Dataset, optimizer: str, values: Mapping[str, object], seed: int) -> Trial:
-        """One run. ``values`` are the learning rate's and the other fields'."""
+        """One trial. ``values`` are those of the learning rate and of the other fields."""
         config = self._config(dataset, optimizer, values, seed)
         for field in self.fields:
             if value_of(config, field) != values[field]:
-                raise ValueError(f"--set {field} {show(values[field])}: {_SETTLED[field]}")
+                raise ValueError(f"--set {field} {show(values[field])}: {_REPLACED[field]}")
         others = [f"{short(name)}={show(values[name])}" for name in self.fields]
-        words = [short_name(optimizer), f"lr{show(values[LR])}", *others, f"seed{seed}"]
-        name = "-".join(words).replace(", ", ",").replace("/", "_")
+        parts = [short_name(optimizer), f"lr{show(values[LR])}", *others, f"seed{seed}"]
+        name = "-".join(parts).replace(", ", ",").replace("/", "_")
         return Trial(self.folder / name, config)
 
     def _config(
         self, dataset: Dataset, optimizer: str, values: Mapping[str, object], seed: int
     ) -> TrainConfig:
-        asked = with_values(self.base, {**values, "optimizer.name": optimizer, "seed": seed})
-        return asked.resolve(dataset.vocab_size)
+        config = with_values(self.base, {**values, "optimizer.name": optimizer, "seed": seed})
+        return config.resolve(dataset.vocab_size)
 
     def _check_existing(self, dataset: Dataset) -> None:
-        """Every run in the folder must be one that this grid could have made.
+        """Raise if a run in the folder does not belong to this sweep.
 
-        It may stand at another point of the grid, from an earlier call or an extension.
+        Runs at other points are allowed: they come from an earlier call or an extension.
         """
         for folder in run_folders(self.folder):
             run = Run.open(folder)
-            own = TrainConfig.from_dict(run.config)
-            values = {field: value_of(own, field) for field in (LR, *self.fields)}
-            point = self._config(dataset, own.optimizer.name, values, own.seed)
+            config = TrainConfig.from_dict(run.config)
+            values = {field: value_of(config, field) for field in (LR, *self.fields)}
+            point = self._config(dataset, config.optimizer.name, values, config.seed)
             check_same(run, point, dataset, _RULE)
 
 
 def check_rates(optimizer: str, rates: Sequence[float]) -> None:
-    """Raise where an optimizer has no learning rates, one twice, or one at which nothing is learnt."""
+    """Raise if an optimizer has no learning rates, duplicates, or one that is not above 0."""
     check_distinct(f"learning rates of {optimizer}", rates)
     if min(rates) <= 0:
         raise ValueError(f"a learning rate of {optimizer} is {min(rates):g}; it must be above 0")
@@ -122,26 +122,26 @@ def check_rates(optimizer: str, rates: Sequence[float]) -> None:
 def choose_learning_rates(
     base: TrainConfig, optimizers: Sequence[str], texts: Iterable[str]
 ) -> dict[str, list[float]]:
-    """Rising learning rates by optimizer; one that is given none gets the paper's and its neighbours."""
-    given = parse_shared_learning_rates(optimizers, texts)
-    return {name: sorted(rates or _paper_rates(base, name)) for name, rates in given.items()}
+    """Ascending learning rates by optimizer; by default the paper's and its neighbours."""
+    by_optimizer = parse_shared_learning_rates(optimizers, texts)
+    return {name: sorted(rates or _paper_rates(base, name)) for name, rates in by_optimizer.items()}
 
 
 def parse_shared_learning_rates(optimizers: Sequence[str], texts: Iterable[str]) -> dict[str, list[float]]:
-    """Learning rates by optimizer as they are given: "1e-3" is for all, "merit=1e-3" for one alone.
+    """Parse learning rates by optimizer: "1e-3" applies to all optimizers, "merit=1e-3" to one.
 
     Example:
         >>> parse_shared_learning_rates(["lamb", "merit"], ["1e-3", "merit=2e-3"])
         {'lamb': [0.001], 'merit': [0.001, 0.002]}
     """
     check_distinct("optimizers", optimizers)
-    given = list(texts)
-    shared, own = [text for text in given if "=" not in text], [text for text in given if "=" in text]
-    rates = parse_learning_rates([*(f"{name}={rate}" for name in optimizers for rate in shared), *own])
+    texts = list(texts)
+    shared, named = [text for text in texts if "=" not in text], [text for text in texts if "=" in text]
+    rates = parse_learning_rates([*(f"{name}={rate}" for name in optimizers for rate in shared), *named])
     for name in rates:
         if name not in optimizers:
             raise ValueError(
-                f"a learning rate is given for {name}, which is not among {', '.join(optimizers)}"
+                f"a learning rate is given for {name}, which is not one of {', '.join(optimizers)}"
             )
     return {name: rates.get(name, []) for name in optimizers}
 

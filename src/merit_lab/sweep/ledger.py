@@ -1,4 +1,4 @@
-"""What the runs of a sweep came to, read from their directories: cells, lines of cells, the best of each."""
+"""The results of a sweep, read from the run directories: cells, lines of cells, and the best cells."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Edge = Literal["lowest", "highest", "only"]
 
 @dataclass(frozen=True)
 class Cell:
-    """A point of the grid: runs that differ in their seed alone. ``fields`` are what the grid varies."""
+    """A point of the grid: runs that differ only in their seed. ``fields`` are those that the grid varies."""
 
     outcome: SeriesOutcome
     fields: tuple[str, ...] = ()
@@ -30,12 +30,12 @@ class Cell:
 
     @cached_property
     def config(self) -> TrainConfig:
-        """The configuration that its runs share but for the seed; this is the first run's."""
+        """The configuration of its first run; the others differ only in the seed."""
         return TrainConfig.from_dict(dict(self.outcome.series.runs[0].config))
 
     @cached_property
     def settings(self) -> dict[str, object]:
-        """The same by dotted name, with the values of fields that it does not state."""
+        """The configuration by dotted name, with the values of varied fields that it does not set."""
         varied = {field: value_of(self.config, field) for field in self.fields}
         return flatten(self.config.to_dict()) | varied
 
@@ -47,24 +47,24 @@ class Cell:
 
     @property
     def loss(self) -> Spread | None:
-        """The validation loss at the end of its finished runs; None where there are none."""
+        """The final validation loss of its finished runs; None if there are none."""
         return self.outcome.spread("validation_loss")
 
     @property
     def is_done(self) -> bool:
-        """Whether each of its runs finished or diverged."""
+        """Whether all its runs finished or diverged."""
         return not self.outcome.unfinished
 
     @property
     def rank(self) -> tuple[float, float]:
-        """Cells in order of merit: a diverged seed outweighs any loss of the others."""
+        """Sort key, the best first: the share of diverged seeds, then the mean loss."""
         assert self.loss is not None
         return len(self.outcome.diverged) / len(self.outcome.runs), self.loss.mean
 
 
 @dataclass(frozen=True)
 class Line:
-    """Cells that differ along one axis of the grid alone, in its order."""
+    """Cells that differ along one axis of the grid only, in ascending order."""
 
     label: str
     optimizer: str
@@ -73,7 +73,7 @@ class Line:
 
     @property
     def values(self) -> list[float]:
-        """Where its cells stand on the axis."""
+        """The values of its cells on the axis."""
         return [cell.number(self.axis) for cell in self.cells]
 
 
@@ -86,7 +86,7 @@ class Best:
 
     @property
     def value(self) -> float:
-        """Where it stands on the line's axis."""
+        """Its value on the line's axis."""
         return self.cell.number(self.line.axis)
 
     @property
@@ -106,7 +106,7 @@ class Best:
 
     @property
     def edge(self) -> Edge | None:
-        """Which end of its line it is at; None inside."""
+        """The end of the line at which it lies; None inside."""
         below, above = self.neighbours
         if below is None and above is None:
             return "only"
@@ -115,7 +115,7 @@ class Best:
 
 @dataclass(frozen=True)
 class Ledger:
-    """All runs of a sweep, in cells. ``fields`` are what it varies beside the learning rate."""
+    """All runs of a sweep, in cells. ``fields`` are those that it varies besides the learning rate."""
 
     cells: tuple[Cell, ...]
     fields: tuple[str, ...]
@@ -133,7 +133,7 @@ class Ledger:
 
     @cached_property
     def names(self) -> dict[str, str]:
-        """How each optimizer is written."""
+        """The display name of each optimizer."""
         return display_names(self.optimizers)
 
     @property
@@ -143,16 +143,16 @@ class Ledger:
 
     @cached_property
     def axis(self) -> str:
-        """What lines go along: the learning rate; where it is not varied, the first number that is."""
+        """The field along lines: the learning rate, or the first numeric field if that is not varied."""
         numbers = [field for field in self.varying if all(map(is_number, self._values(field)))]
         per_optimizer = {(cell.optimizer, cell.settings[LR]) for cell in self.cells}
         if len(per_optimizer) == len(self.optimizers) and LR in numbers:
-            numbers.remove(LR)  # optimizers differ in it, but none was tried at two
+            numbers.remove(LR)  # it differs between optimizers, but none was tried at two rates
         return numbers[0] if numbers else LR
 
     @property
     def others(self) -> list[str]:
-        """The fields that have more than one value, but for the axis and the learning rate."""
+        """The fields that have more than one value, except the axis and the learning rate."""
         return [field for field in self.varying if field not in (self.axis, LR)]
 
     @cached_property
@@ -165,27 +165,27 @@ class Ledger:
         lines = []
         for cells in groups.values():
             first = cells[0]
-            words = [f"{short(field)} {show(first.settings[field])}" for field in self.others]
-            label = ", ".join([self.names[first.optimizer], *words])
+            others = [f"{short(field)} {show(first.settings[field])}" for field in self.others]
+            label = ", ".join([self.names[first.optimizer], *others])
             ordered = sorted(cells, key=lambda cell: cell.number(self.axis))
             lines.append(Line(label, first.optimizer, self.axis, tuple(ordered)))
         return lines
 
     def best(self, optimizer: str) -> Best | None:
-        """The best of an optimizer's cells that are done; None where no run in them finished."""
-        found = [
+        """The best of an optimizer's cells that are done; None if no run in them finished."""
+        candidates = [
             Best(line, cell)
             for line in self.lines
             if line.optimizer == optimizer
             for cell in line.cells
             if cell.is_done and cell.loss is not None
         ]
-        return min(found, key=lambda best: best.cell.rank, default=None)
+        return min(candidates, key=lambda best: best.cell.rank, default=None)
 
     def _values(self, field: str) -> list[object]:
         return list(dict.fromkeys(cell.settings[field] for cell in self.cells))
 
 
 def is_number(value: object) -> TypeGuard[float]:
-    """Whether a value can stand on an axis."""
+    """Whether a value can be shown on an axis."""
     return isinstance(value, int | float) and not isinstance(value, bool)

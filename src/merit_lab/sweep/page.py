@@ -1,4 +1,4 @@
-"""A sweep's page: the loss against the learning rate, the best values, every value."""
+"""The page of a sweep: the loss against the learning rate, the best values, and all values."""
 
 from __future__ import annotations
 
@@ -7,40 +7,40 @@ from typing import Any
 from merit_lab.report.gather import show
 from merit_lab.report.tables import settings
 from merit_lab.study.fields import LR, option_of, train_option
-from merit_lab.study.page import Page, Record, TableSection
-from merit_lab.sweep import words
+from merit_lab.study.page import JsonFile, Page, TableSection
+from merit_lab.sweep import summary
+from merit_lab.sweep.charts import make_chart
 from merit_lab.sweep.ledger import Best, Ledger
-from merit_lab.sweep.picture import make_chart
 
 
 def make_page(ledger: Ledger, *, may_grow: bool) -> Page:
-    """The page of a ledger; ``may_grow``: the grid could have been extended and was not."""
+    """Return the page of a ledger; ``may_grow`` means that --extend was not given."""
     best = TableSection(
         "Best values",
-        "Chosen by the mean validation loss at the end over seeds; a value at which a seed diverged comes "
-        "after all at which none did. Loss in nats per token, ± the standard deviation over seeds.",
-        words.best_table(ledger),
+        "Chosen by the mean final validation loss over seeds; values at which a seed diverged rank below all "
+        "others. Loss in nats per token, ± the standard deviation over seeds.",
+        summary.best_table(ledger),
     )
     return Page(
-        title=f"{words.axis_name(ledger.axis).capitalize()} sweep",
+        title=f"{summary.axis_name(ledger.axis).capitalize()} sweep",
         facts=_facts(ledger),
-        summary=words.summarise(ledger),
-        warnings=words.warnings(ledger, may_grow=may_grow),
+        summary=summary.summarise(ledger),
+        warnings=summary.warnings(ledger, may_grow=may_grow),
         charts=[make_chart(ledger)],
         tables=[
             best,
-            TableSection("Every value", "Means over the finished runs.", words.cell_table(ledger)),
+            TableSection("Every value", "Means over the finished runs.", summary.cell_table(ledger)),
         ],
         settings=settings([cell.outcome.series for cell in ledger.cells]).common,
         printed=[best],
         rows=_rows(ledger),
-        record=Record("best.json", "the best configuration of each optimizer", _bests(ledger)),
+        record=JsonFile("best.json", "the best configuration of each optimizer", _bests(ledger)),
     )
 
 
 def _facts(ledger: Ledger) -> list[str]:
     num_runs = sum(len(cell.outcome.runs) for cell in ledger.cells)
-    varied = [words.axis_name(field) for field in ledger.varying] or ["nothing"]
+    varied = [summary.axis_name(field) for field in ledger.varying] or ["nothing"]
     return [", ".join(ledger.names.values()), f"varied: {', '.join(varied)}", f"{num_runs} runs"]
 
 
@@ -63,15 +63,15 @@ def _rows(ledger: Ledger) -> list[dict[str, Any]]:
 
 
 def _bests(ledger: Ledger) -> dict[str, Any]:
-    found = {optimizer: ledger.best(optimizer) for optimizer in ledger.optimizers}
-    return {optimizer: _best(ledger, best) for optimizer, best in found.items() if best}
+    bests = {optimizer: ledger.best(optimizer) for optimizer in ledger.optimizers}
+    return {optimizer: _best(ledger, best) for optimizer, best in bests.items() if best}
 
 
 def _best(ledger: Ledger, best: Best) -> dict[str, Any]:
-    """What of the best cell is needed to train with it: short options, and the whole configuration."""
+    """The best cell for programs: its loss, options for `merit train`, and the full configuration."""
     cell, lr = best.cell, best.cell.number(LR)
-    stated = [own[0] if (own := option_of(field)) else field for field in ledger.fields]
-    values = {field: cell.settings[field] for field in ("optimizer.name", LR, *stated)}
+    fields = [path[0] if (path := option_of(field)) else field for field in ledger.fields]
+    values = {field: cell.settings[field] for field in ("optimizer.name", LR, *fields)}
     return {
         "lr": lr,
         "validation_loss": best.loss.mean,

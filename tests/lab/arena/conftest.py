@@ -1,4 +1,4 @@
-"""An arena that is held in a moment."""
+"""An arena that takes a moment."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +14,7 @@ from merit_lab.train import TrainConfig
 
 @pytest.fixture
 def trained(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
-    """The folders of the runs that were trained, by formula."""
+    """The folders of the runs that were trained, with losses by a formula."""
     folders: list[Path] = []
 
     def train(config: TrainConfig, folder: Path, **more: Any) -> None:
@@ -27,6 +27,6 @@ def trained(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
 
 @pytest.fixture
 def arena(data: Path, tmp_path: Path) -> Callable[..., int]:
-    """Holds an arena in out/, with options; those that name other contestants come last and win."""
-    given = fake_arena.arguments(data, tmp_path / "out")
-    return lambda *more: main([*given, "--optimizers", *fake_arena.CONTESTANTS, *more])
+    """Run an arena in out/ with options; a later --optimizers replaces the default contestants."""
+    arguments = fake_arena.arguments(data, tmp_path / "out")
+    return lambda *more: main([*arguments, "--optimizers", *fake_arena.CONTESTANTS, *more])

@@ -1,4 +1,4 @@
-"""An arena whose training is a formula: a loss that falls to a floor, the nearer the rate is to the best."""
+"""An arena with a formula in place of training: the nearer the rate to the best, the lower the loss."""
 
 import math
 from pathlib import Path
@@ -15,12 +15,12 @@ SMALL = ["--model.layers=1", "--model.width=16", "--model.heads=1", "--model.con
 
 
 def arguments(data: Path, out: Path) -> list[str]:
-    """The arguments of an arena, but for its contestants."""
+    """The arguments of an arena, without its contestants."""
     return ["tiny", "--data", str(data), "--out", str(out), *SMALL, "--batch=4", f"--steps={STEPS}"]
 
 
 def final_loss(config: TrainConfig) -> float:
-    """Lowest at the best rate and, for the rest's, at twice the other; a little by seed."""
+    """Lowest at the best rate and, for the rate of the rest, at twice that; slightly different by seed."""
     name, lr = config.optimizer.name, config.optimizer.lr
     loss = FLOOR[name] + 0.1 * math.log2(lr / BEST[name]) ** 2 + 0.001 * (config.seed * len(name) % 7)
     options = config.optimizer.options_by_name()
@@ -38,14 +38,14 @@ def train(config: TrainConfig, folder: Path, *, resume: bool, bars: object = ())
     diverges = config.optimizer.lr > 8 * BEST[config.optimizer.name]
     with MetricsWriter(run.metrics_path) as metrics:
         metrics.write({"kind": "event", "step": 0, "what": "started", "message": ""})
-        what = "diverged" if diverges else "finished"
+        end = "diverged" if diverges else "finished"
         for step in range(0, config.steps + 1, 2):
             loss = 5.5 + (final_loss(config) - 5.5) * step / config.steps
             metrics.write({"kind": "validation", "step": step, "tokens": 64 * step, "loss": loss})
             if loss > dict(bars).get(step, math.inf):
-                what = "abandoned"
+                end = "abandoned"
                 break
             if step:
                 row = {"loss": loss, "tokens": 64 * step, "seconds": 0.5 * step, "memory_gib": 1.5}
                 metrics.write({"kind": "train", "step": step, **row})
-        metrics.write({"kind": "event", "step": step, "what": what, "message": "the end"})
+        metrics.write({"kind": "event", "step": step, "what": end, "message": "the end"})

@@ -1,4 +1,4 @@
-"""`merit advise`: the power law through arenas' best rates, and what it says of others."""
+"""`merit advise`: the power law fitted to the best rates of arenas, and its predictions."""
 
 import json
 import math
@@ -6,7 +6,7 @@ import shlex
 
 import pytest
 
-from merit_lab.arena.advice import Known, Observation, observe, predict
+from merit_lab.arena.advice import RateObservation, StandingRecord, observe, predict
 from merit_lab.arena.advise_command import main
 from merit_lab.models import PRESETS
 from merit_lab.train import OptimizerConfig, TrainConfig
@@ -15,21 +15,23 @@ from merit_lab.train.command import parse as parse_train
 LR = "optimizer.lr"
 
 
-def known(rates: dict[float, float], best: float, deviation: float = 0.0, batch: int = 64) -> Known:
+def standing_of(
+    rates: dict[float, float], best: float, deviation: float = 0.0, batch: int = 64
+) -> StandingRecord:
     tuning = [({LR: lr, "optimizer.warmup": 0.1}, loss) for lr, loss in rates.items()]
     best_setting = {LR: best, "optimizer.warmup": 0.1}
-    return Known("merit", 3.0, batch, 1000, best_setting, tuning, deviation, TrainConfig(data="x"))
+    return StandingRecord("merit", 3.0, batch, 1000, best_setting, tuning, deviation, TrainConfig(data="x"))
 
 
-def test_the_best_rate_is_the_lowest_point_of_a_parabola() -> None:
-    even = observe(known({0.5: 3.1, 1.0: 3.0, 2.0: 3.1}, 1.0))
+def test_the_best_rate_is_the_minimum_of_a_parabola() -> None:
+    even = observe(standing_of({0.5: 3.1, 1.0: 3.0, 2.0: 3.1}, 1.0))
     assert even.rate == pytest.approx(0.0)
-    # Lower at twice the rate than at half of it: the best is between.
-    uneven = observe(known({0.5: 3.3, 1.0: 3.0, 2.0: 3.1}, 1.0))
+    # The loss is lower at twice the rate than at half of it, so the minimum is above.
+    uneven = observe(standing_of({0.5: 3.3, 1.0: 3.0, 2.0: 3.1}, 1.0))
     assert 0 < uneven.rate < math.log(2) / 2
-    steep = observe(known({0.5: 4.0, 1.0: 3.0, 2.0: 4.0}, 1.0))
+    steep = observe(standing_of({0.5: 4.0, 1.0: 3.0, 2.0: 4.0}, 1.0))
     assert steep.deviation < even.deviation < math.log(2)
-    noisy = observe(known({0.5: 3.1, 1.0: 3.0, 2.0: 3.1}, 1.0, deviation=0.1))
+    noisy = observe(standing_of({0.5: 3.1, 1.0: 3.0, 2.0: 3.1}, 1.0, deviation=0.1))
     assert noisy.deviation == pytest.approx(math.log(2))
 
 
@@ -37,26 +39,27 @@ def test_the_best_rate_is_the_lowest_point_of_a_parabola() -> None:
     "rates", [{1.0: 3.0}, {0.5: 3.0, 1.0: 3.0, 2.0: 3.0}, {0.5: 3.5, 1.0: 3.0, 2.0: math.inf}]
 )
 def test_without_worse_neighbours_a_rate_is_known_to_a_factor_of_two(rates) -> None:
-    found = observe(known(rates, 1.0))
-    assert (found.rate, found.deviation) == (0.0, math.log(2))
+    observation = observe(standing_of(rates, 1.0))
+    assert (observation.rate, observation.deviation) == (0.0, math.log(2))
 
 
-def test_one_board_is_carried_over_by_what_is_known_before() -> None:
-    own = Observation(math.log(64), math.log(1e6), math.log(0.01), 0.1)
-    mean, deviation = predict([own], math.log(256), math.log(1e6))
+def test_one_board_is_extrapolated_by_the_prior() -> None:
+    board = RateObservation(math.log(64), math.log(1e6), math.log(0.01), 0.1)
+    mean, deviation = predict([board], math.log(256), math.log(1e6))
     assert mean == pytest.approx(math.log(0.02), abs=0.01)  # the square root of four
     assert deviation == pytest.approx(math.hypot(0.1, 0.25 * math.log(4)), rel=0.01)
-    here, certainty = predict([own], math.log(64), math.log(1e6))
+    here, certainty = predict([board], math.log(64), math.log(1e6))
     assert here == pytest.approx(math.log(0.01), abs=1e-3)
     assert certainty == pytest.approx(0.1, rel=0.01)
 
 
-def test_several_boards_outweigh_it() -> None:
+def test_several_boards_outweigh_the_prior() -> None:
     boards = [
-        Observation(math.log(b), math.log(1e6), math.log(0.01 * b / 64), 0.05) for b in (64, 128, 256, 512)
+        RateObservation(math.log(b), math.log(1e6), math.log(0.01 * b / 64), 0.05)
+        for b in (64, 128, 256, 512)
     ]
     mean, deviation = predict(boards, math.log(1024), math.log(1e6))
-    assert mean == pytest.approx(math.log(0.16), abs=0.05)  # they grow with the batch itself
+    assert mean == pytest.approx(math.log(0.16), abs=0.05)  # the rates grow linearly with the batch
     assert deviation < 0.15
 
 
@@ -78,13 +81,13 @@ def write_board(folder, rate: float, mean: float = 3.0) -> None:
     (folder / "report" / "board.json").write_text(json.dumps(board))
 
 
-def test_the_command_says_what_to_type(tmp_path, capsys) -> None:
+def test_the_output_ends_with_a_training_command(tmp_path, capsys) -> None:
     write_board(tmp_path / "arena", 0.04)
     assert main([str(tmp_path / "arena"), "--model", "nano-10m", "--batch", "256"]) == 0
     output = " ".join(capsys.readouterr().out.split())
     assert "MuonMERIT 0.08" in output
-    assert "AdamW" not in output  # a seed of it diverged
-    assert "rates grow as batch**0.5 (give or take 0.25)" in output
+    assert "AdamW" not in output  # one of its seeds diverged
+    assert "rates grow as batch**(0.5 ± 0.25) and as size**(0 ± 0.3)" in output
     assert (
         "merit train nano-10m --data FOLDER --batch 256 --optimizer.name muon-merit --optimizer.lr 0.08"
         in output
@@ -93,7 +96,7 @@ def test_the_command_says_what_to_type(tmp_path, capsys) -> None:
 
 
 @pytest.mark.usefixtures("trained")
-def test_contestants_from_outside_are_advised_with_their_options_and_their_rest(
+def test_advice_for_custom_optimizers_has_their_options_and_second_optimizers(
     arena, tmp_path, capsys
 ) -> None:
     pair = "torch:Muon,momentum=0.95,lr=2e-3,rest=torch:AdamW,rest_lr=4e-3,rest.betas=0.9,0.95"
@@ -127,6 +130,6 @@ def test_contestants_from_outside_are_advised_with_their_options_and_their_rest(
         (["--model", "tiny", "--batch", "4"], "holds no report of an arena; `merit arena ... --out"),
     ],
 )
-def test_what_cannot_be_advised_is_told(tmp_path, options, message, capsys) -> None:
+def test_invalid_arguments_are_refused(tmp_path, options, message, capsys) -> None:
     assert main([str(tmp_path), *options]) == 1
     assert message in capsys.readouterr().err

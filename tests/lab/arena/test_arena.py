@@ -1,4 +1,4 @@
-"""`merit arena`: who is tuned how, what is not run again, and what the leaderboard says."""
+"""`merit arena`: tuning, runs that are reused, and the leaderboard."""
 
 import json
 import re
@@ -19,29 +19,27 @@ def board(tmp_path: Path) -> list[dict]:
     return json.loads((tmp_path / "out" / "report" / "board.json").read_text())
 
 
-def test_everyone_is_tuned_with_the_same_budget_and_the_best_is_told(
-    arena, trained, tmp_path, capsys
-) -> None:
+def test_all_contestants_are_tuned_with_the_same_budget_and_ranked(arena, trained, tmp_path, capsys) -> None:
     assert arena("--budget", "8") == 0
     output, progress = capsys.readouterr()
     assert re.match(r"9 runs, .* here; then up to 21 more, about .* for all of them\n", progress)
-    (found,) = board(tmp_path)
-    assert [own["optimizer"] for own in found["standings"]] == ["muon-merit", "muon", "adamw"]
-    assert {len(own["tuning"]) for own in found["standings"]} == {8}
-    best = found["standings"][0]
+    (leaderboard,) = board(tmp_path)
+    assert [standing["optimizer"] for standing in leaderboard["standings"]] == ["muon-merit", "muon", "adamw"]
+    assert {len(standing["tuning"]) for standing in leaderboard["standings"]} == {8}
+    best = leaderboard["standings"][0]
     assert best["setting"]["optimizer.lr"] == 0.08
-    assert best["setting"]["optimizer.options.rest_lr"] > 0.04  # it went up from 0.4 of the rate
+    assert best["setting"]["optimizer.options.rest_lr"] > 0.04  # it started at 0.4 of the rate
     assert len(best["losses"]) == 3
-    assert found["standings"][1]["chance"] < 0.01
-    assert len(trained) == len(set(trained)) == 3 * (8 + 2)  # and two more seeds
+    assert leaderboard["standings"][1]["chance"] < 0.01
+    assert len(trained) == len(set(trained)) == 3 * (8 + 2)  # tuning runs, and two more seeds
     assert "With a batch of 4 MuonMERIT ends lowest, at a validation loss of" in output
-    assert "it is at Muon's final loss after" in output
-    # The target is Muon's loss at the end, which it reaches in all of its steps; the loss falls evenly.
-    steps = {own["optimizer"]: own["steps_to_target"] for own in found["standings"]}
+    assert "it reaches Muon's final loss after" in output
+    # The target is Muon's final loss, which it reaches at its last step; the loss falls linearly.
+    steps = {standing["optimizer"]: standing["steps_to_target"] for standing in leaderboard["standings"]}
     assert 0.99 * STEPS < steps["muon"] <= STEPS
     assert steps["muon-merit"] < 0.95 * STEPS
     assert steps["adamw"] is None
-    assert found["standings"][1]["seconds_to_target"] == pytest.approx(0.5 * steps["muon"])
+    assert leaderboard["standings"][1]["seconds_to_target"] == pytest.approx(0.5 * steps["muon"])
     page = (tmp_path / "out" / "report" / "index.html").read_text()
     assert (
         page.index("Standings, batch 4")
@@ -51,21 +49,21 @@ def test_everyone_is_tuned_with_the_same_budget_and_the_best_is_told(
     assert "MuonMERIT" in (tmp_path / "out" / "report" / "table.md").read_text()
 
 
-def test_what_is_done_is_not_run_again_and_a_larger_budget_goes_on(arena, trained, tmp_path) -> None:
+def test_finished_runs_are_reused_and_a_larger_budget_continues(arena, trained, tmp_path) -> None:
     assert arena("--budget", "3", "--seeds", "0") == 0
     first = list(trained)
-    (found,) = board(tmp_path)
-    assert found["standings"][-1]["at_edge"]  # AdamW begins at a quarter of its best rate
+    (leaderboard,) = board(tmp_path)
+    assert leaderboard["standings"][-1]["at_edge"]  # AdamW starts at a quarter of its best rate
     assert arena("--budget", "3", "--seeds", "0") == 0
     assert trained == first
     assert arena("--budget", "8", "--seeds", "0") == 0
-    (found,) = board(tmp_path)
-    assert found["standings"][-1]["setting"]["optimizer.lr"] == 4e-3
-    assert "optimizer.lr" not in found["standings"][-1]["at_edge"]
+    (leaderboard,) = board(tmp_path)
+    assert leaderboard["standings"][-1]["setting"]["optimizer.lr"] == 4e-3
+    assert "optimizer.lr" not in leaderboard["standings"][-1]["at_edge"]
     assert trained[: len(first)] == first
 
 
-def test_an_arena_that_was_stopped_goes_on(arena, trained, monkeypatch, capsys) -> None:
+def test_an_arena_continues_after_an_interruption(arena, trained, monkeypatch, capsys) -> None:
     train, left = runner.train, [4]
 
     def stopped(config: TrainConfig, folder: Path, *, resume: bool, **more: Any) -> None:
@@ -76,29 +74,29 @@ def test_an_arena_that_was_stopped_goes_on(arena, trained, monkeypatch, capsys) 
 
     monkeypatch.setattr(runner, "train", stopped)
     assert arena("--budget", "4", "--seeds", "0") == 130
-    assert "The same command goes on" in capsys.readouterr().err
+    assert "Run the same command again to continue" in capsys.readouterr().err
     left[0] = 100
     assert arena("--budget", "4", "--seeds", "0") == 0
     assert len(trained) == len(set(trained)) == 12
 
 
-def test_a_larger_batch_begins_where_the_smaller_was_best(arena, trained, tmp_path) -> None:
+def test_a_larger_batch_starts_at_the_best_settings_of_the_smaller(arena, trained, tmp_path) -> None:
     assert arena("--budget", "6", "--seeds", "0", "--batches", "4", "8") == 0
     small, large = board(tmp_path)
-    rates = [own["setting"]["optimizer.lr"] for own in small["standings"]]
-    assert [own["setting"]["optimizer.lr"] for own in large["standings"]] == rates
+    rates = [standing["setting"]["optimizer.lr"] for standing in small["standings"]]
+    assert [standing["setting"]["optimizer.lr"] for standing in large["standings"]] == rates
     steps = {Run.open(folder).config["batch"]: Run.open(folder).config["steps"] for folder in trained}
-    assert steps == {4: STEPS, 8: STEPS // 2}  # as many tokens
+    assert steps == {4: STEPS, 8: STEPS // 2}  # the same number of tokens
 
 
 @pytest.mark.usefixtures("trained")
-def test_runs_that_diverge_count_and_warn(arena, tmp_path, capsys) -> None:
+def test_diverged_runs_count_and_give_a_warning(arena, tmp_path, capsys) -> None:
     assert arena("--budget", "5", "--seeds", "0", "--lr", "adamw=0.05") == 0
-    (found,) = board(tmp_path)
-    assert found["standings"][-1]["optimizer"] == "adamw"
+    (leaderboard,) = board(tmp_path)
+    assert leaderboard["standings"][-1]["optimizer"] == "adamw"
     table = (tmp_path / "out" / "report" / "table.md").read_text()
     assert "diverged" in table
-    assert "has no worse one on both sides; a larger --budget would go on" in capsys.readouterr().err
+    assert "has no worse neighbour on one side; use a larger --budget to" in capsys.readouterr().err
 
 
 def run_with(losses: list[tuple[int, float]], status: str = "finished") -> MeasuredRun:
@@ -106,15 +104,15 @@ def run_with(losses: list[tuple[int, float]], status: str = "finished") -> Measu
     return MeasuredRun("run", {}, {}, status, {"validation": rows})
 
 
-def test_a_run_must_be_where_the_best_was_after_half_as_many_steps() -> None:
+def test_a_run_must_reach_the_loss_of_the_best_run_at_half_as_many_steps() -> None:
     best = run_with([(0, 10.0), (10, 6.0), (20, 4.0), (30, 3.0), (40, 2.5)])
     others = [run_with([(0, 10.0), (40, 3.0)]), run_with([(0, 1.0)], "diverged")]
-    # A third of 40 steps is past 13, where the next validation is that of step 20.
+    # A third of 40 steps is 13.3; the next validation is at step 20.
     assert bars_of([*others, best]) == (Bar(20, 6.0), Bar(30, 5.0))
     assert bars_of(others[1:]) == ()
 
 
-def test_a_slow_tuning_run_is_given_up_and_counts_as_tried(arena, trained, tmp_path) -> None:
+def test_a_slow_tuning_run_is_abandoned_and_counts_as_tried(arena, trained, tmp_path) -> None:
     assert arena("--budget", "6", "--seeds", "0", "--lr", "adamw=6e-8") == 0
     statuses = [Run.open(folder).status for folder in trained if folder.name.startswith("adamw")]
     assert statuses.count("abandoned") >= 1
@@ -125,15 +123,15 @@ def test_a_slow_tuning_run_is_given_up_and_counts_as_tried(arena, trained, tmp_p
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--budget", "2"], "--budget is 2; a learning rate is judged between its neighbours"),
-        (["--lr", "lion=1e-3"], "--lr has 1 for lion; a search begins at one rate, of a contestant: adamw"),
-        (["--lr", "muon=1", "muon=2"], "--lr has 2 for muon; a search begins at one rate"),
-        (["--measure.validation-every", "0"], "an arena is decided by the validation loss"),
-        (["--seeds", "0", "0"], "the seeds are 0, 0; each may be given once"),
-        (["--optimizer.name", "lamb"], "--optimizer.name lamb is for one run; in an arena write"),
+        (["--budget", "2"], "--budget is 2; a contestant needs at least 3 runs"),
+        (["--lr", "lion=1e-3"], "--lr has 1 for lion; give one rate for each contestant, of: adamw"),
+        (["--lr", "muon=1", "muon=2"], "--lr has 2 for muon; give one rate for each contestant"),
+        (["--measure.validation-every", "0"], "an arena compares validation losses"),
+        (["--seeds", "0", "0"], "the seeds are 0, 0; each may be given only once"),
+        (["--optimizer.name", "lamb"], "--optimizer.name lamb applies to a single run; in an arena write"),
     ],
 )
-def test_what_cannot_be_is_refused(arena, options, message, capsys) -> None:
+def test_invalid_options_are_refused(arena, options, message, capsys) -> None:
     assert arena(*options) == 1
     assert message in capsys.readouterr().err
 
@@ -142,4 +140,4 @@ def test_what_cannot_be_is_refused(arena, options, message, capsys) -> None:
 def test_another_run_of_the_same_name_is_refused(arena, capsys) -> None:
     assert arena("--budget", "3", "--seeds", "0") == 0
     assert arena("--budget", "3", "--seeds", "0", "--optimizer.final", "0.5") == 1
-    assert "holds a run with another optimizer.final; the runs of an arena differ" in capsys.readouterr().err
+    assert "holds a run with a different optimizer.final; the runs of an arena" in capsys.readouterr().err

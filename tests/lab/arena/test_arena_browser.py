@@ -1,4 +1,4 @@
-"""The page of an arena in a real browser, as wide as a phone and as a desk."""
+"""The page of an arena in a real browser, at the widths of a phone and of a desktop."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -29,8 +29,8 @@ def page(browser: str, data: Path, tmp_path_factory: pytest.TempPathFactory) -> 
     folder = tmp_path_factory.mktemp("browser")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(runner, "train", fake_arena.train)
-        given = [*fake_arena.arguments(data, folder / "out"), "--budget=4", "--seeds", "0", "1"]
-        assert main([*given, "--optimizers", *CONTESTANTS]) == 0
+        arguments = [*fake_arena.arguments(data, folder / "out"), "--budget=4", "--seeds", "0", "1"]
+        assert main([*arguments, "--optimizers", *CONTESTANTS]) == 0
     with chromium.open_page(browser, folder / "profile") as page:
         page.open(folder / "out" / "report" / "index.html")
         page.wait_for("document.documentElement?.dataset.drawn")
@@ -46,7 +46,7 @@ def set_width(page: chromium.Page, width: int) -> None:
 
 
 def legend(chart: str) -> str:
-    """The labels of a chart's legend that lie within its picture."""
+    """The legend labels that lie within a chart."""
     place = f"[data-chart={chart}]"
     return f"""(() => {{
         const all = document.querySelector('{place} svg').getBoundingClientRect();
@@ -65,15 +65,15 @@ def test_nothing_is_wider_than_the_window(page: chromium.Page, width: int) -> No
 
 
 @pytest.mark.parametrize("width", WIDTHS)
-def test_the_answer_and_all_contestants_are_to_be_seen(page: chromium.Page, width: int) -> None:
+def test_the_summary_and_all_contestants_are_visible(page: chromium.Page, width: int) -> None:
     set_width(page, width)
     answer = page.evaluate("document.querySelector('.summary').innerText")
     assert answer.startswith("With a batch of 4 MuonMERIT ends lowest, at a validation loss of")
     box = "document.querySelector('.summary').getBoundingClientRect()"
     assert page.evaluate(f"{box}.bottom + scrollY < innerHeight && {box}.right <= innerWidth")
     rows = "[...document.querySelector('table').querySelectorAll('tbody th')]"
-    assert sorted(page.evaluate(f"{rows}.map((own) => own.innerText)")) == sorted(CONTESTANTS.values())
-    assert page.evaluate(f"{rows}.every((own) => own.getBoundingClientRect().right < innerWidth)")
+    assert sorted(page.evaluate(f"{rows}.map((row) => row.innerText)")) == sorted(CONTESTANTS.values())
+    assert page.evaluate(f"{rows}.every((row) => row.getBoundingClientRect().right < innerWidth)")
 
 
 @pytest.mark.parametrize("width", WIDTHS)
@@ -101,7 +101,7 @@ def test_values_are_shown_under_the_pointer(page: chromium.Page) -> None:
     assert "learning rate" in tooltip
 
 
-def test_light_and_dark_follow_the_reader_and_then_the_switch(page: chromium.Page) -> None:
+def test_the_theme_follows_the_browser_and_then_the_switch(page: chromium.Page) -> None:
     paper = "getComputedStyle(document.body).backgroundColor"
     ink = "getComputedStyle(document.querySelector('.role-legend-label text')).fill"
     seen = {}
@@ -114,6 +114,6 @@ def test_light_and_dark_follow_the_reader_and_then_the_switch(page: chromium.Pag
     assert page.evaluate(paper) == "rgb(255, 255, 255)"
 
 
-def test_there_was_no_complaint_and_no_network(page: chromium.Page) -> None:
+def test_there_were_no_errors_and_no_network_requests(page: chromium.Page) -> None:
     assert page.complaints == []
     assert all(url.startswith(("file:", "data:", "blob:")) for url in page.requests)

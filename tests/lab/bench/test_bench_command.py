@@ -1,4 +1,4 @@
-"""`merit bench`: what it prints, writes and refuses."""
+"""`merit bench`: its output, the JSON file, and invalid options."""
 
 import json
 from argparse import ArgumentTypeError
@@ -8,22 +8,22 @@ from typing import Any
 import pytest
 
 from merit_lab.bench import contestants, growth, shapes, step
-from merit_lab.bench.contestants import Contestant
+from merit_lab.bench.contestants import BenchContestant
 from merit_lab.bench.options import new_file
-from merit_lab.bench.shapes import Parameters, Weight
+from merit_lab.bench.shapes import Parameters, WeightSpec
 from merit_optim import MERIT, cli
 
 SMALL = [
-    Weight((8, 4), "embedding"),
-    Weight((4, 4), "hidden"),
-    Weight((4, 8), "hidden"),
-    Weight((4,), "vector"),
+    WeightSpec((8, 4), "embedding"),
+    WeightSpec((4, 4), "hidden"),
+    WeightSpec((4, 8), "hidden"),
+    WeightSpec((4,), "vector"),
 ]
 
 
 @pytest.fixture
 def small(monkeypatch) -> None:
-    """The model tiny is smaller still, and dion is not installed."""
+    """Make the model tiny even smaller, and dion unavailable."""
     monkeypatch.setitem(shapes.WEIGHTS, "tiny", SMALL)
     monkeypatch.setattr(contestants, "find_spec", lambda _: None)
 
@@ -36,7 +36,7 @@ def bench(output: Path, *options: str) -> dict[str, Any]:
 
 
 @pytest.mark.usefixtures("small")
-def test_a_step_is_timed_beside_the_alternatives(tmp_path, capsys) -> None:
+def test_a_step_is_timed_with_the_alternatives(tmp_path, capsys) -> None:
     record = bench(tmp_path / "new" / "step.json")
     assert {r["contestant"] for r in record["results"]} == {
         *("MERIT", "LAMB", "MaxLAMB", "naive MERIT", "torch AdamW, fused", "torch AdamW, foreach"),
@@ -53,7 +53,7 @@ def test_a_step_is_timed_beside_the_alternatives(tmp_path, capsys) -> None:
 
 
 @pytest.mark.usefixtures("small")
-def test_newton_schulz_by_itself_stands_below_muon(tmp_path, capsys) -> None:
+def test_newton_schulz_alone_is_shown_with_muon(tmp_path, capsys) -> None:
     record = bench(tmp_path / "step.json", "--only", "NorMuon")
     (alone,) = record["newton_schulz"]
     # Five passes over 4 x 4 and 4 x 8: 4*16*4 + 2*64 = 384 and 4*16*8 + 2*64 = 640 operations each.
@@ -65,7 +65,7 @@ def test_newton_schulz_by_itself_stands_below_muon(tmp_path, capsys) -> None:
 
 
 @pytest.mark.usefixtures("small")
-def test_a_floor_is_recorded_with_the_speeds_it_was_found_with(tmp_path) -> None:
+def test_floors_follow_from_the_recorded_speeds(tmp_path) -> None:
     record = bench(tmp_path / "step.json", "--only", "LAMB")
     adamw, _, muon = record["floors"]
     copy, product = (record["environment"][rate] for rate in ("copy_tb_s", "matrix_tflop_s"))
@@ -77,22 +77,22 @@ def test_a_floor_is_recorded_with_the_speeds_it_was_found_with(tmp_path) -> None
 
 
 @pytest.mark.usefixtures("small")
-def test_without_dion_its_row_is_left_out_and_says_so(tmp_path, capsys) -> None:
+def test_without_dion_its_row_is_reported_as_left_out(tmp_path, capsys) -> None:
     record = bench(tmp_path / "step.json", "--only", "on Muon")
     assert (record["results"], record["newton_schulz"]) == ([], [])
     (left_out,) = record["left_out"]
     assert (left_out["model"], left_out["contestant"]) == ("tiny", "dion Muon + AdamW")
     printed = capsys.readouterr().out
-    assert "tiny: none of the contestants chosen could be timed" in printed
+    assert "tiny: none of the chosen contestants could be timed" in printed
     assert "left out, the package dion is not installed; pip install git+https" in printed
 
 
 @pytest.mark.usefixtures("small")
-def test_a_contestant_that_fails_leaves_the_others_their_times(tmp_path, capsys, monkeypatch) -> None:
+def test_the_others_are_timed_if_a_contestant_fails(tmp_path, capsys, monkeypatch) -> None:
     def fail(_: Parameters) -> step.timing.Stepped:
         raise RuntimeError("out of memory\nand more")
 
-    few = [Contestant("broken", fail), Contestant("MERIT", lambda p: MERIT(p.all))]
+    few = [BenchContestant("broken", fail), BenchContestant("MERIT", lambda p: MERIT(p.all))]
     monkeypatch.setattr(step, "on_cpu", lambda: few)
     record = bench(tmp_path / "step.json")
     assert [r["contestant"] for r in record["results"]] == ["MERIT"]
@@ -102,13 +102,13 @@ def test_a_contestant_that_fails_leaves_the_others_their_times(tmp_path, capsys,
     assert "left out, RuntimeError: out of memory: broken\n" in capsys.readouterr().out
 
 
-def test_rows_are_shown_as_they_come(monkeypatch, capsys) -> None:
-    """Not when all contestants are done, which looks like hanging."""
+def test_rows_are_printed_one_by_one(monkeypatch, capsys) -> None:
+    """Printing all of them at the end would look like hanging."""
     shown: list[int] = []
 
-    def measure(contestant, _params, model, _seconds) -> step.Result:
+    def measure(contestant, _params, model, _seconds) -> step.StepTiming:
         shown.append(len(capsys.readouterr().out.splitlines()))
-        return step.Result(model, contestant.name, 1.0, 1.0, 1.0, 1.0, 5)
+        return step.StepTiming(model, contestant.name, 1.0, 1.0, 1.0, 1.0, 5)
 
     monkeypatch.setattr(step, "measure", measure)
     arguments = [
@@ -139,10 +139,10 @@ def test_growth_is_measured_in_both_directions(tmp_path, monkeypatch) -> None:
     assert found == [(64, 1)] * 2 + [(128, 2)] * 2 + [(256, 1)] * 2 + [(256, 4)] * 2
 
 
-def test_a_step_that_could_not_be_captured_is_shown_so(capsys) -> None:
+def test_a_step_that_could_not_be_captured_is_shown_as_refused(capsys) -> None:
     times = {"median_ms": 1.0, "fastest_ms": 1.0, "slowest_ms": 1.0, "worst_ms": 1.0, "num_steps": 5}
-    refused = step.Result("tiny", "Muon", **times, graph_refused="RuntimeError: it waits for the device")
-    for result in (step.Result("tiny", "LAMB", **times, graph_ms=0.5), refused):
+    refused = step.StepTiming("tiny", "Muon", **times, graph_refused="RuntimeError: it waits for the device")
+    for result in (step.StepTiming("tiny", "LAMB", **times, graph_ms=0.5), refused):
         step.show(result, 1.0)
     lamb, muon = capsys.readouterr().out.splitlines()
     assert " 0.500" in lamb
@@ -160,16 +160,16 @@ def test_usage(arguments, status, capsys) -> None:
 @pytest.mark.parametrize(
     ("option", "value", "complaint"),
     [
-        ("--device", "gpu", "'gpu' is no device; it must be cpu, cuda or cuda:N"),
-        ("--device", "meta", "'meta' is no device; it must be cpu, cuda or cuda:N"),
-        ("--device", "cuda:7", "'cuda:7' is not there; torch sees 1 of CUDA's devices"),
-        ("--seconds", "nan", "'nan' is no number of seconds; it must be finite and at least 0"),
-        ("--seconds", "-1", "'-1' is no number of seconds; it must be finite and at least 0"),
+        ("--device", "gpu", "'gpu' is not a device; it must be cpu, cuda or cuda:N"),
+        ("--device", "meta", "'meta' is not a device; it must be cpu, cuda or cuda:N"),
+        ("--device", "cuda:7", "'cuda:7' is not available; torch sees 1 CUDA devices"),
+        ("--seconds", "nan", "'nan' is not a number of seconds; it must be finite and at least 0"),
+        ("--seconds", "-1", "'-1' is not a number of seconds; it must be finite and at least 0"),
         ("--output", ".", "'.' is a folder; name a file in it"),
         ("--output", 300 * "x", "cannot be written: File name too long; name another file"),
     ],
 )
-def test_what_cannot_be_meant_is_refused_before_anything_is_timed(
+def test_invalid_options_are_refused_before_anything_is_timed(
     benchmark, option, value, complaint, capsys, monkeypatch
 ) -> None:
     monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
@@ -179,7 +179,7 @@ def test_what_cannot_be_meant_is_refused_before_anything_is_timed(
     assert complaint in capsys.readouterr().err
 
 
-def test_whether_the_output_can_be_written_is_tried_and_leaves_no_trace(tmp_path, monkeypatch) -> None:
+def test_the_check_of_the_output_file_leaves_no_trace(tmp_path, monkeypatch) -> None:
     new, old = tmp_path / "made" / "new.json", tmp_path / "old.json"
     old.write_text("[]")
     assert (new_file(str(new)), new_file(str(old))) == (new, old)
@@ -193,19 +193,22 @@ def test_whether_the_output_can_be_written_is_tried_and_leaves_no_trace(tmp_path
         new_file(str(old))
 
 
-def test_without_cuda_the_device_says_so(capsys, monkeypatch) -> None:
+def test_without_cuda_the_device_is_refused(capsys, monkeypatch) -> None:
     monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
     with pytest.raises(SystemExit):
         cli.main(["bench", "step", "--device", "cuda"])
-    assert "'cuda' is not there; torch sees 0 of CUDA's devices: use cpu" in capsys.readouterr().err
+    assert "'cuda' is not available; torch sees 0 CUDA devices: use cpu" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
     ("options", "complaint"),
     [
-        (["--piece", "0"], "'0' is no number of elements; it must be a whole number above 0"),
-        (["--piece", "-5"], "'-5' is no number of elements"),
-        (["--only", "Adagrad"], "--only and --without leave no contestant; there are torch AdamW, foreach;"),
+        (["--piece", "0"], "'0' is not a number of elements; it must be a whole number above 0"),
+        (["--piece", "-5"], "'-5' is not a number of elements"),
+        (
+            ["--only", "Adagrad"],
+            "--only and --without leave no contestant; choose from: torch AdamW, foreach;",
+        ),
         (["--only", "LAMB", "--without", "LAMB"], "--only and --without leave no contestant"),
     ],
 )
@@ -216,12 +219,12 @@ def test_options_of_a_step_that_leave_nothing_to_time(options, complaint, capsys
 
 
 @pytest.mark.usefixtures("small")
-def test_a_model_is_left_out_where_it_is_too_large_or_has_no_hidden_matrix(
+def test_contestants_are_left_out_if_a_model_is_too_large_or_has_no_hidden_matrix(
     tmp_path, capsys, monkeypatch
 ) -> None:
     few = [
-        Contestant("naive", lambda p: MERIT(p.all), most_elements=83),
-        Contestant("exact", lambda p: MERIT(p.all), most_elements=84),
+        BenchContestant("naive", lambda p: MERIT(p.all), most_elements=83),
+        BenchContestant("exact", lambda p: MERIT(p.all), most_elements=84),
     ]
     monkeypatch.setattr(step, "on_cpu", lambda: few)
     assert [r["contestant"] for r in bench(tmp_path / "step.json")["results"]] == ["exact"]
@@ -229,7 +232,7 @@ def test_a_model_is_left_out_where_it_is_too_large_or_has_no_hidden_matrix(
     assert "left out, takes minutes with more than 83 parameters; the model has 84: naive\n" in printed
 
     monkeypatch.undo()
-    monkeypatch.setitem(shapes.WEIGHTS, "tiny", [Weight((8, 4), "embedding")])
+    monkeypatch.setitem(shapes.WEIGHTS, "tiny", [WeightSpec((8, 4), "embedding")])
     record = bench(tmp_path / "step.json", "--only", "MERIT", "--without", "naive")
     assert [r["contestant"] for r in record["results"]] == ["MERIT"]
     assert "left out, the model has no hidden matrix: MuonMERIT; SOAPMERIT\n" in capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""The floor of a step, by numbers worked out by hand; and what the benchmarks' models are made of."""
+"""The floors of a step, with values computed by hand, and the weights of the benchmarks' models."""
 
 from collections import Counter
 
@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from merit_lab.bench.floor import Floor, floors_of, newton_schulz_flops
-from merit_lab.bench.shapes import MODELS, WEIGHTS, Weight, gpt2, llama, num_elements
+from merit_lab.bench.shapes import MODELS, WEIGHTS, WeightSpec, gpt2, llama, num_elements
 from merit_lab.models import PRESETS, build
 from merit_optim import param_groups
 
@@ -24,10 +24,10 @@ def test_newton_schulz_of_a_matrix_of_gpt2_small() -> None:
 
 def test_the_floor_of_muon_is_its_bytes_and_its_products() -> None:
     weights = [
-        Weight((10, 4), "embedding"),
-        Weight((2, 3), "hidden"),
-        Weight((3, 2), "hidden"),
-        Weight((4,), "vector"),
+        WeightSpec((10, 4), "embedding"),
+        WeightSpec((2, 3), "hidden"),
+        WeightSpec((3, 2), "hidden"),
+        WeightSpec((4,), "vector"),
     ]
     adamw, merit, muon = floors_of(weights)
     assert (adamw.num_bytes, adamw.num_flops) == (28 * 56, 0)
@@ -46,7 +46,7 @@ def test_the_floor_of_muon_with_gpt2_small() -> None:
     assert muon.num_flops == 12 * 5 * a_pass == 1_522_029_035_520
 
 
-def test_a_model_without_hidden_matrices_has_no_floor_of_muon() -> None:
+def test_a_model_without_hidden_matrices_has_no_muon_floor() -> None:
     assert [floor.what for floor in floors_of(WEIGHTS["gpt2-embedding"])] == [
         "28 bytes: AdamW's traffic",
         "40 bytes: MERIT's in two passes",
@@ -63,7 +63,7 @@ def test_a_model_without_hidden_matrices_has_no_floor_of_muon() -> None:
         ("llama-tiny", llama(64, 176, 4, vocabulary=256)),
     ],
 )
-def test_weights_have_the_kinds_that_are_found_in_the_labs_models(preset, weights) -> None:
+def test_weights_have_the_kinds_of_the_labs_models(preset, weights) -> None:
     with torch.device("meta"):
         model = build(PRESETS[preset])
     found = Counter(
@@ -74,6 +74,6 @@ def test_weights_have_the_kinds_that_are_found_in_the_labs_models(preset, weight
     assert Counter(map(tuple, weights)) == found
 
 
-def test_shapes_are_those_of_the_weights() -> None:
+def test_models_have_the_shapes_of_their_weights() -> None:
     for name, weights in WEIGHTS.items():
-        assert num_elements(MODELS[name]) == sum(own.num_elements for own in weights)
+        assert num_elements(MODELS[name]) == sum(weight.num_elements for weight in weights)

@@ -1,4 +1,4 @@
-"""A comparison that is made in a second."""
+"""A comparison that takes a second."""
 
 from pathlib import Path
 

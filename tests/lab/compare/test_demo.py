@@ -1,4 +1,4 @@
-"""`merit demo`: from nothing to the page, in one command."""
+"""`merit demo`: from the text to the page in one command."""
 
 import dataclasses
 import signal
@@ -15,14 +15,14 @@ from merit_lab.train import Interrupted
 
 @pytest.fixture(autouse=True)
 def short(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Two steps of four sequences, in a folder of its own."""
+    """Two steps of four sequences, in a temporary folder."""
     monkeypatch.chdir(tmp_path)
-    for kind, setting in demo.SETTINGS.items():
-        short = dataclasses.replace(setting, model="tiny", batch=4, steps=2)
-        monkeypatch.setitem(demo.SETTINGS, kind, short)
+    for kind, setup in demo.SETUPS.items():
+        short = dataclasses.replace(setup, model="tiny", batch=4, steps=2)
+        monkeypatch.setitem(demo.SETUPS, kind, short)
 
 
-def test_ends_with_what_was_seen_and_where_the_page_is(
+def test_the_output_ends_with_the_summary_and_the_path_of_the_page(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert demo.main([]) == 0
@@ -31,12 +31,12 @@ def test_ends_with_what_was_seen_and_where_the_page_is(
     assert "one seed each, so the difference" in sentence
     assert all(name in sentence for name in ("AdamW", "LAMB", "MERIT", "Muon", "MuonMERIT"))
     page = tmp_path / "runs" / "demo" / "report" / "index.html"
-    assert place == f"Open {page} in a browser to see how it went."
+    assert place == f"Open {page} in a browser to see the curves."
     assert page.exists()
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="on a GPU the text is what is installed")
-def test_the_text_is_that_of_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.skipif(torch.cuda.is_available(), reason="on a GPU the text is that of the installed packages")
+def test_the_text_comes_with_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(demo, "compare", lambda *_, **__: None)
     assert demo.main([]) == 0
     index = Dataset.open(tmp_path / "data" / "demo").index
@@ -44,7 +44,7 @@ def test_the_text_is_that_of_the_package(tmp_path: Path, monkeypatch: pytest.Mon
     assert index.recipe["corpus"]["name"] == "demo"
 
 
-def test_an_interrupt_leaves_without_a_traceback(
+def test_an_interrupt_exits_without_a_traceback(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def compare(*_: Any, **__: Any) -> None:
@@ -54,11 +54,13 @@ def test_an_interrupt_leaves_without_a_traceback(
     assert demo.main([]) == 130
     assert capsys.readouterr().err.endswith(
         "merit demo: stopped by SIGINT after step 1, with a checkpoint. "
-        "The same command goes on from there.\n"
+        "Run the same command again to continue.\n"
     )
 
 
-def test_data_that_are_in_the_way_are_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_file_in_place_of_the_data_folder_is_an_error(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "file").touch()
     assert demo.main(["--data", "file"]) != 0
     assert "file" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""The command and the file it writes, on a run."""
+"""`merit batch-size`: its output, and the file that it writes into a run."""
 
 import json
 import math
@@ -23,7 +23,7 @@ def read(run, step=6):
     return json.loads((run / "noise" / f"step-{step:08d}.json").read_text())
 
 
-def test_norms_are_those_of_gradients(run):
+def test_norms_match_those_of_backward(run):
     model = Snapshot.find(run).load_model(torch.device("cpu"))
     sequences = torch.randint(256, (6, 17))
 
@@ -56,7 +56,7 @@ def test_the_scale_of_a_run(run, data, capfd):
     assert content["result"]["signal"] == pytest.approx((8 * large - 2 * small) / 6)
 
 
-def test_what_is_there_is_not_measured_again(run, monkeypatch):
+def test_an_existing_measurement_is_not_repeated(run, monkeypatch):
     config = NoiseConfig(batches=2, batch=4, micro_batch=2)
     first = measure_noise_scale(run, config)
     monkeypatch.setattr("merit_lab.noise.measure.gradient_norms", None)  # nothing may be computed
@@ -101,8 +101,11 @@ def test_a_signal_stops_after_a_batch(run, monkeypatch, capfd):
     ("options", "message"),
     [
         (["--batches", "1"], "batches is 1; it must be at least 2"),
-        (["--batch", "6"], "batch is 6; it must be two or more times micro_batch, 4, for example 8"),
-        (["--batch", "4"], "batch is 4; it must be two or more times"),
+        (
+            ["--batch", "6"],
+            "batch is 6; it must be a multiple of micro_batch, 4, at least twice as large, for example 8",
+        ),
+        (["--batch", "4"], "batch is 4; it must be a multiple of micro_batch"),
         (["--checkpoint", "5"], "no checkpoint of step 5"),
         (
             ["--batches", "4", "--batch", "2000"],
@@ -114,7 +117,7 @@ def test_a_signal_stops_after_a_batch(run, monkeypatch, capfd):
         (["--batch", "4000", "--micro-batch", "2000"], "choose a smaller micro_batch than 2000, or train on"),
     ],
 )
-def test_what_is_refused(run, options, message, capfd):
+def test_invalid_options_are_refused(run, options, message, capfd):
     assert main([str(run), *options]) == 1
     assert message in capfd.readouterr().err
 
@@ -123,17 +126,17 @@ def measured(tmp_path, **scale):
     return MeasuredScale(path=tmp_path, step=9, context=100, batch=100, scale=NoiseScale(**scale))
 
 
-def test_what_is_said(tmp_path):
-    said = describe(measured(tmp_path, noise=30000.0, signal=100.0, ratio_error=1 / 3000))
-    assert "noise scale is 300 sequences (250 to 375 with two standard errors), or 30,000 tokens" in said
+def test_description(tmp_path):
+    text = describe(measured(tmp_path, noise=30000.0, signal=100.0, ratio_error=1 / 3000))
+    assert "noise scale is 300 sequences (250 to 375 with two standard errors), or 30,000 tokens" in text
     # From 1 + 3 to 1 + 1.5 times the fewest steps, from 1 + 1/3 to 1 + 2/3 times the fewest tokens.
-    assert "Twice the run's batch of 100 would save 38% of the steps and cost 25% more tokens" in said
-    said = describe(measured(tmp_path, noise=30000.0, signal=100.0, ratio_error=1.0))
-    assert "(above 0.499 with" in said
-    said = describe(measured(tmp_path, noise=1.0, signal=-1e-3, ratio_error=1e-3))
-    assert "not determined; it is above 1,000 sequences" in said
-    said = describe(measured(tmp_path, noise=1.0, signal=-1.0, ratio_error=1e-3))
-    assert "nothing can be said" in said
+    assert "Twice the run's batch of 100 would save 38% of the steps and cost 25% more tokens" in text
+    text = describe(measured(tmp_path, noise=30000.0, signal=100.0, ratio_error=1.0))
+    assert "(above 0.499 with" in text
+    text = describe(measured(tmp_path, noise=1.0, signal=-1e-3, ratio_error=1e-3))
+    assert "not determined; it is above 1,000 sequences" in text
+    text = describe(measured(tmp_path, noise=1.0, signal=-1.0, ratio_error=1e-3))
+    assert "nothing can be said" in text
 
 
 @pytest.mark.parametrize("signal_seen", [1e-3, -1e-3, -1.0])
@@ -146,7 +149,7 @@ def test_the_table_for_any_signal(run, capfd, monkeypatch, signal_seen):
     assert "inf" not in printed
 
 
-def test_results_that_another_process_writes_for_long(run, monkeypatch, capfd):
+def test_results_locked_by_another_process(run, monkeypatch, capfd):
     monkeypatch.setattr("merit_lab.curvature.results._PATIENCE", 0.0)
     with lock(run / "noise"):
         assert main([str(run), "--batches", "2", "--batch", "8"]) == 1

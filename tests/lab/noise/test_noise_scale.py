@@ -1,4 +1,4 @@
-"""The noise scale where it is known."""
+"""The noise scale of gradients for which it is known."""
 
 import math
 
@@ -37,7 +37,7 @@ def test_gaussian_gradients(micro_batch):
     assert low < scale.value < high < 2 * low
 
 
-def test_the_interval_covers_the_truth_as_often_as_it_says():
+def test_the_interval_has_its_nominal_coverage():
     generator = np.random.default_rng(1)
     covered, signals = [], []
     for _ in range(400):
@@ -83,7 +83,7 @@ def test_the_jackknife_by_hand():
     assert scale.ratio_error == pytest.approx(math.sqrt(2 / 3 * ((without - without.mean()) ** 2).sum()))
 
 
-def test_what_a_batch_costs():
+def test_the_cost_of_a_batch():
     assert relative_steps(50, 100) == 3.0
     assert relative_tokens(50, 100) == 1.5
 
@@ -97,11 +97,11 @@ def test_what_a_batch_costs():
         ([GradientNorms([1.0, 1.0], 1.0)] * 2, "estimated as 0; it must be above 0"),
     ],
 )
-def test_too_little_to_go_by(batches, message):
+def test_too_few_batches_are_refused(batches, message):
     with pytest.raises(ValueError, match=message):
         noise_scale(batches, micro_batch=1)
 
 
-def test_gradients_that_are_not_finite():
+def test_nonfinite_gradients_are_refused():
     with pytest.raises(FloatingPointError, match="nan in micro-batches"):
         noise_scale([GradientNorms([math.nan, 1.0], 1.0)] * 2, micro_batch=1)

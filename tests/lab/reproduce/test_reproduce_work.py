@@ -149,7 +149,7 @@ def test_an_interrupted_call_resumes(
 
     monkeypatch.setattr(runner, "train", train)
     assert command.main(arguments) == 128 + signal.SIGTERM
-    assert "The same command goes on from there." in capsys.readouterr().err
+    assert "Run the same command again to continue." in capsys.readouterr().err
     assert not (tmp_path / "fig13").exists()
     assert command.main(arguments) == 0
     assert len(calls) == 3  # of the two runs, one was done

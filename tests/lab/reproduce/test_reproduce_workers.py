@@ -14,7 +14,7 @@ from merit_lab.data import Dataset
 from merit_lab.record import MetricsWriter, Run, lock
 from merit_lab.reproduce.records import plan, read
 from merit_lab.reproduce.setups import EntryTrial, Scale
-from merit_lab.study.progress import Progress
+from merit_lab.study.progress import StudyProgress
 from merit_lab.study.trial import Trial
 from merit_lab.study.workers import Workers, WorkersEnded, is_done, last_step
 from merit_lab.train.signals import StopRequest
@@ -67,7 +67,7 @@ def test_a_run_of_the_same_name_in_another_folder_is_another_run(
 def test_progress_shows_finished_and_current_runs(planned: list[Trial]) -> None:
     write(planned[0], steps=4, end="finished")
     console = Console(file=io.StringIO(), width=120)
-    progress = Progress(planned, console)
+    progress = StudyProgress(planned, console)
     write(planned[1], steps=3, end=None)
     with lock(planned[1].folder):
         console.print(progress._picture())

@@ -1,4 +1,4 @@
-"""Data small enough to be trained on in a test."""
+"""Data small enough to train on in a test."""
 
 from pathlib import Path
 
@@ -11,7 +11,7 @@ MEASURED = ["--measure.validation-sequences=8", "--measure.attention-every=0"]
 
 @pytest.fixture
 def data(tmp_path: Path) -> Path:
-    """A folder of tokens as nanoGPT writes it: the same few over and over, so that it is soon learnt."""
+    """A folder of tokens in nanoGPT's format: a short repeating sequence, which is learnt quickly."""
     folder = tmp_path / "data"
     folder.mkdir()
     tokens = np.tile(np.arange(10), 400).astype(np.uint16)

@@ -1,7 +1,7 @@
 """Training on a quadratic whose gradient noise, and so whose critical batch, is known.
 
 The loss is |w|^2 / 2. The gradient of one example is w plus noise of covariance NOISE_SCALE |w|^2 I / d, so
-that the noise scale tr(H S) / (g^T H g) of McCandlish et al. (2018, section 2.2) is NOISE_SCALE all along.
+that the noise scale tr(H S) / (g^T H g) of McCandlish et al. (2018, section 2.2) is NOISE_SCALE throughout.
 With the step size a = eta / (1 + NOISE_SCALE / B), eta times the best one for a batch of B, a step
 multiplies the expected loss by
 
@@ -35,7 +35,7 @@ def least_steps(target: float, eta: float) -> float:
 
 
 def train(config: TrainConfig, folder: Path, *, resume: bool, **_: object) -> None:
-    """Stands in for the lab's own training: gradients are means over examples, each with its own noise."""
+    """A replacement for ``train``: gradients are means over examples with independent noise."""
     assert not resume
     assert config.steps is not None
     assert config.optimizer.lr is not None

@@ -1,4 +1,4 @@
-"""`merit scale`: from runs to the critical batch, and what is not run again."""
+"""`merit scale`: the critical batch, which runs are reused, and which options are refused."""
 
 import csv
 import itertools
@@ -15,10 +15,10 @@ import noisy_quadratic
 import pytest
 
 from merit_lab.record import Run, RunInUse
+from merit_lab.scale.charts import make_chart
 from merit_lab.scale.command import main
 from merit_lab.scale.measure import Attempt, Measurement
-from merit_lab.scale.picture import make_chart
-from merit_lab.scale.words import results, summarise
+from merit_lab.scale.summary import fit_results, summarise
 from merit_lab.study import runner
 from merit_lab.train import Interrupted, TrainConfig
 
@@ -30,7 +30,7 @@ TARGET = 1.0
 def quadratic(command: list[str], monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """A study of the noisy quadratic, each batch with its best step size."""
     monkeypatch.setattr(runner, "train", noisy_quadratic.train)
-    command += ["--optimizers", "merit"]  # what it is called does not matter here
+    command += ["--optimizers", "merit"]  # the name does not matter here
     command += ["--batches", *map(str, BATCHES), "--steps", "500", "--target", str(TARGET)]
     return [*command, *("--rule", "list", "--lr", *rates(0.02))]
 
@@ -47,29 +47,29 @@ def table(tmp_path: Path) -> list[dict[str, str]]:
 def test_the_critical_batch_of_a_noisy_quadratic_is_found(
     quadratic: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    eta = 0.005  # the curve is exact to as much
+    eta = 0.005  # the relative error of the curve is of this order
     options = ["--seeds", "0", "1", "--steps", "1500", "--lr", *rates(eta)]
     assert main([*quadratic, *options]) == 0
     output = capsys.readouterr().out
-    found = json.loads((tmp_path / "out" / "report" / "scale.json").read_text())["optimizers"]["merit"]
-    critical, least = found["critical_batch"], found["least_steps"]
+    fitted = json.loads((tmp_path / "out" / "report" / "scale.json").read_text())["optimizers"]["merit"]
+    critical, least = fitted["critical_batch"], fitted["least_steps"]
     assert critical["low"] <= noisy_quadratic.NOISE_SCALE <= critical["high"]
     assert critical["high"] / critical["low"] < 1.2
     assert least["low"] <= noisy_quadratic.least_steps(TARGET, eta) <= least["high"]
-    assert found["is_told"]
-    assert found["is_inside"]
+    assert fitted["is_told"]
+    assert fitted["is_inside"]
     assert f"its critical batch is {critical['value']:.0f} sequences (95% interval" in output
     assert all(row["reached"] == "True" for row in table(tmp_path))
     svg = (tmp_path / "out" / "report" / "steps-to-target.svg").read_text()
     assert all(text in svg for text in ("steps to the target", "batch (sequences)", "MERIT", "256"))
 
 
-def test_a_larger_batch_gets_the_steps_of_the_smaller_and_a_quarter(
+def test_a_larger_batch_gets_1_25_times_the_steps_of_the_smaller(
     quadratic: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(quadratic) == 0
     expected = f"1 run, .* here; then up to {len(BATCHES) - 1} more, about .* for all of them\n"
-    assert re.match(expected, capsys.readouterr().err)  # which is told before it begins
+    assert re.match(expected, capsys.readouterr().err)
     rows = table(tmp_path)
     lengths = {int(row["batch"]): int(row["last_step"]) for row in rows}
     needed = {int(row["batch"]): float(row["steps"]) for row in rows}
@@ -94,25 +94,25 @@ def test_the_slowest_seed_decides_how_long_a_larger_batch_may_train(
         assert lengths[larger] == {math.ceil(1.25 * max(needed[smaller]))}
 
 
-def test_of_runs_that_did_not_get_there_the_longest_counts(
+def test_the_longest_of_several_runs_that_missed_the_target_counts(
     quadratic: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Batches of 4 need about 315 steps."""
     begun = []
     for steps in ("100", "200", "150"):
         assert main([*quadratic, "--rule", "sweep", "--lr", "0.002", "--batches", "4", "--steps", steps]) == 0
-        begun.append(capsys.readouterr().err.count(" begins"))
+        begun.append(capsys.readouterr().err.count(" starts"))
     assert begun == [1, 1, 0]
 
 
-def test_rates_grow_from_the_batch_that_they_are_given_for(quadratic: list[str], tmp_path: Path) -> None:
+def test_rates_scale_from_the_base_batch(quadratic: list[str], tmp_path: Path) -> None:
     options = ["--rule", "sqrt", "--lr", "0.004", "--base-batch", "16", "--batches", "4", "16", "64"]
     assert main([*quadratic, *options]) == 0
     rates = {row["batch"]: float(row["lr"]) for row in table(tmp_path)}
     assert rates == {"4": 0.002, "16": 0.004, "64": 0.008}
 
 
-def test_larger_batches_wait_for_a_run_that_another_process_is_at(
+def test_larger_batches_wait_for_a_run_in_use_by_another_process(
     quadratic: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def train(config: TrainConfig, folder: Path, *, resume: bool, **_: object) -> None:
@@ -125,33 +125,33 @@ def test_larger_batches_wait_for_a_run_that_another_process_is_at(
     monkeypatch.setattr(runner, "train", train)
     assert main(quadratic) == 1
     error = capsys.readouterr().err
-    assert "is being worked on by another process, and how long larger batches may train depends on" in error
+    assert "is in use by another process, and the length of runs with larger batches depends on it" in error
     names = {path.parent.name.split("-")[1] for path in (tmp_path / "out").glob("*/config.json")}
     assert names == {"batch4", "batch8"}
 
 
-def test_what_is_there_is_used_for_other_targets_and_lengths(
+def test_existing_runs_are_used_for_other_targets_and_lengths(
     quadratic: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def begun() -> int:
-        return capsys.readouterr().err.count(" begins")
+        return capsys.readouterr().err.count(" starts")
 
     assert main(quadratic) == 0
     assert begun() == len(BATCHES)
     assert main(quadratic) == 0
     assert begun() == 0
-    assert main([*quadratic, "--target", "1.5"]) == 0  # every run came by it
+    assert main([*quadratic, "--target", "1.5"]) == 0  # every run passed it
     assert begun() == 0
-    # Another seed needs other lengths, but what the first reached stays.
+    # Another seed changes the limits, but runs that reached the target are kept.
     assert main([*quadratic, "--seeds", "0", "1"]) == 0
     assert begun() == len(BATCHES)
-    # A lower target is beyond the runs that stopped earlier; those with room are kept.
+    # Runs that stopped before a lower target are repeated; longer ones are kept.
     assert main([*quadratic, "--target", "0.5"]) == 0
     assert 0 < begun() < len(BATCHES)
     assert len({(row["batch"], row["seed"]) for row in table(tmp_path)}) == len(table(tmp_path))
 
 
-def test_runs_that_are_kept_are_used(
+def test_runs_of_merit_keep_are_used(
     quadratic: list[str],
     tmp_path: Path,
     keep_only: Callable[[Path], None],
@@ -161,11 +161,11 @@ def test_runs_that_are_kept_are_used(
     keep_only(tmp_path / "out")
     capsys.readouterr()
     assert main(quadratic) == 0
-    assert " begins" not in capsys.readouterr().err
+    assert " starts" not in capsys.readouterr().err
     assert len(table(tmp_path)) == len(BATCHES)
 
 
-def test_what_did_not_get_there_is_told_drawn_and_left_out(
+def test_a_missed_target_is_reported_drawn_and_left_out_of_the_curve(
     quadratic: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main([*quadratic, "--steps", "200"]) == 0  # batches of 4 need about 315
@@ -177,11 +177,11 @@ def test_what_did_not_get_there_is_told_drawn_and_left_out(
     assert "with a batch of 8 sequences and" in output
     rows = table(tmp_path)
     assert [row["reached"] for row in rows] == ["False"] + ["True"] * 6
-    assert rows[1]["last_step"] == "200"  # nothing is known that would limit it
+    assert rows[1]["last_step"] == "200"  # no smaller batch limits it
     assert "not reached in 200 steps" in (tmp_path / "out" / "report" / "steps-to-target.svg").read_text()
 
 
-def test_of_several_rates_the_best_is_taken_at_each_batch(
+def test_the_best_of_several_rates_is_used_at_each_batch(
     quadratic: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     place = quadratic.index("--rule")
@@ -190,9 +190,9 @@ def test_of_several_rates_the_best_is_taken_at_each_batch(
     rows = table(tmp_path)
     assert len(rows) == 3 * 4
     for batch in ("8", "32", "128"):
-        own = [row for row in rows if row["batch"] == batch]
-        best = min((row for row in own if row["steps"]), key=lambda row: float(row["steps"]))
-        assert [row for row in own if row["chosen"] == "True"] == [best]
+        same_batch = [row for row in rows if row["batch"] == batch]
+        best = min((row for row in same_batch if row["steps"]), key=lambda row: float(row["steps"]))
+        assert [row for row in same_batch if row["chosen"] == "True"] == [best]
     error = capsys.readouterr().err
     assert "MERIT's best learning rate with a batch of 128, 0.02, is the highest that was tried" in error
 
@@ -206,13 +206,13 @@ def test_a_model_is_trained(command: list[str], tmp_path: Path, capsys: pytest.C
     assert [float(row["lr"]) for row in table(tmp_path)] == [0.03, 0.04243, 0.06]
 
 
-def test_the_folder_of_an_own_class_has_its_name_alone(quadratic: list[str], tmp_path: Path) -> None:
+def test_the_folder_of_a_custom_optimizer_has_its_class_name(quadratic: list[str], tmp_path: Path) -> None:
     assert main([*quadratic, "--optimizers", "torch.optim:Adam"]) == 0
     names = {path.parent.name.partition("-")[0] for path in (tmp_path / "out").glob("*/config.json")}
     assert names == {"Adam"}
 
 
-def test_a_signal_leaves_word_how_to_go_on(
+def test_a_signal_prints_how_to_continue(
     quadratic: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def train(*_: Any, **__: Any) -> None:
@@ -221,7 +221,9 @@ def test_a_signal_leaves_word_how_to_go_on(
     monkeypatch.setattr(runner, "train", train)
     assert main(quadratic) == 128 + signal.SIGINT
     last = capsys.readouterr().err.splitlines()[-1]
-    assert last == "merit scale: stopped by SIGINT, with a checkpoint. The same command goes on from there."
+    assert (
+        last == "merit scale: stopped by SIGINT, with a checkpoint. Run the same command again to continue."
+    )
 
 
 def test_runs_of_another_configuration_are_refused(
@@ -229,24 +231,24 @@ def test_runs_of_another_configuration_are_refused(
 ) -> None:
     assert main(quadratic) == 0
     assert main([*quadratic, "--optimizer.warmup", "0.5"]) == 1
-    assert "holds a run with another optimizer.warmup" in capsys.readouterr().err
+    assert "holds a run with a different optimizer.warmup" in capsys.readouterr().err
 
 
-def test_a_run_is_not_taken_for_another_whose_folder_has_the_same_name(
+def test_another_run_with_the_same_folder_name_is_refused(
     quadratic: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main([*quadratic, "--optimizers", "torch.optim:Adam"]) == 0
     assert main([*quadratic, "--optimizers", "torch.optim.adam:Adam"]) == 1
-    assert "holds a run with another optimizer.name" in capsys.readouterr().err
+    assert "holds a run with a different optimizer.name" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--target", "-1"], "the target is -1.0; it is a validation loss in nats, above 0"),
-        (["--target", "9"], "the target 9 is not below the loss before training, 4.000"),
-        (["--steps", "None"], "the most steps a run may take are not given; pass --steps"),
-        (["--batches", "4", "4"], "the batches are 4, 4; each may be given once"),
+        (["--target", "-1"], "the target is -1.0; it must be a validation loss in nats, above 0"),
+        (["--target", "9"], "the target 9 is not below the initial loss, 4.000"),
+        (["--steps", "None"], "the maximum number of steps is not given; pass --steps"),
+        (["--batches", "4", "4"], "the batches are 4, 4; each may be given only once"),
         (["--rule", "sqrt"], "merit has 7 learning rates; --rule sqrt takes one, that of the batch of 4"),
         (
             ["--optimizers", "merit", "lamb", "--lr", "merit=1"],
@@ -258,26 +260,26 @@ def test_a_run_is_not_taken_for_another_whose_folder_has_the_same_name(
         (["--lr", "0"], "a learning rate of merit is 0; it must be above 0"),
         (
             ["--rule", "sweep", "--lr", "0.1", "0.1000000001"],
-            "optimizer.lr 0.1 and 0.1000000001 would be kept in one folder",
+            "optimizer.lr 0.1 and 0.1000000001 would share the folder",
         ),
-        (["--batch", "8"], "--batch 8 is for one run; use --batches"),
+        (["--batch", "8"], "--batch 8 applies to a single run; use --batches"),
         (["--measure.validation-every", "8"], "each run is validated fifty times"),
     ],
 )
-def test_what_cannot_be_meant_is_refused(
+def test_invalid_options_are_refused(
     quadratic: list[str], options: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main([*quadratic, *options]) == 1
     assert message in capsys.readouterr().err
 
 
-def test_an_unknown_model_names_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unknown_model_suggests_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["gpt2-smal"])
     assert "did you mean 'gpt2-small'?" in capsys.readouterr().err
 
 
-def test_the_chart_follows_the_schema() -> None:
+def test_the_chart_matches_the_schema() -> None:
     attempts = [
         (batch, Attempt("run", 0, status, steps, 500))
         for batch, status, steps in (
@@ -288,44 +290,44 @@ def test_the_chart_follows_the_schema() -> None:
             (64, "finished", 31.0),
         )
     ]
-    found = results([Measurement("merit", batch, 0.01, (attempt,)) for batch, attempt in attempts])
-    figure = make_chart(found, 3.0)
+    fitted = fit_results([Measurement("merit", batch, 0.01, (attempt,)) for batch, attempt in attempts])
+    figure = make_chart(fitted, 3.0)
     altair.LayerChart.from_dict(dict(figure.spec))
     missed = [row["what"] for row in figure.spec["datasets"]["missed"]]
     assert missed == ["not reached in 500 steps", "diverged at step 500"]
-    assert found[0].curve is not None
+    assert fitted[0].curve is not None
     assert [row["batch"] for row in figure.spec["datasets"]["means"]] == [16, 32, 64]
 
 
 def measurement(batch: int, *steps: float | None, lr: float = 0.01) -> Measurement:
-    attempts = [Attempt("run", seed, "finished", own, 500) for seed, own in enumerate(steps)]
+    attempts = [Attempt("run", seed, "finished", num_steps, 500) for seed, num_steps in enumerate(steps)]
     return Measurement("merit", batch, lr, tuple(attempts))
 
 
-def test_a_rate_at_which_every_seed_gets_there_is_better_than_a_faster_one() -> None:
+def test_a_rate_with_which_every_seed_reaches_the_target_beats_a_faster_one() -> None:
     fast, safe = measurement(16, 20.0, None, lr=0.02), measurement(16, 60.0, 62.0)
-    [result] = results([fast, safe])
+    [result] = fit_results([fast, safe])
     assert result.measurements == (safe,)
 
 
-def test_a_bend_below_the_batches_that_got_there_is_an_extrapolation() -> None:
-    """Also where it lies among those that were tried."""
+def test_a_critical_batch_below_the_fitted_batches_is_an_extrapolation() -> None:
+    """Even if it is within the range of batches that were tried."""
     whole = [measurement(batch, 100 * (1 + 10 / batch)) for batch in (16, 32, 64, 128)]
-    [result] = results([measurement(8, None), *whole])
+    [result] = fit_results([measurement(8, None), *whole])
     assert not result.is_bend_inside
-    assert "lies outside the batches tried, by extrapolation at 10 sequences" in summarise([result], 3.0)
+    assert "lies outside the batches tried; extrapolated, it is 10 sequences" in summarise([result], 3.0)
 
 
-def test_a_batch_that_one_seed_did_not_reach_is_left_out_of_the_curve() -> None:
+def test_a_batch_with_which_one_seed_missed_the_target_is_left_out_of_the_curve() -> None:
     whole = [measurement(batch, *[100 * (1 + 40 / batch)] * 2) for batch in (16, 32, 64, 128)]
-    [result] = results([measurement(8, 50.0, None), *whole])
+    [result] = fit_results([measurement(8, 50.0, None), *whole])
     assert result.curve is not None
     assert result.curve.critical_batch.value == pytest.approx(40)
-    assert [own.batch for own in result.reached] == [16, 32, 64, 128]
+    assert [reached.batch for reached in result.reached] == [16, 32, 64, 128]
 
 
-def test_an_own_class_is_told_from_an_optimizer_of_its_name() -> None:
+def test_a_custom_optimizer_is_distinguished_from_a_built_in_one_of_the_same_name() -> None:
     attempt = Attempt("run", 0, "finished", 60.0, 500)
-    own = [Measurement(name, 16, 0.01, (attempt,)) for name in ("adamw", "torch.optim:AdamW")]
-    assert [result.name for result in results(own)] == ["AdamW", "torch.optim:AdamW"]
-    assert [result.name for result in results(own[1:])] == ["AdamW"]
+    measurements = [Measurement(name, 16, 0.01, (attempt,)) for name in ("adamw", "torch.optim:AdamW")]
+    assert [result.name for result in fit_results(measurements)] == ["AdamW", "torch.optim:AdamW"]
+    assert [result.name for result in fit_results(measurements[1:])] == ["AdamW"]

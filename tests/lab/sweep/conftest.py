@@ -1,4 +1,4 @@
-"""A sweep that is made in seconds, and run directories as training would leave them."""
+"""A sweep that takes seconds, and run directories as training would leave them."""
 
 from pathlib import Path
 
@@ -21,7 +21,7 @@ def base(data: Path) -> TrainConfig:
 
 @pytest.fixture
 def write_run(base: TrainConfig, tmp_path: Path) -> WriteRun:
-    """Writes a run into out/ that ended with a loss; None: it diverged."""
+    """Write a run into out/ that ended with a loss; None means that it diverged."""
 
     def write(
         optimizer: str,

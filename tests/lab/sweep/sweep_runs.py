@@ -24,7 +24,7 @@ class WriteRun(Protocol):
 
 
 def write_finished_run(config: TrainConfig, folder: Path, loss: float | None, end: str = "finished") -> None:
-    """Write a run that ended with a loss; None: it diverged."""
+    """Write a run that ended with a loss; None means that it diverged."""
     dataset = Dataset.open(config.data)
     environment = {"data": {"fingerprint": dataset.fingerprint}, "device": {"name": "cpu"}}
     run = Run.create(folder, config.resolve(dataset.vocab_size).to_dict(), environment)
@@ -33,5 +33,5 @@ def write_finished_run(config: TrainConfig, folder: Path, loss: float | None, en
         metrics.write({"kind": "validation", "step": 0, "tokens": 0, "loss": 5.5})
         if loss is not None:
             metrics.write({"kind": "validation", "step": 10, "tokens": 640, "loss": loss})
-        what = end if loss is not None else "diverged"
-        metrics.write({"kind": "event", "step": 10, "what": what, "message": "the end"})
+        event = end if loss is not None else "diverged"
+        metrics.write({"kind": "event", "step": 10, "what": event, "message": "the end"})

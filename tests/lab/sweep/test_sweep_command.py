@@ -1,4 +1,4 @@
-"""`merit sweep`: what is run, what is not run again, what is written, and what is refused."""
+"""`merit sweep`: which runs are trained and reused, what is written, and what is refused."""
 
 import csv
 import json
@@ -16,7 +16,7 @@ from merit_lab.record import Run
 from merit_lab.study import runner
 from merit_lab.study.fields import LR
 from merit_lab.sweep.command import main
-from merit_lab.sweep.grid import Grid
+from merit_lab.sweep.grid import SweepGrid
 from merit_lab.train import Interrupted, TrainConfig
 from merit_lab.train.command import parse as parse_train
 
@@ -25,7 +25,7 @@ def runs_of(folder: Path) -> set[str]:
     return {path.parent.name for path in folder.glob("*/config.json")}
 
 
-def test_trains_the_grid_once_and_writes_what_it_found(
+def test_trains_the_grid_once_and_writes_the_findings(
     command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "out"
@@ -36,8 +36,8 @@ def test_trains_the_grid_once_and_writes_what_it_found(
     rates = {"lamb": ("0.01", "0.02"), "merit": ("0.01", "0.02", "0.04")}
     names = {
         f"{name}-lr{rate}-weight_decay={decay}-seed0"
-        for name, own in rates.items()
-        for rate in own
+        for name, name_rates in rates.items()
+        for rate in name_rates
         for decay in ("0", "0.1")
     }
     assert runs_of(out) == names
@@ -45,7 +45,7 @@ def test_trains_the_grid_once_and_writes_what_it_found(
     assert (config.optimizer.name, config.optimizer.lr, config.optimizer.weight_decay) == ("merit", 0.04, 0)
     assert f"The page: {out / 'report' / 'index.html'}" in output
     assert "was best at a learning rate of" in output
-    assert "[1 of 10] lamb-lr0.01-weight_decay=0-seed0 begins" in progress
+    assert "[1 of 10] lamb-lr0.01-weight_decay=0-seed0 starts" in progress
 
     with (out / "report" / "table.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
@@ -53,27 +53,27 @@ def test_trains_the_grid_once_and_writes_what_it_found(
     svg = (out / "report" / "learning-rate.svg").read_text()
     assert all(text in svg for text in ("MERIT, weight_decay 0.1", "peak learning rate", "0.04"))
 
-    # What best.json says of an optimizer is what the table's lowest row says, and `merit train` takes it.
+    # best.json has the lowest row of the table, with options that `merit train` accepts.
     found = json.loads((out / "report" / "best.json").read_text())
     assert list(found) == ["lamb", "merit"]
-    own = min(
+    lowest = min(
         (row for row in rows if row["optimizer"] == "merit"), key=lambda row: float(row["validation_loss"])
     )
-    assert found["merit"]["validation_loss"] == pytest.approx(float(own["validation_loss"]))
-    assert found["merit"]["lr"] == float(own["lr"])
+    assert found["merit"]["validation_loss"] == pytest.approx(float(lowest["validation_loss"]))
+    assert found["merit"]["lr"] == float(lowest["lr"])
     best, _, _ = parse_train([*command[:3], *found["merit"]["train_options"]])
     assert best is not None
-    assert (best.optimizer.name, best.optimizer.lr) == ("merit", float(own["lr"]))
-    assert best.optimizer.weight_decay == float(own["optimizer.weight_decay"])
+    assert (best.optimizer.name, best.optimizer.lr) == ("merit", float(lowest["lr"]))
+    assert best.optimizer.weight_decay == float(lowest["optimizer.weight_decay"])
     assert TrainConfig.from_dict(found["merit"]["config"]).optimizer == best.optimizer
 
     before = {name: (out / name / "metrics.jsonl").read_bytes() for name in names}
     assert main(command) == 0
-    assert capsys.readouterr().err.count("is there already") == len(names)
+    assert capsys.readouterr().err.count("is already done") == len(names)
     assert before == {name: (out / name / "metrics.jsonl").read_bytes() for name in names}
 
 
-def test_what_is_best_of_a_yes_or_no_is_an_option_of_train(command: list[str], tmp_path: Path) -> None:
+def test_the_best_value_of_a_flag_is_an_option_of_train(command: list[str], tmp_path: Path) -> None:
     fields = ["--set", "model.qk-norm", "True", "False", "--set", "compile", "False", "None"]
     assert main([*command, "--optimizers", "merit", "--lr", "1e-2", *fields]) == 0
     found = json.loads((tmp_path / "out" / "report" / "best.json").read_text())["merit"]
@@ -83,9 +83,9 @@ def test_what_is_best_of_a_yes_or_no_is_an_option_of_train(command: list[str], t
     assert best.compile == found["config"]["compile"]
 
 
-def test_a_vocabulary_that_the_data_decide_is_not_varied(base: TrainConfig, tmp_path: Path) -> None:
+def test_the_vocabulary_cannot_be_varied_if_the_data_decide_it(base: TrainConfig, tmp_path: Path) -> None:
     fields = {"model.vocab_size": [512, 1024]}
-    grid = Grid(base=base, folder=tmp_path, learning_rates={"merit": [0.01]}, fields=fields, seeds=[0])
+    grid = SweepGrid(base=base, folder=tmp_path, learning_rates={"merit": [0.01]}, fields=fields, seeds=[0])
     values = {LR: 0.01, "model.vocab_size": 512}
     with pytest.raises(ValueError, match=r"model\.vocab_size 512: the data decide it; add --no-fit-vocab"):
         grid.run(SimpleNamespace(vocab_size=256), "merit", values, 0)
@@ -103,26 +103,26 @@ def test_extends_the_grid_until_the_best_lies_inside(
     monkeypatch.setattr(runner, "train", train)
     command += ["--optimizers", "merit", "--lr", "1e-1", "2e-1"]
     assert main(command) == 0
-    assert "is the lowest that was tried: a lower one may be better. --extend goes" in capsys.readouterr().err
+    assert "is the lowest that was tried: a lower one may be better. Extend the" in capsys.readouterr().err
     assert main([*command, "--extend"]) == 0
     output, error = capsys.readouterr()
     assert [line for line in error.splitlines() if "next" in line] == [
         f"The best lies at the edge of the grid; next: merit-lr{rate}" for rate in (0.05, 0.025, 0.0125)
     ]
     assert "best at a learning rate of 0.025, with" in output
-    assert "merit sweep:" not in error  # no warning is left
+    assert "merit sweep:" not in error  # no warnings
     extended = {f"merit-lr{rate:g}-seed0" for rate in (0.0125, 0.025, 0.05, 0.1, 0.2)}
     assert runs_of(tmp_path / "out") == extended
 
-    assert main([*command, "--extend"]) == 0  # nothing is left to do
-    assert " begins" not in capsys.readouterr().err
-    # A later call without --extend forgets none of it.
+    assert main([*command, "--extend"]) == 0  # nothing to do
+    assert " starts" not in capsys.readouterr().err
+    # A later call without --extend still includes these runs.
     assert main(command) == 0
     with (tmp_path / "out" / "report" / "table.csv").open(newline="") as file:
         assert {row["run"] for row in csv.DictReader(file)} == extended
 
 
-def test_runs_that_are_kept_are_cells_of_the_grid(
+def test_runs_of_merit_keep_are_cells_of_the_grid(
     command: list[str],
     tmp_path: Path,
     keep_only: Callable[[Path], None],
@@ -138,16 +138,16 @@ def test_runs_that_are_kept_are_cells_of_the_grid(
     assert main(command) == 0
     keep_only(tmp_path / "out")
     assert main([*command, "2e-1"]) == 0
-    assert capsys.readouterr().err.count(" begins") == 2
+    assert capsys.readouterr().err.count(" starts") == 2
     assert runs_of(tmp_path / "out") == {"merit-lr0.2-seed0"}
     with (tmp_path / "out" / "report" / "table.csv").open(newline="") as file:
         rows = {row["run"] for row in csv.DictReader(file)}
     assert rows == {"merit-lr0.1-seed0", "merit-lr0.2-seed0"}
     assert main([*command, "--batch", "8"]) == 1
-    assert "another batch" in capsys.readouterr().err
+    assert "a different batch" in capsys.readouterr().err
 
 
-def test_diverged_runs_are_drawn_told_and_never_best(
+def test_diverged_runs_are_drawn_and_reported_and_never_best(
     command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     command += ["--optimizers", "adamw", "--lr", "1e-4", "1e-3", "1e30"]
@@ -161,7 +161,7 @@ def test_diverged_runs_are_drawn_told_and_never_best(
     assert "diverged at step" in (report / "learning-rate.svg").read_text()
 
 
-def test_a_signal_leaves_word_how_to_go_on(
+def test_a_signal_prints_how_to_continue(
     command: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def train(*_: Any, **__: Any) -> None:
@@ -170,11 +170,11 @@ def test_a_signal_leaves_word_how_to_go_on(
     monkeypatch.setattr(runner, "train", train)
     assert main(command) == 128 + signal.SIGTERM
     assert capsys.readouterr().err.splitlines()[-1] == (
-        "merit sweep: stopped by SIGTERM, with a checkpoint. The same command goes on from there."
+        "merit sweep: stopped by SIGTERM, with a checkpoint. Run the same command again to continue."
     )
 
 
-def test_without_rates_the_paper_s_and_its_neighbours_are_tried(
+def test_the_default_rates_are_the_papers_and_its_neighbours(
     command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(runner, "train", lambda config, folder, **_: write_finished_run(config, folder, 2.0))
@@ -183,7 +183,7 @@ def test_without_rates_the_paper_s_and_its_neighbours_are_tried(
     assert runs_of(tmp_path / "out") == {f"merit-lr{rate:g}-seed0" for rate in rates}
 
 
-def test_runs_of_another_configuration_are_refused_before_any_is_trained(
+def test_runs_of_another_configuration_are_refused_before_training(
     command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     command += ["--optimizers", "merit", "--lr"]
@@ -192,30 +192,30 @@ def test_runs_of_another_configuration_are_refused_before_any_is_trained(
     for rate in ("2e-2", "1e-2"):
         assert main([*command, rate, "--batch", "8"]) == 1
         error = capsys.readouterr().err
-        assert "merit-lr0.01-seed0 holds a run with another batch; the runs of a sweep differ in" in error
+        assert "merit-lr0.01-seed0 holds a run with a different batch; the runs of a sweep differ in" in error
     assert runs_of(tmp_path / "out") == {"merit-lr0.01-seed0"}
 
 
-def test_a_run_is_not_taken_for_another_whose_folder_has_the_same_name(
+def test_another_run_with_the_same_folder_name_is_refused(
     command: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     command += ["--optimizers", "merit", "--lr"]
     assert main([*command, "0.1"]) == 0
     assert main([*command, "0.1000000001"]) == 1
-    assert "merit-lr0.1-seed0 holds a run with another optimizer.lr" in capsys.readouterr().err
+    assert "merit-lr0.1-seed0 holds a run with a different optimizer.lr" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--lr", "lion=1e-4"], "a learning rate is given for lion, which is not among adamw, lamb, merit"),
+        (["--lr", "lion=1e-4"], "a learning rate is given for lion, which is not one of adamw, lamb, merit"),
         (["--optimizers", "maxlamb"], "or --lr maxlamb=RATE where optimizers are compared"),
         (["--optimizers", "mertt"], "did you mean 'merit'?"),
-        (["--lr", "fast"], "the learning rate 'adamw=fast' is not understood"),
+        (["--lr", "fast"], "cannot parse the learning rate 'adamw=fast'"),
         (["--lr", "0", "1"], "a learning rate of adamw is 0; it must be above 0"),
-        (["--lr", "1e-2", "1e-2"], "the learning rates of adamw are 0.01, 0.01; each may be given once"),
-        (["--lr", "1e-2", "--extend"], "has the learning rate 0.01 alone; give it two or more"),
-        (["--seeds", "1", "1"], "the seeds are 1, 1; each may be given once"),
+        (["--lr", "1e-2", "1e-2"], "the learning rates of adamw are 0.01, 0.01; each may be given only once"),
+        (["--lr", "1e-2", "--extend"], "has only the learning rate 0.01; give it two or more"),
+        (["--seeds", "1", "1"], "the seeds are 1, 1; each may be given only once"),
         (["--set", "optimizer.weight-decai", "1"], "did you mean 'optimizer.weight_decay'?"),
         (["--set", "xyzzy", "1"], "--set xyzzy: there is no such field. The fields are"),
         (
@@ -224,19 +224,19 @@ def test_a_run_is_not_taken_for_another_whose_folder_has_the_same_name(
         ),
         (
             ["--lr", "1e-2", "--set", "optimizer.weight-decay", "0.1", "0.10000001"],
-            "optimizer.weight_decay 0.1 and 0.10000001 would be kept in one folder",
+            "optimizer.weight_decay 0.1 and 0.10000001 would share the folder",
         ),
         (["--set", "steps", "2", "None"], "--set steps none: every run has a length; give numbers"),
         (["--set", "optimizer.lr", "1"], "--lr takes the values of optimizer.lr"),
         (["--set", "seed", "1"], "--seeds takes the values of seed"),
-        (["--set", "batch", "many"], "'many' is no value of it; it takes int"),
+        (["--set", "batch", "many"], "'many' is not a valid value; the field takes int"),
         (["--set", "batch"], "--set batch has no values"),
         (["--set", "batch", "0", "4"], "batch is 0; it must be a whole number above 0"),
-        (["--measure.validation-every", "0"], "a sweep chooses by the validation loss"),
-        (["--seed", "3"], "--seed 3 is for one run; in a sweep write for example --seeds 0 1 2"),
+        (["--measure.validation-every", "0"], "a sweep compares final validation losses"),
+        (["--seed", "3"], "--seed 3 applies to a single run; in a sweep write for example --seeds 0 1 2"),
     ],
 )
-def test_what_cannot_be_meant_is_refused(
+def test_invalid_options_are_refused(
     command: list[str], options: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main([*command, *options]) == 1
@@ -244,7 +244,7 @@ def test_what_cannot_be_meant_is_refused(
     assert not (tmp_path / "out").exists()
 
 
-def test_an_unknown_model_names_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unknown_model_suggests_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["gpt2-smal"])
     assert "did you mean 'gpt2-small'?" in capsys.readouterr().err

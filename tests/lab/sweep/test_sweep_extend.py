@@ -1,4 +1,4 @@
-"""Where a grid goes on, and where it stops."""
+"""When a grid is extended, and when the extension stops."""
 
 from pathlib import Path
 
@@ -7,22 +7,22 @@ from sweep_runs import WriteRun
 
 from merit_lab.sweep import Ledger
 from merit_lab.sweep.extend import MOST_RATES_BEYOND, check_extendable, extension, next_rate
-from merit_lab.sweep.grid import Grid
+from merit_lab.sweep.grid import SweepGrid
 from merit_lab.train import TrainConfig
 
 
 @pytest.fixture
-def grid(base: TrainConfig, tmp_path: Path) -> Grid:
-    return Grid(
+def grid(base: TrainConfig, tmp_path: Path) -> SweepGrid:
+    return SweepGrid(
         base=base, folder=tmp_path / "out", learning_rates={"merit": [0.01, 0.02]}, fields={}, seeds=[0, 1]
     )
 
 
-def names(grid: Grid) -> list[str]:
+def names(grid: SweepGrid) -> list[str]:
     return [run.folder.name for run in extension(grid, Ledger.read(grid.folder, list(grid.fields)))]
 
 
-def test_goes_on_beyond_the_edge_with_every_seed(write_run: WriteRun, grid: Grid) -> None:
+def test_extends_beyond_the_edge_with_every_seed(write_run: WriteRun, grid: SweepGrid) -> None:
     for seed in (0, 1):
         write_run("merit", 0.01, 3.0, seed=seed)
         write_run("merit", 0.02, 2.0, seed=seed)
@@ -32,7 +32,7 @@ def test_goes_on_beyond_the_edge_with_every_seed(write_run: WriteRun, grid: Grid
     assert names(grid) == []
 
 
-def test_a_diverged_neighbour_is_a_neighbour(write_run: WriteRun, grid: Grid) -> None:
+def test_a_diverged_neighbour_ends_the_extension(write_run: WriteRun, grid: SweepGrid) -> None:
     for seed in (0, 1):
         write_run("merit", 0.01, 3.0, seed=seed)
         write_run("merit", 0.02, 2.0, seed=seed)
@@ -40,32 +40,30 @@ def test_a_diverged_neighbour_is_a_neighbour(write_run: WriteRun, grid: Grid) ->
     assert names(grid) == []
 
 
-def test_goes_down_where_all_diverged(write_run: WriteRun, grid: Grid) -> None:
+def test_extends_downwards_if_all_runs_diverged(write_run: WriteRun, grid: SweepGrid) -> None:
     for seed in (0, 1):
         write_run("merit", 0.01, None, seed=seed)
         write_run("merit", 0.02, None, seed=seed)
     assert names(grid) == ["merit-lr0.005-seed0", "merit-lr0.005-seed1"]
 
 
-def test_a_line_of_one_rate_has_no_factor_to_go_on_by(
-    write_run: WriteRun, base: TrainConfig, tmp_path: Path
-) -> None:
+def test_a_line_of_one_rate_is_not_extended(write_run: WriteRun, base: TrainConfig, tmp_path: Path) -> None:
     decays = {"optimizer.weight_decay": [0.1]}
     rates = {"merit": [0.01, 0.02]}
-    grid = Grid(base=base, folder=tmp_path / "out", learning_rates=rates, fields=decays, seeds=[0])
+    grid = SweepGrid(base=base, folder=tmp_path / "out", learning_rates=rates, fields=decays, seeds=[0])
     write_run("merit", 0.01, None)
     write_run("merit", 0.02, None)
-    write_run("merit", 0.02, None, weight_decay=0.5)  # of an earlier call
+    write_run("merit", 0.02, None, weight_decay=0.5)  # from an earlier call
     assert names(grid) == ["merit-lr0.005-weight_decay=0.1-seed0"]
 
 
-def test_waits_for_runs_that_are_not_done(write_run: WriteRun, grid: Grid) -> None:
+def test_waits_for_unfinished_runs(write_run: WriteRun, grid: SweepGrid) -> None:
     write_run("merit", 0.01, 3.0)
     write_run("merit", 0.02, 2.0, end="interrupted")
     assert names(grid) == []
 
 
-def test_ends_after_so_many_rates(write_run: WriteRun, grid: Grid) -> None:
+def test_stops_after_the_maximum_number_of_rates(write_run: WriteRun, grid: SweepGrid) -> None:
     rates = [0.01, 0.02]
     for _ in range(MOST_RATES_BEYOND):
         rates.append(next_rate(rates, downwards=False))
@@ -76,8 +74,10 @@ def test_ends_after_so_many_rates(write_run: WriteRun, grid: Grid) -> None:
     assert names(grid) == []
 
 
-def test_the_line_of_the_best_goes_on_alone(write_run: WriteRun, base: TrainConfig, tmp_path: Path) -> None:
-    grid = Grid(
+def test_only_the_line_of_the_best_cell_is_extended(
+    write_run: WriteRun, base: TrainConfig, tmp_path: Path
+) -> None:
+    grid = SweepGrid(
         base=base,
         folder=tmp_path / "out",
         learning_rates={"merit": [0.01, 0.02]},
@@ -90,6 +90,6 @@ def test_the_line_of_the_best_goes_on_alone(write_run: WriteRun, base: TrainConf
     assert names(grid) == ["merit-lr0.005-weight_decay=0-seed0"]
 
 
-def test_one_rate_has_no_factor() -> None:
-    with pytest.raises(ValueError, match=r"merit has the learning rate 0\.01 alone; give it two or more"):
+def test_a_single_rate_cannot_be_extended() -> None:
+    with pytest.raises(ValueError, match=r"merit has only the learning rate 0\.01; give it two or more"):
         check_extendable({"lamb": [0.01, 0.02], "merit": [0.01]})

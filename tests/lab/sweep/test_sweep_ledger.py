@@ -1,4 +1,4 @@
-"""The best of a grid: how it is chosen, what stands beside it, and when it lies at the edge."""
+"""The best cell of a grid: how it is chosen, its neighbours, and the edge of the grid."""
 
 import json
 from pathlib import Path
@@ -8,7 +8,7 @@ from sweep_runs import WriteRun
 
 from merit_lab.sweep import Best, Ledger
 from merit_lab.sweep.page import make_page
-from merit_lab.sweep.words import best_table, summarise, warnings
+from merit_lab.sweep.summary import best_table, summarise, warnings
 
 
 def read(tmp_path: Path, *fields: str) -> Ledger:
@@ -41,7 +41,7 @@ def test_the_best_is_the_lowest_mean_over_seeds_between_its_neighbours(
     assert row == ("MERIT", "0.02", "2.700 ± 0.283", "3.100 at 0.01", "2.750 at 0.04", "2")
 
 
-def test_what_is_written_of_the_best_is_its_mean_over_seeds_and_its_neighbours(
+def test_the_mean_over_seeds_and_the_neighbours_of_the_best_are_written(
     write_run: WriteRun, tmp_path: Path
 ) -> None:
     for lr, losses in ((0.01, (3.0, 3.2)), (0.02, (2.5, 2.9)), (0.04, (2.4, None))):
@@ -58,7 +58,7 @@ def test_what_is_written_of_the_best_is_its_mean_over_seeds_and_its_neighbours(
     ]
 
 
-def test_an_own_class_is_told_from_an_optimizer_of_its_name(write_run: WriteRun, tmp_path: Path) -> None:
+def test_a_custom_optimizer_is_distinguished_from_a_built_in_one(write_run: WriteRun, tmp_path: Path) -> None:
     write_run("adamw", 0.01, 3.0)
     write_run("torch.optim:AdamW", 0.01, 2.0)
     ledger = read(tmp_path)
@@ -79,7 +79,7 @@ def test_a_diverged_seed_outweighs_a_low_loss(write_run: WriteRun, tmp_path: Pat
 
 
 @pytest.mark.parametrize(("lr", "edge", "side"), [(0.01, "lowest", "lower"), (0.04, "highest", "higher")])
-def test_a_best_at_the_edge_is_warned_of(
+def test_a_best_value_at_the_edge_is_a_warning(
     lr: float, edge: str, side: str, write_run: WriteRun, tmp_path: Path
 ) -> None:
     for rate in (0.01, 0.02, 0.04):
@@ -87,17 +87,17 @@ def test_a_best_at_the_edge_is_warned_of(
     [warning] = warnings(read(tmp_path), may_grow=True)
     assert warning == (
         f"LAMB's best learning rate, {lr:g}, is the {edge} that was tried: a {side} one may be better. "
-        "--extend goes on there."
+        "Extend the grid with --extend."
     )
-    assert "not extended any further" in warnings(read(tmp_path), may_grow=False)[0]
+    assert "not extended further" in warnings(read(tmp_path), may_grow=False)[0]
 
 
-def test_a_single_value_is_said_to_be_one(write_run: WriteRun, tmp_path: Path) -> None:
+def test_a_single_value_is_a_warning(write_run: WriteRun, tmp_path: Path) -> None:
     write_run("lamb", 0.01, 2.0)
-    assert "tried at one learning rate alone, 0.01" in warnings(read(tmp_path), may_grow=True)[0]
+    assert "tried at only one learning rate, 0.01" in warnings(read(tmp_path), may_grow=True)[0]
 
 
-def test_other_fields_make_lines_of_their_own(write_run: WriteRun, tmp_path: Path) -> None:
+def test_each_value_of_another_field_is_a_separate_line(write_run: WriteRun, tmp_path: Path) -> None:
     field = "optimizer.weight_decay"
     for decay, offset in ((0.0, 0.2), (0.1, 0.0), (0.2, 0.1)):
         for lr, loss in ((0.01, 3.0), (0.02, 2.0), (0.04, 3.0)):
@@ -110,7 +110,7 @@ def test_other_fields_make_lines_of_their_own(write_run: WriteRun, tmp_path: Pat
     assert "at a learning rate of 0.02 and weight decay 0.1" in summarise(ledger)
 
 
-def test_the_edge_of_another_field_is_warned_of(write_run: WriteRun, tmp_path: Path) -> None:
+def test_the_edge_of_another_field_is_a_warning(write_run: WriteRun, tmp_path: Path) -> None:
     for decay, loss in ((0.0, 2.2), (0.1, 2.1), (0.2, 2.0)):
         for lr in (0.01, 0.02, 0.04):
             write_run("merit", lr, loss + 100 * abs(lr - 0.02), weight_decay=decay)
@@ -118,15 +118,15 @@ def test_the_edge_of_another_field_is_warned_of(write_run: WriteRun, tmp_path: P
     assert "MERIT's best weight decay, 0.2, is the highest that was tried" in warning
 
 
-def test_of_two_values_of_another_field_neither_is_an_edge(write_run: WriteRun, tmp_path: Path) -> None:
+def test_two_values_of_another_field_have_no_edge(write_run: WriteRun, tmp_path: Path) -> None:
     for decay, loss in ((0.0, 2.2), (0.1, 2.1)):
         for lr in (0.01, 0.02, 0.04):
             write_run("merit", lr, loss + 100 * abs(lr - 0.02), weight_decay=decay)
     assert warnings(read(tmp_path, "optimizer.weight_decay"), may_grow=True) == []
 
 
-def test_without_several_rates_lines_go_along_the_field(write_run: WriteRun, tmp_path: Path) -> None:
-    for optimizer, lr in (("lamb", 0.01), ("merit", 0.02)):  # each at a rate of its own
+def test_with_one_rate_per_optimizer_lines_go_along_the_field(write_run: WriteRun, tmp_path: Path) -> None:
+    for optimizer, lr in (("lamb", 0.01), ("merit", 0.02)):  # each at a different rate
         for decay, loss in ((0.0, 3.0), (0.1, 2.0), (0.2, 3.0)):
             write_run(optimizer, lr, loss, weight_decay=decay)
     ledger = read(tmp_path, "optimizer.weight_decay")
@@ -136,7 +136,7 @@ def test_without_several_rates_lines_go_along_the_field(write_run: WriteRun, tmp
     assert "LAMB was best at a weight decay of 0.1" in summarise(ledger)
 
 
-def test_what_is_not_finished_is_told_and_not_ranked(write_run: WriteRun, tmp_path: Path) -> None:
+def test_unfinished_runs_are_reported_and_not_ranked(write_run: WriteRun, tmp_path: Path) -> None:
     for seed in (0, 1):
         write_run("merit", 0.01, 3.0, seed=seed)
         write_run("merit", 0.02, 2.0, seed=seed, end="interrupted" if seed else "finished")

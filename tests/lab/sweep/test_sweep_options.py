@@ -38,13 +38,13 @@ def rows_of(folder: Path) -> list[dict[str, str]]:
 
 def options_of(folder: Path) -> list[list[str]]:
     return [
-        Run.open(own.parent).config["optimizer"]["options"] for own in sorted(folder.glob("*/config.json"))
+        Run.open(path.parent).config["optimizer"]["options"] for path in sorted(folder.glob("*/config.json"))
     ]
 
 
-def test_an_option_is_an_axis_and_what_a_run_does_not_state_is_its_default(sgd, tmp_path, capsys) -> None:
+def test_an_option_is_an_axis_and_has_its_default_where_a_run_does_not_set_it(sgd, tmp_path, capsys) -> None:
     out = tmp_path / "out"
-    assert sgd() == 0  # a run that says nothing of the momentum
+    assert sgd() == 0  # a run that does not set the momentum
     assert sgd("--set", MOMENTUM, "0.5", "0.9", "0.95") == 0
     assert "SGD was best at a momentum of 0.9, with a validation loss of 2.000" in capsys.readouterr().out
     assert options_of(out) == [["momentum=0.5"], ["momentum=0.9"], ["momentum=0.95"], []]
@@ -53,12 +53,12 @@ def test_an_option_is_an_axis_and_what_a_run_does_not_state_is_its_default(sgd, 
     assert "<h1>Momentum sweep</h1>" in page
     assert "Best momentum" in page
     best = json.loads((out / "report" / "best.json").read_text())["torch:SGD"]
-    asked, _, _ = parse_train(["tiny", "--data", "x", *best["train_options"]])
-    assert asked is not None
-    assert asked.optimizer.options == ("momentum=0.9",)
+    config, _, _ = parse_train(["tiny", "--data", "x", *best["train_options"]])
+    assert config is not None
+    assert config.optimizer.options == ("momentum=0.9",)
 
 
-def test_the_default_that_is_asked_for_is_the_run_that_is_there(sgd, tmp_path) -> None:
+def test_the_default_value_of_an_option_is_the_existing_run(sgd, tmp_path) -> None:
     assert sgd() == 0
     assert sgd("--set", MOMENTUM, "0", "0.9") == 0
     assert options_of(tmp_path / "out") == [[], ["momentum=0.9"], []]
@@ -68,13 +68,13 @@ def test_the_default_that_is_asked_for_is_the_run_that_is_there(sgd, tmp_path) -
     ]  # one of the three is a repeat
 
 
-def test_options_in_one_folder_of_optimizers_without_them(sgd, command, tmp_path) -> None:
+def test_optimizers_with_and_without_an_option_may_share_a_folder(sgd, command, tmp_path) -> None:
     assert main([*command, "--optimizers", "adamw", "--lr", "0.1"]) == 0
     assert sgd("--set", MOMENTUM, "0.5", "0.9") == 0
     assert [row[MOMENTUM] for row in rows_of(tmp_path / "out")] == ["none", "0.5", "0.9"]
 
 
-def test_options_beside_others_keep_their_place(sgd, tmp_path) -> None:
+def test_a_swept_option_keeps_the_other_options(sgd, tmp_path) -> None:
     more = ["--optimizer.options", "momentum=0.3", "maximize=false"]
     assert sgd(*more, "--set", MOMENTUM, "0.3", "0.9", "--set", "optimizer.options.nesterov", "true") == 0
     assert options_of(tmp_path / "out") == [
@@ -94,18 +94,18 @@ def test_options_beside_others_keep_their_place(sgd, tmp_path) -> None:
         (["optimizer.optins.momentum", "0.9"], "did you mean 'optimizer.options'?"),
     ],
 )
-def test_what_cannot_be_meant_is_refused(sgd, fields, message, tmp_path, capsys) -> None:
+def test_invalid_fields_are_refused(sgd, fields, message, tmp_path, capsys) -> None:
     assert sgd("--set", *fields) == 1
     assert message in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
 
 
-def test_all_options_and_one_of_them_are_not_varied_together(sgd, capsys) -> None:
+def test_all_options_and_one_of_them_cannot_be_varied_together(sgd, capsys) -> None:
     assert sgd("--set", "optimizer.options", "dampening=0.1", "--set", MOMENTUM, "0.9") == 1
-    assert "--set optimizer.options gives all options and" in capsys.readouterr().err
+    assert "--set optimizer.options sets all options and" in capsys.readouterr().err
 
 
-def test_an_option_of_ours_that_is_nearly_one_is_told(command, capsys) -> None:
+def test_a_misspelled_option_of_a_built_in_optimizer_gets_a_suggestion(command, capsys) -> None:
     assert (
         main([*command, "--optimizers", "muon", "--lr", "0.1", "--set", "optimizer.options.momentm", "0.9"])
         == 1
@@ -129,26 +129,26 @@ def test_the_rate_of_a_second_optimizer_is_swept(sgd, tmp_path) -> None:
     assert first["optimizer.rest_options.betas"] == "0.9, 0.95"
 
 
-def test_runs_without_a_second_optimizer_are_told_apart_from_those_with_one(sgd, capsys) -> None:
+def test_runs_with_and_without_a_second_optimizer_are_distinguished(sgd, capsys) -> None:
     assert sgd() == 0
     assert sgd(*REST, "--set", "optimizer.rest-lr", "1e-3", "2e-3") == 1
-    assert "SGD-lr0.1-seed0 holds a run with another optimizer.rest" in capsys.readouterr().err
-    assert sgd("--set", "optimizer.rest-lr", "None") == 0  # which is what they have
+    assert "SGD-lr0.1-seed0 holds a run with a different optimizer.rest" in capsys.readouterr().err
+    assert sgd("--set", "optimizer.rest-lr", "None") == 0  # the value that they have
 
 
-def test_runs_without_a_second_optimizer_are_cells_where_it_is_varied(sgd, tmp_path) -> None:
+def test_runs_without_a_second_optimizer_are_cells_if_it_is_varied(sgd, tmp_path) -> None:
     assert sgd() == 0
     more = ["--set", "optimizer.rest", "adamw", "--set", "optimizer.rest-lr", "1e-3", "2e-3"]
     assert sgd(*more) == 0
     assert [row["optimizer.rest_lr"] for row in rows_of(tmp_path / "out")] == ["none", "0.001", "0.002"]
 
 
-def test_a_rate_that_the_paper_gives_is_no_value(sgd, capsys) -> None:
+def test_none_is_not_a_rate_of_a_second_optimizer(sgd, capsys) -> None:
     assert sgd(*REST, "--set", "optimizer.rest-lr", "None", "2e-3") == 1
     assert "--set optimizer.rest_lr none: every second optimizer has a rate" in capsys.readouterr().err
 
 
-def test_values_are_written_as_they_are_read(base) -> None:
+def test_written_values_are_read_back(base) -> None:
     for field, value in (
         ("optimizer.options.betas", (0.8, 0.95)),
         ("optimizer.options.norm", "l2"),

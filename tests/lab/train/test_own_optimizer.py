@@ -150,7 +150,7 @@ def test_a_class_that_does_not_take_the_options(changed, tmp_path):
 def test_two_classes_of_one_name_cannot_share_a_folder(toy, tmp_path):
     names = ["torch.optim:Adam", "torch.optim.adam:Adam"]
     with pytest.raises(
-        ValueError, match=r"torch\.optim:Adam and torch\.optim\.adam:Adam would be kept in one folder"
+        ValueError, match=r"torch\.optim:Adam and torch\.optim\.adam:Adam would share the folder"
     ):
         plan(toy, tmp_path, optimizers=names, seeds=[0], learning_rates={name: [0.1] for name in names})
 

@@ -1,4 +1,4 @@
-"""The picture of a scaling study: steps to the target against batch size, both logarithmic."""
+"""The chart of a scaling study: steps to the target against batch size, both logarithmic."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from merit_lab.report.charts import Look, by_series
 from merit_lab.report.figures import unchecked
-from merit_lab.scale.words import Result
+from merit_lab.scale.summary import ScalingResult
 from merit_lab.study.charts import Axis, Chart, finish
 
 _HEIGHT = 360
@@ -15,20 +15,20 @@ _MARGIN = 1.3  # beyond the smallest and the largest value
 _CURVE_POINTS = 60
 
 
-def make_chart(found: Sequence[Result], target: float) -> Chart:
-    """The chart of results with at least one run."""
-    batches = [own.batch for result in found for own in result.measurements]
+def make_chart(results: Sequence[ScalingResult], target: float) -> Chart:
+    """Return the chart of results, of which at least one must have a run."""
+    batches = [measurement.batch for result in results for measurement in result.measurements]
     ends = min(batches) / _MARGIN, max(batches) * _MARGIN
     datasets: dict[str, list[dict[str, Any]]] = {
-        "means": [row for result in found for row in _mean_rows(result)],
-        "runs": [row for result in found for row in _run_rows(result)],
-        "missed": [row for result in found for row in _missed_rows(result)],
-        "curves": [row for result in found for row in _curve_rows(result, ends)],
-        "ideals": [row for result in found for row in _ideal_rows(result, ends[1])],
-        "bends": [row for result in found for row in _bend_rows(result, ends)],
+        "means": [row for result in results for row in _mean_rows(result)],
+        "runs": [row for result in results for row in _run_rows(result)],
+        "missed": [row for result in results for row in _missed_rows(result)],
+        "curves": [row for result in results for row in _curve_rows(result, ends)],
+        "ideals": [row for result in results for row in _ideal_rows(result, ends[1])],
+        "bends": [row for result in results for row in _bend_rows(result, ends)],
     }
     with unchecked():
-        chart = _chart(found, sorted(set(batches)), ends, _vertical(datasets))
+        chart = _chart(results, sorted(set(batches)), ends, _vertical(datasets))
     return finish(
         chart,
         name="steps-to-target",
@@ -36,43 +36,43 @@ def make_chart(found: Sequence[Result], target: float) -> Chart:
         caption="Points are means over seeds, bars go from the lowest to the highest, dots are single runs. "
         "Solid: the fitted curve S = S_min (1 + B_crit / B). Dashed: ideal scaling from the smallest batch, "
         "where twice the batch takes half the steps. The diamond is the critical batch, with its 95% "
-        "interval. A triangle: not reached in so many steps; a cross: diverged there.",
+        "interval. A triangle marks a run that did not reach the target, a cross one that diverged.",
         datasets=datasets,
     )
 
 
-def _mean_rows(result: Result) -> Iterator[dict[str, Any]]:
-    for own in result.reached:
+def _mean_rows(result: ScalingResult) -> Iterator[dict[str, Any]]:
+    for measurement in result.reached:
         yield {
             "series": result.name,
-            "batch": own.batch,
-            "steps": own.mean,
-            "low": min(own.steps),
-            "high": max(own.steps),
-            "lr": own.lr,
+            "batch": measurement.batch,
+            "steps": measurement.mean,
+            "low": min(measurement.steps),
+            "high": max(measurement.steps),
+            "lr": measurement.lr,
         }
 
 
-def _run_rows(result: Result) -> Iterator[dict[str, Any]]:
-    for own in result.measurements:
-        for attempt in own.attempts:
+def _run_rows(result: ScalingResult) -> Iterator[dict[str, Any]]:
+    for measurement in result.measurements:
+        for attempt in measurement.attempts:
             if attempt.steps is not None:
                 yield {
                     "series": result.name,
-                    "batch": own.batch,
+                    "batch": measurement.batch,
                     "steps": attempt.steps,
                     "run": attempt.name,
                 }
 
 
-def _missed_rows(result: Result) -> Iterator[dict[str, Any]]:
-    for own in result.measurements:
-        for attempt in own.attempts:
+def _missed_rows(result: ScalingResult) -> Iterator[dict[str, Any]]:
+    for measurement in result.measurements:
+        for attempt in measurement.attempts:
             if attempt.steps is None:
                 diverged = attempt.status == "diverged"
                 yield {
                     "series": result.name,
-                    "batch": own.batch,
+                    "batch": measurement.batch,
                     "steps": max(attempt.last_step, 1),
                     "run": attempt.name,
                     "kind": "diverged" if diverged else "missed",
@@ -82,7 +82,7 @@ def _missed_rows(result: Result) -> Iterator[dict[str, Any]]:
                 }
 
 
-def _curve_rows(result: Result, ends: tuple[float, float]) -> Iterator[dict[str, Any]]:
+def _curve_rows(result: ScalingResult, ends: tuple[float, float]) -> Iterator[dict[str, Any]]:
     if result.curve is not None:
         low, high = ends
         for place in range(_CURVE_POINTS + 1):
@@ -90,14 +90,14 @@ def _curve_rows(result: Result, ends: tuple[float, float]) -> Iterator[dict[str,
             yield {"series": result.name, "batch": batch, "steps": result.curve.steps(batch)}
 
 
-def _ideal_rows(result: Result, end: float) -> Iterator[dict[str, Any]]:
+def _ideal_rows(result: ScalingResult, end: float) -> Iterator[dict[str, Any]]:
     if result.reached:
         for batch in (result.reached[0].batch, end):
             yield {"series": result.name, "batch": batch, "steps": result.ideal_steps(batch)}
 
 
-def _bend_rows(result: Result, ends: tuple[float, float]) -> Iterator[dict[str, Any]]:
-    if result.curve is not None and result.curve.is_told and result.is_bend_inside:
+def _bend_rows(result: ScalingResult, ends: tuple[float, float]) -> Iterator[dict[str, Any]]:
+    if result.curve is not None and result.curve.is_determined and result.is_bend_inside:
         bend = result.curve.critical_batch
         yield {
             "series": result.name,
@@ -109,7 +109,7 @@ def _bend_rows(result: Result, ends: tuple[float, float]) -> Iterator[dict[str, 
 
 
 def _vertical(datasets: dict[str, list[dict[str, Any]]]) -> tuple[float, float]:
-    """The y axis: everything measured. The ideal lines may leave it, and do where they are far off."""
+    """The range of the y axis: all measurements. Ideal lines that are far off may leave it."""
     steps = [row["steps"] for name in ("means", "runs", "missed") for row in datasets[name]]
     lowest = min(steps)
     ideal = [row["steps"] for row in datasets["ideals"]]
@@ -119,11 +119,14 @@ def _vertical(datasets: dict[str, list[dict[str, Any]]]) -> tuple[float, float]:
 
 
 def _chart(
-    found: Sequence[Result], ticks: Sequence[int], ends: tuple[float, float], vertical: tuple[float, float]
+    results: Sequence[ScalingResult],
+    ticks: Sequence[int],
+    ends: tuple[float, float],
+    vertical: tuple[float, float],
 ) -> Any:
     import altair as alt
 
-    look = Look.of({result.name: result.optimizer for result in found})
+    look = Look.of({result.name: result.optimizer for result in results})
     legend = alt.Legend(orient="top", direction="horizontal", symbolType="stroke", symbolOpacity=1)
     colour, _ = by_series(look, look.colours, legend)
     across = alt.Scale(type="log", domain=list(ends), nice=False)

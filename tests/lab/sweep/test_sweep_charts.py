@@ -1,4 +1,4 @@
-"""The picture of a sweep and its page: nothing is hidden, and nothing is loaded."""
+"""The chart of a sweep and its page: all runs are visible, and nothing is loaded from the network."""
 
 from pathlib import Path
 from typing import Any
@@ -10,8 +10,8 @@ from sweep_runs import WriteRun
 
 from merit_lab.study.charts import Chart
 from merit_lab.sweep import Ledger
+from merit_lab.sweep.charts import make_chart
 from merit_lab.sweep.page import make_page
-from merit_lab.sweep.picture import make_chart
 
 
 @pytest.fixture
@@ -40,7 +40,7 @@ def test_every_run_is_a_dot_or_a_mark_at_the_top(ledger: Ledger) -> None:
     assert [row["x"] for row in rows(figure, "cells") if row["series"] == "LAMB"] == [0.01, 0.02, 0.04]
 
 
-def test_what_is_close_is_drawn_large(ledger: Ledger) -> None:
+def test_the_axis_focuses_on_close_losses(ledger: Ledger) -> None:
     scales = [layer["encoding"]["y"].get("scale") for layer in make_chart(ledger).spec["layer"]]
     low, high = next(scale["domain"] for scale in scales if scale)
     assert low < 2.0
@@ -53,11 +53,11 @@ def test_without_outliers_there_is_no_band(write_run: WriteRun, tmp_path: Path) 
     assert rows(make_chart(Ledger.read(tmp_path / "out", [])), "marks") == []
 
 
-def test_the_chart_follows_the_schema(ledger: Ledger) -> None:
+def test_the_chart_matches_the_schema(ledger: Ledger) -> None:
     altair.LayerChart.from_dict(dict(make_chart(ledger).spec))
 
 
-def test_a_grid_that_diverged_throughout_has_a_page_too(write_run: WriteRun, tmp_path: Path) -> None:
+def test_a_grid_in_which_all_runs_diverged_has_a_page(write_run: WriteRun, tmp_path: Path) -> None:
     write_run("merit", 0.1, None)
     write_run("merit", 0.2, None)
     page = make_page(Ledger.read(tmp_path / "out", []), may_grow=True)
@@ -67,7 +67,7 @@ def test_a_grid_that_diverged_throughout_has_a_page_too(write_run: WriteRun, tmp
 
 
 @pytest.mark.browser
-def test_a_browser_draws_the_page_from_itself_alone(browser: str, ledger: Ledger, tmp_path: Path) -> None:
+def test_a_browser_draws_the_page_without_a_network(browser: str, ledger: Ledger, tmp_path: Path) -> None:
     written = make_page(ledger, may_grow=True).write(tmp_path / "report")
     with chromium.open_page(browser, tmp_path / "profile") as page:
         page.open(written)

@@ -1,4 +1,4 @@
-"""What a sweep found, in words and in rows: everything follows from the ledger."""
+"""The findings of a sweep as sentences and tables, computed from the ledger."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _OTHER_SIDE = {"lowest": "lower", "highest": "higher"}
 
 
 def summarise(ledger: Ledger) -> str:
-    """Say at which value each optimizer was best, and how its neighbours did."""
+    """State the best value of each optimizer, and the losses of its neighbours."""
     bests = [best for optimizer in ledger.optimizers if (best := ledger.best(optimizer))]
     if not bests:
         return "No run finished, so there is no best value."
@@ -24,23 +24,23 @@ def summarise(ledger: Ledger) -> str:
 
 
 def warnings(ledger: Ledger, *, may_grow: bool) -> list[str]:
-    """What a reader must know before using the best values. ``may_grow``: --extend was not given."""
-    found = []
+    """Caveats about the best values. ``may_grow`` means that --extend was not given."""
+    remarks = []
     for optimizer in ledger.optimizers:
         name, best = ledger.names[optimizer], ledger.best(optimizer)
         if best is None:
-            found.append(f"No run of {name} finished, so it has no best value; the table has the reasons.")
+            remarks.append(f"No run of {name} finished, so it has no best value; see the table for reasons.")
             continue
-        found += _at_edges(ledger, best, may_grow=may_grow)
+        remarks += _at_edges(ledger, best, may_grow=may_grow)
         if best.cell.outcome.diverged:
-            found.append(f"{name} diverged with some seed wherever it was tried, at its best value too.")
+            remarks.append(f"{name} diverged with at least one seed at every value, including the best.")
     unfinished = [run.name for cell in ledger.cells for run in cell.outcome.unfinished]
     if unfinished:
-        found.append(
-            f"{len(unfinished)} of the runs are not finished, and the values they belong to are not ranked: "
+        remarks.append(
+            f"{len(unfinished)} of the runs are not finished, and their values are not ranked: "
             f"{join(unfinished)}."
         )
-    return found
+    return remarks
 
 
 def best_table(ledger: Ledger) -> Table:
@@ -87,12 +87,12 @@ def cell_table(ledger: Ledger) -> Table:
 
 
 def axis_name(field: str) -> str:
-    """A field's name as it is read."""
+    """The display name of a field."""
     return "learning rate" if field == LR else short(field).replace("_", " ")
 
 
 def write_loss(loss: Spread) -> str:
-    """A mean loss, with the standard deviation where there are several seeds."""
+    """Format a mean loss, with the standard deviation if there are several seeds."""
     deviation = "" if loss.deviation is None else f" ± {loss.deviation:.3f}"
     return f"{loss.mean:.3f}{deviation}"
 
@@ -101,7 +101,9 @@ def _describe(ledger: Ledger, best: Best) -> str:
     place = [f"a {axis_name(ledger.axis)} of {show(best.value)}"]
     place += [f"{axis_name(field)} {show(best.cell.settings[field])}" for field in ledger.others]
     around = [
-        f"{_told(cell)} at {show(cell.number(ledger.axis))}" for cell in best.neighbours if cell is not None
+        f"{_loss_or_status(cell)} at {show(cell.number(ledger.axis))}"
+        for cell in best.neighbours
+        if cell is not None
     ]
     remarks = [count_seeds(len(best.loss.values)), *([join(around)] if around else [])]
     return (
@@ -110,8 +112,8 @@ def _describe(ledger: Ledger, best: Best) -> str:
     )
 
 
-def _told(cell: Cell) -> str:
-    """A neighbour in few words: its loss, or what became of it."""
+def _loss_or_status(cell: Cell) -> str:
+    """The loss of a cell, or why it has none."""
     if cell.outcome.diverged:
         return "diverged"
     return "unfinished" if not cell.is_done or cell.loss is None else f"{cell.loss.mean:.3f}"
@@ -123,38 +125,38 @@ def _seeds(cell: Cell) -> str:
 
 
 def _neighbour(cell: Cell | None, axis: str) -> str:
-    return "none tried" if cell is None else f"{_told(cell)} at {show(cell.number(axis))}"
+    return "none tried" if cell is None else f"{_loss_or_status(cell)} at {show(cell.number(axis))}"
 
 
 def _at_edges(ledger: Ledger, best: Best, *, may_grow: bool) -> list[str]:
-    """A sentence for each axis on which the best has no neighbour on one side."""
-    found = []
+    """A sentence for each axis on which the best cell lies at the edge."""
+    remarks = []
     name, axis = ledger.names[best.cell.optimizer], axis_name(ledger.axis)
     if best.edge == "only":
-        found.append(f"{name} was tried at one {axis} alone, {show(best.value)}: others may be better.")
+        remarks.append(f"{name} was tried at only one {axis}, {show(best.value)}: others may be better.")
     elif best.edge is not None:
         rest = ""
         if ledger.axis == LR:
-            rest = " --extend goes on there." if may_grow else " The grid was not extended any further."
-        found.append(
+            rest = " Extend the grid with --extend." if may_grow else " The grid was not extended further."
+        remarks.append(
             f"{name}'s best {axis}, {show(best.value)}, is the {best.edge} that was tried: a "
             f"{_OTHER_SIDE[best.edge]} one may be better.{rest}"
         )
     for field in ledger.fields:
         values = _tried(ledger, best.cell.optimizer, field)
         if field == ledger.axis or len(values) < 3:
-            continue  # of two values one is at each edge
+            continue  # two values are both at an edge
         value = best.cell.number(field)
         if value in (min(values), max(values)):
             edge = "lowest" if value == min(values) else "highest"
-            found.append(
+            remarks.append(
                 f"{name}'s best {axis_name(field)}, {show(value)}, is the {edge} that was tried: a "
                 f"{_OTHER_SIDE[edge]} one may be better."
             )
-    return found
+    return remarks
 
 
 def _tried(ledger: Ledger, optimizer: str, field: str) -> Sequence[float]:
-    """The numbers an optimizer was tried at; none where the field holds something else."""
+    """The values of a field at which an optimizer was tried; empty if they are not numbers."""
     values = {cell.settings[field] for cell in ledger.cells if cell.optimizer == optimizer}
     return [float(value) for value in values if is_number(value)] if all(map(is_number, values)) else []

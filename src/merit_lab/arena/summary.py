@@ -1,4 +1,4 @@
-"""What an arena found, in words and tables that follow from the numbers alone."""
+"""The findings of an arena as sentences and tables, computed from the leaderboards."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _LIKELY_CHANCE = 0.05
 
 
 def summarise(boards: Sequence[Board]) -> str:
-    """The answer in a sentence for each batch size."""
+    """State the answer in one sentence for each batch size."""
     return " ".join(map(_answer, boards)) or "No contestant is tuned yet."
 
 
@@ -22,10 +22,10 @@ def _answer(board: Board) -> str:
     best = board.best
     where = f"With a batch of {board.batch}"
     if not best.is_finite:
-        return f"{where} no contestant has a setting at which all seeds finish."
+        return f"{where} no contestant has settings with which all seeds finish."
     seeds = count_seeds(len(best.losses))
     text = f"{where} {best.name} ends lowest, at a validation loss of {best.mean:.3f} ({seeds})"
-    others = [own for own in board.standings[1:] if own.is_finite]
+    others = [standing for standing in board.standings[1:] if standing.is_finite]
     if not others:
         return f"{text}."
     second = others[0]
@@ -48,23 +48,23 @@ def _faster(board: Board, best: Standing) -> str:
     steps, needed = best.steps_to(target), baseline.steps_to(target)
     if steps is None or needed is None:
         return ""
-    return f"; it is at {baseline.name}'s final loss after {steps / needed:.0%} of its steps"
+    return f"; it reaches {baseline.name}'s final loss after {steps / needed:.0%} of its steps"
 
 
 def warnings(boards: Sequence[Board]) -> list[str]:
-    """What a reader must know to judge the standings."""
-    found = []
+    """Caveats that a reader must know to judge the standings."""
+    remarks = []
     for board in boards:
-        for own in board.standings:
-            if LR in own.search.at_edge:
-                found.append(
-                    f"batch {board.batch}: the best learning rate of {own.name} has no worse one on both "
-                    "sides; a larger --budget would go on"
+        for standing in board.standings:
+            if LR in standing.search.at_edge:
+                remarks.append(
+                    f"batch {board.batch}: the best learning rate of {standing.name} has no worse neighbour "
+                    "on one side; use a larger --budget to continue the search"
                 )
-            if math.inf in own.losses.values():
-                lost = [str(seed) for seed, loss in own.losses.items() if loss == math.inf]
-                found.append(f"batch {board.batch}: {own.name} diverged with seed {join(lost)}")
-    return found
+            if math.inf in standing.losses.values():
+                lost = [str(seed) for seed, loss in standing.losses.items() if loss == math.inf]
+                remarks.append(f"batch {board.batch}: {standing.name} diverged with seed {join(lost)}")
+    return remarks
 
 
 def standings_table(board: Board) -> Table:
@@ -72,22 +72,22 @@ def standings_table(board: Board) -> Table:
     target = board.target
     needed = None if target is None or board.baseline is None else board.baseline.steps_to(target)
     rows = []
-    for own in board.standings:
-        steps = None if target is None else own.steps_to(target)
-        seconds = None if target is None else own.seconds_to(target)
-        chance = board.chances.get(own.name)
-        spread = "" if own.deviation is None else f" ± {own.deviation:.3f}"
+    for standing in board.standings:
+        steps = None if target is None else standing.steps_to(target)
+        seconds = None if target is None else standing.seconds_to(target)
+        chance = board.chances.get(standing.name)
+        spread = "" if standing.deviation is None else f" ± {standing.deviation:.3f}"
         rows.append(
             (
-                own.name,
-                f"{own.mean:.3f}{spread}" if own.is_finite else "diverged",
+                standing.name,
+                f"{standing.mean:.3f}{spread}" if standing.is_finite else "diverged",
                 NOTHING if chance is None else f"{chance:.2g}",
                 NOTHING if steps is None or needed is None else f"{steps:,.0f} ({steps / needed:.0%})",
                 NOTHING if seconds is None else f"{seconds:,.0f}",
-                _rise(own.below),
-                _rise(own.above),
-                NOTHING if own.memory_gib is None else f"{own.memory_gib:.2f}",
-                _tuning(own),
+                _rise(standing.below),
+                _rise(standing.above),
+                NOTHING if standing.memory_gib is None else f"{standing.memory_gib:.2f}",
+                _tuning(standing),
             )
         )
     goal = "the target" if target is None else f"{target:.3f}"
@@ -106,22 +106,22 @@ def standings_table(board: Board) -> Table:
 
 
 def settings_table(board: Board) -> Table:
-    """What was found best for each contestant."""
-    found = {}
-    for own in board.standings:
-        values = own.contestant.settings(own.search.best)
-        found[own.name] = {short(field).replace("_", " "): value for field, value in values.items()}
-    names = list(dict.fromkeys(name for values in found.values() for name in values))
+    """One row for each contestant: its best settings."""
+    settings = {}
+    for standing in board.standings:
+        values = standing.task.settings(standing.search.best)
+        settings[standing.name] = {short(field).replace("_", " "): value for field, value in values.items()}
+    names = list(dict.fromkeys(name for values in settings.values() for name in values))
     rows = [
-        (own, *(f"{values[name]:g}" if name in values else NOTHING for name in names))
-        for own, values in found.items()
+        (label, *(f"{values[name]:g}" if name in values else NOTHING for name in names))
+        for label, values in settings.items()
     ]
     return Table(("Optimizer", *names), tuple(rows))
 
 
-def _tuning(own: Standing) -> str:
-    ends = {"given up": own.num_abandoned, "diverged": own.num_diverged}
-    return ", ".join([str(len(own.search.tried)), *(f"{num} {end}" for end, num in ends.items() if num)])
+def _tuning(standing: Standing) -> str:
+    ends = {"given up": standing.num_abandoned, "diverged": standing.num_diverged}
+    return ", ".join([str(len(standing.search.tried)), *(f"{num} {end}" for end, num in ends.items() if num)])
 
 
 def _rise(value: float | None) -> str:

@@ -1,4 +1,4 @@
-"""The pictures of an arena: losses over the steps at the best settings, and how these were found."""
+"""The charts of an arena: loss curves at the best settings, and the tuning runs."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ _LOSS = Axis("validation loss (nats per token)", ".3f")
 def curves(board: Board) -> Chart:
     """The validation loss of each contestant."""
     lines = {
-        own.name: [
+        standing.name: [
             (run.name, losses, run.status == "diverged")
-            for run in own.runs.values()
+            for run in standing.runs.values()
             if (losses := finite(run.curves.get("validation_loss", [])))
         ]
-        for own in board.standings
+        for standing in board.standings
     }
     with unchecked():
         return curve_chart(
@@ -30,17 +30,17 @@ def curves(board: Board) -> Chart:
             _LOSS,
             name=f"loss-batch{board.batch}",
             title=f"Validation loss at the best settings, batch {board.batch}",
-            caption="Thin lines are single seeds, thick ones their mean. The first losses, of models that "
-            "know next to nothing, are left out.",
+            caption="Thin lines are single seeds, thick lines their means. The high losses at the beginning "
+            "are left out.",
             is_loss=True,
         )
 
 
 def tuning(arena: Arena, runs: Runs, board: Board) -> Chart:
-    """The loss of every tuning run against its learning rate; lines join those that differ in it alone."""
+    """The loss of every tuning run against its learning rate; lines join runs that differ in nothing else."""
     with unchecked():
         return line_chart(
-            {own.name: _tuned(arena, runs, own) for own in board.standings},
+            {standing.name: _tuned(arena, runs, standing) for standing in board.standings},
             _optimizers(board),
             Axis("peak learning rate", "~g", logarithmic=True),
             _LOSS,
@@ -53,15 +53,15 @@ def tuning(arena: Arena, runs: Runs, board: Board) -> Chart:
 
 
 def _optimizers(board: Board) -> dict[str, str]:
-    return {own.name: own.contestant.optimizer.name for own in board.standings}
+    return {standing.name: standing.task.optimizer.name for standing in board.standings}
 
 
-def _tuned(arena: Arena, runs: Runs, own: Standing) -> list[tuple[str, list[tuple[float, float]], bool]]:
-    """A line for each choice of the settings beside the learning rate."""
+def _tuned(arena: Arena, runs: Runs, standing: Standing) -> list[tuple[str, list[tuple[float, float]], bool]]:
+    """A line for each combination of the settings other than the learning rate."""
     lines: dict[str, list[tuple[float, float]]] = {}
-    for point in own.search.tried:
-        loss = runs.loss(arena.trial(own.contestant, point, arena.seeds[0]))
+    for point in standing.search.tried:
+        loss = runs.loss(arena.trial(standing.task, point, arena.seeds[0]))
         if loss is not None and math.isfinite(loss):
             others = ", ".join(f"{value:g}" for value in point.values[1:])
-            lines.setdefault(f"{own.name} {others}", []).append((point.values[0], loss))
+            lines.setdefault(f"{standing.name} {others}", []).append((point.values[0], loss))
     return [(name, sorted(points), False) for name, points in lines.items()]

@@ -1,11 +1,11 @@
-"""Contestants of an arena: from outside, with options, and with a second optimizer."""
+"""Contestants of an arena: custom optimizers, options, and second optimizers."""
 
 import json
 
 import pytest
 
-from merit_lab.arena.entry import Entry, labels, usual_rate
-from merit_lab.arena.plan import Contestant
+from merit_lab.arena.contestant import Contestant, labels, usual_rate
+from merit_lab.arena.plan import TuningTask
 from merit_lab.models import PRESETS
 from merit_lab.record import Run
 from merit_lab.report.style import colours, dashes
@@ -16,12 +16,12 @@ CANONICAL = "torch:Muon,momentum=0.95,rest=adamw,rest.betas=0.9,0.95"
 
 
 def test_a_contestant_is_a_name_with_options_and_a_second_optimizer() -> None:
-    entry = Entry.parse(PAIR)
-    assert entry.text == CANONICAL
-    assert Entry.parse(entry.text).text == CANONICAL
-    assert entry.begin("lr") == 1e-3
+    contestant = Contestant.parse(PAIR)
+    assert contestant.text == CANONICAL
+    assert Contestant.parse(contestant.text).text == CANONICAL
+    assert contestant.begin("lr") == 1e-3
     base = OptimizerConfig(options=("momentum=0.5", "nesterov=false"), warmup=0.1)
-    assert entry.over(base) == OptimizerConfig(
+    assert contestant.over(base) == OptimizerConfig(
         name="torch:Muon",
         options=("nesterov=false", "momentum=0.95"),
         rest="adamw",
@@ -29,8 +29,8 @@ def test_a_contestant_is_a_name_with_options_and_a_second_optimizer() -> None:
         warmup=0.1,
     )
     shared = OptimizerConfig(rest="adamw", rest_lr=0.1, rest_options=("eps=1e-7",))
-    assert Entry("merit").over(shared).rest_options == ("eps=1e-7",)
-    other = Entry("merit", rest="torch:SGD").over(shared)
+    assert Contestant("merit").over(shared).rest_options == ("eps=1e-7",)
+    other = Contestant("merit", rest="torch:SGD").over(shared)
     assert (other.rest_lr, other.rest_options) == (None, ())
 
 
@@ -54,7 +54,7 @@ def test_a_contestant_is_a_name_with_options_and_a_second_optimizer() -> None:
     ],
 )
 def test_labels_say_what_differs(texts, expected) -> None:
-    assert list(labels([Entry.parse(text) for text in texts]).values()) == expected
+    assert list(labels([Contestant.parse(text) for text in texts]).values()) == expected
 
 
 @pytest.mark.parametrize(
@@ -68,18 +68,18 @@ def test_labels_say_what_differs(texts, expected) -> None:
         ("torch:LBFGS,rest=adamw", ["lr", "rest_lr", "warmup", "weight_decay"]),
     ],
 )
-def test_what_is_tuned_is_what_there_is(text, fields) -> None:
-    entry = Entry.parse(text)
-    axes = Contestant(entry, entry.over(OptimizerConfig()), 4).axes
+def test_the_tuned_settings_are_those_that_exist(text, fields) -> None:
+    contestant = Contestant.parse(text)
+    axes = TuningTask(contestant, contestant.over(OptimizerConfig()), 4).axes
     assert [axis.field.removeprefix("optimizer.") for axis in axes] == fields
 
 
-def test_where_searches_begin() -> None:
+def test_starts_of_the_searches() -> None:
     base = TrainConfig(data="x", model=PRESETS["tiny"])
 
     def start(text: str, optimizer: OptimizerConfig = base.optimizer) -> dict[str, float]:
-        entry = Entry.parse(text)
-        begins = Contestant(entry, entry.over(optimizer), 4).start(base)
+        contestant = Contestant.parse(text)
+        begins = TuningTask(contestant, contestant.over(optimizer), 4).start(base)
         return {field.removeprefix("optimizer."): value for field, value in begins.items()}
 
     assert start("adamw") == {"lr": 1e-3, "warmup": 0.02, "weight_decay": 0.1}
@@ -89,7 +89,7 @@ def test_where_searches_begin() -> None:
         "warmup": 0.3,
         "weight_decay": 0,
     }
-    # Rates of the rest are shares: the paper's for AdamW is 1e-3, Muon begins at 1.6e-2.
+    # Rates of the rest are shares: the paper's rate of AdamW is 1e-3, Muon starts at 1.6e-2.
     assert start("muon,rest=adamw")["rest_lr"] == pytest.approx(1 / 16)
     assert start("torch:Muon,lr=0.02,rest=lion,rest_lr=0.01")["rest_lr"] == 0.5
     assert start("torch:Muon,lr=0.02", OptimizerConfig(rest="adamw", rest_lr=0.04))["rest_lr"] == 2.0
@@ -97,24 +97,26 @@ def test_where_searches_begin() -> None:
     assert start("muon-merit,rest_lr=0.02,lr=0.04")["options.rest_lr"] == 0.5
 
 
-def test_strangers_of_one_colour_have_other_strokes() -> None:
+def test_custom_optimizers_with_the_same_colour_have_different_dashes() -> None:
     names = {f"label {number}": f"torch:Class{number}" for number in range(5)}
     looks = list(zip(colours(names).values(), dashes(names).values(), strict=True))
     assert len(set(looks)) == 5
 
 
-def test_contestants_from_outside_are_tuned_with_their_second_optimizer(arena, trained, tmp_path, capsys):
+def test_custom_optimizers_are_tuned_with_their_second_optimizer(arena, trained, tmp_path, capsys):
     contestants = ["muon-merit", PAIR, "torch:SGD", "torch:SGD,momentum=0.5"]
     assert arena("--budget", "7", "--seeds", "0", "1", "--optimizers", *contestants) == 0
     (found,) = json.loads((tmp_path / "out" / "report" / "board.json").read_text())
-    names = [own["optimizer"] for own in found["standings"]]
+    names = [standing["optimizer"] for standing in found["standings"]]
     assert names == ["muon-merit", CANONICAL, "torch:SGD", "torch:SGD,momentum=0.5"]
     pair = found["standings"][1]
     assert pair["setting"]["optimizer.lr"] == 2e-3
-    tried = [own["setting"] for own in pair["tuning"]]
-    shares = {round(own["optimizer.rest_lr"] / own["optimizer.lr"], 6) for own in tried}
+    tried = [run["setting"] for run in pair["tuning"]]
+    shares = {round(setting["optimizer.rest_lr"] / setting["optimizer.lr"], 6) for setting in tried}
     assert len(shares) > 2  # the second rate was tuned
-    config = Run.open(next(own for own in trained if own.name.startswith("torch.Muon"))).config["optimizer"]
+    config = Run.open(next(folder for folder in trained if folder.name.startswith("torch.Muon"))).config[
+        "optimizer"
+    ]
     assert (config["name"], config["rest"]) == ("torch:Muon", "adamw")
     assert (config["options"], config["rest_options"]) == (["momentum=0.95"], ["betas=0.9,0.95"])
     assert len(trained) == len(set(trained)) == 4 * (7 + 1)
@@ -123,7 +125,7 @@ def test_contestants_from_outside_are_tuned_with_their_second_optimizer(arena, t
     assert "below Muon + AdamW" in output
     page = (tmp_path / "out" / "report" / "index.html").read_text()
     assert all(label in page for label in ("SGD, momentum 0.5", "Muon + AdamW", PAIR.replace("lr=1e-3,", "")))
-    assert page.count("rest lr</th>") == 1  # one column for both kinds of rest
+    assert page.count("rest lr</th>") == 1  # one column for both forms of rest_lr
     first = list(trained)
     assert arena("--budget", "7", "--seeds", "0", "1", "--optimizers", *contestants) == 0
     assert trained == first
@@ -138,8 +140,8 @@ def test_contestants_from_outside_are_tuned_with_their_second_optimizer(arena, t
         ("torch:SGD,rest=adamv", "optimizer.rest is 'adamv'; did you mean 'adamw'"),
         ("torch:SGD,rest=adamw,rest.beta=0.9,0.95", "beta, which AdamW does not take; did you mean 'betas'?"),
         ("torch:SGD,rest.betas=0.9,0.95", "there is none; name it with --optimizer.rest"),
-        ("torch:SGD,fast", "the contestant 'torch:SGD,fast' is not understood; write NAME,OPTION=VALUE"),
-        ("torch:SGD,lr=high", "has lr=high; a search begins at a number above 0"),
+        ("torch:SGD,fast", "cannot parse the contestant 'torch:SGD,fast'; write NAME,OPTION=VALUE"),
+        ("torch:SGD,lr=high", "has lr=high; a search starts at a number above 0"),
         ("torch:SGD,rest_lr=0.1", "as in torch:SGD,rest=adamw"),
         ("torch:Muon", "as in --optimizer.rest adamw"),
         ("merit,max_grad_norm=1", "write --optimizer.max-grad-norm"),
@@ -147,18 +149,18 @@ def test_contestants_from_outside_are_tuned_with_their_second_optimizer(arena, t
     ],
 )
 @pytest.mark.usefixtures("trained")
-def test_what_a_contestant_cannot_be_is_told(contestant, message, arena, tmp_path, capsys) -> None:
+def test_invalid_contestants_are_refused(contestant, message, arena, tmp_path, capsys) -> None:
     assert arena("--optimizers", "adamw", contestant) == 1
     assert message in capsys.readouterr().err
     assert not list((tmp_path / "out").glob("*"))
 
 
-def test_the_same_contestant_twice_is_refused(arena, capsys) -> None:
+def test_duplicate_contestants_are_refused(arena, capsys) -> None:
     assert arena("--optimizers", "torch:SGD,lr=1,momentum=0.9", "torch:SGD,momentum=0.9") == 1
-    assert "each may be given once" in capsys.readouterr().err
+    assert "each may be given only once" in capsys.readouterr().err
 
 
-def test_the_rate_of_a_second_optimizer_that_has_none_is_asked_for() -> None:
+def test_a_second_optimizer_without_a_default_rate_needs_one() -> None:
     base = TrainConfig(data="x", model=PRESETS["tiny"])
     with pytest.raises(ValueError, match="rest_lr=1e-3"):
         usual_rate(base, "pytorch-optimizer:Lookahead")

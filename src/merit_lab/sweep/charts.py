@@ -1,7 +1,7 @@
-"""The picture of a sweep: loss against learning rate, a line for each optimizer.
+"""The chart of a sweep: loss against learning rate, a line for each optimizer.
 
-A run that diverged has no loss, and one that ended far above the others would flatten them: both are
-marked in a band at the top, a cross and a triangle.
+A diverged run has no loss, and a run that ended far above the others would flatten them. Both are marked in
+a band at the top, with a cross and a triangle.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from merit_lab.report.figures import unchecked
 from merit_lab.study.charts import Chart, finish
 from merit_lab.study.fields import LR
 from merit_lab.sweep.ledger import Ledger, Line
-from merit_lab.sweep.words import axis_name
+from merit_lab.sweep.summary import axis_name
 
 _HEIGHT = 320
-_MARK_HEIGHT, _MOST_BAND = 14, 84  # of one line's marks in the band, and of the band
-_FAR = 3.0  # what lies further above the lowest loss than this many times what must be seen is far above
+_MARK_HEIGHT, _MOST_BAND = 14, 84  # pixels: one line's marks in the band, and the band at most
+_FAR = 3.0  # multiple of the range of interest above which a loss is drawn in the band
 _MOST_TICKS = 14
 
 
 def make_chart(ledger: Ledger) -> Chart:
-    """The chart of a ledger that has at least one line."""
+    """Return the chart of a ledger, which must have at least one line."""
     lines = ledger.lines
     ceiling = _ceiling(ledger)
     cells, seeds, marks = [], [], []
@@ -32,7 +32,7 @@ def make_chart(ledger: Ledger) -> Chart:
         cells += list(_cell_rows(line))
         seeds += list(_seed_rows(line, ceiling))
         marks += [{**row, "place": place} for row in _mark_rows(line, ceiling)]
-    # Marks of several lines at one learning rate stand below each other.
+    # Marks of several lines at the same learning rate are stacked.
     places = sorted({row["place"] for row in marks})
     band = min(len(places) * _MARK_HEIGHT, _MOST_BAND)
     for row in marks:
@@ -45,15 +45,15 @@ def make_chart(ledger: Ledger) -> Chart:
         chart,
         name=name.replace(" ", "-"),
         title=f"Validation loss against {name}",
-        caption="Lines join the means over seeds of the values at which every seed finished; bars reach from "
+        caption="Lines join the means over seeds of the values at which every seed finished; bars go from "
         "the lowest to the highest seed, dots are single runs. A ring marks the best of an optimizer. At the "
-        "top: a cross for each run that diverged, a triangle for one that ended above the picture.",
+        "top: a cross for each run that diverged, a triangle for each run that ended above the chart.",
         datasets={"cells": cells, "seeds": seeds, "marks": marks},
     )
 
 
 def _ceiling(ledger: Ledger) -> float:
-    """The highest loss that is drawn at its height."""
+    """The highest loss that is drawn to scale."""
     losses = [run.validation_loss for cell in ledger.cells for run in cell.outcome.finished]
     finished = [loss for loss in losses if loss is not None]
     if not finished:
@@ -65,13 +65,13 @@ def _ceiling(ledger: Ledger) -> float:
             around = [best.cell, *filter(None, best.neighbours)]
             wanted += [max(cell.loss.values) for cell in around if cell.loss is not None]
     lowest, highest = min(finished), max(finished)
-    # A neighbour of a best may be far off itself: then what most runs came to decides.
+    # A neighbour of a best cell may be far off too: then the losses of most runs decide.
     enough = min(max(wanted), lowest + _FAR * (most - lowest)) if most > lowest else max(wanted)
     return highest if highest - lowest <= _FAR * (enough - lowest) else enough
 
 
 def _domain(values: Sequence[float], ceiling: float, band: int) -> tuple[float, float]:
-    """The y axis: all values, with the band above them."""
+    """The range of the y axis: all values, with the band above them."""
     lowest = min(values, default=ceiling - 1.0)
     height = max(ceiling - lowest, 1e-3 * abs(ceiling), 1e-6)
     top = ceiling + height * (band + 8) / (_HEIGHT - band - 8)
@@ -121,7 +121,7 @@ def _chart(ledger: Ledger, lines: Sequence[Line], ceiling: float, domain: tuple[
     colour, dash = by_series(look, look.colours, legend)
     x = _x(ledger.axis, [value for line in lines for value in line.values])
     scale = alt.Scale(domain=list(domain), nice=False, zero=False)
-    above = f"datum.value > {ceiling:.9g}"  # heights in the band mean nothing
+    above = f"datum.value > {ceiling:.9g}"  # the axis has no meaning in the band
     axis = alt.Axis(
         labelExpr=f"{above} ? '' : datum.label",
         gridOpacity={"condition": {"test": above, "value": 0}, "value": 1},
