@@ -6,6 +6,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 from typing import NamedTuple
 
@@ -110,3 +111,11 @@ def test_links_lead_to_files_that_are_there(page: Path) -> None:
 def test_every_page_is_in_the_navigation() -> None:
     named = set(re.findall(r"[\w/-]+\.md", (ROOT / "mkdocs.yml").read_text()))
     assert named == {str(page.relative_to(DOCS)) for page in PAGES}
+
+
+def test_the_design_shows_the_layers_that_are_checked() -> None:
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    shown = [line.strip().split("  ")[0] for line in (DOCS / "design.md").read_text().splitlines()]
+    for layers in (contract["layers"] for contract in contracts if "containers" in contract):
+        start = shown.index(layers[0])
+        assert shown[start : start + len(layers)] == layers
