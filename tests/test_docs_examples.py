@@ -35,9 +35,8 @@ def blocks_of(page: Path) -> list[Block]:
 def run(program: str, folder: Path, sources: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(sources), str(folder)])}
     environment |= {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-    done = subprocess.run(
-        [sys.executable, "-c", program], cwd=folder, env=environment, capture_output=True, text=True
-    )
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
 
 
@@ -119,3 +118,16 @@ def test_the_design_shows_the_layers_that_are_checked() -> None:
     for layers in (contract["layers"] for contract in contracts if "containers" in contract):
         start = shown.index(layers[0])
         assert shown[start : start + len(layers)] == layers
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(DOCS)))
+def test_python_files_that_are_named_are_there(page: Path) -> None:
+    elsewhere = {"megabatch_base.py"}  # of microsoft/dion
+    titled = {Path(block.title).name for block in blocks_of(page) if block.title is not None}
+    named = set(re.findall(r"`(?:[\w.-]+/)*([\w-]+\.py)`", page.read_text("utf-8")))
+    known = {
+        path.name
+        for folder in ("src", "tests", "benchmarks", "examples")
+        for path in (ROOT / folder).rglob("*.py")
+    }
+    assert not named - titled - known - elsewhere
