@@ -32,12 +32,8 @@ def blocks_of(page: Path) -> list[Block]:
     return [Block(language, title or None, text) for language, title, text in found]
 
 
-def run(program: str, folder: Path, sources: Path) -> None:
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(sources), str(folder)])}
-    environment |= {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-    command = [sys.executable, "-c", program]
-    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-3000:]
+def run(program: str, name: str) -> None:
+    exec(compile(program, name, "exec"), {"__name__": "__main__"})
 
 
 def program_of(page: Path) -> str:
@@ -66,14 +62,18 @@ def test_a_direction_is_added_as_the_page_says(tmp_path: Path) -> None:
         path = tmp_path / title
         assert path.exists() == (language == "diff")
         path.write_text(change(path.read_text(), text) if language == "diff" else text)
-    run(program_of(page), tmp_path, tmp_path / "src")
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path / "src"), "CUDA_VISIBLE_DEVICES": ""}
+    command = [sys.executable, "-c", program_of(page)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
 
 
-def test_an_engine_is_proved_as_the_page_says(tmp_path: Path) -> None:
-    run(program_of(DOCS / "contribute" / "engine.md"), tmp_path, ROOT / "src")
+def test_an_engine_is_proved_as_the_page_says() -> None:
+    page = DOCS / "contribute" / "engine.md"
+    run(program_of(page), page.name)
 
 
-def test_a_study_is_carried_out_as_the_page_says(tmp_path: Path) -> None:
+def test_a_study_is_carried_out_as_the_page_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     page = DOCS / "contribute" / "study.md"
     (study,) = (block for block in blocks_of(page) if block.title is not None)
     assert study.title is not None
@@ -83,14 +83,16 @@ def test_a_study_is_carried_out_as_the_page_says(tmp_path: Path) -> None:
     tokens = np.random.default_rng(0).integers(0, 256, 20_000).astype("<u2")
     tokens[:18_000].tofile(data / "train.bin")
     tokens[18_000:].tofile(data / "val.bin")
-    run(program_of(page), tmp_path, ROOT / "src")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    run(program_of(page), page.name)
     assert (tmp_path / "runs" / "doubling" / "report" / "index.html").exists()
 
 
 @pytest.mark.parametrize("name", ["index.md", "monitor.md"])
-def test_the_first_example_of_a_page_runs(name: str, tmp_path: Path) -> None:
+def test_the_first_example_of_a_page_runs(name: str) -> None:
     first = next(block for block in blocks_of(DOCS / name) if block.language == "python")
-    run(first.text, tmp_path, ROOT / "src")
+    run(first.text, name)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(DOCS)))
