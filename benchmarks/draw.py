@@ -36,9 +36,12 @@ CONFIG = {
 def main(source: str, target: str) -> None:
     record = json.loads(Path(source).read_text())
     models = list(dict.fromkeys(row["model"] for row in record["results"]))
-    panels = [panel(record["results"], model, with_names=model == models[0]) for model in models]
+    # Two beside each other: the text can still be read where the picture is as wide as a column of text.
+    panels = [
+        panel(record["results"], model, with_names=place % 2 == 0) for place, model in enumerate(models)
+    ]
     title = f"step time on one {record['environment']['device']}, torch's fused AdamW = 1 (float32)"
-    chart = alt.hconcat(*panels, spacing=20, background="white", config=CONFIG).properties(
+    chart = alt.concat(*panels, columns=2, spacing=20, background="white", config=CONFIG).properties(
         title=alt.TitleParams(
             title, orient="bottom", anchor="middle", frame="bounds", fontWeight="normal", fontSize=11
         )
@@ -47,7 +50,7 @@ def main(source: str, target: str) -> None:
 
 
 def panel(results: list[dict[str, Any]], model: str, *, with_names: bool) -> alt.LayerChart:
-    """One model's bars; only the first panel has room for their names."""
+    """One model's bars; only panels on the left have room for their names."""
     rows = {row["contestant"]: row for row in results if row["model"] == model}
     baseline = rows["torch AdamW, fused"]["median_ms"]
     bars = [describe(name, rows[name]["median_ms"] if name in rows else None, baseline) for name in SERIES]

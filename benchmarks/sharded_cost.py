@@ -2,7 +2,7 @@
 
     python benchmarks/sharded_cost.py
 
-prints the table of docs/sharding.md. Bytes follow from shapes and placements alone, by the engine's own
+prints the table of docs/sharding-cost.md. Bytes follow from shapes and placements alone, by the engine's own
 planner; the tests compare them with what a step really sends. Times are predictions.
 """
 

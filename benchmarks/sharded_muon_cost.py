@@ -2,7 +2,7 @@
 
     python benchmarks/sharded_muon_cost.py
 
-prints the tables of docs/sharding.md. Owners and bytes follow from shapes and placements alone, by the
+prints the tables of docs/sharding-cost.md. Owners and bytes follow from shapes and placements alone, by the
 engine's own planner; the tests compare them with what a step really sends. Times are predictions.
 """
 

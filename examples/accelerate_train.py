@@ -5,7 +5,7 @@
     python examples/accelerate_train.py --optimizer MERIT --folder runs/accelerate-merit
 
 These optimizers need weights in their shapes: they refuse the flat ones of DeepSpeed ZeRO and FSDP1. FSDP2
-keeps the shapes; SOAP and SOAPMERIT need whole matrices, and say so in the first step with it.
+keeps the shapes.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ COLUMNS = [
         "w <- w - lr * clamp(s*u)",
         [
             ("eager", "torch operations, in pieces"),
-            ("fused", "two Triton launches (adam)"),
+            ("fused", "Triton kernels (adam, muon)"),
             ("direct", "autograd, torch.compile"),
         ],
     ),

@@ -20,7 +20,7 @@ from merit_optim import cli
 
 ROOT = Path(__file__).parents[2]
 STUDIES = ("compare", "sweep", "scale", "arena")
-DATA = ("embedded", "openwebtext", "mine", "enwik8", "c4")
+DATA = ("demo", "embedded", "openwebtext", "mine", "enwik8", "c4")
 
 
 class Reached(Exception):
@@ -30,7 +30,7 @@ class Reached(Exception):
 def documented() -> list[str]:
     """The commands, with their continuation lines and without what follows a `#` or a `|`."""
     found = []
-    for page in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))):
+    for page in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))):
         text = re.sub(r"\\\n\s*", " ", page.read_text("utf-8"))
         found += re.findall(r"^ {4}(?:[A-Z]+=\S+ )*merit (.*?)(?:\s+[#|].*)?$", text, flags=re.MULTILINE)
         for sketch in re.findall(r"`merit ([a-z]+ MODEL [^`]+)`", text):

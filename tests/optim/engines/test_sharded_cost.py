@@ -70,7 +70,7 @@ def test_the_docs_show_the_numbers_that_the_model_gives(cost, capsys) -> None:
     for model, _, layout, megabytes, milliseconds, share in lines:
         times.setdefault((model, layout), []).append(milliseconds)
         last[model, layout] = megabytes, share
-    docs = (ROOT / "docs" / "sharding.md").read_text()
+    docs = (ROOT / "docs" / "sharding-cost.md").read_text()
     shown = 0
     for (model, layout), own in times.items():
         if "HSDP" in layout:
@@ -83,7 +83,7 @@ def test_the_docs_show_the_numbers_that_the_model_gives(cost, capsys) -> None:
 
 
 def test_the_docs_name_files_that_are_there() -> None:
-    docs = (ROOT / "docs" / "sharding.md").read_text()
+    docs = (ROOT / "docs" / "sharding-cost.md").read_text()
     named = re.findall(r"\]\((?!http)([^)#]+)\)", docs)
     assert named
     assert [name for name in named if not (ROOT / "docs" / name).exists()] == []

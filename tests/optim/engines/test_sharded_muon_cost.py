@@ -63,6 +63,6 @@ def test_dion_fills_up_the_matrices_of_a_shape(cost) -> None:
 def test_the_docs_show_the_numbers_that_the_model_gives(cost, capsys) -> None:
     cost.main()
     lines = [line for line in capsys.readouterr().out.splitlines() if line]
-    docs = (ROOT / "docs" / "sharding.md").read_text()
+    docs = (ROOT / "docs" / "sharding-cost.md").read_text()
     assert len(lines) == 2 + 4 + 2 + 8
     assert [line for line in lines if line not in docs] == []

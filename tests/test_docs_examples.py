@@ -1,0 +1,135 @@
+"""The documentation's code runs, and its links lead somewhere."""
+
+import ast
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+PAGES = sorted(DOCS.rglob("*.md"))
+
+
+class Block(NamedTuple):
+    """A fenced block of a page: its language, the file it is titled with, and its text."""
+
+    language: str
+    title: str | None
+    text: str
+
+
+def blocks_of(page: Path) -> list[Block]:
+    pattern = r'^```(\w+)(?: title="([^"]+)")?\n(.*?)^```$'
+    found = re.findall(pattern, page.read_text("utf-8"), flags=re.DOTALL | re.MULTILINE)
+    return [Block(language, title or None, text) for language, title, text in found]
+
+
+def run(program: str, name: str) -> None:
+    exec(compile(program, name, "exec"), {"__name__": "__main__"})
+
+
+def program_of(page: Path) -> str:
+    """The blocks without a title are one program."""
+    return "\n".join(block.text for block in blocks_of(page) if block[:2] == ("python", None))
+
+
+def change(text: str, diff: str) -> str:
+    """The text with the lines of a diff exchanged, which must be there once."""
+    old, new = (
+        "".join(line[1:] for line in diff.splitlines(keepends=True) if line[0] == sign) for sign in "-+"
+    )
+    assert text.count(old) == 1, old
+    return text.replace(old, new)
+
+
+def test_a_direction_is_added_as_the_page_says(tmp_path: Path) -> None:
+    """In a copy of the package: the files that the page titles are written or changed."""
+    page = DOCS / "contribute" / "direction.md"
+    package = Path("src", "merit_optim")
+    shutil.copytree(ROOT / package, tmp_path / package, ignore=shutil.ignore_patterns("__pycache__"))
+    titled = [block for block in blocks_of(page) if block.title is not None]
+    assert [block.language for block in titled] == ["python", "diff", "python"]
+    for language, title, text in titled:
+        assert title is not None
+        path = tmp_path / title
+        assert path.exists() == (language == "diff")
+        path.write_text(change(path.read_text(), text) if language == "diff" else text)
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path / "src"), "CUDA_VISIBLE_DEVICES": ""}
+    command = [sys.executable, "-c", program_of(page)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+def test_an_engine_is_proved_as_the_page_says() -> None:
+    page = DOCS / "contribute" / "engine.md"
+    run(program_of(page), page.name)
+
+
+def test_a_study_is_carried_out_as_the_page_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = DOCS / "contribute" / "study.md"
+    (study,) = (block for block in blocks_of(page) if block.title is not None)
+    assert study.title is not None
+    (tmp_path / study.title).write_text(study.text)
+    data = tmp_path / "data" / "demo"
+    data.mkdir(parents=True)
+    tokens = np.random.default_rng(0).integers(0, 256, 20_000).astype("<u2")
+    tokens[:18_000].tofile(data / "train.bin")
+    tokens[18_000:].tofile(data / "val.bin")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    run(program_of(page), page.name)
+    assert (tmp_path / "runs" / "doubling" / "report" / "index.html").exists()
+
+
+@pytest.mark.parametrize("name", ["index.md", "monitor.md"])
+def test_the_first_example_of_a_page_runs(name: str) -> None:
+    first = next(block for block in blocks_of(DOCS / name) if block.language == "python")
+    run(first.text, name)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(DOCS)))
+def test_python_blocks_are_python(page: Path) -> None:
+    for block in blocks_of(page):
+        if block.language == "python":
+            ast.parse(block.text)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(DOCS)))
+def test_links_lead_to_files_that_are_there(page: Path) -> None:
+    """Also out of docs/, which the site does not follow. It checks the anchors."""
+    targets = re.findall(r"\]\((?!https?:|#)([^)#]+)[^)]*\)", page.read_text("utf-8"))
+    assert [target for target in targets if not (page.parent / target).exists()] == []
+
+
+def test_every_page_is_in_the_navigation() -> None:
+    named = set(re.findall(r"[\w/-]+\.md", (ROOT / "mkdocs.yml").read_text()))
+    assert named == {str(page.relative_to(DOCS)) for page in PAGES}
+
+
+def test_the_design_shows_the_layers_that_are_checked() -> None:
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    shown = [line.strip().split("  ")[0] for line in (DOCS / "design.md").read_text().splitlines()]
+    for layers in (contract["layers"] for contract in contracts if "containers" in contract):
+        start = shown.index(layers[0])
+        assert shown[start : start + len(layers)] == layers
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(DOCS)))
+def test_python_files_that_are_named_are_there(page: Path) -> None:
+    elsewhere = {"megabatch_base.py"}  # of microsoft/dion
+    titled = {Path(block.title).name for block in blocks_of(page) if block.title is not None}
+    named = set(re.findall(r"`(?:[\w.-]+/)*([\w-]+\.py)`", page.read_text("utf-8")))
+    known = {
+        path.name
+        for folder in ("src", "tests", "benchmarks", "examples")
+        for path in (ROOT / folder).rglob("*.py")
+    }
+    assert not named - titled - known - elsewhere
