@@ -154,15 +154,27 @@ def _end_with_parent() -> None:
         os.kill(os.getpid(), signal.SIGTERM)
 
 
+def _take_gpu(place: int, num: int) -> None:
+    """Choose the GPU of one of ``num`` workers.
+
+    With more workers than GPUs some share one: small models leave it idle between steps.
+    """
+    import torch
+
+    num_gpus = torch.cuda.device_count()
+    gpu = place % num_gpus
+    os.environ["LOCAL_RANK"] = str(gpu)  # which Ranks uses as the index of the GPU
+    # The workers that share a GPU divide its memory: each looks for the largest micro-batch that fits.
+    torch.cuda.set_per_process_memory_fraction(1 / len(range(gpu, num, num_gpus)), gpu)
+
+
 def _work(runs: list[Trial], place: int, num: int, log: Path) -> None:
     """Carry out runs in a worker process."""
     import torch
 
     threading.Thread(target=_end_with_parent, daemon=True).start()
     if torch.cuda.is_available():
-        # Ranks uses it as the index of the GPU. With more workers than GPUs some share one: small models
-        # leave it idle between steps.
-        os.environ["LOCAL_RANK"] = str(place % torch.cuda.device_count())
+        _take_gpu(place, num)
     else:
         torch.set_num_threads(max(1, (os.cpu_count() or 1) // num))
     with log.open("a", encoding="utf-8", buffering=1) as file, contextlib.redirect_stderr(file):

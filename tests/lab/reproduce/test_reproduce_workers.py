@@ -2,6 +2,7 @@
 
 import io
 import math
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +17,7 @@ from merit_lab.reproduce.records import plan, read
 from merit_lab.reproduce.setups import EntryTrial, Scale
 from merit_lab.study.progress import StudyProgress
 from merit_lab.study.trial import Trial
-from merit_lab.study.workers import Workers, WorkersEnded, is_done, last_step
+from merit_lab.study.workers import Workers, WorkersEnded, _take_gpu, is_done, last_step
 from merit_lab.train.signals import StopRequest
 
 
@@ -119,3 +120,21 @@ def test_the_error_is_that_of_the_worker_that_failed(planned: list[Trial], tmp_p
     (tmp_path / "worker-0.log").write_text("[3 of 3] is being worked on by another process\n")
     (tmp_path / "worker-1.log").write_text("[3 of 3] begins\nOSError: no space left\n")
     assert workers._last_words().endswith("worker-1.log: OSError: no space left")
+
+
+@pytest.mark.parametrize(
+    ("num_gpus", "num", "shares"), [(1, 1, [1]), (1, 4, [1 / 4] * 4), (2, 3, [1 / 2, 1, 1 / 2])]
+)
+def test_workers_that_share_a_gpu_divide_its_memory(
+    num_gpus: int, num: int, shares: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken: list[tuple[int, float]] = []
+    monkeypatch.setattr("torch.cuda.device_count", lambda: num_gpus)
+    monkeypatch.setattr(
+        "torch.cuda.set_per_process_memory_fraction", lambda share, gpu: taken.append((gpu, share))
+    )
+    for place in range(num):
+        monkeypatch.setenv("LOCAL_RANK", "")
+        _take_gpu(place, num)
+        assert os.environ["LOCAL_RANK"] == str(place % num_gpus)
+    assert taken == [(place % num_gpus, share) for place, share in enumerate(shares)]
