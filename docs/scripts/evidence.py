@@ -134,11 +134,17 @@ def best(found: Sequence[Series]) -> Series | None:
 
 def headline() -> Table:
     """Validation loss by optimizer and size."""
-    rows = []
-    for name in CONTESTANTS:
-        cells = [best(series(width, name)) for width in SIZES]
-        rows.append((DISPLAY_NAMES[name], *(one.shown if one else NOTHING for one in cells)))
-    return Table(("Optimizer", *(f"{size} parameters" for size in SIZES.values())), tuple(rows))
+    columns = []
+    for width in SIZES:
+        found = [best(series(width, name)) for name in CONTESTANTS]
+        lowest = min((one for one in found if one), key=lambda one: one.mean)
+        shown = [one.shown if one else NOTHING for one in found]
+        columns.append(
+            [f"**{text}**" if one is lowest else text for one, text in zip(found, shown, strict=True)]
+        )
+    names = [DISPLAY_NAMES[name] for name in CONTESTANTS]
+    head = ("Optimizer", *(f"{size} parameters" for size in SIZES.values()))
+    return Table(head, tuple(zip(names, *columns, strict=True)))
 
 
 def tuned() -> Table:
