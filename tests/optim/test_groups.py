@@ -130,7 +130,7 @@ def test_an_override_of_the_parameters_themselves_is_refused(reserved) -> None:
 
 
 def test_parameters_in_place_of_the_model_are_refused() -> None:
-    with pytest.raises(TypeError, match=r"model is a generator; param_groups .* takes the model itself"):
+    with pytest.raises(TypeError, match=r"model is a generator; param_groups .* needs the model itself"):
         param_groups(nn.Linear(2, 2).parameters())  # type: ignore[arg-type]
 
 

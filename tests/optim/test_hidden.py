@@ -163,7 +163,7 @@ def test_a_copy_sorts_groups_as_the_original_does(copied) -> None:
         ({"rest_lr": -1.0}, "rest_lr is -1.0; it must be a finite number"),
         ({"rest_lr": torch.ones(2)}, "rest_lr is a tensor of shape"),
         ({"lr": "high"}, "lr is 'high'; it must be a finite number"),
-        ({"rest": {"beta": 0.9}}, "rest sets 'beta', which is no option .* did you mean 'betas'"),
+        ({"rest": {"beta": 0.9}}, "rest sets 'beta', which is not an option .* did you mean 'betas'"),
         ({"rest": {"betas": 0.9}}, "betas is 0.9; it must be two numbers"),
         ({"rest": {"norm": "l1"}}, "norm is 'l1'; it must be one of"),
     ],

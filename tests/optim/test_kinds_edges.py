@@ -364,5 +364,5 @@ def test_parameters_without_a_shape_yet_are_refused_unless_they_are_frozen() -> 
 
 
 def test_parameters_in_place_of_the_model_are_refused() -> None:
-    with pytest.raises(TypeError, match="takes the model itself"):
+    with pytest.raises(TypeError, match="needs the model itself"):
         kinds_of(nn.Linear(2, 2).parameters())  # type: ignore[arg-type]

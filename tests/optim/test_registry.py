@@ -99,7 +99,7 @@ def test_groups_can_be_given() -> None:
 
 def test_an_unknown_name_is_refused_with_the_nearest_one() -> None:
     with pytest.raises(
-        ValueError, match=r"unknown optimizer 'merti'; did you mean 'merit'\? Known are adamw, "
+        ValueError, match=r"unknown optimizer 'merti'; did you mean 'merit'\? Known optimizers: adamw, "
     ):
         create("merti", parameters(), lr=0.1)
     with pytest.raises(ValueError, match=r"unknown optimizer 'MERIT'; did you mean 'merit'\?"):
@@ -117,17 +117,17 @@ def test_a_class_by_its_name() -> None:
         if name not in others:
             assert optimizer_class(name) is cls
     for name in others:
-        with pytest.raises(ValueError, match=rf"unknown optimizer '{name}'.* Known are .*MERIT"):
+        with pytest.raises(ValueError, match=rf"unknown optimizer '{name}'.* Known optimizers: .*MERIT"):
             optimizer_class(name)
 
 
 @pytest.mark.parametrize("name", ["muonmerit", "muon-merit", "MuonMerit", "MounMERIT"])
 def test_the_nearest_class_is_found_however_it_is_written(name) -> None:
     with pytest.raises(
-        ValueError, match=rf"unknown optimizer '{name}'; did you mean 'MuonMERIT'\? Known are "
+        ValueError, match=rf"unknown optimizer '{name}'; did you mean 'MuonMERIT'\? Known optimizers: "
     ):
         optimizer_class(name)
-    with pytest.raises(ValueError, match=r"did you mean 'muon-merit'\? Known are adamw, "):
+    with pytest.raises(ValueError, match=r"did you mean 'muon-merit'\? Known optimizers: adamw, "):
         create("MuonMERIT", parameters(), lr=0.1)
 
 

@@ -229,7 +229,7 @@ REFUSED: dict[str, tuple[Any, Any, dict[str, Any], list[str]]] = {
         MuonMERIT,
         hidden(4, 4, ratio_bounds=(2.0, 0.5)),
         {},
-        ["ratio_bounds is (2.0, 0.5)", "the least and the largest", "None"],
+        ["ratio_bounds is (2.0, 0.5)", "the smallest and the largest", "None"],
     ),
 }
 
@@ -294,7 +294,7 @@ def test_such_a_direction_can_be_had_with_all_of_its_options() -> None:
 @pytest.mark.parametrize("named", [False, True])
 def test_parameters_that_do_not_say_what_they_are_are_refused(optimizer_class, named) -> None:
     model = nn.Linear(4, 4)
-    with pytest.raises(ValueError, match="parameters alone do not say what they are") as refused:
+    with pytest.raises(ValueError, match="parameters alone do not tell which is which") as refused:
         optimizer_class(model.named_parameters() if named else model.parameters())
     call = f"{optimizer_class.__name__}(param_groups(model), lr=...)"
     assert_says(refused.value, [call, f"direction={direction_of(optimizer_class)!r}", "'adam'"])

@@ -71,7 +71,7 @@ def assert_refused(
 @pytest.mark.usefixtures("without_triton")
 def test_fused_without_triton_is_refused(optimizer_class) -> None:
     assert_refused(
-        optimizer_class, [matrix()], RuntimeError, f"fused=True cannot be had: {NO_TRITON}. Leave fused=None"
+        optimizer_class, [matrix()], RuntimeError, f"fused=True is not available: {NO_TRITON}. Use fused=None"
     )
 
 
@@ -79,7 +79,7 @@ def test_fused_without_triton_is_refused(optimizer_class) -> None:
 @pytest.mark.usefixtures("without_device")
 def test_fused_without_a_gpu_is_refused(optimizer_class) -> None:
     assert_refused(
-        optimizer_class, [matrix()], RuntimeError, f"fused=True cannot be had: {NO_DEVICE}. Leave fused=None"
+        optimizer_class, [matrix()], RuntimeError, f"fused=True is not available: {NO_DEVICE}. Use fused=None"
     )
 
 
@@ -87,9 +87,7 @@ def test_fused_without_a_gpu_is_refused(optimizer_class) -> None:
 @every_family_class
 @pytest.mark.usefixtures("beside_a_device")
 def test_fused_is_refused_for_tensors_on_the_cpu(optimizer_class) -> None:
-    message = (
-        "it is on cpu, and the fused engine runs on CUDA devices. Move or change it, or leave fused=None"
-    )
+    message = "it is on cpu, and the fused engine runs on CUDA devices. Move or change it, or use fused=None"
     assert_refused(optimizer_class, [matrix()], ValueError, message)
 
 
@@ -144,8 +142,8 @@ def test_fused_is_refused_for_directions_that_the_kernels_do_not_know(
     device, optimizer_class, options, unknown
 ) -> None:
     message = (
-        f"cannot be fused: {unknown} is not among what the kernels know. Move or change it, or leave "
-        "fused=None for the fastest engine each parameter can have."
+        f"cannot be fused: {unknown} is not among what the kernels know. Move or change it, or use "
+        "fused=None for the fastest engine that each parameter allows."
     )
     assert_refused(optimizer_class, [matrix(device=device)], ValueError, message, **options)
 

@@ -309,5 +309,5 @@ def test_state_placed_otherwise_than_its_stack_is_refused() -> None:
         saved = optimizer.state_dict()
         state = saved["state"][0]
         state["second_momentum_buffer"] = sharded((1, 4, 1), (2,), 1).detach()
-        with pytest.raises(ValueError, match=r"Shard\(dim=1\).*, for which it has to be .*Replicate"):
+        with pytest.raises(ValueError, match=r"Shard\(dim=1\).*, which needs .*Replicate"):
             optimizer.load_state_dict(saved)
