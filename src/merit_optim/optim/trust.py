@@ -174,7 +174,7 @@ class TrustRatioOptimizer(SafeOptimizer):
         """Raise if a sharded parameter cannot be optimized with the options of its group."""
         view = View.of(group)
         if isinstance(direction_of(group), MatrixDirection) or view.split is not None:
-            placements.own_region(name, param)
+            placements.local_region(name, param)
         has_stacked = bool(self._stacked_keys(group))
         if reason := placements.refusal(param, view, has_stacked_state=has_stacked):
             raise ValueError(f"{name} of shape {tuple(param.shape)} cannot be sharded like this: {reason}")

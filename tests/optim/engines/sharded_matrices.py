@@ -28,7 +28,7 @@ from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 from merit_optim import Muon as MuonOptimizer
 from merit_optim.optim.directions import Muon, Soap, muon
-from merit_optim.optim.engines.ranks.process_groups import Ranks
+from merit_optim.optim.engines.ranks.process_groups import MeshRanks
 
 Found = Iterator[tuple[str, list[str]]]
 
@@ -313,11 +313,11 @@ def collectives(world: int) -> Found:
         matrices = [(shape, dims) for shape in fitting if len(shape) > 1]
         expected: Counter[tuple[str, tuple[int, ...], int]] = Counter()
         for mesh_dims, own in traffic(matrices, sizes, at, directions[name]).items():
-            members = Ranks(mesh, mesh_dims).members
+            members = MeshRanks(mesh, mesh_dims).members
             expected.update(("all_to_all_single", members, sent) for sent in (own.sent, own.sent_back))
         if name != "NorMuon":
             for mesh_dim, size in enumerate(exchange_bytes(matrices, sizes)):
-                members = Ranks(mesh, (mesh_dim,)).members
+                members = MeshRanks(mesh, (mesh_dim,)).members
                 expected.update([("all_reduce", members, size)] if size else [])
         if dist.get_rank():  # the cost model of sizes is of the first rank, whose shards are the largest
             for some in (calls, expected):

@@ -120,8 +120,9 @@ def fused(world: int) -> Found:
 
     patch_once()
     mesh, shapes = init_device_mesh("cpu", (world,)), [(5, 7), (1, 9), (3, 4, 5), (13,)]
-    small = {"PRODUCT_TILE": newton_schulz.Tile(4, 8, 4, 1, 1), "BLOCK": 16}  # so that there are several
-    square = newton_schulz.Tile(4, 4, 4, 1, 1)
+    # Small tiles, so that a matrix has several.
+    small = {"PRODUCT_TILE": newton_schulz.ProductTile(4, 8, 4, 1, 1), "BLOCK": 16}
+    square = newton_schulz.ProductTile(4, 4, 4, 1, 1)
     with chunks_of(2), mock.patch.multiple(newton_schulz, SYMMETRIC_TILE=square, **small):
         for name, placement in (("MERIT", Shard(0)), ("MERIT", Shard(1)), ("MaxLAMB", Shard(0))):
             wrong = on_mesh(mesh, [placement], f"{name}, fused", torch.float32, shapes, num_steps=3)

@@ -23,7 +23,7 @@ from fused_cases import ULPS, Pair, assert_within_ulps, gradient, parameters, ti
 from merit_optim import LAMB, MERIT, MaxLAMB
 from merit_optim.optim import algorithm
 from merit_optim.optim.directions.adam import moments as moments_of
-from merit_optim.optim.engines.fused.engine import FusedEngine, Tensors
+from merit_optim.optim.engines.fused.engine import FusedEngine, StepTensors
 from merit_optim.optim.engines.fused.tables import Tile
 from merit_optim.optim.engines.work import Control
 from merit_optim.optim.matrices import matrices_of
@@ -608,7 +608,7 @@ def test_a_vector_of_any_length_keeps_the_promise_of_alignment(device) -> None:
         param.grad = torch.ones(size, device=device)
         works = MERIT([param], fused=True)._gather()
         engine = FusedEngine(device)
-        engine._build(works, Tensors.of(works))
+        engine._build(works, StepTensors.of(works))
         (launch,) = engine._launches
         assert launch.variant.aligned
         assert all(weight.columns % 16 == 0 for weight in launch.weights), (size, launch.weights)

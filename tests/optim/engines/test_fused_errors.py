@@ -107,7 +107,7 @@ def test_fused_is_refused_for_parameters_that_are_not_contiguous(device, optimiz
 
 @needs_triton
 def test_fused_is_refused_for_sums_of_rows_and_columns(device) -> None:
-    message = "norm='l2' with element_wise=True has sums for every row and column"
+    message = "norm='l2' with element_wise=True needs a sum for every row and column"
     assert_refused(MERIT, [matrix(device=device)], ValueError, message, norm="l2")
 
 
@@ -119,7 +119,9 @@ def test_fused_is_refused_for_sums_of_rows_and_columns(device) -> None:
 )
 def test_fused_is_refused_for_what_the_kernels_do_not_know(device, option) -> None:
     name, value = next(iter(option.items()))
-    with pytest.raises(ValueError, match=re.escape(f"cannot be fused: {name}={value!r} is not among")):
+    with pytest.raises(
+        ValueError, match=re.escape(f"cannot be fused: the kernels do not support {name}={value!r}")
+    ):
         MERIT([{"params": [matrix(device=device)], **option}], fused=True)
 
 
@@ -142,7 +144,7 @@ def test_fused_is_refused_for_directions_that_the_kernels_do_not_know(
     device, optimizer_class, options, unknown
 ) -> None:
     message = (
-        f"cannot be fused: {unknown} is not among what the kernels know. Move or change it, or use "
+        f"cannot be fused: the kernels do not support {unknown}. Move or change it, or use "
         "fused=None for the fastest engine that each parameter allows."
     )
     assert_refused(optimizer_class, [matrix(device=device)], ValueError, message, **options)

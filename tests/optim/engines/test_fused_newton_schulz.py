@@ -17,7 +17,7 @@ import triton.language as tl
 from merit_optim.optim.directions import Muon
 from merit_optim.optim.directions.newton_schulz import COEFFICIENTS, Coefficients, polar
 from merit_optim.optim.engines.fused import newton_schulz, product_kernels
-from merit_optim.optim.engines.fused.newton_schulz import Iteration, Polar, Tile, num_together
+from merit_optim.optim.engines.fused.newton_schulz import Iteration, Polar, ProductTile, num_together
 
 # What numpy, in which Triton's interpreter computes, says of NaN and infinities.
 pytestmark = [
@@ -36,8 +36,8 @@ EPS = 1e-7
 
 # Small, so that small matrices have several of each.
 TILES = {
-    "SYMMETRIC_TILE": Tile(16, 16, 8, warps=1, stages=1),
-    "PRODUCT_TILE": Tile(16, 32, 16, warps=1, stages=1),
+    "SYMMETRIC_TILE": ProductTile(16, 16, 8, warps=1, stages=1),
+    "PRODUCT_TILE": ProductTile(16, 32, 16, warps=1, stages=1),
     "NEIGHBOURS": 2,
     "BLOCK": 256,
     "BLOCK_SUMS": 2,

@@ -109,6 +109,6 @@ def test_a_bad_step_is_skipped_in_both(device) -> None:
     ],
 )
 def test_what_the_kernels_do_not_have_is_refused_by_name(device, optimizer_class, group, option) -> None:
-    message = re.escape(f"cannot be fused: {option} is not among what the kernels know")
+    message = re.escape(f"cannot be fused: the kernels do not support {option}")
     with pytest.raises(ValueError, match=message):
         optimizer_class([{"params": parameters([(9, 12)], device), **group}], fused=True)

@@ -1,4 +1,4 @@
-"""Ranks on two nodes, which are network namespaces of this machine: the bits of a step on one rank."""
+"""Ranks on two nodes, which are network namespaces of this machine, give the bits of a step on one rank."""
 
 import pytest
 from torchrun import on_ranks

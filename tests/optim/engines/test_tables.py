@@ -9,7 +9,7 @@ import torch
 pytest.importorskip("triton", reason="the fused engine's tables are laid out by its kernels")
 
 from merit_optim.optim.engines.fused import kernels
-from merit_optim.optim.engines.fused.tables import Grid, Tile, Weight, grid_of, weights_of
+from merit_optim.optim.engines.fused.tables import KernelWeight, Tile, TileGrid, grid_of, weights_of
 from merit_optim.optim.engines.plan import Slot, pieces, plan
 from merit_optim.optim.matrices import Matrices, matrices_of
 
@@ -47,17 +47,17 @@ def slots_of(matrix_dims: int | None, element_wise: bool = True) -> list[Slot]:
     return list(plan(tuple((matrices_of(shape, matrix_dims), element_wise) for shape in SHAPES)).slots)
 
 
-def all_weights(matrix_dims: int | None, element_wise: bool = True) -> list[Weight]:
+def all_weights(matrix_dims: int | None, element_wise: bool = True) -> list[KernelWeight]:
     slots = slots_of(matrix_dims, element_wise)
     return [w for i, slot in enumerate(slots) for w in weights_of(i, slot, group=i % 2)]
 
 
-def fields(grid: Grid, weight: int) -> dict[str, int]:
+def fields(grid: TileGrid, weight: int) -> dict[str, int]:
     row = grid.weights[weight].tolist()
     return {name: row[getattr(kernels, name).value] for name in FIELDS}
 
 
-def elements_of_program(grid: Grid, program: int) -> tuple[int, int, list[int]] | None:
+def elements_of_program(grid: TileGrid, program: int) -> tuple[int, int, list[int]] | None:
     """A program's weight, tile and elements, as the kernels find them in the tables; None if it is idle."""
     chunk = kernels.CHUNK.value
     weight, first = grid.schedule[program // chunk].tolist()
