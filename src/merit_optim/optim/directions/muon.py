@@ -33,7 +33,7 @@ _NEURON_EPS = 1e-10
 
 
 def scale_of(scale: Scale, rows: int, columns: int) -> float:
-    """The factor of the polar factor, whose root mean square is 1 / sqrt(max(rows, columns))."""
+    """The scale of the polar factor, whose root mean square is 1 / sqrt(max(rows, columns))."""
     match scale:
         case "rms":
             return math.sqrt(max(rows, columns))

@@ -68,9 +68,7 @@ class Soap(MatrixDirection):
 
     def refused_options(self, group: dict[str, Any]) -> str | None:
         if group["state_dtype"] == torch.bfloat16:
-            return (
-                "direction='soap' decomposes its state, and bfloat16 is too coarse for it: use torch.float32"
-            )
+            return "direction='soap' decomposes its state, and bfloat16 is too coarse: use torch.float32"
         for option in ("capturable", "differentiable"):
             if group[option]:
                 return f"direction='soap' counts its steps on the host: use {option}=False"
