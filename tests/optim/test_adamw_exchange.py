@@ -42,10 +42,10 @@ def options(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
 
 @every_family_class
 def test_state_keys_are_those_of_adamw(device, optimizer_class) -> None:
-    adamw, own = torch.optim.AdamW(parameters(device)), optimizer_class(parameters(device))
-    for optimizer in (adamw, own):
+    adamw, ours = torch.optim.AdamW(parameters(device)), optimizer_class(parameters(device))
+    for optimizer in (adamw, ours):
         take_steps(optimizer, 1)
-    for state, expected in zip(own.state.values(), adamw.state.values(), strict=True):
+    for state, expected in zip(ours.state.values(), adamw.state.values(), strict=True):
         assert set(state) == set(expected) == set(MOMENTS)
         for key in MOMENTS:
             assert (state[key].shape, state[key].dtype) == (expected[key].shape, expected[key].dtype)
@@ -81,12 +81,12 @@ def test_adamw_state_goes_in_and_out_without_a_changed_bit(device, optimizer_cla
     take_steps(adamw, 3)
     saved = copy.deepcopy(adamw.state_dict())
 
-    own = optimizer_class(groups(parameters(device)), lr=0.02)
-    own.load_state_dict(saved)
-    assert_same_bits(moments(own), moments(adamw))
+    ours = optimizer_class(groups(parameters(device)), lr=0.02)
+    ours.load_state_dict(saved)
+    assert_same_bits(moments(ours), moments(adamw))
 
     back = torch.optim.AdamW(groups(parameters(device)), lr=1e-3)
-    back.load_state_dict(copy.deepcopy(own.state_dict()))
+    back.load_state_dict(copy.deepcopy(ours.state_dict()))
     assert_same_bits(moments(back), moments(adamw))
 
 
@@ -95,11 +95,11 @@ def test_adamw_goes_on_after_the_way_there_and_back(device, optimizer_class) -> 
     """Its own options are the user's to give again: a state dict of another optimizer brings foreign ones."""
     adamw = torch.optim.AdamW(parameters(device), lr=1e-3, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1)
     take_steps(adamw, 3)
-    own = optimizer_class(parameters(device))
-    own.load_state_dict(copy.deepcopy(adamw.state_dict()))
+    ours = optimizer_class(parameters(device))
+    ours.load_state_dict(copy.deepcopy(adamw.state_dict()))
     params = [torch.nn.Parameter(p.detach().clone()) for p in adamw.param_groups[0]["params"]]
     back = torch.optim.AdamW(params)
-    back.load_state_dict(copy.deepcopy(own.state_dict()))
+    back.load_state_dict(copy.deepcopy(ours.state_dict()))
     back.param_groups[0].update({k: v for k, v in adamw.param_groups[0].items() if k != "params"})
     take_steps(adamw, 2, first=3)
     take_steps(back, 2, first=3)
@@ -110,12 +110,12 @@ def test_adamw_goes_on_after_the_way_there_and_back(device, optimizer_class) -> 
 def test_options_stay_those_of_the_loading_optimizer(device, optimizer_class) -> None:
     adamw = torch.optim.AdamW(groups(parameters(device)), lr=1e-3, betas=(0.5, 0.6), weight_decay=0.7)
     take_steps(adamw, 2)
-    own = optimizer_class(groups(parameters(device), lr=0.5, clip=0.25), lr=0.02, betas=(0.8, 0.9))
-    before = options(own)
-    own.load_state_dict(copy.deepcopy(adamw.state_dict()))
-    assert options(own) == before
-    assert [group["lr"] for group in own.param_groups] == [0.02, 0.5]
-    assert own.param_groups[1]["clip"] == 0.25
+    ours = optimizer_class(groups(parameters(device), lr=0.5, clip=0.25), lr=0.02, betas=(0.8, 0.9))
+    before = options(ours)
+    ours.load_state_dict(copy.deepcopy(adamw.state_dict()))
+    assert options(ours) == before
+    assert [group["lr"] for group in ours.param_groups] == [0.02, 0.5]
+    assert ours.param_groups[1]["clip"] == 0.25
 
 
 def test_options_stay_between_members_of_the_family_too(device) -> None:
@@ -152,8 +152,8 @@ def test_half_precision_moments_of_adamw_become_float32(device, dtype) -> None:
     take_steps(adamw, 2)
     merit = MERIT(parameters(device, dtype))
     merit.load_state_dict(copy.deepcopy(adamw.state_dict()))
-    for own, theirs in zip(moments(merit), moments(adamw), strict=True):
-        assert_same_bits(own["exp_avg"], theirs["exp_avg"].float())
+    for ours, theirs in zip(moments(merit), moments(adamw), strict=True):
+        assert_same_bits(ours["exp_avg"], theirs["exp_avg"].float())
 
 
 @pytest.mark.gpu
@@ -174,10 +174,10 @@ def test_moments_that_another_optimizer_left_alone_are_not_kept_for_a_third(devi
     lion = Lion(parameters(device))
     lion.load_state_dict(copy.deepcopy(adamw.state_dict()))
     assert {key for state in lion.state.values() for key in state} == {"step", "exp_avg"}
-    lion.state[lion.param_groups[0]["params"][0]]["own"] = torch.ones(1)
+    lion.state[lion.param_groups[0]["params"][0]]["extra"] = torch.ones(1)
     again = Lion(parameters(device))
     again.load_state_dict(copy.deepcopy(lion.state_dict()))
-    assert "own" in again.state[again.param_groups[0]["params"][0]]
+    assert "extra" in again.state[again.param_groups[0]["params"][0]]
 
 
 def test_other_groups_are_refused_by_their_number() -> None:

@@ -207,15 +207,15 @@ def test_zero_gradient_with_zero_lr_changes_no_bit(device, shape, seed, dtype, o
     seed=SEEDS,
     dtype=DTYPES,
     options=MAX_NORM_OPTIONS,
-    what=st.sampled_from(["weight", "gradient", "both"]),
+    zeroed=st.sampled_from(["weight", "gradient", "both"]),
     where=st.sampled_from(["row", "column", "all"]),
 )
 def test_zero_rows_columns_and_weights_give_finite_updates(
-    device, optimizer, shape, seed, dtype, options, what, where
+    device, optimizer, shape, seed, dtype, options, zeroed, where
 ) -> None:
     weight, grads = example(shape, seed, dtype, device)
     index = {"row": (slice(0, 1),), "column": (..., slice(0, 1)), "all": (...,)}[where if shape else "all"]
-    for x in [weight] * (what != "gradient") + grads * (what != "weight"):
+    for x in [weight] * (zeroed != "gradient") + grads * (zeroed != "weight"):
         x[index] = 0
     new, _ = after_steps(weight, grads, optimizer, lr=0.1, **options)
     assert new.isfinite().all()
@@ -294,14 +294,14 @@ def test_small_weights_of_one_shape_change_as_each_alone(device, dtype, options)
 @pytest.mark.parametrize("norm", ["max", "l2"])
 def test_an_update_that_is_kept_is_the_one_that_is_formed_again(norm, monkeypatch) -> None:
     """Of weights in several pieces."""
-    found = []
+    snapshots = []
     for kept_pieces in (0, 1000):
         monkeypatch.setattr(eager, "KEPT_PIECES", kept_pieces)
         with in_pieces_of(10):
             optimizer = MERIT(parameters(), norm=norm)
             take_steps(optimizer, 3)
-        found.append(snapshot(optimizer))
-    assert_same_bits(*found)
+        snapshots.append(snapshot(optimizer))
+    assert_same_bits(*snapshots)
 
 
 def in_pieces_of(num_elements: int) -> ExitStack:

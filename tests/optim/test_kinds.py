@@ -46,9 +46,9 @@ def test_the_labs_models(family, tied, names, vocab_size) -> None:
 
 
 def test_torchs_transformer() -> None:
-    found = by_kind(nn.Transformer(16, 2, 2, 2, 24, batch_first=True))
-    assert found.keys() == {"hidden", "vector"}
-    assert found["hidden"].split() == [
+    kinds = by_kind(nn.Transformer(16, 2, 2, 2, 24, batch_first=True))
+    assert kinds.keys() == {"hidden", "vector"}
+    assert kinds["hidden"].split() == [
         *("encoder.layers.#.self_attn.in_proj_weight", "encoder.layers.#.self_attn.out_proj.weight"),
         "encoder.layers.#.linear#.weight",
         *("decoder.layers.#.self_attn.in_proj_weight", "decoder.layers.#.self_attn.out_proj.weight"),
@@ -58,14 +58,14 @@ def test_torchs_transformer() -> None:
         ),
         "decoder.layers.#.linear#.weight",
     ]
-    assert all(name.endswith(("bias", "norm.weight", "norm#.weight")) for name in found["vector"].split())
+    assert all(name.endswith(("bias", "norm.weight", "norm#.weight")) for name in kinds["vector"].split())
 
 
 def test_torchs_attention_and_blocks_by_themselves_are_hidden() -> None:
-    found = by_kind(nn.TransformerEncoderLayer(16, 2, 24))
-    assert found["hidden"] == "self_attn.in_proj_weight self_attn.out_proj.weight linear#.weight"
-    found = by_kind(nn.MultiheadAttention(16, 2, kdim=8, vdim=12, add_bias_kv=True))
-    assert found == expected(
+    kinds = by_kind(nn.TransformerEncoderLayer(16, 2, 24))
+    assert kinds["hidden"] == "self_attn.in_proj_weight self_attn.out_proj.weight linear#.weight"
+    kinds = by_kind(nn.MultiheadAttention(16, 2, kdim=8, vdim=12, add_bias_kv=True))
+    assert kinds == expected(
         hidden="q_proj_weight k_proj_weight v_proj_weight out_proj.weight",
         vector="in_proj_bias bias_k bias_v out_proj.bias",
     )
@@ -246,8 +246,8 @@ VIT_TABLE = expected(
 def test_hugging_faces_models(model, config, sizes, table) -> None:
     transformers = pytest.importorskip("transformers", reason="needs transformers")
     built = getattr(transformers, model)(getattr(transformers, config)(**sizes))
-    found = by_kind(built)
-    assert {kind: sorted(names.split()) for kind, names in found.items()} == {
+    kinds = by_kind(built)
+    assert {kind: sorted(names.split()) for kind, names in kinds.items()} == {
         kind: sorted(names.split()) for kind, names in table.items()
     }
 

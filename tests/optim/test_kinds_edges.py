@@ -39,8 +39,8 @@ DECODER_HIDDEN = "mix.weight attention.query.weight attention.output.weight atte
 @pytest.mark.parametrize("vocabulary", [40, 16], ids=["", "vocabulary==width"])
 @pytest.mark.parametrize("output", ["to_tokens", "output", "out_proj", "decoder", "lm_head", "unembedding"])
 def test_an_output_layer_beside_the_embedding_is_a_head_whatever_its_name(vocabulary, output) -> None:
-    found = by_kind(Decoder(vocabulary, output=output))
-    assert (found["head"], found["hidden"]) == (f"{output}.weight", DECODER_HIDDEN)
+    kinds = by_kind(Decoder(vocabulary, output=output))
+    assert (kinds["head"], kinds["hidden"]) == (f"{output}.weight", DECODER_HIDDEN)
 
 
 def test_a_tied_head_is_an_embedding_and_stands_once() -> None:
@@ -202,8 +202,8 @@ class LoRAInside(nn.Linear):
 
 
 def test_loras_matrices_in_a_head_are_hidden() -> None:
-    found = by_kind(nn.ModuleDict({"head": LoRAInside(16, 40)}))
-    assert (found["head"], found["hidden"]) == ("head.weight", "head.lora_A")
+    kinds = by_kind(nn.ModuleDict({"head": LoRAInside(16, 40)}))
+    assert (kinds["head"], kinds["hidden"]) == ("head.weight", "head.lora_A")
 
 
 class Experts(nn.Module):

@@ -14,8 +14,8 @@ from merit_optim.optim.options import LATER
 
 def test_an_option_of_later_stands_where_it_is_given() -> None:
     groups = [{"params": [parameter((6, 4), 0)], "split": 3}, {"params": [parameter((6, 4), 1)]}]
-    given, other = MERIT(groups).param_groups
-    assert given["split"] == 3
+    split, other = MERIT(groups).param_groups
+    assert split["split"] == 3
     assert not LATER.keys() & other.keys()
 
 

@@ -41,8 +41,8 @@ def built(shapes: list[Shape], optimizer_class: Any = SOAPMERIT, **options: Any)
 
 def phases(optimizer: Optimizer) -> list[int]:
     """In the order of the parameters."""
-    found = phases_of(optimizer.param_groups)
-    return [found[param] for param in params_of(optimizer)]
+    by_param = phases_of(optimizer.param_groups)
+    return [by_param[param] for param in params_of(optimizer)]
 
 
 def phases_of_shapes(shapes: list[Shape], **options: Any) -> list[int]:
@@ -58,13 +58,13 @@ def bases(optimizer: Optimizer) -> list[tuple[Tensor, Tensor]]:
 
 def improved_in_each_step(optimizer: Optimizer, num_steps: int, first: int = 0) -> list[list[int]]:
     """The places of the parameters whose bases every step changed."""
-    found = []
+    improved = []
     for step in range(first, first + num_steps):
         before = bases(optimizer) if optimizer.state else None
         take_steps(optimizer, 1, first=step)
         pairs = zip(bases(optimizer), before or (), strict=bool(before))
-        found.append([i for i, (new, old) in enumerate(pairs) if not all(map(torch.equal, new, old))])
-    return found
+        improved.append([i for i, (new, old) in enumerate(pairs) if not all(map(torch.equal, new, old))])
+    return improved
 
 
 # --- phases cost alike ------------------------------------------------------------------------------------
@@ -118,7 +118,7 @@ def flops(shape: Shape, improves: bool) -> int:
     """Products and QR of one step for one matrix, counted as they are called for."""
     soap, matrices = Soap(), matrices_of(shape)
     grad = torch.empty(1, *shape, device="meta")
-    state = tuple(torch.empty(own or grad.shape, device="meta") for own in soap.shapes(matrices))
+    state = tuple(torch.empty(size or grad.shape, device="meta") for size in soap.shapes(matrices))
     with FlopCounterMode(display=False, custom_mapping={torch.ops.aten.linalg_qr: qr_flops}) as counter:
         soap.advance(grad, state, step=1 + (FREQUENCY if improves else 1))
     return counter.get_total_flops()
@@ -153,8 +153,8 @@ def test_groups_of_one_frequency_share_its_phases() -> None:
         {"params": params[5:], "direction": "soap", "refresh_phase": 7},
         {"params": [nn.Parameter(torch.ones(3))], "direction": "adam"},
     ]
-    found = phases_of(SOAP(groups).param_groups)
-    assert [found.get(param) for param in params] == [0, 1, 0, 1, 2, None]
+    by_param = phases_of(SOAP(groups).param_groups)
+    assert [by_param.get(param) for param in params] == [0, 1, 0, 1, 2, None]
 
 
 # --- what a step does -------------------------------------------------------------------------------------
@@ -197,10 +197,10 @@ def test_phase_0_gives_what_each_matrix_alone_gives(optimizer_class) -> None:
         take_steps(together, 1, first=step)
         take_steps(in_turns, 1, first=step)
         for optimizer, param in zip(alone, params_of(together), strict=True):
-            (own,) = params_of(optimizer)
-            own.grad = param.grad.clone()
+            (single,) = params_of(optimizer)
+            single.grad = param.grad.clone()
             optimizer.step()
-    weights = [[param.detach() for param in params_of(own)] for own in (together, in_turns)]
+    weights = [[param.detach() for param in params_of(optimizer)] for optimizer in (together, in_turns)]
     expected = [param.detach() for optimizer in alone for param in params_of(optimizer)]
     assert_same_bits(weights[0], expected)
     same = [torch.equal(*pair) for pair in zip(weights[1], expected, strict=True)]
@@ -282,8 +282,8 @@ def test_it_resumes_in_the_middle_of_a_cycle(num_before) -> None:
     weights, saved = snapshot(optimizer)
     resumed = loaded(saved, weights, precondition_frequency=4)
     assert phases(resumed) == phases(optimizer)
-    for own in (optimizer, resumed):
-        take_steps(own, 6, first=num_before)
+    for each in (optimizer, resumed):
+        take_steps(each, 6, first=num_before)
     assert_same_bits(snapshot(resumed), snapshot(optimizer))
 
 
@@ -293,8 +293,8 @@ def test_nothing_of_it_is_saved_unless_it_is_given() -> None:
     take_steps(optimizer, 2)
     assert all("refresh_phase" not in group for group in optimizer.state_dict()["param_groups"])
     assert {len(state) for state in optimizer.state.values()} == {1 + len(Soap().keys)}
-    given = built(SMALL, refresh_phase=3).state_dict()["param_groups"]
-    assert [group["refresh_phase"] for group in given] == [3]
+    groups = built(SMALL, refresh_phase=3).state_dict()["param_groups"]
+    assert [group["refresh_phase"] for group in groups] == [3]
 
 
 def test_a_distributed_state_dict_has_no_phases() -> None:
@@ -307,10 +307,10 @@ def test_a_distributed_state_dict_has_no_phases() -> None:
 
 
 def test_a_saved_phase_is_taken_over_and_a_missing_one_is_this_optimizer_s() -> None:
-    weights, given = snapshot(built(SMALL, refresh_phase=3))
+    weights, saved = snapshot(built(SMALL, refresh_phase=3))
     _, not_given = snapshot(built(SMALL))
-    assert loaded(given, weights).param_groups[0]["refresh_phase"] == 3
-    assert not phases_of(loaded(given, weights).param_groups)
+    assert loaded(saved, weights).param_groups[0]["refresh_phase"] == 3
+    assert not phases_of(loaded(saved, weights).param_groups)
     assert loaded(not_given, weights, refresh_phase=5).param_groups[0]["refresh_phase"] == 5
 
 
@@ -373,7 +373,7 @@ def test_a_first_step_that_will_be_skipped_computes_nothing_that_is_none(phase) 
     """A device decides about it while the host goes on with a count of 0."""
     shape = matrices_of((4, 3))
     soap = Soap(refresh_phase=phase)
-    state = tuple(torch.zeros(own or shape.shape) for own in soap.shapes(shape))
+    state = tuple(torch.zeros(size or shape.shape) for size in soap.shapes(shape))
     d, new = soap.advance(random_tensor(shape.shape, 1), state, torch.tensor(0.0))
     assert d is None
     assert all(not x.is_complex() and x.isfinite().all() for x in new)

@@ -420,12 +420,12 @@ def test_a_saved_state_with_wrong_options_is_refused(device, optimizer_class, ch
     assert_unchanged(optimizer, before)
 
 
-@pytest.mark.parametrize("given", [{}, {"state": {}}], ids=str)
-def test_what_is_not_an_optimizer_state_is_refused(given) -> None:
+@pytest.mark.parametrize("state", [{}, {"state": {}}], ids=str)
+def test_what_is_not_an_optimizer_state_is_refused(state) -> None:
     with pytest.raises(
         ValueError, match="is not the state of an optimizer, which has 'state' and 'param_groups'"
     ):
-        MERIT(parameters()).load_state_dict(given)
+        MERIT(parameters()).load_state_dict(state)
 
 
 def test_recording_a_differentiable_step_is_refused() -> None:

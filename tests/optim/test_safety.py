@@ -375,17 +375,17 @@ def test_the_eager_engine_skips_where_the_device_says_so(
     if state_dtype == torch.bfloat16 and is_soap(optimizer_class):
         state_dtype = torch.float32  # bfloat16 is refused
     options = {"foreach": foreach, "state_dtype": state_dtype}
-    asked, plain = (optimizer_class(parameters("cpu"), **options) for _ in range(2))
-    for optimizer in (asked, plain):
+    controlled, plain = (optimizer_class(parameters("cpu"), **options) for _ in range(2))
+    for optimizer in (controlled, plain):
         take_steps(optimizer, 2)
         set_gradients(params_of(optimizer), 2)
-    before = snapshot(asked)
+    before = snapshot(controlled)
     with torch.no_grad():
-        for optimizer, skip in ((asked, torch.tensor(skips)), (plain, None)):
+        for optimizer, skip in ((controlled, torch.tensor(skips)), (plain, None)):
             for part in eager.parts_of(optimizer._gather(), {torch.device("cpu"): Control(skip=skip)}):
                 part.advance()
                 part.apply(None)
     if skips:
-        assert_unchanged(asked, before)
+        assert_unchanged(controlled, before)
     else:
-        assert_same_bits(snapshot(asked), snapshot(plain))
+        assert_same_bits(snapshot(controlled), snapshot(plain))

@@ -64,7 +64,7 @@ def changed(name: str) -> str:
     return lost(name, "has changed what is expected of")
 
 
-def found(name: str) -> Any:
+def in_torch(name: str) -> Any:
     """What torch has under a name; the test fails with a sentence where it has nothing."""
     where, _ = NAMES.get(name, ("torch", ""))
     try:
@@ -147,7 +147,7 @@ FOREACH = [
 def test_an_operation_on_a_list_gives_the_bits_of_the_operation_on_each(form) -> None:
     """foreach and the definition are held to each other's bits."""
     name = f"_foreach_{form.name}"
-    operation = found(name)
+    operation = in_torch(name)
     tensors = [x.abs() for x in values(*SHAPES)] if form.name == "sqrt" else values(*SHAPES)
     expected = [
         form.of_each(x, *(y[i] if isinstance(y, list) else y for y in form.arguments), **form.options)
@@ -171,7 +171,7 @@ dynamo = pytest.mark.filterwarnings("ignore:.torch.jit.script_method. is depreca
 
 @dynamo
 def test_disable_dynamo_keeps_a_function_out_of_a_compiled_one() -> None:
-    @found("_disable_dynamo")
+    @in_torch("_disable_dynamo")
     def is_traced() -> bool:
         return torch.compiler.is_compiling()
 
@@ -201,7 +201,7 @@ def test_use_grad_for_differentiable_turns_autograd_on_for_that_alone(differenti
     seen = []
 
     class Own(Optimizer):
-        @found("_use_grad_for_differentiable")
+        @in_torch("_use_grad_for_differentiable")
         def step(self) -> None:
             seen.append(torch.is_grad_enabled())
 
@@ -217,7 +217,7 @@ def test_use_grad_for_differentiable_turns_autograd_on_for_that_alone(differenti
 def test_the_check_of_a_graph_capture_refuses_a_step_that_is_not_capturable(monkeypatch, capturable) -> None:
     """Without a GPU: the accelerator says that it captures."""
     name = "_accelerator_graph_capture_health_check"
-    check = found(name)
+    check = in_torch(name)
     optimizer = SGD([nn.Parameter(torch.ones(1))])
     optimizer.param_groups[0]["capturable"] = capturable
     check(optimizer)  # nothing is captured: nothing happens
@@ -240,7 +240,7 @@ def one_rank() -> Iterator[None]:
 
 
 def test_function_modes_are_a_stack_that_can_be_taken_down_and_put_up_again() -> None:
-    stack, pop, push = map(found, ("_get_current_function_mode_stack", "_pop_mode", "_push_mode"))
+    stack, pop, push = map(in_torch, ("_get_current_function_mode_stack", "_pop_mode", "_push_mode"))
     one, other = BaseTorchFunctionMode(), BaseTorchFunctionMode()
     with one, other:
         assert stack() == [one, other], changed("_get_current_function_mode_stack")
@@ -282,7 +282,7 @@ def test_fsdp2_has_a_placement_of_its_own_for_what_was_sharded_before() -> None:
     layer = parallelize_module(nn.Linear(2, 4, bias=False), mesh["tensor"], ColwiseParallel())
     fully_shard(layer, mesh=mesh["data"])
     first, second = layer.weight.placements
-    assert isinstance(first, found("_StridedShard")), changed("_StridedShard")
+    assert isinstance(first, in_torch("_StridedShard")), changed("_StridedShard")
     assert (first.dim, second) == (0, Shard(0)), changed("_StridedShard")
     assert getattr(first, "split_factor", None) == 2, changed("_StridedShard")
 
@@ -304,7 +304,7 @@ def test_a_dtensor_has_its_local_tensor() -> None:
 
 @pytest.mark.usefixtures("one_rank")
 def test_a_collective_may_give_a_tensor_that_is_waited_for() -> None:
-    collectives = found("_functional_collectives")
+    collectives = in_torch("_functional_collectives")
     group = dist.init_device_mesh("cpu", (1,)).get_group()
     coming = collectives.all_reduce(torch.ones(2), "sum", group)
     assert isinstance(coming, collectives.AsyncCollectiveTensor), changed("_functional_collectives")
@@ -317,19 +317,19 @@ def test_a_collective_may_give_a_tensor_that_is_waited_for() -> None:
 @pytest.mark.parametrize("in_step", [False, True])
 def test_grad_scaler_asks_whether_a_step_unscales_by_itself(in_step) -> None:
     """And gives such a step ``grad_scale`` and ``found_inf``; base.py reads both."""
-    given = []
+    received = []
 
     class Own(SGD):
         _step_supports_amp_scaling = in_step
 
         def step(self) -> None:
-            given.append((getattr(self, "grad_scale", None), getattr(self, "found_inf", None)))
+            received.append((getattr(self, "grad_scale", None), getattr(self, "found_inf", None)))
 
     param = nn.Parameter(torch.ones(2))
     optimizer, scaler = Own([param]), torch.amp.GradScaler("cpu", init_scale=8.0)
     scaler.scale(param.sum()).backward()
     scaler.step(optimizer)
-    ((grad_scale, found_inf),) = given
+    ((grad_scale, found_inf),) = received
     sentence = (
         f"torch.amp.GradScaler of torch {torch.__version__} no longer asks for _step_supports_amp_scaling as "
         "it did, which base.py and trust.py define to leave scaling and skipping to the step"

@@ -58,12 +58,12 @@ PASSES: dict[str, Passes] = {
 }
 
 
-def passes_of(given: str | Sequence[Any], num: int) -> tuple[list[Triple], float]:
+def passes_of(coefficients: str | Sequence[Any], num: int) -> tuple[list[Triple], float]:
     """The triple of each of ``num`` passes, the last one repeated, and the margin."""
-    if isinstance(given, str):
-        triples, margin = list(PASSES[given].triples), PASSES[given].margin
+    if isinstance(coefficients, str):
+        triples, margin = list(PASSES[coefficients].triples), PASSES[coefficients].margin
     else:
-        triples, margin = [tuple(t) for t in np.atleast_2d(np.array(given, np.float64)).tolist()], 1.0
+        triples, margin = [tuple(t) for t in np.atleast_2d(np.array(coefficients, np.float64)).tolist()], 1.0
     return [triples[min(i, len(triples) - 1)] for i in range(num)], margin
 
 

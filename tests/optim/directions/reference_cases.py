@@ -115,12 +115,12 @@ LR, DECAY = 0.05, 0.1
 def twin(weight: Tensor, direction: str, options: Options, **more: Any) -> Weight:
     """The reference of a weight with the options of its group, which ``MERIT`` and the others name alike."""
     build, names = OF_DIRECTION[direction]
-    own = {name: options[name] for name in names if name in options}
+    direction_options = {name: options[name] for name in names if name in options}
     rule = {name: options[name] for name in Rule.__dataclass_fields__ if name in options}
     view = {name: options[name] for name in ("matrix_dims", "split", "split_dim") if name in options}
     return Weight(
         weight.double().cpu().numpy(),
-        lambda: build(**own, **more),
+        lambda: build(**direction_options, **more),
         Rule(**rule),
         lr=options.get("lr", LR),
         weight_decay=options.get("weight_decay", DECAY),

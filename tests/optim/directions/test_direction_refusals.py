@@ -29,12 +29,12 @@ def rest(**options: Any) -> dict[str, Any]:
     }
 
 
-def assert_says(error: BaseException, words: list[str]) -> None:
-    for word in words:
-        assert word in str(error), f"{word!r} is not in {error}"
+def assert_says(error: BaseException, phrases: list[str]) -> None:
+    for phrase in phrases:
+        assert phrase in str(error), f"{phrase!r} is not in {error}"
 
 
-# The optimizer, its groups, its options, and the words that have to be in the message.
+# The optimizer, its groups, its options, and the phrases that have to be in the message.
 REFUSED: dict[str, tuple[Any, Any, dict[str, Any], list[str]]] = {
     "a vector": (
         MuonMERIT,
@@ -240,10 +240,10 @@ def direction_of(optimizer_class: Any) -> str:
 
 @pytest.mark.parametrize("case", REFUSED)
 def test_refused_with_the_way_out(case) -> None:
-    optimizer_class, groups, options, words = REFUSED[case]
+    optimizer_class, groups, options, phrases = REFUSED[case]
     with pytest.raises(ValueError, match=r"\w") as refused:
         optimizer_class([dict(group) for group in groups], **options)
-    assert_says(refused.value, words)
+    assert_says(refused.value, phrases)
 
 
 @pytest.mark.parametrize("case", ["a vector", "an unknown direction", "no number of parts", "soap split"])
@@ -261,8 +261,8 @@ def test_a_group_that_is_refused_later_is_not_kept(case) -> None:
     [(MERIT, "muon"), (MERIT, "soap"), (MuonMERIT, "soap"), (NorMuon, "soap"), (SOAP, "muon")],
 )
 def test_another_direction_has_its_own_defaults_and_the_class_s_ratio(optimizer_class, direction) -> None:
-    own = {MERIT: "adam", SOAP: "soap"}.get(optimizer_class, "muon")
-    groups = [*hidden(4, 4, direction=own), *hidden(4, 4, direction=direction)]
+    default = {MERIT: "adam", SOAP: "soap"}.get(optimizer_class, "muon")
+    groups = [*hidden(4, 4, direction=default), *hidden(4, 4, direction=direction)]
     optimizer = optimizer_class(groups)
     group = optimizer.param_groups[1]
     for option, value in DIRECTIONS[direction]().options.items():
@@ -287,7 +287,7 @@ def test_such_a_direction_can_be_had_with_all_of_its_options() -> None:
             param.grad = torch.ones_like(param)
     optimizer.step()
     keys = [set(optimizer.state[group["params"][0]]) for group in optimizer.param_groups]
-    assert [len(own) for own in keys] == [2, 7, 3]
+    assert [len(names) for names in keys] == [2, 7, 3]
 
 
 @every_class
@@ -311,10 +311,10 @@ def test_no_hidden_matrix_at_all_is_refused(optimizer_class) -> None:
     """By its kinds. Groups that all say their directions may be one stage of a pipeline."""
     kinds = ["hidden", "experts"] + ["embedding", "head"] * (optimizer_class is SOAP)
     direction = direction_of(optimizer_class)
-    words = [optimizer_class.__name__, f"direction={direction!r}", *map(repr, kinds), "describe_groups"]
+    phrases = [optimizer_class.__name__, f"direction={direction!r}", *map(repr, kinds), "describe_groups"]
     with pytest.raises(ValueError, match="no weight") as refused:
         optimizer_class(param_groups(nn.LayerNorm(4)))
-    assert_says(refused.value, [*words, "param_groups(model, kinds="])
+    assert_says(refused.value, [*phrases, "param_groups(model, kinds="])
     optimizer_class([rest()])
 
 

@@ -476,16 +476,18 @@ def test_a_copy_goes_on_as_the_optimizer_does(device, optimizer_class) -> None:
         set_model_gradients(model, step)
         optimizer.step()
     copied_model, copied = copy.deepcopy((model, optimizer))
-    for each, own in ((model, optimizer), (copied_model, copied)):
+    for each, each_optimizer in ((model, optimizer), (copied_model, copied)):
         for step in range(3, 6):
             set_model_gradients(each, step)
-            own.step()
+            each_optimizer.step()
     for expected, actual in zip(model.parameters(), copied_model.parameters(), strict=True):
         assert_same_bits(actual.detach(), expected.detach())
-    for own in (optimizer, copied):  # and the options of weights that are added later
-        own.add_param_group({"params": [("late", torch.ones(3, device=device))], "direction": "adam"})
+    for each_optimizer in (optimizer, copied):  # and the options of weights that are added later
+        each_optimizer.add_param_group(
+            {"params": [("late", torch.ones(3, device=device))], "direction": "adam"}
+        )
     last, copied_last = (
-        {key: value for key, value in own.param_groups[-1].items() if key != "params"}
-        for own in (optimizer, copied)
+        {key: value for key, value in each_optimizer.param_groups[-1].items() if key != "params"}
+        for each_optimizer in (optimizer, copied)
     )
     assert copied_last == last

@@ -49,8 +49,8 @@ def check_soap(
     device: torch.device, shape: str, options: Options, num_steps: int = 14, *, contiguous: bool = True
 ) -> None:
     """Steps equal the reference's, each by itself, and so does the state."""
-    dimensions, own = SOAP_SHAPES[shape]
-    options = own | options
+    dimensions, shape_options = SOAP_SHAPES[shape]
+    options = shape_options | options
     weight = random_tensor(dimensions, 1, scale=0.5, dtype=torch.float64)
     weight = weight if contiguous else not_contiguous(weight)
     param, optimizer = built(weight.to(device), "soap", options)

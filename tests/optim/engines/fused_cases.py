@@ -34,23 +34,23 @@ def tiles(moments: Tile = SMALL_TILE, apply: Tile = SMALL_TILE) -> Iterator[None
         yield
 
 
-def assert_within_ulps(actual: Tensor, expected: Tensor, ulps: float, what: str = "") -> None:
+def assert_within_ulps(actual: Tensor, expected: Tensor, ulps: float, label: str = "") -> None:
     """Apart by at most so many ulps of the largest element, NaN and infinities in the same places.
 
     Of the largest, for both engines add terms of either sign: where those cancel, what is left is as
     wrong as they were.
     """
-    assert (actual.dtype, actual.shape) == (expected.dtype, expected.shape), what
+    assert (actual.dtype, actual.shape) == (expected.dtype, expected.shape), label
     if not actual.numel():
         return
     a, b = actual.detach().double(), expected.detach().double()
     finite = b.isfinite()
-    assert_same_bits(a.masked_fill(finite, 0).nan_to_num(), b.masked_fill(finite, 0).nan_to_num(), what)
-    assert torch.equal(a.isnan(), b.isnan()), f"{what}: NaN in other places"
+    assert_same_bits(a.masked_fill(finite, 0).nan_to_num(), b.masked_fill(finite, 0).nan_to_num(), label)
+    assert torch.equal(a.isnan(), b.isnan()), f"{label}: NaN in other places"
     a, b = a.masked_fill(~finite, 0), b.masked_fill(~finite, 0)
     ulp = torch.finfo(actual.dtype).eps * b.abs().amax()
     apart = (a - b).abs().amax()
-    assert apart <= ulps * ulp, f"{what}: {float(apart / ulp):.1f} ulps apart, not {ulps}"
+    assert apart <= ulps * ulp, f"{label}: {float(apart / ulp):.1f} ulps apart, not {ulps}"
 
 
 def allowed(x: Tensor) -> int:

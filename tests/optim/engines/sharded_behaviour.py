@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from merit_optim import LAMB, MERIT
 
-Found = Iterator[tuple[str, list[str]]]
+Comparisons = Iterator[tuple[str, list[str]]]
 
 # Wide enough for vector instructions, which make NaNs of another sign.
 SHAPES_WIDE = [(12, 160), *SHAPES]
@@ -37,7 +37,7 @@ def with_gradients(params: list[Tensor], fulls: list[Tensor], *, bad: bool) -> N
         params[0].grad = placed(grad, params[0])
 
 
-def cases(world: int) -> Found:
+def cases(world: int) -> Comparisons:
     yield from bad_gradients(world)
     yield from missing_gradients(world)
     yield "statistics are global", statistics(world)
@@ -47,7 +47,7 @@ def cases(world: int) -> Found:
     yield "tensor-parallel plain tensors through DTensors", plain_tensor_parallel(world)
 
 
-def bad_gradients(world: int) -> Found:
+def bad_gradients(world: int) -> Comparisons:
     params, fulls = split_by_rows(world)
     optimizer = MERIT(params, nonfinite="skip")
     with_gradients(params, fulls, bad=True)
@@ -63,8 +63,8 @@ def bad_gradients(world: int) -> Found:
         optimizer.step()
         wrong = ["not raised"]
     except FloatingPointError as error:
-        told = "parameter 0 of group 0" if dist.get_rank() == world - 1 else "another rank"
-        wrong = [] if told in str(error) else [str(error)]
+        expected = "parameter 0 of group 0" if dist.get_rank() == world - 1 else "another rank"
+        wrong = [] if expected in str(error) else [str(error)]
     yield "a NaN on one rank is raised by all", wrong
 
     for name, options in {"with a bound": {}, "by columns alone": {"weight_bound": False}}.items():
@@ -83,11 +83,14 @@ def bad_gradients(world: int) -> Found:
     optimizer = MERIT([stack], matrix_dims=2)
     with optimizer.recording() as recorded:
         optimizer.step()
-    (found,) = recorded.values()
-    yield "a NaN in one matrix is in the statistics of all", [] if isnan(found.ratio_range[1]) else ["lost"]
+    (stack,) = recorded.values()
+    yield (
+        "a NaN in one matrix is in the statistics of all",
+        [] if isnan(stack.ratio_range[1]) else ["lost"],
+    )
 
 
-def missing_gradients(world: int) -> Found:
+def missing_gradients(world: int) -> Comparisons:
     for options in ({}, {"max_grad_norm": 1.0, "nonfinite": "skip"}, {"nonfinite": "raise"}):
         params, fulls = split_by_rows(world)
         with_gradients(params, fulls, bad=False)
@@ -108,8 +111,8 @@ def missing_gradients(world: int) -> Found:
             grad[0, 0] = torch.nan
         param.grad = DTensor.from_local(grad, mesh, param.placements)
     MERIT([param], element_wise=False).step()
-    told = dist.get_rank() == 0 or bool(param.to_local().isnan().all())
-    yield "a rank without gradients passes on what it hears", [] if told else ["not told"]
+    has_nan = dist.get_rank() == 0 or bool(param.to_local().isnan().all())
+    yield "a rank without gradients passes on a NaN", [] if has_nan else ["lost"]
 
     # One expert: half of the ranks have none, and their messages are empty.
     fulls = [values((1, 4, 4), 0)]
@@ -125,10 +128,12 @@ def statistics(world: int) -> list[str]:
         optimizer = MERIT(some, clip=0.5)
         with_gradients(some, fulls, bad=False)
         some[1].grad = None
-        with optimizer.recording() as found:
+        with optimizer.recording() as by_name:
             optimizer.step()
-        recorded.append({n: (s.num_elements, s.clipped, s.bounded, *s.ratio_range) for n, s in found.items()})
-        recorded.append({n: round(s.relative_change, 5) for n, s in found.items()})
+        recorded.append(
+            {n: (s.num_elements, s.clipped, s.bounded, *s.ratio_range) for n, s in by_name.items()}
+        )
+        recorded.append({n: round(s.relative_change, 5) for n, s in by_name.items()})
     return [] if recorded[:2] == recorded[2:] and len(recorded[0]) == len(fulls) - 1 else [str(recorded)]
 
 
@@ -144,7 +149,7 @@ def kept_groups(world: int) -> list[str]:
     return [] if after == before else [f"{after - before} more references"]
 
 
-def compiled(world: int) -> Found:
+def compiled(world: int) -> Comparisons:
     """A compiled step on sharded parameters runs uncompiled rather than take each shard for a whole."""
     params, fulls = split_by_rows(world)
     references: list[Tensor] = [full.clone().requires_grad_() for full in fulls]
@@ -243,7 +248,7 @@ def counted_step(optimizer: torch.optim.Optimizer) -> Counter[tuple[tuple[int, .
     return calls
 
 
-def collectives(world: int) -> Found:
+def collectives(world: int) -> Comparisons:
     """One all-reduce a step for each process group, of the bytes that the cost model predicts."""
     from sharded_cost import exchange_bytes
 
@@ -278,7 +283,7 @@ def collectives(world: int) -> Found:
             yield f"{name}, {kind.__name__}", [] if calls == expected else [f"{calls}, not {expected}"]
 
 
-def replicas(world: int) -> Found:
+def replicas(world: int) -> Comparisons:
     """DDP and ZeroRedundancyOptimizer as they are: every rank has the weights of one process."""
     del world
     from torch.distributed.optim import ZeroRedundancyOptimizer

@@ -116,13 +116,13 @@ def same(name: str, actual: Tensor, expected: Tensor) -> bool:
     """Whether this rank's part of a tensor is that of a whole one; each rank says so of its own."""
     if actual.shape != expected.shape:
         return False
-    own, its_own = (
+    actual_part, expected_part = (
         x.to_local() if isinstance(x, DTensor) else x
         for x in (actual.detach(), placed(expected.detach(), actual))
     )
     if name in WITHIN_TOLERANCE:
-        return torch.allclose(own, its_own, rtol=1e-5, atol=1e-6)
-    return torch.equal(own, its_own)
+        return torch.allclose(actual_part, expected_part, rtol=1e-5, atol=1e-6)
+    return torch.equal(actual_part, expected_part)
 
 
 def set_gradients(params: list[Tensor], shapes: list[tuple[int, ...]], step: int) -> None:
@@ -156,8 +156,8 @@ def compare(
             wrong.append(f"weight {i} {shapes[i]}")
         if optimizer.state[param].keys() != states.keys():
             wrong.append(f"state {i} {shapes[i]}")
-        for key, found in optimizer.state[param].items():
-            if found.dtype != states[key].dtype or not same(name, found, states[key]):
+        for key, actual in optimizer.state[param].items():
+            if actual.dtype != states[key].dtype or not same(name, actual, states[key]):
                 wrong.append(f"{key} {i} {shapes[i]}")
     return wrong
 
@@ -179,7 +179,7 @@ _known: dict[Any, Expected] = {}
 
 
 def one_process(name: str, fulls: list[Tensor], change: Change | None, num_steps: int) -> Expected:
-    """The weights and state of whole parameters, found once for all layouts."""
+    """The weights and state of whole parameters, computed once for all layouts."""
     bits = [(full.shape, full.dtype, full.flatten().view(torch.uint8).tolist()) for full in fulls]
     key = name, num_steps, repr(bits)
     if change is not None or key not in _known:
@@ -192,12 +192,12 @@ def one_process(name: str, fulls: list[Tensor], change: Change | None, num_steps
     return _known[key]
 
 
-def report(found: dict[str, list[str]]) -> None:
+def report(compared: dict[str, list[str]]) -> None:
     """Print, on the first rank, what was compared and what differed anywhere; then leave together."""
     everywhere: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(everywhere, found)
+    dist.all_gather_object(everywhere, compared)
     if dist.get_rank() == 0:
-        merged = {case: sorted({w for one in everywhere for w in one[case]}) for case in found}
+        merged = {case: sorted({w for one in everywhere for w in one[case]}) for case in compared}
         print("RESULT " + json.dumps(merged), flush=True)
     dist.barrier()  # nobody leaves while another still listens
     dist.destroy_process_group()

@@ -139,8 +139,8 @@ def differences(case: Case, network: nn.Module, optimizer: Optimizer) -> list[st
     for (param_name, param), full in pairs:
         wrong += [] if same(case[0], param, full) else [param_name]
         for key, expected in reference_optimizer.state[full].items():
-            found = optimizer.state[param][key]
-            is_same = found.dtype == expected.dtype and same(case[0], found, expected)
+            actual = optimizer.state[param][key]
+            is_same = actual.dtype == expected.dtype and same(case[0], actual, expected)
             wrong += [] if is_same else [f"{param_name} {key}"]
     return wrong
 
@@ -202,21 +202,21 @@ def die_in_a_step(folder: Path) -> None:
 
 def main() -> None:
     dist.init_process_group("gloo")
-    found: dict[str, list[str]] = {}
+    compared: dict[str, list[str]] = {}
     for argument in sys.argv[1:]:
-        what, _, folder = argument.partition("=")
-        if what == "save":
+        section, _, folder = argument.partition("=")
+        if section == "save":
             for layout in ["fsdp", *(["hsdp", "fsdp_and_tp"] if dist.get_world_size() == 4 else [])]:
                 save(Path(folder), layout)
-        elif what == "load":
-            found |= dict(load(Path(folder), ["fsdp", "fsdp_by_columns"]))
-        elif what == "fresh":
-            found |= dict(fresh())
-        elif what == "full":
-            found |= dict(through_whole_states())
-        elif what == "die":
+        elif section == "load":
+            compared |= dict(load(Path(folder), ["fsdp", "fsdp_by_columns"]))
+        elif section == "fresh":
+            compared |= dict(fresh())
+        elif section == "full":
+            compared |= dict(through_whole_states())
+        elif section == "die":
             die_in_a_step(Path(folder))
-    report(found)
+    report(compared)
 
 
 if __name__ == "__main__":

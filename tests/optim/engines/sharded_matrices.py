@@ -30,10 +30,10 @@ from merit_optim import Muon as MuonOptimizer
 from merit_optim.optim.directions import Muon, Soap, muon
 from merit_optim.optim.engines.ranks.process_groups import MeshRanks
 
-Found = Iterator[tuple[str, list[str]]]
+Comparisons = Iterator[tuple[str, list[str]]]
 
 
-def in_every_dimension(world: int) -> Found:
+def in_every_dimension(world: int) -> Comparisons:
     """Stacked matrices and convolutions, sharded in each of their dimensions."""
     line = init_device_mesh("cpu", (world,))
     shapes = [(5, 4, 6), (2, 7, 3), (3, 3, 2, 2), (5, 2, 3, 4)]
@@ -60,7 +60,7 @@ def pairs(world: int) -> Iterator[tuple[str, list[Tensor], list[Tensor]]]:
         yield name, params, [full.clone().requires_grad_() for full in fulls]
 
 
-def behaviour(world: int) -> Found:
+def behaviour(world: int) -> Comparisons:
     yield from bad_gradients(world)
     yield from missing_gradients(world)
     yield from clipped(world)
@@ -85,7 +85,7 @@ def with_a_nan(params: list[Tensor], step: int) -> None:
     params[0].grad = placed(grad, params[0])
 
 
-def bad_gradients(world: int) -> Found:
+def bad_gradients(world: int) -> Comparisons:
     for name, params, references in pairs(world):
         optimizer = OF_MATRICES[name](params, nonfinite="skip")
         set_gradients(params, SHAPES, 0)
@@ -110,11 +110,11 @@ def bad_gradients(world: int) -> Found:
         with torch.no_grad():
             for param, reference in zip(params, references, strict=True):
                 reference.copy_(whole(param))
-        for some, own in zip((params, references), optimizers, strict=True):
+        for some, optimizer in zip((params, references), optimizers, strict=True):
             set_gradients(some, SHAPES, 0)
-            own.step()  # SOAP's first, which changes no weight
+            optimizer.step()  # SOAP's first, which changes no weight
             with_a_nan(some, 1)
-            own.step()
+            optimizer.step()
         wrong = ["not everywhere"] * (not whole(params[0]).isnan().all())
         wrong += [
             str(i)
@@ -124,7 +124,7 @@ def bad_gradients(world: int) -> Found:
         yield f"a NaN on one rank is in all of its matrix and in no other, {name}", wrong
 
 
-def missing_gradients(world: int) -> Found:
+def missing_gradients(world: int) -> Comparisons:
     """A rank that has none takes part, changes nothing of its own, and is no obstacle to the others."""
     for name, params, _ in pairs(world):
         optimizer = OF_MATRICES[name](params)
@@ -142,7 +142,7 @@ def missing_gradients(world: int) -> Found:
         yield f"a rank may be without gradients, {name}", ["wrong"] * wrong + ["not finite"] * (not finite)
 
 
-def clipped(world: int) -> Found:
+def clipped(world: int) -> Comparisons:
     """The norm is a sum, within a tolerance; given the norm, the rest is bit for bit."""
     for name, params, references in pairs(world):
         optimizer, reference = OF_MATRICES[name](params, max_grad_norm=0.1), OF_MATRICES[name](references)
@@ -174,12 +174,12 @@ def statistics(world: int) -> list[str]:
             set_gradients(some, SHAPES, 0)
             optimizer.step()  # SOAP's first, which changes no weight
             some[1].grad = None
-            with optimizer.recording() as found:
+            with optimizer.recording() as by_name:
                 optimizer.step()
             recorded.append(
                 {
                     n: (s.num_elements, s.clipped, s.bounded, *s.ratio_range, s.relative_change)
-                    for n, s in found.items()
+                    for n, s in by_name.items()
                 }
             )
         sharded, plain = recorded
@@ -213,7 +213,7 @@ def formed_once(world: int) -> list[str]:
         optimizer.step()
     everywhere: list[Any] = [None] * world
     dist.all_gather_object(everywhere, shapes)
-    counts = Counter(shape for own in everywhere for shape in own)
+    counts = Counter(shape for shapes in everywhere for shape in shapes)
     expected = Counter({(1, 16, 12): 1, (1, 5, 7): 1, (1, 4, 6): world})
     idle = ["a rank has nothing to do"] * (not all(everywhere))
     return idle + ([] if counts == expected else [str(counts)])
@@ -229,7 +229,7 @@ def overlapped(world: int) -> list[str]:
     set_gradients(params, SHAPES, 0)
     order = []
 
-    def told(cls: type, method: str) -> Any:
+    def logged(cls: type, method: str) -> Any:
         original = getattr(cls, method)
 
         def call(self: Any, *args: Any) -> Any:
@@ -239,7 +239,7 @@ def overlapped(world: int) -> list[str]:
 
         return mock.patch.object(cls, method, call)
 
-    with told(Gathering, "_send"), told(EagerPart, "advance"), told(Gathering, "_wait"):
+    with logged(Gathering, "_send"), logged(EagerPart, "advance"), logged(Gathering, "_wait"):
         optimizer.step()
     send, wait, advance = "Gathering._send", "Gathering._wait", "EagerPart.advance"
     return [] if order == [send, advance, wait, send, wait] else order
@@ -282,7 +282,7 @@ def changed_options(world: int) -> list[str]:
     return [str(i) for i, (param, full) in together if not same("", param, full)]
 
 
-def collectives(world: int) -> Found:
+def collectives(world: int) -> Comparisons:
     """Two all-to-alls and an all-reduce for each process group, of the bytes that the cost model predicts."""
     from sharded_cost import exchange_bytes
     from sharded_muon_cost import traffic
@@ -312,9 +312,12 @@ def collectives(world: int) -> Found:
         dims = [p.dim if p.is_shard() else None for p in placements]
         matrices = [(shape, dims) for shape in fitting if len(shape) > 1]
         expected: Counter[tuple[str, tuple[int, ...], int]] = Counter()
-        for mesh_dims, own in traffic(matrices, sizes, at, directions[name]).items():
+        for mesh_dims, matrix_traffic in traffic(matrices, sizes, at, directions[name]).items():
             members = MeshRanks(mesh, mesh_dims).members
-            expected.update(("all_to_all_single", members, sent) for sent in (own.sent, own.sent_back))
+            expected.update(
+                ("all_to_all_single", members, sent)
+                for sent in (matrix_traffic.sent, matrix_traffic.sent_back)
+            )
         if name != "NorMuon":
             for mesh_dim, size in enumerate(exchange_bytes(matrices, sizes)):
                 members = MeshRanks(mesh, (mesh_dim,)).members

@@ -41,7 +41,7 @@ from torch.distributed.tensor.parallel import (
 from merit_optim import MERIT
 from merit_optim.optim.engines.ranks import process_groups
 
-Found = Iterator[tuple[str, list[str]]]
+Comparisons = Iterator[tuple[str, list[str]]]
 
 
 def meshes(world: int) -> Iterator[tuple[str, DeviceMesh, list[Any]]]:
@@ -69,9 +69,9 @@ def on_mesh(
     for i, full in enumerate(fulls):
         fits = all(not isinstance(p, Shard) or p.dim < full.ndim for p in placements)
         # What does not fit the layout is replicated, or not a DTensor at all.
-        own = placements if fits else [Replicate()] * mesh.ndim
+        fitting = placements if fits else [Replicate()] * mesh.ndim
         plain = not fits and i % 2
-        params.append(nn.Parameter(full.clone() if plain else distribute_tensor(full, mesh, own)))
+        params.append(nn.Parameter(full.clone() if plain else distribute_tensor(full, mesh, fitting)))
     return compare(name, params, fulls, num_steps=num_steps)
 
 
@@ -80,7 +80,7 @@ def some_in_turn(names: list[str], number: int) -> list[str]:
     return names[number % 3 :: 3] if number else names
 
 
-def layouts(world: int) -> Found:
+def layouts(world: int) -> Comparisons:
     """Parameters of many shapes, placed by hand.
 
     Four ranks have every optimizer in every layout; two and three have all in the first, and a third of them
@@ -95,7 +95,7 @@ def layouts(world: int) -> Found:
             yield f"{layout}, {name}, bf16", on_mesh(mesh, placements, name, torch.bfloat16)
 
 
-def matrices(world: int) -> Found:
+def matrices(world: int) -> Comparisons:
     """Directions of whole matrices, in the same layouts."""
     shapes = [shape for shape, _ in MIXED]
     for number, (layout, mesh, placements) in enumerate(meshes(world)):
@@ -112,7 +112,7 @@ def matrices(world: int) -> Found:
         yield "ranks in another order", wrong
 
 
-def fused(world: int) -> Found:
+def fused(world: int) -> Comparisons:
     """The fused engine, in Triton's interpreter, which is slow."""
     from interpreting import chunks_of, patch_once
 
@@ -178,7 +178,7 @@ def hsdp_and_tp(network: nn.Module, world: int) -> None:
     fully_shard(network, mesh=mesh["replicate", "shard"])
 
 
-def networks(world: int) -> Found:
+def networks(world: int) -> Comparisons:
     """Modules, sharded by PyTorch's own engines."""
     ways = {4: [fsdp, fsdp_by_columns, hsdp, fsdp_and_tp], 8: [hsdp_and_tp]}
     of_vectors = ("MERIT", "MERIT corrected", "MERIT-W", "MaxLAMB", "LAMB")
@@ -201,7 +201,7 @@ def networks(world: int) -> Found:
                 yield f"{way.__name__}, {name}, {dtype}", wrong
 
 
-def tensor_parallel(world: int) -> Found:
+def tensor_parallel(world: int) -> Comparisons:
     """Training with tensor and sequence parallelism, where gradients of the norm are partial sums."""
     torch.manual_seed(0)
     network, mesh = Network(), init_device_mesh("cpu", (world,))
@@ -233,7 +233,7 @@ def tensor_parallel(world: int) -> Found:
     )
 
 
-def mixed(world: int) -> Found:
+def mixed(world: int) -> Comparisons:
     """Several meshes in one optimizer, and parameters that are frozen for a while."""
     line = init_device_mesh("cpu", (world,))
     other = init_device_mesh("cpu", (1, world))
@@ -287,18 +287,18 @@ SECTIONS = {
 
 def main() -> None:
     dist.init_process_group("gloo")
-    found: dict[str, list[str]] = {}
+    compared: dict[str, list[str]] = {}
     world, made = dist.get_world_size(), mock.Mock(wraps=dist.new_group)
     with mock.patch.object(dist, "new_group", made):
         for section in sys.argv[1:]:
             if section == "die":
                 sharded_matrices.die_between_messages(world)
-            found |= dict(SECTIONS[section](world))
+            compared |= dict(SECTIONS[section](world))
     # However many optimizers there were. Fewer than eight ranks are all in a group that torch has made.
     num_joined = [call.kwargs for call in made.call_args_list].count({"use_local_synchronization": True})
     expected = int(world == 8)
-    found["one process group for each set of ranks"] = [] if num_joined == expected else [f"{num_joined}"]
-    report(found)
+    compared["one process group for each set of ranks"] = [] if num_joined == expected else [f"{num_joined}"]
+    report(compared)
     assert not process_groups._joined, "a process group outlives the others"
 
 

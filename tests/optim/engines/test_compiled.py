@@ -32,7 +32,7 @@ FLAGS = dict(
     WEIGHT_BOUND=True, L2=False, MAXIMIZE=False, BIAS_CORRECTION=False, HAS_SCALE=False, HAS_SKIP=False,
     RECORD=False,
 )
-found = {}
+result = {}
 for kernel, tile, sizes in (
     (kernels.moments, engine.MOMENTS_TILE, "*i32"),
     (kernels.apply, engine.APPLY_TILE, "*fp32"),
@@ -53,11 +53,11 @@ for kernel, tile, sizes in (
         options={k: v for k, v in options.items() if not k.isupper()},
     )
     ptx = compiled.asm["ptx"]
-    found[kernel.__name__] = {
+    result[kernel.__name__] = {
         "wide": sum(".v4" in line for line in ptx.splitlines() if "ld.global" in line),
         "spilled": "local .align" in ptx,
     }
-print(json.dumps(found))
+print(json.dumps(result))
 """
 
 

@@ -208,15 +208,15 @@ def assert_rounded(actual: Tensor, value: Tensor, dtype: torch.dtype) -> None:
 
 def sizes_in_the_buffer(engine: FusedEngine, params: list[nn.Parameter]) -> dict[int, list[list[Tensor]]]:
     """Of weights and updates, each parameter's row, column and whole sizes, from where the tables say."""
-    found: dict[int, list[list[Tensor]]] = {i: [[], []] for i in range(len(params))}
+    sizes_of: dict[int, list[list[Tensor]]] = {i: [[], []] for i in range(len(params))}
     for launch in engine._launches:
         for w in launch.weights:
-            for sizes, of_item in zip(engine._shared.sizes, found[w.item], strict=True):
+            for sizes, of_item in zip(engine._shared.sizes, sizes_of[w.item], strict=True):
                 if w.has_rows:
                     of_item.append(sizes[w.rows_at : w.rows_at + w.rows])
                     of_item.append(sizes[w.columns_at : w.columns_at + w.columns])
                 of_item.append(sizes[w.whole_at : w.whole_at + 1])
-    return found
+    return sizes_of
 
 
 @pytest.mark.parametrize("element_wise", [True, False])
@@ -231,7 +231,7 @@ def test_the_sizes_are_exact(device, element_wise) -> None:
         before = [p.detach().clone() for p in params]
         with tiles():
             optimizer.step()
-        found = sizes_in_the_buffer(optimizer._engines[params[0].device], params)
+        measured = sizes_in_the_buffer(optimizer._engines[params[0].device], params)
         for i, (param, weight) in enumerate(zip(params, before, strict=True)):
             matrices = matrices_of(weight.shape, 2)
             state = [optimizer.state[param][key].reshape(matrices.shape) for key in ("exp_avg", "exp_avg_sq")]
@@ -246,8 +246,8 @@ def test_the_sizes_are_exact(device, element_wise) -> None:
                 ]
                 for x in (weight, update)
             )
-            assert_same_bits(found[i][0], [x.reshape(-1) for x in weights])
-            for actual, expected in zip(found[i][1], updates, strict=True):
+            assert_same_bits(measured[i][0], [x.reshape(-1) for x in weights])
+            for actual, expected in zip(measured[i][1], updates, strict=True):
                 torch.testing.assert_close(
                     actual, expected.reshape(-1), rtol=ULPS * torch.finfo(torch.float32).eps, atol=0
                 )

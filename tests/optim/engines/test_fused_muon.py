@@ -90,7 +90,7 @@ def size(x: Tensor) -> Tensor:
 
 
 def held_launches(engine: FusedEngine) -> list[HeldLaunch]:
-    return [own for own in engine._launches if isinstance(own, HeldLaunch)]
+    return [launch for launch in engine._launches if isinstance(launch, HeldLaunch)]
 
 
 SHAPES = {
@@ -122,7 +122,7 @@ def test_all_shapes_and_vectors_share_a_step(device) -> None:
     with tiles():
         for _ in range(2):
             pair.step()
-    sizes = [(len(own.weights), own.shape) for own in held_launches(pair.engine)]
+    sizes = [(len(launch.weights), launch.shape) for launch in held_launches(pair.engine)]
     assert sizes == [(2, (2, 9, 17)), (1, (1, 5, 4))]
     assert [pair.fused.state[p]["step"].item() for p in pair.params] == [2] * len(shapes)
 
@@ -166,10 +166,10 @@ def test_the_options_make_a_difference_here() -> None:
         for step in range(2):
             param.grad = gradient(param, 100 * step)
             optimizer.step()
-        found = [param.detach(), optimizer.state[param]["momentum_buffer"]]
+        result = [param.detach(), optimizer.state[param]["momentum_buffer"]]
         for other in results:
-            assert any((x - y).abs().amax() > 1e-4 for x, y in zip(found, other, strict=True)), options
-        results.append(found)
+            assert any((x - y).abs().amax() > 1e-4 for x, y in zip(result, other, strict=True)), options
+        results.append(result)
 
 
 # --- dtypes -----------------------------------------------------------------------------------------------
@@ -250,7 +250,7 @@ def test_matrices_of_one_shape_are_worked_on_in_chunks(device, num, chunks) -> N
     with together(num):
         for _ in range(2):
             pair.step()
-    assert [own.shape for own in held_launches(pair.engine)] == [(chunk, 5, 3) for chunk in chunks]
+    assert [launch.shape for launch in held_launches(pair.engine)] == [(chunk, 5, 3) for chunk in chunks]
     assert [pair.fused.state[p]["step"].item() for p in pair.params] == [2, 2, 2]
     assert [pair.fused.state[p]["momentum_buffer"].shape for p in pair.params] == [
         p.shape for p in pair.params
@@ -441,9 +441,9 @@ def test_the_sizes_are_exact(device) -> None:
         optimizer.step()
     engine = optimizer._engines[params[0].device]
     for i, weight in enumerate(before):
-        found = engine._slots[i].view(engine._shared.sizes[0])
+        measured = engine._slots[i].view(engine._shared.sizes[0])
         sizes = algorithm.sizes(weight.view(-1, 5, 3), algorithm.Rule(), is_vector=False)
-        assert_same_bits(list(found), list(sizes))
+        assert_same_bits(list(measured), list(sizes))
 
 
 def test_gradients_in_new_tensors_are_found(device) -> None:
@@ -471,8 +471,8 @@ def test_what_the_kernels_do_not_know_goes_the_eager_way_and_back(device, change
     assert pair.fused.state[pair.params[0]]["step"] == 3
 
 
-@pytest.mark.parametrize("what", ["parameter", "gradient"])
-def test_what_is_not_contiguous_goes_the_eager_way(device, what) -> None:
+@pytest.mark.parametrize("strided", ["parameter", "gradient"])
+def test_what_is_not_contiguous_goes_the_eager_way(device, strided) -> None:
     """In the same step, and as an eager optimizer would step it, bit for bit."""
     params, others = (parameters([(4, 6), (5, 7)], device) for _ in range(2))
     optimizer, eager = (
@@ -482,9 +482,9 @@ def test_what_is_not_contiguous_goes_the_eager_way(device, what) -> None:
     for step in range(2):
         for i, (param, other) in enumerate(zip(params, others, strict=True)):
             grad = gradient(param, 10 * step + i)
-            if i == 0 and what == "parameter":
-                for own in (param, other):
-                    own.data = own.data.T.contiguous().T
+            if i == 0 and strided == "parameter":
+                for x in (param, other):
+                    x.data = x.data.T.contiguous().T
             elif i == 0:
                 grad = grad.T.contiguous().T
             param.grad = other.grad = grad
@@ -517,7 +517,7 @@ def test_a_group_may_be_added_later(device) -> None:
         params.append(new)
     pair.step()
     pair.step()
-    assert [own.shape for own in held_launches(pair.engine)] == [(2, 5, 7)]
+    assert [launch.shape for launch in held_launches(pair.engine)] == [(2, 5, 7)]
     assert pair.fused.state[pair.params[2]]["step"] == 2
 
 
@@ -528,12 +528,12 @@ def test_a_state_dict_goes_from_one_engine_to_the_other(device, fused_first) -> 
     pair.step()
     optimizers = (pair.fused, pair.eager) if fused_first else (pair.eager, pair.fused)
     saved = copy.deepcopy(optimizers[0].state_dict())
-    own = [
+    kept = [
         {key: group[key] for key in ("fused", "ns_dtype") if key in group}
         for group in optimizers[1].param_groups
     ]
     optimizers[1].load_state_dict(saved)
-    for group, options in zip(optimizers[1].param_groups, own, strict=True):
+    for group, options in zip(optimizers[1].param_groups, kept, strict=True):
         group.update(options)
     assert_same_bits(optimizers[1].state_dict()["state"], saved["state"])
     pair.step()
@@ -569,13 +569,13 @@ def test_the_statistics_are_those_of_the_eager_engine(device, build, options) ->
     """Also of stacked matrices that are in several chunks."""
     pair = MuonPair(parameters([(9, 17), (3, 5, 3), (6,)], device), build, matrix_dims=2, **options)
     pair.set_gradients()
-    found = []
+    recorded = []
     with tiles(), together(2):
         for optimizer in (pair.fused, pair.eager):
             with optimizer.recording() as statistics:
                 optimizer.step()
-            found.append(statistics)
-    fused, eager = found
+            recorded.append(statistics)
+    fused, eager = recorded
     assert len(fused) == 3
     assert fused.keys() == eager.keys()
     for name, expected in eager.items():
@@ -658,8 +658,8 @@ def test_in_bfloat16_it_is_near_the_eager_engine(device, monkeypatch) -> None:
     monkeypatch.setattr(launch, "HELD_DTYPE", torch.bfloat16)
     params, others = (parameters([(9, 17), (17, 9)], device) for _ in range(2))
     starts = [p.detach().clone() for p in params]
-    for own, fused in ((params, True), (others, False)):
-        optimizer = muon_merit(own, lr=0.05, fused=fused)
+    for weights, fused in ((params, True), (others, False)):
+        optimizer = muon_merit(weights, lr=0.05, fused=fused)
         set_gradients(optimizer)
         optimizer.step()
     for param, other, start in zip(params, others, starts, strict=True):

@@ -283,7 +283,7 @@ def test_the_fused_engine_is_chosen_where_it_can_run() -> None:
         optimizer.step()
         (engine,) = optimizer._engines.values()
         assert not engine._unfused
-        assert any(isinstance(own, HeldLaunch) for own in engine._launches)
+        assert any(isinstance(launch, HeldLaunch) for launch in engine._launches)
         for other in ({"fused": False}, {"foreach": True}, {"foreach": False}):
             optimizer = build(parameters([(4, 6)], CUDA), **other)
             set_gradients(params_of(optimizer), 0)
@@ -311,10 +311,10 @@ def test_what_cannot_be_fused_is_stepped_by_the_eager_engine_in_the_same_step(ma
     params, plain = ([nn.Parameter(make()), nn.Parameter(torch.ones(5, device=CUDA))] for _ in range(2))
     groups = [
         [
-            {"params": own[:1], "direction": build.direction, **options},
-            {"params": own[1:], "direction": "adam"},
+            {"params": weights[:1], "direction": build.direction, **options},
+            {"params": weights[1:], "direction": "adam"},
         ]
-        for own in (params, plain)
+        for weights in (params, plain)
     ]
     optimizer, eager = (
         build.optimizer_class(groups[0]),
@@ -326,5 +326,5 @@ def test_what_cannot_be_fused_is_stepped_by_the_eager_engine_in_the_same_step(ma
         optimizer.step()
         eager.step()
     (engine,) = optimizer._engines.values()
-    assert [own.variant.held for own in engine._launches] == [None]
+    assert [launch.variant.held for launch in engine._launches] == [None]
     assert_same_bits(params[0].detach(), plain[0].detach())

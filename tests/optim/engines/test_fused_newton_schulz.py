@@ -115,12 +115,12 @@ def test_every_shape(device, shape) -> None:
 
 
 def test_the_shapes_have_tiles_that_divide_and_such_that_do_not() -> None:
-    found = {name: set() for name in ("_gram", "_polynomial", "_product")}
+    seen = {name: set() for name in ("_gram", "_polynomial", "_product")}
     for shape in SHAPES.values():
-        own = Polar(1, Iteration(*sides(*shape), QUINTIC, 1, EPS))
-        for name, evens in found.items():
-            evens.add(getattr(own, name)._constants["EVEN"])
-    assert found == {name: {True, False} for name in found}
+        polar_factors = Polar(1, Iteration(*sides(*shape), QUINTIC, 1, EPS))
+        for name, evens in seen.items():
+            evens.add(getattr(polar_factors, name)._constants["EVEN"])
+    assert seen == {name: {True, False} for name in seen}
 
 
 @pytest.mark.parametrize("num_passes", range(1, 7))
@@ -169,8 +169,8 @@ def test_a_matrix_has_the_same_bits_whatever_shares_its_launch(device, shape) ->
 def test_it_repeats_bit_for_bit(device) -> None:
     """The same object, too, with what it keeps."""
     n = matrices(2, 9, 20, device)
-    own = Polar(2, Iteration(*n.shape[1:], QUINTIC, 2, EPS))
-    first, second = (own(n.clone()).clone() for _ in range(2))
+    polar_factors = Polar(2, Iteration(*n.shape[1:], QUINTIC, 2, EPS))
+    first, second = (polar_factors(n.clone()).clone() for _ in range(2))
     assert_same_bits(second, first)
     assert_same_bits(factors(n), first)
 
@@ -253,20 +253,20 @@ def test_tiles_of_the_upper_triangle_are_counted_column_by_column(device, first)
     """Each once, also where the root that finds the column is rounded."""
 
     @triton.jit
-    def find(found, first, num, BLOCK: tl.constexpr):
+    def find(tiles, first, num, BLOCK: tl.constexpr):
         at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
         row, column = product_kernels._upper(first + at)
-        tl.store(found + at, row)
-        tl.store(found + num + at, column)
+        tl.store(tiles + at, row)
+        tl.store(tiles + num + at, column)
 
     num, block = 2**16, 2**13
-    found = torch.empty(2, num, dtype=torch.int32, device=device)
-    find[(num // block,)](found, first, num, BLOCK=block)
+    tiles = torch.empty(2, num, dtype=torch.int32, device=device)
+    find[(num // block,)](tiles, first, num, BLOCK=block)
     columns = torch.arange(12000)
     counted = columns * (columns + 1) // 2
     index = first + torch.arange(num)
     column = torch.searchsorted(counted, index, right=True) - 1
-    assert_same_bits(found.cpu(), torch.stack([index - counted[column], column]).int())
+    assert_same_bits(tiles.cpu(), torch.stack([index - counted[column], column]).int())
 
 
 @pytest.mark.parametrize(

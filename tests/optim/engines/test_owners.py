@@ -102,9 +102,9 @@ def test_what_a_region_has_of_each_matrix(view, shape, region, split, rows) -> N
     # The matrices of the region are those regions of the whole's matrices.
     whole = torch.arange(math.prod(shape)).view(shape)
     here = share.view.cut(whole[region.slices].contiguous(), region.sizes)
-    for part, own, extent in zip(view.cut(whole, shape), here, share.extents, strict=True):
-        assert set(own.flatten().tolist()) <= set(part[:, extent.rows].flatten().tolist())
-    assert sum(own.numel() for own in here) == region.num_elements
+    for part, local, extent in zip(view.cut(whole, shape), here, share.extents, strict=True):
+        assert set(local.flatten().tolist()) <= set(part[:, extent.rows].flatten().tolist())
+    assert sum(local.numel() for local in here) == region.num_elements
 
 
 def exchanged(mails: Sequence[Mail], buffers: Sequence[Tensor], *, back: bool) -> list[Tensor]:
@@ -115,8 +115,8 @@ def exchanged(mails: Sequence[Mail], buffers: Sequence[Tensor], *, back: bool) -
     ]
     for rank, mail in enumerate(mails):
         expected = mail.part_splits if back else mail.whole_splits
-        assert [own[rank].numel() for own in sent] == expected
-    return [torch.cat([own[rank] for own in sent]) for rank in range(len(mails))]
+        assert [message[rank].numel() for message in sent] == expected
+    return [torch.cat([message[rank] for message in sent]) for rank in range(len(mails))]
 
 
 def test_messages_bring_parts_together_and_back() -> None:
@@ -208,8 +208,8 @@ def test_what_muon_says_it_sends_is_what_its_phases_give(options, gathered, form
     traffic = direction.traffic(6, 4, dtype)
     grad, state = torch.randn(2, 6, 4, dtype=dtype), (torch.zeros(2, 6, 4), torch.zeros(2, 6, 1))
     sent, _ = direction.before(grad, state[: len(direction.keys)])
-    given = direction.whole(sent)
-    for specs, tensors in ((traffic.gathered, sent), (traffic.formed, given)):
+    formed_tensors = direction.whole(sent)
+    for specs, tensors in ((traffic.gathered, sent), (traffic.formed, formed_tensors)):
         assert [(spec.dtype, spec.shape or (6, 4)) for spec in specs] == [
             (x.dtype, tuple(x.shape[1:])) for x in tensors
         ]
@@ -228,13 +228,13 @@ def test_what_soap_says_it_sends_is_what_its_phases_give(shape, sides) -> None:
     traffic = direction.traffic(*shape, torch.float32)
     for step in (1, 2):
         sent, _ = direction.before(torch.randn(2, *shape), state)
-        given = direction.whole(sent, step)
-        assert [x is None for x in given] == [step == 1, *[False] * 6]
-        for specs, tensors in ((traffic.gathered, sent), (traffic.formed, given)):
+        formed = direction.whole(sent, step)
+        assert [x is None for x in formed] == [step == 1, *[False] * 6]
+        for specs, tensors in ((traffic.gathered, sent), (traffic.formed, formed)):
             for spec, x in zip(specs, tensors, strict=True):
                 assert x is None or (spec.dtype, spec.shape or shape) == (x.dtype, tuple(x.shape[1:]))
                 assert spec.by_rows == (spec.shape is not None)
-        state = tuple(given[1:])
+        state = tuple(formed[1:])
 
 
 # --- what is refused ------------------------------------------------------------------------------------

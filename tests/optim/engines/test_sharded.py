@@ -26,9 +26,9 @@ SECTIONS = {
 def test_a_step_on_many_ranks_is_the_step_on_one(num_ranks) -> None:
     """Every layout and optimizer of the worker; torchrun and gloo are the real ones."""
     sections, at_least = SECTIONS[num_ranks]
-    found = on_ranks(num_ranks, "sharded_worker.py", *sections)
-    assert {case: wrong for case, wrong in found.items() if wrong} == {}
-    assert len(found) >= at_least
+    compared = on_ranks(num_ranks, "sharded_worker.py", *sections)
+    assert {case: wrong for case, wrong in compared.items() if wrong} == {}
+    assert len(compared) >= at_least
 
 
 def test_a_rank_that_is_gone_between_two_messages_is_an_error_on_all_others() -> None:
@@ -41,13 +41,13 @@ def test_a_rank_that_is_gone_between_two_messages_is_an_error_on_all_others() ->
 
 @pytest.mark.skipif(find_spec("triton") is None, reason="the fused engine needs triton")
 def test_the_fused_engine_gives_the_bits_of_one_rank_too() -> None:
-    found = on_ranks(2, "sharded_worker.py", "fused", TRITON_INTERPRET="1")
-    assert len(found) == 6
-    assert {case: wrong for case, wrong in found.items() if wrong} == {}
+    compared = on_ranks(2, "sharded_worker.py", "fused", TRITON_INTERPRET="1")
+    assert len(compared) == 6
+    assert {case: wrong for case, wrong in compared.items() if wrong} == {}
 
 
 @pytest.mark.parametrize(
-    ("what", "crossing"),
+    ("arguments", "crossing"),
     [
         ((2, None, [0], [4]), Crossing((), (0,), (0,))),
         ((2, None, [1], [4]), Crossing((0,), (), (0,))),
@@ -63,8 +63,8 @@ def test_the_fused_engine_gives_the_bits_of_one_rank_too() -> None:
         ((2, 1, [1], [4]), Crossing((), (), (0,))),
     ],
 )
-def test_what_crosses_ranks(what, crossing) -> None:
-    assert crossing_of(*what) == crossing
+def test_what_crosses_ranks(arguments, crossing) -> None:
+    assert crossing_of(*arguments) == crossing
 
 
 @pytest.fixture

@@ -72,12 +72,12 @@ def test_the_docs_show_the_numbers_that_the_model_gives(cost, capsys) -> None:
         last[model, layout] = megabytes, share
     docs = (ROOT / "docs" / "sharding.md").read_text()
     shown = 0
-    for (model, layout), own in times.items():
+    for (model, layout), cells in times.items():
         if "HSDP" in layout:
-            assert set(own) == {times[model, "FSDP2"][0]}, "the docs say: the time of 64 GPUs"
+            assert set(cells) == {times[model, "FSDP2"][0]}, "the docs say: the time of 64 GPUs"
             continue
         megabytes, share = last[model, layout]
-        assert f"| {model} | {layout} | {megabytes} | {' | '.join(own)} | {share} |" in docs
+        assert f"| {model} | {layout} | {megabytes} | {' | '.join(cells)} | {share} |" in docs
         shown += 1
     assert shown == 6
 

@@ -33,8 +33,8 @@ def cost(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 )
 def test_the_bytes_of_one_matrix(cost, dims, mesh, at, expected) -> None:
     vector = (8,), [None if dim == 1 else dim for dim in dims]
-    found = cost.traffic([((8, 16), dims), vector], mesh, at)
-    sizes = {over: (t.sent, t.received, t.sent_back, t.received_back) for over, t in found.items()}
+    by_dims = cost.traffic([((8, 16), dims), vector], mesh, at)
+    sizes = {over: (t.sent, t.received, t.sent_back, t.received_back) for over, t in by_dims.items()}
     assert sizes == expected
 
 
@@ -49,8 +49,8 @@ def test_normuon_sends_the_mean_squares_of_all_rows_to_every_rank(cost) -> None:
 
 
 def test_every_piece_is_rounded_up_to_16_bytes(cost) -> None:
-    found = cost.traffic([((4, 3), [0]), ((4, 3), [0])], [4], [0])[(0,)]
-    assert (found.sent, found.received) == (2 * 16, 4 * 16)
+    traffic = cost.traffic([((4, 3), [0]), ((4, 3), [0])], [4], [0])[(0,)]
+    assert (traffic.sent, traffic.received) == (2 * 16, 4 * 16)
 
 
 def test_dion_fills_up_the_matrices_of_a_shape(cost) -> None:

@@ -192,8 +192,8 @@ def test_the_pieces_of_a_weight_cover_it_once(matrix_dims, max_elements) -> None
 
 def test_a_launch_is_given_every_option_of_a_tile() -> None:
     options = Tile(8, 64, 4, 2, max_registers=96).launch_options
-    given = {k: options[k] for k in ("BLOCK_R", "BLOCK_C", "STEPS", "num_warps", "maxnreg")}
-    assert given == {"BLOCK_R": 8, "BLOCK_C": 64, "STEPS": 4, "num_warps": 2, "maxnreg": 96}
+    launched = {k: options[k] for k in ("BLOCK_R", "BLOCK_C", "STEPS", "num_warps", "maxnreg")}
+    assert launched == {"BLOCK_R": 8, "BLOCK_C": 64, "STEPS": 4, "num_warps": 2, "maxnreg": 96}
 
 
 def test_a_large_weight_has_tiles_beyond_32_bits_of_elements() -> None:
