@@ -1,4 +1,4 @@
-"""A run begun with torch's AdamW goes on in the trust-ratio family, and back."""
+"""A run started with torch's AdamW continues in the trust-ratio family, and vice versa."""
 
 import copy
 from typing import Any
@@ -19,14 +19,14 @@ from optimizer_cases import (
 
 from merit_optim import LAMB, MERIT, Lion, param_groups
 
-# Hidden matrices have another state in the other classes of the family, and no way to AdamW and back.
+# The other classes of the family have other state for hidden matrices, which AdamW cannot exchange.
 every_family_class = pytest.mark.parametrize("optimizer_class", FAMILY, ids=name_of)
 every_hidden_class = pytest.mark.parametrize("optimizer_class", HIDDEN, ids=name_of)
 MOMENTS = ("step", "exp_avg", "exp_avg_sq")
 
 
 def groups(params: list[torch.nn.Parameter], **second: Any) -> list[dict[str, Any]]:
-    """Two groups, the second with options of its own."""
+    """Two groups, the second with other options."""
     return [{"params": params[:3]}, {"params": params[3:], **second}]
 
 
@@ -76,7 +76,7 @@ def test_adamw_state_of_hidden_matrices_is_refused(device, optimizer_class) -> N
 
 
 @every_family_class
-def test_adamw_state_goes_in_and_out_without_a_changed_bit(device, optimizer_class) -> None:
+def test_adamw_state_is_loaded_and_saved_bit_for_bit(device, optimizer_class) -> None:
     adamw = torch.optim.AdamW(groups(parameters(device)), lr=1e-3)
     take_steps(adamw, 3)
     saved = copy.deepcopy(adamw.state_dict())
@@ -91,8 +91,8 @@ def test_adamw_state_goes_in_and_out_without_a_changed_bit(device, optimizer_cla
 
 
 @every_family_class
-def test_adamw_goes_on_after_the_way_there_and_back(device, optimizer_class) -> None:
-    """Its own options are the user's to give again: a state dict of another optimizer brings foreign ones."""
+def test_adamw_continues_after_a_round_trip(device, optimizer_class) -> None:
+    """The user must set AdamW's options again: the state dict brings those of the other optimizer."""
     adamw = torch.optim.AdamW(parameters(device), lr=1e-3, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1)
     take_steps(adamw, 3)
     ours = optimizer_class(parameters(device))
@@ -129,7 +129,7 @@ def test_options_stay_between_members_of_the_family_too(device) -> None:
 
 
 def test_the_next_step_uses_the_loaded_moments(device) -> None:
-    """As if MERIT's own state had been set by hand to AdamW's moments."""
+    """As if MERIT's state had been set to AdamW's moments by hand."""
     adamw = torch.optim.AdamW(parameters(device))
     take_steps(adamw, 3)
     loaded, by_hand = (MERIT(parameters(device), bias_correction=True) for _ in range(2))
@@ -168,7 +168,7 @@ def test_adamw_with_its_step_count_on_the_gpu_is_loaded_too(options) -> None:
     assert {state["step"].item() for state in merit.state.values()} == {3.0}
 
 
-def test_moments_that_another_optimizer_left_alone_are_not_kept_for_a_third(device) -> None:
+def test_unused_state_of_another_optimizer_is_dropped(device) -> None:
     adamw = torch.optim.AdamW(parameters(device), amsgrad=True)
     take_steps(adamw, 2)
     lion = Lion(parameters(device))
@@ -180,7 +180,7 @@ def test_moments_that_another_optimizer_left_alone_are_not_kept_for_a_third(devi
     assert "extra" in again.state[again.param_groups[0]["params"][0]]
 
 
-def test_other_groups_are_refused_by_their_number() -> None:
+def test_another_number_of_groups_is_refused() -> None:
     model = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.Linear(3, 2))
     adamw = torch.optim.AdamW(model.parameters())
     model(torch.ones(1, 4)).sum().backward()

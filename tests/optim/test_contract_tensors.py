@@ -67,7 +67,7 @@ def test_memory_layout_changes_no_bit(device, case: Case, shape, layout, odd_ten
     odd = nn.Parameter(layout(weight) if odd_tensors != "gradient" else weight.clone())
     if odd_tensors != "gradient" and layout is not with_offset:
         assert not odd.is_contiguous()
-    # The fused engine leaves non-contiguous weights to the eager one, whose last bits may be others.
+    # The fused engine leaves non-contiguous weights to the eager one, whose last bits may differ.
     options = {"fused": False} if "fused" in case.build([plain]).defaults else {}
     optimizers = [case.build([p], **options) for p in (plain, odd)]
     for step in range(3):

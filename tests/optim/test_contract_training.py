@@ -126,7 +126,7 @@ def backward(params: list[nn.Parameter], step: int, scale: Callable[[Tensor], Te
 
 
 def scaling_options(case: Case, device: torch.device) -> dict[str, Any]:
-    """Options that leave scaling to the step. torch's AdamW has capturable only for GPUs, and fused for both."""
+    """Options that leave scaling to the step. torch's AdamW has capturable only for GPUs."""
     return {"fused": True} if case.name == "create-adamw" and device.type == "cpu" else {"capturable": True}
 
 

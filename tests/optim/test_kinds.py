@@ -1,4 +1,4 @@
-"""What the weights of a model are, family by family."""
+"""Kinds of weights, by model family."""
 
 import pytest
 from kinds_cases import by_kind, expected, kind_of
@@ -61,7 +61,7 @@ def test_torchs_transformer() -> None:
     assert all(name.endswith(("bias", "norm.weight", "norm#.weight")) for name in kinds["vector"].split())
 
 
-def test_torchs_attention_and_blocks_by_themselves_are_hidden() -> None:
+def test_torchs_standalone_attention_and_blocks_are_hidden() -> None:
     kinds = by_kind(nn.TransformerEncoderLayer(16, 2, 24))
     assert kinds["hidden"] == "self_attn.in_proj_weight self_attn.out_proj.weight linear#.weight"
     kinds = by_kind(nn.MultiheadAttention(16, 2, kdim=8, vdim=12, add_bias_kv=True))
@@ -129,7 +129,7 @@ GPT_OSS_TABLE = expected(
     head="lm_head.weight",
     hidden=f"{LLAMA_ATTENTION} model.layers.#.mlp.router.weight",
     experts=EXPERTS,
-    # The stacked biases of experts are matrices by their shape alone.
+    # By shape alone, the stacked biases of experts would be matrices.
     vector=f"""model.layers.#.self_attn.sinks {QWEN2_BIASES} model.layers.#.self_attn.o_proj.bias
         model.layers.#.mlp.router.bias model.layers.#.mlp.experts.gate_up_proj_bias
         model.layers.#.mlp.experts.down_proj_bias {LLAMA_NORMS}""",
@@ -178,7 +178,7 @@ def t5_mlp(stack: str) -> str:
 
 
 T5_TABLE = expected(
-    # A relative position's bias for each head is looked up as a token's vector is.
+    # The relative position bias of each head is looked up like a token's vector.
     embedding=" ".join(
         ["shared.weight"]
         + [
@@ -222,7 +222,7 @@ VIT_TABLE = expected(
             GPT2_TABLE,
         ),
         ("LlamaForCausalLM", "LlamaConfig", LLAMA, LLAMA_TABLE),
-        # As many tokens as the model is wide: a head has the shape of every projection.
+        # As many tokens as the model is wide, so a head has the shape of every projection.
         ("LlamaForCausalLM", "LlamaConfig", {**LLAMA, "vocab_size": 16}, LLAMA_TABLE),
         ("Qwen2ForCausalLM", "Qwen2Config", LLAMA, QWEN2_TABLE),
         ("Qwen3ForCausalLM", "Qwen3Config", LLAMA, QWEN3_TABLE),

@@ -19,7 +19,7 @@ def gauss_newton_diagonal(weight: torch.Tensor, x: torch.Tensor) -> torch.Tensor
 
 
 def test_sampled_labels_estimate_the_gauss_newton_diagonal() -> None:
-    """Labels are drawn independently: over many draws, the mean is within its standard error."""
+    """Labels are drawn independently: over many draws, the mean is within a few standard errors."""
     weight = random_tensor((CLASSES, INPUTS), 0).requires_grad_()
     x = random_tensor((BATCH, INPUTS), 1)
     generator = torch.Generator().manual_seed(0)

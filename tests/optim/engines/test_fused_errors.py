@@ -1,4 +1,4 @@
-"""Where the fused engine cannot run: ``fused=True`` says why and adds nothing, ``fused=None`` goes on."""
+"""If the fused engine cannot run, ``fused=True`` raises and changes nothing; ``fused=None`` falls back."""
 
 import re
 from typing import Any
@@ -39,7 +39,7 @@ def without_triton(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def without_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither a GPU nor the interpreter."""
+    """No GPU and no interpreter."""
     monkeypatch.setattr(engines, "_has_triton", lambda: True)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
@@ -47,7 +47,7 @@ def without_device(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def beside_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The engine can be had, but not for tensors on the CPU."""
+    """The engine is available, but not for tensors on the CPU."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
 
@@ -55,7 +55,7 @@ def beside_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
 def assert_refused(
     optimizer_class: Any, params: list[Tensor], error: type[Exception], message: str, **options: Any
 ) -> None:
-    """At construction, and for a group that is added later, of which nothing is left."""
+    """At construction, and for a group that is added later, which leaves nothing behind."""
     with pytest.raises(error, match=re.escape(message)):
         optimizer_class(params, fused=True, **options)
     optimizer = optimizer_class([matrix()])
@@ -117,7 +117,7 @@ def test_fused_is_refused_for_sums_of_rows_and_columns(device) -> None:
     [{"split": 2}, {"ratio_bounds": (0.1, 5.0)}, {"calibrated": True, "element_wise": False}],
     ids=repr,
 )
-def test_fused_is_refused_for_what_the_kernels_do_not_know(device, option) -> None:
+def test_fused_is_refused_for_options_that_the_kernels_do_not_support(device, option) -> None:
     name, value = next(iter(option.items()))
     with pytest.raises(
         ValueError, match=re.escape(f"cannot be fused: the kernels do not support {name}={value!r}")
@@ -140,7 +140,7 @@ def test_fused_is_refused_for_what_the_kernels_do_not_know(device, option) -> No
     ],
     ids=name_of,
 )
-def test_fused_is_refused_for_directions_that_the_kernels_do_not_know(
+def test_fused_is_refused_for_directions_that_the_kernels_do_not_support(
     device, optimizer_class, options, unknown
 ) -> None:
     message = (
@@ -152,7 +152,7 @@ def test_fused_is_refused_for_directions_that_the_kernels_do_not_know(
 
 @needs_triton
 def test_fused_is_refused_for_matrices_of_2_to_the_31_elements() -> None:
-    """Of each stacked matrix the kernels number the elements by 32 bits."""
+    """The kernels index the elements of each stacked matrix with 32 bits."""
     from merit_optim.optim.engines.fused.engine import refusal
 
     def reason(*shape: int) -> str | None:
@@ -176,7 +176,7 @@ def test_fused_is_refused_for_rows_too_long_for_32_bits(device, monkeypatch) -> 
 @needs_triton
 @every_family_class
 @pytest.mark.parametrize("other", ["foreach", "differentiable"])
-def test_fused_excludes_other_ways_to_compute_a_step(device, optimizer_class, other) -> None:
+def test_fused_excludes_other_engines(device, optimizer_class, other) -> None:
     message = f"fused=True and {other}=True exclude each other; choose one"
     assert_refused(optimizer_class, [matrix(device=device)], ValueError, message, **{other: True})
 
@@ -191,8 +191,8 @@ def test_the_refused_parameter_is_named(device) -> None:
 @needs_triton
 @every_family_class
 @pytest.mark.parametrize("obstacle", ["without_triton", "without_device", "beside_a_device"])
-def test_a_checkpoint_that_was_fused_goes_on_where_it_cannot_be(request, optimizer_class, obstacle) -> None:
-    """The demand stands in the checkpoint's groups, and is met again where it can be."""
+def test_a_checkpoint_with_fused_continues_without_it(request, optimizer_class, obstacle) -> None:
+    """The request is in the checkpoint's groups, and is met again where it can be."""
     request.getfixturevalue(obstacle)
     params, plain = [matrix()], [matrix()]
     optimizer, eager = optimizer_class(params), optimizer_class(plain)
@@ -220,10 +220,8 @@ SILENT: list[tuple[Any, dict[str, Any], torch.dtype]] = [
 
 @pytest.mark.parametrize(("optimizer_class", "options", "dtype"), SILENT, ids=name_of)
 @pytest.mark.parametrize("obstacle", ["without_triton", "without_device", "beside_a_device", None])
-def test_the_fastest_engine_there_is_falls_back_silently(
-    request, optimizer_class, options, dtype, obstacle
-) -> None:
-    """On the CPU fused=None is the eager engine, the interpreter or not."""
+def test_the_default_engine_falls_back_silently(request, optimizer_class, options, dtype, obstacle) -> None:
+    """On the CPU, fused=None means the eager engine, with or without the interpreter."""
     if obstacle:
         request.getfixturevalue(obstacle)
     params, plain = [matrix(dtype)], [matrix(dtype)]
