@@ -1,4 +1,4 @@
-"""Sections of sharded_worker.py: bad and missing gradients, what is sent, replicas."""
+"""Sections of sharded_worker.py: bad and missing gradients, collectives, replicas."""
 
 import sys
 from collections import Counter
@@ -18,7 +18,7 @@ from merit_optim import LAMB, MERIT
 
 Comparisons = Iterator[tuple[str, list[str]]]
 
-# Wide enough for vector instructions, which make NaNs of another sign.
+# Wide enough for vector instructions, which give NaNs another sign.
 SHAPES_WIDE = [(12, 160), *SHAPES]
 
 
@@ -29,7 +29,7 @@ def split_by_rows(world: int) -> tuple[list[Tensor], list[Tensor]]:
 
 
 def with_gradients(params: list[Tensor], fulls: list[Tensor], *, bad: bool) -> None:
-    """Random ones; with a NaN on the last rank that has a part of the first parameter."""
+    """Random gradients; if ``bad``, with a NaN on the last rank that has a part of the first parameter."""
     set_gradients(params, [tuple(full.shape) for full in fulls], 50)
     if bad:
         grad = values(tuple(fulls[0].shape), 50)
@@ -42,7 +42,7 @@ def cases(world: int) -> Comparisons:
     yield from missing_gradients(world)
     yield "statistics are global", statistics(world)
     yield "process groups are not kept", kept_groups(world)
-    yield "options of a checkpoint are followed", changed_options(world)
+    yield "options of a checkpoint take effect", changed_options(world)
     yield "parameters may be added and replaced", added_later(world)
     yield "tensor-parallel plain tensors through DTensors", plain_tensor_parallel(world)
 
@@ -102,7 +102,7 @@ def missing_gradients(world: int) -> Comparisons:
         yield f"a rank may be without gradients, {options}", [] if finite else ["not finite"]
     if world != 4:
         return
-    # The last rank but one has the NaN; only the first, which has no gradient, can tell the second of it.
+    # The last rank but one has the NaN; only the first, which has no gradient, can pass it on to the second.
     mesh = init_device_mesh("cpu", (2, 2))
     param = nn.Parameter(distribute_tensor(values((4, 6), 0), mesh, [Shard(0), Shard(1)]))
     if dist.get_rank() != 0:
@@ -121,7 +121,7 @@ def missing_gradients(world: int) -> Comparisons:
 
 
 def statistics(world: int) -> list[str]:
-    """Those of the whole parameters, on every rank."""
+    """Every rank has the statistics of whole parameters."""
     params, fulls = split_by_rows(world)
     recorded = []
     for some in (params, [full.clone().requires_grad_() for full in fulls]):
@@ -138,7 +138,7 @@ def statistics(world: int) -> list[str]:
 
 
 def kept_groups(world: int) -> list[str]:
-    """One that something refers to outlives destroy_process_group, and its threads abort the process."""
+    """A group that is still referenced outlives destroy_process_group, and its threads abort the process."""
     params, fulls = split_by_rows(world)
     group = params[0].device_mesh.get_group()
     before = sys.getrefcount(group)
@@ -150,7 +150,7 @@ def kept_groups(world: int) -> list[str]:
 
 
 def compiled(world: int) -> Comparisons:
-    """A compiled step on sharded parameters runs uncompiled rather than take each shard for a whole."""
+    """A compiled step on sharded parameters runs uncompiled instead of treating each shard as the whole."""
     params, fulls = split_by_rows(world)
     references: list[Tensor] = [full.clone().requires_grad_() for full in fulls]
     for some in (params, references):
@@ -164,7 +164,7 @@ def compiled(world: int) -> Comparisons:
 
 
 def changed_options(world: int) -> list[str]:
-    """A state dict that switches rows and columns on, after steps without them."""
+    """A state dict that turns on the ratios of rows and columns, after steps without them."""
     params, fulls = split_by_rows(world)
     references: list[Tensor] = [full.clone().requires_grad_() for full in fulls]
     for some in (params, references):
@@ -181,7 +181,7 @@ def changed_options(world: int) -> list[str]:
 
 
 def added_later(world: int) -> list[str]:
-    """Parameters in a new group, and others in the place of those that were given."""
+    """Parameters in a new group, and others that replace the first ones."""
     params, fulls = split_by_rows(world)
     references: list[Tensor] = [full.clone().requires_grad_() for full in fulls]
     for some in (params, references):
@@ -191,7 +191,7 @@ def added_later(world: int) -> list[str]:
             optimizer.step()
             if step == 0:
                 optimizer.add_param_group({"params": some[3:]})
-            if step == 1:  # as libraries do that shard parameters after the optimizer was made
+            if step == 1:  # as libraries do that shard parameters after the optimizer was created
                 some[:] = [nn.Parameter(param.detach().clone()) for param in some]
                 old = [param for group in optimizer.param_groups for param in group["params"]]
                 for before, after in zip(old, some, strict=True):
@@ -203,7 +203,7 @@ def added_later(world: int) -> list[str]:
 
 
 def plain_tensor_parallel(world: int) -> list[str]:
-    """A plain shard, as Megatron keeps it, is refused; a DTensor that shares its memory is the way out."""
+    """A plain shard, as in Megatron, is refused; a DTensor that shares its memory is the way out."""
     mesh, full = init_device_mesh("cpu", (world,)), values((4 * world, 6), 0)
     shard = nn.Parameter(full.chunk(world)[dist.get_rank()].clone())
     shard.tensor_model_parallel, shard.partition_dim = True, 0
@@ -232,7 +232,7 @@ def plain_tensor_parallel(world: int) -> list[str]:
 
 
 def counted_step(optimizer: torch.optim.Optimizer) -> Counter[tuple[tuple[int, ...], int]]:
-    """The all-reduces of a step: the ranks that take part, and the bytes."""
+    """The all-reduces of a step: their ranks and bytes."""
     calls: Counter[tuple[tuple[int, ...], int]] = Counter()
     all_reduce = dist.all_reduce
 
@@ -249,7 +249,7 @@ def counted_step(optimizer: torch.optim.Optimizer) -> Counter[tuple[tuple[int, .
 
 
 def collectives(world: int) -> Comparisons:
-    """One all-reduce a step for each process group, of the bytes that the cost model predicts."""
+    """One all-reduce per step and process group, with the bytes that the cost model predicts."""
     from sharded_cost import exchange_bytes
 
     shapes = [(16, 12), (8, 20), (12,)]
@@ -284,7 +284,7 @@ def collectives(world: int) -> Comparisons:
 
 
 def replicas(world: int) -> Comparisons:
-    """DDP and ZeroRedundancyOptimizer as they are: every rank has the weights of one process."""
+    """With DDP and ZeroRedundancyOptimizer, every rank has the weights of one process."""
     del world
     from torch.distributed.optim import ZeroRedundancyOptimizer
 

@@ -65,8 +65,8 @@ def behaviour(world: int) -> Comparisons:
     yield from missing_gradients(world)
     yield from clipped(world)
     yield "statistics are global", statistics(world)
-    yield "each matrix is formed once", formed_once(world)
-    yield "the rest goes on while messages are under way", overlapped(world)
+    yield "each matrix is processed once", formed_once(world)
+    yield "other weights advance while messages are in flight", overlapped(world)
     yield "process groups are not kept", kept_groups(world)
     yield "options may change what is sent", changed_options(world)
 
@@ -78,7 +78,7 @@ def everything(optimizer: torch.optim.Optimizer, params: list[Tensor]) -> list[T
 
 
 def with_a_nan(params: list[Tensor], step: int) -> None:
-    """Gradients of which the first has a NaN on the last rank."""
+    """Set gradients; the first has a NaN on the last rank."""
     set_gradients(params, SHAPES, step)
     grad = values(SHAPES[0], step)
     grad[-1, -1] = torch.nan
@@ -112,7 +112,7 @@ def bad_gradients(world: int) -> Comparisons:
                 reference.copy_(whole(param))
         for some, optimizer in zip((params, references), optimizers, strict=True):
             set_gradients(some, SHAPES, 0)
-            optimizer.step()  # SOAP's first, which changes no weight
+            optimizer.step()  # SOAP's first step changes no weight
             with_a_nan(some, 1)
             optimizer.step()
         wrong = ["not everywhere"] * (not whole(params[0]).isnan().all())
@@ -125,7 +125,7 @@ def bad_gradients(world: int) -> Comparisons:
 
 
 def missing_gradients(world: int) -> Comparisons:
-    """A rank that has none takes part, changes nothing of its own, and is no obstacle to the others."""
+    """A rank without gradients takes part, changes none of its weights, and does not block the others."""
     for name, params, _ in pairs(world):
         optimizer = OF_MATRICES[name](params)
         set_gradients(params, SHAPES, 0)
@@ -143,7 +143,7 @@ def missing_gradients(world: int) -> Comparisons:
 
 
 def clipped(world: int) -> Comparisons:
-    """The norm is a sum, within a tolerance; given the norm, the rest is bit for bit."""
+    """The norm is a sum, compared with a tolerance; given the norm, everything else is bit for bit."""
     for name, params, references in pairs(world):
         optimizer, reference = OF_MATRICES[name](params, max_grad_norm=0.1), OF_MATRICES[name](references)
         wrong = []
@@ -163,7 +163,7 @@ def clipped(world: int) -> Comparisons:
 
 
 def statistics(world: int) -> list[str]:
-    """Those of the whole parameters, on every rank."""
+    """Every rank has the statistics of whole parameters."""
     wrong = []
     for name, params, references in pairs(world):
         recorded: list[Any] = []
@@ -172,7 +172,7 @@ def statistics(world: int) -> list[str]:
             for group in optimizer.param_groups:
                 group["clip"] = 0.5
             set_gradients(some, SHAPES, 0)
-            optimizer.step()  # SOAP's first, which changes no weight
+            optimizer.step()  # SOAP's first step changes no weight
             some[1].grad = None
             with optimizer.recording() as by_name:
                 optimizer.step()
@@ -194,7 +194,7 @@ def statistics(world: int) -> list[str]:
 
 
 def formed_once(world: int) -> list[str]:
-    """By one rank each, and every rank has some of the work that there is."""
+    """Each matrix is processed by one rank, and every rank has some of the work."""
     params, _ = split_by_rows(world)
     stack = nn.Parameter(distribute_tensor(values((world, 4, 6), 9), params[0].device_mesh, [Shard(1)]))
     groups: list[dict[str, Any]] = [{"params": params[:2], "direction": "muon"}]
@@ -220,7 +220,7 @@ def formed_once(world: int) -> list[str]:
 
 
 def overlapped(world: int) -> list[str]:
-    """Weights that are whole here are advanced between the first message and the wait for it."""
+    """Weights that are whole on this rank advance between sending the first message and waiting for it."""
     from merit_optim.optim.engines.eager import EagerPart
     from merit_optim.optim.engines.ranks.owners import Gathering
 
@@ -283,7 +283,7 @@ def changed_options(world: int) -> list[str]:
 
 
 def collectives(world: int) -> Comparisons:
-    """Two all-to-alls and an all-reduce for each process group, of the bytes that the cost model predicts."""
+    """Two all-to-alls and an all-reduce per process group, with the bytes that the cost model predicts."""
     from sharded_cost import exchange_bytes
     from sharded_muon_cost import traffic
 
@@ -322,7 +322,7 @@ def collectives(world: int) -> Comparisons:
             for mesh_dim, size in enumerate(exchange_bytes(matrices, sizes)):
                 members = MeshRanks(mesh, (mesh_dim,)).members
                 expected.update([("all_reduce", members, size)] if size else [])
-        if dist.get_rank():  # the cost model of sizes is of the first rank, whose shards are the largest
+        if dist.get_rank():  # the cost model of sizes describes the first rank, whose shards are the largest
             for some in (calls, expected):
                 for call in [call for call in some if call[0] == "all_reduce"]:
                     del some[call]
@@ -330,7 +330,7 @@ def collectives(world: int) -> Comparisons:
 
 
 def counted(name: str, calls: Counter[Any], sent: int) -> Any:
-    """Counts calls of a collective: who takes part, and the bytes of the argument that is sent."""
+    """Count calls of a collective: its ranks, and the bytes of the argument that is sent."""
     original = getattr(dist, name)
 
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -341,9 +341,9 @@ def counted(name: str, calls: Counter[Any], sent: int) -> Any:
 
 
 def die_between_messages(world: int) -> None:
-    """A rank ends, as one does that is killed, when it has sent its parts and owes others what it owns.
+    """A rank exits, as if killed, after it has sent its parts and before it sends its results.
 
-    It says nothing, not even to torchrun, which would end the others.
+    It exits with status 0, because torchrun would otherwise stop the others.
     """
     from merit_optim.optim.engines.ranks.owners import Gathering
 
@@ -358,6 +358,6 @@ def die_between_messages(world: int) -> None:
     try:
         optimizer.step()
     except RuntimeError as error:
-        # The line and its end at once: torchrun's ranks write unbuffered, and others write at this moment.
+        # Write the line and its end at once: ranks are unbuffered, and others write at the same time.
         print(f"RAISED after {time.monotonic() - begun:.1f} s: {error}\n", end="", flush=True)
-    os._exit(0)  # what is left of the process groups waits for the one that is gone
+    os._exit(0)  # destroying the process groups would wait for the rank that exited

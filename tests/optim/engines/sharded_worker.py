@@ -68,7 +68,7 @@ def on_mesh(
     params: list[Tensor] = []
     for i, full in enumerate(fulls):
         fits = all(not isinstance(p, Shard) or p.dim < full.ndim for p in placements)
-        # What does not fit the layout is replicated, or not a DTensor at all.
+        # Weights that do not fit the layout are replicated, or are plain tensors.
         fitting = placements if fits else [Replicate()] * mesh.ndim
         plain = not fits and i % 2
         params.append(nn.Parameter(full.clone() if plain else distribute_tensor(full, mesh, fitting)))
@@ -76,15 +76,15 @@ def on_mesh(
 
 
 def some_in_turn(names: list[str], number: int) -> list[str]:
-    """All names for the first layout, and another third of them for each of the next."""
+    """All names for the first layout, and another third of them for each further one."""
     return names[number % 3 :: 3] if number else names
 
 
 def layouts(world: int) -> Comparisons:
     """Parameters of many shapes, placed by hand.
 
-    Four ranks have every optimizer in every layout; two and three have all in the first, and a third of them
-    in each of the others.
+    Four ranks test every optimizer in every layout; two and three ranks test all in the first, and a third in
+    each of the others.
     """
     left_out = {"every fourth MuonMERIT", "mixed", *OF_MATRICES}
     names = [name for name in OPTIMIZERS if "fused" not in name and name not in left_out]
@@ -96,7 +96,7 @@ def layouts(world: int) -> Comparisons:
 
 
 def matrices(world: int) -> Comparisons:
-    """Directions of whole matrices, in the same layouts."""
+    """Directions that need whole matrices, in the same layouts."""
     shapes = [shape for shape, _ in MIXED]
     for number, (layout, mesh, placements) in enumerate(meshes(world)):
         # All steps and all optimizers in the first layout: each takes a second.
@@ -133,7 +133,7 @@ def fused(world: int) -> Comparisons:
 
 
 class Network(nn.Module):
-    """Two layers, sized so that shards are uneven."""
+    """Two layers with uneven shards."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -153,7 +153,7 @@ def fsdp(network: nn.Module, world: int) -> None:
 
 
 def fsdp_by_columns(network: nn.Module, world: int) -> None:
-    """Dimension 1 where it can be: FSDP2 wants it to divide evenly."""
+    """Shard dimension 1 if it divides evenly, as FSDP2 requires."""
 
     def placement(param: nn.Parameter) -> Shard | None:
         return Shard(1) if param.ndim > 1 and param.shape[1] % world == 0 else None
@@ -179,18 +179,18 @@ def hsdp_and_tp(network: nn.Module, world: int) -> None:
 
 
 def networks(world: int) -> Comparisons:
-    """Modules, sharded by PyTorch's own engines."""
+    """Modules sharded by FSDP2 and tensor parallelism."""
     ways = {4: [fsdp, fsdp_by_columns, hsdp, fsdp_and_tp], 8: [hsdp_and_tp]}
     of_vectors = ("MERIT", "MERIT corrected", "MERIT-W", "MaxLAMB", "LAMB")
     of_matrices = ("MuonMERIT", "NorMuon", "OrScale", "SOAPMERIT")
-    # Eight processes are slow to start and to run: one optimizer for each kind of what crosses ranks.
+    # Eight processes are slow to start and to run: one optimizer for each kind of traffic.
     one_each = ("MERIT", "LAMB", "MuonMERIT", "OrScale", "SOAPMERIT")
     names = one_each if world == 8 else (*of_vectors, *of_matrices)
     for way in ways.get(world, [fsdp, fsdp_by_columns]):
-        num_steps = None if way is fsdp else NUM_STEPS  # all steps in one of them, as above
+        num_steps = None if way is fsdp else NUM_STEPS  # all steps in one layout, as above
         for name in names:
             for dtype in (torch.float32, torch.bfloat16):
-                # Sums over bf16 weights are near a rounding boundary too often for a tolerance.
+                # Sums over bf16 weights are too often near a rounding boundary for a tolerance.
                 if name in WITHIN_TOLERANCE and dtype != torch.float32:
                     continue
                 torch.manual_seed(0)
@@ -234,7 +234,7 @@ def tensor_parallel(world: int) -> Comparisons:
 
 
 def mixed(world: int) -> Comparisons:
-    """Several meshes in one optimizer, and parameters that are frozen for a while."""
+    """Several meshes in one optimizer, and parameters that are frozen for some steps."""
     line = init_device_mesh("cpu", (world,))
     other = init_device_mesh("cpu", (1, world))
     grid = init_device_mesh("cpu", (2, world // 2)) if world % 2 == 0 else other
@@ -252,7 +252,7 @@ def mixed(world: int) -> Comparisons:
         frozen = {0: [0, 1], 1: [0, 1], 2: [5], 3: [5]}.get(step, [])
         for i, param in enumerate(some):
             param.requires_grad_(i not in frozen)
-            if i in frozen and not (step == 2 and i == 5):  # whose gradient is left over from before
+            if i in frozen and not (step == 2 and i == 5):  # its gradient is left from before
                 param.grad = None
 
     for name in ("MERIT", "MuonMERIT", "NorMuon", "SOAPMERIT"):
@@ -294,7 +294,7 @@ def main() -> None:
             if section == "die":
                 sharded_matrices.die_between_messages(world)
             compared |= dict(SECTIONS[section](world))
-    # However many optimizers there were. Fewer than eight ranks are all in a group that torch has made.
+    # However many optimizers there were. With fewer than eight ranks, all are in a group that torch created.
     num_joined = [call.kwargs for call in made.call_args_list].count({"use_local_synchronization": True})
     expected = int(world == 8)
     compared["one process group for each set of ranks"] = [] if num_joined == expected else [f"{num_joined}"]
