@@ -82,7 +82,7 @@ FOR_MERIT: list[tuple[dict[str, Any], str]] = [
 FOR_SOAP: list[tuple[dict[str, Any], str]] = [
     ({"capturable": True}, "direction='soap' counts its steps on the host: use capturable=False"),
     ({"differentiable": True}, "direction='soap' counts its steps on the host: use differentiable=False"),
-    ({"state_dtype": torch.bfloat16}, "direction='soap' decomposes its state, which bfloat16 is too coarse"),
+    ({"state_dtype": torch.bfloat16}, "direction='soap' decomposes its state, and bfloat16 is too coarse"),
 ]
 FOR_SOPHIA: list[tuple[dict[str, Any], str]] = [
     ({"gamma": 0}, "gamma is 0; it must be greater than 0, or the default 0.05"),
