@@ -20,7 +20,7 @@ from torch import Tensor
 
 from merit_optim.optim.directions import Muon
 from merit_optim.optim.engines.fused import newton_schulz
-from merit_optim.optim.engines.fused.newton_schulz import Iteration, Polar, Tile
+from merit_optim.optim.engines.fused.newton_schulz import Iteration, Polar, ProductTile
 
 SHAPES = [
     (12, 2304, 768),
@@ -31,13 +31,17 @@ SHAPES = [
     (18, 5120, 1280),
     (2, 4096, 11008),
 ]
-SYMMETRIC = [Tile(128, 128, 64, 4, 3), Tile(128, 128, 64, 4, 4), Tile(128, 128, 64, 8, 3)]
+SYMMETRIC = [
+    ProductTile(128, 128, 64, 4, 3),
+    ProductTile(128, 128, 64, 4, 4),
+    ProductTile(128, 128, 64, 8, 3),
+]
 PRODUCT = [
-    Tile(128, 256, 64, 8, 4),
-    Tile(128, 256, 64, 8, 3),
-    Tile(256, 128, 64, 8, 4),
-    Tile(128, 128, 64, 4, 3),
-    Tile(128, 128, 64, 4, 4),
+    ProductTile(128, 256, 64, 8, 4),
+    ProductTile(128, 256, 64, 8, 3),
+    ProductTile(256, 128, 64, 8, 4),
+    ProductTile(128, 128, 64, 4, 3),
+    ProductTile(128, 128, 64, 4, 4),
 ]
 A, B, C = 3.4445, -4.7750, 2.0315
 

@@ -44,6 +44,6 @@ def test_fsdp2_learns_with_soap_too(tmp_path) -> None:
 def test_fsdp2_refuses_an_unknown_optimizer_before_anything_else(monkeypatch) -> None:
     monkeypatch.setattr(sys, "argv", ["fsdp2.py", "--optimizer", "muonmert"])
     with pytest.raises(
-        ValueError, match=r"unknown optimizer 'muonmert'; did you mean 'MuonMERIT'\? Known are "
+        ValueError, match=r"unknown optimizer 'muonmert'; did you mean 'MuonMERIT'\? Known optimizers: "
     ):
         runpy.run_path(str(EXAMPLE), run_name="__main__")

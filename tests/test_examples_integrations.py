@@ -59,7 +59,9 @@ def assert_resumes(
 def test_an_unknown_optimizer_is_refused_with_the_nearest(name, tmp_path, monkeypatch) -> None:
     needs("transformers", "accelerate", "lightning")
     monkeypatch.chdir(tmp_path)
-    words = r"unknown optimizer 'muon-merit'; did you mean 'MuonMERIT'\? Known are .*MERIT, .*SOAPMERIT\."
+    words = (
+        r"unknown optimizer 'muon-merit'; did you mean 'MuonMERIT'\? Known optimizers: .*MERIT, .*SOAPMERIT\."
+    )
     with pytest.raises(ValueError, match=words):
         run(name, "--optimizer", "muon-merit", monkeypatch=monkeypatch)
     assert not list(tmp_path.iterdir())

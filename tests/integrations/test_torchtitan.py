@@ -157,7 +157,9 @@ def test_options_are_checked_by_the_optimizer(llama) -> None:
 
 
 def test_an_unknown_name_is_refused(llama) -> None:
-    words = r"unknown optimizer 'muon-merit'; did you mean 'MuonMERIT'\? Known are .*LAMB, .*SOAPMERIT\."
+    words = (
+        r"unknown optimizer 'muon-merit'; did you mean 'MuonMERIT'\? Known optimizers: .*LAMB, .*SOAPMERIT\."
+    )
     with pytest.raises(ValueError, match=words) as caught:
         container(llama, group(".*", "muon-merit"))
     assert caught.value.__notes__ == ["torchtitan's own names are known too."]

@@ -6,5 +6,5 @@ import torch
 
 @pytest.fixture(scope="session", params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def device(request: pytest.FixtureRequest) -> torch.device:
-    """Every test that asks for it runs once for each device."""
+    """Every test that uses this runs once per device."""
     return torch.device(request.param)

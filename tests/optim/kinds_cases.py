@@ -12,9 +12,9 @@ def by_kind(model: nn.Module) -> dict[str, str]:
     kinds, names = kinds_of(model), {}
     for name, param in model.named_parameters():
         names.setdefault(re.sub(r"\d+", "#", name), set()).add(kinds[param])
-    assert all(len(found) == 1 for found in names.values()), names
+    assert all(len(kinds) == 1 for kinds in names.values()), names
     return {
-        kind: " ".join(name for name, found in names.items() if found == {kind})
+        kind: " ".join(name for name, kinds in names.items() if kinds == {kind})
         for kind in KINDS
         if {kind} in names.values()
     }
@@ -25,5 +25,5 @@ def kind_of(model: nn.Module, name: str) -> str:
 
 
 def expected(**names: str) -> dict[str, str]:
-    """As ``by_kind``, written over several lines."""
+    """The result of ``by_kind``, written over several lines."""
     return {kind: " ".join(names[kind].split()) for kind in KINDS if kind in names}

@@ -1,4 +1,4 @@
-"""What the optimizer tests share: every optimizer there is, random tensors, and comparison bit by bit."""
+"""Shared by the optimizer tests: all optimizers, random tensors, and comparison bit by bit."""
 
 import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -33,7 +33,7 @@ FAMILY = (MERIT, LAMB, MaxLAMB)
 
 
 class Hidden:
-    """Builds an optimizer for hidden matrices from any parameters, of which those with rows are hidden."""
+    """Builds an optimizer for hidden matrices from any parameters; those with rows count as hidden."""
 
     def __init__(self, optimizer_class: type[HiddenMatrixOptimizer]) -> None:
         self.optimizer_class, self.__name__ = optimizer_class, optimizer_class.__name__
@@ -44,10 +44,9 @@ class Hidden:
 
 
 def sorted_by_shape(params: Any) -> Any:
-    """Parameters, named parameters or groups as groups that say what each parameter is.
+    """Convert parameters, named parameters or groups to groups with kinds.
 
-    These optimizers refuse to be without a hidden matrix: where there is none, there is one that the caller
-    knows nothing of, and that has no gradient.
+    These optimizers need a hidden matrix: if there is none, one without a gradient is added.
     """
     if isinstance(params, nn.Module) and not isinstance(params, nn.ParameterList):
         return params  # to be refused
@@ -63,7 +62,7 @@ def sorted_by_shape(params: Any) -> Any:
 
 
 def with_kinds(group: dict[str, Any]) -> dict[str, Any]:
-    """A group that says of each parameter what it is: a hidden matrix if it has rows."""
+    """The group with the kind of each parameter: a hidden matrix if it has rows."""
     params = [group["params"]] if isinstance(group["params"], Tensor) else list(group["params"])
     tensors = [param[1] if isinstance(param, tuple) else param for param in params]
     kinds = ["hidden" if x.ndim >= 2 else "vector" for x in tensors]
@@ -71,32 +70,32 @@ def with_kinds(group: dict[str, Any]) -> dict[str, Any]:
 
 
 def add_group(optimizer: Optimizer, group: dict[str, Any]) -> None:
-    """Add a group, with what the parameters are where the optimizer asks for it."""
+    """Add a group, with the kinds of its parameters if the optimizer needs them."""
     optimizer.add_param_group(with_kinds(group) if isinstance(optimizer, HiddenMatrixOptimizer) else group)
 
 
 HIDDEN = tuple(map(Hidden, (MuonMERIT, Muon, NorMuon, OrScale, SOAPMERIT, SOAP)))
-"""Those with another direction for hidden matrices."""
+"""The optimizers with another direction for hidden matrices."""
 OWN = (*FAMILY, Lion, SophiaG, *HIDDEN)
-"""Every optimizer written here."""
+"""All optimizers of this package."""
 
 
 def is_soap(build: Any) -> bool:
-    """Whether hidden matrices take SOAP's direction, of an optimizer's class, a ``Case`` or a ``Hidden``.
+    """Whether a class, a ``Case`` or a ``Hidden`` uses SOAP's direction for hidden matrices.
 
-    Its first step only finds a basis, as in its authors' code, and changes no matrix. It refuses
-    ``capturable``, ``differentiable`` and state in bfloat16, as test_refusals.py has it.
+    Its first step only computes a basis, as in its authors' code, and changes no matrix. It does not support
+    ``capturable``, ``differentiable`` and state in bfloat16; see test_refusals.py.
     """
     return getattr(build, "direction", None) == "soap"
 
 
 def as_if_alone(build: Any) -> dict[str, Any]:
-    """Options with which other parameters of an optimizer do not matter: SOAP's matrices take turns."""
+    """Options that make parameters independent of each other: SOAP's matrices take turns by default."""
     return {"refresh_phase": 0} if is_soap(build) else {}
 
 
 def steps_to_move(build: Any) -> int:
-    """How many steps it takes until every parameter has changed."""
+    """Number of steps until every parameter has changed."""
     return 2 if is_soap(build) else 1
 
 
@@ -110,11 +109,11 @@ class Case(NamedTuple):
     build: Callable[..., Optimizer]
     is_own: bool
     direction: str | None
-    """That of the hidden matrices, where the optimizer has another for the rest."""
+    """The direction of hidden matrices, if the optimizer has another for the rest."""
 
 
 def case_of(name: str, build: Any, optimizer_class: Any) -> Case:
-    """A case of an optimizer of this class."""
+    """The case of this optimizer class."""
     build = partial(build, lr=1e-2)
     return Case(
         name, build, optimizer_class is not torch.optim.AdamW, getattr(optimizer_class, "direction", None)
@@ -122,7 +121,7 @@ def case_of(name: str, build: Any, optimizer_class: Any) -> Case:
 
 
 def created(name: str, params: Any, **options: Any) -> Optimizer:
-    """An optimizer by its name."""
+    """An optimizer by name."""
     return create(name, sorted_by_shape(params) if name in BY_SHAPE else params, **options)
 
 
@@ -131,7 +130,7 @@ CASES = [
     *(
         case_of(f"create-{name}", partial(created, name), BY_SHAPE.get(name, preset.optimizer))
         for name, preset in OPTIMIZERS.items()
-        if preset.options  # else it is the class itself, below
+        if preset.options  # without options it is the class itself, below
     ),
     *(case_of(cls.__name__, cls, cls) for cls in OWN),
 ]
@@ -146,9 +145,9 @@ def name_of(case: Any) -> str:
 def arguments(
     case: Case, options: Mapping[str, Any], of_the_rest: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
-    """What to build an optimizer with so that its groups have these rates and decays.
+    """Arguments of an optimizer whose groups will have these rates and decays.
 
-    ``of_the_rest`` are those of what is not a hidden matrix; the same, if there are none.
+    ``of_the_rest`` are those of the rest; by default, the same.
     """
 
     def picked(options: Mapping[str, Any], *names: str) -> dict[str, Any]:
@@ -172,7 +171,7 @@ def random_tensor(
     dtype: torch.dtype = torch.float32,
     device: torch.device | str = "cpu",
 ) -> Tensor:
-    """Normal values that are the same on every device, in every dtype up to rounding."""
+    """Normal values, the same on every device and, up to rounding, in every dtype."""
     generator = torch.Generator().manual_seed(seed)
     values = torch.randn(tuple(shape), generator=generator, dtype=torch.float64)
     return (values * scale).to(device, dtype)
@@ -194,7 +193,7 @@ def parameters(
 
 
 def set_gradients(params: Iterable[Tensor], step: int) -> None:
-    """Random gradients that depend on nothing but the parameter's place and the step."""
+    """Random gradients that depend only on the parameter's position and the step."""
     for i, param in enumerate(params):
         grad = random_tensor(param.shape, 1000 + 100 * step + i, dtype=param.dtype, device=param.device)
         param.grad = torch.empty_like(param).copy_(grad)
@@ -217,7 +216,7 @@ def take_steps(optimizer: Optimizer, num_steps: int, first: int = 0) -> None:
 def adam_update(
     exp_avg: Tensor, exp_avg_sq: Tensor, weight: Tensor, eps: float, weight_decay: float
 ) -> Tensor:
-    """u on Adam's direction, from the moments."""
+    """u with Adam's direction, from the moments."""
     return algorithm.decayed(quotient(exp_avg, exp_avg_sq, eps), weight, weight_decay)
 
 
@@ -229,7 +228,7 @@ def rebuilt(case: Case, optimizer: Optimizer, **options: Any) -> Optimizer:
 
 
 def bits(x: Tensor) -> Tensor:
-    """The representation of every element, in which NaN equals itself and -0 differs from 0."""
+    """The bit pattern of every element: NaN equals itself and -0 differs from 0."""
     integers = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
     return x.detach().contiguous().view(integers[x.element_size()])
 
@@ -254,7 +253,7 @@ def assert_same_bits(actual: Any, expected: Any, where: str = "") -> None:
 
 
 def snapshot(optimizer: Optimizer) -> tuple[list[Tensor], dict[str, Any]]:
-    """A copy of everything a step may change."""
+    """A copy of everything that a step may change."""
     params = [p.detach().clone() for p in params_of(optimizer)]
     return params, copy.deepcopy(optimizer.state_dict())
 

@@ -1,4 +1,4 @@
-"""A run begun with torch's AdamW goes on in the trust-ratio family, and back."""
+"""A run started with torch's AdamW continues in the trust-ratio family, and vice versa."""
 
 import copy
 from typing import Any
@@ -19,14 +19,14 @@ from optimizer_cases import (
 
 from merit_optim import LAMB, MERIT, Lion, param_groups
 
-# Hidden matrices have another state in the other classes of the family, and no way to AdamW and back.
+# The other classes of the family have other state for hidden matrices, which AdamW cannot exchange.
 every_family_class = pytest.mark.parametrize("optimizer_class", FAMILY, ids=name_of)
 every_hidden_class = pytest.mark.parametrize("optimizer_class", HIDDEN, ids=name_of)
 MOMENTS = ("step", "exp_avg", "exp_avg_sq")
 
 
 def groups(params: list[torch.nn.Parameter], **second: Any) -> list[dict[str, Any]]:
-    """Two groups, the second with options of its own."""
+    """Two groups, the second with other options."""
     return [{"params": params[:3]}, {"params": params[3:], **second}]
 
 
@@ -42,10 +42,10 @@ def options(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
 
 @every_family_class
 def test_state_keys_are_those_of_adamw(device, optimizer_class) -> None:
-    adamw, own = torch.optim.AdamW(parameters(device)), optimizer_class(parameters(device))
-    for optimizer in (adamw, own):
+    adamw, ours = torch.optim.AdamW(parameters(device)), optimizer_class(parameters(device))
+    for optimizer in (adamw, ours):
         take_steps(optimizer, 1)
-    for state, expected in zip(own.state.values(), adamw.state.values(), strict=True):
+    for state, expected in zip(ours.state.values(), adamw.state.values(), strict=True):
         assert set(state) == set(expected) == set(MOMENTS)
         for key in MOMENTS:
             assert (state[key].shape, state[key].dtype) == (expected[key].shape, expected[key].dtype)
@@ -76,30 +76,30 @@ def test_adamw_state_of_hidden_matrices_is_refused(device, optimizer_class) -> N
 
 
 @every_family_class
-def test_adamw_state_goes_in_and_out_without_a_changed_bit(device, optimizer_class) -> None:
+def test_adamw_state_is_loaded_and_saved_bit_for_bit(device, optimizer_class) -> None:
     adamw = torch.optim.AdamW(groups(parameters(device)), lr=1e-3)
     take_steps(adamw, 3)
     saved = copy.deepcopy(adamw.state_dict())
 
-    own = optimizer_class(groups(parameters(device)), lr=0.02)
-    own.load_state_dict(saved)
-    assert_same_bits(moments(own), moments(adamw))
+    ours = optimizer_class(groups(parameters(device)), lr=0.02)
+    ours.load_state_dict(saved)
+    assert_same_bits(moments(ours), moments(adamw))
 
     back = torch.optim.AdamW(groups(parameters(device)), lr=1e-3)
-    back.load_state_dict(copy.deepcopy(own.state_dict()))
+    back.load_state_dict(copy.deepcopy(ours.state_dict()))
     assert_same_bits(moments(back), moments(adamw))
 
 
 @every_family_class
-def test_adamw_goes_on_after_the_way_there_and_back(device, optimizer_class) -> None:
-    """Its own options are the user's to give again: a state dict of another optimizer brings foreign ones."""
+def test_adamw_continues_after_a_round_trip(device, optimizer_class) -> None:
+    """The user must set AdamW's options again: the state dict brings those of the other optimizer."""
     adamw = torch.optim.AdamW(parameters(device), lr=1e-3, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1)
     take_steps(adamw, 3)
-    own = optimizer_class(parameters(device))
-    own.load_state_dict(copy.deepcopy(adamw.state_dict()))
+    ours = optimizer_class(parameters(device))
+    ours.load_state_dict(copy.deepcopy(adamw.state_dict()))
     params = [torch.nn.Parameter(p.detach().clone()) for p in adamw.param_groups[0]["params"]]
     back = torch.optim.AdamW(params)
-    back.load_state_dict(copy.deepcopy(own.state_dict()))
+    back.load_state_dict(copy.deepcopy(ours.state_dict()))
     back.param_groups[0].update({k: v for k, v in adamw.param_groups[0].items() if k != "params"})
     take_steps(adamw, 2, first=3)
     take_steps(back, 2, first=3)
@@ -110,12 +110,12 @@ def test_adamw_goes_on_after_the_way_there_and_back(device, optimizer_class) -> 
 def test_options_stay_those_of_the_loading_optimizer(device, optimizer_class) -> None:
     adamw = torch.optim.AdamW(groups(parameters(device)), lr=1e-3, betas=(0.5, 0.6), weight_decay=0.7)
     take_steps(adamw, 2)
-    own = optimizer_class(groups(parameters(device), lr=0.5, clip=0.25), lr=0.02, betas=(0.8, 0.9))
-    before = options(own)
-    own.load_state_dict(copy.deepcopy(adamw.state_dict()))
-    assert options(own) == before
-    assert [group["lr"] for group in own.param_groups] == [0.02, 0.5]
-    assert own.param_groups[1]["clip"] == 0.25
+    ours = optimizer_class(groups(parameters(device), lr=0.5, clip=0.25), lr=0.02, betas=(0.8, 0.9))
+    before = options(ours)
+    ours.load_state_dict(copy.deepcopy(adamw.state_dict()))
+    assert options(ours) == before
+    assert [group["lr"] for group in ours.param_groups] == [0.02, 0.5]
+    assert ours.param_groups[1]["clip"] == 0.25
 
 
 def test_options_stay_between_members_of_the_family_too(device) -> None:
@@ -129,7 +129,7 @@ def test_options_stay_between_members_of_the_family_too(device) -> None:
 
 
 def test_the_next_step_uses_the_loaded_moments(device) -> None:
-    """As if MERIT's own state had been set by hand to AdamW's moments."""
+    """As if MERIT's state had been set to AdamW's moments by hand."""
     adamw = torch.optim.AdamW(parameters(device))
     take_steps(adamw, 3)
     loaded, by_hand = (MERIT(parameters(device), bias_correction=True) for _ in range(2))
@@ -152,8 +152,8 @@ def test_half_precision_moments_of_adamw_become_float32(device, dtype) -> None:
     take_steps(adamw, 2)
     merit = MERIT(parameters(device, dtype))
     merit.load_state_dict(copy.deepcopy(adamw.state_dict()))
-    for own, theirs in zip(moments(merit), moments(adamw), strict=True):
-        assert_same_bits(own["exp_avg"], theirs["exp_avg"].float())
+    for ours, theirs in zip(moments(merit), moments(adamw), strict=True):
+        assert_same_bits(ours["exp_avg"], theirs["exp_avg"].float())
 
 
 @pytest.mark.gpu
@@ -168,19 +168,19 @@ def test_adamw_with_its_step_count_on_the_gpu_is_loaded_too(options) -> None:
     assert {state["step"].item() for state in merit.state.values()} == {3.0}
 
 
-def test_moments_that_another_optimizer_left_alone_are_not_kept_for_a_third(device) -> None:
+def test_unused_state_of_another_optimizer_is_dropped(device) -> None:
     adamw = torch.optim.AdamW(parameters(device), amsgrad=True)
     take_steps(adamw, 2)
     lion = Lion(parameters(device))
     lion.load_state_dict(copy.deepcopy(adamw.state_dict()))
     assert {key for state in lion.state.values() for key in state} == {"step", "exp_avg"}
-    lion.state[lion.param_groups[0]["params"][0]]["own"] = torch.ones(1)
+    lion.state[lion.param_groups[0]["params"][0]]["extra"] = torch.ones(1)
     again = Lion(parameters(device))
     again.load_state_dict(copy.deepcopy(lion.state_dict()))
-    assert "own" in again.state[again.param_groups[0]["params"][0]]
+    assert "extra" in again.state[again.param_groups[0]["params"][0]]
 
 
-def test_other_groups_are_refused_by_their_number() -> None:
+def test_another_number_of_groups_is_refused() -> None:
     model = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.Linear(3, 2))
     adamw = torch.optim.AdamW(model.parameters())
     model(torch.ones(1, 4)).sum().backward()

@@ -1,6 +1,6 @@
-"""Optimizers against float64 NumPy, written here from the formulas and sharing no code with them.
+"""Optimizers against float64 NumPy, written from the equations and sharing no code with the package.
 
-Those on Adam's direction, Lion and SophiaG; the other directions are in directions/test_against_reference.py.
+Covers Adam's direction, Lion and SophiaG; directions/test_against_reference.py covers the other directions.
 """
 
 from typing import Any
@@ -41,7 +41,7 @@ def quotient(w_size: Array, u_size: Array) -> Array:
 
 
 class TrustRatio:
-    """Section 2 of the design: MERIT, its ablations, and LAMB as one of them."""
+    """The equations in the docstring of ``MERIT``, its ablations, and LAMB as one of them."""
 
     def __init__(
         self,
@@ -114,7 +114,7 @@ LAMB_DEFAULTS = {
     "bias_correction": True,
 }
 
-# The optimizer, what it does by default, and the options that are given to it.
+# The optimizer, its defaults, and the options passed to it.
 VARIANTS: dict[str, tuple[type, dict[str, Any], dict[str, Any]]] = {
     "merit": (MERIT, MERIT_DEFAULTS, {}),
     "merit, other numbers": (
@@ -146,7 +146,7 @@ def start(shape: tuple[int, ...], *, zeros: bool = True) -> torch.Tensor:
 
 
 def gradient(shape: tuple[int, ...], step: int) -> torch.Tensor:
-    """Random, with a row that has no gradient for the first steps, and of a size that varies."""
+    """Random, of varying size, and with a row that is zero in the first steps."""
     grad = random_tensor(shape, 100 + step, scale=10.0 ** (step % 5 - 2), dtype=torch.float64)
     if step < 3 and len(shape) > 1 and shape[0] > 4:
         grad[3] = 0
@@ -156,7 +156,7 @@ def gradient(shape: tuple[int, ...], step: int) -> torch.Tensor:
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
 def test_float64_steps_equal_numpy(device, variant, shape) -> None:
-    """Hundreds for the matrix, where errors would add up, and fewer for what is another way to see one."""
+    """Hundreds of steps for the matrix, where errors would add up, and fewer for the other shapes."""
     num_steps = NUM_STEPS if shape == SHAPES["matrix"] else NUM_STEPS // 5
     optimizer_class, defaults, options = VARIANTS[variant]
     weight = start(shape)
@@ -168,7 +168,7 @@ def test_float64_steps_equal_numpy(device, variant, shape) -> None:
         param.grad = grad.to(device)
         optimizer.step()
         reference.step(grad.numpy())
-        # Each step on its own, so that no early difference can hide behind later steps.
+        # Compare after each step, so that no early difference can hide behind later steps.
         np.testing.assert_allclose(param.detach().cpu().numpy(), reference.w, rtol=1e-7, atol=1e-10)
     state = optimizer.state[param]
     np.testing.assert_allclose(state["exp_avg"].cpu().numpy(), reference.m, rtol=1e-9, atol=1e-12)
@@ -178,7 +178,7 @@ def test_float64_steps_equal_numpy(device, variant, shape) -> None:
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_every_float32_step_is_within_rounding_of_numpy(device, variant) -> None:
-    """The reference begins each step from the optimizer's own weight and state: only rounding is left."""
+    """The reference starts each step from the optimizer's weight and state: only rounding differs."""
     optimizer_class, defaults, options = VARIANTS[variant]
     shape = (13, 7)
     param = nn.Parameter(start(shape).float().to(device))

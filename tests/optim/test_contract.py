@@ -1,4 +1,4 @@
-"""What every optimizer does in a training loop: groups, closures, learning rates, hooks, gradients."""
+"""Behaviour of all optimizers in a training loop: groups, closures, learning rates, hooks, gradients."""
 
 from typing import Any
 
@@ -46,7 +46,7 @@ def test_a_step_changes_every_parameter(device, case: Case) -> None:
 
 @pytest.mark.parametrize("case", list(filter(is_soap, CASES)), ids=name_of)
 def test_the_first_step_of_soap_changes_no_matrix(device, case: Case) -> None:
-    """It finds the basis; everything else takes the step."""
+    """It computes the basis; other parameters are updated."""
     params = parameters(device)
     before = [p.detach().clone() for p in params]
     take_steps(case.build(params), 1)
@@ -55,8 +55,8 @@ def test_the_first_step_of_soap_changes_no_matrix(device, case: Case) -> None:
 
 
 @every_case
-def test_groups_have_options_of_their_own(device, case: Case) -> None:
-    """Two groups of one optimizer take the steps of two optimizers."""
+def test_groups_have_separate_options(device, case: Case) -> None:
+    """Two groups of one optimizer change like two optimizers."""
     override = {"lr": 0.003, "weight_decay": 0.2, "betas": (0.8, 0.7)}
     if case.direction == "muon":
         override["momentum"] = 0.6
@@ -81,7 +81,7 @@ def test_a_group_added_later_trains_with_its_options(device, case: Case) -> None
     late = case.build(alone[2:], **arguments(case, {"lr": 0.003}), **as_if_alone(case))
     take_steps(optimizer, 2)
     add_group(optimizer, {"params": params[2:], "lr": 0.003})
-    # The rest of the weights is in a group of its own.
+    # The rest of the weights has a separate group.
     num_params = [2, 4] if case.direction is None else [1, 1, 3, 1]
     assert [len(group["params"]) for group in optimizer.param_groups] == num_params
     for step in (5, 6):
@@ -211,8 +211,8 @@ def test_a_step_without_gradients_changes_nothing(device, case: Case) -> None:
 
 
 @every_case
-def test_a_parameter_whose_gradient_comes_late_is_as_in_an_optimizer_of_its_own(device, case: Case) -> None:
-    """With a step count, moments and bias correction of its own."""
+def test_a_parameter_whose_gradient_comes_late_changes_as_in_a_separate_optimizer(device, case: Case) -> None:
+    """Each parameter has its own step count, moments and bias correction."""
     params, alone = parameters(device), parameters(device)
     together, separate = case.build(params), [case.build([p]) for p in alone]
     for step in range(5):
@@ -229,7 +229,7 @@ def test_a_parameter_whose_gradient_comes_late_is_as_in_an_optimizer_of_its_own(
 
 
 @every_case
-def test_maximize_climbs_where_the_same_step_descends(device, case: Case) -> None:
+def test_maximize_takes_the_opposite_step(device, case: Case) -> None:
     params, turned = parameters(device), parameters(device)
     down, up = case.build(params), case.build(turned, maximize=True)
     for step in range(3):
@@ -262,7 +262,7 @@ def test_names_given_with_the_parameters_are_kept(device, case: Case) -> None:
     assert all(named[f"layer.{i}"] is param for i, param in enumerate(params))
 
 
-# Torch's AdamW takes another implementation when there are two devices, and other last bits.
+# torch's AdamW uses another implementation for two devices, with other last bits.
 @pytest.mark.gpu
 @every_own_case
 def test_parameters_on_two_devices_are_as_on_one(case: Case) -> None:

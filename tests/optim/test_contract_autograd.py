@@ -1,4 +1,4 @@
-"""A step that torch.compile follows without compiling anew, and one that autograd differentiates."""
+"""Compiled steps, which must not recompile, and differentiable steps."""
 
 from typing import Any
 
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.script_method. is dep
 def trained(
     optimizer_class: type, device: torch.device, backend: str | None, **options: Any
 ) -> tuple[list[Tensor], Any]:
-    """Weights after five steps with a learning rate that changes in each, compiled or not."""
+    """Weights after five steps with a changing learning rate, compiled or not."""
     shapes = [(6, 5), (7,), (3, 2, 2)]
     params = [nn.Parameter(random_tensor(s, i, device=device)) for i, s in enumerate(shapes)]
     lr = torch.tensor(0.01, device=device)
@@ -29,10 +29,10 @@ def trained(
         for i, param in enumerate(params):
             param.grad = random_tensor(param.shape, 10 * number + i, device=device)
         lr.fill_(0.01 / (1 + number))
-        # The first call makes the state, the second meets it: after these nothing is new.
+        # The first call creates the state, the second uses it; later calls must not recompile.
         with torch._dynamo.config.patch(error_on_recompile=number >= 2):
             step()
-    # One graph: torch's own break at the beginning of a step, and no other.
+    # One graph: no graph break except torch's at the beginning of a step.
     breaks = torch._dynamo.utils.counters["graph_break"]
     others = [why for why in breaks if "torch._dynamo.graph_break()" not in why]
     if backend is not None and is_soap(optimizer_class):  # it counts its steps on the host
@@ -49,7 +49,7 @@ COMPILED: list[tuple[Any, str, dict[str, Any]]] = [
     *((cls, "aot_eager", {}) for cls in OWN),
     (MERIT, "inductor", {}),
     (MERIT, "aot_eager", {"max_grad_norm": 1.0, "nonfinite": "skip", "bias_correction": True}),
-    # Gradients are clipped and steps are skipped before a direction is formed, so no more than these.
+    # Clipping and skipping come before the direction, so these classes are enough.
     *((cls, "aot_eager", {"max_grad_norm": 1.0, "nonfinite": "skip"}) for cls in ONE_OF_EACH_DIRECTION),
 ]
 
@@ -60,7 +60,7 @@ def test_a_compiled_step_matches_and_never_recompiles_for_a_learning_rate(
 ) -> None:
     compiled, optimizer = trained(optimizer_class, device, backend, **options)
     plain, reference = trained(optimizer_class, device, None, **options)
-    # Bias correction is formed in float32 when compiled, from a step count that is a tensor.
+    # Compiled, the bias correction is computed in float32, because the step count is a tensor.
     torch.testing.assert_close(compiled, plain, rtol=1e-4, atol=1e-5)
     for state, expected in zip(optimizer.state.values(), reference.state.values(), strict=True):
         # The compiler keeps the step count on the device.
@@ -85,15 +85,15 @@ def test_a_compiled_step_can_be_skipped_and_leaves_its_norm(device) -> None:
 
 
 def in_float64(optimizer_class: Any) -> dict[str, Any]:
-    """Options with which Newton-Schulz has products in the dtype of float64 weights too."""
+    """Options that make Newton-Schulz keep the dtype of float64 weights."""
     return {"ns_dtype": "float32"} if getattr(optimizer_class, "direction", None) == "muon" else {}
 
 
 def differentiable_step(
     optimizer_class: type, weight: Tensor, grad: Tensor, state: list[Tensor], lr: Any, options: dict[str, Any]
 ) -> tuple[Tensor, ...]:
-    """A step as a function of all that goes into it."""
-    param = weight.clone()  # not a leaf: autograd may follow it through the change in place
+    """A step as a function of all of its inputs."""
+    param = weight.clone()  # not a leaf, so that autograd can record the in-place update
     param.grad = grad
     optimizer = optimizer_class([param], lr=lr, differentiable=True, **options)
     keys = optimizer._state_keys(optimizer.param_groups[0])
@@ -136,7 +136,7 @@ def test_autograd_differentiates_through_a_step(device, optimizer_class, options
 
 @every_own_class_but_soap
 def test_autograd_differentiates_through_two_steps(device, optimizer_class) -> None:
-    """The derivative of a loss after two steps by the learning rate, against a difference quotient."""
+    """The derivative of a loss after two steps by the learning rate, against finite differences."""
 
     def loss_after(lr: Tensor) -> Tensor:
         weight = random_tensor((3, 4), 0, dtype=torch.float64, device=device).requires_grad_().clone()

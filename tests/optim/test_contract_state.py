@@ -1,4 +1,4 @@
-"""State that outlives the process: copies, pickles and checkpoints go on bit for bit."""
+"""Copies, pickles and checkpoints of an optimizer continue bit for bit."""
 
 import copy
 import io
@@ -30,43 +30,43 @@ HALF = [torch.bfloat16, torch.float16]
 
 
 def through_a_file(saved: Any) -> Any:
-    """Saved and loaded again, with nothing in it that could run code."""
+    """Save and load with ``weights_only``, which runs no code."""
     buffer = io.BytesIO()
     torch.save(saved, buffer)
     buffer.seek(0)
     return torch.load(buffer, weights_only=True)
 
 
-def assert_go_on_alike(optimizer: Optimizer, other: Optimizer, first: int = 3) -> None:
-    """Both take the same further steps, and neither works on the other's tensors."""
+def assert_continue_equally(optimizer: Optimizer, other: Optimizer, first: int = 3) -> None:
+    """Both continue with the same steps, and neither changes the other's tensors."""
     take_steps(optimizer, 3, first=first)
     take_steps(other, 3, first=first)
     assert_same_bits(snapshot(other), snapshot(optimizer))
 
 
 @every_case
-def test_a_deep_copy_goes_on_alike(device, case: Case) -> None:
+def test_a_deep_copy_continues_equally(device, case: Case) -> None:
     optimizer = case.build(parameters(device))
     take_steps(optimizer, 3)
-    assert_go_on_alike(optimizer, copy.deepcopy(optimizer))
+    assert_continue_equally(optimizer, copy.deepcopy(optimizer))
 
 
 @every_case
-def test_a_pickled_optimizer_goes_on_alike(device, case: Case) -> None:
+def test_a_pickled_optimizer_continues_equally(device, case: Case) -> None:
     optimizer = case.build(parameters(device))
     take_steps(optimizer, 3)
-    assert_go_on_alike(optimizer, pickle.loads(pickle.dumps(optimizer)))
+    assert_continue_equally(optimizer, pickle.loads(pickle.dumps(optimizer)))
 
 
 @every_case
-def test_a_copy_of_a_fresh_optimizer_trains_alike(device, case: Case) -> None:
+def test_a_copy_of_a_fresh_optimizer_trains_equally(device, case: Case) -> None:
     optimizer = case.build(parameters(device))
-    assert_go_on_alike(optimizer, copy.deepcopy(optimizer), first=0)
+    assert_continue_equally(optimizer, copy.deepcopy(optimizer), first=0)
 
 
 @every_case
 @pytest.mark.parametrize("way", [copy.deepcopy, through_a_file], ids=["in memory", "through a file"])
-def test_a_loaded_state_dict_goes_on_bit_for_bit(device, case: Case, way) -> None:
+def test_a_loaded_state_dict_continues_bit_for_bit(device, case: Case, way) -> None:
     options = {"betas": (0.85, 0.9), "weight_decay": 0.05}
     params = parameters(device)
     groups = [{"params": params[:4], "lr": 0.02}, {"params": params[4:]}]
@@ -77,12 +77,12 @@ def test_a_loaded_state_dict_goes_on_bit_for_bit(device, case: Case, way) -> Non
     resumed.load_state_dict(way(optimizer.state_dict()))
     assert resumed.param_groups[0]["lr"] == 0.02
     assert resumed.param_groups[-1]["betas"] == (0.85, 0.9)
-    assert_go_on_alike(optimizer, resumed)
+    assert_continue_equally(optimizer, resumed)
 
 
 @every_case
-def test_whole_states_on_the_cpu_go_on_bit_for_bit(device, case: Case) -> None:
-    """As torch.distributed.checkpoint gives them, which takes few types in a state dict."""
+def test_full_states_on_the_cpu_continue_bit_for_bit(device, case: Case) -> None:
+    """From torch.distributed.checkpoint, which supports few types in a state dict."""
 
     def build() -> tuple[torch.nn.Module, Optimizer]:
         model = torch.nn.ParameterList(parameters(device))
@@ -93,29 +93,29 @@ def test_whole_states_on_the_cpu_go_on_bit_for_bit(device, case: Case) -> None:
     take_steps(optimizer, 3)
     weights, states = through_a_file(get_state_dict(model, optimizer, options=options))
     set_state_dict(other, resumed, model_state_dict=weights, optim_state_dict=states, options=options)
-    assert_go_on_alike(optimizer, resumed)
+    assert_continue_equally(optimizer, resumed)
 
 
 @every_case
 def test_a_fresh_state_dict_loads(device, case: Case) -> None:
     optimizer, resumed = case.build(parameters(device), lr=0.02), case.build(parameters(device))
     resumed.load_state_dict(through_a_file(optimizer.state_dict()))
-    assert_go_on_alike(optimizer, resumed, first=0)
+    assert_continue_equally(optimizer, resumed, first=0)
 
 
 @every_own_case
-def test_state_that_a_checkpoint_asked_for_is_that_of_no_step(device, case: Case) -> None:
-    """torch.distributed.checkpoint has it made by a step with gradients and learning rates of zero."""
+def test_state_initialized_for_a_checkpoint_counts_no_step(device, case: Case) -> None:
+    """torch.distributed.checkpoint initializes state by a step with zero gradients and learning rates."""
     params = parameters(device), parameters(device)
-    optimizer, asked = map(case.build, params)
-    _, states = get_state_dict(torch.nn.ParameterList(params[1]), asked)
+    optimizer, checkpointed = map(case.build, params)
+    _, states = get_state_dict(torch.nn.ParameterList(params[1]), checkpointed)
     assert states["state"].keys() == {str(i) for i in range(len(params[1]))}
-    assert_go_on_alike(optimizer, asked, first=0)
+    assert_continue_equally(optimizer, checkpointed, first=0)
 
 
 @every_own_case
 def test_a_first_step_with_a_learning_rate_of_zero_is_a_step(device, case: Case) -> None:
-    """As a warm-up has it that begins at zero."""
+    """A warm-up may start at zero."""
     optimizer = case.build(parameters(device), lr=0.0)
     take_steps(optimizer, 1)
     assert {state["step"].item() for state in optimizer.state.values()} == {1}
@@ -130,7 +130,7 @@ def test_a_tensor_learning_rate_survives_a_checkpoint(device, case: Case) -> Non
     assert_same_bits(resumed.param_groups[0]["lr"], lr)
 
 
-# torch's AdamW is left out of the next two: it keeps state in the weight's dtype, and casts what it loads.
+# The next two skip torch's AdamW, which keeps state in the weight's dtype and casts what it loads.
 @every_own_case
 @pytest.mark.parametrize("dtype", HALF, ids=str)
 def test_state_of_half_precision_weights_is_float32_also_when_loaded(device, case: Case, dtype) -> None:
@@ -143,9 +143,9 @@ def test_state_of_half_precision_weights_is_float32_also_when_loaded(device, cas
         assert {x.dtype for x in state.values()} == {torch.float32}
     saved, loaded = snapshot(optimizer), snapshot(resumed)
     assert_same_bits(loaded, saved)
-    for key, value in saved[1]["state"][0].items():  # each has digits that a cast would lose
+    for key, value in saved[1]["state"][0].items():  # all have digits that a cast would lose
         assert key == "step" or not torch.equal(value.to(dtype).float(), value)
-    assert_go_on_alike(optimizer, resumed)
+    assert_continue_equally(optimizer, resumed)
 
 
 # SOAP refuses state in bfloat16.
@@ -158,7 +158,7 @@ STATE_DTYPES = [
 
 
 @pytest.mark.parametrize(("case", "state_dtype"), STATE_DTYPES, ids=name_of)
-def test_state_is_kept_in_the_dtype_asked_for(device, case: Case, state_dtype) -> None:
+def test_state_has_the_requested_dtype(device, case: Case, state_dtype) -> None:
     params = [*parameters(device), *parameters(device, torch.float64)]
     optimizer = case.build(params, state_dtype=state_dtype)
     take_steps(optimizer, 2)
@@ -169,11 +169,11 @@ def test_state_is_kept_in_the_dtype_asked_for(device, case: Case, state_dtype) -
         assert state["step"].dtype == torch.float32
     resumed = case.build([torch.nn.Parameter(p.detach().clone()) for p in params], state_dtype=state_dtype)
     resumed.load_state_dict(through_a_file(optimizer.state_dict()))
-    assert_go_on_alike(optimizer, resumed, first=2)
+    assert_continue_equally(optimizer, resumed, first=2)
 
 
 @every_own_case
-def test_skipped_steps_stay_counted_in_a_copy(device, case: Case) -> None:
+def test_a_copy_keeps_the_count_of_skipped_steps(device, case: Case) -> None:
     params = parameters(device)
     optimizer = case.build(params, nonfinite="skip")
     params[0].grad = torch.full_like(params[0], torch.nan)
@@ -184,7 +184,7 @@ def test_skipped_steps_stay_counted_in_a_copy(device, case: Case) -> None:
 
 @every_own_case
 def test_a_default_device_moves_nothing(device, case: Case) -> None:
-    """As with ``torch.set_default_device``: here to a device on which a number would be lost."""
+    """With ``torch.set_default_device`` to a device on which a number would be lost."""
     optimizer, resumed = case.build(parameters(device)), case.build(parameters(device))
     set_gradients(params_of(optimizer), 0)
     with torch.device("meta"):
@@ -195,14 +195,14 @@ def test_a_default_device_moves_nothing(device, case: Case) -> None:
 
 @every_own_case
 def test_hooks_on_loading_see_plain_tensors(device, case: Case) -> None:
-    """A user's hook gets the state dict as saved, whatever is done to it afterwards."""
+    """A user's hook gets the state dict as saved."""
     optimizer, resumed = case.build(parameters(device)), case.build(parameters(device))
     take_steps(optimizer, 1)
     seen: list[dict[str, Any]] = []
     resumed.register_load_state_dict_pre_hook(lambda _, state_dict: seen.append(state_dict))
     resumed.load_state_dict(optimizer.state_dict())
     assert all(isinstance(x, torch.Tensor) for x in seen[0]["state"][0].values())
-    # A second load does as the first: nothing was left registered.
+    # A second load works like the first: no hook is left registered.
     resumed.load_state_dict(optimizer.state_dict())
     assert len(seen) == 2
     assert len(resumed._optimizer_load_state_dict_pre_hooks) == 1

@@ -1,4 +1,4 @@
-"""Tensors of every kind: any memory layout, empty, 0-d, and several dtypes in one group."""
+"""All sorts of tensors: any memory layout, empty, 0-d, and several dtypes in one group."""
 
 from collections.abc import Callable
 
@@ -42,7 +42,7 @@ def channels_last(x: Tensor) -> Tensor:
 
 
 def with_offset(x: Tensor) -> Tensor:
-    """Not at the beginning of its storage, and not on a 16-byte boundary."""
+    """A view that starts inside its storage, not on a 16-byte boundary."""
     room = x.new_full((x.numel() + 1,), torch.nan)
     room[1:] = x.reshape(-1)
     return room[1:].view(x.shape)
@@ -60,20 +60,20 @@ LAYOUTS: list[tuple[tuple[int, ...], Callable[[Tensor], Tensor]]] = [
 
 @every_own_case
 @pytest.mark.parametrize(("shape", "layout"), LAYOUTS, ids=name_of)
-@pytest.mark.parametrize("what", ["weight", "gradient", "both"])
-def test_memory_layout_changes_no_bit(device, case: Case, shape, layout, what) -> None:
+@pytest.mark.parametrize("odd_tensors", ["weight", "gradient", "both"])
+def test_memory_layout_changes_no_bit(device, case: Case, shape, layout, odd_tensors) -> None:
     weight = random_tensor(shape, 0, device=device)
     plain = nn.Parameter(weight.clone())
-    odd = nn.Parameter(layout(weight) if what != "gradient" else weight.clone())
-    if what != "gradient" and layout is not with_offset:
+    odd = nn.Parameter(layout(weight) if odd_tensors != "gradient" else weight.clone())
+    if odd_tensors != "gradient" and layout is not with_offset:
         assert not odd.is_contiguous()
-    # The fused engine leaves non-contiguous weights to the eager one, whose last bits may be others.
+    # The fused engine leaves non-contiguous weights to the eager one, whose last bits may differ.
     options = {"fused": False} if "fused" in case.build([plain]).defaults else {}
     optimizers = [case.build([p], **options) for p in (plain, odd)]
     for step in range(3):
         grad = random_tensor(shape, 10 + step, device=device)
         plain.grad = grad
-        odd.grad = layout(grad) if what != "weight" else grad
+        odd.grad = layout(grad) if odd_tensors != "weight" else grad
         for optimizer in optimizers:
             optimizer.step()
         if optimizers[0].param_groups[0].get("norm") == "l2":  # a sum: its order follows the memory
@@ -87,7 +87,7 @@ def test_memory_layout_changes_no_bit(device, case: Case, shape, layout, what) -
 
 
 @every_own_case
-def test_an_expanded_gradient_is_as_its_copy(device, case: Case) -> None:
+def test_an_expanded_gradient_gives_the_same_step_as_its_copy(device, case: Case) -> None:
     weights = [nn.Parameter(random_tensor((5, 6), 0, device=device)) for _ in range(2)]
     row = random_tensor((6,), 1, device=device)
     weights[0].grad, weights[1].grad = row.expand(5, 6), row.repeat(5, 1)
@@ -102,7 +102,7 @@ def test_an_expanded_gradient_is_as_its_copy(device, case: Case) -> None:
 
 
 @every_case
-def test_empty_tensors_take_part_and_disturb_nobody(device, case: Case) -> None:
+def test_empty_tensors_do_not_affect_other_parameters(device, case: Case) -> None:
     weights = [nn.Parameter(random_tensor((4, 3), 0, device=device)) for _ in range(2)]
     empty = [nn.Parameter(torch.zeros(shape, device=device)) for shape in [(0,), (0, 3), (2, 0), (2, 0, 3)]]
     with_empty, without = case.build([empty[0], weights[0], *empty[1:]]), case.build([weights[1]])
@@ -119,7 +119,7 @@ def test_empty_tensors_take_part_and_disturb_nobody(device, case: Case) -> None:
 
 
 @every_own_case
-def test_empty_tensors_alone_pass_through_clipping_and_checks(device, case: Case) -> None:
+def test_only_empty_tensors_pass_clipping_and_checks(device, case: Case) -> None:
     for nonfinite in ("skip", "raise"):
         param = nn.Parameter(torch.zeros(0, 3, device=device))
         optimizer = case.build([param], nonfinite=nonfinite, max_grad_norm=1.0)
@@ -131,7 +131,7 @@ def test_empty_tensors_alone_pass_through_clipping_and_checks(device, case: Case
 
 
 @every_case
-def test_a_0d_parameter_changes_as_one_of_one_element(device, case: Case) -> None:
+def test_a_0d_parameter_changes_like_one_with_one_element(device, case: Case) -> None:
     scalar = nn.Parameter(torch.tensor(0.7, device=device))
     vector = nn.Parameter(torch.tensor([0.7], device=device))
     optimizers = [case.build([scalar]), case.build([vector])]
@@ -146,7 +146,7 @@ def test_a_0d_parameter_changes_as_one_of_one_element(device, case: Case) -> Non
 
 @every_case
 def test_dtypes_mix_in_one_group(device, case: Case) -> None:
-    """Each parameter changes as it would alone."""
+    """Each parameter changes as it would in a separate optimizer."""
     dtypes = [torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.float32]
     together, alone = (
         [nn.Parameter(random_tensor((5, 4), i, dtype=d, device=device)) for i, d in enumerate(dtypes)]
@@ -192,21 +192,21 @@ def test_dtypes_mix_with_clipping_and_skipping(device, case: Case) -> None:
     torch.testing.assert_close(optimizer.grad_norm.double(), expected, rtol=1e-6, atol=0)
     group = optimizer.param_groups[0]
     for old, param in zip(before, params, strict=True):
-        assert torch.equal(old, param.detach()) == is_soap(case)  # whose first step changes no matrix
+        assert torch.equal(old, param.detach()) == is_soap(case)  # SOAP's first step changes no matrix
         averaged = param.grad.double() * 0.5 / expected
         if is_soap(case):
             key, decay, averaged = "row_average", group["betas"][1], (averaged @ averaged.T)[None]
         elif case.direction == "muon":
             key, decay = "momentum_buffer", group["momentum"]
-        else:  # Lion's momentum has the second of its betas
+        else:  # Lion's momentum uses the second of its betas
             key, decay = "exp_avg", group["betas"][1 if "lion" in case.name.lower() else 0]
         average = optimizer.state[param][key].double()
         torch.testing.assert_close(average, averaged * (1 - decay), rtol=1e-4, atol=1e-7)
 
 
 @every_own_case
-def test_a_0d_parameter_is_clipped_beside_one_of_another_dtype(device, case: Case) -> None:
-    """Where the norm of all gradients is in float64, which is the dtype of one of them."""
+def test_a_0d_parameter_is_clipped_with_one_of_another_dtype(device, case: Case) -> None:
+    """The norm of all gradients is in float64, the dtype of one of them."""
     scalar, vector = (nn.Parameter(torch.full(shape, 0.7, device=device)) for shape in ((), (1,)))
     for single in (scalar, vector):
         double = nn.Parameter(torch.ones(3, dtype=torch.float64, device=device))

@@ -1,4 +1,4 @@
-"""The tools around an optimizer: every learning rate schedule of torch, and GradScaler."""
+"""Optimizers with all learning rate schedules of torch, and with GradScaler."""
 
 import inspect
 from collections.abc import Callable
@@ -52,7 +52,7 @@ SCHEDULES: dict[str, Callable[[Optimizer], Any]] = {
 
 
 def test_every_schedule_of_torch_is_tried() -> None:
-    """A schedule that a new torch brings fails here until it is added above."""
+    """A schedule that is new in torch fails here until it is added above."""
     abstract = {"LRScheduler", "_LRScheduler"}
     there_are = {
         name
@@ -65,7 +65,7 @@ def test_every_schedule_of_torch_is_tried() -> None:
 @every_case
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_a_schedule_sets_what_the_steps_use(device, case: Case, schedule) -> None:
-    """The same steps are taken by optimizers made anew with the rates and decays the schedule has come to."""
+    """Optimizers rebuilt with the schedule's current rates and decays take the same steps."""
     params, by_hand = parameters(device), parameters(device)
     optimizer, replayed = case.build(params), case.build(by_hand)
     scheduler = SCHEDULES[schedule](optimizer)
@@ -101,7 +101,7 @@ def test_a_schedule_moves_a_tensor_learning_rate_in_place(device, case: Case, sc
     torch.testing.assert_close(params, plain, rtol=1e-5, atol=1e-6)
 
 
-# SOAP refuses capturable, and with it to unscale gradients itself.
+# SOAP does not support capturable, so it cannot unscale gradients in the step.
 every_case_and_route = pytest.mark.parametrize(
     ("case", "in_step"),
     [
@@ -118,7 +118,7 @@ def scaler_for(device: torch.device) -> torch.amp.GradScaler:
 
 
 def backward(params: list[nn.Parameter], step: int, scale: Callable[[Tensor], Tensor]) -> None:
-    """A loss whose gradients are random and exact: scaling them by a power of two rounds nothing."""
+    """A loss with random gradients that are exact: scaling by a power of two does not round."""
     losses = [
         (p * random_tensor(p.shape, 50 * step + i, device=p.device)).sum() for i, p in enumerate(params)
     ]
@@ -126,7 +126,7 @@ def backward(params: list[nn.Parameter], step: int, scale: Callable[[Tensor], Te
 
 
 def scaling_options(case: Case, device: torch.device) -> dict[str, Any]:
-    """What leaves scaling to the step. torch's AdamW has capturable for GPUs only, and fused for both."""
+    """Options that leave scaling to the step. torch's AdamW has capturable only for GPUs."""
     return {"fused": True} if case.name == "create-adamw" and device.type == "cpu" else {"capturable": True}
 
 
@@ -136,12 +136,12 @@ def unscales(optimizer: Optimizer) -> bool:
 
 
 @every_case_and_route
-def test_a_scaled_loss_trains_as_the_loss_itself(device, case: Case, in_step) -> None:
+def test_a_scaled_loss_gives_the_same_steps(device, case: Case, in_step) -> None:
     options = scaling_options(case, device) if in_step else {}
     params, plain = parameters(device), parameters(device)
     scaled, reference = case.build(params, **options), case.build(plain, **options)
     scaler = scaler_for(device)
-    if device.type == "cpu":  # on a GPU the fused engine, where it is chosen, unscales too
+    if device.type == "cpu":  # on a GPU the fused engine, if chosen, unscales too
         assert unscales(scaled) == in_step
     for step in range(5):  # the scale doubles after three
         scaled.zero_grad()
@@ -154,14 +154,14 @@ def test_a_scaled_loss_trains_as_the_loss_itself(device, case: Case, in_step) ->
         reference.step()
         if case.is_own:  # torch's fused kernel unscales in place
             left_in_grad = plain[0].grad * (scale if unscales(scaled) else 1)
-            assert_same_bits(params[0].grad, left_in_grad)  # which of the two routes it was
+            assert_same_bits(params[0].grad, left_in_grad)  # which of the two unscaled them
     assert scaler.get_scale() == 2048
     assert_same_bits([p.detach() for p in params], [p.detach() for p in plain])
 
 
 @every_case_and_route
 @pytest.mark.parametrize("bad", [torch.inf, torch.nan])
-def test_a_step_that_overflowed_is_as_if_it_had_not_been(device, case: Case, in_step, bad) -> None:
+def test_a_step_that_overflowed_has_no_effect(device, case: Case, in_step, bad) -> None:
     options = scaling_options(case, device) if in_step else {}
     params, plain = parameters(device), parameters(device)
     scaled, reference = case.build(params, **options), case.build(plain, **options)

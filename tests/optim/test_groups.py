@@ -1,4 +1,4 @@
-"""The rules that sort a model's parameters into groups."""
+"""Parameter groups of a model, and their table."""
 
 import re
 
@@ -25,7 +25,7 @@ class Model(nn.Module):
 
 
 def decays(groups: list[dict[str, object]]) -> dict[str, object]:
-    """Each parameter's weight decay by its name."""
+    """The weight decay of each parameter, by name."""
     return {name: group["weight_decay"] for group in groups for name in group["param_names"]}
 
 
@@ -40,7 +40,7 @@ def test_matrices_decay_and_vectors_do_not() -> None:
     }
 
 
-def test_names_stand_beside_their_parameters() -> None:
+def test_names_are_in_the_order_of_their_parameters() -> None:
     model = Model()
     by_name = dict(model.named_parameters())
     for group in param_groups(model):
@@ -53,7 +53,7 @@ def test_parameters_with_equal_options_share_a_group() -> None:
     assert sorted(len(group["params"]) for group in param_groups(Model())) == [2, 4]
 
 
-def test_a_tied_weight_stands_once_and_answers_to_both_names() -> None:
+def test_a_tied_weight_appears_once_and_matches_both_names() -> None:
     model = Model()
     params = [p for group in param_groups(model) for p in group["params"]]
     assert len({id(p) for p in params}) == len(params)
@@ -65,15 +65,15 @@ def test_a_tied_weight_stands_once_and_answers_to_both_names() -> None:
 
 
 def test_names_are_those_of_the_model_before_it_was_compiled() -> None:
-    """As a whole and block by block; patterns with the names that torch.compile makes of them match too."""
+    """Compiled as a whole or block by block. Patterns with the names that torch.compile gives match too."""
     model = nn.Sequential(nn.Linear(2, 3), nn.Sequential(nn.Linear(3, 2)))
     names = [name for name, _ in model.named_parameters()]
     model[1] = torch.compile(model[1], backend="eager")
     compiled = torch.compile(model, backend="eager")
     for pattern in ("1.0.*", "_orig_mod.1._orig_mod.0.*"):
         groups = param_groups(compiled, overrides={pattern: {"lr": 0.5}})
-        given = {name: group.get("lr") for group in groups for name in group["param_names"]}
-        assert given == dict(zip(names, [None, None, 0.5, 0.5], strict=True))
+        rates = {name: group.get("lr") for group in groups for name in group["param_names"]}
+        assert rates == dict(zip(names, [None, None, 0.5, 0.5], strict=True))
     optimizer = MERIT(compiled.named_parameters())
     compiled(torch.ones(1, 2)).sum().backward()
     with optimizer.recording() as statistics:
@@ -97,12 +97,12 @@ def test_overrides_set_options_and_the_later_one_wins() -> None:
         "*.bias": {"lr": 0.25, "weight_decay": 0.2},
     }
     groups = param_groups(Model(), overrides=overrides)
-    found = {name: group for group in groups for name in group["param_names"]}
-    assert (found["conv.weight"]["lr"], found["conv.weight"]["weight_decay"]) == (0.5, 0.1)
-    assert found["conv.weight"]["element_wise"] is False
-    assert (found["conv.bias"]["lr"], found["conv.bias"]["weight_decay"]) == (0.25, 0.2)
-    assert found["conv.bias"]["element_wise"] is False
-    assert "lr" not in found["embedding.weight"]
+    by_name = {name: group for group in groups for name in group["param_names"]}
+    assert (by_name["conv.weight"]["lr"], by_name["conv.weight"]["weight_decay"]) == (0.5, 0.1)
+    assert by_name["conv.weight"]["element_wise"] is False
+    assert (by_name["conv.bias"]["lr"], by_name["conv.bias"]["weight_decay"]) == (0.25, 0.2)
+    assert by_name["conv.bias"]["element_wise"] is False
+    assert "lr" not in by_name["embedding.weight"]
 
 
 @pytest.mark.parametrize(
@@ -118,7 +118,7 @@ def test_a_pattern_that_matches_nothing_is_an_error_with_the_nearest_name(patter
         param_groups(Model(), **patterns)
 
 
-def test_a_pattern_of_capitals_does_not_match_small_letters() -> None:
+def test_patterns_are_case_sensitive() -> None:
     with pytest.raises(ValueError, match="matches no parameter"):
         param_groups(Model(), no_decay=["Embedding.*"])
 
@@ -130,7 +130,7 @@ def test_an_override_of_the_parameters_themselves_is_refused(reserved) -> None:
 
 
 def test_parameters_in_place_of_the_model_are_refused() -> None:
-    with pytest.raises(TypeError, match=r"model is a generator; param_groups .* takes the model itself"):
+    with pytest.raises(TypeError, match=r"model is a generator; param_groups .* needs the model itself"):
         param_groups(nn.Linear(2, 2).parameters())  # type: ignore[arg-type]
 
 
@@ -159,16 +159,16 @@ def test_the_groups_train_in_this_optimizer_and_in_torchs() -> None:
         assert changed == {"embedding.weight", "norm.weight", "norm.bias", "scale"}
 
 
-def test_learning_rates_in_tensors_stay_apart_even_where_they_are_equal() -> None:
+def test_equal_learning_rates_in_different_tensors_are_not_merged() -> None:
     rates = [torch.tensor(0.1), torch.tensor(0.1)]
     overrides = {"conv.weight": {"lr": rates[0]}, "embedding.weight": {"lr": rates[1]}}
     groups = param_groups(Model(), overrides=overrides)
-    own = {id(group["lr"]) for group in groups if "lr" in group}
-    assert own == {id(rate) for rate in rates}
+    in_groups = {id(group["lr"]) for group in groups if "lr" in group}
+    assert in_groups == {id(rate) for rate in rates}
 
 
 def test_parameters_without_a_shape_yet_are_refused() -> None:
-    """torch says that they have one dimension: a lazy layer's weight would not decay."""
+    """In torch their ndim is 1, so a lazy layer's weight would not decay."""
     model = nn.Sequential(nn.LazyLinear(4))
     with pytest.raises(ValueError, match=r"0\.weight has no shape yet; .* one forward pass"):
         param_groups(model)
@@ -180,7 +180,7 @@ def test_parameters_without_a_shape_yet_are_refused() -> None:
 
 
 def kinds(groups: list[dict[str, object]]) -> dict[str, str]:
-    """Each parameter's kind by its name."""
+    """The kind of each parameter, by name."""
     return {
         name: kind
         for group in groups
@@ -188,7 +188,7 @@ def kinds(groups: list[dict[str, object]]) -> dict[str, str]:
     }
 
 
-def test_kinds_stand_beside_the_names_and_change_nothing_else() -> None:
+def test_kinds_are_listed_with_the_names_and_change_nothing_else() -> None:
     groups = param_groups(Model(), kinds={"conv.weight": "vector"})
     assert [{k: v for k, v in group.items() if k not in ("params", "param_kinds")} for group in groups] == [
         {"param_names": ["scale", "norm.weight", "norm.bias", "conv.bias"], "weight_decay": 0.0},
@@ -205,15 +205,15 @@ def test_kinds_stand_beside_the_names_and_change_nothing_else() -> None:
 
 
 def test_kinds_are_corrected_by_pattern_and_the_later_one_wins() -> None:
-    found = kinds(
+    by_name = kinds(
         param_groups(Model(), kinds={"*.weight": "head", "norm.*": "embedding", "head.*": "hidden"})
     )
-    assert found["conv.weight"] == "head"
-    assert found["norm.weight"] == found["norm.bias"] == "embedding"
-    assert found["embedding.weight"] == "hidden"  # by its other name
+    assert by_name["conv.weight"] == "head"
+    assert by_name["norm.weight"] == by_name["norm.bias"] == "embedding"
+    assert by_name["embedding.weight"] == "hidden"  # by its other name
 
 
-def test_an_unknown_kind_is_an_error_with_those_known() -> None:
+def test_an_unknown_kind_is_an_error_that_lists_the_known_ones() -> None:
     allowed = "one of 'hidden', 'experts', 'embedding', 'head', 'vector'; did you mean 'hidden'?"
     with pytest.raises(
         ValueError, match=r"the kind for 'conv\.\*' is 'hiden'; it must be " + re.escape(allowed)
@@ -225,12 +225,14 @@ def test_an_unknown_kind_is_an_error_with_those_known() -> None:
 
 @pytest.mark.parametrize(("kind", "fewest"), [("hidden", 2), ("experts", 3)])
 def test_a_vector_is_not_made_a_matrix(kind, fewest) -> None:
-    words = rf"'norm\.\*' is '{kind}', but norm\.weight has shape \(4,\); .* with {fewest} or more dimensions"
-    with pytest.raises(ValueError, match=words):
+    message = (
+        rf"'norm\.\*' is '{kind}', but norm\.weight has shape \(4,\); .* with {fewest} or more dimensions"
+    )
+    with pytest.raises(ValueError, match=message):
         param_groups(Model(), kinds={"norm.*": kind})
     with pytest.raises(ValueError, match=r"embedding\.weight has shape \(10, 4\)"):
         param_groups(Model(), kinds={"embedding.weight": "experts"})
-    # What a later pattern corrects is no error, nor is what is frozen.
+    # No error if a later pattern corrects it, or if the parameter is frozen.
     param_groups(Model(), kinds={"norm.*": kind, "n*": "vector"})
     param_groups(Model(), kinds={"frozen.*": kind})
 
@@ -277,7 +279,7 @@ def test_the_table_of_an_optimizer() -> None:
     ]
 
 
-def test_the_table_of_groups_that_say_little() -> None:
+def test_the_table_of_groups_with_few_options() -> None:
     weight, bias = nn.Parameter(torch.zeros(2000, 3)), nn.Parameter(torch.zeros(3))
     assert describe_groups(
         [{"params": [weight, bias]}, {"params": [bias], "kind": "vector"}]
@@ -326,6 +328,6 @@ def test_what_has_no_parameter_groups_has_no_table(groups) -> None:
     ],
 )
 def test_names_that_differ_in_numbers_are_folded(names, folded) -> None:
-    found = fold_names(names)
-    assert list(found) == folded
-    assert sorted(name for members in found.values() for name in members) == sorted(names)
+    result = fold_names(names)
+    assert list(result) == folded
+    assert sorted(name for members in result.values() for name in members) == sorted(names)

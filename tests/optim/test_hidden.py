@@ -1,4 +1,4 @@
-"""One direction for hidden matrices and another for the rest: how weights are sorted and shown."""
+"""One direction for hidden matrices and another for the rest: how weights are sorted and displayed."""
 
 import copy
 import pickle
@@ -22,7 +22,7 @@ from merit_optim import (
 
 
 def pickled(optimizer: MuonMERIT) -> MuonMERIT:
-    """The optimizer as another process would have it."""
+    """The optimizer after a round trip through pickle."""
     copied: MuonMERIT = pickle.loads(pickle.dumps(optimizer))
     return copied
 
@@ -60,7 +60,7 @@ def test_soap_takes_all_matrices() -> None:
     assert all(dict(Model().named_parameters())[name].ndim == 1 for name in rest)
 
 
-def test_the_rest_has_a_share_of_the_learning_rate_or_its_own() -> None:
+def test_the_rest_has_a_fraction_of_the_learning_rate_or_rest_lr() -> None:
     def rates(**options: float) -> set[float]:
         return {group["lr"] for group in MuonMERIT(param_groups(Model()), **options).param_groups}
 
@@ -87,8 +87,8 @@ def test_options_of_the_rest_and_of_a_group_win_over_its_defaults() -> None:
     assert {by_name["head.weight"][key] for key in ("norm",)} == {"max"}
 
 
-def test_what_the_rest_does_is_adamw() -> None:
-    """With MuonMERIT's defaults, to a few ulps, with decay."""
+def test_the_rest_is_updated_by_adamw() -> None:
+    """With MuonMERIT's defaults, within a few ulps, with weight decay."""
     model, other = Model(), Model()
     other.load_state_dict(model.state_dict())
     optimizer = MuonMERIT(param_groups(model, weight_decay=0.1), lr=0.1)
@@ -109,7 +109,7 @@ def test_what_the_rest_does_is_adamw() -> None:
 
 
 @pytest.mark.parametrize("optimizer_class", CLASSES)
-def test_parameters_alone_are_refused_with_the_line_to_write(optimizer_class) -> None:
+def test_parameters_alone_are_refused_with_a_line_to_use_instead(optimizer_class) -> None:
     name = optimizer_class.__name__
     for params in (
         Model().parameters(),
@@ -129,7 +129,7 @@ def test_an_optimizer_without_hidden_matrices_is_refused() -> None:
     ):
         MuonMERIT(param_groups(model))
     MERIT(param_groups(model))
-    # Whoever says the directions has said that there is none.
+    # Groups that set their directions need no hidden matrix.
     MuonMERIT([{"params": model.parameters(), "direction": "adam"}])
 
 
@@ -158,24 +158,24 @@ def test_a_copy_sorts_groups_as_the_original_does(copied) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "words"),
+    ("options", "message"),
     [
         ({"rest_lr": -1.0}, "rest_lr is -1.0; it must be a finite number"),
         ({"rest_lr": torch.ones(2)}, "rest_lr is a tensor of shape"),
         ({"lr": "high"}, "lr is 'high'; it must be a finite number"),
-        ({"rest": {"beta": 0.9}}, "rest sets 'beta', which is no option .* did you mean 'betas'"),
+        ({"rest": {"beta": 0.9}}, "rest sets 'beta', which is not an option .* did you mean 'betas'"),
         ({"rest": {"betas": 0.9}}, "betas is 0.9; it must be two numbers"),
         ({"rest": {"norm": "l1"}}, "norm is 'l1'; it must be one of"),
     ],
 )
-def test_wrong_options_of_the_rest_are_refused(options, words) -> None:
-    with pytest.raises(ValueError, match=words):
+def test_wrong_options_of_the_rest_are_refused(options, message) -> None:
+    with pytest.raises(ValueError, match=message):
         MuonMERIT(param_groups(Model()), **options)
     with pytest.raises(TypeError, match="rest is 3; it must give options by name"):
         MuonMERIT(param_groups(Model()), rest=3)
 
 
-def test_the_table_of_an_optimizer_says_how_each_weight_is_updated() -> None:
+def test_the_table_of_an_optimizer_shows_how_each_weight_is_updated() -> None:
     table = describe_groups(MuonMERIT(param_groups(Model())))
     rows = {line.split()[0]: line for line in table.splitlines() if line}
     assert "muon x max" in rows["blocks.{0..1}.in_proj_weight"]

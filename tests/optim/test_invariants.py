@@ -57,7 +57,7 @@ MAX_NORM_OPTIONS = OPTIONS.map(lambda options: {**options, "norm": "max"})
 
 
 def built(optimizer: Any, params: Any, **options: Any) -> TrustRatioOptimizer:
-    """An optimizer, without the options that are of another direction."""
+    """An optimizer, without options of another direction."""
     of_others = set.union(*OF_ONE_DIRECTION.values()) - OF_ONE_DIRECTION.get(optimizer, set())
     return optimizer(params, **{name: value for name, value in options.items() if name not in of_others})
 
@@ -104,7 +104,7 @@ def test_no_element_changes_by_more_than_lr_times_clip(
 
 @given(shape=MATRIX_SHAPES, seed=SEEDS, zero_row=st.booleans(), zero_column=st.booleans(), options=OPTIONS)
 def test_no_ratio_is_below_the_whole_weights(device, shape, seed, zero_row, zero_column, options) -> None:
-    """Seen from outside: no element moves less than the whole-weight ratio would move it."""
+    """Measured by the change: no element moves less than the whole-weight ratio would move it."""
     options = {**options, "clip": None, "element_wise": True, "weight_bound": True, "bias_correction": False}
     weight, (grad,) = example(shape, seed, torch.float64, device, num_steps=1)
     if zero_row:
@@ -121,7 +121,7 @@ def test_no_ratio_is_below_the_whole_weights(device, shape, seed, zero_row, zero
     has_ratio = (weight.any(1) & update.any(1))[:, None] & (weight.any(0) & update.any(0))
     moved, least = (weight - new).abs(), whole * update.abs()
     assert (moved >= least * (1 - 1e-9) - 1e-15)[has_ratio].all()
-    # A row or column without a ratio of its own is moved by the update as it is.
+    # A row or column without a ratio is moved by the unscaled update.
     torch.testing.assert_close(moved[~has_ratio], update.abs()[~has_ratio], rtol=1e-9, atol=1e-15)
 
 
@@ -168,7 +168,7 @@ def test_l2_ratios_follow_a_transposed_or_permuted_weight_up_to_rounding(
 def test_scaling_the_gradient_changes_nothing_when_eps_is_negligible(
     device, shape, seed, power, options
 ) -> None:
-    """A power of two scales both moments without rounding, so not a bit may change."""
+    """A power of two scales both moments without rounding, so no bit may change."""
     weight, grads = example(shape, seed, torch.float32, device)
     options = {**options, "lr": 0.1, "eps": 1e-30}
     new, _ = after_steps(weight, grads, **options)
@@ -188,7 +188,7 @@ def test_scaling_the_gradient_changes_the_step_by_no_more_than_eps_can(device, f
 
 @given(shape=SHAPES, seed=SEEDS, dtype=DTYPES, options=OPTIONS, zeros=st.sampled_from(["no", "some", "all"]))
 def test_zero_gradient_with_zero_lr_changes_no_bit(device, shape, seed, dtype, options, zeros) -> None:
-    """As checkpointing libraries do to a fresh optimizer to make it create its state."""
+    """Checkpointing libraries take such a step to make a fresh optimizer create its state."""
     weight, (mask,) = example(shape, seed, dtype, device, num_steps=1)
     if zeros != "no":
         weight = torch.where(
@@ -207,15 +207,15 @@ def test_zero_gradient_with_zero_lr_changes_no_bit(device, shape, seed, dtype, o
     seed=SEEDS,
     dtype=DTYPES,
     options=MAX_NORM_OPTIONS,
-    what=st.sampled_from(["weight", "gradient", "both"]),
+    zeroed=st.sampled_from(["weight", "gradient", "both"]),
     where=st.sampled_from(["row", "column", "all"]),
 )
 def test_zero_rows_columns_and_weights_give_finite_updates(
-    device, optimizer, shape, seed, dtype, options, what, where
+    device, optimizer, shape, seed, dtype, options, zeroed, where
 ) -> None:
     weight, grads = example(shape, seed, dtype, device)
     index = {"row": (slice(0, 1),), "column": (..., slice(0, 1)), "all": (...,)}[where if shape else "all"]
-    for x in [weight] * (what != "gradient") + grads * (what != "weight"):
+    for x in [weight] * (zeroed != "gradient") + grads * (zeroed != "weight"):
         x[index] = 0
     new, _ = after_steps(weight, grads, optimizer, lr=0.1, **options)
     assert new.isfinite().all()
@@ -231,7 +231,7 @@ def test_zero_rows_columns_and_weights_give_finite_updates(
     weight_scale=st.sampled_from([1e-44, 1e-38, 1.0, 1e30]),
     grad_scale=st.sampled_from([1e-44, 1e-30, 1.0, 1e18, 1e30]),
 )
-# A ratio beyond the largest number, where some elements of the update are zero.
+# A ratio that overflows, with some elements of the update zero.
 @explicit_example(shape=(5, 7), seed=0, options=BARE, weight_scale=1.0, grad_scale=1e-44)
 @explicit_example(shape=(5, 7), seed=0, options=BARE, weight_scale=1e30, grad_scale=1e-38)
 def test_huge_and_denormal_values_give_finite_updates(
@@ -245,7 +245,9 @@ def test_huge_and_denormal_values_give_finite_updates(
 
 @every_direction
 @given(num=st.integers(1, 4), shape=MATRIX_SHAPES, seed=SEEDS, dtype=DTYPES, options=MAX_NORM_OPTIONS)
-def test_stacked_matrices_change_as_each_alone(device, optimizer, num, shape, seed, dtype, options) -> None:
+def test_stacked_matrices_change_like_separate_ones(
+    device, optimizer, num, shape, seed, dtype, options
+) -> None:
     weight, grads = example((num, *shape), seed, dtype, device)
     together, _ = after_steps(weight, grads, optimizer, lr=0.1, matrix_dims=2, **options)
     for i in range(num):
@@ -254,7 +256,7 @@ def test_stacked_matrices_change_as_each_alone(device, optimizer, num, shape, se
 
 
 @given(num=st.integers(2, 4), length=SIDES, seed=SEEDS, options=MAX_NORM_OPTIONS)
-def test_stacked_vectors_change_as_each_alone(device, num, length, seed, options) -> None:
+def test_stacked_vectors_change_like_separate_ones(device, num, length, seed, options) -> None:
     weight, grads = example((num, length), seed, torch.float32, device)
     together, _ = after_steps(weight, grads, lr=0.1, matrix_dims=1, **options)
     for i in range(num):
@@ -266,8 +268,8 @@ def test_stacked_vectors_change_as_each_alone(device, num, length, seed, options
 @pytest.mark.parametrize(
     "options", [{}, {"bias_correction": True}, {"norm": "none"}, {"matrix_dims": 1}], ids=str
 )
-def test_small_weights_of_one_shape_change_as_each_alone(device, dtype, options) -> None:
-    """They are worked on as one; some have taken fewer steps, or stand otherwise in memory, or are zero."""
+def test_small_weights_of_one_shape_change_like_separate_ones(device, dtype, options) -> None:
+    """They are updated together; some have taken fewer steps, have another memory layout, or are zero."""
     shapes = [(6, 4), (6, 4), (6, 4), (7,), (7,), (7,), (), ()]
 
     def weights() -> list[nn.Parameter]:
@@ -292,20 +294,20 @@ def test_small_weights_of_one_shape_change_as_each_alone(device, dtype, options)
 
 
 @pytest.mark.parametrize("norm", ["max", "l2"])
-def test_an_update_that_is_kept_is_the_one_that_is_formed_again(norm, monkeypatch) -> None:
-    """Of weights in several pieces."""
-    found = []
+def test_a_stored_update_equals_a_recomputed_one(norm, monkeypatch) -> None:
+    """For weights in several pieces."""
+    snapshots = []
     for kept_pieces in (0, 1000):
         monkeypatch.setattr(eager, "KEPT_PIECES", kept_pieces)
         with in_pieces_of(10):
             optimizer = MERIT(parameters(), norm=norm)
             take_steps(optimizer, 3)
-        found.append(snapshot(optimizer))
-    assert_same_bits(*found)
+        snapshots.append(snapshot(optimizer))
+    assert_same_bits(*snapshots)
 
 
 def in_pieces_of(num_elements: int) -> ExitStack:
-    """Let the eager engine cut weights into pieces of this size."""
+    """Make the eager engine cut weights into pieces of this size."""
     stack = ExitStack()
     for limit in ("PIECE_ELEMENTS_CPU", "PIECE_ELEMENTS"):
         stack.enter_context(mock.patch.object(eager, limit, num_elements))
@@ -313,7 +315,7 @@ def in_pieces_of(num_elements: int) -> ExitStack:
 
 
 def by_definition(weight: Tensor, grads: list[Tensor], optimizer: TrustRatioOptimizer) -> Tensor:
-    """The weight after the steps that algorithm.py describes, with an optimizer's options."""
+    """The weight after steps of algorithm.py with an optimizer's options."""
     group = optimizer.param_groups[0]
     dtype = torch.float64 if weight.dtype == torch.float64 else torch.float32
     shapes = optimizer._state_shapes(group["params"][0], group).values()
@@ -335,7 +337,7 @@ def by_definition(weight: Tensor, grads: list[Tensor], optimizer: TrustRatioOpti
 
 
 def fitting_split(view: View, shape: tuple[int, ...], how: str) -> View:
-    """The matrices of a weight of this shape split in as many equal parts as there can be, or unequally."""
+    """The view with a weight of this shape split into as many equal parts as possible, or unequally."""
     whole = view.matrices(shape)
     length = whole.shape[1 + view.split_dim]
     if how == "no" or whole.is_vector or length < 2:
@@ -381,12 +383,12 @@ def test_pieces_give_what_the_definition_gives(
 @pytest.mark.parametrize("optimizer", HIDDEN, ids=name_of)
 @pytest.mark.parametrize(("shape", "matrix_dims"), [((8, 6), None), ((5, 3, 3), None), ((3, 4, 5), 2)])
 def test_every_class_gives_what_the_definition_gives(device, optimizer, shape, matrix_dims) -> None:
-    """In steps enough for SOAP to improve its basis."""
+    """With enough steps for SOAP to improve its basis."""
     weight, grads = example(shape, 0, torch.float32, device, num_steps=13)
     with in_pieces_of(7):
         cut, stepped = after_steps(weight, grads, optimizer, lr=0.1, matrix_dims=matrix_dims)
     expected = by_definition(weight, grads, stepped)
-    # Sums follow the memory, and the engine stores SOAP's bases in another order than LAPACK gives them in.
+    # The order of sums follows the memory, and the engine stores SOAP's bases in another order than LAPACK.
     if stepped.param_groups[0]["norm"] == "l2" or is_soap(optimizer):
         torch.testing.assert_close(cut, expected, rtol=1e-5, atol=1e-5)
     else:

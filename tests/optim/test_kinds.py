@@ -1,4 +1,4 @@
-"""What the weights of a model are, family by family."""
+"""Kinds of weights, by model family."""
 
 import pytest
 from kinds_cases import by_kind, expected, kind_of
@@ -46,9 +46,9 @@ def test_the_labs_models(family, tied, names, vocab_size) -> None:
 
 
 def test_torchs_transformer() -> None:
-    found = by_kind(nn.Transformer(16, 2, 2, 2, 24, batch_first=True))
-    assert found.keys() == {"hidden", "vector"}
-    assert found["hidden"].split() == [
+    kinds = by_kind(nn.Transformer(16, 2, 2, 2, 24, batch_first=True))
+    assert kinds.keys() == {"hidden", "vector"}
+    assert kinds["hidden"].split() == [
         *("encoder.layers.#.self_attn.in_proj_weight", "encoder.layers.#.self_attn.out_proj.weight"),
         "encoder.layers.#.linear#.weight",
         *("decoder.layers.#.self_attn.in_proj_weight", "decoder.layers.#.self_attn.out_proj.weight"),
@@ -58,14 +58,14 @@ def test_torchs_transformer() -> None:
         ),
         "decoder.layers.#.linear#.weight",
     ]
-    assert all(name.endswith(("bias", "norm.weight", "norm#.weight")) for name in found["vector"].split())
+    assert all(name.endswith(("bias", "norm.weight", "norm#.weight")) for name in kinds["vector"].split())
 
 
-def test_torchs_attention_and_blocks_by_themselves_are_hidden() -> None:
-    found = by_kind(nn.TransformerEncoderLayer(16, 2, 24))
-    assert found["hidden"] == "self_attn.in_proj_weight self_attn.out_proj.weight linear#.weight"
-    found = by_kind(nn.MultiheadAttention(16, 2, kdim=8, vdim=12, add_bias_kv=True))
-    assert found == expected(
+def test_torchs_standalone_attention_and_blocks_are_hidden() -> None:
+    kinds = by_kind(nn.TransformerEncoderLayer(16, 2, 24))
+    assert kinds["hidden"] == "self_attn.in_proj_weight self_attn.out_proj.weight linear#.weight"
+    kinds = by_kind(nn.MultiheadAttention(16, 2, kdim=8, vdim=12, add_bias_kv=True))
+    assert kinds == expected(
         hidden="q_proj_weight k_proj_weight v_proj_weight out_proj.weight",
         vector="in_proj_bias bias_k bias_v out_proj.bias",
     )
@@ -129,7 +129,7 @@ GPT_OSS_TABLE = expected(
     head="lm_head.weight",
     hidden=f"{LLAMA_ATTENTION} model.layers.#.mlp.router.weight",
     experts=EXPERTS,
-    # The stacked biases of experts are matrices by their shape alone.
+    # By shape alone, the stacked biases of experts would be matrices.
     vector=f"""model.layers.#.self_attn.sinks {QWEN2_BIASES} model.layers.#.self_attn.o_proj.bias
         model.layers.#.mlp.router.bias model.layers.#.mlp.experts.gate_up_proj_bias
         model.layers.#.mlp.experts.down_proj_bias {LLAMA_NORMS}""",
@@ -178,7 +178,7 @@ def t5_mlp(stack: str) -> str:
 
 
 T5_TABLE = expected(
-    # A relative position's bias for each head is looked up as a token's vector is.
+    # The relative position bias of each head is looked up like a token's vector.
     embedding=" ".join(
         ["shared.weight"]
         + [
@@ -222,7 +222,7 @@ VIT_TABLE = expected(
             GPT2_TABLE,
         ),
         ("LlamaForCausalLM", "LlamaConfig", LLAMA, LLAMA_TABLE),
-        # As many tokens as the model is wide: a head has the shape of every projection.
+        # As many tokens as the model is wide, so a head has the shape of every projection.
         ("LlamaForCausalLM", "LlamaConfig", {**LLAMA, "vocab_size": 16}, LLAMA_TABLE),
         ("Qwen2ForCausalLM", "Qwen2Config", LLAMA, QWEN2_TABLE),
         ("Qwen3ForCausalLM", "Qwen3Config", LLAMA, QWEN3_TABLE),
@@ -246,8 +246,8 @@ VIT_TABLE = expected(
 def test_hugging_faces_models(model, config, sizes, table) -> None:
     transformers = pytest.importorskip("transformers", reason="needs transformers")
     built = getattr(transformers, model)(getattr(transformers, config)(**sizes))
-    found = by_kind(built)
-    assert {kind: sorted(names.split()) for kind, names in found.items()} == {
+    kinds = by_kind(built)
+    assert {kind: sorted(names.split()) for kind, names in kinds.items()} == {
         kind: sorted(names.split()) for kind, names in table.items()
     }
 

@@ -1,4 +1,4 @@
-"""What the weights of a model are, at the edges of the rules."""
+"""Kinds of weights: edge cases."""
 
 from collections.abc import Callable
 
@@ -22,7 +22,7 @@ class Attention(nn.Module):
 
 
 class Decoder(nn.Module):
-    """A model with one block that stands in no list, and an output layer with a name of its own."""
+    """A model with one block outside any list, and an output layer with any name."""
 
     def __init__(self, vocabulary: int = 40, width: int = 16, output: str = "to_tokens") -> None:
         super().__init__()
@@ -38,12 +38,14 @@ DECODER_HIDDEN = "mix.weight attention.query.weight attention.output.weight atte
 
 @pytest.mark.parametrize("vocabulary", [40, 16], ids=["", "vocabulary==width"])
 @pytest.mark.parametrize("output", ["to_tokens", "output", "out_proj", "decoder", "lm_head", "unembedding"])
-def test_an_output_layer_beside_the_embedding_is_a_head_whatever_its_name(vocabulary, output) -> None:
-    found = by_kind(Decoder(vocabulary, output=output))
-    assert (found["head"], found["hidden"]) == (f"{output}.weight", DECODER_HIDDEN)
+def test_an_output_layer_at_the_level_of_the_embedding_is_a_head_whatever_its_name(
+    vocabulary, output
+) -> None:
+    kinds = by_kind(Decoder(vocabulary, output=output))
+    assert (kinds["head"], kinds["hidden"]) == (f"{output}.weight", DECODER_HIDDEN)
 
 
-def test_a_tied_head_is_an_embedding_and_stands_once() -> None:
+def test_a_tied_head_is_an_embedding_and_appears_once() -> None:
     model = Decoder()
     model.to_tokens.weight = model.embedding.weight
     kinds = kinds_of(model)
@@ -82,7 +84,7 @@ class DataParallelLike(nn.Module):
 
 
 def each_layer_wrapped(model: nn.Module) -> nn.Module:
-    """With a wrapper around each layer, as of FSDP or activation checkpointing."""
+    """With a wrapper around each layer, as FSDP or activation checkpointing adds."""
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
             if next(child.children(), None) is None:
@@ -102,7 +104,7 @@ def test_wrappers_do_not_matter(wrap: Callable[[nn.Module], nn.Module], output) 
     assert kinds_of(wrap(model)) == before
 
 
-def test_blocks_that_are_compiled_one_by_one_are_blocks() -> None:
+def test_blocks_that_are_compiled_separately_are_blocks() -> None:
     model = nn.Module()
     model.embedding = nn.Embedding(16, 16)
     model.blocks = nn.ModuleList(compiled(Attention(16)) for _ in range(2))
@@ -120,7 +122,7 @@ def test_a_sequential_model_has_blocks_and_a_head() -> None:
 
 
 class Scoring(nn.Module):
-    """A block with a layer whose name is a head's."""
+    """A block with a layer that has a head's name."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -130,7 +132,7 @@ class Scoring(nn.Module):
 @pytest.mark.parametrize(
     "stack", [nn.Sequential, lambda *blocks: nn.ModuleList(blocks)], ids=["sequential", "list"]
 )
-def test_a_layer_in_a_block_is_no_head_whatever_its_name(stack) -> None:
+def test_a_layer_in_a_block_is_not_a_head_whatever_its_name(stack) -> None:
     blocks = stack(Scoring(), Scoring())
     model = nn.ModuleDict({"embedding": nn.Embedding(40, 16), "blocks": blocks, "head": nn.Linear(16, 40)})
     assert by_kind(model)["hidden"] == "blocks.#.score.weight"
@@ -153,7 +155,7 @@ def test_a_head_of_several_layers_is_its_last_layer_and_heads_in_a_list_are_all_
     assert [kind_of(model, f"lm_heads.{i}.weight") for i in (0, 1)] == ["head", "head"]
 
 
-def test_a_head_is_beside_embeddings_that_stand_in_a_list_too() -> None:
+def test_embeddings_in_a_list_have_a_head_too() -> None:
     model = nn.Module()
     model.tables = nn.ModuleList(nn.Embedding(40, 16) for _ in range(2))
     model.to_tokens = nn.Linear(16, 40)
@@ -161,7 +163,7 @@ def test_a_head_is_beside_embeddings_that_stand_in_a_list_too() -> None:
 
 
 def test_attention_heads_that_are_modules_are_hidden() -> None:
-    """A list named ``heads``, as in lecture code, is no list of output heads."""
+    """A list named ``heads``, as in lecture code, is not a list of output heads."""
     model = nn.Module()
     model.embedding = nn.Embedding(40, 16)
     model.blocks = nn.Sequential(
@@ -194,7 +196,7 @@ def test_loras_matrices_are_hidden_and_the_layer_below_keeps_its_kind(output) ->
 
 
 class LoRAInside(nn.Linear):
-    """A layer that holds its small matrices itself."""
+    """A layer with its small matrices as its own parameters."""
 
     def __init__(self, num_inputs: int, num_outputs: int) -> None:
         super().__init__(num_inputs, num_outputs)
@@ -202,19 +204,19 @@ class LoRAInside(nn.Linear):
 
 
 def test_loras_matrices_in_a_head_are_hidden() -> None:
-    found = by_kind(nn.ModuleDict({"head": LoRAInside(16, 40)}))
-    assert (found["head"], found["hidden"]) == ("head.weight", "head.lora_A")
+    kinds = by_kind(nn.ModuleDict({"head": LoRAInside(16, 40)}))
+    assert (kinds["head"], kinds["hidden"]) == ("head.weight", "head.lora_A")
 
 
 class Experts(nn.Module):
-    """A mixture with as many experts as asked for, and a router."""
+    """A mixture of ``num`` experts, and a router."""
 
     def __init__(self, num: int) -> None:
         super().__init__()
         self.gate = nn.Linear(8, num, bias=False)
         self.w1 = nn.Parameter(torch.zeros(num, 12, 8))
         self.w1_bias = nn.Parameter(torch.zeros(num, 12))
-        self.w2_EDF = nn.Parameter(torch.zeros(num, 8, 12))  # with the letters of its shape, as torchtitan's
+        self.w2_EDF = nn.Parameter(torch.zeros(num, 8, 12))  # named by its shape, as in torchtitan
         self.w2_bias_ED = nn.Parameter(torch.zeros(num, 8))
 
 
@@ -228,7 +230,7 @@ def test_stacked_experts_and_their_router(num) -> None:
 
 
 class Tables(nn.Module):
-    """Parameters without a layer of their own."""
+    """Raw parameters without a layer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -256,7 +258,7 @@ def test_parameters_without_a_layer_go_by_their_names() -> None:
 
 
 class Holder(nn.Module):
-    """A layer of a library: no subclass of torch's."""
+    """A library's layer that is not a subclass of torch's."""
 
     def __init__(self, *shape: int) -> None:
         super().__init__()
@@ -264,7 +266,7 @@ class Holder(nn.Module):
 
 
 def holder(name: str, *shape: int) -> nn.Module:
-    """A layer whose class has that name."""
+    """A layer whose class has this name."""
     return type(name, (Holder,), {})(*shape)
 
 
@@ -289,7 +291,7 @@ def test_embeddings_by_class() -> None:
         assert list(kinds_of(model).values()) == ["embedding", "head", "vector"]
 
 
-def test_the_embedding_of_patches_is_no_hidden_matrix() -> None:
+def test_a_patch_embedding_is_not_a_hidden_matrix() -> None:
     patches = nn.ModuleDict({"patch_embed": nn.Conv2d(3, 8, 4, 4), "stem": nn.Conv2d(8, 8, 3)})
     assert by_kind(patches) == expected(
         embedding="patch_embed.weight", hidden="stem.weight", vector="patch_embed.bias stem.bias"
@@ -303,7 +305,7 @@ def test_the_embedding_of_patches_is_no_hidden_matrix() -> None:
 
 
 class Doubled(nn.Module):
-    """A parametrization with a weight of its own."""
+    """A parametrization with a weight."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -336,7 +338,7 @@ def test_parametrized_weights_keep_the_kind_of_their_layer() -> None:
     }
 
 
-def test_a_model_that_cannot_say_its_head_is_sorted_all_the_same() -> None:
+def test_a_model_that_cannot_return_its_head_is_still_sorted() -> None:
     class Refusing(Decoder):
         def get_output_embeddings(self) -> nn.Module:
             raise NotImplementedError
@@ -344,7 +346,7 @@ def test_a_model_that_cannot_say_its_head_is_sorted_all_the_same() -> None:
     assert kind_of(Refusing(), "to_tokens.weight") == "head"
 
 
-def test_what_a_model_says_is_its_head_is_one() -> None:
+def test_a_declared_head_is_a_head() -> None:
     class Saying(Decoder):
         def get_output_embeddings(self) -> nn.Module:
             return self.attention.query
@@ -364,5 +366,5 @@ def test_parameters_without_a_shape_yet_are_refused_unless_they_are_frozen() -> 
 
 
 def test_parameters_in_place_of_the_model_are_refused() -> None:
-    with pytest.raises(TypeError, match="takes the model itself"):
+    with pytest.raises(TypeError, match="needs the model itself"):
         kinds_of(nn.Linear(2, 2).parameters())  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Options that 0.1 did not have, and the memory of directions that are held."""
+"""Options that version 0.1 did not have, and the memory of held directions."""
 
 import weakref
 
@@ -12,20 +12,20 @@ from merit_optim.optim.directions import Muon
 from merit_optim.optim.options import LATER
 
 
-def test_an_option_of_later_stands_where_it_is_given() -> None:
+def test_a_later_option_is_only_in_groups_that_set_it() -> None:
     groups = [{"params": [parameter((6, 4), 0)], "split": 3}, {"params": [parameter((6, 4), 1)]}]
-    given, other = MERIT(groups).param_groups
-    assert given["split"] == 3
+    split, other = MERIT(groups).param_groups
+    assert split["split"] == 3
     assert not LATER.keys() & other.keys()
 
 
-def test_a_misspelt_option_of_later_is_refused() -> None:
+def test_a_misspelt_later_option_is_refused() -> None:
     with pytest.raises(ValueError, match="'splitt', which MERIT does not know; did you mean 'split'"):
         MERIT([{"params": parameters(), "splitt": 3}])
 
 
 def test_one_direction_is_held_at_a_time(monkeypatch) -> None:
-    """A direction of whole matrices costs the memory of one weight, not of the model."""
+    """A direction that needs whole matrices costs the memory of one weight, not of the model."""
     held: list[weakref.ref[torch.Tensor]] = []
     advance = Muon.advance
 

@@ -1,4 +1,4 @@
-"""Matrices that are improved in turns: balanced, the same everywhere, and the authors' schedule on demand."""
+"""SOAP's bases are improved in turns: balanced, the same everywhere, or by the authors' schedule."""
 
 from typing import Any
 
@@ -19,7 +19,7 @@ from merit_optim.optim.refresh import phases_of, spread
 
 Shape = tuple[int, ...]
 
-# Width and depth; with four hidden matrices a layer.
+# Width and depth; each layer has four hidden matrices.
 GPT2 = {"small": (768, 12), "medium": (1024, 24), "large": (1280, 36)}
 every_gpt2 = pytest.mark.parametrize("name", GPT2)
 
@@ -29,24 +29,24 @@ def hidden_shapes(width: int, depth: int) -> list[Shape]:
 
 
 SMALL = hidden_shapes(2, 3)
-"""Twelve matrices, which are more than there are phases."""
+"""Twelve matrices, more than there are phases."""
 FREQUENCY = 10
 
 
 def built(shapes: list[Shape], optimizer_class: Any = SOAPMERIT, **options: Any) -> Any:
-    """An optimizer of matrices that are the same for the same shapes."""
+    """An optimizer of matrices that depend only on their shapes."""
     params = [nn.Parameter(random_tensor(shape, i, scale=0.3)) for i, shape in enumerate(shapes)]
     return optimizer_class([{"params": params, "direction": "soap"}], **options)
 
 
 def phases(optimizer: Optimizer) -> list[int]:
     """In the order of the parameters."""
-    found = phases_of(optimizer.param_groups)
-    return [found[param] for param in params_of(optimizer)]
+    by_param = phases_of(optimizer.param_groups)
+    return [by_param[param] for param in params_of(optimizer)]
 
 
 def phases_of_shapes(shapes: list[Shape], **options: Any) -> list[int]:
-    """The same, of parameters that take no memory."""
+    """The phases of meta parameters, which take no memory."""
     params = [nn.Parameter(torch.empty(shape, device="meta")) for shape in shapes]
     return phases(SOAP([{"params": params, "direction": "soap"}], **options))
 
@@ -57,17 +57,17 @@ def bases(optimizer: Optimizer) -> list[tuple[Tensor, Tensor]]:
 
 
 def improved_in_each_step(optimizer: Optimizer, num_steps: int, first: int = 0) -> list[list[int]]:
-    """The places of the parameters whose bases every step changed."""
-    found = []
+    """The indices of the parameters whose bases changed, for each step."""
+    improved = []
     for step in range(first, first + num_steps):
         before = bases(optimizer) if optimizer.state else None
         take_steps(optimizer, 1, first=step)
         pairs = zip(bases(optimizer), before or (), strict=bool(before))
-        found.append([i for i, (new, old) in enumerate(pairs) if not all(map(torch.equal, new, old))])
-    return found
+        improved.append([i for i, (new, old) in enumerate(pairs) if not all(map(torch.equal, new, old))])
+    return improved
 
 
-# --- phases cost alike ------------------------------------------------------------------------------------
+# --- phases have equal cost -------------------------------------------------------------------------------
 
 
 def test_the_heaviest_come_first_and_each_goes_to_the_lightest_phase() -> None:
@@ -79,7 +79,7 @@ def test_the_heaviest_come_first_and_each_goes_to_the_lightest_phase() -> None:
     assert spread((), 3) == ()
 
 
-def test_stacked_matrices_and_sides_that_are_rotated_are_what_counts() -> None:
+def test_the_cost_counts_stacked_matrices_and_rotated_sides() -> None:
     soap = Soap(max_precond_dim=10)
     assert soap.refresh_cost(matrices_of((10, 4))) == 100 + 16
     assert soap.refresh_cost(matrices_of((11, 4))) == 16
@@ -109,23 +109,23 @@ def test_phases_are_balanced(name, exponent) -> None:
 
 
 def qr_flops(shape: Any, *_: Any, **__: Any) -> int:
-    """Householder's QR of square matrices, with the first factor formed."""
+    """Householder's QR of square matrices, including the first factor."""
     num, side, _ = shape
     return 8 * num * side**3 // 3
 
 
 def flops(shape: Shape, improves: bool) -> int:
-    """Products and QR of one step for one matrix, counted as they are called for."""
+    """FLOPs of the products and QR of one step for one matrix, counted in the calls."""
     soap, matrices = Soap(), matrices_of(shape)
     grad = torch.empty(1, *shape, device="meta")
-    state = tuple(torch.empty(own or grad.shape, device="meta") for own in soap.shapes(matrices))
+    state = tuple(torch.empty(size or grad.shape, device="meta") for size in soap.shapes(matrices))
     with FlopCounterMode(display=False, custom_mapping={torch.ops.aten.linalg_qr: qr_flops}) as counter:
         soap.advance(grad, state, step=1 + (FREQUENCY if improves else 1))
     return counter.get_total_flops()
 
 
 def longest_over_median(shapes: list[Shape], phases: list[int]) -> float:
-    """Of the steps of a cycle, by what they compute."""
+    """The most FLOPs of a step of a cycle over the median."""
     of_shape = {shape: (flops(shape, False), flops(shape, True)) for shape in set(shapes)}
     steps = [
         sum(of_shape[shape][phase == step] for shape, phase in zip(shapes, phases, strict=True))
@@ -136,14 +136,14 @@ def longest_over_median(shapes: list[Shape], phases: list[int]) -> float:
 
 @every_gpt2
 def test_no_step_computes_much_more_than_the_median_step(name) -> None:
-    """1.5 times is what is asked for. All at once it would be four times, and QR is slow for its FLOPs."""
+    """At most 1.5 times. All at once would be four times, and QR is slow for its FLOPs."""
     shapes = hidden_shapes(*GPT2[name])
     assert 1 <= longest_over_median(shapes, phases_of_shapes(shapes)) < 1.01
     assert longest_over_median(shapes, [0] * len(shapes)) == pytest.approx(3.97, abs=0.01)
 
 
 def test_groups_of_one_frequency_share_its_phases() -> None:
-    """In whichever groups they stand, and others have turns of their own."""
+    """Whichever groups they are in. Groups with another frequency take separate turns."""
     shapes = [(4, 4)] * 6
     params = [nn.Parameter(random_tensor(shape, i)) for i, shape in enumerate(shapes)]
     groups = [
@@ -153,8 +153,8 @@ def test_groups_of_one_frequency_share_its_phases() -> None:
         {"params": params[5:], "direction": "soap", "refresh_phase": 7},
         {"params": [nn.Parameter(torch.ones(3))], "direction": "adam"},
     ]
-    found = phases_of(SOAP(groups).param_groups)
-    assert [found.get(param) for param in params] == [0, 1, 0, 1, 2, None]
+    by_param = phases_of(SOAP(groups).param_groups)
+    assert [by_param.get(param) for param in params] == [0, 1, 0, 1, 2, None]
 
 
 # --- what a step does -------------------------------------------------------------------------------------
@@ -164,18 +164,18 @@ def test_groups_of_one_frequency_share_its_phases() -> None:
 def test_every_matrix_is_improved_once_in_a_cycle_and_in_its_own_step(optimizer_class) -> None:
     optimizer = built(SMALL, optimizer_class)
     first, *steps = improved_in_each_step(optimizer, 1 + 2 * FREQUENCY)
-    assert not first  # it finds the bases
+    assert not first  # it computes the bases
     for taken, improved in enumerate(steps, start=1):
         assert improved == [i for i, phase in enumerate(phases(optimizer)) if phase == taken % FREQUENCY]
     assert set(phases(optimizer)) == set(range(FREQUENCY))
 
 
-def test_one_matrix_alone_has_the_authors_schedule() -> None:
+def test_a_single_matrix_has_the_authors_schedule() -> None:
     steps = improved_in_each_step(built([(4, 3)], precondition_frequency=3), 8)
     assert [taken for taken, improved in enumerate(steps) if improved] == [3, 6]
 
 
-def test_a_given_phase_improves_all_at_once() -> None:
+def test_a_fixed_phase_improves_all_at_once() -> None:
     for phase in (0, 4):
         optimizer = built(SMALL, refresh_phase=phase)
         assert not phases_of(optimizer.param_groups)
@@ -187,20 +187,20 @@ def test_a_given_phase_improves_all_at_once() -> None:
 
 @pytest.mark.parametrize("optimizer_class", [SOAPMERIT, SOAP])
 def test_phase_0_gives_what_each_matrix_alone_gives(optimizer_class) -> None:
-    """Bit for bit: the authors' schedule, of which test_soap_against_reference.py has the numbers."""
+    """Bit for bit. test_soap_against_reference.py checks the numbers of the authors' schedule."""
     together = built(SMALL, optimizer_class, refresh_phase=0)
     in_turns = built(SMALL, optimizer_class)
     alone = [built(SMALL, optimizer_class) for _ in SMALL]
-    for i, optimizer in enumerate(alone):  # the places of the parameters decide their gradients
+    for i, optimizer in enumerate(alone):  # a parameter's position decides its gradients
         optimizer.param_groups[0]["params"] = [optimizer.param_groups[0]["params"][i]]
     for step in range(1, 14):
         take_steps(together, 1, first=step)
         take_steps(in_turns, 1, first=step)
         for optimizer, param in zip(alone, params_of(together), strict=True):
-            (own,) = params_of(optimizer)
-            own.grad = param.grad.clone()
+            (single,) = params_of(optimizer)
+            single.grad = param.grad.clone()
             optimizer.step()
-    weights = [[param.detach() for param in params_of(own)] for own in (together, in_turns)]
+    weights = [[param.detach() for param in params_of(optimizer)] for optimizer in (together, in_turns)]
     expected = [param.detach() for optimizer in alone for param in params_of(optimizer)]
     assert_same_bits(weights[0], expected)
     same = [torch.equal(*pair) for pair in zip(weights[1], expected, strict=True)]
@@ -229,11 +229,11 @@ def test_the_definition_with_a_phase_is_what_the_optimizer_computes() -> None:
                 step=step,
             )
     for param, result in zip(params, results, strict=True):
-        # The engine stores bases in another order than LAPACK gives them in, and products round by that.
+        # The engine stores bases in another memory order than LAPACK, which changes the rounding of products.
         torch.testing.assert_close(param.detach(), result.weight, rtol=1e-5, atol=1e-5)
 
 
-def test_other_directions_and_their_weights_are_not_concerned() -> None:
+def test_other_directions_have_no_phases() -> None:
     params = [nn.Parameter(random_tensor((4, 3), i)) for i in range(4)]
     groups = [
         {"params": params[:1]},
@@ -251,7 +251,7 @@ def test_other_directions_and_their_weights_are_not_concerned() -> None:
 
 
 def test_parameters_without_gradients_change_no_phase() -> None:
-    """The phase of a matrix counts its own steps, and is that of all parameters, whoever takes part."""
+    """Phases are assigned over all parameters, with or without gradients, and count each matrix's steps."""
     whole, part = built(SMALL, precondition_frequency=4), built(SMALL, precondition_frequency=4)
     left_out = {0, 3, 4}
     for step in range(1, 11):
@@ -266,7 +266,7 @@ def test_parameters_without_gradients_change_no_phase() -> None:
 
 
 def loaded(saved: dict[str, Any], weights: list[Tensor], **options: Any) -> Any:
-    """A fresh optimizer that goes on with what was saved."""
+    """A fresh optimizer with the saved weights and state."""
     optimizer = built(SMALL, **options)
     optimizer.load_state_dict(saved)
     for param, weight in zip(params_of(optimizer), weights, strict=True):
@@ -282,19 +282,19 @@ def test_it_resumes_in_the_middle_of_a_cycle(num_before) -> None:
     weights, saved = snapshot(optimizer)
     resumed = loaded(saved, weights, precondition_frequency=4)
     assert phases(resumed) == phases(optimizer)
-    for own in (optimizer, resumed):
-        take_steps(own, 6, first=num_before)
+    for each in (optimizer, resumed):
+        take_steps(each, 6, first=num_before)
     assert_same_bits(snapshot(resumed), snapshot(optimizer))
 
 
-def test_nothing_of_it_is_saved_unless_it_is_given() -> None:
-    """So checkpoints from before phases have the keys of those from now on, distributed ones among them."""
+def test_the_phase_is_saved_only_if_it_is_set() -> None:
+    """So the keys of checkpoints, also of distributed ones, are the same as before phases existed."""
     optimizer = built(SMALL)
     take_steps(optimizer, 2)
     assert all("refresh_phase" not in group for group in optimizer.state_dict()["param_groups"])
     assert {len(state) for state in optimizer.state.values()} == {1 + len(Soap().keys)}
-    given = built(SMALL, refresh_phase=3).state_dict()["param_groups"]
-    assert [group["refresh_phase"] for group in given] == [3]
+    groups = built(SMALL, refresh_phase=3).state_dict()["param_groups"]
+    assert [group["refresh_phase"] for group in groups] == [3]
 
 
 def test_a_distributed_state_dict_has_no_phases() -> None:
@@ -306,16 +306,16 @@ def test_a_distributed_state_dict_has_no_phases() -> None:
     assert "refresh_phase" not in group
 
 
-def test_a_saved_phase_is_taken_over_and_a_missing_one_is_this_optimizer_s() -> None:
-    weights, given = snapshot(built(SMALL, refresh_phase=3))
+def test_a_saved_phase_is_loaded_and_a_missing_one_keeps_the_optimizer_s() -> None:
+    weights, saved = snapshot(built(SMALL, refresh_phase=3))
     _, not_given = snapshot(built(SMALL))
-    assert loaded(given, weights).param_groups[0]["refresh_phase"] == 3
-    assert not phases_of(loaded(given, weights).param_groups)
+    assert loaded(saved, weights).param_groups[0]["refresh_phase"] == 3
+    assert not phases_of(loaded(saved, weights).param_groups)
     assert loaded(not_given, weights, refresh_phase=5).param_groups[0]["refresh_phase"] == 5
 
 
-def test_another_order_of_the_parameters_goes_on() -> None:
-    """Phases are others then; every matrix is still improved, once in every cycle of its own steps."""
+def test_training_continues_with_another_order_of_the_parameters() -> None:
+    """Phases change, but every matrix is still improved once in every cycle of its steps."""
     optimizer = built(SMALL, precondition_frequency=4)
     take_steps(optimizer, 6)
     before = phases(optimizer)
@@ -326,7 +326,7 @@ def test_another_order_of_the_parameters_goes_on() -> None:
     assert steps[:4] == steps[4:]
 
 
-def test_a_frequency_that_is_changed_later_has_phases_of_its_own() -> None:
+def test_a_frequency_that_is_changed_later_gets_new_phases() -> None:
     optimizer = built(SMALL, precondition_frequency=4)
     take_steps(optimizer, 6)
     optimizer.param_groups[0]["precondition_frequency"] = 2
@@ -348,14 +348,14 @@ def test_parameters_that_are_added_take_turns_too() -> None:
 # --- steps that are skipped -------------------------------------------------------------------------------
 
 
-def test_steps_are_counted_on_the_host_where_a_device_decides_about_them(device) -> None:
-    """They are read for every matrix; the others' counts stand where the decision falls."""
+def test_soap_counts_steps_on_the_host_even_if_the_device_skips_them(device) -> None:
+    """SOAP reads its counts for every matrix; the counts of the rest are where the decision is made."""
     matrix = nn.Parameter(random_tensor((4, 3), 1, device=device))
     vector = nn.Parameter(random_tensor((4,), 2, device=device))
     groups = [{"params": [matrix], "direction": "soap"}, {"params": [vector], "direction": "adam"}]
     optimizer = SOAP(groups, nonfinite="skip", foreach=True)
     for step, bad in enumerate([True, False, True, False]):
-        take_steps(optimizer, 1, first=step)  # makes the state, and the gradients
+        take_steps(optimizer, 1, first=step)  # creates the state and the gradients
         for param in (matrix, vector):
             param.grad.fill_(float("nan")) if bad else None
         optimizer.step()
@@ -369,11 +369,11 @@ def test_steps_are_counted_on_the_host_where_a_device_decides_about_them(device)
 
 
 @pytest.mark.parametrize("phase", [None, 9])
-def test_a_first_step_that_will_be_skipped_computes_nothing_that_is_none(phase) -> None:
-    """A device decides about it while the host goes on with a count of 0."""
+def test_a_first_step_that_will_be_skipped_computes_finite_state(phase) -> None:
+    """The device decides to skip it while the host continues with a count of 0."""
     shape = matrices_of((4, 3))
     soap = Soap(refresh_phase=phase)
-    state = tuple(torch.zeros(own or shape.shape) for own in soap.shapes(shape))
+    state = tuple(torch.zeros(size or shape.shape) for size in soap.shapes(shape))
     d, new = soap.advance(random_tensor(shape.shape, 1), state, torch.tensor(0.0))
     assert d is None
     assert all(not x.is_complex() and x.isfinite().all() for x in new)

@@ -1,4 +1,4 @@
-"""What is refused, with a message that says what was given and what is allowed, and nothing changed."""
+"""Invalid input raises an error that says what was given and what is allowed, and changes nothing."""
 
 import copy
 import re
@@ -82,7 +82,7 @@ FOR_MERIT: list[tuple[dict[str, Any], str]] = [
 FOR_SOAP: list[tuple[dict[str, Any], str]] = [
     ({"capturable": True}, "direction='soap' counts its steps on the host: use capturable=False"),
     ({"differentiable": True}, "direction='soap' counts its steps on the host: use differentiable=False"),
-    ({"state_dtype": torch.bfloat16}, "direction='soap' decomposes its state, which bfloat16 is too coarse"),
+    ({"state_dtype": torch.bfloat16}, "direction='soap' decomposes its state, and bfloat16 is too coarse"),
 ]
 FOR_SOPHIA: list[tuple[dict[str, Any], str]] = [
     ({"gamma": 0}, "gamma is 0; it must be greater than 0, or the default 0.05"),
@@ -105,7 +105,7 @@ REFUSED = [
 @pytest.mark.parametrize(("optimizer_class", "options", "message"), REFUSED, ids=name_of)
 def test_an_option_out_of_range_is_refused(optimizer_class, options, message) -> None:
     if getattr(optimizer_class, "direction", None) == "muon" and "betas" in options:
-        options = {"rest": options}  # Muon's direction has none
+        options = {"rest": options}  # Muon's direction has no betas
     with pytest.raises(ValueError, match=re.escape(message)):
         optimizer_class(parameters(), **options)
 
@@ -121,14 +121,14 @@ def test_an_option_out_of_range_is_refused_in_a_group_too(optimizer_class, optio
 
 
 @every_trust_ratio_class
-def test_fused_is_refused_where_it_cannot_be_had(optimizer_class) -> None:
+def test_fused_is_refused_if_it_is_not_available(optimizer_class) -> None:
     with pytest.raises((RuntimeError, TypeError, ValueError), match="fused=True"):
         optimizer_class(parameters("cpu"), fused=True)
 
 
 @every_own_class
 @pytest.mark.parametrize("model", [nn.Linear(2, 2), nn.Sequential(nn.Linear(2, 2))], ids=["one", "several"])
-def test_a_model_in_place_of_its_parameters_is_refused(optimizer_class, model) -> None:
+def test_a_model_instead_of_its_parameters_is_refused(optimizer_class, model) -> None:
     with pytest.raises(TypeError, match=rf"params is a model \({type(model).__name__}\); .* param_groups"):
         optimizer_class(model)
     optimizer_class(nn.ParameterList(model.parameters()))
@@ -136,9 +136,9 @@ def test_a_model_in_place_of_its_parameters_is_refused(optimizer_class, model) -
 
 @every_own_class
 @pytest.mark.parametrize(("option", "value"), [("max_grad_norm", 2.0), ("nonfinite", "skip")])
-def test_groups_that_disagree_about_the_whole_step_are_refused(optimizer_class, option, value) -> None:
+def test_groups_that_differ_in_options_of_the_whole_step_are_refused(optimizer_class, option, value) -> None:
     params = parameters()
-    message = f"parameter groups have {option}=.* it concerns the step as a whole"
+    message = f"parameter groups have {option}=.* it must be equal for the whole step"
     with pytest.raises(ValueError, match=message):
         optimizer_class([{"params": params[:2], option: value}, {"params": params[2:]}])
     optimizer = optimizer_class(params[:2])
@@ -146,13 +146,13 @@ def test_groups_that_disagree_about_the_whole_step_are_refused(optimizer_class, 
     with pytest.raises(ValueError, match=message):
         add_group(optimizer, {"params": params[2:], option: value})
     assert_unchanged(optimizer, before)
-    optimizer_class([{"params": p, option: value} for p in params])  # agreeing is fine
+    optimizer_class([{"params": p, option: value} for p in params])  # equal options are fine
 
 
-# SOAP refuses to be differentiable, in a group and as a whole.
+# SOAP is never differentiable.
 @pytest.mark.parametrize("optimizer_class", OWN_BUT_SOAP, ids=name_of)
 def test_a_group_cannot_be_differentiable_by_itself(optimizer_class) -> None:
-    """torch records a step or does not: a group's wish would go unheard."""
+    """torch records the whole step or nothing: a group's option would be ignored."""
     params = parameters()
     with pytest.raises(ValueError, match="a parameter group has differentiable=True, the optimizer False"):
         optimizer_class([{"params": params, "differentiable": True}])
@@ -176,8 +176,8 @@ def test_parameters_without_a_shape_yet_are_refused(optimizer_class) -> None:
 
 
 @every_own_class
-def test_the_way_out_for_complex_parameters_is_one(optimizer_class) -> None:
-    with pytest.raises(TypeError, match=r"torch\.view_as_complex of it"):
+def test_the_advice_for_complex_parameters_works(optimizer_class) -> None:
+    with pytest.raises(TypeError, match=r"torch\.view_as_complex in the model"):
         optimizer_class([nn.Parameter(torch.zeros(3, dtype=torch.complex64))])
     pairs = nn.Parameter(random_tensor((3, 2), 0))
     optimizer = optimizer_class([pairs])
@@ -218,7 +218,7 @@ def test_a_sparse_gradient_is_refused(device, optimizer_class) -> None:
         optimizer.step()
     assert_same_bits([p.detach() for p in params], before)
     assert params[1] not in optimizer.state
-    # What follows is as if the refused step had not been.
+    # Later steps are as if the refused step had not been taken.
     params[1].grad = dense
     optimizer.step()
     others, reference = build()
@@ -237,8 +237,8 @@ def test_a_flat_parameter_of_fsdp1_is_refused(optimizer_class) -> None:
 
 @every_trust_ratio_class
 @pytest.mark.parametrize("after_steps", [0, 2])
-def test_flat_pieces_in_place_of_the_parameters_are_refused(device, optimizer_class, after_steps) -> None:
-    """As DeepSpeed's ZeRO puts them there. Where matrices are asked for, that is said of a vector first."""
+def test_flat_buffers_instead_of_the_parameters_are_refused(device, optimizer_class, after_steps) -> None:
+    """As DeepSpeed's ZeRO substitutes them. Directions that need matrices refuse vectors first."""
     params = parameters(device)
     optimizer = optimizer_class(params)
     take_steps(optimizer, after_steps)
@@ -246,19 +246,21 @@ def test_flat_pieces_in_place_of_the_parameters_are_refused(device, optimizer_cl
     flat.grad = torch.ones_like(flat)
     optimizer.param_groups[-1]["params"] = [flat]
     before = flat.detach().clone()
-    with pytest.raises(TypeError, match=rf"a flat parameter of {flat.numel()} elements .* DeepSpeed ZeRO"):
+    with pytest.raises(
+        TypeError, match=rf"replaced by a flat buffer of {flat.numel()} elements.* DeepSpeed ZeRO"
+    ):
         optimizer.step()
     assert_same_bits(flat.detach(), before)
     assert flat not in optimizer.state
 
 
 @every_trust_ratio_class
-def test_a_vector_that_is_the_users_own_is_not_taken_for_a_flat_piece(device, optimizer_class) -> None:
+def test_a_vector_of_the_user_is_not_mistaken_for_a_flat_buffer(device, optimizer_class) -> None:
     params = parameters(device)
     optimizer = copy.deepcopy(optimizer_class(params[:1]))
     add_group(optimizer, {"params": [nn.Parameter(torch.ones(123, device=device))]})
     take_steps(optimizer, 1)
-    # Another tensor of a shape that was given: some libraries replace parameters so, and nothing is lost.
+    # Another tensor of a known shape is fine: some libraries replace parameters.
     optimizer.param_groups[1]["params"] = [nn.Parameter(torch.ones(123, device=device))]
     take_steps(optimizer, 1, first=1)
 
@@ -271,7 +273,7 @@ def test_state_of_an_optimizer_with_other_state_is_refused(device, optimizer_cla
     groups = [{"params": [p.detach().clone() for p in group["params"]]} for group in optimizer.param_groups]
     stranger = torch.optim.SGD(groups, lr=0.1, momentum=0.9)
     take_steps(stranger, 1)
-    # Muon has a momentum of that name, but SGD's is a sum and not an average.
+    # Muon has a momentum of the same name, but SGD's is a sum, not an average.
     missing = {"NorMuon": "'second_momentum_buffer', 'step'", "OrScale": "'first_ratio', 'step'"}
     missing |= dict.fromkeys(("Muon", "MuonMERIT"), "'step'")
     missing_here = missing.get(optimizer_class.__name__, ".*'exp_avg'.*'step'")
@@ -287,7 +289,7 @@ def test_state_of_other_shapes_is_refused(device, optimizer_class) -> None:
     before = snapshot(optimizer)
     reordered = optimizer_class(parameters(device)[::-1])
     take_steps(reordered, 1)
-    # Hidden matrices are a group of their own, in which the last comes first.
+    # Hidden matrices have a separate group, in which the last comes first.
     key = "momentum_buffer" if getattr(optimizer_class, "direction", None) == "muon" else "exp_avg"
     last = r"\(3, 2, 2, 2\)" if isinstance(optimizer_class, Hidden) else r"\(\)"
     with pytest.raises(ValueError, match=rf"{key} of layer.0 has shape {last}, the parameter \(5, 7\)"):
@@ -309,13 +311,13 @@ def test_state_of_another_number_of_parameters_is_refused(device, optimizer_clas
 
 @pytest.mark.parametrize("kinds", [["hidden"], ["hidden", "vector", "vector"], ["hidden", "vektor"]], ids=str)
 def test_kinds_that_do_not_fit_the_parameters_are_refused(kinds) -> None:
-    """A parameter without a kind would be left out in silence, one of an unknown kind would take AdamW."""
+    """A parameter without a kind would silently be left out, one of an unknown kind would use AdamW."""
     matrix, vector, *_ = parameters()
     with pytest.raises(ValueError, match="kind"):
         MuonMERIT([{"params": [matrix, vector], "param_kinds": kinds}])
 
 
-def test_parameters_with_kinds_may_be_given_in_every_way_that_torch_takes() -> None:
+def test_parameters_with_kinds_may_have_every_form_that_torch_accepts() -> None:
     matrix, _, other, *_ = parameters()
     one = {"params": matrix, "param_kinds": ["hidden"]}
     several = {"params": (p for p in [other]), "param_kinds": ["hidden"]}
@@ -343,7 +345,7 @@ CHANGED: list[tuple[dict[str, Any], str]] = [
 
 @every_own_class
 @pytest.mark.parametrize(("changed", "message"), CHANGED, ids=repr)
-def test_options_that_were_made_wrong_later_are_refused_before_anything_changes(
+def test_options_that_became_invalid_are_refused_before_anything_changes(
     device, optimizer_class, changed, message
 ) -> None:
     params = parameters(device)
@@ -391,7 +393,7 @@ def test_a_list_that_was_changed_in_place_is_checked_again(device, optimizer_cla
 @every_own_class
 @pytest.mark.parametrize("shape", [(7, 5), (35,), (5, 8)], ids=str)
 def test_data_of_another_shape_is_refused_before_anything_changes(device, optimizer_class, shape) -> None:
-    """With as many elements, the state would be read as if it were of that shape."""
+    """With the same number of elements, the state would be read as if it had that shape."""
     params = parameters(device)
     optimizer = optimizer_class(params)
     take_steps(optimizer, 2)
@@ -414,14 +416,16 @@ def test_a_saved_state_with_wrong_options_is_refused(device, optimizer_class, ch
     before = snapshot(optimizer)
     with pytest.raises(ValueError, match=re.escape(message)) as refused:
         optimizer.load_state_dict(saved)
-    assert "change it there, in its 'param_groups'" in refused.value.__notes__[0]
+    assert "change it in its 'param_groups'" in refused.value.__notes__[0]
     assert_unchanged(optimizer, before)
 
 
-@pytest.mark.parametrize("given", [{}, {"state": {}}], ids=str)
-def test_what_is_no_state_of_an_optimizer_is_refused(given) -> None:
-    with pytest.raises(ValueError, match="is no state of an optimizer: that has 'state' and 'param_groups'"):
-        MERIT(parameters()).load_state_dict(given)
+@pytest.mark.parametrize("state", [{}, {"state": {}}], ids=str)
+def test_what_is_not_an_optimizer_state_is_refused(state) -> None:
+    with pytest.raises(
+        ValueError, match="is not the state of an optimizer, which has 'state' and 'param_groups'"
+    ):
+        MERIT(parameters()).load_state_dict(state)
 
 
 def test_recording_a_differentiable_step_is_refused() -> None:
@@ -443,8 +447,8 @@ def test_recording_a_differentiable_step_is_refused() -> None:
     ],
     ids=["whole for a shard", "a shard for a whole", "another shard"],
 )
-def test_state_that_is_sharded_otherwise_is_refused(saved_as, loaded_as, message) -> None:
-    """The parts of a square weight that is cut the other way have as many elements: they would be taken."""
+def test_state_that_is_sharded_differently_is_refused(saved_as, loaded_as, message) -> None:
+    """Parts of a square weight that is cut the other way have the same number of elements."""
 
     def build(cut: int | None) -> MERIT:
         weight = torch.ones(4, 4) if cut is None else distribute_tensor(torch.ones(4, 4), mesh, [Shard(cut)])

@@ -21,7 +21,7 @@ from merit_optim import (
     optimizer_class,
 )
 
-# Section 5.1 and table 4 of the paper, written down again here.
+# Section 5.1 and table 4 of the paper, repeated here.
 PEAK_LEARNING_RATES = {
     "adamw": (1e-3, 4e-3, 2e-3),
     "lion": (1e-4, 8e-5, 8e-5),
@@ -51,8 +51,8 @@ BETAS = {"lion": (0.95, 0.98), "sophiag": (0.92, 0.99)}
 def test_every_optimizer_has_a_name() -> None:
     classes = {**CLASSES, **NOT_IN_THE_PAPER}
     assert {name: preset.optimizer for name, preset in OPTIMIZERS.items()} == classes
-    own = {getattr(cls, "optimizer_class", cls) for cls in OWN}
-    assert own | {torch.optim.AdamW} == set(classes.values())
+    in_package = {getattr(cls, "optimizer_class", cls) for cls in OWN}
+    assert in_package | {torch.optim.AdamW} == set(classes.values())
 
 
 @pytest.mark.parametrize("name", CLASSES)
@@ -65,7 +65,7 @@ def test_a_name_gives_the_class_with_the_papers_settings(name) -> None:
 
 
 @pytest.mark.parametrize("name", NOT_IN_THE_PAPER)
-def test_other_names_give_the_class_as_it_is(name) -> None:
+def test_other_names_give_the_class_with_its_defaults(name) -> None:
     optimizer = created(name, parameters(), lr=0.5)
     assert type(optimizer) is NOT_IN_THE_PAPER[name]
     assert optimizer.defaults == BY_SHAPE[name](parameters(), lr=0.5).defaults
@@ -85,7 +85,7 @@ def test_presets_that_are_not_the_classes_defaults() -> None:
     assert create("sophiag", parameters(), lr=1.0).hessian_interval == 10
 
 
-def test_options_given_go_before_the_papers() -> None:
+def test_options_override_the_papers() -> None:
     optimizer = create("merit", parameters(), model="gpt2-large", lr=0.5, weight_decay=0.0, clip=None)
     group = optimizer.param_groups[0]
     assert (group["lr"], group["weight_decay"], group["clip"]) == (0.5, 0.0, None)
@@ -99,7 +99,7 @@ def test_groups_can_be_given() -> None:
 
 def test_an_unknown_name_is_refused_with_the_nearest_one() -> None:
     with pytest.raises(
-        ValueError, match=r"unknown optimizer 'merti'; did you mean 'merit'\? Known are adamw, "
+        ValueError, match=r"unknown optimizer 'merti'; did you mean 'merit'\? Known optimizers: adamw, "
     ):
         create("merti", parameters(), lr=0.1)
     with pytest.raises(ValueError, match=r"unknown optimizer 'MERIT'; did you mean 'merit'\?"):
@@ -112,22 +112,22 @@ def test_an_unknown_name_is_refused_with_the_nearest_one() -> None:
 
 def test_a_class_by_its_name() -> None:
     names = {cls.__name__: cls for cls in {**CLASSES, **NOT_IN_THE_PAPER}.values()}
-    others = ("AdamW", "Lion", "SophiaG")  # which have no ratios
+    others = ("AdamW", "Lion", "SophiaG")  # no ratios
     for name, cls in names.items():
         if name not in others:
             assert optimizer_class(name) is cls
     for name in others:
-        with pytest.raises(ValueError, match=rf"unknown optimizer '{name}'.* Known are .*MERIT"):
+        with pytest.raises(ValueError, match=rf"unknown optimizer '{name}'.* Known optimizers: .*MERIT"):
             optimizer_class(name)
 
 
 @pytest.mark.parametrize("name", ["muonmerit", "muon-merit", "MuonMerit", "MounMERIT"])
 def test_the_nearest_class_is_found_however_it_is_written(name) -> None:
     with pytest.raises(
-        ValueError, match=rf"unknown optimizer '{name}'; did you mean 'MuonMERIT'\? Known are "
+        ValueError, match=rf"unknown optimizer '{name}'; did you mean 'MuonMERIT'\? Known optimizers: "
     ):
         optimizer_class(name)
-    with pytest.raises(ValueError, match=r"did you mean 'muon-merit'\? Known are adamw, "):
+    with pytest.raises(ValueError, match=r"did you mean 'muon-merit'\? Known optimizers: adamw, "):
         create("MuonMERIT", parameters(), lr=0.1)
 
 
@@ -139,6 +139,6 @@ def test_a_missing_learning_rate_is_an_error() -> None:
 
 
 @pytest.mark.parametrize("name", ["maxlamb", *NOT_IN_THE_PAPER])
-def test_a_learning_rate_that_the_paper_does_not_give_is_asked_for(name) -> None:
+def test_a_learning_rate_that_the_paper_does_not_give_is_required(name) -> None:
     with pytest.raises(ValueError, match=rf"the paper gives no learning rate for {name}; pass lr=\.\.\."):
         created(name, parameters(), model="gpt2-small")

@@ -1,4 +1,4 @@
-"""Bad gradients and clipping: steps left out, raised on or taken, as asked for, and nothing in between."""
+"""Nonfinite gradients and clipping: steps are skipped, raise or are taken, and nothing in between."""
 
 from collections.abc import Callable
 from typing import Any
@@ -36,7 +36,7 @@ from merit_optim.optim.engines.work import Control
 
 every_own_case = pytest.mark.parametrize("case", OWN_CASES, ids=name_of)
 every_own_class = pytest.mark.parametrize("optimizer_class", OWN, ids=name_of)
-# Steps that are capturable, which SOAP refuses to be.
+# Capturable steps, which SOAP does not support.
 every_capturable_class = pytest.mark.parametrize("optimizer_class", OWN_BUT_SOAP, ids=name_of)
 every_bad_value = pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
 
@@ -48,14 +48,14 @@ def spoil(params: list[nn.Parameter], bad: float, number: int = 3) -> None:
 
 
 def assert_no_progress(optimizer: SafeOptimizer) -> None:
-    """There is no state, or it is that of no step."""
+    """There is no state, or it counts no step."""
     for state in optimizer.state.values():
         assert not any(x.any() for x in state.values())
 
 
 @every_own_case
 @every_bad_value
-def test_a_skipped_step_is_as_if_it_had_not_been(device, case: Case, bad) -> None:
+def test_a_skipped_step_has_no_effect(device, case: Case, bad) -> None:
     params, plain = parameters(device), parameters(device)
     optimizer, reference = case.build(params, nonfinite="skip"), case.build(plain)
     for step in range(5):
@@ -94,15 +94,13 @@ def test_raise_names_the_parameter_and_changes_nothing(device, case: Case, bad, 
     optimizer = case.build(
         [(f"layer.{i}", p) for i, p in enumerate(params)] if named else params, nonfinite="raise"
     )
-    # Hidden matrices are a group of their own.
+    # Hidden matrices have a separate group.
     message = "layer.4" if named else f"parameter {4 if case.direction is None else 3} of group 0"
     for step in range(2):  # with fresh state, and with state
         before, weights = snapshot(optimizer), [p.detach().clone() for p in params]
         set_gradients(params, 0)
         spoil(params, bad, number=4)
-        with pytest.raises(
-            FloatingPointError, match=rf"gradient of {message} \(shape .*\) holds 1 NaN or inf"
-        ):
+        with pytest.raises(FloatingPointError, match=rf"gradient of {message} \(shape .*\) has 1 NaN or inf"):
             optimizer.step()
         assert_same_bits([p.detach() for p in params], weights)
         if step:
@@ -114,7 +112,7 @@ def test_raise_names_the_parameter_and_changes_nothing(device, case: Case, bad, 
 
 @every_own_case
 def test_a_nan_that_is_propagated_reaches_the_weight(device, case: Case) -> None:
-    """And no other parameter."""
+    """But no other parameter."""
     params = parameters(device)
     optimizer = case.build(params)
     take_steps(optimizer, 1)
@@ -133,7 +131,7 @@ def test_a_nan_that_is_propagated_reaches_the_weight(device, case: Case) -> None
 @pytest.mark.parametrize("clip", [None, 1.0])
 @every_bad_value
 def test_nothing_in_the_ratios_hides_a_bad_gradient(device, optimizer_class, foreach, clip, bad) -> None:
-    """Neither a maximum nor the clip may turn it into a number, nor an eigenvalue decomposition."""
+    """No maximum, clip or eigenvalue decomposition may turn it into a finite number."""
     param = nn.Parameter(torch.ones(4, 3, device=device))
     optimizer = optimizer_class([{"params": [param], "clip": clip}], foreach=foreach)
     param.grad = torch.ones(4, 3, device=device)
@@ -147,7 +145,7 @@ def test_nothing_in_the_ratios_hides_a_bad_gradient(device, optimizer_class, for
 @pytest.mark.parametrize("num_good", [0, 2, 11])
 @every_bad_value
 def test_a_bad_gradient_of_one_matrix_reaches_no_other(device, optimizer_class, num_good, bad) -> None:
-    """Matrices stacked in one weight are turned together: at first, later, and when a basis is improved."""
+    """Matrices stacked in one weight are rotated together: at first, later, and when a basis is improved."""
     params = [nn.Parameter(random_tensor((3, 4, 5), 0, device=device)) for _ in range(2)]
     optimizers = [optimizer_class([p], matrix_dims=2) for p in params]
     for step in range(num_good + 3):
@@ -164,7 +162,7 @@ def test_a_bad_gradient_of_one_matrix_reaches_no_other(device, optimizer_class, 
 
 @every_own_case
 @pytest.mark.parametrize("max_norm", [0.5, 1e6], ids=["clipping", "not clipping"])
-def test_max_grad_norm_is_clip_grad_norm_and_a_step(device, case: Case, max_norm) -> None:
+def test_max_grad_norm_equals_clip_grad_norm_before_a_step(device, case: Case, max_norm) -> None:
     params, plain = parameters(device), parameters(device)
     optimizer, reference = case.build(params, max_grad_norm=max_norm), case.build(plain)
     assert optimizer.grad_norm is None
@@ -184,7 +182,7 @@ def test_max_grad_norm_is_clip_grad_norm_and_a_step(device, case: Case, max_norm
 
 @every_own_case
 def test_the_gradient_norm_of_a_step_without_gradients_is_zero(device, case: Case) -> None:
-    """Not that of the step before."""
+    """Not the norm of the previous step."""
     optimizer = case.build(parameters(device), max_grad_norm=1.0)
     take_steps(optimizer, 1)
     assert optimizer.grad_norm > 0
@@ -218,7 +216,7 @@ LARGE_GRADIENTS: dict[str, Callable[[], Tensor]] = {
 
 @pytest.mark.parametrize("layout", LARGE_GRADIENTS)
 def test_the_norm_of_a_large_gradient_is_not_far_off(device, layout) -> None:
-    """torch's adds the squares up one after the other on CPUs, and loses digits; most where all are equal."""
+    """On CPUs torch adds squares sequentially and loses digits, most if all elements are equal."""
     grad = LARGE_GRADIENTS[layout]().to(device)
     (norm,) = norms([grad], 2.0)
     assert norm.item() == pytest.approx(3000000**0.5 * grad.flatten()[0].item(), rel=1e-4)
@@ -254,7 +252,7 @@ def test_a_nan_gradient_makes_the_norm_nan_as_clip_grad_norm_does(device, case: 
 
 @every_capturable_class
 def test_scaled_clipped_and_checked_gradients_go_together(device, optimizer_class) -> None:
-    """With the attributes that GradScaler sets on an optimizer for the time of a step."""
+    """With the attributes that GradScaler sets on an optimizer during a step."""
     options: dict[str, Any] = {"max_grad_norm": 0.5, "nonfinite": "skip", "capturable": True}
     params, plain = parameters(device), parameters(device)
     optimizer, reference = optimizer_class(params, **options), optimizer_class(plain, **options)
@@ -275,15 +273,15 @@ def test_scaled_clipped_and_checked_gradients_go_together(device, optimizer_clas
             continue
         set_gradients(plain, step)
         reference.step()
-        assert_same_bits(optimizer.grad_norm, reference.grad_norm)  # that of the unscaled gradients
+        assert_same_bits(optimizer.grad_norm, reference.grad_norm)  # the norm of the unscaled gradients
     assert_same_bits(snapshot(optimizer), snapshot(reference))
-    assert optimizer.num_skipped_steps == 3  # each once, whatever the reasons
+    assert optimizer.num_skipped_steps == 3  # each step once, whatever the reasons
     assert reference.num_skipped_steps == 0
 
 
 @every_capturable_class
 def test_an_overflow_of_the_loss_scale_is_skipped_and_not_raised(device, optimizer_class) -> None:
-    """It is the scaler's business, as it is where the scaler does not call the step at all."""
+    """The scaler expects overflows, as it does when it does not call the step at all."""
     params = parameters(device)
     optimizer = optimizer_class(params, nonfinite="raise", capturable=True)
     take_steps(optimizer, 1)
@@ -358,7 +356,7 @@ def test_a_group_added_after_loading_has_the_loaded_options(optimizer_class) -> 
 
 
 @every_own_class
-def test_a_misspelt_option_of_a_group_is_refused_and_a_users_own_key_is_not(optimizer_class) -> None:
+def test_a_misspelt_option_of_a_group_is_refused_and_an_unrelated_key_is_not(optimizer_class) -> None:
     param = torch.nn.Parameter(torch.ones(3))
     with pytest.raises(ValueError, match=r"'weight_decays'.*did you mean 'weight_decay'"):
         optimizer_class([{"params": [param], "weight_decays": 0.1}])
@@ -373,21 +371,21 @@ def test_a_misspelt_option_of_a_group_is_refused_and_a_users_own_key_is_not(opti
 def test_the_eager_engine_skips_where_the_device_says_so(
     optimizer_class, foreach, skips, state_dtype
 ) -> None:
-    """With one CPU the host looks first, and the engine is never asked."""
+    """On a CPU the host usually decides, so that the engine gets no skip flag."""
     if state_dtype == torch.bfloat16 and is_soap(optimizer_class):
         state_dtype = torch.float32  # bfloat16 is refused
     options = {"foreach": foreach, "state_dtype": state_dtype}
-    asked, plain = (optimizer_class(parameters("cpu"), **options) for _ in range(2))
-    for optimizer in (asked, plain):
+    controlled, plain = (optimizer_class(parameters("cpu"), **options) for _ in range(2))
+    for optimizer in (controlled, plain):
         take_steps(optimizer, 2)
         set_gradients(params_of(optimizer), 2)
-    before = snapshot(asked)
+    before = snapshot(controlled)
     with torch.no_grad():
-        for optimizer, skip in ((asked, torch.tensor(skips)), (plain, None)):
+        for optimizer, skip in ((controlled, torch.tensor(skips)), (plain, None)):
             for part in eager.parts_of(optimizer._gather(), {torch.device("cpu"): Control(skip=skip)}):
                 part.advance()
                 part.apply(None)
     if skips:
-        assert_unchanged(asked, before)
+        assert_unchanged(controlled, before)
     else:
-        assert_same_bits(snapshot(asked), snapshot(plain))
+        assert_same_bits(snapshot(controlled), snapshot(plain))

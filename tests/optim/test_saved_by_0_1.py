@@ -1,4 +1,4 @@
-"""A run begun with version 0.1 goes on: its state is read, and further steps are those that it would take.
+"""A run started with version 0.1 continues: its state is loaded, and further steps are the same.
 
 ``data/states_0_1.pt`` was written by that version. For each of its optimizers it has the weights and the
 state after 3 steps of ``take_steps`` over a weight of (5, 7) and a bias of (7,) with a learning rate of 1e-2,
@@ -23,13 +23,13 @@ every_class_of_0_1 = pytest.mark.parametrize(
 
 @pytest.fixture
 def saved(optimizer_class) -> dict[str, Any]:
-    """What is in the file, in which nothing could run code."""
+    """The content of the file, loaded with ``weights_only``."""
     of_all = torch.load(Path(__file__).parent / "data" / "states_0_1.pt", weights_only=True)
     return of_all[optimizer_class.__name__]
 
 
 def built(optimizer_class: type[Optimizer], lr: float) -> tuple[list[Tensor], Optimizer]:
-    """The parameters as they were in the beginning, and their optimizer."""
+    """The initial parameters, and their optimizer."""
     weight, bias = parameter((5, 7), 0, scale=0.3), parameter((7,), 1, scale=0.3)
     return [weight, bias], optimizer_class([("weight", weight), ("bias", bias)], lr=lr)
 
@@ -40,7 +40,7 @@ def assert_near(params: list[Tensor], expected: list[Tensor]) -> None:
 
 
 @every_class_of_0_1
-def test_a_state_saved_by_0_1_goes_on(optimizer_class, saved) -> None:
+def test_a_state_saved_by_0_1_continues(optimizer_class, saved) -> None:
     params, optimizer = built(optimizer_class, lr=0.5)
     with torch.no_grad():
         for param, weight in zip(params, saved["weights"], strict=True):
@@ -63,7 +63,7 @@ def test_the_steps_are_those_of_0_1(optimizer_class, saved) -> None:
 
 @every_class_of_0_1
 def test_groups_and_states_have_the_keys_of_0_1(optimizer_class, saved) -> None:
-    """A distributed checkpoint is loaded by its keys: those that are missing or new are errors there."""
+    """A distributed checkpoint is loaded by its keys: missing or new keys are errors."""
     _, optimizer = built(optimizer_class, lr=1e-2)
     take_steps(optimizer, 3)
     now, before = optimizer.state_dict(), saved["state_dict"]

@@ -1,4 +1,4 @@
-"""Sophia-G's curvature: what the sampled labels estimate, and when they are due."""
+"""SophiaG's curvature: what sampled labels estimate, and when an estimate is due."""
 
 import copy
 
@@ -13,13 +13,13 @@ BATCH, INPUTS, CLASSES = 8, 3, 4
 
 
 def gauss_newton_diagonal(weight: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-    """Of the mean cross entropy of a linear model: the mean over examples of p (1 - p) x^2."""
+    """For the mean cross entropy of a linear model: the mean over examples of p (1 - p) x^2."""
     p = (x @ weight.T).softmax(-1)
     return torch.einsum("bc,bi->ci", p * (1 - p), x * x) / len(x)
 
 
 def test_sampled_labels_estimate_the_gauss_newton_diagonal() -> None:
-    """Each label is an independent draw: over many draws, the mean comes as near as its own spread says."""
+    """Labels are drawn independently: over many draws, the mean is within a few standard errors."""
     weight = random_tensor((CLASSES, INPUTS), 0).requires_grad_()
     x = random_tensor((BATCH, INPUTS), 1)
     generator = torch.Generator().manual_seed(0)
@@ -32,7 +32,7 @@ def test_sampled_labels_estimate_the_gauss_newton_diagonal() -> None:
     standard_error = estimates.std(0) / num_draws**0.5
     # 12 normal deviations all stay below 5.3 except once in 700 thousand; the seed is fixed besides.
     assert ((estimates.mean(0) - expected).abs() < 5.3 * standard_error).all()
-    assert (standard_error < 0.05 * expected).all()  # so that being near means something
+    assert (standard_error < 0.05 * expected).all()  # otherwise the comparison would be weak
 
 
 def test_labels_come_from_the_predictions() -> None:
@@ -50,7 +50,7 @@ def test_a_generator_makes_the_labels_repeatable() -> None:
     assert losses[0] == losses[1] != losses[2]
 
 
-def test_half_precision_logits_are_taken_in_float32() -> None:
+def test_half_precision_logits_are_converted_to_float32() -> None:
     loss = sampled_label_loss(random_tensor((8, 9), 0, dtype=torch.bfloat16))
     assert loss.dtype == torch.float32
 
@@ -70,7 +70,7 @@ def test_the_curvature_is_due_every_k_steps(interval) -> None:
     assert [i for i, is_due in enumerate(due) if is_due] == [0, interval, 2 * interval]
 
 
-def test_the_interval_goes_with_a_copy_and_the_step_with_a_checkpoint() -> None:
+def test_a_copy_keeps_the_interval_and_a_checkpoint_the_step() -> None:
     optimizer = SophiaG([nn.Parameter(torch.ones(3))], hessian_interval=2)
     optimizer.param_groups[0]["params"][0].grad = torch.ones(3)
     optimizer.step()
@@ -112,11 +112,11 @@ def test_parameters_without_a_gradient_keep_their_curvature(device) -> None:
     optimizer.update_hessian(num_labels=1)
     assert second not in optimizer.state
     optimizer.zero_grad()
-    optimizer.update_hessian(num_labels=1)  # nothing to learn from, nothing learned
+    optimizer.update_hessian(num_labels=1)  # no gradients, no change
     torch.testing.assert_close(optimizer.state[first]["hessian"], torch.full((3,), 0.01, device=device))
 
 
-def test_the_curvature_is_due_by_the_steps_taken_whatever_the_first_parameter_had(device) -> None:
+def test_the_curvature_is_due_by_the_most_steps_of_any_parameter(device) -> None:
     first, second = (nn.Parameter(torch.ones(3, device=device)) for _ in range(2))
     optimizer = SophiaG([first, second], hessian_interval=3)
     due = []

@@ -1,4 +1,4 @@
-"""Statistics of an update: against a direct computation, only when asked for, whatever the pieces."""
+"""Statistics of an update: equal to a direct computation, only when recorded, whatever the pieces."""
 
 from typing import Any, NamedTuple
 from unittest import mock
@@ -71,7 +71,7 @@ def expected_statistics(
 def recorded_step(
     device: torch.device, optimizer_class: Any = MERIT, **options: object
 ) -> tuple[TrustRatioOptimizer, dict[str, UpdateStatistics], dict[str, Before]]:
-    """One recorded step, and what was there before it."""
+    """One recorded step, with the parameters and state before it."""
     named = {
         name: nn.Parameter(random_tensor(shape, i, scale=3.0, device=device))
         for i, (name, shape) in enumerate(SHAPES.items())
@@ -122,19 +122,19 @@ def test_statistics_equal_a_direct_computation(device, optimizer_class, options,
 
 @pytest.mark.parametrize("optimizer_class", [MERIT, Hidden(MuonMERIT)], ids=name_of)
 def test_the_matrices_of_a_split_weight_are_counted_together(device, optimizer_class) -> None:
-    """As the statistics of three weights that are merged."""
+    """Like the merged statistics of three weights."""
     whole = nn.Parameter(random_tensor((9, 14), 0, scale=3.0, device=device))
     thirds = [nn.Parameter(third.clone()) for third in whole.detach().split(3)]
     whole.grad = random_tensor((9, 14), 1, device=device)
     for third, grad in zip(thirds, whole.grad.split(3), strict=True):
         third.grad = grad.clone()
-    found = []
+    recorded = []
     for params, options in (([whole], {"split": 3}), (thirds, {})):
         optimizer = optimizer_class(params, clip=3.0, fused=False, **options)
         with optimizer.recording() as statistics:
             optimizer.step()
-        found.append(list(statistics.values()))
-    (together,), (first, second, third) = found
+        recorded.append(list(statistics.values()))
+    (together,), (first, second, third) = recorded
     merged = first.merge(second).merge(third)
     assert 0 < together.bounded < 1
     assert (together.clipped, together.bounded) == (merged.clipped, merged.bounded)
@@ -143,7 +143,7 @@ def test_the_matrices_of_a_split_weight_are_counted_together(device, optimizer_c
 
 
 @pytest.mark.parametrize("optimizer_class", list(filter(is_soap, HIDDEN)), ids=name_of)
-def test_a_step_that_only_finds_a_basis_is_no_update(device, optimizer_class) -> None:
+def test_a_step_that_only_computes_a_basis_is_no_update(device, optimizer_class) -> None:
     named = {name: nn.Parameter(random_tensor(shape, 0, device=device)) for name, shape in SHAPES.items()}
     optimizer = optimizer_class(list(named.items()))
     with optimizer.recording() as statistics:
@@ -240,7 +240,7 @@ def test_recording_ends_after_an_error(device) -> None:
 
 
 def test_relative_change_of_lamb_is_the_learning_rate(device) -> None:
-    """Its update has the size of the weight, so the statistics of one can be known beforehand."""
+    """Its update has the norm of the weight, so this statistic is known in advance."""
     optimizer = LAMB(parameters(device), lr=0.25)
     with optimizer.recording() as statistics:
         take_steps(optimizer, 1)
@@ -249,7 +249,7 @@ def test_relative_change_of_lamb_is_the_learning_rate(device) -> None:
         assert measured.clipped == measured.bounded == 0
 
 
-def test_a_recording_inside_another_leaves_it_what_it_saw(device) -> None:
+def test_a_nested_recording_does_not_change_the_outer_one(device) -> None:
     optimizer = MERIT(parameters(device))
     with optimizer.recording() as outer:
         with optimizer.recording() as inner:
@@ -260,7 +260,7 @@ def test_a_recording_inside_another_leaves_it_what_it_saw(device) -> None:
         assert outer.keys() == inner.keys()
 
 
-def test_a_recording_without_a_step_takes_nothing_from_the_one_around_it(device) -> None:
+def test_a_nested_recording_without_a_step_does_not_change_the_outer_one(device) -> None:
     optimizer = MERIT(parameters(device))
     with optimizer.recording() as outer:
         take_steps(optimizer, 1)
@@ -295,8 +295,8 @@ def test_statistics_are_in_the_order_of_the_parameters(device) -> None:
 
 def test_an_element_at_the_clip_is_not_clipped() -> None:
     scaled = torch.tensor([1.0, -1.0, 0.5, -1.5])
-    found = measure(torch.ones(4), scaled, torch.ones(1), None, clip=1.0, lr=0.1)
-    assert found.clipped == 0.25
+    statistics = measure(torch.ones(4), scaled, torch.ones(1), None, clip=1.0, lr=0.1)
+    assert statistics.clipped == 0.25
 
 
 def test_a_skipped_step_leaves_no_statistics_of_the_one_before() -> None:
@@ -309,7 +309,7 @@ def test_a_skipped_step_leaves_no_statistics_of_the_one_before() -> None:
         assert not statistics
 
 
-def test_parameters_of_one_name_are_refused() -> None:
+def test_parameters_with_the_same_name_are_refused() -> None:
     layers = [torch.nn.Linear(size, size) for size in (3, 5)]
     optimizer = MERIT([{"params": list(layer.named_parameters())} for layer in layers])
     with pytest.raises(ValueError, match="2 parameters are named 'weight'"), optimizer.recording():
@@ -317,7 +317,7 @@ def test_parameters_of_one_name_are_refused() -> None:
     take_steps(optimizer, 1)
 
 
-@pytest.mark.filterwarnings("ignore:`torch.jit.script:DeprecationWarning")  # of what dynamo imports
+@pytest.mark.filterwarnings("ignore:`torch.jit.script:DeprecationWarning")  # from dynamo's imports
 @pytest.mark.parametrize("optimizer_class", [MERIT, Hidden(MuonMERIT), Hidden(SOAP)], ids=name_of)
 def test_a_compiled_step_is_recorded_too(optimizer_class) -> None:
     torch.compiler.reset()
@@ -331,7 +331,7 @@ def test_a_compiled_step_is_recorded_too(optimizer_class) -> None:
 
 
 def test_the_relative_change_of_a_weight_of_zeros(device) -> None:
-    """As biases are in the first step of a schedule that begins at zero: nothing changed."""
+    """Biases in the first step of a schedule that starts at zero: nothing changed."""
     bias = nn.Parameter(torch.zeros(3, device=device))
     bias.grad = torch.ones_like(bias)
     for lr, change in ((0.0, 0.0), (0.1, float("inf"))):

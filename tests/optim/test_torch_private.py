@@ -1,8 +1,8 @@
-"""The names of torch that begin with an underscore: that they are there, and do what they are used for.
+"""Private names of torch: they exist, and do what they are used for.
 
-A test that fails says which name a version of torch no longer has, or has changed, and what ``merit_optim``
-uses it for and where. Only the last test imports that: if it can be imported no more,
-``pytest --noconftest`` runs this file all the same.
+A failing test says which name a version of torch has removed or changed, and where and for what
+``merit_optim`` uses it. Only the last test imports ``merit_optim``: if that import fails,
+``pytest --noconftest`` still runs this file.
 """
 
 import ast
@@ -23,7 +23,7 @@ from torch.overrides import BaseTorchFunctionMode
 
 TORCH_PRIVATE = Path(__file__).parents[2] / "src" / "merit_optim" / "optim" / "torch_private.py"
 
-# Where torch has each name, and what it is for. The tests below say what it has to do.
+# The location of each name in torch, and its use. The tests below check what it must do.
 NAMES: dict[str, tuple[str, str]] = {
     "_disable_dynamo": ("torch._compile", "base.py keeps a step out of torch.compile with it"),
     "_use_grad_for_differentiable": ("torch.optim.optimizer", "base.py decorates every step with it"),
@@ -33,39 +33,39 @@ NAMES: dict[str, tuple[str, str]] = {
     ),
     "_get_current_function_mode_stack": (
         "torch.overrides",
-        "interception.py finds by it where in the stack of function modes its own stands",
+        "interception.py finds its own mode in the stack of function modes with it",
     ),
     "_pop_mode": ("torch.overrides", "interception.py takes its function mode off the stack by it"),
     "_push_mode": (
         "torch.overrides",
-        "interception.py puts back by it the modes above its own",
+        "interception.py restores the modes above its own with it",
     ),
     "_StridedShard": (
         "torch.distributed.tensor.placement_types",
-        "placements.py knows by it what FSDP2 shards that tensor parallelism had sharded before",
+        "placements.py recognizes by it parameters that FSDP2 shards after tensor parallelism",
     ),
     "_functional_collectives": ("torch.distributed", "placements.py waits for its AsyncCollectiveTensor"),
-    "_local_tensor": ("torch.distributed.tensor.DTensor", "placements.py steps on what a rank has"),
+    "_local_tensor": ("torch.distributed.tensor.DTensor", "placements.py updates a rank's part through it"),
     "_fsdp_flattened": ("a parameter of FSDP1", "trust.py refuses flat parameters by it"),
 }
-FOREACH_IS_FOR = "eager.py and gradients.py have one launch for many tensors by it"
+FOREACH_IS_FOR = "eager.py and gradients.py update many tensors in one launch with it"
 
 
 def lost(name: str, how: str = "no longer has") -> str:
-    """The sentence that a failing test says."""
+    """The message of a failing test."""
     where, use = NAMES.get(name, ("torch", FOREACH_IS_FOR))
     return (
-        f"torch {torch.__version__} {how} {name} of {where}: {use}. Read src/merit_optim/optim/"
-        "torch_private.py against this version of torch."
+        f"torch {torch.__version__} {how} {name} of {where}: {use}. Compare src/merit_optim/optim/"
+        "torch_private.py with this version of torch."
     )
 
 
 def changed(name: str) -> str:
-    return lost(name, "has changed what is expected of")
+    return lost(name, "has changed the behaviour of")
 
 
-def found(name: str) -> Any:
-    """What torch has under a name; the test fails with a sentence where it has nothing."""
+def in_torch(name: str) -> Any:
+    """The object of this name in torch; the test fails with a message if there is none."""
     where, _ = NAMES.get(name, ("torch", ""))
     try:
         return pkgutil.resolve_name(f"{where}.{name}")
@@ -74,7 +74,7 @@ def found(name: str) -> Any:
 
 
 def test_every_name_is_tested_here() -> None:
-    """A name that is added to torch_private.py fails here until there is a test of it."""
+    """A name that is added to torch_private.py fails here until it has a test."""
     used: set[str] = set()
     for node in ast.walk(ast.parse(TORCH_PRIVATE.read_text())):
         if isinstance(node, ast.Attribute):
@@ -88,7 +88,7 @@ def test_every_name_is_tested_here() -> None:
 
 
 class Form:
-    """A way in which one of the operations on lists of tensors is called, and what it does to each tensor."""
+    """A call of one of the operations on lists of tensors, and the equivalent for each tensor."""
 
     def __init__(self, name: str, of_each: Callable[..., Tensor], *arguments: Any, **options: Any) -> None:
         self.name, self.of_each, self.arguments, self.options = name, of_each, arguments, options
@@ -145,9 +145,9 @@ FOREACH = [
 
 @pytest.mark.parametrize("form", FOREACH, ids=lambda form: form.id)
 def test_an_operation_on_a_list_gives_the_bits_of_the_operation_on_each(form) -> None:
-    """foreach and the definition are held to each other's bits."""
+    """foreach must give the same bits as the definition."""
     name = f"_foreach_{form.name}"
-    operation = found(name)
+    operation = in_torch(name)
     tensors = [x.abs() for x in values(*SHAPES)] if form.name == "sqrt" else values(*SHAPES)
     expected = [
         form.of_each(x, *(y[i] if isinstance(y, list) else y for y in form.arguments), **form.options)
@@ -171,7 +171,7 @@ dynamo = pytest.mark.filterwarnings("ignore:.torch.jit.script_method. is depreca
 
 @dynamo
 def test_disable_dynamo_keeps_a_function_out_of_a_compiled_one() -> None:
-    @found("_disable_dynamo")
+    @in_torch("_disable_dynamo")
     def is_traced() -> bool:
         return torch.compiler.is_compiling()
 
@@ -187,7 +187,7 @@ def test_disable_dynamo_keeps_a_function_out_of_a_compiled_one() -> None:
 
 
 def test_disable_dynamo_does_not_import_the_compiler() -> None:
-    """Why the public torch.compiler.disable is not used: ``import merit_optim`` would take seconds longer."""
+    """The public torch.compiler.disable does: ``import merit_optim`` would take seconds longer."""
     program = (
         "import sys, torch; from torch._compile import _disable_dynamo; _disable_dynamo(print); "
         "sys.exit('torch._dynamo' in sys.modules)"
@@ -197,11 +197,11 @@ def test_disable_dynamo_does_not_import_the_compiler() -> None:
 
 
 @pytest.mark.parametrize("differentiable", [False, True])
-def test_use_grad_for_differentiable_turns_autograd_on_for_that_alone(differentiable) -> None:
+def test_use_grad_for_differentiable_turns_autograd_on_only_for_differentiable(differentiable) -> None:
     seen = []
 
     class Own(Optimizer):
-        @found("_use_grad_for_differentiable")
+        @in_torch("_use_grad_for_differentiable")
         def step(self) -> None:
             seen.append(torch.is_grad_enabled())
 
@@ -215,12 +215,12 @@ def test_use_grad_for_differentiable_turns_autograd_on_for_that_alone(differenti
 
 @pytest.mark.parametrize("capturable", [False, True])
 def test_the_check_of_a_graph_capture_refuses_a_step_that_is_not_capturable(monkeypatch, capturable) -> None:
-    """Without a GPU: the accelerator says that it captures."""
+    """Without a GPU: the accelerator is patched to report a capture."""
     name = "_accelerator_graph_capture_health_check"
-    check = found(name)
+    check = in_torch(name)
     optimizer = SGD([nn.Parameter(torch.ones(1))])
     optimizer.param_groups[0]["capturable"] = capturable
-    check(optimizer)  # nothing is captured: nothing happens
+    check(optimizer)  # no capture: no error
     monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda **_: SimpleNamespace(type="cuda"))
     stream = SimpleNamespace(is_capturing=lambda: True)
     monkeypatch.setattr(torch.accelerator, "current_stream", lambda: stream)
@@ -239,8 +239,8 @@ def one_rank() -> Iterator[None]:
     dist.destroy_process_group()
 
 
-def test_function_modes_are_a_stack_that_can_be_taken_down_and_put_up_again() -> None:
-    stack, pop, push = map(found, ("_get_current_function_mode_stack", "_pop_mode", "_push_mode"))
+def test_function_modes_are_a_stack_that_can_be_popped_and_pushed() -> None:
+    stack, pop, push = map(in_torch, ("_get_current_function_mode_stack", "_pop_mode", "_push_mode"))
     one, other = BaseTorchFunctionMode(), BaseTorchFunctionMode()
     with one, other:
         assert stack() == [one, other], changed("_get_current_function_mode_stack")
@@ -252,7 +252,7 @@ def test_function_modes_are_a_stack_that_can_be_taken_down_and_put_up_again() ->
 
 
 @pytest.mark.usefixtures("one_rank")
-@pytest.mark.filterwarnings("ignore")  # what FSDP1 says of a CPU, and of itself
+@pytest.mark.filterwarnings("ignore")  # FSDP1's warnings about CPUs and about its deprecation
 def test_fsdp1_marks_its_flat_parameters() -> None:
     from torch.distributed.fsdp import FullyShardedDataParallel
 
@@ -264,7 +264,7 @@ def test_fsdp1_marks_its_flat_parameters() -> None:
 
 @pytest.fixture
 def four_ranks() -> Iterator[None]:
-    """Of which there is one: nothing is sent."""
+    """A fake process group of which only one rank exists: nothing is sent."""
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=4)
@@ -273,7 +273,7 @@ def four_ranks() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("four_ranks")
-def test_fsdp2_has_a_placement_of_its_own_for_what_was_sharded_before() -> None:
+def test_fsdp2_has_a_separate_placement_for_tensor_parallel_parameters() -> None:
     from torch.distributed.fsdp import fully_shard
     from torch.distributed.tensor import Shard
     from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
@@ -282,14 +282,14 @@ def test_fsdp2_has_a_placement_of_its_own_for_what_was_sharded_before() -> None:
     layer = parallelize_module(nn.Linear(2, 4, bias=False), mesh["tensor"], ColwiseParallel())
     fully_shard(layer, mesh=mesh["data"])
     first, second = layer.weight.placements
-    assert isinstance(first, found("_StridedShard")), changed("_StridedShard")
+    assert isinstance(first, in_torch("_StridedShard")), changed("_StridedShard")
     assert (first.dim, second) == (0, Shard(0)), changed("_StridedShard")
     assert getattr(first, "split_factor", None) == 2, changed("_StridedShard")
 
 
 @pytest.mark.usefixtures("one_rank")
 def test_a_dtensor_has_its_local_tensor() -> None:
-    """The same object every time, and without autograd: a step keeps tables of addresses and changes it."""
+    """The same object every time and without autograd: a step keeps its address and changes it in place."""
     from torch.distributed.tensor import Shard, distribute_tensor
 
     mesh = dist.init_device_mesh("cpu", (1,))
@@ -303,49 +303,49 @@ def test_a_dtensor_has_its_local_tensor() -> None:
 
 
 @pytest.mark.usefixtures("one_rank")
-def test_a_collective_may_give_a_tensor_that_is_waited_for() -> None:
-    collectives = found("_functional_collectives")
+def test_a_collective_may_return_a_tensor_that_must_be_waited_for() -> None:
+    collectives = in_torch("_functional_collectives")
     group = dist.init_device_mesh("cpu", (1,)).get_group()
     coming = collectives.all_reduce(torch.ones(2), "sum", group)
     assert isinstance(coming, collectives.AsyncCollectiveTensor), changed("_functional_collectives")
     assert type(coming.wait()) is Tensor, changed("_functional_collectives")
 
 
-# --- names that torch looks for in our classes ----------------------------------------------------------
+# --- names that torch looks up in our classes -----------------------------------------------------------
 
 
 @pytest.mark.parametrize("in_step", [False, True])
 def test_grad_scaler_asks_whether_a_step_unscales_by_itself(in_step) -> None:
-    """And gives such a step ``grad_scale`` and ``found_inf``; base.py reads both."""
-    given = []
+    """If so, it sets ``grad_scale`` and ``found_inf``, which base.py reads."""
+    received = []
 
     class Own(SGD):
         _step_supports_amp_scaling = in_step
 
         def step(self) -> None:
-            given.append((getattr(self, "grad_scale", None), getattr(self, "found_inf", None)))
+            received.append((getattr(self, "grad_scale", None), getattr(self, "found_inf", None)))
 
     param = nn.Parameter(torch.ones(2))
     optimizer, scaler = Own([param]), torch.amp.GradScaler("cpu", init_scale=8.0)
     scaler.scale(param.sum()).backward()
     scaler.step(optimizer)
-    ((grad_scale, found_inf),) = given
-    sentence = (
-        f"torch.amp.GradScaler of torch {torch.__version__} no longer asks for _step_supports_amp_scaling as "
+    ((grad_scale, found_inf),) = received
+    message = (
+        f"torch.amp.GradScaler of torch {torch.__version__} no longer reads _step_supports_amp_scaling as "
         "it did, which base.py and trust.py define to leave scaling and skipping to the step"
     )
     if in_step:
-        assert (grad_scale, found_inf) == (8.0, 0.0), sentence
-        assert param.grad.eq(8).all(), sentence
+        assert (grad_scale, found_inf) == (8.0, 0.0), message
+        assert param.grad.eq(8).all(), message
     else:
-        assert (grad_scale, found_inf) == (None, None), sentence
-        assert param.grad.eq(1).all(), sentence
-    assert not hasattr(optimizer, "grad_scale"), sentence
+        assert (grad_scale, found_inf) == (None, None), message
+        assert param.grad.eq(1).all(), message
+    assert not hasattr(optimizer, "grad_scale"), message
 
 
 @dynamo
-def test_torch_compile_runs_init_group_as_it_is() -> None:
-    """Not traced: it makes the state, by means that cannot be traced, such as asking for a frame here."""
+def test_torch_compile_runs_init_group_without_tracing_it() -> None:
+    """It creates the state in ways that cannot be traced; here it reads a frame."""
     ran = []
 
     class Own(Optimizer):
@@ -368,20 +368,20 @@ def test_torch_compile_runs_init_group_as_it_is() -> None:
     optimizer = Own([param], {"lr": 1.0})
     torch.compiler.reset()
     step = torch.compile(optimizer.step, backend="eager", fullgraph=True)
-    sentence = (
-        f"torch.compile of torch {torch.__version__} no longer runs Optimizer._init_group as it is, which "
-        "base.py relies on to make state and to gather what a step works on"
+    message = (
+        f"torch.compile of torch {torch.__version__} no longer runs Optimizer._init_group untraced, which "
+        "base.py relies on to create state and to gather the tensors of a step"
     )
     try:
         for _ in range(2):
             step()
     except RuntimeError as error:
-        pytest.fail(f"{sentence} ({error})")
-    assert ran, sentence
-    assert param.eq(-1).all(), sentence
+        pytest.fail(f"{message} ({error})")
+    assert ran, message
+    assert param.eq(-1).all(), message
 
 
-def test_our_classes_have_the_names_that_torch_looks_for() -> None:
+def test_our_classes_have_the_names_that_torch_looks_up() -> None:
     from merit_optim import MERIT, Lion
 
     for optimizer_class in (MERIT, Lion):

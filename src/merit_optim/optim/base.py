@@ -1,8 +1,8 @@
-"""What every optimizer of this package shares: the order of a step, and its safety.
+"""The base class of all optimizers of this package: the order of a step, its checks, and its state.
 
-A step gathers the parameters that have gradients, decides what happens to those gradients (``control.py``),
-and hands them to the subclass's ``_update``. Everything that can be refused is refused before anything is
-changed (``options.py``), and what was saved comes back as it was (``saved_state.py``).
+A step collects the parameters that have gradients, decides how to scale the gradients or whether to skip the
+step (``control.py``), and calls the subclass's ``_update``. Invalid options and parameters raise before
+anything is changed (``options.py``), and saved state is restored exactly (``saved_state.py``).
 """
 
 from __future__ import annotations
@@ -33,21 +33,21 @@ _GRAD, _LAYOUT, _SHAPE = map(operator.attrgetter, ("grad", "layout", "shape"))
 
 
 class SafeOptimizer(Optimizer):
-    """A ``torch.optim.Optimizer`` that checks its input and keeps its promises about state.
+    """A ``torch.optim.Optimizer`` that checks its input and restores saved state exactly.
 
-    Subclasses name themselves and their state tensors, and implement ``_update``.
+    Subclasses define ``ALGORITHM`` and their state tensors, and implement ``_update``.
     """
 
     ALGORITHM: ClassVar[str]
-    """Stands in every parameter group, so that a checkpoint tells whose options it holds."""
+    """Stored in every parameter group, so that a checkpoint identifies the optimizer of its options."""
     STATE_KEYS: ClassVar[tuple[str, ...]]
-    """The state tensors of a parameter, each of its shape."""
+    """The state tensors of a parameter, each of the parameter's shape."""
 
     _sharding: Sharding | None = None
     _watch: options.Watch | None = None
 
     def __init__(self, params: ParamsT, defaults: dict[str, Any]) -> None:
-        # In a dict, for torch.compile forgets what a step assigns to attributes of an optimizer.
+        # A dict, because torch.compile loses assignments to an optimizer's attributes in a step.
         self._log: Log = {}
         self._check_group(defaults)
         self._check_engine(defaults)
@@ -59,15 +59,15 @@ class SafeOptimizer(Optimizer):
         options.check_step(group)
 
     def _check_engine(self, group: dict[str, Any]) -> None:
-        """Raise if a new group demands what cannot be had here. A loaded one may: it comes from elsewhere."""
+        """Raise if a new group requires an engine that is not available. Loaded groups are not checked."""
 
     def _check_parameter(self, name: str, param: Tensor, group: dict[str, Any]) -> None:
         """Raise if a parameter cannot be optimized with the options of its group."""
         del group
         if not param.is_floating_point():
             way_out = (
-                "In its place, keep a real one with a last dimension of 2, and use torch.view_as_complex of "
-                "it in the model."
+                "Keep a real parameter with a last dimension of 2 instead, and use torch.view_as_complex in "
+                "the model."
                 if param.is_complex()
                 else "Leave it out, or convert it."
             )
@@ -77,9 +77,9 @@ class SafeOptimizer(Optimizer):
             )
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add parameters, with their own options, to those being optimized."""
+        """Add a group of parameters, with its options."""
         if isinstance(param_group, dict):
-            if "param_kinds" in param_group:  # of use to those optimizers alone that sort weights by them
+            if "param_kinds" in param_group:  # used only by optimizers that sort weights by kind
                 param_group = {key: value for key, value in param_group.items() if key != "param_kinds"}
             options.check_names(type(self).__name__, param_group, self._known_options())
             group = {**self.defaults, **param_group}
@@ -97,12 +97,12 @@ class SafeOptimizer(Optimizer):
             raise
 
     def _check_new(self, index: int) -> None:
-        """Raise if a parameter of a group that was added cannot be optimized."""
+        """Raise if a parameter of a new group cannot be optimized."""
         for name, param in self._named(index):
             self._check_parameter(name, param, self.param_groups[index])
 
     def _check_changed(self, index: int) -> None:
-        """Raise if the options of a group, which may have been changed, do not fit its parameters."""
+        """Raise if the options of a group, which may have changed, do not fit its parameters."""
         group = self.param_groups[index]
         self._check_group(group)
         keys = set(self._state_keys(group))
@@ -112,8 +112,8 @@ class SafeOptimizer(Optimizer):
             if state and (missing := keys - state.keys()):
                 raise ValueError(
                     f"the options of parameter group {index} were changed so that {name} needs the state "
-                    f"{sorted(missing)}, and it has {sorted(state)} (direction, neuron_beta and calibrated "
-                    "decide). Change them back, or give the parameter to a new optimizer."
+                    f"{sorted(missing)}, but it has {sorted(state)} (this depends on direction, neuron_beta "
+                    "and calibrated). Change them back, or create a new optimizer for the parameter."
                 )
 
     def _known_options(self) -> Collection[str]:
@@ -121,13 +121,13 @@ class SafeOptimizer(Optimizer):
         return self.defaults.keys()
 
     def _check_differentiable(self, param_group: dict[str, Any]) -> None:
-        """Raise where a group differs from the optimizer, by which torch records a step or does not."""
+        """Raise if a group differs from the optimizer, whose value decides if autograd records a step."""
         whole = self.defaults["differentiable"]
         value = param_group.get("differentiable", whole)
         if value != whole:
             raise ValueError(
-                f"a parameter group has differentiable={value!r}, the optimizer {whole!r}; it concerns the "
-                "step as a whole. Give it to the optimizer, not to a group."
+                f"a parameter group has differentiable={value!r}, the optimizer {whole!r}; it must be equal "
+                "for the whole step. Pass it to the optimizer, not to a group."
             )
 
     def _named(self, group_index: int) -> Iterator[tuple[str, Tensor]]:
@@ -139,7 +139,7 @@ class SafeOptimizer(Optimizer):
 
     @property
     def _step_supports_amp_scaling(self) -> bool:
-        """Tells ``GradScaler`` to leave scaling and skipping to the step, which needs no host sync."""
+        """Tells ``GradScaler`` to leave unscaling and skipping to the step, which needs no host sync."""
         return bool(self.defaults["capturable"])
 
     @with_grad_if_differentiable
@@ -149,7 +149,7 @@ class SafeOptimizer(Optimizer):
         """Take one step.
 
         Args:
-            closure: computes the loss and its gradients again, and returns the loss.
+            closure: recomputes the loss and its gradients, and returns the loss.
         """
         check_graph_capture(self)
         loss = None
@@ -179,14 +179,14 @@ class SafeOptimizer(Optimizer):
             self._update(works, controls, sharding)
 
     def _only_makes_state(self, works: list[Work], sharding: Sharding | None) -> bool:
-        """Whether a first step is that by which torch.distributed.checkpoint has state made.
+        """Whether this is the dummy first step by which torch.distributed.checkpoint initializes state.
 
-        Its gradients and learning rates are zero. Counted as a step, it would be the one from which SOAP
-        has its bases and OrScale its first ratios, where nothing is loaded afterwards.
+        Its gradients and learning rates are zero. If it were counted and nothing were loaded afterwards, SOAP
+        would take its bases and OrScale its first ratios from it.
         """
         rates = [group["lr"] for group in self.param_groups]
         if torch.compiler.is_compiling() or any(isinstance(lr, Tensor) and not lr.is_cpu for lr in rates):
-            return False  # nothing can be read
+            return False  # values cannot be read without a sync
         grads = [grad for work in works for grad in work.grads]
         if any(rates) or (any(grad.is_cuda for grad in grads) and torch.cuda.is_current_stream_capturing()):
             return False
@@ -198,14 +198,14 @@ class SafeOptimizer(Optimizer):
         self._take_step()
 
     def _leaves_the_graph(self) -> bool:
-        """Whether the step cannot be compiled: each rank would take its shard for the whole."""
+        """Whether the step cannot be compiled: if sharded, each rank would treat its shard as the whole."""
         return self._is_sharded()
 
     def _is_sharded(self) -> bool:
         return any(any_sharded(group["params"]) for group in self.param_groups)
 
     def _find_sharding(self) -> Sharding | None:
-        """What sharded parameters have to exchange; None where there are none."""
+        """The exchange between ranks for sharded parameters; None without sharded parameters."""
         if not self._is_sharded():
             return None
         if self._sharding is None or not self._sharding.fits(self.param_groups):
@@ -213,11 +213,11 @@ class SafeOptimizer(Optimizer):
         return self._sharding
 
     def _update(self, works: list[Work], controls: Controls, sharding: Sharding | None) -> None:
-        """Count the step, and change parameters and state."""
+        """Count the step, and update parameters and state."""
         raise NotImplementedError
 
     def _gather(self) -> list[Work]:
-        """The groups that have gradients, with the tensors of the parameters that have one."""
+        """Collect the parameters that have gradients, with their state, by group."""
         if not torch.compiler.is_compiling():
             self._watch = self._watch or options.Watch()
             self._watch.check(self.param_groups, self._check_changed)
@@ -242,11 +242,11 @@ class SafeOptimizer(Optimizer):
     ) -> None:
         """Fill the lists with the tensors of the parameters that have gradients.
 
-        torch.compile knows this method by its name and runs it as it is instead of tracing it, which
-        is why it takes lists to fill and returns nothing.
+        torch.compile recognizes this method by name and runs it instead of tracing it, which is why it
+        fills lists and returns nothing.
         """
-        # With hundreds of parameters this is most of what a step costs the host: no loop does more than
-        # one thing, and what never happens is looked for only once something has.
+        # With hundreds of parameters this is most of a step's host time: every loop does one thing, and
+        # details of an error are searched for only after it was detected.
         params += group["params"]
         grads += map(_GRAD, params)
         if type(None) in set(map(type, grads)):
@@ -270,8 +270,8 @@ class SafeOptimizer(Optimizer):
         )
         raise ValueError(
             f"{self._name_of(param)} has shape {tuple(param.shape)}, and its state {tuple(state.shape)}: the "
-            "parameter's data were replaced by data of another shape. Give it to a new optimizer, or delete "
-            "its state: del optimizer.state[param]."
+            "parameter's data was replaced by data of another shape. Create a new optimizer for it, or "
+            "delete its state: del optimizer.state[param]."
         )
 
     def _refuse_layout(self, params: list[Tensor], grads: list[Tensor]) -> None:
@@ -285,7 +285,7 @@ class SafeOptimizer(Optimizer):
         )
 
     def _state_of(self, param: Tensor, group: dict[str, Any]) -> dict[str, Any]:
-        """A parameter's state, made where there is none."""
+        """A parameter's state, initialized if there is none."""
         state: dict[str, Any] = self.state.get(param) or {}
         if not state:
             self._check_parameter(f"{self._name_of(param)} of shape {tuple(param.shape)}", param, group)
@@ -298,24 +298,24 @@ class SafeOptimizer(Optimizer):
         return next(name for name, other in named if other is param)
 
     def _state_keys(self, group: dict[str, Any]) -> tuple[str, ...]:
-        """The names of the state tensors that parameters of a group have."""
+        """The names of the state tensors of a group's parameters."""
         del group
         return self.STATE_KEYS
 
     def _state_shapes(self, param: Tensor, group: dict[str, Any]) -> dict[str, tuple[int, ...]]:
-        """The shape of each."""
+        """The shape of each state tensor."""
         return dict.fromkeys(self._state_keys(group), tuple(param.shape))
 
     def _stacked_keys(self, group: dict[str, Any]) -> dict[str, bool]:
-        """The names of those that have something for each stacked matrix, whatever the parameter's shape.
+        """The state tensors with one item per stacked matrix, which do not have the parameter's shape.
 
-        With each, whether ranks that share a matrix share its rows. Else each has all of it.
+        The value says whether ranks that share a matrix split its rows. Otherwise each holds all of it.
         """
         del group
         return {}
 
     def _needs_step(self, group: dict[str, Any]) -> bool:
-        """Whether what is computed depends on how many steps were taken."""
+        """Whether the update depends on the step count."""
         del group
         return True
 
@@ -323,7 +323,7 @@ class SafeOptimizer(Optimizer):
         state["step"] = torch.zeros((), dtype=torch.float32, device=self._step_device(param, group))
         dtype, stacked = self._state_dtype(param, group), self._stacked_keys(group)
         for key, shape in self._state_shapes(param, group).items():
-            if key not in stacked:  # placed and laid out as the parameter is
+            if key not in stacked:  # with the parameter's placement and layout
                 state[key] = torch.zeros_like(param, dtype=dtype, memory_format=torch.preserve_format)
             elif is_sharded(param):
                 state[key] = stacked_zeros(param, group["matrix_dims"], shape, dtype, by_rows=stacked[key])
@@ -331,7 +331,7 @@ class SafeOptimizer(Optimizer):
                 state[key] = torch.zeros(shape, dtype=dtype, device=param.device)
 
     def _step_device(self, param: Tensor, group: dict[str, Any]) -> torch.device:
-        """Where the step count stands: with the parameter if the device decides about skipping a step."""
+        """The device of the step count: the parameter's if it is decided there whether a step is skipped."""
         on_device = group["capturable"] or group["nonfinite"] == "skip"
         return param.device if on_device else torch.device("cpu")
 
@@ -350,16 +350,16 @@ class SafeOptimizer(Optimizer):
                 foreach_add_(steps, 1)
             else:
                 taken = (~skip).float()
-                for place in dict.fromkeys([step.device for step in steps]):  # SOAP's stand on the host
+                for place in dict.fromkeys([step.device for step in steps]):  # SOAP's are on the host
                     there = [step for step in steps if step.device == place]
                     foreach_add_(there, [taken.to(place)] * len(there))
 
-    # --- what happened to the gradients ---------------------------------------------------------------
+    # --- scaling and skipping -------------------------------------------------------------------------
 
     def _controls(
         self, works: list[Work], sharding: Sharding | None, *, clip: bool = True
     ) -> Controls | None:
-        """How gradients are scaled and whether the step is skipped; None where that is known to the host."""
+        """How gradients are scaled and whether the step is skipped; None if the host knows that it is."""
         return controls_of(
             works,
             sharding,
@@ -372,35 +372,35 @@ class SafeOptimizer(Optimizer):
 
     @property
     def grad_norm(self) -> Tensor | None:
-        """The gradient norm of the last step, before clipping, where ``max_grad_norm`` is set."""
+        """The gradient norm of the last step, before clipping, if ``max_grad_norm`` is set."""
         return self._log.get("grad_norm")
 
     @property
     def num_skipped_steps(self) -> int:
-        """Steps, and estimates of the curvature, that ``nonfinite="skip"`` left out.
+        """Number of steps, and of curvature estimates, that ``nonfinite="skip"`` skipped.
 
-        Also those that a ``GradScaler`` left to the optimizer to skip, which it does where the step is fused
-        or ``capturable``; else it skips them itself and they are not counted. The count is of this object: a
-        ``state_dict`` has none. Reading waits for the device.
+        This includes steps that a ``GradScaler`` left to the optimizer to skip, as it does if the step is
+        fused or ``capturable``; otherwise it skips them itself and they are not counted. The count belongs to
+        this object and is not part of ``state_dict``. Reading it waits for the device.
         """
         return int(self._log.get("num_skipped", 0))
 
-    # --- state in and out ------------------------------------------------------------------------------
+    # --- saving and loading ----------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """As torch's, with dtypes by their names: torch.distributed.checkpoint knows no others in groups."""
+        """Like torch's, with dtypes as names: torch.distributed.checkpoint cannot store dtypes in groups."""
         saved = super().state_dict()
         saved["param_groups"] = list(map(saved_state.with_dtype_names, saved["param_groups"]))
         return saved
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load what ``state_dict`` returned, bit for bit: float32 state of a bf16 weight stays float32.
+        """Load a state dict, bit for bit: float32 state of a bf16 weight stays float32.
 
         A state dict of another optimizer with the same state keys (torch's AdamW, for Adam's direction;
-        torch's Muon, for Muon's) is taken too. Its state and step counts are loaded; learning rate, betas and
-        the other options stay those of this optimizer, for they mean something else there.
+        torch's Muon, for Muon's) is accepted too. Its state and step counts are loaded; learning rate, betas
+        and the other options of this optimizer are kept, because they mean something else there.
         """
-        # Registered last, so it sees what the user's own hooks made of the state dict.
+        # Registered last, so that it runs after the user's hooks.
         handle = self.register_load_state_dict_pre_hook(
             lambda optimizer, saved: saved_state.made_loadable(cast("SafeOptimizer", optimizer), saved)
         )
@@ -408,7 +408,7 @@ class SafeOptimizer(Optimizer):
             super().load_state_dict(state_dict)
         finally:
             handle.remove()
-        for option in options.WHOLE_STEP:  # what a group that is added later has by default
+        for option in options.WHOLE_STEP:  # the defaults of groups that are added later
             self.defaults[option] = self.param_groups[0][option]
 
     def __getstate__(self) -> dict[str, Any]:

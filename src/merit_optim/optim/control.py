@@ -1,6 +1,6 @@
-"""What happens to the gradients of a step before an engine sees them: scaled, clipped, or left alone.
+"""How the gradients of a step are scaled and clipped before an engine uses them, and whether it is skipped.
 
-Decided on the device, so that the host need not wait for it.
+This is decided on the device, so that the host does not wait for it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from merit_optim.optim.engines.ranks.sharding import Sharding
 from merit_optim.optim.engines.work import Control, Controls, Work, by_device, items_of
 
 Log = dict[str, Tensor]
-"""What the last step found: "grad_norm", and "num_skipped" of all steps."""
+"""The "grad_norm" of the last step, and "num_skipped", counted over all steps."""
 
 
 def controls_of(
@@ -28,13 +28,13 @@ def controls_of(
     found_inf: Tensor | None,
     clip: bool,
 ) -> Controls | None:
-    """How the gradients of each device are scaled, and whether the step is skipped.
+    """Decide how the gradients of each device are scaled, and whether the step is skipped.
 
-    Ranks that share parameters decide together. ``None`` says that the host knows already that the
-    step is skipped. ``grad_scale`` and ``found_inf`` are a ``GradScaler``'s.
+    Ranks that share parameters decide together. ``None`` means that the host already knows that the step
+    is skipped. ``grad_scale`` and ``found_inf`` come from a ``GradScaler``.
     """
     policy, max_norm = options["nonfinite"], options["max_grad_norm"] if clip else None
-    # An overflow that the scaler found is its own to deal with: the step is skipped below.
+    # The scaler expects overflows: the step is skipped below, without an error.
     if policy == "raise" and not (found_inf is not None and found_inf.item()):
         _raise_on_nonfinite(works, sharding)
 
@@ -44,7 +44,7 @@ def controls_of(
     grads = {
         device: [g for work in on_device for g in work.grads] for device, on_device in on_devices.items()
     }
-    # A rank may have no gradients, but only where others have.
+    # A rank may have no gradients if parameters are sharded.
     first = next(iter(grads)) if sharding is None or grads else sharding.device
 
     scale = None if grad_scale is None else grad_scale.to(first).double().reciprocal().float()
@@ -63,7 +63,7 @@ def controls_of(
     if skip is not None:
         if "num_skipped" not in log:
             log["num_skipped"] = torch.zeros((), dtype=torch.int64, device=first)
-        # In place: a replayed CUDA graph goes on counting where this stands.
+        # In place, so that a replayed CUDA graph keeps counting.
         log["num_skipped"].add_(skip.to(log["num_skipped"].device))
         if first.type == "cpu" and len(grads) <= 1 and not torch.compiler.is_compiling():
             if skip:
@@ -84,14 +84,14 @@ def _raise_on_nonfinite(works: list[Work], sharding: Sharding | None) -> None:
         item = bad[0]
         count = int((~item.grad.isfinite()).sum())
         message = (
-            f"the gradient of {item.name} (shape {tuple(item.param.shape)}) holds {count} NaN or "
-            f"infinite values of {item.grad.numel()}"
+            f"the gradient of {item.name} (shape {tuple(item.param.shape)}) has {count} NaN or "
+            f"infinite values out of {item.grad.numel()}"
         )
     else:
-        message = "a gradient on another rank holds NaN or infinite values"
-    # Every rank raises, or the others would wait for this one.
+        message = "a gradient on another rank has NaN or infinite values"
+    # All ranks raise together, or the others would wait for this one.
     if bad if sharding is None else sharding.any_rank(bool(bad)):
         raise FloatingPointError(
-            f"{message}; nothing was changed. nonfinite='skip' leaves such steps out, "
-            "nonfinite='propagate' takes them."
+            f"{message}; nothing was changed. Use nonfinite='skip' to skip such steps, or "
+            "nonfinite='propagate' to take them."
         )

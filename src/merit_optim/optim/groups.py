@@ -1,7 +1,4 @@
-"""Rules that sort a model's parameters into groups: what decays, and what has options of its own.
-
-And a table that shows the result.
-"""
+"""Sort a model's parameters into groups by weight decay and by other options, and print them as a table."""
 
 from __future__ import annotations
 
@@ -34,20 +31,20 @@ def param_groups(
 ) -> list[dict[str, Any]]:
     """Parameter groups for any torch optimizer: matrices decay, vectors and scalars do not.
 
-    A frozen parameter is left out, a tied one stands once. Patterns are shell-style
-    (``"*.bias"``), are matched against every name a parameter has, and must match something. Names are those
-    of the model before ``torch.compile``.
+    Frozen parameters are left out, and a tied parameter appears once. Patterns are shell-style
+    (``"*.bias"``), are matched against every name of a parameter, and must match at least one. Names are
+    those of the model before ``torch.compile``.
 
-    Each group has ``param_kinds`` beside ``param_names``: what every weight is in the model, as
-    ``kinds_of`` finds it. ``describe_groups`` shows it.
+    Each group has ``param_kinds`` next to ``param_names``: the kind of each weight, from ``kinds_of``.
+    ``describe_groups`` shows them.
 
     Args:
-        model: whose parameters to sort.
-        weight_decay: of parameters with two or more dimensions.
-        no_decay: patterns of further parameters without decay.
-        kinds: kinds by pattern, where the model does not tell them rightly; of several patterns that
-            match, the later one wins. A kind does not change what decays.
-        overrides: options by pattern; where several patterns match, the later one wins.
+        model: the model whose parameters to sort.
+        weight_decay: weight decay of parameters with two or more dimensions.
+        no_decay: patterns of other parameters without weight decay.
+        kinds: kinds by pattern, to correct those found in the model; the last pattern that matches wins.
+            A kind does not change which parameters decay.
+        overrides: options by pattern; the last pattern that matches wins.
 
     Examples:
         >>> import torch
@@ -67,17 +64,17 @@ def param_groups(
     for pattern, override in overrides.items():
         if reserved := _NOT_OPTIONS & set(override):
             raise ValueError(
-                f"the override for {pattern!r} sets {sorted(reserved)}; it may set options of the "
+                f"the override for {pattern!r} sets {sorted(reserved)}; it can only set options of the "
                 "optimizer, such as lr, weight_decay or matrix_dims"
             )
 
     names: dict[nn.Parameter, list[str]] = {}
     for name, param in model.named_parameters(remove_duplicate=False):
-        # A pattern may also have the name that torch.compile made of it.
+        # A pattern may also use the name that torch.compile gave the parameter.
         names.setdefault(param, []).extend(dict.fromkeys([plain(name), name]))
     _check_patterns([*no_decay, *kinds, *overrides], [name for alike in names.values() for name in alike])
 
-    found = kinds_of(model)
+    kinds_in_model = kinds_of(model)
     groups: dict[str, dict[str, Any]] = {}
     for param, alike in names.items():
         if not param.requires_grad:
@@ -91,15 +88,14 @@ def param_groups(
         group = groups.setdefault(_key(options), {**empty, **options})
         group["params"].append(param)
         group["param_names"].append(alike[0])
-        group["param_kinds"].append(_corrected(found[param], alike, param, kinds))
+        group["param_kinds"].append(_corrected(kinds_in_model[param], alike, param, kinds))
     return list(groups.values())
 
 
 def describe_groups(groups: Optimizer | Sequence[Mapping[str, Any]]) -> str:
-    """A table of what each parameter is and how it is updated, and what there is of each kind.
+    """Return a table of each parameter's kind and update, and a second table that counts them by kind.
 
-    Parameters that differ in the numbers of their names alone, as those of a model's blocks do, share
-    a row.
+    Parameters whose names differ only in their numbers, such as those of a model's blocks, share a row.
 
     Args:
         groups: parameter groups, as ``param_groups`` returns them, or an optimizer of any class.
@@ -143,14 +139,14 @@ def describe_groups(groups: Optimizer | Sequence[Mapping[str, Any]]) -> str:
     table = [["name", "shape", "kind", "update", "lr", "weight decay"]]
     table += [cells for _, cells in sorted(rows)]
     summary = [["kind" if knows_kinds else "update", "tensors", "parameters"]]
-    summary += [[kind, str(len(own)), f"{sum(own):,}"] for kind, own in sizes.items() if own]
+    summary += [[kind, str(len(numels)), f"{sum(numels):,}"] for kind, numels in sizes.items() if numels]
     return f"{_aligned(table, optional=('kind', 'update', 'lr'))}\n\n{_aligned(summary)}"
 
 
 def fold_names(names: Iterable[str]) -> dict[str, list[str]]:
-    """Names that differ in their numbers alone, by one name with the ranges of those numbers.
+    """Fold names that differ only in their numbers into one name with the ranges of those numbers.
 
-    A folded name stands for all combinations of its numbers, and for nothing else.
+    A folded name stands for exactly the combinations of its numbers.
 
     Examples:
         >>> fold_names(["norm.weight", "blocks.0.weight", "blocks.1.weight"])
@@ -166,22 +162,23 @@ def fold_names(names: Iterable[str]) -> dict[str, list[str]]:
 
 
 def _fold(names: list[str]) -> dict[str, list[str]]:
-    """As :func:`fold_names`, for names that all differ in their numbers alone."""
+    """Like :func:`fold_names`, for names that differ only in their numbers."""
     numbers = [_NUMBER.findall(name) for name in names]
     choices = [sorted(set(column), key=int) for column in zip(*numbers, strict=True)]
     if math.prod(map(len, choices)) > len(set(names)):
-        # Not every combination is there: fold those apart that differ in the number with fewest values.
+        # Some combinations are missing: fold separately for each value of the number with the fewest values.
         varying = min((i for i in range(len(choices)) if len(choices[i]) > 1), key=lambda i: len(choices[i]))
         folded = {}
         for value in choices[varying]:
-            folded.update(_fold([n for n, own in zip(names, numbers, strict=True) if own[varying] == value]))
+            pairs = zip(names, numbers, strict=True)
+            folded.update(_fold([name for name, in_name in pairs if in_name[varying] == value]))
         return folded
     texts, ranges = _NUMBER.split(names[0]), [*map(_range, choices), ""]
-    return {"".join(text + own for text, own in zip(texts, ranges, strict=True)): names}
+    return {"".join(text + values for text, values in zip(texts, ranges, strict=True)): names}
 
 
 def _range(values: list[str]) -> str:
-    """Numbers in order, with runs of them as ``0..11``."""
+    """Format sorted numbers, with consecutive ones as ``0..11``."""
     if len(values) == 1:
         return values[0]
     runs: list[list[str]] = []
@@ -194,7 +191,7 @@ def _range(values: list[str]) -> str:
 
 
 def _update(group: Mapping[str, Any]) -> str:
-    """The direction and the norm of the ratios, where a group says them."""
+    """The direction and the norm of the ratios of a group, or "-"."""
     return f"{group.get('direction', 'adam')} x {group['norm']}" if "norm" in group else "-"
 
 
@@ -203,7 +200,7 @@ def _number(value: Any) -> str:
 
 
 def _aligned(rows: list[list[str]], optional: Sequence[str] = ()) -> str:
-    """Rows, the first of them the head, as a table; without those optional columns that say nothing."""
+    """Format rows, the first one the header, as a table; optional columns that are empty are left out."""
     columns = [
         column
         for column in zip(*rows, strict=True)
@@ -214,26 +211,26 @@ def _aligned(rows: list[list[str]], optional: Sequence[str] = ()) -> str:
 
 
 def _corrected(kind: Kind, names: list[str], param: Tensor, kinds: Mapping[str, Kind]) -> Kind:
-    """The kind that the last pattern gives, or the one found in the model."""
+    """The kind of the last pattern that matches, or the one found in the model."""
     pattern = None
-    for own in kinds:
-        if _matches(names, [own]):
-            pattern, kind = own, kinds[own]
+    for candidate in kinds:
+        if _matches(names, [candidate]):
+            pattern, kind = candidate, kinds[candidate]
     fewest = _FEWEST_DIMENSIONS.get(kind, 0)
     if param.ndim < fewest:
-        what = "a stack of matrices" if kind == "experts" else "a matrix"
+        meaning = "a stack of matrices" if kind == "experts" else "a matrix"
         raise ValueError(
             f"the kind for {pattern!r} is {kind!r}, but {names[0]} has shape {tuple(param.shape)}; {kind!r} "
-            f"means {what}, with {fewest} or more dimensions. Use a pattern that does not match it, such as "
-            "'*.weight', or another kind."
+            f"means {meaning}, with {fewest} or more dimensions. Use a pattern that does not match it, such "
+            "as '*.weight', or another kind."
         )
     return kind
 
 
 def _key(options: dict[str, Any]) -> str:
-    """Tells options apart; tensors by what they are, for each can be changed by itself."""
-    told = [(name, id(value) if isinstance(value, Tensor) else value) for name, value in options.items()]
-    return repr(sorted(told, key=lambda pair: pair[0]))
+    """A key for equal options. Tensors are compared by identity, because each can be changed in place."""
+    items = [(name, id(value) if isinstance(value, Tensor) else value) for name, value in options.items()]
+    return repr(sorted(items, key=lambda pair: pair[0]))
 
 
 def _matches(names: list[str], patterns: Iterable[str]) -> bool:

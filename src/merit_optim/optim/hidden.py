@@ -1,7 +1,7 @@
-"""One direction for the hidden matrices of a model, and Adam's for the rest: what Muon and SOAP want.
+"""Optimizers with one direction for hidden matrices and Adam's for the rest, such as Muon and SOAP.
 
-Which weights are hidden matrices is decided by what they are in the model (``kinds.py``), never by shape: an
-embedding and an output head have a row for each token.
+Hidden matrices are recognized by their kind in the model (``kinds.py``), never by shape alone: embeddings and
+output heads are matrices too.
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ ADAMW: dict[str, Any] = {
     **Adam(betas=(0.9, 0.95), eps=1e-8, bias_correction=True).options,
     **UNSCALED._asdict(),
 }
-"""The options of AdamW as a member of the family."""
+"""AdamW expressed in this family's options."""
 
 
 class HiddenMatrixOptimizer(TrustRatioOptimizer):
-    """Options for hidden matrices, and others for the rest of the weights.
+    """Base class of optimizers with separate options for hidden matrices and for the rest.
 
-    Parameter groups come from ``param_groups(model)``, which says what each weight is, or they say themselves
-    which ``direction`` they take. Sorted by kinds, some weight must be a hidden matrix; groups that all say
-    their directions need not have one, as a stage of a pipeline may not.
+    Parameter groups come from ``param_groups(model)``, which adds the kind of each weight, or they set their
+    ``direction``. If groups are sorted by kind, at least one weight must be a hidden matrix. Groups that all
+    set their direction need none: a pipeline stage may have no hidden matrix.
     """
 
     KINDS: ClassVar[tuple[Kind, ...]] = ("hidden", "experts")
-    """The kinds of weights that take the optimizer's direction."""
+    """The kinds of weights that use the optimizer's direction."""
     REST_SHARE: ClassVar[float] = 1.0
-    """The learning rate of the rest, as a share of the other."""
+    """The default learning rate of the rest, as a fraction of ``lr``."""
 
     _has_sorted = False
-    """Whether a group was sorted by kinds, and did not say its direction itself."""
+    """Whether a group was sorted by kind because it did not set its direction."""
 
     def __init__(
         self,
@@ -61,20 +61,20 @@ class HiddenMatrixOptimizer(TrustRatioOptimizer):
         validate.rest(rest, {*ADAMW, *ENGINE_DEFAULTS, "weight_decay", "lr"})
         self._rest = {**ADAMW, "lr": rest_lr, **(rest or {})}
         super().__init__(params, lr=lr, weight_decay=weight_decay, direction=direction, rule=rule, **options)
-        own = self.defaults["direction"]
-        if self._has_sorted and all(group["direction"] != own for group in self.param_groups):
+        name = self.defaults["direction"]
+        if self._has_sorted and all(group["direction"] != name for group in self.param_groups):
             raise ValueError(
-                f"{type(self).__name__} was given no weight to use direction={own!r} for: none is of the "
-                f"kind {' or '.join(map(repr, self.KINDS))}. param_groups(model, "
-                "kinds={'*.my_layer.*': 'hidden'}) names them; print(describe_groups(param_groups(model))) "
-                "shows how weights are sorted."
+                f"{type(self).__name__} was given no weight to use direction={name!r} for: none is of the "
+                f"kind {' or '.join(map(repr, self.KINDS))}. Set kinds with param_groups(model, "
+                "kinds={'*.my_layer.*': 'hidden'}); print(describe_groups(param_groups(model))) shows how "
+                "weights are sorted."
             )
 
     def _known_options(self) -> Collection[str]:
         return {*super()._known_options(), *self._rest}
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add parameters, sorted by what they are in the model."""
+        """Add parameters, sorted by their kind in the model."""
         num_before = len(self.param_groups)
         try:
             for group in self._sorted(param_group):
@@ -84,16 +84,16 @@ class HiddenMatrixOptimizer(TrustRatioOptimizer):
             raise
 
     def _sorted(self, group: dict[str, Any]) -> list[dict[str, Any]]:
-        """A group as one for the hidden matrices, one for stacked ones and one for the rest."""
+        """Split a group into one for hidden matrices, one for stacked matrices and one for the rest."""
         if "direction" in group:
             is_rest = group["direction"] == self._rest["direction"] != self.defaults["direction"]
             return [{**self._rest, **group} if is_rest else group]
         if "param_kinds" not in group:
             raise ValueError(
-                f"{type(self).__name__} has one direction for hidden matrices and another for embeddings, "
-                "heads and vectors, and parameters alone do not say what they are. Write "
-                f"{type(self).__name__}(param_groups(model), lr=...), or give every group "
-                f"direction={self.defaults['direction']!r} or 'adam'."
+                f"{type(self).__name__} uses one direction for hidden matrices and another for embeddings, "
+                "heads and vectors, and parameters alone do not tell which is which. Use "
+                f"{type(self).__name__}(param_groups(model), lr=...), or set "
+                f"direction={self.defaults['direction']!r} or 'adam' in every group."
             )
         params = group["params"]
         group = {**group, "params": [params] if isinstance(params, Tensor) else list(params)}
@@ -111,6 +111,6 @@ class HiddenMatrixOptimizer(TrustRatioOptimizer):
 
 
 def _picked(group: dict[str, Any], members: list[int]) -> dict[str, Any]:
-    """A group with some of its parameters."""
+    """The group with only the parameters at these indices."""
     lists = ("params", "param_names", "param_kinds")
     return {key: [value[i] for i in members] if key in lists else value for key, value in group.items()}

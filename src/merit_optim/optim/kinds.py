@@ -1,4 +1,4 @@
-"""What each weight is in its model: a hidden matrix, stacked experts, an embedding, a head or a vector."""
+"""The kind of each weight in its model: hidden matrix, stacked experts, embedding, head or vector."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from merit_optim.optim.names import COMPILED
 Kind = Literal["hidden", "experts", "embedding", "head", "vector"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 
-# A tied weight is the first of these that one of its owners makes it.
+# A tied weight has the first of the kinds that its owners give it.
 _PRECEDENCE: tuple[Kind, ...] = ("embedding", "head", "experts", "hidden", "vector")
 
-# Names that torch.compile, DataParallel, FSDP, activation checkpointing and peft put between a model's.
+# Names that torch.compile, DataParallel, FSDP, activation checkpointing and peft insert into a model's.
 _WRAPPERS = frozenset(
     {COMPILED, "module", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"}
     | {"base_layer", "original_module"}
@@ -28,7 +28,7 @@ _CONVOLUTIONS = (
     *(nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d),
 )
 
-# Raw parameters with such names are tables of learned vectors. token is the last word: a token_mixer is none.
+# Raw parameters with such names are tables of learned vectors. "token" must come last: not token_mixer.
 _TABLE_NAME = re.compile(r"(^|_)(pos|position\w*|emb\w*|posemb\w*|tokens?$|wte|wpe)(_|$)")
 _PATCH_NAME = re.compile(r"(^|[_.])(patch|emb)")
 
@@ -42,7 +42,7 @@ _HEAD_NAME = re.compile(
     r"(?!pre_)(\w+_)?(heads?|classifiers?|logits|prediction)"
     r"|score|fc|qa_outputs?|embed_out|unembed\w*|predictions|seq_relationship"
 )
-# Attention has layers with these names too: they are heads only beside the embeddings.
+# Attention has layers with these names too: they are heads only at the level of the embeddings.
 _HEAD_NAME_BESIDE_EMBEDDINGS = re.compile(r"out|output|out_proj|output_projection|proj_out|decoder")
 
 
@@ -55,24 +55,24 @@ class _Place(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The module's name in the one that holds it; the model has none."""
+        """The module's name in its parent; empty for the model."""
         return self.path[-1] if self.path else ""
 
 
 def kinds_of(model: nn.Module) -> dict[nn.Parameter, Kind]:
-    """The kind of every parameter, by the modules that own it and by tying, not by its shape alone.
+    """Return the kind of every parameter, from the modules that own it and from tying, not just its shape.
 
-    - ``"vector"``: fewer than two dimensions, or what acts element by element (biases, norms).
-    - ``"embedding"``: tables with a row for each token or position, what is tied to one, and the
+    - ``"vector"``: parameters with fewer than two dimensions, or that act element-wise (biases, norms).
+    - ``"embedding"``: tables with a row for each token or position, weights tied to one, and the
       embedding of image patches.
-    - ``"head"``: the layer that maps hidden states to tokens or labels, where it is not tied.
+    - ``"head"``: the layer that maps hidden states to tokens or labels, unless it is tied.
     - ``"experts"``: matrices stacked in one tensor (experts, rows, columns).
-    - ``"hidden"``: all other matrices and convolutions, also LoRA's, and the routers of experts.
+    - ``"hidden"``: all other matrices and convolutions, including LoRA's and the routers of experts.
 
-    A frozen parameter has a kind too. A tied one has the most specific kind; an embedding's wins.
+    Frozen parameters have a kind too. A tied parameter has the most specific kind; "embedding" wins.
 
     Args:
-        model: whose parameters to sort. Wrappers (``torch.compile``, ``DataParallel``) do not matter.
+        model: the model whose parameters to sort, also in wrappers (``torch.compile``, ``DataParallel``).
 
     Examples:
         >>> import torch
@@ -91,7 +91,7 @@ def kinds_of(model: nn.Module) -> dict[nn.Parameter, Kind]:
             validate.has_shape(name, param)
         has_shape: bool = not is_lazy(param)
         if not has_shape:
-            continue  # nothing trains it
+            continue  # a frozen lazy parameter is not trained
         owner, leaf = _owner(name)
         kind = _kind(places[owner], leaf, param, heads)
         kinds[param] = min(kind, kinds.get(param, kind), key=_PRECEDENCE.index)
@@ -103,7 +103,7 @@ def _kind(place: _Place, leaf: str, param: Tensor, heads: Collection[nn.Module])
     owner = place.module
     is_raw = not _is_layer(owner)
     in_container = isinstance(owner, nn.ParameterList | nn.ParameterDict)
-    # What a raw parameter is called: a weight, by its module; one in a container, by either name.
+    # The name of a raw parameter: its module's for a "weight", both names in a container, else its leaf's.
     called = (place.name, leaf) if in_container else (place.name if leaf == "weight" else leaf,)
     names = [_LETTERS_OF_A_SHAPE.sub("", name) for name in called]
     if param.ndim < 2:
@@ -120,7 +120,7 @@ def _kind(place: _Place, leaf: str, param: Tensor, heads: Collection[nn.Module])
         # A leading dimension of 1 is the batch that learned queries are repeated over.
         is_table = param.shape[0] == 1 and not _says_experts(place)
         return "embedding" if is_table else "experts"
-    # So is a router of experts, a Linear of few rows. Who trains it as the vectors are corrects its kind.
+    # This includes routers of experts, which are Linears with few rows; ``kinds`` can make them vectors.
     return "hidden"
 
 
@@ -139,7 +139,7 @@ def _places(model: nn.Module) -> dict[str, _Place]:
 
 
 def _is_repeated(module: nn.Module, parent: nn.Module) -> bool:
-    """Whether a module is one of a stack of blocks. A single layer is not a block."""
+    """Whether a module is one block of a stack. A single layer is not a block."""
     if _is_layer(module) or next(module.children(), None) is None:
         return False
     if isinstance(parent, nn.ModuleList):
@@ -166,7 +166,7 @@ def _is_embedding(module: nn.Module) -> bool:
 
 
 def _is_linear(module: nn.Module) -> bool:
-    """A linear layer of torch, of Hugging Face (Conv1D), or of a library for tensor parallelism."""
+    """Whether this is a linear layer: torch's, Hugging Face's (Conv1D), or a tensor-parallel library's."""
     if isinstance(module, nn.Linear):
         return True
     name, shape = type(module).__name__, _weight_shape(module)
@@ -191,7 +191,7 @@ def _weight_shape(module: nn.Module) -> tuple[int, ...] | None:
 
 
 def _embeds_patches(place: _Place) -> bool:
-    """Whether a layer makes tokens of an image's patches: as a table of pixels, it is not a hidden matrix."""
+    """Whether a layer turns image patches into tokens; like a table, it is not a hidden matrix."""
     nearest = ".".join([part for part in place.path if not part.isdigit()][-2:])
     if _is_convolution(place.module):
         return _PATCH_NAME.search(nearest) is not None
@@ -222,7 +222,7 @@ def _heads(places: list[_Place]) -> set[nn.Module]:
     tables = [place for place in places if _is_embedding(place.module) and not place.in_block]
     square: list[nn.Module] = []
     for module, place in outside.items():
-        # A head is beside the embeddings or above: BERT's pooler and an attention's output are not.
+        # A head is at the level of the embeddings or above. BERT's pooler and attention outputs are not.
         level = place.path[:-1]
         beside = {_sizes(table.module) for table in tables if table.path[: len(level)] == level} - {None}
         num_outputs, num_inputs = sizes = _sizes(module) or (0, 0)
@@ -231,24 +231,24 @@ def _heads(places: list[_Place]) -> set[nn.Module]:
             heads.add(module)
         elif sizes in beside:
             square.append(module)
-    # With as many tokens as the model is wide, every square matrix has a head's shape: the last one is it.
+    # If the vocabulary is as large as the width, every square matrix has a head's shape: take the last one.
     return heads or set(square[-1:])
 
 
 def _declared_head(module: nn.Module) -> nn.Module | None:
-    """What a Hugging Face model says is its output layer."""
+    """The output layer that a Hugging Face model declares."""
     method = getattr(module, "get_output_embeddings", None)
     if not callable(method):
         return None
     try:
         head = method()
-    except (AttributeError, NotImplementedError):  # a part of a model need not have one
+    except (AttributeError, NotImplementedError):  # a submodel may not have one
         return None
     return head if isinstance(head, nn.Module) else None
 
 
 def _last_layers(module: nn.Module | None, layers: Collection[nn.Module]) -> Iterator[nn.Module]:
-    """The last layer of a module, and that of each where it is a list."""
+    """The last layer of a module, or of each of its children if it is a list or dict."""
     if isinstance(module, nn.ModuleList | nn.ModuleDict):
         for child in module.children():
             yield from _last_layers(child, layers)

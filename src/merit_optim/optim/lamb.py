@@ -19,8 +19,8 @@ class LAMB(TrustRatioOptimizer):
         u  = m' / (sqrt(v') + eps) + weight_decay*w
         w <- w - lr * |w| / |u| * u
 
-    with bias-corrected moments, and ratio 1 where either norm is zero. The MERIT paper's own equation
-    for LAMB has no bias correction: ``merit_optim.create("lamb", ...)`` gives that one.
+    with bias-corrected moments m' and v', and ratio 1 where either norm is zero. The MERIT paper's equation
+    for LAMB has no bias correction; use ``merit_optim.create("lamb", ...)`` for that form.
 
     Args:
         params: parameters, named parameters, or parameter groups.
@@ -29,7 +29,7 @@ class LAMB(TrustRatioOptimizer):
         eps: added to the square root of v.
         weight_decay: added to u as ``weight_decay * w``.
         bias_correction: divide the moments by ``1 - beta**t``.
-        clip: bound on each element of the scaled update; None for none.
+        clip: bound on each element of the scaled update; None for no clip.
         options: how the step is computed; see ``MERIT``.
 
     Examples:
@@ -73,8 +73,8 @@ class MaxLAMB(TrustRatioOptimizer):
         u  = m / (sqrt(v) + eps) + weight_decay*w
         w <- w - lr * max|w| / max|u| * u
 
-    Half of the way from LAMB to MERIT, without the element-wise ratios and the clip (table 3 of the
-    MERIT paper).
+    Halfway from LAMB to MERIT: without the element-wise ratios and the clip (table 3 of the MERIT
+    paper).
 
     Args:
         params: parameters, named parameters, or parameter groups.
@@ -83,7 +83,7 @@ class MaxLAMB(TrustRatioOptimizer):
         eps: added to the square root of v.
         weight_decay: added to u as ``weight_decay * w``.
         bias_correction: divide the moments by ``1 - beta**t``.
-        clip: bound on each element of the scaled update; None for none.
+        clip: bound on each element of the scaled update; None for no clip.
         options: how the step is computed; see ``MERIT``.
 
     Examples:

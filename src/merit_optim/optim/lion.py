@@ -52,15 +52,15 @@ class Lion(SafeOptimizer):
         weight_decay: float = 0.0,
         **options: Unpack[StepOptions],
     ) -> None:
-        own = {"lr": lr, "betas": betas, "weight_decay": weight_decay}
-        super().__init__(params, own | filled(type(self).__name__, options, STEP_DEFAULTS))
+        defaults = {"lr": lr, "betas": betas, "weight_decay": weight_decay}
+        super().__init__(params, defaults | filled(type(self).__name__, options, STEP_DEFAULTS))
 
     def _check_group(self, group: dict[str, Any]) -> None:
         super()._check_group(group)
         validate.betas(group["betas"])
 
     def _update(self, works: list[Work], controls: Controls, sharding: Sharding | None) -> None:
-        del sharding  # every element for itself: there is nothing to exchange
+        del sharding  # the update is element-wise, so ranks have nothing to exchange
         self._count_step(works, controls)
         update_each(works, controls, _lion)
 
@@ -71,6 +71,6 @@ def _lion(item: Item, weight: Tensor, grad: Tensor, exp_avg: Tensor) -> tuple[Te
     dtype = compute_dtype(weight)
     weight, exp_avg = weight.to(dtype), exp_avg.to(dtype)
     mixed = torch.lerp(exp_avg, grad, 1 - beta1)
-    # sign makes 0 of NaN, which would freeze the weight in silence.
+    # sign(NaN) is 0, which would silently freeze the weight.
     update = torch.where(mixed.isnan(), mixed, mixed.sign()) + weight * item.group["weight_decay"]
     return weight - update * lr, torch.lerp(exp_avg, grad, 1 - beta2)

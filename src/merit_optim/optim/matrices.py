@@ -1,4 +1,4 @@
-"""How a parameter is seen: as one matrix, as several stacked ones, or as several side by side.
+"""View a parameter as matrices: one, several stacked in leading dimensions, or several side by side.
 
 Shape suffixes: N stacked matrices, R rows, C columns.
 """
@@ -13,7 +13,7 @@ from torch import Tensor
 
 
 class Matrices(NamedTuple):
-    """A parameter seen as ``num`` matrices; a vector has one row and only a whole-weight ratio."""
+    """A parameter viewed as ``num`` matrices; a vector has one row and only a whole-weight ratio."""
 
     num: int
     rows: int
@@ -26,9 +26,9 @@ class Matrices(NamedTuple):
 
 
 def matrices_of(shape: torch.Size | tuple[int, ...], matrix_dims: int | None = None) -> Matrices:
-    """How a parameter of this shape is seen.
+    """View a parameter of this shape as matrices.
 
-    The last ``matrix_dims`` dimensions make one matrix, (the first of them) x (all the rest), and the
+    The last ``matrix_dims`` dimensions form one matrix, (the first of them) x (all others), and the
     dimensions before them stack matrices, as experts do; ``None`` takes all dimensions, so nothing is
     stacked.
 
@@ -49,13 +49,13 @@ Split = int | tuple[int, ...] | None
 
 
 class View(NamedTuple):
-    """Which matrices a parameter holds: the group options of the same names."""
+    """How a parameter is divided into matrices: the group options of the same names."""
 
     matrix_dims: int | None = None
     split: Split = None
-    """Matrices below each other (or side by side): how many of one size, or the size of each."""
+    """Matrices concatenated along ``split_dim``: their number if of equal size, or the size of each."""
     split_dim: int = 0
-    """0: the rows are split, as query, key and value in one Linear; 1: the columns, as in a Conv1D."""
+    """0 splits the rows, as for query, key and value in one Linear; 1 the columns, as in a Conv1D."""
 
     @staticmethod
     def of(group: dict[str, Any]) -> View:
@@ -64,7 +64,7 @@ class View(NamedTuple):
         return View(group.get("matrix_dims"), split, group.get("split_dim", 0))
 
     def matrices(self, shape: torch.Size | tuple[int, ...]) -> Matrices:
-        """The parameter before it is split."""
+        """The matrices of a parameter of this shape, before it is split."""
         return matrices_of(shape, self.matrix_dims)
 
     def lengths(self, shape: torch.Size | tuple[int, ...]) -> tuple[int, ...]:
@@ -75,7 +75,7 @@ class View(NamedTuple):
         return (length // self.split,) * self.split if isinstance(self.split, int) else self.split
 
     def parts(self, shape: torch.Size | tuple[int, ...]) -> tuple[Matrices, ...]:
-        """The matrices that have directions and ratios of their own.
+        """The matrices after the split; each has its own direction and ratios.
 
         Examples:
             >>> [part.shape for part in View(split=(4, 2, 2)).parts((8, 5))]
@@ -89,33 +89,33 @@ class View(NamedTuple):
         return tuple(whole._replace(rows=length) for length in self.lengths(shape))
 
     def cut(self, x: Tensor, shape: torch.Size | tuple[int, ...]) -> tuple[Tensor, ...]:
-        """A parameter of this shape, or a state tensor that goes with it, as the (N, R, C) of each part.
+        """Split a parameter of this shape, or its state tensor, into the (N, R, C) of each part.
 
         Views of ``x`` where its strides allow it.
         """
         return self.cut_matrices(self.seen(x, shape), shape)
 
     def seen(self, x: Tensor, shape: torch.Size | tuple[int, ...]) -> Tensor:
-        """A tensor of the parameter's shape as (N, R, C); state of another shape is that already."""
+        """A tensor of the parameter's shape as (N, R, C); state of another shape already has this form."""
         return x.reshape(self.matrices(shape).shape) if x.shape == shape else x
 
     def cut_matrices(self, x_NRC: Tensor, shape: torch.Size | tuple[int, ...]) -> tuple[Tensor, ...]:
-        """What ``seen`` made of a parameter of this shape, or of its state, in its parts."""
+        """Split the output of ``seen`` for a parameter of this shape, or for its state, into its parts."""
         return (x_NRC,) if self.split is None else x_NRC.split(self.lengths(shape), 1 + self.split_dim)
 
     def joined(self, parts: list[Tensor], like: Tensor) -> Tensor:
-        """What ``cut`` took apart."""
+        """Join parts into a tensor like ``like``; the inverse of ``cut``."""
         x_NRC = parts[0] if len(parts) == 1 else torch.cat(parts, 1 + self.split_dim)
         return x_NRC.reshape(like.shape)
 
     def refusal(self, shape: torch.Size | tuple[int, ...]) -> str | None:
-        """Why a parameter of this shape cannot be seen so, or None."""
+        """Why a parameter of this shape cannot be divided like this, or None."""
         if self.split is None:
             return None
         whole = self.matrices(shape)
         if whole.is_vector:
             return f"split={self.split!r} needs a matrix; use split=None"
-        length, what = whole.shape[1 + self.split_dim], ("rows", "columns")[self.split_dim]
+        length, axis = whole.shape[1 + self.split_dim], ("rows", "columns")[self.split_dim]
         fits = length % self.split == 0 if isinstance(self.split, int) else sum(self.split) == length
         way_out = f"give sizes that add up to {length}, a number that divides it, or split=None"
-        return None if fits else f"split={self.split!r} does not divide its {length} {what}; {way_out}"
+        return None if fits else f"split={self.split!r} does not divide its {length} {axis}; {way_out}"

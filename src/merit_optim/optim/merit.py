@@ -22,39 +22,40 @@ class MERIT(TrustRatioOptimizer):
         w <- w - lr * clamp(s*u, -clip, clip)
 
     A row or column in which w or u is all zero is not scaled (s = 1); vectors and scalars have only
-    the last of the three ratios. Arithmetic is in float32 whatever the parameters' dtype. State has
-    AdamW's keys, so a run begun with ``torch.optim.AdamW`` can go on here, and back
-    (torch's ``load_state_dict`` then takes the options of the checkpoint: set AdamW's own afterwards).
+    the last of the three ratios. Arithmetic is in float32 whatever the parameters' dtype. The state has
+    AdamW's keys, so a run started with ``torch.optim.AdamW`` can continue here, and vice versa
+    (torch's ``load_state_dict`` also loads the checkpoint's options: set AdamW's again afterwards).
 
     Args:
         params: parameters, named parameters, or parameter groups (see ``param_groups``).
-        lr: learning rate, a number or a one-element tensor. Not AdamW's: the ratios make it relative
-            to the size of the weights (the paper uses 9e-3 for GPT-2 small and medium, 6e-3 for large).
+        lr: learning rate, a number or a one-element tensor. Unlike AdamW's, it is relative to the size of
+            the weights (the paper uses 9e-3 for GPT-2 small and medium, 6e-3 for large).
         betas: decay of the two moments.
         eps: added to the square root of v.
-        weight_decay: added to u as ``weight_decay * w``, so it is scaled and clipped with it.
-        clip: bound on each element of ``s*u``; None for none.
-        element_wise: use the rows' and columns' ratios; False leaves the whole weight's.
+        weight_decay: added to u as ``weight_decay * w``, so it is scaled and clipped too.
+        clip: bound on each element of ``s*u``; None for no clip.
+        element_wise: use the ratios of rows and columns; False uses only the whole weight's.
         weight_bound: let the whole weight's ratio bound the element-wise ones from below.
         norm: "max" or "l2", the norm in all ratios.
         bias_correction: divide the moments by ``1 - beta**t`` as Adam does.
-        options: how a weight is seen, and how the step is computed, the same for the whole family:
+        options: how a weight is viewed as matrices and how the step is computed, for the whole family:
 
-            - ``matrix_dims``: how many trailing dimensions make one matrix; the ones before them stack
-              matrices, each with its own ratios (2 for experts stacked as (experts, rows, columns)). None:
-              all, seen as (first dimension) x (all the rest).
-            - ``split``: how many matrices of one size stand below each other in the weight, or the size of
-              each, as (768, 256, 256); each has its own ratios. With ``split_dim=1`` they stand side by side.
-            - ``state_dtype``: dtype of the state: float32, bfloat16 or float64; float64 weights have float64.
-            - ``nonfinite``: what to do with a step whose gradients hold NaN or infinity. "propagate" takes
-              it, as AdamW does; "skip" changes nothing and counts it in ``num_skipped_steps``, without a host
-              sync; "raise" names the parameter.
-            - ``max_grad_norm``: take the step that ``clip_grad_norm_`` before it would make, without changing
-              ``.grad``; the norm is left in ``grad_norm``.
+            - ``matrix_dims``: number of trailing dimensions that form one matrix; the dimensions before them
+              stack matrices, each with its own ratios (2 for experts stacked as (experts, rows, columns)).
+              None: all dimensions, viewed as (first dimension) x (all others).
+            - ``split``: number of matrices of equal size that are concatenated by rows in the weight, or the
+              size of each, such as (768, 256, 256); each has its own ratios. ``split_dim=1``: by columns.
+            - ``state_dtype``: dtype of the state: float32, bfloat16 or float64. The state of float64 weights
+              is always float64.
+            - ``nonfinite``: what to do with a step whose gradients contain NaN or infinity. "propagate" takes
+              the step, as AdamW does; "skip" changes nothing and counts it in ``num_skipped_steps``, without
+              a host sync; "raise" raises an error that names the parameter.
+            - ``max_grad_norm``: clip gradients as ``clip_grad_norm_`` before the step would, without changing
+              ``.grad``; the norm is stored in ``grad_norm``.
             - ``maximize``: ascend instead of descend.
-            - ``foreach``: True puts many weights into each launch, at the price of larger temporaries; None
+            - ``foreach``: True processes many weights per launch, at the cost of larger temporaries; None
               does so except on CPUs.
-            - ``fused``: True demands the fused engine; None takes it where it can run.
+            - ``fused``: True requires the fused engine; None uses it where it can run.
             - ``capturable``: keep the step count on the device, for CUDA graphs and ``GradScaler`` without
               sync.
             - ``differentiable``: let autograd record the step.

@@ -1,4 +1,4 @@
-"""Muon's direction with MERIT's ratios, and as others use it: Muon, NorMuon, OrScale."""
+"""Optimizers with Muon's direction: MuonMERIT, with MERIT's ratios, and Muon, NorMuon and OrScale."""
 
 from __future__ import annotations
 
@@ -26,30 +26,30 @@ class MuonMERIT(HiddenMatrixOptimizer):
         s_ij = max(max|w_i.| / max|u_i.|,  max|w_.j| / max|u_.j|,  max|w| / max|u|)
         w <- w - lr * clamp(s*u, -clip, clip)
 
-    polar is U V' of a matrix's singular value decomposition U S V', found by Newton-Schulz. State is one
-    momentum for each hidden matrix, half of Adam's.
+    polar is U V' of a matrix's singular value decomposition U S V', approximated by Newton-Schulz. The state
+    of a hidden matrix is one momentum, half the size of Adam's.
 
     Args:
-        params: parameter groups of ``param_groups(model)``, which knows what each weight is; or groups that
-            say ``direction="muon"`` or ``direction="adam"``.
+        params: parameter groups from ``param_groups(model)``, which knows the kind of each weight; or groups
+            that set ``direction="muon"`` or ``direction="adam"``.
         lr: learning rate of the hidden matrices, relative to their size as for ``MERIT``.
         weight_decay: added to u as ``weight_decay * w``; decoupled, as AdamW's, for the rest.
         momentum: decay of the average gradient.
         nesterov: look one step ahead, as in the equation; False takes polar(M).
-        ns_steps: Newton-Schulz passes.
-        ns_coefficients: "quintic" as torch.optim.Muon has, "polar-express", "dion", (a, b, c), or such
-            a triple for each pass.
-        ns_dtype: dtype of the passes' products: "bfloat16", "float16" or "float32".
-        clip: bound on each element of ``s*u``; None for none.
-        element_wise: use the rows' and columns' ratios; False leaves the whole weight's.
+        ns_steps: number of Newton-Schulz passes.
+        ns_coefficients: "quintic", as in torch.optim.Muon, "polar-express", "dion", (a, b, c), or one such
+            triple per pass.
+        ns_dtype: dtype of the matrix products: "bfloat16", "float16" or "float32".
+        clip: bound on each element of ``s*u``; None for no clip.
+        element_wise: use the ratios of rows and columns; False uses only the whole weight's.
         weight_bound: let the whole weight's ratio bound the element-wise ones from below.
         norm: "max" or "l2", the norm in all ratios; "none" for s = 1.
-        rest_lr: learning rate of embeddings, head and vectors; None for 0.4 of ``lr``.
-        rest: other options for these, such as ``{"betas": (0.9, 0.99)}``, or ``{"norm": "max",
+        rest_lr: learning rate of the rest (embeddings, head and vectors); None for 0.4 of ``lr``.
+        rest: other options for the rest, such as ``{"betas": (0.9, 0.99)}``, or ``{"norm": "max",
             "element_wise": True, "weight_bound": True, "clip": 1.0}`` for MERIT.
-        options: how the step is computed, see ``MERIT``. In a group, ``split`` says that a weight holds
-            several matrices below each other (3 for query, key and value in one Linear) or, with
-            ``split_dim=1``, side by side; each has a direction and ratios of its own.
+        options: how the step is computed; see ``MERIT``. Set ``split`` in the group of weights that hold
+            several matrices (3 for query, key and value in one Linear; with ``split_dim=1``, side by side);
+            each has its own direction and ratios.
 
     Examples:
         >>> import torch
@@ -114,22 +114,22 @@ class Muon(HiddenMatrixOptimizer):
         d  = scale * polar(momentum*M + (1-momentum)*g)
         w <- w - lr * (d + weight_decay*w)
 
-    ``torch.optim.Muon`` with AdamW beside it, in one optimizer and in this family's engines; it can go on
-    with that one's momentum.
+    ``torch.optim.Muon`` and AdamW in one optimizer, computed by this family's engines. It can load the
+    momentum of ``torch.optim.Muon``.
 
     Args:
-        params: parameter groups of ``param_groups(model)``; see ``MuonMERIT``.
-        lr: learning rate of the hidden matrices. With the default scale it may be AdamW's.
+        params: parameter groups from ``param_groups(model)``; see ``MuonMERIT``.
+        lr: learning rate of the hidden matrices. With the default scale, AdamW's can be reused.
         weight_decay: decoupled weight decay.
         momentum: decay of the average gradient.
         nesterov: look one step ahead; False takes polar(M).
-        ns_steps: Newton-Schulz passes.
+        ns_steps: number of Newton-Schulz passes.
         ns_coefficients: see ``MuonMERIT``.
         ns_dtype: see ``MuonMERIT``.
         scale: "match_rms_adamw", 0.2*sqrt(max(rows, columns)); "original", sqrt(max(1, rows/columns)); "rms",
             sqrt(max(rows, columns)); or "spectral", 1.
-        rest_lr: learning rate of embeddings, head and vectors; None for ``lr``.
-        rest: other options for these.
+        rest_lr: learning rate of the rest (embeddings, head and vectors); None for ``lr``.
+        rest: other options for the rest.
         options: how the step is computed; see ``MERIT``.
 
     Examples:
@@ -181,7 +181,7 @@ class Muon(HiddenMatrixOptimizer):
 
 
 class NorMuon(HiddenMatrixOptimizer):
-    """Muon with every row of its update brought to the same average size.
+    """Muon with every row of the update normalized to the same average size.
 
         O  = polar(momentum*M + (1-momentum)*g)
         v_i <- neuron_beta*v_i + (1-neuron_beta) * mean(O_i.**2)
@@ -189,14 +189,14 @@ class NorMuon(HiddenMatrixOptimizer):
         w <- w - lr * (d + weight_decay*w)
 
     Args:
-        params: parameter groups of ``param_groups(model)``; see ``MuonMERIT``.
+        params: parameter groups from ``param_groups(model)``; see ``MuonMERIT``.
         lr: learning rate of the hidden matrices.
         weight_decay: decoupled weight decay.
         momentum: decay of the average gradient.
-        neuron_beta: decay of the rows' average squares.
-        scale: see ``Muon``; the authors' code has "original".
-        rest_lr: learning rate of embeddings, head and vectors; None for ``lr``.
-        rest: other options for these.
+        neuron_beta: decay of the average square of each row.
+        scale: see ``Muon``; the authors' code uses "original".
+        rest_lr: learning rate of the rest (embeddings, head and vectors); None for ``lr``.
+        rest: other options for the rest.
         options: how the step is computed; see ``MERIT``.
 
     Examples:
@@ -240,7 +240,7 @@ class NorMuon(HiddenMatrixOptimizer):
 
 
 class OrScale(HiddenMatrixOptimizer):
-    """Muon with one ratio of Euclidean norms for each weight, relative to what it was in the first step.
+    """Muon with one ratio of Euclidean norms for each weight, relative to the ratio of the first step.
 
         u  = scale * polar(momentum*M + (1-momentum)*g) + weight_decay*w
         r  = |w| / |u|
@@ -250,16 +250,16 @@ class OrScale(HiddenMatrixOptimizer):
     was found to compare with. ``calibrated=False`` leaves out the division by the first ratio.
 
     Args:
-        params: parameter groups of ``param_groups(model)``; see ``MuonMERIT``.
+        params: parameter groups from ``param_groups(model)``; see ``MuonMERIT``.
         lr: learning rate of the hidden matrices, as for ``Muon``.
         weight_decay: added to u as ``weight_decay * w``; decoupled for the rest.
         momentum: decay of the average gradient.
         ns_dtype: see ``MuonMERIT``.
         scale: see ``Muon``.
-        ratio_bounds: the least and the largest ratio.
-        calibrated: divide the ratio by that of the first step.
-        rest_lr: learning rate of embeddings, head and vectors; None for ``lr``.
-        rest: other options for these.
+        ratio_bounds: the smallest and the largest ratio.
+        calibrated: divide the ratio by the ratio of the first step.
+        rest_lr: learning rate of the rest (embeddings, head and vectors); None for ``lr``.
+        rest: other options for the rest.
         options: how the step is computed; see ``MERIT``.
 
     Examples:

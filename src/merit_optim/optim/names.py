@@ -1,13 +1,13 @@
-"""What parameters and modules are called, whoever has wrapped them."""
+"""Names of parameters and modules without those that wrappers add."""
 
 from __future__ import annotations
 
 COMPILED = "_orig_mod"
-"""The name under which what torch.compile makes of a module has the module itself."""
+"""The name of the original module in a module made by torch.compile."""
 
 
 def plain(name: str) -> str:
-    """A name as it was before torch.compile.
+    """The name before torch.compile.
 
     Examples:
         >>> plain("blocks.0._orig_mod.weight")

@@ -1,4 +1,4 @@
-"""The options of a step that all optimizers share: their types, their defaults, and what is not allowed."""
+"""The options of a step that all optimizers share: their types, defaults and checks."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from merit_optim.optim.matrices import Split
 NonFinite = Literal["propagate", "skip", "raise"]
 NONFINITE: tuple[NonFinite, ...] = ("propagate", "skip", "raise")
 
-# With float32's exponents at least: squares of ordinary gradients are zero in float16.
+# Only dtypes with at least float32's exponent range: squares of typical gradients underflow in float16.
 STATE_DTYPES = (torch.float32, torch.bfloat16, torch.float64)
 
 WHOLE_STEP = ("max_grad_norm", "nonfinite")
-"""These concern the step as a whole, so groups cannot differ in them."""
+"""Options of the whole step, which must be equal in all groups."""
 
 _KEYS_OF_TORCH = {"params", "param_names", "initial_lr"}
 
 
 class StepOptions(TypedDict, total=False):
-    """Options of every optimizer; ``MERIT`` says what each means."""
+    """Options of every optimizer; see ``MERIT`` for their meaning."""
 
     state_dtype: torch.dtype
     nonfinite: NonFinite
@@ -39,7 +39,7 @@ class StepOptions(TypedDict, total=False):
 
 
 class EngineOptions(StepOptions, total=False):
-    """Options of the trust-ratio family: how a weight is seen, and by which engine it is worked on."""
+    """Options of the trust-ratio family: how a weight is viewed as matrices, and which engine updates it."""
 
     matrix_dims: int | None
     split: Split
@@ -69,29 +69,29 @@ LATER: Mapping[str, Any] = {
     "calibrated": False,
     "refresh_phase": None,
 }
-"""Options that version 0.1 did not have, with what they mean where a group does not have them.
+"""Options that version 0.1 did not have, with their values where a group lacks them.
 
-Groups of its optimizers still have none of them: a distributed checkpoint must have the keys of the groups it
-is loaded into, so these go on with each other's.
+The groups of its optimizers still omit them. A distributed checkpoint must have the keys of the groups it is
+loaded into, so this keeps checkpoints exchangeable between versions.
 """
 
 
 def without_later(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options, less those of ``LATER`` that say nothing new."""
+    """The options without those of ``LATER`` that have their default value."""
     return {name: value for name, value in options.items() if name not in LATER or value != LATER[name]}
 
 
-def filled(owner: str, given: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
-    """The options given, and the defaults of the others; raise as a call does with an argument too many."""
-    for name in given.keys() - defaults.keys():
+def filled(owner: str, options: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
+    """The options, with defaults for the missing ones; raise TypeError for an unknown one, as a call does."""
+    for name in options.keys() - defaults.keys():
         nearest = difflib.get_close_matches(name, defaults, n=1)
         hint = f". Did you mean {nearest[0]!r}?" if nearest else ""
         raise TypeError(f"{owner}.__init__() got an unexpected keyword argument {name!r}{hint}")
-    return {**defaults, **given}
+    return {**defaults, **options}
 
 
 def check_step(group: Mapping[str, Any]) -> None:
-    """Raise if one of the options that all optimizers have is not allowed."""
+    """Raise if an option that all optimizers have is not allowed."""
     validate.learning_rate(group["lr"])
     validate.at_least_zero("weight_decay", group["weight_decay"])
     validate.one_of("nonfinite", group["nonfinite"], NONFINITE)
@@ -103,7 +103,7 @@ def check_step(group: Mapping[str, Any]) -> None:
 
 
 def check_engine(group: Mapping[str, Any]) -> None:
-    """Raise if one of the options of the family's engines is not allowed, or excludes another."""
+    """Raise if an option of the family's engines is not allowed, or excludes another."""
     validate.optional_count("matrix_dims", group["matrix_dims"])
     validate.split("split", group["split"])
     validate.one_of("split_dim", group["split_dim"], (0, 1))
@@ -116,18 +116,18 @@ def check_engine(group: Mapping[str, Any]) -> None:
 
 
 def check_alike(group: Mapping[str, Any], others: Sequence[Mapping[str, Any]]) -> None:
-    """Raise where groups differ in what concerns the step as a whole."""
+    """Raise if groups differ in an option of the whole step."""
     for option in WHOLE_STEP:
         for other in others:
             if other[option] != group[option]:
                 raise ValueError(
-                    f"parameter groups have {option}={other[option]!r} and {group[option]!r}; it "
-                    "concerns the step as a whole. Give it to the optimizer, not to a group."
+                    f"parameter groups have {option}={other[option]!r} and {group[option]!r}; it must be "
+                    "equal for the whole step. Pass it to the optimizer, not to a group."
                 )
 
 
 def check_names(owner: str, group: Mapping[str, Any], known: Collection[str]) -> None:
-    """Raise where an option is misspelt; other keys are the user's own, as in torch's optimizers."""
+    """Raise if an option looks misspelt. Other keys are left to the user, as in torch's optimizers."""
     known = {*known, *LATER}
     for key in group.keys() - known - _KEYS_OF_TORCH:
         if nearest := difflib.get_close_matches(key, known, n=1, cutoff=0.85):
@@ -137,20 +137,20 @@ def check_names(owner: str, group: Mapping[str, Any], known: Collection[str]) ->
 
 
 class Watch:
-    """Finds options that were changed in ``param_groups``, before a step changes anything by them.
+    """Checks options that were changed in ``param_groups``, before a step uses them.
 
-    Options are known by identity, for most steps change none. Those that can be changed in place are looked
-    into: lists, and learning rates in tensors, unless they are on a device that would have to be waited for.
+    Options are compared by identity, because most steps change none. Those that can be changed in place are
+    compared by value: lists, and learning rates in tensors, except on a device that would need a sync.
     """
 
     def __init__(self) -> None:
         self._allowed: Sequence[Any] = ()
-        """The options of all groups when they were found to be allowed."""
+        """The options of all groups when they last passed the checks."""
         self._lists: Sequence[tuple[list[Any], list[Any]]] = ()
-        """Those among them that can be changed in place, each with a copy."""
+        """The lists among them, which can be changed in place, each with a copy."""
 
     def check(self, groups: list[dict[str, Any]], check_changed: Callable[[int], None]) -> None:
-        """Check the groups, by their numbers, if an option is another than it was."""
+        """Call ``check_changed`` with the index of each group if an option has changed."""
         values = list(itertools.chain.from_iterable(map(dict.values, groups)))
         same = len(values) == len(self._allowed) and all(map(operator.is_, values, self._allowed))
         if same and all(now == before for now, before in self._lists):
@@ -163,8 +163,8 @@ class Watch:
         changed = {key for key, now, before in pairs if now is not before}
         on_device = any(isinstance(group["lr"], Tensor) and group["lr"].is_cuda for group in groups)
         if on_device and torch.cuda.is_current_stream_capturing():
-            return  # nothing can be read from there now; the next step looks again
-        only_rates = changed == {"lr"}  # a scheduler's, in every step
+            return  # nothing can be read during capture; the next step checks again
+        only_rates = changed == {"lr"}  # a scheduler does this in every step
         for index, group in enumerate(groups):
             if only_rates:
                 validate.learning_rate(group["lr"])

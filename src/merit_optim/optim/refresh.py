@@ -1,13 +1,13 @@
-"""In which steps SOAP's bases are improved: matrices take turns, so that all steps cost about the same.
+"""Schedule the improvement of SOAP's bases: matrices take turns, so that all steps cost about the same.
 
-To improve the bases of all matrices in one step, as SOAP's authors do, makes that step many times as long as
-the others. Here every matrix has a phase, and is improved when the number of steps taken, divided by
-``precondition_frequency``, leaves that rest.
+SOAP's authors improve the bases of all matrices in one step, which then takes many times as long as the
+others. Here every matrix has a phase, and is improved when the step count modulo ``precondition_frequency``
+equals it.
 
-Phases follow from the shapes of all parameters in their order, and from nothing else. So they are the same on
-every rank and in every step, whichever parameters have gradients, and are found again by an optimizer that
-loads a checkpoint; nothing of them is saved. Where the parameters are others or in another order, some
-matrices have another phase, and are improved once a few steps sooner or later than they would have been.
+Phases depend only on the shapes of all parameters in their order. They are the same on every rank and in
+every step, whichever parameters have gradients, and after a checkpoint is loaded, so they are not saved. If
+the parameters or their order change, some matrices get another phase, and one improvement comes a few steps
+sooner or later.
 """
 
 from __future__ import annotations
@@ -27,31 +27,31 @@ Group = dict[str, Any]
 
 
 def in_turns(works: list[Work], groups: list[Group]) -> list[Work]:
-    """The works, each whose matrices take turns as one for every phase, with a group that names it."""
+    """Split each work whose matrices take turns into one per phase, with the phase in its group."""
     phases = phases_of(groups)
     if not phases:
         return works
-    found: list[Work] = []
+    split: list[Work] = []
     for work in works:
         if not phases.keys() & work.owners:
-            found.append(work)
+            split.append(work)
             continue
         members: dict[int, list[int]] = {}
         for i, owner in enumerate(work.owners):
             members.setdefault(phases[owner], []).append(i)
-        # In the order of phases, which is the same on ranks that have gradients of different parameters.
+        # In the order of phases, which is the same on all ranks, whichever parameters have gradients there.
         for phase, keep in sorted(members.items()):
-            found.append(pick(work, keep)._replace(group=in_turn(work.group, phase)))
-    return found
+            split.append(pick(work, keep)._replace(group=in_turn(work.group, phase)))
+    return split
 
 
 def in_turn(group: Group, phase: int | None) -> Group:
-    """The group, for parameters of this phase; itself for those that take no turns."""
+    """The group with this phase; the group itself if the phase is None."""
     return group if phase is None else {**group, "refresh_phase": phase}
 
 
 def phases_of(groups: Sequence[Group]) -> dict[Tensor, int]:
-    """The phase of every parameter that takes turns; groups with other frequencies have other turns."""
+    """The phase of every parameter that takes turns, assigned separately for each frequency."""
     costs: dict[int, dict[Tensor, int]] = {}
     for group in groups:
         direction = direction_of(group)
@@ -68,9 +68,9 @@ def phases_of(groups: Sequence[Group]) -> dict[Tensor, int]:
 
 @functools.lru_cache
 def spread(costs: tuple[int, ...], num_phases: int) -> tuple[int, ...]:
-    """A phase for each cost, so that phases cost alike: the heaviest first, each to the lightest phase.
+    """Assign costs to phases of about equal cost: the largest cost first, each to the lightest phase.
 
-    The stacked matrices of one parameter are one cost, for they are worked on as one.
+    The stacked matrices of one parameter are one cost, because they are processed together.
 
     Examples:
         >>> spread((1, 5, 3, 3), 2)
@@ -78,7 +78,7 @@ def spread(costs: tuple[int, ...], num_phases: int) -> tuple[int, ...]:
     """
     phases = [0] * len(costs)
     lightest = [(0, phase) for phase in range(num_phases)]
-    for i in sorted(range(len(costs)), key=lambda i: -costs[i]):  # of equal ones the first comes first
+    for i in sorted(range(len(costs)), key=lambda i: -costs[i]):  # stable: equal costs keep their order
         load, phase = lightest[0]
         phases[i] = phase
         heapq.heapreplace(lightest, (load + costs[i], phase))

@@ -1,4 +1,4 @@
-"""The optimizers by name, those of the MERIT paper with its settings."""
+"""The optimizers by name; those of the MERIT paper have its settings."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from merit_optim.settings import SETTINGS, Settings
 
 @dataclass(frozen=True, kw_only=True)
 class Preset(Settings):
-    """An optimizer with the paper's settings, or its own."""
+    """An optimizer with the paper's settings, or with its defaults if it is not in the paper."""
 
     optimizer: Callable[..., Optimizer]
 
@@ -44,21 +44,21 @@ _CLASSES: Mapping[str, Callable[..., Optimizer]] = {
 }
 
 OPTIMIZERS: Mapping[str, Preset] = {
-    name: Preset(optimizer=_CLASSES[name], options=own.options, learning_rates=own.learning_rates)
-    for name, own in SETTINGS.items()
+    name: Preset(optimizer=_CLASSES[name], options=settings.options, learning_rates=settings.learning_rates)
+    for name, settings in SETTINGS.items()
 }
-"""What ``create`` knows: the optimizers of the paper with its settings, and those it does not have."""
+"""The names that ``create`` accepts: the paper's optimizers, with its settings, and others with defaults."""
 
 FAMILY: Mapping[str, type[TrustRatioOptimizer]] = {
     preset.optimizer.__name__: preset.optimizer
     for preset in OPTIMIZERS.values()
     if isinstance(preset.optimizer, type) and issubclass(preset.optimizer, TrustRatioOptimizer)
 }
-"""Those that are a direction and a ratio, by the names of their classes."""
+"""The trust-ratio family by class name."""
 
 
 def create(name: str, params: ParamsT, *, model: str | None = None, **options: Any) -> Optimizer:
-    """An optimizer by name, with the paper's settings unless ``options`` say otherwise.
+    """Create an optimizer by name, with the paper's settings unless ``options`` override them.
 
     Args:
         name: a key of ``OPTIMIZERS``.
@@ -75,7 +75,7 @@ def create(name: str, params: ParamsT, *, model: str | None = None, **options: A
     preset: Preset = _lookup("optimizer", name, OPTIMIZERS)
     settings = {**preset.options, **options}
     rates = preset.learning_rates
-    # Looked up also where an lr is given: a misspelt model is an error before the lr is left out.
+    # Looked up even if lr is given, so that a misspelt model is always an error.
     rate = _lookup("model", model, rates) if model is not None and rates else None
     if "lr" not in settings:
         if not rates:
@@ -88,10 +88,10 @@ def create(name: str, params: ParamsT, *, model: str | None = None, **options: A
 
 
 def optimizer_class(name: str) -> Callable[..., TrustRatioOptimizer]:
-    """A class of this package by its name, for a script that leaves the choice to its user.
+    """Return a class of this package by name, for scripts that leave the choice to their users.
 
-    It has its own defaults, not the paper's, which ``create`` gives. Each of these classes can take another's
-    place in a training loop; Lion and SophiaG, which have no ratios, are not among them.
+    The class has its own defaults; use ``create`` for the paper's settings. These classes are interchangeable
+    in a training loop. Lion and SophiaG, which have no ratios, are not included.
 
     Args:
         name: "MERIT", "LAMB", "MaxLAMB", "MuonMERIT", "Muon", "NorMuon", "OrScale", "SOAPMERIT" or "SOAP".
@@ -104,16 +104,16 @@ def optimizer_class(name: str) -> Callable[..., TrustRatioOptimizer]:
         >>> optimizer.param_groups[0]["lr"]
         0.04
     """
-    found: Callable[..., TrustRatioOptimizer] = _lookup("optimizer", name, FAMILY)
-    return found
+    optimizer: Callable[..., TrustRatioOptimizer] = _lookup("optimizer", name, FAMILY)
+    return optimizer
 
 
 def unknown(kind: str, name: str, known: Iterable[str]) -> ValueError:
-    """The error for a name that is not known, with the nearest that is."""
-    by_lower_case = {own.lower(): own for own in known}
+    """The error for an unknown name, with the nearest known one."""
+    by_lower_case = {known_name.lower(): known_name for known_name in known}
     nearest = difflib.get_close_matches(name.lower(), by_lower_case, n=1)
     hint = f"; did you mean {by_lower_case[nearest[0]]!r}?" if nearest else "."
-    return ValueError(f"unknown {kind} {name!r}{hint} Known are {', '.join(by_lower_case.values())}.")
+    return ValueError(f"unknown {kind} {name!r}{hint} Known {kind}s: {', '.join(by_lower_case.values())}.")
 
 
 def _lookup(kind: str, name: str, table: Mapping[str, Any]) -> Any:

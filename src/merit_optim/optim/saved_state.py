@@ -1,4 +1,4 @@
-"""State in and out: what a state dict says, whether it fits, and how it is taken over bit for bit."""
+"""Saving and loading state: check that a state dict fits, and load it bit for bit."""
 
 from __future__ import annotations
 
@@ -19,32 +19,32 @@ Group = dict[str, Any]
 
 
 class AsSaved:
-    """Carries a tensor through ``Optimizer.load_state_dict``, which would cast it to the weight's dtype."""
+    """Protects a tensor from ``Optimizer.load_state_dict``, which would cast it to the weight's dtype."""
 
     def __init__(self, tensor: Tensor) -> None:
         self.tensor = tensor
 
 
 def with_dtype_names(group: Group) -> Group:
-    """Options with dtypes by their names: torch.distributed.checkpoint knows no others in groups."""
+    """Options with the state dtype as a name: torch.distributed.checkpoint cannot store dtypes in groups."""
     return {**group, "state_dtype": str(group["state_dtype"]).removeprefix("torch.")}
 
 
 def with_dtype(group: Group) -> Group:
-    """Options with the dtype of the state that they name, as ``state_dict`` does."""
+    """The inverse of ``with_dtype_names``."""
     name = group.get("state_dtype")
     return {**group, "state_dtype": getattr(torch, name, name)} if isinstance(name, str) else group
 
 
 def made_loadable(optimizer: SafeOptimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
-    """A state dict as ``Optimizer.load_state_dict`` should see it; raise where it does not fit.
+    """Return a state dict for ``Optimizer.load_state_dict``; raise if it does not fit.
 
-    The state of another optimizer comes without its options, for they mean something else there.
+    The options of another optimizer are replaced by the current ones, because they mean something else there.
     """
     validate.saved_state(state_dict)
     saved_groups = state_dict["param_groups"]
     if _num_parameters(saved_groups) != _num_parameters(optimizer.param_groups):
-        return state_dict  # torch itself complains about a wrong number, and says it well
+        return state_dict  # torch raises a clear error for a wrong number
     ours = [saved.get("algorithm") == optimizer.ALGORITHM for saved in saved_groups]
     groups = [
         with_dtype(saved) if is_ours else {**current, "params": saved["params"]}
@@ -56,13 +56,11 @@ def made_loadable(optimizer: SafeOptimizer, state_dict: dict[str, Any]) -> dict[
             optimizer._check_group(group)
         options.check_alike(whole_groups[0], whole_groups)
     except ValueError as error:
-        error.add_note(
-            "So says the saved state; change it there, in its 'param_groups', before it is loaded."
-        )
+        error.add_note("The value is in the saved state; change it in its 'param_groups' before loading.")
         raise
     state = dict(state_dict["state"])
     for index, (group, saved_group) in enumerate(zip(whole_groups, saved_groups, strict=True)):
-        # torch.optim.Muon does not count steps, and its momentum is ours; SGD's of the same name is not.
+        # torch.optim.Muon does not count steps, and its momentum is the same as ours; SGD's is not.
         has_steps = optimizer._needs_step(group) or "ns_steps" not in saved_group
         for param_id, (name, param) in zip(group["params"], optimizer._named(index), strict=True):
             if state.get(param_id):
@@ -81,12 +79,12 @@ def _check(
     shapes: dict[str, tuple[int, ...]],
     has_steps: bool,
 ) -> None:
-    """Raise if a parameter's saved state cannot be that."""
+    """Raise if saved state does not fit a parameter."""
     if missing := {*shapes, *(["step"] if has_steps else [])} - set(saved):
         raise ValueError(
             f"the saved state of {name} has {sorted(saved)} but not {sorted(missing)}; "
-            f"{type(optimizer).__name__} can load only optimizers with the state "
-            f"{['step', *shapes]}. Start it with fresh state instead."
+            f"{type(optimizer).__name__} can only load optimizers with the state "
+            f"{['step', *shapes]}. Start with fresh state instead."
         )
     stacked = optimizer._stacked_keys(group)
     for key, shape in shapes.items():
@@ -99,7 +97,7 @@ def _check(
 
 
 def _carried(saved: dict[str, Any], keys: tuple[str, ...] | None) -> dict[str, Any]:
-    """A parameter's state on its way through torch; of another optimizer's, only what this one keeps up."""
+    """Wrap a parameter's state for torch's loading; with ``keys``, only the state that is used here."""
     return {
         key: AsSaved(value) if isinstance(value, Tensor) else value
         for key, value in saved.items()
@@ -108,39 +106,39 @@ def _carried(saved: dict[str, Any], keys: tuple[str, ...] | None) -> dict[str, A
 
 
 def _check_tensor(name: str, key: str, value: Tensor, param: Tensor, shape: tuple[int, ...]) -> None:
-    """Raise if a saved tensor cannot be the state of a parameter."""
-    what = f"the saved {key} of {name}"
+    """Raise if a saved tensor does not fit a parameter."""
+    subject = f"the saved {key} of {name}"
     if is_sharded(param) and not is_sharded(value):
         raise ValueError(
-            f"{name} is a DTensor and its saved {key} is not; load whole states through "
+            f"{name} is a DTensor and its saved {key} is not; load full states with "
             "torch.distributed.checkpoint.state_dict.set_optimizer_state_dict, which shards them."
         )
     if is_sharded(value) and not is_sharded(param):
         raise ValueError(
-            f"{what} is a DTensor and the parameter is not; save whole states: "
+            f"{subject} is a DTensor and the parameter is not; save the full state: "
             "torch.distributed.checkpoint.state_dict.get_optimizer_state_dict, full_state_dict=True"
         )
     if tuple(value.shape) != shape:
         raise ValueError(
-            f"{what} has shape {tuple(value.shape)}, the parameter "
-            f"{tuple(param.shape)}; parameters must be given in the order they were saved in."
+            f"{subject} has shape {tuple(value.shape)}, the parameter {tuple(param.shape)}; parameters must "
+            "be in the order in which they were saved."
         )
 
 
 def _check_placement(
     name: str, key: str, value: DTensor, param: DTensor, expected: tuple[Placement, ...]
 ) -> None:
-    """Raise if ranks have other parts of a saved tensor than they need."""
+    """Raise if a saved tensor is sharded differently than its parameter needs."""
     if tuple(value.placements) != expected:
-        where = "" if expected == tuple(param.placements) else f", for which it has to be {expected}"
+        where = "" if expected == tuple(param.placements) else f", which needs {expected}"
         raise ValueError(
             f"the saved {key} of {name} is placed as {value.placements}, the parameter as "
-            f"{param.placements}{where}; torch.distributed.checkpoint loads states into other placements."
+            f"{param.placements}{where}; load it with torch.distributed.checkpoint, which changes placements."
         )
 
 
 def adopted(optimizer: SafeOptimizer, param: Tensor, group: Group, saved: dict[str, Any]) -> dict[str, Any]:
-    """Loaded state in this optimizer's own dtypes and on the right devices."""
+    """Loaded state, converted to this optimizer's dtypes and devices."""
     taken = {}
     keys = optimizer._state_keys(group)
     for key, value in ({"step": 0.0} | saved).items() if saved else ():

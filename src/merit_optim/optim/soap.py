@@ -1,4 +1,4 @@
-"""SOAP's direction, with MERIT's ratios and without."""
+"""Optimizers with SOAP's direction: SOAPMERIT, with MERIT's ratios, and SOAP, without."""
 
 from __future__ import annotations
 
@@ -24,22 +24,22 @@ class SOAPMERIT(HiddenMatrixOptimizer):
         w <- w - lr * clamp(s*u, -clip, clip)
 
     Args:
-        params: parameter groups of ``param_groups(model)``; see ``MuonMERIT``.
+        params: parameter groups from ``param_groups(model)``; see ``MuonMERIT``.
         lr: learning rate of the hidden matrices, relative to their size as for ``MERIT``.
         betas: decay of the two moments, both in the eigenbasis.
         eps: added to the square root of the second moment.
         weight_decay: added to u as ``weight_decay * w``; decoupled, as AdamW's, for the rest.
         shampoo_beta: decay of the averages of g g' and g' g; None for the second of ``betas``.
-        precondition_frequency: steps from one improvement of a matrix's eigenbasis to the next.
+        precondition_frequency: number of steps between improvements of a matrix's eigenbasis.
         max_precond_dim: a side longer than this is not rotated.
-        refresh_phase: None lets the matrices be improved in turns, so that all steps but the first cost about
-            the same; 0, or another step of the cycle, improves all of them in that one step.
-        clip: bound on each element of ``s*u``; None for none.
-        element_wise: use the rows' and columns' ratios; False leaves the whole weight's.
+        refresh_phase: None improves the eigenbases in turns, so that all steps but the first cost about the
+            same; 0, or another step of the cycle, improves all of them in that step.
+        clip: bound on each element of ``s*u``; None for no clip.
+        element_wise: use the ratios of rows and columns; False uses only the whole weight's.
         weight_bound: let the whole weight's ratio bound the element-wise ones from below.
         norm: "max" or "l2", the norm in all ratios; "none" for s = 1.
-        rest_lr: learning rate of embeddings, head and vectors; None for 0.4 of ``lr``.
-        rest: other options for these; see ``MuonMERIT``.
+        rest_lr: learning rate of the rest (embeddings, head and vectors); None for 0.4 of ``lr``.
+        rest: other options for the rest; see ``MuonMERIT``.
         options: how the step is computed; see ``MERIT``.
 
     Examples:
@@ -102,22 +102,22 @@ class SOAP(HiddenMatrixOptimizer):
         m <- beta1*m + (1-beta1)*G        v <- beta2*v + (1-beta2)*G*G
         w <- w - lr * (QL (m' / (sqrt(v') + eps)) QR' + weight_decay*w)
 
-    QL and QR are eigenvectors of averages of g g' and g' g. They are found in the first step, which changes
-    no weight and takes long, and improved every few steps.
+    QL and QR are eigenvectors of the averages of g g' and g' g. They are computed in the first step, which is
+    slow and changes no weight, and improved every few steps.
 
     Args:
-        params: parameter groups of ``param_groups(model)``; see ``MuonMERIT``.
+        params: parameter groups from ``param_groups(model)``; see ``MuonMERIT``.
         lr: learning rate.
         betas: decay of the two moments, both in the eigenbasis.
         eps: added to the square root of the second moment.
         weight_decay: decoupled weight decay.
         shampoo_beta: decay of the averages of g g' and g' g; None for the second of ``betas``.
-        precondition_frequency: steps from one improvement of a matrix's eigenbasis to the next.
+        precondition_frequency: number of steps between improvements of a matrix's eigenbasis.
         max_precond_dim: a side longer than this, such as an embedding's, is not rotated.
-        refresh_phase: None lets the matrices be improved in turns, so that all steps but the first cost about
-            the same; 0 improves all of them in one step, as the authors' code does.
-        rest_lr: learning rate of vectors; None for ``lr``.
-        rest: other options for these; None for AdamW with the same betas and eps.
+        refresh_phase: None improves the eigenbases in turns, so that all steps but the first cost about the
+            same; 0 improves all of them in one step, as the authors' code does.
+        rest_lr: learning rate of the rest (vectors); None for ``lr``.
+        rest: other options for the rest; None for AdamW with the same betas and eps.
         options: how the step is computed; see ``MERIT``.
 
     Examples:

@@ -25,20 +25,20 @@ class SophiaG(SafeOptimizer):
         h <- beta2*h + (1-beta2)*B*g'*g'                 every hessian_interval steps
         w <- w - lr * (weight_decay*w + clamp(m / max(gamma*h, eps), -1, 1))
 
-    where g' is the gradient of the mean loss over B labels drawn from the model's own
-    predictions. The training loop computes it on a part of the batch and calls ``update_hessian``.
+    where g' is the gradient of the mean loss over B labels sampled from the model's predictions. The
+    training loop computes it on a part of the batch and calls ``update_hessian``.
 
     Args:
         params: parameters, named parameters, or parameter groups.
         lr: learning rate, a number or a one-element tensor.
         betas: decay of the momentum and of the curvature.
         gamma: how strongly the curvature shortens the step; larger clips fewer elements.
-        eps: least value of ``gamma * h``.
+        eps: smallest value of ``gamma * h``.
         weight_decay: decoupled weight decay.
         hessian_interval: k, the number of steps between curvature estimates.
         options: ``state_dtype``, ``nonfinite``, ``max_grad_norm``, ``maximize``, ``capturable`` and
-            ``differentiable``, as for ``MERIT``. ``nonfinite`` holds for the curvature's gradients too, which
-            are never clipped.
+            ``differentiable``, as for ``MERIT``. ``nonfinite`` also applies to the gradients that
+            ``update_hessian`` reads, which are never clipped.
 
     Examples:
         >>> import torch
@@ -74,8 +74,8 @@ class SophiaG(SafeOptimizer):
     ) -> None:
         validate.count("hessian_interval", hessian_interval)
         self.hessian_interval = hessian_interval
-        own = {"lr": lr, "betas": betas, "gamma": gamma, "eps": eps, "weight_decay": weight_decay}
-        super().__init__(params, own | filled(type(self).__name__, options, STEP_DEFAULTS))
+        defaults = {"lr": lr, "betas": betas, "gamma": gamma, "eps": eps, "weight_decay": weight_decay}
+        super().__init__(params, defaults | filled(type(self).__name__, options, STEP_DEFAULTS))
 
     def _check_group(self, group: dict[str, Any]) -> None:
         super()._check_group(group)
@@ -87,12 +87,12 @@ class SophiaG(SafeOptimizer):
     def hessian_due(self) -> bool:
         """Whether the curvature should be estimated before the next step."""
         steps = [state["step"] for state in self.state.values() if "step" in state]
-        # The most: a parameter that has had no gradient for a while has taken fewer.
+        # The maximum: a parameter without a gradient in some steps has counted fewer.
         return not steps or max(int(step) for step in steps) % self.hessian_interval == 0
 
     @torch.no_grad()
     def update_hessian(self, num_labels: int) -> None:
-        """Take the curvature from the gradients in ``.grad``, those of ``sampled_label_loss``.
+        """Update the curvature estimate from ``.grad``, the gradients of ``sampled_label_loss``.
 
         Args:
             num_labels: B, the number of labels the loss was averaged over, on all ranks together.
@@ -104,7 +104,7 @@ class SophiaG(SafeOptimizer):
             update_each(works, controls, partial(_curvature, num_labels=num_labels))
 
     def _update(self, works: list[Work], controls: Controls, sharding: Sharding | None) -> None:
-        del sharding  # every element for itself: there is nothing to exchange
+        del sharding  # the update is element-wise, so ranks have nothing to exchange
         self._count_step(works, controls)
         update_each(works, controls, _sophia)
 
@@ -131,9 +131,9 @@ def _curvature(
 
 
 def sampled_label_loss(logits: Tensor, generator: torch.Generator | None = None) -> Tensor:
-    """Mean cross entropy against labels drawn from the predictions themselves.
+    """Mean cross entropy against labels sampled from the predictions.
 
-    Its squared gradient, times the number of labels, estimates the Gauss-Newton diagonal without bias.
+    Its squared gradient, times the number of labels, is an unbiased estimate of the Gauss-Newton diagonal.
 
     Args:
         logits: (..., classes), with a gradient.

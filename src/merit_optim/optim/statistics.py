@@ -1,4 +1,4 @@
-"""What an update did to each weight, measured in the steps one asks for and in no other."""
+"""Statistics of the update of each weight, measured only in steps that are recorded."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 
 @dataclass
 class UpdateStatistics:
-    """One weight's update. Totals stay on the device; reading a share or a ratio waits for it."""
+    """Statistics of one weight's update. Totals stay on the device; reading a property waits for it."""
 
     num_elements: int
     num_clipped: Tensor
@@ -37,11 +37,11 @@ class UpdateStatistics:
 
     @property
     def relative_change(self) -> float:
-        """|change of w| / |w|, both Euclidean; infinite for a weight that was zero, unless it stays so."""
+        """|change of w| / |w| in Euclidean norms; infinite for a zero weight, unless it stays zero."""
         return relative_change(self.update_sum_sq, self.weight_sum_sq).item()
 
     def merge(self, other: UpdateStatistics) -> UpdateStatistics:
-        """The statistics of two parts of a weight together."""
+        """Combine the statistics of two parts of a weight."""
         return UpdateStatistics(
             self.num_elements + other.num_elements,
             self.num_clipped + other.num_clipped,
@@ -54,7 +54,7 @@ class UpdateStatistics:
 
 
 def relative_change(update_sum_sq: Tensor, weight_sum_sq: Tensor) -> Tensor:
-    """The root of the quotient; 0 where nothing changed, for the quotient of two zeros is no number."""
+    """The square root of the quotient; 0 where both are zero, not NaN."""
     nothing = (update_sum_sq == 0) & (weight_sum_sq == 0)
     return (update_sum_sq / weight_sum_sq).sqrt().masked_fill(nothing, 0)
 
@@ -67,9 +67,9 @@ def measure(
     clip: float | None,
     lr: float | Tensor,
 ) -> UpdateStatistics:
-    """Statistics of one (part of a) weight about to change by ``lr * clamp(scaled)``.
+    """Measure a weight, or a part of one, that is about to change by ``lr * clamp(scaled)``.
 
-    ``bounded`` marks the elements where the weight-wise bound decided; None where it had no say.
+    ``bounded`` marks the elements whose ratio is the weight-wise bound; None where the bound does not apply.
     """
     taken = scaled if clip is None else scaled.clamp(-clip, clip)
     none = torch.zeros((), dtype=torch.int64, device=weight.device)
@@ -88,5 +88,5 @@ class Recorder(dict[str, UpdateStatistics]):
     """Statistics by parameter name, filled part by part."""
 
     def add(self, name: str, part: UpdateStatistics) -> None:
-        """Count a part of a weight in."""
+        """Add the statistics of a part of a weight."""
         self[name] = self[name].merge(part) if name in self else part

@@ -1,11 +1,11 @@
-"""Every name of torch that is used here though it begins with an underscore, and why.
+"""All private names of torch that this package uses, and why.
 
-torch promises nothing about these. They stand in one file so that a new version of torch is read against
-it, and ``tests/optim/test_torch_private.py`` says for each what no longer holds.
+torch makes no promises about these. They are in one file so that a new version of torch can be compared with
+it; ``tests/optim/test_torch_private.py`` shows which no longer work.
 
-Two more names are torch's, for methods that our classes define: ``_init_group``, which torch.compile runs as
-it is instead of tracing it, and ``_step_supports_amp_scaling``, by which ``GradScaler`` leaves unscaling and
-skipping to a step.
+Two more names that our classes define have a meaning for torch: ``_init_group``, which torch.compile runs
+instead of tracing it, and ``_step_supports_amp_scaling``, which makes ``GradScaler`` leave unscaling and
+skipping to the step.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ never_compiled = _disable_dynamo
 # Turns autograd on in a step for differentiable=True and off otherwise, as in every optimizer of torch.
 with_grad_if_differentiable = _use_grad_for_differentiable
 
-# One launch for many tensors. torch's own optimizers are made of these.
+# One launch for many tensors, as in torch's optimizers.
 foreach_abs = torch._foreach_abs
 foreach_abs_ = torch._foreach_abs_
 foreach_add = torch._foreach_add
@@ -49,15 +49,15 @@ foreach_sub_ = torch._foreach_sub_
 
 
 def check_graph_capture(optimizer: Optimizer) -> None:
-    """Raise where a CUDA graph captures a step that is not ``capturable``, as torch's optimizers do."""
+    """Raise if a CUDA graph captures a step that is not ``capturable``, as torch's optimizers do."""
     optimizer._accelerator_graph_capture_health_check()
 
 
 def leave_function_mode(mode: TorchFunctionMode) -> None:
-    """Take a mode off the stack of those that were entered, wherever it stands there.
+    """Remove a mode from the stack of function modes, wherever it is.
 
-    Leaving one, as torch has it, takes off the last, whichever that is: so if the mode is not there, another
-    that was left has taken it off, and stands there in its place.
+    Leaving a mode in torch pops the last one, whichever that is. So if the mode is not on the stack, leaving
+    another mode has popped it, and that one is still there: pop the last one instead.
     """
     stack = _get_current_function_mode_stack()
     place = stack.index(mode) if mode in stack else len(stack) - 1
@@ -68,31 +68,31 @@ def leave_function_mode(mode: TorchFunctionMode) -> None:
 
 
 def is_flat_of_fsdp1(param: Tensor) -> bool:
-    """Whether FSDP1 made the parameter of several, end to end."""
+    """Whether FSDP1 made the parameter by concatenating several flat ones."""
     return bool(getattr(param, "_fsdp_flattened", False))
 
 
 def shard_kinds() -> tuple[type[Any], ...]:
-    """The placements that shard a dimension: FSDP2 with tensor parallelism has a kind of its own."""
+    """The placements that shard a dimension; FSDP2 with tensor parallelism has a separate one."""
     from torch.distributed.tensor.placement_types import Shard, _StridedShard
 
     return Shard, _StridedShard
 
 
 def num_shards_before(placement: Placement) -> int:
-    """How many shards there were already where FSDP2 shards what tensor parallelism has sharded; else 1."""
+    """Number of tensor-parallel shards that FSDP2 shards further; 1 without tensor parallelism."""
     from torch.distributed.tensor.placement_types import _StridedShard
 
     return int(placement.split_factor) if isinstance(placement, _StridedShard) else 1
 
 
 def local_tensor(x: DTensor) -> Tensor:
-    """What ``to_local()`` gives without autograd; of a parameter that makes a new object every time."""
+    """``to_local()`` without autograd, which would make a new object on every call for a parameter."""
     return x._local_tensor
 
 
 def finished(x: Tensor) -> Tensor:
-    """The tensor itself, when the collective that may still be writing to it is done."""
+    """The tensor, after waiting for a collective that may still be writing to it."""
     from torch.distributed._functional_collectives import AsyncCollectiveTensor
 
     return x.wait() if isinstance(x, AsyncCollectiveTensor) else x

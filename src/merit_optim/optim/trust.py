@@ -1,4 +1,4 @@
-"""The base class of the family, direction x ratio x engine: options, refusals, and the choice of engine."""
+"""The base class of the family (direction x ratio x engine): options, checks, and the choice of engine."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from merit_optim.optim.engines.fused.engine import FusedEngine
 
 
-# The directions that the fused engine knows.
+# The directions that the fused engine supports.
 FUSED = ("adam", "muon")
 
 _ANY_MATRICES = Matrices(1, 1, 1, is_vector=False)
@@ -52,7 +52,7 @@ class TrustRatioOptimizer(SafeOptimizer):
     """A direction, trust ratios and a clip; see ``algorithm.py`` for the equations."""
 
     _recordings: tuple[Recorder, ...] = ()
-    """Those that are open; they may end in any order."""
+    """The open recordings; they may end in any order."""
     _engines: dict[torch.device, FusedEngine] | None = None
 
     def __init__(
@@ -65,8 +65,8 @@ class TrustRatioOptimizer(SafeOptimizer):
         rule: Rule,
         **options: Unpack[EngineOptions],
     ) -> None:
-        # Shapes given by the user, to tell a parameter from a flat piece that a sharding library put
-        # in its place.
+        # Shapes given by the user, to recognize flat buffers that a sharding library substitutes for
+        # parameters.
         self._shapes: set[torch.Size] = set()
         super().__init__(
             params,
@@ -89,7 +89,7 @@ class TrustRatioOptimizer(SafeOptimizer):
         if missing := [name for name in option_names(group) if name not in group]:
             raise ValueError(
                 f"direction={group['direction']!r} needs {', '.join(missing)}, which the group lacks; "
-                "give them too, or add the parameters by add_param_group, which fills in the defaults"
+                "set them too, or add the parameters with add_param_group, which fills in the defaults"
             )
         direction = direction_of(group)
         direction.check()
@@ -101,13 +101,13 @@ class TrustRatioOptimizer(SafeOptimizer):
             validate.flag(option, group[option])
         if group["norm"] == "none" and group["ratio_bounds"] is not None:
             raise ValueError(
-                f"ratio_bounds={group['ratio_bounds']!r} bounds ratios, and norm='none' has none; use "
+                f"ratio_bounds={group['ratio_bounds']!r} needs ratios, and norm='none' turns them off; use "
                 "norm='max' or 'l2', or ratio_bounds=None"
             )
         if group["calibrated"] and (group["element_wise"] or group["norm"] == "none"):
-            given = f"element_wise={group['element_wise']} and norm={group['norm']!r}"
+            options = f"element_wise={group['element_wise']} and norm={group['norm']!r}"
             raise ValueError(
-                f"calibrated=True is of one ratio for the whole weight, but {given} were given; use "
+                f"calibrated=True needs one ratio for the whole weight, but the options are {options}; use "
                 "element_wise=False and norm='l2' or 'max'"
             )
         if reason := direction.refused_options(group):
@@ -119,17 +119,16 @@ class TrustRatioOptimizer(SafeOptimizer):
     def _state_shapes(self, param: Tensor, group: dict[str, Any]) -> dict[str, tuple[int, ...]]:
         matrices, rule = View.of(group).matrices(param.shape), Rule.of(group)
         shapes = direction_of(group).shapes(matrices) + tuple((matrices.num, 1, 1) for _ in rule.keys)
-        own = tuple(param.shape)
         return {
-            key: own if shape is None else shape
+            key: tuple(param.shape) if shape is None else shape
             for key, shape in zip(self._state_keys(group), shapes, strict=True)
         }
 
     def _stacked_keys(self, group: dict[str, Any]) -> dict[str, bool]:
         direction = direction_of(group)
         shapes = zip(direction.keys, direction.shapes(_ANY_MATRICES), strict=True)
-        own = {key: key in direction.keys_by_rows for key, shape in shapes if shape is not None}
-        return own | dict.fromkeys(Rule.of(group).keys, False)
+        stacked = {key: key in direction.keys_by_rows for key, shape in shapes if shape is not None}
+        return stacked | dict.fromkeys(Rule.of(group).keys, False)
 
     def _needs_step(self, group: dict[str, Any]) -> bool:
         return direction_of(group).NAME != "muon"
@@ -137,7 +136,7 @@ class TrustRatioOptimizer(SafeOptimizer):
     def _check_engine(self, group: dict[str, Any]) -> None:
         if group["fused"] and (reason := fused_unavailable()):
             raise RuntimeError(
-                f"fused=True cannot be had: {reason}. Leave fused=None for the fastest engine there is."
+                f"fused=True is not available: {reason}. Use fused=None for the fastest available engine."
             )
 
     def _check_parameter(self, name: str, param: Tensor, group: dict[str, Any]) -> None:
@@ -145,28 +144,29 @@ class TrustRatioOptimizer(SafeOptimizer):
         if is_lazy(param):
             raise TypeError(
                 f"{name} has no shape yet; its rows and columns are known after one forward pass of the "
-                "model. Give it to the optimizer then."
+                "model. Create the optimizer after that."
             )
         if param.ndim == 1 and param.shape not in self._shapes:
             raise TypeError(
-                f"a flat parameter of {param.numel()} elements stands where other shapes were given to "
-                f"{type(self).__name__}. DeepSpeed ZeRO and Megatron's distributed optimizer do this: rows "
-                "and columns are gone, and with them the trust ratios. Use FSDP2 or DDP, or, if the "
-                "parameter is yours, add_param_group."
+                f"a parameter was replaced by a flat buffer of {param.numel()} elements, a shape that "
+                f"{type(self).__name__} was not given. DeepSpeed ZeRO and Megatron's distributed optimizer "
+                "do this: without rows and columns there are no trust ratios. Use FSDP2 or DDP, or, if "
+                "the parameter is yours, add_param_group."
             )
         if is_flat_of_fsdp1(param):
             raise TypeError(
-                f"{name} is a flat parameter of FSDP1: its rows and columns are gone, and with them the "
-                "trust ratios. Use FSDP2 (torch.distributed.fsdp.fully_shard), or FSDP1 with no optimizer "
-                "of this family."
+                f"{name} is a flat parameter of FSDP1: without rows and columns there are no trust ratios. "
+                "Use FSDP2 (torch.distributed.fsdp.fully_shard), or an optimizer outside this family."
             )
         refuse_inexact(name, param)
         view, group = View.of(group), {**step_options.LATER, **group}
         reason = view.refusal(param.shape) or direction_of(group).refusal(view, view.matrices(param.shape))
         if group["calibrated"] and view.split is not None:
-            reason = "calibrated=True keeps one ratio for a weight: use split=None"
+            reason = "calibrated=True keeps one ratio per weight: use split=None"
         if reason:
-            raise ValueError(f"{name} of shape {tuple(param.shape)} cannot be optimized so: {reason}")
+            raise ValueError(
+                f"{name} of shape {tuple(param.shape)} cannot be optimized with these options: {reason}"
+            )
         if is_sharded(param):
             self._check_sharded(name, param, group)
 
@@ -174,18 +174,18 @@ class TrustRatioOptimizer(SafeOptimizer):
         """Raise if a sharded parameter cannot be optimized with the options of its group."""
         view = View.of(group)
         if isinstance(direction_of(group), MatrixDirection) or view.split is not None:
-            placements.own_region(name, param)
+            placements.local_region(name, param)
         has_stacked = bool(self._stacked_keys(group))
         if reason := placements.refusal(param, view, has_stacked_state=has_stacked):
-            raise ValueError(f"{name} of shape {tuple(param.shape)} cannot be sharded so: {reason}")
+            raise ValueError(f"{name} of shape {tuple(param.shape)} cannot be sharded like this: {reason}")
         if self.defaults["differentiable"]:
             raise TypeError(
-                f"{name} is sharded, and a differentiable step knows no other ranks. Use "
-                "differentiable=False, or whole parameters."
+                f"{name} is sharded, and a differentiable step does not communicate with other ranks. Use "
+                "differentiable=False, or unsharded parameters."
             )
 
     def _check_fused(self, name: str, param: Tensor, group: dict[str, Any]) -> None:
-        """Raise if a parameter cannot have the fused engine that was demanded for it."""
+        """Raise if the fused engine, which was required, cannot update a parameter."""
         from merit_optim.optim.engines.fused.engine import refusal
 
         reason = refusal(group, param)
@@ -194,15 +194,15 @@ class TrustRatioOptimizer(SafeOptimizer):
         if reason:
             raise ValueError(
                 f"fused=True, but {name} of shape {tuple(param.shape)} cannot be fused: {reason}. Move or "
-                "change it, or leave fused=None for the fastest engine each parameter can have."
+                "change it, or use fused=None for the fastest engine that each parameter allows."
             )
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add parameters; what a direction other than the optimizer's is not given has its own default."""
-        own = self.defaults.get("direction", "adam")
-        asked = param_group.get("direction", own)
-        if asked != own and asked in DIRECTIONS:
-            param_group = {**DIRECTIONS[asked]().options, **param_group}
+        """Add parameters. A direction other than the optimizer's has its own defaults for missing options."""
+        default = self.defaults.get("direction", "adam")
+        name = param_group.get("direction", default)
+        if name != default and name in DIRECTIONS:
+            param_group = {**DIRECTIONS[name]().options, **param_group}
         super().add_param_group(param_group)
 
     def _check_new(self, index: int) -> None:
@@ -220,9 +220,9 @@ class TrustRatioOptimizer(SafeOptimizer):
 
     @staticmethod
     def _fuses(group: dict[str, Any], device: torch.device) -> bool:
-        """Whether the fused engine is asked for, or chosen because nothing else was, and can run.
+        """Whether the fused engine is requested, or is the default choice, and can run.
 
-        Asked for, it may still be out of reach: with a checkpoint from a machine that has it.
+        A request can be impossible to meet if it comes from a checkpoint of another machine.
         """
         if group["fused"] is None:
             wanted = group["foreach"] is None and not group["differentiable"] and device.type == "cuda"
@@ -232,8 +232,8 @@ class TrustRatioOptimizer(SafeOptimizer):
 
     def _step_device(self, param: Tensor, group: dict[str, Any]) -> torch.device:
         if direction_of(group).NAME == "soap":
-            return torch.device("cpu")  # read for every matrix, which must not wait for the one before
-        # Many small additions on the host would cost more than the fused step itself.
+            return torch.device("cpu")  # read for every matrix: a read must not wait for the device
+        # Many small additions on the host would cost more than the fused step.
         return param.device if self._fuses(group, param.device) else super()._step_device(param, group)
 
     @property
@@ -252,7 +252,7 @@ class TrustRatioOptimizer(SafeOptimizer):
         self, works: list[Work], sharding: Sharding | None, *, clip: bool = True
     ) -> Controls | None:
         for recording in self._recordings:
-            recording.clear()  # also where the step will be skipped
+            recording.clear()  # even if the step will be skipped
         return super()._controls(works, sharding, clip=clip)
 
     def _update(self, works: list[Work], controls: Controls, sharding: Sharding | None) -> None:
@@ -278,7 +278,7 @@ class TrustRatioOptimizer(SafeOptimizer):
             parts += eager.parts_of(rest, controls, shares, one_by_one=bool(self._recordings))
         recorder = Recorder() if self._recordings else None
         if sharding is None:
-            while parts:  # one after the other: a direction that is held is let go before the next is formed
+            while parts:  # one at a time: each direction is freed before the next is formed
                 part = parts.pop()
                 part.advance()
                 part.apply(recorder)
@@ -289,7 +289,7 @@ class TrustRatioOptimizer(SafeOptimizer):
             self._record(recorder)
 
     def _record(self, recorder: Recorder) -> None:
-        """Give what a step recorded to all who asked for it, in the order of the parameters."""
+        """Copy the statistics of a step into all open recordings, in the order of the parameters."""
         names = [name for index in range(len(self.param_groups)) for name, _ in self._named(index)]
         for recording in self._recordings:
             recording.update({name: recorder[name] for name in names if name in recorder})
@@ -301,25 +301,25 @@ class TrustRatioOptimizer(SafeOptimizer):
         steps = {owner: step for work in works for owner, step in zip(work.owners, work.steps, strict=True)}
         cut = [part for part in parts if isinstance(part, MatrixPart) and part.is_cut]
         rest = [part for part in parts if part not in cut]
-        parts.clear()  # what has changed its weights is let go
+        parts.clear()  # so that a part is freed once its weights are updated
         waiting: list[Part] = []
 
         def go_on(part: Part) -> None:
-            """Change the weights at once, or keep them until ranks agree on their sizes."""
+            """Update the weights now, or keep the part until ranks have exchanged their norms."""
             if sharding.crosses(part.places, owners):
                 waiting.append(part)
             else:
                 part.apply(recorder)
 
         sharding.owners.start(cut)
-        while rest:  # while the messages are under way
+        while rest:  # while messages are in flight
             whole = rest.pop()
             whole.advance()
             go_on(whole)
             del whole
 
         def step_of(param: Tensor) -> float | Tensor:
-            """Of a weight that this rank owns; that it has no gradient of it does not mean that none has."""
+            """The step of a weight that this rank owns, which may have its gradient on other ranks only."""
             state = self.state.get(param)
             return steps[param] if param in steps else state["step"] + 1 if state else 1
 
@@ -337,7 +337,7 @@ class TrustRatioOptimizer(SafeOptimizer):
             sharding.merge_statistics(recorder, names)
 
     def _form(self, wholes: Iterable[Whole]) -> Iterator[Formed]:
-        """What directions form of whole matrices: one by one, or many at once where they are fused."""
+        """Form the directions of whole matrices: one by one, or many at once where they are fused."""
 
         def fused_on(whole: Whole) -> torch.device | None:
             device = whole.gathered[0].device
@@ -348,7 +348,7 @@ class TrustRatioOptimizer(SafeOptimizer):
             yield from form(some)
 
     def _counted_on(self, device: torch.device, work: Work) -> Work:
-        """The work, with step counts that came from elsewhere brought to where the kernels count."""
+        """The work, with its step counts moved to the device, where the kernels increment them."""
         if set(map(Tensor.get_device, work.steps)) != {work.params[0].get_device()}:
             for owner, step in zip(work.owners, work.steps, strict=True):
                 self.state[owner]["step"] = step.to(device, torch.float32)
@@ -368,9 +368,9 @@ class TrustRatioOptimizer(SafeOptimizer):
     def recording(self) -> Iterator[dict[str, UpdateStatistics]]:
         """Measure the update of every parameter in the steps taken inside.
 
-        Each step replaces the statistics of the one before. Steps outside pay nothing. The names are
-        those given with the parameters (``model.named_parameters()``, or ``param_groups``), in the order of
-        the optimizer's groups. Several recordings may be open at a time, and end in any order.
+        Each step replaces the statistics of the previous one. Steps outside have no extra cost. The names
+        are those given with the parameters (``model.named_parameters()``, or ``param_groups``), in the order
+        of the optimizer's groups. Several recordings may be open at a time, and may end in any order.
 
         Examples:
             >>> import torch
@@ -389,8 +389,8 @@ class TrustRatioOptimizer(SafeOptimizer):
         for name, count in named.items():
             if count > 1:
                 raise ValueError(
-                    f"{count} parameters are named {name!r}, and statistics are kept by name; give the "
-                    "optimizer names that differ, as param_groups(model) does"
+                    f"{count} parameters are named {name!r}, and statistics are stored by name; give the "
+                    "optimizer unique names, as param_groups(model) does"
                 )
         recording = Recorder()
         self._recordings = (*self._recordings, recording)

@@ -1,4 +1,4 @@
-"""Checks of what users pass. Each message gives the value, what is allowed, and the way out."""
+"""Checks of user input. Each message gives the value, what is allowed, and the way out."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from torch.nn.parameter import is_lazy
 
 
 def parameters(params: Any) -> None:
-    """Anything but a model; a ParameterList is one that holds nothing else."""
+    """Anything but a model. A ParameterList is allowed: it holds only parameters."""
     if isinstance(params, nn.Module) and not isinstance(params, nn.ParameterList):
         raise TypeError(
             f"params is a model ({type(params).__name__}); pass its parameters: param_groups(model), which "
-            "leaves weight decay off for vectors and knows what each weight is"
+            "turns off weight decay for vectors and knows the kind of each weight"
         )
 
 
@@ -26,14 +26,14 @@ def model(value: Any) -> None:
     """A model, not its parameters."""
     if not isinstance(value, nn.Module):
         raise TypeError(
-            f"model is a {type(value).__name__}; param_groups sorts parameters by their names and takes the "
-            "model itself"
+            f"model is a {type(value).__name__}; param_groups sorts parameters by name and needs the model "
+            "itself"
         )
 
 
 def overrides(value: Any) -> None:
     """Options by pattern."""
-    if not isinstance(value, Mapping) or not all(isinstance(own, Mapping) for own in value.values()):
+    if not isinstance(value, Mapping) or not all(isinstance(options, Mapping) for options in value.values()):
         raise TypeError(
             f"overrides is {value!r}; it must give options by pattern, such as "
             '{"*embedding*": {"element_wise": False}}'
@@ -44,8 +44,8 @@ def saved_state(value: Any) -> None:
     """What ``state_dict`` returns."""
     if not isinstance(value, Mapping) or not {"state", "param_groups"} <= value.keys():
         raise ValueError(
-            f"{value!r:.100} is no state of an optimizer: that has 'state' and 'param_groups', as "
-            "state_dict() returns them"
+            f"{value!r:.100} is not the state of an optimizer, which has 'state' and 'param_groups', as "
+            "returned by state_dict()"
         )
 
 
@@ -59,12 +59,12 @@ def learning_rate(lr: Any, name: str = "lr") -> None:
     """A number or a one-element tensor, at least zero."""
     if isinstance(lr, Tensor):
         if lr.numel() != 1:
-            raise ValueError(  # in torch's words, which code written for its optimizers may look for
-                f"{name} is a tensor of shape {tuple(lr.shape)}. Tensor {name} must be 1-element; where rates"
-                " differ, give each parameter group its own."
+            raise ValueError(  # "Tensor lr must be 1-element" is torch's message, which callers may match
+                f"{name} is a tensor of shape {tuple(lr.shape)}. Tensor {name} must be 1-element; for "
+                "different rates, set one in each parameter group."
             )
         if lr.requires_grad:
-            return  # being learned: its value is the user's business
+            return  # a learned rate may have any value
         lr = lr.item()
     at_least_zero(name, lr)
 
@@ -76,13 +76,13 @@ def at_least_zero(name: str, value: Any) -> None:
 
 
 def positive(name: str, value: Any, otherwise: str) -> None:
-    """A number > 0; ``otherwise`` says what to pass to do without."""
+    """A number > 0; ``otherwise`` says what to pass instead."""
     if not _is_number(value) or not value > 0:
         raise ValueError(f"{name} is {value!r}; it must be greater than 0, or {otherwise}")
 
 
 def epsilon(value: Any, default: str) -> None:
-    """What is added to, or bounds, a denominator: a number that is not zero in float32 either."""
+    """A finite number > 0 that is still normal in float32: it is added to, or bounds, a denominator."""
     positive("eps", value, f"the default {default}")
     smallest = torch.finfo(torch.float32).tiny
     if value < smallest:
@@ -126,7 +126,7 @@ def _is_triple(value: Any) -> bool:
 
 
 def one_of(name: str, value: Any, allowed: Sequence[Any]) -> None:
-    """One of a few words."""
+    """One of the allowed values."""
     if value not in allowed:
         raise ValueError(f"{name} is {value!r}; it must be one of {', '.join(map(repr, allowed))}")
 
@@ -144,11 +144,11 @@ def count(name: str, value: Any, otherwise: str = "") -> None:
 
 
 def phase(name: str, value: Any, length: int) -> None:
-    """The number of a step in a cycle of this length, from 0."""
+    """The index of a step in a cycle of this length."""
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < length:
         raise ValueError(
             f"{name} is {value!r}; it must be a whole number from 0 to {length - 1}, a step of the cycle of "
-            f"precondition_frequency={length}, or None for matrices that take turns"
+            f"precondition_frequency={length}, or None to let matrices take turns"
         )
 
 
@@ -173,14 +173,14 @@ def kinds_of_group(value: Any, num_params: int, known: Sequence[str]) -> None:
     if len(value) != num_params:
         raise ValueError(
             f"param_kinds of a parameter group has {len(value)} kinds for {num_params} parameters; give one "
-            "for each, as param_groups(model) does"
+            "per parameter, as param_groups(model) does"
         )
     for kind in value:
         one_of("a kind in param_kinds", kind, known)
 
 
 def rest(value: Any, known: Collection[str]) -> None:
-    """None, or options of Adam's direction and of the ratios by their names."""
+    """None, or options of Adam's direction and of the ratios by name."""
     if value is None:
         return
     if not isinstance(value, Mapping):
@@ -189,17 +189,17 @@ def rest(value: Any, known: Collection[str]) -> None:
         if name not in known:
             nearest = difflib.get_close_matches(str(name), known, n=1, cutoff=0.0)
             raise ValueError(
-                f"rest sets {name!r}, which is no option of Adam's direction or of the ratios; did you mean "
-                f"{nearest[0]!r}? Known are {', '.join(sorted(known))}"
+                f"rest sets {name!r}, which is not an option of Adam's direction or of the ratios; did you "
+                f"mean {nearest[0]!r}? Known options: {', '.join(sorted(known))}"
             )
 
 
 def bounds(name: str, value: Any) -> None:
-    """None, or two numbers with 0 <= least <= largest."""
+    """None, or two numbers with 0 <= smallest <= largest."""
     pair = tuple(value) if isinstance(value, Sequence) and not isinstance(value, str) else ()
     if value is not None and not (len(pair) == 2 and all(map(_is_number, pair)) and 0 <= pair[0] <= pair[1]):
         raise ValueError(
-            f"{name} is {value!r}; it must be the least and the largest ratio, such as (0.1, 5.0), or None"
+            f"{name} is {value!r}; it must be the smallest and the largest ratio, such as (0.1, 5.0), or None"
         )
 
 
@@ -208,11 +208,11 @@ def _is_number(value: Any) -> bool:
 
 
 def has_shape(name: str, param: Tensor) -> None:
-    """Not a lazy parameter; that says that it has one dimension."""
+    """Not a lazy parameter, whose ndim is 1 before its shape is known."""
     if is_lazy(param):
         raise ValueError(
-            f"{name} has no shape yet; what it is, and whether it decays, is known after one forward pass of "
-            "the model"
+            f"{name} has no shape yet; its kind and its weight decay are known after one forward pass of the "
+            "model"
         )
 
 

@@ -1,4 +1,4 @@
-"""The family in float64 NumPy, from its equations alone. It shares no code with the package.
+"""The family in float64 NumPy, written from its equations. It shares no code with the package.
 
 One weight:
 
@@ -7,8 +7,8 @@ One weight:
     s = the ratios of w and u, 1 with norm="none"
     w <- w - lr * clamp(s*u, -clip, clip)
 
-A ``Direction`` and a ``Scaling`` are those of one matrix. ``Weight`` cuts an array into its matrices, and
-gives each its own.
+A direction and a ``Scaling`` belong to one matrix. ``Weight`` cuts an array into matrices, and gives each its
+own.
 """
 
 from collections.abc import Callable, Sequence
@@ -25,14 +25,14 @@ Triple = tuple[float, float, float]
 
 
 class Passes(NamedTuple):
-    """(a, b, c) of each Newton-Schulz pass, and what the norm is multiplied by before it divides."""
+    """(a, b, c) of each Newton-Schulz pass, and the factor of the norm that divides the input."""
 
     triples: Sequence[Triple]
     margin: float = 1.0
 
 
 PASSES: dict[str, Passes] = {
-    # Keller Jordan's; torch.optim.Muon and optax have the same.
+    # Keller Jordan's, also in torch.optim.Muon and optax.
     "quintic": Passes([(3.4445, -4.7750, 2.0315)]),
     # microsoft/dion, dion/polar_express.py; arXiv 2505.16932.
     "polar-express": Passes(
@@ -58,12 +58,12 @@ PASSES: dict[str, Passes] = {
 }
 
 
-def passes_of(given: str | Sequence[Any], num: int) -> tuple[list[Triple], float]:
+def passes_of(coefficients: str | Sequence[Any], num: int) -> tuple[list[Triple], float]:
     """The triple of each of ``num`` passes, the last one repeated, and the margin."""
-    if isinstance(given, str):
-        triples, margin = list(PASSES[given].triples), PASSES[given].margin
+    if isinstance(coefficients, str):
+        triples, margin = list(PASSES[coefficients].triples), PASSES[coefficients].margin
     else:
-        triples, margin = [tuple(t) for t in np.atleast_2d(np.array(given, np.float64)).tolist()], 1.0
+        triples, margin = [tuple(t) for t in np.atleast_2d(np.array(coefficients, np.float64)).tolist()], 1.0
     return [triples[min(i, len(triples) - 1)] for i in range(num)], margin
 
 
@@ -80,7 +80,7 @@ def polar(n: Array, coefficients: str | Sequence[Any] = "quintic", num: int = 5,
 
 
 def on_singular_value(x: Array, coefficients: str | Sequence[Any] = "quintic", num: int = 5) -> Array:
-    """What the passes make of singular values x, those of a matrix that is divided by its norm."""
+    """The result of the passes for singular values x of a matrix divided by its norm."""
     triples, margin = passes_of(coefficients, num)
     x = x / margin
     for a, b, c in triples:
@@ -96,7 +96,7 @@ def as_it_is(x: Array) -> Array:
 
 
 class Adam:
-    """m / (sqrt(v) + eps), of a matrix or a vector. ``stored`` rounds state to the dtype it is kept in."""
+    """m / (sqrt(v) + eps) of a matrix or a vector. ``stored`` rounds state to its dtype."""
 
     def __init__(
         self,
@@ -126,7 +126,7 @@ class Adam:
 
 
 def adamw() -> Adam:
-    """The direction that the rest of the weights take by default."""
+    """The default direction of the rest of the weights."""
     return Adam(betas=(0.9, 0.95), eps=1e-8, bias_correction=True)
 
 
@@ -140,7 +140,7 @@ def scale_of(name: str, rows: int, columns: int) -> float:
 
 
 class Muon:
-    """scale * polar(N) of one matrix; with ``neuron_beta`` NorMuon's."""
+    """scale * polar(N) of one matrix; with ``neuron_beta``, NorMuon's."""
 
     def __init__(
         self,
@@ -168,7 +168,7 @@ class Muon:
         return scale_of(self.scale, *g.shape) * x
 
     def normalized(self, x: Array) -> Array:
-        """NorMuon: rows of one average size, and the whole as large as it was."""
+        """NorMuon: rows of equal average size, and the same norm of the whole."""
         b = self.neuron_beta
         assert b is not None
         self.neurons = self.stored(b * self.neurons + (1 - b) * np.mean(x * x, axis=1, keepdims=True))
@@ -184,8 +184,8 @@ class Muon:
 class Soap:
     """Adam in the eigenbasis of the averages of g g' and g' g of one matrix.
 
-    Eigenvectors have no sign, and those of equal eigenvalues are any basis of their space. Where a test needs
-    the same ones, ``first_bases`` gives them to the first step, after ``check_eigenvectors``.
+    The signs of eigenvectors are arbitrary, and so is the basis for equal eigenvalues. If a test needs the
+    same ones, ``first_bases`` sets them in the first step, after ``check_eigenvectors``.
     """
 
     def __init__(
@@ -217,7 +217,7 @@ class Soap:
             self.m = b1 * self.m + (1 - b1) * rotated
             self.v = b2 * self.v + (1 - b2) * rotated * rotated
             d = self.out_of_basis(self.m / (np.sqrt(self.v) + self.eps))
-            if self.bias_correction:  # not of eps, as in the authors' code
+            if self.bias_correction:  # eps is not corrected, as in the authors' code
                 d = d * np.sqrt(1 - b2**self.t) / (1 - b1**self.t)
         products = g @ g.T, g.T @ g
         self.averages = [b * old + (1 - b) * new for old, new in zip(self.averages, products, strict=True)]
@@ -259,7 +259,7 @@ class Soap:
 
     @property
     def state(self) -> dict[str, Array]:
-        """Without signs: what is the same whichever way the eigenvectors point."""
+        """The state that does not depend on the signs of eigenvectors."""
         return {"exp_avg": np.abs(self.m), "exp_avg_sq": self.v}
 
 
@@ -298,7 +298,7 @@ def size(x: Array, norm: str) -> float:
 
 
 def ratio(w: Array, u: Array, norm: str) -> float:
-    """|w| / |u|; NaN where one of them is zero."""
+    """|w| / |u|; NaN if one of them is zero."""
     of_w, of_u = size(w, norm), size(u, norm)
     return of_w / of_u if of_w > 0 and of_u > 0 else np.nan
 
@@ -309,7 +309,7 @@ class Scaling:
     def __init__(self, rule: Rule) -> None:
         self.rule = rule
         self.first: float | None = None
-        """The ratio of the first step, by which a calibrated one is divided."""
+        """The ratio of the first step, the divisor of a calibrated ratio."""
 
     def __call__(self, w: Array, u: Array) -> Array:
         rule = self.rule
@@ -334,9 +334,9 @@ class Scaling:
 
 
 def cut(x: Array, matrix_dims: int | None, split: Any, split_dim: int) -> list[Array]:
-    """The matrices that an array holds, as views: all stacked ones, each with its splits after each other.
+    """The matrices of an array, as views: for each stacked matrix, its splits in order.
 
-    The last ``matrix_dims`` dimensions make one matrix, the first of them its rows. Vectors stay vectors.
+    The last ``matrix_dims`` dimensions form one matrix, the first of them its rows. Vectors stay vectors.
     """
     num_stacked = 0 if matrix_dims is None else max(0, x.ndim - matrix_dims)
     stacked = [x[(*index, ...)] for index in np.ndindex(x.shape[:num_stacked])]  # views, of a scalar too
@@ -351,7 +351,7 @@ def cut(x: Array, matrix_dims: int | None, split: Any, split_dim: int) -> list[A
 
 
 class Weight:
-    """A weight and its state. Every matrix in it has a direction, ratios and state of its own."""
+    """A weight and its state. Each of its matrices has its own direction, ratios and state."""
 
     def __init__(
         self,
@@ -379,7 +379,7 @@ class Weight:
         parts = zip(self.cut(self.w), grads, self.directions, self.scalings, strict=True)
         for w, grad, direction, scaling in parts:
             d = direction(grad)
-            if d is None:  # a step that only prepares
+            if d is None:  # a step that does not change the weight
                 continue
             change = scaling(w, d + self.weight_decay * w)
             if self.clip is not None:
@@ -387,7 +387,7 @@ class Weight:
             w[...] = w - self.lr * change
 
     def joined(self, parts: Sequence[Array]) -> Array:
-        """Arrays, one for each matrix and of its shape, as one of the weight's shape."""
+        """Join arrays, one of each matrix's shape, into one of the weight's shape."""
         whole = np.empty_like(self.w)
         for place, part in zip(self.cut(whole), parts, strict=True):
             place[...] = part

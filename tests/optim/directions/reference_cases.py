@@ -1,4 +1,4 @@
-"""What the comparisons with reference.py share: shapes, options, an optimizer and its twin in NumPy."""
+"""Shared by the comparisons with reference.py: shapes, options, an optimizer and its NumPy reference."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -15,7 +15,7 @@ from merit_optim import MERIT, SOAPMERIT, MuonMERIT
 
 Options = dict[str, Any]
 
-# A shape, and how it is seen.
+# A shape, and the options of its view.
 SHAPES: dict[str, tuple[tuple[int, ...], Options]] = {
     "square": ((6, 6), {}),
     "tall": ((11, 4), {}),
@@ -42,7 +42,7 @@ VECTORS: dict[str, tuple[tuple[int, ...], Options]] = {
     "stacked vectors": ((3, 4), {"matrix_dims": 1}),
 }
 
-# The scaling, for every direction.
+# The rules, for every direction.
 RULES: dict[str, Options] = {
     "merit": {},
     "no clip": {"clip": None},
@@ -113,14 +113,14 @@ LR, DECAY = 0.05, 0.1
 
 
 def twin(weight: Tensor, direction: str, options: Options, **more: Any) -> Weight:
-    """The reference of a weight with the options of its group, which ``MERIT`` and the others name alike."""
+    """The reference of a weight, with the options of its group."""
     build, names = OF_DIRECTION[direction]
-    own = {name: options[name] for name in names if name in options}
+    direction_options = {name: options[name] for name in names if name in options}
     rule = {name: options[name] for name in Rule.__dataclass_fields__ if name in options}
     view = {name: options[name] for name in ("matrix_dims", "split", "split_dim") if name in options}
     return Weight(
         weight.double().cpu().numpy(),
-        lambda: build(**own, **more),
+        lambda: build(**direction_options, **more),
         Rule(**rule),
         lr=options.get("lr", LR),
         weight_decay=options.get("weight_decay", DECAY),
@@ -130,7 +130,7 @@ def twin(weight: Tensor, direction: str, options: Options, **more: Any) -> Weigh
 
 
 def built(weight: Tensor, direction: str, options: Options) -> tuple[Tensor, torch.optim.Optimizer]:
-    """A copy of the weight, and the optimizer of it that has MERIT's ratios by default."""
+    """A copy of the weight, and its optimizer, which has MERIT's ratios by default."""
     param = weight.clone()
     of_step = {k: v for k, v in options.items() if k in ("max_grad_norm", "differentiable", "foreach")}
     group = {k: v for k, v in options.items() if k not in of_step}
@@ -150,7 +150,7 @@ def start(shape: tuple[int, ...], dtype: torch.dtype = torch.float64) -> Tensor:
 
 
 def gradients(shape: tuple[int, ...], num: int, dtype: torch.dtype = torch.float64) -> Iterator[Tensor]:
-    """Random, of a size that varies, and with a row that has none at first."""
+    """Random, of varying size, and with a row that is zero at first."""
     for step in range(num):
         grad = random_tensor(shape, 100 + step, scale=10.0 ** (step % 5 - 3), dtype=dtype)
         if step < 2 and len(shape) == 2 and shape[0] > 4:
@@ -168,7 +168,7 @@ def assert_near(actual: Tensor, expected: Any, rtol: float = 1e-9, atol: float =
 
 
 def check_float64(device: torch.device, direction: str, shape: str, options: Options, num_steps: int) -> None:
-    """Steps of an optimizer equal the reference's, each by itself, and so does the state."""
+    """Each step of an optimizer, and its state, equals the reference's."""
     dimensions, view = (SHAPES | VECTORS)[shape]
     options = view | options
     weight = start(dimensions)

@@ -1,7 +1,7 @@
-"""Adam's and Muon's directions with every ratio against float64 NumPy, from the equations (reference.py).
+"""Adam's and Muon's directions with all ratios against float64 NumPy (reference.py).
 
 float64 weights with ``ns_dtype="float32"`` are computed in float64 throughout, so they equal the reference up
-to the order of sums. float32 weights and half-precision products are held to tolerances that are stated.
+to the order of sums. float32 weights and half-precision products have tolerances.
 """
 
 from typing import Any
@@ -59,7 +59,7 @@ NOT_SPLIT = [name for name, (_, view) in SHAPES.items() if "split" not in view]
     [(direction, shape) for direction in ("adam", "muon") for shape in NOT_SPLIT]
     + [("adam", shape) for shape in VECTORS],
 )
-def test_a_ratio_relative_to_that_of_the_first_step(device, direction, shape) -> None:
+def test_a_ratio_relative_to_the_first_step(device, direction, shape) -> None:
     for rule in ({"norm": "l2", "clip": None}, {"norm": "max"}, {"norm": "l2", "ratio_bounds": (0.9, 1.1)}):
         options = {"calibrated": True, "element_wise": False, **rule}
         check_float64(device, direction, shape, options, 4)
@@ -69,7 +69,7 @@ def test_a_ratio_relative_to_that_of_the_first_step(device, direction, shape) ->
 @pytest.mark.parametrize("rule", ["merit", "l2", "bounded ratios"])
 @pytest.mark.parametrize("variant", OF_ADAM)
 def test_adam_with_every_view(device, shape, rule, variant) -> None:
-    """test_against_numpy.py has the rest of Adam's direction."""
+    """test_against_numpy.py covers the other options of Adam's direction."""
     check_float64(device, "adam", shape, {**RULES[rule], **OF_ADAM[variant]}, 5)
 
 
@@ -82,7 +82,7 @@ def test_the_other_engines(device, direction, engine, shape) -> None:
 
 
 def test_hundreds_of_steps(device) -> None:
-    """Float64 weights drift from the reference by no more than rounding."""
+    """float64 weights drift from the reference only by rounding."""
     for coefficients in reference.PASSES:
         check_float64(device, "muon", "tall", {"ns_coefficients": coefficients}, 200)
     check_float64(device, "muon", "square", {"neuron_beta": 0.95}, 200)
@@ -90,7 +90,7 @@ def test_hundreds_of_steps(device) -> None:
 
 @given(st.data())
 def test_options_together(data) -> None:
-    """Any shape with any options that are drawn at once."""
+    """Any shape with any combination of options."""
     seen = {name: view for name, (_, view) in SHAPES.items()}
     shape = data.draw(st.sampled_from(list(SHAPES)))
     options: Options = {
@@ -116,7 +116,7 @@ def test_options_together(data) -> None:
     check_float64(torch.device("cpu"), "muon", shape, options, 4)
 
 
-# --- the public classes, with their own defaults ----------------------------------------------------------
+# --- the public classes, with their defaults --------------------------------------------------------------
 
 ORSCALE = Rule(norm="l2", element_wise=False, clip=None, ratio_bounds=(0.1, 5.0), calibrated=True)
 
@@ -221,7 +221,7 @@ def check_together(
 @pytest.mark.parametrize("direction", ["adam", "muon"])
 @pytest.mark.parametrize("shape", [(6, 5), (5, 3, 2, 2)], ids=str)
 def test_a_weight_that_is_not_contiguous(device, direction, shape) -> None:
-    """A matrix stored by columns, a convolution with its channels last: indices say where elements are."""
+    """A matrix stored by columns, a convolution with channels last."""
     weight = not_contiguous(start(shape)).to(device)
     param, optimizer = built(weight, direction, {})
     assert not param.is_contiguous()
@@ -241,10 +241,10 @@ FLOAT32_ATOL = LR * 3e-5
 @every_shape
 @pytest.mark.parametrize("rule", ["merit", "l2", "no ratio"])
 def test_every_float32_step_is_within_rounding(device, shape, rule) -> None:
-    """The reference begins each step from the optimizer's own weight and momentum: only rounding is left.
+    """The reference starts each step from the optimizer's weight and momentum: only rounding differs.
 
-    A change is lr * (s*u). Newton-Schulz multiplies what rounding does to the smallest singular values by up
-    to 3.4**5 = 480, and 480 * 6e-8 = 3e-5 of d's elements, which are about 1 in size.
+    A change is lr * (s*u). Newton-Schulz multiplies rounding errors of the smallest singular values by up to
+    3.4**5 = 480, and 480 * 6e-8 = 3e-5 of d's elements, whose size is about 1.
     """
     dimensions, view = SHAPES[shape]
     options = view | RULES[rule]
@@ -261,7 +261,7 @@ def test_every_float32_step_is_within_rounding(device, shape, rule) -> None:
 
 
 def take_over(expected: Weight, param: Tensor, state: dict[str, Tensor]) -> None:
-    """Put the optimizer's weight and momentum in the reference."""
+    """Copy the optimizer's weight and momentum into the reference."""
     expected.w = param.detach().cpu().double().numpy().copy()
     momentum = state["momentum_buffer"].cpu().double().numpy().copy()
     for direction, average in zip(expected.directions, expected.cut(momentum), strict=True):
@@ -269,8 +269,8 @@ def take_over(expected: Weight, param: Tensor, state: dict[str, Tensor]) -> None
 
 
 @pytest.mark.parametrize("direction", ["adam", "muon"])
-def test_state_in_bfloat16_is_what_the_update_is_formed_from(device, direction) -> None:
-    """m, v and M are rounded first and used then, so that a loaded checkpoint goes on as it would have."""
+def test_the_update_is_computed_from_the_state_as_stored_in_bfloat16(device, direction) -> None:
+    """m, v and M are rounded before they are used, so that a loaded checkpoint continues exactly."""
 
     def rounded(x: Any) -> Any:
         return torch.from_numpy(x).bfloat16().double().numpy()
@@ -292,7 +292,7 @@ def test_state_in_bfloat16_is_what_the_update_is_formed_from(device, direction) 
 
 # |d - exact d| / |d| in the Frobenius norm: twice the largest that was measured. The second number is that of
 # polar-express for a single row or column, whose only singular value is 1: there its first pass has a slope
-# of 17, which multiplies what rounding does to that value.
+# of 17, which multiplies the rounding error of that value.
 HALF_PRECISION = {"bfloat16": (0.06, 0.3), "float16": (0.006, 0.06)}
 LEAST = {"bfloat16": 1e-3, "float16": 1e-4}  # float32's is 3e-5 at most: the products are in half precision
 
@@ -301,7 +301,7 @@ LEAST = {"bfloat16": 1e-3, "float16": 1e-4}  # float32's is 3e-5 at most: the pr
 @pytest.mark.parametrize("coefficients", reference.PASSES)
 @pytest.mark.parametrize("shape", [(32, 32), (96, 32), (32, 96), (1, 40), (40, 1), (64, 65)], ids=str)
 def test_half_precision_products_are_near_the_exact_ones(device, ns_dtype, coefficients, shape) -> None:
-    """d by five passes of which every product is rounded, against float64's."""
+    """d after five passes with rounded products, against float64."""
     param = torch.zeros(shape, device=device)
     group = {"params": [param], "direction": "muon"}
     options = {"ns_coefficients": coefficients, "ns_dtype": ns_dtype, "norm": "none", "clip": None}

@@ -1,9 +1,9 @@
-"""Members of the family that torch has too, against torch's: AdamW and Muon.
+"""AdamW and Muon against torch's.
 
-Differences are counted in units of the last place of a float32 weight between 1 and 2, the size of the
-largest here. Without weight decay, AdamW here and torch's differ by one. With decay torch multiplies by
-1 - lr*wd, which float32 rounds the same way in every step: over 20 steps its weights go up to 11 from those
-of float64, ours up to 5. So both distances are tested, from torch's float32 run and from its float64 run.
+Differences are counted in ulps of a float32 weight between 1 and 2, the size of the largest here. Without
+weight decay, AdamW here and torch's differ by one. With decay, torch multiplies by 1 - lr*wd, which float32
+rounds the same way in every step: after 20 steps its weights are up to 11 ulps from those of float64, ours up
+to 5. So both distances are tested, from torch's float32 run and from its float64 run.
 """
 
 import copy
@@ -20,7 +20,7 @@ NUM_STEPS = 20
 SHAPES = ((12, 12), (24, 8), (8, 24), (1, 16), (16, 1))
 REST_SHAPES = ((6, 5), (7,), (3, 2, 2, 2), ())
 
-# The most after 20 steps; measured over 30 seeds: 14, 1, 5, and 10.
+# Limits after 20 steps; the largest measured over 30 seeds: 14, 1, 5, and 10.
 ULPS_FROM_ADAMW, ULPS_FROM_ADAMW_WITHOUT_DECAY, ULPS_FROM_FLOAT64 = 16, 2, 7
 ULPS_FROM_MUON = 14
 
@@ -100,7 +100,7 @@ def test_in_float64_it_is_adamw_to_the_last_digits(device) -> None:
         (SOAP, "soap", 1.0, (0.95, 0.95)),
     ],
 )
-def test_the_rest_of_the_weights_take_adamw(device, optimizer_class, direction, share, betas) -> None:
+def test_the_rest_of_the_weights_use_adamw(device, optimizer_class, direction, share, betas) -> None:
     hidden, rest = weights(SHAPES[:1], device), weights(REST_SHAPES, device, seed=10)
     groups = [
         {"params": rest, "direction": "adam", "weight_decay": 0.2},
@@ -128,7 +128,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 
 
 def of_torch(params: list[Tensor], scale: str, **options: Any) -> torch.optim.Muon:
-    """torch's; its ``adjust_lr_fn`` is our ``scale``."""
+    """torch's Muon; its ``adjust_lr_fn`` is our ``scale``."""
     return torch.optim.Muon(params, **{"lr": 1e-2, "weight_decay": 0.1, "adjust_lr_fn": scale, **options})
 
 
@@ -139,7 +139,7 @@ def of_ours(params: list[Tensor], scale: str, **options: Any) -> Muon:
 
 @pytest.fixture
 def without_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
-    """torch's Muon with float32 products: what it calls to round gives a copy, which it divides in place."""
+    """torch's Muon with float32 products: its rounding call returns a copy, which it divides in place."""
     monkeypatch.setattr(Tensor, "bfloat16", Tensor.clone)
 
 
@@ -174,11 +174,11 @@ def distances(some: list[Tensor], others: list[Tensor]) -> list[float]:
 def test_muon_with_bfloat16_products_is_as_near_to_torch_s_as_bfloat16_allows(
     device, scale, variant, monkeypatch
 ) -> None:
-    """The measure is how far torch's own run is from its float32 run.
+    """The unit is the distance of torch's bfloat16 run from its float32 run.
 
-    torch rounds the momentum to bf16 before it is divided by its norm, ours after, so the two do not round
-    alike. Measured over 15 seeds: ours is at most 1.1 times as far from float32 as torch's is, and 1.4 times
-    that from torch's; that is 1.2 percent of the way that the weights went.
+    torch rounds the momentum to bf16 before dividing it by its norm, ours after, so their rounding differs.
+    Measured over 15 seeds: ours is at most 1.1 times as far from float32 as torch's, and 1.4 times that from
+    torch's, which is 1.2 percent of the distance that the weights moved.
     """
     options = VARIANTS[variant]
     shapes = ((32, 32), (64, 16), (16, 64))
@@ -201,8 +201,8 @@ def test_muon_with_bfloat16_products_is_as_near_to_torch_s_as_bfloat16_allows(
 
 @every_scale
 @pytest.mark.usefixtures("without_bfloat16")
-def test_muon_goes_on_with_torch_s_state(device, scale) -> None:
-    """A run begun with torch.optim.Muon, whose state has no step count, goes on here as it would there."""
+def test_muon_continues_with_torch_s_state(device, scale) -> None:
+    """A run of torch.optim.Muon, whose state has no step count, continues here as it would there."""
     torchs = of_torch(weights(SHAPES, device), scale)
     params = advance(torchs, 5)
     ours = of_ours([p.detach().clone() for p in params], scale, ns_dtype="float32")
@@ -215,13 +215,13 @@ def test_muon_goes_on_with_torch_s_state(device, scale) -> None:
         state = ours.state[mine]
         assert torch.equal(state["momentum_buffer"], torchs.state[theirs]["momentum_buffer"])
         assert state["momentum_buffer"] is not torchs.state[theirs]["momentum_buffer"]
-        assert state["step"].item() == 0  # counted from here on; Muon has no use for it
+        assert state["step"].item() == 0  # counted from now on; Muon does not use it
     assert_within_ulps(advance(ours, 5, first=5), advance(torchs, 5, first=5), ULPS_FROM_MUON)
 
 
 @pytest.mark.usefixtures("without_bfloat16")
-def test_torch_s_muon_goes_on_with_ours(device) -> None:
-    """And back; torch takes the options of the checkpoint, so they are set again."""
+def test_torch_s_muon_continues_with_our_state(device) -> None:
+    """torch loads the options of the checkpoint, so they are set again."""
     ours = of_ours(weights(SHAPES, device), "original", ns_dtype="float32")
     params = advance(ours, 5)
     torchs = of_torch([p.detach().clone() for p in params], "original")
@@ -231,8 +231,8 @@ def test_torch_s_muon_goes_on_with_ours(device) -> None:
     assert_within_ulps(advance(ours, 5, first=5), advance(torchs, 5, first=5), ULPS_FROM_MUON)
 
 
-def test_muon_merit_goes_on_with_torch_s_momentum(device) -> None:
-    """The state is that of the direction, whatever scales it."""
+def test_muon_merit_continues_with_torch_s_momentum(device) -> None:
+    """The state is the direction's, whatever scales it."""
     torchs = of_torch(weights(SHAPES, device), "original")
     advance(torchs, 3)
     ours = MuonMERIT([{"params": weights(SHAPES, device), "direction": "muon"}])
@@ -242,8 +242,8 @@ def test_muon_merit_goes_on_with_torch_s_momentum(device) -> None:
     advance(ours, 1, first=3)
 
 
-def test_the_state_of_torch_s_muon_is_refused_where_more_is_needed(device) -> None:
-    """NorMuon has an average for each row too."""
+def test_the_state_of_torch_s_muon_is_refused_if_more_is_needed(device) -> None:
+    """NorMuon also has an average for each row."""
     torchs = of_torch(weights(SHAPES, device), "original")
     advance(torchs, 1)
     ours = NorMuon([{"params": weights(SHAPES, device), "direction": "muon"}])

@@ -1,4 +1,4 @@
-"""What the directions refuse: each message says what was given, what is allowed, and the way out."""
+"""Invalid options of directions: each message says what was given, what is allowed, and the way out."""
 
 import re
 from typing import Any
@@ -29,12 +29,12 @@ def rest(**options: Any) -> dict[str, Any]:
     }
 
 
-def assert_says(error: BaseException, words: list[str]) -> None:
-    for word in words:
-        assert word in str(error), f"{word!r} is not in {error}"
+def assert_says(error: BaseException, phrases: list[str]) -> None:
+    for phrase in phrases:
+        assert phrase in str(error), f"{phrase!r} is not in {error}"
 
 
-# The optimizer, its groups, its options, and the words that have to be in the message.
+# The optimizer, its groups, its options, and the phrases that have to be in the message.
 REFUSED: dict[str, tuple[Any, Any, dict[str, Any], list[str]]] = {
     "a vector": (
         MuonMERIT,
@@ -43,7 +43,7 @@ REFUSED: dict[str, tuple[Any, Any, dict[str, Any], list[str]]] = {
         ["blocks.0.weight", "(5,)", "direction='muon'", "vector", "direction='adam'"],
     ),
     "a scalar": (Muon, hidden(), {}, ["blocks.0.weight", "()", "vector", "direction='adam'"]),
-    "rows of their own": (
+    "rows as separate vectors": (
         NorMuon,
         hidden(5, 4, matrix_dims=1),
         {},
@@ -229,7 +229,7 @@ REFUSED: dict[str, tuple[Any, Any, dict[str, Any], list[str]]] = {
         MuonMERIT,
         hidden(4, 4, ratio_bounds=(2.0, 0.5)),
         {},
-        ["ratio_bounds is (2.0, 0.5)", "the least and the largest", "None"],
+        ["ratio_bounds is (2.0, 0.5)", "the smallest and the largest", "None"],
     ),
 }
 
@@ -240,10 +240,10 @@ def direction_of(optimizer_class: Any) -> str:
 
 @pytest.mark.parametrize("case", REFUSED)
 def test_refused_with_the_way_out(case) -> None:
-    optimizer_class, groups, options, words = REFUSED[case]
+    optimizer_class, groups, options, phrases = REFUSED[case]
     with pytest.raises(ValueError, match=r"\w") as refused:
         optimizer_class([dict(group) for group in groups], **options)
-    assert_says(refused.value, words)
+    assert_says(refused.value, phrases)
 
 
 @pytest.mark.parametrize("case", ["a vector", "an unknown direction", "no number of parts", "soap split"])
@@ -260,9 +260,9 @@ def test_a_group_that_is_refused_later_is_not_kept(case) -> None:
     ("optimizer_class", "direction"),
     [(MERIT, "muon"), (MERIT, "soap"), (MuonMERIT, "soap"), (NorMuon, "soap"), (SOAP, "muon")],
 )
-def test_another_direction_has_its_own_defaults_and_the_class_s_ratio(optimizer_class, direction) -> None:
-    own = {MERIT: "adam", SOAP: "soap"}.get(optimizer_class, "muon")
-    groups = [*hidden(4, 4, direction=own), *hidden(4, 4, direction=direction)]
+def test_another_direction_has_its_defaults_and_the_class_s_ratio(optimizer_class, direction) -> None:
+    default = {MERIT: "adam", SOAP: "soap"}.get(optimizer_class, "muon")
+    groups = [*hidden(4, 4, direction=default), *hidden(4, 4, direction=direction)]
     optimizer = optimizer_class(groups)
     group = optimizer.param_groups[1]
     for option, value in DIRECTIONS[direction]().options.items():
@@ -271,8 +271,8 @@ def test_another_direction_has_its_own_defaults_and_the_class_s_ratio(optimizer_
         assert group[option] == optimizer.param_groups[0][option]
 
 
-def test_such_a_direction_can_be_had_with_all_of_its_options() -> None:
-    """Three directions in one optimizer, where a group says everything."""
+def test_groups_can_set_all_options_of_another_direction() -> None:
+    """Three directions in one optimizer."""
     of_soap = {
         "betas": (0.9, 0.95),
         "eps": 1e-8,
@@ -287,14 +287,14 @@ def test_such_a_direction_can_be_had_with_all_of_its_options() -> None:
             param.grad = torch.ones_like(param)
     optimizer.step()
     keys = [set(optimizer.state[group["params"][0]]) for group in optimizer.param_groups]
-    assert [len(own) for own in keys] == [2, 7, 3]
+    assert [len(names) for names in keys] == [2, 7, 3]
 
 
 @every_class
 @pytest.mark.parametrize("named", [False, True])
-def test_parameters_that_do_not_say_what_they_are_are_refused(optimizer_class, named) -> None:
+def test_parameters_without_kinds_are_refused(optimizer_class, named) -> None:
     model = nn.Linear(4, 4)
-    with pytest.raises(ValueError, match="parameters alone do not say what they are") as refused:
+    with pytest.raises(ValueError, match="parameters alone do not tell which is which") as refused:
         optimizer_class(model.named_parameters() if named else model.parameters())
     call = f"{optimizer_class.__name__}(param_groups(model), lr=...)"
     assert_says(refused.value, [call, f"direction={direction_of(optimizer_class)!r}", "'adam'"])
@@ -308,17 +308,17 @@ def test_a_model_is_refused(optimizer_class) -> None:
 
 @every_class
 def test_no_hidden_matrix_at_all_is_refused(optimizer_class) -> None:
-    """By its kinds. Groups that all say their directions may be one stage of a pipeline."""
+    """If sorted by kind. Groups that all set their directions may be one stage of a pipeline."""
     kinds = ["hidden", "experts"] + ["embedding", "head"] * (optimizer_class is SOAP)
     direction = direction_of(optimizer_class)
-    words = [optimizer_class.__name__, f"direction={direction!r}", *map(repr, kinds), "describe_groups"]
+    phrases = [optimizer_class.__name__, f"direction={direction!r}", *map(repr, kinds), "describe_groups"]
     with pytest.raises(ValueError, match="no weight") as refused:
         optimizer_class(param_groups(nn.LayerNorm(4)))
-    assert_says(refused.value, [*words, "param_groups(model, kinds="])
+    assert_says(refused.value, [*phrases, "param_groups(model, kinds="])
     optimizer_class([rest()])
 
 
-def test_an_embedding_is_no_hidden_matrix() -> None:
+def test_an_embedding_is_not_a_hidden_matrix() -> None:
     groups = param_groups(nn.Embedding(8, 4))
     with pytest.raises(ValueError, match="no weight"):
         MuonMERIT(groups)
@@ -340,7 +340,7 @@ def test_a_misspelt_option_of_a_group_is_refused(misspelt, meant) -> None:
 )
 @pytest.mark.parametrize("by", ["group", "rest"])
 def test_a_misspelt_option_of_adam_s_is_refused_too(misspelt, meant, value, by) -> None:
-    """They are not the defaults of an optimizer of Muon's direction, and are options of its other groups."""
+    """Adam's options are not defaults of an optimizer with Muon's direction, but options of its rest."""
     groups = [*hidden(4, 4), rest(**({misspelt: value} if by == "group" else {}))]
     options = {"rest": {misspelt: value}} if by == "rest" else {}
     with pytest.raises(ValueError, match=f"{misspelt!r}.*(did you mean|nearest is) {meant!r}"):
@@ -362,8 +362,8 @@ def test_a_misspelt_argument_is_refused(optimizer_class, misspelt, meant) -> Non
     [{"split": 3}, {"matrix_dims": 1}, {"direction": "adam"}, {"neuron_beta": 0.9}, {"ns_steps": 0}],
     ids=str,
 )
-def test_options_that_were_made_wrong_later_are_refused_before_anything_changes(changed) -> None:
-    """What the weights or their state cannot follow, as well as what is never allowed."""
+def test_options_that_became_invalid_are_refused_before_anything_changes(changed) -> None:
+    """Options that do not fit the weights or their state, and options that are never allowed."""
     optimizer = MuonMERIT([rest(), *hidden(4, 4)])
 
     def step() -> None:
@@ -384,7 +384,7 @@ def test_options_that_were_made_wrong_later_are_refused_before_anything_changes(
 
 
 def test_the_direction_of_a_group_can_be_chosen_by_pattern() -> None:
-    """The way out that messages name: overrides and kinds of param_groups."""
+    """The way out in the messages: overrides and kinds of param_groups."""
     model = nn.ModuleList([nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False)])
     groups = param_groups(model, overrides={"1.*": {"direction": "adam"}})
     optimizer = MuonMERIT(groups)

@@ -30,7 +30,7 @@ every_product = pytest.mark.parametrize("ns_dtype", ["float32", "bfloat16", "flo
 
 
 def built(optimizer_class: Any, params: list[Tensor], /, *, view: Any = None, **options: Any) -> Optimizer:
-    """An optimizer of hidden matrices; ``view`` is what the group says of them."""
+    """An optimizer of hidden matrices; ``view`` has the group's options of that name."""
     group = {"params": params, "direction": DIRECTIONS[optimizer_class], **(view or {})}
     return optimizer_class([group], **options)
 
@@ -42,7 +42,7 @@ def run(
     num_steps: int = 4,
     **options: Any,
 ) -> Tensor:
-    """A changed weight after steps with gradients that are changed alike."""
+    """A transformed weight after steps with gradients that are transformed in the same way."""
     param = change(weight).clone(memory_format=torch.contiguous_format)
     optimizer = built(optimizer_class, [param], **options)
     for step in range(num_steps):
@@ -61,7 +61,7 @@ def exact_options(optimizer_class: Any) -> dict[str, Any]:
 # --- symmetries -------------------------------------------------------------------------------------------
 
 
-# SOAP's for squares alone: eigenvectors of a null space are arbitrary, and a changed matrix may have others.
+# SOAP only for squares: eigenvectors of a null space are arbitrary, and may change with the matrix.
 WITH_SHAPES = [
     pytest.param(cls, shape, id=f"{cls.__name__}-{shape}")
     for cls, direction in DIRECTIONS.items()
@@ -78,13 +78,13 @@ def test_transposing_weight_and_gradient_transposes_the_update(device, optimizer
         options["scale"] = "rms"  # "original" looks at rows and columns differently
     plain = run(optimizer_class, weight, **options)
     turned = run(optimizer_class, weight, lambda x: x.T, **options)
-    if optimizer_class is NorMuon:  # its averages are of rows
+    if optimizer_class is NorMuon:  # it averages rows
         assert (turned.T - plain).abs().max() > 1e-4
     else:
         torch.testing.assert_close(turned.T, plain, rtol=1e-9, atol=1e-12)
 
 
-def test_in_float32_and_with_half_precision_it_does_so_up_to_rounding(device) -> None:
+def test_transposing_in_lower_precision_transposes_the_update_up_to_rounding(device) -> None:
     weight = random_tensor((12, 5), 1, scale=0.3, device=device)
     for ns_dtype, atol in (("float32", 1e-5), ("bfloat16", 0.02), ("float16", 0.002)):
         plain, turned = (
@@ -112,7 +112,7 @@ def test_permuting_rows_or_columns_permutes_the_update(device, optimizer_class, 
 @pytest.mark.parametrize("clip", [1.0, 0.25])
 @pytest.mark.parametrize("scale", [1e-3, 1.0, 1e3])
 def test_no_element_moves_further_than_the_clip_allows(device, optimizer_class, clip, scale) -> None:
-    """Large weights have large ratios: their elements are at the bound."""
+    """Large weights have large ratios, so their elements reach the bound."""
     lr, param = 0.05, random_tensor((9, 6), 1, scale=scale, device=device)
     optimizer = built(optimizer_class, [param], lr=lr, clip=clip)
     largest = 0.0
@@ -140,12 +140,14 @@ def test_the_direction_has_a_root_mean_square_of_about_one(device, ns_dtype, sha
 
 
 @pytest.mark.parametrize("optimizer_class", [SOAPMERIT, SOAP], ids=lambda cls: cls.__name__)
-def test_so_has_soap_s_once_the_basis_is_found(device, optimizer_class) -> None:
+def test_soap_s_direction_has_a_root_mean_square_of_about_one_after_the_first_step(
+    device, optimizer_class
+) -> None:
     param = torch.zeros(48, 32, device=device)
     options = {} if optimizer_class is SOAP else {"norm": "none", "clip": None}
     optimizer = built(optimizer_class, [param], lr=1.0, weight_decay=0.0, **options)
     for step in range(2):
-        assert not param.any()  # the first step only finds the basis
+        assert not param.any()  # the first step only computes the basis
         param.grad = random_tensor(param.shape, step, scale=1e-3, device=device)
         optimizer.step()
     assert 0.9 < param.square().mean().sqrt() < 1.1
@@ -155,7 +157,7 @@ def test_so_has_soap_s_once_the_basis_is_found(device, optimizer_class) -> None:
     ("scale", "share"),
     [("rms", 1.0), ("match_rms_adamw", 0.2), ("original", 2**0.5 / 64**0.5), ("spectral", 1 / 64**0.5)],
 )
-def test_every_scale_gives_the_size_it_says(device, scale, share) -> None:
+def test_every_scale_gives_its_size(device, scale, share) -> None:
     """A polar factor of 64 x 32 has a root mean square of 1/8."""
     param = torch.zeros(64, 32, device=device)
     optimizer = built(Muon, [param], lr=1.0, weight_decay=0.0, scale=scale, ns_coefficients="dion")
@@ -165,7 +167,7 @@ def test_every_scale_gives_the_size_it_says(device, scale, share) -> None:
 
 
 @every_class
-def test_no_gradient_no_momentum_and_no_decay_leave_the_weight_bit_for_bit(device, optimizer_class) -> None:
+def test_without_gradient_momentum_and_decay_no_bit_of_the_weight_changes(device, optimizer_class) -> None:
     param = random_tensor((6, 5), 1, device=device)
     param[0], param[1], param[2] = 0.0, -0.0, 1e-42
     before = param.clone()
@@ -177,8 +179,8 @@ def test_no_gradient_no_momentum_and_no_decay_leave_the_weight_bit_for_bit(devic
 
 
 @pytest.mark.parametrize("optimizer_class", [MuonMERIT, SOAPMERIT], ids=lambda cls: cls.__name__)
-def test_a_weight_of_zeros_begins_to_move(device, optimizer_class) -> None:
-    """It has no ratio: s = 1."""
+def test_a_weight_of_zeros_starts_to_move(device, optimizer_class) -> None:
+    """It has no ratio, so s = 1."""
     param = torch.zeros(6, 5, device=device)
     optimizer = built(optimizer_class, [param], lr=0.1)
     for step in range(2):
@@ -199,10 +201,10 @@ def assert_parts_equal_separate_parameters(
     stored: Callable[[Tensor], Tensor] = torch.clone,
     **options: Any,
 ) -> None:
-    """One weight with a view, and its parts as parameters, stored as it is said: the same bits."""
+    """One weight with a view, and its parts as parameters with the given storage: the same bits."""
     whole = weight.clone()
     parts = [stored(part) for part in parts_of(weight)]
-    options["fused"] = False  # a weight that is split has the eager engine, and its parts would not
+    options["fused"] = False  # a split weight uses the eager engine, and its parts would not
     together = built(optimizer_class, [whole], view=view, **options)
     apart = built(optimizer_class, parts, **options)
     for step in range(4):
@@ -256,7 +258,7 @@ def stored_by_columns(x: Tensor) -> Tensor:
 
 @every_product
 def test_split_columns_equal_separate_parameters_that_are_stored_by_columns(device, ns_dtype) -> None:
-    """Elements and not strides decide: the order in memory changes no bit."""
+    """The order in memory changes no bit."""
     assert_parts_equal_separate_parameters(
         MuonMERIT,
         random_tensor((20, 48), 1, scale=0.3, device=device),
@@ -268,7 +270,7 @@ def test_split_columns_equal_separate_parameters_that_are_stored_by_columns(devi
 
 
 def test_split_columns_are_split_rows_of_the_transposed_weight(device) -> None:
-    """A Conv1D holds the transposed weight of a Linear, and moves alike."""
+    """A Conv1D holds the transposed weight of a Linear, and changes in the same way."""
     weight = random_tensor((20, 48), 1, scale=0.3, dtype=torch.float64, device=device)
     linear, conv1d = weight.T.contiguous(), weight.clone()
     optimizers = [
@@ -303,7 +305,7 @@ def test_stacked_and_split_matrices_equal_separate_parameters(device, optimizer_
     )
 
 
-def test_a_weight_that_is_worked_on_in_pieces_has_the_same_bits(device, monkeypatch) -> None:
+def test_a_weight_that_is_updated_in_pieces_has_the_same_bits(device, monkeypatch) -> None:
     def steps() -> Tensor:
         return run(MuonMERIT, random_tensor((6, 14, 10), 1, device=device), view={"matrix_dims": 2})
 
@@ -314,8 +316,8 @@ def test_a_weight_that_is_worked_on_in_pieces_has_the_same_bits(device, monkeypa
 
 
 @muon_classes
-def test_what_a_weight_is_decides_how_it_is_seen(device, optimizer_class) -> None:
-    """Experts are stacked matrices, a convolution is one, and tables and vectors take AdamW."""
+def test_the_kind_of_a_weight_decides_its_view(device, optimizer_class) -> None:
+    """Experts are stacked matrices, a convolution is one matrix, and tables and vectors use AdamW."""
     shapes = {
         "experts": (3, 4, 5),
         "hidden": (4, 3, 2, 2),
@@ -337,7 +339,7 @@ def test_what_a_weight_is_decides_how_it_is_seen(device, optimizer_class) -> Non
 
 
 def state_bytes(optimizer: Optimizer, params: list[Tensor]) -> int:
-    """Of all state tensors but the step counts, which every optimizer has: 4 bytes a weight."""
+    """Bytes of all state tensors except the step counts, which every optimizer has: 4 bytes per weight."""
     for param in params:
         param.grad = torch.ones_like(param)
     optimizer.step()
@@ -390,7 +392,7 @@ def set_model_gradients(model: nn.Module, step: int) -> None:
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 @pytest.mark.parametrize("where", ["blocks.1.weight", "blocks.0.bias", "embedding.weight"])
 def test_skip_leaves_everything_as_it_was(device, optimizer_class, bad, where) -> None:
-    """Also in the first step, and what follows is as if the bad steps had never been."""
+    """Also in the first step. Later steps are as if the bad steps had not been taken."""
     model, optimizer = model_and_optimizer(device, optimizer_class, nonfinite="skip")
     same, other = model_and_optimizer(device, optimizer_class, nonfinite="skip")
     for step in range(5):
@@ -401,7 +403,7 @@ def test_skip_leaves_everything_as_it_was(device, optimizer_class, bad, where) -
             optimizer.step()
             if step:
                 assert_unchanged(optimizer, before)
-            else:  # the first step makes the state, of zeros
+            else:  # the first step creates the state, of zeros
                 assert_same_bits(snapshot(optimizer)[0], before[0])
         set_model_gradients(model, step)
         set_model_gradients(same, step)
@@ -421,17 +423,15 @@ def test_raise_names_the_parameter_and_changes_nothing(device, optimizer_class, 
         optimizer.step()
     before = snapshot(optimizer)
     model.get_parameter(where).grad.view(-1)[2] = float("nan")
-    with pytest.raises(
-        FloatingPointError, match=rf"gradient of {where} .* holds 1 NaN .*nothing was changed"
-    ):
+    with pytest.raises(FloatingPointError, match=rf"gradient of {where} .* has 1 NaN .*nothing was changed"):
         optimizer.step()
     assert_unchanged(optimizer, before)
 
 
 @every_class
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
-def test_propagate_lets_it_reach_the_weights(device, optimizer_class, bad) -> None:
-    """A whole hidden matrix, for all of it is orthogonalised or rotated; and no other weight."""
+def test_propagate_lets_bad_values_reach_the_weights(device, optimizer_class, bad) -> None:
+    """All of a hidden matrix, because all of it is orthogonalised or rotated, and no other weight."""
     model, optimizer = model_and_optimizer(device, optimizer_class)
     for step in range(2):
         set_model_gradients(model, step)
@@ -446,8 +446,8 @@ def test_propagate_lets_it_reach_the_weights(device, optimizer_class, bad) -> No
 
 @pytest.mark.parametrize("optimizer_class", [SOAPMERIT, SOAP], ids=lambda cls: cls.__name__)
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-def test_a_basis_that_was_found_of_bad_gradients_shows_in_the_next_step(device, optimizer_class, bad) -> None:
-    """The first step changes no weight, so the second is the first that can show it; nothing raises."""
+def test_a_basis_from_bad_gradients_shows_in_the_next_step(device, optimizer_class, bad) -> None:
+    """The first step changes no weight, so the second is the first that can show it. Nothing raises."""
     param = random_tensor((5, 6), 1, device=device)
     optimizer = built(optimizer_class, [param], precondition_frequency=1)
     for step in range(3):
@@ -471,23 +471,25 @@ def test_one_bad_matrix_of_a_stack_leaves_the_others(device) -> None:
 
 
 @every_class
-def test_a_copy_goes_on_as_the_optimizer_does(device, optimizer_class) -> None:
+def test_a_copy_continues_like_the_optimizer(device, optimizer_class) -> None:
     """State, sorting and options survive copy.deepcopy together with the weights."""
     model, optimizer = model_and_optimizer(device, optimizer_class)
     for step in range(3):
         set_model_gradients(model, step)
         optimizer.step()
     copied_model, copied = copy.deepcopy((model, optimizer))
-    for each, own in ((model, optimizer), (copied_model, copied)):
+    for each, each_optimizer in ((model, optimizer), (copied_model, copied)):
         for step in range(3, 6):
             set_model_gradients(each, step)
-            own.step()
+            each_optimizer.step()
     for expected, actual in zip(model.parameters(), copied_model.parameters(), strict=True):
         assert_same_bits(actual.detach(), expected.detach())
-    for own in (optimizer, copied):  # and the options of weights that are added later
-        own.add_param_group({"params": [("late", torch.ones(3, device=device))], "direction": "adam"})
+    for each_optimizer in (optimizer, copied):  # and the options of weights that are added later
+        each_optimizer.add_param_group(
+            {"params": [("late", torch.ones(3, device=device))], "direction": "adam"}
+        )
     last, copied_last = (
-        {key: value for key, value in own.param_groups[-1].items() if key != "params"}
-        for own in (optimizer, copied)
+        {key: value for key, value in each_optimizer.param_groups[-1].items() if key != "params"}
+        for each_optimizer in (optimizer, copied)
     )
     assert copied_last == last

@@ -1,4 +1,4 @@
-"""The polar factor by itself: what it does to singular values, its symmetries, and inputs at the edges."""
+"""The polar factor: its singular values, its symmetries, and edge cases."""
 
 from typing import Any
 
@@ -18,8 +18,8 @@ every_dtype = pytest.mark.parametrize(
     "dtype", [torch.float32, torch.bfloat16, torch.float16], ids=lambda dtype: str(dtype).split(".")[-1]
 )
 
-# Norms of the difference over the norm, for what should be equal up to rounding, with products of 53, 24, 8
-# and 11 bits. The largest are polar-express's for a single row, 3e-5 in float32.
+# Relative differences in norm that rounding allows, with products of 53, 24, 8 and 11 bits. The largest are
+# polar-express's for a single row, 3e-5 in float32.
 ROUNDING = {torch.float64: 1e-12, torch.float32: 1e-4, torch.bfloat16: 0.1, torch.float16: 0.05}
 
 
@@ -57,7 +57,7 @@ def test_the_names_are_those_of_the_reference() -> None:
 @pytest.mark.parametrize("num_passes", [1, 2, 5, 7])
 @pytest.mark.parametrize("shape", [(20, 20), (20, 30), (30, 20)], ids=str)
 def test_every_singular_value_goes_through_the_polynomials(device, name, num_passes, shape) -> None:
-    """x -> a*x + b*x**3 + c*x**5 in each pass, and the singular vectors stay."""
+    """x -> a*x + b*x**3 + c*x**5 in each pass, and the singular vectors do not change."""
     values = np.geomspace(1, 1e-3, 20)
     n = with_singular_values(values, *shape, device)
     u, s, v = torch.linalg.svd(n, full_matrices=False)
@@ -69,7 +69,7 @@ def test_every_singular_value_goes_through_the_polynomials(device, name, num_pas
     torch.testing.assert_close(s.cpu(), torch.from_numpy(values))
 
 
-# Where singular values above 0.01 of the norm end with five passes: the range of the polynomial.
+# The range of singular values above 0.01 of the norm after five passes.
 RANGES = {"quintic": (0.68, 1.14), "polar-express": (0.85, 1.15), "dion": (0.97, 1.04)}
 
 
@@ -85,7 +85,7 @@ def test_five_passes_bring_singular_values_near_one(device, name, dtype, shape) 
     after = torch.linalg.svdvals(factor(n, name, dtype=dtype).double())
     assert low - rounding < after.min()
     assert after.max() < high + rounding
-    # d's root mean square is that of the singular values.
+    # The root mean square of d is that of the singular values.
     assert 0.8 < after.square().mean().sqrt() < 1.1
 
 
@@ -122,7 +122,7 @@ def test_passes_that_converge_give_the_polar_factor(device) -> None:
 
 @pytest.mark.parametrize("number", [float, np.float64, np.float32])
 def test_coefficients_of_every_kind_of_number(number) -> None:
-    """Any real numbers, as the check of options allows them."""
+    """Any real numbers that the check of options allows."""
     n = random_tensor((5, 7), 1)
     triple = tuple(map(number, (2.0, -1.5, 0.5)))
     expected = factor(n, (2.0, -1.5, 0.5), 3)
@@ -156,7 +156,7 @@ def test_permuting_rows_and_columns_permutes_the_output(device, shape, name, dty
 @every_shape
 @every_dtype
 def test_changing_the_sign_of_a_row_changes_it_in_the_output(device, shape, dtype) -> None:
-    """Exactly: nothing is rounded otherwise."""
+    """Exactly: the rounding does not depend on signs."""
     n = random_tensor(shape, 7, device=device)
     signs = torch.ones(shape[0], 1, device=device)
     signs[::2] = -1
@@ -167,7 +167,7 @@ def test_changing_the_sign_of_a_row_changes_it_in_the_output(device, shape, dtyp
 @every_set
 @every_dtype
 def test_the_size_of_the_input_does_not_matter(device, shape, name, dtype) -> None:
-    """Powers of two change no bit; other factors only round."""
+    """Powers of two change no bit; other factors only change the rounding."""
     n = random_tensor(shape, 8, device=device)
     x = factor(n, name, dtype=dtype)
     for exponent in (-12, 20, 100):
@@ -177,7 +177,7 @@ def test_the_size_of_the_input_does_not_matter(device, shape, name, dtype) -> No
 
 @every_dtype
 def test_the_place_in_memory_does_not_matter(device, dtype) -> None:
-    """The same bits as a part of a larger matrix and in a stack."""
+    """A part of a larger matrix, or of a stack, gives the same bits."""
     for shape in ((16, 24), (24, 16), (20, 20)):
         n = random_tensor(shape, 9, device=device)
         x = factor(n, dtype=dtype)
@@ -190,7 +190,7 @@ def test_the_place_in_memory_does_not_matter(device, dtype) -> None:
 
 @every_dtype
 def test_the_order_in_memory_does_not_matter(device, dtype) -> None:
-    """The same bits for a matrix that is stored by columns: a matrix product may round by strides."""
+    """A matrix stored by columns gives the same bits, though products may round differently by strides."""
     for shape in ((16, 24), (24, 16), (20, 20), (64, 128)):
         n = random_tensor(shape, 9, device=device)
         assert_same_bits(factor(n.T.contiguous().T, dtype=dtype), factor(n, dtype=dtype), str(shape))
@@ -228,7 +228,7 @@ def test_a_matrix_of_low_rank_stays_finite_and_bounded(device, name, dtype) -> N
     low, high = RANGES[name]
     rounding = 0.06 if dtype == torch.bfloat16 else 0.03
     assert low - rounding < values[0] < high + rounding
-    # Rounding makes the other singular values of n up to 2**-9 of the first one, in float32 1e-7.
+    # Rounding makes the other singular values of n up to 2**-9 of the first one, or 1e-7 in float32.
     assert values[1] < (1e-3 if dtype == torch.float32 else 1.2)
 
 
@@ -248,7 +248,7 @@ def test_huge_matrices_are_orthogonalised(device, dtype) -> None:
 
 
 def test_the_largest_matrices_are_orthogonalised(device) -> None:
-    """Elements up to float32's largest: their norm is beyond it, and must not make zeros of them."""
+    """Elements up to float32's largest: their norm exceeds it, and must not turn them into zeros."""
     for dtype in (torch.float32, torch.bfloat16, torch.float16):
         n = random_tensor((16, 24), 1, device=device)
         n = n / n.abs().max()
@@ -257,8 +257,8 @@ def test_the_largest_matrices_are_orthogonalised(device) -> None:
 
 @every_dtype
 def test_tiny_matrices_shrink_towards_zero(device, dtype) -> None:
-    """A norm below eps is not brought to 1: X = N / eps is what the passes see, and they multiply a matrix so
-    small by 3.4445 each. A gradient that is as good as zero makes no step of full size.
+    """A norm below eps is not normalized to 1: the passes start from X = N / eps, and each multiplies such a
+    small matrix by 3.4445. A gradient that is nearly zero makes no step of full size.
     """
     n = random_tensor((16, 24), 1, device=device)
     n = n / torch.linalg.vector_norm(n)
@@ -275,7 +275,7 @@ def test_tiny_matrices_shrink_towards_zero(device, dtype) -> None:
     assert torch.linalg.vector_norm(tiny.double()).item() == pytest.approx(expected, rel=0.05, abs=0)
 
 
-def test_a_larger_eps_is_the_norm_that_counts(device) -> None:
+def test_a_norm_below_a_larger_eps_is_replaced_by_it(device) -> None:
     n = random_tensor((5, 6), 1, dtype=torch.float64, device=device)
     expected = reference.polar(n.cpu().numpy(), eps=50.0)
     torch.testing.assert_close(
@@ -287,15 +287,15 @@ def test_a_larger_eps_is_the_norm_that_counts(device) -> None:
 @every_set
 @every_dtype
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
-def test_what_is_not_finite_becomes_nan_everywhere(device, shape, name, dtype, bad) -> None:
-    """Nowhere is it hidden, not even where all other elements are zero."""
+def test_a_nonfinite_element_makes_the_matrix_nan(device, shape, name, dtype, bad) -> None:
+    """Even if all other elements are zero."""
     for num_passes in (1, 5):
         for n in (random_tensor(shape, 1, device=device), torch.zeros(shape, device=device)):
             n[-1, 0] = bad
             assert factor(n, name, num_passes, dtype).isnan().all()
 
 
-def test_a_stacked_matrix_does_not_spoil_its_neighbours(device) -> None:
+def test_a_nonfinite_matrix_does_not_affect_others_in_the_stack(device) -> None:
     n = random_tensor((3, 6, 5), 1, device=device)
     good = polar(n, COEFFICIENTS["quintic"], 5, torch.bfloat16, 1e-7)
     n[1, 2, 3] = float("nan")

@@ -1,4 +1,4 @@
-"""SOAP's direction against float64 NumPy, and what its authors' code computes."""
+"""SOAP's direction against float64 NumPy, and against its authors' update."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -15,7 +15,7 @@ from torch import Tensor
 from merit_optim import SOAP
 from merit_optim.optim.matrices import matrices_of
 
-# Refreshed as often as the averages surely have full rank: the eigenvectors of a null space are arbitrary.
+# Improved only when the averages have full rank: the eigenvectors of a null space are arbitrary.
 SOAP_SHAPES: dict[str, tuple[tuple[int, ...], Options]] = {
     "square": ((5, 5), {"precondition_frequency": 1}),
     "square, seldom": ((6, 6), {"precondition_frequency": 4}),
@@ -33,13 +33,13 @@ SOAP_SHAPES: dict[str, tuple[tuple[int, ...], Options]] = {
 
 
 def soap_gradients(shape: tuple[int, ...], num: int, dtype: torch.dtype = torch.float64) -> Iterator[Tensor]:
-    """Random, of a size that varies little: eigenvalues stay apart from each other and from zero."""
+    """Random, of nearly constant size, so that eigenvalues stay distinct and away from zero."""
     for step in range(num):
         yield random_tensor(shape, 100 + step, scale=1 + step % 3, dtype=dtype)
 
 
 def adopt_first_bases(expected: Weight, state: dict[str, Tensor]) -> None:
-    """Let the reference begin with the optimizer's eigenvectors; it checks that they are such."""
+    """Start the reference with the optimizer's eigenvectors, which it checks."""
     for i, direction in enumerate(expected.directions):
         bases = [state[key][i].cpu().double().numpy().copy() for key in ("row_basis", "column_basis")]
         direction.first_bases = [basis if basis.size else None for basis in bases]
@@ -48,9 +48,9 @@ def adopt_first_bases(expected: Weight, state: dict[str, Tensor]) -> None:
 def check_soap(
     device: torch.device, shape: str, options: Options, num_steps: int = 14, *, contiguous: bool = True
 ) -> None:
-    """Steps equal the reference's, each by itself, and so does the state."""
-    dimensions, own = SOAP_SHAPES[shape]
-    options = own | options
+    """Each step, and the state, equals the reference's."""
+    dimensions, shape_options = SOAP_SHAPES[shape]
+    options = shape_options | options
     weight = random_tensor(dimensions, 1, scale=0.5, dtype=torch.float64)
     weight = weight if contiguous else not_contiguous(weight)
     param, optimizer = built(weight.to(device), "soap", options)
@@ -86,7 +86,7 @@ def test_soap_with_every_option(device, shape, variant) -> None:
 
 
 def has_full_rank(shape: str, phase: int) -> bool:
-    """Whether the averages have, when they are first used to improve the bases."""
+    """Whether the averages have full rank when they are first used to improve the bases."""
     dimensions, options = SOAP_SHAPES[shape]
     _, *sides = matrices_of(dimensions, options.get("matrix_dims")).shape
     num_gradients = 1 + (phase or options["precondition_frequency"])
@@ -106,13 +106,13 @@ def test_soap_with_every_phase(device, shape, phase) -> None:
     check_soap(device, shape, {"refresh_phase": phase})
 
 
-# In the order of the group; with three phases the two heaviest have one each, and so on to the lightest.
+# In the order of the group; with three phases, the most expensive matrices get a phase each.
 TURNS = [((4, 4), 1), ((6, 6), 0), ((5, 5), 1), ((3, 3), 2), ((5, 5), 2)]
 
 
 @pytest.mark.parametrize("refresh_phase", [None, 0, 2])
 def test_soap_of_matrices_that_take_turns(device, refresh_phase) -> None:
-    """Each is improved in its own step of the cycle, or all in the one that is given."""
+    """Each is improved in its step of the cycle, or all in a fixed one."""
     weights = [random_tensor(shape, i, dtype=torch.float64) for i, (shape, _) in enumerate(TURNS)]
     params = [weight.clone().to(device) for weight in weights]
     group = {"params": params, "direction": "soap"}
@@ -140,8 +140,8 @@ def test_soap_of_matrices_that_take_turns(device, refresh_phase) -> None:
 
 
 @pytest.mark.parametrize("shape", ["square", "square, seldom", "one element"])
-def test_soap_finds_the_same_bases_as_the_reference(device, shape) -> None:
-    """Where every eigenvalue is another, the reference's own eigenvectors do: signs do not matter."""
+def test_soap_computes_the_same_bases_as_the_reference(device, shape) -> None:
+    """With distinct eigenvalues the reference can use its own eigenvectors: signs do not matter."""
     dimensions, options = SOAP_SHAPES[shape]
     weight = random_tensor(dimensions, 1, dtype=torch.float64)
     param, optimizer = built(weight.to(device), "soap", options)
@@ -159,9 +159,9 @@ def test_soap_of_a_weight_that_is_not_contiguous(device, shape) -> None:
 
 
 def of_authors(w: Any, grads: list[Any], weight_decay: float) -> Any:
-    """The weight as their code updates it: bias correction is in the step size, decay comes after the step.
+    """The weight as their code updates it: bias correction in the step size, decay after the step.
 
-    w <- w - lr * sqrt(1 - b2**t) / (1 - b1**t) * d        d of the moments as they are
+    w <- w - lr * sqrt(1 - b2**t) / (1 - b1**t) * d        d from uncorrected moments
     w <- w - lr * weight_decay * w
     """
     direction = reference.Soap(bias_correction=False, precondition_frequency=3)
@@ -174,8 +174,8 @@ def of_authors(w: Any, grads: list[Any], weight_decay: float) -> Any:
 
 
 @pytest.mark.parametrize("weight_decay", [0.0, 0.1])
-def test_soap_is_what_its_authors_compute(device, weight_decay) -> None:
-    """To the last digits without decay. With it ours is w - lr*(d + wd*w): lr**2 * wd * d more in a step."""
+def test_soap_equals_its_authors_update(device, weight_decay) -> None:
+    """To the last digits without decay. With it ours is w - lr*(d + wd*w), lr**2 * wd * d more per step."""
     weight = random_tensor((5, 5), 1, dtype=torch.float64)
     param, grads = weight.clone().to(device), list(soap_gradients((5, 5), 10))
     group = {"params": [param], "direction": "soap", "precondition_frequency": 3}

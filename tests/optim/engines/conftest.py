@@ -1,6 +1,7 @@
-"""Where the fused engine's kernels run: on a CUDA GPU, or, where there is none, in Triton's interpreter.
+"""Run the fused engine's kernels on a CUDA GPU or, without one, in Triton's interpreter.
 
-tests/conftest.py imports them with TRITON_INTERPRET=1; each test of this folder has it set too, and no other.
+tests/conftest.py imports them with TRITON_INTERPRET=1; it is also set in the tests of this folder, and in no
+others.
 """
 
 from collections.abc import Iterator
@@ -22,7 +23,7 @@ else:
 
 @pytest.fixture(autouse=True)
 def interpreter(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Lets ``fused=True`` be had for tensors on the CPU."""
+    """Makes ``fused=True`` available for tensors on the CPU."""
     if INTERPRETED:
         monkeypatch.setenv("TRITON_INTERPRET", "1")
     with chunks_of(2):
@@ -31,7 +32,7 @@ def interpreter(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.fixture
 def chunks_as_on_a_gpu(interpreter: None) -> Iterator[None]:
-    """For tests of every shape, on which a kernel's indices depend: options change none."""
+    """For tests of every shape, because a kernel's indices depend on shapes; options do not change them."""
     del interpreter
     with chunks_of(CHUNK):
         yield
@@ -39,7 +40,7 @@ def chunks_as_on_a_gpu(interpreter: None) -> Iterator[None]:
 
 @pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def device(request: pytest.FixtureRequest) -> torch.device:
-    """Every test that asks for it runs once for each device."""
+    """Every test that uses this runs once per device."""
     if request.param == "cpu" and not INTERPRETED:
         pytest.skip("the kernels are compiled for the GPU here: run these with -m gpu")
     return torch.device(request.param)
@@ -47,7 +48,7 @@ def device(request: pytest.FixtureRequest) -> torch.device:
 
 @pytest.fixture
 def memory_begins_as_nan() -> Iterator[None]:
-    """What is read and was never written is seen; else it may be what the test before left there."""
+    """Reveals reads of memory that was never written, which may hold the results of an earlier test."""
     if not INTERPRETED:
         yield
         return

@@ -1,4 +1,4 @@
-"""What the tests of the fused engine share: two optimizers side by side, and comparison in ulps."""
+"""Shared by the tests of the fused engine: pairs of optimizers, and comparison in ulps."""
 
 from __future__ import annotations
 
@@ -18,48 +18,48 @@ from merit_optim.optim.engines.fused.tables import Tile
 from merit_optim.optim.trust import TrustRatioOptimizer
 
 ULPS = 8
-"""How far float32 results may be apart in one step. In the interpreter 1.25 is the most that was seen; a
+"""The largest allowed difference of float32 results in one step. In the interpreter at most 1.25 was seen; a
 GPU rounds products and sums together and divides to two ulps."""
 
 SMALL_TILE = Tile(rows=8, columns=16, steps=1, warps=1)
-"""So that small tensors have several tiles: a program of the interpreter costs the same at any size."""
+"""Gives small tensors several tiles. In the interpreter a program costs the same at any size."""
 
 Build = Callable[..., TrustRatioOptimizer]
 
 
 @contextmanager
 def tiles(moments: Tile = SMALL_TILE, apply: Tile = SMALL_TILE) -> Iterator[None]:
-    """Optimizers whose first step is taken inside work on these tiles."""
+    """Optimizers that take their first step inside use these tiles."""
     with mock.patch.multiple(FusedEngine, moments_tile=moments, apply_tile=apply):
         yield
 
 
-def assert_within_ulps(actual: Tensor, expected: Tensor, ulps: float, what: str = "") -> None:
-    """Apart by at most so many ulps of the largest element, NaN and infinities in the same places.
+def assert_within_ulps(actual: Tensor, expected: Tensor, ulps: float, label: str = "") -> None:
+    """Check that tensors differ by at most ``ulps`` of the largest element, with equal NaN and infinities.
 
-    Of the largest, for both engines add terms of either sign: where those cancel, what is left is as
-    wrong as they were.
+    Of the largest element, because both engines add terms of either sign: if those cancel, the result has
+    their absolute error.
     """
-    assert (actual.dtype, actual.shape) == (expected.dtype, expected.shape), what
+    assert (actual.dtype, actual.shape) == (expected.dtype, expected.shape), label
     if not actual.numel():
         return
     a, b = actual.detach().double(), expected.detach().double()
     finite = b.isfinite()
-    assert_same_bits(a.masked_fill(finite, 0).nan_to_num(), b.masked_fill(finite, 0).nan_to_num(), what)
-    assert torch.equal(a.isnan(), b.isnan()), f"{what}: NaN in other places"
+    assert_same_bits(a.masked_fill(finite, 0).nan_to_num(), b.masked_fill(finite, 0).nan_to_num(), label)
+    assert torch.equal(a.isnan(), b.isnan()), f"{label}: NaN in other places"
     a, b = a.masked_fill(~finite, 0), b.masked_fill(~finite, 0)
     ulp = torch.finfo(actual.dtype).eps * b.abs().amax()
     apart = (a - b).abs().amax()
-    assert apart <= ulps * ulp, f"{what}: {float(apart / ulp):.1f} ulps apart, not {ulps}"
+    assert apart <= ulps * ulp, f"{label}: {float(apart / ulp):.1f} ulps apart, not {ulps}"
 
 
 def allowed(x: Tensor) -> int:
-    """How many ulps the engines may be apart."""
+    """The number of ulps by which the engines may differ."""
     return ULPS if x.dtype == torch.float32 else 1
 
 
 class Pair:
-    """An optimizer on the fused engine and one on the eager engine, from the same weights."""
+    """An optimizer on the fused engine and one on the eager engine, with the same weights."""
 
     def __init__(
         self,
@@ -78,7 +78,7 @@ class Pair:
     def _build(
         build: Build, params: list[Tensor], groups: Sequence[dict[str, Any]] | None, **options: Any
     ) -> TrustRatioOptimizer:
-        """Each group takes the parameters that its "params", a slice, names."""
+        """Each group gets the parameters of its "params", a slice."""
         if groups is None:
             return build(params, **options)
         return build([{**group, "params": params[group["params"]]} for group in groups], **options)
@@ -89,14 +89,14 @@ class Pair:
         return engine
 
     def set_gradients(self, grads: Sequence[Tensor | None] | None = None) -> None:
-        """The same gradients for both: those given, else random ones in new tensors."""
+        """Set the same gradients for both: ``grads``, or random ones in new tensors."""
         if grads is None:
             grads = [gradient(p, 100 * self.num_steps + i) for i, p in enumerate(self.params)]
         for param, eager_param, grad in zip(self.params, self.eager_params, grads, strict=True):
             param.grad, eager_param.grad = grad, grad
 
     def step(self, grads: Sequence[Tensor | None] | None = None) -> None:
-        """A step of both, compared; then the eager one goes on from where the fused one is."""
+        """Take and compare a step of both; then the eager one continues from the fused one's result."""
         self.set_gradients(grads)
         self.fused.step()
         self.eager.step()
@@ -104,7 +104,7 @@ class Pair:
         self.compare()
 
     def compare(self) -> None:
-        """Results of half precision may have been rounded to either side: one ulp."""
+        """Half-precision results may be rounded to either side: one ulp."""
         for i, (param, eager_param) in enumerate(zip(self.params, self.eager_params, strict=True)):
             where = f"parameter {i} of shape {tuple(param.shape)} after step {self.num_steps}"
             assert_within_ulps(param, eager_param, allowed(param), where)

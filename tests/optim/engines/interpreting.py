@@ -1,4 +1,4 @@
-"""Triton's interpreter without most of what it does around a kernel: a program of it takes milliseconds."""
+"""A faster Triton interpreter, without most of its overhead of milliseconds per program."""
 
 from dataclasses import replace
 from functools import cache
@@ -13,10 +13,10 @@ CHUNK = kernels.CHUNK.value
 
 
 def patch_once() -> None:
-    """Have the kernels' language exchanged for the interpreter's once in this process, for good.
+    """Replace the kernels' language by the interpreter's once, for the whole process.
 
-    Triton does so for each launch, and again for each call of a function within a kernel. It computes where
-    integers overflow, too, for an assertion that it makes only when it is debugged.
+    Triton does so in every launch, and in every call of a function in a kernel. It also checks for integer
+    overflows, which only matters for debugging.
     """
     interpreter._patch_lang = cache(interpreter._patch_lang)
     interpreter._LangPatchScope.restore = lambda _: None
@@ -25,5 +25,5 @@ def patch_once() -> None:
 
 
 def chunks_of(num_tiles: int) -> Any:
-    """Chunks of another length: most programs of one of sixteen are idle here, and take their time too."""
+    """Use chunks of another length: with sixteen, most programs are idle here, and still take time."""
     return mock.patch.object(kernels.CHUNK, "value", num_tiles)

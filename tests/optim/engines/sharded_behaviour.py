@@ -1,4 +1,4 @@
-"""Sections of sharded_worker.py: bad and missing gradients, what is sent, replicas."""
+"""Sections of sharded_worker.py: bad and missing gradients, collectives, replicas."""
 
 import sys
 from collections import Counter
@@ -16,9 +16,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from merit_optim import LAMB, MERIT
 
-Found = Iterator[tuple[str, list[str]]]
+Comparisons = Iterator[tuple[str, list[str]]]
 
-# Wide enough for vector instructions, which make NaNs of another sign.
+# Wide enough for vector instructions, which give NaNs another sign.
 SHAPES_WIDE = [(12, 160), *SHAPES]
 
 
@@ -29,7 +29,7 @@ def split_by_rows(world: int) -> tuple[list[Tensor], list[Tensor]]:
 
 
 def with_gradients(params: list[Tensor], fulls: list[Tensor], *, bad: bool) -> None:
-    """Random ones; with a NaN on the last rank that has a part of the first parameter."""
+    """Random gradients; if ``bad``, with a NaN on the last rank that has a part of the first parameter."""
     set_gradients(params, [tuple(full.shape) for full in fulls], 50)
     if bad:
         grad = values(tuple(fulls[0].shape), 50)
@@ -37,17 +37,17 @@ def with_gradients(params: list[Tensor], fulls: list[Tensor], *, bad: bool) -> N
         params[0].grad = placed(grad, params[0])
 
 
-def cases(world: int) -> Found:
+def cases(world: int) -> Comparisons:
     yield from bad_gradients(world)
     yield from missing_gradients(world)
     yield "statistics are global", statistics(world)
     yield "process groups are not kept", kept_groups(world)
-    yield "options of a checkpoint are followed", changed_options(world)
+    yield "options of a checkpoint take effect", changed_options(world)
     yield "parameters may be added and replaced", added_later(world)
     yield "tensor-parallel plain tensors through DTensors", plain_tensor_parallel(world)
 
 
-def bad_gradients(world: int) -> Found:
+def bad_gradients(world: int) -> Comparisons:
     params, fulls = split_by_rows(world)
     optimizer = MERIT(params, nonfinite="skip")
     with_gradients(params, fulls, bad=True)
@@ -63,8 +63,8 @@ def bad_gradients(world: int) -> Found:
         optimizer.step()
         wrong = ["not raised"]
     except FloatingPointError as error:
-        told = "parameter 0 of group 0" if dist.get_rank() == world - 1 else "another rank"
-        wrong = [] if told in str(error) else [str(error)]
+        expected = "parameter 0 of group 0" if dist.get_rank() == world - 1 else "another rank"
+        wrong = [] if expected in str(error) else [str(error)]
     yield "a NaN on one rank is raised by all", wrong
 
     for name, options in {"with a bound": {}, "by columns alone": {"weight_bound": False}}.items():
@@ -83,11 +83,14 @@ def bad_gradients(world: int) -> Found:
     optimizer = MERIT([stack], matrix_dims=2)
     with optimizer.recording() as recorded:
         optimizer.step()
-    (found,) = recorded.values()
-    yield "a NaN in one matrix is in the statistics of all", [] if isnan(found.ratio_range[1]) else ["lost"]
+    (stack,) = recorded.values()
+    yield (
+        "a NaN in one matrix is in the statistics of all",
+        [] if isnan(stack.ratio_range[1]) else ["lost"],
+    )
 
 
-def missing_gradients(world: int) -> Found:
+def missing_gradients(world: int) -> Comparisons:
     for options in ({}, {"max_grad_norm": 1.0, "nonfinite": "skip"}, {"nonfinite": "raise"}):
         params, fulls = split_by_rows(world)
         with_gradients(params, fulls, bad=False)
@@ -99,7 +102,7 @@ def missing_gradients(world: int) -> Found:
         yield f"a rank may be without gradients, {options}", [] if finite else ["not finite"]
     if world != 4:
         return
-    # The last rank but one has the NaN; only the first, which has no gradient, can tell the second of it.
+    # The last rank but one has the NaN; only the first, which has no gradient, can pass it on to the second.
     mesh = init_device_mesh("cpu", (2, 2))
     param = nn.Parameter(distribute_tensor(values((4, 6), 0), mesh, [Shard(0), Shard(1)]))
     if dist.get_rank() != 0:
@@ -108,8 +111,8 @@ def missing_gradients(world: int) -> Found:
             grad[0, 0] = torch.nan
         param.grad = DTensor.from_local(grad, mesh, param.placements)
     MERIT([param], element_wise=False).step()
-    told = dist.get_rank() == 0 or bool(param.to_local().isnan().all())
-    yield "a rank without gradients passes on what it hears", [] if told else ["not told"]
+    has_nan = dist.get_rank() == 0 or bool(param.to_local().isnan().all())
+    yield "a rank without gradients passes on a NaN", [] if has_nan else ["lost"]
 
     # One expert: half of the ranks have none, and their messages are empty.
     fulls = [values((1, 4, 4), 0)]
@@ -118,22 +121,24 @@ def missing_gradients(world: int) -> Found:
 
 
 def statistics(world: int) -> list[str]:
-    """Those of the whole parameters, on every rank."""
+    """Every rank has the statistics of whole parameters."""
     params, fulls = split_by_rows(world)
     recorded = []
     for some in (params, [full.clone().requires_grad_() for full in fulls]):
         optimizer = MERIT(some, clip=0.5)
         with_gradients(some, fulls, bad=False)
         some[1].grad = None
-        with optimizer.recording() as found:
+        with optimizer.recording() as by_name:
             optimizer.step()
-        recorded.append({n: (s.num_elements, s.clipped, s.bounded, *s.ratio_range) for n, s in found.items()})
-        recorded.append({n: round(s.relative_change, 5) for n, s in found.items()})
+        recorded.append(
+            {n: (s.num_elements, s.clipped, s.bounded, *s.ratio_range) for n, s in by_name.items()}
+        )
+        recorded.append({n: round(s.relative_change, 5) for n, s in by_name.items()})
     return [] if recorded[:2] == recorded[2:] and len(recorded[0]) == len(fulls) - 1 else [str(recorded)]
 
 
 def kept_groups(world: int) -> list[str]:
-    """One that something refers to outlives destroy_process_group, and its threads abort the process."""
+    """A group that is still referenced outlives destroy_process_group, and its threads abort the process."""
     params, fulls = split_by_rows(world)
     group = params[0].device_mesh.get_group()
     before = sys.getrefcount(group)
@@ -144,8 +149,8 @@ def kept_groups(world: int) -> list[str]:
     return [] if after == before else [f"{after - before} more references"]
 
 
-def compiled(world: int) -> Found:
-    """A compiled step on sharded parameters runs uncompiled rather than take each shard for a whole."""
+def compiled(world: int) -> Comparisons:
+    """A compiled step on sharded parameters runs uncompiled instead of treating each shard as the whole."""
     params, fulls = split_by_rows(world)
     references: list[Tensor] = [full.clone().requires_grad_() for full in fulls]
     for some in (params, references):
@@ -159,7 +164,7 @@ def compiled(world: int) -> Found:
 
 
 def changed_options(world: int) -> list[str]:
-    """A state dict that switches rows and columns on, after steps without them."""
+    """A state dict that turns on the ratios of rows and columns, after steps without them."""
     params, fulls = split_by_rows(world)
     references: list[Tensor] = [full.clone().requires_grad_() for full in fulls]
     for some in (params, references):
@@ -176,7 +181,7 @@ def changed_options(world: int) -> list[str]:
 
 
 def added_later(world: int) -> list[str]:
-    """Parameters in a new group, and others in the place of those that were given."""
+    """Parameters in a new group, and others that replace the first ones."""
     params, fulls = split_by_rows(world)
     references: list[Tensor] = [full.clone().requires_grad_() for full in fulls]
     for some in (params, references):
@@ -186,7 +191,7 @@ def added_later(world: int) -> list[str]:
             optimizer.step()
             if step == 0:
                 optimizer.add_param_group({"params": some[3:]})
-            if step == 1:  # as libraries do that shard parameters after the optimizer was made
+            if step == 1:  # as libraries do that shard parameters after the optimizer was created
                 some[:] = [nn.Parameter(param.detach().clone()) for param in some]
                 old = [param for group in optimizer.param_groups for param in group["params"]]
                 for before, after in zip(old, some, strict=True):
@@ -198,7 +203,7 @@ def added_later(world: int) -> list[str]:
 
 
 def plain_tensor_parallel(world: int) -> list[str]:
-    """A plain shard, as Megatron keeps it, is refused; a DTensor that shares its memory is the way out."""
+    """A plain shard, as in Megatron, is refused; a DTensor that shares its memory is the way out."""
     mesh, full = init_device_mesh("cpu", (world,)), values((4 * world, 6), 0)
     shard = nn.Parameter(full.chunk(world)[dist.get_rank()].clone())
     shard.tensor_model_parallel, shard.partition_dim = True, 0
@@ -227,7 +232,7 @@ def plain_tensor_parallel(world: int) -> list[str]:
 
 
 def counted_step(optimizer: torch.optim.Optimizer) -> Counter[tuple[tuple[int, ...], int]]:
-    """The all-reduces of a step: the ranks that take part, and the bytes."""
+    """The all-reduces of a step: their ranks and bytes."""
     calls: Counter[tuple[tuple[int, ...], int]] = Counter()
     all_reduce = dist.all_reduce
 
@@ -243,8 +248,8 @@ def counted_step(optimizer: torch.optim.Optimizer) -> Counter[tuple[tuple[int, .
     return calls
 
 
-def collectives(world: int) -> Found:
-    """One all-reduce a step for each process group, of the bytes that the cost model predicts."""
+def collectives(world: int) -> Comparisons:
+    """One all-reduce per step and process group, with the bytes that the cost model predicts."""
     from sharded_cost import exchange_bytes
 
     shapes = [(16, 12), (8, 20), (12,)]
@@ -278,8 +283,8 @@ def collectives(world: int) -> Found:
             yield f"{name}, {kind.__name__}", [] if calls == expected else [f"{calls}, not {expected}"]
 
 
-def replicas(world: int) -> Found:
-    """DDP and ZeroRedundancyOptimizer as they are: every rank has the weights of one process."""
+def replicas(world: int) -> Comparisons:
+    """With DDP and ZeroRedundancyOptimizer, every rank has the weights of one process."""
     del world
     from torch.distributed.optim import ZeroRedundancyOptimizer
 

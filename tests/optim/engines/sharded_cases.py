@@ -1,4 +1,4 @@
-"""What the ranks of test_sharded*.py share: values, placements, a comparison, a report."""
+"""Shared by the ranks of test_sharded*.py: values, placements, a comparison, a report."""
 
 import json
 from collections.abc import Callable
@@ -20,7 +20,7 @@ Build = Callable[..., torch.optim.Optimizer]
 
 
 def hidden(kind: Build, **options: Any) -> Build:
-    """An optimizer of hidden matrices, which all weights are that are not vectors."""
+    """An optimizer of hidden matrices: all weights except vectors."""
 
     def build(params: list[Tensor], **more: Any) -> torch.optim.Optimizer:
         kinds = ["hidden" if param.ndim > 1 else "vector" for param in params]
@@ -47,7 +47,7 @@ OF_MATRICES: dict[str, Build] = {
 
 _MERIT = {"norm": "max", "element_wise": True, "weight_bound": True, "clip": 1.0}
 _UNSCALED = {"norm": "none", "element_wise": False, "weight_bound": False, "clip": None}
-# A group for each weight: every direction, ratio and view that can be sharded, in one optimizer.
+# One group per weight: every direction, ratio and view that can be sharded, in one optimizer.
 MIXED: list[tuple[tuple[int, ...], dict[str, Any]]] = [
     ((16, 12), {"direction": "muon"}),
     ((1, 9), {"direction": "muon"}),
@@ -93,7 +93,7 @@ OPTIMIZERS: dict[str, Build] = {
         [{"params": [one], **options} for one, (_, options) in zip(p, MIXED, strict=True)]
     ),
 }
-# Sums: they are added in another order.
+# Their sums are added in another order.
 WITHIN_TOLERANCE = {"LAMB", "MERIT with l2 norms", "MERIT, norm clipped", "OrScale", "OrScale stacked"}
 
 
@@ -102,7 +102,7 @@ def values(shape: tuple[int, ...], seed: int, dtype: torch.dtype = torch.float32
 
 
 def placed(full: Tensor, like: Tensor) -> Tensor:
-    """A whole tensor that every rank has, placed as a parameter is."""
+    """A whole tensor, known to every rank, with the placements of a parameter."""
     if not isinstance(like, DTensor):
         return full.clone()
     return distribute_tensor(full.clone(), like.device_mesh, like.placements, src_data_rank=None)
@@ -113,20 +113,20 @@ def whole(x: Tensor) -> Tensor:
 
 
 def same(name: str, actual: Tensor, expected: Tensor) -> bool:
-    """Whether this rank's part of a tensor is that of a whole one; each rank says so of its own."""
+    """Whether this rank's part of a tensor equals that of a whole one."""
     if actual.shape != expected.shape:
         return False
-    own, its_own = (
+    actual_part, expected_part = (
         x.to_local() if isinstance(x, DTensor) else x
         for x in (actual.detach(), placed(expected.detach(), actual))
     )
     if name in WITHIN_TOLERANCE:
-        return torch.allclose(own, its_own, rtol=1e-5, atol=1e-6)
-    return torch.equal(own, its_own)
+        return torch.allclose(actual_part, expected_part, rtol=1e-5, atol=1e-6)
+    return torch.equal(actual_part, expected_part)
 
 
 def set_gradients(params: list[Tensor], shapes: list[tuple[int, ...]], step: int) -> None:
-    """Those of a step, the same on every rank and in every layout."""
+    """The gradients of a step, the same on every rank and in every layout."""
     for i, (param, shape) in enumerate(zip(params, shapes, strict=True)):
         param.grad = placed(values(shape, 1000 * step + i, param.dtype), param)
 
@@ -141,9 +141,9 @@ def compare(
     change: Change | None = None,
     num_steps: int | None = None,
 ) -> list[str]:
-    """Take steps with the sharded parameters and with the whole ones; what differs afterwards.
+    """Take steps with the sharded parameters and with the whole ones; return what differs afterwards.
 
-    ``change`` is told the step, and may do to either list of parameters what a user would.
+    ``change`` gets the step, and may change either list of parameters as a user would.
     """
     if num_steps is None:
         num_steps = NUM_MATRIX_STEPS if name in OF_MATRICES or name == "mixed" else NUM_STEPS
@@ -156,8 +156,8 @@ def compare(
             wrong.append(f"weight {i} {shapes[i]}")
         if optimizer.state[param].keys() != states.keys():
             wrong.append(f"state {i} {shapes[i]}")
-        for key, found in optimizer.state[param].items():
-            if found.dtype != states[key].dtype or not same(name, found, states[key]):
+        for key, actual in optimizer.state[param].items():
+            if actual.dtype != states[key].dtype or not same(name, actual, states[key]):
                 wrong.append(f"{key} {i} {shapes[i]}")
     return wrong
 
@@ -179,7 +179,7 @@ _known: dict[Any, Expected] = {}
 
 
 def one_process(name: str, fulls: list[Tensor], change: Change | None, num_steps: int) -> Expected:
-    """The weights and state of whole parameters, found once for all layouts."""
+    """The weights and state of whole parameters, computed once for all layouts."""
     bits = [(full.shape, full.dtype, full.flatten().view(torch.uint8).tolist()) for full in fulls]
     key = name, num_steps, repr(bits)
     if change is not None or key not in _known:
@@ -192,12 +192,12 @@ def one_process(name: str, fulls: list[Tensor], change: Change | None, num_steps
     return _known[key]
 
 
-def report(found: dict[str, list[str]]) -> None:
-    """Print, on the first rank, what was compared and what differed anywhere; then leave together."""
+def report(compared: dict[str, list[str]]) -> None:
+    """Print all comparisons and their differences on the first rank; then exit together."""
     everywhere: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(everywhere, found)
+    dist.all_gather_object(everywhere, compared)
     if dist.get_rank() == 0:
-        merged = {case: sorted({w for one in everywhere for w in one[case]}) for case in found}
+        merged = {case: sorted({w for one in everywhere for w in one[case]}) for case in compared}
         print("RESULT " + json.dumps(merged), flush=True)
-    dist.barrier()  # nobody leaves while another still listens
+    dist.barrier()  # no rank exits while another still receives
     dist.destroy_process_group()

@@ -33,7 +33,7 @@ from merit_optim import LAMB, MERIT, SOAPMERIT, Lion, MaxLAMB, NorMuon, OrScale,
 
 
 class Model(Network):
-    """With stacked matrices, whose number no number of ranks divides."""
+    """With stacked matrices, whose number is not divisible by any number of ranks."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -139,8 +139,8 @@ def differences(case: Case, network: nn.Module, optimizer: Optimizer) -> list[st
     for (param_name, param), full in pairs:
         wrong += [] if same(case[0], param, full) else [param_name]
         for key, expected in reference_optimizer.state[full].items():
-            found = optimizer.state[param][key]
-            is_same = found.dtype == expected.dtype and same(case[0], found, expected)
+            actual = optimizer.state[param][key]
+            is_same = actual.dtype == expected.dtype and same(case[0], actual, expected)
             wrong += [] if is_same else [f"{param_name} {key}"]
     return wrong
 
@@ -153,7 +153,7 @@ def load(folder: Path, layouts: list[str]) -> Iterator[tuple[str, list[str]]]:
 
 
 def fresh() -> Iterator[tuple[str, list[str]]]:
-    """For the state dict of an optimizer without state torch takes a step, which must change no weight."""
+    """For the state dict of an optimizer without state, torch takes a step, which must change no weight."""
     for name in MAKE:
         for dtype in (torch.float32, torch.bfloat16):
             case = name, dtype, False
@@ -170,17 +170,17 @@ def fresh() -> Iterator[tuple[str, list[str]]]:
 
 
 def through_whole_states() -> Iterator[tuple[str, list[str]]]:
-    """Saved as whole tensors on the CPU of the first rank, which sends them to the others again."""
+    """Save full tensors on the CPU of the first rank, which sends them to the others on loading."""
     saving = StateDictOptions(full_state_dict=True, cpu_offload=True)
     loading = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
     for name, case in CASES.items():
         if case[2]:
-            continue  # torch does not send flattened states, AdamW's neither
+            continue  # torch does not send flattened states, not even AdamW's
         network, optimizer = build(case, "fsdp", seed=0)
         take_steps(network, optimizer, range(3))
         model_state, optimizer_state = get_state_dict(network, optimizer, options=saving)
         other, other_optimizer = build(case, "fsdp_by_columns", seed=1)
-        # One after the other: given both, torch takes a rank without weights for one that loads none.
+        # One after the other: with both, torch assumes that a rank without weights loads none.
         set_model_state_dict(other, model_state, options=loading)
         set_optimizer_state_dict(other, other_optimizer, optimizer_state, options=loading)
         take_steps(other, other_optimizer, range(3, 6))
@@ -188,7 +188,7 @@ def through_whole_states() -> Iterator[tuple[str, list[str]]]:
 
 
 def die_in_a_step(folder: Path) -> None:
-    """Save after three steps; in the fifth, one rank is killed while the others wait for its maxima."""
+    """Save after three steps; in the fifth, one rank is killed while the others wait for its sizes."""
     case = CASES["merit"]
     network, optimizer = build(case, "fsdp", seed=0)
     take_steps(network, optimizer, range(3))
@@ -202,21 +202,21 @@ def die_in_a_step(folder: Path) -> None:
 
 def main() -> None:
     dist.init_process_group("gloo")
-    found: dict[str, list[str]] = {}
+    compared: dict[str, list[str]] = {}
     for argument in sys.argv[1:]:
-        what, _, folder = argument.partition("=")
-        if what == "save":
+        section, _, folder = argument.partition("=")
+        if section == "save":
             for layout in ["fsdp", *(["hsdp", "fsdp_and_tp"] if dist.get_world_size() == 4 else [])]:
                 save(Path(folder), layout)
-        elif what == "load":
-            found |= dict(load(Path(folder), ["fsdp", "fsdp_by_columns"]))
-        elif what == "fresh":
-            found |= dict(fresh())
-        elif what == "full":
-            found |= dict(through_whole_states())
-        elif what == "die":
+        elif section == "load":
+            compared |= dict(load(Path(folder), ["fsdp", "fsdp_by_columns"]))
+        elif section == "fresh":
+            compared |= dict(fresh())
+        elif section == "full":
+            compared |= dict(through_whole_states())
+        elif section == "die":
             die_in_a_step(Path(folder))
-    report(found)
+    report(compared)
 
 
 if __name__ == "__main__":

@@ -28,12 +28,12 @@ from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 from merit_optim import Muon as MuonOptimizer
 from merit_optim.optim.directions import Muon, Soap, muon
-from merit_optim.optim.engines.ranks.process_groups import Ranks
+from merit_optim.optim.engines.ranks.process_groups import MeshRanks
 
-Found = Iterator[tuple[str, list[str]]]
+Comparisons = Iterator[tuple[str, list[str]]]
 
 
-def in_every_dimension(world: int) -> Found:
+def in_every_dimension(world: int) -> Comparisons:
     """Stacked matrices and convolutions, sharded in each of their dimensions."""
     line = init_device_mesh("cpu", (world,))
     shapes = [(5, 4, 6), (2, 7, 3), (3, 3, 2, 2), (5, 2, 3, 4)]
@@ -60,13 +60,13 @@ def pairs(world: int) -> Iterator[tuple[str, list[Tensor], list[Tensor]]]:
         yield name, params, [full.clone().requires_grad_() for full in fulls]
 
 
-def behaviour(world: int) -> Found:
+def behaviour(world: int) -> Comparisons:
     yield from bad_gradients(world)
     yield from missing_gradients(world)
     yield from clipped(world)
     yield "statistics are global", statistics(world)
-    yield "each matrix is formed once", formed_once(world)
-    yield "the rest goes on while messages are under way", overlapped(world)
+    yield "each matrix is processed once", formed_once(world)
+    yield "other weights advance while messages are in flight", overlapped(world)
     yield "process groups are not kept", kept_groups(world)
     yield "options may change what is sent", changed_options(world)
 
@@ -78,14 +78,14 @@ def everything(optimizer: torch.optim.Optimizer, params: list[Tensor]) -> list[T
 
 
 def with_a_nan(params: list[Tensor], step: int) -> None:
-    """Gradients of which the first has a NaN on the last rank."""
+    """Set gradients; the first has a NaN on the last rank."""
     set_gradients(params, SHAPES, step)
     grad = values(SHAPES[0], step)
     grad[-1, -1] = torch.nan
     params[0].grad = placed(grad, params[0])
 
 
-def bad_gradients(world: int) -> Found:
+def bad_gradients(world: int) -> Comparisons:
     for name, params, references in pairs(world):
         optimizer = OF_MATRICES[name](params, nonfinite="skip")
         set_gradients(params, SHAPES, 0)
@@ -110,11 +110,11 @@ def bad_gradients(world: int) -> Found:
         with torch.no_grad():
             for param, reference in zip(params, references, strict=True):
                 reference.copy_(whole(param))
-        for some, own in zip((params, references), optimizers, strict=True):
+        for some, optimizer in zip((params, references), optimizers, strict=True):
             set_gradients(some, SHAPES, 0)
-            own.step()  # SOAP's first, which changes no weight
+            optimizer.step()  # SOAP's first step changes no weight
             with_a_nan(some, 1)
-            own.step()
+            optimizer.step()
         wrong = ["not everywhere"] * (not whole(params[0]).isnan().all())
         wrong += [
             str(i)
@@ -124,8 +124,8 @@ def bad_gradients(world: int) -> Found:
         yield f"a NaN on one rank is in all of its matrix and in no other, {name}", wrong
 
 
-def missing_gradients(world: int) -> Found:
-    """A rank that has none takes part, changes nothing of its own, and is no obstacle to the others."""
+def missing_gradients(world: int) -> Comparisons:
+    """A rank without gradients takes part, changes none of its weights, and does not block the others."""
     for name, params, _ in pairs(world):
         optimizer = OF_MATRICES[name](params)
         set_gradients(params, SHAPES, 0)
@@ -142,8 +142,8 @@ def missing_gradients(world: int) -> Found:
         yield f"a rank may be without gradients, {name}", ["wrong"] * wrong + ["not finite"] * (not finite)
 
 
-def clipped(world: int) -> Found:
-    """The norm is a sum, within a tolerance; given the norm, the rest is bit for bit."""
+def clipped(world: int) -> Comparisons:
+    """The norm is a sum, compared with a tolerance; given the norm, everything else is bit for bit."""
     for name, params, references in pairs(world):
         optimizer, reference = OF_MATRICES[name](params, max_grad_norm=0.1), OF_MATRICES[name](references)
         wrong = []
@@ -163,7 +163,7 @@ def clipped(world: int) -> Found:
 
 
 def statistics(world: int) -> list[str]:
-    """Those of the whole parameters, on every rank."""
+    """Every rank has the statistics of whole parameters."""
     wrong = []
     for name, params, references in pairs(world):
         recorded: list[Any] = []
@@ -172,14 +172,14 @@ def statistics(world: int) -> list[str]:
             for group in optimizer.param_groups:
                 group["clip"] = 0.5
             set_gradients(some, SHAPES, 0)
-            optimizer.step()  # SOAP's first, which changes no weight
+            optimizer.step()  # SOAP's first step changes no weight
             some[1].grad = None
-            with optimizer.recording() as found:
+            with optimizer.recording() as by_name:
                 optimizer.step()
             recorded.append(
                 {
                     n: (s.num_elements, s.clipped, s.bounded, *s.ratio_range, s.relative_change)
-                    for n, s in found.items()
+                    for n, s in by_name.items()
                 }
             )
         sharded, plain = recorded
@@ -194,7 +194,7 @@ def statistics(world: int) -> list[str]:
 
 
 def formed_once(world: int) -> list[str]:
-    """By one rank each, and every rank has some of the work that there is."""
+    """Each matrix is processed by one rank, and every rank has some of the work."""
     params, _ = split_by_rows(world)
     stack = nn.Parameter(distribute_tensor(values((world, 4, 6), 9), params[0].device_mesh, [Shard(1)]))
     groups: list[dict[str, Any]] = [{"params": params[:2], "direction": "muon"}]
@@ -213,14 +213,14 @@ def formed_once(world: int) -> list[str]:
         optimizer.step()
     everywhere: list[Any] = [None] * world
     dist.all_gather_object(everywhere, shapes)
-    counts = Counter(shape for own in everywhere for shape in own)
+    counts = Counter(shape for shapes in everywhere for shape in shapes)
     expected = Counter({(1, 16, 12): 1, (1, 5, 7): 1, (1, 4, 6): world})
     idle = ["a rank has nothing to do"] * (not all(everywhere))
     return idle + ([] if counts == expected else [str(counts)])
 
 
 def overlapped(world: int) -> list[str]:
-    """Weights that are whole here are advanced between the first message and the wait for it."""
+    """Weights that are whole on this rank advance between sending the first message and waiting for it."""
     from merit_optim.optim.engines.eager import EagerPart
     from merit_optim.optim.engines.ranks.owners import Gathering
 
@@ -229,7 +229,7 @@ def overlapped(world: int) -> list[str]:
     set_gradients(params, SHAPES, 0)
     order = []
 
-    def told(cls: type, method: str) -> Any:
+    def logged(cls: type, method: str) -> Any:
         original = getattr(cls, method)
 
         def call(self: Any, *args: Any) -> Any:
@@ -239,7 +239,7 @@ def overlapped(world: int) -> list[str]:
 
         return mock.patch.object(cls, method, call)
 
-    with told(Gathering, "_send"), told(EagerPart, "advance"), told(Gathering, "_wait"):
+    with logged(Gathering, "_send"), logged(EagerPart, "advance"), logged(Gathering, "_wait"):
         optimizer.step()
     send, wait, advance = "Gathering._send", "Gathering._wait", "EagerPart.advance"
     return [] if order == [send, advance, wait, send, wait] else order
@@ -282,8 +282,8 @@ def changed_options(world: int) -> list[str]:
     return [str(i) for i, (param, full) in together if not same("", param, full)]
 
 
-def collectives(world: int) -> Found:
-    """Two all-to-alls and an all-reduce for each process group, of the bytes that the cost model predicts."""
+def collectives(world: int) -> Comparisons:
+    """Two all-to-alls and an all-reduce per process group, with the bytes that the cost model predicts."""
     from sharded_cost import exchange_bytes
     from sharded_muon_cost import traffic
 
@@ -312,14 +312,17 @@ def collectives(world: int) -> Found:
         dims = [p.dim if p.is_shard() else None for p in placements]
         matrices = [(shape, dims) for shape in fitting if len(shape) > 1]
         expected: Counter[tuple[str, tuple[int, ...], int]] = Counter()
-        for mesh_dims, own in traffic(matrices, sizes, at, directions[name]).items():
-            members = Ranks(mesh, mesh_dims).members
-            expected.update(("all_to_all_single", members, sent) for sent in (own.sent, own.sent_back))
+        for mesh_dims, matrix_traffic in traffic(matrices, sizes, at, directions[name]).items():
+            members = MeshRanks(mesh, mesh_dims).members
+            expected.update(
+                ("all_to_all_single", members, sent)
+                for sent in (matrix_traffic.sent, matrix_traffic.sent_back)
+            )
         if name != "NorMuon":
             for mesh_dim, size in enumerate(exchange_bytes(matrices, sizes)):
-                members = Ranks(mesh, (mesh_dim,)).members
+                members = MeshRanks(mesh, (mesh_dim,)).members
                 expected.update([("all_reduce", members, size)] if size else [])
-        if dist.get_rank():  # the cost model of sizes is of the first rank, whose shards are the largest
+        if dist.get_rank():  # the cost model of sizes describes the first rank, whose shards are the largest
             for some in (calls, expected):
                 for call in [call for call in some if call[0] == "all_reduce"]:
                     del some[call]
@@ -327,7 +330,7 @@ def collectives(world: int) -> Found:
 
 
 def counted(name: str, calls: Counter[Any], sent: int) -> Any:
-    """Counts calls of a collective: who takes part, and the bytes of the argument that is sent."""
+    """Count calls of a collective: its ranks, and the bytes of the argument that is sent."""
     original = getattr(dist, name)
 
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -338,9 +341,9 @@ def counted(name: str, calls: Counter[Any], sent: int) -> Any:
 
 
 def die_between_messages(world: int) -> None:
-    """A rank ends, as one does that is killed, when it has sent its parts and owes others what it owns.
+    """A rank exits, as if killed, after it has sent its parts and before it sends its results.
 
-    It says nothing, not even to torchrun, which would end the others.
+    It exits with status 0, because torchrun would otherwise stop the others.
     """
     from merit_optim.optim.engines.ranks.owners import Gathering
 
@@ -355,6 +358,6 @@ def die_between_messages(world: int) -> None:
     try:
         optimizer.step()
     except RuntimeError as error:
-        # The line and its end at once: torchrun's ranks write unbuffered, and others write at this moment.
+        # Write the line and its end at once: ranks are unbuffered, and others write at the same time.
         print(f"RAISED after {time.monotonic() - begun:.1f} s: {error}\n", end="", flush=True)
-    os._exit(0)  # what is left of the process groups waits for the one that is gone
+    os._exit(0)  # destroying the process groups would wait for the rank that exited

@@ -41,7 +41,7 @@ from torch.distributed.tensor.parallel import (
 from merit_optim import MERIT
 from merit_optim.optim.engines.ranks import process_groups
 
-Found = Iterator[tuple[str, list[str]]]
+Comparisons = Iterator[tuple[str, list[str]]]
 
 
 def meshes(world: int) -> Iterator[tuple[str, DeviceMesh, list[Any]]]:
@@ -68,23 +68,23 @@ def on_mesh(
     params: list[Tensor] = []
     for i, full in enumerate(fulls):
         fits = all(not isinstance(p, Shard) or p.dim < full.ndim for p in placements)
-        # What does not fit the layout is replicated, or not a DTensor at all.
-        own = placements if fits else [Replicate()] * mesh.ndim
+        # Weights that do not fit the layout are replicated, or are plain tensors.
+        fitting = placements if fits else [Replicate()] * mesh.ndim
         plain = not fits and i % 2
-        params.append(nn.Parameter(full.clone() if plain else distribute_tensor(full, mesh, own)))
+        params.append(nn.Parameter(full.clone() if plain else distribute_tensor(full, mesh, fitting)))
     return compare(name, params, fulls, num_steps=num_steps)
 
 
 def some_in_turn(names: list[str], number: int) -> list[str]:
-    """All names for the first layout, and another third of them for each of the next."""
+    """All names for the first layout, and another third of them for each further one."""
     return names[number % 3 :: 3] if number else names
 
 
-def layouts(world: int) -> Found:
+def layouts(world: int) -> Comparisons:
     """Parameters of many shapes, placed by hand.
 
-    Four ranks have every optimizer in every layout; two and three have all in the first, and a third of them
-    in each of the others.
+    Four ranks test every optimizer in every layout; two and three ranks test all in the first, and a third in
+    each of the others.
     """
     left_out = {"every fourth MuonMERIT", "mixed", *OF_MATRICES}
     names = [name for name in OPTIMIZERS if "fused" not in name and name not in left_out]
@@ -95,8 +95,8 @@ def layouts(world: int) -> Found:
             yield f"{layout}, {name}, bf16", on_mesh(mesh, placements, name, torch.bfloat16)
 
 
-def matrices(world: int) -> Found:
-    """Directions of whole matrices, in the same layouts."""
+def matrices(world: int) -> Comparisons:
+    """Directions that need whole matrices, in the same layouts."""
     shapes = [shape for shape, _ in MIXED]
     for number, (layout, mesh, placements) in enumerate(meshes(world)):
         # All steps and all optimizers in the first layout: each takes a second.
@@ -112,7 +112,7 @@ def matrices(world: int) -> Found:
         yield "ranks in another order", wrong
 
 
-def fused(world: int) -> Found:
+def fused(world: int) -> Comparisons:
     """The fused engine, in Triton's interpreter, which is slow."""
     from interpreting import chunks_of, patch_once
 
@@ -120,8 +120,9 @@ def fused(world: int) -> Found:
 
     patch_once()
     mesh, shapes = init_device_mesh("cpu", (world,)), [(5, 7), (1, 9), (3, 4, 5), (13,)]
-    small = {"PRODUCT_TILE": newton_schulz.Tile(4, 8, 4, 1, 1), "BLOCK": 16}  # so that there are several
-    square = newton_schulz.Tile(4, 4, 4, 1, 1)
+    # Small tiles, so that a matrix has several.
+    small = {"PRODUCT_TILE": newton_schulz.ProductTile(4, 8, 4, 1, 1), "BLOCK": 16}
+    square = newton_schulz.ProductTile(4, 4, 4, 1, 1)
     with chunks_of(2), mock.patch.multiple(newton_schulz, SYMMETRIC_TILE=square, **small):
         for name, placement in (("MERIT", Shard(0)), ("MERIT", Shard(1)), ("MaxLAMB", Shard(0))):
             wrong = on_mesh(mesh, [placement], f"{name}, fused", torch.float32, shapes, num_steps=3)
@@ -132,7 +133,7 @@ def fused(world: int) -> Found:
 
 
 class Network(nn.Module):
-    """Two layers, sized so that shards are uneven."""
+    """Two layers with uneven shards."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -152,7 +153,7 @@ def fsdp(network: nn.Module, world: int) -> None:
 
 
 def fsdp_by_columns(network: nn.Module, world: int) -> None:
-    """Dimension 1 where it can be: FSDP2 wants it to divide evenly."""
+    """Shard dimension 1 if it divides evenly, as FSDP2 requires."""
 
     def placement(param: nn.Parameter) -> Shard | None:
         return Shard(1) if param.ndim > 1 and param.shape[1] % world == 0 else None
@@ -177,19 +178,19 @@ def hsdp_and_tp(network: nn.Module, world: int) -> None:
     fully_shard(network, mesh=mesh["replicate", "shard"])
 
 
-def networks(world: int) -> Found:
-    """Modules, sharded by PyTorch's own engines."""
+def networks(world: int) -> Comparisons:
+    """Modules sharded by FSDP2 and tensor parallelism."""
     ways = {4: [fsdp, fsdp_by_columns, hsdp, fsdp_and_tp], 8: [hsdp_and_tp]}
     of_vectors = ("MERIT", "MERIT corrected", "MERIT-W", "MaxLAMB", "LAMB")
     of_matrices = ("MuonMERIT", "NorMuon", "OrScale", "SOAPMERIT")
-    # Eight processes are slow to start and to run: one optimizer for each kind of what crosses ranks.
+    # Eight processes are slow to start and to run: one optimizer for each kind of traffic.
     one_each = ("MERIT", "LAMB", "MuonMERIT", "OrScale", "SOAPMERIT")
     names = one_each if world == 8 else (*of_vectors, *of_matrices)
     for way in ways.get(world, [fsdp, fsdp_by_columns]):
-        num_steps = None if way is fsdp else NUM_STEPS  # all steps in one of them, as above
+        num_steps = None if way is fsdp else NUM_STEPS  # all steps in one layout, as above
         for name in names:
             for dtype in (torch.float32, torch.bfloat16):
-                # Sums over bf16 weights are near a rounding boundary too often for a tolerance.
+                # Sums over bf16 weights are too often near a rounding boundary for a tolerance.
                 if name in WITHIN_TOLERANCE and dtype != torch.float32:
                     continue
                 torch.manual_seed(0)
@@ -200,7 +201,7 @@ def networks(world: int) -> Found:
                 yield f"{way.__name__}, {name}, {dtype}", wrong
 
 
-def tensor_parallel(world: int) -> Found:
+def tensor_parallel(world: int) -> Comparisons:
     """Training with tensor and sequence parallelism, where gradients of the norm are partial sums."""
     torch.manual_seed(0)
     network, mesh = Network(), init_device_mesh("cpu", (world,))
@@ -232,8 +233,8 @@ def tensor_parallel(world: int) -> Found:
     )
 
 
-def mixed(world: int) -> Found:
-    """Several meshes in one optimizer, and parameters that are frozen for a while."""
+def mixed(world: int) -> Comparisons:
+    """Several meshes in one optimizer, and parameters that are frozen for some steps."""
     line = init_device_mesh("cpu", (world,))
     other = init_device_mesh("cpu", (1, world))
     grid = init_device_mesh("cpu", (2, world // 2)) if world % 2 == 0 else other
@@ -251,7 +252,7 @@ def mixed(world: int) -> Found:
         frozen = {0: [0, 1], 1: [0, 1], 2: [5], 3: [5]}.get(step, [])
         for i, param in enumerate(some):
             param.requires_grad_(i not in frozen)
-            if i in frozen and not (step == 2 and i == 5):  # whose gradient is left over from before
+            if i in frozen and not (step == 2 and i == 5):  # its gradient is left from before
                 param.grad = None
 
     for name in ("MERIT", "MuonMERIT", "NorMuon", "SOAPMERIT"):
@@ -286,18 +287,18 @@ SECTIONS = {
 
 def main() -> None:
     dist.init_process_group("gloo")
-    found: dict[str, list[str]] = {}
+    compared: dict[str, list[str]] = {}
     world, made = dist.get_world_size(), mock.Mock(wraps=dist.new_group)
     with mock.patch.object(dist, "new_group", made):
         for section in sys.argv[1:]:
             if section == "die":
                 sharded_matrices.die_between_messages(world)
-            found |= dict(SECTIONS[section](world))
-    # However many optimizers there were. Fewer than eight ranks are all in a group that torch has made.
+            compared |= dict(SECTIONS[section](world))
+    # However many optimizers there were. With fewer than eight ranks, all are in a group that torch created.
     num_joined = [call.kwargs for call in made.call_args_list].count({"use_local_synchronization": True})
     expected = int(world == 8)
-    found["one process group for each set of ranks"] = [] if num_joined == expected else [f"{num_joined}"]
-    report(found)
+    compared["one process group for each set of ranks"] = [] if num_joined == expected else [f"{num_joined}"]
+    report(compared)
     assert not process_groups._joined, "a process group outlives the others"
 
 

@@ -1,7 +1,7 @@
-"""The kernels compile for a GPU that is not here, and use 16-byte accesses and no spilled registers.
+"""The kernels compile without a GPU, with 16-byte accesses and without spilled registers.
 
-Without the alignment that ``kernels.py`` states of its pointers the compiler takes 4 bytes at a time, and
-the moments phase took a third longer on an H200; nothing else would notice.
+Without the alignment that ``kernels.py`` declares for its pointers, the compiler loads 4 bytes at a time, and
+the moments phase took a third longer on an H200. No other test would notice.
 """
 
 import json
@@ -13,7 +13,7 @@ import pytest
 
 pytest.importorskip("triton", reason="the fused engine needs triton, which is not installed")
 
-# In a process of its own: in this one the kernels may be interpreted.
+# In a separate process, because the kernels may be interpreted in this one.
 COMPILE = """
 import json, warnings
 warnings.simplefilter("ignore")
@@ -32,7 +32,7 @@ FLAGS = dict(
     WEIGHT_BOUND=True, L2=False, MAXIMIZE=False, BIAS_CORRECTION=False, HAS_SCALE=False, HAS_SKIP=False,
     RECORD=False,
 )
-found = {}
+result = {}
 for kernel, tile, sizes in (
     (kernels.moments, engine.MOMENTS_TILE, "*i32"),
     (kernels.apply, engine.APPLY_TILE, "*fp32"),
@@ -53,11 +53,11 @@ for kernel, tile, sizes in (
         options={k: v for k, v in options.items() if not k.isupper()},
     )
     ptx = compiled.asm["ptx"]
-    found[kernel.__name__] = {
+    result[kernel.__name__] = {
         "wide": sum(".v4" in line for line in ptx.splitlines() if "ld.global" in line),
         "spilled": "local .align" in ptx,
     }
-print(json.dumps(found))
+print(json.dumps(result))
 """
 
 

@@ -1,4 +1,4 @@
-"""The fused engine against the eager one: every shape, dtype and option, and what changes between steps."""
+"""The fused engine against the eager one: every shape, dtype and option, and changes between steps."""
 
 import copy
 from typing import Any
@@ -23,12 +23,12 @@ from fused_cases import ULPS, Pair, assert_within_ulps, gradient, parameters, ti
 from merit_optim import LAMB, MERIT, MaxLAMB
 from merit_optim.optim import algorithm
 from merit_optim.optim.directions.adam import moments as moments_of
-from merit_optim.optim.engines.fused.engine import FusedEngine, Tensors
+from merit_optim.optim.engines.fused.engine import FusedEngine, StepTensors
 from merit_optim.optim.engines.fused.tables import Tile
 from merit_optim.optim.engines.work import Control
 from merit_optim.optim.matrices import matrices_of
 
-# What numpy, in which Triton's interpreter computes, says of NaN and infinities.
+# NumPy's warnings about NaN and infinities; Triton's interpreter uses NumPy.
 pytestmark = pytest.mark.filterwarnings("ignore:.* encountered in .*:RuntimeWarning")
 
 # The tiles are 32 x 64.
@@ -59,7 +59,7 @@ EMPTY = [(0,), (0, 5), (3, 0), (2, 0, 4)]
 
 @pytest.mark.usefixtures("chunks_as_on_a_gpu")
 @pytest.mark.parametrize(("shape", "matrix_dims"), SHAPES.values(), ids=SHAPES.keys())
-def test_every_shape_is_stepped_as_by_the_eager_engine(device, shape, matrix_dims) -> None:
+def test_every_shape_changes_as_with_the_eager_engine(device, shape, matrix_dims) -> None:
     pair = Pair(parameters([shape], device), matrix_dims=matrix_dims)
     for _ in range(2):
         pair.step()
@@ -83,12 +83,12 @@ def test_many_weights_of_all_shapes_share_a_step(device, build) -> None:
 
 
 def test_the_tables_do_not_follow_a_default_device(device) -> None:
-    """As with ``torch.set_default_device``: what is indexed on the host is made on the host."""
+    """With ``torch.set_default_device``, tensors that are indexed on the host stay on the host."""
     pair = Pair(parameters([(9, 17), (20,)], device), bias_correction=True)
     pair.set_gradients()
     with torch.device("meta"):
         (part,), _ = FusedEngine(pair.params[0].device).parts_of(pair.fused._gather(), Control())
-    part.advance()  # not there: Triton's interpreter follows it
+    part.advance()  # outside: Triton's interpreter follows the default device
     part.apply(None)
     pair.eager.step()
     pair.compare()
@@ -96,7 +96,7 @@ def test_the_tables_do_not_follow_a_default_device(device) -> None:
 
 @pytest.mark.usefixtures("chunks_as_on_a_gpu")
 def test_a_weight_may_have_more_tiles_than_a_chunk(device) -> None:
-    """A weight's tiles are handed out in chunks of 16; the tiles of the phases need not be the same."""
+    """Tiles are assigned in chunks of 16, and the two phases may have different tiles."""
     pair = Pair(parameters([(34, 3), (3, 2), (5, 21)], device))
     with tiles(moments=Tile(2, 4, 1, 1), apply=Tile(1, 8, 2, 1)):
         for _ in range(2):
@@ -127,7 +127,7 @@ OPTIONS: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=repr)
-def test_every_option_is_that_of_the_eager_engine(device, options) -> None:
+def test_every_option_works_as_with_the_eager_engine(device, options) -> None:
     pair = Pair(parameters([(9, 17), (20,), (2, 3, 2)], device), lr=0.1, **options)
     with tiles():
         for _ in range(2):
@@ -136,7 +136,7 @@ def test_every_option_is_that_of_the_eager_engine(device, options) -> None:
 
 @pytest.mark.parametrize("build", [LAMB, MaxLAMB], ids=name_of)
 @pytest.mark.parametrize("options", [{"clip": 0.5}, {"matrix_dims": 2}], ids=repr)
-def test_every_option_of_lamb_is_that_of_the_eager_engine(device, build, options) -> None:
+def test_every_option_of_lamb_works_as_with_the_eager_engine(device, build, options) -> None:
     pair = Pair(parameters([(9, 17), (2, 3, 2)], device), build, lr=0.1, **options)
     with tiles():
         for _ in range(2):
@@ -144,7 +144,7 @@ def test_every_option_of_lamb_is_that_of_the_eager_engine(device, build, options
 
 
 def test_the_options_make_a_difference_here(device) -> None:
-    """Else the tests above would hold the engine to nothing."""
+    """Otherwise the tests above would prove nothing."""
     without = [{"max_grad_norm": 1e6}, {"nonfinite": "skip", "capturable": True}]
     results: list[Tensor] = []
     for options in ({}, *(options for options in OPTIONS if options not in without)):
@@ -164,9 +164,9 @@ DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 @pytest.mark.parametrize("grad_dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("state_dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_every_mix_of_dtypes_is_computed_in_float32(device, param_dtype, grad_dtype, state_dtype) -> None:
-    """And stored in its dtype, rounded once: in the interpreter towards zero, on a GPU to the nearest.
+    """And stored in its dtype, rounded once: towards zero in the interpreter, to nearest on a GPU.
 
-    The weight is held to the state as it was stored, of which it is computed.
+    The expected weight is computed from the state as stored.
     """
     params = parameters([(9, 17), (6,)], device, param_dtype)
     optimizer = MERIT(params, lr=0.1, state_dtype=state_dtype, fused=True)
@@ -198,7 +198,7 @@ def test_every_mix_of_dtypes_is_computed_in_float32(device, param_dtype, grad_dt
 
 
 def assert_rounded(actual: Tensor, value: Tensor, dtype: torch.dtype) -> None:
-    """A float32 value, some ulps off, in another dtype: each element at most one of its own ulps away."""
+    """Check a float32 value, some ulps off, in another dtype: each element within one of its ulps."""
     assert actual.dtype == dtype
     float32_error = ULPS * torch.finfo(torch.float32).eps * value.abs().amax()
     smallest = torch.finfo(dtype).smallest_normal
@@ -207,21 +207,21 @@ def assert_rounded(actual: Tensor, value: Tensor, dtype: torch.dtype) -> None:
 
 
 def sizes_in_the_buffer(engine: FusedEngine, params: list[nn.Parameter]) -> dict[int, list[list[Tensor]]]:
-    """Of weights and updates, each parameter's row, column and whole sizes, from where the tables say."""
-    found: dict[int, list[list[Tensor]]] = {i: [[], []] for i in range(len(params))}
+    """The row, column and whole sizes of each parameter's weight and update, at the places in the tables."""
+    sizes_of: dict[int, list[list[Tensor]]] = {i: [[], []] for i in range(len(params))}
     for launch in engine._launches:
         for w in launch.weights:
-            for sizes, of_item in zip(engine._shared.sizes, found[w.item], strict=True):
+            for sizes, of_item in zip(engine._shared.sizes, sizes_of[w.item], strict=True):
                 if w.has_rows:
                     of_item.append(sizes[w.rows_at : w.rows_at + w.rows])
                     of_item.append(sizes[w.columns_at : w.columns_at + w.columns])
                 of_item.append(sizes[w.whole_at : w.whole_at + 1])
-    return found
+    return sizes_of
 
 
 @pytest.mark.parametrize("element_wise", [True, False])
 def test_the_sizes_are_exact(device, element_wise) -> None:
-    """|w| to the last bit. |u| but for the rounding of u itself, of which the kernel keeps no copy."""
+    """|w| to the last bit. |u| up to the rounding of u, of which the kernel keeps no copy."""
     params = parameters([(9, 37), (41, 3), (20,), (2, 3, 2)], device)
     optimizer = MERIT(params, matrix_dims=2, element_wise=element_wise, fused=True)
     rule = algorithm.Rule(element_wise=element_wise)
@@ -231,7 +231,7 @@ def test_the_sizes_are_exact(device, element_wise) -> None:
         before = [p.detach().clone() for p in params]
         with tiles():
             optimizer.step()
-        found = sizes_in_the_buffer(optimizer._engines[params[0].device], params)
+        measured = sizes_in_the_buffer(optimizer._engines[params[0].device], params)
         for i, (param, weight) in enumerate(zip(params, before, strict=True)):
             matrices = matrices_of(weight.shape, 2)
             state = [optimizer.state[param][key].reshape(matrices.shape) for key in ("exp_avg", "exp_avg_sq")]
@@ -246,8 +246,8 @@ def test_the_sizes_are_exact(device, element_wise) -> None:
                 ]
                 for x in (weight, update)
             )
-            assert_same_bits(found[i][0], [x.reshape(-1) for x in weights])
-            for actual, expected in zip(found[i][1], updates, strict=True):
+            assert_same_bits(measured[i][0], [x.reshape(-1) for x in weights])
+            for actual, expected in zip(measured[i][1], updates, strict=True):
                 torch.testing.assert_close(
                     actual, expected.reshape(-1), rtol=ULPS * torch.finfo(torch.float32).eps, atol=0
                 )
@@ -255,7 +255,7 @@ def test_the_sizes_are_exact(device, element_wise) -> None:
 
 @pytest.mark.parametrize("build", [MERIT, LAMB], ids=name_of)
 def test_a_run_repeats_bit_for_bit(device, build) -> None:
-    """LAMB's sums too, which a varying order would change."""
+    """Including LAMB's sums, which depend on their order."""
 
     def run() -> tuple[list[Tensor], dict[str, Any]]:
         params = parameters([(19, 37), (20,)], device)
@@ -293,7 +293,7 @@ BAD = [torch.nan, torch.inf, -torch.inf]
 
 
 def test_a_row_without_a_ratio_is_not_scaled_whatever_the_others_hold(device) -> None:
-    """The whole weight's ratio is NaN here; the zero row and column keep s = 1, and finite weights."""
+    """The whole weight's ratio is NaN here; the zero row and column keep s = 1 and finite weights."""
     params = parameters([(9, 17)], device)
     with torch.no_grad():
         params[0][3] = 0
@@ -321,7 +321,7 @@ def test_a_row_without_a_ratio_is_not_scaled_whatever_the_others_hold(device) ->
 )
 @pytest.mark.parametrize("place", [(0, 0), (8, 16)], ids=["first tile", "last tile"])
 def test_a_nan_is_never_lost(device, options, place) -> None:
-    """It reaches the weight, and with it all that share a ratio, and no other parameter."""
+    """It reaches the weight and all elements that share a ratio, and no other parameter."""
     params = parameters([(9, 17), (3, 4)], device)
     pair = Pair(params, **options)
     grads = [gradient(p, i) for i, p in enumerate(params)]
@@ -368,7 +368,7 @@ def test_the_device_can_skip_a_step(device, build) -> None:
                 assert not any(map(torch.equal, snapshot(optimizer)[0], before[0]))
 
 
-def test_a_bad_step_is_skipped_when_asked_for(device) -> None:
+def test_a_bad_step_is_skipped_with_nonfinite_skip(device) -> None:
     pair = Pair(parameters([(3, 4), (7,)], device), nonfinite="skip")
     pair.step()
     before = snapshot(pair.fused)
@@ -380,7 +380,7 @@ def test_a_bad_step_is_skipped_when_asked_for(device) -> None:
     pair.step()
 
 
-def test_what_grad_scaler_leaves_to_the_step_is_done(device) -> None:
+def test_the_step_unscales_and_skips_for_grad_scaler(device) -> None:
     pair = Pair(parameters([(3, 4), (7,)], device))
     assert pair.fused._step_supports_amp_scaling
     for optimizer in (pair.fused, pair.eager):
@@ -409,8 +409,8 @@ def test_grad_scale_and_max_grad_norm_go_together(device) -> None:
     assert_same_bits(pair.fused.grad_norm, pair.eager.grad_norm)
 
 
-def test_a_tensor_learning_rate_is_followed(device) -> None:
-    """Changed in place, replaced by another, and by a number."""
+def test_changes_of_a_tensor_learning_rate_take_effect(device) -> None:
+    """Changed in place, replaced by another tensor, and by a number."""
     lr = torch.tensor(0.1, device=device)
     pair = Pair(parameters([(3, 4)], device), lr=lr, capturable=True)
     pair.step()
@@ -424,7 +424,7 @@ def test_a_tensor_learning_rate_is_followed(device) -> None:
 
 
 def test_numbers_may_change_between_steps(device) -> None:
-    """What a schedule changes, and what the tables are made for."""
+    """Those that a schedule changes, and those that the tables depend on."""
     pair = Pair(parameters([(3, 4), (5,)], device))
     changes = [
         {"lr": 0.5},
@@ -481,7 +481,7 @@ def test_groups_on_either_engine_share_a_step(device) -> None:
 
 
 @pytest.mark.parametrize("optimizer_class", HIDDEN, ids=name_of)
-def test_the_rest_of_the_weights_is_fused_where_hidden_matrices_are_not(device, optimizer_class) -> None:
+def test_the_rest_of_the_weights_is_fused_even_if_hidden_matrices_are_not(device, optimizer_class) -> None:
     params, others = (parameters([(9, 17), (20,), (5, 4), ()], device) for _ in range(2))
     optimizer = optimizer_class(params, lr=0.1, fused=False, rest={"fused": True})
     eager = optimizer_class(others, lr=0.1, fused=False)
@@ -502,8 +502,8 @@ def test_the_rest_of_the_weights_is_fused_where_hidden_matrices_are_not(device, 
 @pytest.mark.parametrize(
     "change", [{"split": 3}, {"split": (1, 3), "split_dim": 1}, {"ratio_bounds": (0.1, 0.3)}], ids=repr
 )
-def test_what_the_kernels_do_not_know_goes_the_eager_way(device, change) -> None:
-    """And back."""
+def test_options_that_the_kernels_do_not_support_use_the_eager_engine(device, change) -> None:
+    """And back to the fused engine."""
     pair = Pair(parameters([(3, 4), (6, 4)], device))
     pair.step()
     back = {"split": None, "split_dim": 0, "ratio_bounds": None}
@@ -515,7 +515,7 @@ def test_what_the_kernels_do_not_know_goes_the_eager_way(device, change) -> None
 
 
 def test_parameters_without_a_gradient_stay_as_they_are(device) -> None:
-    """Others each time, as many as before or not."""
+    """Different ones each time, in the same or another number."""
     pair = Pair(parameters([(3, 4), (5,), (2, 3)], device), bias_correction=True)
     for present in ((0, 1), (1, 2), (0, 2), (0, 1, 2), (), (1,)):
         before = [p.detach().clone() for p in pair.params]
@@ -538,8 +538,8 @@ def test_frozen_parameters_take_no_part(device) -> None:
     assert not torch.equal(params[0], before)
 
 
-def test_gradients_in_new_tensors_are_found(device) -> None:
-    """As zero_grad() makes them, with the old ones kept alive so that no address comes again."""
+def test_gradients_in_new_tensors_are_used(device) -> None:
+    """As after zero_grad(), with the old ones kept alive so that no address is reused."""
     pair = Pair(parameters([(3, 4), (5,)], device))
     kept = []
     for _ in range(3):
@@ -557,12 +557,12 @@ def test_no_gradient_is_changed(device) -> None:
 
 
 def strided(values: Tensor, where: Tensor) -> Tensor:
-    """The values column by column in the memory of another tensor, at the same address."""
+    """The values, stored by columns, in the memory of another tensor at the same address."""
     return where.view(-1)[: values.numel()].view(values.T.shape).copy_(values.T).T
 
 
-def test_a_gradient_of_other_strides_is_read_right(device) -> None:
-    """In the memory of the one before it, too."""
+def test_a_gradient_with_other_strides_is_read_correctly(device) -> None:
+    """Also in the memory of the previous one."""
     pair = Pair(parameters([(3, 4), (5,)], device))
     first = [gradient(p, 50 + i) for i, p in enumerate(pair.params)]
     pair.step(first)
@@ -575,8 +575,8 @@ def test_a_gradient_of_other_strides_is_read_right(device) -> None:
     assert not pair.engine._unfused
 
 
-def test_a_gradient_of_another_dtype_is_read_right(device) -> None:
-    """In the memory of the one before it, too."""
+def test_a_gradient_of_another_dtype_is_read_correctly(device) -> None:
+    """Also in the memory of the previous one."""
     pair = Pair(parameters([(3, 4), (5,)], device))
     for param in (*pair.params, *pair.eager_params):
         param.grad_dtype = None
@@ -589,8 +589,8 @@ def test_a_gradient_of_another_dtype_is_read_right(device) -> None:
     pair.step()
 
 
-def test_a_gradient_at_an_odd_address_is_read_right(device) -> None:
-    """Not at a multiple of 16 bytes, unlike the one before it."""
+def test_an_unaligned_gradient_is_read_correctly(device) -> None:
+    """Not at a multiple of 16 bytes, unlike the previous one."""
     pair = Pair(parameters([(3, 16)], device))
     pair.step()
     assert pair.engine._launches[0].variant.aligned
@@ -601,21 +601,21 @@ def test_a_gradient_at_an_odd_address_is_read_right(device) -> None:
     assert pair.engine._launches[0].variant.aligned
 
 
-def test_a_vector_of_any_length_keeps_the_promise_of_alignment(device) -> None:
-    """The kernels are told that rows are a multiple of 16 long: those a vector is folded into, too."""
+def test_vectors_of_any_length_are_aligned_as_declared(device) -> None:
+    """ALIGNED promises rows of a multiple of 16 elements, also for those that a vector is folded into."""
     for size in (*range(16, 2048, 16), 16 * 1009):
         param = nn.Parameter(torch.ones(size, device=device))
         param.grad = torch.ones(size, device=device)
         works = MERIT([param], fused=True)._gather()
         engine = FusedEngine(device)
-        engine._build(works, Tensors.of(works))
+        engine._build(works, StepTensors.of(works))
         (launch,) = engine._launches
         assert launch.variant.aligned
         assert all(weight.columns % 16 == 0 for weight in launch.weights), (size, launch.weights)
 
 
-def test_parameters_that_are_not_contiguous_go_the_eager_way(device) -> None:
-    """In the same step, and as a lone eager optimizer would step them, bit for bit."""
+def test_parameters_that_are_not_contiguous_use_the_eager_engine(device) -> None:
+    """In the same step, with the bits of a separate eager optimizer."""
     pair = Pair(parameters([(4, 6), (9, 17)], device))
     for param in (pair.params[0], pair.eager_params[0]):
         param.data = param.data.T.contiguous().T
@@ -628,7 +628,7 @@ def test_parameters_that_are_not_contiguous_go_the_eager_way(device) -> None:
     assert not pair.params[0].is_contiguous()
 
 
-def test_a_parameter_replaced_in_its_group_is_stepped_in_its_place(device) -> None:
+def test_a_parameter_that_replaces_another_in_its_group_is_updated(device) -> None:
     pair = Pair(parameters([(3, 4), (5,)], device))
     pair.step()
     old = pair.params[0].detach().clone()
@@ -642,7 +642,7 @@ def test_a_parameter_replaced_in_its_group_is_stepped_in_its_place(device) -> No
     assert_same_bits(replaced.detach(), old)
 
 
-def test_a_parameter_replaced_in_the_same_memory_has_tables_of_its_own(device) -> None:
+def test_a_parameter_replaced_in_the_same_memory_gets_new_tables(device) -> None:
     """Of another shape, with its state in the old one's memory too."""
     pair = Pair(parameters([(3, 4), (5,)], device))
     pair.step()
@@ -656,7 +656,7 @@ def test_a_parameter_replaced_in_the_same_memory_has_tables_of_its_own(device) -
     pair.step()
 
 
-def test_a_parameter_whose_data_moved_is_found(device) -> None:
+def test_a_parameter_whose_data_moved_is_updated(device) -> None:
     pair = Pair(parameters([(3, 4), (5,)], device))
     pair.step()
     old = pair.params[0].data
@@ -704,7 +704,7 @@ def test_a_copied_optimizer_steps_its_own_parameters(device) -> None:
     assert_same_bits(snapshot(twin), snapshot(pair.fused))
 
 
-def test_tables_are_kept_while_nothing_but_numbers_and_gradients_change(device, monkeypatch) -> None:
+def test_tables_are_kept_while_only_numbers_and_gradients_change(device, monkeypatch) -> None:
     pair = Pair(parameters([(3, 4), (5,)], device))
     pair.step()
     monkeypatch.setattr(FusedEngine, "_build", lambda *_: pytest.fail("the tables were built again"))
@@ -713,8 +713,8 @@ def test_tables_are_kept_while_nothing_but_numbers_and_gradients_change(device, 
     pair.step()
 
 
-def test_ratios_beyond_float32_are_those_of_the_eager_engine(device) -> None:
-    """The largest number there is in place of an infinite ratio, which is kept for "not scaled"."""
+def test_ratios_beyond_float32_equal_the_eager_engine_s(device) -> None:
+    """The largest number replaces an infinite ratio, because infinity marks "not scaled"."""
     params = parameters([(3, 4), (3, 4), (6,)], device)
     with torch.no_grad():
         params[0].mul_(1e10)

@@ -1,4 +1,4 @@
-"""Where the fused engine cannot run: ``fused=True`` says why and adds nothing, ``fused=None`` goes on."""
+"""If the fused engine cannot run, ``fused=True`` raises and changes nothing; ``fused=None`` falls back."""
 
 import re
 from typing import Any
@@ -39,7 +39,7 @@ def without_triton(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def without_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither a GPU nor the interpreter."""
+    """No GPU and no interpreter."""
     monkeypatch.setattr(engines, "_has_triton", lambda: True)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
@@ -47,7 +47,7 @@ def without_device(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def beside_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The engine can be had, but not for tensors on the CPU."""
+    """The engine is available, but not for tensors on the CPU."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
 
@@ -55,7 +55,7 @@ def beside_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
 def assert_refused(
     optimizer_class: Any, params: list[Tensor], error: type[Exception], message: str, **options: Any
 ) -> None:
-    """At construction, and for a group that is added later, of which nothing is left."""
+    """At construction, and for a group that is added later, which leaves nothing behind."""
     with pytest.raises(error, match=re.escape(message)):
         optimizer_class(params, fused=True, **options)
     optimizer = optimizer_class([matrix()])
@@ -71,7 +71,7 @@ def assert_refused(
 @pytest.mark.usefixtures("without_triton")
 def test_fused_without_triton_is_refused(optimizer_class) -> None:
     assert_refused(
-        optimizer_class, [matrix()], RuntimeError, f"fused=True cannot be had: {NO_TRITON}. Leave fused=None"
+        optimizer_class, [matrix()], RuntimeError, f"fused=True is not available: {NO_TRITON}. Use fused=None"
     )
 
 
@@ -79,7 +79,7 @@ def test_fused_without_triton_is_refused(optimizer_class) -> None:
 @pytest.mark.usefixtures("without_device")
 def test_fused_without_a_gpu_is_refused(optimizer_class) -> None:
     assert_refused(
-        optimizer_class, [matrix()], RuntimeError, f"fused=True cannot be had: {NO_DEVICE}. Leave fused=None"
+        optimizer_class, [matrix()], RuntimeError, f"fused=True is not available: {NO_DEVICE}. Use fused=None"
     )
 
 
@@ -87,9 +87,7 @@ def test_fused_without_a_gpu_is_refused(optimizer_class) -> None:
 @every_family_class
 @pytest.mark.usefixtures("beside_a_device")
 def test_fused_is_refused_for_tensors_on_the_cpu(optimizer_class) -> None:
-    message = (
-        "it is on cpu, and the fused engine runs on CUDA devices. Move or change it, or leave fused=None"
-    )
+    message = "it is on cpu, and the fused engine runs on CUDA devices. Move or change it, or use fused=None"
     assert_refused(optimizer_class, [matrix()], ValueError, message)
 
 
@@ -109,7 +107,7 @@ def test_fused_is_refused_for_parameters_that_are_not_contiguous(device, optimiz
 
 @needs_triton
 def test_fused_is_refused_for_sums_of_rows_and_columns(device) -> None:
-    message = "norm='l2' with element_wise=True has sums for every row and column"
+    message = "norm='l2' with element_wise=True needs a sum for every row and column"
     assert_refused(MERIT, [matrix(device=device)], ValueError, message, norm="l2")
 
 
@@ -119,9 +117,11 @@ def test_fused_is_refused_for_sums_of_rows_and_columns(device) -> None:
     [{"split": 2}, {"ratio_bounds": (0.1, 5.0)}, {"calibrated": True, "element_wise": False}],
     ids=repr,
 )
-def test_fused_is_refused_for_what_the_kernels_do_not_know(device, option) -> None:
+def test_fused_is_refused_for_options_that_the_kernels_do_not_support(device, option) -> None:
     name, value = next(iter(option.items()))
-    with pytest.raises(ValueError, match=re.escape(f"cannot be fused: {name}={value!r} is not among")):
+    with pytest.raises(
+        ValueError, match=re.escape(f"cannot be fused: the kernels do not support {name}={value!r}")
+    ):
         MERIT([{"params": [matrix(device=device)], **option}], fused=True)
 
 
@@ -140,19 +140,19 @@ def test_fused_is_refused_for_what_the_kernels_do_not_know(device, option) -> No
     ],
     ids=name_of,
 )
-def test_fused_is_refused_for_directions_that_the_kernels_do_not_know(
+def test_fused_is_refused_for_directions_that_the_kernels_do_not_support(
     device, optimizer_class, options, unknown
 ) -> None:
     message = (
-        f"cannot be fused: {unknown} is not among what the kernels know. Move or change it, or leave "
-        "fused=None for the fastest engine each parameter can have."
+        f"cannot be fused: the kernels do not support {unknown}. Move or change it, or use "
+        "fused=None for the fastest engine that each parameter allows."
     )
     assert_refused(optimizer_class, [matrix(device=device)], ValueError, message, **options)
 
 
 @needs_triton
 def test_fused_is_refused_for_matrices_of_2_to_the_31_elements() -> None:
-    """Of each stacked matrix the kernels number the elements by 32 bits."""
+    """The kernels index the elements of each stacked matrix with 32 bits."""
     from merit_optim.optim.engines.fused.engine import refusal
 
     def reason(*shape: int) -> str | None:
@@ -176,7 +176,7 @@ def test_fused_is_refused_for_rows_too_long_for_32_bits(device, monkeypatch) -> 
 @needs_triton
 @every_family_class
 @pytest.mark.parametrize("other", ["foreach", "differentiable"])
-def test_fused_excludes_other_ways_to_compute_a_step(device, optimizer_class, other) -> None:
+def test_fused_excludes_other_engines(device, optimizer_class, other) -> None:
     message = f"fused=True and {other}=True exclude each other; choose one"
     assert_refused(optimizer_class, [matrix(device=device)], ValueError, message, **{other: True})
 
@@ -191,8 +191,8 @@ def test_the_refused_parameter_is_named(device) -> None:
 @needs_triton
 @every_family_class
 @pytest.mark.parametrize("obstacle", ["without_triton", "without_device", "beside_a_device"])
-def test_a_checkpoint_that_was_fused_goes_on_where_it_cannot_be(request, optimizer_class, obstacle) -> None:
-    """The demand stands in the checkpoint's groups, and is met again where it can be."""
+def test_a_checkpoint_with_fused_continues_without_it(request, optimizer_class, obstacle) -> None:
+    """The request is in the checkpoint's groups, and is met again where it can be."""
     request.getfixturevalue(obstacle)
     params, plain = [matrix()], [matrix()]
     optimizer, eager = optimizer_class(params), optimizer_class(plain)
@@ -220,10 +220,8 @@ SILENT: list[tuple[Any, dict[str, Any], torch.dtype]] = [
 
 @pytest.mark.parametrize(("optimizer_class", "options", "dtype"), SILENT, ids=name_of)
 @pytest.mark.parametrize("obstacle", ["without_triton", "without_device", "beside_a_device", None])
-def test_the_fastest_engine_there_is_falls_back_silently(
-    request, optimizer_class, options, dtype, obstacle
-) -> None:
-    """On the CPU fused=None is the eager engine, the interpreter or not."""
+def test_the_default_engine_falls_back_silently(request, optimizer_class, options, dtype, obstacle) -> None:
+    """On the CPU, fused=None means the eager engine, with or without the interpreter."""
     if obstacle:
         request.getfixturevalue(obstacle)
     params, plain = [matrix(dtype)], [matrix(dtype)]

@@ -1,4 +1,4 @@
-"""The fused engine on a CUDA GPU: graphs, streams, memory, the host's part, and sizes of real models."""
+"""The fused engine on a CUDA GPU: graphs, streams, memory, host syncs, and the sizes of real models."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -23,7 +23,7 @@ SHAPES = [(96, 64), (33, 67), (100,), (592,), (3, 20, 48), ()]
 
 
 def gpt2_small(dtype: torch.dtype = torch.float32) -> list[nn.Parameter]:
-    """Random weights of GPT-2 small's shapes, the same ones each time, with gradients."""
+    """Random weights with GPT-2 small's shapes, the same each time, with gradients."""
     width, generator = 768, torch.Generator(CUDA).manual_seed(0)
     block = [(width,), (3 * width, width), (width, width), (width,), (4 * width, width), (width, 4 * width)]
     params = []
@@ -41,7 +41,7 @@ def set_gradients(params: list[nn.Parameter], step: int) -> None:
 
 
 def plain_run(num_steps: int, **options: Any) -> tuple[list[Tensor], dict[str, Any]]:
-    """Steps on one stream, each waited for."""
+    """Steps on one stream, with a sync after each."""
     params = parameters(SHAPES, CUDA)
     optimizer = MERIT(params, fused=True, **options)
     for step in range(num_steps):
@@ -68,8 +68,8 @@ GRAPH_OPTIONS: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("options", GRAPH_OPTIONS, ids=repr)
-def test_a_captured_step_replays_as_the_step_it_was_captured_from(options) -> None:
-    """With the learning rate and gradients of the moment, and with steps outside the graph in between."""
+def test_a_captured_step_replays_like_the_original(options) -> None:
+    """With the current learning rate and gradients, and with steps outside the graph in between."""
     rates = [0.1, 0.3, 0.05, 0.2, 0.15, 0.4]
 
     def build() -> tuple[list[nn.Parameter], Tensor, MERIT]:
@@ -82,7 +82,7 @@ def test_a_captured_step_replays_as_the_step_it_was_captured_from(options) -> No
     static = [p.grad for p in params]
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):  # the first step, which compiles
+    with torch.cuda.stream(side):  # the first step compiles
         optimizer.step()
     torch.cuda.current_stream().wait_stream(side)
     graph = torch.cuda.CUDAGraph()
@@ -108,7 +108,7 @@ def test_a_captured_step_replays_as_the_step_it_was_captured_from(options) -> No
     assert_same_bits(snapshot(optimizer)[1]["state"], snapshot(reference)[1]["state"])
 
 
-def test_a_host_far_ahead_of_the_device_sends_each_step_its_own_addresses() -> None:
+def test_a_host_far_ahead_of_the_device_sends_the_addresses_of_each_step() -> None:
     """The device sleeps while steps with gradients at new addresses and new learning rates queue up."""
     params = parameters(SHAPES, CUDA)
     optimizer = MERIT(params, lr=0.1, fused=True)
@@ -129,7 +129,7 @@ def test_a_host_far_ahead_of_the_device_sends_each_step_its_own_addresses() -> N
 
 
 def test_gradients_set_to_none_come_back_at_new_addresses() -> None:
-    """Through autograd, with other allocations in between so that no address need come again."""
+    """Through autograd, with other allocations in between so that addresses change."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(48, 96), nn.GELU(), nn.Linear(96, 32, bias=False)).to(CUDA)
     pair = Pair(list(model.parameters()))
@@ -145,8 +145,8 @@ def test_gradients_set_to_none_come_back_at_new_addresses() -> None:
 
 @pytest.mark.parametrize("options", [{}, {"max_grad_norm": 1.0}, {"bias_correction": True}], ids=repr)
 @pytest.mark.parametrize("build", [MERIT, LAMB], ids=name_of)
-def test_a_step_takes_two_mebibytes_beside_the_buffer(build, options) -> None:
-    """Temporaries, and the tables that the engine keeps."""
+def test_a_step_takes_at_most_two_mebibytes_besides_the_buffer(build, options) -> None:
+    """For temporaries, and for the tables that the engine keeps."""
     optimizer = build(gpt2_small(), fused=True, **options)
     optimizer.step()
     (engine,) = optimizer._engines.values()
@@ -217,7 +217,7 @@ def test_gpt2_small_repeats_bit_for_bit(build) -> None:
 
 @pytest.mark.parametrize("build", [MERIT, LAMB], ids=name_of)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_gpt2_small_is_stepped_as_by_the_eager_engine(build, dtype) -> None:
+def test_gpt2_small_changes_as_with_the_eager_engine(build, dtype) -> None:
     """Weights and state; a bfloat16 weight may be rounded to either side."""
     pair = Pair(gpt2_small(dtype), build, max_grad_norm=1.0)
     grads = [p.grad for p in pair.params]
@@ -228,7 +228,7 @@ def test_gpt2_small_is_stepped_as_by_the_eager_engine(build, dtype) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 def test_vectors_of_16_times_any_number_are_read_in_bounds(dtype) -> None:
-    """Each is folded into rows; what lies behind it must stay as it is."""
+    """Each is folded into rows; the memory behind it must not change."""
     for factor in (1, 9, 17, 37, 100, 127):
         memory = torch.full((16 * factor + 64,), 3.0, dtype=dtype, device=CUDA)
         pair = Pair([nn.Parameter(memory[: 16 * factor])])
@@ -237,7 +237,7 @@ def test_vectors_of_16_times_any_number_are_read_in_bounds(dtype) -> None:
         assert (memory[16 * factor :] == 3).all()
 
 
-def test_a_weight_of_more_than_2_to_the_31_elements_is_stepped_to_its_end() -> None:
+def test_a_weight_of_more_than_2_to_the_31_elements_is_updated_to_its_end() -> None:
     if torch.cuda.mem_get_info()[0] < 60 * 2**30:
         pytest.skip("needs 60 GiB of free GPU memory")
     rows, columns = 2**16 + 1, 2**15
@@ -263,8 +263,8 @@ def alternating_streams(step: int, streams: list[torch.cuda.Stream]) -> torch.cu
     return stream
 
 
-def test_steps_on_several_streams_are_those_of_one() -> None:
-    """One after the other, each on another stream than the last."""
+def test_steps_on_several_streams_equal_steps_on_one() -> None:
+    """One after another, each on another stream than the previous one."""
     params = parameters(SHAPES, CUDA)
     optimizer = MERIT(params, fused=True)
     streams = [torch.cuda.Stream() for _ in range(3)]
@@ -300,7 +300,7 @@ FALLBACKS: dict[str, tuple[Callable[[], Tensor], dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize(("make", "options"), FALLBACKS.values(), ids=FALLBACKS.keys())
-def test_what_cannot_be_fused_is_stepped_by_the_eager_engine_in_the_same_step(make, options) -> None:
+def test_parameters_that_cannot_be_fused_use_the_eager_engine_in_the_same_step(make, options) -> None:
     """With fused=None, silently, and bit for bit as with fused=False."""
     params, plain = ([nn.Parameter(make()), nn.Parameter(torch.ones(5, device=CUDA))] for _ in range(2))
     optimizer, eager = MERIT(params, **options), MERIT(plain, fused=False, **options)
@@ -314,7 +314,7 @@ def test_what_cannot_be_fused_is_stepped_by_the_eager_engine_in_the_same_step(ma
     assert_same_bits(params[0].detach(), plain[0].detach())
 
 
-def test_the_fused_engine_is_chosen_where_it_can_run() -> None:
+def test_the_fused_engine_is_chosen_if_it_can_run() -> None:
     optimizer = MERIT(parameters([(4, 6)], CUDA))
     set_gradients(optimizer.param_groups[0]["params"], 0)
     optimizer.step()

@@ -1,4 +1,4 @@
-"""Muon's direction on the fused engine against the eager one: every option, and what may change."""
+"""Muon's direction on the fused engine against the eager one: every option, and changes between steps."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from merit_optim.optim.engines.fused.launch import HeldLaunch
 from merit_optim.optim.engines.work import Control
 from merit_optim.optim.trust import TrustRatioOptimizer
 
-# What numpy, in which Triton's interpreter computes, says of NaN and infinities.
+# NumPy's warnings about NaN and infinities; Triton's interpreter uses NumPy.
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.* encountered in .*:RuntimeWarning"),
     pytest.mark.usefixtures("memory_begins_as_nan"),
@@ -35,21 +35,21 @@ INTERPRETED = not torch.cuda.is_available()
 
 muon_merit, muon = Hidden(MuonMERIT), Hidden(Muon)
 
-# Of the change of a weight, by norms: products in bfloat16 round otherwise in each engine.
+# Relative to the change of a weight, in norms: products in bfloat16 round differently in each engine.
 SHARE = 0.1
 
 
 @pytest.fixture(autouse=True)
 def products_in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In the interpreter, which truncates what it stores in bfloat16. A GPU's tensor cores want bfloat16."""
+    """In the interpreter, which truncates to bfloat16. The tensor cores of a GPU need bfloat16."""
     if INTERPRETED:
         monkeypatch.setattr(launch, "HELD_DTYPE", torch.float32)
 
 
 class MuonPair(Pair):
-    """As ``Pair``; in the interpreter both have products in float32, on a GPU weights are held to ``SHARE``.
+    """Like ``Pair``; in the interpreter both have products in float32, on a GPU the tolerance is ``SHARE``.
 
-    Two passes, unless said otherwise: the interpreter takes its time for each.
+    Two passes by default, because each is slow in the interpreter.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class MuonPair(Pair):
         super().compare()
 
     def change(self, **options: Any) -> None:
-        """Give the first group of both other options."""
+        """Change options of the first group of both."""
         for optimizer in (self.fused, self.eager):
             optimizer.param_groups[0].update(options)
 
@@ -90,7 +90,7 @@ def size(x: Tensor) -> Tensor:
 
 
 def held_launches(engine: FusedEngine) -> list[HeldLaunch]:
-    return [own for own in engine._launches if isinstance(own, HeldLaunch)]
+    return [launch for launch in engine._launches if isinstance(launch, HeldLaunch)]
 
 
 SHAPES = {
@@ -116,13 +116,13 @@ def test_every_shape(device, shape) -> None:
 
 
 def test_all_shapes_and_vectors_share_a_step(device) -> None:
-    """Two of one shape have a launch together; embeddings and vectors have Adam's direction."""
+    """Two of one shape share a launch; embeddings and vectors have Adam's direction."""
     shapes = [(9, 17), (20,), (5, 4), (), (9, 17), (0, 5), (3, 0)]
     pair = MuonPair(parameters(shapes, device))
     with tiles():
         for _ in range(2):
             pair.step()
-    sizes = [(len(own.weights), own.shape) for own in held_launches(pair.engine)]
+    sizes = [(len(launch.weights), launch.shape) for launch in held_launches(pair.engine)]
     assert sizes == [(2, (2, 9, 17)), (1, (1, 5, 4))]
     assert [pair.fused.state[p]["step"].item() for p in pair.params] == [2] * len(shapes)
 
@@ -158,7 +158,7 @@ def test_every_option(device, build, options) -> None:
 
 
 def test_the_options_make_a_difference_here() -> None:
-    """Else the test above would hold the engine to nothing. The gradient's norm makes one in the momentum."""
+    """Otherwise the test above would prove nothing. The gradient norm makes a difference in the momentum."""
     results: list[list[Tensor]] = []
     for build, options in OPTIONS:
         (param,) = parameters([(9, 5)], "cpu")
@@ -166,10 +166,10 @@ def test_the_options_make_a_difference_here() -> None:
         for step in range(2):
             param.grad = gradient(param, 100 * step)
             optimizer.step()
-        found = [param.detach(), optimizer.state[param]["momentum_buffer"]]
+        result = [param.detach(), optimizer.state[param]["momentum_buffer"]]
         for other in results:
-            assert any((x - y).abs().amax() > 1e-4 for x, y in zip(found, other, strict=True)), options
-        results.append(found)
+            assert any((x - y).abs().amax() > 1e-4 for x, y in zip(result, other, strict=True)), options
+        results.append(result)
 
 
 # --- dtypes -----------------------------------------------------------------------------------------------
@@ -186,10 +186,12 @@ DTYPES = [
 
 
 @pytest.mark.parametrize(("param_dtype", "grad_dtype", "state_dtype", "nesterov"), DTYPES, ids=str)
-def test_dtypes_are_mixed_in_float32(device, param_dtype, grad_dtype, state_dtype, nesterov) -> None:
-    """And stored in their own, rounded once: in the interpreter towards zero, on a GPU to the nearest.
+def test_every_mix_of_dtypes_is_computed_in_float32(
+    device, param_dtype, grad_dtype, state_dtype, nesterov
+) -> None:
+    """And stored in its dtype, rounded once: towards zero in the interpreter, to nearest on a GPU.
 
-    The weight is held to the momentum as it was stored, of which the direction is formed.
+    The expected weight is computed from the momentum as stored.
     """
     (param,) = parameters([(9, 5)], device, param_dtype)
     optimizer = muon_merit(
@@ -215,7 +217,7 @@ def test_dtypes_are_mixed_in_float32(device, param_dtype, grad_dtype, state_dtyp
 
 
 def stepped(weight: Tensor, n: Tensor, group: dict[str, Any]) -> Tensor:
-    """A weight after a step by its definition, with N given and products in float32."""
+    """A weight after a step by the definition, for a given N and with products in float32."""
     direction, rule = direction_of({**group, "ns_dtype": "float32"}), algorithm.Rule.of(group)
     formed = direction.whole((n[None],), 1)
     d, _ = direction.after(formed, (n[None],), torch.float32, Extent(*n.shape))
@@ -226,7 +228,7 @@ def stepped(weight: Tensor, n: Tensor, group: dict[str, Any]) -> Tensor:
 
 
 def assert_rounded(actual: Tensor, value: Tensor, dtype: torch.dtype) -> None:
-    """A float32 value, some ulps off, in another dtype: each element at most one of its own ulps away."""
+    """Check a float32 value, some ulps off, in another dtype: each element within one of its ulps."""
     assert actual.dtype == dtype
     ulp = 0 if dtype == torch.float32 else torch.finfo(dtype).eps * value.abs()
     assert ((actual.float() - value).abs() <= ulp + ULPS * torch.finfo(torch.float32).eps).all()
@@ -239,18 +241,18 @@ STACKED = [(2, 5, 3), (5, 3), (2, 5, 3)]
 
 
 def together(num: int) -> Any:
-    """Launches of so many of these matrices at most: there is room for a part of one more."""
+    """Limit launches to ``num`` of these matrices, with room for a part of one more."""
     return mock.patch.object(FusedEngine, "max_held", num * 15 + 14)
 
 
 @pytest.mark.parametrize(("num", "chunks"), [(0, [1] * 5), (2, [2, 2, 1]), (4, [3, 2])])
-def test_matrices_of_one_shape_are_worked_on_in_chunks(device, num, chunks) -> None:
-    """Of one parameter or of several; a parameter of stacked ones is counted once a step."""
+def test_matrices_of_one_shape_are_processed_in_chunks(device, num, chunks) -> None:
+    """From one parameter or several; the step of a parameter with stacked matrices is counted once."""
     pair = MuonPair(parameters(STACKED, device), matrix_dims=2)
     with together(num):
         for _ in range(2):
             pair.step()
-    assert [own.shape for own in held_launches(pair.engine)] == [(chunk, 5, 3) for chunk in chunks]
+    assert [launch.shape for launch in held_launches(pair.engine)] == [(chunk, 5, 3) for chunk in chunks]
     assert [pair.fused.state[p]["step"].item() for p in pair.params] == [2, 2, 2]
     assert [pair.fused.state[p]["momentum_buffer"].shape for p in pair.params] == [
         p.shape for p in pair.params
@@ -299,7 +301,7 @@ def test_options_of_adam_in_a_group_do_not_change_its_momentum(device) -> None:
     assert not pair.engine._unfused
 
 
-def test_groups_that_differ_in_what_is_compiled_have_launches_of_their_own(device) -> None:
+def test_groups_that_differ_in_compiled_options_have_separate_launches(device) -> None:
     groups: list[dict[str, Any]] = [
         {},
         {"nesterov": False},
@@ -321,7 +323,7 @@ def test_groups_that_differ_in_what_is_compiled_have_launches_of_their_own(devic
 
 
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf])
-def test_a_bad_gradient_spoils_exactly_its_own_matrix(device, bad) -> None:
+def test_a_bad_gradient_affects_exactly_its_matrix(device, bad) -> None:
     def run(value: float | None) -> Tensor:
         (param,) = parameters([(3, 5, 7)], device)
         param.grad = gradient(param, 0)
@@ -339,7 +341,7 @@ def test_a_bad_gradient_spoils_exactly_its_own_matrix(device, bad) -> None:
 # --- steps that are not taken -----------------------------------------------------------------------------
 
 
-def test_a_bad_step_is_skipped_when_asked_for(device) -> None:
+def test_a_bad_step_is_skipped_with_nonfinite_skip(device) -> None:
     pair = MuonPair(parameters([(5, 7), (7,)], device), nonfinite="skip")
     pair.step()
     before = snapshot(pair.fused)
@@ -354,7 +356,7 @@ def test_a_bad_step_is_skipped_when_asked_for(device) -> None:
 
 @pytest.mark.parametrize("build", [muon_merit, muon], ids=name_of)
 def test_the_device_can_skip_a_step(device, build) -> None:
-    """The first and another one, with chunks that begin within a parameter."""
+    """The first step and a later one, with chunks that start inside a parameter."""
     optimizer = build(parameters([(3, 5, 3), (7,)], device), ns_steps=2, matrix_dims=2, fused=True)
     with together(2):
         for skip in (True, False, True):
@@ -368,7 +370,7 @@ def test_the_device_can_skip_a_step(device, build) -> None:
                 assert not any(map(torch.equal, snapshot(optimizer)[0], before[0]))
 
 
-def test_what_grad_scaler_leaves_to_the_step_is_done(device) -> None:
+def test_the_step_unscales_and_skips_for_grad_scaler(device) -> None:
     pair = MuonPair(parameters([(5, 7), (7,)], device), max_grad_norm=5.0)
     assert pair.fused._step_supports_amp_scaling
     for optimizer in (pair.fused, pair.eager):
@@ -385,7 +387,7 @@ def test_what_grad_scaler_leaves_to_the_step_is_done(device) -> None:
 
 
 def test_parameters_without_a_gradient_stay_as_they_are(device) -> None:
-    """Others each time, as many as before or not."""
+    """Different ones each time, in the same or another number."""
     pair = MuonPair(parameters([(5, 7), (5, 7), (5,), (4, 3)], device))
     num_steps = [0] * 4
     for present in ((0, 2), (1, 2), (0, 1, 3), (), (3,)):
@@ -402,7 +404,7 @@ def test_parameters_without_a_gradient_stay_as_they_are(device) -> None:
 
 
 def test_numbers_change_and_the_launches_stay(device) -> None:
-    """Of a schedule of the momentum, too."""
+    """Including a schedule of the momentum."""
     pair = MuonPair(parameters([(9, 5), (6,)], device))
     pair.step()
     launches = list(pair.engine._launches)
@@ -412,7 +414,7 @@ def test_numbers_change_and_the_launches_stay(device) -> None:
     assert all(now is before for now, before in zip(pair.engine._launches, launches, strict=True))
 
 
-def test_what_is_compiled_may_change_too(device) -> None:
+def test_compiled_options_may_change_too(device) -> None:
     pair = MuonPair(parameters([(9, 5)], device))
     pair.step()
     for change in (
@@ -431,8 +433,8 @@ def test_what_is_compiled_may_change_too(device) -> None:
         assert not pair.engine._unfused
 
 
-def test_sizes_are_those_of_the_step(device) -> None:
-    """Not of a step before, when the weights were larger."""
+def test_sizes_are_measured_in_every_step(device) -> None:
+    """No size is left from an earlier step, when the weights were larger."""
     pair = MuonPair(parameters([(9, 5)], device))
     pair.step()
     for param in (*pair.params, *pair.eager_params):
@@ -443,7 +445,7 @@ def test_sizes_are_those_of_the_step(device) -> None:
 
 
 def test_the_sizes_are_exact(device) -> None:
-    """|w| to the last bit, each in its place."""
+    """|w| to the last bit, each at its place in the buffer."""
     params = parameters(STACKED, device)
     optimizer = muon_merit(params, ns_steps=1, matrix_dims=2, fused=True)
     set_gradients(optimizer)
@@ -452,13 +454,13 @@ def test_the_sizes_are_exact(device) -> None:
         optimizer.step()
     engine = optimizer._engines[params[0].device]
     for i, weight in enumerate(before):
-        found = engine._slots[i].view(engine._shared.sizes[0])
+        measured = engine._slots[i].view(engine._shared.sizes[0])
         sizes = algorithm.sizes(weight.view(-1, 5, 3), algorithm.Rule(), is_vector=False)
-        assert_same_bits(list(found), list(sizes))
+        assert_same_bits(list(measured), list(sizes))
 
 
-def test_gradients_in_new_tensors_are_found(device) -> None:
-    """The old ones are kept, so that no address comes again."""
+def test_gradients_in_new_tensors_are_used(device) -> None:
+    """The old ones are kept alive, so that no address is reused."""
     pair = MuonPair(parameters([(5, 7)], device))
     kept = []
     for _ in range(2):
@@ -468,7 +470,7 @@ def test_gradients_in_new_tensors_are_found(device) -> None:
 
 
 @pytest.mark.parametrize("change", [{"ns_dtype": "float32"}, {"ns_dtype": "float32", "split": 3}], ids=repr)
-def test_what_the_kernels_do_not_know_goes_the_eager_way_and_back(device, change) -> None:
+def test_options_that_the_kernels_do_not_support_use_the_eager_engine_and_back(device, change) -> None:
     pair = MuonPair(parameters([(9, 5), (4,)], device))
     pair.step()
     pair.change(**change)
@@ -482,9 +484,9 @@ def test_what_the_kernels_do_not_know_goes_the_eager_way_and_back(device, change
     assert pair.fused.state[pair.params[0]]["step"] == 3
 
 
-@pytest.mark.parametrize("what", ["parameter", "gradient"])
-def test_what_is_not_contiguous_goes_the_eager_way(device, what) -> None:
-    """In the same step, and as an eager optimizer would step it, bit for bit."""
+@pytest.mark.parametrize("strided", ["parameter", "gradient"])
+def test_tensors_that_are_not_contiguous_use_the_eager_engine(device, strided) -> None:
+    """In the same step, with the bits of an eager optimizer."""
     params, others = (parameters([(4, 6), (5, 7)], device) for _ in range(2))
     optimizer, eager = (
         muon_merit(params, ns_steps=2, fused=True),
@@ -493,9 +495,9 @@ def test_what_is_not_contiguous_goes_the_eager_way(device, what) -> None:
     for step in range(2):
         for i, (param, other) in enumerate(zip(params, others, strict=True)):
             grad = gradient(param, 10 * step + i)
-            if i == 0 and what == "parameter":
-                for own in (param, other):
-                    own.data = own.data.T.contiguous().T
+            if i == 0 and strided == "parameter":
+                for x in (param, other):
+                    x.data = x.data.T.contiguous().T
             elif i == 0:
                 grad = grad.T.contiguous().T
             param.grad = other.grad = grad
@@ -507,8 +509,8 @@ def test_what_is_not_contiguous_goes_the_eager_way(device, what) -> None:
     assert size(params[1] - others[1]) < SHARE * size(others[1])
 
 
-def test_a_tensor_learning_rate_is_followed(device) -> None:
-    """Changed in place, and replaced by another."""
+def test_changes_of_a_tensor_learning_rate_take_effect(device) -> None:
+    """Changed in place, and replaced by another tensor."""
     pair = MuonPair(parameters([(5, 7)], device), lr=torch.tensor(0.1, device=device), capturable=True)
     pair.step()
     for group in (pair.fused.param_groups[0], pair.eager.param_groups[0]):
@@ -519,7 +521,7 @@ def test_a_tensor_learning_rate_is_followed(device) -> None:
 
 
 def test_a_group_may_be_added_later(device) -> None:
-    """Of the same shape, so that it joins a launch."""
+    """With the same shape, so that it joins a launch."""
     pair = MuonPair(parameters([(5, 7), (6,)], device))
     pair.step()
     for optimizer, params in ((pair.fused, pair.params), (pair.eager, pair.eager_params)):
@@ -528,23 +530,23 @@ def test_a_group_may_be_added_later(device) -> None:
         params.append(new)
     pair.step()
     pair.step()
-    assert [own.shape for own in held_launches(pair.engine)] == [(2, 5, 7)]
+    assert [launch.shape for launch in held_launches(pair.engine)] == [(2, 5, 7)]
     assert pair.fused.state[pair.params[2]]["step"] == 2
 
 
 @pytest.mark.parametrize("fused_first", [True, False], ids=["fused to eager", "eager to fused"])
 def test_a_state_dict_goes_from_one_engine_to_the_other(device, fused_first) -> None:
-    """The state is the same; which engine and which products stands in the groups."""
+    """The state is the same; the engine and the dtype of products are options of the groups."""
     pair = MuonPair(parameters([(5, 7), (6,), (2, 5, 3)], device), matrix_dims=2)
     pair.step()
     optimizers = (pair.fused, pair.eager) if fused_first else (pair.eager, pair.fused)
     saved = copy.deepcopy(optimizers[0].state_dict())
-    own = [
+    kept = [
         {key: group[key] for key in ("fused", "ns_dtype") if key in group}
         for group in optimizers[1].param_groups
     ]
     optimizers[1].load_state_dict(saved)
-    for group, options in zip(optimizers[1].param_groups, own, strict=True):
+    for group, options in zip(optimizers[1].param_groups, kept, strict=True):
         group.update(options)
     assert_same_bits(optimizers[1].state_dict()["state"], saved["state"])
     pair.step()
@@ -576,17 +578,17 @@ def test_a_copied_optimizer_steps_its_own_parameters(device) -> None:
     ],
     ids=name_of,
 )
-def test_the_statistics_are_those_of_the_eager_engine(device, build, options) -> None:
-    """Also of stacked matrices that are in several chunks."""
+def test_the_statistics_equal_the_eager_engine_s(device, build, options) -> None:
+    """Including stacked matrices in several chunks."""
     pair = MuonPair(parameters([(9, 17), (3, 5, 3), (6,)], device), build, matrix_dims=2, **options)
     pair.set_gradients()
-    found = []
+    recorded = []
     with tiles(), together(2):
         for optimizer in (pair.fused, pair.eager):
             with optimizer.recording() as statistics:
                 optimizer.step()
-            found.append(statistics)
-    fused, eager = found
+            recorded.append(statistics)
+    fused, eager = recorded
     assert len(fused) == 3
     assert fused.keys() == eager.keys()
     for name, expected in eager.items():
@@ -622,21 +624,21 @@ def test_no_gradient_is_changed(device) -> None:
 
 
 def test_the_tables_do_not_follow_a_default_device(device) -> None:
-    """As with ``torch.set_default_device``: what is indexed on the host is made on the host."""
+    """With ``torch.set_default_device``, tensors that are indexed on the host stay on the host."""
     pair = MuonPair(parameters([(5, 7)], device))
     pair.before = [p.detach().clone() for p in pair.params]
     pair.set_gradients()
     with torch.device("meta"):
         (part,), rest = FusedEngine(pair.params[0].device).parts_of(pair.fused._gather(), Control())
     assert not rest
-    part.advance()  # not there: Triton's interpreter follows it
+    part.advance()  # outside: Triton's interpreter follows the default device
     part.apply(None)
     pair.eager.step()
     pair.compare()
 
 
 def test_autograd_notices_that_weights_have_changed(device) -> None:
-    """Of a stacked weight, too, of which the last chunk holds no beginning."""
+    """Including a stacked weight whose last chunk does not contain its first matrix."""
     (weight,) = parameters([(3, 5, 3)], device)
     optimizer = muon_merit([weight], ns_steps=1, matrix_dims=2, fused=True)
     inputs = torch.ones(3, 2, 5, device=device, requires_grad=True)
@@ -665,12 +667,12 @@ def test_a_run_repeats_bit_for_bit(device) -> None:
 
 
 def test_in_bfloat16_it_is_near_the_eager_engine(device, monkeypatch) -> None:
-    """As it is for users; in the interpreter less near than on a GPU, for it truncates."""
+    """With the users' options; less close in the interpreter than on a GPU, because it truncates."""
     monkeypatch.setattr(launch, "HELD_DTYPE", torch.bfloat16)
     params, others = (parameters([(9, 17), (17, 9)], device) for _ in range(2))
     starts = [p.detach().clone() for p in params]
-    for own, fused in ((params, True), (others, False)):
-        optimizer = muon_merit(own, lr=0.05, fused=fused)
+    for weights, fused in ((params, True), (others, False)):
+        optimizer = muon_merit(weights, lr=0.05, fused=fused)
         set_gradients(optimizer)
         optimizer.step()
     for param, other, start in zip(params, others, starts, strict=True):
@@ -678,7 +680,7 @@ def test_in_bfloat16_it_is_near_the_eager_engine(device, monkeypatch) -> None:
 
 
 def test_hundreds_of_elements_are_within_ulps_of_the_definition() -> None:
-    """What the pairs above are held to, for one who doubts the eager engine."""
+    """The pairs above compare with the eager engine; this compares with the definition."""
     if not INTERPRETED:
         pytest.skip("products of float32 are coarser on a GPU")
     (param,) = parameters([(17, 37)], "cpu")

@@ -1,4 +1,4 @@
-"""Muon's direction on a CUDA GPU: how exact it is in bfloat16, bits, graphs, memory, and the host's part."""
+"""Muon's direction on a CUDA GPU: accuracy in bfloat16, bits, graphs, memory, and host syncs."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -37,8 +37,8 @@ EPS = 1e-7
 
 muon_merit, muon = Hidden(MuonMERIT), Hidden(Muon)
 
-# How large this engine's error may be beside the eager one's, which rounds every product to bfloat16; and
-# half an ulp of bfloat16, in which both give the result.
+# The limit of this engine's error relative to the eager one's, which rounds every product to bfloat16; and
+# half an ulp of bfloat16, the dtype of both results.
 ERROR_SHARE, ROUNDING = 1.0, 2**-9
 
 
@@ -47,7 +47,7 @@ def size(x: Tensor) -> float:
 
 
 def matrices(*shape: int, seed: int = 0, dtype: torch.dtype = torch.bfloat16) -> Tensor:
-    """Made on the device: large ones take the host seconds."""
+    """Created on the device, because large ones take seconds on the host."""
     generator = torch.Generator(CUDA).manual_seed(seed)
     return torch.randn(shape, generator=generator, device=CUDA).to(dtype)
 
@@ -78,7 +78,7 @@ def set_gradients(params: list[nn.Parameter], step: int) -> None:
     [(256, 512), (512, 256), (768, 768), (300, 520), (520, 300), (129, 1000), (1, 700), (700, 1), (3, 5)],
     ids=str,
 )
-def test_polar_factors_are_as_exact_as_the_eager_engine_s(shape) -> None:
+def test_polar_factors_are_as_accurate_as_the_eager_engine_s(shape) -> None:
     """Against products in float64."""
     for name, coefficients in COEFFICIENTS.items():
         n = matrices(3, *shape)
@@ -90,8 +90,8 @@ def test_polar_factors_are_as_exact_as_the_eager_engine_s(shape) -> None:
 
 
 @pytest.mark.parametrize("build", [muon_merit, muon], ids=name_of)
-def test_steps_are_as_exact_as_the_eager_engine_s(build) -> None:
-    """Against products in float32: each weight for itself, but ratios of single elements on average."""
+def test_steps_are_as_accurate_as_the_eager_engine_s(build) -> None:
+    """Against products in float32: for each weight, but on average with ratios of single elements."""
 
     def changes(**options: Any) -> list[Tensor]:
         params = model()
@@ -112,7 +112,7 @@ def test_steps_are_as_exact_as_the_eager_engine_s(build) -> None:
 
 
 def test_the_largest_matrices_that_are_not_refused() -> None:
-    """Elements are numbered up to 2**31: one pass, and both ends of a tall matrix."""
+    """Elements have indices up to 2**31: one pass, and both ends of a tall matrix."""
     if torch.cuda.mem_get_info()[0] < 90 * 2**30:
         pytest.skip("needs 90 GiB of free GPU memory")
     rows, columns = 2**16, 2**15 - 128
@@ -172,8 +172,8 @@ GRAPH_OPTIONS: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("options", GRAPH_OPTIONS, ids=repr)
-def test_a_captured_step_replays_as_the_step_it_was_captured_from(options) -> None:
-    """With the learning rate and gradients of the moment, and with steps outside the graph in between."""
+def test_a_captured_step_replays_like_the_original(options) -> None:
+    """With the current learning rate and gradients, and with steps outside the graph in between."""
     rates = [0.1, 0.3, 0.05, 0.2, 0.15]
     shapes = [(96, 64), (33, 67), (100,), (3, 20, 48), (96, 64)]
 
@@ -188,7 +188,7 @@ def test_a_captured_step_replays_as_the_step_it_was_captured_from(options) -> No
         static = [p.grad for p in params]
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):  # the first step, which compiles
+        with torch.cuda.stream(side):  # the first step compiles
             optimizer.step()
         torch.cuda.current_stream().wait_stream(side)
         graph = torch.cuda.CUDAGraph()
@@ -214,7 +214,7 @@ def test_a_captured_step_replays_as_the_step_it_was_captured_from(options) -> No
     assert_same_bits(snapshot(optimizer)[1]["state"], snapshot(reference)[1]["state"])
 
 
-def test_what_lies_beside_a_weight_stays() -> None:
+def test_the_memory_around_a_weight_does_not_change() -> None:
     for shape in ((33, 48), (130, 257), (1, 16)):
         memory = torch.full((shape[0] * shape[1] + 128,), 3.0, device=CUDA)
         param = nn.Parameter(memory[64:-64].view(shape))
@@ -233,8 +233,8 @@ LARGEST = 4 * 768 * 768
 
 @pytest.mark.parametrize("max_held", [2**18, 2**22, 2**24])
 @pytest.mark.parametrize("options", [{}, {"max_grad_norm": 1.0, "nonfinite": "skip"}], ids=repr)
-def test_temporaries_are_8_bytes_for_each_element_that_is_held(max_held, options) -> None:
-    """And no more matrices are held at a time than may be."""
+def test_temporaries_are_8_bytes_per_held_element(max_held, options) -> None:
+    """And no more matrices are held at a time than allowed."""
     optimizer = muon_merit(model(), matrix_dims=2, fused=True, **options)
     with mock.patch.object(FusedEngine, "max_held", max_held):
         optimizer.step()
@@ -242,7 +242,7 @@ def test_temporaries_are_8_bytes_for_each_element_that_is_held(max_held, options
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
         optimizer.step()
-    # A block of the allocator may be a mebibyte larger than what is asked for.
+    # The allocator may round a block up by a mebibyte.
     bound = 8 * max(max_held, LARGEST) + 8 * MIB
     assert torch.cuda.max_memory_allocated() - before <= bound
     assert torch.cuda.memory_allocated() <= before
@@ -276,14 +276,14 @@ def test_a_step_never_waits_for_the_device(options) -> None:
 # --- which engine -----------------------------------------------------------------------------------------
 
 
-def test_the_fused_engine_is_chosen_where_it_can_run() -> None:
+def test_the_fused_engine_is_chosen_if_it_can_run() -> None:
     for build in (muon_merit, muon):
         optimizer = build(parameters([(4, 6), (5,)], CUDA))
         set_gradients(params_of(optimizer), 0)
         optimizer.step()
         (engine,) = optimizer._engines.values()
         assert not engine._unfused
-        assert any(isinstance(own, HeldLaunch) for own in engine._launches)
+        assert any(isinstance(launch, HeldLaunch) for launch in engine._launches)
         for other in ({"fused": False}, {"foreach": True}, {"foreach": False}):
             optimizer = build(parameters([(4, 6)], CUDA), **other)
             set_gradients(params_of(optimizer), 0)
@@ -306,15 +306,15 @@ FALLBACKS: dict[str, tuple[Callable[[], Tensor], Hidden, dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize(("make", "build", "options"), FALLBACKS.values(), ids=FALLBACKS.keys())
-def test_what_cannot_be_fused_is_stepped_by_the_eager_engine_in_the_same_step(make, build, options) -> None:
-    """With fused=None, silently, and bit for bit as with fused=False; the vector beside it is fused."""
+def test_parameters_that_cannot_be_fused_use_the_eager_engine_in_the_same_step(make, build, options) -> None:
+    """With fused=None, silently, and bit for bit as with fused=False; the vector is still fused."""
     params, plain = ([nn.Parameter(make()), nn.Parameter(torch.ones(5, device=CUDA))] for _ in range(2))
     groups = [
         [
-            {"params": own[:1], "direction": build.direction, **options},
-            {"params": own[1:], "direction": "adam"},
+            {"params": weights[:1], "direction": build.direction, **options},
+            {"params": weights[1:], "direction": "adam"},
         ]
-        for own in (params, plain)
+        for weights in (params, plain)
     ]
     optimizer, eager = (
         build.optimizer_class(groups[0]),
@@ -326,5 +326,5 @@ def test_what_cannot_be_fused_is_stepped_by_the_eager_engine_in_the_same_step(ma
         optimizer.step()
         eager.step()
     (engine,) = optimizer._engines.values()
-    assert [own.variant.held for own in engine._launches] == [None]
+    assert [launch.variant.held for launch in engine._launches] == [None]
     assert_same_bits(params[0].detach(), plain[0].detach())

@@ -1,7 +1,7 @@
-"""The kernels' polar factors against the definition: every shape, tile and edge, alone and in company.
+"""The kernels' polar factors against the definition: every shape, tile and edge case, alone and in batches.
 
-The kernels compute in the dtype of their tensors. Here these are float32, for the interpreter truncates what
-it stores in bfloat16; on a GPU, where products of float32 are coarser, they are bfloat16 and larger.
+The kernels compute in the dtype of their tensors. Here these are float32, because the interpreter truncates
+to bfloat16; on a GPU, where products of float32 are coarser, they are bfloat16 and larger.
 """
 
 import pytest
@@ -17,9 +17,9 @@ import triton.language as tl
 from merit_optim.optim.directions import Muon
 from merit_optim.optim.directions.newton_schulz import COEFFICIENTS, Coefficients, polar
 from merit_optim.optim.engines.fused import newton_schulz, product_kernels
-from merit_optim.optim.engines.fused.newton_schulz import Iteration, Polar, Tile, num_together
+from merit_optim.optim.engines.fused.newton_schulz import Iteration, Polar, ProductTile, num_together
 
-# What numpy, in which Triton's interpreter computes, says of NaN and infinities.
+# NumPy's warnings about NaN and infinities; Triton's interpreter uses NumPy.
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.* encountered in .*:RuntimeWarning"),
     pytest.mark.usefixtures("memory_begins_as_nan"),
@@ -28,22 +28,22 @@ pytestmark = [
 INTERPRETED = not torch.cuda.is_available()
 DTYPE = torch.float32 if INTERPRETED else torch.bfloat16
 
-# Norms of the difference over the norm. In float32 1.3e-5 is the most that was seen, with passes in pairs.
+# Relative differences in norm. The largest seen in float32 is 1.3e-5, with passes in pairs.
 TOLERANCE = 3e-5 if INTERPRETED else 0.1
 
 QUINTIC = COEFFICIENTS["quintic"]
 EPS = 1e-7
 
-# Small, so that small matrices have several of each.
+# Small, so that small matrices have several tiles and blocks.
 TILES = {
-    "SYMMETRIC_TILE": Tile(16, 16, 8, warps=1, stages=1),
-    "PRODUCT_TILE": Tile(16, 32, 16, warps=1, stages=1),
+    "SYMMETRIC_TILE": ProductTile(16, 16, 8, warps=1, stages=1),
+    "PRODUCT_TILE": ProductTile(16, 32, 16, warps=1, stages=1),
     "NEIGHBOURS": 2,
     "BLOCK": 256,
     "BLOCK_SUMS": 2,
 }
 FACTOR = 1 if INTERPRETED else 16
-"""On a GPU tiles are what they are, and matrices are as much larger."""
+"""On a GPU tiles have their usual size, and matrices are larger by this factor."""
 
 
 @pytest.fixture(autouse=True)
@@ -54,7 +54,7 @@ def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def sides(*sides: int) -> list[int]:
-    """One stays one."""
+    """Scale the sides; 1 stays 1."""
     return [side * FACTOR if side > 1 else 1 for side in sides]
 
 
@@ -65,9 +65,9 @@ def matrices(num: int, rows: int, columns: int, device: torch.device) -> Tensor:
 def factors(
     n_NRC: Tensor, coefficients: Coefficients = QUINTIC, num_passes: int = 2, eps: float = EPS
 ) -> Tensor:
-    """The kernels' polar factors, of a copy that has NaN before and behind it, which must stay."""
+    """The kernels' polar factors of a copy with NaN before and after it, which must not change."""
     num, rows, columns = n_NRC.shape
-    guard = 1024  # elements: the copy is aligned as it would be alone
+    guard = 1024  # elements; keeps the usual alignment of the copy
     memory = torch.full((n_NRC.numel() + 2 * guard,), torch.nan, dtype=n_NRC.dtype, device=n_NRC.device)
     copy = memory[guard:-guard].view(n_NRC.shape).copy_(n_NRC)
     result = Polar(num, Iteration(rows, columns, coefficients, num_passes, eps))(copy).clone()
@@ -84,13 +84,13 @@ def defined(
 
 
 def assert_close(actual: Tensor, expected: Tensor) -> None:
-    """Each matrix for itself."""
+    """Compare each matrix separately."""
     assert actual.dtype == DTYPE
     difference, size = (torch.linalg.vector_norm(x, dim=(1, 2)) for x in (actual - expected, expected))
     assert (difference <= TOLERANCE * size).all(), (difference / size).tolist()
 
 
-# Tiles are 16 x 16 and 16 x 32, of which 8 and 16 are added up at a time.
+# Tiles are 16 x 16 and 16 x 32, with inner blocks of 8 and 16.
 SHAPES = {
     "wide": (17, 37),
     "tall": (37, 17),
@@ -114,13 +114,13 @@ def test_every_shape(device, shape) -> None:
     assert_close(factors(n), defined(n))
 
 
-def test_the_shapes_have_tiles_that_divide_and_such_that_do_not() -> None:
-    found = {name: set() for name in ("_gram", "_polynomial", "_product")}
+def test_some_shapes_are_divided_by_the_tiles_and_some_are_not() -> None:
+    seen = {name: set() for name in ("_gram", "_polynomial", "_product")}
     for shape in SHAPES.values():
-        own = Polar(1, Iteration(*sides(*shape), QUINTIC, 1, EPS))
-        for name, evens in found.items():
-            evens.add(getattr(own, name)._constants["EVEN"])
-    assert found == {name: {True, False} for name in found}
+        polar_factors = Polar(1, Iteration(*sides(*shape), QUINTIC, 1, EPS))
+        for name, evens in seen.items():
+            evens.add(getattr(polar_factors, name)._constants["EVEN"])
+    assert seen == {name: {True, False} for name in seen}
 
 
 @pytest.mark.parametrize("num_passes", range(1, 7))
@@ -130,7 +130,7 @@ def test_the_shapes_have_tiles_that_divide_and_such_that_do_not() -> None:
     ids=[*COEFFICIENTS, "any"],
 )
 def test_every_coefficient_and_number_of_passes(device, coefficients, num_passes) -> None:
-    for shape in ((6, 9), (9, 4)):  # one pass after the other, and in pairs
+    for shape in ((6, 9), (9, 4)):  # single passes, and passes in pairs
         n = matrices(1, *shape, device)
         assert_close(factors(n, coefficients, num_passes), defined(n, coefficients, num_passes))
 
@@ -139,20 +139,20 @@ def test_every_coefficient_and_number_of_passes(device, coefficients, num_passes
     ("shape", "num_passes"), [((35, 70), 4), ((70, 35), 1), ((48, 96), 1), ((33, 50), 3)]
 )
 def test_many_tiles(device, shape, num_passes) -> None:
-    """What one program writes, no other reads in the same launch."""
+    """No program reads what another writes in the same launch."""
     n = matrices(1, *shape, device)
     assert_close(factors(n, num_passes=num_passes), defined(n, num_passes=num_passes))
 
 
 def test_in_bfloat16_it_is_as_close_as_bfloat16_can_be(device) -> None:
-    """The interpreter truncates; on a GPU test_fused_muon_gpu.py asks for more."""
+    """The interpreter truncates; test_fused_muon_gpu.py has a stricter test for GPUs."""
     n = matrices(2, 9, 20, device).bfloat16()
     x, expected = factors(n), defined(n)
     assert x.dtype == torch.bfloat16
     assert torch.linalg.vector_norm(x - expected) <= 0.05 * torch.linalg.vector_norm(expected)
 
 
-# --- alone and in company ---------------------------------------------------------------------------------
+# --- alone and in batches ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("shape", [(17, 20), (20, 17), (16, 32)], ids=str)
@@ -167,10 +167,10 @@ def test_a_matrix_has_the_same_bits_whatever_shares_its_launch(device, shape) ->
 
 
 def test_it_repeats_bit_for_bit(device) -> None:
-    """The same object, too, with what it keeps."""
+    """Also with the same object, which keeps its kernels."""
     n = matrices(2, 9, 20, device)
-    own = Polar(2, Iteration(*n.shape[1:], QUINTIC, 2, EPS))
-    first, second = (own(n.clone()).clone() for _ in range(2))
+    polar_factors = Polar(2, Iteration(*n.shape[1:], QUINTIC, 2, EPS))
+    first, second = (polar_factors(n.clone()).clone() for _ in range(2))
     assert_same_bits(second, first)
     assert_same_bits(factors(n), first)
 
@@ -180,8 +180,8 @@ def test_it_repeats_bit_for_bit(device) -> None:
 
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf])
 @pytest.mark.parametrize("shape", [(17, 20), (20, 9), (16, 32)], ids=str)
-def test_what_is_not_finite_makes_exactly_its_own_matrix_nan(device, shape, bad) -> None:
-    """Also where passes go in pairs."""
+def test_a_nonfinite_element_makes_exactly_its_matrix_nan(device, shape, bad) -> None:
+    """Also with passes in pairs."""
     n = matrices(3, *shape, device)
     good = factors(n)
     n[1, -1, 0] = bad
@@ -199,7 +199,7 @@ def test_an_infinity_among_zeros_is_not_hidden(device) -> None:
 
 
 @pytest.mark.parametrize("shape", [(9, 20), (20, 9), (1, 20), (20, 1)], ids=str)
-def test_zero_stays_zero_beside_what_is_not(device, shape) -> None:
+def test_zero_stays_zero_next_to_other_matrices(device, shape) -> None:
     n = matrices(3, *shape, device)
     n[1] = 0
     x = factors(n)
@@ -228,7 +228,7 @@ def test_no_norm_is_too_large_or_too_small(device, size) -> None:
     assert 0.1 < torch.linalg.vector_norm(x[1].double()) / torch.linalg.vector_norm(x[0].double()) < 10
 
 
-def test_the_largest_numbers_there_are(device) -> None:
+def test_the_largest_finite_numbers(device) -> None:
     n = matrices(1, 9, 20, device)
     n = n / n.abs().max() * 3e38
     assert_close(factors(n), defined(n))
@@ -236,7 +236,7 @@ def test_the_largest_numbers_there_are(device) -> None:
 
 @pytest.mark.parametrize("name", COEFFICIENTS)
 def test_below_eps_a_matrix_is_divided_by_eps(device, name) -> None:
-    """Both sides of it: the norm that is compared has the margin in it."""
+    """On both sides of the limit: the norm that is compared includes the margin."""
     n = matrices(1, 9, 20, device)
     n = n / torch.linalg.vector_norm(n.double())
     for norm in (1e-2, 0.99e-3, 0.5e-3, 1e-6):
@@ -250,30 +250,30 @@ def test_below_eps_a_matrix_is_divided_by_eps(device, name) -> None:
 
 @pytest.mark.parametrize("first", [0, 2**26])
 def test_tiles_of_the_upper_triangle_are_counted_column_by_column(device, first) -> None:
-    """Each once, also where the root that finds the column is rounded."""
+    """Each once, even if the square root that gives the column is rounded."""
 
     @triton.jit
-    def find(found, first, num, BLOCK: tl.constexpr):
+    def find(tiles, first, num, BLOCK: tl.constexpr):
         at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
         row, column = product_kernels._upper(first + at)
-        tl.store(found + at, row)
-        tl.store(found + num + at, column)
+        tl.store(tiles + at, row)
+        tl.store(tiles + num + at, column)
 
     num, block = 2**16, 2**13
-    found = torch.empty(2, num, dtype=torch.int32, device=device)
-    find[(num // block,)](found, first, num, BLOCK=block)
+    tiles = torch.empty(2, num, dtype=torch.int32, device=device)
+    find[(num // block,)](tiles, first, num, BLOCK=block)
     columns = torch.arange(12000)
     counted = columns * (columns + 1) // 2
     index = first + torch.arange(num)
     column = torch.searchsorted(counted, index, right=True) - 1
-    assert_same_bits(found.cpu(), torch.stack([index - counted[column], column]).int())
+    assert_same_bits(tiles.cpu(), torch.stack([index - counted[column], column]).int())
 
 
 @pytest.mark.parametrize(
     ("shape", "num_passes", "num_pairs"),
     [((4, 8), 5, 2), ((8, 4), 6, 3), ((4, 7), 6, 0), ((7, 4), 6, 0), ((4, 40), 1, 0), ((1, 1), 5, 0)],
 )
-def test_passes_go_in_pairs_where_one_side_is_twice_the_other(shape, num_passes, num_pairs) -> None:
+def test_passes_are_taken_in_pairs_if_one_side_is_twice_the_other(shape, num_passes, num_pairs) -> None:
     assert Polar(1, Iteration(*shape, QUINTIC, num_passes, EPS)).num_pairs == num_pairs
 
 
@@ -281,13 +281,13 @@ def test_passes_go_in_pairs_where_one_side_is_twice_the_other(shape, num_passes,
     ("num", "most", "together"),
     [(1, 100, 1), (7, 100, 7), (10, 100, 10), (11, 100, 6), (11, 99, 6), (19, 109, 10), (5, 9, 1), (3, 0, 1)],
 )
-def test_batches_of_matrices_are_as_large_as_may_be_and_of_one_size(num, most, together) -> None:
+def test_batches_of_matrices_are_as_large_as_allowed_and_of_equal_size(num, most, together) -> None:
     """Matrices of ten elements."""
     assert num_together(num, 10, most) == together
     assert together * 10 <= max(most, 10)
 
 
-def test_an_iteration_is_that_of_the_direction() -> None:
+def test_an_iteration_has_the_options_of_the_direction() -> None:
     direction = Muon(ns_steps=3, ns_coefficients="polar-express", eps=1e-5)
     iteration = Iteration.of(direction, 30, 20)
     assert iteration == Iteration(30, 20, COEFFICIENTS["polar-express"], 3, 1e-5)

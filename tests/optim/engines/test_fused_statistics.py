@@ -1,4 +1,4 @@
-"""Statistics of an update from the fused engine: those of the eager one, and at no price to the step."""
+"""Statistics of an update from the fused engine: equal to the eager one's, and without effect on the step."""
 
 from collections.abc import Callable
 from typing import Any
@@ -45,7 +45,7 @@ def recorded_step(pair: Pair) -> tuple[Recorder, Recorder]:
 
 
 @pytest.mark.parametrize(("build", "options"), VARIANTS, ids=name_of)
-def test_the_statistics_are_those_of_the_eager_engine(device, build, options) -> None:
+def test_the_statistics_equal_the_eager_engine_s(device, build, options) -> None:
     params = parameters(SHAPES, device, scale=3.0)
     with torch.no_grad():
         params[0][2] = 0  # a row without a ratio
@@ -76,7 +76,7 @@ def test_the_examples_here_clip_and_bound_some_elements_but_not_all(device) -> N
 
 
 def test_the_names_are_those_of_the_parameters(device) -> None:
-    """Also where a parameter goes the eager way, one is empty, and one has no gradient."""
+    """Also if a parameter uses the eager engine, one is empty, and one has no gradient."""
     params = parameters([(3, 4), (4, 6), (0, 2), (2, 2), (5,)], device)
     named = [(f"layer.{i}", p) for i, p in enumerate(params)]
     optimizer = MERIT([{"params": named[:2]}, {"params": named[2:]}], fused=True)
@@ -127,7 +127,7 @@ def test_each_step_replaces_the_statistics_of_the_one_before(device) -> None:
 
 
 def test_a_step_that_the_device_skips_records_that_nothing_changed(device, monkeypatch) -> None:
-    """Not what the memory held before."""
+    """Not the previous contents of the memory."""
     params = parameters([(3, 4)], device)
     params[0].grad = gradient(params[0], 0)
     works = MERIT(params, fused=True)._gather()

@@ -1,4 +1,4 @@
-"""The fused engine without ratios, which is AdamW, and beside directions that it does not have."""
+"""The fused engine without ratios, which is AdamW, and with directions that it does not support."""
 
 import re
 
@@ -18,7 +18,7 @@ ADAMW = {"norm": "none", "clip": None, "bias_correction": True, "eps": 1e-8}
 
 @pytest.mark.parametrize("options", [ADAMW, {"norm": "none"}, {**ADAMW, "max_grad_norm": 0.5}])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_without_ratios_it_gives_the_eager_step(device, dtype, options) -> None:
+def test_steps_without_ratios_equal_the_eager_engine_s(device, dtype, options) -> None:
     with tiles():
         pair = Pair(parameters([(9, 37), (41, 3), (20,), ()], device, dtype), lr=0.05, **options)
         for _ in range(3):
@@ -26,7 +26,7 @@ def test_without_ratios_it_gives_the_eager_step(device, dtype, options) -> None:
     assert not pair.engine._unfused
 
 
-def test_it_is_torch_s_adamw(device) -> None:
+def test_steps_without_ratios_equal_torch_s_adamw(device) -> None:
     params = parameters([(9, 37), (20,)], device)
     copies = [nn.Parameter(p.detach().clone()) for p in params]
     ours = MERIT(params, lr=0.02, weight_decay=0.1, fused=True, **ADAMW)
@@ -43,7 +43,7 @@ def test_it_is_torch_s_adamw(device) -> None:
 
 
 def test_nothing_is_measured_without_ratios(device) -> None:
-    """The buffer of sizes stays zero, and a ratio of nothing is 1."""
+    """The sizes stay zero, and a ratio of zeros is 1."""
     with tiles():
         pair = Pair(parameters([(9, 37)], device), **ADAMW)
         pair.step()
@@ -58,8 +58,8 @@ def test_some_groups_with_ratios_and_some_without(device) -> None:
             pair.step()
 
 
-def test_the_rest_is_fused_beside_matrices_that_are_not(device) -> None:
-    """MuonMERIT's embeddings and vectors have Adam's direction; its matrices may go to the eager engine."""
+def test_the_rest_is_fused_if_hidden_matrices_are_not(device) -> None:
+    """MuonMERIT's embeddings and vectors have Adam's direction; its matrices may use the eager engine."""
 
     def build(params: list[nn.Parameter], **options: object) -> MuonMERIT:
         fused = options.pop("fused")
@@ -76,7 +76,7 @@ def test_the_rest_is_fused_beside_matrices_that_are_not(device) -> None:
     assert not pair.engine._unfused
 
 
-def test_a_bad_step_is_skipped_in_both(device) -> None:
+def test_a_bad_step_is_skipped_by_both_engines(device) -> None:
     params = parameters([(9, 12), (20,)], device)
     groups = [
         {"params": params[:1], "direction": "muon", "fused": False},
@@ -108,7 +108,7 @@ def test_a_bad_step_is_skipped_in_both(device) -> None:
         (MERIT, {"calibrated": True, "element_wise": False}, "calibrated=True"),
     ],
 )
-def test_what_the_kernels_do_not_have_is_refused_by_name(device, optimizer_class, group, option) -> None:
-    message = re.escape(f"cannot be fused: {option} is not among what the kernels know")
+def test_options_that_the_kernels_do_not_support_are_named(device, optimizer_class, group, option) -> None:
+    message = re.escape(f"cannot be fused: the kernels do not support {option}")
     with pytest.raises(ValueError, match=message):
         optimizer_class([{"params": parameters([(9, 12)], device), **group}], fused=True)

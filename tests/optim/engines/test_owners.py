@@ -1,4 +1,4 @@
-"""What ranks have of sharded weights, who owns their matrices, how messages are laid out; no processes."""
+"""Regions of sharded weights, owners of matrices, and the layout of messages, without other processes."""
 
 import itertools
 import math
@@ -25,7 +25,7 @@ MESHES = [(2,), (3,), (2, 2), (2, 3), (3, 2), (2, 4), (2, 2, 2)]
 
 @contextmanager
 def ranks(rank: int, num_ranks: int) -> Iterator[None]:
-    """A process group of which there is one rank: nothing is sent."""
+    """A fake process group of which only this rank exists: nothing is sent."""
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=num_ranks)
@@ -36,7 +36,7 @@ def ranks(rank: int, num_ranks: int) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("mesh", MESHES, ids=str)
-def test_a_region_is_what_torch_gives_a_rank(mesh) -> None:
+def test_regions_equal_torch_s_shards(mesh) -> None:
     from torch.distributed.tensor import Replicate, Shard
     from torch.distributed.tensor._utils import _compute_local_shape_and_global_offset as torch_s
 
@@ -50,7 +50,7 @@ def test_a_region_is_what_torch_gives_a_rank(mesh) -> None:
 
 
 @pytest.mark.parametrize(("mesh", "num_rows"), [((2, 2), 13), ((2, 4), 13), ((3, 2), 12), ((4, 2), 16)])
-def test_a_region_of_fsdp2_and_tensor_parallelism_is_what_torch_gives_a_rank(mesh, num_rows) -> None:
+def test_regions_of_fsdp2_with_tensor_parallelism_equal_torch_s_shards(mesh, num_rows) -> None:
     from torch.distributed.tensor import Shard
     from torch.distributed.tensor._utils import _compute_local_shape_and_global_offset as torch_s
     from torch.distributed.tensor.placement_types import _StridedShard
@@ -63,9 +63,9 @@ def test_a_region_of_fsdp2_and_tensor_parallelism_is_what_torch_gives_a_rank(mes
         assert region.starts == tuple(starts) or not region.num_elements
 
 
-# In the second, torch's own answer is not what FSDP2 makes of 7 rows: 4 and 3; of these 2, 2, 0 and 1, 1, 1.
+# In the second case torch reports other shards than FSDP2 makes of 7 rows: 4 and 3; then 2, 2, 0 and 1, 1, 1.
 @pytest.mark.parametrize(("mesh", "num_rows"), [((2, 2), 6), ((3, 2), 7), ((2, 2), 1)])
-def test_a_region_is_what_fsdp2_has_made(mesh, num_rows) -> None:
+def test_regions_equal_fsdp2_s_shards(mesh, num_rows) -> None:
     from torch.distributed.fsdp import fully_shard
     from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 
@@ -75,7 +75,7 @@ def test_a_region_is_what_fsdp2_has_made(mesh, num_rows) -> None:
             layer = nn.Linear(3, num_rows, bias=False)
             parallelize_module(layer, whole["tensor"], ColwiseParallel())
             fully_shard(layer, mesh=whole["data"])
-            # The mesh of the parameter is torch's, which keeps it, and the coordinate of the first rank.
+            # torch caches the parameter's mesh, with the coordinate of the first rank.
             region = cutting_of("weight", layer.weight).region(whole.get_coordinate())
             assert region.sizes == tuple(layer.weight.to_local().shape)
 
@@ -93,34 +93,34 @@ def test_a_region_is_what_fsdp2_has_made(mesh, num_rows) -> None:
         (View(split=2, split_dim=1), (6, 4, 3), Region((2, 1, 0), (2, 2, 3)), (3, 3), [slice(2, 4)] * 2),
     ],
 )
-def test_what_a_region_has_of_each_matrix(view, shape, region, split, rows) -> None:
+def test_the_share_of_a_region_in_each_matrix(view, shape, region, split, rows) -> None:
     share = share_of_region(view, shape, region, is_cut=True)
     assert share.view.split == split
     assert [extent.rows for extent in share.extents] == rows
     parts = view.parts(shape)
     assert [(e.num_rows, e.num_columns) for e in share.extents] == [(p.rows, p.columns) for p in parts]
-    # The matrices of the region are those regions of the whole's matrices.
+    # The matrices of the region are parts of the whole weight's matrices.
     whole = torch.arange(math.prod(shape)).view(shape)
     here = share.view.cut(whole[region.slices].contiguous(), region.sizes)
-    for part, own, extent in zip(view.cut(whole, shape), here, share.extents, strict=True):
-        assert set(own.flatten().tolist()) <= set(part[:, extent.rows].flatten().tolist())
-    assert sum(own.numel() for own in here) == region.num_elements
+    for part, local, extent in zip(view.cut(whole, shape), here, share.extents, strict=True):
+        assert set(local.flatten().tolist()) <= set(part[:, extent.rows].flatten().tolist())
+    assert sum(local.numel() for local in here) == region.num_elements
 
 
 def exchanged(mails: Sequence[Mail], buffers: Sequence[Tensor], *, back: bool) -> list[Tensor]:
-    """What an all-to-all gives each rank."""
+    """The result of an all-to-all on each rank."""
     sent = [
         buffer.split(m.whole_splits if back else m.part_splits)
         for m, buffer in zip(mails, buffers, strict=True)
     ]
     for rank, mail in enumerate(mails):
         expected = mail.part_splits if back else mail.whole_splits
-        assert [own[rank].numel() for own in sent] == expected
-    return [torch.cat([own[rank] for own in sent]) for rank in range(len(mails))]
+        assert [message[rank].numel() for message in sent] == expected
+    return [torch.cat([message[rank] for message in sent]) for rank in range(len(mails))]
 
 
-def test_messages_bring_parts_together_and_back() -> None:
-    """Tensors of several dtypes, regions that are empty or everything, owners in any order."""
+def test_messages_gather_and_scatter_tensors() -> None:
+    """Tensors of several dtypes, regions that are empty or the whole tensor, owners in any order."""
     num_ranks = 3
     rows = tuple(Cutting((4, 5), (0,), (num_ranks,)).region((rank,)) for rank in range(num_ranks))
     columns = tuple(Cutting((3, 7), (1,), (num_ranks,)).region((rank,)) for rank in range(num_ranks))
@@ -151,7 +151,7 @@ def test_messages_bring_parts_together_and_back() -> None:
         assert torch.equal(buffer, again)
 
 
-def test_what_all_ranks_have_whole_is_sent_by_the_owner_alone() -> None:
+def test_tensors_that_all_ranks_have_whole_are_sent_only_by_the_owner() -> None:
     sent = Sent(torch.float32), Sent(torch.float32, (4, 4))
     matrix = Matrix(Cutting((4, 6), (0,), (2,)), ((0,), (1,)), Traffic(sent, sent), 1)
     assert [r.num_elements for r in matrix.sent_to(1).cuts[1].regions] == [0, 16]
@@ -164,7 +164,7 @@ def matrices(*shapes: tuple[int, int]) -> list[Matrix]:
     return [matrix_of(Cutting(shape, (0,), (2,)), at, direction, View(), torch.float32) for shape in shapes]
 
 
-def test_the_heaviest_matrices_go_first_to_the_least_loaded() -> None:
+def test_the_most_expensive_matrices_are_assigned_first() -> None:
     some = matrices((4, 4), (8, 8), (4, 4), (8, 16), (8, 8))
     assert [matrix.cost / 5 for matrix in some] == [6 * 64, 6 * 512, 6 * 64, 10 * 512, 6 * 512]
     plans = [plan_of(some, rank, 2) for rank in range(2)]
@@ -173,7 +173,7 @@ def test_the_heaviest_matrices_go_first_to_the_least_loaded() -> None:
 
 
 def test_ranks_share_the_work_of_each_phase() -> None:
-    """Without a look at the phases, each of two would have every second one to itself."""
+    """If phases were ignored, each of two ranks would have every second phase to itself."""
     direction, shape = SoapDirection(), (8, 8)
     cutting, at = Cutting(shape, (0,), (2,)), ((0,), (1,))
     some = [
@@ -185,7 +185,7 @@ def test_ranks_share_the_work_of_each_phase() -> None:
     )
 
 
-def test_a_split_weight_costs_what_its_matrices_do() -> None:
+def test_the_cost_of_a_split_weight_is_that_of_its_matrices() -> None:
     at = ((0,), (1,))
     whole = matrix_of(Cutting((12, 4), (0,), (2,)), at, MuonDirection(), View(split=3), torch.float32)
     (part,) = matrices((4, 4))
@@ -203,13 +203,13 @@ def test_a_split_weight_costs_what_its_matrices_do() -> None:
     ids=str,
 )
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
-def test_what_muon_says_it_sends_is_what_its_phases_give(options, gathered, formed, dtype) -> None:
+def test_muon_s_traffic_matches_its_phases(options, gathered, formed, dtype) -> None:
     direction = MuonDirection(**options)
     traffic = direction.traffic(6, 4, dtype)
     grad, state = torch.randn(2, 6, 4, dtype=dtype), (torch.zeros(2, 6, 4), torch.zeros(2, 6, 1))
     sent, _ = direction.before(grad, state[: len(direction.keys)])
-    given = direction.whole(sent)
-    for specs, tensors in ((traffic.gathered, sent), (traffic.formed, given)):
+    formed_tensors = direction.whole(sent)
+    for specs, tensors in ((traffic.gathered, sent), (traffic.formed, formed_tensors)):
         assert [(spec.dtype, spec.shape or (6, 4)) for spec in specs] == [
             (x.dtype, tuple(x.shape[1:])) for x in tensors
         ]
@@ -219,8 +219,8 @@ def test_what_muon_says_it_sends_is_what_its_phases_give(options, gathered, form
 
 
 @pytest.mark.parametrize(("shape", "sides"), [((6, 4), (6, 4)), ((6, 5), (6, 5)), ((6, 9), (6, 0))], ids=str)
-def test_what_soap_says_it_sends_is_what_its_phases_give(shape, sides) -> None:
-    """A side that is not rotated has nothing to send, and the first step no d."""
+def test_soap_s_traffic_matches_its_phases(shape, sides) -> None:
+    """A side that is not rotated sends nothing, and the first step has no d."""
     direction = SoapDirection(max_precond_dim=8)
     rows, columns = sides
     squares = torch.zeros(2, rows, rows), torch.zeros(2, columns, columns)
@@ -228,16 +228,16 @@ def test_what_soap_says_it_sends_is_what_its_phases_give(shape, sides) -> None:
     traffic = direction.traffic(*shape, torch.float32)
     for step in (1, 2):
         sent, _ = direction.before(torch.randn(2, *shape), state)
-        given = direction.whole(sent, step)
-        assert [x is None for x in given] == [step == 1, *[False] * 6]
-        for specs, tensors in ((traffic.gathered, sent), (traffic.formed, given)):
+        formed = direction.whole(sent, step)
+        assert [x is None for x in formed] == [step == 1, *[False] * 6]
+        for specs, tensors in ((traffic.gathered, sent), (traffic.formed, formed)):
             for spec, x in zip(specs, tensors, strict=True):
                 assert x is None or (spec.dtype, spec.shape or shape) == (x.dtype, tuple(x.shape[1:]))
                 assert spec.by_rows == (spec.shape is not None)
-        state = tuple(given[1:])
+        state = tuple(formed[1:])
 
 
-# --- what is refused ------------------------------------------------------------------------------------
+# --- errors ---------------------------------------------------------------------------------------------
 
 
 def sharded(shape: tuple[int, ...], mesh: tuple[int, ...], *dims: int) -> nn.Parameter:
@@ -251,12 +251,12 @@ def sharded(shape: tuple[int, ...], mesh: tuple[int, ...], *dims: int) -> nn.Par
     )
 
 
-def test_state_of_stacked_matrices_is_refused_where_ranks_cannot_share_it_out() -> None:
+def test_state_of_stacked_matrices_is_refused_if_it_cannot_be_sharded() -> None:
     with ranks(0, 2):
         stack, options = sharded((2, 2, 4, 4), (2,), 1), {"direction": "muon", "matrix_dims": 2}
-        with pytest.raises(ValueError, match="one dimension stacks them, and 2 do, of which dimension 1 is"):
+        with pytest.raises(ValueError, match=r"stacks the matrices\. Here 2 do, of which dimension 1 is"):
             NorMuon([{"params": [stack], **options}])
-        with pytest.raises(ValueError, match="make them one dimension, or shard another"):
+        with pytest.raises(ValueError, match="merge them into one dimension, or shard another"):
             MERIT([{"params": [stack], "matrix_dims": 2, "element_wise": False, "calibrated": True}])
         MuonMERIT([{"params": [stack], **options}])
         NorMuon([{"params": [sharded((2, 2, 4, 4), (2,), 2)], **options}])
@@ -264,50 +264,48 @@ def test_state_of_stacked_matrices_is_refused_where_ranks_cannot_share_it_out() 
             SOAPMERIT([{"params": [stack], "direction": "soap", "matrix_dims": 2}])
 
 
-def test_split_columns_are_refused_where_a_rank_has_no_range_of_them() -> None:
+def test_split_columns_are_refused_if_a_rank_s_columns_are_not_contiguous() -> None:
     with ranks(0, 2):
         options: dict[str, Any] = {"direction": "muon", "split": 2, "split_dim": 1}
-        with pytest.raises(ValueError, match="where dimension 2 is sharded: shard dimension 0 or 1, or use"):
+        with pytest.raises(ValueError, match=r"if dimension 2 is sharded .*: shard dimension 0 or 1, or use"):
             Muon([{"params": [sharded((4, 4, 6), (2,), 2)], **options}])
         Muon([{"params": [sharded((4, 4, 6), (2,), 1)], **options}])
 
 
-def test_a_shard_that_is_not_its_placement_s_is_refused() -> None:
-    """What the other ranks have is known by the placement alone."""
+def test_a_shard_that_does_not_match_its_placement_is_refused() -> None:
+    """The parts of other ranks are only known from the placement."""
     from torch.distributed.tensor import DTensor, Shard
 
     with ranks(0, 2):
         mesh = dist.init_device_mesh("cpu", (2,))
         odd = DTensor.from_local(torch.ones(1, 3), mesh, [Shard(0)], shape=torch.Size((4, 3)), stride=(3, 1))
-        message = r"by which this rank has \(2, 3\) of it, but its own tensor has \(1, 3\)"
+        message = r"which gives this rank \(2, 3\) of it, but its local tensor has \(1, 3\)"
         with pytest.raises(ValueError, match=message):
             Muon([{"params": [nn.Parameter(odd)], "direction": "muon"}])
         MERIT([nn.Parameter(odd)])
 
 
-def test_a_stride_that_is_not_fsdp2_s_is_refused() -> None:
+def test_a_strided_shard_that_does_not_match_the_mesh_is_refused() -> None:
     from torch.distributed.tensor import DTensor
     from torch.distributed.tensor.placement_types import _StridedShard
 
     with ranks(0, 2):
         mesh = dist.init_device_mesh("cpu", (2,))
         weight = DTensor.from_local(torch.ones(2, 3), mesh, [_StridedShard(0, split_factor=2)])
-        with pytest.raises(
-            TypeError, match="split_factor=2 is the number of shards that the mesh dimensions"
-        ):
+        with pytest.raises(TypeError, match="split_factor=2 is the number of shards of the mesh dimensions"):
             Muon([{"params": [nn.Parameter(weight)], "direction": "muon"}])
 
 
-def test_state_placed_otherwise_than_its_stack_is_refused() -> None:
-    """Of an averaged row each rank has all, where the matrix is cut; else they would differ."""
+def test_state_with_other_placements_than_its_stack_is_refused() -> None:
+    """If a matrix is cut, each rank holds all averages of its rows; otherwise ranks would differ."""
     with ranks(0, 2):
         weight = sharded((4, 3), (2,), 0)
         optimizer = NorMuon([{"params": [weight], "direction": "muon"}])
         weight.grad = torch.ones_like(weight)
-        optimizer._gather()  # makes the state
+        optimizer._gather()  # creates the state
         assert optimizer.state[weight]["second_momentum_buffer"].placements[0].is_replicate()
         saved = optimizer.state_dict()
         state = saved["state"][0]
         state["second_momentum_buffer"] = sharded((1, 4, 1), (2,), 1).detach()
-        with pytest.raises(ValueError, match=r"Shard\(dim=1\).*, for which it has to be .*Replicate"):
+        with pytest.raises(ValueError, match=r"Shard\(dim=1\).*, which needs .*Replicate"):
             optimizer.load_state_dict(saved)

@@ -1,4 +1,4 @@
-"""Sharded parameters: what crosses ranks, and that a step on many ranks gives the bits of one."""
+"""Sharded parameters: which sizes cross ranks, and that a step on many ranks gives the bits of one."""
 
 import re
 from importlib.util import find_spec
@@ -12,7 +12,7 @@ from merit_optim import MERIT
 from merit_optim.optim.engines.ranks.placements import Crossing, crossing_of, local
 from merit_optim.optim.engines.work import Work
 
-# Sections of the worker for each number of ranks, and how many comparisons they make.
+# Sections of the worker for each number of ranks, and the number of their comparisons.
 ON_ALL = ["layouts", "matrices", "networks", "mixed", "behaviour"]
 SECTIONS = {
     2: ([*ON_ALL, "tensor parallel", "replicas", "compiled"], 140),
@@ -23,31 +23,31 @@ SECTIONS = {
 
 
 @pytest.mark.parametrize("num_ranks", SECTIONS)
-def test_a_step_on_many_ranks_is_the_step_on_one(num_ranks) -> None:
-    """Every layout and optimizer of the worker; torchrun and gloo are the real ones."""
+def test_a_step_on_many_ranks_equals_the_step_on_one(num_ranks) -> None:
+    """All layouts and optimizers of the worker, with torchrun and gloo."""
     sections, at_least = SECTIONS[num_ranks]
-    found = on_ranks(num_ranks, "sharded_worker.py", *sections)
-    assert {case: wrong for case, wrong in found.items() if wrong} == {}
-    assert len(found) >= at_least
+    compared = on_ranks(num_ranks, "sharded_worker.py", *sections)
+    assert {case: wrong for case, wrong in compared.items() if wrong} == {}
+    assert len(compared) >= at_least
 
 
-def test_a_rank_that_is_gone_between_two_messages_is_an_error_on_all_others() -> None:
+def test_a_rank_that_exits_between_two_messages_is_an_error_on_all_others() -> None:
     run = torchrun(3, ENGINES / "sharded_worker.py", "die")
     raised = re.findall(r"RAISED after (.+) s: (.*)", run.stdout)
     assert len(raised) == 2, run.stderr[-4000:]
-    # Half an hour is what gloo waits for a rank that is slow.
+    # gloo would wait half an hour for a slow rank.
     assert all(float(seconds) < 30 for seconds, _ in raised)
 
 
 @pytest.mark.skipif(find_spec("triton") is None, reason="the fused engine needs triton")
 def test_the_fused_engine_gives_the_bits_of_one_rank_too() -> None:
-    found = on_ranks(2, "sharded_worker.py", "fused", TRITON_INTERPRET="1")
-    assert len(found) == 6
-    assert {case: wrong for case, wrong in found.items() if wrong} == {}
+    compared = on_ranks(2, "sharded_worker.py", "fused", TRITON_INTERPRET="1")
+    assert len(compared) == 6
+    assert {case: wrong for case, wrong in compared.items() if wrong} == {}
 
 
 @pytest.mark.parametrize(
-    ("what", "crossing"),
+    ("arguments", "crossing"),
     [
         ((2, None, [0], [4]), Crossing((), (0,), (0,))),
         ((2, None, [1], [4]), Crossing((0,), (), (0,))),
@@ -63,8 +63,8 @@ def test_the_fused_engine_gives_the_bits_of_one_rank_too() -> None:
         ((2, 1, [1], [4]), Crossing((), (), (0,))),
     ],
 )
-def test_what_crosses_ranks(what, crossing) -> None:
-    assert crossing_of(*what) == crossing
+def test_the_sizes_that_cross_ranks(arguments, crossing) -> None:
+    assert crossing_of(*arguments) == crossing
 
 
 @pytest.fixture
@@ -93,7 +93,7 @@ def test_a_parameter_placed_as_a_partial_sum_is_refused() -> None:
 
 
 @pytest.mark.usefixtures("one_rank")
-def test_a_gradient_placed_as_a_partial_sum_is_brought_to_its_parameter() -> None:
+def test_a_gradient_placed_as_a_partial_sum_is_redistributed() -> None:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import DTensor, Partial, Replicate
 
@@ -108,7 +108,7 @@ def test_a_gradient_placed_as_a_partial_sum_is_brought_to_its_parameter() -> Non
 
 
 @pytest.mark.usefixtures("one_rank")
-def test_a_gradient_that_is_still_on_its_way_is_waited_for() -> None:
+def test_the_step_waits_for_gradients_of_unfinished_collectives() -> None:
     from torch.distributed._functional_collectives import AsyncCollectiveTensor, all_reduce
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import DTensor, Replicate
@@ -129,7 +129,7 @@ def test_a_differentiable_step_on_sharded_parameters_is_refused() -> None:
         MERIT([on_one_rank(torch.ones(2, 2))], differentiable=True)
 
 
-def test_one_process_has_whole_weights_whatever_megatron_calls_them() -> None:
+def test_one_process_has_whole_weights_even_if_marked_as_tensor_parallel() -> None:
     weight = torch.nn.Parameter(torch.ones(2, 2))
     weight.tensor_model_parallel = True
     MERIT([weight])

@@ -10,7 +10,7 @@ from torchrun import ENGINES, on_ranks, torchrun
 
 WORKER = "sharded_checkpoint_worker.py"
 
-# torch says that it saves or loads without other ranks, which is what is wanted here.
+# torch warns that it saves or loads without other ranks, as intended here.
 of_one_process = pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")
 
 
@@ -35,7 +35,7 @@ def test_a_killed_rank_ends_the_job_with_a_clear_error(killed) -> None:
     assert "Signal 9 (SIGKILL)" in root_cause
     assert "rank      : 1" in root_cause
     assert "a step ended without one of its ranks" not in killed.finished.stderr
-    # Most of it is starting up and saving; gloo would wait for half an hour, were it left to it.
+    # Most of the time is startup and saving; gloo would wait for half an hour.
     assert killed.seconds < 120
 
 
@@ -44,20 +44,20 @@ def test_checkpoints_of_four_ranks_and_of_one_continue_on_two(killed, tmp_path) 
     from sharded_checkpoint_worker import save
 
     save(killed.folder, None, ["normuon-bf16"])
-    found = on_ranks(2, WORKER, f"load={killed.folder}", "fresh", "full", f"save={tmp_path}")
-    assert {case: wrong for case, wrong in found.items() if wrong} == {}
-    assert "merit: killed -> fsdp" in found  # what the killed run had saved last
-    assert "merit-bf16: hsdp -> fsdp_by_columns" in found
-    assert "MERIT, torch.bfloat16" in found
-    assert "merit-bf16, whole" in found
-    assert "normuon-bf16: fsdp_and_tp -> fsdp_by_columns" in found
-    assert "normuon-bf16: None -> fsdp" in found
-    assert "soap-merit: fsdp_and_tp -> fsdp_by_columns" in found
-    assert len(found) == 2 * (3 * 8 + 1 + 1) + 18 + 6
+    compared = on_ranks(2, WORKER, f"load={killed.folder}", "fresh", "full", f"save={tmp_path}")
+    assert {case: wrong for case, wrong in compared.items() if wrong} == {}
+    assert "merit: killed -> fsdp" in compared  # the last checkpoint of the killed run
+    assert "merit-bf16: hsdp -> fsdp_by_columns" in compared
+    assert "MERIT, torch.bfloat16" in compared
+    assert "merit-bf16, whole" in compared
+    assert "normuon-bf16: fsdp_and_tp -> fsdp_by_columns" in compared
+    assert "normuon-bf16: None -> fsdp" in compared
+    assert "soap-merit: fsdp_and_tp -> fsdp_by_columns" in compared
+    assert len(compared) == 2 * (3 * 8 + 1 + 1) + 18 + 6
 
-    found = on_ranks(3, WORKER, f"load={tmp_path}")
-    assert {case: wrong for case, wrong in found.items() if wrong} == {}
-    assert len(found) == 2 * 8
+    compared = on_ranks(3, WORKER, f"load={tmp_path}")
+    assert {case: wrong for case, wrong in compared.items() if wrong} == {}
+    assert len(compared) == 2 * 8
 
 
 @of_one_process
@@ -65,5 +65,5 @@ def test_checkpoints_of_four_ranks_and_of_one_continue_on_two(killed, tmp_path) 
 def test_checkpoints_of_four_ranks_continue_in_one_process(killed, saved_in) -> None:
     from sharded_checkpoint_worker import CASES, continued
 
-    found = {name: continued(killed.folder / saved_in, name, None) for name in CASES}
-    assert {case: wrong for case, wrong in found.items() if wrong} == {}
+    compared = {name: continued(killed.folder / saved_in, name, None) for name in CASES}
+    assert {case: wrong for case, wrong in compared.items() if wrong} == {}

@@ -1,4 +1,4 @@
-"""The cost model of a sharded step: its formulas by hand, and the table that the docs show."""
+"""The cost model of a sharded step: its formulas checked by hand, and the table in the docs."""
 
 import math
 import re
@@ -18,7 +18,7 @@ def cost(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return sharded_cost
 
 
-# That a step really sends these bytes is compared on four ranks: sharded_behaviour.collectives.
+# sharded_behaviour.collectives checks on four ranks that a step sends these bytes.
 @pytest.mark.parametrize(
     ("dims", "mesh", "expected"),
     [
@@ -55,14 +55,14 @@ def test_an_all_reduce_takes_the_faster_of_ring_and_tree(cost) -> None:
     assert network.all_reduce_seconds(8, 1, 8) == network.all_reduce_seconds(0, 8, 8) == 0.0
 
 
-def test_the_smallest_llama_is_the_one_that_other_benchmarks_step(cost) -> None:
+def test_the_smallest_llama_is_the_one_in_other_benchmarks(cost) -> None:
     from merit_lab.bench.shapes import MODELS, num_elements
 
     assert cost.LLAMAS["7B"].num_parameters == num_elements(MODELS["llama-7b"])
     assert cost.LLAMAS["405B"].num_parameters == pytest.approx(405e9, rel=0.01)
 
 
-def test_the_docs_show_the_numbers_that_the_model_gives(cost, capsys) -> None:
+def test_the_docs_show_the_numbers_of_the_cost_model(cost, capsys) -> None:
     cost.main()
     lines = [line.strip("| ").split(" | ") for line in capsys.readouterr().out.splitlines()[2:]]
     times: dict[tuple[str, str], list[str]] = {}
@@ -72,17 +72,17 @@ def test_the_docs_show_the_numbers_that_the_model_gives(cost, capsys) -> None:
         last[model, layout] = megabytes, share
     docs = (ROOT / "docs" / "sharding-cost.md").read_text()
     shown = 0
-    for (model, layout), own in times.items():
+    for (model, layout), cells in times.items():
         if "HSDP" in layout:
-            assert set(own) == {times[model, "FSDP2"][0]}, "the docs say: the time of 64 GPUs"
+            assert set(cells) == {times[model, "FSDP2"][0]}, "the docs say: the time of 64 GPUs"
             continue
         megabytes, share = last[model, layout]
-        assert f"| {model} | {layout} | {megabytes} | {' | '.join(own)} | {share} |" in docs
+        assert f"| {model} | {layout} | {megabytes} | {' | '.join(cells)} | {share} |" in docs
         shown += 1
     assert shown == 6
 
 
-def test_the_docs_name_files_that_are_there() -> None:
+def test_the_docs_name_files_that_exist() -> None:
     docs = (ROOT / "docs" / "sharding-cost.md").read_text()
     named = re.findall(r"\]\((?!http)([^)#]+)\)", docs)
     assert named

@@ -44,9 +44,9 @@ def test_fsdp2_on_one_gpu_gives_the_bits_of_the_plain_step(build, options, dtype
             model(tokens).square().mean().backward()
             optimizer.step()
             optimizer.zero_grad()
-    for (name, own), reference in zip(sharded.named_parameters(), plain.parameters(), strict=True):
-        assert isinstance(own, DTensor)
-        assert torch.equal(own.full_tensor(), reference), name
+    for (name, param), reference in zip(sharded.named_parameters(), plain.parameters(), strict=True):
+        assert isinstance(param, DTensor)
+        assert torch.equal(param.full_tensor(), reference), name
         for key, value in optimizers[0].state[reference].items():
-            found = optimizers[1].state[own][key]
-            assert torch.equal(found.full_tensor() if isinstance(found, DTensor) else found, value), key
+            state = optimizers[1].state[param][key]
+            assert torch.equal(state.full_tensor() if isinstance(state, DTensor) else state, value), key

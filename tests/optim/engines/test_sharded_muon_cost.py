@@ -1,4 +1,4 @@
-"""The cost model of Muon's direction on sharded weights: by hand, and the tables that the docs show."""
+"""The cost model of Muon's direction on sharded weights: checked by hand, and the tables in the docs."""
 
 from pathlib import Path
 from types import ModuleType
@@ -18,7 +18,7 @@ def cost(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return sharded_muon_cost
 
 
-# That a step really sends these bytes is compared on four ranks: sharded_matrices.collectives.
+# sharded_matrices.collectives checks on four ranks that a step sends these bytes.
 @pytest.mark.parametrize(
     ("dims", "mesh", "at", "expected"),
     [
@@ -33,8 +33,8 @@ def cost(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 )
 def test_the_bytes_of_one_matrix(cost, dims, mesh, at, expected) -> None:
     vector = (8,), [None if dim == 1 else dim for dim in dims]
-    found = cost.traffic([((8, 16), dims), vector], mesh, at)
-    sizes = {over: (t.sent, t.received, t.sent_back, t.received_back) for over, t in found.items()}
+    by_dims = cost.traffic([((8, 16), dims), vector], mesh, at)
+    sizes = {over: (t.sent, t.received, t.sent_back, t.received_back) for over, t in by_dims.items()}
     assert sizes == expected
 
 
@@ -49,18 +49,18 @@ def test_normuon_sends_the_mean_squares_of_all_rows_to_every_rank(cost) -> None:
 
 
 def test_every_piece_is_rounded_up_to_16_bytes(cost) -> None:
-    found = cost.traffic([((4, 3), [0]), ((4, 3), [0])], [4], [0])[(0,)]
-    assert (found.sent, found.received) == (2 * 16, 4 * 16)
+    traffic = cost.traffic([((4, 3), [0]), ((4, 3), [0])], [4], [0])[(0,)]
+    assert (traffic.sent, traffic.received) == (2 * 16, 4 * 16)
 
 
-def test_dion_fills_up_the_matrices_of_a_shape(cost) -> None:
-    """48 matrices of 4 shapes on 8 ranks: 12 of each are 16."""
+def test_dion_pads_the_matrices_of_a_shape(cost) -> None:
+    """48 matrices of 4 shapes on 8 ranks: the 12 of each shape become 16."""
     ours, theirs = cost.ours("gpt2-small", 8), cost.dion("gpt2-small", 8)
     assert theirs.num_bytes == pytest.approx(16 / 12 * ours.num_bytes, rel=0.05)
     assert cost.dion("llama-7b", 8) == cost.ours("llama-7b", 8)
 
 
-def test_the_docs_show_the_numbers_that_the_model_gives(cost, capsys) -> None:
+def test_the_docs_show_the_numbers_of_the_cost_model(cost, capsys) -> None:
     cost.main()
     lines = [line for line in capsys.readouterr().out.splitlines() if line]
     docs = (ROOT / "docs" / "sharding-cost.md").read_text()

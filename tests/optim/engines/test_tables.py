@@ -1,4 +1,4 @@
-"""The tables that the kernels read: every element in one tile, and every size in its own place."""
+"""The tables that the kernels read: every element is in one tile, and every size has one place."""
 
 import itertools
 import math
@@ -9,7 +9,7 @@ import torch
 pytest.importorskip("triton", reason="the fused engine's tables are laid out by its kernels")
 
 from merit_optim.optim.engines.fused import kernels
-from merit_optim.optim.engines.fused.tables import Grid, Tile, Weight, grid_of, weights_of
+from merit_optim.optim.engines.fused.tables import KernelWeight, Tile, TileGrid, grid_of, weights_of
 from merit_optim.optim.engines.plan import Slot, pieces, plan
 from merit_optim.optim.matrices import Matrices, matrices_of
 
@@ -47,18 +47,18 @@ def slots_of(matrix_dims: int | None, element_wise: bool = True) -> list[Slot]:
     return list(plan(tuple((matrices_of(shape, matrix_dims), element_wise) for shape in SHAPES)).slots)
 
 
-def all_weights(matrix_dims: int | None, element_wise: bool = True) -> list[Weight]:
+def all_weights(matrix_dims: int | None, element_wise: bool = True) -> list[KernelWeight]:
     slots = slots_of(matrix_dims, element_wise)
     return [w for i, slot in enumerate(slots) for w in weights_of(i, slot, group=i % 2)]
 
 
-def fields(grid: Grid, weight: int) -> dict[str, int]:
+def fields(grid: TileGrid, weight: int) -> dict[str, int]:
     row = grid.weights[weight].tolist()
     return {name: row[getattr(kernels, name).value] for name in FIELDS}
 
 
-def elements_of_program(grid: Grid, program: int) -> tuple[int, int, list[int]] | None:
-    """A program's weight, tile and elements, as the kernels find them in the tables; None if it is idle."""
+def elements_of_program(grid: TileGrid, program: int) -> tuple[int, int, list[int]] | None:
+    """A program's weight, tile and elements according to the tables; None if it is idle."""
     chunk = kernels.CHUNK.value
     weight, first = grid.schedule[program // chunk].tolist()
     tile = first + program % chunk
@@ -83,7 +83,7 @@ def test_every_element_is_in_exactly_one_tile(tile, matrix_dims) -> None:
     for program in range(grid.num_programs):
         if (work := elements_of_program(grid, program)) is not None:
             weight, number, elements = work
-            assert elements  # no program works on nothing
+            assert elements  # no other program is idle
             tiles.append((weight, number))
             seen[weights[weight].item][weights[weight].offset + torch.tensor(elements)] += 1
     assert all((times == 1).all() for times in seen)
@@ -91,7 +91,7 @@ def test_every_element_is_in_exactly_one_tile(tile, matrix_dims) -> None:
 
 
 @every_tile
-def test_a_chunk_has_tiles_of_one_weight_and_each_weight_its_own_chunks(tile) -> None:
+def test_a_chunk_has_tiles_of_only_one_weight(tile) -> None:
     grid = grid_of(all_weights(None), tile, CPU)
     chunk = kernels.CHUNK.value
     assert grid.num_programs == chunk * len(grid.schedule)
@@ -102,15 +102,15 @@ def test_a_chunk_has_tiles_of_one_weight_and_each_weight_its_own_chunks(tile) ->
 
 
 @every_tile
-def test_each_tile_of_a_launch_has_its_own_number(tile) -> None:
-    """Under which its sums and statistics are stored."""
+def test_each_tile_of_a_launch_has_a_unique_number(tile) -> None:
+    """It is the index of the tile's sums and statistics."""
     grid = grid_of(all_weights(2), tile, CPU)
     numbers = [fields(grid, i)["TILES_AT"] + t for i, num in enumerate(grid.num_tiles) for t in range(num)]
     assert numbers == list(range(sum(grid.num_tiles)))
     assert [fields(grid, i)["NUM_TILES"] for i in range(len(grid.num_tiles))] == grid.num_tiles
 
 
-def test_the_table_holds_what_the_weights_are() -> None:
+def test_the_table_has_the_fields_of_the_weights() -> None:
     weights = all_weights(2)
     grid = grid_of(weights, TILES[0], CPU)
     assert grid.weights.shape == (len(weights), kernels.NUM_FIELDS.value)
@@ -150,7 +150,7 @@ def test_stacked_matrices_follow_one_another() -> None:
 @every_matrix_dims
 @pytest.mark.parametrize("element_wise", [True, False])
 def test_no_two_sizes_share_a_place_in_the_buffer(matrix_dims, element_wise) -> None:
-    """And none is left over."""
+    """And all places are used."""
     layout = plan(tuple((matrices_of(shape, matrix_dims), element_wise) for shape in SHAPES))
     places: list[int] = []
     for i, slot in enumerate(layout.slots):
@@ -165,7 +165,7 @@ def test_no_two_sizes_share_a_place_in_the_buffer(matrix_dims, element_wise) -> 
 
 @every_matrix_dims
 def test_the_kernels_and_the_eager_engine_agree_on_the_places(matrix_dims) -> None:
-    """A slot's views of the buffer are where its weights' sizes stand."""
+    """A slot's views of the buffer are the places of its weights' sizes."""
     slots = slots_of(matrix_dims)
     buffer = torch.arange(slots[-1].end)
     for slot in slots:
@@ -190,14 +190,14 @@ def test_the_pieces_of_a_weight_cover_it_once(matrix_dims, max_elements) -> None
         assert (seen == 1).all()
 
 
-def test_a_launch_is_given_every_option_of_a_tile() -> None:
+def test_a_launch_gets_every_option_of_a_tile() -> None:
     options = Tile(8, 64, 4, 2, max_registers=96).launch_options
-    given = {k: options[k] for k in ("BLOCK_R", "BLOCK_C", "STEPS", "num_warps", "maxnreg")}
-    assert given == {"BLOCK_R": 8, "BLOCK_C": 64, "STEPS": 4, "num_warps": 2, "maxnreg": 96}
+    launched = {k: options[k] for k in ("BLOCK_R", "BLOCK_C", "STEPS", "num_warps", "maxnreg")}
+    assert launched == {"BLOCK_R": 8, "BLOCK_C": 64, "STEPS": 4, "num_warps": 2, "maxnreg": 96}
 
 
 def test_a_large_weight_has_tiles_beyond_32_bits_of_elements() -> None:
-    """50304 x 65536: places are exact although elements are counted past 2**31."""
+    """50304 x 65536: offsets are exact although there are more than 2**31 elements."""
     (slot,) = plan(((matrices_of((50304, 65536)), True),)).slots
     (weight,) = weights_of(0, slot, 0)
     grid = grid_of([weight], Tile(8, 64, 4, 2), CPU)

@@ -1,4 +1,4 @@
-"""The directions: what an update is made of before any ratio scales it."""
+"""The directions: what gradients become before any ratio scales them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from merit_optim.optim.directions.soap import Soap
 
 DIRECTIONS: dict[str, type[Direction]] = {cls.NAME: cls for cls in (Adam, Muon, Soap)}
 
-# Found once: torch.compile cannot follow how a dataclass finds its fields.
+# Computed once: torch.compile cannot trace dataclasses.fields.
 _OPTION_NAMES = {name: cls.option_names() for name, cls in DIRECTIONS.items()}
 
 

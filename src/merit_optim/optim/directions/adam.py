@@ -3,7 +3,7 @@
     m <- b1*m + (1-b1)*g        v <- b2*v + (1-b2)*g*g
     d  = m / (sqrt(v) + eps)
 
-with ``bias_correction`` m and v divided by 1 - b1**t and 1 - b2**t.
+with m and v divided by 1 - b1**t and 1 - b2**t if ``bias_correction`` is set.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ def moments(
 
 
 class BiasCorrection(NamedTuple):
-    """1 - beta1**t, and the square root of 1 - beta2**t: what the moments and denominator divide by."""
+    """1 - beta1**t and the square root of 1 - beta2**t, the divisors of m and of sqrt(v)."""
 
     first: float | Tensor
     second_sqrt: float | Tensor
 
 
 def bias_correction(step: float | Tensor, beta1: float, beta2: float) -> BiasCorrection:
-    """The correction for moments that began at zero, after ``step`` steps.
+    """The correction for moments that started at zero, after ``step`` steps.
 
-    In double precision: 1 - beta**t has few correct digits left in float32 when beta is near 1.
+    In double precision, because 1 - beta**t has few correct digits in float32 if beta is near 1.
     """
     if isinstance(step, Tensor):
         step = step.double()
@@ -58,7 +58,7 @@ def quotient(
 
 @dataclass(frozen=True, kw_only=True)
 class Adam(Direction):
-    """Adam's direction. Every element for itself: the engines compute it in pieces of any shape."""
+    """Adam's direction. It is element-wise, so engines can compute it in pieces of any shape."""
 
     NAME: ClassVar[str] = "adam"
 
@@ -76,7 +76,7 @@ class Adam(Direction):
         validate.flag("bias_correction", self.bias_correction)
 
     def correction(self, step: float | Tensor) -> BiasCorrection | None:
-        """What the moments are divided by after ``step`` steps."""
+        """The bias correction after ``step`` steps, or None."""
         return bias_correction(step, *self.betas) if self.bias_correction else None
 
     def advance(

@@ -1,9 +1,9 @@
-"""What a direction is: how the history of a weight's gradients becomes d, the first half of an update.
+"""The interface of directions: how the history of a weight's gradients becomes d.
 
     d, state <- direction(g, state)
     u = d + weight_decay*w
 
-The second half, the ratios that scale u, is in ``algorithm.py`` and knows no direction.
+The ratios that scale u are in ``algorithm.py`` and do not depend on the direction.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ class Extent(NamedTuple):
 
 
 class Sent(NamedTuple):
-    """A tensor that crosses ranks for the sake of one whole matrix."""
+    """A tensor that crosses ranks for one whole matrix."""
 
     dtype: torch.dtype
     shape: tuple[int, int] | None = None
-    """None: the matrix's own, and each rank has the part of it that it has of the weight."""
+    """None: the matrix's shape, cut like the weight."""
     by_rows: bool = False
-    """Whether ranks share the rows of a tensor that has a shape of its own; else each has all of it."""
+    """Whether ranks split the rows of a tensor with another shape; otherwise each holds all of it."""
 
 
 class Traffic(NamedTuple):
-    """What crosses ranks where a matrix is cut: to where it is whole, and back."""
+    """The tensors that cross ranks if a matrix is cut: those sent to its owner, and the results."""
 
     gathered: tuple[Sent, ...]
     formed: tuple[Sent, ...]
@@ -45,10 +45,10 @@ class Traffic(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Direction(ABC):
-    """A direction with its options, which stand in a parameter group under the same names."""
+    """A direction with its options, which have the same names in a parameter group."""
 
     NAME: ClassVar[str]
-    """What ``group["direction"]`` says."""
+    """The value of ``group["direction"]``."""
 
     @classmethod
     def option_names(cls) -> tuple[str, ...]:
@@ -56,7 +56,7 @@ class Direction(ABC):
 
     @property
     def options(self) -> dict[str, Any]:
-        """What a parameter group has to say for this direction."""
+        """The options of a parameter group with this direction."""
         return {"direction": self.NAME, **{name: getattr(self, name) for name in self.option_names()}}
 
     @property
@@ -74,20 +74,20 @@ class Direction(ABC):
         return None
 
     def refused_options(self, group: dict[str, Any]) -> str | None:
-        """Why another option of the group cannot be had with this direction, or None."""
+        """Why this direction does not support another option of the group, or None."""
         del group
         return None
 
     def shapes(self, matrices: Matrices) -> tuple[tuple[int, ...] | None, ...]:
-        """The shape of each state tensor; None for the parameter's own."""
+        """The shape of each state tensor; None for the parameter's shape."""
         del matrices
         return (None,) * len(self.keys)
 
     @property
     def keys_by_rows(self) -> tuple[str, ...]:
-        """State with a shape of its own whose rows the ranks share that share a matrix.
+        """State that does not have the parameter's shape and whose rows are split among ranks.
 
-        Of other state with a shape of its own, each of them has all.
+        Of other such state, each rank that shares a matrix holds all.
         """
         return ()
 
@@ -95,31 +95,30 @@ class Direction(ABC):
     def advance(
         self, grad_NRC: Tensor, state: tuple[Tensor, ...], step: float | Tensor
     ) -> tuple[Tensor | None, tuple[Tensor, ...]]:
-        """d and the new state, of the gradient of one or several stacked matrices.
+        """Return d and the new state, given the gradient of one or several stacked matrices.
 
-        Pure: nothing is changed. d has the gradient's dtype and is formed from the state as it is stored, in
-        the dtypes that ``state`` has. ``step`` counts from 1. No d (None) says that this step only prepares:
-        the weight stays as it is.
+        This is a pure function. d has the gradient's dtype and is computed from the state as stored, in the
+        dtypes of ``state``. ``step`` counts from 1. If d is None, this step does not change the weight.
         """
 
 
 @dataclass(frozen=True, kw_only=True)
 class MatrixDirection(Direction):
-    """A direction that needs whole matrices, in three phases of which only the middle one sees them.
+    """A direction that needs whole matrices, in three phases of which only the middle one uses them.
 
-    Where a weight is sharded, each rank has the first and the last phase for its own part, and one rank the
-    middle one for a whole matrix.
+    If a weight is sharded, each rank runs the first and the last phase for its part, and one rank the middle
+    phase for a whole matrix.
     """
 
     @abstractmethod
     def before(
         self, grad_NRC: Tensor, state: tuple[Tensor, ...]
     ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
-        """What the whole matrices are formed of, and the new state. Every element for itself."""
+        """Return the inputs of ``whole`` and the new state. This phase is element-wise."""
 
     @abstractmethod
     def whole(self, gathered: tuple[Tensor, ...], step: float | Tensor) -> tuple[Tensor | None, ...]:
-        """What ``after`` needs, of whole matrices."""
+        """Return the inputs of ``after``, given whole matrices."""
 
     @abstractmethod
     def after(
@@ -130,9 +129,9 @@ class MatrixDirection(Direction):
         extent: Extent,
         step: float | Tensor = 1,
     ) -> tuple[Tensor | None, tuple[Tensor, ...]]:
-        """d in ``dtype`` and the new state, of what ``whole`` formed, or of a rank's part of it.
+        """Return d in ``dtype`` and the new state, given the result of ``whole`` or a rank's part of it.
 
-        Where ``whole`` formed none of a tensor, a rank may have zeros for it.
+        If ``whole`` returned None for a tensor, a rank may get zeros for it.
         """
 
     @abstractmethod
@@ -141,7 +140,7 @@ class MatrixDirection(Direction):
 
     @abstractmethod
     def num_operations(self, rows: int, columns: int) -> int:
-        """About what ``whole`` costs for such a matrix. By this, matrices are shared out among ranks."""
+        """The approximate cost of ``whole`` for such a matrix, used to assign matrices to ranks."""
 
     def advance(
         self, grad_NRC: Tensor, state: tuple[Tensor, ...], step: float | Tensor

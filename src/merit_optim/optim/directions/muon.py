@@ -1,4 +1,4 @@
-"""Muon's direction: the polar factor of the momentum, which moves all of its directions equally far.
+"""Muon's direction: the polar factor of the momentum, whose singular values are all about 1.
 
     M <- momentum*M + (1-momentum)*g
     N  = momentum*M + (1-momentum)*g with Nesterov, else M
@@ -28,12 +28,12 @@ PRODUCT_DTYPES: tuple[ProductDtype, ...] = ("bfloat16", "float16", "float32")
 Scale = Literal["rms", "match_rms_adamw", "original", "spectral"]
 SCALES: tuple[Scale, ...] = ("rms", "match_rms_adamw", "original", "spectral")
 
-# Keeps a row of zeros zero, and the norm of nothing from being divided by. NorMuon's authors' own.
+# Keeps rows of zeros at zero and avoids division by a zero norm. The value of NorMuon's authors.
 _NEURON_EPS = 1e-10
 
 
 def scale_of(scale: Scale, rows: int, columns: int) -> float:
-    """What the polar factor is multiplied by; its own root mean square is 1 / sqrt(max(rows, columns))."""
+    """The scale of the polar factor, whose root mean square is 1 / sqrt(max(rows, columns))."""
     match scale:
         case "rms":
             return math.sqrt(max(rows, columns))
@@ -62,7 +62,7 @@ class Muon(MatrixDirection):
 
     @property
     def keys(self) -> tuple[str, ...]:
-        # torch.optim.Muon's key, and NorMuon's.
+        # The keys of torch.optim.Muon and of NorMuon.
         return (
             ("momentum_buffer",)
             if self.neuron_beta is None
@@ -87,11 +87,11 @@ class Muon(MatrixDirection):
     def refusal(self, view: View, matrices: Matrices) -> str | None:
         if matrices.is_vector:
             return (
-                f"direction='muon' orthogonalises matrices, and with matrix_dims={view.matrix_dims} it is a "
-                "vector: give it direction='adam'"
+                f"direction='muon' orthogonalises matrices, and with matrix_dims={view.matrix_dims} this is "
+                "a vector: use direction='adam' for it"
             )
         if self.neuron_beta is not None and view.split is not None and view.split_dim == 1:
-            return "neuron_beta has an average for each row, and split_dim=1 cuts the rows: use split=None"
+            return "neuron_beta keeps an average for each row, and split_dim=1 cuts the rows: use split=None"
         return None
 
     def shapes(self, matrices: Matrices) -> tuple[tuple[int, ...] | None, ...]:
@@ -100,7 +100,7 @@ class Muon(MatrixDirection):
     def before(
         self, grad_NRC: Tensor, state: tuple[Tensor, ...]
     ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
-        """N, as it is sent to where its matrix is whole, and the momentum."""
+        """N, in the dtype in which it is sent to the owner, and the momentum."""
         dtype, (momentum_buffer, *neurons) = grad_NRC.dtype, state
         averaged = torch.lerp(momentum_buffer.to(dtype), grad_NRC, 1 - self.momentum).to(
             momentum_buffer.dtype
@@ -111,7 +111,7 @@ class Muon(MatrixDirection):
         return (n_NRC.to(self._sent_dtype(dtype)),), (averaged, *neurons)
 
     def whole(self, gathered: tuple[Tensor, ...], step: float | Tensor = 1) -> tuple[Tensor, ...]:
-        """The polar factor of N, and for NorMuon the mean square of each of its rows."""
+        """The polar factor of N and, for NorMuon, the mean square of each of its rows."""
         del step
         (n_NRC,) = gathered
         products = self._product_dtype(n_NRC.dtype)
@@ -128,7 +128,7 @@ class Muon(MatrixDirection):
         extent: Extent,
         step: float | Tensor = 1,
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """The polar factor, scaled; for NorMuon row by row."""
+        """The scaled polar factor; for NorMuon, with normalized rows."""
         del step
         x_NRC, *mean_sq = formed
         assert x_NRC is not None
@@ -141,7 +141,7 @@ class Muon(MatrixDirection):
         return d_NRC * scale_of(self.scale, extent.num_rows, extent.num_columns), (momentum_buffer, *neurons)
 
     def traffic(self, rows: int, columns: int, dtype: torch.dtype) -> Traffic:
-        """N there and the polar factor back; for NorMuon the mean squares of all rows too."""
+        """N is sent and the polar factor comes back; for NorMuon, also the mean squares of all rows."""
         del columns
         sent = self._sent_dtype(dtype)
         products = self._product_dtype(sent)
@@ -154,23 +154,23 @@ class Muon(MatrixDirection):
         return self.ns_steps * (4 * small**2 * large + 2 * small**3)
 
     def _sent_dtype(self, dtype: torch.dtype) -> torch.dtype:
-        # Products in bfloat16 need no more. float16 has too small a range for what is not normalised yet.
+        # Enough for products in bfloat16. The range of float16 is too small before normalization.
         return torch.bfloat16 if self.ns_dtype == "bfloat16" else dtype
 
     def _product_dtype(self, dtype: torch.dtype) -> torch.dtype:
-        """float64 weights keep their precision."""
+        """The dtype of the products; "float32" keeps the precision of float64 weights."""
         return dtype if self.ns_dtype == "float32" else getattr(torch, self.ns_dtype)
 
 
 def _wide(dtype: torch.dtype) -> torch.dtype:
-    """What squares are added up in."""
+    """The dtype in which squares are summed."""
     return torch.promote_types(dtype, torch.float32)
 
 
 def _equalizing(
     mean_sq_NR1: Tensor, average_NR1: Tensor, beta: float, num_columns: int
 ) -> tuple[Tensor, Tensor]:
-    """NorMuon: what brings every row to the same average size and keeps the whole as large as it was."""
+    """NorMuon's factor for each row, which equalizes their average sizes and keeps the norm of the whole."""
     wide = mean_sq_NR1.dtype
     stored = torch.lerp(average_NR1.to(wide), mean_sq_NR1, 1 - beta).to(average_NR1.dtype)
     root_NR1 = stored.to(wide).sqrt() + _NEURON_EPS

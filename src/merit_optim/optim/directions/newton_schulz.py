@@ -4,8 +4,8 @@
     A = X X'
     X <- a*X + (b*A + c*A*A) X        a few times; on the transpose of a tall matrix, whose A is smaller
 
-Each pass maps every singular value x to a*x + b*x**3 + c*x**5, which drives it towards 1. Only products of
-matrices are needed, and these may be in half precision: the passes correct what the ones before rounded.
+Each pass maps every singular value x to a*x + b*x**3 + c*x**5, which drives it towards 1. This needs only
+matrix products, which may be in half precision: each pass corrects the rounding errors of the previous ones.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ Pass = tuple[float, float, float]
 
 
 class Coefficients(NamedTuple):
-    """(a, b, c) of each pass, the last of them repeated; ``margin`` is how far below 1 they want to begin."""
+    """(a, b, c) of each pass, with the last repeated; the first pass starts from N / (margin*|N|)."""
 
     passes: tuple[Pass, ...]
     margin: float = 1.0
 
     def first(self, num: int) -> list[Pass]:
-        """Those of so many passes."""
+        """The coefficients of the first ``num`` passes."""
         return list(islice(chain(self.passes, repeat(self.passes[-1])), num))
 
 
 COEFFICIENTS: dict[str, Coefficients] = {
-    # Steep at zero and never settled: singular values end between 0.7 and 1.2 (Jordan et al.,
+    # Steep at zero, but does not converge: singular values end between 0.7 and 1.2 (Jordan et al.,
     # https://kellerjordan.github.io/posts/muon; torch.optim.Muon).
     "quintic": Coefficients(((3.4445, -4.7750, 2.0315),)),
-    # The best polynomials for each pass, five of them, with a safety factor of 1.02 (Amsel et al.,
-    # https://arxiv.org/abs/2505.16932; the numbers as in microsoft/dion).
+    # Optimal polynomials for each of five passes, with a safety factor of 1.02 (Amsel et al.,
+    # https://arxiv.org/abs/2505.16932; the numbers are from microsoft/dion).
     "polar-express": Coefficients(
         (
             (8.156554524902461, -22.48329292557795, 15.878769915207462),
@@ -48,7 +48,7 @@ COEFFICIENTS: dict[str, Coefficients] = {
         ),
         margin=1.02,
     ),
-    # Also five different ones, flatter at the end than the quintic (microsoft/dion, optax).
+    # Five different polynomials too, flatter at the end than the quintic (microsoft/dion, optax).
     "dion": Coefficients(
         (
             (4.0848, -6.8946, 2.9270),
@@ -61,11 +61,11 @@ COEFFICIENTS: dict[str, Coefficients] = {
 }
 
 
-def coefficients_of(given: str | Sequence[float] | Sequence[Pass]) -> Coefficients:
-    """Coefficients by their name, or as (a, b, c), or as one such triple for each pass."""
-    if isinstance(given, str):
-        return COEFFICIENTS[given]
-    numbers: Any = given
+def coefficients_of(value: str | Sequence[float] | Sequence[Pass]) -> Coefficients:
+    """Coefficients from their name, from (a, b, c), or from one such triple per pass."""
+    if isinstance(value, str):
+        return COEFFICIENTS[value]
+    numbers: Any = value
     triples = (numbers,) if isinstance(numbers[0], Real) else numbers
     return Coefficients(tuple((float(a), float(b), float(c)) for a, b, c in triples))
 
@@ -73,16 +73,16 @@ def coefficients_of(given: str | Sequence[float] | Sequence[Pass]) -> Coefficien
 def polar(
     x_NRC: Tensor, coefficients: Coefficients, num_passes: int, dtype: torch.dtype, eps: float
 ) -> Tensor:
-    """The polar factor of each matrix, in ``dtype``, in which the products are; they are added up in float32.
+    """The polar factor of each matrix, in ``dtype``, the dtype of the products; they are summed in float32.
 
-    Zero stays zero, and a NaN or infinity becomes NaN everywhere. One product at a time for each matrix:
-    products of a batch may round differently, and a matrix must give the same bits wherever it is worked on.
+    Zero stays zero, and a NaN or infinity becomes NaN everywhere. Matrices are multiplied one by one: batched
+    products may round differently, and a matrix must give the same bits wherever it is processed.
     """
-    # In float64, in which no norm of float32 numbers is too large or too small.
+    # In float64, the norm of float32 numbers cannot overflow or underflow.
     wide_NRC = x_NRC if x_NRC.device.type == "mps" else x_NRC.double()
     norm_N11 = torch.linalg.vector_norm(wide_NRC, dim=(1, 2), keepdim=True)
     normal_NRC = (wide_NRC / (norm_N11 * coefficients.margin).clamp(min=eps)).to(dtype)
-    normal_NRC = normal_NRC.contiguous()  # products round by the layout too
+    normal_NRC = normal_NRC.contiguous()  # the rounding of products depends on the layout
     passes = coefficients.first(num_passes)
     return torch.stack([_iterate(x_RC, passes) for x_RC in normal_NRC])
 

@@ -4,12 +4,12 @@
     m <- b1*m + (1-b1)*G            v <- b2*v + (1-b2)*G*G           both kept in the basis
     d  = QL (m / (sqrt(v) + eps)) QR'                                with m and v bias-corrected
     L <- b*L + (1-b)*g g'           R <- b*R + (1-b)*g' g
-    QL, QR: eigenvectors of L and R, found in the first step and improved every few steps by one product and
-    a QR decomposition; then m is turned into the new basis, and v sorted as the eigenvalues are
+    QL, QR: eigenvectors of L and R, computed in the first step and improved every few steps by one product
+    and a QR decomposition; then m is rotated into the new basis, and v is sorted like the eigenvalues
 
-The first step only finds the basis, so that no gradient is seen in a basis made from itself. A side longer
-than ``max_precond_dim`` is not rotated. The bases of a matrix are improved once in every cycle of
-``precondition_frequency`` steps; in which step of the cycle is its phase (``refresh.py``).
+The first step only computes the basis, so that no gradient is projected onto a basis made from itself. A side
+longer than ``max_precond_dim`` is not rotated. The bases of a matrix are improved once per cycle of
+``precondition_frequency`` steps; the step of the cycle is the matrix's phase (``refresh.py``).
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Soap(MatrixDirection):
     precondition_frequency: int = 10
     max_precond_dim: int = 10000
     refresh_phase: int | None = None
-    """None in a group: its matrices take turns. For one alone that is phase 0, the authors' schedule."""
+    """None in a group lets its matrices take turns. Here None means phase 0, the authors' schedule."""
 
     @property
     def keys(self) -> tuple[str, ...]:
@@ -59,25 +59,23 @@ class Soap(MatrixDirection):
     def refusal(self, view: View, matrices: Matrices) -> str | None:
         if matrices.is_vector:
             return (
-                f"direction='soap' rotates matrices, and with matrix_dims={view.matrix_dims} it is a vector: "
-                "give it direction='adam'"
+                f"direction='soap' rotates matrices, and with matrix_dims={view.matrix_dims} this is a "
+                "vector: use direction='adam' for it"
             )
         if view.split is not None:
-            return "direction='soap' has one basis for a matrix: use split=None"
+            return "direction='soap' does not support split, it has one basis per matrix: use split=None"
         return None
 
     def refused_options(self, group: dict[str, Any]) -> str | None:
         if group["state_dtype"] == torch.bfloat16:
-            return (
-                "direction='soap' decomposes its state, which bfloat16 is too coarse for: use torch.float32"
-            )
+            return "direction='soap' decomposes its state, and bfloat16 is too coarse: use torch.float32"
         for option in ("capturable", "differentiable"):
             if group[option]:
                 return f"direction='soap' counts its steps on the host: use {option}=False"
         return None
 
     def shapes(self, matrices: Matrices) -> tuple[tuple[int, ...] | None, ...]:
-        # A side that is not rotated has state all the same, and none in it: keys are equal everywhere.
+        # A side that is not rotated has empty state, so that all parameters have the same keys.
         sides = self._rotated(matrices.rows, matrices.columns)
         rows, columns = ((matrices.num, side, side) for side in sides)
         return None, None, rows, columns, rows, columns
@@ -87,22 +85,22 @@ class Soap(MatrixDirection):
         return self.keys[2:]
 
     def refresh_cost(self, matrices: Matrices) -> int:
-        """What improving the bases costs, up to a factor: a product and a QR of each side that is rotated.
+        """The cost of improving the bases, up to a factor: a product and a QR of each rotated side.
 
-        The operations grow as the cube of a side, the time of a QR on an H200 as side**1.4: it is many short
-        kernels. Phases that are balanced by the square are so by both.
+        Operations grow with side**3, but the time of a QR on an H200 with side**1.4, because it is many short
+        kernels. Phases balanced by side**2 are balanced by both.
         """
         return matrices.num * sum(side**2 for side in self._rotated(matrices.rows, matrices.columns))
 
     def _rotated(self, rows: int, columns: int) -> list[int]:
-        """The lengths of the sides, 0 for one that is not rotated."""
+        """The lengths of the sides; 0 for a side that is not rotated."""
         return [side if side <= self.max_precond_dim else 0 for side in (rows, columns)]
 
     def before(
         self, grad_NRC: Tensor, state: tuple[Tensor, ...]
     ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
-        """The gradient and all state: in the basis, an element of the moments is of the whole matrix."""
-        # Contiguous, for products round by the layout too.
+        """The gradient and all state: each element of the rotated moments depends on the whole matrix."""
+        # Contiguous, because the rounding of products depends on the layout.
         return tuple(x.to(grad_NRC.dtype).contiguous() for x in (grad_NRC, *state)), state
 
     def whole(self, gathered: tuple[Tensor, ...], step: float | Tensor) -> tuple[Tensor | None, ...]:
@@ -135,26 +133,26 @@ class Soap(MatrixDirection):
         extent: Extent,
         step: float | Tensor = 1,
     ) -> tuple[Tensor | None, tuple[Tensor, ...]]:
-        """The same, the state as it is stored; no d in the first step."""
+        """d and the new state in its stored dtypes; no d in the first step."""
         del dtype, extent
         d, *new = formed
         stored = (now.to(before.dtype) for now, before in zip(new, state, strict=True) if now is not None)
         return d if _num_taken(step) else None, tuple(stored)
 
     def traffic(self, rows: int, columns: int, dtype: torch.dtype) -> Traffic:
-        """Everything, there and back. That is much, and products and decompositions take longer."""
+        """Everything is sent and comes back. That is a lot, but products and decompositions take longer."""
         sides = [Sent(dtype, (side, side), by_rows=True) for side in self._rotated(rows, columns)]
         tensors = (Sent(dtype),) * 3 + (*sides, *sides)  # the gradient or d, and the moments
         return Traffic(tensors, tensors)
 
     def num_operations(self, rows: int, columns: int) -> int:
-        """The products with the bases and of the gradient; a cycle's product and QR are spread over it."""
+        """Products with the bases and of the gradient, and the mean per step of a cycle's product and QR."""
         sides = self._rotated(rows, columns)
         products = 6 * rows * columns * sum(sides)
         return products + sum(10 * side**3 // 3 for side in sides) // self.precondition_frequency
 
     def _averaged(self, averages: tuple[Tensor, ...], grad: Tensor) -> tuple[Tensor, Tensor]:
-        """L and R with the gradient's own products averaged in."""
+        """L and R, with the products of the gradient averaged in."""
         beta = self.betas[1] if self.shampoo_beta is None else self.shampoo_beta
         rows, columns = averages
         if rows.numel():
@@ -165,11 +163,11 @@ class Soap(MatrixDirection):
 
 
 def _num_taken(step: float | Tensor) -> int:
-    """The steps that changed the weight, with this one. The first did not; skipped, it is not counted yet."""
+    """Number of steps that changed the weight, including this one: all but the first, or 0 if skipped."""
     return max(int(step) - 1, 0)
 
 
-# Products are torch.bmm: it gives the bits of the operator @ and costs the host much less.
+# torch.bmm gives the same bits as the operator @ and costs much less host time.
 
 
 def _into(x: Tensor, bases: tuple[Tensor, ...]) -> Tensor:
@@ -187,7 +185,7 @@ def _out_of(x: Tensor, bases: tuple[Tensor, ...]) -> Tensor:
 
 
 def _eigenvectors(average: Tensor) -> Tensor:
-    """The eigenvectors as columns, the largest eigenvalue's first; NaN for a matrix that is not finite."""
+    """The eigenvectors as columns, in descending order of eigenvalues; NaN if a matrix is not finite."""
     if not average.numel():
         return average
     finite_N11 = average.isfinite().all(-1).all(-1)[:, None, None]
@@ -198,7 +196,7 @@ def _eigenvectors(average: Tensor) -> Tensor:
 def _improved(
     averages: tuple[Tensor, ...], bases: tuple[Tensor, ...], exp_avg_sq: Tensor
 ) -> tuple[tuple[Tensor, ...], Tensor]:
-    """Bases one power iteration nearer to the eigenvectors, and v in their order of eigenvalues."""
+    """Improve the bases by one power iteration, and sort v like the eigenvalues."""
     improved = []
     for dim, (average, basis) in enumerate(zip(averages, bases, strict=True), start=1):
         if basis.numel():

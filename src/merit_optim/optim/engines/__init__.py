@@ -1,4 +1,4 @@
-"""The ways to compute a trust-ratio step. All are held to ``algorithm.py``."""
+"""The engines: ways to compute a trust-ratio step. All must agree with ``algorithm.py``."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 
 
 def availability() -> dict[str, str | None]:
-    """The engines, each with the reason why it cannot run here, or None if it can."""
+    """The engines, each with the reason why it cannot run on this machine, or None if it can."""
     return {"eager": None, "fused": fused_unavailable()}
 
 
@@ -24,7 +24,7 @@ def fused_unavailable() -> str | None:
 
 
 def interpreting() -> bool:
-    """Whether Triton runs kernels in its interpreter, on the CPU, as the tests let it."""
+    """Whether Triton runs kernels in its interpreter, on the CPU, as in the tests."""
     return os.environ.get("TRITON_INTERPRET") == "1"
 
 

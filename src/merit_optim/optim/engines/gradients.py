@@ -1,6 +1,6 @@
-"""What is asked of all gradients together: their norm, and whether they are finite.
+"""The norm of all gradients together, and whether they are finite.
 
-Answered on the device, in one read and few calls: there may be hundreds of gradients.
+Computed on the device, in one read and few calls, because there may be hundreds of gradients.
 """
 
 from __future__ import annotations
@@ -10,22 +10,22 @@ from torch import Tensor
 
 from merit_optim.optim.torch_private import foreach_norm
 
-# Elements that a CPU adds up one after the other. The norm is then off by less than 1e-6, or 1e-4 where all
-# are equal. Those that are not dense in memory have one sum, where others have one for each lane of a vector.
+# Elements that a CPU adds up sequentially. The norm is then off by less than 1e-6, or 1e-4 if all are equal.
+# Strided tensors are added into one sum, dense ones into one per vector lane.
 PIECE_ELEMENTS, PIECE_ELEMENTS_STRIDED = 128 * 1024, 16 * 1024
 
 
 def total_norm(grads: dict[torch.device, list[Tensor]]) -> Tensor:
     """The 2-norm of all gradients together, on the first device, as ``clip_grad_norm_`` defines it.
 
-    Half-precision gradients are summed in float32: their norm soon leaves the range of their dtype.
+    Half-precision gradients are summed in float32, because their norm easily exceeds their dtype's range.
     """
     total: Tensor = torch.linalg.vector_norm(torch.cat(_norms(grads, 2.0)), 2.0)
     return total
 
 
 def all_finite(grads: dict[torch.device, list[Tensor]], first: torch.device) -> Tensor:
-    """Whether no gradient holds a NaN or an infinity: a 0-d bool on ``first``, in one read."""
+    """Whether no gradient has a NaN or an infinity: a 0-d bool on ``first``, in one read."""
     filled = {device: [x for x in some if x.numel()] for device, some in grads.items()}
     filled = {device: some for device, some in filled.items() if some}
     if not filled:
@@ -40,28 +40,29 @@ def all_finite(grads: dict[torch.device, list[Tensor]], first: torch.device) -> 
 
 
 def _norms(grads: dict[torch.device, list[Tensor]], order: float) -> list[Tensor]:
-    """The norms of all gradients, one tensor for each device, on the first device. Few calls: they add up."""
+    """The norms of all gradients, one tensor per device, all on the first device."""
     first = next(iter(grads))
     return [torch.stack(norms(some, order)).to(first, non_blocking=True) for some in grads.values()]
 
 
 def norms(tensors: list[Tensor], order: float) -> tuple[Tensor, ...]:
-    """The norm of each tensor, of one device."""
+    """The norm of each tensor; all are on one device."""
     dtype = _sum_dtype(tensors)
     if not tensors or tensors[0].device.type != "cpu" or torch.compiler.is_compiling():
-        found: tuple[Tensor, ...] = foreach_norm(tensors, order, dtype=dtype)
-        return found
-    # On CPUs torch adds one square after the other: with 40 million of them the norm is off by 0.3% to 10%.
+        result: tuple[Tensor, ...] = foreach_norm(tensors, order, dtype=dtype)
+        return result
+    # On CPUs torch adds squares sequentially: with 40 million of them the norm is off by 0.3% to 10%.
     pieces = [_pieces(x) for x in tensors]
-    of_pieces = iter(foreach_norm([piece for own in pieces for piece in own], order, dtype=dtype))
-    of_tensors = ([next(of_pieces) for _ in own] for own in pieces)
+    of_pieces = iter(foreach_norm([piece for some in pieces for piece in some], order, dtype=dtype))
+    of_tensors = ([next(of_pieces) for _ in some] for some in pieces)
     return tuple(
-        own[0] if len(own) == 1 else torch.linalg.vector_norm(torch.stack(own), order) for own in of_tensors
+        some[0] if len(some) == 1 else torch.linalg.vector_norm(torch.stack(some), order)
+        for some in of_tensors
     )
 
 
 def _pieces(x: Tensor) -> tuple[Tensor, ...]:
-    """A tensor as views of few enough elements to be added up one after the other."""
+    """Views of a tensor, each with few enough elements to be added up sequentially."""
     if x.numel() <= PIECE_ELEMENTS_STRIDED:
         return (x,)
     if not x.is_contiguous():
@@ -74,7 +75,7 @@ def _pieces(x: Tensor) -> tuple[Tensor, ...]:
 
 
 def _sum_dtype(tensors: list[Tensor]) -> torch.dtype | None:
-    """The dtype to sum in: float32 for half precision; None where that is the tensors' own."""
+    """The dtype to sum in: float32 for half precision; None if all tensors already have it."""
     if all(x.dtype == torch.float32 for x in tensors):
         return None
     return torch.float64 if any(x.dtype == torch.float64 for x in tensors) else torch.float32

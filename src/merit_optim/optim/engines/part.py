@@ -1,9 +1,9 @@
-"""What an engine gives a step: some of its weights, to be worked on in phases.
+"""The interface between a step and its engines: parts, groups of weights that are updated in phases.
 
-Between *advance* and *apply* stand the sizes of the weights and their updates, in one flat buffer for a part.
-Where weights are sharded, those are what the ranks have to agree on. A direction that needs whole matrices
-is then advanced in two phases, *before* and *after*, and between them one rank forms what is missing of each
-whole matrix.
+*advance* measures the sizes of the weights and updates (the norms of rows, columns and whole weights) in one
+flat buffer per part, and *apply* uses them. If weights are sharded, ranks reduce the sizes in between. A
+direction that needs whole matrices then advances in two phases, *before* and *after*; between them, one rank
+processes each whole matrix.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from merit_optim.optim.matrices import View
 from merit_optim.optim.statistics import Recorder
 
 Formed = tuple[Tensor | None, ...]
-"""What a direction's ``whole`` gives."""
+"""The result of a direction's ``whole``."""
 
 
 class Place(NamedTuple):
-    """Where an engine keeps the sizes of a parameter: a (2, length) buffer and its part of it.
+    """Where an engine keeps the sizes of a parameter: a (2, length) buffer and a slot in it.
 
-    A parameter that is split has one for each of its matrices, in their order.
+    A parameter that is split has one place for each of its matrices, in order.
     """
 
     param: Tensor
@@ -34,7 +34,7 @@ class Place(NamedTuple):
 
 
 class Part(Protocol):
-    """Weights that an engine works on together."""
+    """Weights that an engine updates together."""
 
     @property
     def places(self) -> list[Place]:
@@ -44,49 +44,49 @@ class Part(Protocol):
         """Update the state of the directions, and measure w and u."""
 
     def apply(self, recorder: Recorder | None) -> None:
-        """Form the ratios, and change w."""
+        """Compute the ratios, and update w."""
 
 
 @runtime_checkable
 class MatrixPart(Part, Protocol):
-    """Weights whose directions need whole matrices. Where ranks share them, ``advance`` is in two phases."""
+    """Weights whose directions need whole matrices. If ranks share them, ``advance`` has two phases."""
 
     @property
     def owners(self) -> list[Tensor]:
-        """The parameters as their groups have them."""
+        """The parameters as they are in their groups."""
 
     @property
     def is_cut(self) -> bool:
         """Whether no rank has the whole matrices."""
 
     def before(self) -> list[tuple[Tensor, ...]]:
-        """For each weight what whole matrices are formed of: this rank's part, as (N, R, C)."""
+        """For each weight, this rank's part of the inputs of ``whole``, as (N, R, C)."""
 
     def after(self, formed: Sequence[Formed]) -> None:
-        """The rest of ``advance``, with what was formed for each weight: this rank's part again."""
+        """Complete ``advance`` with this rank's part of the result of ``whole`` for each weight."""
 
 
 class Whole(NamedTuple):
-    """A matrix that was put together, for its direction's ``whole``."""
+    """A matrix gathered from its ranks, for its direction's ``whole``."""
 
     group: dict[str, Any]
-    """Of the parameter that it belongs to."""
+    """The group of the parameter that the matrix belongs to."""
     direction: MatrixDirection
     gathered: tuple[Tensor, ...]
-    """What ``before`` gave, each of the tensors as (1, R, C) and contiguous, as in one process."""
+    """The results of ``before``, each as (1, R, C) and contiguous, as in one process."""
     step: float | Tensor
 
 
 Form = Callable[[Iterable[Whole]], Iterable[Formed]]
-"""An engine's way to form what is asked of whole matrices: one by one, or many at once."""
+"""An engine's way to call ``whole`` for gathered matrices: one by one, or many at once."""
 
 
 class Share(NamedTuple):
-    """What of a weight's matrices is worked on here."""
+    """This rank's share of a weight's matrices."""
 
     view: View
-    """How this part is seen: split where the whole weight is."""
+    """How this share is divided into matrices: split where the whole weight is split."""
     extents: tuple[Extent, ...]
-    """Of each matrix of the whole weight that has a direction of its own: its size, and the rows here."""
+    """For each matrix after the split of the whole weight: its size, and the rows on this rank."""
     is_cut: bool
-    """Whether the rest of these matrices is on other ranks."""
+    """Whether other ranks have the remaining parts of these matrices."""

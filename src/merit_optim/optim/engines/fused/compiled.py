@@ -1,4 +1,4 @@
-"""A Triton kernel with its grid."""
+"""Launch Triton kernels with little host time."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 class Kernel:
     """A Triton kernel with its grid.
 
-    From the second time on it is started by its handle: to have it found again by its arguments would cost
-    the host more than all the rest of a step.
+    After the first call it is launched through its compiled handle: looking it up by its arguments would cost
+    the host more than everything else in a step.
     """
 
     def __init__(self, function: Any, num_programs: int, **constants: Any) -> None:

@@ -1,8 +1,8 @@
 """The trust-ratio step in a few Triton launches for the whole model.
 
-What does not change from step to step (shapes, places in the buffers, tiles) is kept in tables on the
-device. What may change (addresses, learning rates) is compared every step and sent again only if it
-did, so that a step costs the host little however large the model is.
+What does not change between steps (shapes, places in the buffers, tiles) is kept in tables on the device.
+What may change (addresses, learning rates) is compared in every step and sent only if it changed, so that
+a step costs little host time however large the model is.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ from merit_optim.optim.engines.work import Control, Work, names_of, pick
 from merit_optim.optim.matrices import View
 from merit_optim.optim.statistics import Recorder
 
-# The best of those that benchmarks/tiles.py measures on an H200; docs/performance.md has the figures.
+# The fastest tiles that benchmarks/tiles.py measured on an H200; see docs/performance.md.
 MOMENTS_TILE = Tile(rows=32, columns=64, steps=4, warps=4)
 APPLY_TILE = Tile(rows=16, columns=64, steps=2, warps=4)
 
-# How many elements the matrices of one launch may have whose directions are held: of each there are two
-# copies in bfloat16 and two or three squares of its smaller side (three where that is at most half of the
-# other), 8 bytes an element at most. A matrix that is larger is worked on alone.
+# The most elements in matrices of one launch whose directions are held. Each matrix needs two copies in
+# bfloat16 and two or three squares of its smaller side (three if that is at most half of the other), at most
+# 8 bytes per element. A larger matrix is processed alone.
 MAX_HELD = 2**26
 
 _DTYPE = operator.attrgetter("dtype")
@@ -85,26 +85,26 @@ def refused_options(group: dict[str, Any]) -> str | None:
         unknown["direction"] = direction.NAME
     for option, value in unknown.items():
         if value:
-            return f"{option}={value!r} is not among what the kernels know"
+            return f"the kernels do not support {option}={value!r}"
     if group["norm"] == "l2" and group["element_wise"]:
-        return "norm='l2' with element_wise=True has sums for every row and column, which the kernels lack"
+        return "norm='l2' with element_wise=True needs a sum for every row and column, which the kernels lack"
     return None
 
 
-class Tensors(NamedTuple):
+class StepTensors(NamedTuple):
     """All tensors of a step on one device, in parallel lists."""
 
     params: list[Tensor]
     grads: list[Tensor]
     exp_avgs: list[Tensor]
-    """Adam's, or the momentum of a direction that has no other state."""
+    """Adam's, or the momentum of a direction without other state."""
     exp_avg_sqs: list[Tensor]
-    """Adam's, or the momentum again, which is not used."""
+    """Adam's, or the momentum again, unused."""
     steps: list[Tensor]
 
     @staticmethod
-    def of(works: Sequence[Work]) -> Tensors:
-        return Tensors(
+    def of(works: Sequence[Work]) -> StepTensors:
+        return StepTensors(
             [x for work in works for x in work.params],
             [x for work in works for x in work.grads],
             [x for work in works for x in work.states[0]],
@@ -135,11 +135,11 @@ class FusedEngine:
     def parts_of(
         self, works: list[Work], control: Control, cut: Container[Tensor] = ()
     ) -> tuple[list[Part], list[Work]]:
-        """The work, with the tables brought up to date; and what cannot be fused, untouched.
+        """Update the tables; return the parts to run, and the work that cannot be fused, untouched.
 
-        ``cut``: the parameters whose directions need matrices that no rank has whole.
+        ``cut``: the parameters whose directions need whole matrices, which no rank has.
         """
-        tensors = Tensors.of(works)
+        tensors = StepTensors.of(works)
         addresses = tensors.addresses()
         if not self._still_fits(works, tensors, addresses):
             self._build(works, tensors, cut)
@@ -160,7 +160,7 @@ class FusedEngine:
         return parts, _rest(works, self._unfused)
 
     def step(self, works: list[Work], control: Control, recorder: Recorder | None) -> list[Work]:
-        """Update what can be fused; the rest is returned, untouched."""
+        """Update what can be fused; return the remaining work, untouched."""
         parts, rest = self.parts_of(works, control)
         for part in parts:
             part.advance()
@@ -168,7 +168,7 @@ class FusedEngine:
         return rest
 
     def form(self, wholes: Iterable[Whole]) -> list[Formed]:
-        """What directions form of whole matrices, those of one shape together."""
+        """Call the directions' ``whole``, together for matrices of one shape."""
         wholes = list(wholes)
         alike: dict[Iteration, list[int]] = {}
         formed: dict[int, Formed] = {}
@@ -187,17 +187,17 @@ class FusedEngine:
                 formed.update(zip(some, ((x_1RC,) for x_1RC in x_NRC.split(1)), strict=True))
         return [formed[i] for i in range(len(wholes))]
 
-    def _still_fits(self, works: list[Work], tensors: Tensors, addresses: array.array[int]) -> bool:
-        """Whether the tables are those of these tensors. Gradients may be new ones of the same kind."""
+    def _still_fits(self, works: list[Work], tensors: StepTensors, addresses: array.array[int]) -> bool:
+        """Whether the tables fit these tensors. Gradients may be new, with the same dtypes and layouts."""
         num = len(tensors.params)
         if self._addresses is None or num != len(self._owners):
             return False
-        # The owners: a sharded parameter's own part is a new tensor object every time it is asked for.
+        # Compare owners: the local part of a sharded parameter is a new tensor object on every access.
         if not all(map(operator.is_, _owners(works), self._owners)):
             return False
         if [_options(work) for work in works] != self._options:
             return False
-        # Even at the same addresses: memory that was freed comes back for tensors of another kind.
+        # Even at the same addresses: freed memory can be reused for tensors of another dtype or layout.
         if _kinds(tensors.grads) != self._grad_kinds:
             return False
         if addresses == self._addresses:
@@ -208,7 +208,7 @@ class FusedEngine:
             (now % 16 == 0) == (before % 16 == 0) for now, before in zip(grads, grads_before, strict=True)
         )
 
-    def _build(self, works: list[Work], tensors: Tensors, cut: Container[Tensor] = ()) -> None:
+    def _build(self, works: list[Work], tensors: StepTensors, cut: Container[Tensor] = ()) -> None:
         owners = _owners(works)
         group_numbers = [i for i, work in enumerate(works) for _ in work.params]
         groups = [work.group for work in works for _ in work.params]
@@ -240,7 +240,7 @@ class FusedEngine:
             scales = {i: _scale(groups[i], owners[i]) for i in items}
             weights = [w._replace(scale=scales[w.item]) for w in weights]
             num = len(weights)
-            if not variant.held.is_cut:  # else all directions are held until they are applied
+            if not variant.held.is_cut:  # otherwise all directions are held until they are applied
                 num = num_together(num, weights[0].rows * weights[0].columns, self.max_held)
             self._launches += [
                 HeldLaunch(variant, weights[first : first + num], self.device, *tiles)
@@ -259,7 +259,7 @@ class FusedEngine:
             beta1, beta2 = (group["momentum"], 0.0) if _is_muon(group) else group["betas"]
             lr, clip = group["lr"], group["clip"]
             if isinstance(lr, Tensor):
-                # On the host it is a number; on the device it is put into the table there.
+                # Read on the host; copied into the table below on a device.
                 lr = lr.item() if lr.device.type == "cpu" else math.inf
             values += (lr, beta1, 1 - beta1, beta2, 1 - beta2, group["eps"], group["weight_decay"])
             values.append(math.inf if clip is None else clip)
@@ -274,13 +274,13 @@ class FusedEngine:
 
 
 class FusedPart:
-    """Weights whose direction is Adam's, in two phases with the sizes between them."""
+    """Weights with Adam's direction, updated in two phases with the sizes in between."""
 
     def __init__(
         self, engine: FusedEngine, works: list[Work], control: Control, launches: Sequence[Launch]
     ) -> None:
         self.engine, self.works, self.control, self.launches = engine, works, control, launches
-        # The first matrix of a parameter stands for it.
+        # The first matrix of a parameter represents it.
         self.items = [w.item for launch in launches for w in launch.weights if w.offset == 0]
         self._corrections: list[Tensor | None] = [None] * len(launches)
         if any(launch.variant.bias_correction for launch in launches):
@@ -301,11 +301,11 @@ class FusedPart:
 
     def _measure(self, held: Tensor | None = None) -> None:
         for launch, corrections in zip(self.launches, self._corrections, strict=True):
-            if launch.variant.norm != "none":  # else there is no size to wait for: all is done in one pass
+            if launch.variant.norm != "none":  # without ratios, ``apply`` does everything in one pass
                 launch.run_moments(self.engine._shared, corrections, self.control, held)
 
     def apply(self, recorder: Recorder | None) -> None:
-        """Change w, and count the step."""
+        """Update w, and count the step."""
         with self._on_device():
             self._apply(recorder)
         self._mark_changed()
@@ -328,13 +328,13 @@ class FusedPart:
                 launch.record(statistics, names, recorder)
 
     def _mark_changed(self) -> None:
-        """Tell autograd, behind whose back kernels write: a backward pass through old weights is refused."""
-        tensors = (_owners(self.works), *Tensors.of(self.works))
+        """Tell autograd that kernels wrote, so that a backward pass through old weights raises an error."""
+        tensors = (_owners(self.works), *StepTensors.of(self.works))
         for changed in (tensors[0], tensors[1], *tensors[3:]):
             torch.autograd.graph.increment_version([changed[i] for i in self.items])
 
     def _on_device(self) -> AbstractContextManager[Any]:
-        """Triton launches on the current device, whatever the tensors are on."""
+        """Make the engine's device current: Triton launches there, wherever the tensors are."""
         device = self.engine.device
         if device.type != "cuda" or device.index == torch.cuda.current_device():
             return nullcontext()
@@ -342,7 +342,7 @@ class FusedPart:
 
 
 class FusedHeldPart(FusedPart):
-    """Matrices of one shape whose direction is formed of whole matrices, and held until w is changed."""
+    """Matrices of one shape whose direction needs whole matrices, and is held until w is updated."""
 
     def __init__(self, engine: FusedEngine, works: list[Work], control: Control, launch: HeldLaunch) -> None:
         super().__init__(engine, works, control, [launch])
@@ -367,14 +367,14 @@ class FusedHeldPart(FusedPart):
         return held is not None and held.is_cut
 
     def before(self) -> list[tuple[Tensor, ...]]:
-        """Update the momentum; N, of which the directions are formed."""
+        """Update the momentum, and return N, the input of the directions."""
         with self._on_device():
             n_NRC = self.launch.run_momentum(self.engine._shared, self.control)
         num_of_items = Counter(w.item for w in self.launch.weights)
         return [(some_NRC,) for some_NRC in n_NRC.split([num_of_items[i] for i in self.items])]
 
     def after(self, formed: Sequence[Formed]) -> None:
-        """Hold the directions that were formed, and measure w and u."""
+        """Hold the finished directions, and measure w and u."""
         with self._on_device():
             self._held = torch.cat([x_NRC for (x_NRC,) in formed if x_NRC is not None])
             self._measure(self._held)
@@ -387,7 +387,7 @@ class FusedHeldPart(FusedPart):
 
 
 def _corrections(work: Work, device: torch.device) -> Tensor:
-    """(item, 2): Adam's bias corrections for the step that is being taken, which is counted at its end."""
+    """(item, 2): Adam's bias corrections for the current step, which is counted at its end."""
     if _is_muon(work.group):
         return torch.ones(len(work.params), 2, device=device)
     steps = torch.stack(work.steps).to(device) + 1
@@ -424,7 +424,7 @@ def _compiled_for(direction: Direction) -> tuple[Any, ...]:
 
 
 def _scale(group: dict[str, Any], owner: Tensor) -> float:
-    """Of Muon's direction: by the whole weight's shape, also where this rank has only a part of it."""
+    """The scale of Muon's direction, from the whole weight's shape even if this rank has only a part."""
     matrices, direction = View.of(group).matrices(owner.shape), direction_of(group)
     assert isinstance(direction, Muon)
     return scale_of(direction.scale, matrices.rows, matrices.columns)

@@ -1,20 +1,19 @@
-"""The trust-ratio step as Triton kernels: every weight of a step in one launch for each phase.
+"""The trust-ratio step as Triton kernels: every weight of a step in one launch per phase.
 
-A program works on a tile of one weight: ``STEPS`` blocks of ``BLOCK_R`` rows, ``BLOCK_C`` columns wide.
-It finds its tile in tables, so that any number of weights share a launch:
+A program processes a tile of one weight: ``STEPS`` blocks of ``BLOCK_R`` rows, ``BLOCK_C`` columns wide.
+It looks up its tile in tables, so that any number of weights share a launch:
 
     schedule (program // CHUNK, 2)  -> weight; first of CHUNK tiles
     weights  (weight, NUM_FIELDS)   -> shape, places in the sizes buffers, group
-    pointers (weight, NUM_POINTERS) -> addresses of w, g, m, v and of the count of steps
+    pointers (weight, NUM_POINTERS) -> addresses of w, g, m, v and of the step count
     hyper    (group, NUM_HYPER)     -> learning rate, betas and so on
 
-Adam's direction is formed anew where it is needed, from m and v. A direction that needs whole matrices is
-formed between the phases and held (``HELD``): ``momentum`` writes what it is formed of, the others read d.
+Adam's direction is recomputed from m and v in each phase. A direction that needs whole matrices is computed
+between the phases and held (``HELD``): ``momentum`` writes its input, the other kernels read d.
 
-Sizes are float32 magnitudes, compared as the integers their bits spell: for numbers that are not
-negative the order is the same, and a NaN, which is larger than any number in this order, is never lost.
-Sums of squares (``L2``) go to one place for each tile and are added up in a fixed order by
-``sum_squares``, so that two runs give the same bits.
+Sizes are float32 magnitudes, compared as integers with the same bits: for nonnegative numbers the order is
+the same, and a NaN, which is larger than any number in this order, is never lost. Sums of squares (``L2``)
+are stored per tile and added up in a fixed order by ``sum_squares``, so that two runs give the same bits.
 
 Shape suffixes: R rows of a block, C columns of a block.
 """
@@ -37,7 +36,7 @@ LR, BETA1, ONE_MINUS_BETA1, BETA2, ONE_MINUS_BETA2, EPS, WEIGHT_DECAY, CLIP = (
 )
 NUM_STATISTICS = tl.constexpr(6)
 
-UNSCALED = tl.constexpr(float("inf"))  # in place of a row's or column's ratio
+UNSCALED = tl.constexpr(float("inf"))  # marks an undefined ratio of a row or column
 FLOAT_MAX = tl.constexpr(3.4028234663852886e38)
 NAN_TOO = tl.constexpr(tl.PropagateNan.ALL)
 
@@ -45,7 +44,7 @@ NAN_TOO = tl.constexpr(tl.PropagateNan.ALL)
 @triton.jit
 def _address(pointers, which: tl.constexpr, offset, dtype: tl.constexpr, ALIGNED: tl.constexpr):
     address = tl.load(pointers + which).to(tl.pointer_type(dtype)) + offset
-    # Said of the pointer, not of the number it is made from: the cast forgets it, and with it the
+    # Declared on the pointer, not on the integer it is cast from: the cast would lose it, and with it the
     # 16-byte accesses.
     if ALIGNED:
         address = tl.multiple_of(address, 16)
@@ -54,21 +53,21 @@ def _address(pointers, which: tl.constexpr, offset, dtype: tl.constexpr, ALIGNED
 
 @triton.jit
 def _tile_of(schedule, program):
-    """A program's weight, and which of its tiles."""
+    """The weight and the tile of a program."""
     chunk = schedule + (program // CHUNK) * 2
     return tl.load(chunk).to(tl.int64), tl.load(chunk + 1) + program % CHUNK
 
 
 @triton.jit
 def _place(entry, tile, height: tl.constexpr, width: tl.constexpr):
-    """A tile's first row, and its columns."""
+    """The first row of a tile, and its columns."""
     panels = tl.cdiv(tl.load(entry + COLUMNS), width).to(tl.int32)
     return (tile // panels).to(tl.int64) * height, (tile % panels) * width + tl.arange(0, width)
 
 
 @triton.jit
 def _count_step(pointers, tile):
-    """Count the step, once for a parameter: its first matrix alone has an address for it."""
+    """Count the step once per parameter: only its first matrix has an address for it."""
     if tile == 0:
         address = tl.load(pointers + 4)
         if address != 0:
@@ -78,13 +77,13 @@ def _count_step(pointers, tile):
 
 @triton.jit
 def _bits(x):
-    """|x| as an integer that orders as |x| does, NaN above all."""
+    """|x| as an integer with the same order, and NaN above all numbers."""
     return tl.abs(x).to(tl.int32, bitcast=True)
 
 
 @triton.jit
 def _direction(m, v, w, eps, weight_decay, correction, BIAS_CORRECTION: tl.constexpr):
-    """u on Adam's direction, as directions/adam.py and algorithm.decayed define it."""
+    """u with Adam's direction, as defined by directions/adam.py and algorithm.decayed."""
     denominator = tl.sqrt(v)
     if BIAS_CORRECTION:
         denominator = denominator / tl.load(correction + 1)
@@ -96,13 +95,13 @@ def _direction(m, v, w, eps, weight_decay, correction, BIAS_CORRECTION: tl.const
 
 @triton.jit
 def _held_direction(held_at, at, mask, w, scale, weight_decay):
-    """u on a direction that was formed before: scale*d + weight_decay*w."""
+    """u with a held direction: scale*d + weight_decay*w."""
     return tl.load(held_at + at, mask, other=0).to(tl.float32) * scale + w * weight_decay
 
 
 @triton.jit
 def _ratio(w, u, undefined_is: tl.constexpr):
-    """algorithm.ratio: |w| / |u|, never infinite, so that infinity can say that it is undefined."""
+    """algorithm.ratio: |w| / |u|, never infinite, so that infinity can mark an undefined ratio."""
     undefined = (w == 0) | (u == 0)
     quotient = tl.minimum(w / tl.where(undefined, 1.0, u), FLOAT_MAX, propagate_nan=NAN_TOO)
     return tl.where(undefined, undefined_is, quotient)
@@ -128,8 +127,8 @@ def momentum(
     BLOCK_C: tl.constexpr,
     STEPS: tl.constexpr,
 ):
-    """Muon's average of gradients M, and N, of which the direction is formed."""
-    if HAS_SKIP:  # noqa: SIM102  # known at compile time, unlike the other
+    """Update Muon's momentum M, and write N, the input of the direction."""
+    if HAS_SKIP:  # noqa: SIM102  # known at compile time, unlike the inner condition
         if tl.load(skip) != 0:
             return
     weight, tile = _tile_of(schedule, tl.program_id(0))
@@ -197,17 +196,17 @@ def moments(
     BLOCK_C: tl.constexpr,
     STEPS: tl.constexpr,
 ):
-    """m and v, and with ``MEASURE`` the sizes of w and u; with ``L2`` the sums of squares of each tile.
+    """Update m and v; with ``MEASURE``, measure w and u; with ``L2``, as the sums of squares of each tile.
 
-    With ``HELD`` the sizes alone. With ``AT_ONCE``, where s is 1, all of the step.
+    With ``HELD``, only measure. With ``AT_ONCE``, if s is 1, take the whole step.
     """
-    if HAS_SKIP:  # noqa: SIM102  # known at compile time, unlike the other
+    if HAS_SKIP:  # noqa: SIM102  # known at compile time, unlike the inner condition
         if tl.load(skip) != 0:
             return
     program = tl.program_id(0)
     weight, tile = _tile_of(schedule, program)
     entry = weights + weight * NUM_FIELDS
-    if tile >= tl.load(entry + NUM_TILES):  # a weight's last chunk may be larger than what is left
+    if tile >= tl.load(entry + NUM_TILES):  # a weight's last chunk may have unused programs
         return
     first_row, columns = _place(entry, tile, BLOCK_R * STEPS, BLOCK_C)
     pointers += weight * NUM_POINTERS
@@ -218,7 +217,7 @@ def moments(
     if ALIGNED:
         num_columns = tl.multiple_of(num_columns, 16)
     column_mask = columns < num_columns
-    # 64 bits up to the tile, 32 within it.
+    # 64-bit offsets up to the tile, 32-bit within it.
     offset = first_row * num_columns
     w_at = _address(pointers, 0, offset, PARAM, ALIGNED)
     if HELD:
@@ -242,7 +241,7 @@ def moments(
     else:
         w_total_RC = tl.zeros((BLOCK_R, BLOCK_C), tl.int32)
         u_total_RC = tl.zeros((BLOCK_R, BLOCK_C), tl.int32)
-    # Not unrolled: registers are worth more than the loop costs.
+    # Not unrolled: saving registers gains more than the loop costs.
     for i in tl.range(0, STEPS, loop_unroll_factor=1):
         rows = i * BLOCK_R + tl.arange(0, BLOCK_R)
         mask = (rows < num_rows)[:, None] & column_mask[None, :]
@@ -262,7 +261,7 @@ def moments(
             v_stored = (v * beta2 + g * g * one_minus_beta2).to(STATE)
             tl.store(m_at + at, m_stored, mask)
             tl.store(v_at + at, v_stored, mask)
-            # From the state as it is stored, for that is what the apply phase will read.
+            # From the state as stored, which is what the apply phase will read.
             u = _direction(
                 m_stored.to(tl.float32),
                 v_stored.to(tl.float32),
@@ -328,11 +327,11 @@ def apply(
     BLOCK_C: tl.constexpr,
     STEPS: tl.constexpr,
 ):
-    """w <- w - lr * clamp(s*u), and the step is counted."""
-    if HAS_SKIP:  # noqa: SIM102  # known at compile time, unlike the other
+    """w <- w - lr * clamp(s*u), and count the step."""
+    if HAS_SKIP:  # noqa: SIM102  # known at compile time, unlike the inner condition
         if tl.load(skip) != 0:
             return
-    # Backwards: what the moments phase touched last is still in the cache.
+    # In reverse: the data that the moments phase used last is still in the cache.
     program = tl.num_programs(0) - 1 - tl.program_id(0)
     weight, tile = _tile_of(schedule, program)
     entry = weights + weight * NUM_FIELDS
@@ -347,7 +346,7 @@ def apply(
     if ALIGNED:
         num_columns = tl.multiple_of(num_columns, 16)
     column_mask = columns < num_columns
-    # 64 bits up to the tile, 32 within it.
+    # 64-bit offsets up to the tile, 32-bit within it.
     offset = first_row * num_columns
     w_at = _address(pointers, 0, offset, PARAM, ALIGNED)
     if HELD:
@@ -364,13 +363,13 @@ def apply(
         has_rows = tl.load(entry + HAS_ROWS).to(tl.int32)
         columns_at = tl.load(entry + COLUMNS_AT) + columns
         sized_columns = columns < num_columns * has_rows
-        own_column_ratio = _ratio(
+        unbounded_column = _ratio(
             tl.load(weight_sizes + columns_at, sized_columns, other=0.0),
             tl.load(update_sizes + columns_at, sized_columns, other=0.0),
             UNSCALED,
         )
-        column_unscaled = (own_column_ratio == UNSCALED) & (has_rows != 0)
-        column_ratio = own_column_ratio
+        column_unscaled = (unbounded_column == UNSCALED) & (has_rows != 0)
+        column_ratio = unbounded_column
         if WEIGHT_BOUND:
             column_ratio = tl.maximum(column_ratio, whole, propagate_nan=NAN_TOO)
         column_ratio = tl.where(has_rows != 0, column_ratio, whole)
@@ -382,12 +381,12 @@ def apply(
         largest = tl.zeros((BLOCK_R, BLOCK_C), tl.float32)
         update_sum = tl.zeros((BLOCK_R, BLOCK_C), tl.float32)
         weight_sum = tl.zeros((BLOCK_R, BLOCK_C), tl.float32)
-    # Not unrolled: registers are worth more than the loop costs.
+    # Not unrolled: saving registers gains more than the loop costs.
     for i in tl.range(0, STEPS, loop_unroll_factor=1):
         rows = i * BLOCK_R + tl.arange(0, BLOCK_R)
         mask = (rows < num_rows)[:, None] & column_mask[None, :]
         at = rows[:, None] * num_columns + columns[None, :]
-        # Read for the last time in this step.
+        # evict_first: this is the last read in this step.
         w = tl.load(w_at + at, mask, other=0, eviction_policy="evict_first").to(tl.float32)
         if HELD:
             u = _held_direction(d_at, at, mask, w, tl.load(correction), weight_decay)
@@ -413,8 +412,8 @@ def apply(
         if RECORD:
             num_clipped += tl.where(mask & (tl.abs(scaled) > clip), 1.0, 0.0)
             if ANY_ROWS and WEIGHT_BOUND:
-                own = tl.maximum(row_ratio[:, None], own_column_ratio[None, :], propagate_nan=NAN_TOO)
-                bounded = mask & (own < whole)
+                unbounded = tl.maximum(row_ratio[:, None], unbounded_column[None, :], propagate_nan=NAN_TOO)
+                bounded = mask & (unbounded < whole)
                 num_bounded += tl.where(bounded, 1.0, 0.0) * has_rows
             smallest = tl.minimum(smallest, tl.where(mask, s, float("inf")), propagate_nan=NAN_TOO)
             largest = tl.maximum(largest, tl.where(mask, s, 0.0), propagate_nan=NAN_TOO)
@@ -432,7 +431,7 @@ def apply(
 
 @triton.jit
 def sum_squares(weights, partial, sizes, BLOCK: tl.constexpr):
-    """The Euclidean length of each weight from its tiles' sums of squares, always in the same order."""
+    """The Euclidean norm of each weight from the sums of squares of its tiles, added in a fixed order."""
     entry = weights + tl.program_id(0).to(tl.int64) * NUM_FIELDS
     first, num = tl.load(entry + TILES_AT), tl.load(entry + NUM_TILES)
     total = tl.zeros((BLOCK,), tl.float32)

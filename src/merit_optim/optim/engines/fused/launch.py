@@ -1,4 +1,4 @@
-"""Launches: the parameters of one variant, their tables on the device, and the kernels that run over them."""
+"""Launches: the parameters of one variant, their tables on the device, and their kernels."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from merit_optim.optim.directions import Muon, direction_of
 from merit_optim.optim.engines.fused import kernels
 from merit_optim.optim.engines.fused.compiled import Kernel
 from merit_optim.optim.engines.fused.newton_schulz import Iteration, Polar
-from merit_optim.optim.engines.fused.tables import Tile, Weight, grid_of
+from merit_optim.optim.engines.fused.tables import KernelWeight, Tile, grid_of
 from merit_optim.optim.engines.work import Control
 from merit_optim.optim.matrices import View
 from merit_optim.optim.statistics import Recorder, UpdateStatistics
@@ -25,21 +25,21 @@ TRITON = {
     torch.float16: tl.float16,
 }
 
-# In which a direction that is held is formed and stored.
+# The dtype in which a held direction is computed and stored.
 HELD_DTYPE = torch.bfloat16
 
 
 class Held(NamedTuple):
-    """Of a direction that is formed of whole matrices: what those of one launch have in common."""
+    """What the directions of one launch have in common if they need whole matrices."""
 
     iteration: Iteration
     nesterov: bool
     is_cut: bool
-    """Whether no rank has the whole matrices, so that others form the direction."""
+    """Whether no rank has the whole matrices, so that they are gathered on their owners."""
 
 
 class Variant(NamedTuple):
-    """Parameters of one variant share a launch: it is what the kernels are compiled for."""
+    """What kernels are compiled for. Parameters of one variant share a launch."""
 
     param: torch.dtype
     grad: torch.dtype
@@ -62,7 +62,7 @@ def variant_of(
     exp_avg: Tensor,
     exp_avg_sq: Tensor,
 ) -> Variant:
-    """The launch that a parameter belongs to."""
+    """The variant of a parameter."""
     matrices, rule, direction = View.of(group).matrices(param.shape), Rule.of(group), direction_of(group)
     tensors = (param, grad, exp_avg, exp_avg_sq)
     held = None
@@ -83,7 +83,7 @@ def variant_of(
 
 
 class Shared:
-    """What all launches of a step read."""
+    """Buffers that all launches of a step share."""
 
     def __init__(self, length: int, num_groups: int, device: torch.device) -> None:
         self.sizes = torch.zeros(2, length, device=device)
@@ -94,10 +94,10 @@ class Shared:
 
 
 class Launch:
-    """The parameters of one variant: their tables, and the kernels that run over them."""
+    """The parameters of one variant, with their tables and kernels."""
 
     def __init__(
-        self, variant: Variant, weights: list[Weight], device: torch.device, moments: Tile, apply: Tile
+        self, variant: Variant, weights: list[KernelWeight], device: torch.device, moments: Tile, apply: Tile
     ) -> None:
         self.variant, self.weights = variant, weights
         self.moments_grid = grid_of(weights, moments, device)
@@ -105,14 +105,14 @@ class Launch:
         self.pointers = torch.empty(
             len(weights), kernels.NUM_POINTERS.value, dtype=torch.int64, device=device
         )
-        # On the host, where addresses are put together, also if torch's default device is another.
+        # Addresses are assembled on the host, even if torch's default device is another.
         self.items = torch.tensor([w.item for w in weights], device="cpu")
         self.items_there = self.items.to(device)
         sizes = [dtype.itemsize for dtype in (variant.param, variant.grad, variant.state, variant.state)]
         self.offsets = torch.tensor(
             [[*(w.offset * size for size in sizes), 0] for w in weights], device="cpu"
         )
-        # The first matrix of a parameter counts its step; the others have no address for it.
+        # The first matrix of a parameter counts its step; the others get a null address for it.
         self.counts = torch.tensor([[1, 1, 1, 1, int(w.offset == 0)] for w in weights], device="cpu")
         num_sums = sum(self.moments_grid.num_tiles) if variant.norm == "l2" else 0
         self.sums = torch.empty(2, num_sums, device=device).unbind()
@@ -144,7 +144,7 @@ class Launch:
         )
 
     def send_addresses(self, addresses: Tensor, sender: Sender) -> None:
-        """Put the weights' addresses, from the (5, item) addresses of their parameters, into the table."""
+        """Send the weights' addresses, computed from the (5, item) addresses of their parameters."""
         sender.send(addresses.T[self.items] * self.counts + self.offsets, self.pointers)
 
     def run_moments(
@@ -155,11 +155,11 @@ class Launch:
         held: Tensor | None = None,
         at_once: bool = False,
     ) -> None:
-        """The first phase, and for l2 the sums that follow it.
+        """Run the first phase, and for l2 the sums that follow it.
 
-        ``at_once``: where nothing is measured the last phase too.
+        ``at_once``: also run the last phase, if nothing is measured.
 
-        ``corrections``: (weight, 2), Adam's; the scale of a direction that is ``held`` stands first in them.
+        ``corrections``: (weight, 2), Adam's; for a ``held`` direction, the first one is its scale.
         """
         grid, nothing = self.moments_grid, shared.hyper
         weight_sizes, update_sizes = self.sums if self.variant.norm == "l2" else shared.bits_of_both
@@ -190,7 +190,7 @@ class Launch:
         statistics: Tensor | None,
         held: Tensor | None = None,
     ) -> None:
-        """The last phase."""
+        """Run the last phase."""
         grid, nothing = self.apply_grid, shared.hyper
         self._apply(
             grid.schedule,
@@ -207,7 +207,7 @@ class Launch:
         )
 
     def record(self, statistics: Tensor, names: Sequence[str], recorder: Recorder) -> None:
-        """Turn the tiles' statistics into those of the parameters."""
+        """Combine the statistics of tiles into those of parameters."""
         of_weights = statistics.split(self.apply_grid.num_tiles)
         for weight, of_weight in zip(self.weights, of_weights, strict=True):
             num_clipped, num_bounded, _, _, update_sum_sq, weight_sum_sq = of_weight.sum(0)
@@ -227,10 +227,10 @@ class Launch:
 
 
 class HeldLaunch(Launch):
-    """Matrices of one shape whose direction is formed of all of their elements, and held."""
+    """Matrices of one shape whose direction needs whole matrices, and is held."""
 
     def __init__(
-        self, variant: Variant, weights: list[Weight], device: torch.device, moments: Tile, apply: Tile
+        self, variant: Variant, weights: list[KernelWeight], device: torch.device, moments: Tile, apply: Tile
     ) -> None:
         assert variant.held is not None
         rows, columns = variant.held.iteration[:2]
@@ -251,7 +251,7 @@ class HeldLaunch(Launch):
         )
 
     def run_momentum(self, shared: Shared, control: Control) -> Tensor:
-        """Average the gradients; N, of which the direction is formed, as (N, R, C)."""
+        """Update the momentum, and return N, the input of the direction, as (N, R, C)."""
         grid, nothing = self.moments_grid, shared.hyper
         n_NRC = torch.empty(self.shape, dtype=HELD_DTYPE, device=shared.hyper.device)
         self._momentum(
@@ -276,14 +276,14 @@ class Sender:
 
     @property
     def has_captured(self) -> bool:
-        """Whether a CUDA graph sends tables too, so that the device may hold other ones than we sent."""
+        """Whether a CUDA graph sends tables too, so that the device may hold others than were sent last."""
         return bool(self._captured)
 
     def send(self, table: Tensor, to: Tensor) -> None:
         if to.device.type != "cuda":
             to.copy_(table)
             return
-        # Pinned memory is given back only when the copy is done: the next table cannot overtake this one.
+        # Pinned memory is reused only after the copy is done, so the next table cannot overwrite this one.
         pinned = table.pin_memory()
         to.copy_(pinned, non_blocking=True)
         if torch.cuda.is_current_stream_capturing():

@@ -1,4 +1,4 @@
-"""Newton-Schulz for matrices of one shape, in a few launches: what directions/newton_schulz.py defines."""
+"""Newton-Schulz, as defined in directions/newton_schulz.py, for matrices of one shape in a few launches."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from merit_optim.optim.engines.fused import product_kernels as kernels
 from merit_optim.optim.engines.fused.compiled import Kernel
 
 
-class Tile(NamedTuple):
-    """What one program computes of a product, how much it adds up at a time, and by how many warps."""
+class ProductTile(NamedTuple):
+    """The part of a product that one program computes, its inner block, and its warps and stages."""
 
     rows: int
     columns: int
@@ -32,16 +32,16 @@ class Tile(NamedTuple):
         return not (rows % self.rows or columns % self.columns or inner % self.inner)
 
 
-# The best of those that benchmarks/products.py measures on an H200; docs/performance.md has the figures.
-SYMMETRIC_TILE = Tile(128, 128, 64, warps=4, stages=3)
-PRODUCT_TILE = Tile(128, 256, 64, warps=8, stages=4)
+# The fastest tiles that benchmarks/products.py measured on an H200; see docs/performance.md.
+SYMMETRIC_TILE = ProductTile(128, 128, 64, warps=4, stages=3)
+PRODUCT_TILE = ProductTile(128, 256, 64, warps=8, stages=4)
 NEIGHBOURS = 8
 
-# How many times as long as the other a side is for two passes to be taken at a time.
+# Passes are taken in pairs if one side is at least this many times as long as the other.
 PAIRED = 2
 
-# In which the passes round what comes in and goes out in another dtype. X is of norm 1, so nothing is too
-# large for float16, which has eight times the precision of bfloat16 at the same speed.
+# The dtype of X between the first and the last product, by the dtype of the input and output. X has norm 1,
+# so nothing is too large for float16, which has eight times the precision of bfloat16 at the same speed.
 ROUNDED_IN = {torch.bfloat16: torch.float16}
 
 BLOCK = 8192
@@ -49,7 +49,7 @@ BLOCK_SUMS = 256
 
 
 class Iteration(NamedTuple):
-    """What matrices have in common that are worked on together."""
+    """What matrices that are processed together have in common."""
 
     rows: int
     columns: int
@@ -63,9 +63,9 @@ class Iteration(NamedTuple):
 
 
 def num_together(num: int, num_elements: int, most: int) -> int:
-    """How many of ``num`` matrices to work on at a time, so that they have at most so many elements.
+    """How many of ``num`` matrices to process at a time, so that they have at most ``most`` elements.
 
-    Batches of one size, as nearly as can be: a small last one would leave most of the GPU idle.
+    Batches are of nearly equal size: a small last one would leave most of the GPU idle.
     """
     at_most = max(1, most // num_elements)
     return ceil(num / ceil(num / at_most))
@@ -74,8 +74,8 @@ def num_together(num: int, num_elements: int, most: int) -> int:
 class Polar:
     """The polar factors of ``num`` matrices, with the kernels kept between steps.
 
-    Two passes at a time where one side is much the longer: (a2 + B2)(a1 + B1), with B of each pass
-    b*A + c*A*A, is a matrix of the smaller side, and so is A of the second pass, (a1 + B1) A (a1 + B1). That
+    Passes are taken in pairs if one side is much longer. With B = b*A + c*A*A of each pass, both
+    (a2 + B2)(a1 + B1) and A of the second pass, (a1 + B1) A (a1 + B1), are matrices of the smaller side. This
     takes five more products of the smaller sides and saves two of three with X.
     """
 
@@ -89,7 +89,7 @@ class Polar:
         self.num_elements, self.num_blocks = rows * columns, ceil(rows * columns / BLOCK)
         self._gram = self._symmetric(self.k, TALL=self.is_tall, POLYNOMIAL=False)
         self._polynomial = self._symmetric(self.m, TALL=False, POLYNOMIAL=True)
-        self._product, self._last_product = self._with_x(), self._with_x()  # of other dtypes
+        self._product, self._last_product = self._with_x(), self._with_x()  # the dtypes differ
         self._squares = Kernel(kernels.squares, num * self.num_blocks, BLOCK=BLOCK, num_warps=8)
         self._normalize = Kernel(
             kernels.normalize, num * self.num_blocks, BLOCK=BLOCK, BLOCK_SUMS=BLOCK_SUMS, num_warps=8
@@ -123,13 +123,13 @@ class Polar:
         )
 
     def __call__(self, n_NRC: Tensor) -> Tensor:
-        """The polar factors; ``n`` is overwritten.
+        """Return the polar factors; ``n`` is overwritten.
 
-        Temporaries: as much again, and two squares of the smaller side; three where passes go in pairs.
+        Temporaries: one copy, and two squares of the smaller side; three if passes are taken in pairs.
         """
         x = n_NRC.view(ROUNDED_IN.get(n_NRC.dtype, n_NRC.dtype))
         y = torch.empty_like(x)
-        # Each by itself: kernels are compiled for the alignment of their first arguments.
+        # Allocated separately: kernels are compiled for the alignment of their first arguments.
         num_squares = 3 if self.num_pairs else 2
         squares = [x.new_empty(self.num, self.m, self.m) for _ in range(num_squares)]
         self.normalize(n_NRC, x)
@@ -153,7 +153,7 @@ class Polar:
     def two_passes(
         self, x: Tensor, first: Pass, second: Pass, one: Tensor, two: Tensor, three: Tensor
     ) -> Tensor:
-        """What X is multiplied by in two passes; the squares are overwritten."""
+        """The factor of X in two passes; the squares are overwritten."""
         (a1, b1, c1), (a2, b2, c2) = first, second
         self.gram(x, one)
         self.combine(one, one, two, c1, b1)  # B1
@@ -164,7 +164,7 @@ class Polar:
         return one
 
     def normalize(self, n: Tensor, x: Tensor) -> None:
-        """N, brought to norm 1; X may be of the same memory."""
+        """Write N, normalized to norm 1, to X, which may share its memory."""
         sums = torch.empty(self.num * self.num_blocks, dtype=torch.float64, device=n.device)
         sized = self.num_elements, self.num_blocks
         self._squares(n, sums, *sized)
@@ -184,7 +184,7 @@ class Polar:
         share_of_left: float = 0.0,
         share_of_one: float = 0.0,
     ) -> None:
-        """Shares of left*right, right, left and the identity: symmetric matrices that commute."""
+        """Write the sum of multiples of left*right, right, left and the identity; both commute."""
         shares = share_of_product, share_of_right, share_of_left, share_of_one
         self._polynomial(left, right, out, self.m, self.m, *shares, HAS_LEFT=share_of_left != 0)
 

@@ -1,11 +1,11 @@
 """The products of Newton-Schulz as Triton kernels: all matrices of one shape in one launch.
 
-The tensor cores multiply numbers of 16 bits and add in float32. A product that is symmetric is computed for
-the upper half of its tiles and mirrored. Every element of a product is added up in the same order whatever
-other matrices share the launch, so that a matrix gives the same bits wherever it is worked on.
+Tensor cores multiply 16-bit numbers and add in float32. Symmetric products are computed for the upper half of
+their tiles and mirrored. Every element of a product is added up in the same order whichever other matrices
+share the launch, so that a matrix gives the same bits wherever it is processed.
 
-Matrices are stored as weights are, N after one another, row by row. X is the matrix of which Newton-Schulz
-squares the smaller side, M long; K is the larger: a tall matrix (``TALL``) is stored as X' and never
+N matrices are stored one after another, row by row, as weights are. X is the matrix that Newton-Schulz
+iterates on, with the smaller side M and the larger side K. A tall matrix (``TALL``) is stored as X' and never
 transposed.
 """
 
@@ -19,7 +19,7 @@ import triton.language as tl
 def _upper(index):
     """The row and column of a tile of the upper triangle, counted column by column."""
     column = ((tl.sqrt(8.0 * index.to(tl.float32) + 1.0) - 1.0) * 0.5).to(tl.int32)
-    # The root may be rounded across a whole number.
+    # The square root may be rounded past an integer.
     column = tl.where(column * (column + 1) // 2 > index, column - 1, column)
     column = tl.where((column + 1) * (column + 2) // 2 <= index, column + 1, column)
     return index - column * (column + 1) // 2, column
@@ -53,8 +53,8 @@ def symmetric(
 ):
     """X X', where left and right are X.
 
-    With ``POLYNOMIAL``, of symmetric matrices that commute, shares of left*right, of right, with ``HAS_LEFT``
-    of left, and of the identity.
+    With ``POLYNOMIAL``: the sum of multiples of left*right, right, the identity and, with ``HAS_LEFT``, left,
+    for symmetric matrices that commute.
     """
     num_tiles = tl.cdiv(m, BLOCK_M)
     num_upper = num_tiles * (num_tiles + 1) // 2
@@ -63,7 +63,7 @@ def symmetric(
     i, j = _upper(program % num_upper)
     rows, columns = i * BLOCK_M + tl.arange(0, BLOCK_M), j * BLOCK_M + tl.arange(0, BLOCK_M)
     inner = tl.arange(0, BLOCK_K)
-    # Beyond the edge other rows are read, and what they give is not stored.
+    # Beyond the edge, other rows are read and their results are not stored.
     rows_read, columns_read = rows, columns
     if not EVEN:
         rows_read, columns_read = rows % m, columns % m
@@ -97,7 +97,7 @@ def symmetric(
         if HAS_LEFT:
             total += share_of_left * tl.load(left + at, mask, other=0.0).to(tl.float32)
     tile = total.to(out.dtype.element_ty)
-    if i == j:  # what the products before rounded does not commute, and the next take it for symmetric
+    if i == j:  # rounded matrices do not quite commute, and the next product assumes symmetry
         tile = tl.where(rows[:, None] <= columns[None, :], tile, tl.trans(tile))
     tl.store(out + at, tile, mask)
     if i != j:
@@ -123,12 +123,12 @@ def product(
     BLOCK_K: tl.constexpr,
     GROUP: tl.constexpr,
 ):
-    """left*right, of which one is X, and with ``HAS_X`` a share of X."""
+    """left*right, one of which is X, plus a multiple of X with ``HAS_X``."""
     tiles_down, tiles_across = tl.cdiv(num_rows, BLOCK_R), tl.cdiv(num_columns, BLOCK_C)
     program = tl.program_id(0)
     matrix = (program // (tiles_down * tiles_across)).to(tl.int64)
     tile = program % (tiles_down * tiles_across)
-    # Neighbours in time are neighbours in both directions: they share what they read in the cache.
+    # Programs that run at the same time are neighbours in both directions, to share cached inputs.
     i, j = tl.swizzle2d(tile // tiles_across, tile % tiles_across, tiles_down, tiles_across, GROUP)
     rows, columns = i * BLOCK_R + tl.arange(0, BLOCK_R), j * BLOCK_C + tl.arange(0, BLOCK_C)
     inner = tl.arange(0, BLOCK_K)
@@ -157,7 +157,7 @@ def product(
 
 @triton.jit
 def squares(x, sums, num_elements, num_blocks, BLOCK: tl.constexpr):
-    """The sum of squares of each block of each matrix, in float64: none is too large or too small for it."""
+    """The sum of squares of each block of each matrix, in float64, which cannot over- or underflow here."""
     program = tl.program_id(0)
     matrix, block = (program // num_blocks).to(tl.int64), program % num_blocks
     at = block * BLOCK + tl.arange(0, BLOCK)
@@ -169,7 +169,7 @@ def squares(x, sums, num_elements, num_blocks, BLOCK: tl.constexpr):
 def normalize(
     n, x, sums, margin, eps, num_elements, num_blocks, BLOCK: tl.constexpr, BLOCK_SUMS: tl.constexpr
 ):
-    """N / (margin*|N|); every program adds up the blocks' sums in the same order."""
+    """N / (margin*|N|); every program adds up the sums of the blocks in the same order."""
     program = tl.program_id(0)
     matrix, block = (program // num_blocks).to(tl.int64), program % num_blocks
     total = tl.zeros((BLOCK_SUMS,), tl.float64)

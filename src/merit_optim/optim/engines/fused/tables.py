@@ -1,7 +1,7 @@
-"""The tables that the Triton kernels read: which program works on which tile of which weight.
+"""The tables that the Triton kernels read: which program processes which tile of which weight.
 
-Made once for a set of parameters; only addresses and numbers that change from step to step are sent
-again. The layout of the rows is that of ``kernels.py``.
+Built once for a set of parameters; only addresses and numbers that change between steps are sent again.
+``kernels.py`` defines the layout of the rows.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from merit_optim.optim.engines.plan import Slot
 
 
 class Tile(NamedTuple):
-    """What one program works on: blocks of ``rows`` x ``columns``, below each other, by ``warps`` warps."""
+    """The tile of one program: ``steps`` blocks of ``rows`` x ``columns``, stacked by rows."""
 
     rows: int
     columns: int
     steps: int
-    """How many blocks."""
+    """Number of blocks."""
     warps: int
     max_registers: int | None = None
 
@@ -35,42 +35,42 @@ class Tile(NamedTuple):
             "STEPS": self.steps,
             "num_warps": self.warps,
             "maxnreg": self.max_registers,
-            # Every product and sum is rounded by itself, so that a gradient scaled in the kernel gives the
-            # bits of one scaled before. Arithmetic is not what a step waits for.
+            # Products and sums are rounded separately, so that a gradient scaled in the kernel gives the same
+            # bits as one scaled before. Arithmetic is not the bottleneck of a step.
             "enable_fp_fusion": False,
         }
 
 
-class Weight(NamedTuple):
+class KernelWeight(NamedTuple):
     """One matrix of one parameter, as the kernels see it."""
 
     item: int
-    """Which parameter it belongs to."""
+    """The index of its parameter."""
     offset: int
-    """Where it begins, in elements from the parameter's first."""
+    """The offset of its first element in the parameter."""
     rows: int
     columns: int
     rows_at: int
     columns_at: int
     whole_at: int
-    """Where its rows, columns and whole stand in the sizes buffers."""
+    """Offsets of the sizes of its rows, of its columns and of the whole in the sizes buffers."""
     has_rows: bool
     group: int
     scale: float = 1.0
-    """What a direction that is held is multiplied by."""
+    """The factor of a held direction."""
     held_at: int = 0
-    """Where that direction begins, in elements, among those of the launch."""
+    """The offset of that direction, in elements, among those of the launch."""
 
 
-def weights_of(item: int, slot: Slot, group: int) -> list[Weight]:
-    """The matrices of a parameter. A vector is folded into rows, for only its whole counts."""
+def weights_of(item: int, slot: Slot, group: int) -> list[KernelWeight]:
+    """The matrices of a parameter. A vector is folded into rows, because only its whole size is used."""
     num, rows, columns = slot.matrices.shape
     folded_rows, folded_columns = rows, columns
     if slot.matrices.is_vector:
         folded_columns = _fold(columns)
         folded_rows = columns // folded_columns
     return [
-        Weight(
+        KernelWeight(
             item=item,
             offset=n * rows * columns,
             rows=folded_rows,
@@ -86,17 +86,17 @@ def weights_of(item: int, slot: Slot, group: int) -> list[Weight]:
 
 
 def _fold(size: int, widest: int = 128) -> int:
-    """A number of columns that divides a vector's size, as near to a tile's width as can be.
+    """The number of columns, up to ``widest``, that divides a vector's size and is nearest to ``widest``.
 
-    A multiple of 16 if the size is one: the kernels are told so (``ALIGNED``).
+    It is a multiple of 16 if the size is one, as ``ALIGNED`` promises to the kernels.
     """
     step = 16 if size % 16 == 0 else 1
     widest = min(size, widest) // step * step
     return next(columns for columns in range(widest, 0, -step) if size % columns == 0)
 
 
-class Grid(NamedTuple):
-    """The weights of a launch, cut into tiles; on the device, but for the last."""
+class TileGrid(NamedTuple):
+    """The weights of a launch, divided into tiles. Tensors are on the device."""
 
     tile: Tile
     num_programs: int
@@ -108,8 +108,8 @@ class Grid(NamedTuple):
     """(weight,)."""
 
 
-def grid_of(weights: Sequence[Weight], tile: Tile, device: torch.device) -> Grid:
-    """Cut weights into tiles."""
+def grid_of(weights: Sequence[KernelWeight], tile: Tile, device: torch.device) -> TileGrid:
+    """Divide weights into tiles."""
     rows: list[tuple[int, ...]] = []
     schedule: list[tuple[int, int]] = []
     num_tiles: list[int] = []
@@ -121,7 +121,7 @@ def grid_of(weights: Sequence[Weight], tile: Tile, device: torch.device) -> Grid
         schedule += [(i, first) for first in range(0, num, CHUNK.value)]
         num_tiles.append(num)
         total += num
-    return Grid(
+    return TileGrid(
         tile,
         len(schedule) * CHUNK.value,
         torch.tensor(schedule, dtype=torch.int32, device=device),

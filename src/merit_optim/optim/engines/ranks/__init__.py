@@ -1,1 +1,1 @@
-"""Parameters on several ranks: what their placements mean, and the collectives of a step."""
+"""Sharded parameters: their placements, and the collectives of a step."""

@@ -1,6 +1,6 @@
-"""Where tensors stand in the messages between ranks that have parts of them and those that have them whole.
+"""The layout of messages between ranks that have parts of tensors and their owners, which have them whole.
 
-Nothing is sent here. The layout of a message follows from shapes, so every rank finds it by itself.
+Nothing is sent here. The layout depends only on shapes, so every rank computes it by itself.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch import Tensor
 from merit_optim.optim.engines.ranks.placements import Region
 
 ALIGNMENT = 16
-"""Bytes: where a tensor begins in a message is a multiple, whatever its dtype and those before it."""
+"""In bytes, of every tensor in a message, whatever its dtype."""
 
 
 class Cut(NamedTuple):
@@ -24,7 +24,7 @@ class Cut(NamedTuple):
     shape: tuple[int, ...]
     dtype: torch.dtype
     regions: tuple[Region, ...]
-    """By rank. They may be all of it, or nothing."""
+    """By rank. A region may be the whole tensor, or empty."""
 
 
 class Owned(NamedTuple):
@@ -47,20 +47,20 @@ class Window(NamedTuple):
 
 
 class Mail:
-    """What one rank sends and receives, for all tensors that its process group brings together.
+    """What one rank sends and receives, for all tensors that its process group gathers.
 
-    A rank has a buffer with its parts of all tensors, in the order of their owners, and a buffer with the
-    tensors that it owns, in the order of the ranks whose parts they are. On the way to the owners the first
-    is sent and the second received; on the way back the reverse.
+    A rank has a parts buffer with its parts of all tensors, in the order of their owners, and a wholes buffer
+    with the tensors that it owns, in the order of the ranks that the parts come from. On the way to the
+    owners, the parts buffer is sent and the wholes buffer received; on the way back, the reverse.
     """
 
     def __init__(self, all_owned: Sequence[Owned], rank: int, num_ranks: int) -> None:
         self.all_owned = all_owned
-        """A place in this list is a number below."""
+        """``number`` below is an index into this list."""
         self.part_splits: list[int] = []
-        """Bytes of the first buffer for each owner."""
+        """Bytes of the parts buffer for each owner."""
         self.whole_splits: list[int] = []
-        """Bytes of the second buffer for each rank."""
+        """Bytes of the wholes buffer for each rank."""
         self._parts: dict[int, tuple[Window, ...]] = {}
         self._wholes: dict[int, list[tuple[Window, ...]]] = {}
         numbers: list[list[int]] = [[] for _ in range(num_ranks)]
@@ -82,21 +82,21 @@ class Mail:
 
     @property
     def owned(self) -> list[int]:
-        """The numbers of those that are whole on this rank."""
+        """The numbers of those that this rank owns."""
         return list(self._wholes)
 
     def write_parts(self, number: int, parts: Sequence[Tensor], buffer: Tensor) -> None:
-        """Put this rank's parts into the first buffer."""
+        """Write this rank's parts into the parts buffer."""
         for window, part in zip(self._parts[number], parts, strict=True):
             assert part.dtype == window.dtype
             window.of(buffer).copy_(part.reshape(window.shape))
 
     def read_parts(self, number: int, buffer: Tensor) -> tuple[Tensor, ...]:
-        """This rank's parts, as views of the first buffer."""
+        """This rank's parts, as views of the parts buffer."""
         return tuple(window.of(buffer) for window in self._parts[number])
 
     def write_wholes(self, number: int, wholes: Sequence[Tensor | None], buffer: Tensor) -> None:
-        """Put every rank's parts into the second buffer; of a tensor that is not there, nothing."""
+        """Write every rank's parts into the wholes buffer; a tensor that is None is left out."""
         cuts, of_ranks = self.all_owned[number].cuts, zip(*self._wholes[number], strict=True)
         for cut, whole, windows in zip(cuts, wholes, of_ranks, strict=True):
             if whole is None:
@@ -106,7 +106,7 @@ class Mail:
                 window.of(buffer).copy_(whole.reshape(cut.shape)[region.slices])
 
     def read_wholes(self, number: int, buffer: Tensor) -> tuple[Tensor, ...]:
-        """What every rank's parts in the second buffer make together."""
+        """Assemble whole tensors from every rank's parts in the wholes buffer."""
         wholes = []
         cuts, of_ranks = self.all_owned[number].cuts, zip(*self._wholes[number], strict=True)
         for cut, windows in zip(cuts, of_ranks, strict=True):
@@ -118,7 +118,7 @@ class Mail:
 
 
 def _windows(cuts: Sequence[Cut], rank: int, start: int) -> tuple[tuple[Window, ...], int]:
-    """Where a rank's parts stand, from ``start`` on, and where they end."""
+    """The windows of a rank's parts, from ``start`` on, and where they end."""
     windows = []
     for cut in cuts:
         region = cut.regions[rank]

@@ -1,11 +1,10 @@
-"""Whole matrices of sharded weights: each is put together on one rank, its owner, and given back in parts.
+"""Whole matrices of sharded weights: each is gathered on one rank, its owner, and the result is scattered.
 
-Two messages for each process group and step, of all weights together: to the owners goes what whole matrices
-are formed of, and back comes what was formed. What the ranks of a group send each other follows from shapes
-and placements alone: a rank that has no gradient of a weight, or nothing of it at all, takes part all the
-same. It sends zeros, and leaves what comes back.
+Each process group exchanges two messages per step for all weights together: the inputs of whole matrices go
+to their owners, and the results come back. The messages depend only on shapes and placements: a rank that has
+no gradient for a weight, or no part of it, takes part too. It sends zeros and ignores what comes back.
 
-An owner works on a matrix as one process would, so the bits are the same wherever it is worked on.
+An owner processes a matrix as a single process would, so the bits do not depend on the rank.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ from merit_optim.optim.engines.ranks.placements import (
     num_stacking,
     sharded_dims,
 )
-from merit_optim.optim.engines.ranks.process_groups import Ranks
+from merit_optim.optim.engines.ranks.process_groups import MeshRanks
 from merit_optim.optim.matrices import View
 from merit_optim.optim.refresh import in_turn, spread
 
@@ -50,32 +49,32 @@ def matrix_direction(group: Group) -> MatrixDirection | None:
 
 
 class Matrix(NamedTuple):
-    """One matrix, and what of it crosses ranks."""
+    """One matrix, and its tensors that cross ranks."""
 
     cutting: Cutting
-    """With as many dimensions as the parameter has for it."""
+    """Of the parameter's dimensions that form the matrix."""
     coordinates: tuple[tuple[int, ...], ...]
-    """Of each rank of the process group on the mesh."""
+    """The mesh coordinates of each rank of the process group."""
     traffic: Traffic
     cost: int
     phase: int = 0
-    """In which of the steps that take turns it costs more than in others."""
+    """The step of the refresh cycle in which it costs more."""
 
     @property
     def shape(self) -> tuple[int, ...]:
         return self.cutting.shape
 
     def sent_to(self, owner: int) -> Owned:
-        """What goes to the owner. Of what all ranks have whole, its own will do."""
+        """The tensors sent to the owner. Of tensors that all ranks have whole, it uses its own copy."""
         return Owned(owner, tuple(self._cut(sent, [owner]) for sent in self.traffic.gathered))
 
     def sent_by(self, owner: int) -> Owned:
-        """What comes back from the owner."""
+        """The tensors sent back by the owner."""
         all_ranks = range(len(self.coordinates))
         return Owned(owner, tuple(self._cut(sent, all_ranks) for sent in self.traffic.formed))
 
     def _cut(self, sent: Sent, ranks: Container[int]) -> Cut:
-        """A tensor that is cut as the matrix is, or by rows, or that these ranks have whole."""
+        """A tensor that is cut like the matrix, or by rows, or that these ranks have whole."""
         if sent.shape is None:
             return Cut(self.shape, sent.dtype, _regions(self.cutting, self.coordinates))
         if sent.by_rows:
@@ -88,18 +87,18 @@ class Matrix(NamedTuple):
         )
 
 
-class Plan(NamedTuple):
-    """Who owns each matrix, and what one rank of their process group sends and receives for it."""
+class OwnershipPlan(NamedTuple):
+    """The owner of each matrix, and what one rank of the process group sends and receives."""
 
     owners: tuple[int, ...]
     there: Mail
     back: Mail
 
 
-def plan_of(matrices: Sequence[Matrix], rank: int, num_ranks: int) -> Plan:
-    """Matrices go to the rank that has the least work so far, the heaviest first.
+def plan_of(matrices: Sequence[Matrix], rank: int, num_ranks: int) -> OwnershipPlan:
+    """Assign each matrix to the rank with the least work so far, the most expensive matrix first.
 
-    Of those that weigh the same, first those of the first phase: so the ranks share the work of each phase.
+    Matrices of equal cost are assigned in the order of their phases, so that ranks share each phase's work.
     """
     order = sorted(range(len(matrices)), key=lambda i: matrices[i].phase)
     shared_out = zip(order, spread(tuple(matrices[i].cost for i in order), num_ranks), strict=True)
@@ -107,7 +106,7 @@ def plan_of(matrices: Sequence[Matrix], rank: int, num_ranks: int) -> Plan:
     owned = list(zip(matrices, owners, strict=True))
     there = Mail([matrix.sent_to(owner) for matrix, owner in owned], rank, num_ranks)
     back = Mail([matrix.sent_by(owner) for matrix, owner in owned], rank, num_ranks)
-    return Plan(owners, there, back)
+    return OwnershipPlan(owners, there, back)
 
 
 def matrix_of(
@@ -118,7 +117,7 @@ def matrix_of(
     dtype: torch.dtype,
     phase: int = 0,
 ) -> Matrix:
-    """Each of the matrices of a parameter that is cut so, for the ranks at these coordinates."""
+    """One of the matrices of a parameter with this cutting, for the ranks at these coordinates."""
     num_batch_dims = num_stacking(len(cutting.shape), view.matrix_dims)
     whole = view.matrices(cutting.shape)
     traffic = direction.traffic(whole.rows, whole.columns, dtype)
@@ -126,47 +125,47 @@ def matrix_of(
     return Matrix(cutting.since(num_batch_dims), coordinates, traffic, cost, phase)
 
 
-@lru_cache  # most weights have the shape of another, and there may be many ranks
+@lru_cache  # many weights have the same shape, and there may be many ranks
 def _regions(cutting: Cutting, coordinates: tuple[tuple[int, ...], ...]) -> tuple[Region, ...]:
     return tuple(map(cutting.region, coordinates))
 
 
-class Weight(NamedTuple):
-    """A parameter whose matrices are put together."""
+class GatheredWeight(NamedTuple):
+    """A parameter whose matrices are gathered."""
 
     param: DTensor
     group_index: int
     numbers: range
-    """Of its matrices, among all that the process group puts together."""
+    """The indices of its matrices among all that the process group gathers."""
 
 
 class Turn(NamedTuple):
-    """What a step has to know of a weight: its group, with its phase if it has one, and its count."""
+    """A weight's group, with its phase if it has one, and its step count."""
 
     group: Group
     step: float | Tensor
 
 
-TurnOf = Callable[[Weight], Turn]
+TurnOf = Callable[[GatheredWeight], Turn]
 
 
 class Gathering:
-    """The matrices that one process group puts together."""
+    """The matrices that one process group gathers."""
 
-    def __init__(self, ranks: Ranks, device: torch.device) -> None:
+    def __init__(self, ranks: MeshRanks, device: torch.device) -> None:
         self.ranks, self.device = ranks, device
-        self.weights: list[Weight] = []
+        self.weights: list[GatheredWeight] = []
         self.matrices: list[Matrix] = []
         self._under_way: tuple[Tensor, Tensor, Any] | None = None
 
     def add(self, param: DTensor, group_index: int, matrix: Matrix, num: int) -> None:
-        """Add a parameter of so many matrices."""
+        """Add a parameter with ``num`` matrices."""
         numbers = range(len(self.matrices), len(self.matrices) + num)
-        self.weights.append(Weight(param, group_index, numbers))
+        self.weights.append(GatheredWeight(param, group_index, numbers))
         self.matrices += [matrix] * num
 
     def share_out(self) -> None:
-        """Give every matrix an owner, once all were added."""
+        """Assign an owner to every matrix, after all were added."""
         group = self.ranks.group
         self.plan = plan_of(self.matrices, dist.get_rank(group), dist.get_world_size(group))
 
@@ -181,43 +180,43 @@ class Gathering:
         self._send(message, mail.part_splits, mail.whole_splits)
 
     def form(self, turn_of: TurnOf, form: Form) -> None:
-        """Put together what this rank owns, form what is asked of it, and send that back."""
+        """Gather the matrices that this rank owns, process them, and send the results back."""
         arrived, mail = self._wait(), self.plan.back
         message = self._bytes(sum(mail.whole_splits))
-        formed = iter(form(self._put_together(arrived, turn_of)))
+        formed = iter(form(self._gathered(arrived, turn_of)))
         for weight, number in self._owned():
             view = View.of(turn_of(weight).group)
             parts = [next(formed) for _ in view.parts(self.matrices[number].shape)]
-            wholes = [_joined(own, view) for own in zip(*parts, strict=True)]
+            wholes = [_joined(tensors, view) for tensors in zip(*parts, strict=True)]
             mail.write_wholes(number, wholes, message)
         self._send(message, mail.whole_splits, mail.part_splits)
 
     def finish(self) -> dict[Tensor, Formed]:
-        """This rank's parts of what was formed for each weight, as (N, R, C)."""
+        """Return this rank's parts of the results for each weight, as (N, R, C)."""
         arrived = self._wait()
-        found: dict[Tensor, Formed] = {}
+        formed: dict[Tensor, Formed] = {}
         for weight in self.weights:
             of_matrices = (self.plan.back.read_parts(number, arrived) for number in weight.numbers)
-            found[weight.param] = tuple(map(_stacked, zip(*of_matrices, strict=True)))
-        return found
+            formed[weight.param] = tuple(map(_stacked, zip(*of_matrices, strict=True)))
+        return formed
 
-    def _owned(self) -> Iterator[tuple[Weight, int]]:
+    def _owned(self) -> Iterator[tuple[GatheredWeight, int]]:
         owned = set(self.plan.there.owned)
         for weight in self.weights:
             for number in weight.numbers:
                 if number in owned:
                     yield weight, number
 
-    def _put_together(self, arrived: Tensor, turn_of: TurnOf) -> Iterator[Whole]:
-        """One after the other, so that few are there at a time."""
+    def _gathered(self, arrived: Tensor, turn_of: TurnOf) -> Iterator[Whole]:
+        """Yield the matrices one by one, so that few are in memory at a time."""
         for weight, number in self._owned():
             group, step = turn_of(weight)
             direction, view, shape = matrix_direction(group), View.of(group), self.matrices[number].shape
             assert direction is not None
             wholes = self.plan.there.read_wholes(number, arrived)
             parts = (view.cut_matrices(_stacked([whole]), shape) for whole in wholes)
-            for own in zip(*parts, strict=True):
-                gathered = tuple(x_NRC.contiguous() for x_NRC in own)
+            for tensors in zip(*parts, strict=True):
+                gathered = tuple(x_NRC.contiguous() for x_NRC in tensors)
                 yield Whole(group, direction, gathered, step)
 
     def _bytes(self, num: int) -> Tensor:
@@ -237,41 +236,41 @@ class Gathering:
 
 
 def _joined(parts: Formed, view: View) -> Tensor | None:
-    """What was formed of the matrices that a weight is split into, together; None if nothing was."""
-    there = [x_NRC for x_NRC in parts if x_NRC is not None]
-    if not there:
+    """Join the results for the matrices that a weight is split into; None if there are none."""
+    present = [x_NRC for x_NRC in parts if x_NRC is not None]
+    if not present:
         return None
-    assert len(there) == len(parts), "matrices of one weight are in the same step"
-    return there[0] if len(there) == 1 else torch.cat(there, 1 + view.split_dim)
+    assert len(present) == len(parts), "matrices of one weight are in the same step"
+    return present[0] if len(present) == 1 else torch.cat(present, 1 + view.split_dim)
 
 
 def _stacked(matrices: Sequence[Tensor]) -> Tensor:
-    """Matrices of any number of dimensions as (N, R, C), without a copy if it is one."""
+    """Stack matrices of any number of dimensions as (N, R, C), without a copy if there is only one."""
     first = matrices[0]
     shape = len(matrices), first.shape[0], math.prod(first.shape[1:])
     return (first if len(matrices) == 1 else torch.stack(list(matrices))).view(shape)
 
 
 class Owners:
-    """All matrices that ranks have to put together, of an optimizer's parameters in their order."""
+    """All matrices of an optimizer that must be gathered, in the order of its parameters."""
 
     def __init__(self, phases: Mapping[Tensor, int]) -> None:
         self._phases = phases
-        """In which steps the bases of a parameter are improved, where they take turns."""
+        """The phase of each parameter whose bases are improved in turns."""
         self._gatherings: dict[tuple[tuple[int, ...], torch.device], Gathering] = {}
-        """By the ranks of their process groups, of which several may be the same."""
-        self._coordinates: dict[Ranks, tuple[tuple[int, ...], ...]] = {}
+        """By ranks, because several process groups may have the same ones, and by device."""
+        self._coordinates: dict[MeshRanks, tuple[tuple[int, ...], ...]] = {}
         self._params: set[Tensor] = set()
 
     def add(self, name: str, param: DTensor, group_index: int, group: Group) -> None:
-        """Add a parameter, if its direction needs whole matrices and no rank has them."""
+        """Add a parameter if its direction needs whole matrices and no rank has them."""
         direction, view, mesh = matrix_direction(group), View.of(group), param.device_mesh
         if direction is None:
             return
         crossing = crossing_of(param.ndim, view.matrix_dims, sharded_dims(name, param), mesh.shape)
         if not crossing.whole or not param.numel():
             return
-        shard, ranks = param.to_local(), Ranks(mesh, crossing.whole)
+        shard, ranks = param.to_local(), MeshRanks(mesh, crossing.whole)
         key = ranks.members, shard.device
         if key not in self._gatherings:
             self._gatherings[key] = Gathering(ranks, shard.device)
@@ -288,12 +287,12 @@ class Owners:
         return param in self._params
 
     def share_out(self) -> None:
-        """Give every matrix an owner, once all parameters were added."""
+        """Assign an owner to every matrix, after all parameters were added."""
         for gathering in self._gatherings.values():
             gathering.share_out()
 
     def start(self, parts: Sequence[MatrixPart]) -> None:
-        """The first phase of weights that are cut; send the owners what this rank has of them."""
+        """Run the first phase of weights that are cut, and send this rank's parts to the owners."""
         sent = {o: tensors for part in parts for o, tensors in zip(part.owners, part.before(), strict=True)}
         for gathering in self._gatherings.values():
             gathering.start(sent)
@@ -301,9 +300,9 @@ class Owners:
     def finish(
         self, groups: Sequence[Group], step_of: Callable[[Tensor], float | Tensor], form: Form
     ) -> dict[Tensor, Formed]:
-        """Form what this rank owns; of each weight the part that this rank has of what was formed for it."""
+        """Process the matrices that this rank owns; return this rank's parts of the results per weight."""
 
-        def turn_of(weight: Weight) -> Turn:
+        def turn_of(weight: GatheredWeight) -> Turn:
             group = in_turn(groups[weight.group_index], self._phases.get(weight.param))
             return Turn(group, step_of(weight.param))
 

@@ -1,9 +1,9 @@
-"""What a parameter's placement on a mesh of ranks means for a step.
+"""How a parameter's placement on a mesh of ranks affects a step.
 
-A rank works on its own shard as if it were the whole parameter; only sizes are missing that other ranks
-know. Splitting rows leaves each row's size whole and cuts columns; splitting columns does the reverse;
-both cut the whole weight's. What was cut is brought together by ``sharding.py``, and where a direction needs
-whole matrices, by ``owners.py``.
+A rank updates its shard as if it were the whole parameter, except for sizes that depend on other ranks.
+Sharding rows keeps the size of each row and cuts those of columns; sharding columns does the reverse; both
+cut the size of the whole weight. ``sharding.py`` reduces the sizes that were cut, and ``owners.py`` gathers
+whole matrices for directions that need them.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Crossing(NamedTuple):
 def crossing_of(
     num_dims: int, matrix_dims: int | None, sharded_dims: Sequence[int | None], mesh_shape: Sequence[int]
 ) -> Crossing:
-    """What crosses ranks, from which tensor dimension each mesh dimension shards (None: none).
+    """The sizes that cross ranks, given the tensor dimension that each mesh dimension shards, or None.
 
     >>> crossing_of(2, None, [0], [4])  # FSDP2: rows are whole, columns are cut
     Crossing(rows=(), columns=(0,), whole=(0,))
@@ -50,7 +50,7 @@ def crossing_of(
     whole: list[int] = []
     for mesh_dim, (dim, size) in enumerate(zip(sharded_dims, mesh_shape, strict=True)):
         if dim is None or size == 1 or dim < num_batch_dims:
-            continue  # a copy, or whole matrices
+            continue  # replicated, or matrices stay whole
         whole.append(mesh_dim)
         if not is_vector:
             (columns if dim == num_batch_dims else rows).append(mesh_dim)
@@ -58,12 +58,12 @@ def crossing_of(
 
 
 def num_stacking(num_dims: int, matrix_dims: int | None) -> int:
-    """How many dimensions stack matrices."""
+    """Number of leading dimensions that stack matrices."""
     return 0 if matrix_dims is None else max(0, num_dims - matrix_dims)
 
 
 class Region(NamedTuple):
-    """A box of a tensor: where it starts in each dimension, and how long it is there."""
+    """A box of a tensor: its start and size in each dimension."""
 
     starts: tuple[int, ...]
     sizes: tuple[int, ...]
@@ -77,7 +77,7 @@ class Region(NamedTuple):
         return math.prod(self.sizes)
 
     def since(self, dim: int) -> Region:
-        """The same, of the dimensions from this one on."""
+        """The region without the dimensions before this one."""
         return Region(self.starts[dim:], self.sizes[dim:])
 
 
@@ -86,13 +86,13 @@ class Cutting(NamedTuple):
 
     shape: tuple[int, ...]
     dims: tuple[int | None, ...]
-    """For each mesh dimension the tensor dimension that it shards; None: none."""
+    """The tensor dimension that each mesh dimension shards, or None."""
     mesh_shape: tuple[int, ...]
     late: tuple[int, ...] = ()
-    """Mesh dimensions that cut what those to their right had left, as FSDP2 does with tensor parallelism."""
+    """Mesh dimensions that cut after those to their right, as FSDP2 does with tensor parallelism."""
 
     def region(self, coordinate: Sequence[int]) -> Region:
-        """What the rank at a coordinate of the mesh has: each mesh dimension cuts as ``torch.chunk`` does.
+        """The region of the rank at a mesh coordinate; each mesh dimension cuts as ``torch.chunk`` does.
 
         >>> Cutting((10, 7), (0, 1), (4, 2)).region((3, 1))
         Region(starts=(9, 4), sizes=(1, 3))
@@ -111,12 +111,12 @@ class Cutting(NamedTuple):
         return Region(tuple(starts), tuple(sizes))
 
     def since(self, dim: int) -> Cutting:
-        """The same, of the dimensions from this one on: of one of the matrices that those before stack."""
+        """The cutting of one of the matrices that the dimensions before this one stack."""
         dims = tuple(None if d is None or d < dim else d - dim for d in self.dims)
         return self._replace(shape=self.shape[dim:], dims=dims)
 
     def by_rows(self, shape: tuple[int, ...]) -> Cutting:
-        """How the rows of another tensor are cut where ranks share them as they share this one.
+        """The cutting of another tensor's rows among the ranks that share this one.
 
         >>> Cutting((10, 7), (1,), (4,)).by_rows((7, 7)).region((3,))
         Region(starts=(6, 0), sizes=(1, 7))
@@ -125,7 +125,7 @@ class Cutting(NamedTuple):
 
 
 def cutting_of(name: str, param: DTensor) -> Cutting:
-    """How a parameter is cut; raise where that is not known."""
+    """How a parameter is cut; raise if its placements do not tell."""
     dims, mesh = sharded_dims(name, param), param.device_mesh
     late: list[int] = []
     for mesh_dim, (dim, placement) in enumerate(zip(dims, param.placements, strict=True)):
@@ -136,21 +136,21 @@ def cutting_of(name: str, param: DTensor) -> Cutting:
         right = range(mesh_dim + 1, mesh.ndim)
         if factor != math.prod(mesh.size(other) for other in right if dims[other] == dim):
             raise TypeError(
-                f"{name} is placed as {param.placements} on a mesh of {tuple(mesh.shape)}; what each rank "
-                f"has is known where split_factor={factor} is the number of shards that the mesh dimensions "
-                "to its right make, as FSDP2 has it. Redistribute the parameter to Shard and Replicate."
+                f"{name} is placed as {param.placements} on a mesh of {tuple(mesh.shape)}; the part of each "
+                f"rank is only known if split_factor={factor} is the number of shards of the mesh dimensions "
+                "to its right, as with FSDP2. Redistribute the parameter to Shard and Replicate."
             )
     return Cutting(tuple(param.shape), tuple(dims), tuple(mesh.shape), tuple(late))
 
 
-def own_region(name: str, param: DTensor) -> Region:
-    """What of a parameter this rank has; raise where it has something else."""
+def local_region(name: str, param: DTensor) -> Region:
+    """This rank's region of a parameter; raise if its local tensor has another shape."""
     region, shard = cutting_of(name, param).region(_coordinate(param)), tuple(local_tensor(param).shape)
     if region.sizes != shard:
         raise ValueError(
-            f"{name} of shape {tuple(param.shape)} is placed as {param.placements}, by which this rank has "
-            f"{region.sizes} of it, but its own tensor has {shard}. Make the parameter by distribute_tensor "
-            "or fully_shard, which cut as torch.chunk does."
+            f"{name} of shape {tuple(param.shape)} is placed as {param.placements}, which gives this rank "
+            f"{region.sizes} of it, but its local tensor has {shard}. Create the parameter with "
+            "distribute_tensor or fully_shard, which cut as torch.chunk does."
         )
     return region
 
@@ -168,13 +168,13 @@ def cuts_matrices(param: DTensor, matrix_dims: int | None) -> bool:
 
 
 def share_of(name: str, param: DTensor, view: View) -> Share:
-    """What of a parameter's matrices this rank works on."""
-    region, is_cut = own_region(name, param), cuts_matrices(param, view.matrix_dims)
+    """This rank's share of a parameter's matrices."""
+    region, is_cut = local_region(name, param), cuts_matrices(param, view.matrix_dims)
     return share_of_region(view, tuple(param.shape), region, is_cut=is_cut)
 
 
 def share_of_region(view: View, shape: tuple[int, ...], region: Region, *, is_cut: bool) -> Share:
-    """What of the matrices of a parameter of this shape is in a region.
+    """The share of a region in the matrices of a parameter of this shape.
 
     >>> from merit_optim.optim.matrices import View
     >>> share = share_of_region(View(split=3), (12, 5), Region((0, 0), (6, 5)), is_cut=True)
@@ -183,11 +183,11 @@ def share_of_region(view: View, shape: tuple[int, ...], region: Region, *, is_cu
     >>> share.extents[1]
     Extent(num_rows=4, num_columns=5, rows=slice(0, 2, None))
     """
-    own = region.since(num_stacking(len(shape), view.matrix_dims))
-    assert len(own.sizes) > 1, "vectors are not split, and have no direction of whole matrices"
-    # The columns of a rank follow one another where the dimensions after their first are whole.
-    starts = own.starts[0], math.prod(own.starts[1:2]) * math.prod(own.sizes[2:])
-    lengths = own.sizes[0], math.prod(own.sizes[1:])
+    matrix = region.since(num_stacking(len(shape), view.matrix_dims))
+    assert len(matrix.sizes) > 1, "vectors are not split, and have no direction of whole matrices"
+    # The columns of a rank are contiguous if only the first of their dimensions is sharded.
+    starts = matrix.starts[0], math.prod(matrix.starts[1:2]) * math.prod(matrix.sizes[2:])
+    lengths = matrix.sizes[0], math.prod(matrix.sizes[1:])
     rows = slice(starts[0], starts[0] + lengths[0])
     if view.split is None:
         whole = view.matrices(shape)
@@ -205,37 +205,37 @@ def share_of_region(view: View, shape: tuple[int, ...], region: Region, *, is_cu
 
 
 def refusal(param: DTensor, view: View, *, has_stacked_state: bool) -> str | None:
-    """Why a sharded parameter cannot be seen so, or have state for each of its stacked matrices; or None."""
+    """Why a sharded parameter cannot have this view or state for each of its stacked matrices; or None."""
     mesh, num_batch_dims = param.device_mesh, num_stacking(param.ndim, view.matrix_dims)
     for mesh_dim, dim in enumerate(sharded_dims("it", param)):
         if dim is None or mesh.size(mesh_dim) == 1:
             continue
         if has_stacked_state and dim < num_batch_dims and num_batch_dims > 1:
             return (
-                "SOAP, neuron_beta and calibrated=True keep state for each stacked matrix, which ranks share "
-                f"out where one dimension stacks them, and {num_batch_dims} do, of which dimension {dim} is "
-                "sharded: make them one dimension, or shard another"
+                "SOAP, neuron_beta and calibrated=True keep state for each stacked matrix, which can only be "
+                f"sharded if one dimension stacks the matrices. Here {num_batch_dims} do, of which dimension "
+                f"{dim} is sharded: merge them into one dimension, or shard another"
             )
         if view.split is not None and view.split_dim == 1 and dim > num_batch_dims + 1:
             return (
-                f"split_dim=1 splits columns, of which a rank has no range where dimension {dim} is sharded: "
-                f"shard dimension {num_batch_dims} or {num_batch_dims + 1}, or use split=None"
+                f"split_dim=1 splits columns, and if dimension {dim} is sharded a rank's columns are not "
+                f"contiguous: shard dimension {num_batch_dims} or {num_batch_dims + 1}, or use split=None"
             )
     return None
 
 
 def is_sharded(param: Tensor) -> TypeGuard[DTensor]:
-    """Whether a parameter is a DTensor, without importing what defines it."""
+    """Whether a parameter is a DTensor, without importing DTensor."""
     return hasattr(param, "placements")
 
 
 def any_sharded(params: Iterable[Tensor]) -> bool:
-    """Whether one of them is; asked of their few types, which is quicker."""
+    """Whether any parameter is a DTensor. Checks their types, which are few."""
     return any(hasattr(kind, "placements") for kind in set(map(type, params)))
 
 
 def sharded_dims(name: str, param: DTensor) -> list[int | None]:
-    """For each mesh dimension the tensor dimension that it shards; raise for what has no such meaning."""
+    """The tensor dimension that each mesh dimension shards, or None; raise for other placements."""
     from torch.distributed.tensor import Replicate
 
     dims: list[int | None] = []
@@ -246,16 +246,16 @@ def sharded_dims(name: str, param: DTensor) -> list[int | None]:
             dims.append(None)
         else:
             raise TypeError(
-                f"{name} is placed as {placement} on its mesh; a step can be exact for Shard and Replicate "
-                "only. Redistribute the parameter before it is given to the optimizer."
+                f"{name} is placed as {placement} on its mesh; a step is only exact for Shard and Replicate. "
+                "Redistribute the parameter before passing it to the optimizer."
             )
     return dims
 
 
 def stacked_placements(param: DTensor, matrix_dims: int | None, *, by_rows: bool) -> list[Placement]:
-    """How state with something for each stacked matrix is placed: cut as the stack is.
+    """The placements of state with one item per stacked matrix: cut like the stack.
 
-    The ranks that share a matrix share the rows of its state, or each has all of it.
+    Ranks that share a matrix split the rows of its state, or each holds all of it.
     """
     from torch.distributed.tensor import Replicate, Shard
 
@@ -274,7 +274,7 @@ def stacked_placements(param: DTensor, matrix_dims: int | None, *, by_rows: bool
 def stacked_zeros(
     param: DTensor, matrix_dims: int | None, shape: tuple[int, ...], dtype: torch.dtype, *, by_rows: bool
 ) -> DTensor:
-    """State of this shape, whose first dimension counts the stacked matrices, placed so."""
+    """State of this shape, whose first dimension counts the stacked matrices, with ``stacked_placements``."""
     from torch.distributed.tensor import DTensor
 
     shard, num_batch_dims = local_tensor(param), num_stacking(param.ndim, matrix_dims)
@@ -283,23 +283,23 @@ def stacked_zeros(
         cutting = cutting_of("a parameter", param).since(num_batch_dims).by_rows(matrix)
         matrix = cutting.region(_coordinate(param)).sizes
     num_matrices = math.prod(shard.shape[:num_batch_dims])
-    own = torch.zeros(num_matrices, *matrix, dtype=dtype, device=shard.device)
+    zeros = torch.zeros(num_matrices, *matrix, dtype=dtype, device=shard.device)
     strides = tuple(math.prod(shape[i + 1 :]) for i in range(len(shape)))
     placements = stacked_placements(param, matrix_dims, by_rows=by_rows)
     return DTensor.from_local(
-        own, param.device_mesh, placements, run_check=False, shape=torch.Size(shape), stride=strides
+        zeros, param.device_mesh, placements, run_check=False, shape=torch.Size(shape), stride=strides
     )
 
 
 def refuse_inexact(name: str, param: Tensor) -> None:
-    """Raise for a parameter whose step could not be that of the whole parameter."""
+    """Raise if the step of a rank's part would differ from the step of the whole parameter."""
     if is_sharded(param):
         sharded_dims(name, param)
     elif getattr(param, "tensor_model_parallel", False) and _num_ranks() > 1:
         raise TypeError(
             f"{name} is one rank's part of a tensor-parallel weight (tensor_model_parallel=True, "
-            f"partition_dim={getattr(param, 'partition_dim', None)}), but a plain tensor: its rows' and "
-            "columns' ratios need the other ranks, which it does not name. Give the optimizer a DTensor: "
+            f"partition_dim={getattr(param, 'partition_dim', None)}), but a plain tensor: the ratios of its "
+            "rows and columns need the other ranks, which a plain tensor does not know. Pass a DTensor: "
             "DTensor.from_local(param, mesh, [Shard(param.partition_dim)]) shares its memory. If this rank "
             "has the whole weight, set param.tensor_model_parallel = False."
         )
@@ -310,7 +310,7 @@ def _num_ranks() -> int:
 
 
 def local(work: Work) -> Work:
-    """The same work on each rank's own tensors. A gradient is first brought to its parameter's placement."""
+    """The work on local tensors. Gradients are first redistributed to their parameters' placements."""
     if not any_sharded(work.params):
         return work
     # A gradient that a collective is still writing to has no address yet.

@@ -1,7 +1,7 @@
 """The ranks that share a parameter, and their process groups.
 
-A group is looked up whenever it is needed and never kept: one that something refers to cannot be destroyed at
-the end.
+A group is looked up whenever it is needed and never stored: a group that is still referenced cannot be
+destroyed at the end.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
 _joined: WeakValueDictionary[tuple[int, ...], dist.ProcessGroup] = WeakValueDictionary()
-"""Groups of several mesh dimensions, by their ranks, for as long as torch has them."""
+"""Groups of several mesh dimensions, by their ranks, for as long as torch keeps them."""
 
 
-class Ranks(NamedTuple):
-    """Those that some dimensions of a mesh join, seen from this rank."""
+class MeshRanks(NamedTuple):
+    """The ranks that share some dimensions of a mesh with this rank."""
 
     mesh: DeviceMesh
     mesh_dims: tuple[int, ...]
 
     @property
     def group(self) -> dist.ProcessGroup:
-        """Their process group. That of several dimensions is made when it is first asked for, by all of them.
+        """Their process group. A group of several dimensions is created on first use, by all of its ranks.
 
-        They have to ask in the same order for groups that overlap.
+        Ranks must first use overlapping groups in the same order.
         """
         if len(self.mesh_dims) == 1:
             return self.mesh.get_group(self.mesh_dims[0])
@@ -39,18 +39,18 @@ class Ranks(NamedTuple):
 
     @property
     def members(self) -> tuple[int, ...]:
-        """Their numbers in the job, in the order of the process group."""
+        """Their global ranks, in the order of the process group."""
         return tuple(dist.get_process_group_ranks(self.group))
 
     @property
     def coordinates(self) -> tuple[tuple[int, ...], ...]:
-        """Where in the mesh they are, in the same order."""
+        """Their coordinates in the mesh, in the same order."""
         return tuple(tuple((self.mesh.mesh == rank).nonzero()[0].tolist()) for rank in self.members)
 
 
 def _group_of(ranks: tuple[int, ...]) -> dist.ProcessGroup:
     group = dist.group.WORLD if len(ranks) == dist.get_world_size() else _joined.get(ranks)
     if group is None:
-        # The others of the job know nothing of it.
+        # The other ranks of the job do not take part.
         group = _joined[ranks] = dist.new_group(list(ranks), use_local_synchronization=True)
     return group
