@@ -49,5 +49,5 @@ def _fits(model: Model, size: int, device: torch.device, *, bf16: bool) -> bool:
         torch.cuda.empty_cache()
     weights = sum(parameter.nbytes for parameter in model.parameters())
     total = torch.cuda.get_device_properties(device).total_memory
-    total *= torch.cuda.get_per_process_memory_fraction(device)  # below 1 where workers share the GPU
-    return peak + _COPIES_TO_COME * weights < _SHARE_OF_MEMORY * total
+    share = torch.cuda.get_per_process_memory_fraction(device)  # below 1 where workers share the GPU
+    return peak + _COPIES_TO_COME * weights < _SHARE_OF_MEMORY * share * total
