@@ -21,8 +21,8 @@ from merit_lab.study.study import Round
 from merit_lab.study.trial import Trial, check_distinct, check_same
 from merit_lab.train import Bar, OptimizerConfig, TrainConfig
 from merit_lab.train.config import TOKENS_PER_PARAMETER
-from merit_lab.train.options import takes
-from merit_lab.train.own_optimizer import class_of
+from merit_lab.train.optimizer_names import class_of
+from merit_lab.train.optimizer_options import takes
 from merit_optim.optim.hidden import HiddenMatrixOptimizer
 
 # The rate of a second optimizer, and of what is no hidden matrix in one that has both. As a share of the

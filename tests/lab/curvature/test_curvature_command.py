@@ -156,7 +156,7 @@ def test_data_that_have_moved(run, data, tmp_path, capfd):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--checkpoint", "5"], "no checkpoint of step 5; it has those of: 4, 6"),
+        (["--checkpoint", "5"], "no checkpoint of step 5; available steps: 4, 6"),
         (["--sequences", "0"], "sequences is 0; it must be at least 1"),
         (["--probes", "1"], "probes is 1; it must be 0"),
         (["--micro-batch", "0"], "micro_batch is 0; it must be at least 1"),
@@ -181,7 +181,7 @@ def test_a_folder_without_a_run_or_a_checkpoint(run, tmp_path, capfd):
     for path in (run / "checkpoints").iterdir():
         path.rename(path.with_suffix(".partial"))
     assert main([str(run)]) == 1
-    assert "no checkpoint that can be used" in capfd.readouterr().err
+    assert "no usable checkpoint" in capfd.readouterr().err
 
 
 def test_a_checkpoint_of_another_configuration(run, capfd):

@@ -137,7 +137,7 @@ def test_the_command_shows_a_table(asked, files, tmp_path, capsys) -> None:
         ),
         (["--limit", "0", "--task-files", "{files}"], "limit is 0; it must be a whole number above 0"),
         (["--task-files", "{files}/arc"], "must hold lambada/lambada_test.jsonl"),
-        (["--checkpoint", "3", "--task-files", "{files}"], "no checkpoint of step 3; it has those of: 10"),
+        (["--checkpoint", "3", "--task-files", "{files}"], "no checkpoint of step 3; available steps: 10"),
         (["--tokenizer", "gpt2"], "leave --tokenizer out"),
     ],
 )
