@@ -173,12 +173,12 @@ def test_an_older_checkpoint_without_a_manifest_hash(whole):
     ("changes", "match"),
     [
         ({"step": 11}, "the manifest of another step, 11"),
-        ({"step": "12"}, "'12' as step, which is a whole number"),
-        ({"metrics_offset": 1.5}, "1.5 as metrics_offset, which is a whole number"),
-        ({"seconds": None}, "None as seconds, which is a number"),
-        ({"files": ["a"]}, "as files, which is an object"),
-        ({"groups": {"lr": 1}}, "as groups, which is a list, each an object"),
-        ({"optimizers": [1]}, "as optimizers, which is a list, each an object, or null"),
+        ({"step": "12"}, "'12' as step, which must be a whole number"),
+        ({"metrics_offset": 1.5}, "1.5 as metrics_offset, which must be a whole number"),
+        ({"seconds": None}, "None as seconds, which must be a number"),
+        ({"files": ["a"]}, "as files, which must be an object"),
+        ({"groups": {"lr": 1}}, "as groups, which must be a list, each an object"),
+        ({"optimizers": [1]}, "as optimizers, which must be a list, each an object, or null"),
         ({"format": True}, "True as format"),
         ({"format": [1]}, "format .1."),
     ],
@@ -274,7 +274,7 @@ def test_a_full_disk_is_reported_and_training_continues(full_disk, changed, tmp_
     run = train(changed(), tmp_path / "run")
     [event] = [event for event in run.metrics("event") if event["what"] == "warning"]
     assert event["step"] == 10
-    assert "written ([Errno 28] No space left on device); those before it" in event["message"]
+    assert "written ([Errno 28] No space left on device); earlier checkpoints" in event["message"]
     assert sorted(path.name for path in run.checkpoints.iterdir()) == ["step-00000005", "step-00000012"]
     assert measured(run) == measured(whole)
 

@@ -31,9 +31,9 @@ def test_a_missing_package_is_reported(with_optimizer, monkeypatch):
     ("name", "option", "match"),
     [
         ("torch:SGD", "momentm=0.9", r"momentm, which SGD does not take; did you mean 'momentum'\?"),
-        ("torch:SGD", "momentum=high", "momentum='high', but SGD takes float there"),
-        ("torch:SGD", "nesterov=1", "nesterov=1, but SGD takes bool there"),
-        ("torch:Muon", "ns_steps=2.5", r"ns_steps=2\.5, but Muon takes int there"),
+        ("torch:SGD", "momentum=high", "momentum='high', but SGD expects float"),
+        ("torch:SGD", "nesterov=1", "nesterov=1, but SGD expects bool"),
+        ("torch:Muon", "ns_steps=2.5", r"ns_steps=2\.5, but Muon expects int"),
         # It takes any argument and ignores unknown ones.
         (
             "pytorch-optimizer:SOAP",
@@ -63,8 +63,8 @@ def test_options_of_the_rest_are_reported_by_field(with_optimizer):
     [
         ("pytorch-optimizer:AliG", "has no lr in its parameter groups"),
         ("pytorch-optimizer:LOMO", "refuses its arguments, parameter groups and lr"),
-        ("torch:SparseAdam", "SparseAdam needs sparse gradients.*choose another, as torch:Adam"),
-        ("pytorch-optimizer:LoRARite", "LoRARite needs pairs of LoRA's factors"),
+        ("torch:SparseAdam", "SparseAdam needs sparse gradients.*choose another, such as torch:Adam"),
+        ("pytorch-optimizer:LoRARite", "LoRARite needs pairs of LoRA factors"),
         ("pytorch-optimizer:Lookahead", "could not be made with parameter groups and lr|refuses"),
     ],
 )
@@ -110,7 +110,7 @@ def test_torch_s_fused_step_can_be_chosen(name, fused, with_optimizer):
         ({"rest_lr": 0.1}, r"name it with --optimizer\.rest"),
         ({"rest": "adamv"}, r"optimizer\.rest is 'adamv'; did you mean 'adamw'"),
         ({"rest": "torch:"}, "others are torch:NAME and pytorch-optimizer:NAME"),
-        ({"betas": (0.9, 0.9), "options": ("betas=0.9,0.9",)}, "give one of the two"),
+        ({"betas": (0.9, 0.9), "options": ("betas=0.9,0.9",)}, "give only one of them"),
     ],
 )
 def test_fields_that_do_not_fit_together(fields, match):

@@ -102,7 +102,7 @@ def test_an_optimizer_that_cannot_step_shards_is_reported(changed, tmp_path):
     process = on_two_ranks(tmp_path, changed(parallel="fsdp2", micro_batch=2, **options), tmp_path / "run")
     assert process.returncode != 0
     assert "SOAP could not step sharded weights" in process.stderr
-    assert "train it with --parallel ddp" in process.stderr
+    assert "use --parallel ddp" in process.stderr
 
 
 def test_alone_then_replicated_on_two_ranks(alone, toy, tmp_path, monkeypatch):

@@ -169,11 +169,11 @@ def test_an_environment_that_was_changed(change, match, began):
     [
         (
             {"model.width": 2**26},
-            "parameters .* need 805,306,514.5 GiB at least, but this machine has 1.0 GiB",
+            "parameters .* need at least 805,306,514.5 GiB, but this machine has 1.0 GiB",
         ),
-        ({"model.vocab_size": 2**31}, "need 512.0 GiB at least"),
-        ({"batch": 2**31}, "batches of 2147483648 sequences of 32 tokens need 1,024.0 GiB at least"),
-        ({"batch": 2**22}, "need 2.0 GiB at least"),
+        ({"model.vocab_size": 2**31}, "need at least 512.0 GiB"),
+        ({"batch": 2**31}, "batches of 2147483648 sequences of 32 tokens need at least 1,024.0 GiB"),
+        ({"batch": 2**22}, "need at least 2.0 GiB"),
     ],
 )
 def test_runs_that_do_not_fit_into_memory(values, match, refused, changed, tmp_path, monkeypatch):

@@ -118,7 +118,7 @@ def test_a_run_that_diverged_has_failed(data, tmp_path, capfd):
         (["tinny"], "did you mean 'tiny'"),
         (["--reusme", "x"], "unrecognized arguments: --reusme"),
         (["--resume"], "expected one argument"),
-        (["--resume", "x", "--seed", "1"], "arguments: --seed 1; a run goes on with the options that it"),
+        (["--resume", "x", "--seed", "1"], "arguments: --seed 1; a run is resumed with the options that it"),
         (["--batch", "8"], "arguments: --batch 8; the model is missing; it comes first"),
         (["--data", "x"], "error: the model is missing; it comes first"),
         (["tiny", "--data", "x", "--resume", "y"], "without tiny: merit train --resume FOLDER"),

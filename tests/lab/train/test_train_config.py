@@ -113,7 +113,7 @@ def test_a_part_of_merit_can_be_left_out(part, option, value, changed):
     [
         ({"batch": 0}, "batch is 0"),
         ({"micro_batch": True}, "micro_batch is True"),
-        ({"tokens": 100}, "steps is 12 and tokens is 100; give one"),
+        ({"tokens": 100}, "steps is 12 and tokens is 100; give only one"),
         ({"precision": "bf61"}, "precision is 'bf61'; did you mean 'bf16'"),
         ({"parallel": "dp"}, "parallel is 'dp'"),
         ({"seed": 2**64}, "seed is 18446744073709551616; .* 64 bits"),
