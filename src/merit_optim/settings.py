@@ -1,4 +1,4 @@
-"""Default settings of the optimizers by name, from the MERIT paper if it gives them. Does not import torch."""
+"""Default settings of the optimizers by name, from the MERIT paper if it has them. Does not import torch."""
 
 from __future__ import annotations
 

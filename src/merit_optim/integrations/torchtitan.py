@@ -170,7 +170,7 @@ def _build(
 def _of_group(
     kind: type[TrustRatioOptimizer], group: dict[str, Any], options: dict[str, Any]
 ) -> TrustRatioOptimizer:
-    """Return an optimizer for one group. If its weights are sorted, its options are arguments of the class."""
+    """Return an optimizer for one group. With sorted weights, its options are arguments of the class."""
     if "param_kinds" not in group:
         return kind([group], **options)
     assert issubclass(kind, HiddenMatrixOptimizer)

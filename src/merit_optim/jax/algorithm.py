@@ -73,7 +73,7 @@ class MatrixAxes:
 def matrix_axes(ndim: int, matrix_dims: object = None) -> MatrixAxes:
     """Return the matrix axes of an array with this many dimensions.
 
-    A number is how many trailing axes form one matrix, (the first of them) x (all the rest); None is all axes.
+    A number is how many trailing axes form one matrix, (the first of them) x (all the rest); None is all.
 
     Examples:
         >>> matrix_axes(4)

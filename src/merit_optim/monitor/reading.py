@@ -77,8 +77,8 @@ def of_all_ranks(
             before = together.get(name, observation)
             if before.shape != observation.shape:
                 raise RuntimeError(
-                    f"ranks observed {before.shape[1]} and {observation.shape[1]} heads of {name}; the number "
-                    "of heads must be the same on every rank. Call read() without a group."
+                    f"ranks observed {before.shape[1]} and {observation.shape[1]} heads of {name}; the "
+                    "number of heads must be the same on every rank. Call read() without a group."
                 )
             together[name] = merge(before, observation) if name in together else observation
     return together

@@ -77,7 +77,7 @@ def test_batches_of_texts_keep_their_order(bpe_file: Path) -> None:
 
 
 def test_gpt2_offline_is_gpt2(shared_data: Path) -> None:
-    """The ids that GPT-2's authors publish for this sentence, and text that looks like the end-of-text token."""
+    """The ids that GPT-2's authors publish, and text that looks like the end-of-text token."""
     tokenizer = Gpt2(shared_data / "gpt2_bpe")
     assert (tokenizer.vocab_size, tokenizer.end_of_text) == (50257, 50256)
     hello, mark = tokenizer.encode([b"Hello world", b"<|endoftext|>"])
