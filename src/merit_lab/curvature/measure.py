@@ -15,7 +15,7 @@ from torch import Tensor
 from merit_lab.curvature.density import spectral_density
 from merit_lab.curvature.eigenvalues import num_vectors, top_eigenvalues
 from merit_lab.curvature.hessian import Hessian, hessian_vector_product
-from merit_lab.curvature.progress import Progress
+from merit_lab.curvature.progress import WorkProgress
 from merit_lab.curvature.results import Results
 from merit_lab.curvature.trace import hutchinson_trace
 from merit_lab.models import Model, num_parameters
@@ -62,7 +62,7 @@ class CurvatureConfig:
 
 
 @dataclass(frozen=True)
-class Part:
+class Measurement:
     """One thing to measure: what it depends on besides the loss, and how it is done."""
 
     settings: dict[str, Any]
@@ -126,14 +126,14 @@ def measure_curvature(
     return Curvature(path=results.path, step=snapshot.step, parts=found)
 
 
-def _parts(config: CurvatureConfig, size: int) -> dict[str, Part]:
+def _parts(config: CurvatureConfig, size: int) -> dict[str, Measurement]:
     """What the configuration asks for, the quickest first."""
     seed = config.seed
-    parts = {"loss": Part({}, 0, lambda hessian: {"value": hessian.loss()})}
+    parts = {"loss": Measurement({}, 0, lambda hessian: {"value": hessian.loss()})}
     if config.top:
         # What cannot be done is refused before anything is computed.
         num_vectors(size, config.top)
-        parts["eigenvalues"] = Part(
+        parts["eigenvalues"] = Measurement(
             {"top": config.top, "tolerance": config.tolerance, "seed": seed},
             None,
             lambda hessian: asdict(
@@ -141,13 +141,13 @@ def _parts(config: CurvatureConfig, size: int) -> dict[str, Part]:
             ),
         )
     if config.probes:
-        parts["trace"] = Part(
+        parts["trace"] = Measurement(
             {"probes": config.probes, "seed": seed},
             config.probes,
             lambda hessian: _trace(hessian, config),
         )
     if config.density:
-        parts["density"] = Part(
+        parts["density"] = Measurement(
             {"probes": config.density_probes, "steps": config.density_steps, "seed": seed},
             config.density_probes * config.density_steps,
             lambda hessian: _density(hessian, config),
@@ -174,11 +174,11 @@ class _Work:
     ) -> None:
         model = snapshot.load_model(default_device(), twice=True)
         size = micro_batch or choose_micro_batch(model, sequences)
-        self._progress = Progress("products")
+        self._progress = WorkProgress("products")
         self._stop = stop
         self._hessian = Hessian(mean_loss(model, sequences, size), model.parameters(), self._after_product)
 
-    def measure(self, name: str, part: Part) -> dict[str, Any]:
+    def measure(self, name: str, part: Measurement) -> dict[str, Any]:
         with self._progress.part(name, part.products):
             return part.measure(self._hessian)
 

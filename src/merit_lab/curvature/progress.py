@@ -18,7 +18,7 @@ from rich.progress import (
 from rich.progress import Progress as Bar
 
 
-class Progress:
+class WorkProgress:
     """Counts the units of work of one part after the other."""
 
     def __init__(self, unit: str, console: Console | None = None) -> None:

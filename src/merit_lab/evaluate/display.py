@@ -11,12 +11,12 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
 if TYPE_CHECKING:
-    from merit_lab.evaluate.results import Metric, Result
+    from merit_lab.evaluate.results import EvaluationResult, Metric
 
 _SECONDS_BETWEEN_LINES = 10.0
 
 
-class Display:
+class EvaluationDisplay:
     """Tells how far an evaluation has come.
 
     Args:
@@ -70,7 +70,7 @@ class Display:
             self._bar = None
 
 
-def print_results(results: Iterable[Result], console: Console) -> None:
+def print_results(results: Iterable[EvaluationResult], console: Console) -> None:
     """Print one row for each number of each set."""
     from rich import box
     from rich.table import Table

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from merit_lab.evaluate.display import Display
+from merit_lab.evaluate.display import EvaluationDisplay
 from merit_lab.evaluate.export import export
 from merit_lab.evaluate.harness import BOOTSTRAP, Harness, check_hub, package_versions
-from merit_lab.evaluate.results import Result, result_path
+from merit_lab.evaluate.results import EvaluationResult, result_path
 from merit_lab.evaluate.sets import SETS, check_local, expand
 from merit_lab.evaluate.tokenizer import tokenizer_of
 from merit_lab.record import environment
@@ -27,8 +27,8 @@ def evaluate(
     limit: int | None = None,
     tokenizer: str | None = None,
     gpt2_vocabulary: Path | None = None,
-    display: Display | None = None,
-) -> list[Result]:
+    display: EvaluationDisplay | None = None,
+) -> list[EvaluationResult]:
     """Evaluate a checkpoint zero-shot, and return the results in the order of the names.
 
     Each result is written into the run directory when it is there, so a call that was stopped goes on with
@@ -52,7 +52,7 @@ def evaluate(
         raise ValueError(f"limit is {limit}; it must be a whole number above 0, or None for all items")
     versions = package_versions()
     check_hub(names) if task_files is None else check_local(names)
-    display = display or Display()
+    display = display or EvaluationDisplay()
     snapshot = Snapshot.find(folder, step)
     encoder = tokenizer_of(snapshot.run, tokenizer, gpt2_vocabulary)
     if encoder is None:
@@ -109,22 +109,22 @@ def _source(name: str, task_files: Path | None) -> dict[str, Any]:
     return {"task": task, "data": {"from": "file", "file": SETS[name].file, "sha256": sha256}}
 
 
-def _known(snapshot: Snapshot, name: str, inputs: dict[str, Any]) -> Result | None:
+def _known(snapshot: Snapshot, name: str, inputs: dict[str, Any]) -> EvaluationResult | None:
     """The result of an earlier call, if it answers this one."""
     path = result_path(snapshot.run, snapshot.step, name, inputs["limit"])
     if not path.exists():
         return None
-    result = Result.read(path)
+    result = EvaluationResult.read(path)
     return result if result.inputs == inputs else None
 
 
 def _evaluate(
     harness: Harness, name: str, step: int, inputs: dict[str, Any], environment: dict[str, Any]
-) -> Result:
+) -> EvaluationResult:
     """Evaluate one set."""
     began = time.monotonic()
     outcome = harness.evaluate(name, inputs["limit"])
-    return Result(
+    return EvaluationResult(
         name=name,
         step=step,
         metrics=outcome.metrics,

@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 
-from merit_lab.evaluate.display import Display
+from merit_lab.evaluate.display import EvaluationDisplay
 from merit_lab.evaluate.results import Metric
 from merit_lab.evaluate.rows import Row
 from merit_lab.evaluate.sets import SETS
@@ -34,7 +34,7 @@ _CHATTY = ("lm_eval", "transformers", "datasets", "evaluate", "accelerate")
 
 @dataclass(frozen=True)
 class Outcome:
-    """What lm-eval found on one set."""
+    """The numbers of lm-eval for one set."""
 
     metrics: dict[str, Metric]
     num_items: int
@@ -77,7 +77,7 @@ class Harness:
         device: torch.device,
         autocast: bool,
         task_files: Path | None,
-        display: Display,
+        display: EvaluationDisplay,
     ) -> None:
         if task_files is not None:
             # Read when these libraries are imported: nothing is looked for on the network.
@@ -101,17 +101,17 @@ class Harness:
             task.set_config(key="num_fewshot", value=0)
             # Not simple_evaluate: it also asks the machine about itself, for seconds, each time.
             try:
-                found = lm_eval.evaluate(
+                output = lm_eval.evaluate(
                     lm=self._lm, task_dict=tasks, limit=limit, bootstrap_iters=BOOTSTRAP, log_samples=False
                 )
             finally:
                 self._display.end()
         task_name = task.task_name
         return Outcome(
-            metrics=_metrics(found["results"][task_name], found["higher_is_better"][task_name]),
-            num_items=found["n-samples"][task_name]["effective"],
+            metrics=_metrics(output["results"][task_name], output["higher_is_better"][task_name]),
+            num_items=output["n-samples"][task_name]["effective"],
             num_truncated=self._lm.num_truncated,
-            version=found["versions"][task_name],
+            version=output["versions"][task_name],
         )
 
     def _load(self, name: str, limit: int | None, scratch: Path) -> Any:
@@ -175,14 +175,14 @@ def _localize(name: str, definition: Path, rows: list[Row], scratch: Path) -> Pa
     return path
 
 
-def _metrics(found: dict[str, Any], higher_is_better: dict[str, bool | None]) -> dict[str, Metric]:
+def _metrics(output: dict[str, Any], higher_is_better: dict[str, bool | None]) -> dict[str, Metric]:
     """lm-eval's numbers: "acc,none" and "acc_stderr,none", where "none" is the filter of the answers."""
     metrics = {}
-    for key, value in found.items():
+    for key, value in output.items():
         name, comma, answers = key.partition(",")
         if not comma or name.endswith("_stderr"):
             continue
-        error = found.get(f"{name}_stderr,{answers}")
+        error = output.get(f"{name}_stderr,{answers}")
         metrics[name if answers == "none" else key] = Metric(
             value=float(value),
             stderr=float(error) if isinstance(error, (int, float)) else None,  # else it is "N/A"

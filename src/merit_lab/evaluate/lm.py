@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from merit_lab.evaluate.display import Display
+from merit_lab.evaluate.display import EvaluationDisplay
 
 _HFLM: Any = import_module("lm_eval.models.huggingface").HFLM
 _TOKENS_ON_A_CPU = 4096  # in one forward pass
@@ -34,7 +34,7 @@ class CheckpointLM(_HFLM):  # type: ignore[misc]
     """
 
     def __init__(
-        self, folder: Path, *, prefix: int, device: torch.device, autocast: bool, display: Display
+        self, folder: Path, *, prefix: int, device: torch.device, autocast: bool, display: EvaluationDisplay
     ) -> None:
         self.set_name = ""
         self.num_truncated = 0
@@ -57,8 +57,8 @@ class CheckpointLM(_HFLM):  # type: ignore[misc]
         del disable_tqdm  # the display takes its place
         lengths = [len(self.tok_encode(request.args[0])) for request in requests]
         self._display.begin(self.set_name, sum(-(-length // self.max_length) for length in lengths))
-        found: list[float] = super().loglikelihood_rolling(requests, disable_tqdm=True)
-        return found
+        output: list[float] = super().loglikelihood_rolling(requests, disable_tqdm=True)
+        return output
 
     def _loglikelihood_tokens(
         self, requests: Sequence[Request], disable_tqdm: bool = False, override_bs: int | None = None
@@ -80,10 +80,10 @@ class CheckpointLM(_HFLM):  # type: ignore[misc]
             # lm-eval feeds what differs in the last token alone only once.
             inputs = {(*context, *continuation[:-1]) for _, context, continuation in requests}
             self._display.begin(self.set_name, len(inputs))
-        found: list[tuple[float, bool]] = super()._loglikelihood_tokens(
+        output: list[tuple[float, bool]] = super()._loglikelihood_tokens(
             requests, disable_tqdm=True, override_bs=override_bs
         )
-        return found
+        return output
 
     def _model_call(self, inps: Tensor, *rest: Any, **options: Any) -> Tensor:
         logits: Tensor = super()._model_call(inps, *rest, **options)

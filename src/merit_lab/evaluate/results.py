@@ -29,7 +29,7 @@ class Metric:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Result:
+class EvaluationResult:
     """The evaluation of one checkpoint on one set."""
 
     name: str
@@ -78,10 +78,10 @@ def result_path(run: Run, step: int, name: str, limit: int | None = None) -> Pat
     return path_of(run.folder / "evaluate", step) / f"{name}{suffix}.json"
 
 
-def read_results(run: Run, step: int, limit: int | None = None) -> dict[str, Result]:
+def read_results(run: Run, step: int, limit: int | None = None) -> dict[str, EvaluationResult]:
     """All results of a checkpoint on whole sets or, with a limit, on so many first items."""
     folder = result_path(run, step, "any").parent
-    results = [Result.read(path) for path in sorted(folder.glob("*.json"))]
+    results = [EvaluationResult.read(path) for path in sorted(folder.glob("*.json"))]
     return {result.name: result for result in results if result.inputs["limit"] == limit}
 
 

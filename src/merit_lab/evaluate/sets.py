@@ -33,19 +33,19 @@ class EvaluationSet:
             raise ValueError(f"there is no file {path}; {folder} must hold {self.file}")
         content = path.read_bytes()
         try:
-            found = list(self.read(content.decode()))
-            self._check(found)
+            items = list(self.read(content.decode()))
+            self._check(items)
         except (ValueError, LookupError, TypeError) as error:
             raise ValueError(
                 f"{path} is not the file of this set as its authors publish it "
                 f"({type(error).__name__}: {error})"
             ) from error
-        return found, hashlib.sha256(content).hexdigest()
+        return items, hashlib.sha256(content).hexdigest()
 
-    def _check(self, found: list[Row]) -> None:
-        if not found:
+    def _check(self, items: list[Row]) -> None:
+        if not items:
             raise ValueError("there is nothing in it")
-        for number, row in enumerate(found):
+        for number, row in enumerate(items):
             if not isinstance(row, dict):
                 raise TypeError(f"row {number} is no JSON object")
             if missing := [field for field in self.fields if field not in row]:
@@ -98,7 +98,7 @@ PAPER_SETS: Mapping[str, tuple[str, ...]] = {
 
 def expand(names: Sequence[str]) -> list[str]:
     """Names with the paper's figures and tables replaced by their sets, each once."""
-    return list(dict.fromkeys(name for given in names for name in PAPER_SETS.get(given, (given,))))
+    return list(dict.fromkeys(name for entry in names for name in PAPER_SETS.get(entry, (entry,))))
 
 
 def check_local(names: Sequence[str]) -> None:

@@ -68,31 +68,31 @@ class ExportedTokenizer:
 
 
 def tokenizer_of(
-    run: Run, given: str | None = None, gpt2_vocabulary: Path | None = None
+    run: Run, chosen: str | None = None, gpt2_vocabulary: Path | None = None
 ) -> ExportedTokenizer | None:
     """The tokenizer of a run's data, or None where it is not known.
 
     Args:
         run: its environment names the data's folder and tokenizer.
-        given: "gpt2", "bytes" or a tokenizer.json, where the data do not say.
+        chosen: "gpt2", "bytes" or a tokenizer.json, where the data do not say.
         gpt2_vocabulary: a folder with GPT-2's vocab.bpe and encoder.json; else tiktoken's cache is used.
     """
     data = run.environment["data"]
     named = None if data["tokenizer"] == "unknown" else str(data["tokenizer"])
-    file = Path(given) if given is not None and has_file(given) else None
+    file = Path(chosen) if chosen is not None and has_file(chosen) else None
     if file is not None and not file.is_file():
         raise ValueError(
-            f"the tokenizer is {given!r}; it must be gpt2, bytes, or a tokenizer.json that exists"
+            f"the tokenizer is {chosen!r}; it must be gpt2, bytes, or a tokenizer.json that exists"
         )
-    name = "bpe" if file is not None else given or named
+    name = "bpe" if file is not None else chosen or named
     if name is None:
         return None
     if named is not None and name != named and not (file is not None and _may_be(file, named)):
         raise ValueError(
-            f"the tokenizer is given as {given!r}, but the run's data have {named!r}; leave --tokenizer out"
+            f"the tokenizer is chosen as {chosen!r}, but the run's data have {named!r}; leave --tokenizer out"
         )
     if gpt2_vocabulary is not None and name != "gpt2":
-        raise ValueError(f"GPT-2's vocabulary is given, but the tokenizer is {name!r}; leave it out")
+        raise ValueError(f"GPT-2's vocabulary is chosen, but the tokenizer is {name!r}; leave it out")
     if name == "bytes":
         backend = _byte_level({bytes([value]): value for value in range(256)}, merges=[])
     elif name == "gpt2":
@@ -106,7 +106,7 @@ def tokenizer_of(
     num_rows = TrainConfig.from_dict(run.config).model.vocab_size
     if exported.vocab_size > num_rows:
         raise ValueError(
-            f"the tokenizer {given or name} has {exported.vocab_size} entries, but the model's vocabulary "
+            f"the tokenizer {chosen or name} has {exported.vocab_size} entries, but the model's vocabulary "
             f"has {num_rows}: it belongs to other data"
         )
     return exported

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from merit_lab.models.attention import Observe
 from merit_lab.models.names import AnyModelConfig
-from merit_lab.models.observation import Observation
+from merit_lab.models.observation import AttentionObservation
 
 
 class Output(NamedTuple):
@@ -18,7 +18,7 @@ class Output(NamedTuple):
 
     loss: Tensor | None
     logits: Tensor | None
-    attention: Observation | None
+    attention: AttentionObservation | None
 
 
 class Model(nn.Module):

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from merit_lab.models.base import Model
 from merit_lab.models.config import ModelConfig
-from merit_lab.models.huggingface_format import biases, config_of, entries, settings_of
+from merit_lab.models.huggingface_format import biases, config_of, settings_of, weight_names
 from merit_lab.models.language_model import LanguageModel
 from merit_lab.models.names import AnyModelConfig
 from merit_lab.models.transformers_model import HuggingFaceModel
@@ -62,9 +62,9 @@ def _write_own(model: LanguageModel, folder: Path) -> None:
 
     config, state = model.config, model.state_dict()
     tensors = {}
-    for entry in entries(config):
-        weight = state[entry.ours].detach().cpu()
-        tensors[entry.theirs] = (weight.T if entry.transposed else weight).contiguous()
+    for weight_name in weight_names(config):
+        weight = state[weight_name.ours].detach().cpu()
+        tensors[weight_name.theirs] = (weight.T if weight_name.transposed else weight).contiguous()
     for name, size in biases(config):
         tensors[name] = torch.zeros(size, dtype=state["norm.weight"].dtype)
     save_file(tensors, folder / _WEIGHTS, metadata={"format": "pt"})
@@ -91,13 +91,13 @@ def import_checkpoint(folder: Path | str) -> LanguageModel:
         if not name.endswith(_BUFFERS)
     }
     weights = {}
-    for entry in entries(config):
+    for weight_name in weight_names(config):
         # GPT2Model alone, without its head, leaves the prefix out.
-        name = entry.theirs.removeprefix("transformer.")
+        name = weight_name.theirs.removeprefix("transformer.")
         if name not in theirs:
-            raise ValueError(f"{folder} has no weight {entry.theirs!r}, which its config.json asks for")
+            raise ValueError(f"{folder} has no weight {weight_name.theirs!r}, which its config.json asks for")
         tensor = theirs.pop(name)
-        weights[entry.ours] = tensor.T if entry.transposed else tensor
+        weights[weight_name.ours] = tensor.T if weight_name.transposed else tensor
     if config.is_tied:
         theirs.pop("lm_head.weight", None)  # the embedding again
     for name, tensor in theirs.items():

@@ -115,7 +115,7 @@ def _check_heads(settings: Mapping[str, Any], config: ModelConfig) -> None:
         raise ValueError(f"head_dim is {head_width}; the Llama here has width / heads = {config.head_width}")
 
 
-class Entry(NamedTuple):
+class WeightName(NamedTuple):
     """One weight: its name here and there, and whether it is stored as (inputs, outputs) there."""
 
     ours: str
@@ -123,21 +123,25 @@ class Entry(NamedTuple):
     transposed: bool = False
 
 
-def entries(config: ModelConfig) -> Iterator[Entry]:
+def weight_names(config: ModelConfig) -> Iterator[WeightName]:
     """Every weight of the model, in both languages."""
     gpt2 = config.family == "gpt2"
-    yield Entry("token_embedding.weight", "transformer.wte.weight" if gpt2 else "model.embed_tokens.weight")
+    yield WeightName(
+        "token_embedding.weight", "transformer.wte.weight" if gpt2 else "model.embed_tokens.weight"
+    )
     if gpt2:
-        yield Entry("position_embedding.weight", "transformer.wpe.weight")
+        yield WeightName("position_embedding.weight", "transformer.wpe.weight")
     for layer in range(config.layers):
         ours = f"blocks.{layer}"
         theirs = f"transformer.h.{layer}" if gpt2 else f"model.layers.{layer}"
         for inner, outer in (_GPT2_BLOCK if gpt2 else _LLAMA_BLOCK).items():
             is_norm = inner.endswith("norm")
-            yield Entry(f"{ours}.{inner}.weight", f"{theirs}.{outer}.weight", transposed=gpt2 and not is_norm)
-    yield Entry("norm.weight", "transformer.ln_f.weight" if gpt2 else "model.norm.weight")
+            yield WeightName(
+                f"{ours}.{inner}.weight", f"{theirs}.{outer}.weight", transposed=gpt2 and not is_norm
+            )
+    yield WeightName("norm.weight", "transformer.ln_f.weight" if gpt2 else "model.norm.weight")
     if not config.is_tied:
-        yield Entry("head.weight", "lm_head.weight")
+        yield WeightName("head.weight", "lm_head.weight")
 
 
 _GPT2_BLOCK = {

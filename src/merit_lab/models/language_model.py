@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from merit_lab.models.attention import Observe, causal_block_mask, choose
 from merit_lab.models.base import Model, Output, check_inputs
 from merit_lab.models.config import ModelConfig
-from merit_lab.models.layers import Block, Embedding, Linear, Norm, rotary_table
+from merit_lab.models.layers import Embedding, Linear, Norm, TransformerBlock, rotary_table
 from merit_lab.models.loss import linear_cross_entropy
-from merit_lab.models.observation import Observation
+from merit_lab.models.observation import AttentionObservation
 from merit_lab.models.precision import as_autocast
 
 _INIT_STD = 0.02
@@ -48,7 +48,7 @@ class LanguageModel(Model):
         self.token_embedding = Embedding(config.vocab_size, config.width)
         is_gpt2 = config.family == "gpt2"
         self.position_embedding = Embedding(config.context, config.width) if is_gpt2 else None
-        self.blocks = nn.ModuleList(Block(config) for _ in range(config.layers))
+        self.blocks = nn.ModuleList(TransformerBlock(config) for _ in range(config.layers))
         self.norm = Norm(config.width, config.norm_eps, centred=is_gpt2)
         # A tied weight has one name alone: a second would be lost on the way from the meta device.
         self.head = None if config.is_tied else Linear(config.width, config.vocab_size)
@@ -90,7 +90,7 @@ class LanguageModel(Model):
             if observation is not None:
                 observations.append(observation)
         x = as_autocast(self.norm(x))
-        attention = Observation.of_layers(observations) if observations else None
+        attention = AttentionObservation.of_layers(observations) if observations else None
         weight = self.token_embedding.weight if self.head is None else self.head.weight
         if targets is None:
             return Output(None, F.linear(x, weight.to(x.dtype)), attention)

@@ -144,7 +144,7 @@ class SwigluMLP(nn.Module):
         return down
 
 
-class Block(nn.Module):
+class TransformerBlock(nn.Module):
     """Attention and MLP, each behind a norm and added to the residual stream."""
 
     def __init__(self, config: ModelConfig) -> None:

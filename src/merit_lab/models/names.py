@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 
-from merit_lab.models import config as own
+from merit_lab.models import config as lab
 from merit_lab.models.config import PRESETS, ModelConfig
 from merit_lab.models.transformers_config import HuggingFaceConfig, read_config
 
@@ -41,7 +41,7 @@ def find_model(text: str) -> tuple[str, AnyModelConfig]:
 def num_parameters(config: AnyModelConfig) -> int:
     """How many parameters a model has, a tied weight counted once."""
     if isinstance(config, ModelConfig):
-        return own.num_parameters(config)
-    from merit_lab.models import transformers_model as foreign
+        return lab.num_parameters(config)
+    from merit_lab.models import transformers_model as huggingface
 
-    return foreign.num_parameters(config)
+    return huggingface.num_parameters(config)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 
-class Observation(NamedTuple):
+class AttentionObservation(NamedTuple):
     """Largest scaled, masked attention logit, and the mean entropy in nats, of each layer and head.
 
     Both are (layers, heads) in float32, over all sequences and queries of the batch. A query that
@@ -19,7 +19,7 @@ class Observation(NamedTuple):
     entropy: Tensor | None
 
     @classmethod
-    def of_layers(cls, layers: list[Tensor]) -> Observation:
+    def of_layers(cls, layers: list[Tensor]) -> AttentionObservation:
         """From the one or two rows that ``attend`` gave for each layer."""
         stacked = torch.stack(layers)
         return cls(stacked[:, 0], stacked[:, 1] if stacked.shape[1] > 1 else None)

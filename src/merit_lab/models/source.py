@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from merit_lab.models import config as own
-from merit_lab.models import transformers_model as foreign
+from merit_lab.models import config as lab
+from merit_lab.models import transformers_model as huggingface
 from merit_lab.models.attention import choose
 from merit_lab.models.base import Model
 from merit_lab.models.config import ModelConfig
@@ -15,14 +15,14 @@ from merit_lab.models.names import AnyModelConfig, num_parameters
 
 def build(config: AnyModelConfig) -> Model:
     """The model of a configuration, its weights drawn from torch's generator."""
-    return LanguageModel(config) if isinstance(config, ModelConfig) else foreign.HuggingFaceModel(config)
+    return LanguageModel(config) if isinstance(config, ModelConfig) else huggingface.HuggingFaceModel(config)
 
 
 def flops_per_token(config: AnyModelConfig) -> int | None:
     """Floating-point operations of a forward and backward pass for each token; None where not known."""
     if isinstance(config, ModelConfig):
-        return own.flops_per_token(config)
-    return foreign.flops_per_token(config)
+        return lab.flops_per_token(config)
+    return huggingface.flops_per_token(config)
 
 
 def work_per_token(config: AnyModelConfig) -> int:

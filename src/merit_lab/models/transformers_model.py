@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from merit_lab.models.attention import Observe
 from merit_lab.models.base import Model, Output, check_inputs
-from merit_lab.models.observation import Observation
+from merit_lab.models.observation import AttentionObservation
 from merit_lab.models.precision import at_least_float32
 from merit_lab.models.transformers_config import HuggingFaceConfig, import_transformers, not_causal
 from merit_optim.monitor.attention import AttentionMonitor
@@ -52,7 +52,7 @@ class HuggingFaceModel(Model):
         """The blocks: the first list of as many modules as there are layers. None where there is none."""
         lists = (module for module in self.model.modules() if isinstance(module, nn.ModuleList))
         layers = getattr(self.config.configuration.get_text_config(), "num_hidden_layers", None)
-        return next((own for own in lists if len(own) == layers), ())
+        return next((blocks for blocks in lists if len(blocks) == layers), ())
 
     def export(self, folder: Path) -> None:
         """Write the model as ``save_pretrained`` does, in one file of weights."""
@@ -129,11 +129,11 @@ def _is_causal(model: nn.Module) -> bool:
 
     AutoModelForCausalLM opens encoders too, BERT among them, which then look ahead.
     """
-    said = {bool(own.is_causal) for own in model.modules() if hasattr(own, "is_causal")}
-    return True in said or (not said and getattr(model.config, "is_decoder", None) is not False)
+    flags = {bool(module.is_causal) for module in model.modules() if hasattr(module, "is_causal")}
+    return True in flags or (not flags and getattr(model.config, "is_decoder", None) is not False)
 
 
-def _observation(seen: dict[str, Tensor], *, entropy: bool) -> Observation | None:
+def _observation(seen: dict[str, Tensor], *, entropy: bool) -> AttentionObservation | None:
     """What the layers' attention did; None where none was seen, as in a model that has none."""
     if not seen:
         return None
@@ -145,4 +145,4 @@ def _observation(seen: dict[str, Tensor], *, entropy: bool) -> Observation | Non
             "--measure.entropy-every 0"
         )
     stacked = torch.stack(list(seen.values()))
-    return Observation(stacked[:, 0], stacked[:, 1] / stacked[:, 2] if entropy else None)
+    return AttentionObservation(stacked[:, 0], stacked[:, 1] / stacked[:, 2] if entropy else None)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from merit_lab.models import Observation
+from merit_lab.models import AttentionObservation
 from merit_lab.train.parallel import Ranks
 from merit_lab.train.speed import Moment
 
@@ -54,7 +54,7 @@ class AttentionTotals:
         self._max_logits: Tensor | None = None
         self._entropy: Tensor | None = None
 
-    def add(self, observation: Observation | None, share: float) -> None:
+    def add(self, observation: AttentionObservation | None, share: float) -> None:
         """Add a micro-batch, which is ``share`` of this rank's sequences."""
         if observation is None:
             return

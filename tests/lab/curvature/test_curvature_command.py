@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from merit_lab.curvature import CurvatureConfig, Hessian, hutchinson_trace, measure_curvature
 from merit_lab.curvature.command import main
 from merit_lab.curvature.eigenvalues import Eigenvalues
-from merit_lab.curvature.progress import Progress
+from merit_lab.curvature.progress import WorkProgress
 from merit_lab.curvature.results import Results
 from merit_lab.train.snapshot import Snapshot, mean_loss
 
@@ -224,7 +224,7 @@ def test_parts_of_two_processes_are_all_kept(tmp_path):
 
 def test_a_bar_in_a_terminal():
     console = Console(file=io.StringIO(), force_terminal=True, highlight=False, width=100)
-    progress = Progress("products", console)
+    progress = WorkProgress("products", console)
     with progress.part("trace", 3):
         for _ in range(3):
             progress.advance()

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from merit_lab.record import Excerpt, Run, archive, archive_of, holds_run, run_folders
-from merit_lab.record.fields import fields_of, maker_of, path_of
+from merit_lab.record.flat_fields import fields_of, maker_of, path_of
 
 LINES = [
     {"kind": "event", "step": 0, "what": "started", "message": 'a "word", and é'},
