@@ -5,7 +5,7 @@
     python examples/accelerate_train.py --optimizer MERIT --folder runs/accelerate-merit
 
 These optimizers need weights in their original shapes: they refuse the flattened ones of DeepSpeed ZeRO and
-FSDP1. FSDP2 keeps the shapes, but SOAP and SOAPMERIT need whole matrices and raise an error in the first step.
+FSDP1. FSDP2 keeps the shapes, but SOAP and SOAPMERIT need whole matrices and refuse it in the first step.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Language models that can say what their attention does: the lab's GPT-2 and Llama, and Hugging Face's.
+"""Language models that can report attention statistics: the lab's GPT-2 and Llama, and Hugging Face's.
 
-Names that need torch are loaded on first use: configurations can be read without.
+Names that need torch are loaded on first use: configurations do not need it.
 """
 
 from __future__ import annotations

@@ -70,7 +70,7 @@ def _versions() -> dict[str, str]:
 
 
 def _commit() -> str | None:
-    """Return the commit of the running code, with "+changes" if files differ; None for an installed package."""
+    """Return the commit of the running code, plus "+changes" if files differ; None if it is installed."""
     package = Path(merit_optim.__file__)
     try:
         # A package installed inside someone's repository is not tracked by it.

@@ -1,4 +1,4 @@
-"""Excerpts of runs, small enough for version control: rounded numbers, fewer lines, no checkpoints or paths."""
+"""Excerpts of runs for version control: rounded numbers, fewer lines, no checkpoints, no paths."""
 
 from __future__ import annotations
 
