@@ -80,7 +80,7 @@ def lanczos(hessian: Hessian, start: torch.Tensor, steps: int) -> tuple[list[flo
     """Return the diagonal and off-diagonal of the Lanczos matrix; shorter than ``steps`` if it ends early.
 
     Three vectors are stored, in the model's dtype and on its device, and not orthogonalized against earlier
-    ones: a hundred of them would be fifty gigabytes for GPT-2 small. With rounding, the outer eigenvalues then
+    ones: a hundred of them would be fifty gigabytes for GPT-2 small. With rounding, outer eigenvalues then
     appear several times, but the copies share the weight of one, so the quadrature stays right (Knizhnerman,
     "The simple Lanczos procedure", 1996).
     """

@@ -136,8 +136,8 @@ class _File:
 
     def lines(self, name: str, wanted: slice) -> Iterator[tuple[str, int, dict[str, Any]]]:
         """Yield some of a run's lines: kind, step and the rest of each."""
-        rows = self.places[name]
-        part = self.table.slice(rows.start, len(rows))
+        span = self.places[name]
+        part = self.table.slice(span.start, len(span))
         stretches = list(_stretches(part["line"].chunk(0)))[wanted]
         first, last = (stretches[0][0], stretches[-1][1]) if stretches else (0, 0)
         kinds, steps, names, values, texts = (

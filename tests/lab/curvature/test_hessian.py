@@ -82,10 +82,10 @@ def test_frozen_parameters_are_left_out():
 
 def test_every_product_is_told_of():
     x = torch.ones(2, requires_grad=True)
-    told = []
-    hessian = Hessian(lambda: [(x**2).sum()], [x], after_product=lambda: told.append(hessian.num_products))
+    counts = []
+    hessian = Hessian(lambda: [(x**2).sum()], [x], after_product=lambda: counts.append(hessian.num_products))
     _ = hessian @ (hessian @ torch.ones(2))
-    assert told == [1, 2]
+    assert counts == [1, 2]
     assert hessian.loss() == 2.0
 
 

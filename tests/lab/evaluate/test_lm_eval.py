@@ -205,6 +205,6 @@ def test_a_model_that_diverged_has_no_accuracy(tmp_path, task_files, capsys, mon
     monkeypatch.setattr(Snapshot, "load_model", diverged)
     run = make_run(tmp_path / "run")
     assert main([str(run.folder), "--task-files", str(task_files), "--limit", "2", "--tasks", "copa"]) == 1
-    said = capsys.readouterr().err
-    assert "copa: the model's logits are not numbers, so the run diverged" in said
-    assert "name an earlier checkpoint with --checkpoint" in said
+    printed = capsys.readouterr().err
+    assert "copa: the model's logits are NaN, so the run diverged" in printed
+    assert "choose an earlier checkpoint with --checkpoint" in printed

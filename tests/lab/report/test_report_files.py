@@ -208,4 +208,4 @@ def test_bad_input_is_an_error_and_no_traceback(tmp_path: Path, capsys: pytest.C
     folder = write_run(tmp_path, "merit")
     (folder / "config.json").write_text("{")
     assert main([str(folder)]) == 1
-    assert "config.json is no JSON" in capsys.readouterr().err
+    assert "config.json is not JSON" in capsys.readouterr().err

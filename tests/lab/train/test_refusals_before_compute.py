@@ -110,7 +110,7 @@ def test_a_folder_that_holds_a_run(toy, tmp_path):
         ({"batch": "8"}, "has '8' as batch; it must be a whole number"),
         ({"batch": None}, "has None as batch; it must be a whole number"),
         ({"batch": [8]}, r"has \[8\] as batch"),
-        ({"batch": 2**40}, "batch is 1099511627776; choose one that is at most 2147483648"),
+        ({"batch": 2**40}, "batch is 1099511627776; it must be at most 2147483648"),
         ({"steps": 1e9}, "has 1000000000.0 as steps; it must be a whole number, or null"),
         ({"fit_vocab": "no"}, "has 'no' as fit_vocab; it must be true or false"),
         ({"data": None}, "has None as data; it must be a string"),
@@ -118,7 +118,7 @@ def test_a_folder_that_holds_a_run(toy, tmp_path):
         ({"model": []}, r"has \[\] as model; it must be an object"),
         ({"model": {"width": "wide"}}, r"has 'wide' as model\.width; it must be a whole number"),
         ({"model": {"norm_eps": None}}, r"has None as model\.norm_eps; it must be a number"),
-        ({"model": {"layers": 10**9}}, "layers is 1000000000; choose one that is at most 10000"),
+        ({"model": {"layers": 10**9}}, "layers is 1000000000; it must be at most 10000"),
         ({"optimizer": {"lr": 10**400}}, r"as optimizer\.lr; it must be a number, or null"),
         (
             {"optimizer": {"betas": [0.9]}},
