@@ -95,7 +95,7 @@ def test_a_product_that_is_not_finite_is_an_error_that_says_so():
         model.norm.weight[0] = torch.nan
     tokens = torch.zeros(1, 8, dtype=torch.int64)
     hessian = Hessian(lambda: [model(tokens, tokens).loss], model.parameters())
-    with pytest.raises(FloatingPointError, match=r"not finite, where the loss is nan; .* earlier checkpoint"):
+    with pytest.raises(FloatingPointError, match=r"not finite, and the loss is nan; .* earlier checkpoint"):
         _ = hessian @ torch.ones(hessian.size)
 
 

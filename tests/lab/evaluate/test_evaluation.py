@@ -13,7 +13,7 @@ from merit_lab.evaluate.sets import SETS
 
 
 class CountingHarness:
-    """Stands in for lm-eval, and remembers what it was evaluated."""
+    """A fake of lm-eval that records what was evaluated."""
 
     evaluated: list[tuple[str, int | None]]
 
@@ -60,7 +60,7 @@ def files(tmp_path):
     return tmp_path / "sets"
 
 
-def test_what_is_there_is_not_computed_again(evaluated, files, tmp_path) -> None:
+def test_existing_results_are_not_computed_again(evaluated, files, tmp_path) -> None:
     run = make_run(tmp_path / "run", steps=(10, 20))
     first = evaluate(run.folder, ["wic", "copa"], task_files=files)
     assert evaluated == [("wic", None), ("copa", None)]
@@ -72,7 +72,7 @@ def test_what_is_there_is_not_computed_again(evaluated, files, tmp_path) -> None
     assert read_results(run, 10) == {}
 
 
-def test_other_inputs_are_computed_anew(evaluated, files, tmp_path) -> None:
+def test_other_inputs_are_computed(evaluated, files, tmp_path) -> None:
     run = make_run(tmp_path / "run", steps=(10, 20))
     evaluate(run.folder, ["wic"], task_files=files)
     evaluate(run.folder, ["wic"], task_files=files, limit=5)
@@ -124,7 +124,7 @@ def test_the_command_shows_a_table(evaluated, files, tmp_path, capsys) -> None:
     rows = [line.split() for line in shown.splitlines()]
     assert ["lambada", "4", "acc", "1"] in rows
     assert ["wikitext", "4", "acc", "2"] in rows
-    assert "lambada: 3 prompts did not fit the context and were cut" in shown
+    assert "lambada: 3 prompts exceeded the context and were truncated" in shown
     assert f"The results: {run.folder}/evaluate/step-00000010" in shown
 
 
@@ -136,7 +136,7 @@ def test_the_command_shows_a_table(evaluated, files, tmp_path, capsys) -> None:
             "no set 'lambda' among the task files; did you mean",
         ),
         (["--limit", "0", "--task-files", "{files}"], "limit is 0; it must be a whole number above 0"),
-        (["--task-files", "{files}/arc"], "must hold lambada/lambada_test.jsonl"),
+        (["--task-files", "{files}/arc"], "must contain lambada/lambada_test.jsonl"),
         (["--checkpoint", "3", "--task-files", "{files}"], "no checkpoint of step 3; available steps: 10"),
         (["--tokenizer", "gpt2"], "leave --tokenizer out"),
     ],
@@ -157,11 +157,11 @@ def test_a_file_that_cannot_be_read_is_known_before_the_first_set(evaluated, fil
     assert evaluated == []
 
 
-def test_an_unknown_tokenizer_is_asked_for(evaluated, files, tmp_path, capsys) -> None:
+def test_an_unknown_tokenizer_is_refused(evaluated, files, tmp_path, capsys) -> None:
     run = make_run(tmp_path / "run", tokenizer="unknown")
     command = [str(run.folder), "--task-files", str(files), "--tasks", "wic"]
     assert main(command) == 1
-    assert "name it with --tokenizer: gpt2, bytes" in capsys.readouterr().err
+    assert "give it with --tokenizer: gpt2, bytes" in capsys.readouterr().err
     assert main([*command, "--tokenizer", "bytes"]) == 0
     assert evaluated == [("wic", None)]
 
@@ -179,7 +179,7 @@ class HubOutOfReach:
 def test_names_are_checked_before_anything_is_computed(evaluated, monkeypatch, tmp_path) -> None:
     monkeypatch.setattr(harness, "_task_manager", lambda _: HubOutOfReach())
     run = make_run(tmp_path / "run")
-    with pytest.raises(ValueError, match="no task 'arc_eazy'; near to it are arc_easy"):
+    with pytest.raises(ValueError, match="no task 'arc_eazy'; the nearest are arc_easy"):
         evaluate(run.folder, ["copa", "arc_eazy"])
     with pytest.raises(ValueError, match="'mmlu' is a group of lm-eval's tasks; name the tasks one by one"):
         evaluate(run.folder, ["copa", "mmlu"])

@@ -47,7 +47,7 @@ def test_without_a_known_tokenizer(tmp_path, capsys) -> None:
     run = make_run(tmp_path / "run", tokenizer="unknown")
     assert export_to(tmp_path / "plain", run) == 0
     assert (
-        "without a tokenizer, which the run's data do not name: give --tokenizer" in capsys.readouterr().out
+        "without a tokenizer, which the run's data does not name: give --tokenizer" in capsys.readouterr().out
     )
     files = sorted(path.name for path in (tmp_path / "plain").iterdir())
     assert files == ["config.json", "model.safetensors"]

@@ -189,7 +189,7 @@ def test_an_answer_longer_than_the_context_is_refused(tmp_path, task_files, caps
     assert main([*command, "hellaswag"]) == 1
     assert "tokens, which is longer than the model's context of 32" in capsys.readouterr().err
     assert main([*command, "wic"]) == 0
-    assert "wic: 6 prompts did not fit the context and were cut" in capsys.readouterr().out
+    assert "wic: 6 prompts exceeded the context and were truncated" in capsys.readouterr().out
 
 
 def test_a_model_that_diverged_has_no_accuracy(tmp_path, task_files, capsys, monkeypatch) -> None:

@@ -102,7 +102,7 @@ def test_math_attention_comes_with_the_plain_loss() -> None:
         ({"norm_eps": math.inf}, r"norm_eps is inf; it must be above 0 and finite"),
         ({"rope_base": math.nan}, "rope_base is nan"),
         ({"loss_chunk": -1}, "loss_chunk is -1"),
-        ({"attention": "math", "loss_chunk": 4}, "loss_chunk 4 with attention 'math'"),
+        ({"attention": "math", "loss_chunk": 4}, "loss_chunk is 4 and attention is 'math'"),
         ({"attention": "flex", "heads": 6}, "heads of width 8 are too small .* at least 16"),
     ],
 )

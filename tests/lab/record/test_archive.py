@@ -99,7 +99,7 @@ def test_runs_are_added_and_those_that_are_there_stay(tmp_path: Path) -> None:
 
 def test_a_run_is_not_added_twice(tmp_path: Path) -> None:
     archive.add(tmp_path / "runs.parquet", [run_of("one", seed=1)])
-    with pytest.raises(ValueError, match=r"runs\.parquet has a run one already; choose another file"):
+    with pytest.raises(ValueError, match=r"runs\.parquet already has a run one; choose another file"):
         archive.add(tmp_path / "runs.parquet", [run_of("one", seed=2)])
     assert Run.open(tmp_path / "one").config["seed"] == 1
 
@@ -111,7 +111,7 @@ def test_a_file_that_others_change_meanwhile_is_not_written_over(tmp_path: Path)
         yield run_of("ours")
         archive.add(path, [run_of("theirs")])
 
-    with pytest.raises(ValueError, match="changed by another process meanwhile; repeat"):
+    with pytest.raises(ValueError, match="changed by another process in the meantime; repeat"):
         archive.add(path, runs())
     assert archive.names_in(path) == ["theirs"]
     assert list(tmp_path.iterdir()) == [path]
