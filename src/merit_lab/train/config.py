@@ -79,7 +79,7 @@ class OptimizerConfig:
             _check_optimizer_name("optimizer.rest", self.rest)
         elif self.rest_lr is not None or self.rest_options:
             raise ValueError(
-                "optimizer.rest_lr and optimizer.rest_options are for a second optimizer, but none is named; "
+                "optimizer.rest_lr and optimizer.rest_options are for a second optimizer, but there is none; "
                 "name it with --optimizer.rest, as in --optimizer.rest adamw"
             )
         for part in self.without:

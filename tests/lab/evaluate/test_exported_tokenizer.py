@@ -161,7 +161,7 @@ def test_refusals(prepared, tmp_path) -> None:
     run = make_run(tmp_path / "bytes")
     with pytest.raises(ValueError, match=r"'gpt2', but that of the run's data is 'bytes'"):
         tokenizer_of(run, "gpt2")
-    with pytest.raises(ValueError, match=r"'bpe', but that of the run's data is 'bytes'|json', but that of the run"):
+    with pytest.raises(ValueError, match=r"'bpe', but that of the run|json', but that of the run"):
         tokenizer_of(run, str(prepared / "tokenizer.json"))
     with pytest.raises(ValueError, match=r"'gpt-2'; it must be gpt2, bytes"):
         tokenizer_of(run, "gpt-2")
