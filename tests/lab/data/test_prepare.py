@@ -297,7 +297,7 @@ def test_damaged_data_is_not_accepted(corpus: TextCorpus, tmp_path: Path, name: 
     (folder / name).write_bytes(content[:-1] + b"~")
     if name == "tokenizer.json":  # its hash is not kept
         (folder / name).unlink()
-    with pytest.raises(ValueError, match=rf"{name} .*\(--overwrite recreates everything anew\)"):
+    with pytest.raises(ValueError, match=rf"{name} .*\(--overwrite recreates everything\)"):
         prepare(corpus, folder, tokenizer="bpe-300")
     assert prepare(corpus, folder, tokenizer="bpe-300", overwrite=True) == index
     assert (folder / name).read_bytes() == content

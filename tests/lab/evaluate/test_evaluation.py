@@ -125,7 +125,7 @@ def test_the_command_shows_a_table(evaluated, files, tmp_path, capsys) -> None:
     assert ["lambada", "4", "acc", "1"] in rows
     assert ["wikitext", "4", "acc", "2"] in rows
     assert "lambada: 3 prompts exceeded the context and were truncated" in shown
-    assert f"The results: {run.folder}/evaluate/step-00000010" in shown
+    assert f"The results are in {run.folder}/evaluate/step-00000010" in shown
 
 
 @pytest.mark.parametrize(
@@ -181,7 +181,7 @@ def test_names_are_checked_before_anything_is_computed(evaluated, monkeypatch, t
     run = make_run(tmp_path / "run")
     with pytest.raises(ValueError, match="no task 'arc_eazy'; the nearest are arc_easy"):
         evaluate(run.folder, ["copa", "arc_eazy"])
-    with pytest.raises(ValueError, match="'mmlu' is a group of lm-eval's tasks; name the tasks one by one"):
+    with pytest.raises(ValueError, match="'mmlu' is a group of lm-eval's tasks; give the tasks one by one"):
         evaluate(run.folder, ["copa", "mmlu"])
     assert evaluated == []
     evaluate(run.folder, ["piqa", "copa"])

@@ -159,7 +159,7 @@ def test_the_complaint_does_not_hold_the_file(tmp_path) -> None:
 
 
 def test_a_missing_file_is_named(tmp_path) -> None:
-    with pytest.raises(ValueError, match=r"must hold superglue/COPA/val\.jsonl"):
+    with pytest.raises(ValueError, match=r"must contain superglue/COPA/val\.jsonl"):
         SETS["copa"].rows(tmp_path)
 
 

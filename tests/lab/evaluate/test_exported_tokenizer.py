@@ -198,7 +198,7 @@ def test_data_that_moved_or_changed(prepared, tmp_path) -> None:
     assert beside is not None
     assert (found.name, found.sha256) == (beside.name, beside.sha256)
     changed.environment["data"]["folder"] = str(tmp_path / "nowhere")
-    with pytest.raises(ValueError, match=r"tokenizer\.json or dataset\.json is missing; name"):
+    with pytest.raises(ValueError, match=r"tokenizer\.json or no dataset\.json; give"):
         tokenizer_of(changed)
     broken = tmp_path / "broken.json"
     broken.write_text("{}")

@@ -46,7 +46,7 @@ def copied_data(data, tmp_path):
 def test_a_truncated_file(refused, changed, copied_data):
     path = copied_data / "train.bin"
     path.write_bytes(path.read_bytes()[:-1])
-    refused(changed(data=copied_data), r"train\.bin.*cut short")
+    refused(changed(data=copied_data), r"train\.bin.*truncated")
 
 
 def test_a_foreign_file(refused, changed, copied_data):
@@ -152,7 +152,7 @@ def test_a_configuration_without_its_data(began):
     ("change", "match"),
     [
         ({"data": None}, "has None as data; it must be an object"),
-        ({"data": {}}, "does not say which data the run began with"),
+        ({"data": {}}, "does not say which data the run started with"),
         ({"versions": [1]}, r"has \[1\] as versions"),
         ({"device": "cpu"}, "has 'cpu' as device"),
     ],
