@@ -133,7 +133,7 @@ def test_contestants_from_outside_are_tuned_with_their_second_optimizer(arena, t
     ("contestant", "message"),
     [
         ("torch:SGD,momentm=0.9", "momentm, which SGD does not take; did you mean 'momentum'?"),
-        ("torch:SGD,momentum=high", "momentum='high', but SGD takes float there"),
+        ("torch:SGD,momentum=high", "momentum='high', but SGD expects float"),
         ("torch:SGDD", "torch.optim has no such class"),
         ("torch:SGD,rest=adamv", "optimizer.rest is 'adamv'; did you mean 'adamw'"),
         ("torch:SGD,rest=adamw,rest.beta=0.9,0.95", "beta, which AdamW does not take; did you mean 'betas'?"),

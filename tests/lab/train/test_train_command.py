@@ -126,7 +126,7 @@ def test_a_run_that_diverged_has_failed(data, tmp_path, capfd):
         (["tiny", "--data", "x", "--batch", "many"], "batch"),
         (
             ["tiny", "--data", "x", "--model.layers", "1000000000"],
-            "layers is 1000000000; choose one that",
+            "layers is 1000000000; it must be at most",
         ),
         (["tiny"], "--data"),
     ],
