@@ -1,11 +1,11 @@
 """MuonMERIT with Accelerate, with a checkpoint that a later run continues.
 
     python examples/accelerate_train.py                # or: accelerate launch
-    python examples/accelerate_train.py --steps 40     # goes on where the first one stopped
+    python examples/accelerate_train.py --steps 40     # continues where the first one stopped
     python examples/accelerate_train.py --optimizer MERIT --folder runs/accelerate-merit
 
-These optimizers need weights in their shapes: they refuse the flat ones of DeepSpeed ZeRO and FSDP1. FSDP2
-keeps the shapes.
+These optimizers need weights in their original shapes: they refuse the flattened ones of DeepSpeed ZeRO and
+FSDP1. FSDP2 keeps the shapes.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ VOCABULARY, CONTEXT, BATCH = 64, 32, 32
 
 
 def sequences(count: int) -> Tensor:
-    """Sequences with a rule to be found: each token is 5 times the one before, plus 3."""
+    """Return sequences with a rule to learn: each token is 5 times the one before, plus 3."""
     tokens = [torch.randint(VOCABULARY, (count,), generator=torch.Generator().manual_seed(0))]
     for _ in range(CONTEXT - 1):
         tokens.append((5 * tokens[-1] + 3) % VOCABULARY)
@@ -36,8 +36,10 @@ def sequences(count: int) -> Tensor:
 def main() -> None:
     parser = argparse.ArgumentParser(description="Train a small GPT-2 with Accelerate.")
     parser.add_argument("--optimizer", default="MuonMERIT", help="or MERIT, LAMB, Muon, SOAPMERIT, ...")
-    parser.add_argument("--steps", type=int, default=20, help="in all, those of earlier runs included")
-    parser.add_argument("--folder", type=Path, default=Path("runs/accelerate"), help="of the checkpoint")
+    parser.add_argument("--steps", type=int, default=20, help="total, including earlier runs")
+    parser.add_argument(
+        "--folder", type=Path, default=Path("runs/accelerate"), help="folder of the checkpoint"
+    )
     arguments = parser.parse_args()
 
     accelerator = Accelerator(cpu=not torch.cuda.is_available())
@@ -55,8 +57,8 @@ def main() -> None:
         eos_token_id=0,
     )
     model = GPT2LMHeadModel(config)  # type: ignore[no-untyped-call]
-    # Before prepare, which puts sharded weights in the places of whole ones. Each optimizer has its own
-    # learning rate; lr=... is another.
+    # Before prepare, which may replace whole weights by sharded ones. Each optimizer has a default learning
+    # rate; set lr=... to change it.
     optimizer = optimizer_class(arguments.optimizer)(param_groups(model, weight_decay=0.1))
     loader = DataLoader(TensorDataset(sequences(4096)), batch_size=BATCH)
     monitor = AttentionMonitor(model, every=10)
@@ -67,10 +69,10 @@ def main() -> None:
         accelerator.load_state(str(arguments.folder))
         step = int((arguments.folder / "steps.txt").read_text())
     if step >= arguments.steps:
-        accelerator.print(f"{step} steps are done; ask for more with --steps")
+        accelerator.print(f"{step} steps are done; use --steps for more")
         return
 
-    while step < arguments.steps:  # an epoch, or what is left of one
+    while step < arguments.steps:  # an epoch, or the rest of one
         for (tokens,) in accelerator.skip_first_batches(loader, step % len(loader)):
             with monitor:
                 loss = prepared(tokens, labels=tokens).loss
@@ -83,7 +85,7 @@ def main() -> None:
             if reading := monitor.read():
                 numbers = reading.scalars(per_layer=False) | update_scalars(statistics, per_parameter=False)
                 rounded = {name: round(number, 3) for name, number in numbers.items()}
-                accelerator.print(f"step {step}: loss {loss.item():.6f}", rounded)  # the first process's
+                accelerator.print(f"step {step}: loss {loss.item():.6f}", rounded)  # of the first process
             if step == arguments.steps:
                 break
     accelerator.print(f"step {step}: loss {loss.item():.6f}")

@@ -1,11 +1,11 @@
 """MuonMERIT on sharded parameters: FSDP2, with a checkpoint that any number of ranks can continue.
 
     torchrun --nproc-per-node 2 examples/fsdp2.py
-    torchrun --nproc-per-node 4 examples/fsdp2.py --steps 80    # goes on where the first one stopped
+    torchrun --nproc-per-node 4 examples/fsdp2.py --steps 80    # continues where the first one stopped
     torchrun --nproc-per-node 2 examples/fsdp2.py --optimizer MERIT --checkpoints runs/fsdp2-merit
 
-Runs on CUDA GPUs, or on CPUs where there are none. Nothing here is special to these optimizers: they take the
-sharded parameters as they are.
+Runs on CUDA GPUs, or on CPUs if there are none. Nothing here is special to these optimizers: they accept
+sharded parameters directly.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Model(nn.Module):
         self.head = nn.Linear(WIDTH, VOCABULARY)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """The mean loss of predicting each token from those before it."""
+        """Return the mean loss of predicting each token from those before it."""
         seen, wanted = tokens[:, :-1], tokens[:, 1:]
         mask = nn.Transformer.generate_square_subsequent_mask(seen.shape[1], device=tokens.device)
         hidden = self.embedding(seen)
@@ -53,7 +53,7 @@ class Model(nn.Module):
 
 
 def batch(step: int, rank: int, device: torch.device) -> Tensor:
-    """Sequences with a rule to be found: each token is 5 times the one before, plus 3."""
+    """Return sequences with a rule to learn: each token is 5 times the one before, plus 3."""
     generator = torch.Generator().manual_seed(1000 * step + rank)
     tokens = [torch.randint(VOCABULARY, (BATCH,), generator=generator)]
     for _ in range(CONTEXT):
@@ -64,8 +64,10 @@ def batch(step: int, rank: int, device: torch.device) -> Tensor:
 def main() -> None:
     parser = argparse.ArgumentParser(description="Train a small model with FSDP2.")
     parser.add_argument("--optimizer", default="MuonMERIT", help="or MERIT, LAMB, Muon, NorMuon, ...")
-    parser.add_argument("--steps", type=int, default=40, help="in all, those of earlier runs included")
-    parser.add_argument("--checkpoints", type=Path, default=Path("runs/fsdp2"), help="read, and written")
+    parser.add_argument("--steps", type=int, default=40, help="total, including earlier runs")
+    parser.add_argument(
+        "--checkpoints", type=Path, default=Path("runs/fsdp2"), help="read if it exists, and written"
+    )
     arguments = parser.parse_args()
     chosen = optimizer_class(arguments.optimizer)
 
@@ -81,8 +83,8 @@ def main() -> None:
     for block in model.blocks:
         fully_shard(block, mesh=mesh)
     fully_shard(model, mesh=mesh)
-    # After sharding, so that the optimizer is given the sharded parameters. Each has its own learning rate;
-    # lr=... is another.
+    # After sharding, so that the optimizer gets the sharded parameters. Each optimizer has a default learning
+    # rate; set lr=... to change it.
     optimizer = chosen(param_groups(model, weight_decay=0.1), max_grad_norm=1.0)
 
     def state(step: int) -> dict[str, Any]:
@@ -93,7 +95,7 @@ def main() -> None:
     # torch writes .metadata last: a checkpoint without it is not complete.
     if complete := sorted(arguments.checkpoints.glob("step-*/.metadata")):
         saved = state(step)
-        dcp.load(saved, checkpoint_id=complete[-1].parent)  # type: ignore[attr-defined]  # torch's oversight
+        dcp.load(saved, checkpoint_id=complete[-1].parent)  # type: ignore[attr-defined]  # missing in torch
         set_state_dict(model, optimizer, model_state_dict=saved["model"], optim_state_dict=saved["optimizer"])
         step = saved["step"]
 

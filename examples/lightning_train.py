@@ -1,10 +1,10 @@
 """MuonMERIT with Lightning, with a checkpoint that a later run continues.
 
     python examples/lightning_train.py
-    python examples/lightning_train.py --epochs 4    # goes on where the first one stopped
+    python examples/lightning_train.py --epochs 4    # continues where the first one stopped
     python examples/lightning_train.py --optimizer MERIT --folder runs/lightning-merit
 
-What attention and the optimizer do is logged beside the loss: runs/lightning/logs.
+Statistics of attention and updates are logged with the loss: runs/lightning/logs.
 """
 
 from __future__ import annotations
@@ -47,12 +47,12 @@ class Model(LightningModule):
         return loss
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        # Each has its own learning rate; lr=... is another.
+        # Each optimizer has a default learning rate; set lr=... to change it.
         return self.optimizer_class(param_groups(self, weight_decay=0.1), max_grad_norm=1.0)
 
 
 def sequences(count: int) -> Tensor:
-    """Sequences with a rule to be found: each token is 5 times the one before, plus 3."""
+    """Return sequences with a rule to learn: each token is 5 times the one before, plus 3."""
     tokens = [torch.randint(VOCABULARY, (count,), generator=torch.Generator().manual_seed(0))]
     for _ in range(CONTEXT):
         tokens.append((5 * tokens[-1] + 3) % VOCABULARY)
@@ -62,8 +62,10 @@ def sequences(count: int) -> Tensor:
 def main() -> None:
     parser = argparse.ArgumentParser(description="Train a small model with Lightning.")
     parser.add_argument("--optimizer", default="MuonMERIT", help="or MERIT, LAMB, Muon, SOAPMERIT, ...")
-    parser.add_argument("--epochs", type=int, default=2, help="in all, those of earlier runs included")
-    parser.add_argument("--folder", type=Path, default=Path("runs/lightning"), help="of checkpoint and logs")
+    parser.add_argument("--epochs", type=int, default=2, help="total, including earlier runs")
+    parser.add_argument(
+        "--folder", type=Path, default=Path("runs/lightning"), help="folder of checkpoint and logs"
+    )
     arguments = parser.parse_args()
 
     torch.manual_seed(0)
@@ -74,7 +76,7 @@ def main() -> None:
         accelerator="auto" if torch.cuda.is_available() else "cpu",
         devices=1,
         log_every_n_steps=10,
-        logger=CSVLogger(arguments.folder, name="logs"),  # any logger gets the callback's numbers
+        logger=CSVLogger(arguments.folder, name="logs"),  # any logger receives the callback's numbers
         callbacks=[MeritCallback(), ModelCheckpoint(checkpoints, save_last=True)],  # at the end of epochs
         enable_progress_bar=False,
         enable_model_summary=False,
@@ -84,7 +86,7 @@ def main() -> None:
     if "loss" in trainer.callback_metrics:
         print(f"step {trainer.global_step}: loss {trainer.callback_metrics['loss'].item():.6f}")
     else:
-        print(f"{arguments.epochs} epochs are done; ask for more with --epochs")
+        print(f"{arguments.epochs} epochs are done; use --epochs for more")
 
 
 if __name__ == "__main__":

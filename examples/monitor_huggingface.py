@@ -1,9 +1,9 @@
-"""What attention does in a Hugging Face model: the largest logit and the entropy of every layer.
+"""Monitor attention in a Hugging Face model: the largest logit and the entropy of every layer.
 
     python examples/monitor_huggingface.py                        # a small random GPT-2
-    python examples/monitor_huggingface.py --model ./my-model     # a folder with a model of yours
+    python examples/monitor_huggingface.py --model ./my-model     # a folder with your model
 
-Where the largest logit grows from checkpoint to checkpoint and entropies fall towards 0, attention collapses.
+If the largest logit grows from checkpoint to checkpoint and entropies fall towards 0, attention collapses.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from merit_optim.monitor import AttentionMonitor
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Print what attention does in a model.")
+    parser = argparse.ArgumentParser(description="Print attention statistics of a model.")
     parser.add_argument("--model", help="a folder, or a name on the hub; None: a small random GPT-2")
-    parser.add_argument("--tokens", type=int, default=64, help="length of the random sequences it reads")
+    parser.add_argument("--tokens", type=int, default=64, help="length of the random sequences")
     arguments = parser.parse_args()
 
     torch.manual_seed(0)

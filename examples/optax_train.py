@@ -26,7 +26,7 @@ Params = dict[str, Any]
 
 @jax.jit
 def init(key: Array) -> Params:
-    """The layers' weights are stacked, so that the model scans over them and compiles one."""
+    """Return the weights; those of the layers are stacked, so that the model scans over them."""
     shapes = {
         "query_key_value": (LAYERS, WIDTH, 3 * WIDTH),
         "output": (LAYERS, WIDTH, WIDTH),
@@ -60,7 +60,7 @@ def block(x: Array, weights: dict[str, Array]) -> Array:
 
 
 def loss_of(params: Params, tokens: Array) -> Array:
-    """The mean loss of predicting each token from those before it."""
+    """Return the mean loss of predicting each token from those before it."""
     x = params["embedding"][tokens[:, :-1]]
     x, _ = jax.lax.scan(lambda x, weights: (block(x, weights), None), x, params["layers"])
     logits = normalized(x, params["norm"]) @ params["head"]
@@ -69,7 +69,7 @@ def loss_of(params: Params, tokens: Array) -> Array:
 
 @jax.jit
 def batch(step: Array | int) -> Array:
-    """Sequences with a rule to be found: each token is 5 times the one before, plus 3."""
+    """Return sequences with a rule to learn: each token is 5 times the one before, plus 3."""
     tokens = [jax.random.randint(jax.random.key(step), (BATCH,), 0, VOCABULARY)]
     for _ in range(CONTEXT):
         tokens.append((5 * tokens[-1] + 3) % VOCABULARY)
@@ -77,7 +77,7 @@ def batch(step: Array | int) -> Array:
 
 
 def matrix_dims(params: Params) -> Params:
-    """All dimensions make one matrix, except that the first one of the layers' weights stacks them."""
+    """All dimensions form one matrix, except that the first one of the layers' weights stacks matrices."""
     return {**dict.fromkeys(params), "layers": jax.tree.map(lambda w: w.ndim - 1, params["layers"])}
 
 
@@ -98,7 +98,7 @@ def main() -> None:
     mesh = jax.make_mesh((jax.device_count(),), ("devices",), axis_types=(jax.sharding.AxisType.Auto,))
 
     def split(*axes: str | None) -> NamedSharding:
-        return NamedSharding(mesh, PartitionSpec(*axes))  # type: ignore[no-untyped-call]  # jax's oversight
+        return NamedSharding(mesh, PartitionSpec(*axes))  # type: ignore[no-untyped-call]  # missing in jax
 
     schedule = optax.warmup_cosine_decay_schedule(0.0, 2e-2, num_steps // 10, num_steps)
     optimizer = optax.chain(
@@ -116,7 +116,7 @@ def main() -> None:
     last_axis = jax.tree.map(lambda w: split(*[None] * (w.ndim - 1), "devices"), params)
     params = jax.device_put(params, last_axis)
     state = optimizer.init(params)  # the moments are split like their weights
-    # The step counts go to all devices, where a step leaves them: the second step is then not compiled anew.
+    # Replicate the step counts, as a step does: otherwise the second step would be compiled again.
     state = jax.tree.map(lambda x: x if x.ndim else jax.device_put(x, split()), state)
     print(f"{jax.device_count()} devices, {sum(w.size for w in jax.tree.leaves(params)):,} parameters")
     for step in range(1, num_steps + 1):

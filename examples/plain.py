@@ -1,7 +1,7 @@
-"""MuonMERIT in a plain PyTorch loop: warm-up, clipping, a checkpoint, and a look at what attention does.
+"""MuonMERIT in a plain PyTorch loop: warm-up, clipping, a checkpoint, and an attention monitor.
 
     python examples/plain.py
-    python examples/plain.py --steps 120    # goes on where the first one stopped
+    python examples/plain.py --steps 120    # continues where the first one stopped
     python examples/plain.py --optimizer SOAPMERIT --checkpoint runs/plain-soap.pt
 
 Gradients are clipped inside the step; every 20th step is observed.
@@ -36,7 +36,7 @@ class Model(nn.Module):
         self.head = nn.Linear(WIDTH, VOCABULARY)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """The mean loss of predicting each token from those before it."""
+        """Return the mean loss of predicting each token from those before it."""
         seen, wanted = tokens[:, :-1], tokens[:, 1:]
         mask = nn.Transformer.generate_square_subsequent_mask(seen.shape[1], device=tokens.device)
         hidden = self.embedding(seen)
@@ -46,7 +46,7 @@ class Model(nn.Module):
 
 
 def batch(step: int) -> Tensor:
-    """Sequences with a rule to be found: each token is 5 times the one before, plus 3."""
+    """Return sequences with a rule to learn: each token is 5 times the one before, plus 3."""
     tokens = [torch.randint(VOCABULARY, (BATCH,), generator=torch.Generator().manual_seed(step))]
     for _ in range(CONTEXT):
         tokens.append((5 * tokens[-1] + 3) % VOCABULARY)
@@ -56,14 +56,16 @@ def batch(step: int) -> Tensor:
 def main() -> None:
     parser = argparse.ArgumentParser(description="Train a small model.")
     parser.add_argument("--optimizer", default="MuonMERIT", help="or MERIT, LAMB, Muon, SOAPMERIT, ...")
-    parser.add_argument("--steps", type=int, default=60, help="in all, those of earlier runs included")
-    parser.add_argument("--checkpoint", type=Path, default=Path("runs/plain.pt"), help="read, and written")
+    parser.add_argument("--steps", type=int, default=60, help="total, including earlier runs")
+    parser.add_argument(
+        "--checkpoint", type=Path, default=Path("runs/plain.pt"), help="read if it exists, and written"
+    )
     arguments = parser.parse_args()
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     torch.manual_seed(0)
     model = Model().to(device)
-    # Each optimizer has its own learning rate; lr=... is another.
+    # Each optimizer has a default learning rate; set lr=... to change it.
     optimizer = optimizer_class(arguments.optimizer)(param_groups(model, weight_decay=0.1), max_grad_norm=1.0)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / 20))
     monitor = AttentionMonitor(model, every=20)

@@ -1,9 +1,9 @@
-"""A run that was begun with AdamW goes on with MERIT, and keeps what AdamW knows about the gradients.
+"""Continue an AdamW run with MERIT, and keep AdamW's moments.
 
     python examples/resume_adamw.py
 
-MERIT's state has AdamW's names and meaning, so an AdamW checkpoint can be loaded. Its learning rate and
-other options are not taken over: those of the two mean different things.
+MERIT's state has AdamW's names and meaning, so an AdamW checkpoint can be loaded. The learning rate and other
+options are not loaded: they mean different things in the two optimizers.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def build() -> nn.Sequential:
 
 
 def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: range) -> float:
-    """The loss of the last step; each token is 5 times the one before, plus 3."""
+    """Train and return the last loss; each token is 5 times the one before, plus 3."""
     loss = torch.tensor(torch.nan)
     for step in steps:
         tokens = torch.randint(VOCABULARY, (BATCH,), generator=torch.Generator().manual_seed(step))
@@ -45,13 +45,13 @@ def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: range) -> f
 def main() -> None:
     parser = argparse.ArgumentParser(description="Continue an AdamW run with MERIT.")
     parser.add_argument(
-        "--checkpoint", type=Path, help="where AdamW's checkpoint is put; None: a temporary folder"
+        "--checkpoint", type=Path, help="where to put AdamW's checkpoint; None: a temporary folder"
     )
     arguments = parser.parse_args()
     checkpoint = arguments.checkpoint or Path(tempfile.mkdtemp()) / "adamw.pt"
 
     model = build()
-    # The parameters have to stand in the same groups, in the same order, as they will for MERIT.
+    # The parameters must be in the same groups and the same order as for MERIT.
     adamw = torch.optim.AdamW(param_groups(model, weight_decay=0.1), lr=1e-3, betas=(0.9, 0.95))
     print(f"AdamW: loss {train(model, adamw, range(20)):.4f} after 20 steps")
     torch.save({"model": model.state_dict(), "optimizer": adamw.state_dict()}, checkpoint)

@@ -1,9 +1,9 @@
 #!/bin/bash
 # GPT-2 small with MERIT and the paper's batch on 4 nodes of 8 GPUs each: sbatch examples/slurm.sh
 #
-# The data and the run directory must be on a file system that all nodes see. torchrun starts its processes
-# again when one of them dies (--max-restarts), and SLURM the job when a node fails or the job is preempted
-# (--requeue). The command is the same each time and goes on from its last checkpoint (--auto-resume).
+# The data and the run directory must be on a shared file system. torchrun restarts its processes when one of
+# them dies (--max-restarts), and SLURM restarts the job when a node fails or the job is preempted (--requeue).
+# The command is the same each time and resumes from its last checkpoint (--auto-resume).
 #
 #SBATCH --job-name=merit
 #SBATCH --nodes=4
@@ -14,8 +14,8 @@
 #SBATCH --requeue
 #SBATCH --open-mode=append
 #SBATCH --output=%x-%j.log
-# Two minutes before the time is up every task gets SIGTERM: it saves and leaves. torchrun allows its
-# processes 30 seconds for that; a checkpoint that takes longer is lost, and the one before it is used.
+# Two minutes before the time is up every task gets SIGTERM: it saves a checkpoint and exits. torchrun allows
+# its processes 30 seconds for that; if saving takes longer, the previous checkpoint is used.
 #SBATCH --signal=TERM@120
 
 set -euo pipefail

@@ -1,11 +1,11 @@
 """MuonMERIT with the Hugging Face Trainer, with a checkpoint that a later run continues.
 
     python examples/trainer.py
-    python examples/trainer.py --steps 40    # goes on where the first one stopped
+    python examples/trainer.py --steps 40    # continues where the first one stopped
     python examples/trainer.py --optimizer MERIT --folder runs/trainer-merit
 
-The optimizer can be handed over as an object (``optimizers=``), or as a factory that the Trainer gives the
-model to once it is wrapped (``optimizer_cls_and_kwargs=``): ``--by-factory``. FSDP needs the factory.
+The optimizer can be passed as an object (``optimizers=``), or as a factory that the Trainer calls with the
+wrapped model (``optimizer_cls_and_kwargs=``): ``--by-factory``. FSDP needs the factory.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ VOCABULARY, CONTEXT = 64, 32
 
 
 def examples(count: int) -> list[dict[str, Tensor]]:
-    """Sequences with a rule to be found: each token is 5 times the one before, plus 3."""
+    """Return sequences with a rule to learn: each token is 5 times the one before, plus 3."""
     tokens = [torch.randint(VOCABULARY, (count,), generator=torch.Generator().manual_seed(0))]
     for _ in range(CONTEXT - 1):
         tokens.append((5 * tokens[-1] + 3) % VOCABULARY)
@@ -38,23 +38,24 @@ def examples(count: int) -> list[dict[str, Tensor]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description="Train a small GPT-2 with the Trainer.")
     parser.add_argument("--optimizer", default="MuonMERIT", help="or MERIT, LAMB, Muon, SOAPMERIT, ...")
-    parser.add_argument("--steps", type=int, default=20, help="in all, those of earlier runs included")
-    parser.add_argument("--folder", type=Path, default=Path("runs/trainer"), help="of the checkpoints")
-    parser.add_argument("--by-factory", action="store_true", help="let the Trainer make the optimizer")
+    parser.add_argument("--steps", type=int, default=20, help="total, including earlier runs")
+    parser.add_argument("--folder", type=Path, default=Path("runs/trainer"), help="folder of the checkpoints")
+    parser.add_argument("--by-factory", action="store_true", help="let the Trainer create the optimizer")
     arguments = parser.parse_args()
     chosen = optimizer_class(arguments.optimizer)
 
     def build(model: nn.Module) -> Optimizer:
-        # Each has its own learning rate; lr=... is another. TrainingArguments' is not used.
+        # Each optimizer has a default learning rate; set lr=... to change it. That of TrainingArguments is
+        # not used.
         return chosen(param_groups(model, weight_decay=0.1))
 
     arguments.folder.mkdir(parents=True, exist_ok=True)
     newest = get_last_checkpoint(str(arguments.folder))  # type: ignore[no-untyped-call]
     if newest is not None:
-        # The Trainer sees that it is at its end only after one more step.
+        # The Trainer would take one more step before it notices that it is done.
         done = TrainerState.load_from_json(str(Path(newest, "trainer_state.json"))).global_step
         if done >= arguments.steps:
-            print(f"{done} steps are done; ask for more with --steps")
+            print(f"{done} steps are done; use --steps for more")
             return
 
     torch.manual_seed(0)
@@ -79,13 +80,13 @@ def main() -> None:
             output_dir=str(arguments.folder),
             max_steps=arguments.steps,
             per_device_train_batch_size=32,
-            lr_scheduler_type="constant_with_warmup",  # of the optimizer's own learning rates
+            lr_scheduler_type="constant_with_warmup",  # relative to the optimizer's learning rates
             warmup_steps=5,
             max_grad_norm=1.0,
             logging_steps=10,
             save_steps=10,
             use_cpu=not torch.cuda.is_available(),
-            report_to=[],  # "tensorboard", "wandb" and others get the callback's numbers too
+            report_to=[],  # "tensorboard", "wandb" and others receive the callback's numbers too
             disable_tqdm=True,
         ),
         train_dataset=examples(1024),

@@ -49,7 +49,7 @@ def test_info_says_why_an_engine_is_not_available(
     assert "fused: not available: there is no triton\n" in printed
 
 
-def test_an_interrupt_is_no_traceback(
+def test_an_interrupt_prints_no_traceback(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def interrupted(_: list[str]) -> int:
@@ -65,13 +65,13 @@ def test_an_interrupt_is_no_traceback(
     [
         (
             ModuleNotFoundError("No module named 'altair.utils'", name="altair.utils"),
-            "merit info: this needs altair, which is not installed; it comes with: pip install 'merit-optim",
+            "merit info: this needs altair, which is not installed; install it with: pip install",
         ),
         (ModuleNotFoundError("No module named 'scipy'", name="scipy"), "merit-optim[lab]"),
         (ModuleNotFoundError("wandb is missing: pip install wandb"), "merit info: wandb is missing: pip"),
     ],
 )
-def test_a_package_that_is_missed_while_a_command_runs_is_no_traceback(
+def test_a_missing_package_is_reported_without_a_traceback(
     error: ModuleNotFoundError, way_out: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def missing(_: list[str]) -> int:
@@ -116,7 +116,7 @@ def test_python_dash_m_is_the_same_command() -> None:
     assert finished.stdout == f"merit-optim {merit_optim.__version__}\n"
 
 
-def test_a_reader_that_leaves_early_is_no_traceback() -> None:
+def test_a_closed_pipe_prints_no_traceback() -> None:
     command = [sys.executable, "-m", "merit_optim", "info"]
     reading, writing = os.pipe()
     os.close(reading)

@@ -154,7 +154,7 @@ def test_trainer_knows_when_it_is_done(tmp_path, monkeypatch, capsys) -> None:
     capsys.readouterr()
     for steps in ("4", "3"):
         run("trainer.py", "--steps", steps, "--folder", str(tmp_path), monkeypatch=monkeypatch)
-        assert capsys.readouterr().out == "4 steps are done; ask for more with --steps\n"
+        assert capsys.readouterr().out == "4 steps are done; use --steps for more\n"
     assert before == {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
 
 
@@ -169,7 +169,7 @@ def test_accelerate_goes_beyond_an_epoch_and_knows_when_it_is_done(tmp_path, mon
     run(*arguments, monkeypatch=monkeypatch)
     assert max(printed(capsys)) == 130
     run(*arguments, monkeypatch=monkeypatch)
-    assert capsys.readouterr().out == "130 steps are done; ask for more with --steps\n"
+    assert capsys.readouterr().out == "130 steps are done; use --steps for more\n"
 
 
 # Lightning's own: that there is a checkpoint to resume from, and a name of torch's that is being replaced.

@@ -1,16 +1,16 @@
-"""MuonMERIT in torchtitan 0.3: configurations in the form its command line takes them.
+"""MuonMERIT in torchtitan 0.3: configurations for its command line.
 
-In a checkout of torchtitan 0.3.0, with the nightly torch it asks for and merit-optim installed beside it:
+In a checkout of torchtitan 0.3.0, with the nightly torch that it requires and merit-optim installed:
 
     export PYTHONPATH=path/to/merit-optim/examples/torchtitan
     torchrun --nproc_per_node 1 -m torchtitan.train --module merit_llama3 --config llama3_debugmodel_merit
     torchrun --nproc_per_node 8 -m torchtitan.train --module merit_llama3 --config llama3_8b_merit
 
-They are torchtitan's own configurations with another optimizer; deepseek_v3_debugmodel_merit is a mixture
-of experts. The 8B model needs its tokenizer, which torchtitan's scripts/download_hf_assets.py fetches.
+They are torchtitan's configurations with another optimizer; deepseek_v3_debugmodel_merit is a mixture of
+experts. The 8B model needs its tokenizer, which torchtitan's scripts/download_hf_assets.py downloads.
 """
 
-# torchtitan carries no types.
+# torchtitan has no type annotations.
 # mypy: disable-error-code="import-not-found,import-untyped"
 
 from torchtitan.components.optimizer import LRSchedulersContainer, ParamGroupConfig
@@ -21,7 +21,7 @@ from torchtitan.trainer import Trainer
 from merit_optim.integrations.torchtitan import MeritOptimizersContainer
 
 OPTIMIZER = "MuonMERIT"  # or MERIT, LAMB, Muon, NorMuon, ...
-LR = 4e-2  # each has its own; this was best for MuonMERIT at 33M parameters: tune it
+LR = 4e-2  # depends on the optimizer; this was best for MuonMERIT at 33M parameters: tune it
 
 
 def group(pattern: str, **options: object) -> ParamGroupConfig:
@@ -29,12 +29,12 @@ def group(pattern: str, **options: object) -> ParamGroupConfig:
 
 
 def llama3_debugmodel_merit() -> Trainer.Config:
-    """A model of 6 layers for ten steps: does it run?"""
+    """A model of 6 layers for ten steps, as a smoke test."""
     config = llama3_debugmodel()
     config.optimizer = MeritOptimizersContainer.Config(
         param_groups=[
             group(r"norm\.weight$", weight_decay=0.0),  # the first pattern that matches counts
-            group(r".*", weight_decay=0.1),  # hidden matrices, and the rest: they are told apart
+            group(r".*", weight_decay=0.1),  # hidden matrices and the rest are sorted automatically
         ]
     )
     return config
@@ -57,12 +57,12 @@ def llama3_8b_merit() -> Trainer.Config:
 
 
 def deepseek_v3_debugmodel_merit() -> Trainer.Config:
-    """A mixture of experts, which are stacked: each has a direction and ratios of its own."""
+    """A mixture of stacked experts, each with a separate direction and ratios."""
     config = deepseek_v3_debugmodel()
     config.optimizer = MeritOptimizersContainer.Config(
         param_groups=[
             group(r"norm\.weight$", weight_decay=0.0),
-            group(r"routed_experts", weight_decay=0.1, matrix_dims=2),  # MERIT and LAMB have to be told
+            group(r"routed_experts", weight_decay=0.1, matrix_dims=2),  # MERIT and LAMB need matrix_dims
             group(r".*", weight_decay=0.1),
         ]
     )

@@ -1,6 +1,6 @@
-"""`merit completion`: a script with which a shell completes commands, models and options.
+"""`merit completion`: print a script for shell completion of commands, models and options.
 
-The words are read from the commands' own help, so there is no second list of them.
+The words are read from the commands' help, so there is no second list of them.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def main(argv: Sequence[str]) -> int:
     """Print the script and return the exit status."""
     parser = argparse.ArgumentParser(
         prog="merit completion",
-        description=f"Print a script with which a shell completes commands, models and options.\n\n{_WAYS}",
+        description=f"Print a script for shell completion of commands, models and options.\n\n{_WAYS}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("shell", choices=_SHELLS)
@@ -36,9 +36,9 @@ def main(argv: Sequence[str]) -> int:
 
 
 def find_words() -> dict[str, list[str]]:
-    """What may follow, by the words that stand there: none, a command, or a command and its kind.
+    """Return the possible next words by the words before: none, a command, or a command and its kind.
 
-    A star stands for any word.
+    A star is any word.
     """
     words = {"": list(COMMANDS)}
     for name in COMMANDS:
@@ -62,24 +62,24 @@ def _help(*words: str) -> str:
 
 
 def _options(text: str) -> list[str]:
-    """The long options that a help text has."""
+    """Return the long options in a help text."""
     return list(dict.fromkeys(re.findall(r"(?<![\w-])--[a-z][a-z0-9.-]*[a-z0-9]", text)))
 
 
 def _kinds(text: str) -> list[str]:
-    """The commands within a command: {text,embedded} or step|growth in the first line."""
+    """Return the subcommands of a command: {text,embedded} or step|growth in the first line."""
     usage = text.partition("\n")[0]
-    found = re.search(r"\{([a-z0-9-]+(?:,[a-z0-9-]+)+)\}$|^usage: merit \w+ ([a-z]+(?:\|[a-z]+)+) ", usage)
-    return re.split(r"[,|]", found[1] or found[2]) if found else []
+    match = re.search(r"\{([a-z0-9-]+(?:,[a-z0-9-]+)+)\}$|^usage: merit \w+ ([a-z]+(?:\|[a-z]+)+) ", usage)
+    return re.split(r"[,|]", match[1] or match[2]) if match else []
 
 
 def _pattern(words: str) -> str:
-    """As bash and zsh take it: quoted, but for a star."""
+    """Return a pattern for bash and zsh: quoted, except for a star."""
     return f'"{words.removesuffix("*")}"' + ("*" if words.endswith("*") else "")
 
 
 def _bash(words: Mapping[str, Iterable[str]]) -> str:
-    cases = "\n".join(f'    {_pattern(own)}) words="{" ".join(words[own])}" ;;' for own in words)
+    cases = "\n".join(f'    {_pattern(prefix)}) words="{" ".join(words[prefix])}" ;;' for prefix in words)
     return f"""# bash completion of merit
 _merit() {{
   local current="${{COMP_WORDS[COMP_CWORD]}}" before="" words=""
@@ -99,7 +99,7 @@ complete -o default -F _merit merit
 
 
 def _zsh(words: Mapping[str, Iterable[str]]) -> str:
-    cases = "\n".join(f"    {_pattern(own)}) found=({' '.join(words[own])}) ;;" for own in words)
+    cases = "\n".join(f"    {_pattern(prefix)}) found=({' '.join(words[prefix])}) ;;" for prefix in words)
     return f"""#compdef merit
 _merit() {{
   local before="" found=()
@@ -122,7 +122,7 @@ if [ "$funcstack[1]" = "_merit" ]; then _merit "$@"; else compdef _merit merit; 
 
 def _fish(words: Mapping[str, Iterable[str]]) -> str:
     cases = "\n".join(
-        f"    case '{own}'\n      string split ' ' -- '{' '.join(words[own])}'" for own in words
+        f"    case '{prefix}'\n      string split ' ' -- '{' '.join(words[prefix])}'" for prefix in words
     )
     return f"""# fish completion of merit
 function __merit_words

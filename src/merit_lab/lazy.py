@@ -1,4 +1,4 @@
-"""Names that are loaded on first use: torch takes seconds to import, and a command's help must not."""
+"""Load names on first use: torch takes seconds to import, and a command's help must be fast."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 def load_from(package: str, modules: Mapping[str, str]) -> Callable[[str], Any]:
-    """A package's ``__getattr__`` that finds each name in its module."""
+    """Return a package's ``__getattr__`` that finds each name in its module."""
 
     def find(name: str) -> Any:
         if name not in modules:

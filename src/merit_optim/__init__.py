@@ -1,7 +1,7 @@
 """MERIT and the optimizers it is compared with, for large-batch language model training.
 
-The public names are loaded on first use: `import merit_optim` alone imports no torch, so the
-command line starts at once and parts that do without torch can be used without it.
+The public names are loaded on first use: `import merit_optim` alone does not import torch, so the command
+line starts fast and `merit_optim.jax` works without torch.
 """
 
 from importlib import import_module

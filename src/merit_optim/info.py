@@ -1,4 +1,4 @@
-"""`merit info`: versions, devices, and which engines can be used."""
+"""`merit info`: print versions, devices and available engines."""
 
 import argparse
 import os
@@ -9,7 +9,7 @@ from merit_optim import __version__
 
 
 def main(argv: list[str]) -> int:
-    """Print them."""
+    """Run `merit info` and return its exit status."""
     argparse.ArgumentParser(prog="merit info", description=__doc__).parse_args(argv)
     for label, value in _describe_installation():
         print(f"{label:<12} {value}")
@@ -17,7 +17,7 @@ def main(argv: list[str]) -> int:
 
 
 def _describe_installation() -> Iterator[tuple[str, str]]:
-    """Yield (label, value) lines; a label is empty where it repeats the one above."""
+    """Yield (label, value) lines; a label is empty if it repeats the one above."""
     import torch
 
     from merit_optim.optim import engines

@@ -1,4 +1,4 @@
-"""The settings of the optimizers by name, those of the MERIT paper as it gives them. Imports no torch."""
+"""Default settings of the optimizers by name, from the MERIT paper if it has them. Does not import torch."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Any
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """Section 5.1 and table 4 of arXiv 2508.20577, or an optimizer's own.
+    """The settings of an optimizer, from section 5.1 and table 4 of arXiv 2508.20577 if they include it.
 
-    ``learning_rates`` are the peak learning rates for GPT-2 small, medium and large; empty where the
-    paper gives none.
+    ``learning_rates`` are the peak learning rates for GPT-2 small, medium and large; empty if the paper gives
+    none.
     """
 
     options: Mapping[str, Any] = field(default_factory=dict)

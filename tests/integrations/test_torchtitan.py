@@ -142,10 +142,10 @@ def test_a_misspelt_option_is_refused(llama) -> None:
     with pytest.raises(ValueError, match=r"'wieght_decay', .* did you mean 'weight_decay'\?"):
         container(llama, group(".*", wieght_decay=0.1))
     with pytest.raises(
-        ValueError, match=r"no option 'max_norm'; did you mean 'max_grad_norm'\? Known are .*lr, "
+        ValueError, match=r"no option 'max_norm'; did you mean 'max_grad_norm'\? Its options are .*lr, "
     ):
         container(llama, group(".*", max_norm=1.0))
-    with pytest.raises(ValueError, match=r"MERIT has no option 'momentum'\. Known are .*lr, "):
+    with pytest.raises(ValueError, match=r"MERIT has no option 'momentum'\. Its options are .*lr, "):
         container(llama, group(".*", momentum=0.9))
 
 
@@ -162,7 +162,7 @@ def test_an_unknown_name_is_refused(llama) -> None:
     )
     with pytest.raises(ValueError, match=words) as caught:
         container(llama, group(".*", "muon-merit"))
-    assert caught.value.__notes__ == ["torchtitan's own names are known too."]
+    assert caught.value.__notes__ == ["torchtitan's own names are allowed too."]
 
 
 def test_clipping_is_left_to_torchtitan(llama) -> None:
@@ -257,7 +257,7 @@ def test_the_flag_drops_nothing_in_silence(parse) -> None:
     config = parse("--module", "llama3", "--config", "llama3_debugmodel")
     config.optimizer.param_groups.append(group("norm", "AdamW"))
     flag = OverrideConfig(imports=[f"{MODULE}.merit"])
-    with pytest.raises(ValueError, match=r"parameter groups of its own \('\.\*', 'norm'\)"):
+    with pytest.raises(ValueError, match=r"several parameter groups \('\.\*', 'norm'\)"):
         apply_overrides(flag, config)
 
     class Others(OptimizersContainer.Config):

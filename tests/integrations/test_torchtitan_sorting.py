@@ -42,9 +42,9 @@ def test_hidden_matrices_take_the_direction_and_the_rest_adam_s(llama, name) -> 
     (optimizer,) = optimizers
     assert type(optimizer) is getattr(merit_optim, name)
     of_parameters = by_name(optimizers)
-    own = {key for key, found in of_parameters.items() if found["direction"] != "adam"}
+    hidden = {key for key, found in of_parameters.items() if found["direction"] != "adam"}
     matrices = {key for key, parameter in llama.named_parameters() if parameter.ndim > 1}
-    assert own == (matrices if name == "SOAP" else matrices - {"tok_embeddings.weight", "lm_head.weight"})
+    assert hidden == (matrices if name == "SOAP" else matrices - {"tok_embeddings.weight", "lm_head.weight"})
     decays = {key: found["weight_decay"] for key, found in of_parameters.items()}
     assert decays == {key: 0.2 if key in matrices else 0.0 for key, _ in llama.named_parameters()}
 
@@ -95,7 +95,7 @@ def test_a_group_that_says_its_direction_is_not_sorted(llama) -> None:
 
 def test_a_misspelt_option_is_refused(llama) -> None:
     with pytest.raises(
-        ValueError, match=r"no option 'momentun'; did you mean 'momentum'\? Known are .*rest_lr"
+        ValueError, match=r"no option 'momentun'; did you mean 'momentum'\? Its options are .*rest_lr"
     ):
         container(llama, group(".*", "MuonMERIT", momentun=0.9))
     with pytest.raises(ValueError, match=r"set training\.max_norm"):
@@ -140,14 +140,14 @@ def test_a_part_alone_knows_what_its_weights_are(model_name) -> None:
 def test_every_part_has_an_optimizer_and_one_without_layers_is_adamw(llama) -> None:
     optimizers = container(stages(llama), group(".*", "MuonMERIT", lr=0.1))
     assert [type(optimizer) for optimizer in optimizers] == [MuonMERIT] * 3
-    directions = [{own["direction"] for own in optimizer.param_groups} for optimizer in optimizers]
+    directions = [{settings["direction"] for settings in optimizer.param_groups} for optimizer in optimizers]
     assert directions == [{"adam"}, {"muon", "adam"}, {"muon", "adam"}]
     whole = by_name(container(llama, group(".*", "MuonMERIT", lr=0.1)))
     of_parts = by_name(optimizers)
     assert of_parts.keys() == whole.keys()
-    for name, own in of_parts.items():
+    for name, settings in of_parts.items():
         lists = ("params", "param_names")
-        assert {k: v for k, v in own.items() if k not in lists} == {
+        assert {k: v for k, v in settings.items() if k not in lists} == {
             k: v for k, v in whole[name].items() if k not in lists
         }
 

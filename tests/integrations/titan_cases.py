@@ -1,6 +1,6 @@
 """torchtitan's Llama 3 on a CPU, and its container with optimizers of this package.
 
-Its flex attention has no backward pass on a CPU; another of its own attention modules stands in its place.
+Its flex attention has no backward pass on a CPU; another of its attention modules replaces it.
 """
 
 import warnings

@@ -54,6 +54,6 @@ def test_the_package_itself_imports_neither() -> None:
 
 
 @pytest.mark.parametrize("missing", ["jax", "optax"])
-def test_what_to_install_is_said(missing: str) -> None:
+def test_missing_packages_are_reported(missing: str) -> None:
     finished = run_without({missing}, "import merit_optim.jax")
-    assert f"and {missing} is missing: pip install 'merit-optim[jax]'" in finished.stderr
+    assert f"but {missing} is missing: pip install 'merit-optim[jax]'" in finished.stderr

@@ -46,7 +46,7 @@ def test_how_arrays_are_seen(ndim: int, matrix_dims: Any, expected: MatrixAxes) 
     assert matrix_axes(ndim, matrix_dims) == expected
 
 
-def test_stacked_matrices_have_ratios_of_their_own() -> None:
+def test_stacked_matrices_have_separate_ratios() -> None:
     got = scaled(WEIGHT, UPDATE, 2)
     for i in range(3):
         np.testing.assert_array_equal(got[i], scaled(WEIGHT[i], UPDATE[i]))
@@ -97,7 +97,7 @@ def test_a_tree_that_does_not_fit_is_refused() -> None:
     [
         (MatrixAxes(rows=(0,), columns=(3,)), "an array of 3 dimensions does not have"),
         (MatrixAxes(rows=(0,), columns=(1, -3)), "names an axis twice"),
-        ("rows", "matrix_dims is 'rows'; it must be a whole number"),
+        ("rows", "matrix_dims is 'rows'; it must be an integer"),
     ],
 )
 def test_axes_that_make_no_matrix_are_refused(axes: Any, message: str) -> None:

@@ -27,11 +27,11 @@ def test_the_rest_is_adamw_at_a_share_of_the_learning_rate() -> None:
         got, _ = train(muon_merit(learning_rate, hidden=SMALL), small_tree())
         expected, _ = train(optax.adamw(rest, **options), small_tree())
         assert_close(got["bias"], expected["bias"])
-    own = muon_merit(
+    optimizer = muon_merit(
         0.1, hidden=SMALL, rest_learning_rate=schedule, rest_b1=0.5, rest_b2=0.75, rest_eps=0.125
     )
     expected, _ = train(optax.adamw(schedule, 0.5, 0.75, 0.125, weight_decay=0.1), small_tree())
-    assert_close(train(own, small_tree())[0]["bias"], expected["bias"])
+    assert_close(train(optimizer, small_tree())[0]["bias"], expected["bias"])
 
 
 @pytest.mark.parametrize("option", ["learning_rate", "weight_decay"])
@@ -151,9 +151,9 @@ def test_steps_do_not_compile_again_and_overwrite_their_state() -> None:
     params = small_tree()
     state = optimizer.init(params)
     for t in range(1, 4):
-        given = state
+        before = state
         _, state = step(small_tree(t), state, params)
-        assert all(leaf.is_deleted() for leaf in jax.tree.leaves(given))
+        assert all(leaf.is_deleted() for leaf in jax.tree.leaves(before))
     assert num_traces == 1
 
 
@@ -210,7 +210,7 @@ def test_parameters_are_needed() -> None:
 @pytest.mark.parametrize(
     ("hidden", "message"),
     [
-        (True, r"\['bias'\] is marked hidden, and its shape \(4,\), .*Make hidden False"),
+        (True, r"\['bias'\] is marked hidden, but its shape \(4,\), .*Set hidden to False"),
         (False, r"hidden marks none of 2 parameters; .*optax.adamw"),
         ({"kernel": 1, "bias": 0}, r"hidden is 0 for the parameter \['bias'\]; it must be True or False"),
         ({"kernel": True}, "bias"),
@@ -245,7 +245,7 @@ def test_parameters_without_rows_and_columns_are_refused() -> None:
         ({"clip": 0.0}, "clip is 0.0"),
         ({"norm": "l1"}, "norm is 'l1'"),
         ({"matrix_dims": 0}, "matrix_dims is 0"),
-        ({"ns_steps": 0}, "ns_steps is 0; it must be a whole number that is at least 1"),
+        ({"ns_steps": 0}, "ns_steps is 0; it must be an integer of at least 1"),
         ({"ns_steps": 5.0}, "ns_steps is 5.0"),
         ({"ns_steps": True}, "ns_steps is True"),
         ({"ns_coefficients": "cubic"}, "'cubic'; it must be one of 'quintic', 'polar-express', 'dion', or"),

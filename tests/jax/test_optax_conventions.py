@@ -118,9 +118,9 @@ def test_steps_do_not_compile_again_and_overwrite_their_state() -> None:
     params = small_tree()
     state = optimizer.init(params)
     for t in range(1, 4):
-        given = state
+        before = state
         _, state = step(small_tree(t), state, params)
-        assert all(leaf.is_deleted() for leaf in jax.tree.leaves(given))
+        assert all(leaf.is_deleted() for leaf in jax.tree.leaves(before))
     assert num_traces == 1
 
 
@@ -173,7 +173,7 @@ def test_state_can_be_mapped_like_parameters() -> None:
     assert_equal(optax.tree.get(doubled, "mu"), jax.tree.map(jnp.ones_like, small_tree()))
 
 
-def test_a_run_of_adamw_goes_on() -> None:
+def test_an_adamw_run_can_be_continued() -> None:
     schedule = optax.constant_schedule(1e-3)
     params, adamw_state = train(optax.adamw(schedule, b1=0.9, b2=0.95), small_tree())
     optimizer = merit(schedule)
@@ -261,7 +261,7 @@ def test_parameters_are_needed(factory: Callable[[], Any]) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"learning_rate": -0.1}, "learning_rate is -0.1; it must be a finite number that is at least 0"),
+        ({"learning_rate": -0.1}, "learning_rate is -0.1; it must be a finite number of at least 0"),
         ({"learning_rate": None}, "learning_rate is None"),
         ({"learning_rate": "0.1"}, "learning_rate is '0.1'"),
         ({"weight_decay": float("nan")}, "weight_decay is nan"),
@@ -274,9 +274,9 @@ def test_parameters_are_needed(factory: Callable[[], Any]) -> None:
         ({"clip": True}, "clip is True"),
         ({"clip": np.True_}, "clip is .*True"),
         ({"b1": np.float32(1.0)}, r"b1 is .*1\.0.*; it must be a number that is at least 0"),
-        ({"matrix_dims": np.int64(0)}, "matrix_dims is .*0.*; it must be a whole number"),
+        ({"matrix_dims": np.int64(0)}, "matrix_dims is .*0.*; it must be an integer"),
         ({"norm": "l1"}, "norm is 'l1'; it must be one of 'max', 'l2'"),
-        ({"matrix_dims": 0}, "matrix_dims is 0; it must be a whole number"),
+        ({"matrix_dims": 0}, "matrix_dims is 0; it must be an integer"),
         ({"matrix_dims": 1.5}, "matrix_dims is 1.5"),
         ({"state_dtype": "int32"}, "state_dtype is 'int32'"),
         ({"state_dtype": None}, "state_dtype is None"),

@@ -1,4 +1,4 @@
-"""Shells complete commands, models, kinds and options, each by its own script."""
+"""Shells complete commands, models, kinds and options, each with its script."""
 
 import shutil
 import subprocess
@@ -38,8 +38,8 @@ def ask(shell: str, script: str, folder: Path) -> list[str]:
 def test_bash(typed: str, words: dict[str, list[str]], tmp_path: Path) -> None:
     file = tmp_path / "merit"
     file.write_text(completion._bash(words))
-    given = " ".join(f"'{word}'" for word in typed.split())
-    typed_words = f"COMP_WORDS=({given}); COMP_CWORD={len(typed.split()) - 1}"
+    typed_before = " ".join(f"'{word}'" for word in typed.split())
+    typed_words = f"COMP_WORDS=({typed_before}); COMP_CWORD={len(typed.split()) - 1}"
     script = f'source {file}; {typed_words}; _merit; echo "${{COMPREPLY[@]}}"'
     assert ask("bash", script, tmp_path) == CASES[typed]
 
@@ -55,14 +55,14 @@ def test_fish(typed: str, words: dict[str, list[str]], tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("typed", CASES)
 def test_zsh(typed: str, words: dict[str, list[str]], tmp_path: Path) -> None:
-    """compadd is replaced by one that shows what it is given: a real one needs a terminal."""
+    """compadd is replaced by one that shows what it is typed_before: a real one needs a terminal."""
     file = tmp_path / "_merit"
     file.write_text(completion._zsh(words))
-    given = " ".join(f"'{word}'" for word in typed.split())
+    typed_before = " ".join(f"'{word}'" for word in typed.split())
     last = typed.rsplit(maxsplit=1)[-1]
     script = f"""compdef() {{ :; }}; _files() {{ :; }}; compadd() {{ shift; print -l -- "$@"; }}
-source {file}; words=({given}); CURRENT={len(typed.split())}; PREFIX='{last}'; _merit"""
-    offered = [own for own in ask("zsh", script, tmp_path) if own.startswith(last)]
+source {file}; words=({typed_before}); CURRENT={len(typed.split())}; PREFIX='{last}'; _merit"""
+    offered = [line for line in ask("zsh", script, tmp_path) if line.startswith(last)]
     assert offered == CASES[typed]
 
 

@@ -1,4 +1,4 @@
-"""Run by torchrun: what two ranks see together is what one would have seen."""
+"""Run by torchrun: two ranks together observe what one would."""
 
 import torch
 import torch.distributed as dist
@@ -55,7 +55,7 @@ def main() -> None:
 
 
 def different_layers(x, rank) -> None:
-    """As with LayerDrop: each rank sees another layer, and then one of them none."""
+    """As with LayerDrop: each rank observes another layer, and then one of them none."""
     model = Model()
     monitor, expected = AttentionMonitor(model), {}
     for alone in (AttentionMonitor(layer) for layer in model.layers):

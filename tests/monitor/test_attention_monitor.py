@@ -1,4 +1,4 @@
-"""The monitor on models of plain torch, against logits that are all held at once."""
+"""The monitor on models of plain torch, against logits computed all at once."""
 
 import math
 from contextlib import suppress
@@ -17,7 +17,7 @@ from merit_optim.monitor.observation import observe_attention
 
 
 class Attention(nn.Module):
-    """Called by a name that was imported, with whatever options."""
+    """Called by an imported name, with any options."""
 
     def __init__(self, **options) -> None:
         super().__init__()
@@ -43,11 +43,11 @@ class Block(nn.Module):
 
 
 class OutOfLuck(Exception):
-    """What a model raises in these tests; no error of torch or of the monitor is mistaken for it."""
+    """Raised by models in these tests, to distinguish it from errors of torch or the monitor."""
 
 
 class Failing(nn.Module):
-    """Attends, and fails then."""
+    """Attends, then fails."""
 
     def __init__(self, error: type[BaseException] = OutOfLuck) -> None:
         super().__init__()
@@ -59,7 +59,7 @@ class Failing(nn.Module):
 
 
 class Stack(nn.Sequential):
-    """With a forward pass of its own: torch.compile passes over that of nn.Sequential."""
+    """With a custom forward pass: torch.compile skips that of nn.Sequential."""
 
     def forward(self, x):
         for block in self:
@@ -133,14 +133,14 @@ def test_scaled_dot_product_attention(options, seen) -> None:
 
 
 class Plain(nn.Module):
-    """Nothing but the call."""
+    """Only the call."""
 
     def forward(self, *args):
         return F.scaled_dot_product_attention(*args)
 
 
 @pytest.mark.parametrize("bias", [causal_upper_left(4, 7), causal_lower_right(4, 7)], ids=["upper", "lower"])
-def test_a_causal_bias_is_what_it_stands_for(bias: CausalBias) -> None:
+def test_a_causal_bias_is_observed_as_causal(bias: CausalBias) -> None:
     torch.manual_seed(0)
     query, key = torch.randn(2, 3, 4, 8), torch.randn(2, 3, 7, 8)
     readings = []
@@ -154,7 +154,7 @@ def test_a_causal_bias_is_what_it_stands_for(bias: CausalBias) -> None:
     assert readings[0].scalars()
 
 
-@pytest.mark.filterwarnings("ignore:no attention was seen")
+@pytest.mark.filterwarnings("ignore:no attention was observed")
 def test_a_mask_of_an_unknown_kind_is_not_guessed() -> None:
     class Mask(torch.Tensor):
         pass
@@ -166,7 +166,7 @@ def test_a_mask_of_an_unknown_kind_is_not_guessed() -> None:
     assert monitor.read() is None
 
 
-def test_an_empty_batch_is_nothing_seen() -> None:
+def test_an_empty_batch_observes_nothing() -> None:
     model = build(is_causal=True)
     monitor = AttentionMonitor(model)
     with monitor:
@@ -290,13 +290,13 @@ def test_several_passes_are_one_reading_and_a_reading_is_read_once() -> None:
 def test_chosen_steps_and_without_entropy() -> None:
     model = build()
     monitor = AttentionMonitor(model, every=3, entropy=False)
-    found = []
+    observed = []
     for _ in range(7):
         with monitor:
             model(batch())
-        found.append(monitor.read())
-    assert [reading is not None for reading in found] == [True, False, False, True, False, False, True]
-    assert found[0].entropy == {}
+        observed.append(monitor.read())
+    assert [reading is not None for reading in observed] == [True, False, False, True, False, False, True]
+    assert observed[0].entropy == {}
     with pytest.raises(ValueError, match="every must be at least 1 step, got 0"):
         AttentionMonitor(model, every=0)
 
@@ -305,19 +305,19 @@ def test_attached_every_pass_is_a_step() -> None:
     model = build()
     monitor = AttentionMonitor(model, every=2)
     detach = monitor.attach()
-    found = []
+    observed = []
     for _ in range(3):
         model(batch())
-        found.append(monitor.read())
+        observed.append(monitor.read())
     detach()
     model(batch())
-    assert [reading is not None for reading in found] == [True, False, True]
+    assert [reading is not None for reading in observed] == [True, False, True]
     assert monitor.read() is None
     assert not model._forward_hooks
     assert not model._forward_pre_hooks
 
 
-def test_attached_to_a_pass_that_fails_it_goes_on_with_the_next() -> None:
+def test_attached_it_continues_after_a_failed_pass() -> None:
     model = build()
     monitor = AttentionMonitor(model)
     detach = monitor.attach()
@@ -330,7 +330,7 @@ def test_attached_to_a_pass_that_fails_it_goes_on_with_the_next() -> None:
         model(torch.randn(3, 10, 31))
     with monitor:
         scaled_dot_product_attention(*torch.ones(3, 1, 1, 4, 8))  # nobody's, and not of the pass that failed
-    with pytest.warns(UserWarning, match="no attention was seen"):
+    with pytest.warns(UserWarning, match="no attention was observed"):
         assert monitor.read() is None
 
 
@@ -347,7 +347,7 @@ def test_attached_a_model_raises_its_own_errors() -> None:
     assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
 
 
-def test_attached_to_a_pass_that_is_interrupted_it_goes_on_with_the_next() -> None:
+def test_attached_it_continues_after_an_interrupted_pass() -> None:
     """An interrupt calls no hooks at all."""
     model = Failing(KeyboardInterrupt)
     monitor = AttentionMonitor(model)
@@ -391,7 +391,7 @@ def test_modules_that_failed_are_left_with_the_one_that_caught_the_error() -> No
     assert list(monitor.read().max_logits) == names
 
 
-def test_off_there_is_nothing_of_it() -> None:
+def test_outside_of_steps_nothing_is_changed() -> None:
     model = build()
     functions = F.scaled_dot_product_attention, torch.nn.Module.__call__
     AttentionMonitor(model)
@@ -439,7 +439,7 @@ def test_two_monitors_see_the_same() -> None:
 
 
 def test_monitors_that_overlap_end_in_any_order() -> None:
-    """Ended in the order they began in, and with a mode of another's among theirs."""
+    """They end in the order in which they began, with another mode among theirs."""
     model, foreign = build(), BaseTorchFunctionMode()
     first, second = AttentionMonitor(model), AttentionMonitor(model)
     expected = list(materialised(model, batch()))
@@ -479,7 +479,7 @@ def test_a_checkpointed_block_is_observed_once(monkeypatch) -> None:
 
 @pytest.mark.filterwarnings("ignore:There is a performance drop")  # torch's attention has no rule for vmap
 @pytest.mark.parametrize("per_sample_gradients", [False, True])
-def test_what_is_mapped_over_is_more_of_the_batch(per_sample_gradients) -> None:
+def test_a_mapped_dimension_is_part_of_the_batch(per_sample_gradients) -> None:
     model = build()
     params = dict(model.named_parameters())
     monitor, x = AttentionMonitor(model), torch.stack([batch(), batch(1)])
@@ -495,7 +495,7 @@ def test_what_is_mapped_over_is_more_of_the_batch(per_sample_gradients) -> None:
     assert_reads(monitor.read(), NAMES, materialised(model, batch()))
 
 
-def test_what_is_never_seen_is_said() -> None:
+def test_a_warning_if_no_attention_is_observed() -> None:
     class ByHand(nn.Module):
         def forward(self, x):
             return (x @ x.mT).softmax(-1) @ x
@@ -503,14 +503,14 @@ def test_what_is_never_seen_is_said() -> None:
     monitor = AttentionMonitor(ByHand())
     with monitor:
         monitor.model(batch())
-    with pytest.warns(UserWarning, match="no attention was seen in ByHand"):
+    with pytest.warns(UserWarning, match="no attention was observed in ByHand"):
         assert monitor.read() is None
 
 
 def test_misuse_is_refused() -> None:
     model = build()
     monitor = AttentionMonitor(model)
-    with monitor, pytest.raises(RuntimeError, match="in a step already"):
+    with monitor, pytest.raises(RuntimeError, match="already in a step"):
         monitor.start()
     model.compile(backend="eager")
     with pytest.raises(ValueError, match="compiled in place"):

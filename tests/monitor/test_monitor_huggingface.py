@@ -69,7 +69,7 @@ def inputs(case: str) -> dict[str, torch.Tensor]:
 
 def materialised(case: str, monkeypatch: pytest.MonkeyPatch) -> list[tuple[torch.Tensor, torch.Tensor]]:
     """Largest logit and mean entropy of what each softmax over tokens was given, in the order of calls."""
-    found = []
+    observed = []
     original = torch.nn.functional.softmax
 
     def remember(logits, dim=-1, **options):
@@ -80,13 +80,13 @@ def materialised(case: str, monkeypatch: pytest.MonkeyPatch) -> list[tuple[torch
             ours = original(logits.double().masked_fill(~visible, -torch.inf), dim=-1)
             entropies = -torch.special.xlogy(ours, ours).sum(-1).masked_fill(~rows, 0.0)
             largest = logits.masked_fill(~visible, -torch.inf).amax(dim=(0, 2, 3))
-            found.append((largest, (entropies.sum(dim=(0, 2)) / rows.sum(dim=(0, 2))).float()))
+            observed.append((largest, (entropies.sum(dim=(0, 2)) / rows.sum(dim=(0, 2))).float()))
         return weights
 
     with monkeypatch.context() as patch, torch.no_grad():
         patch.setattr(torch.nn.functional, "softmax", remember)
         build(case, "eager")(**inputs(case))
-    return found
+    return observed
 
 
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
@@ -144,7 +144,7 @@ def test_flash_kernels_are_observed_by_their_own_arguments(monkeypatch) -> None:
     reading = monitor.read()
     assert len(seen) == 2
     distance = torch.arange(12)[:, None] - torch.arange(12)
-    for index, (name, found) in enumerate(reading.max_logits.items()):
+    for index, (name, observed) in enumerate(reading.max_logits.items()):
         query, key, mask, options = seen[index]
         assert mask.shape == (3, 12)
         assert options["sliding_window"] == (5 if index == 0 else None)
@@ -152,13 +152,13 @@ def test_flash_kernels_are_observed_by_their_own_arguments(monkeypatch) -> None:
         visible &= distance < 5 if index == 0 else True
         logits = query @ key.repeat_interleave(2, 1).mT * options["scaling"]
         logits = logits.masked_fill(~visible, -torch.inf)
-        torch.testing.assert_close(found, logits.amax(dim=(0, 2, 3)))
+        torch.testing.assert_close(observed, logits.amax(dim=(0, 2, 3)))
         weights = logits.softmax(-1)
         entropy = -torch.special.xlogy(weights, weights).sum(-1).mean(dim=(0, 2))
         torch.testing.assert_close(reading.entropy[name], entropy, rtol=1e-4, atol=1e-5)
 
 
-def test_texts_told_apart_by_their_lengths_alone_are_not_observed() -> None:
+def test_packed_texts_are_not_observed() -> None:
     from merit_optim.monitor.arguments import of_flash
 
     query = torch.zeros(1, 2, 4, 8)
@@ -168,13 +168,13 @@ def test_texts_told_apart_by_their_lengths_alone_are_not_observed() -> None:
 
 
 def test_of_a_mask_longer_than_the_keys_a_flash_kernel_sees_the_end() -> None:
-    """As with a cache that keeps the keys of a window alone."""
+    """As with a cache that keeps only the keys of a window."""
     from merit_optim.monitor.arguments import of_flash
 
     key = torch.zeros(1, 2, 4, 8)
-    found = of_flash(torch.nn.Identity(), key[:, :, :1], key, key, torch.tensor([[0, 0, 0, 1, 1, 1]]))
-    assert found.mask.tolist() == [[[[False, True, True, True]]]]
-    assert found.options["offset"] == 3
+    observed = of_flash(torch.nn.Identity(), key[:, :, :1], key, key, torch.tensor([[0, 0, 0, 1, 1, 1]]))
+    assert observed.mask.tolist() == [[[[False, True, True, True]]]]
+    assert observed.options["offset"] == 3
 
 
 def test_of_a_mask_longer_than_the_keys_eager_attention_sees_the_beginning() -> None:
@@ -182,8 +182,8 @@ def test_of_a_mask_longer_than_the_keys_eager_attention_sees_the_beginning() -> 
 
     key = torch.zeros(1, 2, 3, 8)
     mask = torch.arange(5.0).expand(1, 1, 3, 5)
-    found = of_eager(torch.nn.Identity(), key, key, key, mask)
-    assert found.mask.tolist() == [[3 * [[0.0, 1.0, 2.0]]]]
+    observed = of_eager(torch.nn.Identity(), key, key, key, mask)
+    assert observed.mask.tolist() == [[3 * [[0.0, 1.0, 2.0]]]]
 
 
 def test_two_attached_monitors_leave_the_registry_as_it_was() -> None:
@@ -202,7 +202,7 @@ def test_two_attached_monitors_leave_the_registry_as_it_was() -> None:
 
 
 def test_monitors_that_overlap_leave_the_registry_as_it_was() -> None:
-    """Ended in the order they began in, as two callbacks do."""
+    """They end in the order in which they began, as two callbacks do."""
     registry = transformers.modeling_utils.AttentionInterface
     before = registry.get_interface
     model = build("llama", "eager")
@@ -218,7 +218,7 @@ def test_monitors_that_overlap_leave_the_registry_as_it_was() -> None:
 
 
 @pytest.mark.parametrize("kind", ["eager", "flash"])
-def test_entropy_is_left_out_where_sinks_take_part_of_the_attention(kind) -> None:
+def test_no_entropy_if_sinks_take_part_of_the_attention(kind) -> None:
     from merit_optim.monitor import arguments
 
     query = torch.randn(1, 2, 4, 8)
@@ -287,7 +287,7 @@ def test_dropout_does_not_reach_the_reading() -> None:
 def test_a_compiled_model_is_observed_in_its_graph() -> None:
     """By the registry; test_attention_monitor.py has it for functions of torch."""
     torch.compiler.reset()
-    expected, found = [], []
+    expected, observed = [], []
     for compiled in (False, True):
         model = build("llama", "eager")
         run = torch.compile(model, backend="aot_eager", fullgraph=True) if compiled else model
@@ -297,10 +297,10 @@ def test_a_compiled_model_is_observed_in_its_graph() -> None:
         for _ in range(2):
             with monitor:
                 run(**batch)
-            (found if compiled else expected).append(monitor.read())
+            (observed if compiled else expected).append(monitor.read())
         run(**batch)
         assert monitor.read() is None
-    for eager, graph in zip(expected, found, strict=True):
+    for eager, graph in zip(expected, observed, strict=True):
         assert (
             list(eager.max_logits)
             == list(graph.max_logits)

@@ -1,4 +1,4 @@
-"""The operator, against logits that are all held at once."""
+"""The operator, against logits computed all at once."""
 
 import math
 
@@ -76,8 +76,8 @@ def test_masks_windows_and_groups_in_blocks(case, key_heads, elements, monkeypat
     options = {"scale": 0.3} | CASES[case]
     mask = options.pop("mask", None)
     expected = materialised(query, key, mask, **options)
-    found = observe_attention(query, key, mask, **options, entropy=True)
-    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+    observed = observe_attention(query, key, mask, **options, entropy=True)
+    torch.testing.assert_close(observed, expected, rtol=1e-4, atol=1e-4)
     largest_alone = observe_attention(query, key, mask, **options, entropy=False)
     torch.testing.assert_close(largest_alone[0], expected[0], rtol=1e-5, atol=1e-5)
     assert not largest_alone[1:].any()
@@ -90,8 +90,8 @@ def test_dtypes_and_lengths(time, dtype) -> None:
     query, key = (3 * torch.randn(2, 3, time, 16).to(dtype) for _ in range(2))
     expected = materialised(query, key, scale=0.25, right=0)
     with torch.autocast("cpu", torch.bfloat16):  # it does not reach the logits
-        found = observe_attention(query, key, scale=0.25, right=0, entropy=True)
-    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+        observed = observe_attention(query, key, scale=0.25, right=0, entropy=True)
+    torch.testing.assert_close(observed, expected, rtol=1e-5, atol=1e-5)
 
 
 def test_no_more_than_a_block_of_logits_is_held(monkeypatch) -> None:
@@ -116,11 +116,11 @@ def test_no_more_than_a_block_of_logits_is_held(monkeypatch) -> None:
 def test_entropy_of_uniform_and_of_one_hot_attention() -> None:
     zeros = torch.zeros(1, 1, 8, 4)
     uniform = sum(math.log(n) for n in range(1, 9))
-    found = observe_attention(zeros, zeros, scale=1.0, right=0, entropy=True)[:, 0]
-    torch.testing.assert_close(found, torch.tensor([0.0, uniform, 8.0]))
+    observed = observe_attention(zeros, zeros, scale=1.0, right=0, entropy=True)[:, 0]
+    torch.testing.assert_close(observed, torch.tensor([0.0, uniform, 8.0]))
     peaked = torch.eye(8)[None, None]
-    found = observe_attention(1e4 * peaked, peaked, scale=1.0, right=0, entropy=True)[:, 0]
-    torch.testing.assert_close(found, torch.tensor([1e4, 0.0, 8.0]))
+    observed = observe_attention(1e4 * peaked, peaked, scale=1.0, right=0, entropy=True)[:, 0]
+    torch.testing.assert_close(observed, torch.tensor([1e4, 0.0, 8.0]))
 
 
 def test_a_masked_logit_does_not_count() -> None:
@@ -134,19 +134,19 @@ def test_a_masked_logit_does_not_count() -> None:
 def test_a_head_that_sees_nothing() -> None:
     query = torch.ones(1, 1, 4, 2)
     nothing = torch.zeros(1, 1, 4, 4, dtype=torch.bool)
-    found = observe_attention(query, query, nothing, scale=1.0, entropy=True)[:, 0]
-    assert found.tolist() == [-math.inf, 0.0, 0.0]
+    observed = observe_attention(query, query, nothing, scale=1.0, entropy=True)[:, 0]
+    assert observed.tolist() == [-math.inf, 0.0, 0.0]
 
 
 def test_a_nan_is_seen_unless_it_is_masked() -> None:
     query = torch.zeros(1, 2, 4, 2)
     query[0, 1, 2] = torch.nan
-    found = observe_attention(query, torch.ones_like(query), scale=1.0, right=0, entropy=True)
-    assert found[:2].isnan().tolist() == [[False, True], [False, True]]
+    observed = observe_attention(query, torch.ones_like(query), scale=1.0, right=0, entropy=True)
+    assert observed[:2].isnan().tolist() == [[False, True], [False, True]]
     seen = torch.ones(1, 1, 4, 1, dtype=torch.bool)
     seen[0, 0, 2] = False
-    found = observe_attention(query, torch.ones_like(query), seen, scale=1.0, right=0, entropy=True)
-    assert not found.isnan().any()
+    observed = observe_attention(query, torch.ones_like(query), seen, scale=1.0, right=0, entropy=True)
+    assert not observed.isnan().any()
 
 
 def test_the_operator_keeps_torchs_rules() -> None:

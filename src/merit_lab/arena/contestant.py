@@ -14,7 +14,7 @@ from typing import Self
 from merit_lab.compare.plan import parse_learning_rates
 from merit_lab.report.gather import display_names
 from merit_lab.train import OptimizerConfig, TrainConfig
-from merit_lab.train.own_optimizer import class_of, is_own
+from merit_lab.train.optimizer_names import class_of, is_external
 from merit_optim.optim.registry import OPTIMIZERS
 
 TUNED = ("lr", "rest_lr", "warmup", "weight_decay")
@@ -144,7 +144,7 @@ def usual_rate(config: TrainConfig, optimizer: str) -> float:
     """The default start of a learning rate: one known to be good, the paper's, or the optimizer's default."""
     if optimizer in _STARTS:
         return _STARTS[optimizer]
-    if not is_own(optimizer) and OPTIMIZERS[optimizer].learning_rates:
+    if not is_external(optimizer) and OPTIMIZERS[optimizer].learning_rates:
         resolved = OptimizerConfig(name=optimizer).resolve(config.model)
         assert resolved.lr is not None
         return resolved.lr

@@ -21,8 +21,8 @@ from merit_lab.study.study import Round
 from merit_lab.study.trial import Trial, check_distinct, check_same
 from merit_lab.train import Bar, OptimizerConfig, TrainConfig
 from merit_lab.train.config import TOKENS_PER_PARAMETER
-from merit_lab.train.options import takes
-from merit_lab.train.own_optimizer import class_of
+from merit_lab.train.optimizer_names import class_of
+from merit_lab.train.optimizer_options import takes
 from merit_optim.optim.hidden import HiddenMatrixOptimizer
 
 # The learning rate of the rest, in a second optimizer or as an option of the first. Tuned as a share of the

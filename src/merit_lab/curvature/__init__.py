@@ -1,4 +1,4 @@
-"""How curved the loss is where training has led: the Hessian's eigenvalues, trace and spectral density."""
+"""The curvature of the loss at a checkpoint: the Hessian's eigenvalues, trace and spectral density."""
 
 from merit_lab.curvature.density import Spectrum, spectral_density
 from merit_lab.curvature.eigenvalues import Eigenvalues, top_eigenvalues

@@ -1,4 +1,4 @@
-"""`merit curvature`: the Hessian of the training loss at a checkpoint of a run."""
+"""`merit curvature`: measure the Hessian of the training loss at a checkpoint of a run."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Arguments:
-    """Measure how curved the training loss is at a checkpoint of a run: the largest eigenvalues of its
-    Hessian, its trace and, if asked for, its spectral density. The results go into the run directory;
-    what is there already is not measured again."""
+    """Measure the curvature of the training loss at a checkpoint of a run: the largest eigenvalues of its
+    Hessian, its trace and, optionally, its spectral density. The results go into the run directory;
+    existing ones are not measured again."""
 
     run: tyro.conf.Positional[Path]
     """The run directory."""
@@ -29,13 +29,13 @@ class Arguments:
     checkpoint: int | None = None
     """Step of the checkpoint. None: the newest."""
     data: Path | None = None
-    """Where the run's data are now, if they have moved."""
+    """The folder of the run's data, if it has moved."""
     micro_batch: int | None = None
-    """Sequences in one pass. None: found by trying on CUDA, 16384 tokens on a CPU."""
+    """Sequences in one pass. None: found by trial on CUDA, 16384 tokens on a CPU."""
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run the command and return its exit status: 128 + n after signal n, as shells have it."""
+    """Run the command and return its exit status: 128 + n after signal n, as in shells."""
     try:
         arguments = tyro.cli(
             Arguments,
@@ -51,7 +51,7 @@ def main(argv: Sequence[str]) -> int:
             micro_batch=arguments.micro_batch,
         )
     except Interrupted as interrupted:
-        print(f"merit curvature: {interrupted}. The same command goes on.", file=sys.stderr)
+        print(f"merit curvature: {interrupted}. Run the same command again to continue.", file=sys.stderr)
         return 128 + interrupted.signum
     except (OSError, ValueError, ArithmeticError, RuntimeError, ModuleNotFoundError) as error:
         print(f"merit curvature: {error}", file=sys.stderr)
@@ -59,12 +59,12 @@ def main(argv: Sequence[str]) -> int:
     from rich.console import Console
 
     print_curvature(curvature, Console())
-    print(f"\nThe results: {curvature.path}")
+    print(f"\nThe results are in {curvature.path}")
     return 0
 
 
 def print_curvature(curvature: Curvature, console: Console) -> None:
-    """Print a table of what was measured."""
+    """Print a table of the measurements."""
     from rich import box
     from rich.table import Table
 
@@ -83,13 +83,13 @@ def print_curvature(curvature: Curvature, console: Console) -> None:
         table.add_row("trace", f"{trace['value']:.5g}", f"{trace['standard_error']:.2g}")
     if "density" in parts:
         nodes = [node for probe in parts["density"]["nodes"] for node in probe]
-        table.add_row("least eigenvalue seen", f"{min(nodes):.5g}", "")
+        table.add_row("smallest eigenvalue seen", f"{min(nodes):.5g}", "")
         table.add_row("weight below zero", f"{_share_below_zero(parts['density']):.1%}", "")
     console.print(table)
 
 
 def _share_below_zero(density: dict[str, list[list[float]]]) -> float:
-    """How much of the spectrum is negative, by the density's quadrature."""
+    """Return the negative share of the spectrum, by the density's quadrature."""
     pairs = [
         pair
         for probe in zip(density["nodes"], density["weights"], strict=True)

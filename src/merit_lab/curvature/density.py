@@ -1,8 +1,8 @@
 """The spectral density of a Hessian by stochastic Lanczos quadrature.
 
-From a random vector, the Lanczos method makes a small tridiagonal matrix. Its eigenvalues, each with the
-square of its eigenvector's first element as its weight, are a Gauss quadrature of the Hessian's
-spectrum as the vector sees it; the mean over random vectors is one of the spectrum itself.
+From a random vector, the Lanczos method computes a small tridiagonal matrix. Its eigenvalues, each weighted
+by the square of its eigenvector's first element, are a Gauss quadrature of the Hessian's spectrum as seen by
+the vector; the mean over random vectors is a quadrature of the spectrum itself.
 """
 
 from __future__ import annotations
@@ -16,24 +16,24 @@ from numpy.typing import NDArray
 from merit_lab.curvature.hessian import Hessian, dot
 
 _REACH = 5.0  # of the Gaussian, in its widths: all but 6e-7 of it
-_POINTS = 10  # of the grid for each width
-_ROUNDINGS = 100  # a Lanczos vector that is this many roundings long is nothing else
+_POINTS = 10  # of the grid per width
+_ROUNDINGS = 100  # a Lanczos vector shorter than this many rounding errors is only rounding
 
 
 @dataclass(frozen=True, kw_only=True)
 class Spectrum:
-    """Nodes and weights of a quadrature of the spectrum, a list for each probe; its weights sum to 1."""
+    """Nodes and weights of a quadrature of the spectrum, a list for each probe, whose weights sum to 1."""
 
     nodes: list[list[float]]
     weights: list[list[float]]
 
     def moments(self, power: int) -> NDArray[np.float64]:
-        """The mean of ``eigenvalue ** power`` as each probe has it."""
+        """Return the mean of ``eigenvalue ** power`` for each probe."""
         pairs = zip(self.nodes, self.weights, strict=True)
         return np.array([np.dot(np.power(nodes, power), weights) for nodes, weights in pairs])
 
     def density(self, width: float | None = None) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """A grid of eigenvalues and the density there, each node smoothed to a Gaussian.
+        """Return a grid of eigenvalues and the density there, with each node smoothed to a Gaussian.
 
         Args:
             width: standard deviation of the Gaussian; None for a hundredth of the spectrum's width.
@@ -50,13 +50,13 @@ class Spectrum:
 
 
 def spectral_density(hessian: Hessian, probes: int, *, steps: int, seed: int = 0) -> Spectrum:
-    """The spectrum as seen by ``probes`` random vectors, each with ``steps`` products.
+    """Return the spectrum as seen by ``probes`` random vectors, each with ``steps`` products.
 
     Args:
         hessian: the operator.
         probes: how many vectors.
         steps: nodes for each vector. The ends of the spectrum and its first ``2 steps`` moments are right.
-        seed: decides the vectors, which are drawn on the host and so the same on any device.
+        seed: determines the vectors, which are drawn on the host and so the same on any device.
 
     Reference:
         Ghorbani et al., "An investigation into neural net optimization via Hessian eigenvalue density",
@@ -77,11 +77,11 @@ def spectral_density(hessian: Hessian, probes: int, *, steps: int, seed: int = 0
 
 
 def lanczos(hessian: Hessian, start: torch.Tensor, steps: int) -> tuple[list[float], list[float]]:
-    """The diagonal and the one beside it of the Lanczos method's matrix; fewer than asked for if it ends.
+    """Return the diagonal and off-diagonal of the Lanczos matrix; shorter than ``steps`` if it ends early.
 
-    Three vectors are held, in the model's dtype and on its device, and not made orthogonal to earlier ones:
-    a hundred of them would be fifty gigabytes for GPT-2 small. Rounding then finds the outer eigenvalues
-    several times, but the copies share the weight of the one, so the quadrature stays right (Knizhnerman,
+    Three vectors are stored, in the model's dtype and on its device, and not orthogonalized against earlier
+    ones: a hundred of them would be fifty gigabytes for GPT-2 small. With rounding, outer eigenvalues then
+    appear several times, but the copies share the weight of one, so the quadrature stays right (Knizhnerman,
     "The simple Lanczos procedure", 1996).
     """
     current = start / dot(start, start) ** 0.5
@@ -99,6 +99,6 @@ def lanczos(hessian: Hessian, start: torch.Tensor, steps: int) -> tuple[list[flo
             residual = residual.sub_(previous, alpha=beside[-1])
         norm = dot(residual, residual) ** 0.5
         if norm <= rounding * max(map(abs, [*diagonal, *beside])):
-            return diagonal, beside  # the vectors so far span all that the first one reaches
+            return diagonal, beside  # the vectors so far span the whole Krylov space
         beside.append(norm)
         previous, current = current, residual.div_(norm)

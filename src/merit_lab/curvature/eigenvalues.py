@@ -1,4 +1,4 @@
-"""The largest eigenvalues of a Hessian, by ARPACK's implicitly restarted Lanczos method."""
+"""The largest eigenvalues of a Hessian, with ARPACK's implicitly restarted Lanczos method."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ class Eigenvalues:
 
 
 def top_eigenvalues(hessian: Hessian, top: int, *, tolerance: float = 1e-3, seed: int = 0) -> Eigenvalues:
-    """The ``top`` algebraically largest eigenvalues.
+    """Return the ``top`` algebraically largest eigenvalues.
 
-    ARPACK's vectors are float64 in the host's memory, whatever the model's dtype and device: it needs the
-    orthogonality of about twenty vectors, and the products' float32 rounding is then the only one.
+    ARPACK's vectors are float64 in the host's memory for any dtype and device of the model: it needs about
+    twenty orthogonal vectors, and so the only rounding is that of the float32 products.
 
     Args:
         hessian: the operator.
         top: how many.
-        tolerance: residual at which an eigenvalue is done, relative to it. The error of a value that is
-            well apart from the others is about the square of it.
-        seed: decides the first vector.
+        tolerance: residual at which an eigenvalue has converged, relative to it. The error of a value that
+            is well separated from the others is about its square.
+        seed: determines the first vector.
     """
     from scipy.sparse.linalg import ArpackNoConvergence, LinearOperator, eigsh  # type: ignore[import-untyped]
 
@@ -64,7 +64,7 @@ def top_eigenvalues(hessian: Hessian, top: int, *, tolerance: float = 1e-3, seed
     except ArpackNoConvergence as error:
         raise RuntimeError(
             f"{len(error.eigenvalues)} of {top} eigenvalues converged to a tolerance of {tolerance:g} in "
-            f"{hessian.num_products} products; ask for fewer, or for a larger tolerance"
+            f"{hessian.num_products} products; request fewer, or a larger tolerance"
         ) from None
     order = np.argsort(values)[::-1]
     residuals = [np.linalg.norm(product(vectors[:, i]) - values[i] * vectors[:, i]) for i in order]
@@ -72,15 +72,15 @@ def top_eigenvalues(hessian: Hessian, top: int, *, tolerance: float = 1e-3, seed
 
 
 def num_vectors(size: int, top: int) -> int:
-    """How many vectors ARPACK may hold: the more, the fewer restarts.
+    """Return how many vectors ARPACK may store: the more, the fewer restarts.
 
-    scipy's ARPACK numbers the elements of all its vectors together by 32-bit integers and reads beyond
-    them without a word: its default, 20 vectors, is too many for GPT-2 small already.
+    scipy's ARPACK indexes the elements of all its vectors together by 32-bit integers and silently overflows:
+    its default, 20 vectors, is already too many for GPT-2 small.
     """
     most = _LARGEST_INDEX // size
     if most < top + 2 and most < size:
         raise ValueError(
-            f"{top} eigenvalues of a Hessian of {size} parameters need at least {top + 2} vectors, and "
-            f"ARPACK can number the elements of {most}; ask for at most {max(0, most - 2)}"
+            f"{top} eigenvalues of a Hessian of {size} parameters need at least {top + 2} vectors, but "
+            f"ARPACK can index the elements of only {most}; request at most {max(0, most - 2)}"
         )
     return min(max(2 * top + 1, 20), most, size)

@@ -1,8 +1,8 @@
-"""The Hessian of a loss, known by its products with vectors.
+"""The Hessian of a loss, as products with vectors.
 
-A product is the derivative of the gradient along the vector: forward, backward, and backward again
-through both. It costs about two to three training steps' passes and no more memory than the graphs of
-one micro-batch. Forward-mode derivatives would be cheaper, but torch 2.13 has them wrong for LayerNorm.
+A product is the derivative of the gradient along the vector: forward, backward, and backward through both. It
+costs about as much as two to three training steps, and no more memory than the graphs of one micro-batch.
+Forward-mode derivatives would be cheaper, but those of LayerNorm are wrong in torch 2.13.
 """
 
 from __future__ import annotations
@@ -14,21 +14,20 @@ import torch
 from torch import Tensor
 
 Losses = Callable[[], Iterable[Tensor]]
-"""Gives the parts of a loss, such as its micro-batches', one at a time; the loss is their sum."""
+"""Yields the parts of a loss, such as those of micro-batches, one at a time; the loss is their sum."""
 
-_DIVERGED = "a run that diverged has no curvature: take an earlier checkpoint"
+_DIVERGED = "a run that diverged has no curvature: choose an earlier checkpoint"
 
 
 def hessian_vector_product(losses: Losses, parameters: Sequence[Tensor], vector: Tensor) -> Tensor:
-    """The product of the Hessian of ``losses`` with ``vector``, flat like it.
+    """Return the product of the Hessian of ``losses`` with a flat ``vector``.
 
-    Every operation between parameters and loss must have a second derivative: for attention that is the
-    math kernel alone (``attention="math"`` for the lab's models, ``sdpa_kernel(SDPBackend.MATH)`` for
-    others).
+    Every operation between parameters and loss must have a second derivative: for attention that is only the
+    math kernel (``attention="math"`` for the lab's models, ``sdpa_kernel(SDPBackend.MATH)`` for others).
 
     Args:
-        losses: called once; each part's graph is freed before the next part is asked for.
-        parameters: what the loss is differentiated by, in the order that ``vector`` has them.
+        losses: called once; each part's graph is freed before the next part is requested.
+        parameters: the variables, in the order of ``vector``.
         vector: as long as all parameters together, on their device.
 
     Raises:
@@ -39,7 +38,7 @@ def hessian_vector_product(losses: Losses, parameters: Sequence[Tensor], vector:
     for part in losses():
         for sum_, product in zip(total, _differentiate_twice(part, parameters, pieces), strict=True):
             sum_ += product
-        del part  # else its graph would live on beside the next one's
+        del part  # otherwise its graph would stay in memory with the next one's
     product = torch.cat([part.flatten() for part in total])
     if not product.isfinite().all():
         raise FloatingPointError(_describe_nonfinite(losses, product))
@@ -47,11 +46,11 @@ def hessian_vector_product(losses: Losses, parameters: Sequence[Tensor], vector:
 
 
 class Hessian:
-    """The Hessian of a loss at the parameters' present values, as an operator: ``hessian @ vector``.
+    """The Hessian of a loss at the current parameters, as an operator: ``hessian @ vector``.
 
     Args:
         losses: see :func:`hessian_vector_product`.
-        parameters: see there; all on one device and of one dtype. Those that need no gradient are left out.
+        parameters: see there; all on one device and of one dtype. Those without gradients are left out.
         after_product: called after each product, to show progress or to raise an exception.
 
     Example:
@@ -68,9 +67,9 @@ class Hessian:
         self.parameters = [parameter for parameter in parameters if parameter.requires_grad]
         kinds = {(parameter.device, parameter.dtype) for parameter in self.parameters}
         if len(kinds) != 1:
-            found = ", ".join(sorted(f"{dtype} on {device}" for device, dtype in kinds)) or "none at all"
+            placed = ", ".join(sorted(f"{dtype} on {device}" for device, dtype in kinds)) or "none at all"
             raise ValueError(
-                f"the parameters that need gradients are {found}; a Hessian takes at least one, all of one "
+                f"the parameters that need gradients are {placed}; a Hessian needs at least one, all of one "
                 "dtype and on one device"
             )
         ((self.device, self.dtype),) = kinds
@@ -80,7 +79,7 @@ class Hessian:
         self._after_product = after_product
 
     def loss(self) -> float:
-        """The loss itself; FloatingPointError if it is not finite."""
+        """Return the loss. Raise FloatingPointError if it is not finite."""
         loss = _value(self._losses)
         if not math.isfinite(loss):
             raise FloatingPointError(f"the loss is {loss:g}; {_DIVERGED}")
@@ -95,7 +94,7 @@ class Hessian:
 
 
 def dot(left: Tensor, right: Tensor) -> float:
-    """The inner product, added up in float64: there may be 1e9 terms of both signs."""
+    """Return the inner product, summed in float64: there may be 1e9 terms of both signs."""
     return (left * right).sum(dtype=torch.float64).item()
 
 
@@ -112,7 +111,7 @@ def _differentiate_twice(
 
 
 def _like(parameters: Sequence[Tensor], vector: Tensor) -> list[Tensor]:
-    """A flat vector cut into the parameters' shapes."""
+    """Split a flat vector into the parameters' shapes."""
     sizes = [parameter.numel() for parameter in parameters]
     if vector.shape != (sum(sizes),):
         raise ValueError(
@@ -126,9 +125,9 @@ def _like(parameters: Sequence[Tensor], vector: Tensor) -> list[Tensor]:
 def _describe_nonfinite(losses: Losses, product: Tensor) -> str:
     count = int((~product.isfinite()).sum())
     return (
-        f"a product with the Hessian has {count} elements of {product.numel()} that are not finite, where "
-        f"the loss is {_value(losses):g}; {_DIVERGED}. "
-        "Where the loss is finite, an operation of the model has no finite second derivative."
+        f"{count} of {product.numel()} elements of a product with the Hessian are not finite, and the loss "
+        f"is {_value(losses):g}; {_DIVERGED}. "
+        "If the loss is finite, an operation of the model has no finite second derivative."
     )
 
 

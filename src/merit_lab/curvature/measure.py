@@ -1,4 +1,4 @@
-"""The curvature at a checkpoint of a run, part by part, into the run directory."""
+"""Measure the curvature at a checkpoint of a run, part by part, into the run directory."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch import Tensor
 from merit_lab.curvature.density import spectral_density
 from merit_lab.curvature.eigenvalues import num_vectors, top_eigenvalues
 from merit_lab.curvature.hessian import Hessian, hessian_vector_product
-from merit_lab.curvature.progress import Progress
+from merit_lab.curvature.progress import WorkProgress
 from merit_lab.curvature.results import Results
 from merit_lab.curvature.trace import hutchinson_trace
 from merit_lab.models import Model, num_parameters
@@ -23,18 +23,18 @@ from merit_lab.record import environment
 from merit_lab.train.signals import Interrupted, StopRequest, listening
 from merit_lab.train.snapshot import Snapshot, default_device, mean_loss
 
-_CPU_TOKENS = 16384  # in one micro-batch; more are no faster there
+_CPU_TOKENS = 16384  # in one micro-batch; larger ones are no faster on a CPU
 _MOST_SEQUENCES_TRIED = 64
 
 
 @dataclass(frozen=True, kw_only=True)
 class CurvatureConfig:
-    """What is measured of the Hessian of the training loss, in float32."""
+    """What to measure of the Hessian of the training loss, in float32."""
 
     sequences: int = 64
-    """Sequences of the training file that the loss is the mean over, evenly spread."""
+    """Number of training sequences in the loss, evenly spread over the training file."""
     top: int = 5
-    """How many of the largest eigenvalues. 0: none."""
+    """How many of the largest eigenvalues to compute. 0: none."""
     tolerance: float = 1e-3
     """Residual of an eigenvalue, relative to it."""
     probes: int = 32
@@ -44,9 +44,9 @@ class CurvatureConfig:
     density_probes: int = 4
     """Random vectors for the density."""
     density_steps: int = 64
-    """Lanczos steps, hence products, for each of them."""
+    """Lanczos steps, and so products, for each of them."""
     seed: int = 0
-    """Decides the random vectors."""
+    """Determines the random vectors."""
 
     def __post_init__(self) -> None:
         least = {"sequences": 1, "top": 0, "density_probes": 1, "density_steps": 1}
@@ -62,8 +62,8 @@ class CurvatureConfig:
 
 
 @dataclass(frozen=True)
-class Part:
-    """One thing to measure: what it depends on besides the loss, and how it is done."""
+class Measurement:
+    """One part to measure: the settings it depends on besides the loss, and the function that measures it."""
 
     settings: dict[str, Any]
     products: int | None
@@ -72,7 +72,7 @@ class Part:
 
 @dataclass(frozen=True, kw_only=True)
 class Curvature:
-    """What was measured, or had been: a result for each part."""
+    """The results of all parts, measured now or earlier."""
 
     path: Path
     step: int
@@ -87,17 +87,17 @@ def measure_curvature(
     data: Path | None = None,
     micro_batch: int | None = None,
 ) -> Curvature:
-    """Measure at a checkpoint what has not been measured there with the same settings.
+    """Measure the parts that were not yet measured at a checkpoint with the same settings.
 
-    Each part is written when it is done. Raises ``Interrupted`` when a signal ended it; a second call
-    goes on with the parts that are missing.
+    Each part is written when it is done. Raises ``Interrupted`` after a signal; a second call continues with
+    the missing parts.
 
     Args:
         run: the run directory.
         config: what to measure.
         step: of the checkpoint; None for the newest.
-        data: where the run's data are now, if they have moved.
-        micro_batch: sequences in one pass. None: found by trying on CUDA, 16384 tokens on a CPU.
+        data: the folder of the run's data, if it has moved.
+        micro_batch: sequences in one pass. None: found by trial on CUDA, 16384 tokens on a CPU.
     """
     config = config or CurvatureConfig()
     if micro_batch is not None and micro_batch < 1:
@@ -126,14 +126,14 @@ def measure_curvature(
     return Curvature(path=results.path, step=snapshot.step, parts=found)
 
 
-def _parts(config: CurvatureConfig, size: int) -> dict[str, Part]:
-    """What the configuration asks for, the quickest first."""
+def _parts(config: CurvatureConfig, size: int) -> dict[str, Measurement]:
+    """Return the configured parts, the fastest first."""
     seed = config.seed
-    parts = {"loss": Part({}, 0, lambda hessian: {"value": hessian.loss()})}
+    parts = {"loss": Measurement({}, 0, lambda hessian: {"value": hessian.loss()})}
     if config.top:
-        # What cannot be done is refused before anything is computed.
+        # Refuse impossible requests before anything is computed.
         num_vectors(size, config.top)
-        parts["eigenvalues"] = Part(
+        parts["eigenvalues"] = Measurement(
             {"top": config.top, "tolerance": config.tolerance, "seed": seed},
             None,
             lambda hessian: asdict(
@@ -141,13 +141,13 @@ def _parts(config: CurvatureConfig, size: int) -> dict[str, Part]:
             ),
         )
     if config.probes:
-        parts["trace"] = Part(
+        parts["trace"] = Measurement(
             {"probes": config.probes, "seed": seed},
             config.probes,
             lambda hessian: _trace(hessian, config),
         )
     if config.density:
-        parts["density"] = Part(
+        parts["density"] = Measurement(
             {"probes": config.density_probes, "steps": config.density_steps, "seed": seed},
             config.density_probes * config.density_steps,
             lambda hessian: _density(hessian, config),
@@ -167,18 +167,18 @@ def _density(hessian: Hessian, config: CurvatureConfig) -> dict[str, Any]:
 
 
 class _Work:
-    """The loaded model's Hessian, with progress shown and signals heeded after each product."""
+    """The loaded model's Hessian; shows progress and checks for signals after each product."""
 
     def __init__(
         self, snapshot: Snapshot, sequences: Tensor, micro_batch: int | None, stop: StopRequest
     ) -> None:
         model = snapshot.load_model(default_device(), twice=True)
         size = micro_batch or choose_micro_batch(model, sequences)
-        self._progress = Progress("products")
+        self._progress = WorkProgress("products")
         self._stop = stop
         self._hessian = Hessian(mean_loss(model, sequences, size), model.parameters(), self._after_product)
 
-    def measure(self, name: str, part: Part) -> dict[str, Any]:
+    def measure(self, name: str, part: Measurement) -> dict[str, Any]:
         with self._progress.part(name, part.products):
             return part.measure(self._hessian)
 
@@ -186,11 +186,11 @@ class _Work:
         self._progress.advance()
         if self._stop.signum:
             name = signal.Signals(self._stop.signum).name
-            raise Interrupted(self._stop.signum, f"stopped by {name}; the parts that were done are kept")
+            raise Interrupted(self._stop.signum, f"stopped by {name}; finished parts are kept")
 
 
 def choose_micro_batch(model: Model, sequences: Tensor) -> int:
-    """Sequences in one pass: the largest power of two whose product fits, or a number of tokens on a CPU."""
+    """Return the sequences per pass: the largest power of two whose product fits, or fixed on a CPU."""
     device = next(model.parameters()).device
     if device.type == "cpu":
         return max(1, min(len(sequences), _CPU_TOKENS // model.config.context))

@@ -1,4 +1,4 @@
-"""What a measurement shows while it works: a bar in a terminal, a line for each part elsewhere."""
+"""Progress of a measurement: a bar in a terminal, a line for each part elsewhere."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from rich.progress import (
 from rich.progress import Progress as Bar
 
 
-class Progress:
-    """Counts the units of work of one part after the other."""
+class WorkProgress:
+    """Counts the units of work of each part."""
 
     def __init__(self, unit: str, console: Console | None = None) -> None:
         self._unit = unit
@@ -30,7 +30,7 @@ class Progress:
 
     @contextmanager
     def part(self, name: str, total: int | None) -> Iterator[None]:
-        """Show a part while the context lasts; ``total`` is None where nobody knows it."""
+        """Show a part while the context lasts; ``total`` is None if unknown."""
         self._done, began = 0, time.monotonic()
         if self._console.is_terminal:
             columns = (
@@ -52,7 +52,7 @@ class Progress:
             self._console.print(f"{name}: {self._done} {self._unit} in {seconds:.1f} s", markup=False)
 
     def advance(self) -> None:
-        """One unit more is done."""
+        """Count one unit as done."""
         self._done += 1
         if self._bar is not None and self._task is not None:
             self._bar.advance(self._task)

@@ -1,4 +1,4 @@
-"""The trace of a Hessian by Hutchinson's estimator."""
+"""The trace of a Hessian with Hutchinson's estimator."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ class Trace:
 
 
 def hutchinson_trace(hessian: Hessian, probes: int, *, seed: int = 0) -> Trace:
-    """The trace as the mean of ``v . H v`` over random vectors v of signs.
+    """Estimate the trace as the mean of ``v . H v`` over random sign vectors v.
 
-    Signs have the least variance of all independent elements: that of the diagonal is none.
+    Signs have the least variance of all independent elements: the diagonal contributes none.
 
     Args:
         hessian: the operator.
         probes: how many vectors; at least 2, for the error.
-        seed: decides the vectors, which are drawn on the host and so the same on any device.
+        seed: determines the vectors, which are drawn on the host and so the same on any device.
 
     Reference:
         Hutchinson, "A stochastic estimator of the trace of the influence matrix for Laplacian smoothing

@@ -1,6 +1,6 @@
-"""Text to token files, and token files to batches.
+"""Convert text to token files, and token files to batches.
 
-Names that need torch are loaded on first use, so that `merit prepare` starts at once.
+Names that need torch are loaded on first use, so that `merit prepare` starts fast.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Which tokens a step trains on: a pure function of file, context, batch, seed and step."""
+"""The tokens that a step trains on: a pure function of file, context, batch, seed and step."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from merit_lab.data.tokens import TokenFile
 class Batches:
     """Sequences of a token file, without replacement within an epoch, each epoch in another order.
 
-    An epoch cuts the file into windows of ``context`` tokens, from a first token that is drawn for each
-    epoch, so that the cuts fall elsewhere the next time; up to two windows at the ends are left out. A
-    sequence is a window and the token after it, the target of its last one. Rows are numbered through
-    from step to step, hence a batch may hold the end of one epoch and the beginning of the next.
+    An epoch cuts the file into windows of ``context`` tokens. The first token is drawn for each epoch, so
+    that the cuts differ; up to two windows at the ends are left out. A sequence is a window and the token
+    after it, the target of its last one. Rows are numbered continuously over steps, so a batch may contain
+    the end of one epoch and the beginning of the next.
 
-    Nothing depends on ranks, micro-batches or earlier calls: a run that is resumed, on any number of
-    ranks, sees the tokens it would have seen.
+    Nothing depends on ranks, micro-batches or earlier calls: a resumed run, on any number of ranks, sees the
+    same tokens.
 
     Args:
         tokens: the file.
         context: tokens in a sequence, without the last target.
         batch: sequences in a step, over all ranks and micro-batches.
-        seed: any whole number; decides the order.
+        seed: any integer; determines the order.
     """
 
     def __init__(self, tokens: TokenFile, *, context: int, batch: int, seed: int) -> None:
@@ -38,18 +38,18 @@ class Batches:
         self.context = context
         self.batch = batch
         self.seed = seed
-        # One window fewer than fit, if that leaves any, gives the first token room to move.
+        # One window fewer than fit, if possible, leaves room to shift the first token.
         self.num_windows = max(1, windows - 1)
         self._sequences = np.lib.stride_tricks.sliding_window_view(np.asarray(tokens.tokens), context + 1)
         self._epoch = lru_cache(maxsize=4)(self._draw_epoch)
 
     def sequences(self, step: int, begin: int = 0, end: int | None = None) -> NDArray[np.int64]:
-        """Rows ``begin`` to ``end`` of a step's batch: int64, (end - begin, context + 1)."""
+        """Return rows ``begin`` to ``end`` of a step's batch: int64, (end - begin, context + 1)."""
         end = self.batch if end is None else end
         if step < 0:
             raise ValueError(f"step is {step}; steps are counted from 0")
         if not 0 <= begin <= end <= self.batch:
-            raise ValueError(f"rows {begin} to {end} were asked for; a batch has the rows 0 to {self.batch}")
+            raise ValueError(f"begin is {begin} and end is {end}; a batch has rows 0 to {self.batch}")
         return self._sequences[self._starts(step, begin, end)].astype(np.int64)
 
     def _starts(self, step: int, begin: int, end: int) -> NDArray[np.int64]:
@@ -63,7 +63,7 @@ class Batches:
         return starts
 
     def _draw_epoch(self, epoch: int) -> tuple[int, Order]:
-        """The first token of an epoch's windows, and the order in which they come."""
+        """Return the first token of an epoch's windows, and their order."""
         key = f"{self.seed} {epoch}"
         spare = self.tokens.num_tokens - 1 - self.num_windows * self.context
         drawn = int.from_bytes(hashlib.blake2b(f"first {key}".encode(), digest_size=8).digest(), "little")
@@ -71,9 +71,9 @@ class Batches:
 
 
 def validation_sequences(tokens: TokenFile, context: int, limit: int | None = None) -> NDArray[np.int64]:
-    """Sequences to validate on, always the same: int64, (n, context + 1), n at most ``limit``.
+    """Return sequences for validation, always the same: int64, (n, context + 1), n at most ``limit``.
 
-    They do not overlap and are spread evenly over the file; without a limit they are all there are.
+    They do not overlap and are spread evenly over the file; without a limit they cover all of it.
     """
     _check_count("context", context)
     windows = _num_windows(tokens, context)
@@ -86,7 +86,7 @@ def validation_sequences(tokens: TokenFile, context: int, limit: int | None = No
 
 
 def _num_windows(tokens: TokenFile, context: int) -> int:
-    """How many windows with a token after each fit into a file: at least one."""
+    """Return how many windows with a token after each fit into a file. Raise ValueError if none does."""
     windows = (tokens.num_tokens - 1) // context
     if windows < 1:
         raise ValueError(

@@ -1,4 +1,4 @@
-"""`merit prepare`: text to token files, and whether they are still what they were."""
+"""`merit prepare`: convert text to token files, and verify them."""
 
 from __future__ import annotations
 
@@ -13,61 +13,61 @@ import tyro
 from tyro.conf import Positional
 
 from merit_lab.data.index import INDEX_NAME, Index
-from merit_lab.data.pieces import Corpus
+from merit_lab.data.pieces import TextCorpus
 from merit_lab.data.prepare import prepare, verify
-from merit_lab.data.progress import Progress
+from merit_lab.data.progress import PrepareProgress
 
 _TokenizerOption = Annotated[
     str,
     tyro.conf.arg(
         help='"bytes", "gpt2", "bpe-N" for a BPE of N entries trained on the first 64 MiB of the training '
-        "text, or the path of a tokenizer.json or of the folder it is in."
+        "text, or the path of a tokenizer.json or its folder."
     ),
 ]
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Options(ABC):
-    """What every corpus has in common."""
+    """Options of every corpus."""
 
     name: ClassVar[str]
 
     output: Path | None = None
-    """Where the files go; data/<corpus> if not given."""
+    """Output folder. None: data/<corpus>."""
     tokenizer: _TokenizerOption = "gpt2"
     end_of_text: str | None = None
-    """The token after each document, if the tokenizer is a tokenizer.json whose configuration names none."""
+    """The token after each document, for a tokenizer.json whose configuration does not name one."""
     gpt2_vocabulary: Path | None = None
-    """A folder with GPT-2's vocab.bpe and encoder.json; else tiktoken's cache is used, or a download."""
+    """A folder with GPT-2's vocab.bpe and encoder.json. None: use tiktoken's cache, or download them."""
     overwrite: bool = False
-    """Replace what the output folder holds; otherwise other data there are refused."""
+    """Replace the contents of the output folder. Otherwise a folder with other data is refused."""
 
     @abstractmethod
-    def corpus(self, progress: Progress) -> Corpus:
-        """The text of this configuration."""
+    def corpus(self, progress: PrepareProgress) -> TextCorpus:
+        """Return the text of this configuration."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Text(_Options):
-    """Files of your own, or folders of them: text, JSON lines or Parquet, also as .gz, .zst, .xz or .bz2.
+    """Your own files or folders: text, JSON lines or Parquet, also as .gz, .zst, .xz or .bz2.
 
     A document is a text file, a line of a .jsonl, or a row of a .parquet. Text is UTF-8; with the tokenizer
-    "bytes" text files may have any encoding of 8 bits. Documents are cut into pieces of 4 to 64 KiB and the
-    hash of a piece decides whether it is for validation.
+    "bytes" text files may have any 8-bit encoding. Documents are cut into pieces of 4 to 64 KiB, and the hash
+    of a piece decides whether it is for validation.
     """
 
     name = "text"
     files: Positional[tuple[Path, ...]]
-    """The files, in the order they are to be read; of a folder all below it, in the order of their names."""
+    """Files, read in this order, or folders, whose files are read in the order of their names."""
     field: str = "text"
     """The field of a JSON object, or the column of a Parquet file, that holds the text."""
     separator: str | None = None
-    """A line that stands between the documents of a text file, for example "<|endoftext|>"."""
+    """A line that separates the documents of a text file, for example "<|endoftext|>"."""
     validation: float = 0.01
-    """The share of the text that is for validation, between 0 and 1."""
+    """The share of the text for validation, between 0 and 1."""
 
-    def corpus(self, progress: Progress) -> Corpus:
-        """The text of this configuration."""
+    def corpus(self, progress: PrepareProgress) -> TextCorpus:
+        """Return the text of this configuration."""
         from merit_lab.data.corpora import text_files
         from merit_lab.data.documents import Layout
 
@@ -77,18 +77,18 @@ class Text(_Options):
 
 @dataclass(frozen=True, kw_only=True)
 class Demo(_Options):
-    """The text of `merit demo`, 1.9 MB of Python that come with the package: the same on every machine.
+    """The text of `merit demo`: 1.9 MB of Python that come with the package, the same on every machine.
 
-    It is merit-optim's own source code as it once was, and stays so when that changes.
+    It is a fixed snapshot of merit-optim's source code.
     """
 
     name = "demo"
     tokenizer: _TokenizerOption = "bytes"
     validation: float = 0.05
-    """The share of the text that is for validation, between 0 and 1."""
+    """The share of the text for validation, between 0 and 1."""
 
-    def corpus(self, _: Progress) -> Corpus:
-        """The text of this configuration."""
+    def corpus(self, _: PrepareProgress) -> TextCorpus:
+        """Return the text of this configuration."""
         from merit_lab.data.corpora import demo
 
         return demo(self.validation)
@@ -98,19 +98,19 @@ class Demo(_Options):
 class Embedded(_Options):
     """The Python sources of this interpreter: its standard library, then installed packages.
 
-    A corpus that every machine has, without a download. Tests are left out, as is what is no UTF-8. It
-    changes with what is installed; its hash is in the index.
+    Available on every machine without a download. Tests and files that are not UTF-8 are left out. The text
+    depends on the installed packages; its hash is in the index.
     """
 
     name = "embedded"
     tokenizer: _TokenizerOption = "bytes"
     limit: int = 20_000_000
-    """How many bytes of sources to take at most."""
+    """The most bytes of source code to use."""
     validation: float = 0.01
-    """The share of the text that is for validation, between 0 and 1."""
+    """The share of the text for validation, between 0 and 1."""
 
-    def corpus(self, _: Progress) -> Corpus:
-        """The text of this configuration."""
+    def corpus(self, _: PrepareProgress) -> TextCorpus:
+        """Return the text of this configuration."""
         from merit_lab.data.corpora import embedded
 
         return embedded(self.limit, self.validation)
@@ -118,17 +118,17 @@ class Embedded(_Options):
 
 @dataclass(frozen=True, kw_only=True)
 class OpenWebText(_Options):
-    """OpenWebText from the Hugging Face hub, with the validation documents that nanoGPT takes.
+    """OpenWebText from the Hugging Face hub, with nanoGPT's validation documents.
 
-    About 40 GB of text and 9 billion tokens of GPT-2's. Needs the package datasets.
+    About 40 GB of text and 9 billion GPT-2 tokens. Needs the package datasets.
     """
 
     name = "openwebtext"
     documents: int | None = None
-    """Take only the first documents of the 8,013,769."""
+    """How many documents to use. None: all 8,013,769."""
 
-    def corpus(self, _: Progress) -> Corpus:
-        """The text of this configuration."""
+    def corpus(self, _: PrepareProgress) -> TextCorpus:
+        """Return the text of this configuration."""
         from merit_lab.data.streams import openwebtext
 
         return openwebtext(self.documents)
@@ -136,35 +136,35 @@ class OpenWebText(_Options):
 
 @dataclass(frozen=True, kw_only=True)
 class C4(_Options):
-    """English C4 from the Hugging Face hub: its first documents, and of its own validation set.
+    """English C4 from the Hugging Face hub: the first documents of its training and validation sets.
 
     Needs the package datasets.
     """
 
     name = "c4"
     documents: int = 20_000_000
-    """How many training documents to take of 364,868,892; 20 million are about 9 billion GPT-2 tokens."""
+    """How many of the 364,868,892 training documents to use; 20 million are about 9 billion GPT-2 tokens."""
     validation_documents: int = 10_000
-    """How many validation documents to take, of 364,608."""
+    """How many of the 364,608 validation documents to use."""
 
-    def corpus(self, _: Progress) -> Corpus:
-        """The text of this configuration."""
+    def corpus(self, _: PrepareProgress) -> TextCorpus:
+        """Return the text of this configuration."""
         from merit_lab.data.streams import c4
 
         return c4(self.documents, self.validation_documents)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Enwik8(_Options):
+class Enwik8Options(_Options):
     """The first 100 million bytes of Wikipedia: 90 for training, 5 for validation, 5 for test.bin."""
 
     name = "enwik8"
     file: Positional[Path]
-    """The unpacked file."""
+    """The unzipped file."""
     tokenizer: _TokenizerOption = "bytes"
 
-    def corpus(self, _: Progress) -> Corpus:
-        """The text of this configuration."""
+    def corpus(self, _: PrepareProgress) -> TextCorpus:
+        """Return the text of this configuration."""
         from merit_lab.data import corpora
 
         return corpora.Enwik8(self.file)
@@ -172,9 +172,9 @@ class Enwik8(_Options):
 
 @dataclass(frozen=True, kw_only=True)
 class Check:
-    """Read all of what was prepared and compare it with the hashes in its dataset.json.
+    """Read all prepared files and compare them with the hashes in dataset.json.
 
-    When training starts, a sample is compared, which finds files that were replaced.
+    Training compares only a sample when it starts, which detects replaced files.
     """
 
     name: ClassVar[str] = "check"
@@ -183,7 +183,7 @@ class Check:
 
 
 _COMMANDS: dict[str, Callable[..., _Options | Check]] = {
-    kind.name: kind for kind in (Text, Demo, Embedded, OpenWebText, C4, Enwik8, Check)
+    kind.name: kind for kind in (Text, Demo, Embedded, OpenWebText, C4, Enwik8Options, Check)
 }
 
 
@@ -193,16 +193,16 @@ def main(argv: Sequence[str]) -> int:
         _COMMANDS,
         prog="merit prepare",
         description="Turn text into token files: train.bin and val.bin as nanoGPT writes them, and "
-        "dataset.json with their hashes and counts. A call that was stopped goes on where it was.",
+        "dataset.json with their hashes and counts. If interrupted, the same command continues.",
         args=list(argv),
         config=(tyro.conf.FlagCreatePairsOff,),
     )
-    progress = Progress()
+    progress = PrepareProgress()
     try:
         if isinstance(chosen, Check):
             progress.say(f"reading {chosen.folder}")
             folder, index = chosen.folder, verify(chosen.folder)
-            progress.say("all bytes are as they were prepared")
+            progress.say("all files are unchanged")
         else:
             folder = chosen.output or Path("data", chosen.name)
             index = prepare(
@@ -218,17 +218,17 @@ def main(argv: Sequence[str]) -> int:
         print(f"merit prepare: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        print("merit prepare: interrupted; the same command goes on where it was", file=sys.stderr)
+        print("merit prepare: interrupted; run the same command again to continue", file=sys.stderr)
         return 130
     progress.say(_summary(folder, index))
     return 0
 
 
 def make(corpus: Literal["demo", "embedded"], folder: Path, tokenizer: str = "bytes") -> int:
-    """Prepare a corpus that every machine has, unless it is there; return the exit status.
+    """Prepare a corpus that every machine has, unless it exists; return the exit status.
 
-    What is there is taken as it is: with one more package installed "embedded" would be another, and runs
-    could not go on.
+    Existing data is not checked: with one more package installed "embedded" would differ, and runs could not
+    be resumed.
     """
     if (folder / INDEX_NAME).exists():
         return 0
@@ -240,7 +240,7 @@ def _summary(folder: Path, index: Index) -> str:
     for name, entry in index.files.items():
         lines.append(
             f"  {name:<10} {entry.num_tokens:>15,} tokens  {entry.num_text_bytes / entry.num_tokens:.2f} "
-            f"bytes a token  {entry.num_documents:,} documents"
+            f"bytes per token  {entry.num_documents:,} documents"
         )
     lines.append(f"  fingerprint {index.fingerprint}")
     return "\n".join(lines)

@@ -1,4 +1,4 @@
-"""Corpora on this machine's disk: text files, the Python sources that are installed, enwik8."""
+"""Local corpora: text files, installed Python sources, enwik8."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from typing import Any
 from merit_lab.data.documents import DEFAULT_LAYOUT, Layout, find_files, texts
 from merit_lab.data.formats import check_beginning, named_kinds
 from merit_lab.data.hashes import Hashes
-from merit_lab.data.pieces import Piece, cut
-from merit_lab.data.progress import Progress
+from merit_lab.data.pieces import TextPiece, cut
+from merit_lab.data.progress import PrepareProgress
 
 _SMALLEST_PIECE, _LARGEST_PIECE = 1 << 12, 1 << 16  # bytes
 _TEST_FOLDERS = {"test", "tests", "idle_test"}
 
 
 class TextFiles:
-    """Documents of files in the order given, with a share of their text for validation.
+    """The documents of files, in order, with a share of their text for validation.
 
-    Documents are cut into pieces of 4 to 64 KiB (a 256th of all text, between these), and a piece is for
-    validation where the hash of its text, as a number from 0 to 1, is below the share: the same text is
-    always on the same side. If that chooses no piece, the one with the smallest hash is taken.
+    Documents are cut into pieces of 4 to 64 KiB (1/256 of all text, within these limits). A piece is for
+    validation if the hash of its text, as a number from 0 to 1, is below the share, so the same text is
+    always in the same split. If that selects no piece, the one with the smallest hash is used.
 
-    The files are read through once for the hashes, before anything is tokenized.
+    The files are read once for the hashes, before anything is tokenized.
     """
 
     splits: tuple[str, ...] = ("train", "val")
@@ -40,7 +40,7 @@ class TextFiles:
         paths: Sequence[Path],
         validation: float,
         layout: Layout = DEFAULT_LAYOUT,
-        progress: Progress | None = None,
+        progress: PrepareProgress | None = None,
     ) -> None:
         if not 0 < validation < 1:
             raise ValueError(
@@ -62,8 +62,8 @@ class TextFiles:
                 progress.count(self.total)
         if len(self._hashes) < 2 and self.total > 2 * _SMALLEST_PIECE:
             raise ValueError(
-                f"the text has {self.total} bytes, but no place to cut it: a blank or a new line after a "
-                "visible character. Put some into it, or give more text"
+                f"the text has {self.total} bytes, but no place to cut it: a space or a newline after a "
+                "visible character. Add some, or give more text"
             )
         if len(self._hashes) < 2:
             raise ValueError(
@@ -72,8 +72,8 @@ class TextFiles:
             )
         if self._hashes.smallest == self._hashes.largest:
             raise ValueError(
-                f"all {len(self._hashes)} pieces of the text are the same, so that none is left to validate "
-                "on: give other text"
+                f"all {len(self._hashes)} pieces of the text are identical, so none is left for validation: "
+                "give other text"
             )
         self._below = max(int(validation * 2**64), self._hashes.smallest + 1)
         if self._hashes.largest < self._below:
@@ -90,11 +90,11 @@ class TextFiles:
         self._position = 0
 
     def state(self) -> int:
-        """How many pieces were yielded."""
+        """Return the number of pieces yielded."""
         return self._position
 
-    def pieces(self, state: Any = None) -> Iterator[Piece]:
-        """All pieces, or those after the first ``state``."""
+    def pieces(self, state: Any = None) -> Iterator[TextPiece]:
+        """Yield all pieces, or those after the first ``state``."""
         first = state or 0
         self._position = 0
         hashes = iter(self._hashes)
@@ -108,7 +108,9 @@ class TextFiles:
                 raise _changed(path)
             in_validation = expected < self._below
             goes_on = not ends and following is not None and (following < self._below) == in_validation
-            yield Piece(split="val" if in_validation else "train", text=text, ends=not goes_on, origin=origin)
+            yield TextPiece(
+                split="val" if in_validation else "train", text=text, ends=not goes_on, origin=origin
+            )
         if following is not None:
             raise _changed(self._paths[-1])
 
@@ -118,7 +120,7 @@ class TextFiles:
                 yield path, origin, text, ends
 
     def _choose_piece_bytes(self) -> int:
-        """A 256th of the text; as soon as that is known to be too much, no more is read."""
+        """Return 1/256 of the text, within limits; stop reading once the upper limit is reached."""
         num_bytes = 0
         for _, _, text, _ in self._texts(_LARGEST_PIECE):
             num_bytes += len(text)
@@ -131,39 +133,39 @@ def text_files(
     paths: Sequence[Path],
     validation: float,
     layout: Layout = DEFAULT_LAYOUT,
-    progress: Progress | None = None,
+    progress: PrepareProgress | None = None,
 ) -> TextFiles:
-    """The files that a user names, and those in the folders that are named."""
+    """Return the text of the user's files and folders."""
     if not paths:
         raise ValueError("no files are given; name at least one")
-    found, left_out = find_files(paths)
+    files, left_out = find_files(paths)
     if left_out and progress is not None:
         progress.say(
-            f"{len(left_out)} files are left out, as {left_out[0]}: their names are none of "
-            f"{named_kinds()}. Those that are to be read can be named themselves"
+            f"skipping {len(left_out)} files, such as {left_out[0]}, whose names do not end with one of "
+            f"{named_kinds()}. To read them, name them explicitly"
         )
-    for path in found:
+    for path in files:
         check_beginning(path)
-    return TextFiles("text", found, validation, layout, progress)
+    return TextFiles("text", files, validation, layout, progress)
 
 
 def demo(validation: float) -> TextFiles:
-    """The Python files of merit-optim itself (src and tests/optim of commit 3198712), which come with it."""
+    """Return the Python files of merit-optim (src and tests/optim of commit 3198712), shipped with it."""
     return TextFiles("demo", [Path(__file__).with_name("demo.jsonl.xz")], validation)
 
 
 def embedded(limit: int, validation: float) -> TextFiles:
-    """The Python sources of the running interpreter: a corpus that every machine has.
+    """Return the Python sources of the running interpreter: a corpus that every machine has.
 
-    The standard library in the order of its paths, then the installed packages in the order of their
-    paths' hashes, so that a limit takes some of every package and not all of the first. Tests, empty files
-    and files that are no UTF-8 are left out. It ends before the file that would exceed ``limit`` bytes.
+    The standard library comes first, in the order of its paths, then the installed packages in the order of
+    their paths' hashes, so that a limit takes some of every package and not all of the first. Tests, empty
+    files and files that are not UTF-8 are left out. It ends before the file that exceeds ``limit`` bytes.
     """
     if limit < 1:
         raise ValueError(f"limit is {limit}; it must be at least 1 byte")
     folders = sysconfig.get_paths()
     packages = Path(folders["purelib"])
-    # By relative path: where an environment lies does not change its corpus.
+    # By relative path, so that the corpus does not depend on where the environment is.
     candidates = [
         *sorted(_sources(Path(folders["stdlib"]))),
         *sorted(_sources(packages), key=lambda path: _hash(path.relative_to(packages).as_posix().encode())),
@@ -179,7 +181,7 @@ def embedded(limit: int, validation: float) -> TextFiles:
     if not paths:
         raise ValueError(
             f"no Python sources of up to {limit} bytes are installed with {sys.executable}: raise the limit, "
-            "or use `merit prepare text` with files of your own"
+            "or use `merit prepare text` with your own files"
         )
     return TextFiles("embedded", paths, validation)
 
@@ -196,7 +198,7 @@ class Enwik8:
             raise ValueError(f"there is no file {path}")
         if path.stat().st_size != self.total:
             raise ValueError(
-                f"{path} has {path.stat().st_size} bytes; enwik8 has {self.total}. Give the unpacked file, "
+                f"{path} has {path.stat().st_size} bytes; enwik8 has {self.total}. Give the unzipped file, "
                 "or use `merit prepare text` for other text"
             )
         self._path = path
@@ -207,11 +209,11 @@ class Enwik8:
         self._position = 0
 
     def state(self) -> int:
-        """How many pieces were yielded."""
+        """Return the number of pieces yielded."""
         return self._position
 
-    def pieces(self, state: Any = None) -> Iterator[Piece]:
-        """All pieces, or those after the first ``state``."""
+    def pieces(self, state: Any = None) -> Iterator[TextPiece]:
+        """Yield all pieces, or those after the first ``state``."""
         first = state or 0
         self._position = 0
         with self._path.open("rb") as file:
@@ -222,20 +224,20 @@ class Enwik8:
                     position = self._position
                     self._position += 1
                     if position >= first:
-                        yield Piece(split=split, text=text, ends=left == 0, origin=str(self._path))
+                        yield TextPiece(split=split, text=text, ends=left == 0, origin=str(self._path))
 
 
 def _changed(path: Path) -> ValueError:
-    return ValueError(f"{path} changed while it was being read: start again when it is at rest")
+    return ValueError(f"{path} changed while it was being read: start again when nothing writes to it")
 
 
 def _sources(folder: Path) -> Iterator[Path]:
-    """Python files below a folder; not those of tests, nor of packages installed inside it."""
+    """Yield Python files below a folder, except those of tests and of packages installed inside it."""
     skipped = _TEST_FOLDERS | {"site-packages", "dist-packages", "__pycache__"}
     for parent, folders, names in os.walk(folder):
         folders[:] = [name for name in folders if name not in skipped]
         for name in names:
-            if name.endswith(".py") and (path := Path(parent, name)).is_file():  # no link to nowhere
+            if name.endswith(".py") and (path := Path(parent, name)).is_file():  # not a broken link
                 yield path
 
 

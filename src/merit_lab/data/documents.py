@@ -1,4 +1,4 @@
-"""Files of text as people have them, as documents: plain, as JSON lines or as Parquet, packed or not."""
+"""Read documents from text files: plain, JSON lines or Parquet, compressed or not."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from typing import Any, BinaryIO
 from merit_lab.data import formats
 from merit_lab.data.pieces import Readable, cut
 
-_PARQUET_ROWS = 256  # that are read at a time
-_LINE = 1 << 16  # of a line without end no more is read at a time
+_PARQUET_ROWS = 256  # read at a time
+_LINE = 1 << 16  # bytes of a very long line read at a time
 
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """Where the documents stand in a file.
+    """Where the documents are in a file.
 
     Args:
         field: the field of a JSON object, or the column of a Parquet file, that holds the text.
-        separator: the line that stands between the documents of a text file; without it the file is one.
+        separator: the line between the documents of a text file; without it the file is one document.
     """
 
     field: str = "text"
@@ -37,8 +37,8 @@ DEFAULT_LAYOUT = Layout()
 
 
 def find_files(paths: Sequence[Path]) -> tuple[list[Path], list[Path]]:
-    """The files to read, those of a folder in the order of their paths, and what is left out of folders."""
-    found: list[Path] = []
+    """Return the files to read, those of a folder in the order of their paths, and the skipped ones."""
+    selected: list[Path] = []
     left_out: list[Path] = []
     for path in paths:
         if path.is_dir():
@@ -46,32 +46,31 @@ def find_files(paths: Sequence[Path]) -> tuple[list[Path], list[Path]]:
             named = [file for file in files if formats.is_named(file)]
             if not named:
                 raise ValueError(
-                    f"{path} holds no file of text by its name ({formats.named_kinds()}): name the files "
-                    f"themselves, for example {path}/*"
+                    f"{path} has no file whose name ends with one of {formats.named_kinds()}: name the files "
+                    f"explicitly, for example {path}/*"
                 )
-            found += named
+            selected += named
             left_out += [file for file in files if not formats.is_named(file)]
         elif path.is_file():
-            found.append(path)
+            selected.append(path)
         else:
             raise ValueError(f"there is no file {path}")
-    return found, left_out
+    return selected, left_out
 
 
 def texts(path: Path, layout: Layout, size: int) -> Iterator[tuple[str, bytes, bool]]:
-    """A file's documents in pieces of about ``size`` bytes: where each is from, its text, whether it is the
-    document's last.
+    """Yield a file's documents in pieces of about ``size`` bytes: origin, text, whether it is the last piece.
 
-    A document without text gives none.
+    A document without text yields nothing.
     """
-    with formats.naming_what_is_damaged(path):
+    with formats.naming_damaged_files(path):
         for origin, content in _documents(path, layout):
             yield from ((origin, text, is_last) for text, is_last in _marking_last(cut(content, size)))
 
 
 def _documents(path: Path, layout: Layout) -> Iterator[tuple[str, Readable]]:
     kind = formats.kind_of(path)
-    with formats.open_unpacked(path) as file:
+    with formats.open_decompressed(path) as file:
         if kind == "JSON lines":
             yield from _json_lines(path, file, layout.field)
         elif kind == "Parquet":
@@ -112,11 +111,11 @@ def _parquet_rows(path: Path, file: BinaryIO, field: str) -> Iterator[tuple[str,
     from pyarrow import parquet
 
     with tempfile.TemporaryFile() as unpacked:
-        if formats.is_packed(path):  # Parquet is read from its end, which is known when all is unpacked
+        if formats.is_compressed(path):  # Parquet is read from its end
             shutil.copyfileobj(file, unpacked)
             unpacked.seek(0)
         try:
-            table = parquet.ParquetFile(unpacked if formats.is_packed(path) else file)
+            table = parquet.ParquetFile(unpacked if formats.is_compressed(path) else file)
             columns = table.schema_arrow.names
             if field not in columns:
                 raise ValueError(
@@ -143,7 +142,7 @@ def _text(origin: str, field: str, value: Any) -> io.BytesIO:
         return io.BytesIO(value.encode())
     except UnicodeEncodeError as error:
         raise ValueError(
-            f"{origin} has half a character in {field!r}, at {error.start}: {value[error.start]!r} is no text"
+            f"{origin} has half a character in {field!r}, at {error.start}: {value[error.start]!r}"
         ) from None
 
 
@@ -156,7 +155,7 @@ def _separated(path: Path, file: BinaryIO, separator: bytes) -> Iterator[tuple[s
 
 
 class _Section:
-    """What stands in a file up to the next line that is the separator, or to the end."""
+    """A file up to the next separator line or its end."""
 
     def __init__(self, file: BinaryIO, separator: bytes) -> None:
         self._file, self._separator = file, separator
@@ -181,7 +180,7 @@ class _Section:
 
 
 def _files_below(folder: Path) -> Iterator[Path]:
-    """The files below a folder, but for hidden ones."""
+    """Yield the files below a folder, except hidden ones."""
     for parent, folders, names in os.walk(folder):
         folders[:] = [name for name in folders if not name.startswith(".")]
         yield from (

@@ -1,4 +1,4 @@
-"""The hashes of very many pieces of text, kept on the disk: a corpus may have more than fit into memory."""
+"""The hashes of the pieces of a corpus, on disk: there may be more than fit into memory."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ import weakref
 from array import array
 from collections.abc import Iterator
 
-_BLOCK = 1 << 16  # bytes that are read at a time
+_BLOCK = 1 << 16  # bytes read at a time
 _ITEM = array("Q").itemsize
 
 
 class Hashes:
-    """Numbers of 64 bits in a temporary file, which can be gone through again and again."""
+    """64-bit integers in a temporary file that can be iterated over repeatedly."""
 
     def __init__(self) -> None:
-        self._file = tempfile.TemporaryFile()  # noqa: SIM115  (it is there as long as this object)
+        self._file = tempfile.TemporaryFile()  # noqa: SIM115  (it lives as long as this object)
         weakref.finalize(self, self._file.close)
         self._length = 0
         self.smallest = 2**64 - 1
@@ -34,6 +34,6 @@ class Hashes:
 
     def __iter__(self) -> Iterator[int]:
         self._file.flush()
-        # By place, so that several iterations do not disturb each other.
+        # pread, so that concurrent iterations do not interfere.
         for begin in range(0, self._length * _ITEM, _BLOCK):
             yield from array("Q", os.pread(self._file.fileno(), _BLOCK, begin))

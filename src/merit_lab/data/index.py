@@ -1,4 +1,4 @@
-"""dataset.json: what stands in a folder of token files, so that a wrong or cut file is noticed."""
+"""dataset.json: the index of a folder of token files, which detects wrong or truncated files."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ DTYPES = ("uint16", "uint32")
 
 @dataclass(frozen=True, kw_only=True)
 class FileEntry:
-    """One token file: how long it is, how much text it holds, its hash, and that of a sample of its bytes."""
+    """One token file: its length, the amount of text, its hash, and the hash of a sample of its bytes."""
 
     num_tokens: int
     num_text_bytes: int
@@ -31,8 +31,8 @@ class FileEntry:
 class Index:
     """The content of dataset.json.
 
-    ``recipe`` is what the files follow from: corpus, tokenizer, share of validation text. Two folders
-    with the same recipe hold the same bytes.
+    ``recipe`` determines the files: corpus, tokenizer, share of validation text. Two folders with the same
+    recipe hold the same bytes.
     """
 
     tokenizer: str
@@ -44,11 +44,11 @@ class Index:
 
     @property
     def fingerprint(self) -> str:
-        """What identifies the data, whatever they are called and wherever they lie."""
+        """A hash that identifies the data, independent of names and folders."""
         return fingerprint(self.files["train.bin"].sha256, self.files["val.bin"].sha256)
 
     def to_json(self) -> str:
-        """The text of dataset.json."""
+        """Return the text of dataset.json."""
         content = {"format": FORMAT, "version": FORMAT_VERSION, "fingerprint": self.fingerprint}
         return json.dumps({**content, **asdict(self)}, indent=2) + "\n"
 
@@ -77,12 +77,12 @@ class Index:
             if index.dtype not in DTYPES:
                 raise ValueError(f"dtype is {index.dtype!r}; it must be one of {', '.join(DTYPES)}")
             if index.fingerprint != content["fingerprint"]:
-                raise ValueError("its fingerprint is not that of its hashes")
+                raise ValueError("its fingerprint does not match its hashes")
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise ValueError(f"{path} is damaged ({error!r}); prepare the data again") from error
         return index
 
 
 def fingerprint(train_sha256: str, validation_sha256: str) -> str:
-    """A sha256 over the hashes of the training and the validation file."""
+    """Return a sha256 over the hashes of the training and the validation file."""
     return hashlib.sha256(f"train.bin {train_sha256}\nval.bin {validation_sha256}\n".encode()).hexdigest()

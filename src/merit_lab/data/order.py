@@ -1,12 +1,12 @@
-"""An order of the numbers 0 to n - 1 that looks random, follows from a key, and is never stored.
+"""A pseudorandom permutation of 0 to n - 1 that is computed from a key and never stored.
 
-A Feistel network on pairs (left, right) of numbers below ceil(sqrt(n)): each round adds a hash of one
-half to the other, which can be undone whatever the hash, so the whole is a permutation. A result that is
-not below n is sent through again until it is (Black and Rogaway, "Ciphers with arbitrary finite domains",
-2002). There are few such results, as the square is at most 2 sqrt(n) larger than n.
+A Feistel network on pairs (left, right) of numbers below ceil(sqrt(n)): each round adds a hash of one half to
+the other, which is invertible for any hash, so the whole is a permutation. A result that is not below n is
+encrypted again until it is (Black and Rogaway, "Ciphers with arbitrary finite domains", 2002). There are few
+such results, as the square is at most 2 sqrt(n) larger than n.
 
-Why not a shuffled array: numpy may change the order that a seed gives from one version to the next, a
-resumed run would then see other batches, and nine billion tokens would need one of 9 million entries.
+A shuffled array would not do: numpy may change the order of a seed between versions, so that a resumed run
+would see other batches, and nine billion tokens would need an array of 9 million entries.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _Unsigned = NDArray[np.uint64]
 
 
 class Order:
-    """The permutation of ``range(length)`` that belongs to a key."""
+    """The permutation of ``range(length)`` for a key."""
 
     def __init__(self, length: int, key: str) -> None:
         assert 1 <= length < 2**62, length
@@ -31,7 +31,7 @@ class Order:
         self._round_keys = np.frombuffer(digest, "<u8").astype(np.uint64)
 
     def __call__(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The numbers that stand at some positions, as int64."""
+        """Return the numbers at some positions, as int64."""
         numbers = self._encrypt(positions.astype(np.uint64))
         while (outside := numbers >= self.length).any():
             numbers[outside] = self._encrypt(numbers[outside])
@@ -45,7 +45,7 @@ class Order:
 
 
 def _mix(values: _Unsigned) -> _Unsigned:
-    """Spread every bit of 64 over all, by the last steps of the generator SplitMix64; below 2**63."""
+    """Mix 64 bits with the final steps of the generator SplitMix64; the result is below 2**63."""
     values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return (values ^ (values >> np.uint64(31))) >> np.uint64(1)

@@ -1,7 +1,7 @@
-"""Token files that grow part by part and survive a stop at any moment.
+"""Token files that grow part by part and survive an interruption at any moment.
 
-A part is appended to the files and flushed to the disk, and only then entered in a journal, with the
-corpus's state. Whoever comes after a stop cuts the files to what the journal says and goes on from there.
+A part is appended to the files and flushed to disk, and only then entered in a journal, with the state of the
+corpus. After an interruption, the files are truncated to what the journal says, and the work continues there.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from merit_lab.data.tokenizer import Tokens
 
 TOKENIZER_FILE = "tokenizer.json"
 _JOURNAL = "journal.jsonl"
-_HEADER_BEGINS = b'{"recipe": {'  # by which a journal is known as ours, even one whose first line was torn
+_HEADER_BEGINS = b'{"recipe": {'  # identifies a journal as ours, even if its first line is incomplete
 
 
 @dataclass(frozen=True, kw_only=True)
 class Counts:
-    """What stands in a token file."""
+    """The content of a token file, in numbers."""
 
     num_tokens: int = 0
     num_text_bytes: int = 0
     num_documents: int = 0
 
     def plus(self, other: Counts) -> Counts:
-        """The counts of both."""
+        """Return the sum of both."""
         return Counts(
             num_tokens=self.num_tokens + other.num_tokens,
             num_text_bytes=self.num_text_bytes + other.num_text_bytes,
@@ -42,13 +42,13 @@ class Counts:
 
 
 class Parts:
-    """Unfinished token files in a folder of their own, for one process at a time.
+    """Unfinished token files in a separate folder, for one process at a time.
 
     Args:
-        folder: theirs alone; made if it is not there.
+        folder: the folder, used for nothing else; created if it does not exist.
         splits: the files "<split>.bin".
         dtype: of their tokens.
-        recipe: what they follow from; unfinished files of another recipe are refused.
+        recipe: what determines the files; unfinished files of another recipe are refused.
         overwrite: delete unfinished files of another recipe instead.
     """
 
@@ -74,19 +74,19 @@ class Parts:
                 self.restart()
             elif entries[0] == self._header:
                 self._take_up(entries[1:])
-            elif overwrite or len(entries) == 1:  # without any part there is nothing to lose
+            elif overwrite or len(entries) == 1:  # no part was written yet, so nothing is lost
                 self.restart()
             else:
                 raise ValueError(
-                    f"{folder} holds unfinished files of another recipe: {entries[0]}. Finish them by the "
-                    "command that began them, choose another --output, or drop them by --overwrite"
+                    f"{folder} holds unfinished files of another recipe: {entries[0]}. Finish them with the "
+                    "command that started them, choose another --output, or delete them with --overwrite"
                 )
         except BaseException:
             self.close()
             raise
 
     def restart(self) -> None:
-        """Drop what there is and begin anew."""
+        """Delete all files and start over."""
         for name in self._names - {_JOURNAL}:
             (self.folder / name).unlink(missing_ok=True)
         self._journal.truncate(0)
@@ -96,7 +96,7 @@ class Parts:
     def append(
         self, tokens: Mapping[str, Sequence[Tokens]], counts: Mapping[str, Counts], state: Any
     ) -> None:
-        """Add a part: tokens by split, what they are made of, and the corpus's state after them."""
+        """Add a part: tokens by split, their counts, and the state of the corpus after them."""
         try:
             for split, arrays in tokens.items():
                 if arrays:
@@ -110,16 +110,16 @@ class Parts:
         except OSError as error:
             raise OSError(
                 error.errno,
-                f"writing to {self.folder} failed: {error.strerror}. The parts before are kept: mend that "
-                "(make room on the disk) and give the same command again to go on from there",
+                f"writing to {self.folder} failed: {error.strerror}. Earlier parts are kept: fix the cause "
+                "(free some disk space) and run the same command again to continue",
             ) from error
 
     def complete(self) -> None:
-        """Enter that nothing more is to come."""
+        """Mark the files as complete."""
         self._enter_counts(complete=True)
 
     def path(self, split: str) -> Path:
-        """The unfinished file of a split."""
+        """Return the unfinished file of a split."""
         return self.folder / f"{split}.bin"
 
     def remove(self) -> None:
@@ -129,7 +129,7 @@ class Parts:
         self.folder.rmdir()
 
     def close(self) -> None:
-        """Close the files and let other processes in."""
+        """Close the files and release the lock."""
         for file in [*self._files.values(), self._journal]:
             file.close()
         self._files.clear()
@@ -144,31 +144,31 @@ class Parts:
 
     @property
     def _names(self) -> set[str]:
-        """What may stand in the folder: the files of any corpus, since another one may have been begun."""
+        """The names that may be in the folder: the files of any corpus, as another may have been started."""
         splits = {f"{split}.bin" for split in ("train", "val", "test", *self._splits)}
         return {_JOURNAL, TOKENIZER_FILE, f"{TOKENIZER_FILE}.tmp", *splits}
 
     def _refuse_what_is_not_ours(self) -> None:
-        """Raise where the folder, or a file in it, is another's: what is found here may be deleted later."""
+        """Raise ValueError if the folder or a file in it is not ours: files in it may be deleted later."""
         if self.folder.is_symlink():
             raise self._foreign("it is a link")
         if not self.folder.exists():
             return
         if not self.folder.is_dir():
-            raise self._foreign("it is no folder")
-        found = sorted(self.folder.iterdir())
-        for path in found:
+            raise self._foreign("it is not a folder")
+        paths = sorted(self.folder.iterdir())
+        for path in paths:
             if path.name not in self._names or path.is_symlink() or not path.is_file():
                 raise self._foreign(f"it holds {path.name}")
-        # The journal has its first line before there is any other file.
+        # The first line of the journal is written before any other file.
         journal = self.folder / _JOURNAL
-        if found not in ([], [journal]) and (not journal.exists() or journal.stat().st_size == 0):
-            raise self._foreign(f"it holds {found[0].name} and no journal")
+        if paths not in ([], [journal]) and (not journal.exists() or journal.stat().st_size == 0):
+            raise self._foreign(f"it holds {paths[0].name} and no journal")
 
     def _foreign(self, why: str) -> ValueError:
         return ValueError(
             f"{self.folder} was not written by `merit prepare`, which needs that name for unfinished files: "
-            f"{why}. Move it away, or choose another --output"
+            f"{why}. Move it elsewhere, or choose another --output"
         )
 
     def _lock(self) -> None:
@@ -180,11 +180,11 @@ class Parts:
             ) from None
 
     def _read_journal(self) -> list[Any]:
-        """The whole lines of the journal; a last line that was cut short is removed."""
+        """Return the complete lines of the journal; an incomplete last line is removed."""
         self._journal.seek(0)
         content = self._journal.read()
         if not content.startswith(_HEADER_BEGINS[: len(content)]):
-            raise self._foreign(f"its {_JOURNAL} is another's")
+            raise self._foreign(f"its {_JOURNAL} is from another program")
         end = content.rfind(b"\n") + 1
         self._journal.truncate(end)
         try:
@@ -204,13 +204,13 @@ class Parts:
                 self._cut(split)
 
     def _cut(self, split: str) -> None:
-        """Cut a file to what the journal says."""
+        """Truncate a file to the length in the journal."""
         wanted = self.counts[split].num_tokens * self._dtype.itemsize
         with self.path(split).open("ab") as file:
             if file.tell() < wanted:
                 raise ValueError(
                     f"{self.path(split)} has {file.tell()} bytes, but the journal says {wanted}: it was "
-                    f"changed; remove the folder {self.folder} and begin again"
+                    f"changed; remove the folder {self.folder} and start over"
                 )
             file.truncate(wanted)
 

@@ -1,4 +1,4 @@
-"""Text in pieces of bounded size, cut where no tokenizer notices."""
+"""Cut text into pieces of bounded size at places that do not change its tokens."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-# A blank or a new line after a visible ASCII character: GPT-2's splitting pattern, which our own BPE uses
-# too, never joins the two, and no UTF-8 character is cut. The blank comes first in the patterns, and what
-# stands before it is looked back at, so that text without blanks is passed over at the speed of a scan.
+# A space or a newline after a visible ASCII character: GPT-2's splitting pattern, which our BPE uses too,
+# never joins the two, and no UTF-8 character is cut. The space comes first in the patterns, with a lookbehind
+# for the character before it, so that text without spaces is skipped at the speed of a scan.
 _CUT = re.compile(rb"[ \n](?<=[!-~][ \n])")
-# The same after any character but white space, for text that has hardly any ASCII.
+# The same after any character except white space, for text with hardly any ASCII.
 _CUT_ANY = re.compile(
     rb"[ \n](?<=[!-~\x80-\xbf][ \n])(?<!\xc2[\x85\xa0][ \n])(?<!\xe1\x9a\x80[ \n])"
     rb"(?<!\xe2\x80[\x80-\x8a\xa8\xa9\xaf][ \n])(?<!\xe2\x81\x9f[ \n])(?<!\xe3\x80\x80[ \n])"
 )
-_FAR = 4  # times the wanted size: without ASCII up to here, any character will do
+_FAR = 4  # times the wanted size: if there is no ASCII up to here, any character will do
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Piece:
-    """Some text for one of the files: its split, whether the text ends here, and where it comes from."""
+class TextPiece:
+    """Some text for one split: whether the document ends here, and where it comes from."""
 
     split: str
     text: bytes
@@ -29,12 +29,12 @@ class Piece:
     origin: str
 
 
-class Corpus(Protocol):
-    """Text in a fixed order, and where an iteration over it stands."""
+class TextCorpus(Protocol):
+    """Text in a fixed order, with a position from which an iteration can continue."""
 
     @property
     def recipe(self) -> Mapping[str, Any]:
-        """What the text and its order follow from, as JSON."""
+        """Everything that determines the text and its order, as JSON."""
         ...
 
     @property
@@ -44,7 +44,7 @@ class Corpus(Protocol):
 
     @property
     def total(self) -> int:
-        """How many bytes or documents there are, as ``unit`` says."""
+        """The number of bytes or documents; see ``unit``."""
         ...
 
     @property
@@ -52,32 +52,32 @@ class Corpus(Protocol):
         """What ``total`` counts: "bytes" or "documents"."""
         ...
 
-    def pieces(self, state: Any = None) -> Iterator[Piece]:
-        """All pieces, or those after a state that an earlier iteration gave."""
+    def pieces(self, state: Any = None) -> Iterator[TextPiece]:
+        """Yield all pieces, or those after a state of an earlier iteration."""
         ...
 
     def state(self) -> Any:
-        """Where the latest iteration stands, after the piece it yielded last, as JSON."""
+        """Return the position of the latest iteration, after its last piece, as JSON."""
         ...
 
 
 class Readable(Protocol):
-    """What text is read from."""
+    """A source of bytes."""
 
     def read(self, size: int, /) -> bytes:
-        """About so many bytes, or none at the end."""
+        """Read about ``size`` bytes, or none at the end."""
         ...
 
 
 def cut(file: Readable, size: int) -> Iterator[bytes]:
-    """A file in pieces that are cut at the first good place after ``size`` bytes each.
+    """Yield a file in pieces, each cut at the first good place after ``size`` bytes.
 
-    Tokenizing the pieces one by one gives the tokens of the whole. Where there is no good place, a piece
-    is as long as it must be.
+    Tokenizing the pieces one by one gives the tokens of the whole. Without a good place, a piece is as long
+    as it must be.
     """
-    text, begin = b"", 0  # what is at hand, and where the next piece begins in it
-    searched = 0  # up to here there is no good place: it is not looked at again when more is read
-    # Reading as much again as is at hand keeps the time linear where no cut is found for long.
+    text, begin = b"", 0  # the buffer, and where the next piece begins in it
+    searched = 0  # there is no good place before this; it is not searched again when more is read
+    # Doubling the buffer keeps the time linear if no cut is found for long.
     while block := file.read(max(size, len(text) - begin)):
         searched -= begin
         text, begin = text[begin:] + block, 0
@@ -90,9 +90,9 @@ def cut(file: Readable, size: int) -> Iterator[bytes]:
 
 
 def _place(text: bytes, begin: int, size: int, searched: int) -> int | None:
-    """Where to end the piece that begins at ``begin``; None where more text is needed to tell."""
+    """Return where to end the piece that begins at ``begin``; None if more text is needed."""
     first, far = begin + size + 1, begin + _FAR * size
-    found = _CUT.search(text, max(first, searched), far)
-    if found is None and len(text) >= far:
-        found = _CUT_ANY.search(text, max(first, searched))
-    return None if found is None else found.start()
+    match = _CUT.search(text, max(first, searched), far)
+    if match is None and len(text) >= far:
+        match = _CUT_ANY.search(text, max(first, searched))
+    return None if match is None else match.start()

@@ -1,4 +1,4 @@
-"""The next micro-batches, made by a thread while the device computes."""
+"""Load the next micro-batches in a thread while the device computes."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ _Pair = tuple[Tensor, Tensor]
 
 
 class Prefetcher:
-    """Yields (inputs, targets) on a device: each step's micro-batches of one rank, step after step.
+    """Yields (inputs, targets) on a device: the micro-batches of one rank, step by step.
 
-    A thread keeps up to ``depth`` of them ready, in pinned memory where the device is a CUDA GPU, so that
-    the copy does not make the host wait. What goes wrong in the thread is raised where the micro-batch
-    is asked for. Use it in a ``with`` statement, or call ``close``.
+    A thread keeps up to ``depth`` of them ready, in pinned memory if the device is a CUDA GPU, so that the
+    host does not wait for the copy. Errors in the thread are raised by ``next``. Use it in a ``with``
+    statement, or call ``close``.
 
     Args:
         batches: where the sequences come from.
-        device: where the tensors are wanted.
+        device: where the tensors go.
         rows: this rank's part of a batch, as (begin, end) for each micro-batch.
-        first_step: the step to begin with.
+        first_step: the first step.
         num_steps: how many steps to yield.
         depth: micro-batches kept ready.
     """
@@ -44,7 +44,7 @@ class Prefetcher:
         if depth < 1:
             raise ValueError(f"depth is {depth}; it must be at least 1")
         self._batches = batches
-        self._device = torch.empty(0, device=device).device  # "cuda" with the number of the current GPU
+        self._device = torch.empty(0, device=device).device  # adds the index of the current GPU to "cuda"
         self._wanted: Iterator[tuple[int, int, int]] = (
             (step, begin, end) for step in range(first_step, first_step + num_steps) for begin, end in rows
         )
@@ -90,7 +90,7 @@ class Prefetcher:
         sequences = torch.from_numpy(self._batches.sequences(step, begin, end))
         inputs, targets = sequences[:, :-1].contiguous(), sequences[:, 1:].contiguous()
         if self._device.type == "cuda":
-            # A new thread starts on device 0; pinning there would make a context on it for every rank.
+            # A new thread starts on device 0; pinning there would create a context on it for every rank.
             torch.cuda.set_device(self._device)
             return inputs.pin_memory(), targets.pin_memory()
         return inputs, targets

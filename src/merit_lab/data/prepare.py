@@ -1,4 +1,4 @@
-"""A corpus to a folder of token files: part by part, resumable, and published only when complete."""
+"""Tokenize a corpus into a folder: part by part, resumable, and published only when complete."""
 
 from __future__ import annotations
 
@@ -14,68 +14,68 @@ from merit_lab.data import tokenizer as tokenizers
 from merit_lab.data.formats import not_utf8
 from merit_lab.data.index import INDEX_NAME, FileEntry, Index
 from merit_lab.data.parts import TOKENIZER_FILE, Counts, Parts
-from merit_lab.data.pieces import Corpus, Piece
-from merit_lab.data.progress import Progress
+from merit_lab.data.pieces import TextCorpus, TextPiece
+from merit_lab.data.progress import PrepareProgress
 from merit_lab.data.tokenizer import Tokenizer, TokenizerFile, Tokens
 from merit_lab.data.tokens import Dataset, hash_file, hash_sample
 
-PART_BYTES = 1 << 24  # text between two entries of the journal: a second or two of work
+PART_BYTES = 1 << 24  # text between two journal entries: a second or two of work
 _PUBLISHED = ("train.bin", "val.bin", "test.bin", TOKENIZER_FILE)
-_WAY_OUT = "choose another --output, or replace it by --overwrite"
+_WAY_OUT = "choose another --output, or replace it with --overwrite"
 
 
 def prepare(
-    corpus: Corpus,
+    corpus: TextCorpus,
     folder: Path,
     *,
     tokenizer: str,
     end_of_text: str | None = None,
     gpt2_vocabulary: Path | None = None,
     overwrite: bool = False,
-    progress: Progress | None = None,
+    progress: PrepareProgress | None = None,
     part_bytes: int = PART_BYTES,
 ) -> Index:
     """Tokenize a corpus into a folder, and return its index.
 
-    What an earlier call left unfinished is continued; what one finished is returned as it is. In both
-    cases the bytes are those of a call that was never stopped. Until everything is complete the files
-    stand in a folder "partial" within ``folder``.
+    An unfinished earlier call is continued, and the files of a finished one are kept. In both cases the bytes
+    are those of a call that was never stopped. Until everything is complete the files are in the subfolder
+    "partial" of ``folder``.
 
     Args:
         corpus: what to tokenize.
         folder: where the files go.
         tokenizer: "bytes", "gpt2", "bpe-N", or the path of a tokenizer.json or its folder.
-        end_of_text: the token that ends a document, of a tokenizer.json that does not say.
+        end_of_text: the token that ends a document, for a tokenizer.json that does not name it.
         gpt2_vocabulary: a folder with GPT-2's vocab.bpe and encoder.json.
-        overwrite: replace what the folder holds, which is refused otherwise if it is something else.
-        progress: what to tell about it.
+        overwrite: replace the contents of the folder; otherwise other contents are refused.
+        progress: where to report progress.
         part_bytes: how much text is tokenized at a time.
     """
-    given = TokenizerFile.find(tokenizer, end_of_text)
+    file = TokenizerFile.find(tokenizer, end_of_text)
     if gpt2_vocabulary is not None and tokenizer != "gpt2":
         raise ValueError(f"GPT-2's vocabulary is given, but the tokenizer is {tokenizer!r}; leave it out")
     recipe: dict[str, Any] = {"corpus": dict(corpus.recipe), "tokenizer": tokenizer}
-    if given is not None:
-        recipe |= {"tokenizer": given.name, "end_of_text": given.end_of_text}
-    progress = progress or Progress(quiet=True)
+    if file is not None:
+        recipe |= {"tokenizer": file.name, "end_of_text": file.end_of_text}
+    progress = progress or PrepareProgress(quiet=True)
     existing = None if overwrite else _existing(folder, recipe, progress)
     if existing is not None:
         progress.say(f"{folder} is already prepared")
         return existing
-    dtype = tokenizers.dtype_for(tokenizer) if given is None else given.dtype
+    dtype = tokenizers.dtype_for(tokenizer) if file is None else file.dtype
     partial = folder / "partial"
     with Parts(partial, splits=corpus.splits, dtype=dtype, recipe=recipe, overwrite=overwrite) as parts:
         if parts.is_complete and (folder / INDEX_NAME).exists():
-            parts.restart()  # its files were published before
+            parts.restart()  # its files were already published
         names = [f"{split}.bin" for split in corpus.splits]
         if tokenizers.has_file(tokenizer):
             names.append(TOKENIZER_FILE)
         if not overwrite:
             moved = [name for name in names if parts.is_complete and not (partial / name).exists()]
-            _refuse_files_of_others(folder, except_for=moved)
+            _refuse_other_files(folder, except_for=moved)
         if parts.is_complete:
             _take_back(folder, partial, names)
-        encoder = _make_tokenizer(given or tokenizer, gpt2_vocabulary, corpus, partial, progress)
+        encoder = _make_tokenizer(file or tokenizer, gpt2_vocabulary, corpus, partial, progress)
         if not parts.is_complete:
             _tokenize(corpus, encoder, parts, progress, part_bytes)
         for split, counts in parts.counts.items():
@@ -102,30 +102,30 @@ def prepare(
     return index
 
 
-def _existing(folder: Path, recipe: dict[str, Any], progress: Progress) -> Index | None:
-    """The index of a folder that was prepared by the same recipe; anything else in it is refused."""
+def _existing(folder: Path, recipe: dict[str, Any], progress: PrepareProgress) -> Index | None:
+    """Return the index of a folder that was prepared by the same recipe; refuse any other content."""
     if (folder / INDEX_NAME).exists():
         try:
             index = Index.read(folder / INDEX_NAME)
             if index.recipe == recipe:
-                progress.say(f"checking what {folder} holds")
+                progress.say(f"checking {folder}")
                 verify(folder)
                 return index
         except ValueError as error:
-            raise ValueError(f"{error} (--overwrite makes everything anew)") from error
-        before, now = ({**own, **own.get("corpus", {}), "corpus": None} for own in (index.recipe, recipe))
+            raise ValueError(f"{error} (--overwrite recreates everything)") from error
+        before, now = ({**each, **each.get("corpus", {}), "corpus": None} for each in (index.recipe, recipe))
         differing = [key for key in before | now if before.get(key) != now.get(key)]
-        had, asked = (", ".join(f"{key} {own.get(key)}" for key in differing) for own in (before, now))
-        raise ValueError(f"{folder} holds data of another recipe, with {had}, not {asked}; {_WAY_OUT}")
+        old, new = (", ".join(f"{key} {each.get(key)}" for key in differing) for each in (before, now))
+        raise ValueError(f"{folder} holds data of another recipe, with {old}, not {new}; {_WAY_OUT}")
     if not (folder / "partial").exists():
-        _refuse_files_of_others(folder)
+        _refuse_other_files(folder)
     return None
 
 
-def _refuse_files_of_others(folder: Path, except_for: Sequence[str] = ()) -> None:
-    """Raise where a folder without an index holds a file that would be replaced.
+def _refuse_other_files(folder: Path, except_for: Sequence[str] = ()) -> None:
+    """Raise ValueError if a folder without an index holds a file that would be replaced.
 
-    Ours are those alone that a publication had moved there before it was stopped.
+    ``except_for`` are our files, which an interrupted publication had already moved there.
     """
     for name in _PUBLISHED:
         if name not in except_for and os.path.lexists(folder / name):
@@ -133,11 +133,11 @@ def _refuse_files_of_others(folder: Path, except_for: Sequence[str] = ()) -> Non
 
 
 def verify(folder: Path) -> Index:
-    """Read all that was prepared and raise ValueError where it is not as dataset.json says; return that."""
+    """Read all prepared files and return their index. Raise ValueError if they do not match it."""
     dataset = Dataset.open(folder)
     dataset.verify()
     index = dataset.index
-    assert index is not None, "else there is nothing to verify"
+    assert index is not None, "verified above"
     path = folder / TOKENIZER_FILE
     if tokenizers.has_file(index.tokenizer) and not path.is_file():
         raise ValueError(f"{path} is missing; prepare the data again")
@@ -149,9 +149,9 @@ def verify(folder: Path) -> Index:
 def _make_tokenizer(
     chosen: str | TokenizerFile,
     gpt2_vocabulary: Path | None,
-    corpus: Corpus,
+    corpus: TextCorpus,
     partial: Path,
-    progress: Progress,
+    progress: PrepareProgress,
 ) -> Tokenizer:
     if chosen == "bytes":
         return tokenizers.Bytes()
@@ -163,8 +163,8 @@ def _make_tokenizer(
         encoder = tokenizers.FromFile(path, chosen.end_of_text)
         if encoder.notices_cuts:
             progress.say(
-                f"{chosen.path} marks the beginning of each text: a document of more than 4 to 64 KiB, which "
-                "is cut into pieces, gets such a mark at each cut"
+                f"{chosen.path} marks the beginning of each text: a document of more than 4 to 64 KiB is cut "
+                "into pieces and gets such a mark at each cut"
             )
         return encoder
     if not path.exists():
@@ -174,7 +174,7 @@ def _make_tokenizer(
     return tokenizers.FromFile(path)
 
 
-def _training_text(corpus: Corpus) -> Iterator[bytes]:
+def _training_text(corpus: TextCorpus) -> Iterator[bytes]:
     left = tokenizers.BPE_TRAINING_BYTES
     for piece in corpus.pieces():
         if piece.split == "train":
@@ -185,7 +185,9 @@ def _training_text(corpus: Corpus) -> Iterator[bytes]:
                 return
 
 
-def _tokenize(corpus: Corpus, encoder: Tokenizer, parts: Parts, progress: Progress, part_bytes: int) -> None:
+def _tokenize(
+    corpus: TextCorpus, encoder: Tokenizer, parts: Parts, progress: PrepareProgress, part_bytes: int
+) -> None:
     with progress.bar(corpus.total, corpus.unit):
         progress.show(parts.counts)
         for pieces in _in_parts(corpus.pieces(parts.state), part_bytes):
@@ -195,9 +197,9 @@ def _tokenize(corpus: Corpus, encoder: Tokenizer, parts: Parts, progress: Progre
     parts.complete()
 
 
-def _in_parts(pieces: Iterator[Piece], part_bytes: int) -> Iterator[list[Piece]]:
-    """Pieces in lists of some length; the corpus is not asked for more before a list is dealt with."""
-    part: list[Piece] = []
+def _in_parts(pieces: Iterator[TextPiece], part_bytes: int) -> Iterator[list[TextPiece]]:
+    """Yield lists of pieces; the corpus does not advance before a list is processed."""
+    part: list[TextPiece] = []
     size = 0
     for piece in pieces:
         part.append(piece)
@@ -210,7 +212,7 @@ def _in_parts(pieces: Iterator[Piece], part_bytes: int) -> Iterator[list[Piece]]
 
 
 def _encode(
-    pieces: list[Piece], encoder: Tokenizer, splits: tuple[str, ...]
+    pieces: list[TextPiece], encoder: Tokenizer, splits: tuple[str, ...]
 ) -> tuple[dict[str, list[Tokens]], dict[str, Counts]]:
     try:
         encoded = encoder.encode([piece.text for piece in pieces])
@@ -232,7 +234,7 @@ def _encode(
     return tokens, counts
 
 
-def _check_utf8(piece: Piece) -> None:
+def _check_utf8(piece: TextPiece) -> None:
     try:
         piece.text.decode()
     except UnicodeDecodeError as error:
@@ -240,14 +242,14 @@ def _check_utf8(piece: Piece) -> None:
 
 
 def _take_back(folder: Path, partial: Path, names: list[str]) -> None:
-    """Undo a publication that was stopped in the middle."""
+    """Undo an interrupted publication."""
     for name in names:
         if not (partial / name).exists():
             (folder / name).replace(partial / name)
 
 
 def _publish(folder: Path, partial: Path, names: list[str], index: Index) -> None:
-    """Move complete files to their place; the index vanishes first and comes last."""
+    """Move complete files to their place; the index is removed first and written last."""
     (folder / INDEX_NAME).unlink(missing_ok=True)
     for name in _PUBLISHED:
         if name in names:
@@ -259,7 +261,7 @@ def _publish(folder: Path, partial: Path, names: list[str], index: Index) -> Non
 
 def _write_atomically(path: Path, content: bytes) -> None:
     temporary = path.with_name(path.name + ".tmp")
-    temporary.unlink(missing_ok=True)  # else a link would be written through
+    temporary.unlink(missing_ok=True)  # it may be a link, which must not be followed
     with temporary.open("xb") as file:
         file.write(content)
         file.flush()

@@ -1,4 +1,4 @@
-"""Corpora of the Hugging Face hub, streamed document by document: OpenWebText and C4."""
+"""Corpora from the Hugging Face hub, streamed document by document: OpenWebText and C4."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import Any
 
 import numpy as np
 
-from merit_lab.data.pieces import Piece
+from merit_lab.data.pieces import TextPiece
 
 # nanoGPT splits by datasets' train_test_split(test_size=0.0005, seed=2357, shuffle=True).
 _NANOGPT_SHARE, _NANOGPT_SEED = 0.0005, 2357
 OPENWEBTEXT_DOCUMENTS = 8_013_769
 
-Load = Callable[..., Any]  # datasets.load_dataset, or what stands in for it in a test
+Load = Callable[..., Any]  # datasets.load_dataset, or its replacement in a test
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,8 +31,7 @@ class Section:
 class Stream:
     """Documents of some sections of a dataset on the hub, one section after the other.
 
-    Resuming uses the place that the datasets library keeps, so what was read is not downloaded again
-    beyond the file it stands in.
+    Resuming uses the position that the datasets library keeps, so only the current file is downloaded again.
     """
 
     splits: tuple[str, ...] = ("train", "val")
@@ -48,7 +47,7 @@ class Stream:
         for section in sections:
             if section.num_documents < 1:
                 raise ValueError(
-                    f"{section.num_documents} documents of {section.hub_split} are asked for; "
+                    f"the number of {section.hub_split} documents is {section.num_documents}; "
                     "it must be at least 1"
                 )
         self.recipe = {**recipe, "dataset": dict(dataset)}
@@ -59,7 +58,7 @@ class Stream:
         self._place: tuple[int, int, Any] = (0, 0, None)
 
     def state(self) -> dict[str, Any]:
-        """Section, documents of it that were yielded, and the library's own place in it."""
+        """Return the section, the number of its documents yielded, and the library's position in it."""
         section, num_documents, stream = self._place
         return {
             "section": section,
@@ -67,8 +66,8 @@ class Stream:
             "stream": None if stream is None else stream.state_dict(),
         }
 
-    def pieces(self, state: Any = None) -> Iterator[Piece]:
-        """All documents, or those after a state."""
+    def pieces(self, state: Any = None) -> Iterator[TextPiece]:
+        """Yield all documents, or those after a state."""
         start = state or {"section": 0, "documents": 0, "stream": None}
         for number in range(start["section"], len(self._sections)):
             section = self._sections[number]
@@ -81,7 +80,7 @@ class Stream:
                 for row in stream:
                     document += 1
                     self._place = (number, document, stream)
-                    yield Piece(
+                    yield TextPiece(
                         split=section.destination(document - 1),
                         text=row["text"].encode(),
                         ends=True,
@@ -92,15 +91,15 @@ class Stream:
             if document != section.num_documents:
                 raise ValueError(
                     f"{self.recipe['name']}: {section.hub_split} ended after {document} documents; "
-                    f"{section.num_documents} were expected: ask for fewer, or the hub's copy has changed"
+                    f"{section.num_documents} were expected: request fewer, or the hub's copy has changed"
                 )
 
 
 def openwebtext(num_documents: int | None, load: Load | None = None) -> Stream:
     """OpenWebText with nanoGPT's validation documents.
 
-    nanoGPT permutes all documents and takes the first 0.05% of them for validation. The same permutation is
-    drawn here, and a document goes to validation if nanoGPT's does; only the order within the files differs
+    nanoGPT permutes all documents and uses the first 0.05% of them for validation. The same permutation is
+    drawn here, and the same documents are used for validation; only the order within the files differs
     (theirs is permuted, ours that of the dataset), which does not matter to batches that are drawn without
     replacement. nanoGPT's files of all documents have 9,035,582,198 and 4,434,897 tokens.
     """
@@ -108,8 +107,8 @@ def openwebtext(num_documents: int | None, load: Load | None = None) -> Stream:
     validation = nanogpt_validation(OPENWEBTEXT_DOCUMENTS)
     if num_documents <= min(validation):
         raise ValueError(
-            f"the first {num_documents} documents of OpenWebText hold none that nanoGPT validates on: "
-            f"ask for more than {min(validation)}"
+            f"the first {num_documents} documents of OpenWebText include none of nanoGPT's validation set: "
+            f"request more than {min(validation)}"
         )
     recipe = {"name": "openwebtext", "num_documents": num_documents, "validation": "as nanoGPT"}
     section = Section(
@@ -121,7 +120,7 @@ def openwebtext(num_documents: int | None, load: Load | None = None) -> Stream:
 
 
 def c4(train_documents: int, validation_documents: int, load: Load | None = None) -> Stream:
-    """The first documents of English C4, and of its own validation set."""
+    """Return the first documents of English C4's training and validation sets."""
     sections = [
         Section(hub_split="validation", num_documents=validation_documents, destination=lambda _: "val"),
         Section(hub_split="train", num_documents=train_documents, destination=lambda _: "train"),
@@ -135,7 +134,7 @@ def c4(train_documents: int, validation_documents: int, load: Load | None = None
 
 
 def nanogpt_validation(num_documents: int) -> frozenset[int]:
-    """The documents that nanoGPT validates on, of so many."""
+    """Return the documents in nanoGPT's validation set, out of ``num_documents``."""
     permuted = np.random.default_rng(_NANOGPT_SEED).permutation(num_documents)
     return frozenset(permuted[: math.ceil(_NANOGPT_SHARE * num_documents)].tolist())
 
@@ -145,7 +144,7 @@ def _hub_loader(name: str) -> Load:
         datasets = import_module("datasets")
     except ImportError as error:
         raise ImportError(
-            f"{name} is read by the package datasets, which is not installed: pip install 'merit-optim[eval]'"
+            f"{name} needs the package datasets, which is not installed: pip install 'merit-optim[eval]'"
         ) from error
     load: Load = datasets.load_dataset
     return load

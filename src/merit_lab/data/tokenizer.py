@@ -1,4 +1,4 @@
-"""Text to tokens: bytes, GPT-2's BPE, a BPE trained on the corpus, or any tokenizer.json."""
+"""Tokenizers: bytes, GPT-2's BPE, a BPE trained on the corpus, or any tokenizer.json."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ END_OF_TEXT = "<|endoftext|>"
 NUM_GPT2_TOKENS = 50257
 _NAMES = ("bytes", "gpt2")  # others have a tokenizer.json
 _BPE_NAME = r"bpe-([0-9]+)"
-BPE_TRAINING_BYTES = 1 << 26  # of training text that a BPE is trained on: the first 64 MiB
-_BPE_BATCH = 64  # texts that are encoded at a time
+BPE_TRAINING_BYTES = 1 << 26  # a BPE is trained on the first 64 MiB of the training text
+_BPE_BATCH = 64  # texts encoded at a time
 
-# As tiktoken knows them: another vocabulary under the same name would be noticed.
+# The hashes that tiktoken expects; another vocabulary under the same name is detected.
 _GPT2_FILES = {
     "vocab.bpe": "1ce1664773c50f3e0cc8842619a93edc4624525b728b188a9e0be33b7726adc5",
     "encoder.json": "196139668be63f3b5d6574427317ae82f612a97c5d1cdaf36ed2256dbf636783",
@@ -42,23 +42,23 @@ class Tokenizer(Protocol):
     end_of_text: int | None
 
     def encode(self, texts: Sequence[bytes]) -> list[Tokens]:
-        """The tokens of each text; UnicodeDecodeError where one is not UTF-8 and must be."""
+        """Return the tokens of each text. Raise UnicodeDecodeError if a text must be UTF-8 and is not."""
         ...
 
 
 def check_name(name: str) -> None:
-    """Raise ValueError where there is no tokenizer of this name."""
+    """Raise ValueError if there is no tokenizer of this name."""
     if name not in _NAMES:
         bpe_size(name)
 
 
 def has_file(name: str) -> bool:
-    """Whether a tokenizer.json belongs to data of this tokenizer."""
+    """Whether data of this tokenizer comes with a tokenizer.json."""
     return name not in _NAMES
 
 
 def dtype_for(name: str) -> str:
-    """The dtype of a file of this tokenizer's tokens."""
+    """Return the dtype of token files of this tokenizer."""
     return "uint16" if name in _NAMES else _dtype(bpe_size(name))
 
 
@@ -67,7 +67,7 @@ def _dtype(vocab_size: int) -> str:
 
 
 def bpe_size(name: str) -> int:
-    """The number of entries that a name such as "bpe-4096" asks for."""
+    """Return the number of entries in a name such as "bpe-4096"."""
     match = re.fullmatch(_BPE_NAME, name)
     if match is None:
         raise ValueError(
@@ -89,16 +89,16 @@ class Bytes:
     end_of_text: int | None = None
 
     def encode(self, texts: Sequence[bytes]) -> list[Tokens]:
-        """The bytes themselves."""
+        """Return the bytes themselves."""
         return [np.frombuffer(text, np.uint8) for text in texts]
 
 
 class Gpt2:
-    """GPT-2's BPE by tiktoken, on all cores.
+    """GPT-2's BPE from tiktoken, on all cores.
 
     Args:
-        vocabulary: a folder with vocab.bpe and encoder.json; without it tiktoken looks into its cache and
-            downloads them if they are not there.
+        vocabulary: a folder with vocab.bpe and encoder.json; without it tiktoken uses its cache or downloads
+            them.
     """
 
     vocab_size = NUM_GPT2_TOKENS
@@ -109,11 +109,11 @@ class Gpt2:
         self._encode: Callable[[str], NDArray[np.uint32]] = lambda text: encoding.encode_to_numpy(
             text, disallowed_special=()
         )
-        # tiktoken encodes without holding the interpreter, so threads are enough.
+        # tiktoken releases the GIL, so threads are enough.
         self._threads = ThreadPoolExecutor(os.cpu_count(), thread_name_prefix="gpt2")
 
     def encode(self, texts: Sequence[bytes]) -> list[Tokens]:
-        """The tokens of UTF-8 texts."""
+        """Return the tokens of UTF-8 texts."""
         return list(self._threads.map(self._encode, [text.decode() for text in texts]))
 
 
@@ -122,11 +122,11 @@ def _downloaded_gpt2() -> Any:
 
     try:
         return tiktoken.get_encoding("gpt2")
-    except OSError as error:  # that of the requests package is one
+    except OSError as error:  # errors of the requests package are OSErrors
         raise OSError(
             f"GPT-2's vocabulary is not in tiktoken's cache and could not be downloaded ({error}): give a "
             "folder with vocab.bpe and encoder.json (--gpt2-vocabulary), or copy the cache of another "
-            "machine and name it by TIKTOKEN_CACHE_DIR"
+            "machine and set TIKTOKEN_CACHE_DIR to it"
         ) from error
 
 
@@ -152,65 +152,65 @@ def _local_gpt2(folder: Path) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class TokenizerFile:
-    """A tokenizer.json that exists, and which of its tokens ends a document."""
+    """An existing tokenizer.json, and its token that ends a document."""
 
     path: Path
     end_of_text: str
 
     @classmethod
-    def find(cls, given: str, end_of_text: str | None = None) -> TokenizerFile | None:
-        """The file that is given, itself or as the folder it is in; None where a name of ours is given.
+    def find(cls, tokenizer: str, end_of_text: str | None = None) -> TokenizerFile | None:
+        """Find a file by its path or folder; None if ``tokenizer`` is one of our names.
 
-        The end-of-text token is that of the file's configuration if none is named.
+        The default of the end-of-text token is that of the file's configuration.
         """
-        path = Path(given)
-        if given in _NAMES or re.fullmatch(_BPE_NAME, given) or not path.exists() or not given:
-            check_name(given)
+        path = Path(tokenizer)
+        if tokenizer in _NAMES or re.fullmatch(_BPE_NAME, tokenizer) or not path.exists() or not tokenizer:
+            check_name(tokenizer)
             if end_of_text is not None:
                 raise ValueError(
-                    f"an end-of-text token is named, {end_of_text!r}, but the tokenizer {given!r} has its "
-                    "own, or none; leave it out"
+                    f"the end-of-text token is {end_of_text!r}, but that of the tokenizer {tokenizer!r} "
+                    "cannot be chosen; leave it out"
                 )
             return None
         if path.is_dir():
             path /= "tokenizer.json"
         if not path.is_file():
             raise ValueError(
-                f"{path} is missing: the tokenizers library writes it, as does transformers' save_pretrained "
-                "of a fast tokenizer"
+                f"{path} is missing: write it with the tokenizers library, or with transformers' "
+                "save_pretrained of a fast tokenizer"
             )
         library = read_tokenizer(path)
         token = end_of_text or _configured_end(path) or END_OF_TEXT
         if library.token_to_id(token) is None:
             raise ValueError(
-                f"{path} has no token {token!r} to end documents with; name one that it has with "
+                f"{path} has no token {token!r} to end documents with; choose one that it has with "
                 "--end-of-text"
             )
         return cls(path=path, end_of_text=token)
 
     @property
     def name(self) -> str:
-        """What the data's index calls it: the beginning of its hash."""
+        """Its name in the data's index: the beginning of its hash."""
         return file_name(self.path)
 
     @property
     def dtype(self) -> str:
-        """The dtype of a file of its tokens."""
+        """The dtype of token files."""
         return _dtype(FromFile(self.path, self.end_of_text).vocab_size)
 
 
 def file_name(path: Path) -> str:
-    """What data made with a tokenizer.json call it."""
+    """Return the name of a tokenizer.json in the index of its data."""
     return f"file-{hash_file(path)[:16]}"
 
 
 def read_tokenizer(path: Path) -> Any:
-    """A tokenizers.Tokenizer from a tokenizer.json, without the limits that models set for one text."""
+    """Read a tokenizers.Tokenizer from a tokenizer.json, without truncation and padding."""
     import tokenizers
 
     try:
         library = tokenizers.Tokenizer.from_file(str(path))
-    except Exception as error:  # the library raises no other
+    except Exception as error:  # the library raises nothing more specific
         raise ValueError(f"{path} is not a tokenizer.json of the tokenizers library ({error})") from error
     library.no_truncation()
     library.no_padding()
@@ -218,7 +218,7 @@ def read_tokenizer(path: Path) -> Any:
 
 
 def _configured_end(path: Path) -> str | None:
-    """The end-of-text token by the files that transformers writes beside a tokenizer.json."""
+    """Return the end-of-text token from the files that transformers writes next to a tokenizer.json."""
     for name in ("tokenizer_config.json", "special_tokens_map.json"):
         try:
             token = json.loads(path.with_name(name).read_bytes()).get("eos_token")
@@ -241,16 +241,16 @@ class FromFile:
 
     @property
     def notices_cuts(self) -> bool:
-        """Whether text has other tokens in pieces than as a whole, as where each text gets a mark."""
+        """Whether cutting text changes its tokens, for example because each text gets a prefix."""
         pieces = [b"Text that is cut", b" between two words"]
         whole, *parts = self.encode([b"".join(pieces), *pieces])
         return not np.array_equal(whole, np.concatenate(parts))
 
     def encode(self, texts: Sequence[bytes]) -> list[Tokens]:
-        """The tokens of UTF-8 texts."""
+        """Return the tokens of UTF-8 texts."""
         decoded = [text.decode() for text in texts]
         tokens: list[Tokens] = []
-        # The library keeps a hundred bytes or more for each token until a batch is done.
+        # The library uses a hundred bytes or more per token until a batch is done.
         for begin in range(0, len(decoded), _BPE_BATCH):
             batch = decoded[begin : begin + _BPE_BATCH]
             encodings = self._tokenizer.encode_batch_fast(batch, add_special_tokens=False)

@@ -1,4 +1,4 @@
-"""Token files as nanoGPT writes them: flat, little-endian, memory-mapped and never copied as a whole."""
+"""Token files in nanoGPT's format: flat, little-endian, memory-mapped and never copied as a whole."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ import numpy as np
 from merit_lab.data.index import DTYPES, INDEX_NAME, Index, fingerprint
 
 _FILES = ("train.bin", "val.bin")
-_BLOCK = 1 << 24  # tokens looked at in one go: 32 or 64 MB
-_SAMPLES, _SAMPLE_BYTES = 64, 1 << 12  # what of a file is read to see whether it was changed
+_BLOCK = 1 << 24  # tokens checked at a time: 32 or 64 MB
+_SAMPLES, _SAMPLE_BYTES = 64, 1 << 12  # read to detect changes
 
-# Token files of others that would open without complaint and be read as nonsense.
+# Token files of other programs that would open without an error and be read as nonsense.
 _FOREIGN_BEGINNINGS = {
     b"\x93NUMPY": "an array saved by numpy.save: write it with array.tofile instead",
     (20240520).to_bytes(4, "little"): "a shard of llm.c, with a header of 1024 bytes: remove that header",
@@ -31,9 +31,9 @@ class TokenFile:
 
     @classmethod
     def open(cls, path: Path | str, dtype: str = "uint16", num_tokens: int | None = None) -> TokenFile:
-        """Map a file, and refuse one that is missing, empty, cut short, or something else.
+        """Map a file. Raise ValueError if it is missing, empty, truncated or of another format.
 
-        ``num_tokens`` is how many there must be, where that is known.
+        ``num_tokens`` is the expected number, if known.
         """
         path = Path(path)
         if dtype not in DTYPES:
@@ -47,12 +47,12 @@ class TokenFile:
         if num_tokens is not None and size != num_tokens * item:
             raise ValueError(
                 f"{path} has {size} bytes, but {num_tokens} tokens of {dtype} are {num_tokens * item}: it "
-                "was cut short or replaced; prepare the data again"
+                "was truncated or replaced; prepare the data again"
             )
         if size % item:
             raise ValueError(
-                f"{path} has {size} bytes, which is no multiple of {item}: it was cut short, or it is no "
-                f"file of {dtype} tokens"
+                f"{path} has {size} bytes, which is not a multiple of {item}: it was truncated, or it is not "
+                f"a file of {dtype} tokens"
             )
         with path.open("rb") as file:
             beginning = file.read(8)
@@ -64,11 +64,11 @@ class TokenFile:
 
     @property
     def num_tokens(self) -> int:
-        """How many tokens the file holds."""
+        """The number of tokens in the file."""
         return len(self.tokens)
 
     def check(self, vocab_size: int) -> None:
-        """Raise ValueError where a token is beyond the vocabulary."""
+        """Raise ValueError if a token is outside the vocabulary."""
         if vocab_size > np.iinfo(self.tokens.dtype).max:
             return
         for begin in range(0, self.num_tokens, _BLOCK):
@@ -83,15 +83,15 @@ class TokenFile:
 
     @cached_property
     def sha256(self) -> str:
-        """The hash of the file, read through once."""
+        """The hash of the file, computed once."""
         return hash_file(self.path)
 
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """A folder with train.bin and val.bin, and the index that `merit prepare` writes beside them.
+    """A folder with train.bin and val.bin, and the index that `merit prepare` writes.
 
-    A folder that nanoGPT filled has no index: its vocabulary is unknown, and it is taken as it is.
+    A folder written by nanoGPT has no index: its vocabulary is unknown, and it cannot be verified.
     """
 
     folder: Path
@@ -105,11 +105,11 @@ class Dataset:
 
         Args:
             folder: where train.bin and val.bin are.
-            dtype: of the tokens where there is no index, "uint16" (the default) or "uint32".
+            dtype: of the tokens if there is no index, "uint16" (the default) or "uint32".
         """
         folder = Path(folder)
         if not folder.is_dir():
-            raise ValueError(f"there is no folder {folder}; `merit prepare` makes one")
+            raise ValueError(f"there is no folder {folder}; create it with `merit prepare`")
         path = folder / INDEX_NAME
         index = Index.read(path) if path.is_file() else None
         if index is None:
@@ -124,29 +124,29 @@ class Dataset:
                 recorded = index.files[file.path.name].sample_sha256
                 if recorded is not None and hash_sample(file.path) != recorded:
                     raise ValueError(
-                        f"{file.path} was changed or damaged after it was prepared: its bytes are not those "
-                        f"that {INDEX_NAME} has the hash of. Put the old file back, or prepare the data again"
+                        f"{file.path} was changed or damaged after it was prepared: its bytes do not match "
+                        f"the hash in {INDEX_NAME}. Restore the old file, or prepare the data again"
                     )
         return cls(folder, train, validation, index)
 
     @property
     def vocab_size(self) -> int | None:
-        """How many tokens there are to choose from; None where there is no index."""
+        """The size of the vocabulary; None without an index."""
         return None if self.index is None else self.index.vocab_size
 
     @property
     def tokenizer(self) -> str:
-        """The tokenizer's name; "unknown" where there is no index."""
+        """The tokenizer's name; "unknown" without an index."""
         return "unknown" if self.index is None else self.index.tokenizer
 
     @property
     def end_of_text(self) -> int | None:
-        """The token that ends a document; None where there is none, or no index."""
+        """The token that ends a document; None if there is none, or no index."""
         return None if self.index is None else self.index.end_of_text
 
     @property
     def bytes_per_token(self) -> float | None:
-        """Bytes of text for each validation token: turns a loss into one for each byte."""
+        """Bytes of text per validation token: converts a loss per token to one per byte."""
         if self.index is None:
             return None
         entry = self.index.files["val.bin"]
@@ -154,35 +154,35 @@ class Dataset:
 
     @cached_property
     def fingerprint(self) -> str:
-        """What identifies the data: from the index, or by reading both files where there is none."""
+        """A hash that identifies the data: from the index, or without one by reading both files."""
         if self.index is not None:
             return self.index.fingerprint
         return fingerprint(self.train.sha256, self.validation.sha256)
 
     def verify(self) -> None:
-        """Read every file of the index and raise ValueError where its hash is another."""
+        """Read every file of the index. Raise ValueError if its hash does not match."""
         if self.index is None:
             raise ValueError(f"{self.folder} has no {INDEX_NAME}, so there is nothing to compare with")
         for name, entry in self.index.files.items():
-            found = TokenFile.open(self.folder / name, self.index.dtype, entry.num_tokens).sha256
-            if found != entry.sha256:
+            actual = TokenFile.open(self.folder / name, self.index.dtype, entry.num_tokens).sha256
+            if actual != entry.sha256:
                 raise ValueError(
-                    f"{self.folder / name} has the sha256 {found}, but {INDEX_NAME} says {entry.sha256}: it "
+                    f"{self.folder / name} has the sha256 {actual}, but {INDEX_NAME} says {entry.sha256}: it "
                     "was changed or damaged; prepare the data again"
                 )
 
 
 def hash_file(path: Path) -> str:
-    """The sha256 of a file."""
+    """Return the sha256 of a file."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def hash_sample(path: Path) -> str:
-    """The sha256 of 64 blocks of 4 KiB that are spread evenly over a file, first and last among them.
+    """Return the sha256 of 64 blocks of 4 KiB, spread evenly over a file, including the first and the last.
 
-    It takes milliseconds and finds a file that was replaced; a changed byte here or there is found by
-    reading all of it.
+    It takes milliseconds and detects a replaced file; single changed bytes are detected only by reading all
+    of it.
     """
     size = path.stat().st_size
     if size <= _SAMPLES * _SAMPLE_BYTES:

@@ -1,4 +1,4 @@
-"""`merit evaluate`: zero-shot tasks on a checkpoint of a run."""
+"""`merit evaluate`: run zero-shot tasks on a checkpoint of a run."""
 
 from __future__ import annotations
 
@@ -32,18 +32,21 @@ def main(argv: Sequence[str]) -> int:
         print(f"merit evaluate: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        print("merit evaluate: stopped; the same command goes on with the next set", file=sys.stderr)
+        print(
+            "merit evaluate: interrupted; run the same command again to continue with the next set",
+            file=sys.stderr,
+        )
         return 130
     print_results(results, Console())
     for result in results:
         if result.num_truncated:
-            print(f"{result.name}: {result.num_truncated:,} prompts did not fit the context and were cut")
-    print(f"\nThe results: {path_of(options.run / 'evaluate', results[0].step)}")
+            print(f"{result.name}: {result.num_truncated:,} prompts exceeded the context and were truncated")
+    print(f"\nThe results are in {path_of(options.run / 'evaluate', results[0].step)}")
     return 0
 
 
 def add_tokenizer_options(parser: argparse.ArgumentParser) -> None:
-    """The options that say what the run's tokenizer is."""
+    """Add the options about the run's tokenizer."""
     parser.add_argument(
         "--tokenizer",
         metavar="NAME",
@@ -53,7 +56,7 @@ def add_tokenizer_options(parser: argparse.ArgumentParser) -> None:
         "--gpt2-vocabulary",
         metavar="FOLDER",
         type=Path,
-        help="folder with GPT-2's vocab.bpe and encoder.json; else tiktoken's cache is used, or a download",
+        help="folder with GPT-2's vocab.bpe and encoder.json (default: tiktoken's cache, or a download)",
     )
 
 
@@ -62,9 +65,9 @@ def _parser() -> argparse.ArgumentParser:
     files = "\n".join(f"  {name:<14} {chosen.file}" for name, chosen in SETS.items())
     parser = argparse.ArgumentParser(
         prog="merit evaluate",
-        description="Evaluate a checkpoint zero-shot with lm-eval. The results go into the run directory; a "
-        "call\nthat was stopped is repeated to go on, and what is there is not computed again.",
-        epilog=f"the paper's figures and tables, which can be named as tasks:\n{figures}\n\n"
+        description="Evaluate a checkpoint zero-shot with lm-eval. The results go into the run directory. "
+        "If\ninterrupted, the same command continues; existing results are not computed again.",
+        epilog=f"the paper's figures and tables, which can be given as tasks:\n{figures}\n\n"
         f"sets, and their files below --task-files:\n{files}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -85,6 +88,6 @@ def _parser() -> argparse.ArgumentParser:
         type=Path,
         help="folder with the files of the sets; without it they come from the Hugging Face hub",
     )
-    parser.add_argument("--limit", metavar="N", type=int, help="take only the first N items of each set")
+    parser.add_argument("--limit", metavar="N", type=int, help="use only the first N items of each set")
     add_tokenizer_options(parser)
     return parser

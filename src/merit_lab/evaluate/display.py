@@ -1,4 +1,4 @@
-"""What `merit evaluate` shows: a bar in a terminal, plain lines elsewhere, and a table at the end."""
+"""Output of `merit evaluate`: a bar in a terminal, plain lines elsewhere, and a table at the end."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
 if TYPE_CHECKING:
-    from merit_lab.evaluate.results import Metric, Result
+    from merit_lab.evaluate.results import EvaluationResult, Metric
 
 _SECONDS_BETWEEN_LINES = 10.0
 
 
-class Display:
-    """Tells how far an evaluation has come.
+class EvaluationDisplay:
+    """Shows the progress of an evaluation.
 
     Args:
-        console: where to write; standard error as it is now, since lm-eval's is turned away later.
+        console: where to write; by default the current standard error, which is redirected later for lm-eval.
     """
 
     def __init__(self, console: Console | None = None) -> None:
@@ -33,7 +33,7 @@ class Display:
         self._console.print(line, markup=False)
 
     def begin(self, name: str, num_sequences: int) -> None:
-        """Begin with sequences of a set, which the model is to see."""
+        """Start the bar of a set with this many sequences."""
         self.end()
         self._name, self._total, self._done = name, num_sequences, 0
         self._last_line = time.monotonic()
@@ -55,7 +55,7 @@ class Display:
             self._bar.start()
 
     def advance(self, num_sequences: int) -> None:
-        """So many more sequences are done."""
+        """Count sequences as done."""
         self._done = min(self._done + num_sequences, self._total)
         if self._bar is not None:
             self._bar.update(self._task, completed=self._done)
@@ -64,14 +64,14 @@ class Display:
             self.say(f"{self._name}: {self._done / self._total:.0%} of {self._total:,} sequences")
 
     def end(self) -> None:
-        """Take the bar away."""
+        """Remove the bar."""
         if self._bar is not None:
             self._bar.stop()
             self._bar = None
 
 
-def print_results(results: Iterable[Result], console: Console) -> None:
-    """Print one row for each number of each set."""
+def print_results(results: Iterable[EvaluationResult], console: Console) -> None:
+    """Print a table with a row for each metric of each set."""
     from rich import box
     from rich.table import Table
 

@@ -1,4 +1,4 @@
-"""The evaluation of a run's checkpoint, set by set; what was evaluated before is not computed again."""
+"""Evaluate a run's checkpoint, set by set; existing results are not computed again."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from merit_lab.evaluate.display import Display
+from merit_lab.evaluate.display import EvaluationDisplay
 from merit_lab.evaluate.export import export
 from merit_lab.evaluate.harness import BOOTSTRAP, Harness, check_hub, package_versions
-from merit_lab.evaluate.results import Result, result_path
+from merit_lab.evaluate.results import EvaluationResult, result_path
 from merit_lab.evaluate.sets import SETS, check_local, expand
 from merit_lab.evaluate.tokenizer import tokenizer_of
 from merit_lab.record import environment
@@ -27,38 +27,38 @@ def evaluate(
     limit: int | None = None,
     tokenizer: str | None = None,
     gpt2_vocabulary: Path | None = None,
-    display: Display | None = None,
-) -> list[Result]:
+    display: EvaluationDisplay | None = None,
+) -> list[EvaluationResult]:
     """Evaluate a checkpoint zero-shot, and return the results in the order of the names.
 
-    Each result is written into the run directory when it is there, so a call that was stopped goes on with
-    the next set.
+    Each result is written to the run directory as soon as it is complete, so an interrupted call continues
+    with the next set.
 
     Args:
         folder: the run directory.
-        names: of sets, of the paper's figures and tables (fig5, fig12, table1) or, without ``task_files``,
-            of any task that lm-eval has.
+        names: sets, figures and tables of the paper (fig5, fig12, table1) or, without ``task_files``, any
+            task of lm-eval.
         step: of the checkpoint; None for the newest.
-        task_files: folder with the files of the sets; None to take them from the Hugging Face hub.
-        limit: items of each set to take, from its beginning; None for all.
-        tokenizer: "gpt2", "bytes" or a tokenizer.json, where the run's data do not say.
+        task_files: folder with the files of the sets; None to load them from the Hugging Face hub.
+        limit: use only this many items of each set, from its beginning; None for all.
+        tokenizer: "gpt2", "bytes" or a tokenizer.json, if the run's data does not name it.
         gpt2_vocabulary: a folder with GPT-2's vocab.bpe and encoder.json.
-        display: what to tell about progress.
+        display: where to show progress.
     """
     names = expand(names)
     if not names:
-        raise ValueError(f"no set is named; choose from {', '.join(SETS)}")
+        raise ValueError(f"no set is given; choose from {', '.join(SETS)}")
     if limit is not None and limit < 1:
         raise ValueError(f"limit is {limit}; it must be a whole number above 0, or None for all items")
     versions = package_versions()
     check_hub(names) if task_files is None else check_local(names)
-    display = display or Display()
+    display = display or EvaluationDisplay()
     snapshot = Snapshot.find(folder, step)
     encoder = tokenizer_of(snapshot.run, tokenizer, gpt2_vocabulary)
     if encoder is None:
         raise ValueError(
-            f"the tokenizer of {snapshot.config.data} is not known, since the folder has no dataset.json; "
-            "name it with --tokenizer: gpt2, bytes, or the path of a tokenizer.json"
+            f"the tokenizer of {snapshot.config.data} is unknown, since the folder has no dataset.json; "
+            "give it with --tokenizer: gpt2, bytes, or the path of a tokenizer.json"
         )
     device = default_device()
     autocast = device.type == "cuda" and snapshot.config.precision != "float32"
@@ -77,7 +77,7 @@ def evaluate(
     missing = [name for name in names if results[name] is None]
     for name in names:
         if name not in missing:
-            display.say(f"{name}: evaluated before")
+            display.say(f"{name}: already evaluated")
     if missing:
         with tempfile.TemporaryDirectory(prefix="merit-evaluate-") as scratch:
             display.say(f"exporting the checkpoint of step {snapshot.step}")
@@ -101,7 +101,7 @@ def evaluate(
 
 
 def _source(name: str, task_files: Path | None) -> dict[str, Any]:
-    """The task and where its items come from, all of which are read: a bad file is refused at once."""
+    """Return the task and the source of its items. A file is read completely, to refuse a bad one early."""
     task = SETS[name].task if name in SETS else name
     if task_files is None:
         return {"task": task, "data": {"from": "hub"}}
@@ -109,22 +109,22 @@ def _source(name: str, task_files: Path | None) -> dict[str, Any]:
     return {"task": task, "data": {"from": "file", "file": SETS[name].file, "sha256": sha256}}
 
 
-def _known(snapshot: Snapshot, name: str, inputs: dict[str, Any]) -> Result | None:
-    """The result of an earlier call, if it answers this one."""
+def _known(snapshot: Snapshot, name: str, inputs: dict[str, Any]) -> EvaluationResult | None:
+    """Return the result of an earlier call with the same inputs, if there is one."""
     path = result_path(snapshot.run, snapshot.step, name, inputs["limit"])
     if not path.exists():
         return None
-    result = Result.read(path)
+    result = EvaluationResult.read(path)
     return result if result.inputs == inputs else None
 
 
 def _evaluate(
     harness: Harness, name: str, step: int, inputs: dict[str, Any], environment: dict[str, Any]
-) -> Result:
+) -> EvaluationResult:
     """Evaluate one set."""
     began = time.monotonic()
     outcome = harness.evaluate(name, inputs["limit"])
-    return Result(
+    return EvaluationResult(
         name=name,
         step=step,
         metrics=outcome.metrics,

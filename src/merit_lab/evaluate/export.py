@@ -1,4 +1,4 @@
-"""A run's checkpoint as a folder that Hugging Face's transformers opens."""
+"""Export a run's checkpoint to a folder that Hugging Face's transformers opens."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from merit_lab.train.snapshot import Snapshot
 
 
 def export(snapshot: Snapshot, folder: Path, tokenizer: ExportedTokenizer | None) -> None:
-    """Write a checkpoint's weights and, where it is known, its tokenizer into a new or empty folder.
+    """Write a checkpoint's weights and, if known, its tokenizer to a new or empty folder.
 
-    The weights come last and under their name when they are complete: a folder with a model.safetensors is
-    a whole one.
+    The weights come last and are renamed when they are complete: a folder with a model.safetensors is
+    complete.
     """
     check_exportable(snapshot.config.model)
     if folder.is_dir() and any(folder.iterdir()):
-        raise ValueError(f"{folder} is not empty; choose another folder, or remove what is in it")
+        raise ValueError(f"{folder} is not empty; choose another folder, or empty it")
     model = snapshot.load_model(torch.device("cpu"))
     folder.mkdir(parents=True, exist_ok=True)
     if tokenizer is not None:

@@ -1,4 +1,4 @@
-"""`merit export`: a run's checkpoint as a folder that Hugging Face's transformers opens."""
+"""`merit export`: export a run's checkpoint to a folder that Hugging Face's transformers opens."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def main(argv: Sequence[str]) -> int:
         description="Write a checkpoint as a folder that AutoModelForCausalLM and AutoTokenizer open.",
     )
     parser.add_argument("run", metavar="RUN", type=Path, help="run directory")
-    parser.add_argument("folder", metavar="FOLDER", type=Path, help="folder to make")
+    parser.add_argument("folder", metavar="FOLDER", type=Path, help="folder to create")
     parser.add_argument(
         "--checkpoint", metavar="STEP", type=int, help="step of the checkpoint (default: the newest)"
     )
@@ -34,7 +34,7 @@ def main(argv: Sequence[str]) -> int:
         print(f"merit export: {error}", file=sys.stderr)
         return 1
     about = (
-        "without a tokenizer, which the run's data do not name: give --tokenizer"
+        "without a tokenizer, which the run's data does not name: give --tokenizer"
         if tokenizer is None
         else f"with the tokenizer {tokenizer.name}"
     )

@@ -1,7 +1,7 @@
-"""lm-eval: its tasks on an exported checkpoint, with sets from local files or from the hub.
+"""Run tasks of lm-eval on an exported checkpoint, with sets from local files or from the hub.
 
-A set from a local file is lm-eval's own task of that name, with nothing changed but where the rows come
-from: prompts and measures are those that others report.
+A set from a local file is lm-eval's task of that name; only the source of the rows is changed, so prompts and
+metrics are comparable to other reports.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 
-from merit_lab.evaluate.display import Display
+from merit_lab.evaluate.display import EvaluationDisplay
 from merit_lab.evaluate.results import Metric
 from merit_lab.evaluate.rows import Row
 from merit_lab.evaluate.sets import SETS
@@ -34,7 +34,7 @@ _CHATTY = ("lm_eval", "transformers", "datasets", "evaluate", "accelerate")
 
 @dataclass(frozen=True)
 class Outcome:
-    """What lm-eval found on one set."""
+    """The numbers of lm-eval for one set."""
 
     metrics: dict[str, Metric]
     num_items: int
@@ -43,7 +43,7 @@ class Outcome:
 
 
 def package_versions() -> dict[str, str]:
-    """The versions of what evaluation needs; ModuleNotFoundError, with the way out, where it is missing."""
+    """Return the versions of the packages for evaluation. Raise ModuleNotFoundError if one is missing."""
     versions = {}
     for package in _PACKAGES:
         try:
@@ -58,15 +58,15 @@ def package_versions() -> dict[str, str]:
 
 
 class Harness:
-    """An exported checkpoint, ready for one set after the other.
+    """An exported checkpoint, ready to be evaluated on several sets.
 
     Args:
         checkpoint: folder of the exported checkpoint.
         prefix: the token before a text that has no context.
-        device: what to compute on.
+        device: where to compute.
         autocast: bf16 matrix products.
         task_files: folder of local sets; None for the hub's.
-        display: what to tell about progress.
+        display: where to show progress.
     """
 
     def __init__(
@@ -77,10 +77,10 @@ class Harness:
         device: torch.device,
         autocast: bool,
         task_files: Path | None,
-        display: Display,
+        display: EvaluationDisplay,
     ) -> None:
         if task_files is not None:
-            # Read when these libraries are imported: nothing is looked for on the network.
+            # Read when these libraries are imported: they then do not use the network.
             offline = dict.fromkeys(("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE", "TRANSFORMERS_OFFLINE"), "1")
             os.environ.update(offline)
         from merit_lab.evaluate.lm import CheckpointLM
@@ -92,30 +92,30 @@ class Harness:
             )
 
     def evaluate(self, name: str, limit: int | None) -> Outcome:
-        """The measures of a set, or of its first ``limit`` items."""
+        """Return the metrics of a set, or of its first ``limit`` items."""
         lm_eval = import_module("lm_eval")
         self._lm.set_name, self._lm.num_truncated = name, 0
         with tempfile.TemporaryDirectory() as scratch, _quiet():
             tasks = self._load(name, limit, Path(scratch))
             (task,) = tasks["tasks"].values()
             task.set_config(key="num_fewshot", value=0)
-            # Not simple_evaluate: it also asks the machine about itself, for seconds, each time.
+            # Not simple_evaluate: it also inspects the machine, which takes seconds each time.
             try:
-                found = lm_eval.evaluate(
+                output = lm_eval.evaluate(
                     lm=self._lm, task_dict=tasks, limit=limit, bootstrap_iters=BOOTSTRAP, log_samples=False
                 )
             finally:
                 self._display.end()
         task_name = task.task_name
         return Outcome(
-            metrics=_metrics(found["results"][task_name], found["higher_is_better"][task_name]),
-            num_items=found["n-samples"][task_name]["effective"],
+            metrics=_metrics(output["results"][task_name], output["higher_is_better"][task_name]),
+            num_items=output["n-samples"][task_name]["effective"],
             num_truncated=self._lm.num_truncated,
-            version=found["versions"][task_name],
+            version=output["versions"][task_name],
         )
 
     def _load(self, name: str, limit: int | None, scratch: Path) -> Any:
-        """The task, as lm-eval's TaskManager gives it."""
+        """Return the task from lm-eval's TaskManager."""
         chosen = SETS.get(name)
         manager = _task_manager(chosen.tasks_folder if chosen else None)
         if chosen is not None and self._task_files is not None:
@@ -126,14 +126,14 @@ class Harness:
             return manager.load([chosen.task if chosen else name])
         except OSError as error:
             raise OSError(
-                f"{name} could not be read from the Hugging Face hub ({error}); where there is no network, "
-                "name a folder with the files of the sets by --task-files"
+                f"{name} could not be read from the Hugging Face hub ({error}); without a network, give a "
+                "folder with the files of the sets with --task-files"
             ) from error
 
 
 @functools.cache
 def _task_manager(folder: str | None) -> Any:
-    """lm-eval's tasks of one folder, or all; the index of all can take a minute to read."""
+    """Return lm-eval's tasks of one folder, or all; reading the index of all can take a minute."""
     managers = import_module("lm_eval.tasks")
     if folder is None:
         return managers.TaskManager()
@@ -142,7 +142,7 @@ def _task_manager(folder: str | None) -> Any:
 
 
 def check_hub(names: Sequence[str]) -> None:
-    """Raise ValueError where neither the sets nor lm-eval's tasks have a name."""
+    """Raise ValueError if a name is neither a set nor a task of lm-eval."""
     for name in names:
         if name in SETS:
             continue
@@ -151,14 +151,14 @@ def check_hub(names: Sequence[str]) -> None:
         if name in manager.all_subtasks:
             continue
         if name in manager.all_tasks:
-            raise ValueError(f"{name!r} is a group of lm-eval's tasks; name the tasks one by one")
+            raise ValueError(f"{name!r} is a group of lm-eval's tasks; give the tasks one by one")
         nearest = difflib.get_close_matches(name, sorted({*SETS, *manager.all_subtasks}))
-        hint = f"; near to it are {', '.join(nearest)}" if nearest else ""
+        hint = f"; the nearest are {', '.join(nearest)}" if nearest else ""
         raise ValueError(f"lm-eval has no task {name!r}{hint}")
 
 
 def _localize(name: str, definition: Path, rows: list[Row], scratch: Path) -> Path:
-    """lm-eval's definition of a task, with other rows as its data."""
+    """Write lm-eval's definition of a task with other rows as its data, and return its path."""
     data = scratch / "rows.jsonl"
     data.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     task = {
@@ -175,14 +175,14 @@ def _localize(name: str, definition: Path, rows: list[Row], scratch: Path) -> Pa
     return path
 
 
-def _metrics(found: dict[str, Any], higher_is_better: dict[str, bool | None]) -> dict[str, Metric]:
-    """lm-eval's numbers: "acc,none" and "acc_stderr,none", where "none" is the filter of the answers."""
+def _metrics(output: dict[str, Any], higher_is_better: dict[str, bool | None]) -> dict[str, Metric]:
+    """Convert lm-eval's numbers: "acc,none" and "acc_stderr,none", where "none" is the filter of answers."""
     metrics = {}
-    for key, value in found.items():
+    for key, value in output.items():
         name, comma, answers = key.partition(",")
         if not comma or name.endswith("_stderr"):
             continue
-        error = found.get(f"{name}_stderr,{answers}")
+        error = output.get(f"{name}_stderr,{answers}")
         metrics[name if answers == "none" else key] = Metric(
             value=float(value),
             stderr=float(error) if isinstance(error, (int, float)) else None,  # else it is "N/A"
@@ -193,9 +193,9 @@ def _metrics(found: dict[str, Any], higher_is_better: dict[str, bool | None]) ->
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Without lm-eval's and its libraries' bars and warnings; and without its pool of processes.
+    """Suppress the bars and warnings of lm-eval and its libraries, and its pool of processes.
 
-    Forking a process that has torch's threads is unsafe, and a thousand resamples need no pool.
+    Forking a process with torch's threads is unsafe, and a thousand resamples do not need a pool.
     """
     loggers = [logging.getLogger(name) for name in _CHATTY]
     levels = [logger.level for logger in loggers]

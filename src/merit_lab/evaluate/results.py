@@ -1,7 +1,7 @@
-"""What an evaluation found, as files in the run directory.
+"""Results of evaluations, as files in the run directory.
 
 RUN/evaluate/step-00001000/lambada.json           the whole set
-RUN/evaluate/step-00001000/lambada-first-100.json  its first 100 items: never taken for the whole
+RUN/evaluate/step-00001000/lambada-first-100.json  its first 100 items, in a separate file
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ _FORMAT = 1
 
 @dataclass(frozen=True, kw_only=True)
 class Metric:
-    """One number of a set, with its standard error over the set's items where lm-eval gives one."""
+    """One number of a set, with its standard error over the set's items if lm-eval returns one."""
 
     value: float
     stderr: float | None
     higher_is_better: bool | None
-    """None where lm-eval does not say."""
+    """None if lm-eval does not say."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Result:
+class EvaluationResult:
     """The evaluation of one checkpoint on one set."""
 
     name: str
@@ -37,21 +37,21 @@ class Result:
     metrics: dict[str, Metric]
     num_items: int
     num_truncated: int
-    """Prompts, each with one answer, whose beginning was cut off to fit into the model's context."""
+    """Prompts, each with one answer, whose beginning was truncated to fit into the model's context."""
     version: float | str
-    """Of lm-eval's task, which changes when its numbers would."""
+    """Version of lm-eval's task, which changes with its numbers."""
     inputs: dict[str, Any]
-    """All that the numbers follow from: with the same inputs they need not be computed again."""
+    """Everything that determines the numbers: with the same inputs they are not computed again."""
     environment: dict[str, Any]
     seconds: float
 
     def write(self, path: Path) -> None:
-        """Write the file, whole or not at all."""
+        """Write the file atomically."""
         path.parent.mkdir(parents=True, exist_ok=True)
         values = asdict(self)
         for metric in values["metrics"].values():
             for key in ("value", "stderr"):
-                # JSON has no infinity, which is what a perplexity can be.
+                # JSON has no infinity, but a perplexity can be infinite.
                 if metric[key] is not None and not math.isfinite(metric[key]):
                     metric[key] = str(metric[key])
         durable.write(path, json.dumps({"format": _FORMAT, **values}, indent=2, allow_nan=False) + "\n")
@@ -73,15 +73,15 @@ class Result:
 
 
 def result_path(run: Run, step: int, name: str, limit: int | None = None) -> Path:
-    """Where the result of a set is, or will be."""
+    """Return the path of the result of a set."""
     suffix = "" if limit is None else f"-first-{limit}"
     return path_of(run.folder / "evaluate", step) / f"{name}{suffix}.json"
 
 
-def read_results(run: Run, step: int, limit: int | None = None) -> dict[str, Result]:
-    """All results of a checkpoint on whole sets or, with a limit, on so many first items."""
+def read_results(run: Run, step: int, limit: int | None = None) -> dict[str, EvaluationResult]:
+    """Return all results of a checkpoint on whole sets or, with a limit, on their first items."""
     folder = result_path(run, step, "any").parent
-    results = [Result.read(path) for path in sorted(folder.glob("*.json"))]
+    results = [EvaluationResult.read(path) for path in sorted(folder.glob("*.json"))]
     return {result.name: result for result in results if result.inputs["limit"] == limit}
 
 

@@ -1,7 +1,7 @@
-"""Evaluation sets as their authors publish them, turned into the rows that lm-eval's tasks expect.
+"""Convert evaluation sets as published by their authors to the rows that lm-eval's tasks expect.
 
 lm-eval's tasks are written for the copies on the Hugging Face hub, whose fields differ from the original
-files'. Each reader takes the text of a file and gives the rows of the hub's copy, as far as a task uses them.
+files'. Each reader converts the text of a file to the rows of the hub's copy, as far as a task uses them.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ _TRUTH = ("false", "true")
 
 
 def plain(text: str) -> Iterator[Row]:
-    """Lines of JSON that are the hub's rows already."""
-    # Not splitlines: it also cuts at characters that JSON allows within a string.
+    """Lines of JSON that already are the hub's rows."""
+    # Not splitlines: it also splits at characters that JSON allows within a string.
     return (json.loads(line) for line in text.split("\n") if line)
 
 
@@ -36,7 +36,7 @@ def arc(text: str) -> Iterator[Row]:
 
 
 def race(text: str) -> Iterator[Row]:
-    """RACE: an article's problems as one string of Python, which the task evaluates as a literal."""
+    """RACE: an article's problems as a Python literal, which the task evaluates."""
     for row in plain(text):
         problems = [
             {"question": question, "answer": answer, "options": options}
@@ -48,7 +48,7 @@ def race(text: str) -> Iterator[Row]:
 
 
 def multirc(text: str) -> Iterator[Row]:
-    """MultiRC: a row for each answer that is offered to each question."""
+    """MultiRC: a row for each proposed answer to each question."""
     for row in plain(text):
         passage = row["passage"]
         for question in passage["questions"]:
@@ -62,7 +62,7 @@ def multirc(text: str) -> Iterator[Row]:
 
 
 def wsc(text: str) -> Iterator[Row]:
-    """WSC: the spans beside the text, their first letters as they stand in it."""
+    """WSC: the spans as separate fields, with their first letters as in the text."""
     for row in _labelled(_TRUTH)(text):
         spans = row.pop("target")
         for name in ("span1_text", "span2_text"):

@@ -14,7 +14,7 @@ from merit_lab.evaluate.rows import Reader, Row
 
 @dataclass(frozen=True)
 class EvaluationSet:
-    """A set whose prompts and measures are those of a task of lm-eval, and where its file is."""
+    """A set with the prompts and metrics of a task of lm-eval, and its file."""
 
     task: str
     """The task's name in lm-eval."""
@@ -24,30 +24,30 @@ class EvaluationSet:
     """The set's file, relative to the folder of task files."""
     read: Reader
     fields: tuple[str, ...] = ()
-    """What the task asks of a row that the reader takes over from the file."""
+    """Fields of a row that the task needs and the reader copies from the file."""
 
     def rows(self, folder: Path) -> tuple[list[Row], str]:
-        """The set's rows from its file below ``folder``, and the sha256 of the file."""
+        """Return the set's rows from its file below ``folder``, and the sha256 of the file."""
         path = folder / self.file
         if not path.is_file():
-            raise ValueError(f"there is no file {path}; {folder} must hold {self.file}")
+            raise ValueError(f"there is no file {path}; {folder} must contain {self.file}")
         content = path.read_bytes()
         try:
-            found = list(self.read(content.decode()))
-            self._check(found)
+            items = list(self.read(content.decode()))
+            self._check(items)
         except (ValueError, LookupError, TypeError) as error:
             raise ValueError(
-                f"{path} is not the file of this set as its authors publish it "
+                f"{path} is not the file of this set as published by its authors "
                 f"({type(error).__name__}: {error})"
             ) from error
-        return found, hashlib.sha256(content).hexdigest()
+        return items, hashlib.sha256(content).hexdigest()
 
-    def _check(self, found: list[Row]) -> None:
-        if not found:
-            raise ValueError("there is nothing in it")
-        for number, row in enumerate(found):
+    def _check(self, items: list[Row]) -> None:
+        if not items:
+            raise ValueError("it is empty")
+        for number, row in enumerate(items):
             if not isinstance(row, dict):
-                raise TypeError(f"row {number} is no JSON object")
+                raise TypeError(f"row {number} is not a JSON object")
             if missing := [field for field in self.fields if field not in row]:
                 raise ValueError(f"row {number} has no {', '.join(missing)}")
 
@@ -91,18 +91,18 @@ SETS: Mapping[str, EvaluationSet] = {
 PAPER_SETS: Mapping[str, tuple[str, ...]] = {
     "fig5": ("lambada", "wikitext"),
     "fig12": ("boolq", "cb", "copa", "multirc", "rte", "wic", "wsc"),
-    # The paper says ARC alone; its 43.43 for GPT-2 small is what such a model has on the easy part.
+    # The paper only says ARC; its 43.43 for GPT-2 small is typical of such a model on the easy part.
     "table1": ("arc_easy", "copa", "hellaswag", "race", "wic"),
 }
 
 
 def expand(names: Sequence[str]) -> list[str]:
-    """Names with the paper's figures and tables replaced by their sets, each once."""
-    return list(dict.fromkeys(name for given in names for name in PAPER_SETS.get(given, (given,))))
+    """Replace the paper's figures and tables by their sets, each once."""
+    return list(dict.fromkeys(name for entry in names for name in PAPER_SETS.get(entry, (entry,))))
 
 
 def check_local(names: Sequence[str]) -> None:
-    """Raise ValueError where there is no set of a name."""
+    """Raise ValueError if a name is not a set."""
     for name in names:
         if name not in SETS:
             nearest = difflib.get_close_matches(name, [*SETS, *PAPER_SETS], n=1)

@@ -1,4 +1,4 @@
-"""The tokenizer of a run as a tokenizer.json, which gives the ids that `merit prepare` wrote."""
+"""Export the tokenizer of a run as a tokenizer.json with the ids that `merit prepare` wrote."""
 
 from __future__ import annotations
 
@@ -21,25 +21,25 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ExportedTokenizer:
-    """A tokenizer by the tokenizers library, with what transformers has to know about it."""
+    """A tokenizer of the tokenizers library, with the information that transformers needs."""
 
     name: str
     backend: tokenizers.Tokenizer
-    end_of_text: int | None = None  # the id that stands between documents; bytes have none
+    end_of_text: int | None = None  # the id that ends documents; bytes have none
 
     @property
     def vocab_size(self) -> int:
-        """How many ids there are."""
+        """The number of ids."""
         return int(self.backend.get_vocab_size())
 
     @property
     def sha256(self) -> str:
-        """What identifies it, whatever it is called."""
+        """A hash that identifies it, independent of its name."""
         return hashlib.sha256(self.backend.to_str().encode()).hexdigest()
 
     @property
     def prefix(self) -> int:
-        """What stands before a text that has nothing before it: the end of another, or of a line."""
+        """The token before a text without context: the end-of-text token, or a newline."""
         if self.end_of_text is not None:
             return self.end_of_text
         newline = self.backend.encode("\n", add_special_tokens=False).ids
@@ -50,7 +50,7 @@ class ExportedTokenizer:
         return int(newline[0])
 
     def write(self, folder: Path, context: int) -> None:
-        """Write the files from which transformers' AutoTokenizer makes this tokenizer."""
+        """Write the files from which transformers' AutoTokenizer loads this tokenizer."""
         self.backend.save(str(folder / "tokenizer.json"))
         about: dict[str, Any] = {
             "tokenizer_class": "PreTrainedTokenizerFast",
@@ -68,28 +68,28 @@ class ExportedTokenizer:
 
 
 def tokenizer_of(
-    run: Run, given: str | None = None, gpt2_vocabulary: Path | None = None
+    run: Run, chosen: str | None = None, gpt2_vocabulary: Path | None = None
 ) -> ExportedTokenizer | None:
-    """The tokenizer of a run's data, or None where it is not known.
+    """Return the tokenizer of a run's data, or None if it is unknown.
 
     Args:
         run: its environment names the data's folder and tokenizer.
-        given: "gpt2", "bytes" or a tokenizer.json, where the data do not say.
-        gpt2_vocabulary: a folder with GPT-2's vocab.bpe and encoder.json; else tiktoken's cache is used.
+        chosen: "gpt2", "bytes" or a tokenizer.json, if the data does not name it.
+        gpt2_vocabulary: a folder with GPT-2's vocab.bpe and encoder.json; None for tiktoken's cache.
     """
     data = run.environment["data"]
     named = None if data["tokenizer"] == "unknown" else str(data["tokenizer"])
-    file = Path(given) if given is not None and has_file(given) else None
+    file = Path(chosen) if chosen is not None and has_file(chosen) else None
     if file is not None and not file.is_file():
         raise ValueError(
-            f"the tokenizer is {given!r}; it must be gpt2, bytes, or a tokenizer.json that exists"
+            f"the tokenizer is {chosen!r}; it must be gpt2, bytes, or a tokenizer.json that exists"
         )
-    name = "bpe" if file is not None else given or named
+    name = "bpe" if file is not None else chosen or named
     if name is None:
         return None
     if named is not None and name != named and not (file is not None and _may_be(file, named)):
         raise ValueError(
-            f"the tokenizer is given as {given!r}, but the run's data have {named!r}; leave --tokenizer out"
+            f"the tokenizer is {chosen!r}, but that of the run's data is {named!r}; leave --tokenizer out"
         )
     if gpt2_vocabulary is not None and name != "gpt2":
         raise ValueError(f"GPT-2's vocabulary is given, but the tokenizer is {name!r}; leave it out")
@@ -106,36 +106,36 @@ def tokenizer_of(
     num_rows = TrainConfig.from_dict(run.config).model.vocab_size
     if exported.vocab_size > num_rows:
         raise ValueError(
-            f"the tokenizer {given or name} has {exported.vocab_size} entries, but the model's vocabulary "
+            f"the tokenizer {chosen or name} has {exported.vocab_size} entries, but the model's vocabulary "
             f"has {num_rows}: it belongs to other data"
         )
     return exported
 
 
 def _file_of_data(data: Mapping[str, Any]) -> Path:
-    """The tokenizer.json beside the data, if they are still those that the run was trained on."""
+    """Return the tokenizer.json of the data, if it is still the data that the run was trained on."""
     folder = Path(data["folder"])
-    path, way_out = folder / "tokenizer.json", "name the tokenizer.json of the run with --tokenizer"
+    path, way_out = folder / "tokenizer.json", "give the tokenizer.json of the run with --tokenizer"
     if not path.is_file() or not (folder / INDEX_NAME).is_file():
-        raise ValueError(f"the run's data are not there: {path} or {INDEX_NAME} is missing; {way_out}")
+        raise ValueError(f"the run's data is missing: there is no {path} or no {INDEX_NAME}; {way_out}")
     if Index.read(folder / INDEX_NAME).fingerprint != data["fingerprint"]:
-        raise ValueError(f"{folder} holds other data than the run was trained on; {way_out}")
+        raise ValueError(f"{folder} does not hold the data that the run was trained on; {way_out}")
     if not _may_be(path, data["tokenizer"]):
         raise ValueError(f"{path} was changed: it is not {data['tokenizer']}; {way_out}")
     return path
 
 
 def _may_be(path: Path, name: str) -> bool:
-    """Whether a tokenizer.json may be the one of this name; of one that was trained there is no hash."""
+    """Whether a tokenizer.json may have this name; the name of a trained one has no hash."""
     return file_name(path) == name if name.startswith("file-") else has_file(name)
 
 
 def _gpt2(vocabulary: Path | None) -> tokenizers.Tokenizer:
-    """GPT-2's BPE from tiktoken's ranks, which are the ids."""
+    """Return GPT-2's BPE from tiktoken's ranks, which are the ids."""
     from tiktoken.load import data_gym_to_mergeable_bpe_ranks
     from tiktoken_ext import openai_public  # type: ignore[import-untyped]
 
-    Gpt2(vocabulary)  # refuses what is not GPT-2's, and says what to do where nothing is found
+    Gpt2(vocabulary)  # refuses other vocabularies, and says what to do if there is none
     ranks: dict[bytes, int]
     if vocabulary is None:
         ranks = openai_public.gpt2()["mergeable_ranks"]
@@ -148,7 +148,7 @@ def _gpt2(vocabulary: Path | None) -> tokenizers.Tokenizer:
 
 
 def _merges(ranks: Mapping[bytes, int]) -> list[tuple[bytes, bytes]]:
-    """The pairs that a BPE joins, in order: the last two parts of each token when it is formed itself."""
+    """Return the pairs that a BPE joins, in order: the last two parts from which each token is formed."""
     merges = []
     for token, rank in sorted(ranks.items(), key=lambda item: item[1]):
         parts = [bytes([value]) for value in token]
@@ -163,7 +163,7 @@ def _merges(ranks: Mapping[bytes, int]) -> list[tuple[bytes, bytes]]:
 
 
 def _byte_level(ids: Mapping[bytes, int], merges: list[tuple[bytes, bytes]]) -> tokenizers.Tokenizer:
-    """A BPE over bytes, which it writes as printable characters; text is split as GPT-2 splits it."""
+    """Return a BPE over bytes, written as printable characters, with GPT-2's splitting of text."""
     import tokenizers
     from tokenizers import decoders, models, pre_tokenizers
 
@@ -181,7 +181,7 @@ def _byte_level(ids: Mapping[bytes, int], merges: list[tuple[bytes, bytes]]) -> 
 
 
 def _byte_characters() -> list[str]:
-    """What byte-level BPE writes for each byte: its character if printable, else the next beyond 255."""
+    """Return the character of each byte in byte-level BPE: itself if printable, else the next above 255."""
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     others = itertools.count(256)
     return [chr(value if value in printable else next(others)) for value in range(256)]

@@ -1,6 +1,6 @@
-"""Language models that can say what their attention does: the lab's GPT-2 and Llama, and Hugging Face's.
+"""Language models that can report attention statistics: the lab's GPT-2 and Llama, and Hugging Face's.
 
-Names that need torch are loaded on first use: configurations can be read without.
+Names that need torch are loaded on first use: configurations do not need it.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from merit_lab.models.transformers_config import HuggingFaceConfig
 if TYPE_CHECKING:
     from merit_lab.models.base import Model, Output
     from merit_lab.models.language_model import LanguageModel
-    from merit_lab.models.observation import Observation
+    from merit_lab.models.observation import AttentionObservation
     from merit_lab.models.source import build, flops_per_token
 
 __all__ = [
     "PRESETS",
     "AnyModelConfig",
+    "AttentionObservation",
     "HuggingFaceConfig",
     "LanguageModel",
     "Model",
     "ModelConfig",
-    "Observation",
     "Output",
     "build",
     "find_model",
@@ -38,7 +38,7 @@ __getattr__ = load_from(
     {
         "LanguageModel": "language_model",
         "Model": "base",
-        "Observation": "observation",
+        "AttentionObservation": "observation",
         "Output": "base",
         "build": "source",
         "flops_per_token": "source",

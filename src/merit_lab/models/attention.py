@@ -1,4 +1,4 @@
-"""Causal attention by the kernels of torch, with what it did where that is asked for."""
+"""Causal attention with torch's kernels, and optional attention statistics."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ Observe = Literal["max"] | bool
 
 
 def choose(kind: AttentionKind, device: torch.device, head_width: int) -> AttentionKind:
-    """The kernel that ``kind`` means on this device.
+    """Return the kernel that ``kind`` means on this device.
 
-    "auto" does not look at what is observed: observing a step must not change it. flex gives the
-    largest logits for next to nothing, but only where a compiler makes its kernel.
+    "auto" does not depend on what is observed: observing a step must not change it. flex returns the largest
+    logits at almost no cost, but only if it is compiled.
     """
     if kind == "auto":
         flexible = (
@@ -32,13 +32,14 @@ def choose(kind: AttentionKind, device: torch.device, head_width: int) -> Attent
         return "flex" if flexible else "sdpa"
     if kind in ("flex", "cudnn") and device.type != "cuda":
         raise ValueError(
-            f"attention {kind!r} needs CUDA and the tokens are on {device.type}; use 'auto', 'sdpa' or 'math'"
+            f"attention {kind!r} needs CUDA, but the tokens are on {device.type}; use 'auto', 'sdpa' or "
+            "'math'"
         )
     return kind
 
 
 def causal_block_mask(length: int, device: torch.device) -> BlockMask:
-    """The mask that flex attention skips blocks by."""
+    """Return the mask by which flex attention skips blocks."""
     return create_block_mask(_is_visible, None, None, length, length, device=str(device))
 
 
@@ -55,11 +56,11 @@ def attend(
     block_mask: BlockMask | None = None,
     observe: Observe = False,
 ) -> tuple[Tensor, Tensor | None]:
-    """Causal attention over (batch, heads, time, head width), and the observation of its heads.
+    """Return causal attention over (batch, heads, time, head width), and the observation of its heads.
 
-    The observation has one row of largest logits and, unless ``observe`` is "max", one of mean entropies.
-    It is formed beside the attention from the same queries and keys, without a gradient; with flex the
-    largest logits come from the attention kernel itself.
+    The observation has one row of largest logits and, unless ``observe`` is "max", one of mean entropies. It
+    is computed separately from the same queries and keys, without a gradient; with flex the largest logits
+    come from the attention kernel itself.
     """
     scale = 1 / math.sqrt(query.shape[-1])
     if kind == "flex":
@@ -100,7 +101,7 @@ def _flex(
 
 
 def _compiled_flex() -> Any:
-    """flex_attention, compiled by itself where nothing around it is: uncompiled it holds all logits."""
+    """Return flex_attention, compiled by itself if its caller is not: uncompiled it stores all logits."""
     return flex_attention if torch.compiler.is_compiling() else _standalone_flex()
 
 

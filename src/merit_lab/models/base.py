@@ -1,4 +1,4 @@
-"""What the lab asks of a language model, wherever it comes from."""
+"""The interface of the lab's language models."""
 
 from __future__ import annotations
 
@@ -10,40 +10,40 @@ from torch import Tensor, nn
 
 from merit_lab.models.attention import Observe
 from merit_lab.models.names import AnyModelConfig
-from merit_lab.models.observation import Observation
+from merit_lab.models.observation import AttentionObservation
 
 
 class Output(NamedTuple):
-    """What a forward pass gives: the mean loss with targets, else the logits; and the observation."""
+    """The output of a forward pass: the mean loss with targets, otherwise the logits; and the observation."""
 
     loss: Tensor | None
     logits: Tensor | None
-    attention: Observation | None
+    attention: AttentionObservation | None
 
 
 class Model(nn.Module):
-    """Tokens in, loss or logits out, and what attention did where that is asked for."""
+    """A language model that returns the loss or the logits, and optional attention statistics."""
 
     config: AnyModelConfig
 
     def forward(self, tokens: Tensor, targets: Tensor | None = None, *, observe: Observe = False) -> Output:
-        """The mean cross-entropy with ``targets``, the logits without.
+        """Return the mean cross-entropy with ``targets``, the logits without.
 
         Args:
             tokens: (batch, time), int64.
-            targets: the token to predict at each place, shaped as ``tokens``.
-            observe: True for every head's largest attention logit and entropy, "max" for the logits
-                alone, which flex attention gives for next to nothing.
+            targets: the token to predict at each position, shaped like ``tokens``.
+            observe: True for every head's largest attention logit and entropy, "max" for only the logits,
+                which flex attention returns at almost no cost.
         """
         raise NotImplementedError
 
     def sharded_parts(self) -> Iterable[nn.Module]:
-        """The parts whose weights ranks put together one after the other; the model brings the rest."""
+        """Return the modules that FSDP2 shards separately; the rest is sharded with the model."""
         raise NotImplementedError
 
 
 def check_inputs(config: AnyModelConfig, tokens: Tensor, targets: Tensor | None, observe: Observe) -> None:
-    """Raise ValueError where a model cannot be called so."""
+    """Raise ValueError if a model cannot be called with these inputs."""
     if tokens.ndim != 2 or tokens.dtype != torch.int64 or not tokens.numel():
         raise ValueError(
             f"tokens are {tokens.dtype} of shape {tuple(tokens.shape)}; they must be torch.int64 of "
@@ -61,11 +61,11 @@ def check_inputs(config: AnyModelConfig, tokens: Tensor, targets: Tensor | None,
         )
     if observe not in (False, True, "max"):
         raise ValueError(f"observe is {observe!r}; it must be False, True or 'max'")
-    # On a GPU looking would make the host wait; the kernels' own assertions stand guard there.
+    # On a GPU this would make the host wait; there the kernels have assertions.
     if tokens.device.type == "cpu" and not torch.compiler.is_compiling():
         for name, ids in (("tokens", tokens), ("targets", targets)):
             if ids is not None and (int(ids.min()) < 0 or int(ids.max()) >= config.vocab_size):
                 raise ValueError(
                     f"{name} hold ids from {int(ids.min())} to {int(ids.max())}; the model's vocabulary "
-                    f"has 0 to {config.vocab_size - 1}: is the data of another tokenizer?"
+                    f"has 0 to {config.vocab_size - 1}: is the data from another tokenizer?"
                 )

@@ -1,4 +1,4 @@
-"""What a model is: its configuration, the presets, its parameters and floating-point operations."""
+"""Model configurations, presets, and their numbers of parameters and floating-point operations."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ AttentionKind = Literal["auto", "sdpa", "cudnn", "flex", "math"]
 
 _VOCAB_MULTIPLE = 64  # 50257 tokens become nanoGPT's 50304: odd widths are slow on tensor cores
 _LOGITS_AT_ONE_TIME = 2**29  # 1 GiB in bf16; fewer at a time save little
-SMALLEST_FLEX_HEAD = 16  # flex_attention's kernels take no smaller one
+SMALLEST_FLEX_HEAD = 16  # flex_attention's kernels do not support smaller heads
 
-# Sizes beyond which a number is a slip of the hand: arithmetic with them would overflow, or never end.
+# Larger sizes are certainly typos: arithmetic with them would overflow, or never end.
 MOST_LAYERS = 10**4
 LONGEST_CONTEXT = 2**24
 LARGEST_SIZE = 2**31
@@ -28,7 +28,7 @@ class ModelConfig:
     """A GPT-2 or Llama language model.
 
     GPT-2 is nanoGPT's: pre-norm LayerNorm, GELU, learned positions, tied embeddings, no biases and no
-    dropout. Llama has RMSNorm, rotary positions, SwiGLU and its own output weight.
+    dropout. Llama has RMSNorm, rotary positions, SwiGLU and a separate output weight.
 
     Example:
         >>> config = ModelConfig(family="llama", width=64, heads=4, layers=2, vocab_size=256)
@@ -63,14 +63,15 @@ class ModelConfig:
     rope_base: float = 10000.0
     """Base of the rotary frequencies (Llama)."""
     attention: AttentionKind = "auto"
-    """auto: flex in a compiled model on CUDA, else sdpa. cudnn: sdpa by cuDNN alone. math: plain matrix
+    """auto: flex in a compiled model on CUDA, otherwise sdpa. cudnn: sdpa with cuDNN only. math: plain matrix
     products, which can be differentiated twice."""
     loss_chunk: int | None = None
-    """Tokens whose logits are held at one time while the loss is computed; 0: all of them. None: as many
-    as make 1 GiB of logits in bf16, 8192 for GPT-2's vocabulary; and 0 with math attention, since the loss
-    by chunks cannot be differentiated twice."""
+    """Tokens whose logits are in memory at a time while the loss is computed; 0: all of them. None: 1 GiB of
+    logits in bf16, 8192 tokens for GPT-2's vocabulary; and 0 with math attention, since the chunked loss
+    cannot be differentiated twice."""
     float32_residual: bool = False
-    """Keep the residual stream in float32 under autocast, as nanoGPT does; else it has autocast's dtype."""
+    """Keep the residual stream in float32 under autocast, as nanoGPT does. Otherwise it has autocast's
+    dtype."""
 
     def __post_init__(self) -> None:
         _check_choice("family", self.family, get_args(Family))
@@ -82,16 +83,16 @@ class ModelConfig:
             check_size("hidden", self.hidden)
         for name in ("norm_eps", "rope_base"):
             if not 0 < getattr(self, name) < math.inf:
-                raise ValueError(f"{name} is {getattr(self, name)!r}; it must be above 0, and finite")
+                raise ValueError(f"{name} is {getattr(self, name)!r}; it must be above 0 and finite")
         if self.width % self.heads:
             raise ValueError(
-                f"width {self.width} is no multiple of heads {self.heads}; every head takes an equal share "
+                f"width {self.width} is not a multiple of heads {self.heads}; every head has an equal share "
                 f"of the width, so choose for example width {-(-self.width // self.heads) * self.heads}"
             )
         if self.family == "llama" and self.head_width % 2:
             raise ValueError(
                 f"width {self.width} over {self.heads} heads gives heads of {self.head_width}; rotary "
-                "positions turn pairs of elements, so a Llama head needs an even width"
+                "positions rotate pairs of elements, so a Llama head needs an even width"
             )
         if self.attention == "flex" and self.head_width < SMALLEST_FLEX_HEAD:
             raise ValueError(
@@ -105,8 +106,8 @@ class ModelConfig:
             )
         if self.attention == "math" and self.loss_chunk:
             raise ValueError(
-                f"loss_chunk {self.loss_chunk} with attention 'math': math is there for second derivatives, "
-                "which the loss by chunks does not have; leave loss_chunk at None or set it to 0"
+                f"loss_chunk is {self.loss_chunk} and attention is 'math', which is for second derivatives: "
+                "the chunked loss does not have them; leave loss_chunk at None or set it to 0"
             )
 
     @property
@@ -130,7 +131,7 @@ class ModelConfig:
 
     @property
     def tokens_per_loss_chunk(self) -> int:
-        """Tokens whose logits are held at one time; 0 means all."""
+        """Tokens whose logits are in memory at a time; 0 means all."""
         if self.loss_chunk is not None:
             return self.loss_chunk
         if self.attention == "math":
@@ -139,14 +140,14 @@ class ModelConfig:
         return 1 << (fitting.bit_length() - 1)  # a power of two, as batches are
 
     def with_vocab(self, num_tokens: int) -> ModelConfig:
-        """This model for a tokenizer of ``num_tokens`` tokens, the vocabulary padded to a multiple of 64."""
+        """Return this model for ``num_tokens`` tokens, with the vocabulary padded to a multiple of 64."""
         check_size("num_tokens", num_tokens)
         return replace(self, vocab_size=-(-num_tokens // _VOCAB_MULTIPLE) * _VOCAB_MULTIPLE)
 
     def to_measure(self, *, twice: bool) -> ModelConfig:
-        """The same model on any device; ``twice`` for one that can be differentiated twice.
+        """Return the same model for any device; ``twice`` if it must be twice differentiable.
 
-        Its attention is not the configured one, which may need a GPU or a compiler; all give the same but for
+        It does not use the configured attention, which may need a GPU or a compiler; all kinds agree up to
         rounding.
         """
         if twice:
@@ -154,7 +155,7 @@ class ModelConfig:
         return replace(self, attention="sdpa")
 
     def gives_largest_logits(self, device: torch.device, *, compiled: bool) -> bool:
-        """Whether the attention kernel gives the largest logits for next to nothing."""
+        """Whether the attention kernel returns the largest logits at almost no cost."""
         return (
             compiled
             and device.type == "cuda"
@@ -164,15 +165,15 @@ class ModelConfig:
 
 
 def num_parameters(config: ModelConfig) -> int:
-    """How many parameters the model has, a tied weight counted once."""
+    """Return the number of parameters; a tied weight counts once."""
     return _num_multiplied(config) + _num_looked_up(config)
 
 
 def flops_per_token(config: ModelConfig) -> int:
-    """Floating-point operations of a forward and backward pass for each token, as PaLM counts them.
+    """Return the floating-point operations per token of a forward and backward pass, counted as in PaLM.
 
-    ``6 N + 12 layers width context``: N counts the parameters but those of tables that are only looked
-    up; attention counts in full, although the causal mask makes half of it unnecessary.
+    ``6 N + 12 layers width context``: N counts the parameters except pure lookup tables; attention counts in
+    full, although the causal mask makes half of it unnecessary.
 
     Reference:
         Chowdhery et al., "PaLM", appendix B, https://arxiv.org/abs/2204.02311
@@ -181,7 +182,7 @@ def flops_per_token(config: ModelConfig) -> int:
 
 
 def _num_multiplied(config: ModelConfig) -> int:
-    """Parameters that every token is multiplied with."""
+    """Return the number of parameters that every token is multiplied with."""
     attention = 4 * config.width**2 + (2 * config.head_width if config.qk_norm else 0)
     mlp = (2 if config.family == "gpt2" else 3) * config.width * config.hidden_width
     norms = (2 * config.layers + 1) * config.width
@@ -189,7 +190,7 @@ def _num_multiplied(config: ModelConfig) -> int:
 
 
 def _num_looked_up(config: ModelConfig) -> int:
-    """Parameters of embedding tables that are nothing else."""
+    """Return the number of parameters in pure lookup tables."""
     positions = config.context if config.family == "gpt2" else 0
     tokens = 0 if config.is_tied else config.vocab_size
     return (positions + tokens) * config.width
@@ -199,15 +200,15 @@ def _check_choice(name: str, value: object, allowed: tuple[str, ...]) -> None:
     if value not in allowed:
         nearest = difflib.get_close_matches(str(value), allowed, n=1)
         hint = f"; did you mean {nearest[0]!r}?" if nearest else "."
-        raise ValueError(f"unknown {name} {value!r}{hint} Known are {', '.join(allowed)}.")
+        raise ValueError(f"unknown {name} {value!r}{hint} It must be one of {', '.join(allowed)}.")
 
 
 def check_size(name: str, value: object, most: int = LARGEST_SIZE) -> None:
-    """Raise unless a value is a whole number above 0, and not absurdly large."""
+    """Raise ValueError unless a value is an integer from 1 to ``most``."""
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         raise ValueError(f"{name} is {value!r}; it must be a whole number above 0")
     if value > most:
-        raise ValueError(f"{name} is {value}; choose one that is at most {most}")
+        raise ValueError(f"{name} is {value}; it must be at most {most}")
 
 
 def _gpt2(width: int, heads: int, layers: int, context: int = 1024, vocab_size: int = 50304) -> ModelConfig:

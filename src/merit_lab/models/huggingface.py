@@ -1,4 +1,4 @@
-"""Checkpoints in Hugging Face's format; those of the lab's own models without their library."""
+"""Checkpoints in Hugging Face's format; those of the lab's models do not need transformers."""
 
 from __future__ import annotations
 
@@ -11,60 +11,60 @@ from torch import Tensor
 
 from merit_lab.models.base import Model
 from merit_lab.models.config import ModelConfig
-from merit_lab.models.huggingface_format import biases, config_of, entries, settings_of
+from merit_lab.models.huggingface_format import biases, config_of, settings_of, weight_names
 from merit_lab.models.language_model import LanguageModel
 from merit_lab.models.names import AnyModelConfig
 from merit_lab.models.transformers_model import HuggingFaceModel
 
 _WEIGHTS = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
-# Masks and frequencies that older versions of transformers kept among the weights.
+# Masks and frequencies that older versions of transformers stored with the weights.
 _BUFFERS = (".attn.bias", ".attn.masked_bias", ".rotary_emb.inv_freq")
 
 
 def check_exportable(config: AnyModelConfig) -> None:
-    """Raise ValueError where Hugging Face has no such model."""
+    """Raise ValueError if Hugging Face has no such model."""
     if isinstance(config, ModelConfig) and config.qk_norm:
         raise ValueError(
             f"a {config.family} model with qk_norm has no Hugging Face architecture: neither GPT2LMHeadModel "
-            "nor LlamaForCausalLM has norms on queries and keys, and without them the model is another one"
+            "nor LlamaForCausalLM has norms on queries and keys, and without them the model would differ"
         )
 
 
 def export_checkpoint(model: Model, folder: Path | str) -> None:
     """Write ``config.json`` and ``model.safetensors``, which ``AutoModelForCausalLM`` opens.
 
-    The vocabulary keeps its padding, so that the logits are the same. GPT-2's biases, which the lab's own
-    model does not have, are written as zeros.
+    The vocabulary keeps its padding, so that the logits are the same. GPT-2's biases, which the lab's model
+    does not have, are written as zeros.
 
     Args:
         model: not sharded, on any device; its weights are written in their dtype.
-        folder: made if it is not there; files of the same names in it are replaced.
+        folder: created if needed; files of the same names are replaced.
     """
     check_exportable(model.config)
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    # A file cut short must not pass for a checkpoint: the weights get their name when they are complete.
+    # A truncated file must not look like a checkpoint: the weights get their name when they are complete.
     with TemporaryDirectory(prefix=".unfinished-", dir=folder) as unfinished:
         if isinstance(model, HuggingFaceModel):
             model.export(Path(unfinished))
         else:
             assert isinstance(model, LanguageModel), "there are two kinds of models"
             _write_own(model, Path(unfinished))
-        # What else transformers writes is about generating, which the tokenizer has a say in.
+        # Other files of transformers are about generation, which depends on the tokenizer.
         for name in ("config.json", _WEIGHTS):
             (Path(unfinished) / name).replace(folder / name)
 
 
 def _write_own(model: LanguageModel, folder: Path) -> None:
-    """Write a model of the lab under the names that transformers has."""
+    """Write a model of the lab with transformers' names."""
     from safetensors.torch import save_file
 
     config, state = model.config, model.state_dict()
     tensors = {}
-    for entry in entries(config):
-        weight = state[entry.ours].detach().cpu()
-        tensors[entry.theirs] = (weight.T if entry.transposed else weight).contiguous()
+    for weight_name in weight_names(config):
+        weight = state[weight_name.ours].detach().cpu()
+        tensors[weight_name.theirs] = (weight.T if weight_name.transposed else weight).contiguous()
     for name, size in biases(config):
         tensors[name] = torch.zeros(size, dtype=state["norm.weight"].dtype)
     save_file(tensors, folder / _WEIGHTS, metadata={"format": "pt"})
@@ -74,11 +74,11 @@ def _write_own(model: LanguageModel, folder: Path) -> None:
 
 
 def import_checkpoint(folder: Path | str) -> LanguageModel:
-    """The model of a GPT2LMHeadModel or LlamaForCausalLM checkpoint, in float32.
+    """Return the model of a GPT2LMHeadModel or LlamaForCausalLM checkpoint, in float32.
 
-    What the models here do not have (biases that are not zero, grouped queries, scaled rotary positions,
-    another activation) is refused: the logits would differ. Files are read as safetensors only, so no
-    code in them is run.
+    Features that the lab's models do not have (nonzero biases, grouped queries, scaled rotary positions,
+    another activation) are refused: the logits would differ. Only safetensors files are read, so no code in
+    them is run.
     """
     folder = Path(folder)
     try:
@@ -91,13 +91,13 @@ def import_checkpoint(folder: Path | str) -> LanguageModel:
         if not name.endswith(_BUFFERS)
     }
     weights = {}
-    for entry in entries(config):
+    for weight_name in weight_names(config):
         # GPT2Model alone, without its head, leaves the prefix out.
-        name = entry.theirs.removeprefix("transformer.")
+        name = weight_name.theirs.removeprefix("transformer.")
         if name not in theirs:
-            raise ValueError(f"{folder} has no weight {entry.theirs!r}, which its config.json asks for")
+            raise ValueError(f"{folder} has no weight {weight_name.theirs!r}, which its config.json asks for")
         tensor = theirs.pop(name)
-        weights[entry.ours] = tensor.T if entry.transposed else tensor
+        weights[weight_name.ours] = tensor.T if weight_name.transposed else tensor
     if config.is_tied:
         theirs.pop("lm_head.weight", None)  # the embedding again
     for name, tensor in theirs.items():
@@ -105,9 +105,9 @@ def import_checkpoint(folder: Path | str) -> LanguageModel:
             raise ValueError(f"{folder} has a weight {name!r} that a {config.family} model does not have")
         if tensor.any():
             raise ValueError(
-                f"{name} in {folder} is not zero (up to {tensor.abs().max():.3g}); the models here have no "
-                "biases, so this checkpoint would give other logits. Models trained here, and others trained "
-                "without biases, can be imported"
+                f"{name} in {folder} is not zero (up to {tensor.abs().max():.3g}); the lab's models have no "
+                "biases, so the logits would differ. Only models trained without biases can be imported, "
+                "such as the lab's"
             )
     with torch.device("meta"):
         model = LanguageModel(config)
@@ -117,7 +117,7 @@ def import_checkpoint(folder: Path | str) -> LanguageModel:
 
 
 def _read_weights(folder: Path) -> dict[str, Tensor]:
-    """All tensors of the checkpoint, from one file or from several with an index."""
+    """Read all tensors of the checkpoint, from one file or from several with an index."""
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 

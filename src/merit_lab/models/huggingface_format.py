@@ -1,4 +1,4 @@
-"""How Hugging Face's GPT2LMHeadModel and LlamaForCausalLM name settings and weights."""
+"""The names of settings and weights in Hugging Face's GPT2LMHeadModel and LlamaForCausalLM."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from merit_lab.models.config import ModelConfig
 
 ARCHITECTURES = {"gpt2": "GPT2LMHeadModel", "llama": "LlamaForCausalLM"}
 
-# Our fields by their names, with what an absent one means; a size has no such value.
+# Our fields by Hugging Face's names, with the default of an absent setting; sizes have no default.
 _REQUIRED = object()
 _FIELDS: Mapping[str, Mapping[str, tuple[str, object]]] = {
     "gpt2": {
@@ -33,7 +33,7 @@ _FIELDS: Mapping[str, Mapping[str, tuple[str, object]]] = {
         "tie_word_embeddings": ("tied", False),
     },
 }
-# What the models here always do, with what an absent setting means there.
+# What the lab's models always do, with Hugging Face's default of an absent setting.
 _FIXED: Mapping[str, Mapping[str, tuple[object, object]]] = {
     "gpt2": {
         "activation_function": ("gelu", "gelu_new"),
@@ -47,12 +47,12 @@ _NO_DROPOUT = {"attn_pdrop": 0.0, "embd_pdrop": 0.0, "resid_pdrop": 0.0}
 
 
 def settings_of(config: ModelConfig) -> dict[str, Any]:
-    """The contents of config.json, but for the dtype."""
+    """Return the contents of config.json, except the dtype."""
     ours = {"hidden": config.hidden_width, "tied": config.is_tied}
     settings: dict[str, Any] = {
         "architectures": [ARCHITECTURES[config.family]],
         "model_type": config.family,
-        # No token of the vocabulary is special here, and the defaults there may lie beyond it.
+        # No token is special in the lab, and Hugging Face's defaults may exceed the vocabulary.
         "bos_token_id": None,
         "eos_token_id": None,
     }
@@ -67,7 +67,7 @@ def settings_of(config: ModelConfig) -> dict[str, Any]:
 
 
 def config_of(settings: Mapping[str, Any]) -> ModelConfig:
-    """The model that a config.json describes; ValueError where it has what the models here have not."""
+    """Return the model of a config.json. Raise ValueError on features that the lab's models do not have."""
     family = str(settings.get("model_type"))
     if family not in _FIELDS:
         raise ValueError(
@@ -76,7 +76,7 @@ def config_of(settings: Mapping[str, Any]) -> ModelConfig:
     for name, (value, absent) in _FIXED[family].items():
         if settings.get(name, absent) != value:
             raise ValueError(
-                f"{name} is {settings.get(name, absent)!r}; the {family} model here has {value!r}"
+                f"{name} is {settings.get(name, absent)!r}; the lab's {family} model has {value!r}"
             )
     fields: dict[str, Any] = {"family": family}
     for name, (field, absent) in _FIELDS[family].items():
@@ -107,37 +107,41 @@ def _check_heads(settings: Mapping[str, Any], config: ModelConfig) -> None:
     key_heads = settings.get("num_key_value_heads") or config.heads
     if key_heads != config.heads:
         raise ValueError(
-            f"num_key_value_heads is {key_heads} for {config.heads} heads; the Llama here has "
+            f"num_key_value_heads is {key_heads} for {config.heads} heads; the lab's Llama has "
             "no grouped queries"
         )
     head_width = settings.get("head_dim") or config.head_width
     if head_width != config.head_width:
-        raise ValueError(f"head_dim is {head_width}; the Llama here has width / heads = {config.head_width}")
+        raise ValueError(f"head_dim is {head_width}; the lab's Llama has width / heads = {config.head_width}")
 
 
-class Entry(NamedTuple):
-    """One weight: its name here and there, and whether it is stored as (inputs, outputs) there."""
+class WeightName(NamedTuple):
+    """One weight: our name, Hugging Face's, and whether the latter stores it as (inputs, outputs)."""
 
     ours: str
     theirs: str
     transposed: bool = False
 
 
-def entries(config: ModelConfig) -> Iterator[Entry]:
-    """Every weight of the model, in both languages."""
+def weight_names(config: ModelConfig) -> Iterator[WeightName]:
+    """Yield the names of every weight of the model."""
     gpt2 = config.family == "gpt2"
-    yield Entry("token_embedding.weight", "transformer.wte.weight" if gpt2 else "model.embed_tokens.weight")
+    yield WeightName(
+        "token_embedding.weight", "transformer.wte.weight" if gpt2 else "model.embed_tokens.weight"
+    )
     if gpt2:
-        yield Entry("position_embedding.weight", "transformer.wpe.weight")
+        yield WeightName("position_embedding.weight", "transformer.wpe.weight")
     for layer in range(config.layers):
         ours = f"blocks.{layer}"
         theirs = f"transformer.h.{layer}" if gpt2 else f"model.layers.{layer}"
         for inner, outer in (_GPT2_BLOCK if gpt2 else _LLAMA_BLOCK).items():
             is_norm = inner.endswith("norm")
-            yield Entry(f"{ours}.{inner}.weight", f"{theirs}.{outer}.weight", transposed=gpt2 and not is_norm)
-    yield Entry("norm.weight", "transformer.ln_f.weight" if gpt2 else "model.norm.weight")
+            yield WeightName(
+                f"{ours}.{inner}.weight", f"{theirs}.{outer}.weight", transposed=gpt2 and not is_norm
+            )
+    yield WeightName("norm.weight", "transformer.ln_f.weight" if gpt2 else "model.norm.weight")
     if not config.is_tied:
-        yield Entry("head.weight", "lm_head.weight")
+        yield WeightName("head.weight", "lm_head.weight")
 
 
 _GPT2_BLOCK = {
@@ -162,7 +166,7 @@ _LLAMA_BLOCK = {
 
 
 def biases(config: ModelConfig) -> Iterator[tuple[str, int]]:
-    """GPT2LMHeadModel's biases and their sizes; LlamaForCausalLM has none."""
+    """Yield GPT2LMHeadModel's biases and their sizes; LlamaForCausalLM has none."""
     if config.family != "gpt2":
         return
     sizes = {"attn.c_attn": 3 * config.width, "mlp.c_fc": config.hidden_width}

@@ -1,4 +1,4 @@
-"""The language model: tokens in, loss or logits out, and what attention did where that is asked for."""
+"""The lab's language model."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from merit_lab.models.attention import Observe, causal_block_mask, choose
 from merit_lab.models.base import Model, Output, check_inputs
 from merit_lab.models.config import ModelConfig
-from merit_lab.models.layers import Block, Embedding, Linear, Norm, rotary_table
+from merit_lab.models.layers import Embedding, Linear, Norm, TransformerBlock, rotary_table
 from merit_lab.models.loss import linear_cross_entropy
-from merit_lab.models.observation import Observation
+from merit_lab.models.observation import AttentionObservation
 from merit_lab.models.precision import as_autocast
 
 _INIT_STD = 0.02
@@ -23,8 +23,8 @@ _INIT_STD = 0.02
 class LanguageModel(Model):
     """A GPT-2 or Llama decoder.
 
-    On the meta device it is built at once and without memory; ``to_empty`` and :meth:`init_weights` then
-    give the weights that a direct construction has from the same state of torch's generator.
+    On the meta device it is built without memory; ``to_empty`` and :meth:`init_weights` then draw the same
+    weights as direct construction from the same state of torch's generator.
 
     Example:
         >>> import torch
@@ -34,7 +34,7 @@ class LanguageModel(Model):
         >>> tokens = torch.randint(256, (2, 33))
         >>> output = model(tokens[:, :-1], tokens[:, 1:], observe=True)
         >>> output.loss.backward()
-        >>> round(output.loss.item())  # about log(256): nothing is known yet
+        >>> round(output.loss.item())  # about log(256): nothing is learned yet
         6
         >>> output.attention.max_logits.shape, output.attention.entropy.shape  # layers, heads
         (torch.Size([4, 4]), torch.Size([4, 4]))
@@ -48,18 +48,18 @@ class LanguageModel(Model):
         self.token_embedding = Embedding(config.vocab_size, config.width)
         is_gpt2 = config.family == "gpt2"
         self.position_embedding = Embedding(config.context, config.width) if is_gpt2 else None
-        self.blocks = nn.ModuleList(Block(config) for _ in range(config.layers))
+        self.blocks = nn.ModuleList(TransformerBlock(config) for _ in range(config.layers))
         self.norm = Norm(config.width, config.norm_eps, centred=is_gpt2)
-        # A tied weight has one name alone: a second would be lost on the way from the meta device.
+        # A tied weight has only one name: a second one would be lost by to_empty.
         self.head = None if config.is_tied else Linear(config.width, config.vocab_size)
         self.init_weights()
 
     @torch.no_grad()
     def init_weights(self) -> None:
-        """Draw all weights anew from torch's generator, in a fixed order.
+        """Draw all weights from torch's generator, in a fixed order.
 
-        Matrices from N(0, 0.02); those that write into the residual stream by 1/sqrt(2 layers) smaller,
-        so that its variance does not grow with the depth; scales are 1.
+        Matrices are drawn from N(0, 0.02); those that write into the residual stream are smaller by
+        1/sqrt(2 layers), so that its variance does not grow with the depth. Scales are 1.
         """
         residual_std = _INIT_STD / math.sqrt(2 * self.config.layers)
         for name, parameter in self.named_parameters():
@@ -71,7 +71,7 @@ class LanguageModel(Model):
                 parameter.normal_(std=_INIT_STD)
 
     def forward(self, tokens: Tensor, targets: Tensor | None = None, *, observe: Observe = False) -> Output:
-        """As of any model."""
+        """See :meth:`Model.forward`."""
         check_inputs(self.config, tokens, targets, observe)
         length, device = tokens.shape[1], tokens.device
         kind = choose(self.config.attention, device, self.config.head_width)
@@ -83,14 +83,14 @@ class LanguageModel(Model):
         else:
             x = x + self.position_embedding(torch.arange(length, device=device))
         if not self.config.float32_residual:
-            x = as_autocast(x)  # cast once, it is half the traffic
+            x = as_autocast(x)  # half the memory traffic
         observations = []
         for block in self.blocks:
             x, observation = block(x, kind, rotary, block_mask, observe)
             if observation is not None:
                 observations.append(observation)
         x = as_autocast(self.norm(x))
-        attention = Observation.of_layers(observations) if observations else None
+        attention = AttentionObservation.of_layers(observations) if observations else None
         weight = self.token_embedding.weight if self.head is None else self.head.weight
         if targets is None:
             return Output(None, F.linear(x, weight.to(x.dtype)), attention)
@@ -99,5 +99,5 @@ class LanguageModel(Model):
         return Output(loss, None, attention)
 
     def sharded_parts(self) -> Iterable[nn.Module]:
-        """The blocks."""
+        """Return the blocks."""
         return self.blocks

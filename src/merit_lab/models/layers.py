@@ -1,4 +1,4 @@
-"""The layers of both families. No layer fills its own weights: ``LanguageModel.init_weights`` does.
+"""The layers of both families. ``LanguageModel.init_weights`` initializes their weights.
 
 Shapes: B batch, T time, W width, H heads, D head width.
 """
@@ -16,7 +16,7 @@ from merit_lab.models.precision import at_least_float32
 
 
 class Linear(nn.Linear):
-    """A linear layer without a bias, its weight left as it was allocated."""
+    """A linear layer without a bias and with an uninitialized weight."""
 
     def __init__(self, num_inputs: int, num_outputs: int) -> None:
         super().__init__(num_inputs, num_outputs, bias=False)
@@ -26,14 +26,14 @@ class Linear(nn.Linear):
 
 
 class Embedding(nn.Embedding):
-    """An embedding table, its weight left as it was allocated."""
+    """An embedding table with an uninitialized weight."""
 
     def reset_parameters(self) -> None:
         """Draw nothing: the generator is for ``init_weights``."""
 
 
 class Norm(nn.Module):
-    """LayerNorm (GPT-2) or RMSNorm (Llama) with a scale and no bias, in float32 inside."""
+    """LayerNorm (GPT-2) or RMSNorm (Llama) with a scale and no bias, computed in float32."""
 
     def __init__(self, width: int, eps: float, *, centred: bool) -> None:
         super().__init__()
@@ -52,10 +52,10 @@ class Norm(nn.Module):
 
 
 def rotary_table(length: int, width: int, base: float, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Cosine and sine of every position's angles, (T, D) each.
+    """Return cosine and sine of every position's angles, (T, D) each.
 
-    Formed anew in each forward pass, which costs next to nothing: a buffer would be lost on the way
-    from the meta device, and cast by whoever casts the model.
+    They are computed in each forward pass, at almost no cost: a buffer would be lost by ``to_empty`` and
+    converted with the model's dtype.
     """
     exponents = torch.arange(0, width, 2, device=device, dtype=torch.float32) / width
     angles = torch.arange(length, device=device, dtype=torch.float32)[:, None] * base**-exponents
@@ -64,7 +64,7 @@ def rotary_table(length: int, width: int, base: float, device: torch.device) -> 
 
 
 def rotate(x: Tensor, table: tuple[Tensor, Tensor]) -> Tensor:
-    """Rotary positions: element i is turned with element i + D/2, as Hugging Face's weights want it."""
+    """Apply rotary positions: element i is rotated with element i + D/2, as Hugging Face's weights expect."""
     cosine, sine = table
     first, second = x.chunk(2, dim=-1)
     return (x * cosine + torch.cat([-second, first], dim=-1) * sine).type_as(x)
@@ -73,11 +73,10 @@ def rotate(x: Tensor, table: tuple[Tensor, Tensor]) -> Tensor:
 class Attention(nn.Module):
     """Causal self-attention with the family's weights.
 
-    MERIT's and LAMB's ratios see a weight as it is stored. GPT-2 stores query, key and value as one
-    weight of 3 W rows, as nanoGPT does, which the paper's experiments use: rows have their own ratios
-    all the same, but the three share their column ratios and the weight's bound. Llama stores three, as
-    every Llama does. So both mean for an optimizer what they mean elsewhere, and go to Hugging Face's
-    checkpoints weight by weight.
+    The ratios of MERIT and LAMB depend on how a weight is stored. GPT-2 stores query, key and value as one
+    weight of 3 W rows, like nanoGPT, which the paper's experiments use: rows still have separate ratios, but
+    the three share their column ratios and the weight's bound. Llama stores three weights, as usual. So both
+    mean the same to an optimizer as elsewhere, and map to Hugging Face's checkpoints weight by weight.
     """
 
     def __init__(self, config: ModelConfig) -> None:
@@ -118,7 +117,7 @@ class Attention(nn.Module):
 
 
 class GeluMLP(nn.Module):
-    """GPT-2's: out of the width, GELU, back."""
+    """GPT-2's MLP with GELU."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -131,7 +130,7 @@ class GeluMLP(nn.Module):
 
 
 class SwigluMLP(nn.Module):
-    """Llama's: one projection gates another."""
+    """Llama's MLP with SwiGLU."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -144,7 +143,7 @@ class SwigluMLP(nn.Module):
         return down
 
 
-class Block(nn.Module):
+class TransformerBlock(nn.Module):
     """Attention and MLP, each behind a norm and added to the residual stream."""
 
     def __init__(self, config: ModelConfig) -> None:

@@ -1,4 +1,4 @@
-"""The mean cross-entropy of a linear layer's outputs, without holding all of them."""
+"""The mean cross-entropy of a linear layer's outputs, without storing all of them."""
 
 from __future__ import annotations
 
@@ -13,20 +13,19 @@ from merit_lab.models.precision import at_least_float32
 
 
 def linear_cross_entropy(inputs: Tensor, weight: Tensor, targets: Tensor, *, chunk: int) -> Tensor:
-    """The mean of ``cross_entropy(inputs @ weight.T, targets)``, in float32 for half precision.
+    """Return the mean of ``cross_entropy(inputs @ weight.T, targets)``, in float32 for half precision.
 
-    With a ``chunk``, the logits of that many rows are formed at one time, and with them at once their
-    share of the gradients: three matrix products in all, as without chunks, and no logits kept for
-    backward. GPT-2 small's logits for 65536 tokens are 6.1 GiB in bf16, and as much again for their
-    gradient; in chunks of 8192 they are an eighth, at the cost of one float32 copy of the weight's
-    gradient. torch 2.13 has a function of this name that does it too, but not for older versions, and
-    not inside ``torch.compile``.
+    With a ``chunk``, the logits of that many rows are computed at a time, together with their share of the
+    gradients: three matrix products in all, as without chunks, and no logits are kept for backward. GPT-2
+    small's logits for 65536 tokens are 6.1 GiB in bf16, and as much again for their gradient; in chunks of
+    8192 they are an eighth, at the cost of one float32 copy of the weight's gradient. torch 2.13 has a
+    similar function of this name, but older versions do not, and it does not work inside ``torch.compile``.
 
     Args:
         inputs: (rows, width), in the dtype of the matrix products.
         weight: (classes, width); float32 weights get a float32 gradient.
         targets: (rows,), int64.
-        chunk: rows at one time; 0 for all, which can be differentiated twice.
+        chunk: rows at a time; 0 for all, which can be differentiated twice.
     """
     if not chunk:
         return F.cross_entropy(at_least_float32(F.linear(inputs, weight.to(inputs.dtype))), targets)
@@ -44,13 +43,13 @@ def linear_cross_entropy(inputs: Tensor, weight: Tensor, targets: Tensor, *, chu
 def loss_and_gradients(
     inputs: Tensor, weight: Tensor, targets: Tensor, *, chunk: int, fused: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The mean loss, and its gradients by ``inputs`` and ``weight``, formed where the logits are."""
+    """Return the mean loss and its gradients with respect to ``inputs`` and ``weight``."""
     differentiate = _fused_softmax() if fused else _softmax
     with torch.autocast(inputs.device.type, enabled=False):
         cast = weight.to(inputs.dtype)
         total = at_least_float32(inputs.new_zeros(()))
         inputs_grad = torch.empty_like(inputs)
-        # float32, since many chunks are added; also kinder than autocast's one bf16 product.
+        # float32, since many chunks are added; it is also more accurate than autocast's one bf16 product.
         weight_grad = torch.zeros_like(weight, dtype=total.dtype)
         parts = (tensor.split(chunk) for tensor in (inputs, targets, inputs_grad))
         for rows, wanted, rows_grad in zip(*parts, strict=True):
@@ -61,7 +60,7 @@ def loss_and_gradients(
         return total / inputs.shape[0], inputs_grad, weight_grad.to(weight.dtype)
 
 
-# One operator for torch.compile, which would take the loop apart: with all chunks in one graph, it held more
+# A custom operator, because torch.compile would unroll the loop: with all chunks in one graph, it used more
 # memory than without chunks (GPT-2 small, H200), and compiled each of them.
 _operator = torch.library.custom_op(
     "merit_optim::cross_entropy_and_gradients", loss_and_gradients, mutates_args=()
@@ -81,11 +80,11 @@ def _(
 
 
 def _softmax(logits: Tensor, wanted: Tensor, num_rows: int) -> tuple[Tensor, Tensor]:
-    """The losses of some of ``num_rows`` rows, added up, and the mean loss's gradient by their logits."""
+    """Return the summed loss of some of ``num_rows`` rows, and the mean loss's gradient by their logits."""
     gradient = at_least_float32(logits)
     log_sum = gradient.logsumexp(dim=1, keepdim=True)
     loss = (log_sum - gradient.gather(1, wanted[:, None])).sum()
-    # A comparison, not a scatter: the compiler makes one kernel of it all, and no float32 logits.
+    # A comparison, not a scatter: the compiler fuses all of it into one kernel, without float32 logits.
     classes = torch.arange(logits.shape[1], device=logits.device)
     is_target = (classes == wanted[:, None]).to(gradient.dtype)
     gradient = gradient.sub(log_sum).exp_().sub_(is_target).div_(num_rows).to(logits.dtype)
@@ -102,11 +101,11 @@ def _keep_gradients(ctx: Any, inputs: Any, keyword_only_inputs: Any, output: Any
 
 
 def _scale_gradients(ctx: Any, grad_loss: Tensor, *_: Any) -> tuple[Tensor, Tensor, None]:
-    # A second derivative would take these gradients for constants and be wrong without a word.
-    # Where a compiler traces this, gradients are on for another reason, and it refuses by itself.
+    # A second derivative would treat these gradients as constants and be silently wrong.
+    # While a compiler traces this, gradients are enabled for another reason, and it refuses by itself.
     if torch.is_grad_enabled() and not torch.compiler.is_compiling():
         raise RuntimeError(
-            "the loss by chunks cannot be differentiated twice (create_graph=True); build the model with "
+            "the chunked loss cannot be differentiated twice (create_graph=True); build the model with "
             "attention='math', or with loss_chunk=0"
         )
     inputs_grad, weight_grad = ctx.saved_tensors

@@ -1,29 +1,29 @@
-"""Models by name, and their configurations. Imports no torch, so that a command's help is there at once."""
+"""Find models by name. Does not import torch, so that a command's help is fast."""
 
 from __future__ import annotations
 
 import difflib
 
-from merit_lab.models import config as own
+from merit_lab.models import config as lab
 from merit_lab.models.config import PRESETS, ModelConfig
 from merit_lab.models.transformers_config import HuggingFaceConfig, read_config
 
 AnyModelConfig = ModelConfig | HuggingFaceConfig
-"""A model of the lab's own, or one of Hugging Face's transformers."""
+"""A model of the lab, or one of Hugging Face's transformers."""
 
 _HUGGING_FACE = "hf:"
 
 KNOWN = f"{', '.join(PRESETS)}, or {_HUGGING_FACE}FOLDER for one of Hugging Face's"
-"""The models, for those who ask."""
+"""The models, for messages."""
 
 
 def is_model(text: str) -> bool:
-    """Whether a word names a model; whether it is there is another question."""
+    """Whether a word has the form of a model's name; it need not exist."""
     return text in PRESETS or text.startswith(_HUGGING_FACE)
 
 
 def find_model(text: str) -> tuple[str, AnyModelConfig]:
-    """The model that a word names, and a short name for it.
+    """Return a short name of a model, and its configuration.
 
     Args:
         text: a preset, or ``hf:`` with a folder that holds a config.json, with such a file, or with a name on
@@ -39,9 +39,9 @@ def find_model(text: str) -> tuple[str, AnyModelConfig]:
 
 
 def num_parameters(config: AnyModelConfig) -> int:
-    """How many parameters a model has, a tied weight counted once."""
+    """Return the number of parameters; a tied weight counts once."""
     if isinstance(config, ModelConfig):
-        return own.num_parameters(config)
-    from merit_lab.models import transformers_model as foreign
+        return lab.num_parameters(config)
+    from merit_lab.models import transformers_model as huggingface
 
-    return foreign.num_parameters(config)
+    return huggingface.num_parameters(config)

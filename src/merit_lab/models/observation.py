@@ -1,4 +1,4 @@
-"""What a model says about its attention."""
+"""Attention statistics of a model."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ import torch
 from torch import Tensor
 
 
-class Observation(NamedTuple):
+class AttentionObservation(NamedTuple):
     """Largest scaled, masked attention logit, and the mean entropy in nats, of each layer and head.
 
     Both are (layers, heads) in float32, over all sequences and queries of the batch. A query that
-    attends to n tokens alike has entropy log(n), one that attends to a single token has 0.
+    attends to n tokens equally has entropy log(n), one that attends to a single token has 0.
     """
 
     max_logits: Tensor
     entropy: Tensor | None
 
     @classmethod
-    def of_layers(cls, layers: list[Tensor]) -> Observation:
-        """From the one or two rows that ``attend`` gave for each layer."""
+    def of_layers(cls, layers: list[Tensor]) -> AttentionObservation:
+        """Combine the one or two rows that ``attend`` returned for each layer."""
         stacked = torch.stack(layers)
         return cls(stacked[:, 0], stacked[:, 1] if stacked.shape[1] > 1 else None)

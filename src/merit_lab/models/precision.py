@@ -1,4 +1,4 @@
-"""In which precision the parts of a model compute."""
+"""The precision of the parts of a model."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from torch import Tensor
 
 
 def at_least_float32(x: Tensor) -> Tensor:
-    """For sums and exponentials: half precision becomes float32, float64 stays as it is."""
+    """Convert half precision to float32, for sums and exponentials; keep float64."""
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 def as_autocast(x: Tensor) -> Tensor:
-    """In autocast's dtype where autocast is on."""
+    """Convert to autocast's dtype if autocast is enabled."""
     kind = x.device.type
     return x.to(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else x

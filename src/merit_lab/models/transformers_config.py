@@ -1,4 +1,4 @@
-"""A causal language model of Hugging Face's transformers, by its configuration."""
+"""The configuration of a causal language model of Hugging Face's transformers."""
 
 from __future__ import annotations
 
@@ -22,17 +22,16 @@ HuggingFaceAttention = Literal[
     "auto", "sdpa", "eager", "flex_attention", "flash_attention_2", "flash_attention_3"
 ]
 
-_LONGEST_BY_DEFAULT = 1024  # positions are often many more than one trains with
-# What says where a configuration comes from, not what model it is. Weights are float32 here.
+_LONGEST_BY_DEFAULT = 1024  # models often support many more positions than needed for training
+# Settings about the origin of a configuration, not the model. Weights are float32 in the lab.
 _ORIGIN = ("_name_or_path", "transformers_version", "dtype", "torch_dtype")
 
 
 @dataclass(frozen=True, kw_only=True)
 class HuggingFaceConfig:
-    """A model that transformers builds, with weights of its own drawing.
+    """A model that transformers builds and initializes.
 
-    The settings are those of a config.json, all of them, so that the folder they came from is not needed
-    again.
+    The settings are all those of a config.json, so that its folder is not needed again.
 
     Example:
         >>> sizes = {"n_embd": 64, "n_head": 4, "n_layer": 2, "vocab_size": 256, "n_positions": 128}
@@ -44,17 +43,19 @@ class HuggingFaceConfig:
     settings: Annotated[Mapping[str, Any], tyro.conf.Suppress] = field(hash=False)
     """Its config.json."""
     options: tuple[str, ...] = ()
-    """Settings to change, as NAME=VALUE with the value as JSON or a word: num_hidden_layers=4."""
+    """Settings to change, as NAME=VALUE with the value as JSON or a string: num_hidden_layers=4."""
     context: int = _LONGEST_BY_DEFAULT
-    """Length of the sequences to train with, in tokens; at most as many as the model has positions."""
+    """Length of the training sequences in tokens; at most the number of positions of the model."""
     attention: HuggingFaceAttention = "auto"
-    """Transformers' implementation of the attention. auto: its own choice, mostly sdpa."""
+    """Transformers' implementation of attention. auto: transformers chooses, usually sdpa."""
 
     def __post_init__(self) -> None:
         check_size("model.context", self.context, LONGEST_CONTEXT)
         if self.attention not in get_args(HuggingFaceAttention):
             known = ", ".join(get_args(HuggingFaceAttention))
-            raise ValueError(f"model.attention is {self.attention!r}; of a Hugging Face model it is {known}")
+            raise ValueError(
+                f"model.attention is {self.attention!r}; for a Hugging Face model it must be one of {known}"
+            )
         for text in self.options:
             name, equals, _ = text.partition("=")
             if not name.isidentifier() or not equals:
@@ -65,7 +66,7 @@ class HuggingFaceConfig:
 
     @cached_property
     def configuration(self) -> Any:
-        """Transformers' object for it, checked."""
+        """The validated configuration object of transformers."""
         transformers = import_transformers()
         made = _made(self.settings)
         if changes := {text.partition("=")[0]: _value(text.partition("=")[2]) for text in self.options}:
@@ -82,7 +83,9 @@ class HuggingFaceConfig:
         if made.is_encoder_decoder or type(made) not in transformers.AutoModelForCausalLM._model_mapping:
             raise not_causal(self.family)
         if not isinstance(getattr(made.get_text_config(), "vocab_size", None), int):
-            raise ValueError(f"the configuration of {self.family} has no vocab_size; it is no language model")
+            raise ValueError(
+                f"the configuration of {self.family} has no vocab_size; it is not a language model"
+            )
         positions = _positions(made)
         if positions is not None and self.context > positions:
             raise ValueError(
@@ -94,7 +97,7 @@ class HuggingFaceConfig:
 
     @property
     def family(self) -> str:
-        """The name that transformers has for the architecture."""
+        """Transformers' name of the architecture."""
         return str(self.settings["model_type"])
 
     @property
@@ -124,31 +127,31 @@ class HuggingFaceConfig:
         return int(heads) * self.head_width if heads else None
 
     def with_vocab(self, num_tokens: int) -> HuggingFaceConfig:
-        """The same: the vocabulary is the configuration's to say, but it must hold the data's tokens."""
+        """Return the same model: its vocabulary is fixed, but must be large enough for the data."""
         if num_tokens > self.vocab_size:
             raise ValueError(
-                f"the data have a vocabulary of {num_tokens} tokens, but the {self.family} model has "
+                f"the data has a vocabulary of {num_tokens} tokens, but the {self.family} model has "
                 f"{self.vocab_size}; prepare the data with the model's tokenizer, or give the model the "
                 f"data's vocabulary: --model.options vocab_size={num_tokens}"
             )
         return self
 
     def to_measure(self, *, twice: bool) -> HuggingFaceConfig:
-        """The same model on any device; ``twice`` for one that can be differentiated twice."""
+        """Return the same model for any device; ``twice`` if it must be twice differentiable."""
         return replace(self, attention="eager" if twice else "auto")
 
     def gives_largest_logits(self, device: torch.device, *, compiled: bool) -> bool:  # noqa: ARG002
-        """Whether the attention kernel gives the largest logits for next to nothing."""
+        """Whether the attention kernel returns the largest logits at almost no cost."""
         return self.attention == "flex_attention" and device.type == "cuda"
 
     @property
     def _text(self) -> Any:
-        """The part of the configuration that is the language model's; mostly it is all of it."""
+        """The language model's part of the configuration, usually all of it."""
         return self.configuration.get_text_config()
 
 
 def read_config(path: str) -> tuple[str, HuggingFaceConfig]:
-    """A name for the model at ``path``, and its configuration.
+    """Return a name for the model at ``path``, and its configuration.
 
     Args:
         path: a folder with a config.json, such a file, or a name on the Hugging Face hub.
@@ -169,46 +172,46 @@ def read_config(path: str) -> tuple[str, HuggingFaceConfig]:
             "the Hugging Face hub, as in hf:openai-community/gpt2"
         )
     else:
-        try:  # code beside the configuration is never run
-            found = transformers.AutoConfig.from_pretrained(path, trust_remote_code=False)
+        try:  # code that comes with the configuration is never run
+            downloaded = transformers.AutoConfig.from_pretrained(path, trust_remote_code=False)
         except (OSError, ValueError) as error:
             raise ValueError(
-                f"hf:{path} is neither a folder here nor a model that the Hugging Face hub gives "
+                f"hf:{path} is neither a local folder nor a model available on the Hugging Face hub "
                 f"({' '.join(str(error).split())}); name a folder with a config.json"
             ) from error
-        settings, name = found.to_dict(), path.rpartition("/")[2]
+        settings, name = downloaded.to_dict(), path.rpartition("/")[2]
     made = _made(settings)
     complete = json.loads(made.to_json_string())
     for key in _ORIGIN:
         complete.pop(key, None)
     positions = _positions(made) or _LONGEST_BY_DEFAULT
     config = HuggingFaceConfig(settings=complete, context=min(positions, _LONGEST_BY_DEFAULT))
-    assert config.configuration is not None, "it is checked here"
+    assert config.configuration is not None, "this validates it"
     return name, config
 
 
 def import_transformers() -> Any:
-    """The library, which is an extra."""
+    """Import transformers, an optional dependency."""
     try:
         import transformers
     except ImportError as error:
         raise ValueError(
-            f"a model of Hugging Face needs transformers, which cannot be imported ({error}); "
-            "pip install 'merit-optim[hf]' brings it, and the models of the lab do without"
+            f"a Hugging Face model needs transformers, which cannot be imported ({error}); install it with "
+            "pip install 'merit-optim[hf]', or use a model of the lab"
         ) from error
     return transformers
 
 
 def not_causal(family: str) -> ValueError:
-    """What to raise for a model that does not predict the next token from those before it."""
+    """Return the error for a model that does not predict the next token from those before it."""
     return ValueError(
         f"a {family} model is not a causal language model, which predicts every token from those before it; "
-        "take one that AutoModelForCausalLM opens as a decoder, as gpt2, llama, qwen2 or gpt_neox"
+        "use one that AutoModelForCausalLM opens as a decoder, such as gpt2, llama, qwen2 or gpt_neox"
     )
 
 
 def _made(settings: Mapping[str, Any]) -> Any:
-    """Transformers' object of some settings."""
+    """Return transformers' configuration object for some settings."""
     family = settings.get("model_type")
     known = import_transformers().CONFIG_MAPPING
     if family not in known:
@@ -216,10 +219,10 @@ def _made(settings: Mapping[str, Any]) -> Any:
         hint = f"; did you mean {nearest[0]!r}?" if nearest else ""
         raise ValueError(
             f"model_type is {family!r}, which this version of transformers does not know{hint} Code that "
-            "comes beside a config.json is not run; use a newer version, or another model."
+            "comes with a config.json is not run; use a newer version, or another model."
         )
     name = known[family].attribute_map.get("num_hidden_layers", "num_hidden_layers")
-    if isinstance(layers := settings.get(name), int):  # now: some make a list with an entry for each
+    if isinstance(layers := settings.get(name), int):  # before some configurations make a list of layers
         check_size(name, layers, MOST_LAYERS)
     try:
         return known[family].from_dict(dict(settings))
@@ -228,9 +231,9 @@ def _made(settings: Mapping[str, Any]) -> Any:
 
 
 def _without_what_follows(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings that have to be said: the others are defaults, or follow from them.
+    """Return the settings without those that are defaults or follow from others.
 
-    A written configuration has all of them, and the width of a head or the kinds of the layers would not
+    A saved configuration has all of them; otherwise the width of a head or the kinds of the layers would not
     follow a change of the width or of the number of layers.
     """
     whole, left = _made(settings).to_dict(), dict(settings)
@@ -243,7 +246,7 @@ def _without_what_follows(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _positions(made: Any) -> int | None:
-    """How long a sequence may be; None where nothing says so."""
+    """Return the maximum length of a sequence; None if unknown."""
     positions = getattr(made.get_text_config(), "max_position_embeddings", None)
     return positions if isinstance(positions, int) and positions > 0 else None
 

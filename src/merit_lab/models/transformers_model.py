@@ -1,4 +1,4 @@
-"""A causal language model of Hugging Face's transformers, as the lab trains one."""
+"""A causal language model of Hugging Face's transformers, with the interface of the lab's models."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from merit_lab.models.attention import Observe
 from merit_lab.models.base import Model, Output, check_inputs
-from merit_lab.models.observation import Observation
+from merit_lab.models.observation import AttentionObservation
 from merit_lab.models.precision import at_least_float32
 from merit_lab.models.transformers_config import HuggingFaceConfig, import_transformers, not_causal
 from merit_optim.monitor.attention import AttentionMonitor
@@ -21,10 +21,10 @@ from merit_optim.optim.kinds import kinds_of
 
 
 class HuggingFaceModel(Model):
-    """A model that transformers builds from its configuration, with float32 weights of its own drawing.
+    """A model that transformers builds and initializes from its configuration, in float32.
 
-    Attention is watched by the monitor, which is entered outside of what is compiled: so there is a graph
-    with it and one without.
+    The attention monitor is entered outside of the compiled code, so there is one graph with it and one
+    without.
     """
 
     config: HuggingFaceConfig
@@ -36,7 +36,7 @@ class HuggingFaceModel(Model):
         self._monitors = {entropy: AttentionMonitor(self.model, entropy=entropy) for entropy in (False, True)}
 
     def forward(self, tokens: Tensor, targets: Tensor | None = None, *, observe: Observe = False) -> Output:
-        """As of any model."""
+        """See :meth:`Model.forward`."""
         check_inputs(self.config, tokens, targets, observe)
         if not observe:
             return Output(*self._compute(tokens, targets), None)
@@ -45,14 +45,14 @@ class HuggingFaceModel(Model):
         return Output(loss, logits, _observation(monitor.take(), entropy=observe is True))
 
     def compile(self, *args: Any, **options: Any) -> None:
-        """Compile what is computed."""
+        """Compile the computation, without the monitor."""
         self._compute = torch.compile(self._compute, *args, **options)  # type: ignore[method-assign]
 
     def sharded_parts(self) -> Iterable[nn.Module]:
-        """The blocks: the first list of as many modules as there are layers. None where there is none."""
+        """Return the blocks: the first list with as many modules as there are layers; empty if none."""
         lists = (module for module in self.model.modules() if isinstance(module, nn.ModuleList))
         layers = getattr(self.config.configuration.get_text_config(), "num_hidden_layers", None)
-        return next((own for own in lists if len(own) == layers), ())
+        return next((blocks for blocks in lists if len(blocks) == layers), ())
 
     def export(self, folder: Path) -> None:
         """Write the model as ``save_pretrained`` does, in one file of weights."""
@@ -63,8 +63,8 @@ class HuggingFaceModel(Model):
         if targets is None:
             return None, output.logits
         loss = F.cross_entropy(at_least_float32(output.logits.flatten(0, 1)), targets.flatten())
-        # What keeps experts equally busy is a part of training and not of the loss that is measured. Models
-        # give it where their configuration says output_router_logits.
+        # The load-balancing loss of experts is used in training, but is not part of the measured loss. Models
+        # return it if their configuration sets output_router_logits.
         balance = getattr(output, "aux_loss", None)
         if self.training and balance is not None:
             loss = loss + self.config.configuration.get_text_config().router_aux_loss_coef * balance
@@ -72,16 +72,16 @@ class HuggingFaceModel(Model):
 
 
 def num_parameters(config: HuggingFaceConfig) -> int:
-    """How many parameters the model has, a tied weight counted once."""
+    """Return the number of parameters; a tied weight counts once."""
     return _counted(config)[0]
 
 
 def flops_per_token(config: HuggingFaceConfig) -> int | None:
-    """Floating-point operations of a forward and backward pass for each token; None where it is not known.
+    """Return the floating-point operations per token of a forward and backward pass; None if unknown.
 
     As for the models of the lab, ``6 N + 12 layers width context`` with the width of all heads. Of stacked
-    experts, those that a token goes to count. Not known are models without attention, and how many experts a
-    token has where the configuration has another word for it.
+    experts, only those that a token is routed to count. It is unknown for models without attention, and if
+    the configuration has no num_experts_per_tok.
     """
     return _counted(config)[1]
 
@@ -125,24 +125,24 @@ def _build(config: HuggingFaceConfig) -> Any:
 
 
 def _is_causal(model: nn.Module) -> bool:
-    """Whether tokens see those before them alone, as far as the model says.
+    """Whether tokens see only those before them, as far as the model declares it.
 
-    AutoModelForCausalLM opens encoders too, BERT among them, which then look ahead.
+    AutoModelForCausalLM also opens encoders such as BERT, which look ahead.
     """
-    said = {bool(own.is_causal) for own in model.modules() if hasattr(own, "is_causal")}
-    return True in said or (not said and getattr(model.config, "is_decoder", None) is not False)
+    flags = {bool(module.is_causal) for module in model.modules() if hasattr(module, "is_causal")}
+    return True in flags or (not flags and getattr(model.config, "is_decoder", None) is not False)
 
 
-def _observation(seen: dict[str, Tensor], *, entropy: bool) -> Observation | None:
-    """What the layers' attention did; None where none was seen, as in a model that has none."""
+def _observation(seen: dict[str, Tensor], *, entropy: bool) -> AttentionObservation | None:
+    """Return the attention statistics of all layers; None if no attention was observed."""
     if not seen:
         return None
     heads = {observation.shape[1] for observation in seen.values()}
     if len(heads) > 1:
         raise ValueError(
-            f"the layers have {', '.join(map(str, sorted(heads)))} heads, and what is recorded of attention "
-            "is a table of layers and heads; train without: --measure.attention-every 0 "
+            f"the layers have {', '.join(map(str, sorted(heads)))} heads, but attention is recorded as a "
+            "table of layers and heads; train without it: --measure.attention-every 0 "
             "--measure.entropy-every 0"
         )
     stacked = torch.stack(list(seen.values()))
-    return Observation(stacked[:, 0], stacked[:, 1] / stacked[:, 2] if entropy else None)
+    return AttentionObservation(stacked[:, 0], stacked[:, 1] / stacked[:, 2] if entropy else None)

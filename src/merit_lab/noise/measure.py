@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from merit_lab.curvature.progress import Progress
+from merit_lab.curvature.progress import WorkProgress
 from merit_lab.curvature.results import Results
 from merit_lab.data import Batches
 from merit_lab.models import Model
@@ -142,7 +142,7 @@ def _squared_norm(tensors: list[Tensor] | tuple[Tensor, ...]) -> Tensor:
 
 def _norms(snapshot: Snapshot, batches: Batches, config: NoiseConfig) -> list[GradientNorms]:
     model = snapshot.load_model(default_device())
-    progress = Progress("batches")
+    progress = WorkProgress("batches")
     norms = []
     with listening() as stop, progress.part("gradients", config.batches):
         for number in range(config.batches):

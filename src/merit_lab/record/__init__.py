@@ -1,4 +1,4 @@
-"""The run directory, and files of runs that are kept; read and written here only."""
+"""Run directories, and files of kept runs. Only this package reads and writes them."""
 
 from merit_lab.record.environment import differences, environment
 from merit_lab.record.excerpt import Excerpt, excerpt

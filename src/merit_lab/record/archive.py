@@ -1,17 +1,17 @@
-"""runs.parquet: what several runs recorded, in one compressed table that every reader of Parquet opens.
+"""runs.parquet: the records of several runs in one compressed Parquet table.
 
 A run is a list of lines: its configuration, its environment, and those of its metrics.jsonl. The table has
-a row for each field of each line (see fields.py), all in order:
+a row for each field of each line (see flat_fields.py), all in order:
 
     run      the run's name
-    line     the line's place: 0 configuration, 1 environment, then what was measured
+    line     the line's index: 0 configuration, 1 environment, then the measurements
     kind     "config", "environment", or the measurement's
     step     the measurement's; 0 for configuration and environment
     field    the field's name: loss, max_logits[3][1], parameters["head.weight"].clipped
-    value    the number, NaN and infinities too; null where it is none
-    json     the value as JSON where it is not a float, and null where it is
+    value    the number, including NaN and infinities; null if it is not a number
+    json     the value as JSON if it is not a float, otherwise null
 
-So any tool can ask for numbers, and what is read back is what was written: an int is told from a float.
+So any tool can query numbers, and reading returns exactly what was written: ints and floats are distinct.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.compute as pc  # type: ignore[import-untyped]
 import pyarrow.parquet as pq  # type: ignore[import-untyped]
 
-from merit_lab.record import durable, fields
+from merit_lab.record import durable, flat_fields
 
 if TYPE_CHECKING:
     from merit_lab.record.excerpt import Excerpt
@@ -48,49 +48,49 @@ _SCHEMA = pa.schema(
     ],
     metadata=_FORMAT,
 )
-_NONE = -1  # in place of a word
+_NONE = -1  # index of a null word
 _HEAD = ("config", "environment")
 _LEVEL = 15  # of zstd: a file is written once and read often
-_DICTIONARY = 2**26  # bytes: numbers of five digits repeat, over all runs more than over a few thousand rows
+_DICTIONARY = 2**26  # bytes: rounded numbers repeat more over all runs than over a few thousand rows
 
 Line = dict[str, Any]
 
 
 def names_in(path: Path) -> list[str]:
-    """The names of the runs in a file, in its order."""
+    """Return the names of the runs in a file, in its order."""
     return list(_open(path).places)
 
 
 def read_head(path: Path, name: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The configuration and the environment of a run."""
+    """Return the configuration and the environment of a run."""
     (_, _, config), (_, _, environment) = _open(path).lines(name, slice(len(_HEAD)))
     return config, environment
 
 
 def read_lines(path: Path, name: str) -> Iterator[Line]:
-    """What a run measured, as ``read_metrics`` has it."""
+    """Yield the measurements of a run, as ``read_metrics`` does."""
     for kind, step, rest in _open(path).lines(name, slice(len(_HEAD), None)):
         yield {"kind": kind, "step": step, **rest}
 
 
 def add(path: Path, runs: Iterable[Excerpt]) -> None:
-    """Add runs to a file, which is made if need be; those that are there stay as they are.
+    """Add runs to a file, which is created if needed; existing runs are kept.
 
-    When it fails, the file is as it was.
+    If it fails, the file is unchanged.
     """
     before = _version(path) if path.exists() else None
     new = {run.name: _table(run) for run in runs}
     there = _open(path) if before else None
     if there and (twice := there.places.keys() & new):
-        raise ValueError(f"{path} has a run {min(twice)} already; choose another file for the one to add")
+        raise ValueError(f"{path} already has a run {min(twice)}; choose another file for the new one")
     path.parent.mkdir(parents=True, exist_ok=True)
     _replace(path, _joined([*([there.table] if there else []), *new.values()]), before)
 
 
 def remove(path: Path, names: Iterable[str]) -> None:
-    """Take runs out of a file, which goes with the last one.
+    """Remove runs from a file, and the file with the last of them.
 
-    When it fails, the file is as it was.
+    If it fails, the file is unchanged.
     """
     if not path.is_file():
         raise ValueError(f"there is no {path}, so no run is kept in it")
@@ -99,15 +99,17 @@ def remove(path: Path, names: Iterable[str]) -> None:
         nearest = difflib.get_close_matches(name, there.places, n=1)
         hint = f"; did you mean {nearest[0]!r}?" if nearest else "."
         raise ValueError(f"{path} keeps no run {name!r}{hint} `merit show {path}` lists those that it keeps")
-    left = [there.table.slice(own.start, len(own)) for name, own in there.places.items() if name not in gone]
+    left = [
+        there.table.slice(rows.start, len(rows)) for name, rows in there.places.items() if name not in gone
+    ]
     if left:
-        _replace(path, _with_own_words(_joined(left)), before)
+        _replace(path, _with_used_words(_joined(left)), before)
     else:
         path.unlink()
 
 
 def _replace(path: Path, table: Any, before: tuple[int, int] | None) -> None:
-    """Put a table in the place of a file's, which must still be the version that it was made of."""
+    """Replace the table of a file, which must still be the version that the new one was made from."""
     with durable.replacing(path) as partial:
         pq.write_table(
             table,
@@ -117,25 +119,25 @@ def _replace(path: Path, table: Any, before: tuple[int, int] | None) -> None:
             dictionary_pagesize_limit=_DICTIONARY,
         )
         if before != (_version(path) if path.exists() else None):
-            raise ValueError(f"{path} was changed by another process meanwhile; repeat the command")
+            raise ValueError(f"{path} was changed by another process in the meantime; repeat the command")
 
 
 @dataclass(frozen=True)
 class _File:
-    """A file's table, the rows of each run, and what the numbers in columns of words stand for."""
+    """A file's table, the rows of each run, and the dictionaries of its string columns."""
 
     table: Any
     places: dict[str, range]
     kinds: Sequence[str]
-    paths: Sequence[fields.Path]
+    paths: Sequence[flat_fields.Path]
     texts: Sequence[str]
-    makers: dict[tuple[int, ...], fields.Maker]
-    """What makes a line of its values, by its fields; filled as lines are read."""
+    makers: dict[tuple[int, ...], flat_fields.Maker]
+    """Functions that build a line from its values, by its fields; filled as lines are read."""
 
     def lines(self, name: str, wanted: slice) -> Iterator[tuple[str, int, dict[str, Any]]]:
-        """Some of a run's lines: kind, step and the rest of each."""
-        own = self.places[name]
-        part = self.table.slice(own.start, len(own))
+        """Yield some of a run's lines: kind, step and the rest of each."""
+        span = self.places[name]
+        part = self.table.slice(span.start, len(span))
         stretches = list(_stretches(part["line"].chunk(0)))[wanted]
         first, last = (stretches[0][0], stretches[-1][1]) if stretches else (0, 0)
         kinds, steps, names, values, texts = (
@@ -149,25 +151,25 @@ class _File:
             make = self._maker(tuple(names[rows]))
             yield self.kinds[kinds[rows.start]], steps[rows.start], make(iter(values[rows]))
 
-    def _maker(self, names: tuple[int, ...]) -> fields.Maker:
+    def _maker(self, names: tuple[int, ...]) -> flat_fields.Maker:
         if names not in self.makers:
-            self.makers[names] = fields.maker_of([self.paths[name] for name in names])
+            self.makers[names] = flat_fields.maker_of([self.paths[name] for name in names])
         return self.makers[names]
 
 
 def _plain(column: Any) -> list[Any]:
-    """A column as Python's numbers; of words their places in the dictionary, _NONE for null."""
+    """Return a column as Python numbers; strings as indices into the dictionary, _NONE for null."""
     numbers = column.indices.fill_null(_NONE) if pa.types.is_dictionary(column.type) else column
     values: list[Any] = numbers.to_numpy(zero_copy_only=False).tolist()
     return values
 
 
 def _open(path: Path) -> _File:
-    return _load(path.absolute(), _version(path))  # what is remembered must not depend on the current folder
+    return _load(path.absolute(), _version(path))  # the cache must not depend on the current folder
 
 
 def _version(path: Path) -> tuple[int, int]:
-    """What changes with a file's content."""
+    """Return a value that changes with the file's content."""
     status = path.stat()
     return status.st_mtime_ns, status.st_size
 
@@ -177,7 +179,7 @@ def _load(path: Path, _: tuple[int, int]) -> _File:
     try:
         table = pq.read_table(path)
     except pa.ArrowInvalid as error:
-        raise ValueError(f"{path} cannot be read ({error}); put back the file that was kept") from None
+        raise ValueError(f"{path} cannot be read ({error}); restore the file that was kept") from None
     if table.schema != _SCHEMA or not _FORMAT.items() <= (table.schema.metadata or {}).items():
         raise ValueError(
             f"{path} has other columns than this version of merit-optim reads; give a file that `merit keep` "
@@ -185,17 +187,17 @@ def _load(path: Path, _: tuple[int, int]) -> _File:
         )
     table = _joined([table])
     kinds, names, texts = (_words(table, column) for column in ("kind", "field", "json"))
-    return _File(table, _places(table), kinds, [fields.path_of(name) for name in names], texts, {})
+    return _File(table, _places(table), kinds, [flat_fields.path_of(name) for name in names], texts, {})
 
 
 def _places(table: Any) -> dict[str, range]:
-    """The rows of each run, which lie together."""
+    """Return the rows of each run, which are contiguous."""
     names, words = table["run"].chunk(0).indices, _words(table, "run")
     return {words[names[begin].as_py()]: range(begin, end) for begin, end in _stretches(names)}
 
 
 def _stretches(column: Any) -> Iterator[tuple[int, int]]:
-    """Where each stretch of equal numbers begins and ends."""
+    """Yield where each stretch of equal numbers begins and ends."""
     return pairwise([0, *pc.run_end_encode(column).run_ends.to_pylist()])
 
 
@@ -205,13 +207,15 @@ def _words(table: Any, column: str) -> list[str]:
 
 
 def _joined(tables: Sequence[Any]) -> Any:
-    """One table in one piece, with one dictionary for each column of words."""
+    """Join tables into one chunk, with one dictionary per string column."""
     return pa.concat_tables(tables).unify_dictionaries().combine_chunks()
 
 
-def _with_own_words(table: Any) -> Any:
-    """A table whose dictionaries hold its own words alone, and none of rows that it was cut from."""
-    plain = pa.schema([(own.name, pa.string() if own.type == _WORDS else own.type) for own in _SCHEMA])
+def _with_used_words(table: Any) -> Any:
+    """A table whose dictionaries hold only words that it uses, without those of removed rows."""
+    plain = pa.schema(
+        [(column.name, pa.string() if column.type == _WORDS else column.type) for column in _SCHEMA]
+    )
     return _joined([table.cast(plain).cast(_SCHEMA)])
 
 
@@ -219,7 +223,7 @@ def _table(run: Excerpt) -> Any:
     rows = [
         (run.name, place, kind, step, name, _number(value), _text(value))
         for place, (kind, step, rest) in enumerate(_lines_of(run))
-        for name, value in fields.fields_of(rest)
+        for name, value in flat_fields.fields_of(rest)
     ]
     return pa.table(dict(zip(_SCHEMA.names, zip(*rows, strict=True), strict=True)), schema=_SCHEMA)
 

@@ -1,4 +1,4 @@
-"""Files that are whole or not there, whatever happens to the process or the machine."""
+"""Atomic, durable writes of files."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 def write(path: Path, text: str) -> None:
     """Write a text file so that a reader sees the old content or the new, never a part.
 
-    Of several writers the last one to be done wins.
+    Of several writers the last one to finish wins.
     """
     with replacing(path) as partial:
         partial.write_text(text, encoding="utf-8")
@@ -20,8 +20,8 @@ def write(path: Path, text: str) -> None:
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A name to write a file under: it takes the place of ``path`` if all goes well, and else is removed."""
-    # A name of its own for each writer. Not tempfile's: others could not read the file.
+    """Yield a temporary path that replaces ``path`` on success and is removed on failure."""
+    # A unique name for each writer. Not tempfile's: other users could not read the file.
     partial = path.with_name(f"{path.name}.{uuid.uuid4().hex}.partial")
     try:
         yield partial
@@ -34,7 +34,7 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def sync_folder(folder: Path) -> None:
-    """Make the names in a folder last: a rename is safe from a power cut only after this."""
+    """Flush the names in a folder: a rename survives a power cut only after this."""
     _sync(folder)
 
 

@@ -1,4 +1,4 @@
-"""Where a run took place: all that one would ask when its result cannot be had again."""
+"""The environment of a run: what one needs to know if its result cannot be reproduced."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _PACKAGES = ("torch", "triton", "numpy", "safetensors", "tokenizers", "tiktoken"
 
 
 def environment(*, device: torch.device, data: dict[str, Any], num_ranks: int = 1) -> dict[str, Any]:
-    """A description of this process, for environment.json.
+    """Describe this process, for environment.json.
 
     Args:
-        device: what the run computes on.
+        device: the device of the run.
         data: where the tokens are and their fingerprint.
         num_ranks: how many processes take part.
     """
@@ -46,7 +46,7 @@ def environment(*, device: torch.device, data: dict[str, Any], num_ranks: int = 
 
 
 def differences(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
-    """What can change numbers and is not as it was: "torch 2.11.0 -> 2.13.0" and so on."""
+    """Return differences that can change numbers, such as "torch 2.11.0 -> 2.13.0"."""
     old, new = before.get("versions", {}), now["versions"]
     pairs = {name: (old.get(name), new.get(name)) for name in sorted({*old, *new})}
     pairs |= {name: (before.get(name), now[name]) for name in ("commit", "num_ranks", "num_threads")}
@@ -70,7 +70,7 @@ def _versions() -> dict[str, str]:
 
 
 def _commit() -> str | None:
-    """The commit of the code that runs, with "+changes" where files differ; None for an installed package."""
+    """Return the commit of the running code, plus "+changes" if files differ; None if it is installed."""
     package = Path(merit_optim.__file__)
     try:
         # A package installed inside someone's repository is not tracked by it.

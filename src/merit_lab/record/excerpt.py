@@ -1,4 +1,4 @@
-"""A run small enough to be kept beside code: numbers rounded, lines left out, no checkpoints, no paths."""
+"""Excerpts of runs for version control: rounded numbers, fewer lines, no checkpoints, no paths."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _OF_ITS_MACHINE = ("command", "folder", "host")
 
 @dataclass(frozen=True)
 class Excerpt:
-    """What is kept of a run: its name, configuration and environment, and lines of its metrics."""
+    """The kept part of a run: its name, configuration and environment, and lines of its metrics."""
 
     name: str
     config: dict[str, Any]
@@ -27,17 +27,19 @@ class Excerpt:
 
 
 def excerpt(run: Run) -> Excerpt:
-    """What is kept of a run.
+    """Return the excerpt of a run.
 
-    Numbers have five digits. Of "train" lines 50 are kept, of "update" lines 64, spread over the run with
-    the first and the last among them; all that there are where there are fewer, and all lines of other
-    kinds. The environment says how many the run had, in an excerpt of an excerpt too.
+    Numbers have five digits. At most 50 "train" lines and 64 "update" lines are kept, spread over the run,
+    including the first and the last, and all lines of other kinds. The environment says how many the run had,
+    also in an excerpt of an excerpt.
     """
     lines = list(run.lines())
     places: dict[str, list[int]] = {kind: [] for kind in _MOST_LINES}
     for place, line in enumerate(lines):
         places.setdefault(line["kind"], []).append(place)
-    kept = [place for kind, own in places.items() for place in _spread(own, _MOST_LINES.get(kind, len(own)))]
+    kept = [
+        place for kind, found in places.items() for place in _spread(found, _MOST_LINES.get(kind, len(found)))
+    ]
     config = {**run.config, "data": Path(run.config["data"]).name}
     environment = {key: value for key, value in run.environment.items() if key not in _OF_ITS_MACHINE}
     if "folder" in environment.get("data", {}):
@@ -49,11 +51,10 @@ def excerpt(run: Run) -> Excerpt:
 
 
 def _spread(places: list[int], most: int) -> list[int]:
-    """At most so many: the first, the last, and one from each of equal stretches between.
+    """Return at most ``most`` places: the first, the last, and one from each of equal stretches between.
 
-    Where in its stretch is drawn by lot, since an even stride may meet every monitored step and no other,
-    and those are slower. The lots are the same each time, so that seeds of one setting keep their steps in
-    common.
+    The place within its stretch is random, since an even stride may select exactly the monitored steps, which
+    are slower. The random numbers are the same each time, so that seeds of one setting keep the same steps.
     """
     if len(places) <= most:
         return places

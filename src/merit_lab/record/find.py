@@ -1,7 +1,7 @@
-"""Where runs are: in directories of their own, or kept together in a file.
+"""Find runs: in run directories, or kept together in a file.
 
-A run that is kept has a path too, FILE/NAME. It is also found under the path that its directory would have,
-in the folder of the file or in the folder ``runs`` beside it; a directory that is there goes before it.
+A kept run has the path FILE/NAME. It is also found under the path that its directory would have, in the
+folder of the file or in the folder ``runs`` next to it; an existing directory takes precedence.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ ARCHIVE = "runs.parquet"
 
 
 def archive_of(folder: Path) -> Path:
-    """The file of a folder's runs: in the folder, or beside it where it is called ``runs``."""
+    """Return the file of a folder's runs: in the folder, or next to it if it is called ``runs``."""
     if folder.suffix == ".parquet":
         return folder
     if not folder.name:  # the current one
@@ -21,23 +21,23 @@ def archive_of(folder: Path) -> Path:
 
 
 def kept_path(folder: Path) -> Path | None:
-    """The path of a run in its file, given it or that of the run's directory; None where it is not kept."""
+    """Return the path of a run in its file, given that path or its directory; None if it is not kept."""
     archive = archive_of(folder.parent)
     return archive / folder.name if folder.name in _names(archive) else None
 
 
 def run_folders(path: Path) -> list[Path]:
-    """The paths of the runs at a path: that of a run, of a folder that holds some, or of a file of them."""
+    """Return the paths of the runs at a path: a run, a folder of runs, or a file of runs."""
     if is_run_directory(path) or kept_path(path):
         return [path]
     folders = {name: archive_of(path) / name for name in _names(archive_of(path))}
     if path.is_dir():
-        folders |= {own.name: own for own in path.iterdir() if is_run_directory(own)}
+        folders |= {folder.name: folder for folder in path.iterdir() if is_run_directory(folder)}
     return [folders[name] for name in sorted(folders)]
 
 
 def is_run_directory(folder: Path) -> bool:
-    """Whether a folder is a run's own. An exported model has a config.json too."""
+    """Whether a folder is a run directory. An exported model has a config.json too."""
     others = ("environment.json", "metrics.jsonl")
     return (folder / "config.json").is_file() and any((folder / name).is_file() for name in others)
 

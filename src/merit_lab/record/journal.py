@@ -1,4 +1,4 @@
-"""Where a run's numbers go: metrics.jsonl, TensorBoard, and Weights & Biases when asked."""
+"""Write a run's numbers to metrics.jsonl, TensorBoard and, optionally, Weights & Biases."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from merit_lab.record.run import Run
 
 
 class Sink(Protocol):
-    """Takes the scalars of a run, by name, besides the metrics file."""
+    """A destination for the scalars of a run besides the metrics file."""
 
     def write(self, scalars: dict[str, float], step: int) -> None:
         """Take the numbers of a step."""
@@ -23,17 +23,17 @@ class Sink(Protocol):
 
 
 class Journal:
-    """Writes a run's measurements everywhere they are wanted.
+    """Writes a run's measurements to all destinations.
 
     Args:
-        run: whose measurements.
-        offset: where the metrics file is cut to go on from a checkpoint.
-        step: the step gone on from; TensorBoard drops what it has beyond it.
+        run: the run.
+        offset: where the metrics file is truncated to resume from a checkpoint.
+        step: the step to resume from; TensorBoard drops later ones.
         wandb: name of the Weights & Biases project, None for none.
     """
 
     def __init__(self, run: Run, *, offset: int = 0, step: int = 0, wandb: str | None = None) -> None:
-        with ExitStack() as opened:  # closes what is open where the next cannot be opened
+        with ExitStack() as opened:  # closes what is open if the next cannot be opened
             self._metrics = opened.enter_context(MetricsWriter(run.metrics_path, offset))
             self._sinks: list[Sink] = []
             if wandb is not None:
@@ -49,7 +49,7 @@ class Journal:
             sink.write(scalars, step)
 
     def sync(self) -> int:
-        """Wait until the metrics are on the disk; return where their file ends."""
+        """Flush the metrics to disk and return the length of their file."""
         self._metrics.sync()
         return self._metrics.offset
 
@@ -81,7 +81,7 @@ class TensorBoard:
 
 
 class WeightsAndBiases:
-    """The same numbers at Weights & Biases, in a run that a resumed one goes on with."""
+    """The same numbers at Weights & Biases, in one run that is resumed too."""
 
     def __init__(self, run: Run, *, project: str) -> None:
         wandb = import_wandb()
@@ -106,18 +106,18 @@ class WeightsAndBiases:
 
 
 def import_wandb() -> Any:
-    """The package wandb, or an error that says how to do without."""
+    """Import wandb, or raise an error that says how to do without it."""
     try:
         return import_module("wandb")
     except ImportError:
         raise ModuleNotFoundError(
-            "Weights & Biases was asked for, but the package wandb is not installed: pip install wandb, or "
-            "do not ask for it; TensorBoard is always written."
+            "Weights & Biases was requested, but the package wandb is not installed: pip install wandb, or "
+            "leave it out; TensorBoard is always written."
         ) from None
 
 
 def scalars_of(kind: str, values: dict[str, Any]) -> Iterator[tuple[str, float]]:
-    """The numbers of a measurement, with the names they have in a chart."""
+    """Yield the numbers of a measurement, with their names in a chart."""
     if kind == "attention":
         for layer, heads in enumerate(values["max_logits"]):
             yield f"attention/max_logit_layer_{layer:02d}", keep_nan(max, heads)

@@ -1,4 +1,4 @@
-"""Whether a value that was read from JSON is of a type, and the type in words."""
+"""Check the types of values read from JSON, and describe types for messages."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin
 
-_NO_FLOAT = 2**1023  # a whole number from here on may be none
+_NO_FLOAT = 2**1023  # larger integers may not be representable as floats
 _WORDS: dict[Any, str] = {
     bool: "true or false",
     int: "a whole number",
@@ -21,7 +21,7 @@ _WORDS: dict[Any, str] = {
 
 
 def fits(value: Any, hint: Any) -> bool:
-    """Whether a value is of a type, whatever is nested in it too; of a dataclass, whether it is a dictionary.
+    """Whether a value has a type, including nested values; for a dataclass, whether it is a dictionary.
 
     Example:
         >>> fits(1, float), fits(True, float), fits([1, 2.5], tuple[float, float] | None)
@@ -31,7 +31,7 @@ def fits(value: Any, hint: Any) -> bool:
     if kind is Any:
         return True
     if kind in (Union, types.UnionType):
-        return any(fits(value, own) for own in inner)
+        return any(fits(value, member) for member in inner)
     if kind is float:
         return type(value) is float or (type(value) is int and abs(value) < _NO_FLOAT)
     if kind in (str, Path, Literal):
@@ -39,14 +39,14 @@ def fits(value: Any, hint: Any) -> bool:
     if kind in (list, tuple):
         return isinstance(value, list | tuple) and _all_fit(value, kind, inner)
     if kind in (dict, Mapping):
-        return isinstance(value, dict) and all(fits(own, inner[1]) for own in value.values())
+        return isinstance(value, dict) and all(fits(item, inner[1]) for item in value.values())
     if dataclasses.is_dataclass(kind):
         return isinstance(value, dict)
     return type(value) is kind
 
 
 def in_words(hint: Any) -> str:
-    """A type as one who edits JSON would say it.
+    """Describe a type to somebody who edits JSON.
 
     Example:
         >>> in_words(tuple[float, float] | None)
@@ -54,7 +54,7 @@ def in_words(hint: Any) -> str:
     """
     kind, inner = get_origin(hint) or hint, get_args(hint)
     if kind in (Union, types.UnionType):
-        return ", or ".join(dict.fromkeys(in_words(own) for own in inner))
+        return ", or ".join(dict.fromkeys(in_words(member) for member in inner))
     if kind in (list, tuple):
         number = f" of {len(inner)}" if _is_counted(kind, inner) else ""
         return f"a list{number}, each {in_words(inner[0])}"
@@ -64,9 +64,9 @@ def in_words(hint: Any) -> str:
 def _all_fit(values: Any, kind: Any, inner: tuple[Any, ...]) -> bool:
     if _is_counted(kind, inner):
         return len(values) == len(inner) and all(map(fits, values, inner))
-    return all(fits(own, inner[0]) for own in values)
+    return all(fits(item, inner[0]) for item in values)
 
 
 def _is_counted(kind: Any, inner: tuple[Any, ...]) -> bool:
-    """Whether a type says how many there are, as a pair does."""
+    """Whether a type has a fixed length, as a pair does."""
     return kind is tuple and inner[-1] is not Ellipsis

@@ -1,7 +1,7 @@
-"""One process at a time on a run directory, or on a folder of results in it.
+"""Lock a run directory, or a folder of results in it, for one process at a time.
 
-The lock is the kernel's (flock), so it ends with its process, however that ends: a `lock` file that a dead
-process left behind locks nothing. The file's text only says who holds it.
+The lock is the kernel's (flock), so it ends with its process in any case: the `lock` file of a dead process
+locks nothing. The file's text only says who holds it.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
-_PATIENCE = 0.5  # seconds; someone who only asks for the status holds the lock for an instant
+_PATIENCE = 0.5  # seconds; a process that only checks the status holds the lock for an instant
 
 
 class RunInUse(RuntimeError):
-    """Another process works on the run directory."""
+    """Raised if another process uses the run directory."""
 
 
 @contextlib.contextmanager
 def lock(folder: Path, *, patience: float = _PATIENCE) -> Iterator[None]:
-    """Hold a folder, which is made if need be; RunInUse names the process that has it already.
+    """Lock a folder, which is created if needed. Raise RunInUse, with the process, if it is locked.
 
     Args:
-        folder: whose file "lock" is locked.
+        folder: the folder; its file "lock" is locked.
         patience: seconds to wait for another process.
     """
     try:

@@ -1,10 +1,10 @@
-"""metrics.jsonl: everything a run measured, one JSON object a line.
+"""metrics.jsonl: everything a run measured, one JSON object per line.
 
-Each line has a "kind" and a "step", the number of steps done by then (0: before training):
+Each line has a "kind" and a "step", the number of steps done (0: before training):
 
     train        loss, lr, grad_norm, tokens, seconds, tokens_per_second, optimizer_share, mfu, memory_gib
     validation   tokens, loss
-    attention    max_logits, entropy: for each layer a list with one number for each head
+    attention    max_logits, entropy: for each layer a list with one number per head
     update       parameters: {name: {clipped, bounded, smallest_ratio, largest_ratio, relative_change}}
     event        what, message
 
@@ -21,29 +21,29 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-_BLOCK = 1 << 16  # bytes of lines that are read together
+_BLOCK = 1 << 16  # bytes of lines read together
 _NOT_IN_JSON = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 
 
 class MetricsWriter:
-    """Appends lines, each handed to the operating system at once: a killed process loses none.
+    """Appends lines and flushes each to the operating system: a killed process loses none.
 
     Args:
-        path: the file, made if it is not there.
-        offset: where the file is cut before the first line, to go on from a checkpoint; None leaves it whole.
+        path: the file, created if needed.
+        offset: where to truncate the file, to resume from a checkpoint; None keeps all of it.
     """
 
     def __init__(self, path: Path, offset: int | None = None) -> None:
         size = path.stat().st_size if path.exists() else 0
         if offset is not None and not 0 <= offset <= size:
             raise ValueError(
-                f"{path} has {size} bytes, but had {offset} when the checkpoint was made; the file was cut "
-                "or replaced. Put the old one back, or start a new run."
+                f"{path} has {size} bytes, but had {offset} when the checkpoint was made; the file was "
+                "truncated or replaced. Restore the old one, or start a new run."
             )
         if offset and not _ends_a_line(path, offset):
             raise ValueError(
                 f"{path} has no line that ends at byte {offset}, where it ended with the checkpoint; "
-                "one of the two has changed. Put the old one back, or start a new run."
+                "one of the two has changed. Restore the old one, or start a new run."
             )
         self._file = path.open("ab")
         if offset is not None:
@@ -52,7 +52,7 @@ class MetricsWriter:
 
     @property
     def offset(self) -> int:
-        """The size of the file, which is where the next line will begin."""
+        """The size of the file, where the next line will begin."""
         return self._file.tell()
 
     def write(self, line: dict[str, Any]) -> None:
@@ -61,7 +61,7 @@ class MetricsWriter:
         self._file.flush()
 
     def sync(self) -> None:
-        """Wait until the lines are on the disk."""
+        """Flush the lines to disk."""
         os.fsync(self._file.fileno())
 
     def __enter__(self) -> Self:
@@ -80,12 +80,12 @@ def _ends_a_line(path: Path, offset: int) -> bool:
 
 
 def as_json(line: dict[str, Any]) -> str:
-    """A line as it is written."""
+    """Return a line as JSON."""
     return json.dumps(_to_json(line), allow_nan=False)
 
 
 def read_metrics(path: Path) -> Iterator[dict[str, Any]]:
-    """The lines of a metrics file, without a last one that was cut short."""
+    """Yield the lines of a metrics file, without an incomplete last one."""
     if not path.exists():
         return
     with path.open("rb") as file:
@@ -98,9 +98,9 @@ def read_metrics(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def _measurements(lines: list[bytes], first: int, path: Path) -> Iterator[dict[str, Any]]:
-    """The measurements of some lines, the first of which has that number.
+    """Yield the measurements of some lines; ``first`` is the number of the first one.
 
-    Read together they take a third of the time; where one of them is none, each is read alone to tell which.
+    Parsing them together takes a third of the time; if one is invalid, each is parsed alone to find it.
     """
     together = _read_together(lines)
     if together is not None:
@@ -111,8 +111,8 @@ def _measurements(lines: list[bytes], first: int, path: Path) -> Iterator[dict[s
             yield _measurement(line)
         except ValueError as error:
             raise ValueError(
-                f"line {number} of {path} is no measurement ({error}). Nothing but the run writes this "
-                "file; remove the line if its numbers can be missed."
+                f"line {number} of {path} is not a measurement ({error}). Only the run writes this file; "
+                "remove the line if you do not need its numbers."
             ) from None
 
 
@@ -128,7 +128,7 @@ def _read_together(lines: list[bytes]) -> list[dict[str, Any]] | None:
 
 
 def keep_nan(choose: Callable[[Sequence[float]], float], numbers: Sequence[float]) -> float:
-    """``max`` or ``min`` of numbers, NaN where one is: alone they keep or drop it by its place.
+    """Return ``max`` or ``min`` of numbers, or NaN if there is one, which Python's functions may drop.
 
     Example:
         >>> max(2.0, math.nan), keep_nan(max, [2.0, math.nan])

@@ -1,14 +1,14 @@
-"""The run directory: what was asked for, where it ran, what was measured, and the checkpoints.
+"""The run directory: configuration, environment, measurements and checkpoints.
 
-    config.json         what was asked for
+    config.json         the configuration
     environment.json    versions, device, data, command line
-    metrics.jsonl       what was measured; see metrics.py
+    metrics.jsonl       the measurements; see metrics.py
     checkpoints/        step-00000100/ and so on; see train/checkpoint.py
     tensorboard/        the same numbers for TensorBoard
-    lock                who works on it; see lock.py
+    lock                the process that uses it; see lock.py
 
-Evaluation and report read these files and nothing else, so they can be made again anywhere. Of runs that are
-kept the first three are in one file; see archive.py.
+Evaluation and report read only these files, so they can be repeated anywhere. For kept runs the first three
+are in one file; see archive.py.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from merit_lab.record.lock import is_locked
 from merit_lab.record.metrics import read_metrics
 
 FORMAT = 1
-"""Version of the run directory; grows when a reader of the old one would misread the new one."""
+"""Version of the run directory; increased when older readers would misread it."""
 
 Status = Literal["finished", "diverged", "abandoned", "interrupted", "running", "unfinished"]
 
@@ -36,7 +36,7 @@ _BEGINS = ("started", "resumed")
 
 @dataclass(frozen=True)
 class Run:
-    """A run directory, or what was kept of one. ``create`` makes one, ``open`` reads one."""
+    """A run directory, or a kept run. ``create`` makes one, ``open`` reads one."""
 
     folder: Path
     config: dict[str, Any]
@@ -44,18 +44,18 @@ class Run:
 
     @classmethod
     def create(cls, folder: Path | str, config: dict[str, Any], environment: dict[str, Any]) -> Self:
-        """Begin a run in a folder that holds none yet."""
+        """Create a run in a folder without one."""
         folder = Path(folder)
         refuse_run(folder)
         folder.mkdir(parents=True, exist_ok=True)
         durable.write(folder / "environment.json", _json(environment))
-        # Last, for it is what makes a folder a run.
+        # Last, because this file makes a folder a run.
         durable.write(folder / "config.json", _json({"format": FORMAT, **config}))
         return cls(folder, config, environment)
 
     @classmethod
     def open(cls, folder: Path | str) -> Self:
-        """Read the run in a folder, or the one that is kept in its place."""
+        """Read the run in a folder, or the kept run with its path."""
         folder = Path(folder)
         if not _is_there(folder):
             if kept := kept_path(folder):
@@ -63,8 +63,8 @@ class Run:
 
                 return cls(kept, *read_head(kept.parent, kept.name))
             raise FileNotFoundError(
-                f"{folder} holds no run: there is no config.json. A run directory is what --out of "
-                "`merit train` named."
+                f"{folder} holds no run: there is no config.json. Give a run directory, the --out of "
+                "`merit train`."
             )
         config = _load(folder / "config.json")
         if (version := config.pop("format", None)) != FORMAT:
@@ -77,7 +77,7 @@ class Run:
             if not fits(environment.get(part, {}), dict[str, Any]):
                 raise ValueError(
                     f"{folder / 'environment.json'} has {environment[part]!r} as {part}; it must be an "
-                    "object. Put back the file that the run wrote."
+                    "object. Restore the file that the run wrote."
                 )
         return cls(folder, config, environment)
 
@@ -93,13 +93,13 @@ class Run:
 
     @property
     def data_fingerprint(self) -> str:
-        """The fingerprint of the data that the run began with."""
+        """The fingerprint of the data that the run started with."""
         try:
             return str(self.environment["data"]["fingerprint"])
         except KeyError:
             raise ValueError(
-                f"{self.folder / 'environment.json'} does not say which data the run began with; put "
-                "back the file that the run wrote"
+                f"{self.folder / 'environment.json'} does not say which data the run started with; restore "
+                "the file that the run wrote"
             ) from None
 
     @property
@@ -107,18 +107,18 @@ class Run:
         """The folder of checkpoints."""
         if self.is_kept:
             raise ValueError(
-                f"{self.folder.parent} has what {self.name} recorded and no checkpoints; give its run "
+                f"{self.folder.parent} has only the record of {self.name} and no checkpoints; give its run "
                 "directory, or train it again"
             )
         return self.folder / "checkpoints"
 
     @property
     def is_kept(self) -> bool:
-        """Whether it is read from a file of `merit keep`, and not from its directory."""
+        """Whether it is read from a file of `merit keep` instead of its directory."""
         return self.folder.parent.is_file()
 
     def lines(self) -> Iterator[dict[str, Any]]:
-        """All measurements, in the order they were made."""
+        """Return all measurements, in order."""
         if not self.is_kept:
             return read_metrics(self.metrics_path)
         from merit_lab.record.archive import read_lines
@@ -126,33 +126,33 @@ class Run:
         return read_lines(self.folder.parent, self.name)
 
     def metrics(self, kind: str) -> list[dict[str, Any]]:
-        """All measurements of a kind, in the order they were made."""
+        """Return all measurements of a kind, in order."""
         return [line for line in self.lines() if line["kind"] == kind]
 
     @property
     def outcome(self) -> Status | None:
-        """How the run ended when a process last worked on it; None if it has not, or died without a word."""
+        """How the last process of the run ended; None if it has not ended, or was killed."""
         return outcome_of(self.metrics("event"))
 
     @property
     def status(self) -> Status:
-        """How far the run is: "unfinished" is one whose process died without a word."""
+        """The state of the run; "unfinished" if its process was killed."""
         return "running" if is_locked(self.folder) else self.outcome or "unfinished"
 
 
 def holds_run(folder: Path) -> bool:
-    """Whether there is a run in a folder, or kept in its place.
+    """Whether there is a run in a folder, or a kept run with its path.
 
-    One that was killed while it was made is none yet.
+    A run that was killed while it was created does not count.
     """
     return _is_there(folder) or kept_path(folder) is not None
 
 
 def refuse_run(folder: Path) -> None:
-    """Raise where a folder holds a run, or one is kept in its place."""
+    """Raise FileExistsError if a folder holds a run, or there is a kept run with its path."""
     if _is_there(folder):
         raise FileExistsError(
-            f"{folder} holds a run already. Go on with it (merit train --resume {folder}), or choose another "
+            f"{folder} holds a run already. Resume it (merit train --resume {folder}), or choose another "
             "folder with --out."
         )
     if kept := kept_path(folder):
@@ -162,7 +162,7 @@ def refuse_run(folder: Path) -> None:
 
 
 def outcome_of(events: Sequence[dict[str, Any]]) -> Status | None:
-    """How a run with these events ended; None where it has begun and not ended, or not begun."""
+    """Return how a run with these events ended; None if it has not started or not ended."""
     turns = [event["what"] for event in events if event["what"] in (*_BEGINS, *_ENDS)]
     return cast(Status, turns[-1]) if turns and turns[-1] in _ENDS else None
 
@@ -180,12 +180,12 @@ def _load(path: Path) -> dict[str, Any]:
         value = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise FileNotFoundError(
-            f"{path} is missing; the run directory is not whole. Put the file back, or start a new run."
+            f"{path} is missing; the run directory is incomplete. Restore the file, or start a new run."
         ) from None
     except ValueError as error:
-        raise ValueError(f"{path} is no JSON ({error}); put back the file that the run wrote") from None
+        raise ValueError(f"{path} is not JSON ({error}); restore the file that the run wrote") from None
     if not isinstance(value, dict):
         raise ValueError(
-            f"{path} holds a {type(value).__name__}, not a JSON object; put back the file that the run wrote"
+            f"{path} holds a {type(value).__name__}, not a JSON object; restore the file that the run wrote"
         )
     return value

@@ -11,7 +11,7 @@ from pathlib import Path
 from merit_lab.models import ModelConfig
 from merit_lab.report.gather import display_name
 from merit_lab.train import CheckpointConfig, MeasureConfig, OptimizerConfig, TrainConfig
-from merit_lab.train.config import Part
+from merit_lab.train.config import MeritPart
 
 # Most entries analyse runs of these, so they keep intermediate checkpoints.
 WATCHED = ("adamw", "lamb", "merit")
@@ -115,7 +115,7 @@ class Scale:
         seed: int,
         *,
         lr: float | None = None,
-        without: tuple[Part, ...] = (),
+        without: tuple[MeritPart, ...] = (),
         overrides: tuple[str, ...] = (),
         warmup: float = OptimizerConfig.warmup,
         qk_norm: bool = False,

@@ -18,7 +18,7 @@ import tyro
 
 from merit_lab.train import TrainConfig
 from merit_lab.train.config import dataclasses_of
-from merit_lab.train.options import default_of, parse_options, write_option
+from merit_lab.train.optimizer_options import default_of, parse_options, write_option
 
 LR = "optimizer.lr"
 _OPTIONS, _REST_OPTIONS = "optimizer.options", "optimizer.rest_options"

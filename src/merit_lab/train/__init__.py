@@ -1,6 +1,6 @@
-"""Training that goes on where it stopped, whatever stopped it.
+"""Training runs that can be resumed after any interruption.
 
-Names that need torch are loaded on first use, so that `merit train --help` is there at once.
+Names that need torch are loaded on first use, so that `merit train --help` is fast.
 """
 
 from __future__ import annotations

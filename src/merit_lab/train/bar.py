@@ -1,4 +1,4 @@
-"""Where a run that is given a chance is given up."""
+"""Loss thresholds at which a run is abandoned."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 
 class Bar(NamedTuple):
-    """A validation loss that a run must be below at a step, or it is given up."""
+    """A validation loss that a run may not exceed at a step; otherwise it is abandoned."""
 
     step: int
     loss: float

@@ -1,14 +1,14 @@
-"""Checkpoints that are whole or not there, load on any number of ranks, and run no code when loaded.
+"""Atomic checkpoints that load on any number of ranks and run no code when loaded.
 
     checkpoints/step-00000100/
         shard-00001-....safetensors    each rank's part of the weights and of the optimizer's state
-        manifest.json                  step, place in the metrics, config, the sha256 of each file and its own
+        manifest.json                  step, metrics offset, config, the sha256 of each file and its own
 
-Torch's distributed checkpoints do the sharding, with their safetensors storage: the usual one unpickles
-its `.metadata` file. A checkpoint is written under another name, flushed to the disk and then renamed, so
-a folder with the final name was complete once; the hashes tell whether it still is. They are there for
-accidents: who can write to the folder can make hashes that fit. On several nodes the run directory must be on
-a file system that all of them see.
+Torch's distributed checkpoints do the sharding, with their safetensors storage: the default storage unpickles
+its `.metadata` file. A checkpoint is written under a temporary name, flushed to disk and then renamed, so a
+folder with the final name was complete when it was written; the hashes tell whether it still is. They detect
+accidents, not tampering: anyone who can write to the folder can also update the hashes. On several nodes the
+run directory must be on a shared file system.
 """
 
 from __future__ import annotations
@@ -39,36 +39,36 @@ from torch.optim import Optimizer
 
 from merit_lab.record import durable
 from merit_lab.record.json_types import fits, in_words
-from merit_lab.train import held_state
+from merit_lab.train import packed_state
 from merit_lab.train.closure import weights_of
 from merit_lab.train.modes import copy_into, has_modes, weights_to_use
 from merit_lab.train.pair import AnyOptimizer, parts_of
 from merit_lab.train.parallel import Ranks, unshared
 
 _FORMAT = 2
-_WITHOUT_OWN_HASH = 1  # the format before, which is read too
+_WITHOUT_OWN_HASH = 1  # the previous format, which can still be read
 _PARTIAL = ".partial"
 _SHARD = ".safetensors"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """What a checkpoint says about itself."""
+    """The description of a checkpoint, stored in its ``manifest.json``."""
 
     step: int
     """Steps done."""
     metrics_offset: int
-    """Where the metrics file ended."""
+    """Length of the metrics file in bytes."""
     seconds: float
-    """How long training had taken."""
+    """Training time so far."""
     config: str
     """Fingerprint of the configuration."""
     files: dict[str, str]
     """The sha256 of each file."""
     groups: list[dict[str, float]] = field(default_factory=list)
-    """Numbers in the optimizer's parameter groups, where some optimizers count."""
+    """Numbers in the optimizer's parameter groups, where some optimizers keep counters."""
     optimizers: list[dict[str, Any]] | None = None
-    """What the state of optimizers from outside is made of; None where it is tensors and numbers alone."""
+    """Structure of the state of external optimizers; None if the state consists of tensors and numbers."""
     format: int = _FORMAT
 
 
@@ -91,9 +91,9 @@ def save(
 ) -> Path:
     """Write a checkpoint and remove the oldest beyond ``keep``, but not that of step ``for_good``.
 
-    Every rank calls this.
+    Every rank must call this.
 
-    An OSError (a full disk, for one) leaves the earlier checkpoints as they are.
+    An OSError, such as a full disk, leaves the earlier checkpoints untouched.
     """
     target = path_of(folder, step)
     partial = target.with_name(target.name + _PARTIAL)
@@ -119,7 +119,7 @@ def save(
 
 
 def find(folder: Path, until: int | None = None) -> tuple[tuple[Path, Manifest] | None, list[str]]:
-    """The newest checkpoint that is whole, ``until`` a step, and what is wrong with newer ones."""
+    """Return the newest intact checkpoint, up to step ``until``, and what is wrong with newer ones."""
     complaints: list[str] = []
     for path in _complete_ones(folder):
         if until is not None and _step_of(path) > until:
@@ -132,23 +132,23 @@ def find(folder: Path, until: int | None = None) -> tuple[tuple[Path, Manifest] 
 
 
 def read(path: Path) -> Manifest:
-    """The manifest of a checkpoint whose files are all as they were written; raises Damaged otherwise."""
+    """Return the manifest of a checkpoint. Raise Damaged if any of its files was changed."""
     manifest = _read_manifest(path)
-    # Whatever is there would be read, and where two files have a tensor one of them would win.
+    # Torch reads every file in the folder; of two files with the same tensor one would win.
     if unlisted := _shards(path) - manifest.files.keys():
-        raise Damaged(f"{path / min(unlisted)} is no file that was written with the checkpoint")
+        raise Damaged(f"{path / min(unlisted)} was not written with the checkpoint")
     for name, digest in manifest.files.items():
         try:
-            found = _sha256(path / name)
+            actual = _sha256(path / name)
         except OSError as error:
             raise Damaged(f"{path / name} cannot be read ({error})") from None
-        if found != digest:
-            raise Damaged(f"{path / name} is not what was written: its sha256 is {found}, not {digest}")
+        if actual != digest:
+            raise Damaged(f"{path / name} was changed: its sha256 is {actual}, not {digest}")
     return manifest
 
 
 def _read_manifest(path: Path) -> Manifest:
-    """The manifest of a checkpoint, as it was written; raises Damaged otherwise."""
+    """Return the manifest of a checkpoint. Raise Damaged if it was changed."""
     try:
         text = (path / "manifest.json").read_bytes()
         values = json.loads(text)
@@ -161,37 +161,37 @@ def _read_manifest(path: Path) -> Manifest:
         )
     digest = values.pop("sha256", None)
     if (version == _FORMAT or digest is not None) and text != _written(values):
-        raise Damaged(f"{path / 'manifest.json'} is not what was written: its own sha256 does not fit")
+        raise Damaged(f"{path / 'manifest.json'} was changed: its own sha256 does not match")
     for name, hint in get_type_hints(Manifest).items():
         if name in values and not fits(values[name], hint):
             raise Damaged(
-                f"{path / 'manifest.json'} has {values[name]!r} as {name}, which is {in_words(hint)}"
+                f"{path / 'manifest.json'} has {values[name]!r} as {name}, which must be {in_words(hint)}"
             )
     try:
         manifest = Manifest(**values)
-    except TypeError as error:  # a field that is missing, or one too many
+    except TypeError as error:  # a field is missing or unknown
         raise Damaged(f"{path} has no readable manifest ({error})") from None
     if path != path_of(path.parent, manifest.step):
-        raise Damaged(f"{path} has a manifest of step {manifest.step}, which is not its own")
+        raise Damaged(f"{path} has the manifest of another step, {manifest.step}")
     return manifest
 
 
 def _written(values: dict[str, Any]) -> bytes:
-    """A manifest as it stands in its file, with the hash of all the rest; no byte of it can be another."""
+    """Return the exact bytes of a manifest file, including the hash of its other values."""
     digest = hashlib.sha256(json.dumps(values).encode()).hexdigest()
     return (json.dumps({**values, "sha256": digest}, indent=2) + "\n").encode()
 
 
 def load(path: Path, module: nn.Module, optimizer: AnyOptimizer, ranks: Ranks) -> None:
-    """Read weights and optimizer state, whatever number of ranks wrote them; every rank calls this."""
+    """Read weights and optimizer state, written by any number of ranks. Every rank must call this."""
     manifest = _read_manifest(path)
     if manifest.optimizers is None:
         _load_made_state(path, module, optimizer, manifest, ranks)
     else:
         for part, packed in zip(parts_of(optimizer), manifest.optimizers, strict=True):
-            tensors = held_state.to_read_into(part, packed)
+            tensors = packed_state.to_read_into(part, packed)
             _read(path, tensors, ranks)
-            held_state.unpack(part, packed, tensors)
+            packed_state.unpack(part, packed, tensors)
     load_weights(path, module, ranks)
     if manifest.optimizers is not None and has_modes(optimizer):
         weights = dict(_trained_weights(optimizer))
@@ -201,7 +201,7 @@ def load(path: Path, module: nn.Module, optimizer: AnyOptimizer, ranks: Ranks) -
 
 
 def load_weights(path: Path, module: nn.Module, ranks: Ranks) -> None:
-    """Read the weights alone."""
+    """Read only the weights."""
     state = get_model_state_dict(module)
     _read(path, _model_tensors(module, state), ranks)
     set_model_state_dict(module, state)
@@ -210,18 +210,18 @@ def load_weights(path: Path, module: nn.Module, ranks: Ranks) -> None:
 def _load_made_state(
     path: Path, module: nn.Module, optimizer: AnyOptimizer, manifest: Manifest, ranks: Ranks
 ) -> None:
-    """Have an optimizer make its state, and read into it."""
-    assert isinstance(optimizer, Optimizer), "a pair's state is written down"
+    """Let an optimizer create its state, and read into it."""
+    assert isinstance(optimizer, Optimizer), "a pair's state is packed"
     state = _MadeState(module, optimizer)
     _read(path, state.tensors, ranks)
     state.apply(module, optimizer)
-    # Before, an optimizer without weight decay had two groups that were alike.
-    for group, own in zip(optimizer.param_groups, manifest.groups, strict=False):
-        group.update({key: value for key, value in own.items() if key in group})
+    # In old checkpoints, an optimizer without weight decay had two identical groups.
+    for group, saved in zip(optimizer.param_groups, manifest.groups, strict=False):
+        group.update({key: value for key, value in saved.items() if key in group})
 
 
 def _read(path: Path, tensors: dict[str, Any], ranks: Ranks) -> None:
-    """Read into tensors that are there, by name."""
+    """Read into existing tensors, by name."""
     reader = HuggingFaceStorageReader(str(path))
     try:
         with _alone_without_a_warning():
@@ -231,7 +231,7 @@ def _read(path: Path, tensors: dict[str, Any], ranks: Ranks) -> None:
 
 
 def _model_tensors(module: nn.Module, state: dict[str, Any] | None = None) -> dict[str, Any]:
-    """The weights by their names in a file; a tied one, which is one tensor, by the first of its names."""
+    """Return the weights by their names in the file; a tied weight has the first of its names."""
     state = get_model_state_dict(module) if state is None else state
     model = unshared(module)
     names = {name for name, _ in model.named_parameters(remove_duplicate=False)}
@@ -240,17 +240,17 @@ def _model_tensors(module: nn.Module, state: dict[str, Any] | None = None) -> di
 
 
 def _trained_weights(optimizer: AnyOptimizer) -> list[tuple[str, torch.Tensor]]:
-    """The weights of optimizers with modes, by the names that those that are trained have in a file."""
+    """Return the weights of optimizers with modes, by the names of their trained values in the file."""
     return [
         (f"trained.{name}", weight)
         for part in parts_of(optimizer)
         if has_modes(part)
-        for name, weight in zip(held_state.names_of(part), weights_of(part), strict=True)
+        for name, weight in zip(packed_state.names_of(part), weights_of(part), strict=True)
     ]
 
 
 def _group_numbers(optimizer: AnyOptimizer) -> list[dict[str, float]]:
-    """The numbers among the options of each group, but the learning rate, which follows from the step."""
+    """Return the numeric options of each group, except the learning rate, which follows from the step."""
     return [
         {key: value for key, value in group.items() if type(value) in (int, float) and key != "lr"}
         for group in optimizer.param_groups
@@ -258,19 +258,19 @@ def _group_numbers(optimizer: AnyOptimizer) -> list[dict[str, float]]:
 
 
 class _MadeState:
-    """The state that an optimizer makes in a step that changes nothing, as one dictionary of tensors."""
+    """The state that an optimizer creates in a step that changes nothing, as one dictionary of tensors."""
 
     def __init__(self, module: nn.Module, optimizer: Optimizer) -> None:
         self._optimizer = cast("dict[str, Any]", get_optimizer_state_dict(module, optimizer))
         self.tensors: dict[str, Any] = {}
         for name, values in self._optimizer["state"].items():
             for key, value in values.items():
-                # A step count is a scalar, which safetensors cannot be read in slices of, or a number.
+                # A step count is a number, or a scalar, which safetensors cannot read in slices.
                 tensor = torch.as_tensor(value, dtype=None if torch.is_tensor(value) else torch.float64)
                 self.tensors[f"optimizer.{name}.{key}"] = tensor.reshape(-1) if tensor.ndim == 0 else tensor
 
     def apply(self, module: nn.Module, optimizer: Optimizer) -> None:
-        """Give the tensors, which were read into, back to their owners."""
+        """Put the tensors that were read back into the optimizer."""
         for name, values in self._optimizer["state"].items():
             for key, value in values.items():
                 if not torch.is_tensor(value):
@@ -279,24 +279,26 @@ class _MadeState:
 
 
 def check_state(optimizer: AnyOptimizer) -> None:
-    """Raise where an optimizer that has taken a step keeps what no checkpoint can hold."""
-    if not held_state.is_of_this_package(optimizer):
+    """Raise ValueError if the state of an optimizer, after a step, cannot be stored in a checkpoint."""
+    if not packed_state.is_of_this_package(optimizer):
         for part in parts_of(optimizer):
-            held_state.pack(part, {})
+            packed_state.pack(part, {})
 
 
 def _write(
     path: Path, module: nn.Module, optimizer: AnyOptimizer, ranks: Ranks
 ) -> list[dict[str, Any]] | None:
-    """Write weights and state; what the state of optimizers from outside is made of."""
-    if held_state.is_of_this_package(optimizer):
+    """Write weights and state; return the structure of the state of external optimizers."""
+    if packed_state.is_of_this_package(optimizer):
         tensors = _model_tensors(module) | _MadeState(module, optimizer).tensors
         _write_tensors(path, tensors, ranks)
         return None
     tensors = {}
-    packed = [held_state.pack(part, tensors) for part in parts_of(optimizer)]
+    packed = [packed_state.pack(part, tensors) for part in parts_of(optimizer)]
     with weights_to_use(optimizer, module) as trained:
-        tensors |= {name: own for (name, _), own in zip(_trained_weights(optimizer), trained, strict=True)}
+        tensors |= {
+            name: weight for (name, _), weight in zip(_trained_weights(optimizer), trained, strict=True)
+        }
         tensors |= _model_tensors(module)
         _write_tensors(path, tensors, ranks)
     return packed
@@ -314,7 +316,7 @@ def _write_tensors(path: Path, tensors: dict[str, Any], ranks: Ranks) -> None:
 
 
 def _cause(error: CheckpointException) -> BaseException:
-    """What went wrong on the ranks; raises where that is a second Ctrl-C, which torch takes for a failure."""
+    """Return what went wrong on the ranks. Raise on a second Ctrl-C, which torch reports as a failure."""
     causes = [cause for cause, _ in error.failures.values()]
     if any(isinstance(cause, KeyboardInterrupt) for cause in causes):
         raise KeyboardInterrupt from error
@@ -323,14 +325,14 @@ def _cause(error: CheckpointException) -> BaseException:
 
 @contextlib.contextmanager
 def _alone_without_a_warning() -> Iterator[None]:
-    """One process is what was meant where torch warns that it sees but one."""
+    """Silence torch's warning that there is only one process: that is intended."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or uninit")
         yield
 
 
 def _hash_files(path: Path, ranks: Ranks) -> dict[str, str]:
-    """The sha256 of all files, each rank taking its share of them."""
+    """Return the sha256 of all files; each rank hashes a share of them."""
 
     def hash_share() -> dict[str, str]:
         names = sorted(_shards(path))
@@ -340,21 +342,21 @@ def _hash_files(path: Path, ranks: Ranks) -> dict[str, str]:
 
 
 def _shards(path: Path) -> set[str]:
-    """The files in a checkpoint that torch reads tensors from."""
+    """Return the files of a checkpoint that torch reads tensors from."""
     return {file.name for file in path.iterdir() if file.name.endswith(_SHARD)}
 
 
 def _complete(partial: Path, target: Path, manifest: Manifest) -> None:
-    """Make a written checkpoint one that will be found."""
+    """Give a written checkpoint its manifest and its final name."""
     durable.write(partial / "manifest.json", _written(asdict(manifest)).decode())
-    if target.exists():  # damaged: had it been good, the run would have gone on from it
+    if target.exists():  # damaged: otherwise the run would have resumed from it
         shutil.rmtree(target)
     partial.rename(target)
     durable.sync_folder(target.parent)
 
 
 def _make_room(folder: Path, partial: Path) -> None:
-    """Remove what a process that died while writing left behind."""
+    """Remove partial checkpoints of a process that died while writing."""
     folder.mkdir(parents=True, exist_ok=True)
     for stale in folder.glob(f"*{_PARTIAL}"):
         shutil.rmtree(stale)
@@ -362,9 +364,9 @@ def _make_room(folder: Path, partial: Path) -> None:
 
 
 def _tidy(newest: Path, keep: int, for_good: int | None) -> None:
-    """Keep so many checkpoints, up to the newest; what seems newer was passed over because it is damaged.
+    """Keep ``keep`` checkpoints up to ``newest``; those with later steps are damaged and are removed too.
 
-    One that cannot be removed now is tried again after the next save.
+    If one cannot be removed now, the next save tries again.
     """
     paths = _complete_ones(newest.parent)
     place = paths.index(newest)
@@ -378,7 +380,7 @@ def _step_of(path: Path) -> int:
 
 
 def steps_of(folder: Path) -> list[int]:
-    """The steps of the checkpoints in a folder, in order; what has another name is none of ours."""
+    """Return the steps of the checkpoints in a folder, in order; other names are ignored."""
     names = (path.name.removeprefix("step-") for path in folder.glob("step-*"))
     return sorted(int(name) for name in names if name.isdecimal())
 
@@ -388,7 +390,7 @@ def path_of(folder: Path, step: int) -> Path:
 
 
 def _complete_ones(folder: Path) -> list[Path]:
-    """Checkpoints that were completed, the newest first."""
+    """Return the complete checkpoints, newest first."""
     return [path_of(folder, step) for step in reversed(steps_of(folder))]
 
 

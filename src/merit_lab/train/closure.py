@@ -1,4 +1,4 @@
-"""Steps of optimizers from outside: with the loss, which they may ask for again at other weights."""
+"""Steps of external optimizers, with a closure that can recompute the loss at other weights."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
-from merit_lab.train.own_optimizer import is_by_others
+from merit_lab.train.optimizer_names import is_from_library
 
-# What an optimizer raises that is given weights or gradients that it is not meant for.
+# What optimizers raise when they do not support the weights or gradients.
 _COMPLAINTS = (RuntimeError, TypeError, AttributeError, LookupError, AssertionError)
 
 
 class Closure:
-    """The loss, as an optimizer may call for it within its step.
+    """The loss, which an optimizer may call for within its step.
 
-    The gradients are there when a step begins. So the loss is known as long as the optimizer has changed
-    neither weights nor gradients; after that forward and backward passes are made ``again``.
+    The loss and its gradients are known when a step begins. Once the optimizer has changed weights or
+    gradients, ``again`` repeats the forward and backward passes.
     """
 
     def __init__(self, loss: Tensor, weights: Sequence[Tensor], again: Callable[[], Tensor]) -> None:
@@ -40,12 +40,12 @@ class Closure:
 
 
 def weights_of(optimizer: Optimizer) -> list[Tensor]:
-    """The parameters of an optimizer, in its order."""
+    """Return the parameters of an optimizer, in its order."""
     return [weight for group in optimizer.param_groups for weight in group["params"]]
 
 
 def step_with_loss(optimizer: Optimizer, closure: Callable[[], Tensor]) -> None:
-    """Step, with the closure if the optimizer takes one; what it cannot do here is told in a sentence."""
+    """Take a step, with the closure if the optimizer accepts one. Explain known limitations in the error."""
     arguments: list[Any] = [closure] if "closure" in inspect.signature(optimizer.step).parameters else []
     name = type(optimizer).__name__
     try:
@@ -53,19 +53,18 @@ def step_with_loss(optimizer: Optimizer, closure: Callable[[], Tensor]) -> None:
     except Exception as error:
         if "does not require grad and does not have a grad_fn" in str(error):
             raise ValueError(
-                f"{name} differentiates the gradients, which needs backward(create_graph=True); this is not "
-                "done here. Choose an optimizer that does without second derivatives; of Sophia, sophiag does"
+                f"{name} differentiates the gradients, which needs backward(create_graph=True); that is not "
+                "supported. Choose an optimizer without second derivatives; for Sophia, use sophiag"
             ) from error
         if any(isinstance(weight, DTensor) for weight in weights_of(optimizer)):
             raise ValueError(
-                f"{name} could not step weights that are sharded ({type(error).__name__}: {error}); train it "
-                "with --parallel ddp"
+                f"{name} could not step sharded weights ({type(error).__name__}: {error}); use --parallel ddp"
             ) from error
-        # The author of any other wants to see where.
-        if is_by_others(type(optimizer)) and _is_complaint(error):
+        # The author of a custom optimizer wants the traceback.
+        if is_from_library(type(optimizer)) and _is_complaint(error):
             raise ValueError(
                 f"{name} could not step the weights of this model ({type(error).__name__}: {error}); it may "
-                "be meant for others. Choose another, or give it matrices alone with --optimizer.rest adamw"
+                "not support them. Choose another, or give it only matrices with --optimizer.rest adamw"
             ) from error
         raise
 
@@ -74,10 +73,10 @@ def _is_complaint(error: Exception) -> bool:
     return isinstance(error, _COMPLAINTS) and not isinstance(error, torch.OutOfMemoryError)
 
 
-def seed_from(*what: object) -> None:
-    """Let random numbers follow from what they are for, seed and step: a resumed run draws the same."""
-    drawn = hashlib.blake2b(" ".join(map(str, what)).encode(), digest_size=4).digest()
+def seed_from(*parts: object) -> None:
+    """Seed all generators from purpose, seed and step, so that a resumed run draws the same numbers."""
+    drawn = hashlib.blake2b(" ".join(map(str, parts)).encode(), digest_size=4).digest()
     number = int.from_bytes(drawn, "little")
     random.seed(number)
-    np.random.seed(number)  # noqa: NPY002 - others draw from the global generator
+    np.random.seed(number)  # noqa: NPY002 - external optimizers use the global generator
     torch.manual_seed(number)

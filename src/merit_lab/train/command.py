@@ -1,4 +1,4 @@
-"""`merit train`: train a language model, or go on with a run that was stopped."""
+"""`merit train`: train a language model, or resume a run."""
 
 from __future__ import annotations
 
@@ -31,60 +31,60 @@ class Arguments:
 
     config: Annotated[TrainConfig, tyro.conf.arg(name="")]
     out: Path | None = None
-    """Run directory to make. None: runs/MODEL-OPTIMIZER-lrRATE-seedSEED."""
+    """Run directory to create. None: runs/MODEL-OPTIMIZER-lrRATE-seedSEED."""
     auto_resume: bool = False
-    """Go on with the run if it is there already, else begin it: one command for a scheduler to repeat."""
+    """Resume the run if it exists, otherwise start it: one command that a scheduler can repeat."""
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run the command and return its exit status: 128 + n after signal n, as shells have it."""
+    """Run the command and return its exit status: 128 + n after signal n, as in shells."""
     try:
         config, folder, resume = parse(list(argv))
-        run = training.train(config, folder, resume=resume)  # which brings torch: parsing does without
+        run = training.train(config, folder, resume=resume)  # imports torch, which parsing does not need
     except Interrupted as interrupted:
         if is_first_rank():
-            print(f"merit train: {interrupted}. Go on with: {_resume_command(folder)}", file=sys.stderr)
+            print(f"merit train: {interrupted}. To resume: {_resume_command(folder)}", file=sys.stderr)
         return 128 + interrupted.signum
     except (OSError, ValueError, RunInUse) as error:
         print(f"merit train: {error}", file=sys.stderr)
         return 1
     if run.status == "diverged":
         if is_first_rank():
-            print(f"merit train: the run diverged; {run.folder} has its numbers", file=sys.stderr)
+            print(f"merit train: the run diverged; its metrics are in {run.folder}", file=sys.stderr)
         return 1
     if is_first_rank():
-        print(_last_words(run))
+        print(_summary(run))
     return 0
 
 
-def _last_words(run: Run) -> str:
-    """Where the run is, what it came to, and what one may do next."""
+def _summary(run: Run) -> str:
+    """Say where the run is, its last validation loss, and how to view it."""
     losses = [line["loss"] for line in run.lines() if line["kind"] == "validation"]
     loss = f", with a validation loss of {losses[-1]:.4f}" if losses else ""
     return f"The run is in {run.folder}{loss}.\nTo see it: merit report {run.folder}"
 
 
 def parse(argv: list[str]) -> tuple[TrainConfig | None, Path, Resume]:
-    """The configuration, the run directory, and whether to go on with what is there."""
-    given = argv[0] if argv else "--help"
-    if not is_model(given) or "--resume" in argv:
-        asked = _parse_without_model(argv or ["--help"])
-        folder = asked.resume
-        _check_trust(folder, asked.trust)
-        own = _config_of(folder)
-        if asked.data is not None:
-            own = dataclasses.replace(own, data=asked.data)
-        if asked.steps is not None:
-            longer = asked.out or folder.with_name(f"{folder.name}-steps{asked.steps}")
-            return own.extended(asked.steps), longer, folder
-        return (None if asked.data is None else own), folder, True
-    name, model = find_model(given)
+    """Return the configuration, the run directory, and whether to resume."""
+    first = argv[0] if argv else "--help"
+    if not is_model(first) or "--resume" in argv:
+        options = _parse_without_model(argv or ["--help"])
+        folder = options.resume
+        _check_trust(folder, options.trust)
+        config = _config_of(folder)
+        if options.data is not None:
+            config = dataclasses.replace(config, data=options.data)
+        if options.steps is not None:
+            longer = options.out or folder.with_name(f"{folder.name}-steps{options.steps}")
+            return config.extended(options.steps), longer, folder
+        return (None if options.data is None else config), folder, True
+    name, model = find_model(first)
     arguments = tyro.cli(
         Arguments,
         default=Arguments(config=TrainConfig(data=tyro.MISSING, model=model)),
         args=argv[1:],
-        prog=f"merit train {given}",
-        config=(tyro.conf.AvoidSubcommands,),  # the model has been chosen
+        prog=f"merit train {first}",
+        config=(tyro.conf.AvoidSubcommands,),  # the model is already known
     )
     config = arguments.config
     optimizer = config.optimizer.resolve(model)
@@ -98,26 +98,26 @@ def _config_of(folder: Path) -> TrainConfig:
 
 
 def _check_trust(folder: Path, trusted: Collection[str]) -> None:
-    """Raise where a run would have modules imported that nobody named on the command line.
+    """Raise ValueError if a run would import modules that the command line does not name.
 
-    A run directory may come from anywhere, and what is imported is run.
+    A run directory may come from anywhere, and importing a module runs its code.
     """
-    named = _config_of(folder).optimizer.modules_of_others()
+    named = _config_of(folder).optimizer.classes_to_import()
     if unknown := [name for name in named if name not in trusted]:
         raise ValueError(
-            f"{folder / 'config.json'} names {' and '.join(unknown)}, which going on would import, and so "
-            f"run. If you trust that: {_resume_command(folder)}"
+            f"{folder / 'config.json'} names {' and '.join(unknown)}; to resume the run, that code has to be "
+            f"imported and run. If you trust it: {_resume_command(folder)}"
         )
 
 
 def _resume_command(folder: Path) -> str:
-    """What one types to go on with a run."""
-    named = _config_of(folder).optimizer.modules_of_others()
+    """Return the command that resumes a run."""
+    named = _config_of(folder).optimizer.classes_to_import()
     return shlex.join(["merit", "train", "--resume", str(folder), *(["--trust", *named] if named else [])])
 
 
 def _parse_without_model(argv: list[str]) -> argparse.Namespace:
-    """What is to say of a run that is there: no more than these options."""
+    """Parse the options for an existing run, whose model and configuration are already known."""
     models = "\n".join(
         f"  {name:<14} {num_parameters(model) / 1e6:.1f}M parameters" for name, model in PRESETS.items()
     )
@@ -126,22 +126,25 @@ def _parse_without_model(argv: list[str]) -> argparse.Namespace:
         usage="merit train MODEL --data FOLDER [--auto-resume] [options]\n"
         "       merit train --resume FOLDER [--data FOLDER] [--trust MODULE:CLASS ...]\n"
         "       merit train --resume FOLDER --steps N [--out FOLDER]",
-        description="Train a language model, or go on with a run that was stopped, by whatever.\n"
+        description="Train a language model, or resume a run that was stopped for any reason.\n"
         f"Under torchrun all processes train together.\n\nmodels:\n{models}\n"
-        "  hf:FOLDER      any causal model of Hugging Face's transformers, by its config.json",
-        epilog="The options of a model: merit train MODEL --help",
+        "  hf:FOLDER      any causal model of Hugging Face's transformers, from its config.json",
+        epilog="For the options of a model: merit train MODEL --help",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--resume", metavar="FOLDER", type=Path, help="go on with the run in this folder")
-    parser.add_argument("--data", metavar="FOLDER", type=Path, help="with --resume: the data, if they moved")
+    parser.add_argument("--resume", metavar="FOLDER", type=Path, help="resume the run in this folder")
+    parser.add_argument("--data", metavar="FOLDER", type=Path, help="with --resume: the data, if it moved")
     parser.add_argument(
         "--steps",
         metavar="N",
         type=int,
-        help="with --resume: a longer run that begins with this one's steps, if its schedule allows it",
+        help="with --resume: start a longer run from the steps of this one, if its schedule allows it",
     )
     parser.add_argument(
-        "--out", metavar="FOLDER", type=Path, help="with --steps: the longer run's folder (FOLDER-stepsN)"
+        "--out",
+        metavar="FOLDER",
+        type=Path,
+        help="with --steps: the longer run's folder (default: FOLDER-stepsN)",
     )
     parser.add_argument(
         "--trust",
@@ -149,11 +152,11 @@ def _parse_without_model(argv: list[str]) -> argparse.Namespace:
         nargs="+",
         action="extend",
         default=[],
-        help="with --resume: optimizers of the run's that may be imported, which runs their code",
+        help="with --resume: the run's optimizers that may be imported, which runs their code",
     )
     if is_model(argv[0]):
         parser.error(
-            "a run goes on with the model and the options that it began with; resume it without "
+            "a run is resumed with the model and the options that it started with; resume it without "
             f"{argv[0]}: merit train --resume FOLDER"
         )
     if not argv[0].startswith("-"):
@@ -166,7 +169,7 @@ def _parse_without_model(argv: list[str]) -> argparse.Namespace:
     if arguments.resume is None:
         parser.error(f"{complaint}the model is missing; it comes first: merit train tiny --data FOLDER")
     if unknown:
-        parser.error(f"{complaint}a run goes on with the options that it began with")
+        parser.error(f"{complaint}a run is resumed with the options that it started with")
     if arguments.out is not None and arguments.steps is None:
-        parser.error("--out is for a longer run, with --steps; what is resumed stays in its folder")
+        parser.error("--out is for a longer run, with --steps; a resumed run stays in its folder")
     return arguments

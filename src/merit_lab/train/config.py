@@ -1,4 +1,4 @@
-"""What a training run is, as dataclasses that check themselves and read and write JSON."""
+"""The configuration of a training run: dataclasses that validate themselves and convert to and from JSON."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from typing import Any, Literal, Self, TypeVar, cast, get_args, get_type_hints
 from merit_lab.models.config import LARGEST_SIZE, PRESETS, ModelConfig, check_size
 from merit_lab.models.names import AnyModelConfig, num_parameters
 from merit_lab.record.json_types import fits, in_words
-from merit_lab.train.options import parse_options
-from merit_lab.train.own_optimizer import check_name, is_own, must_be_trusted
+from merit_lab.train.optimizer_names import check_name, is_external, must_be_trusted
+from merit_lab.train.optimizer_options import parse_options
 from merit_lab.train.schedule import learning_rate
 from merit_optim.settings import SETTINGS
 
@@ -26,52 +26,52 @@ Precision = Literal["auto", "bf16", "float32"]
 Parallel = Literal["ddp", "fsdp2"]
 NonFinite = Literal["stop", "skip"]
 Schedule = Literal["cosine", "wsd"]
-Part = Literal["clip", "weight-bound", "element-wise"]
+MeritPart = Literal["clip", "weight-bound", "element-wise"]
 
 _T = TypeVar("_T")
 
-_LOOKS = 20  # a curve of so many points can be read
-_MOST_TOKENS = 2**62  # as the rows of all steps, they are counted in 64 bits
+_MEASUREMENTS = 20  # in a run: enough points for a curve
+_MOST_TOKENS = 2**62  # tokens, and rows over all steps, are counted in 64 bits
 
-TOKENS_PER_PARAMETER = 20  # where no length is given: about compute-optimal (Hoffmann et al., 2022)
+TOKENS_PER_PARAMETER = 20  # the default length: about compute-optimal (Hoffmann et al., 2022)
 
 
 @dataclass(frozen=True, kw_only=True)
 class OptimizerConfig:
-    """The optimizer; what is None has the MERIT paper's value."""
+    """The optimizer. Options that are None take the MERIT paper's value."""
 
     name: str = "merit"
     """adamw, lion, sophiag, lamb, maxlamb, merit, muon, normuon, orscale, soap, muon-merit,
-    soap-merit; torch:NAME, pytorch-optimizer:NAME; or MODULE:CLASS, an optimizer of your own."""
+    soap-merit; torch:NAME, pytorch-optimizer:NAME; or MODULE:CLASS for your own optimizer."""
     lr: float | None = None
     """Peak learning rate. None: the paper's for the GPT-2 model nearest in size."""
     betas: tuple[float, float] | None = None
     """Decay of the two moments."""
     weight_decay: float = 0.1
-    """Weight decay of matrices; vectors have none."""
+    """Weight decay of matrices; vectors are not decayed."""
     max_grad_norm: float | None = 1.0
-    """Gradients with a larger norm are scaled down to it; None: never."""
+    """Clip gradients to this norm. None: no clipping."""
     schedule: Schedule = "cosine"
-    """How the learning rate falls: cosine, from the warm-up on; wsd (warm-up, stable, decay), by a straight
-    line in the last steps."""
+    """How the learning rate decays: cosine, right after the warm-up; wsd (warm-up, stable, decay), linearly
+    over the last steps."""
     warmup: float = 0.02
     """Share of the steps in which the learning rate rises to its peak."""
     decay: float = 0.2
-    """With wsd, the share of the steps in which it falls."""
+    """With wsd, the share of the steps in which the learning rate decays."""
     final: float = 0.1
-    """Share of the peak that it ends at."""
-    without: tuple[Part, ...] = ()
+    """Final learning rate, as a share of the peak."""
+    without: tuple[MeritPart, ...] = ()
     """Parts of MERIT to leave out, as in the paper's ablations."""
     options: tuple[str, ...] = ()
     """Other arguments of the optimizer, as OPTION=VALUE: momentum=0.9, betas=0.9,0.99,0.999."""
     overrides: tuple[str, ...] = ()
-    """Options of some parameters alone, as PATTERN:OPTION=VALUE: "*embedding*:element_wise=false"."""
+    """Options for some parameters only, as PATTERN:OPTION=VALUE: "*embedding*:element_wise=false"."""
     rest: str | None = None
-    """A second optimizer for all but hidden matrices, by a name as above. None: the first has all."""
+    """A second optimizer, named as above, for everything but hidden matrices. None: one optimizer for all."""
     rest_lr: float | None = None
-    """Its peak learning rate; the schedule is the same. None: as for the first."""
+    """Peak learning rate of the second optimizer, with the same schedule. None: the paper's, as for lr."""
     rest_options: tuple[str, ...] = ()
-    """Its other arguments, as OPTION=VALUE."""
+    """Other arguments of the second optimizer, as OPTION=VALUE."""
 
     def __post_init__(self) -> None:
         _check_optimizer_name("optimizer.name", self.name)
@@ -79,19 +79,19 @@ class OptimizerConfig:
             _check_optimizer_name("optimizer.rest", self.rest)
         elif self.rest_lr is not None or self.rest_options:
             raise ValueError(
-                "optimizer.rest_lr and optimizer.rest_options are for a second optimizer, and there is none; "
+                "optimizer.rest_lr and optimizer.rest_options are for a second optimizer, but there is none; "
                 "name it with --optimizer.rest, as in --optimizer.rest adamw"
             )
         for part in self.without:
-            _one_of("optimizer.without", part, get_args(Part))
+            _one_of("optimizer.without", part, get_args(MeritPart))
         if self.without and self.name != "merit":
             raise ValueError(
-                f"optimizer.without is {', '.join(self.without)}, but {self.name} has no such parts; it is "
-                "for merit alone"
+                f"optimizer.without is {', '.join(self.without)}, but {self.name} has no such parts; only "
+                "merit has"
             )
         if "betas" in self.options_by_name() and self.betas is not None:
             raise ValueError(
-                "optimizer.options has betas, and optimizer.betas is given too; give one of the two"
+                "betas is given in optimizer.options and as optimizer.betas; give only one of them"
             )
         self.rest_options_by_name()
         self.overrides_by_pattern()
@@ -105,24 +105,24 @@ class OptimizerConfig:
         _one_of("optimizer.schedule", self.schedule, get_args(Schedule))
         for name in ("warmup", "decay", "final"):
             if not 0 <= getattr(self, name) <= 1:
-                raise ValueError(f"optimizer.{name} is {getattr(self, name)!r}; it is a share, from 0 to 1")
+                raise ValueError(f"optimizer.{name} is {getattr(self, name)!r}; it must be from 0 to 1")
 
     def options_by_name(self) -> dict[str, Any]:
-        """The other arguments of the optimizer."""
+        """Return the other arguments of the optimizer."""
         return parse_options(self.options, "optimizer.options")
 
     def rest_options_by_name(self) -> dict[str, Any]:
-        """Those of the second."""
+        """Return the other arguments of the second optimizer."""
         return parse_options(self.rest_options, "optimizer.rest_options")
 
-    def modules_of_others(self) -> list[str]:
-        """What it names as MODULE:CLASS, and so has imported: optimizers, and classes among their options."""
+    def classes_to_import(self) -> list[str]:
+        """Return the MODULE:CLASS names that would be imported: optimizers, and classes in their options."""
         options = [*self.options_by_name().values(), *self.rest_options_by_name().values()]
-        named = [own for own in (self.name, self.rest, *options) if isinstance(own, str)]
-        return [own for own in dict.fromkeys(named) if must_be_trusted(own)]
+        named = [name for name in (self.name, self.rest, *options) if isinstance(name, str)]
+        return [name for name in dict.fromkeys(named) if must_be_trusted(name)]
 
     def overrides_by_pattern(self) -> dict[str, dict[str, Any]]:
-        """The overrides as ``param_groups`` takes them; of an option given twice, the later wins."""
+        """Return the overrides as ``param_groups`` takes them; if an option is given twice, the last wins."""
         options: dict[str, dict[str, Any]] = {}
         for text in self.overrides:
             pattern, _, setting = text.rpartition(":")
@@ -144,7 +144,7 @@ class OptimizerConfig:
         return options
 
     def rate(self, step: int, steps: int, peak: float) -> float:
-        """The learning rate of a step, counted from 0, in a run of so many; ``peak`` is the highest."""
+        """Return the learning rate of a step, counted from 0, in a run of ``steps`` steps."""
         return learning_rate(
             step,
             steps=steps,
@@ -155,11 +155,11 @@ class OptimizerConfig:
         )
 
     def begins_to_fall(self, steps: int) -> int | None:
-        """With wsd, the number of steps before the learning rate falls in a run of so many; else None."""
+        """Return the number of steps before the learning rate decays, with wsd; otherwise None."""
         return steps - round(self.decay * steps) if self.schedule == "wsd" else None
 
     def resolve(self, model: AnyModelConfig) -> Self:
-        """With learning rates, for a model."""
+        """Fill in the learning rates for a model."""
         lr, rest_lr = self.lr, self.rest_lr
         if lr is None:
             lr = _paper_rate(
@@ -172,23 +172,23 @@ class OptimizerConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class MeasureConfig:
-    """What is measured, and how often. Loss, gradient norm and speed are, in every step."""
+    """How often to measure. Loss, gradient norm and speed are measured in every step."""
 
     validation_every: int | None = None
     """Steps between validations; also before the first step and after the last. 0: never. None: twenty times
     in a run, and at least every 250 steps."""
     validation_sequences: int = 256
-    """Sequences of the validation file that are used, evenly spread over it."""
+    """Number of validation sequences, evenly spread over the validation file."""
     attention_every: int | None = None
-    """Steps between observations of each head's largest logit. 0: never. None: 1 where flex has it, else
-    twenty times in a run, and at least every 25 steps."""
+    """Steps between measurements of each head's largest logit. 0: never. None: 1 if flex attention provides
+    it, otherwise twenty times in a run, and at least every 25 steps."""
     entropy_every: int | None = None
-    """Steps between observations of the attention entropy too, which costs more. 0: never. None: twenty times
+    """Steps between measurements of the attention entropy, which costs more. 0: never. None: twenty times
     in a run, and at least every 100 steps."""
     update_every: int | None = None
     """Steps between statistics of the update (trust-ratio optimizers). 0: never. None: as for the entropy."""
     wandb: str | None = None
-    """Project at Weights & Biases to write to as well."""
+    """Also log to this Weights & Biases project."""
 
     def __post_init__(self) -> None:
         for name in ("validation_every", "attention_every", "entropy_every", "update_every"):
@@ -196,10 +196,10 @@ class MeasureConfig:
         _at_least("measure.validation_sequences", self.validation_sequences, 1)
 
     def resolve(self, steps: int) -> Self:
-        """With what follows from the length of the run."""
+        """Fill in the intervals that depend on the length of the run."""
         often = {"validation_every": 250, "entropy_every": 100, "update_every": 100}
         every: dict[str, Any] = {
-            name: max(1, min(most, steps // _LOOKS))
+            name: max(1, min(most, steps // _MEASUREMENTS))
             for name, most in often.items()
             if getattr(self, name) is None
         }
@@ -208,14 +208,15 @@ class MeasureConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointConfig:
-    """When checkpoints are written. There is always one at the end and one on SIGTERM or SIGINT."""
+    """When to write checkpoints. There is always one at the end and one on SIGTERM or SIGINT."""
 
     every_steps: int = 1000
-    """Steps between checkpoints. 0: by the clock alone."""
+    """Steps between checkpoints. 0: only by the clock."""
     every_minutes: float = 30.0
-    """Minutes between checkpoints. 0: by steps alone."""
+    """Minutes between checkpoints. 0: only by steps."""
     keep: int = 2
-    """How many are kept; the oldest go first. With one, nothing is left if it is damaged."""
+    """How many checkpoints to keep; the oldest are removed first. With 1, there is no fallback if it is
+    damaged."""
 
     def __post_init__(self) -> None:
         _at_least("checkpoint.every_steps", self.every_steps, 0)
@@ -225,7 +226,7 @@ class CheckpointConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig:
-    """A training run. The same configuration and data give the same batches on any number of ranks."""
+    """A training run. The same configuration and data yield the same batches on any number of ranks."""
 
     data: Path
     """Folder with train.bin and val.bin, as `merit prepare` or nanoGPT writes them."""
@@ -234,26 +235,26 @@ class TrainConfig:
     measure: MeasureConfig = field(default_factory=MeasureConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     fit_vocab: bool = True
-    """Size the model's vocabulary for the data's tokenizer, where the folder names it; that of a Hugging Face
-    model stays as it is, and must be large enough."""
+    """Size the model's vocabulary for the data's tokenizer, if the folder names it. The vocabulary of a
+    Hugging Face model is not changed and must be large enough."""
     batch: int = 512
-    """Sequences in a step, over all ranks together."""
+    """Sequences per step, over all ranks."""
     micro_batch: int | None = None
-    """Most sequences in one forward pass of a rank. None: found by trying on CUDA, 16384 tokens on a CPU."""
+    """Most sequences in one forward pass of a rank. None: found by trial on CUDA, 16384 tokens on a CPU."""
     steps: int | None = None
-    """Length of the run in steps. Neither this nor tokens: 20 tokens for each parameter."""
+    """Length of the run in steps. Without this and tokens: 20 tokens per parameter."""
     tokens: int | None = None
     """Length of the run in tokens, rounded up to whole steps."""
     seed: int = 0
-    """Decides the first weights and the order of the data."""
+    """Determines the initial weights and the order of the data."""
     precision: Precision = "auto"
-    """bf16: matrix products in bfloat16 by autocast. Weights are float32 always. auto: bf16 on CUDA."""
+    """bf16: matrix products in bfloat16 by autocast. Weights are always float32. auto: bf16 on CUDA."""
     compile: bool | None = None
     """Use torch.compile. None: on CUDA."""
     parallel: Parallel = "ddp"
-    """How ranks share the work under torchrun; one process alone needs neither."""
+    """How ranks share the work under torchrun; ignored for a single process."""
     nonfinite: NonFinite = "stop"
-    """What to do about a step whose loss or gradient is not finite: end the run, or leave the step out."""
+    """What to do if the loss or gradient of a step is not finite: stop the run, or skip the step."""
 
     def __post_init__(self) -> None:
         check_size("batch", self.batch)
@@ -261,17 +262,17 @@ class TrainConfig:
             if (value := getattr(self, name)) is not None:
                 check_size(name, value, _MOST_TOKENS if name == "tokens" else LARGEST_SIZE)
         if self.steps is not None and self.tokens is not None:
-            raise ValueError(f"steps is {self.steps} and tokens is {self.tokens}; give one of the two")
+            raise ValueError(f"steps is {self.steps} and tokens is {self.tokens}; give only one of them")
         if not -(2**63) <= self.seed < 2**64:
-            raise ValueError(f"seed is {self.seed}; it must be a whole number of at most 64 bits")
+            raise ValueError(f"seed is {self.seed}; it must be an integer of at most 64 bits")
         _one_of("precision", self.precision, get_args(Precision))
         _one_of("parallel", self.parallel, get_args(Parallel))
         _one_of("nonfinite", self.nonfinite, get_args(NonFinite))
 
     def resolve(self, vocab_size: int | None) -> Self:
-        """With everything decided that can be before the machine is known: vocabulary, length, rate.
+        """Fill in everything that does not depend on the machine: vocabulary, length, learning rate.
 
-        ``vocab_size`` is the data's, None where it is not known.
+        ``vocab_size`` is that of the data; None if unknown.
         """
         model = self.model
         if vocab_size is not None and self.fit_vocab:
@@ -287,16 +288,16 @@ class TrainConfig:
         )
 
     def extended(self, steps: int) -> Self:
-        """A longer run with the same warm-up, for one that is resolved."""
+        """Return a longer run with the same warm-up; ``self`` must be resolved."""
         assert self.steps is not None
         if steps <= self.steps:
-            raise ValueError(f"the run has {self.steps} steps, and {steps} are asked for; ask for more")
+            raise ValueError(f"steps is {steps}, but the run already has {self.steps}; give a larger number")
         warming = max(1, round(self.optimizer.warmup * self.steps)) if self.optimizer.warmup > 0 else 0
         optimizer = dataclasses.replace(self.optimizer, warmup=warming / steps)
         return dataclasses.replace(self, optimizer=optimizer, steps=steps)
 
     def steps_in_common(self, longer: Self) -> int:
-        """For how many steps the learning rate of a longer run is the same."""
+        """Return the number of steps in which a longer run has the same learning rate."""
         pairs = zip(self._shares_of_peak(), longer._shares_of_peak(), strict=False)
         return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
 
@@ -305,10 +306,10 @@ class TrainConfig:
         return (self.optimizer.rate(step, self.steps, peak=1.0) for step in range(self.steps))
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON has it."""
+        """Convert to JSON values."""
         values = dataclasses.asdict(self)
         values["data"] = str(self.data)
-        # Records from before there were these fields are compared with this.
+        # Older records without these fields are compared with this.
         for name in ("rest", "rest_lr"):
             if values["optimizer"][name] is None:
                 del values["optimizer"][name]
@@ -318,33 +319,33 @@ class TrainConfig:
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Self:
-        """Read what ``to_dict`` gave; an unknown key is an error."""
+        """Read what ``to_dict`` returned; an unknown key is an error."""
         return _build(cls, values, "")
 
     @property
     def fingerprint(self) -> str:
-        """What identifies the run that is asked for, wherever its data lie.
+        """A hash that identifies the configuration, independent of the data folder.
 
-        What has its default value is no part of it: a version with one more field knows old runs again.
+        Fields with default values do not enter it, so a version with more fields still recognizes old runs.
         """
         values = {**_unusual(self), "data": ""}
         return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
 
 
 def _unusual(config: Any) -> dict[str, Any]:
-    """The fields of a dataclass that have not their default value, nested ones too; as JSON has them."""
+    """Return the fields of a dataclass without their default value, including nested ones, as JSON values."""
     values: dict[str, Any] = {}
-    for own in dataclasses.fields(config):
-        value = getattr(config, own.name)
+    for spec in dataclasses.fields(config):
+        value = getattr(config, spec.name)
         if dataclasses.is_dataclass(value):
-            values[own.name] = _unusual(value)
-        elif value != own.default:
-            values[own.name] = str(value) if isinstance(value, Path) else value
+            values[spec.name] = _unusual(value)
+        elif value != spec.default:
+            values[spec.name] = str(value) if isinstance(value, Path) else value
     return values
 
 
 def _build(kind: type[_T], values: dict[str, Any], prefix: str) -> _T:
-    """A dataclass from a dictionary of its fields, nested ones too."""
+    """Build a dataclass from a dictionary of its fields, including nested ones."""
     hints = get_type_hints(kind)
     for key in values:
         if key not in hints:
@@ -352,25 +353,25 @@ def _build(kind: type[_T], values: dict[str, Any], prefix: str) -> _T:
             hint = f" (the nearest is {prefix}{nearest[0]})" if nearest else ""
             raise ValueError(
                 f"the configuration has {prefix}{key}, which this version of merit-optim does not know"
-                f"{hint}; it is from another version, or was edited. Use the version that wrote it, or "
+                f"{hint}; another version wrote it, or it was edited. Use the version that wrote it, or "
                 "start a new run."
             )
-    for own in dataclasses.fields(cast(Any, kind)):
-        if own.name not in values and own.default is own.default_factory is dataclasses.MISSING:
+    for spec in dataclasses.fields(cast(Any, kind)):
+        if spec.name not in values and spec.default is spec.default_factory is dataclasses.MISSING:
             raise ValueError(
-                f"the configuration has no {prefix}{own.name}; put back the file that the run wrote"
+                f"the configuration has no {prefix}{spec.name}; restore the file that the run wrote"
             )
     built = {}
     for key, value in values.items():
         if not fits(value, hints[key]):
             raise ValueError(
                 f"the configuration has {reprlib.repr(value)} as {prefix}{key}; it must be "
-                f"{in_words(hints[key])}. Put back the file that the run wrote, or start a new run."
+                f"{in_words(hints[key])}. Restore the file that the run wrote, or start a new run."
             )
         if members := dataclasses_of(hints[key]):
-            # Of several the one that has such fields; the first where none has, which says so.
+            # Of several, the one with these fields; if there is none, the first reports the unknown field.
             fitting = (
-                own for own in members if set(value) <= {field.name for field in dataclasses.fields(own)}
+                cls for cls in members if set(value) <= {field.name for field in dataclasses.fields(cls)}
             )
             value = _build(next(fitting, members[0]), value, f"{prefix}{key}.")
         elif hints[key] is Path:
@@ -382,21 +383,21 @@ def _build(kind: type[_T], values: dict[str, Any], prefix: str) -> _T:
 
 
 def dataclasses_of(hint: Any) -> list[Any]:
-    """The dataclasses that a type is, or is one of."""
-    return [own for own in get_args(hint) or [hint] if dataclasses.is_dataclass(own)]
+    """Return the dataclasses in a type hint, which may be a union."""
+    return [cls for cls in get_args(hint) or [hint] if dataclasses.is_dataclass(cls)]
 
 
 def _check_optimizer_name(field: str, name: str) -> None:
-    if is_own(name):
+    if is_external(name):
         check_name(field, name)
     else:
-        others = "torch:NAME, pytorch-optimizer:NAME", "MODULE:CLASS for one of your own"
+        others = "torch:NAME, pytorch-optimizer:NAME", "MODULE:CLASS for your own"
         _one_of(field, name, tuple(SETTINGS), *others)
 
 
 def _paper_rate(name: str, model: AnyModelConfig, way_out: str) -> float:
-    """The peak learning rate that the paper has for the GPT-2 nearest in size."""
-    rates = {} if is_own(name) else SETTINGS[name].learning_rates
+    """Return the paper's peak learning rate for the GPT-2 nearest in size."""
+    rates = {} if is_external(name) else SETTINGS[name].learning_rates
     if not rates:
         raise ValueError(f"the paper gives no learning rate for {name}; pass {way_out}")
     size = math.log(num_parameters(model))
@@ -417,5 +418,5 @@ def _at_least(name: str, value: float | None, least: float) -> None:
         return
     kind: type | tuple[type, ...] = int if isinstance(least, int) else (int, float)
     if isinstance(value, bool) or not isinstance(value, kind) or not least <= value < math.inf:
-        word = "whole number" if isinstance(least, int) else "finite number"
-        raise ValueError(f"{name} is {value!r}; it must be a {word} that is at least {least}")
+        required = "an integer" if isinstance(least, int) else "a finite number"
+        raise ValueError(f"{name} is {value!r}; it must be {required} of at least {least}")

@@ -1,4 +1,4 @@
-"""What a run shows while it runs: a live line in a terminal, plain lines elsewhere."""
+"""Progress of a run: a live line in a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ class Display:
 
     Args:
         steps: length of the run.
-        first: the step it begins with.
-        console: where to write; the terminal, or whatever standard error is.
+        first: the step at which it starts.
+        console: where to write; by default standard error.
     """
 
     def __init__(self, steps: int, first: int = 0, console: Console | None = None) -> None:
@@ -42,10 +42,10 @@ class Display:
             self._task = self._progress.add_task("", total=steps, completed=first)
 
     def show(self, kind: str, step: int, values: dict[str, Any]) -> None:
-        """Take a measurement, as the journal does."""
+        """Show a measurement; the arguments are those of ``Journal.write``."""
         if kind == "event":
             if values["what"] == "finished" and self._progress is None and self._last_step < step:
-                self._line(step)  # not before: a validation after the last step shows it as well
+                self._line(step)  # unless a validation after the last step already showed it
             self._console.print(f"step {step}: {values['message']}", markup=False, soft_wrap=True)
         elif kind == "attention":
             self._seen["logit"] = keep_nan(max, [value for heads in values["max_logits"] for value in heads])

@@ -1,4 +1,4 @@
-"""The norm of every parameter's gradient, on the device, whole parameters and shards alike."""
+"""The norm of every parameter's gradient, on the device, for whole and sharded parameters."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from merit_optim.optim.torch_private import foreach_mul_, foreach_norm
 
 
 def gradient_norms(parameters: Sequence[Tensor], ranks: Ranks) -> Tensor:
-    """The 2-norm of each gradient; with it a NaN can be traced to its parameter without a host sync."""
+    """Return the 2-norm of each gradient; it traces a NaN to its parameter without a host sync."""
     norms = torch.stack(foreach_norm(_local_gradients(parameters)))
     if any(isinstance(parameter, DTensor) for parameter in parameters):
         return ranks.sum(norms.square()).sqrt()

@@ -1,4 +1,4 @@
-"""Training: the run as a whole, and the loop over its steps."""
+"""The training loop."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from merit_lab.train.config import TrainConfig
 from merit_lab.train.gradients import gradient_norms
 from merit_lab.train.micro_batch import choose_micro_batch
 from merit_lab.train.modes import has_modes, weights_to_use
-from merit_lab.train.numbers import OnTheWay, StepNumbers
+from merit_lab.train.numbers import HostCopies, StepNumbers
 from merit_lab.train.optimizer import (
     clip,
     create_optimizer,
@@ -46,14 +46,14 @@ from merit_lab.train.start import (
     begin_run,
     extend_run,
     resume_run,
-    wait_for_the_last_process,
+    wait_for_previous_process,
 )
 from merit_lab.train.validation import validation_loss
 
 Resume = bool | Literal["auto"] | Path
 
 
-_SKIPS_IN_A_ROW = 100  # a run that skips as many steps as this will not come back
+_SKIPS_IN_A_ROW = 100  # after so many skipped steps a run will not recover
 
 
 def train(
@@ -61,27 +61,26 @@ def train(
 ) -> Run:
     """Train a model; under torchrun, together with the other ranks.
 
-    Returns the run when it has finished, has diverged or was given up: ``run.status`` tells. Raises
-    ``Interrupted`` when a signal ended it, after a checkpoint.
+    Returns the run when it has finished, diverged or was abandoned; see ``run.status``. Raises
+    ``Interrupted`` after a signal, once a checkpoint is written.
 
     Args:
-        config: what to train; with ``resume`` it may be None, or must be what the run began with. With
+        config: what to train. With ``resume`` it may be None, or must be what the run started with. With
             None the run is trusted: an optimizer that it names as MODULE:CLASS is imported.
         folder: the run directory.
-        resume: go on with the run that is there; "auto" begins it where there is none, and leaves one that
-            has finished or diverged as it is. A path is that of a shorter run, whose steps a new one begins
-            with.
-        bars: losses that it must be below at some of the steps at which it is validated.
+        resume: resume the run in ``folder``. "auto" starts it if there is none, and leaves a finished or
+            diverged run unchanged. A path is a shorter run, whose steps the new run starts with.
+        bars: losses that the run may not exceed at some of its validation steps.
     """
     folder = Path(folder)
     ranks = Ranks.join()
-    if resume == "auto":  # here, where a signal still ends the process at once
-        ranks.first(lambda: wait_for_the_last_process(folder))
+    if resume == "auto":  # before signals are handled: one must still end the process at once
+        ranks.first(lambda: wait_for_previous_process(folder))
     with contextlib.ExitStack() as held, listening() as stop:
         start = ranks.first(lambda: _start(config, folder, ranks, resume, held))
-        if start.what != "over":
+        if start.event != "over":
             with reporting(start, ranks) as reporter, contextlib.suppress(_Ended):
-                reporter.event(start.step, start.what, start.message)
+                reporter.event(start.step, start.event, start.message)
                 Trainer(start, ranks, reporter, stop, bars).run()
         elif ranks.is_first:
             print(start.message, file=sys.stderr)
@@ -103,11 +102,11 @@ def _start(
 
 
 class _Ended(Exception):
-    """The run is over before its last step: its numbers are none any more, or it is given up."""
+    """The run ended before its last step: it diverged or was abandoned."""
 
 
 class Trainer:
-    """The loop over steps, with what it needs; every rank has one."""
+    """The loop over steps and its state; every rank has one."""
 
     def __init__(
         self, start: Start, ranks: Ranks, reporter: Reporter, stop: StopRequest, bars: Sequence[Bar] = ()
@@ -130,7 +129,7 @@ class Trainer:
             begin_compiling_for(config.model, config.batch, self.micro_batch, self.is_bf16, ranks.size)
         self.module = share(model, config.parallel, ranks, compiled=self.is_compiled)
         self.optimizer = create_optimizer(config, model)
-        # Groups may have rates of their own, as a Muon's embeddings do; the schedule scales all alike.
+        # Groups may have different learning rates, as Muon's embeddings do; the schedule scales all of them.
         self.peaks = [group["lr"] for group in self.optimizer.param_groups]
         if start.checkpoint is not None:
             checkpoint.load(start.checkpoint, self.module, self.optimizer, ranks)
@@ -150,14 +149,14 @@ class Trainer:
         self.observe_every = self._observe_every()
 
         self.speedometer = Speedometer(config.model, ranks.device, ranks.size, start.seconds)
-        self.last_step_ended: Moment | None = None  # None where something else was done since
+        self.last_step_ended: Moment | None = None  # None if something else happened since
         self.last_checkpoint = time.monotonic()
         self.in_flight: list[StepNumbers] = []
-        self.num_left_in_flight = 1 if on_cuda else 0  # a CPU's numbers are there at once
+        self.num_left_in_flight = 1 if on_cuda else 0  # on a CPU the numbers are available at once
         self.num_skips_in_a_row = 0
 
     def run(self) -> None:
-        """Take the steps that are left, and measure and save on the way."""
+        """Take the remaining steps, with measurements and checkpoints."""
         first_step = self.step
         if self.ranks.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.ranks.device)
@@ -176,7 +175,7 @@ class Trainer:
                 signum, is_time = self.ranks.maximum(self.stop.signum, self.is_checkpoint_time())
                 if signum and not at_end:
                     self.interrupt(signum)
-                # Where the learning rate begins to fall a longer run could take over.
+                # A longer run can start where the learning rate begins to decay.
                 is_kept = self.step == self.config.optimizer.begins_to_fall(self.steps)
                 if at_end or is_time or is_kept or self.is_due(self.config.checkpoint.every_steps):
                     self.save(must=at_end)
@@ -185,7 +184,7 @@ class Trainer:
     # --- a step ------------------------------------------------------------------------------------------
 
     def take_step(self, micro_batches: Iterator[MicroBatch]) -> StepNumbers:
-        """Train on the next batch. The host hands out the work and waits only to describe an update."""
+        """Train on the next batch. The host does not wait for the device, except for update statistics."""
         began = self.last_step_ended or Moment(self.ranks.device)
         for group, peak in zip(self.optimizer.param_groups, self.peaks, strict=True):
             group["lr"] = self.scheduled(peak)
@@ -199,7 +198,7 @@ class Trainer:
             take_step(self.optimizer, self.config, norms, self.parameters, closure, self.step)
             optimizer_ended = Moment(self.ranks.device)
         self.optimizer.zero_grad()
-        tensors = OnTheWay({"loss": loss, "norms": norms, **attention})
+        tensors = HostCopies({"loss": loss, "norms": norms, **attention})
         self.last_step_ended = Moment(self.ranks.device)
         return StepNumbers(
             step=self.step,
@@ -213,12 +212,12 @@ class Trainer:
         )
 
     def scheduled(self, peak: float) -> float:
-        """The learning rate of this step where it is at most ``peak``."""
+        """Return the learning rate of this step, given its peak."""
         chosen = self.config.optimizer
         return chosen.rate(self.step, self.steps, peak)
 
     def accumulate_gradients(self, micro_batches: Iterator[MicroBatch]) -> tuple[Tensor, dict[str, Tensor]]:
-        """Gradients of the next batch, which is kept; its loss, and what attention did."""
+        """Add the gradients of the next batch and keep it; return the loss and the attention statistics."""
         self.batch = [next(micro_batches)]
         self.seed_dropout()
         with self.passes.autocast():
@@ -234,18 +233,18 @@ class Trainer:
             return loss, self.passes.attention(self.batch, observe)
 
     def _kept(self, micro_batches: Iterator[MicroBatch]) -> Iterator[MicroBatch]:
-        """The micro-batches of a step, each kept as it comes; the first is there already."""
+        """Yield the micro-batches of a step and keep them; the first is already in ``self.batch``."""
         yield self.batch[0]
         for _ in self.rows[1:]:
             self.batch.append(next(micro_batches))
             yield self.batch[-1]
 
     def compute_again(self) -> Tensor:
-        """Gradients, clipped as configured, and the loss of the batch at weights that an optimizer tries."""
+        """Recompute the loss and the clipped gradients of the batch at weights that an optimizer tries."""
         if self.config.nonfinite == "skip":
             raise ValueError(
-                "nonfinite is 'skip', but the optimizer computes the loss again within its step, where "
-                "nothing can be left out; use --nonfinite stop"
+                "nonfinite is 'skip', but the optimizer recomputes the loss within its step, where a step "
+                "cannot be skipped; use --nonfinite stop"
             )
         self.optimizer.zero_grad()
         self.seed_dropout()
@@ -255,11 +254,11 @@ class Trainer:
         return loss
 
     def seed_dropout(self) -> None:
-        """Let what a model draws at random follow from seed, step and rank."""
+        """Seed the model's random numbers from seed, step and rank."""
         seed_from("dropout", self.config.seed, self.step, self.ranks.rank)
 
     def prefetched(self) -> Prefetcher:
-        """This rank's micro-batches, from the current step on."""
+        """Return this rank's micro-batches, from the current step on."""
         return Prefetcher(
             self.batches,
             device=self.ranks.device,
@@ -271,12 +270,12 @@ class Trainer:
     # --- measurements ------------------------------------------------------------------------------------
 
     def report_steps(self, leave: int = 0) -> None:
-        """Read and report the numbers of steps taken, but for the last ``leave``."""
+        """Read and report the numbers of the steps taken, except the last ``leave``."""
         while len(self.in_flight) > leave:
             self.report_step(self.in_flight.pop(0))
 
     def report_step(self, numbers: StepNumbers) -> None:
-        """Read and report the numbers of one step; end the run if they are none."""
+        """Read and report the numbers of one step; handle them if they are not finite."""
         read, done = numbers.tensors.read(), numbers.step + 1
         if "max_logits" in read:
             entropy = read["entropy"].tolist() if "entropy" in read else None
@@ -301,24 +300,24 @@ class Trainer:
         if math.isfinite(loss) and math.isfinite(norm):
             self.num_skips_in_a_row = 0
         else:
-            self.meet_nonfinite(done, loss, read["norms"])
+            self.handle_nonfinite(done, loss, read["norms"])
 
-    def meet_nonfinite(self, step: int, loss: float, norms: Tensor) -> None:
-        """Say where a loss or gradient is not finite, and end the run unless such steps are left out."""
+    def handle_nonfinite(self, step: int, loss: float, norms: Tensor) -> None:
+        """Report which gradients are not finite, and end the run unless such steps are skipped."""
         bad = (~norms.isfinite()).nonzero().flatten().tolist()
-        where = f", the gradient of {self.names[bad[0]]} first" if bad else ""
+        where = f", first that of {self.names[bad[0]]}" if bad else ""
         message = f"the loss is {loss}; {len(bad)} of {len(norms)} gradients are not finite{where}"
         if self.config.nonfinite == "skip":
             self.num_skips_in_a_row += 1
-            self.reporter.event(step, "skipped", f"{message}; the step was left out")
+            self.reporter.event(step, "skipped", f"{message}; the step was skipped")
             if self.num_skips_in_a_row < _SKIPS_IN_A_ROW:
                 return
-            message = f"{_SKIPS_IN_A_ROW} steps in a row were left out; {message}"
+            message = f"{_SKIPS_IN_A_ROW} steps in a row were skipped; {message}"
         self.reporter.event(step, "diverged", message)
         raise _Ended
 
     def validate(self) -> None:
-        """Measure the loss on the validation sequences; end the run if it is no number."""
+        """Measure the validation loss; end the run if it is not finite or above its bar."""
         self.report_steps()
         if not self.config.measure.validation_every:
             return
@@ -327,26 +326,26 @@ class Trainer:
         tokens = self.step * self.tokens_per_step
         self.reporter.write("validation", self.step, tokens=tokens, loss=loss)
         self.last_step_ended = None
-        if not math.isfinite(loss):  # the last step broke the weights, and its own loss was from before
-            self.reporter.event(self.step, "diverged", f"the loss on the validation sequences is {loss}")
+        if not math.isfinite(loss):  # the last step broke the weights after its loss was computed
+            self.reporter.event(self.step, "diverged", f"the validation loss is {loss}")
             raise _Ended
         if loss > (bar := self.bars.get(self.step, math.inf)):
             self.reporter.event(self.step, "abandoned", f"the validation loss {loss:.3f} is above {bar:.3f}")
             raise _Ended
 
     def is_due(self, every: int | None) -> bool:
-        """Whether something that happens every so many steps happens after this one."""
+        """Whether something that happens every ``every`` steps happens after this one."""
         return every is not None and every > 0 and self.step % every == 0
 
     def is_observed(self, every: int | None) -> bool:
-        """Whether something is observed in the step to be taken: every so many, and in the last."""
+        """Whether the next step is observed: one in ``every`` steps, and the last."""
         return self.is_due(every) or (bool(every) and self.step == self.steps - 1)
 
     def _observe_every(self) -> int:
         if (every := self.config.measure.attention_every) is not None:
             return every
-        given = self.config.model.gives_largest_logits(self.ranks.device, compiled=self.is_compiled)
-        often = 1 if given and not has_modes(self.optimizer) else 25
+        is_free = self.config.model.gives_largest_logits(self.ranks.device, compiled=self.is_compiled)
+        often = 1 if is_free and not has_modes(self.optimizer) else 25
         return max(1, min(often, self.steps // 20))
 
     # --- checkpoints -------------------------------------------------------------------------------------
@@ -357,7 +356,7 @@ class Trainer:
         return minutes > 0 and time.monotonic() - self.last_checkpoint > minutes * 60
 
     def save(self, *, must: bool) -> None:
-        """Write a checkpoint. One that cannot be written is told of; it ends the run if it ``must`` be."""
+        """Write a checkpoint. A failure is reported; it ends the run only with ``must``."""
         self.report_steps()
         try:
             checkpoint.save(
@@ -373,14 +372,14 @@ class Trainer:
                 for_good=self.config.optimizer.begins_to_fall(self.steps),
             )
         except OSError as error:
-            message = f"no checkpoint could be written ({error}); those before it are as they were"
+            message = f"no checkpoint could be written ({error}); earlier checkpoints are unchanged"
             if must:
-                raise OSError(error.errno, f"{message}; mend that, then resume the run") from error
+                raise OSError(error.errno, f"{message}; fix the cause, then resume the run") from error
             self.reporter.event(self.step, "warning", message)
         self.last_checkpoint, self.last_step_ended = time.monotonic(), None
 
     def interrupt(self, signum: int) -> None:
-        """Save and leave."""
+        """Save a checkpoint and raise ``Interrupted``."""
         self.report_steps()
         message = f"stopped by {signal.Signals(signum).name}"
         self.reporter.event(self.step, "interrupted", message)

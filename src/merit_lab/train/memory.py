@@ -1,4 +1,4 @@
-"""Whether a run can fit into the memory there is: what cannot is refused before any is taken."""
+"""Refuse runs that cannot fit into memory before any is allocated."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from merit_lab.train.config import TrainConfig
 from merit_lab.train.parallel import Ranks
 
 _BYTES_OF_A_WEIGHT = 4
-_BYTES_OF_A_TOKEN = 16  # as input and as target
+_BYTES_OF_A_TOKEN = 16  # input and target
 _LIMIT_OF_A_CONTAINER = Path("/sys/fs/cgroup/memory.max")
 
 
 def check_memory(config: TrainConfig, ranks: Ranks) -> None:
-    """Raise where the least that a run takes is more than there is.
+    """Raise ValueError if a run needs more memory than there is.
 
-    The least are weights, gradients and the tokens of a step. Moments and activations come on top, so a run
-    that is let pass may run out of memory still.
+    This counts weights, gradients and the tokens of a step. Moments and activations come on top, so a run
+    that passes may still run out of memory.
     """
     parameters = num_parameters(config.model)
     weights = parameters * _BYTES_OF_A_WEIGHT
@@ -33,21 +33,22 @@ def check_memory(config: TrainConfig, ranks: Ranks) -> None:
         places = [(weights, on_host, "this machine"), (trained, on_device, "the GPU")]
     else:
         places = [(max(weights, trained), on_host, "this machine")]
-    for needed, there, place in places:
-        if needed > there:
+    for needed, available, place in places:
+        if needed > available:
             raise ValueError(
                 f"{parameters / 1e6:.1f}M parameters and batches of {config.batch} sequences of "
-                f"{config.model.context} tokens need {_gib(needed)} at least, but {place} has {_gib(there)}; "
-                "choose a smaller --batch or model (--model.layers, --model.width, --model.context)"
+                f"{config.model.context} tokens need at least {_gib(needed)}, but {place} has "
+                f"{_gib(available)}; choose a smaller --batch or model (--model.layers, --model.width, "
+                "--model.context)"
             )
 
 
 def _host_memory() -> int:
-    """The bytes of this machine, or those that a container leaves to its processes."""
+    """Return the memory of this machine in bytes, or the limit of its container."""
     installed = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     try:
         return min(installed, int(_LIMIT_OF_A_CONTAINER.read_text()))
-    except (OSError, ValueError):  # no container, or one with the limit "max"
+    except (OSError, ValueError):  # no container, or its limit is "max"
         return installed
 
 

@@ -1,4 +1,4 @@
-"""How many sequences a rank takes through the model at one time."""
+"""Choose how many sequences a rank passes through the model at a time."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from merit_lab.models import Model
 from merit_lab.train.config import TrainConfig
 from merit_lab.train.parallel import Ranks
 
-_CPU_TOKENS = 16384  # more at one time is no faster there
+_CPU_TOKENS = 16384  # larger micro-batches are no faster on a CPU
 _SHARE_OF_MEMORY = 0.9
-_COPIES_TO_COME = 3  # of the weights, after the trial: two moments, and the buffers of DDP
+_COPIES_TO_COME = 3  # copies of the weights that are allocated later: two moments, and the buffers of DDP
 
 
 def choose_micro_batch(config: TrainConfig, model: Model, ranks: Ranks, *, bf16: bool) -> int:
-    """The configured number, or the largest power of two that fits; the same on every rank.
+    """Return the configured size, or the largest power of two that fits; the same on every rank.
 
-    Called before the model is shared among the ranks, while a rank may run out of memory without
-    leaving others waiting.
+    Call this before the model is wrapped for several ranks: until then a rank that runs out of memory does
+    not leave others waiting.
     """
     begin, end = ranks.rows(config.batch)
     rows = end - begin
@@ -32,7 +32,7 @@ def choose_micro_batch(config: TrainConfig, model: Model, ranks: Ranks, *, bf16:
 
 
 def _fits(model: Model, size: int, device: torch.device, *, bf16: bool) -> bool:
-    """Whether a forward and backward pass leave room; uncompiled, which needs more than compiled."""
+    """Whether a forward and backward pass leave room; tried uncompiled, which needs more than compiled."""
     model.to(device)
     tokens = torch.zeros(size, model.config.context, dtype=torch.int64, device=device)
     torch.cuda.reset_peak_memory_stats(device)

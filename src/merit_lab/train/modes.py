@@ -1,4 +1,4 @@
-"""Optimizers with two sets of weights, one to train and one to use, as schedule-free ones have."""
+"""Optimizers with two sets of weights, one to train and one to evaluate, such as schedule-free ones."""
 
 from __future__ import annotations
 
@@ -15,21 +15,22 @@ from merit_lab.train.parallel import drop_gathered
 
 
 def has_modes(optimizer: AnyOptimizer) -> bool:
-    """Whether ``optimizer.eval()`` gives other weights than those that are trained."""
+    """Whether ``optimizer.eval()`` switches to other weights than those that are trained."""
     return any(_has_modes(part) for part in parts_of(optimizer))
 
 
 @contextlib.contextmanager
 def weights_to_use(optimizer: AnyOptimizer, module: nn.Module) -> Iterator[list[Tensor]]:
-    """The model has the weights to use inside, and those that are trained after it, bit for bit.
+    """Give the model its evaluation weights inside the context, and restore the trained ones bit for bit.
 
-    The latter are given: the way back by ``optimizer.train()`` would round them. Optimizers without modes
-    have one set of weights, and nothing is given.
+    Yields copies of the trained weights: switching back with ``optimizer.train()`` would round them.
+    Optimizers without modes have one set of weights; for them the list is empty.
     """
     parts = [part for part in parts_of(optimizer) if _has_modes(part)]
     weights = [weight for part in parts for weight in weights_of(part)]
     trained = [weight.detach().clone() for weight in weights]
-    switched: list[Any] = [part for part in parts if any(part.state.values())]  # else there is one set yet
+    # Before the first step there is only one set of weights.
+    switched: list[Any] = [part for part in parts if any(part.state.values())]
     for part in switched:
         part.eval()
     if parts:
@@ -46,7 +47,7 @@ def weights_to_use(optimizer: AnyOptimizer, module: nn.Module) -> Iterator[list[
 
 @torch.no_grad()
 def copy_into(weights: list[Tensor], values: list[Tensor]) -> None:
-    """Give weights their values."""
+    """Copy ``values`` into ``weights``."""
     for weight, value in zip(weights, values, strict=True):
         weight.copy_(value)
 

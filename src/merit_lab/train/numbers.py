@@ -1,7 +1,7 @@
-"""A step's numbers on their way from the device to the host, which does not wait for them.
+"""The numbers of a step, copied from the device to the host without waiting.
 
-They are read when the next step has been handed to the device. By then they have arrived, or nearly so, and
-the device has work all the while.
+They are read after the next step is queued. By then the copies are complete or nearly so, and the device is
+never idle.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from merit_lab.models import Observation
+from merit_lab.models import AttentionObservation
 from merit_lab.train.parallel import Ranks
 from merit_lab.train.speed import Moment
 
 
-class OnTheWay:
+class HostCopies:
     """Tensors that are being copied to the host."""
 
     def __init__(self, tensors: dict[str, Tensor]) -> None:
@@ -27,7 +27,7 @@ class OnTheWay:
             self._arrived.record()
 
     def read(self) -> dict[str, Tensor]:
-        """The copies, as soon as they are complete."""
+        """Wait until the copies are complete and return them."""
         if self._arrived is not None:
             self._arrived.synchronize()
         return self._copies
@@ -35,11 +35,11 @@ class OnTheWay:
 
 @dataclass(frozen=True, kw_only=True)
 class StepNumbers:
-    """What a step measured: ``step`` were done before it."""
+    """The measurements of a step; ``step`` steps were done before it."""
 
     step: int
     lr: float
-    tensors: OnTheWay
+    tensors: HostCopies
     began: Moment
     optimizer_began: Moment
     optimizer_ended: Moment
@@ -47,15 +47,15 @@ class StepNumbers:
     update: dict[str, dict[str, float]]
 
 
-class AttentionSeen:
-    """What attention did over a step's micro-batches."""
+class AttentionTotals:
+    """Attention statistics over the micro-batches of a step."""
 
     def __init__(self) -> None:
         self._max_logits: Tensor | None = None
         self._entropy: Tensor | None = None
 
-    def add(self, observation: Observation | None, share: float) -> None:
-        """Count in a micro-batch, which is ``share`` of this rank's sequences."""
+    def add(self, observation: AttentionObservation | None, share: float) -> None:
+        """Add a micro-batch, which is ``share`` of this rank's sequences."""
         if observation is None:
             return
         largest, entropy = observation.max_logits, observation.entropy
@@ -65,7 +65,7 @@ class AttentionSeen:
             self._entropy = part if self._entropy is None else self._entropy + part
 
     def over_all(self, ranks: Ranks) -> dict[str, Tensor]:
-        """The observation of the global batch; empty where nothing was observed."""
+        """Return the statistics of the global batch; empty if nothing was observed."""
         seen = {}
         if self._max_logits is not None:
             seen["max_logits"] = ranks.largest(self._max_logits)

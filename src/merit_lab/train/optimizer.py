@@ -1,4 +1,4 @@
-"""The optimizer of a run: made from its configuration, stepped, and asked what its update did."""
+"""The optimizer of a run: create it from the configuration, take its steps, and record its updates."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from merit_lab.models import Model, build
 from merit_lab.train.closure import seed_from, step_with_loss
 from merit_lab.train.config import TrainConfig
 from merit_lab.train.gradients import clip_gradients
-from merit_lab.train.options import check_known, check_used, fitted_options, takes
-from merit_lab.train.own_optimizer import check_needs, class_of, construct, is_own
+from merit_lab.train.optimizer_names import check_needs, class_of, construct, is_external
+from merit_lab.train.optimizer_options import check_known, check_used, fitted_options, takes
 from merit_lab.train.pair import AnyOptimizer, OptimizerPair, parts_of
 from merit_lab.train.parallel import Ranks
 from merit_optim.optim.base import SafeOptimizer
@@ -31,7 +31,7 @@ from merit_optim.optim.sophia import SophiaG, sampled_label_loss
 from merit_optim.optim.statistics import UpdateStatistics
 from merit_optim.optim.trust import TrustRatioOptimizer
 
-# Their logits are held in float32 all at once, several times over: 1.6 GB each for GPT-2's vocabulary.
+# Several float32 copies of their logits are in memory at once: 1.6 GB each for GPT-2's vocabulary.
 _CURVATURE_TOKENS = 8192
 
 _NOT_HIDDEN = [kind for kind in KINDS if kind != "hidden"]
@@ -44,53 +44,53 @@ _LEFT_OUT: dict[str, dict[str, Any]] = {
 
 
 def create_optimizer(config: TrainConfig, model: Model) -> AnyOptimizer:
-    """The configured optimizer over a model that has been shared among the ranks already."""
+    """Return the configured optimizer for a model that is already placed or sharded on the ranks."""
     chosen = config.optimizer
     options: dict[str, Any] = {}
     if chosen.betas is not None:
         options["betas"] = chosen.betas
     for part in chosen.without:
         options |= _LEFT_OUT[part]
-    first = _Part(chosen.name, chosen.lr, options, chosen.options_by_name(), "optimizer.options")
+    first = _Spec(chosen.name, chosen.lr, options, chosen.options_by_name(), "optimizer.options")
     if chosen.rest is None:
         return first.create(config, model, KINDS)
-    rest = _Part(chosen.rest, chosen.rest_lr, {}, chosen.rest_options_by_name(), "optimizer.rest_options")
+    rest = _Spec(chosen.rest, chosen.rest_lr, {}, chosen.rest_options_by_name(), "optimizer.rest_options")
     return OptimizerPair(first.create(config, model, ["hidden"]), rest.create(config, model, _NOT_HIDDEN))
 
 
 @dataclass(frozen=True)
-class _Part:
-    """An optimizer to be made, of all of a model or of a part of it.
+class _Spec:
+    """An optimizer to be created for all or some weights of a model.
 
-    ``fixed`` are options that the lab itself chooses, ``given`` those of the user, from ``field``.
+    ``fixed`` are options that other fields imply, ``user`` those that the user wrote in ``field``.
     """
 
     name: str
     lr: float | None
     fixed: dict[str, Any]
-    given: dict[str, Any]
+    user: dict[str, Any]
     field: str
 
     def create(self, config: TrainConfig, model: Model, kinds: Collection[Kind]) -> Optimizer:
-        """The optimizer of those weights of a model that are of certain kinds."""
+        """Return the optimizer for the weights of these kinds."""
         cls, is_ours = self._class()
         check_needs(cls)
-        check_known(cls, self.given, self.field)
-        given = self.given if is_ours else fitted_options(cls, self.given, self.field)
-        options = {"lr": self.lr, **self.fixed, **given}
+        check_known(cls, self.user, self.field)
+        user = self.user if is_ours else fitted_options(cls, self.user, self.field)
+        options = {"lr": self.lr, **self.fixed, **user}
         if cls is torch.optim.AdamW:
             options.setdefault("fused", True)
-        if next(model.parameters()).is_meta:  # where torch refuses it
+        if next(model.parameters()).is_meta:  # torch refuses fused there
             options.pop("fused", None)
         if is_ours:
-            alone = config.optimizer.rest is None  # else all gradients are clipped together
+            alone = config.optimizer.rest is None  # otherwise the gradients of both are clipped together
             options["max_grad_norm"] = config.optimizer.max_grad_norm if alone else None
             options["nonfinite"] = "skip" if alone and config.nonfinite == "skip" else "propagate"
         overrides = config.optimizer.overrides_by_pattern()
-        # Without a decay all weights are one group, which is what some optimizers want.
+        # Without weight decay all weights form one group, which some optimizers require.
         decay = config.optimizer.weight_decay if takes(cls, "weight_decay") else 0.0
         groups = of_kinds(param_groups(model, decay, overrides=overrides), kinds)
-        make = cls if is_own(self.name) else partial(create, self.name)
+        make = cls if is_external(self.name) else partial(create, self.name)
         try:
             optimizer = construct(make, groups, options, self.name)
         except ValueError as error:
@@ -99,21 +99,21 @@ class _Part:
             optimizer = construct(make, _sorted_for_muon(groups), options, self.name)
         self._check_overrides(optimizer, groups, overrides)
         if not is_ours:
-            check_used(cls, given, optimizer.defaults, self.field)
+            check_used(cls, user, optimizer.defaults, self.field)
             _check_override_values(cls, groups, options, overrides)
         return optimizer
 
     def _class(self) -> tuple[Callable[..., Optimizer], bool]:
-        """The class, and whether it is one of this package, which checks its values and gradients itself."""
+        """Return the class, and whether it is from this package and so checks values and gradients itself."""
         cls = class_of(self.name)
         return cls, isinstance(cls, type) and issubclass(cls, SafeOptimizer)
 
     def _check_overrides(
         self, optimizer: Optimizer, groups: list[dict[str, Any]], overrides: dict[str, dict[str, Any]]
     ) -> None:
-        """Raise where an option is set for some parameters that the optimizer does not have."""
+        """Raise ValueError if an override sets an option that the optimizer does not have."""
         known = {*optimizer.defaults, *(LATER if isinstance(optimizer, TrustRatioOptimizer) else ())}
-        for option in {option for own in overrides.values() for option in own}:
+        for option in {option for settings in overrides.values() for option in settings}:
             if option not in known and any(option in group for group in groups):
                 raise ValueError(
                     f"optimizer.overrides sets {option}, which {self.name} does not have; it has "
@@ -122,25 +122,25 @@ class _Part:
 
 
 def _sorted_for_muon(groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Groups as those Muons ask for them that have an AdamW of their own for the rest."""
-    hidden = of_kinds(groups, ["hidden"])
-    others = of_kinds(groups, _NOT_HIDDEN)
-    return [*({**own, "use_muon": True} for own in hidden), *({**own, "use_muon": False} for own in others)]
+    """Return groups with ``use_muon``, for implementations of Muon with a built-in AdamW for the rest."""
+    hidden = [{**group, "use_muon": True} for group in of_kinds(groups, ["hidden"])]
+    others = [{**group, "use_muon": False} for group in of_kinds(groups, _NOT_HIDDEN)]
+    return [*hidden, *others]
 
 
 def of_kinds(groups: list[dict[str, Any]], kinds: Collection[Kind]) -> list[dict[str, Any]]:
-    """Parameter groups with those weights alone that are of certain kinds; none of them empty."""
+    """Return the parameter groups with only the weights of these kinds, without empty groups."""
     lists = ("params", "param_names", "param_kinds")
-    found = []
+    selected = []
     for group in groups:
         of_kind = [kind in kinds for kind in group["param_kinds"]]
         if any(of_kind):
-            found.append({**group, **{name: list(compress(group[name], of_kind)) for name in lists}})
-    return found
+            selected.append({**group, **{name: list(compress(group[name], of_kind)) for name in lists}})
+    return selected
 
 
 def check_optimizer(config: TrainConfig) -> None:
-    """Raise where the optimizer cannot be made as configured; no memory is needed to find out."""
+    """Raise ValueError if the optimizer cannot be created as configured; this needs no memory."""
     with torch.device("meta"):
         create_optimizer(config, build(config.model))
 
@@ -151,15 +151,15 @@ def _check_override_values(
     options: dict[str, Any],
     overrides: dict[str, dict[str, Any]],
 ) -> None:
-    """Raise on values that torch's optimizers refuse as arguments, and let pass in a parameter group."""
+    """Raise ValueError on values that torch's optimizers refuse as arguments but not in parameter groups."""
     parameters = [parameter for group in groups for parameter in group["params"]]
-    for pattern, own in overrides.items():
-        own = {option: own[option] for option in own if any(option in group for group in groups)}
+    for pattern, settings in overrides.items():
+        used = {name: value for name, value in settings.items() if any(name in group for group in groups)}
         try:
-            cls(parameters, **options | own)
+            cls(parameters, **options | used)
         except (TypeError, ValueError) as error:
             raise ValueError(
-                f"optimizer.overrides sets {own} for {pattern!r}, which {cls.__name__} refuses: {error}"
+                f"optimizer.overrides sets {used} for {pattern!r}, which {cls.__name__} refuses: {error}"
             ) from error
 
 
@@ -171,7 +171,7 @@ def take_step(
     closure: Callable[[], Tensor],
     step: int,
 ) -> None:
-    """Step, with gradients clipped and a bad step left out as configured.
+    """Take a step; clip gradients and skip non-finite steps as configured.
 
     The optimizers of this package do both themselves; for others it is done here.
     """
@@ -181,7 +181,7 @@ def take_step(
     if config.nonfinite == "skip" and not torch.linalg.vector_norm(norms).isfinite():
         return
     clip(norms, parameters, config)
-    seed_from("optimizer", config.seed, step)  # and from nothing of a rank: all draw the same
+    seed_from("optimizer", config.seed, step)  # without the rank: all ranks draw the same numbers
     if isinstance(optimizer, OptimizerPair):
         optimizer.step(closure)
     else:
@@ -189,14 +189,14 @@ def take_step(
 
 
 def clip(norms: Tensor, parameters: Sequence[Tensor], config: TrainConfig) -> None:
-    """Scale gradients of certain norms down as configured, all alike."""
+    """Clip gradients to the configured global norm, given the norm of each."""
     if config.optimizer.max_grad_norm is not None:
         clip_gradients(parameters, torch.linalg.vector_norm(norms), config.optimizer.max_grad_norm)
 
 
 @contextlib.contextmanager
 def update_recorded(optimizer: AnyOptimizer, wanted: bool) -> Iterator[list[dict[str, UpdateStatistics]]]:
-    """What the step inside did to each parameter; nothing where it is not wanted or not known."""
+    """Record what the step inside does to each parameter; empty if not wanted or not supported."""
     with contextlib.ExitStack() as recordings:
         yield [
             recordings.enter_context(part.recording())
@@ -206,7 +206,7 @@ def update_recorded(optimizer: AnyOptimizer, wanted: bool) -> Iterator[list[dict
 
 
 def describe(recorded: list[dict[str, UpdateStatistics]]) -> dict[str, dict[str, float]]:
-    """Update statistics as the metrics have them."""
+    """Return update statistics in the format of the metrics."""
     return {
         name: {
             "clipped": update.clipped,
@@ -223,10 +223,10 @@ def describe(recorded: list[dict[str, UpdateStatistics]]) -> dict[str, dict[str,
 def update_curvature(
     optimizer: AnyOptimizer, module: nn.Module, inputs: Tensor, config: TrainConfig, ranks: Ranks, step: int
 ) -> None:
-    """Give Sophia-G its estimate of the curvature, in the steps that want one.
+    """Update Sophia-G's estimate of the curvature, in the steps that need one.
 
-    It is made on the first sequences of each rank's first micro-batch. The labels are drawn by a
-    generator of their own for each step and rank, so that a resumed run draws the same.
+    It uses the first sequences of each rank's first micro-batch. Each step and rank has a separate generator
+    for the labels, so that a resumed run draws the same.
     """
     for part in parts_of(optimizer):
         if not isinstance(part, SophiaG) or step % part.hessian_interval:

@@ -13,11 +13,11 @@ from merit_lab.train.closure import Closure, step_with_loss, weights_of
 
 
 class OptimizerPair:
-    """Steps both, and has the groups and the state of both.
+    """Two optimizers with the interface of one.
 
     Args:
-        first: of hidden matrices.
-        rest: of everything else.
+        first: the optimizer of hidden matrices.
+        rest: the optimizer of everything else.
     """
 
     def __init__(self, first: Optimizer, rest: Optimizer) -> None:
@@ -25,11 +25,11 @@ class OptimizerPair:
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
-        """Those of both; the first's come first."""
+        """The groups of both optimizers, those of the first one first."""
         return [group for part in self.parts for group in part.param_groups]
 
     def step(self, closure: Callable[[], Tensor]) -> None:
-        """Step both with the loss at the weights from before, which is all that each of them may ask for."""
+        """Step both with the loss at the current weights; neither may recompute it at others."""
         loss = closure()
         for part in self.parts:
             step_with_loss(part, Closure(loss, weights_of(part), again=partial(_refuse, part)))
@@ -40,12 +40,12 @@ class OptimizerPair:
             part.zero_grad()
 
     def state_dict(self) -> dict[str, Any]:
-        """What torch has of each."""
+        """Return the state of both optimizers."""
         first, rest = (part.state_dict() for part in self.parts)
         return {"first": first, "rest": rest}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take over what ``state_dict`` gave."""
+        """Load what ``state_dict`` returned."""
         for part, name in zip(self.parts, ("first", "rest"), strict=True):
             part.load_state_dict(state_dict[name])
 
@@ -54,12 +54,12 @@ AnyOptimizer = Optimizer | OptimizerPair
 
 
 def parts_of(optimizer: AnyOptimizer) -> tuple[Optimizer, ...]:
-    """The optimizers of torch's kind that an optimizer is."""
+    """Return the torch optimizers of a pair, or of one optimizer alone."""
     return optimizer.parts if isinstance(optimizer, OptimizerPair) else (optimizer,)
 
 
 def _refuse(part: Optimizer) -> Tensor:
     raise ValueError(
-        f"{type(part).__name__} computes the loss again within its step, at weights of its own choice; that "
-        "is not done beside a second optimizer. Train with it alone, without optimizer.rest"
+        f"{type(part).__name__} recomputes the loss within its step, at other weights; that is not supported "
+        "with a second optimizer. Use it alone, without optimizer.rest"
     )

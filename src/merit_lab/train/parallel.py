@@ -1,4 +1,4 @@
-"""The ranks of a run: who they are, how they agree, and how a model is shared among them."""
+"""The ranks of a run: how they start, how they agree, and how they share a model."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True)
 class Ranks:
-    """This process among those that train together; one alone is rank 0 of 1."""
+    """The rank of this process and its peers; a single process is rank 0 of 1."""
 
     rank: int
     size: int
@@ -36,14 +36,14 @@ class Ranks:
 
     @classmethod
     def join(cls) -> Ranks:
-        """The processes that torchrun started, or this one alone."""
+        """Join the processes that torchrun started; without torchrun there is one rank."""
         rank, size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
         local = int(os.environ.get("LOCAL_RANK", "0"))
         device = torch.device("cuda", local) if torch.cuda.is_available() else torch.device("cpu")
         if device.type == "cuda":
             torch.cuda.set_device(device)
         if size > 1 and not dist.is_initialized():
-            # gloo beside nccl: decisions of the hosts must not wait for what the GPUs have queued.
+            # gloo besides nccl: decisions on the host must not wait for work queued on the GPUs.
             backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
             store, *_ = next(rendezvous("env://", rank, size))
             store = PrefixStore(agree_on_name(store, rank, size), store)
@@ -53,21 +53,21 @@ class Ranks:
 
     @property
     def is_first(self) -> bool:
-        """Whether this is the rank that writes and speaks for all."""
+        """Whether this is the rank that writes files and prints."""
         return self.rank == 0
 
     def rows(self, batch: int) -> tuple[int, int]:
-        """This rank's rows of a global batch."""
+        """Return this rank's rows of a global batch, as (begin, end)."""
         if batch % self.size:
             raise ValueError(
-                f"a batch of {batch} sequences cannot be shared equally by {self.size} ranks; choose a "
+                f"a batch of {batch} sequences cannot be split equally among {self.size} ranks; choose a "
                 f"multiple of {self.size}, or another number of ranks"
             )
         share = batch // self.size
         return self.rank * share, (self.rank + 1) * share
 
     def first(self, function: Callable[[], _T]) -> _T:
-        """What ``function`` returns on the first rank, on all ranks; what it raises, all raise."""
+        """Call ``function`` on the first rank; return its value, or raise its error, on all ranks."""
         answers: list[Any] = [_answer(function) if self.is_first else None]
         if self.size > 1:
             dist.broadcast_object_list(answers, src=0, device=torch.device("cpu"))
@@ -75,7 +75,7 @@ class Ranks:
         return value
 
     def gather(self, function: Callable[[], _T]) -> list[_T]:
-        """What ``function`` returns on each rank, on all ranks; what it raises on one, all raise."""
+        """Call ``function`` on each rank; return all values on all ranks. An error is raised on all."""
         answers: list[Any] = [_answer(function)]
         if self.size > 1:
             answers *= self.size
@@ -83,7 +83,7 @@ class Ranks:
         return _values(answers)
 
     def maximum(self, *values: int) -> list[int]:
-        """The largest of the ranks' values, each by itself; the hosts agree, the devices do not wait."""
+        """Return the largest of each value over the ranks, on the hosts: the devices do not wait."""
         if self.size == 1:
             return list(values)
         tensor = torch.tensor(values)
@@ -91,11 +91,11 @@ class Ranks:
         return cast("list[int]", tensor.tolist())
 
     def sum(self, tensor: Tensor) -> Tensor:
-        """The sum over ranks, on the device."""
+        """Return the sum over ranks, on the device."""
         return self._reduce(tensor, dist.ReduceOp.SUM)
 
     def largest(self, tensor: Tensor) -> Tensor:
-        """The element-wise maximum over ranks, on the device."""
+        """Return the element-wise maximum over ranks, on the device."""
         return self._reduce(tensor, dist.ReduceOp.MAX)
 
     def _reduce(self, tensor: Tensor, operation: Any) -> Tensor:
@@ -106,30 +106,30 @@ class Ranks:
 
 
 def agree_on_name(store: Store, rank: int, size: int) -> str:
-    """A name that these processes share and none before them had; every rank calls this.
+    """Return a name that these processes share and no earlier ones had. Every rank must call this.
 
-    When torchrun starts its processes again they find what those before them left in its store, and would
-    wait for addresses at which nobody is any more (pytorch/pytorch#135712). So each rank asks under a name of
-    its own, and the first rank answers whoever asks, until all that live have the answer.
+    When torchrun restarts its processes, its store still holds the entries of the previous ones, and the new
+    ones would wait for addresses of dead processes (pytorch/pytorch#135712). So each rank asks with a unique
+    token, and the first rank answers every request until all live ranks have the answer.
     """
-    own = uuid.uuid4().hex
+    token = uuid.uuid4().hex
     if rank:
-        store.set(f"asks/{rank}", own)
-        name: str = store.get(f"answer/{own}").decode()
+        store.set(f"asks/{rank}", token)
+        name: str = store.get(f"answer/{token}").decode()
         store.set(f"{name}/{rank}", "has it")
         return name
     waiting = list(range(1, size))
     while waiting:
         for other in waiting:
-            asking = store.get(f"asks/{other}").decode()  # it may be dead, and another yet to ask
-            store.set(f"answer/{asking}", own)
+            asking = store.get(f"asks/{other}").decode()  # may be from a dead process; a live one asks later
+            store.set(f"answer/{asking}", token)
         time.sleep(0.01)
-        waiting = [other for other in waiting if not store.check([f"{own}/{other}"])]
-    return own
+        waiting = [other for other in waiting if not store.check([f"{token}/{other}"])]
+    return token
 
 
 def _answer(function: Callable[[], _T]) -> tuple[_T | None, Exception | None]:
-    """What a function returns, or what it raises."""
+    """Return the value of a function, or its error."""
     try:
         return function(), None
     except Exception as error:
@@ -144,9 +144,9 @@ def _values(answers: Sequence[tuple[Any, Exception | None]]) -> list[Any]:
 
 
 def share(model: Model, kind: Parallel, ranks: Ranks, *, compiled: bool) -> nn.Module:
-    """The module to call: the model on the device, compiled and shared among the ranks as asked.
+    """Return the module to call: the model on the device, compiled and wrapped for the ranks as configured.
 
-    It comes with its weights, drawn on the CPU: they do not depend on the device or the ranks.
+    Its weights were drawn on the CPU, so they do not depend on the device or the ranks.
     """
     if ranks.size > 1 and kind == "fsdp2":
         mesh = init_device_mesh(ranks.device.type, (ranks.size,))
@@ -165,19 +165,19 @@ def share(model: Model, kind: Parallel, ranks: Ranks, *, compiled: bool) -> nn.M
 
 
 def unshared(module: nn.Module) -> nn.Module:
-    """The model in the module to call."""
+    """Return the model inside the module to call."""
     return module.module if isinstance(module, DistributedDataParallel) else module
 
 
 def drop_gathered(module: nn.Module) -> None:
-    """Have a sharded model gather its weights anew: after a forward pass alone it keeps some for the next."""
+    """Drop gathered weights: after a forward pass without backward, a sharded model keeps some of them."""
     if isinstance(module, FSDPModule):
         module.reshard()
 
 
 @contextlib.contextmanager
 def gradients_added(module: nn.Module, *, last: bool) -> Iterator[None]:
-    """Gradients of the passes inside are added up; with the ``last`` one the ranks exchange them."""
+    """Accumulate gradients over passes; the ranks exchange them in the ``last`` one."""
     if isinstance(module, DistributedDataParallel) and not last:
         with module.no_sync():
             yield

@@ -1,4 +1,4 @@
-"""The passes of a rank's micro-batches through the model, forward and back."""
+"""Forward and backward passes over a rank's micro-batches."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ import torch
 from torch import Tensor, nn
 
 from merit_lab.models.attention import Observe
-from merit_lab.train.numbers import AttentionSeen
+from merit_lab.train.numbers import AttentionTotals
 from merit_lab.train.parallel import Ranks, gradients_added
 
 MicroBatch = tuple[Tensor, Tensor]
 
 
 class Passes:
-    """What can be computed of a batch.
+    """Computes gradients and attention statistics of batches.
 
     Args:
-        module: the model, shared among the ranks.
+        module: the model, wrapped for the ranks.
         rows: this rank's part of a batch, as (begin, end) for each micro-batch.
-        ranks: who works together.
+        ranks: the ranks of the run.
         bf16: whether matrix products are in bfloat16.
     """
 
@@ -33,15 +33,15 @@ class Passes:
         self._shares = [(end - begin) / num_rows for begin, end in rows]
 
     def autocast(self) -> torch.autocast:
-        """bf16 matrix products, if configured."""
+        """Return a context with bf16 matrix products, if configured."""
         return torch.autocast(self._ranks.device.type, torch.bfloat16, enabled=self._is_bf16)
 
     def gradients(
         self, batch: Iterable[MicroBatch], observe: Observe = False
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Add gradients of the mean loss over the global batch; the loss, and what attention did."""
+        """Add gradients of the mean loss over the global batch; return the loss and attention statistics."""
         loss = torch.zeros((), device=self._ranks.device)
-        attention = AttentionSeen()
+        attention = AttentionTotals()
         for i, ((inputs, targets), share) in enumerate(zip(batch, self._shares, strict=True)):
             with gradients_added(self._module, last=i == len(self._shares) - 1):
                 output = self._forward(inputs, targets, observe)
@@ -52,8 +52,8 @@ class Passes:
 
     @torch.no_grad()
     def attention(self, batch: Iterable[MicroBatch], observe: Observe) -> dict[str, Tensor]:
-        """What attention does with a batch."""
-        attention = AttentionSeen()
+        """Return the attention statistics of a batch."""
+        attention = AttentionTotals()
         for (inputs, targets), share in zip(batch, self._shares, strict=True):
             attention.add(self._forward(inputs, targets, observe).attention, share)
         return attention.over_all(self._ranks)

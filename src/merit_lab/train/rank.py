@@ -1,4 +1,4 @@
-"""Which process speaks, where torchrun started several. Imports no torch."""
+"""Which process prints under torchrun. Does not import torch."""
 
 from __future__ import annotations
 
@@ -6,5 +6,5 @@ import os
 
 
 def is_first_rank() -> bool:
-    """Whether this process is the one of those that torchrun started which speaks for all."""
+    """Whether this process is rank 0, which prints for all."""
     return os.environ.get("RANK", "0") == "0"

@@ -1,4 +1,4 @@
-"""One place to tell a measurement to; on all ranks but the first it goes nowhere."""
+"""Report measurements to the journal and the display; a no-op on all ranks but the first."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ class Reporter:
         self._journal, self._display = journal, display
 
     def write(self, kind: str, step: int, **values: Any) -> None:
-        """Take one measurement; record/metrics.py lists the kinds."""
+        """Report one measurement; record/metrics.py lists the kinds."""
         if self._journal is not None and self._display is not None:
             self._journal.write(kind, step, **values)
             self._display.show(kind, step, values)
 
     def event(self, step: int, what: str, message: str) -> None:
-        """Tell that something happened."""
+        """Report an event."""
         self.write("event", step, what=what, message=message)
 
     def sync(self) -> int:
-        """Wait until all is on the disk; return where the metrics file ends. For the first rank."""
+        """Flush to disk and return the length of the metrics file. Only for the first rank."""
         assert self._journal is not None
         return self._journal.sync()
 
 
 @contextlib.contextmanager
 def reporting(start: Start, ranks: Ranks) -> Iterator[Reporter]:
-    """The reporter of a run that begins or goes on."""
+    """Open the reporter of a run that starts or resumes."""
     with contextlib.ExitStack() as stack:
 
         def open_journal() -> None:

@@ -1,4 +1,4 @@
-"""The learning rate: linear warm-up, then a cosine to a share of the peak, or a fall at the end alone."""
+"""Learning-rate schedules: linear warm-up, then cosine decay or a linear decay in the last steps."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ import math
 def learning_rate(
     step: int, *, steps: int, peak: float, warmup: float, final: float, decay: float | None = None
 ) -> float:
-    """The learning rate of a step, counted from 0.
+    """Return the learning rate of a step, counted from 0.
 
     Args:
         step: which step, from 0 to ``steps - 1``.
         steps: length of the run.
         peak: highest rate, reached by the last step of the warm-up.
-        warmup: share of the steps that warm up; at least one step does where it is above 0.
+        warmup: share of the steps that warm up; at least one step if it is above 0.
         final: share of the peak at the last step.
-        decay: share of the steps in which it falls, by a straight line; None for a cosine.
+        decay: share of the steps with linear decay; None for a cosine.
 
     Example:
         >>> [round(learning_rate(s, steps=5, peak=1.0, warmup=0.2, final=0.1), 3) for s in range(5)]
@@ -27,7 +27,7 @@ def learning_rate(
     warming = max(1, round(warmup * steps)) if warmup > 0 else 0
     if step < warming:
         return peak * (step + 1) / warming
-    # The step before the fall had the peak; without a warm-up the first step has it.
+    # The last step before the decay has the peak; without a warm-up, the first step has it.
     last_at_peak = max(warming - 1, 0)
     if decay is not None:
         last_at_peak = max(last_at_peak, steps - 1 - round(decay * steps))

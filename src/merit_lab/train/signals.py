@@ -1,4 +1,4 @@
-"""SIGTERM and SIGINT ask the loop to stop at the end of its step."""
+"""SIGTERM and SIGINT stop the training loop at the end of its step."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import signal
 from collections.abc import Iterator
 from types import FrameType
 
-_ASKING = (signal.SIGTERM, signal.SIGINT)
+_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 class Interrupted(Exception):
-    """A signal ended the run; it can be resumed."""
+    """Raised when a signal ended the run; it can be resumed."""
 
     def __init__(self, signum: int, message: str) -> None:
         super().__init__(message)
@@ -19,30 +19,30 @@ class Interrupted(Exception):
 
 
 class StopRequest:
-    """The signal that asked to stop; 0 while none has."""
+    """The signal that requested a stop; 0 if there was none."""
 
     def __init__(self) -> None:
         self.signum = 0
 
     def _handle(self, signum: int, _frame: FrameType | None) -> None:
         if self.signum == signal.SIGINT == signum:
-            raise KeyboardInterrupt  # pressed twice: at once, without a checkpoint
+            raise KeyboardInterrupt  # Ctrl-C pressed twice: stop at once, without a checkpoint
         self.signum = signum
 
 
 @contextlib.contextmanager
 def listening() -> Iterator[StopRequest]:
-    """Take the signals while inside; afterwards they do what they did before.
+    """Handle the signals inside the context, and restore the previous handlers afterwards.
 
-    One that came too late, while the run ended by itself, is then the caller's: it does what it would
-    have done, so that several runs in a row are not carried on against it.
+    A signal that arrived too late to stop the run is raised again for the caller, so that a program that
+    trains several runs does not continue with the next one.
     """
     request = StopRequest()
-    before = {asking: signal.signal(asking, request._handle) for asking in _ASKING}
+    before = {signum: signal.signal(signum, request._handle) for signum in _SIGNALS}
     try:
         yield request
     finally:
-        for asking, handler in before.items():
-            signal.signal(asking, handler)
+        for signum, handler in before.items():
+            signal.signal(signum, handler)
     if request.signum:
         signal.raise_signal(request.signum)

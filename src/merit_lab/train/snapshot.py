@@ -1,4 +1,4 @@
-"""A run as one of its checkpoints has it: the model with its weights, and the data it was trained on."""
+"""A run at one of its checkpoints: the model with its weights, and the data it was trained on."""
 
 from __future__ import annotations
 
@@ -30,25 +30,25 @@ class Snapshot:
 
     @classmethod
     def find(cls, folder: Path | str, step: int | None = None) -> Self:
-        """The checkpoint of a run after ``step`` steps, or its newest one that is whole."""
+        """Find the checkpoint of a run after ``step`` steps, or its newest intact one."""
         run = Run.open(folder)
         config = TrainConfig.from_dict(run.config)
         if step is None:
             found, complaints = checkpoint.find(run.checkpoints)
             if found is None:
                 reasons = "; ".join(complaints) or "none was written yet"
-                raise ValueError(f"{run.folder} has no checkpoint that can be used: {reasons}")
+                raise ValueError(f"{run.folder} has no usable checkpoint: {reasons}")
             path, manifest = found
         else:
             path = checkpoint.path_of(run.checkpoints, step)
             if not path.is_dir():
-                there = ", ".join(str(known) for known in steps_of(run.checkpoints)) or "none"
-                raise ValueError(f"{run.folder} has no checkpoint of step {step}; it has those of: {there}")
+                known = ", ".join(map(str, steps_of(run.checkpoints))) or "none"
+                raise ValueError(f"{run.folder} has no checkpoint of step {step}; available steps: {known}")
             manifest = checkpoint.read(path)
         if manifest.config != config.fingerprint:
             raise ValueError(
-                f"{path} was written with another configuration than {run.folder / 'config.json'} holds; "
-                "undo the change there"
+                f"{path} was written with a different configuration than {run.folder / 'config.json'}; undo "
+                "the change there"
             )
         return cls(run=run, config=config, path=path, manifest=manifest)
 
@@ -58,33 +58,33 @@ class Snapshot:
         return self.manifest.step
 
     def load_model(self, device: torch.device, *, twice: bool = False) -> Model:
-        """The model with its weights, in float32; ``twice`` for one that can be differentiated twice."""
+        """Return the model with its weights, in float32; ``twice`` if it must be twice differentiable."""
         model = build(self.config.model.to_measure(twice=twice)).to(device).eval()
         checkpoint.load_weights(self.path, model, Ranks(rank=0, size=1, device=device))
         return model
 
     def open_data(self, folder: Path | None = None) -> Dataset:
-        """The data of the run, from where they were or from another ``folder`` that has the same."""
+        """Open the data of the run, from its original folder or from another that has the same data."""
         dataset = Dataset.open(self.config.data if folder is None else folder)
         trained_on = self.run.data_fingerprint
         if dataset.fingerprint != trained_on:
             raise ValueError(
-                f"{dataset.folder} holds other data than the run was trained on: its fingerprint is "
-                f"{dataset.fingerprint}, not {trained_on}; name the folder that has them with --data"
+                f"{dataset.folder} does not hold the data that the run was trained on: its fingerprint is "
+                f"{dataset.fingerprint}, not {trained_on}; give the right folder with --data"
             )
         return dataset
 
     def training_sequences(self, dataset: Dataset, limit: int) -> Tensor:
-        """Sequences of the training file, evenly spread over it.
+        """Return sequences of the training file, evenly spread over it.
 
-        They depend on file, context and number alone: runs that differ in optimizer or seed are measured
-        on the same ones, and each has seen the same share of them.
+        They depend only on file, context and number: runs that differ in optimizer or seed are measured on
+        the same ones, and each has seen the same share of them.
         """
         return torch.from_numpy(validation_sequences(dataset.train, self.config.model.context, limit))
 
 
 def mean_loss(model: Model, sequences: Tensor, micro_batch: int) -> Callable[[], Iterator[Tensor]]:
-    """The mean loss over ``sequences`` as micro-batches' parts that sum to it, formed when asked for."""
+    """Return a function that yields, per micro-batch, terms that sum to the mean loss over ``sequences``."""
     device = next(model.parameters()).device
 
     def parts() -> Iterator[Tensor]:
@@ -95,12 +95,12 @@ def mean_loss(model: Model, sequences: Tensor, micro_batch: int) -> Callable[[],
 
 
 def token_loss(model: Model, sequences: Tensor) -> Tensor:
-    """The mean loss over the tokens of some sequences."""
+    """Return the mean loss over the tokens of some sequences."""
     loss: Tensor | None = model(sequences[:, :-1].contiguous(), sequences[:, 1:].contiguous()).loss
     assert loss is not None, "with targets there is a loss"
     return loss
 
 
 def default_device() -> torch.device:
-    """The GPU, or the CPU where there is none."""
+    """Return the GPU, or the CPU if there is none."""
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")

@@ -1,4 +1,4 @@
-"""How fast training is: seconds, tokens a second, and the share of the device's peak that it uses."""
+"""Training speed: seconds, tokens per second, and the share of the device's peak."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import torch
 
 from merit_lab.models import AnyModelConfig, flops_per_token
 
-# Dense bf16 matrix products a second, from the makers' data sheets, by a part of the device's name. The
-# first that fits counts.
+# Peak dense bf16 FLOP/s from the vendors' data sheets, by a substring of the device's name. The first match
+# counts.
 _PEAK_FLOPS = {
     "B200": 2250e12,
     "H200": 989e12,
@@ -26,12 +26,12 @@ _PEAK_FLOPS = {
 
 
 def peak_flops(device_name: str) -> float | None:
-    """The device's floating-point operations a second in bf16; None where it is not known."""
+    """Return the device's peak bf16 FLOP/s; None if unknown."""
     return next((peak for part, peak in _PEAK_FLOPS.items() if part in device_name), None)
 
 
 class Moment:
-    """A moment in the device's work, taken without waiting for it."""
+    """A point in time of the device's queue, recorded without waiting."""
 
     def __init__(self, device: torch.device) -> None:
         self._seconds = time.perf_counter()
@@ -41,7 +41,7 @@ class Moment:
             self._event.record()
 
     def since(self, earlier: Moment) -> float:
-        """Seconds from an earlier moment to this one; waits until the device has come here."""
+        """Return the seconds since an earlier moment; waits until the device has reached this one."""
         if self._event is None or earlier._event is None:
             return self._seconds - earlier._seconds
         self._event.synchronize()
@@ -49,10 +49,10 @@ class Moment:
 
 
 class Speedometer:
-    """Turns the tokens and the duration of steps into numbers for the metrics.
+    """Converts tokens and durations of steps to metrics.
 
-    ``seconds`` is the time that steps have taken, also before the run was resumed; validation and
-    checkpoints do not count.
+    ``seconds`` is the total time of all steps, including those before the run was resumed, without validation
+    and checkpoints.
     """
 
     def __init__(
@@ -60,13 +60,13 @@ class Speedometer:
     ) -> None:
         self.seconds = seconds
         self._device = device
-        self._tokens_at_peak: float | None = None  # in a second; not known of every model and device
+        self._tokens_at_peak: float | None = None  # per second; unknown for some models and devices
         if device.type == "cuda" and (peak := peak_flops(torch.cuda.get_device_name(device))):
             flops = flops_per_token(model)
             self._tokens_at_peak = peak * num_ranks / flops if flops else None
 
     def read(self, tokens: int, *, seconds: float, optimizer_seconds: float) -> dict[str, float | None]:
-        """The speed of a step that trained on ``tokens`` in ``seconds``, the optimizer's among them."""
+        """Return the speed of a step on ``tokens`` in ``seconds``, which include ``optimizer_seconds``."""
         self.seconds += seconds
         per_second = tokens / max(seconds, 1e-9)
         memory = None

@@ -1,4 +1,4 @@
-"""Where a run begins or goes on: everything that can be wrong is found here, before any compute."""
+"""Start or resume a run: everything that can be wrong is checked here, before any compute."""
 
 from __future__ import annotations
 
@@ -31,18 +31,18 @@ from merit_lab.train.memory import check_memory
 from merit_lab.train.optimizer import check_optimizer
 from merit_lab.train.parallel import Ranks
 
-# Seconds that a restart waits for the process before it. One that was killed has let go of its run, but a
-# file server keeps the locks of a node that died for as long as their lease: 90 seconds, where it is NFS.
-_PATIENCE_OF_A_RESTART = 120.0
+# Seconds that a restart waits for the previous process. A killed process has released its lock, but a file
+# server keeps the locks of a dead node until their lease expires: 90 seconds on NFS.
+_RESTART_TIMEOUT = 120.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Start:
-    """A run that is ready to be computed, from its first step or from a checkpoint."""
+    """A run that is ready to train, from its first step or from a checkpoint."""
 
     run: Run
     config: TrainConfig
-    what: Literal["started", "resumed", "over"]
+    event: Literal["started", "resumed", "over"]
     message: str
     checkpoint: Path | None = None
     step: int = 0
@@ -51,8 +51,8 @@ class Start:
 
 
 def begin_run(config: TrainConfig, folder: Path, ranks: Ranks, held: contextlib.ExitStack) -> Start:
-    """Make the run directory of a new run, and hold its lock; where the run is refused, nothing is made."""
-    if not is_locked(folder):  # else the lock says who works on it
+    """Create the directory of a new run and hold its lock. If the run is refused, nothing is created."""
+    if not is_locked(folder):  # otherwise taking the lock reports which process uses it
         refuse_run(folder)
     dataset = Dataset.open(config.data)
     config = dataclasses.replace(config, data=config.data.resolve()).resolve(dataset.vocab_size)
@@ -66,28 +66,31 @@ def begin_run(config: TrainConfig, folder: Path, ranks: Ranks, held: contextlib.
         f"{config.model.family} of {millions:.1f}M parameters, {chosen.name} with learning rate "
         f"{chosen.lr:g}{rest}, {config.steps} steps of {config.batch * config.model.context} tokens"
     )
-    return Start(run=run, config=config, what="started", message=message)
+    return Start(run=run, config=config, event="started", message=message)
 
 
 def extend_run(
     config: TrainConfig, shorter: Path, folder: Path, ranks: Ranks, held: contextlib.ExitStack
 ) -> Start:
-    """Begin a run with the steps of a shorter one, up to where their learning rates part.
+    """Start a run from the steps of a shorter one, up to where their learning rates diverge.
 
-    The shorter one stays as it is. It is another run from there on: a schedule knows its end.
+    The shorter run is not changed. The two differ from there on, because a schedule depends on its end.
     """
     run = Run.open(shorter)
-    own = TrainConfig.from_dict(run.config)
-    assert own.steps is not None
-    common = own.steps_in_common(config)
+    recorded = TrainConfig.from_dict(run.config)
+    assert recorded.steps is not None
+    common = recorded.steps_in_common(config)
     found, remarks = checkpoint.find(run.checkpoints, until=common)
     if found is None:
-        way_out = "train with --optimizer.schedule wsd to have one that can be extended"
-        where = f"they would part after step {common}" if common else "they part from the beginning"
-        reason = "; ".join([*remarks, "no checkpoint is there that is as early"])
+        way_out = "train with --optimizer.schedule wsd, which can be extended"
+        where = (
+            f"the schedules differ after step {common}" if common else "the schedules differ from the start"
+        )
+        reason = "; ".join([*remarks, "there is no checkpoint that early"])
         raise ValueError(
-            f"{shorter} cannot be extended to {config.steps} steps: its learning rate is for {own.steps} "
-            f"({own.optimizer.schedule}), {where}, and {reason}. Begin a new run, or {way_out}."
+            f"{shorter} cannot be extended to {config.steps} steps: its learning rate is scheduled for "
+            f"{recorded.steps} ({recorded.optimizer.schedule}), {where}, and {reason}. Start a new run, or "
+            f"{way_out}."
         )
     path, manifest = found
     dataset = Dataset.open(config.data)
@@ -97,7 +100,7 @@ def extend_run(
         partial.write_bytes(metrics.read(manifest.metrics_offset))
     return dataclasses.replace(
         begun,
-        message=f"{shorter} goes on from step {manifest.step} to {config.steps}",
+        message=f"continuing {shorter} from step {manifest.step} to {config.steps}",
         checkpoint=path,
         step=manifest.step,
         metrics_offset=manifest.metrics_offset,
@@ -105,19 +108,19 @@ def extend_run(
     )
 
 
-def wait_for_the_last_process(folder: Path) -> None:
-    """Give the process that works on a run directory the time to end, before its run is gone on with."""
+def wait_for_previous_process(folder: Path) -> None:
+    """Wait until the process that uses a run directory ends, up to a time limit."""
     if is_locked(folder):
-        print(f"{folder} is in use; waiting {_PATIENCE_OF_A_RESTART:g} seconds at most", file=sys.stderr)
-    give_up = time.monotonic() + _PATIENCE_OF_A_RESTART
-    while is_locked(folder) and time.monotonic() < give_up:
+        print(f"{folder} is in use; waiting for at most {_RESTART_TIMEOUT:g} seconds", file=sys.stderr)
+    deadline = time.monotonic() + _RESTART_TIMEOUT
+    while is_locked(folder) and time.monotonic() < deadline:
         time.sleep(0.1)
 
 
 def begin_or_resume_run(config: TrainConfig, folder: Path, ranks: Ranks, held: contextlib.ExitStack) -> Start:
-    """Go on with the run in a folder, or begin it where there is none: what a restart does.
+    """Resume the run in a folder, or start it if there is none.
 
-    A run that diverged is over too. It would do the same again, as often as it was started again.
+    A diverged run is over too: it would diverge again in every restart.
     """
     if not holds_run(folder):
         return begin_run(config, folder, ranks, held)
@@ -132,52 +135,54 @@ def resume_run(
     *,
     ends: tuple[Status, ...] = ("finished",),
 ) -> Start:
-    """Find where a run goes on, at its newest checkpoint that is whole, and hold its lock.
+    """Find the newest intact checkpoint of a run, from which it resumes, and hold its lock.
 
-    With one of the outcomes ``ends`` it does not: there is nothing left to do.
+    A run whose outcome is one of ``ends`` is over: nothing is left to do.
     """
     run = Run.open(folder)
-    if not run.is_kept:  # else nothing is written, and there is no folder for a lock
+    if not run.is_kept:  # otherwise nothing is written, and there is no folder for a lock
         held.enter_context(lock(folder))
-    own = TrainConfig.from_dict(run.config)
+    recorded = TrainConfig.from_dict(run.config)
     over = None
     if (outcome := run.outcome) in ends:
-        message = f"{folder} holds a run that has {outcome} already; nothing is left to do"
-        over = Start(run=run, config=own, what="over", message=message)
-    if over is not None and config is None:  # its data need not be there any more
+        message = f"the run in {folder} has already {outcome}; nothing is left to do"
+        over = Start(run=run, config=recorded, event="over", message=message)
+    if over is not None and config is None:  # its data may be gone
         return over
     if over is None and run.is_kept:
         raise ValueError(
-            f"{run.folder.parent} keeps what {run.name} recorded, which has {outcome or 'not ended'}, and no "
-            "checkpoints to go on from; give its run directory, or train it again in another folder"
+            f"{run.folder.parent} keeps only the record of {run.name}, which has {outcome or 'not ended'}, "
+            "and no checkpoints to resume from; give its run directory, or train it again in another folder"
         )
-    if config is not None:  # the data may have moved since
-        own = dataclasses.replace(own, data=config.data.resolve())
-    if not own.data.exists():
-        raise ValueError(f"{own.data} is not there any more; if it has moved, name the folder with --data")
-    dataset = Dataset.open(own.data)
+    if config is not None:  # the data may have moved
+        recorded = dataclasses.replace(recorded, data=config.data.resolve())
+    if not recorded.data.exists():
+        raise ValueError(
+            f"{recorded.data} does not exist any more; if it has moved, give the folder with --data"
+        )
+    dataset = Dataset.open(recorded.data)
     if config is not None:
-        _check_same(own, config.resolve(dataset.vocab_size), folder)
+        _check_same(recorded, config.resolve(dataset.vocab_size), folder)
     now = _environment(dataset, ranks)
     _check_data(run, now, dataset)
     if over is not None:
         return over
-    _check(own, dataset, ranks)
+    _check(recorded, dataset, ranks)
     found, remarks = checkpoint.find(run.checkpoints)
     remarks += differences(run.environment, now)
     if found is None:
-        message = "; ".join(["from the beginning, for there is no checkpoint to go on from", *remarks])
-        return Start(run=run, config=own, what="resumed", message=message)
+        message = "; ".join(["from the beginning, because there is no checkpoint", *remarks])
+        return Start(run=run, config=recorded, event="resumed", message=message)
     path, manifest = found
-    if manifest.config != own.fingerprint:
+    if manifest.config != recorded.fingerprint:
         raise ValueError(
-            f"{path} was written with another configuration than {folder / 'config.json'} holds; undo the "
+            f"{path} was written with a different configuration than {folder / 'config.json'}; undo the "
             "change there, or start a new run"
         )
     return Start(
         run=run,
-        config=own,
-        what="resumed",
+        config=recorded,
+        event="resumed",
         message="; ".join([f"from {path.name}", *remarks]),
         checkpoint=path,
         step=manifest.step,
@@ -187,13 +192,13 @@ def resume_run(
 
 
 def _check(config: TrainConfig, dataset: Dataset, ranks: Ranks) -> None:
-    """Raise where the machine, the ranks or the data do not fit the configuration."""
+    """Raise ValueError if the machine, the ranks or the data do not fit the configuration."""
     ranks.rows(config.batch)
     is_sharded = ranks.size > 1 and config.parallel == "fsdp2"
     if is_sharded and config.micro_batch is None and ranks.device.type != "cpu":
         raise ValueError(
-            "fsdp2 needs --micro-batch: the largest one that fits is found by trying the whole model on one "
-            "GPU, which is what sharding is there to avoid"
+            "fsdp2 needs --micro-batch: the search for the largest one that fits runs the whole model on one "
+            "GPU, which sharding is meant to avoid"
         )
     check_device(config.model, ranks.device)
     check_memory(config, ranks)
@@ -207,24 +212,24 @@ def _check(config: TrainConfig, dataset: Dataset, ranks: Ranks) -> None:
         file.check(config.model.vocab_size)
 
 
-def _check_same(own: TrainConfig, asked: TrainConfig, folder: Path) -> None:
-    if asked.fingerprint == own.fingerprint:
+def _check_same(recorded: TrainConfig, requested: TrainConfig, folder: Path) -> None:
+    if requested.fingerprint == recorded.fingerprint:
         return
-    before, now = _by_name(own.to_dict()), _by_name(asked.to_dict())
+    before, now = _by_name(recorded.to_dict()), _by_name(requested.to_dict())
     differing = [
         f"{name} is {before.get(name)!r} there and {now.get(name)!r} here"
         for name in {**before, **now}
         if name != "data" and before.get(name) != now.get(name)
     ]
     raise ValueError(
-        f"{folder} holds a run with another configuration than is asked for: {', '.join(differing)}. A run "
-        "goes on as it began: ask for the same again, resume it without a configuration (merit train "
+        f"{folder} holds a run with a different configuration: {', '.join(differing)}. A run is resumed with "
+        "the configuration that it started with: give the same options, resume it without any (merit train "
         f"--resume {folder}), or choose another folder."
     )
 
 
 def _by_name(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """The numbers and words of a configuration by their dotted names."""
+    """Return the values of a configuration by their dotted names."""
     named: dict[str, Any] = {}
     for key, value in values.items():
         if isinstance(value, dict):
@@ -238,8 +243,8 @@ def _check_data(run: Run, now: dict[str, Any], dataset: Dataset) -> None:
     before = run.data_fingerprint
     if now["data"]["fingerprint"] != before:
         raise ValueError(
-            f"{dataset.folder} holds other data than the run began with: its fingerprint is "
-            f"{now['data']['fingerprint']}, not {before}. Put the old data back, or start a new run."
+            f"{dataset.folder} does not hold the data that the run started with: its fingerprint is "
+            f"{now['data']['fingerprint']}, not {before}. Restore the old data, or start a new run."
         )
 
 

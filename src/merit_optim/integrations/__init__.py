@@ -1,1 +1,1 @@
-"""MERIT in training libraries. Each module needs the library it is named for."""
+"""Integrations with training libraries. Each module needs the library it is named for."""

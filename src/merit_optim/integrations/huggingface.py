@@ -1,4 +1,4 @@
-"""Hugging Face Trainer: attention logits and trust-ratio statistics among its logs."""
+"""Hugging Face Trainer: attention logits and trust-ratio statistics in its logs."""
 
 from __future__ import annotations
 
@@ -15,19 +15,20 @@ from merit_optim.integrations.step_watch import StepWatch
 
 
 class MeritCallback(TrainerCallback):
-    """Logs the largest attention logit, the smallest entropy, and what the optimizer did, at logging steps.
+    """Logs the largest attention logit, the smallest entropy, and update statistics, at logging steps.
 
-    The numbers go where the Trainer's own go: to its history and to everything in ``report_to``. With an
-    optimizer that records no statistics, they are those of attention alone.
+    The numbers go where the Trainer's do: to its history and to everything in ``report_to``. If the optimizer
+    records no statistics, only those of attention are logged.
 
         trainer = Trainer(model, arguments, train_dataset=dataset, optimizers=(optimizer, None))
         trainer.add_callback(MeritCallback(trainer))
 
     Args:
-        trainer: Whose ``log`` is called. Its ``train`` also ends what a failure or an interrupt left open.
-        every: Steps between observations. None: the Trainer's ``logging_steps``; never where they are 0,
+        trainer: The Trainer whose ``log`` is called. Its ``train`` is wrapped to clean up after a failure or
+            an interrupt.
+        every: Steps between observations. None: the Trainer's ``logging_steps``; never if they are 0,
             or ``logging_strategy`` is "no".
-        details: Log numbers of every layer and parameter too.
+        details: Also log numbers of every layer and parameter.
         entropy: Whether to measure the entropy of attention, which takes longer than the logits alone.
     """
 
@@ -39,11 +40,11 @@ class MeritCallback(TrainerCallback):
         self.trainer = trainer
         self.every = every
         self._watch = StepWatch(details=details, entropy=entropy)
-        # The Trainer tells its callbacks of no failure and no interrupt.
+        # The Trainer does not notify its callbacks of failures and interrupts.
         trainer.train = self._ending(trainer.train)  # type: ignore[method-assign]
 
     def on_train_begin(self, *_: Any, **__: Any) -> None:
-        self._watch.abandon()  # with auto_find_batch_size, a loop that ran out of memory came before
+        self._watch.abandon()  # with auto_find_batch_size, an earlier loop may have run out of memory
 
     def on_step_begin(
         self,
@@ -70,7 +71,7 @@ class MeritCallback(TrainerCallback):
         if self._watch.is_open:
             should_log = control.should_log
             self.trainer.log(self._watch.end())
-            control.should_log = should_log  # a log takes the Trainer's own for done
+            control.should_log = should_log  # log() resets it, and the Trainer would skip its log
 
     def _ending(self, train: Callable[..., TrainOutput]) -> Callable[..., TrainOutput]:
         @functools.wraps(train)

@@ -10,17 +10,17 @@ from merit_optim.integrations.step_watch import StepWatch
 
 
 class MeritCallback(Callback):
-    """Logs the largest attention logit, the smallest entropy, and what the optimizers did.
+    """Logs the largest attention logit, the smallest entropy, and update statistics.
 
-    The numbers go to the trainer's loggers. With optimizers that record no statistics, they are those of
-    attention alone. The batches of one accumulated gradient are one step.
+    The numbers go to the trainer's loggers. If the optimizers record no statistics, only those of attention
+    are logged. The batches of one accumulated gradient are one step.
 
         trainer = Trainer(callbacks=[MeritCallback()])
 
     Args:
-        every: Optimizer steps between observations, those of all optimizers counted, as in the trainer's
+        every: Optimizer steps between observations, counted over all optimizers, as in the trainer's
             ``global_step``. None: the trainer's ``log_every_n_steps``, where 0 is never.
-        details: Log numbers of every layer and parameter too.
+        details: Also log numbers of every layer and parameter.
         entropy: Whether to measure the entropy of attention, which takes longer than the logits alone.
     """
 
@@ -33,10 +33,10 @@ class MeritCallback(Callback):
         self._num_due = 0  # multiples of ``every`` passed
 
     def on_train_start(self, trainer: Trainer, *_: Any) -> None:
-        self._num_due = self._multiples(trainer, trainer.global_step)  # not 0 in a run that is resumed
+        self._num_due = self._multiples(trainer, trainer.global_step)  # not 0 in a resumed run
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
-        # Not a remainder: several optimizers may step over the multiple.
+        # Not a remainder: with several optimizers a multiple may be skipped.
         num_due = self._multiples(trainer, trainer.global_step + 1)
         if not self._watch.is_open and num_due > self._num_due:
             self._num_due, self._begun_at = num_due, trainer.global_step
@@ -61,6 +61,6 @@ class MeritCallback(Callback):
         self._watch.abandon()
 
     def _multiples(self, trainer: Trainer, step: int) -> int:
-        """How often an observation has been due by a step."""
+        """Return how often an observation has been due by a step."""
         every: int = self.every or trainer.log_every_n_steps  # type: ignore[attr-defined]  # set by a connector
         return step // every if every else 0

@@ -1,4 +1,4 @@
-"""One training step observed from callbacks, which see its beginning and its end."""
+"""Observe one training step from callbacks at its beginning and its end."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class StepWatch:
     """Observes attention and updates between :meth:`begin` and :meth:`end`.
 
     Args:
-        details: Numbers of every layer and parameter too, not of the whole model alone.
+        details: Also return numbers of every layer and parameter, not only of the whole model.
         entropy: Whether to measure the entropy of attention.
     """
 
@@ -32,13 +32,13 @@ class StepWatch:
         return self._open is not None
 
     def begin(self, model: nn.Module, optimizers: Sequence[Optimizer]) -> None:
-        """Observe from here on. A step that was never ended, since it failed, is given up."""
+        """Start observing. A previous step that failed and was never ended is abandoned."""
         self.abandon()
         if self._monitor is None or self._monitor.model is not model:
             self._monitor = AttentionMonitor(model, entropy=self.entropy)
-        self._monitor.forget()  # what a step that was given up saw
+        self._monitor.forget()  # the observations of an abandoned step
         with ExitStack() as stack:
-            # By what goes before the names of parameters, which several optimizers may share.
+            # By a prefix for the names of parameters, which several optimizers may share.
             self._recordings = {
                 f"optimizer {index}/" if len(optimizers) > 1 else "": stack.enter_context(recording())
                 for index, optimizer in enumerate(optimizers)
@@ -49,7 +49,7 @@ class StepWatch:
             self._open = stack.pop_all()
 
     def pause(self) -> None:
-        """Observe no attention for a while, if a step is open."""
+        """Stop observing attention for a while, if a step is open."""
         if self._open is not None and self._monitor is not None:
             self._monitor.stop()
 
@@ -59,7 +59,7 @@ class StepWatch:
             self._monitor.start()
 
     def end(self) -> dict[str, float]:
-        """Numbers for a logger. Where there are several ranks, each has to call this."""
+        """Stop observing and return numbers for a logger. Every rank must call this."""
         self.abandon()
         assert self._monitor is not None
         group = dist.group.WORLD if dist.is_available() and dist.is_initialized() else None
@@ -80,7 +80,7 @@ class StepWatch:
 
 
 def _innermost(optimizer: Optimizer) -> Optimizer:
-    """Accelerate wraps an optimizer in another."""
+    """Return the optimizer inside wrappers such as Accelerate's."""
     while isinstance(inner := getattr(optimizer, "optimizer", None), Optimizer):
         optimizer = inner
     return optimizer

@@ -1,6 +1,6 @@
-"""torchtitan: this package's optimizers by name in its configurations, or by one flag on its command line."""
+"""torchtitan: use this package's optimizers by name in configurations, or by a flag on the command line."""
 
-# torchtitan carries no types of its own.
+# torchtitan has no type annotations.
 # mypy: disable-error-code="import-not-found,import-untyped"
 # mypy: disallow-subclassing-any=False, disallow-untyped-decorators=False
 
@@ -27,12 +27,12 @@ from merit_optim.optim.registry import FAMILY, unknown
 from merit_optim.optim.saved_state import with_dtype
 from merit_optim.optim.trust import TrustRatioOptimizer
 
-# Those that have one direction for hidden matrices and another for the rest.
+# Optimizers with one direction for hidden matrices and another for the rest.
 _SORTING = {name: cls for name, cls in FAMILY.items() if issubclass(cls, HiddenMatrixOptimizer)}
 
 
 class MeritOptimizersContainer(OptimizersContainer):
-    """torchtitan's container, which knows the optimizers of this package as well as its own.
+    """torchtitan's container, extended by the optimizers of this package.
 
         optimizer=MeritOptimizersContainer.Config(
             param_groups=[
@@ -49,18 +49,18 @@ class MeritOptimizersContainer(OptimizersContainer):
             ]
         )
 
-    For Muon's and SOAP's directions weights are sorted by what they are in their model part, and
-    ``optimizer_kwargs`` are arguments of the class, ``rest_lr`` and ``rest`` among them. A group that says
-    ``direction`` is not sorted: its options are those of its weights.
+    For Muon's and SOAP's directions weights are sorted by their kind in their model part, and
+    ``optimizer_kwargs`` are arguments of the class, including ``rest_lr`` and ``rest``. A group that sets
+    ``direction`` is not sorted: its options apply to all its weights.
 
     ``implementation`` chooses the engine: "fused" and "foreach" are those of ``MERIT(fused=True)`` and
-    ``MERIT(foreach=True)``, "for-loop" is neither. Where weights are sorted not all can be fused, and "fused"
-    is the fastest engine that each of them can have.
+    ``MERIT(foreach=True)``, "for-loop" is neither. If weights are sorted, not all can be fused, and "fused"
+    is the fastest engine available for each.
     """
 
     @dataclass(kw_only=True, slots=True)
     class Config(OptimizersContainer.Config):
-        """torchtitan's, with more names allowed."""
+        """torchtitan's configuration, with more optimizer names."""
 
     def __init__(self, config: Config, *, model_parts: list[nn.Module]) -> None:
         ours = sorted({group.optimizer_name for group in config.param_groups} & set(FAMILY))
@@ -74,13 +74,13 @@ class MeritOptimizersContainer(OptimizersContainer):
             self._check_some_hidden(_SORTING[name])
 
     def _check_some_hidden(self, kind: type[HiddenMatrixOptimizer]) -> None:
-        """Raise if none of the parts gives an optimizer a hidden matrix, though there are some."""
+        """Raise ValueError if an optimizer has no hidden matrix, although the model parts have some."""
         optimizers = [optimizer for optimizer in self.optimizers if type(optimizer) is kind]
         direction = optimizers[0].defaults["direction"]
         groups = [group for optimizer in optimizers for group in optimizer.param_groups]
         if any(group["direction"] == direction for group in groups):
             return
-        kinds = {param: found for part in self.model_parts for param, found in kinds_of(part).items()}
+        kinds = {param: its_kind for part in self.model_parts for param, its_kind in kinds_of(part).items()}
         hidden = [
             name
             for part in self.model_parts
@@ -89,13 +89,13 @@ class MeritOptimizersContainer(OptimizersContainer):
         ]
         if hidden:
             raise ValueError(
-                f"{kind.__name__} was given no weight to use direction={direction!r} for: {hidden[0]} and "
-                "others like it match the patterns of other optimizers. The first pattern that matches "
-                f"counts: put {kind.__name__}'s before those, or give all of the groups another optimizer."
+                f"{kind.__name__} has no weight to use direction={direction!r} for: {hidden[0]} and others "
+                "like it match the patterns of other optimizers. The first pattern that matches counts: put "
+                f"{kind.__name__}'s before those, or use another optimizer for all groups."
             )
         logger.warning(
             f"{kind.__name__} has no weight to use direction={direction!r} for on this rank, and is AdamW "
-            "here. So it should be in a stage of a pipeline that has no layers, and nowhere else."
+            "here. This is expected only in a pipeline stage without layers."
         )
 
     @staticmethod
@@ -106,7 +106,7 @@ class MeritOptimizersContainer(OptimizersContainer):
             factory: Callable[..., Optimizer] = OptimizersContainer._resolve_optimizer_factory(name)
         except NotImplementedError:
             error = unknown("optimizer", name, FAMILY)
-            error.add_note("torchtitan's own names are known too.")
+            error.add_note("torchtitan's own names are allowed too.")
             raise error from None
         return factory
 
@@ -137,7 +137,7 @@ class MeritOptimizersContainer(OptimizersContainer):
 
 
 def _is_sorted(config: ParamGroupConfig) -> bool:
-    """Whether the weights of a group are sorted by what they are."""
+    """Whether the weights of a group are sorted by kind."""
     return config.optimizer_name in _SORTING and "direction" not in config.optimizer_kwargs
 
 
@@ -151,11 +151,11 @@ def _build(
         if str(error).startswith("fused=True"):
             error.add_note("In torchtitan: implementation='foreach', or \"fused\": None in optimizer_kwargs.")
         raise
-    # What a whole group does not say is what LATER says, not what the first one does.
-    unsaid = {option: LATER[option] for option in LATER.keys() & optimizer.defaults.keys()}
+    # Options that a group does not set have the defaults of LATER, not the values of the first group.
+    defaults = {option: LATER[option] for option in LATER.keys() & optimizer.defaults.keys()}
     for other in others:
         for group in other.param_groups:
-            optimizer.add_param_group({**unsaid, **group})
+            optimizer.add_param_group({**defaults, **group})
     for group in optimizer.param_groups:
         _check_names(kind.__name__, group, {**LATER, **ADAMW, **optimizer.defaults})
         if group["max_grad_norm"] is not None:
@@ -170,32 +170,32 @@ def _build(
 def _of_group(
     kind: type[TrustRatioOptimizer], group: dict[str, Any], options: dict[str, Any]
 ) -> TrustRatioOptimizer:
-    """An optimizer of one group. Where its weights are sorted, its options are arguments of the class."""
+    """Return an optimizer for one group. With sorted weights, its options are arguments of the class."""
     if "param_kinds" not in group:
         return kind([group], **options)
     assert issubclass(kind, HiddenMatrixOptimizer)
     weights = {key: group[key] for key in ("params", "param_names", "param_kinds")}
-    own = {key: value for key, value in group.items() if key not in weights}
-    _check_names(kind.__name__, own, [*inspect.signature(kind).parameters, *ENGINE_DEFAULTS])
+    group_options = {key: value for key, value in group.items() if key not in weights}
+    _check_names(kind.__name__, group_options, [*inspect.signature(kind).parameters, *ENGINE_DEFAULTS])
     if not {*kind.KINDS} & {*weights["param_kinds"]}:
-        # Refused where there is nothing else; but the layers may be in another group, part or stage.
+        # The class would refuse this, but the layers may be in another group, part or stage.
         del weights["param_kinds"]
         weights["direction"] = ADAMW["direction"]
-    return kind([weights], **{**options, **own})
+    return kind([weights], **{**options, **group_options})
 
 
 def _check_names(name: str, group: dict[str, Any], known: Collection[str]) -> None:
-    """Raise on what torch lets pass in a parameter group, and torchtitan with it."""
+    """Raise ValueError on unknown options, which torch and torchtitan accept in a parameter group."""
     no_options = ("params", "param_names", "algorithm", "options")
     for option in sorted(group.keys() - {*known, *no_options}):
         nearest = difflib.get_close_matches(option, known, n=1)
         hint = f"; did you mean {nearest[0]!r}?" if nearest else "."
         allowed = ", ".join(option for option in known if option not in no_options)
-        raise ValueError(f"{name} has no option {option!r}{hint} Known are {allowed}.")
+        raise ValueError(f"{name} has no option {option!r}{hint} Its options are {allowed}.")
 
 
 def default_optimizer(name: str, **options: Any) -> MeritOptimizersContainer.Config:
-    """One optimizer for every parameter, as torchtitan's ``default_adamw`` is AdamW for every parameter.
+    """Return one optimizer for every parameter, like torchtitan's ``default_adamw`` for AdamW.
 
         config.optimizer = default_optimizer("MuonMERIT", lr=4e-2)
 
@@ -212,7 +212,7 @@ def default_merit(lr: float = 9e-3, **options: Any) -> MeritOptimizersContainer.
     return default_optimizer("MERIT", lr=lr, **options)
 
 
-# Each is a whole optimizer on the command line; torchtitan finds an override by its function's name:
+# Overrides for the command line; torchtitan finds an override by its function's name:
 #     --override.imports 'merit_optim.integrations.torchtitan.by_name={"name": "MuonMERIT", "lr": 0.04}'
 
 
@@ -220,25 +220,25 @@ def default_merit(lr: float = 9e-3, **options: Any) -> MeritOptimizersContainer.
 def by_name(
     config: OptimizersContainer.Config, *, name: str, **options: Any
 ) -> MeritOptimizersContainer.Config:
-    """An optimizer in place of a configuration's, with its own defaults but for ``options``."""
+    """Replace a configuration's optimizer by the one named; options not given have its defaults."""
     return _replaced(config, name, options)
 
 
 @override(target=OptimizersContainer.Config, description="MERIT for every parameter")
 def merit(config: OptimizersContainer.Config, **options: Any) -> MeritOptimizersContainer.Config:
-    """MERIT in place of a configuration's optimizer, with its own defaults but for ``options``."""
+    """Replace a configuration's optimizer by MERIT; options not given have its defaults."""
     return _replaced(config, "MERIT", options)
 
 
 @override(target=OptimizersContainer.Config, description="LAMB for every parameter")
 def lamb(config: OptimizersContainer.Config, **options: Any) -> MeritOptimizersContainer.Config:
-    """LAMB in place of a configuration's optimizer, with its own defaults but for ``options``."""
+    """Replace a configuration's optimizer by LAMB; options not given have its defaults."""
     return _replaced(config, "LAMB", options)
 
 
 @override(target=OptimizersContainer.Config, description="MaxLAMB for every parameter")
 def max_lamb(config: OptimizersContainer.Config, **options: Any) -> MeritOptimizersContainer.Config:
-    """MaxLAMB in place of a configuration's optimizer, with its own defaults but for ``options``."""
+    """Replace a configuration's optimizer by MaxLAMB; options not given have its defaults."""
     return _replaced(config, "MaxLAMB", options)
 
 
@@ -253,7 +253,7 @@ def _replaced(
     if len(config.param_groups) > 1:
         patterns = ", ".join(repr(group.pattern) for group in config.param_groups)
         raise ValueError(
-            f"the configuration has parameter groups of its own ({patterns}), which an override for {name} "
+            f"the configuration has several parameter groups ({patterns}), which an override for {name} "
             "would drop; write a configuration with MeritOptimizersContainer"
         )
     replaced: MeritOptimizersContainer.Config = derive(

@@ -1,11 +1,11 @@
-"""MERIT for JAX, as optax gradient transformations. Needs jax and optax, and no torch."""
+"""MERIT for JAX, as optax gradient transformations. Needs jax and optax, but not torch."""
 
 try:
     import jax as _jax  # noqa: F401
     import optax as _optax  # type: ignore[import-untyped]  # noqa: F401
 except ModuleNotFoundError as error:
     raise ModuleNotFoundError(
-        f"merit_optim.jax needs jax and optax, and {error.name} is missing: pip install 'merit-optim[jax]'",
+        f"merit_optim.jax needs jax and optax, but {error.name} is missing: pip install 'merit-optim[jax]'",
         name=error.name,
     ) from error
 

@@ -1,4 +1,4 @@
-"""The trust-ratio family for one array, in plain jax.numpy: what ``optim/algorithm.py`` is for torch.
+"""The trust-ratio family for one array, in plain jax.numpy; see ``optim/algorithm.py`` for torch.
 
 A weight w with gradient g, moments m and v, and weight decay wd:
 
@@ -9,8 +9,8 @@ A weight w with gradient g, moments m and v, and weight decay wd:
     s_ij = max(r_i, c_j, b)
     w <- w - lr * clamp(s*u, -clip, clip)
 
-Arrays keep their shapes: rows and columns are sets of axes, and sizes are reduced over them with the
-axes kept. So a sharded array is never reshaped, and XLA moves nothing between devices but those sizes.
+Arrays keep their shapes: rows and columns are sets of axes, and sizes are reduced over them with the axes
+kept. So a sharded array is never reshaped, and XLA moves only those sizes between devices.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ class Rule(NamedTuple):
 class MatrixAxes:
     """The axes of an array that make a matrix's rows, and those that make its columns.
 
-    All other axes stack matrices, each with ratios of its own. Without rows, or without columns, it is
-    a vector, which has only a whole-weight ratio. Negative axes count from the last one.
+    All other axes stack matrices, each with separate ratios. Without rows or without columns it is a vector,
+    which has only a whole-weight ratio. Negative axes count from the last one.
 
     Examples:
         >>> MatrixAxes(rows=(0, 1), columns=(2,))  # flax's attention output: heads, head size -> width
@@ -71,10 +71,9 @@ class MatrixAxes:
 
 
 def matrix_axes(ndim: int, matrix_dims: object = None) -> MatrixAxes:
-    """How an array with this many dimensions is seen.
+    """Return the matrix axes of an array with this many dimensions.
 
-    A number says how many trailing axes make one matrix, (the first of them) x (all the rest); None
-    takes all axes.
+    A number is how many trailing axes form one matrix, (the first of them) x (all the rest); None is all.
 
     Examples:
         >>> matrix_axes(4)
@@ -88,8 +87,8 @@ def matrix_axes(ndim: int, matrix_dims: object = None) -> MatrixAxes:
         matrix_dims = ndim
     elif not isinstance(matrix_dims, int | np.integer) or isinstance(matrix_dims, bool) or matrix_dims < 1:
         raise ValueError(
-            f"matrix_dims is {matrix_dims!r}; it must be a whole number that is at least 1, a MatrixAxes or "
-            "None. Under optax.inject_hyperparams, name it in static_args."
+            f"matrix_dims is {matrix_dims!r}; it must be an integer of at least 1, a MatrixAxes or None. "
+            "Under optax.inject_hyperparams, name it in static_args."
         )
     axes = tuple(range(max(0, ndim - int(matrix_dims)), ndim))
     num_row_axes = 1 if len(axes) > 1 else 0
@@ -97,7 +96,7 @@ def matrix_axes(ndim: int, matrix_dims: object = None) -> MatrixAxes:
 
 
 def _normalized(axes: MatrixAxes, ndim: int) -> MatrixAxes:
-    """The same axes counted from the first one."""
+    """Return the same axes, counted from the first one."""
     if not all(-ndim <= axis < ndim for axis in axes.whole):
         raise ValueError(f"{axes} names an axis that an array of {ndim} dimensions does not have")
     rows, columns = (tuple(axis % ndim for axis in part) for part in (axes.rows, axes.columns))
@@ -107,7 +106,7 @@ def _normalized(axes: MatrixAxes, ndim: int) -> MatrixAxes:
 
 
 def widened(x: Array) -> Array:
-    """Arithmetic is float32 whatever the array's dtype; float64 arrays keep their precision."""
+    """Convert to float32 for arithmetic; float64 arrays keep their precision."""
     return jnp.asarray(x, jnp.promote_types(jnp.result_type(x), jnp.float32))
 
 
@@ -117,7 +116,7 @@ def moving_average(average: Array, new: Array, beta: Scalar) -> Array:
 
 
 def bias_correction(count: Array, beta: Scalar) -> Array:
-    """1 - beta**count, with all its digits where beta is near 1."""
+    """1 - beta**count, accurate if beta is near 1."""
     log_beta = math.log(beta) if isinstance(beta, float) and beta > 0 else jnp.log(beta)
     return -jnp.expm1(count * log_beta)
 
@@ -129,18 +128,18 @@ def adam_direction(
     if not corrected:
         return mu / (jnp.sqrt(nu) + eps)
     # XLA may contract a product and a sum, and turn a/b/c into a/(b*c), in one program and not in another.
-    # Nothing is left to its choice here: no two divisions in a row, no product as a last step, to which
-    # the decayed weights, a product too, would be added.
+    # This avoids both: no two divisions in a row, and no product as the last step, to which the decayed
+    # weights, also a product, would be added.
     first, second_sqrt = 1 / bias_correction(count, b1), 1 / jnp.sqrt(bias_correction(count, b2))
     return mu * first / (jnp.sqrt(nu) * second_sqrt + eps)
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(1,))
 def largest(x: Array, axes: tuple[int, ...]) -> Array:
-    """max|x| over some axes, which are kept; NaN if there is one, 0 of nothing.
+    """max|x| over some axes, which are kept; NaN if there is one, 0 if x is empty.
 
-    Magnitudes are compared by their bits, as integers: XLA's own float maximum keeps a NaN, but where
-    it goes across devices, backends' collectives drop it.
+    Magnitudes are compared by their bits, as integers: XLA's float maximum keeps a NaN, but the collectives
+    of some backends drop it across devices.
     """
     integer = jnp.dtype(f"int{8 * x.dtype.itemsize}")
     magnitude = jax.lax.bitcast_convert_type(x, integer) & np.iinfo(integer).max  # without the sign
@@ -160,22 +159,22 @@ def size(x: Array, axes: Sequence[int], norm: Norm) -> Array:
 
 
 def undefined(weight_size: Array, update_size: Array) -> Array:
-    """Where a ratio has no meaning: a weight of size zero, or nothing to scale."""
+    """Where a ratio is undefined: a weight of size zero, or nothing to scale."""
     return (weight_size == 0) | (update_size == 0)
 
 
 def ratio(weight_size: Array, update_size: Array) -> Array:
-    """|w| / |u|, 1 where it is undefined, and never infinite, for inf * 0 would make a NaN."""
+    """|w| / |u|, 1 where it is undefined, and never infinite, because inf * 0 is NaN."""
     no_ratio = undefined(weight_size, update_size)
     quotient = weight_size / jnp.where(no_ratio, 1, update_size)
     return jnp.where(no_ratio, 1, jnp.minimum(quotient, np.finfo(quotient.dtype).max))
 
 
 def element_ratio(weight: Array, update: Array, axes: MatrixAxes, rule: Rule) -> Array:
-    """s, of a shape that broadcasts to the weight's.
+    """s, in a shape that broadcasts to the weight's.
 
-    Elements of a row or column whose own ratio is undefined are not scaled (s = 1): a zero-initialised
-    row would otherwise be held at the size of its neighbours' updates, or at nothing.
+    Elements of a row or column whose ratio is undefined are not scaled (s = 1): a zero-initialized row would
+    otherwise get the scale of its neighbours' updates, or zero.
     """
 
     def sizes(reduced: Sequence[int]) -> tuple[Array, Array]:

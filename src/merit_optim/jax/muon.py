@@ -21,7 +21,7 @@ Coefficients = str | Sequence[float] | Sequence[Sequence[float]]
 
 
 def _undivided(steps: tuple[Triple, ...], divisor: float) -> tuple[Triple, ...]:
-    """Steps that are meant for N / (divisor*|N|), for N / |N|, with which optax begins."""
+    """Convert steps that start from N / (divisor*|N|) to steps from N / |N|, where optax starts."""
     (a, b, c), *others = steps
     return (a / divisor, b / divisor**3, c / divisor**5), *others
 
@@ -52,8 +52,8 @@ _NS_COEFFICIENTS: dict[str, tuple[Triple, ...]] = {
     ),
 }
 
-# optax divides by |N| + eps, so that zero stays zero. In float32 this is |N| itself from 2e-7 on. It cannot
-# be much smaller: the squares of elements below 1e-19 are zero, and |N| with them, but not the elements.
+# optax divides by |N| + eps, so that zero stays zero. In float32 this equals |N| from 2e-7 on. It cannot be
+# much smaller: the squares of elements below 1e-19 underflow, and |N| with them, but not the elements.
 _EPS = 1e-14
 
 _REST_SHARE = 0.4
@@ -92,19 +92,19 @@ def muon_merit(
     X comes close to an orthogonal matrix, the elements of the first term of u to a root mean square of 1.
     A row or column in which w or u is all zero is not scaled (s = 1).
 
-    Arithmetic and state are in float32 whatever the parameters' dtype; the updates come in the gradients'
-    dtype. The products in X have the precision that ``jax.default_matmul_precision`` gives them. A hidden
-    matrix has one buffer as state, M.
+    Arithmetic and state are in float32 for any dtype of the parameters; the updates have the dtype of the
+    gradients. The products in X have the precision of ``jax.default_matmul_precision``. The state of a hidden
+    matrix is one buffer, M.
 
     Args:
         learning_rate: a number, or a schedule from the step count to one. Relative to the size of the
-            weights, as MERIT's.
+            weights, like MERIT's.
         weight_decay: added to u as ``weight_decay * w``; for the other parameters AdamW's. A number or a
             schedule.
         mask: which parameters decay: a tree of bools, a prefix of the parameters' tree, or a function
             from the parameters to one. None: all.
-        hidden: which parameters are hidden matrices, in the same forms as ``mask``; it must be given.
-            Embeddings and the output head are not: their rows, or columns, belong to tokens.
+        hidden: which parameters are hidden matrices, in the same forms as ``mask``; required. Embeddings and
+            the output head are not: their rows or columns belong to tokens.
         momentum: decay of M.
         nesterov: look ahead by one more step of momentum.
         ns_steps: number of steps to the orthogonal matrix.
@@ -115,7 +115,7 @@ def muon_merit(
         weight_bound: let the whole weight's ratio bound the element-wise ones from below.
         norm: "max" or "l2", the norm in all ratios.
         matrix_dims: how many trailing dimensions make one matrix; the ones before them stack matrices, each
-            orthogonalised and scaled by itself (2 for scanned layers or experts). None: all, seen as
+            orthogonalized and scaled by itself (2 for scanned layers or experts). None: all, seen as
             (first dimension) x (all the rest). Also a ``MatrixAxes``, a tree, or a function; see ``merit``.
         rest_learning_rate: AdamW's, a number or a schedule. None: 0.4 of ``learning_rate``.
         rest_b1: decay of AdamW's first moment.
@@ -153,9 +153,9 @@ def muon_merit(
     validate.positive("rest_eps", rest_eps)
     if hidden is None:
         raise ValueError(
-            "hidden is None; it must say which parameters are hidden matrices, which a tree of arrays does "
-            "not: a tree of bools, such as {'embedding': False, 'layers': True, 'head': False}, or a "
-            "function from the parameters to one"
+            "hidden is None; it must say which parameters are hidden matrices: a tree of bools, such as "
+            "{'embedding': False, 'layers': True, 'head': False}, or a function from the parameters to one. "
+            "The arrays alone do not show it"
         )
 
     def by_kind(*, hidden_matrices: Any, rest: Any) -> optax.GradientTransformationExtraArgs:
@@ -219,7 +219,7 @@ def _orthogonalized(
 
     def update(updates: Any, params: Any) -> Any:
         del params
-        # With beta 0 optax's average is the update itself; kept, it would be a second buffer for each weight.
+        # With beta 0 optax's average is the update itself; its state would be a second buffer per weight.
         orthogonal, _ = muon.update(updates, muon.init(updates))
         return jax.tree.map(
             lambda x, axes: math.sqrt(_longer_side(x, axes)) * x, orthogonal, spread(matrix_dims, updates)
@@ -232,30 +232,30 @@ def _longer_side(x: Array, axes: MatrixAxes) -> int:
     return max(math.prod(x.shape[axis] for axis in side) for side in (axes.rows, axes.columns))
 
 
-def _coefficients(given: Any, num_steps: Any) -> tuple[Triple, ...]:
-    """(a, b, c) of every step."""
+def _coefficients(value: Any, num_steps: Any) -> tuple[Triple, ...]:
+    """Return (a, b, c) of every step."""
     if not isinstance(num_steps, int | np.integer) or isinstance(num_steps, bool) or num_steps < 1:
         raise ValueError(
-            f"ns_steps is {num_steps!r}; it must be a whole number that is at least 1. Under "
+            f"ns_steps is {num_steps!r}; it must be an integer of at least 1. Under "
             "optax.inject_hyperparams, name it in static_args."
         )
-    known = _NS_COEFFICIENTS.get(given) if isinstance(given, str) else given
+    known = _NS_COEFFICIENTS.get(value) if isinstance(value, str) else value
     try:
         steps = np.atleast_2d(np.asarray(known, np.float64))
-    except (TypeError, ValueError):  # no numbers, or not as many in each
+    except (TypeError, ValueError):  # not numbers, or of unequal lengths
         steps = np.empty(0)
     if steps.ndim != 2 or steps.shape[1] != 3 or not len(steps) or not np.isfinite(steps).all():
         raise ValueError(
-            f"ns_coefficients is {given!r}; it must be one of {', '.join(map(repr, _NS_COEFFICIENTS))}, or "
+            f"ns_coefficients is {value!r}; it must be one of {', '.join(map(repr, _NS_COEFFICIENTS))}, or "
             "three finite numbers (a, b, c), or such a triple for each step"
         )
     return tuple(tuple(steps[min(i, len(steps) - 1)].tolist()) for i in range(num_steps))
 
 
 def _kinds(hidden: Mask, matrix_dims: MatrixDims, params: Any) -> Any:
-    """The kind of every parameter: "hidden" or "rest"."""
+    """Return the kind of every parameter: "hidden" or "rest"."""
     num_params = len(jax.tree.leaves(params))
-    if num_params == 0:  # also what stands for all parameters in optax.tree.map_params
+    if num_params == 0:  # also the placeholder for all parameters in optax.tree.map_params
         return params
     marks = jax.tree.map(
         lambda mark, part: jax.tree.map(lambda _: mark, part), resolved(hidden, params), params
@@ -264,7 +264,7 @@ def _kinds(hidden: Mask, matrix_dims: MatrixDims, params: Any) -> Any:
     if not any(jax.tree.leaves(marks)):
         raise ValueError(
             f"hidden marks none of {num_params} parameters; at least one must be a hidden matrix. Change "
-            "hidden, or take optax.adamw."
+            "hidden, or use optax.adamw."
         )
     marked = jax.tree.map(lambda mark, param: param if mark else optax.MaskedNode(), marks, params)
     jax.tree.map_with_path(_check_matrix, marked, spread(matrix_dims, marked))
@@ -281,14 +281,14 @@ def _check_mark(path: tuple[Any, ...], mark: Any) -> None:
 def _check_matrix(path: tuple[Any, ...], param: Array, axes: MatrixAxes) -> None:
     if axes.is_vector:
         raise ValueError(
-            f"the parameter {jax.tree_util.keystr(path)} is marked hidden, and its shape {param.shape}, seen "
-            f"as {axes}, is no matrix's; a hidden matrix has rows and columns. Make hidden False for it, and "
-            "AdamW takes it, or give other matrix_dims."
+            f"the parameter {jax.tree_util.keystr(path)} is marked hidden, but its shape {param.shape}, seen "
+            f"as {axes}, is not that of a matrix; a hidden matrix has rows and columns. Set hidden to False "
+            "for it, so that AdamW updates it, or give other matrix_dims."
         )
 
 
 def _share(learning_rate: ScalarOrSchedule) -> ScalarOrSchedule:
-    """AdamW's learning rate where none is given."""
+    """Return AdamW's default learning rate."""
     if callable(learning_rate):
         return lambda count: _REST_SHARE * learning_rate(count)
     return _REST_SHARE * learning_rate

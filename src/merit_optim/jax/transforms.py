@@ -1,4 +1,4 @@
-"""MERIT and its max-norm relative of LAMB as optax gradient transformations."""
+"""MERIT and MaxLAMB as optax gradient transformations."""
 
 from __future__ import annotations
 
@@ -44,9 +44,9 @@ def merit(
         w <- w - learning_rate * clamp(s*u, -clip, clip)
 
     A row or column in which w or u is all zero is not scaled (s = 1); vectors and scalars have only the
-    last of the three ratios. Arithmetic is in float32 whatever the parameters' dtype; the updates come
-    in the gradients' dtype, as optax has it. With the max norm, parameters sharded over a mesh get the
-    bits of one device.
+    last of the three ratios. Arithmetic is in float32 for any dtype of the parameters; the updates have the
+    dtype of the gradients, as in optax. With the max norm, parameters sharded over a mesh get the same bits
+    as on one device.
 
     LAMB is ``optax.lamb``, or ``merit(..., norm="l2", element_wise=False, clip=None)`` for the MERIT
     paper's form of it, without bias correction.
@@ -127,7 +127,7 @@ def max_lamb(
         u  = m / (sqrt(v) + eps) + weight_decay*w
         w <- w - learning_rate * max|w| / max|u| * u
 
-    Half of the way from LAMB to MERIT, without the element-wise ratios and the clip.
+    Halfway from LAMB to MERIT, without the element-wise ratios and the clip.
 
     Args:
         learning_rate: a number or a schedule, relative to the size of the weights.
@@ -177,12 +177,12 @@ def scale_by_merit(
     norm: Norm = "max",
     matrix_dims: MatrixDims = None,
 ) -> optax.GradientTransformationExtraArgs:
-    """MERIT's ratios and clip for updates of any origin, as ``optax.scale_by_trust_ratio`` is LAMB's.
+    """MERIT's ratios and clip for any updates, like ``optax.scale_by_trust_ratio`` for LAMB.
 
         s_ij = max(max|w_i.| / max|u_i.|,  max|w_.j| / max|u_.j|,  max|w| / max|u|)
         u <- clamp(s*u, -clip, clip)
 
-    Without state. It stands after the moments and weight decay, and before the learning rate.
+    It has no state. In a chain it comes after the moments and weight decay, and before the learning rate.
 
     Args:
         clip: bound on each element of ``s*u``; None for none.
@@ -211,7 +211,7 @@ def scale_by_merit(
     if clip is not None:
         validate.number("clip", clip, "a number greater than 0, or None for no clip", lambda value: value > 0)
     if isinstance(matrix_dims, Real | Array):
-        algorithm.matrix_axes(2, matrix_dims)  # a wrong number is refused at once
+        algorithm.matrix_axes(2, matrix_dims)  # refuse a wrong number now, not in the first update
     rule = Rule(clip=clip, element_wise=element_wise, weight_bound=weight_bound, norm=norm)
 
     def update(updates: Any, state: Any, params: Any) -> tuple[Any, Any]:
@@ -224,7 +224,7 @@ def scale_by_merit(
 def _scale_by_moments(
     b1: Scalar, b2: Scalar, eps: Scalar, *, bias_correction: bool, state_dtype: DTypeLike
 ) -> optax.GradientTransformation:
-    """Adam's direction; unlike ``optax.scale_by_adam`` with both moments in one dtype, and uncorrected."""
+    """Adam's direction; unlike ``optax.scale_by_adam``, with both moments in one dtype, and uncorrected."""
     validate.decay("b1", b1)
     validate.decay("b2", b2)
     validate.positive("eps", eps)
@@ -232,7 +232,7 @@ def _scale_by_moments(
 
     def init(params: Any) -> optax.ScaleByAdamState:
         check_parameters(params)
-        # Two trees, not one twice: a jitted step could not be given both to overwrite.
+        # Two trees, not one twice: a jitted step could not donate the same buffer twice.
         mu, nu = (
             jax.tree.map(lambda w: jnp.zeros_like(w, _stored_dtype(w, state_dtype)), params) for _ in range(2)
         )
@@ -259,5 +259,5 @@ def _scale_by_moments(
 
 
 def _stored_dtype(x: Array, state_dtype: DTypeLike) -> DTypeLike:
-    """The moments' dtype, for a parameter or for moments it has already."""
+    """Return the dtype of the moments of a parameter, or of existing moments."""
     return jnp.float64 if jnp.result_type(x) == jnp.float64 else state_dtype

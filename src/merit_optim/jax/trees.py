@@ -1,4 +1,4 @@
-"""Trees of parameters: the precision of the arithmetic, and what is given for each parameter."""
+"""Parameter trees: arithmetic in float32, and options for each parameter."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ MatrixDims = int | MatrixAxes | None | Any
 
 
 def in_float32(inner: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:
-    """The transformation computed in float32, with updates in the dtype in which they came."""
+    """Compute a transformation in float32; the updates keep their dtype."""
     inner = optax.with_extra_args_support(inner)
 
     def update(updates: Any, state: Any, params: Any = None, **extra_args: Any) -> tuple[Any, Any]:
         if params is None:
             raise ValueError(
-                "params is None, and trust ratios need the weights; call update(grads, state, params)"
+                "params is None, but trust ratios need the weights; call update(grads, state, params)"
             )
         scaled, state = inner.update(widened(updates), state, widened(params), **extra_args)
         return optax.tree.cast_like(scaled, updates), state
@@ -35,17 +35,17 @@ def widened(tree: Any) -> Any:
     return jax.tree.map(algorithm.widened, tree)
 
 
-def resolved(given: Any, params: Any) -> Any:
-    """The tree that is given, or that a given function makes of the parameters.
+def resolved(value: Any, params: Any) -> Any:
+    """Return ``value`` if it is a tree, or the tree that it makes from the parameters if it is a function.
 
-    A tree is no function where its nodes can be called, as Equinox's modules can.
+    A tree with callable nodes, such as an Equinox module, is not a function.
     """
-    leaves = jax.tree.leaves(given)
-    return given(params) if leaves and all(map(callable, leaves)) else given
+    leaves = jax.tree.leaves(value)
+    return value(params) if leaves and all(map(callable, leaves)) else value
 
 
 def spread(matrix_dims: MatrixDims, params: Any) -> Any:
-    """A ``MatrixAxes`` for every parameter."""
+    """Return a ``MatrixAxes`` for every parameter."""
     return jax.tree.map(
         lambda dims, part: jax.tree.map(lambda w: algorithm.matrix_axes(w.ndim, dims), part),
         resolved(matrix_dims, params),

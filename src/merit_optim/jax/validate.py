@@ -1,4 +1,4 @@
-"""What options may be. Wrong ones are refused when a transformation is made."""
+"""Validate options when a transformation is created."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _STATE_DTYPES = tuple(map(jnp.dtype, ("float32", "bfloat16", "float64")))
 
 
 def number(name: str, value: Any, allowed: str, holds: Callable[[Any], bool]) -> None:
-    """Refuse a wrong number. Arrays pass: under ``optax.inject_hyperparams`` they have no value yet."""
+    """Refuse a wrong number. Arrays pass: under ``optax.inject_hyperparams`` their value is not known yet."""
     is_number = isinstance(value, Real) and not isinstance(value, bool)
     if isinstance(value, Array | np.ndarray) or (is_number and holds(value)):
         return
@@ -23,14 +23,14 @@ def number(name: str, value: Any, allowed: str, holds: Callable[[Any], bool]) ->
 
 
 def rate(name: str, value: Any) -> None:
-    """A learning rate or weight decay."""
+    """Check a learning rate or weight decay."""
     if not callable(value):
-        allowed = "a finite number that is at least 0, or a schedule"
+        allowed = "a finite number of at least 0, or a schedule"
         number(name, value, allowed, lambda value: 0 <= value < math.inf)
 
 
 def decay(name: str, value: Any) -> None:
-    """The decay of a moving average."""
+    """Check the decay of a moving average."""
     number(name, value, "a number that is at least 0 and less than 1", lambda value: 0 <= value < 1)
 
 
@@ -39,10 +39,10 @@ def positive(name: str, value: Any) -> None:
 
 
 def state_dtype(value: Any) -> None:
-    """Squares of ordinary gradients are zero in float16 and in anything smaller."""
+    """Check the dtype of the moments. Squares of ordinary gradients underflow in float16 and smaller."""
     try:
-        is_usable = value is not None and jnp.dtype(value) in _STATE_DTYPES  # NumPy takes None for float64
-    except TypeError:  # the name of no dtype
+        is_usable = value is not None and jnp.dtype(value) in _STATE_DTYPES  # for NumPy, None is float64
+    except TypeError:  # not the name of a dtype
         is_usable = False
     if not is_usable:
         names = ", ".join(repr(dtype.name) for dtype in _STATE_DTYPES)

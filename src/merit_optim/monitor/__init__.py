@@ -1,4 +1,4 @@
-"""What attention and updates do in a model of any kind. Depends on torch alone."""
+"""Monitor attention and updates in any model. Depends only on torch."""
 
 from merit_optim.monitor.attention import AttentionMonitor
 from merit_optim.monitor.reading import AttentionReading

@@ -1,7 +1,7 @@
-"""What attention functions are called with, in the terms of :func:`observe_attention`.
+"""Convert the arguments of attention functions to those of :func:`observe_attention`.
 
-Each function here has the signature of the attention function it is named for. None stands for a call that
-cannot be observed: on tensors of another kind, or with keys that are in none of the arguments.
+Each function has the signature of the attention function it is named for. It returns None if the call cannot
+be observed: with tensor subclasses, or with keys that are not among the arguments.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch.nn.attention.bias import CausalBias, CausalVariant
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 
-class Arguments(NamedTuple):
+class AttentionArguments(NamedTuple):
     """Arguments of :func:`observe_attention`."""
 
     query: Tensor
@@ -34,7 +34,7 @@ def of_scaled_dot_product(
     is_causal: bool = False,
     scale: float | None = None,
     enable_gqa: bool = False,  # noqa: ARG001
-) -> Arguments | None:
+) -> AttentionArguments | None:
     """``torch.nn.functional.scaled_dot_product_attention``."""
     if not _is_plain(query):
         return None
@@ -44,7 +44,7 @@ def of_scaled_dot_product(
             offset = mask.seq_len_kv - mask.seq_len_q
         mask, is_causal = None, True
     elif mask is not None and type(mask) not in (Tensor, nn.Parameter):
-        return None  # what it hides is its own affair
+        return None  # a mask subclass whose meaning is unknown
     if query.ndim < 4:  # one head
         query, key = query.unsqueeze(-3), key.unsqueeze(-3)
         mask = mask.unsqueeze(-3) if mask is not None and mask.ndim > 2 else mask
@@ -52,10 +52,12 @@ def of_scaled_dot_product(
         batches = torch.broadcast_shapes(query.shape[:-3], key.shape[:-3])
         query, key = (x.expand(*batches, *x.shape[-3:]) for x in (query, key))
         mask = mask.expand(*batches, *mask.shape[-3:]) if mask is not None and mask.ndim > 3 else mask
-    if query.shape[-3] == 1:  # which may serve all heads of the keys
+    if query.shape[-3] == 1:  # broadcast over all heads of the keys
         query = query.expand(*query.shape[:-3], key.shape[-3], -1, -1)
     options = {"scale": _scale(query, scale), "right": 0 if is_causal else -1, "offset": offset}
-    return Arguments(_four_dimensional(query), _four_dimensional(key), _four_dimensional(mask), options)
+    return AttentionArguments(
+        _four_dimensional(query), _four_dimensional(key), _four_dimensional(mask), options
+    )
 
 
 def of_multi_head(
@@ -76,10 +78,10 @@ def of_multi_head(
     k_proj_weight: Tensor | None = None,
     static_k: Tensor | None = None,
     **more: Any,  # noqa: ARG001
-) -> Arguments | None:
+) -> AttentionArguments | None:
     """``torch.nn.functional.multi_head_attention_forward``, which nn.MultiheadAttention calls.
 
-    Its queries and keys never leave it, so they are formed once more. Its masks hide where they are true.
+    Its queries and keys are internal, so they are computed again. Its boolean masks hide keys where true.
     """
     if bias_k is not None or add_zero_attn or static_k is not None or not _is_plain(query):
         return None
@@ -99,7 +101,7 @@ def of_multi_head(
     if key_padding_mask is not None:
         padding = _added(key_padding_mask[:, None, None])
         mask = padding if mask is None or padding is None else mask + padding
-    return Arguments(query, key, mask, {"scale": _scale(query, None)})
+    return AttentionArguments(query, key, mask, {"scale": _scale(query, None)})
 
 
 def of_eager(
@@ -114,13 +116,13 @@ def of_eager(
     position_bias: Tensor | None = None,
     s_aux: Tensor | None = None,
     **others: Any,  # noqa: ARG001
-) -> Arguments | None:
-    """The products that transformers' models write out: everything that hides a key is in the mask."""
+) -> AttentionArguments | None:
+    """The eager attention of transformers' models: everything that hides a key is in the mask."""
     mask = None if attention_mask is None else attention_mask[..., : key.shape[-2]]
     if position_bias is not None:
         mask = position_bias if mask is None else position_bias + mask
     options = {"scale": _scale(query, scaling), "softcap": softcap or 0.0}
-    return Arguments(query, key, mask, options | _beside_sinks(s_aux))
+    return AttentionArguments(query, key, mask, options | _beside_sinks(s_aux))
 
 
 def of_flash(
@@ -137,10 +139,10 @@ def of_flash(
     cu_seq_lens_q: Tensor | None = None,
     s_aux: Tensor | None = None,
     **others: Any,  # noqa: ARG001
-) -> Arguments | None:
-    """The flash kernels of transformers: real tokens as a mask, the last query at the last key, a window."""
+) -> AttentionArguments | None:
+    """The flash kernels of transformers: a padding mask, the last query at the last key, a window."""
     if cu_seq_lens_q is not None:
-        return None  # several texts in one row, told apart by their lengths alone
+        return None  # several packed texts in one row
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
     window = -1 if sliding_window is None else sliding_window - 1
     options = {
@@ -151,7 +153,7 @@ def of_flash(
         "offset": key.shape[-2] - query.shape[-2],
     }
     mask = None if attention_mask is None else attention_mask[:, None, None, -key.shape[-2] :].bool()
-    return Arguments(query, key, mask, options | _beside_sinks(s_aux))
+    return AttentionArguments(query, key, mask, options | _beside_sinks(s_aux))
 
 
 def _is_plain(tensor: Tensor) -> bool:
@@ -163,7 +165,7 @@ def _scale(query: Tensor, scale: float | None) -> float:
 
 
 def _beside_sinks(sinks: Tensor | None) -> dict[str, bool]:
-    """No entropy where learned sinks take a part of each query's attention: keys have only the rest."""
+    """Disable the entropy if learned sinks take a part of each query's attention."""
     return {} if sinks is None else {"entropy": False}
 
 
@@ -174,7 +176,7 @@ def _four_dimensional(tensor: Any) -> Any:
 
 
 def _added(mask: Tensor | None) -> Tensor | None:
-    """A mask that hides where it is true, or is added already, as one that is added."""
+    """Convert a boolean mask, which hides keys where true, to an additive one; keep an additive one."""
     if mask is None or mask.dtype != torch.bool:
         return mask
     return torch.zeros(mask.shape, device=mask.device).masked_fill(mask, -torch.inf)

@@ -14,26 +14,26 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from merit_optim.monitor.attention_registry import intercepted_registry
 from merit_optim.monitor.interception import Interception, merge
 from merit_optim.monitor.reading import AttentionReading, combine, of_all_ranks
-from merit_optim.monitor.registry import intercepted_registry
 from merit_optim.optim.names import COMPILED, plain
 
 
 class AttentionMonitor:
-    """Observes the attention of a model in the steps one asks for, and leaves no trace in between.
+    """Observes the attention of a model in selected steps, without any effect in between.
 
-    A step is a ``with`` block, whatever happens in it: one forward pass or several. Each reading covers
-    the steps since the reading before.
+    A step is a ``with`` block with one or several forward passes. Each reading covers the steps since the
+    previous reading.
 
-    Seen are ``scaled_dot_product_attention``, ``nn.MultiheadAttention``, ``flex_attention`` on a GPU (the
-    largest logits alone), and the eager and flash functions of Hugging Face models. Observing
-    changes nothing that the model computes, with one exception: in evaluation ``nn.TransformerEncoder``
-    leaves its fast path for padded sequences, as with any hooks, and gives other outputs at the padding.
+    It observes ``scaled_dot_product_attention``, ``nn.MultiheadAttention``, ``flex_attention`` on a GPU (only
+    the largest logits), and the eager and flash functions of Hugging Face models. Observing does not change
+    what the model computes, with one exception: in evaluation ``nn.TransformerEncoder`` leaves its fast path
+    for padded sequences, as with any hooks, and returns other outputs at the padding.
 
     Args:
         model: The model, or a part of it. Layers are named as in ``model.named_modules()``.
-        every: Observe each so many steps, the first one included.
+        every: Observe one in this many steps, starting with the first.
         entropy: Whether to measure entropies too, which takes about three times as long.
 
     Examples:
@@ -52,7 +52,7 @@ class AttentionMonitor:
     def __init__(self, model: nn.Module, *, every: int = 1, entropy: bool = True) -> None:
         if every < 1:
             raise ValueError(
-                f"every must be at least 1 step, got {every}; to observe nothing, do not monitor"
+                f"every must be at least 1 step, got {every}; to observe nothing, do not use a monitor"
             )
         self.model = model
         self.every = every
@@ -75,13 +75,15 @@ class AttentionMonitor:
         self.stop()
 
     def start(self) -> None:
-        """Begin a step: what entering the ``with`` block does, for callbacks that cannot hold one."""
+        """Begin a step, like entering the ``with`` block, for callbacks that cannot use one."""
         if self._watched is not None:
-            raise RuntimeError("this monitor is in a step already; stop() ends it, or leaving its with block")
+            raise RuntimeError(
+                "this monitor is already in a step; end it with stop(), or by leaving its with block"
+            )
         self._start(running=None)
 
     def stop(self) -> None:
-        """End a step. Without one there is nothing to do."""
+        """End a step, if one is open."""
         watched, self._watched = self._watched, None
         if watched is not None:
             watched.close()
@@ -89,16 +91,16 @@ class AttentionMonitor:
     def attach(self) -> Callable[[], None]:
         """Make every forward pass of the model a step, for loops that cannot be changed.
 
-        Returns a function that ends this.
+        Returns a function that detaches the monitor.
         """
         if getattr(self.model, "_compiled_call_impl", None) is not None:
             raise ValueError(
-                f"{type(self.model).__name__} was compiled in place, and hooks would be compiled with it; "
+                f"{type(self.model).__name__} was compiled in place, so hooks would be compiled with it; "
                 "put `with monitor:` around the forward pass instead"
             )
 
         def begin(model: nn.Module, _: Any) -> None:
-            self.stop()  # a pass that was interrupted, which calls no hooks
+            self.stop()  # an interrupted pass did not call its hooks
             self._start(running=model)
 
         hooks = [
@@ -109,10 +111,10 @@ class AttentionMonitor:
         return partial(_remove, hooks)
 
     def read(self, group: dist.ProcessGroup | None = None) -> AttentionReading | None:
-        """What the steps since the last reading saw, which is then forgotten; None if none was observed.
+        """Return and reset the observations since the last reading; None if no step was observed.
 
-        With a ``group``, of all its ranks: each of them has to call this, after the same steps, whichever
-        layers it saw in them. Waits for the device.
+        With a ``group``, the reading covers all its ranks: each of them must call this after the same steps,
+        even if it observed other layers. Waits for the device.
         """
         seen, has_looked = self._seen, self._has_looked
         self.forget()
@@ -124,10 +126,10 @@ class AttentionMonitor:
         return reading
 
     def take(self) -> dict[str, Tensor]:
-        """The same of this rank alone and without waiting, as :func:`observe_attention` gives it.
+        """Return and reset the observations of this rank only, without waiting for the device.
 
         By the layer's name, on the device, (3, heads): the largest logits, the sums of the queries' entropies
-        and how many queries these are. Empty if nothing was observed.
+        and the number of these queries, as from :func:`observe_attention`. Empty if nothing was observed.
         """
         seen, has_looked = self._seen, self._has_looked
         self.forget()
@@ -137,14 +139,14 @@ class AttentionMonitor:
 
     def _warn_of_nothing(self) -> None:
         warnings.warn(
-            f"no attention was seen in {type(self.model).__name__}. A monitor sees torch's attention "
-            "functions and those of Hugging Face models, not products written out by hand; and only "
-            "in modules of the model it was given, while a step is open.",
+            f"no attention was observed in {type(self.model).__name__}. A monitor observes torch's attention "
+            "functions and those of Hugging Face models, not attention written as matrix products; and only "
+            "in modules of its model, while a step is open.",
             stacklevel=3,
         )
 
     def forget(self) -> None:
-        """Drop what the steps since the last reading saw, which is wanted after one that failed."""
+        """Drop the observations since the last reading, for example after a failed step."""
         self._seen, self._has_looked = {}, False
 
     @property
@@ -152,7 +154,7 @@ class AttentionMonitor:
         return next((param.device for param in self.model.parameters()), torch.device("cpu"))
 
     def _start(self, *, running: nn.Module | None) -> None:
-        """Begin a step, with a module ``running`` whose hooks must stay as they are."""
+        """Begin a step, with a module ``running`` whose hooks must not be changed."""
         with ExitStack() as stack:
             if self._num_steps % self.every == 0:
                 self._watch(stack, running)
@@ -162,14 +164,14 @@ class AttentionMonitor:
     def _watch(self, stack: ExitStack, running: nn.Module | None) -> None:
         modules = {name: module for name, module in self.model.named_modules() if _may_attend(module)}
         path = self._interception.path
-        path.clear()  # of what a pass that was interrupted left there
+        path.clear()  # an interrupted pass may have left modules there
 
         def enter(module: nn.Module, _: Any) -> None:
             path.append(module)
 
         def leave(module: nn.Module, *_: Any) -> None:
-            # With those in it that failed, which were not left. (Hooks that are always called would leave
-            # them at once, but torch.compile makes a new graph whenever one is registered.)
+            # Also remove inner modules that failed and never called this. (Hooks with always_call would do
+            # that at once, but torch.compile makes a new graph whenever one is registered.)
             while path and path.pop() is not module:
                 pass
 
@@ -187,13 +189,14 @@ class AttentionMonitor:
 
     def _collect(self, modules: dict[str, nn.Module]) -> None:
         self._has_looked = True
-        # All are taken off the modules before any is looked at: what fails must not reach the next step.
-        found = {name: module.__dict__.pop(self._interception.name, None) for name, module in modules.items()}
-        for name, observation in found.items():
+        # All are removed from the modules before any is processed: a failure must not reach the next step.
+        attribute = self._interception.name
+        observations = {name: module.__dict__.pop(attribute, None) for name, module in modules.items()}
+        for name, observation in observations.items():
             if observation is not None:
                 name = plain(name) or type(modules[name]).__name__
                 before = self._seen.get(name)
-                # A copy: in a CUDA graph the tensor belongs to the graph, and to its next replay.
+                # A copy: a CUDA graph overwrites its tensor in the next replay.
                 self._seen[name] = observation.clone() if before is None else merge(before, observation)
 
 
@@ -203,7 +206,7 @@ def _remove(hooks: list[RemovableHandle]) -> None:
 
 
 def _may_attend(module: nn.Module) -> bool:
-    """Whether a module may call attention itself. Of torch's own, one does."""
-    if COMPILED in module._modules:  # what torch.compile wraps a module in; hasattr would be slow
+    """Whether a module may call attention itself. Of torch's modules, only one does."""
+    if COMPILED in module._modules:  # the wrapper of torch.compile; hasattr would be slow
         return False
     return isinstance(module, nn.MultiheadAttention) or not type(module).__module__.startswith("torch.nn.")

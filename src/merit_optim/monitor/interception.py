@@ -1,4 +1,4 @@
-"""Seeing the attention that a model computes, without changing it."""
+"""Intercept the attention calls of a model without changing them."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from merit_optim.monitor.arguments import Arguments, of_multi_head, of_scaled_dot_product
+from merit_optim.monitor.arguments import AttentionArguments, of_multi_head, of_scaled_dot_product
 from merit_optim.monitor.observation import observe_attention
 from merit_optim.optim.torch_private import leave_function_mode
 
 
 def merge(one: Tensor, other: Tensor) -> Tensor:
-    """Two observations of (3, heads), as :func:`observe_attention` gives them, together."""
+    """Combine two observations of (3, heads) from :func:`observe_attention`."""
     return torch.cat([torch.maximum(one[:1], other[:1]), one[1:] + other[1:]])
 
 
 class Interception(TorchFunctionMode):
     """While entered, observes the calls of torch's attention functions by the modules on ``path``.
 
-    A torch function mode: it sees calls however the function was imported, torch.compile traces it into
-    the graph and keeps one graph with it and one without, and it is over when it is left.
+    This is a torch function mode: it sees calls no matter how the function was imported, torch.compile traces
+    it into the graph and keeps one graph with it and one without, and it has no effect once it is left.
 
-    Observations are kept on the module that called attention, as its attribute ``name``, so that blocks
-    compiled one by one can share a graph: it reads the tensor of whatever module it is run for. As Python
-    state, each block's would be a constant of its own graph.
+    Observations are stored on the module that called attention, as its attribute ``name``, so that blocks
+    compiled one by one can share a graph, which reads the tensor of the module it runs for. As Python state,
+    each block's observation would be a constant of a separate graph.
     """
 
     _names_in_use: ClassVar[set[str]] = set()
@@ -42,7 +42,7 @@ class Interception(TorchFunctionMode):
         self.name = ""
 
     def __enter__(self) -> Interception:
-        # The first that is free: torch.compile makes a graph for every name it meets.
+        # The first free name: torch.compile makes a graph for every name.
         names = (f"_merit_attention_seen_{index}" for index in itertools.count())
         self.name = next(name for name in names if name not in self._names_in_use)
         self._names_in_use.add(self.name)
@@ -51,7 +51,7 @@ class Interception(TorchFunctionMode):
 
     def __exit__(self, *_: Any) -> None:
         self._names_in_use.discard(self.name)
-        leave_function_mode(self)  # which others may have been entered after
+        leave_function_mode(self)  # other modes may have been entered after this one
 
     def __torch_function__(
         self,
@@ -69,12 +69,12 @@ class Interception(TorchFunctionMode):
             elif func is torch.ops.higher_order.flex_attention and _gives_max_scores(*args):
                 return self._flex(*args)
         if func is Tensor.unflatten:
-            # The method calls super(), which torch.compile cannot trace where a mode is entered.
+            # The method calls super(), which torch.compile cannot trace inside a mode.
             return torch.unflatten(*args, **kwargs)
         return func(*args, **kwargs)
 
-    def observe(self, arguments: Arguments | None) -> None:
-        """Observe attention beside the call itself; None is one that cannot be observed."""
+    def observe(self, arguments: AttentionArguments | None) -> None:
+        """Observe an attention call; None is one that cannot be observed."""
         if arguments is not None:
             query, key, mask, options = arguments
             mask = None if mask is None else mask.detach()
@@ -82,11 +82,11 @@ class Interception(TorchFunctionMode):
             self._record(observe_attention(query.detach(), key.detach(), mask, **options))
 
     def _flex(self, *args: Any) -> Any:
-        """flex_attention whose kernel gives the largest logits too. There is no entropy to be had from it."""
+        """Call flex_attention with the largest logits as an extra output. It cannot return the entropy."""
         result = torch.ops.higher_order.flex_attention(
             *args[:6], {**args[6], "OUTPUT_MAX": True}, *(buffers for buffers in args[7:] if buffers)
         )
-        largest = result[2].detach().amax(dim=(0, 2)) * math.log(2)  # the kernel works with powers of 2
+        largest = result[2].detach().amax(dim=(0, 2)) * math.log(2)  # the kernel uses base 2
         self._record(torch.stack([largest, torch.zeros_like(largest), torch.zeros_like(largest)]))
         return result
 
@@ -99,11 +99,11 @@ class Interception(TorchFunctionMode):
         elif seen.shape != observation.shape:
             raise RuntimeError(
                 f"{type(module).__name__} called attention with {seen.shape[1]} heads and then with "
-                f"{observation.shape[1]}; heads can be told apart only if there are as many in every call. "
+                f"{observation.shape[1]}; the number of heads must be the same in every call. "
                 "Monitor a part of the model without this module."
             )
         elif torch.compiler.is_compiling():
-            seen.copy_(merge(seen, observation))  # in its place, as a graph may be replayed
+            seen.copy_(merge(seen, observation))  # in place, as a graph may be replayed
         else:
             object.__setattr__(module, self.name, merge(seen, observation))
 

@@ -1,4 +1,4 @@
-"""What attention does to its logits: the largest one and the entropy of every head, in little memory."""
+"""The largest attention logit and the entropy of every head, computed block by block to save memory."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-# Logits held at one time, at most, as long as one query of every sequence and head fits: 128 MiB.
+# The most logits in memory at a time, if one query of every sequence and head fits: 128 MiB.
 _BLOCK_ELEMENTS = 2**25
 
 
-# One operator: torch.compile would unroll the loop, and has nothing to gain from looking into it.
+# A custom operator: torch.compile would unroll the loop, without any gain.
 @torch.library.custom_op("merit_optim::observe_attention", mutates_args=())
 def observe_attention(
     query: Tensor,
@@ -25,18 +25,18 @@ def observe_attention(
     offset: int = 0,
     softcap: float = 0.0,
 ) -> Tensor:
-    """What a softmax over ``query @ key.mT * scale`` sees, head by head: (3, heads) in float32.
+    """Return statistics of the softmax over ``query @ key.mT * scale`` for each head: (3, heads) in float32.
 
-    The rows are the largest visible logit; the entropies of all queries in nats, added up; and how
-    many queries these are. The last two are 0 unless ``entropy`` is asked for. Queries that see no key
-    count for nothing: the largest logit of a head with no others is -inf.
+    The rows are the largest visible logit, the sum of the entropies of all queries in nats, and the number of
+    these queries. The last two are 0 without ``entropy``. Queries that see no key do not count: the largest
+    logit of a head with no others is -inf.
 
     ``query`` is (batch, heads, queries, width) and ``key`` (batch, key heads, keys, width), where a key
     head serves consecutive query heads. ``mask`` is as in ``scaled_dot_product_attention`` and may be
-    broadcast: boolean, true where a key is seen, or added to the logits; one that adds half the
-    smallest number of its dtype or less hides the key. Query i stands at ``i + offset`` and sees
-    ``left`` keys before that place and ``right`` keys after it; -1 is all of them, so ``right=0`` is causal.
-    ``softcap`` c makes c * tanh(logit / c) of a logit before it is masked.
+    broadcast: boolean, true where a key is visible, or added to the logits; one that adds half the
+    smallest number of its dtype or less hides the key. Query i is at position ``i + offset`` and sees
+    ``left`` keys before it and ``right`` keys after it; -1 is all of them, so ``right=0`` is causal.
+    ``softcap`` c replaces a logit by c * tanh(logit / c) before it is masked.
 
     Products of bf16 numbers are exact in float32 (and in TF32), so the logits are those of the
     attention kernels, which add in float32 too.
@@ -70,12 +70,12 @@ def _(
     mask: Tensor | None = None,
     **options: Any,
 ) -> tuple[Tensor, None]:
-    """Under vmap what is mapped over is more of the batch: heads are told apart, and nothing else."""
+    """Treat the dimension of vmap as part of the batch: only heads are kept apart."""
     tensors = [
         x if x is None else x.expand(info.batch_size, *x.shape) if dim is None else x.movedim(dim, 0)
         for x, dim in zip((query, key, mask), (*in_dims, None), strict=False)
     ]
-    batch = max(x.shape[1] for x in tensors if x is not None)  # in which a tensor may be broadcast
+    batch = max(x.shape[1] for x in tensors if x is not None)  # some tensors may be broadcast
     joined = (x if x is None else x.expand(-1, batch, *x.shape[2:]).flatten(0, 1) for x in tensors)
     return observe_attention(*joined, **options), None
 
@@ -96,13 +96,13 @@ def _observe(
     query = query.unflatten(1, (key_heads, heads // key_heads))
     if mask is not None:
         mask = mask.unsqueeze(1) if mask.shape[1] == 1 else mask.unflatten(1, query.shape[1:3])
-    # Scaling is left to the end where that changes nothing: one pass over the logits less.
+    # Scale at the end if that changes nothing: it saves one pass over the logits.
     scale_first = softcap != 0 or scale <= 0 or (mask is not None and mask.dtype != torch.bool)
     tally = Tally(query, scale=1.0 if scale_first else scale, entropy=entropy)
     step = max(1, _BLOCK_ELEMENTS // max(1, batch * heads * num_keys))
     for begin in range(0, num_queries, step):
         end = min(begin + step, num_queries)
-        # Keys that no query of the block can see are not formed at all.
+        # Skip keys that no query of the block can see.
         first = max(0, begin + offset - left) if left >= 0 else 0
         last = min(num_keys, end + offset + right) if right >= 0 else num_keys
         if first >= last or batch == 0:
@@ -126,9 +126,9 @@ def _observe(
 
 
 def _outside(logits: Tensor, place: int, left: int, right: int) -> list[tuple[Tensor, Tensor]]:
-    """Parts of the logits, and in each the keys outside a query's window.
+    """Return parts of the logits, each with a mask of the keys outside a query's window.
 
-    The first query stands at key ``place`` of the block. Only the edges of the window are looked at.
+    The first query is at key ``place`` of the block. Only the edges of the window are checked.
     """
     rows, columns = logits.shape[-2:]
     hidden = []
@@ -148,9 +148,9 @@ def _part(mask: Tensor, dim: int, begin: int, end: int) -> Tensor:
 
 
 class Tally:
-    """Largest logit, entropies and number of queries, added up over blocks.
+    """Largest logit, entropies and number of queries, accumulated over blocks.
 
-    A block is (batch, key heads, query heads of each, queries, keys), still to be multiplied by ``scale``.
+    A block is (batch, key heads, query heads of each, queries, keys), not yet multiplied by ``scale``.
     """
 
     def __init__(self, query: Tensor, *, scale: float, entropy: bool) -> None:
@@ -160,7 +160,7 @@ class Tally:
         self.count = query.new_zeros(query.shape[1:3])
 
     def add(self, logits: Tensor, hidden: list[tuple[Tensor, Tensor]]) -> None:
-        """Count a block in, which is overwritten, but for the ``hidden`` elements of its parts."""
+        """Add a block, without the ``hidden`` elements of its parts. The block is overwritten."""
         for part, where in hidden:
             part.masked_fill_(where, -torch.inf)
         row_max = logits.amax(dim=-1, keepdim=True)
@@ -170,7 +170,7 @@ class Tally:
         # With s = logit - row_max and z = sum(exp s), the entropy is log z - sum(s exp s) / z.
         weights = logits.sub_(row_max).mul_(self.scale).exp()
         for part, where in hidden:
-            part.masked_fill_(where, 0.0)  # else exp(s) * s is the NaN of 0 * inf
+            part.masked_fill_(where, 0.0)  # otherwise exp(s) * s would be 0 * inf = NaN
         normaliser = weights.sum(dim=-1)
         moment = weights.mul_(logits).sum(dim=-1)
         blind = row_max.squeeze(-1) == -torch.inf
@@ -179,5 +179,5 @@ class Tally:
         self.count += blind.logical_not().sum(dim=(0, 3))
 
     def stacked(self) -> Tensor:
-        """The rows of :func:`observe_attention`."""
+        """Return the rows of :func:`observe_attention`."""
         return torch.stack([self.largest * self.scale, self.total, self.count]).flatten(1)

@@ -1,4 +1,4 @@
-"""What an optimizer's step did, as numbers for a logger."""
+"""Update statistics as numbers for a logger."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from merit_optim.optim.statistics import relative_change
 def update_scalars(
     statistics: Mapping[str, UpdateStatistics], prefix: str = "update/", *, per_parameter: bool = True
 ) -> dict[str, float]:
-    """What ``optimizer.recording()`` gave, as one flat dict.
+    """Return the statistics of ``optimizer.recording()`` as one flat dict.
 
-    Of each parameter, and of all as if they were one: the shares of clipped and bounded elements, the largest
-    ratio, and the relative change. Waits for the device, once.
+    For each parameter, and for all as if they were one: the shares of clipped and bounded elements, the
+    largest ratio, and the relative change. Waits for the device once.
 
     Examples:
         >>> import torch

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from merit_lab.curvature import CurvatureConfig, Hessian, hutchinson_trace, measure_curvature
 from merit_lab.curvature.command import main
 from merit_lab.curvature.eigenvalues import Eigenvalues
-from merit_lab.curvature.progress import Progress
+from merit_lab.curvature.progress import WorkProgress
 from merit_lab.curvature.results import Results
 from merit_lab.train.snapshot import Snapshot, mean_loss
 
@@ -142,7 +142,7 @@ def test_a_signal_stops_after_a_product_and_keeps_what_was_done(run, monkeypatch
     assert "trace" in read(run)
 
 
-def test_data_that_have_moved(run, data, tmp_path, capfd):
+def test_moved_data(run, data, tmp_path, capfd):
     moved = tmp_path / "moved"
     moved.mkdir()
     for name in ("train.bin", "val.bin"):
@@ -150,13 +150,13 @@ def test_data_that_have_moved(run, data, tmp_path, capfd):
     assert main([str(run), *QUICK, "--data", str(moved)]) == 0
     (moved / "train.bin").write_bytes((data / "val.bin").read_bytes())
     assert main([str(run), *QUICK, "--data", str(moved)]) == 1
-    assert "other data than the run was trained on" in capfd.readouterr().err
+    assert "does not hold the data that the run was trained on" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--checkpoint", "5"], "no checkpoint of step 5; it has those of: 4, 6"),
+        (["--checkpoint", "5"], "no checkpoint of step 5; available steps: 4, 6"),
         (["--sequences", "0"], "sequences is 0; it must be at least 1"),
         (["--probes", "1"], "probes is 1; it must be 0"),
         (["--micro-batch", "0"], "micro_batch is 0; it must be at least 1"),
@@ -172,7 +172,7 @@ def test_too_many_eigenvalues_are_refused_before_anything_is_computed(run, monke
     monkeypatch.setattr("merit_lab.curvature.eigenvalues._LARGEST_INDEX", 50_000)
     monkeypatch.setattr("merit_lab.curvature.measure.Hessian", None)
     assert main([str(run), *QUICK, "--top", "20"]) == 1
-    assert "ask for at most" in capfd.readouterr().err
+    assert "request at most" in capfd.readouterr().err
 
 
 def test_a_folder_without_a_run_or_a_checkpoint(run, tmp_path, capfd):
@@ -181,21 +181,21 @@ def test_a_folder_without_a_run_or_a_checkpoint(run, tmp_path, capfd):
     for path in (run / "checkpoints").iterdir():
         path.rename(path.with_suffix(".partial"))
     assert main([str(run)]) == 1
-    assert "no checkpoint that can be used" in capfd.readouterr().err
+    assert "no usable checkpoint" in capfd.readouterr().err
 
 
 def test_a_checkpoint_of_another_configuration(run, capfd):
     config = json.loads((run / "config.json").read_text())
     (run / "config.json").write_text(json.dumps({**config, "seed": 9}))
     assert main([str(run)]) == 1
-    assert "another configuration" in capfd.readouterr().err
+    assert "different configuration" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
-    [("{", "no result of this command"), ("[]", "no result of this command"), ('{"format": 7}', "format 7")],
+    [("{", "not a result"), ("[]", "not a result"), ('{"format": 7}', "format 7")],
 )
-def test_a_file_that_is_no_result(tmp_path, text, message):
+def test_a_file_that_is_not_a_result(tmp_path, text, message):
     (tmp_path / "step.json").write_text(text)
     with pytest.raises(ValueError, match=message):
         Results(tmp_path / "step.json")
@@ -224,7 +224,7 @@ def test_parts_of_two_processes_are_all_kept(tmp_path):
 
 def test_a_bar_in_a_terminal():
     console = Console(file=io.StringIO(), force_terminal=True, highlight=False, width=100)
-    progress = Progress("products", console)
+    progress = WorkProgress("products", console)
     with progress.part("trace", 3):
         for _ in range(3):
             progress.advance()
@@ -243,12 +243,12 @@ def test_a_run_that_diverged(run, monkeypatch, capfd):
 
     monkeypatch.setattr(Snapshot, "load_model", diverged)
     assert main([str(run), *QUICK]) == 1
-    assert "the loss is nan; a run that diverged has no curvature: take an earlier" in capfd.readouterr().err
+    assert "the loss is nan; a run that diverged has no curvature: choose an" in capfd.readouterr().err
     assert not (run / "curvature").exists()
 
 
 def test_a_file_of_something_else(tmp_path):
     for content in ("3", "[]", "{}", "{"):
         (tmp_path / "step.json").write_text(content)
-        with pytest.raises(ValueError, match=r"step.json is no result of this command"):
+        with pytest.raises(ValueError, match=r"step.json is not a result of this command"):
             Results(tmp_path / "step.json")

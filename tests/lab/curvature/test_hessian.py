@@ -82,10 +82,10 @@ def test_frozen_parameters_are_left_out():
 
 def test_every_product_is_told_of():
     x = torch.ones(2, requires_grad=True)
-    told = []
-    hessian = Hessian(lambda: [(x**2).sum()], [x], after_product=lambda: told.append(hessian.num_products))
+    counts = []
+    hessian = Hessian(lambda: [(x**2).sum()], [x], after_product=lambda: counts.append(hessian.num_products))
     _ = hessian @ (hessian @ torch.ones(2))
-    assert told == [1, 2]
+    assert counts == [1, 2]
     assert hessian.loss() == 2.0
 
 
@@ -95,7 +95,7 @@ def test_a_product_that_is_not_finite_is_an_error_that_says_so():
         model.norm.weight[0] = torch.nan
     tokens = torch.zeros(1, 8, dtype=torch.int64)
     hessian = Hessian(lambda: [model(tokens, tokens).loss], model.parameters())
-    with pytest.raises(FloatingPointError, match=r"not finite, where the loss is nan; .* earlier checkpoint"):
+    with pytest.raises(FloatingPointError, match=r"not finite, and the loss is nan; .* earlier checkpoint"):
         _ = hessian @ torch.ones(hessian.size)
 
 

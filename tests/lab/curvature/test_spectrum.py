@@ -84,7 +84,7 @@ def test_vectors_whose_elements_can_be_numbered(size, top, vectors):
 
 
 def test_a_model_too_large_for_as_many_eigenvalues():
-    with pytest.raises(ValueError, match="can number the elements of 6; ask for at most 4"):
+    with pytest.raises(ValueError, match="can index the elements of only 6; request at most 4"):
         num_vectors(354_871_296, 5)
 
 

@@ -1,4 +1,4 @@
-"""Prepares a small corpus again and again, each time killed by SIGKILL at another line, and then resumed.
+"""Prepares a small corpus repeatedly, each time killed by SIGKILL at another line, and then resumed.
 
 Usage: kill_worker.py FOLDER TOKENIZER NUM_KILLS. The tokenizer "bytes-over-bpe" is "bytes" in a folder with
 data of another recipe, which are to be replaced. Prints how many kills were survived: NUM_KILLS that are
@@ -60,7 +60,7 @@ def main(folder: Path, tokenizer: str, num_kills: int) -> None:
 
 
 def in_a_child(work: Any) -> int:
-    """Run something in a forked process, and return its exit status, negative for a signal."""
+    """Run a function in a forked process and return its exit status, negative for a signal."""
     child = os.fork()
     if child == 0:
         try:
@@ -73,7 +73,7 @@ def in_a_child(work: Any) -> int:
 
 
 def count_lines(run: Any, path: Path) -> None:
-    """Count the lines of an undisturbed call."""
+    """Count the lines of an uninterrupted call."""
     seen = 0
 
     def count() -> None:

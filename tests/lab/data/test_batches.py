@@ -1,4 +1,4 @@
-"""Batches: every window once an epoch, whatever ranks, micro-batches and history."""
+"""Batches: every window once per epoch, independent of ranks, micro-batches and history."""
 
 from collections.abc import Callable
 from itertools import pairwise
@@ -15,7 +15,7 @@ TokenFileMaker = Callable[..., TokenFile]
 
 
 def file_of(num_tokens: int) -> TokenFile:
-    """Tokens 0, 1, 2, ...: a sequence tells where it came from. In memory, since only Batches is tested."""
+    """Tokens 0, 1, 2, ...: a sequence tells where it came from. In memory, as only Batches is tested."""
     return TokenFile(Path("memory"), np.arange(num_tokens, dtype=np.uint32))
 
 
@@ -32,7 +32,7 @@ def batches(draw: st.DrawFn) -> Batches:
 
 
 def epoch_starts(source: Batches, epoch: int) -> np.ndarray:
-    """First tokens of all sequences of an epoch, in the order they come."""
+    """First tokens of all sequences of an epoch, in order."""
     begin, end = epoch * source.num_windows, (epoch + 1) * source.num_windows
     steps = range(begin // source.batch, (end - 1) // source.batch + 1)
     rows = np.concatenate([source.sequences(step)[:, 0] for step in steps])
@@ -99,8 +99,8 @@ def test_every_token_is_a_target_at_some_time() -> None:
     assert np.array_equal(seen, np.arange(1, 500))
 
 
-def test_the_same_for_ever() -> None:
-    """What a run of an earlier version of this package saw is what it sees when resumed."""
+def test_the_order_never_changes() -> None:
+    """A run of an earlier version must see the same batches when resumed."""
     source = Batches(file_of(100_000), context=64, batch=4, seed=3)
     assert source.sequences(1000)[:, 0].tolist() == [69315, 94531, 15683, 10243]
 
@@ -142,7 +142,7 @@ def test_wrong_numbers_are_refused() -> None:
     with pytest.raises(ValueError, match="step is -1"):
         source.sequences(-1)
     for rows in ((-1, 2), (3, 2), (0, 9)):
-        with pytest.raises(ValueError, match="a batch has the rows 0 to 8"):
+        with pytest.raises(ValueError, match="a batch has rows 0 to 8"):
             source.sequences(0, *rows)
     with pytest.raises(ValueError, match="limit is 0"):
         validation_sequences(tokens, 4, 0)

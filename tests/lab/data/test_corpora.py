@@ -1,4 +1,4 @@
-"""Corpora on disk: a fixed order, a stated split that is never empty, and files that change are noticed."""
+"""Corpora on disk: a fixed order, a stated split that is never empty, and changed files are detected."""
 
 import hashlib
 import sysconfig
@@ -11,22 +11,22 @@ from hypothesis import strategies as st
 
 from merit_lab.data import corpora
 from merit_lab.data.corpora import Enwik8, demo, embedded, text_files
-from merit_lab.data.pieces import Corpus, Piece
+from merit_lab.data.pieces import TextCorpus, TextPiece
 
 
-def words(count: int, seed: int = 0) -> bytes:
+def random_words(count: int, seed: int = 0) -> bytes:
     """Text without repetitions."""
     return b"".join(
         hashlib.md5(b"%d %d" % (seed, number)).hexdigest().encode() + b" " for number in range(count)
     )
 
 
-def split_text(pieces: Iterable[Piece], split: str) -> bytes:
+def split_text(pieces: Iterable[TextPiece], split: str) -> bytes:
     """A split's text, with a mark where text ends."""
     return b"".join(piece.text + b"|" * piece.ends for piece in pieces if piece.split == split)
 
 
-def assert_resumes_anywhere(corpus: Corpus, again: Corpus) -> None:
+def assert_resumes_anywhere(corpus: TextCorpus, again: TextCorpus) -> None:
     everything = list(corpus.pieces())
     states = []
     for _ in corpus.pieces():
@@ -40,11 +40,11 @@ def files(tmp_path: Path) -> list[Path]:
     paths = []
     for number, size in enumerate((3000, 1, 8000)):
         paths.append(tmp_path / f"{number}.txt")
-        paths[-1].write_bytes(words(size, number))
+        paths[-1].write_bytes(random_words(size, number))
     return paths
 
 
-def test_every_byte_goes_to_one_side_in_order(files: list[Path]) -> None:
+def test_every_byte_is_in_one_split_in_order(files: list[Path]) -> None:
     corpus = text_files(files, 0.1)
     pieces = list(corpus.pieces())
     assert b"".join(piece.text for piece in pieces) == b"".join(path.read_bytes() for path in files)
@@ -54,7 +54,7 @@ def test_every_byte_goes_to_one_side_in_order(files: list[Path]) -> None:
     assert_resumes_anywhere(text_files(files, 0.1), text_files(files, 0.1))
 
 
-def test_the_text_ends_where_the_next_piece_goes_elsewhere(files: list[Path]) -> None:
+def test_the_text_ends_if_the_next_piece_is_in_another_split(files: list[Path]) -> None:
     pieces = list(text_files(files, 0.3).pieces())
     assert {piece.split for piece in pieces} == {"train", "val"}
     for piece, following in zip(pieces, [*pieces[1:], None], strict=True):
@@ -66,7 +66,7 @@ def test_the_text_ends_where_the_next_piece_goes_elsewhere(files: list[Path]) ->
 
 
 def test_the_hash_of_the_text_decides(files: list[Path], tmp_path: Path) -> None:
-    """A larger share keeps what was in validation, and a copy of a file goes the same way."""
+    """A larger share keeps the validation text, and a copy of a file is split the same way."""
     small, large = (
         {piece.text for piece in text_files(files, share).pieces() if piece.split == "val"}
         for share in (0.05, 0.3)
@@ -82,12 +82,12 @@ def test_the_hash_of_the_text_decides(files: list[Path], tmp_path: Path) -> None
 @given(share=st.floats(1e-12, 0.02), seed=st.integers(0, 100))
 def test_validation_is_never_empty(tmp_path_factory: pytest.TempPathFactory, share: float, seed: int) -> None:
     path = tmp_path_factory.getbasetemp() / "small.txt"
-    path.write_bytes(words(400, seed))  # 13 kB: four pieces
+    path.write_bytes(random_words(400, seed))  # 13 kB: four pieces
     pieces = list(text_files([path], share).pieces())
     assert {piece.split for piece in pieces} == {"train", "val"}
 
 
-def test_the_recipe_is_of_the_content_alone(files: list[Path], tmp_path: Path) -> None:
+def test_the_recipe_depends_only_on_the_content(files: list[Path], tmp_path: Path) -> None:
     recipe = text_files(files, 0.01).recipe
     moved = [path.rename(tmp_path / f"moved-{path.name}") for path in files]
     assert text_files(moved, 0.01).recipe == recipe
@@ -100,7 +100,7 @@ def test_the_recipe_is_of_the_content_alone(files: list[Path], tmp_path: Path) -
     assert text_files(moved, 0.01).recipe != recipe
 
 
-def test_what_cannot_be_split_is_refused(tmp_path: Path, files: list[Path]) -> None:
+def test_text_that_cannot_be_split_is_refused(tmp_path: Path, files: list[Path]) -> None:
     short = tmp_path / "short.txt"
     short.write_text("a few words")
     with pytest.raises(ValueError, match="the text has 11 bytes, too few"):
@@ -119,7 +119,7 @@ def test_what_cannot_be_split_is_refused(tmp_path: Path, files: list[Path]) -> N
         text_files([tmp_path / "nowhere"], 0.01)
 
 
-def test_a_file_that_grows_beyond_its_last_piece_is_noticed(tmp_path: Path) -> None:
+def test_a_file_that_grows_beyond_its_last_piece_is_detected(tmp_path: Path) -> None:
     path = tmp_path / "growing.txt"
     path.write_text("x" * 5000 + " " + "y" * 5000)
     corpus = text_files([path], 0.01)
@@ -130,7 +130,7 @@ def test_a_file_that_grows_beyond_its_last_piece_is_noticed(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("change", ["longer", "shorter", "shorter by a piece", "another beginning"])
-def test_a_file_that_changes_meanwhile_is_noticed(files: list[Path], change: str) -> None:
+def test_a_file_that_changes_meanwhile_is_detected(files: list[Path], change: str) -> None:
     corpus = text_files(files, 0.01)
     *_, last_piece = corpus.pieces()
     content = files[-1].read_bytes()
@@ -146,7 +146,7 @@ def test_a_file_that_changes_meanwhile_is_noticed(files: list[Path], change: str
 
 
 def test_the_demos_text_is_the_same_everywhere() -> None:
-    """The README shows numbers that follow from it: where it changes, they are to be measured again."""
+    """If it changes, the numbers in the README have to be measured again."""
     corpus = demo(0.05)
     assert corpus.recipe["sha256"] == "1c79f72aaa542cf704b8626171a5578ec4e3d9a494964dd1bd9f9907d6d28c9a"
     assert corpus.total == 1_924_799
@@ -159,16 +159,16 @@ def interpreter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     library = tmp_path / "lib"
     packages = library / "site-packages"
     for name, content in {
-        "b.py": words(200, 1),
-        "a.py": words(200, 2),
+        "b.py": random_words(200, 1),
+        "a.py": random_words(200, 2),
         "notes.txt": b"no source",
         "empty.py": b"",
         "latin.py": b"# -*- coding: latin-1 -*-\n# \xe9\n",
         "test/test_a.py": b"left out",
         "json/tests/test_b.py": b"left out",
         "__pycache__/c.py": b"left out",
-        "site-packages/p/one.py": words(150, 3),
-        "site-packages/q/two.py": words(150, 4),
+        "site-packages/p/one.py": random_words(150, 3),
+        "site-packages/q/two.py": random_words(150, 4),
     }.items():
         path = library / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -188,7 +188,7 @@ def test_embedded_takes_the_library_and_then_packages() -> None:
 
 
 def test_embedded_ends_before_the_first_source_that_exceeds_the_limit(interpreter: Path) -> None:
-    (interpreter / "a_long.py").write_bytes(words(600))
+    (interpreter / "a_long.py").write_bytes(random_words(600))
     origins = {Path(piece.origin).name for piece in embedded(20_000, 0.1).pieces()}
     assert origins == {"a.py"}, "no later ones, which would fit"
 
@@ -211,7 +211,7 @@ def test_embedded_without_sources_within_the_limit() -> None:
 
 
 def test_embedded_here() -> None:
-    """What this interpreter offers: enough, all of it UTF-8, the same twice."""
+    """This interpreter has enough sources, all UTF-8, the same twice."""
     corpus = embedded(3_000_000, 0.02)
     assert 2_000_000 < corpus.total <= 3_000_000
     b"".join(piece.text for piece in corpus.pieces()).decode()
@@ -221,7 +221,7 @@ def test_embedded_here() -> None:
 def test_enwik8_is_cut_at_the_usual_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(corpora, "_LARGEST_PIECE", 100)
     path = tmp_path / "enwik8"
-    content = words(100)[:3000]
+    content = random_words(100)[:3000]
     path.write_bytes(content)
     corpus = Enwik8(path, (2500, 200, 300))
     pieces = list(corpus.pieces())
@@ -233,9 +233,9 @@ def test_enwik8_is_cut_at_the_usual_bytes(tmp_path: Path, monkeypatch: pytest.Mo
         Enwik8(path)
 
 
-def test_text_that_is_the_same_again_and_again_cannot_be_split(tmp_path: Path) -> None:
+def test_repeated_text_cannot_be_split(tmp_path: Path) -> None:
     paths = [tmp_path / name for name in ("one.txt", "copy.txt")]
     for path in paths:
         path.write_text("the same\n" * 100)
-    with pytest.raises(ValueError, match="all 2 pieces of the text are the same"):
+    with pytest.raises(ValueError, match="all 2 pieces of the text are identical"):
         text_files(paths, 0.5)

@@ -1,4 +1,4 @@
-"""Files as people have them: the same documents in every packing, and a sentence for what is none."""
+"""The same documents in every format and compression, and clear errors for other files."""
 
 import bz2
 import gzip
@@ -24,7 +24,7 @@ from merit_lab.data.prepare import prepare
 
 DOCUMENTS = [f'document {number} says "Größe" {{}}\n' + f"word {number} " * 300 for number in range(40)]
 
-PACKED: dict[str, Callable[[bytes], bytes]] = {
+COMPRESSED: dict[str, Callable[[bytes], bytes]] = {
     "": lambda content: content,
     ".gz": gzip.compress,
     ".xz": lzma.compress,
@@ -54,30 +54,30 @@ def read(path: Path, layout: Layout = DEFAULT_LAYOUT, size: int = 1 << 16) -> li
     return read
 
 
-@pytest.mark.parametrize("packing", PACKED)
+@pytest.mark.parametrize("compression", COMPRESSED)
 @pytest.mark.parametrize("size", [100, 1 << 16])
 @pytest.mark.parametrize("name", ["docs.jsonl", "docs.parquet", "docs.NDJSON", "docs.txt"])
-def test_every_format_in_every_packing(tmp_path: Path, name: str, packing: str, size: int) -> None:
+def test_every_format_in_every_compression(tmp_path: Path, name: str, compression: str, size: int) -> None:
     content = {
         "docs.jsonl": b"\xef\xbb\xbf" + json_lines() + b"\n\n",  # with a mark, and blank lines at the end
         "docs.NDJSON": json_lines()[:-1],
         "docs.parquet": parquet(),
         "docs.txt": "\n<|endoftext|>\r\n".join(DOCUMENTS).encode(),
     }[name]
-    path = tmp_path / (name + packing)
-    path.write_bytes(PACKED[packing](content))
+    path = tmp_path / (name + compression)
+    path.write_bytes(COMPRESSED[compression](content))
     found = read(path, Layout(separator="<|endoftext|>"), size)
     assert [text.rstrip("\n") for text in found] == DOCUMENTS
 
 
-def test_all_of_them_give_the_same_data(tmp_path: Path) -> None:
+def test_all_formats_give_the_same_data(tmp_path: Path) -> None:
     """40 documents are 40 documents, each followed by the end-of-text token."""
     fingerprints = set()
     (tmp_path / "many").mkdir()
     for number, text in enumerate(DOCUMENTS):
         (tmp_path / "many" / f"{number:02}.txt").write_text(text)
     (tmp_path / "docs.jsonl.gz").write_bytes(gzip.compress(json_lines()))
-    (tmp_path / "docs.parquet.zst").write_bytes(PACKED[".zst"](parquet()))
+    (tmp_path / "docs.parquet.zst").write_bytes(COMPRESSED[".zst"](parquet()))
     for name in ("many", "docs.jsonl.gz", "docs.parquet.zst"):
         index = prepare(text_files([tmp_path / name], 0.1), tmp_path / f"data-{name}", tokenizer="bpe-300")
         assert sum(entry.num_documents for entry in index.files.values()) == 40
@@ -88,18 +88,23 @@ def test_all_of_them_give_the_same_data(tmp_path: Path) -> None:
     assert len(fingerprints) == 1
 
 
-@pytest.mark.parametrize("packing", [".gz", ".xz", ".zst", ".bz2"])
-def test_packed_text_is_cut_as_it_is_unpacked(tmp_path: Path, packing: str) -> None:
+@pytest.mark.parametrize("compression", [".gz", ".xz", ".zst", ".bz2"])
+def test_compressed_text_is_cut_like_plain_text(tmp_path: Path, compression: str) -> None:
     content = "\n".join(DOCUMENTS).encode()
-    for name, written in (("plain.txt", content), (f"packed.txt{packing}", PACKED[packing](content))):
+    for name, written in (
+        ("plain.txt", content),
+        (f"compressed.txt{compression}", COMPRESSED[compression](content)),
+    ):
         (tmp_path / name).write_bytes(written)
-    plain, packed = (text_files([tmp_path / name], 0.1) for name in ("plain.txt", f"packed.txt{packing}"))
-    assert packed.recipe == plain.recipe
-    assert packed.total == plain.total == len(content)
+    plain, compressed = (
+        text_files([tmp_path / name], 0.1) for name in ("plain.txt", f"compressed.txt{compression}")
+    )
+    assert compressed.recipe == plain.recipe
+    assert compressed.total == plain.total == len(content)
 
 
 def test_a_separator_is_a_whole_line(tmp_path: Path) -> None:
-    """Also where lines are so long that they are read in parts."""
+    """Also if lines are so long that they are read in parts."""
     path = tmp_path / "docs.txt"
     path.write_text("x" * (1 << 16) + "--\none -- two\n--\n\n  -- \nthree")
     found = read(path, Layout(separator="--"))
@@ -128,14 +133,14 @@ def test_another_field(tmp_path: Path) -> None:
         ('{"text": "a\\ud800b"}', "has half a character in 'text', at 1"),
     ],
 )
-def test_a_line_that_is_none_is_named(tmp_path: Path, line: str, message: str) -> None:
+def test_an_invalid_line_is_named(tmp_path: Path, line: str, message: str) -> None:
     path = tmp_path / "docs.jsonl"
     path.write_bytes(json_lines() + line.encode() + b"\n")
     with pytest.raises(ValueError, match=rf"docs\.jsonl, line 41, {message}"):
         text_files([path], 0.1)
 
 
-def test_a_row_that_is_none_is_named(tmp_path: Path) -> None:
+def test_an_invalid_row_is_named(tmp_path: Path) -> None:
     for name, values in (("null", ["a", None]), ("number", [1, 2])):
         path = tmp_path / f"{name}.parquet"
         pq.write_table(pa.table({"text": values}), path)
@@ -158,9 +163,9 @@ def test_a_folder_is_its_files_in_order(tmp_path: Path, capsys: pytest.CaptureFi
     ]
     output = ["--output", str(tmp_path / "data")]
     assert main(["text", str(folder), "--tokenizer", "bytes", *output]) == 0
-    assert "2 files are left out, as " in capsys.readouterr().out
+    assert "skipping 2 files, such as " in capsys.readouterr().out
     (tmp_path / "empty").mkdir()
-    with pytest.raises(ValueError, match=r"empty holds no file of text by its name \(\.txt, .*\.gz"):
+    with pytest.raises(ValueError, match=r"empty has no file whose name ends with one of \.txt, .*\.gz"):
         text_files([tmp_path / "empty"], 0.1)
 
 
@@ -184,37 +189,41 @@ TEXT = "Some text. " * 2000
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("book.txt", b"%PDF-1.7 ...", "book.txt is a PDF file: extract its text. What can be read is UTF-8"),
-        ("book.docx", office(), "book.docx is a ZIP archive, or an office document"),
+        ("book.txt", b"%PDF-1.7 ...", "book.txt is a PDF file: extract its text. Supported are UTF-8"),
+        ("book.docx", office(), "book.docx is a ZIP archive, possibly an office document"),
         ("book.tar.gz", gzip.compress(archive()), "book.tar.gz is a tar archive: unpack it"),
-        ("book.txt", gzip.compress(TEXT.encode()), "is packed by gzip: name it so, as book.txt.gz"),
-        ("book.txt.gz", TEXT.encode(), "is named .gz but is not packed by gzip"),
-        ("book.txt.zst", gzip.compress(TEXT.encode()), "is packed by gzip|is named .zst but is not"),
-        ("book.txt", parquet(), "is a Parquet file: name it so, as book.parquet"),
+        ("book.txt", gzip.compress(TEXT.encode()), "is compressed with gzip: rename it to book.txt.gz"),
+        ("book.txt.gz", TEXT.encode(), "is named .gz but is not compressed with gzip"),
+        ("book.txt.zst", gzip.compress(TEXT.encode()), "is compressed with gzip|is named .zst but is not"),
+        ("book.txt", parquet(), "is a Parquet file: rename it to book.parquet"),
         ("book.parquet", TEXT.encode(), "is named as Parquet, but begins with b'Some'"),
         (
             "book.parquet",
             b"PAR1" + TEXT.encode(),
-            "book.parquet could not be read .* damaged or was cut short",
+            "book.parquet could not be read .* damaged or truncated",
         ),
-        ("book.txt.gz", gzip.compress(TEXT.encode())[:-9], "book.txt.gz could not be read .*cut short"),
-        ("book.txt.xz", lzma.compress(TEXT.encode())[:-9], "book.txt.xz could not be read .*cut short"),
-        ("book.txt.zst", PACKED[".zst"](TEXT.encode())[:-3], "book.txt.zst could not be read .*cut short"),
+        ("book.txt.gz", gzip.compress(TEXT.encode())[:-9], "book.txt.gz could not be read .*truncated"),
+        ("book.txt.xz", lzma.compress(TEXT.encode())[:-9], "book.txt.xz could not be read .*truncated"),
+        (
+            "book.txt.zst",
+            COMPRESSED[".zst"](TEXT.encode())[:-3],
+            "book.txt.zst could not be read .*truncated",
+        ),
         ("book.gz", gzip.compress(json_lines()), r"book.gz looks like JSON: name it \.jsonl"),
         (
             "book.txt",
             TEXT.encode("utf-16"),
-            "book.txt is UTF-16 text; only UTF-8 is read: .*iconv -f UTF-16 ",
+            "book.txt is UTF-16 text; only UTF-8 is supported: .*iconv -f UTF-16 ",
         ),
         ("book.txt", TEXT.encode("utf-16-le"), "book.txt is UTF-16LE text; .*iconv -f UTF-16LE"),
         ("book.txt", TEXT.encode("utf-16-be"), "book.txt is UTF-16BE text"),
         ("book.txt.gz", gzip.compress(TEXT.encode("utf-32")), "book.txt.gz is UTF-32 text"),
         ("book.jsonl", json_lines().decode().encode("utf-16"), "book.jsonl is UTF-16 text"),
     ],
-    ids=lambda value: value if isinstance(value, str) else "content",  # packed bytes have the time in them
+    ids=lambda value: value if isinstance(value, str) else "content",  # compressed bytes contain the time
 )
 @pytest.mark.parametrize("tokenizer", ["bytes", "bpe-300"])
-def test_what_is_no_text_is_refused(
+def test_files_that_are_not_text_are_refused(
     tmp_path: Path,
     name: str,
     content: bytes,
@@ -237,10 +246,10 @@ def test_what_is_no_text_is_refused(
         ("shift_jis", "今日は天気がとても良いので、公園へ散歩に行きました。 "),
     ],
 )
-def test_the_encoding_of_text_that_is_no_utf8_is_named(
+def test_the_encoding_of_other_text_is_guessed(
     tmp_path: Path, encoding: str, sentence: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """It is a guess, and says so; with bytes such text can be trained on as it is."""
+    """The message says that it is a guess; with the tokenizer bytes the text can be used unchanged."""
     (tmp_path / "book.txt").write_bytes((sentence * 400).encode(encoding))
     arguments = ["text", str(tmp_path / "book.txt"), "--output", str(tmp_path / "data"), "--tokenizer"]
     assert main([*arguments, "bpe-300"]) == 1
@@ -250,7 +259,7 @@ def test_the_encoding_of_text_that_is_no_utf8_is_named(
     assert main([*arguments, "bytes"]) == 0
 
 
-def test_reading_takes_memory_for_a_piece_and_not_for_the_file(tmp_path: Path) -> None:
+def test_reading_needs_memory_for_a_piece_only(tmp_path: Path) -> None:
     path = tmp_path / "docs.jsonl.gz"
     line = json.dumps({"text": "some words of a text " * 500}).encode()
     with gzip.open(path, "wb", compresslevel=1) as file:

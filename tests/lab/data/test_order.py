@@ -20,7 +20,7 @@ def test_any_length_without_memory(length: int, position: int) -> None:
     assert 0 <= Order(length, "")(np.array([position]))[0] < length
 
 
-def test_the_same_for_ever() -> None:
+def test_the_order_never_changes() -> None:
     """A run resumed with another version of this package or of numpy must see the same batches."""
     assert Order(10, "a")(np.arange(10)).tolist() == [8, 5, 0, 1, 7, 6, 2, 4, 9, 3]
     ends = np.array([0, 1, 8_999_999_999])
@@ -28,8 +28,8 @@ def test_the_same_for_ever() -> None:
 
 
 @pytest.mark.parametrize("length", [2, 3, 5, 16, 17, 50])
-def test_no_place_is_preferred(length: int) -> None:
-    """Over many keys each number stands at each place equally often (chi-square, 6 sigma)."""
+def test_the_order_is_uniform(length: int) -> None:
+    """Over many keys each number is at each position equally often (chi-square, 6 sigma)."""
     num_keys = 4000
     counts = np.zeros((length, length))
     for key in range(num_keys):
@@ -41,8 +41,8 @@ def test_no_place_is_preferred(length: int) -> None:
     assert abs(statistic - freedom) < 6 * np.sqrt(2 * freedom) + 10
 
 
-def test_neighbours_are_torn_apart() -> None:
-    """What stands next to each other in the file comes at unrelated times."""
+def test_neighbours_are_separated() -> None:
+    """Neighbours in the file come at unrelated times."""
     numbers = Order(100_000, "key")(np.arange(100_000))
     assert abs(np.corrcoef(numbers[:-1], numbers[1:])[0, 1]) < 0.02
     assert abs(np.corrcoef(numbers, np.arange(100_000))[0, 1]) < 0.02

@@ -1,4 +1,4 @@
-"""Cutting text: nothing is lost, pieces are bounded, and no tokenizer notices."""
+"""Cutting text: nothing is lost, pieces are bounded, and tokens do not change."""
 
 import io
 import time
@@ -51,8 +51,8 @@ def test_text_without_a_place_to_cut_is_one_piece_and_linear() -> None:
     ],
     ids=["ascii", "chinese", "words later"],
 )
-def test_text_without_blanks_takes_no_longer_than_a_scan(text: bytes) -> None:
-    """About 0.1 seconds; it was 2 to 5, for the same was searched, or copied, again and again."""
+def test_text_without_spaces_is_cut_in_linear_time(text: bytes) -> None:
+    """About 0.1 seconds; it was 2 to 5 when the same text was searched or copied repeatedly."""
     started = time.process_time()
     num_pieces = sum(1 for _ in cut(io.BytesIO(text), 1 << 16))
     assert time.process_time() - started < 1
@@ -68,7 +68,7 @@ def test_text_without_ascii_is_cut_too(ending: str) -> None:
     assert len(pieces[-1]) < 400
 
 
-def test_where_ascii_comes_soon_it_is_cut_after_nothing_else() -> None:
+def test_text_with_ascii_is_cut_only_after_ascii() -> None:
     """The cuts decide what is for validation: corpora of Latin text must not change."""
     text = ("caf\u00e9 caf\u00e9 \u2013 " * 5 + "tea ") * 50
     pieces = list(cut(io.BytesIO(text.encode()), 100))
@@ -77,7 +77,7 @@ def test_where_ascii_comes_soon_it_is_cut_after_nothing_else() -> None:
 
 @pytest.mark.parametrize("size", [1, 2, 5, 17])
 @given(text=st.text(st.sampled_from("ab1, .'s\n\t\r\u00a0\u3000\u2009\u00e9\u0301<|>"), max_size=300))
-def test_gpt2s_pattern_does_not_notice(size: int, text: str) -> None:
+def test_cuts_do_not_change_gpt2_splits(size: int, text: str) -> None:
     """Splitting the pieces gives what splitting the whole gives."""
     from tokenizers.pre_tokenizers import ByteLevel
 

@@ -34,7 +34,7 @@ def test_micro_batches_of_a_rank_step_after_step(batches: Batches) -> None:
         assert np.array_equal(targets, sequences[:, 1:])
 
 
-def test_works_ahead_but_not_without_bound(batches: Batches, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_works_ahead_up_to_the_depth(batches: Batches, monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[int] = []
     original = batches.sequences
     monkeypatch.setattr(batches, "sequences", lambda step, *rows: made.append(step) or original(step, *rows))
@@ -47,7 +47,7 @@ def test_works_ahead_but_not_without_bound(batches: Batches, monkeypatch: pytest
 
 
 def settles_at(made: list[int], count: int) -> bool:
-    """Whether so many are made soon, and no more a little later."""
+    """Whether this many are made soon, and no more a little later."""
     deadline = time.monotonic() + 10
     while len(made) < count and time.monotonic() < deadline:
         time.sleep(0.001)

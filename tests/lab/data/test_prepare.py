@@ -1,4 +1,4 @@
-"""Preparing: the right tokens, whole or not at all, and the same bytes however often it was stopped."""
+"""Preparing: the right tokens, all or nothing, and the same bytes after any interruption."""
 
 import json
 import subprocess
@@ -13,7 +13,7 @@ from merit_lab.data import Dataset
 from merit_lab.data import prepare as preparing
 from merit_lab.data.corpora import Enwik8, text_files
 from merit_lab.data.parts import Counts, Parts
-from merit_lab.data.pieces import Corpus
+from merit_lab.data.pieces import TextCorpus
 from merit_lab.data.prepare import prepare
 from merit_lab.data.tokens import hash_file
 
@@ -28,7 +28,7 @@ def text(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def corpus(text: Path) -> Corpus:
+def corpus(text: Path) -> TextCorpus:
     return text_files([text], 0.1)
 
 
@@ -36,7 +36,7 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
-def runs(corpus: Corpus, split: str) -> list[bytes]:
+def runs(corpus: TextCorpus, split: str) -> list[bytes]:
     """The runs of text of a split, between which the text does not continue."""
     texts = [b""]
     for piece in corpus.pieces():
@@ -47,7 +47,7 @@ def runs(corpus: Corpus, split: str) -> list[bytes]:
     return texts[:-1]
 
 
-def test_bytes(corpus: Corpus, tmp_path: Path) -> None:
+def test_bytes(corpus: TextCorpus, tmp_path: Path) -> None:
     index = prepare(corpus, tmp_path / "data", tokenizer="bytes", part_bytes=10_000)
     dataset = Dataset.open(tmp_path / "data")
     assert dataset.index == index
@@ -61,8 +61,10 @@ def test_bytes(corpus: Corpus, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("size", [300, 70_000])
-def test_a_bpe_of_its_own(corpus: Corpus, tmp_path: Path, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Trained on training text alone, saved beside the data, and ended by the end-of-text token."""
+def test_a_trained_bpe(
+    corpus: TextCorpus, tmp_path: Path, size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Trained only on training text, saved with the data, and ended by the end-of-text token."""
     from tokenizers import Tokenizer
 
     trained_on: list[bytes] = []
@@ -86,14 +88,14 @@ def test_a_bpe_of_its_own(corpus: Corpus, tmp_path: Path, size: int, monkeypatch
         file.check(index.vocab_size)
 
 
-def test_a_tokenizer_of_others(corpus: Corpus, tmp_path: Path) -> None:
-    """It is kept beside the data, known by its hash, and its own token ends the documents."""
+def test_an_external_tokenizer(corpus: TextCorpus, tmp_path: Path) -> None:
+    """It is saved with the data, identified by its hash, and its end-of-text token ends documents."""
     from merit_lab.data.tokenizer import train_bpe
 
     path = tmp_path / "theirs.json"
     path.write_text(train_bpe([b"some text of others"], 270).replace("<|endoftext|>", "</s>"))
     folder = tmp_path / "data"
-    with pytest.raises(ValueError, match="name one that it has with --end-of-text"):
+    with pytest.raises(ValueError, match="choose one that it has with --end-of-text"):
         prepare(corpus, folder, tokenizer=str(path))
     index = prepare(corpus, folder, tokenizer=str(path), end_of_text="</s>", part_bytes=10_000)
     assert (folder / "tokenizer.json").read_bytes() == path.read_bytes()
@@ -157,7 +159,7 @@ def test_a_third_file_for_enwik8(tmp_path: Path, text: Path) -> None:
 
 @pytest.mark.parametrize(("tokenizer", "num_kills"), [("bytes", 20), ("bpe-300", 4), ("bytes-over-bpe", 2)])
 def test_killed_at_any_moment_and_resumed(tmp_path: Path, tokenizer: str, num_kills: int) -> None:
-    """SIGKILL at many lines of the code; whoever comes next finishes with the same bytes.
+    """SIGKILL at many lines of the code; the next call finishes with the same bytes.
 
     The last case replaces older data, which are whole until the new ones are.
     """
@@ -173,7 +175,7 @@ def test_killed_at_any_moment_and_resumed(tmp_path: Path, tokenizer: str, num_ki
 
 
 class Stopped(BaseException):
-    """What stops a call in the middle."""
+    """Stops a call in the middle."""
 
 
 def stop_after(monkeypatch: pytest.MonkeyPatch, num_parts: int) -> None:
@@ -191,7 +193,7 @@ def stop_after(monkeypatch: pytest.MonkeyPatch, num_parts: int) -> None:
 
 
 def test_finished_parts_are_not_repeated(
-    corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    corpus: TextCorpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = tmp_path / "data"
     with monkeypatch.context() as patch:
@@ -209,10 +211,10 @@ def test_finished_parts_are_not_repeated(
     assert 0 < sum(map(len, encoded)) <= corpus.total - 30_000
 
 
-def test_what_was_written_after_the_last_entry_is_cut_off(
-    corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_bytes_after_the_last_journal_entry_are_cut_off(
+    corpus: TextCorpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A part of which half reached the disk, and a journal's line that was torn."""
+    """A part that was half written, and an incomplete journal line."""
     prepare(corpus, tmp_path / "whole", tokenizer="bytes", part_bytes=10_000)
     partial = tmp_path / "data" / "partial"
     for num_parts in (2, 1):
@@ -231,8 +233,8 @@ def test_what_was_written_after_the_last_entry_is_cut_off(
     assert contents(tmp_path / "data") == contents(tmp_path / "whole")
 
 
-def test_a_part_that_is_gone_is_noticed(
-    corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_missing_part_is_detected(
+    corpus: TextCorpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
         stop_after(patch, 3)
@@ -245,7 +247,7 @@ def test_a_part_that_is_gone_is_noticed(
 
 
 def test_a_full_disk(text: Path, tmp_path: Path) -> None:
-    """Files may not grow beyond a limit; with the limit gone the same call finishes."""
+    """Files may not exceed a limit; without the limit the same call finishes."""
     program = f"""
 import resource, sys
 from pathlib import Path
@@ -260,7 +262,7 @@ prepare(corpus, Path({str(tmp_path / "data")!r}), tokenizer="bytes", part_bytes=
         [sys.executable, "-B", "-c", program], check=False, capture_output=True, text=True, timeout=60
     )
     assert failed.returncode == 1
-    assert "partial failed: File too large. The parts before are kept" in failed.stderr
+    assert "partial failed: File too large. Earlier parts are kept" in failed.stderr
     assert [path.name for path in (tmp_path / "data").iterdir()] == ["partial"]
     assert len((tmp_path / "data" / "partial" / "journal.jsonl").read_text().splitlines()) > 2
     corpus = text_files([text], 0.1)
@@ -269,8 +271,8 @@ prepare(corpus, Path({str(tmp_path / "data")!r}), tokenizer="bytes", part_bytes=
     assert contents(tmp_path / "data") == contents(tmp_path / "whole")
 
 
-def test_what_is_finished_is_left_alone(
-    corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_finished_data_is_left_alone(
+    corpus: TextCorpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     index = prepare(corpus, tmp_path / "data", tokenizer="bytes")
     with monkeypatch.context() as patch:
@@ -288,21 +290,21 @@ def test_what_is_finished_is_left_alone(
 
 
 @pytest.mark.parametrize("name", ["train.bin", "tokenizer.json", "dataset.json"])
-def test_what_was_damaged_is_not_taken_for_prepared(corpus: Corpus, tmp_path: Path, name: str) -> None:
+def test_damaged_data_is_not_accepted(corpus: TextCorpus, tmp_path: Path, name: str) -> None:
     folder = tmp_path / "data"
     index = prepare(corpus, folder, tokenizer="bpe-300")
     content = (folder / name).read_bytes()
     (folder / name).write_bytes(content[:-1] + b"~")
     if name == "tokenizer.json":  # its hash is not kept
         (folder / name).unlink()
-    with pytest.raises(ValueError, match=rf"{name} .*\(--overwrite makes everything anew\)"):
+    with pytest.raises(ValueError, match=rf"{name} .*\(--overwrite recreates everything\)"):
         prepare(corpus, folder, tokenizer="bpe-300")
     assert prepare(corpus, folder, tokenizer="bpe-300", overwrite=True) == index
     assert (folder / name).read_bytes() == content
 
 
-def test_overwriting_makes_the_files_anew_after_a_stop_at_the_very_end(
-    corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_overwriting_recreates_the_files_after_a_stop_at_the_very_end(
+    corpus: TextCorpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def stop(_: Parts) -> None:
         raise Stopped
@@ -319,7 +321,7 @@ def test_overwriting_makes_the_files_anew_after_a_stop_at_the_very_end(
     Dataset.open(tmp_path / "data").verify()
 
 
-def test_other_data_are_refused_unless_overwritten(corpus: Corpus, text: Path, tmp_path: Path) -> None:
+def test_other_data_is_refused_unless_overwritten(corpus: TextCorpus, text: Path, tmp_path: Path) -> None:
     folder = tmp_path / "data"
     prepare(corpus, folder, tokenizer="bpe-300")
     recipes = "with tokenizer bpe-300, not tokenizer bytes"
@@ -333,7 +335,7 @@ def test_other_data_are_refused_unless_overwritten(corpus: Corpus, text: Path, t
     Dataset.open(folder).verify()
 
 
-def test_files_of_others_are_refused_unless_overwritten(corpus: Corpus, tmp_path: Path) -> None:
+def test_other_files_are_refused_unless_overwritten(corpus: TextCorpus, tmp_path: Path) -> None:
     (tmp_path / "train.bin").write_bytes(b"precious")
     with pytest.raises(ValueError, match=r"train.bin was not written by `merit prepare`; .*--overwrite"):
         prepare(corpus, tmp_path, tokenizer="bytes")
@@ -343,10 +345,10 @@ def test_files_of_others_are_refused_unless_overwritten(corpus: Corpus, tmp_path
 
 
 @pytest.mark.parametrize("name", ["train.bin", "val.bin", "test.bin", "tokenizer.json"])
-def test_a_folder_partial_does_not_make_the_files_beside_it_ours(
-    corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+def test_a_partial_folder_does_not_make_other_files_ours(
+    corpus: TextCorpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    """Neither an empty one, nor one of ours, nor with a file that is a link to nowhere."""
+    """Not an empty one, nor one of ours, nor one with a broken link."""
     (tmp_path / "data" / "partial").mkdir(parents=True)
     precious = tmp_path / "data" / name
     precious.write_bytes(b"precious")
@@ -378,8 +380,8 @@ def test_a_folder_partial_does_not_make_the_files_beside_it_ours(
     ],
     ids="-".join,
 )
-def test_a_folder_partial_of_others_is_refused(
-    corpus: Corpus, tmp_path: Path, files: dict[str, str], overwrite: bool
+def test_another_partial_folder_is_refused(
+    corpus: TextCorpus, tmp_path: Path, files: dict[str, str], overwrite: bool
 ) -> None:
     partial = tmp_path / "data" / "partial"
     partial.mkdir(parents=True)
@@ -392,8 +394,8 @@ def test_a_folder_partial_of_others_is_refused(
 
 @pytest.mark.parametrize("overwrite", [False, True])
 @pytest.mark.parametrize("link", ["partial", "partial/journal.jsonl", "partial/train.bin"])
-def test_links_are_not_followed(corpus: Corpus, tmp_path: Path, link: str, overwrite: bool) -> None:
-    """The target would pass for ours if it stood there itself."""
+def test_links_are_not_followed(corpus: TextCorpus, tmp_path: Path, link: str, overwrite: bool) -> None:
+    """The target itself would be accepted as ours."""
     target = tmp_path / "elsewhere"
     if link == "partial":
         target.mkdir()
@@ -408,7 +410,7 @@ def test_links_are_not_followed(corpus: Corpus, tmp_path: Path, link: str, overw
     assert not (list(target.iterdir()) if target.is_dir() else target.read_bytes())
 
 
-def test_a_link_in_the_place_of_the_unfinished_index_is_replaced(corpus: Corpus, tmp_path: Path) -> None:
+def test_a_link_named_like_the_unfinished_index_is_replaced(corpus: TextCorpus, tmp_path: Path) -> None:
     (tmp_path / "precious").write_text("precious")
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "dataset.json.tmp").symlink_to(tmp_path / "precious")
@@ -418,7 +420,7 @@ def test_a_link_in_the_place_of_the_unfinished_index_is_replaced(corpus: Corpus,
 
 
 def test_unfinished_files_of_another_recipe_are_refused_unless_overwritten(
-    corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    corpus: TextCorpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
         stop_after(patch, 2)
@@ -430,8 +432,8 @@ def test_unfinished_files_of_another_recipe_are_refused_unless_overwritten(
     assert Dataset.open(tmp_path / "data").tokenizer == "bpe-300"
 
 
-def test_a_call_that_wrote_no_part_is_forgotten(
-    corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_call_that_wrote_no_part_is_ignored(
+    corpus: TextCorpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
         stop_after(patch, 0)
@@ -441,7 +443,7 @@ def test_a_call_that_wrote_no_part_is_forgotten(
     assert sorted(contents(tmp_path / "data")) == ["dataset.json", "train.bin", "val.bin"]
 
 
-def test_one_process_at_a_time(corpus: Corpus, tmp_path: Path) -> None:
+def test_one_process_at_a_time(corpus: TextCorpus, tmp_path: Path) -> None:
     with (
         Parts(tmp_path / "data" / "partial", splits=("train",), dtype="uint16", recipe={}, overwrite=False),
         pytest.raises(ValueError, match=r"another process is preparing .*data; wait for it"),
@@ -449,7 +451,7 @@ def test_one_process_at_a_time(corpus: Corpus, tmp_path: Path) -> None:
         prepare(corpus, tmp_path / "data", tokenizer="bytes", overwrite=True)
 
 
-def test_a_damaged_journal(corpus: Corpus, tmp_path: Path) -> None:
+def test_a_damaged_journal(corpus: TextCorpus, tmp_path: Path) -> None:
     (tmp_path / "data" / "partial").mkdir(parents=True)
     (tmp_path / "data" / "partial" / "journal.jsonl").write_text('{"recipe": {}, nonsense\n')
     with pytest.raises(ValueError, match=r"journal.jsonl is damaged .*; remove the folder"):
@@ -457,7 +459,7 @@ def test_a_damaged_journal(corpus: Corpus, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("tokenizer", ["bpe-300", "gpt2"])
-def test_text_that_is_no_utf8(
+def test_text_that_is_not_utf8(
     tmp_path: Path, tokenizer: str, monkeypatch: pytest.MonkeyPatch, text: Path
 ) -> None:
     from merit_lab.data.tokenizer import FromFile, train_bpe
@@ -472,7 +474,7 @@ def test_text_that_is_no_utf8(
 
 
 def test_a_split_without_text_is_an_error(
-    corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    corpus: TextCorpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(type(corpus), "splits", ("train", "val", "test"))
     with pytest.raises(ValueError, match=r"the corpus has no text for test.bin"):
@@ -480,7 +482,7 @@ def test_a_split_without_text_is_an_error(
     assert not (tmp_path / "data" / "dataset.json").exists()
 
 
-def test_the_recipe_is_what_the_bytes_follow_from(corpus: Corpus, tmp_path: Path) -> None:
+def test_the_recipe_determines_the_bytes(corpus: TextCorpus, tmp_path: Path) -> None:
     for name, part_bytes in (("one", 1), ("two", 10**9)):
         prepare(corpus, tmp_path / name, tokenizer="bpe-300", part_bytes=part_bytes)
     assert contents(tmp_path / "one") == contents(tmp_path / "two")

@@ -12,7 +12,7 @@ from merit_lab.data import Dataset, command, progress
 from merit_lab.data.command import main
 from merit_lab.data.index import INDEX_NAME
 from merit_lab.data.parts import Counts
-from merit_lab.data.progress import Progress
+from merit_lab.data.progress import PrepareProgress
 
 
 @pytest.fixture
@@ -33,7 +33,7 @@ def test_text_to_the_usual_folder(text: str, capsys: pytest.CaptureFixture[str])
     assert "data/text is already prepared" in capsys.readouterr().out
 
 
-def test_embedded_with_a_vocabulary_of_its_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_embedded_with_a_trained_vocabulary(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     output = str(tmp_path / "here")
     assert main(["embedded", "--limit", "300000", "--tokenizer", "bpe-400", "--output", output]) == 0
     dataset = Dataset.open(output)
@@ -54,7 +54,7 @@ def test_embedded_with_a_vocabulary_of_its_own(tmp_path: Path, capsys: pytest.Ca
         (["text", "text", "--tokenizer", "bytes", "--gpt2-vocabulary", "."], "the tokenizer is 'bytes'"),
         (["embedded", "--limit", "1"], "no Python sources of up to 1 bytes"),
         (["enwik8", "text"], "enwik8 has 100000000"),
-        (["openwebtext", "--documents", "5"], "ask for more than 1997"),
+        (["openwebtext", "--documents", "5"], "request more than 1997"),
     ],
 )
 def test_refusals(text: str, arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -66,7 +66,7 @@ def test_refusals(text: str, arguments: list[str], message: str, capsys: pytest.
     assert not list(Path().glob("data/*/*.bin"))
 
 
-def test_other_data_are_refused_with_the_way_out(text: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_other_data_is_refused_with_the_way_out(text: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["text", text, "--tokenizer", "bytes"]) == 0
     assert main(["text", text, "--tokenizer", "bytes", "--validation", "0.2"]) == 1
     assert "--overwrite" in capsys.readouterr().err
@@ -77,7 +77,7 @@ def test_check_reads_all_of_it(text: str, capsys: pytest.CaptureFixture[str]) ->
     Path(text).write_bytes(b"".join(b"line %d of a longer text\n" % number for number in range(40_000)))
     assert main(["text", text, "--tokenizer", "bytes"]) == 0
     assert main(["check", "data/text"]) == 0
-    assert "all bytes are as they were prepared" in capsys.readouterr().out
+    assert "all files are unchanged" in capsys.readouterr().out
     content = bytearray(Path("data/text/train.bin").read_bytes())
     content[5000] ^= 1  # between the first blocks that a sample reads
     Path("data/text/train.bin").write_bytes(content)
@@ -95,7 +95,7 @@ def test_interruption(text: str, capsys: pytest.CaptureFixture[str], monkeypatch
 
     monkeypatch.setattr(command, "prepare", interrupt)
     assert main(["text", text]) == 130
-    assert "the same command goes on where it was" in capsys.readouterr().err
+    assert "run the same command again to continue" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", ["text", "demo", "embedded", "openwebtext", "c4", "enwik8"])
@@ -122,35 +122,37 @@ def test_it_needs_no_torch() -> None:
     assert finished.stdout == b"False\n"
 
 
-def told(*, terminal: bool, unit: str = "bytes") -> str:
+def shown(*, terminal: bool, unit: str = "bytes") -> str:
     output = io.StringIO()
-    shown = Progress(console=Console(file=output, force_terminal=terminal, width=120))
-    with shown.bar(200, unit):
-        shown.show({"train": Counts(), "val": Counts()})
-        shown.show({"train": Counts(num_tokens=30, num_text_bytes=90, num_documents=40), "val": Counts()})
-        shown.show({"train": Counts(num_tokens=70, num_text_bytes=200, num_documents=50), "val": Counts()})
+    progress = PrepareProgress(console=Console(file=output, force_terminal=terminal, width=120))
+    with progress.bar(200, unit):
+        progress.show({"train": Counts(), "val": Counts()})
+        progress.show({"train": Counts(num_tokens=30, num_text_bytes=90, num_documents=40), "val": Counts()})
+        progress.show({"train": Counts(num_tokens=70, num_text_bytes=200, num_documents=50), "val": Counts()})
     return output.getvalue()
 
 
 def test_progress_in_a_terminal_is_a_bar() -> None:
-    printed = told(terminal=True)
+    printed = shown(terminal=True)
     assert "100%" in printed
     assert "70 tokens" in printed
 
 
-def test_progress_elsewhere_is_plain_lines(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert told(terminal=False) == ""  # it took no ten seconds
+def test_progress_without_a_terminal_is_plain_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert shown(terminal=False) == ""  # it took less than ten seconds
     monkeypatch.setattr(progress, "_SECONDS_BETWEEN_LINES", 0.0)
-    lines = told(terminal=False).splitlines()
+    lines = shown(terminal=False).splitlines()
     assert lines[1].startswith("45.0% of 200 bytes: 30 tokens, ")
     assert lines[2].startswith("100.0% of 200 bytes: 70 tokens, ")
     assert (
-        told(terminal=False, unit="documents").splitlines()[1].startswith("20.0% of 200 documents: 30 tokens")
+        shown(terminal=False, unit="documents")
+        .splitlines()[1]
+        .startswith("20.0% of 200 documents: 30 tokens")
     )
 
 
 def test_the_embedded_corpus_is_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With one more package installed it would be another; what was made stays."""
+    """With one more package installed it would differ; existing data is kept."""
     calls = []
     monkeypatch.setattr(command, "main", lambda argv: calls.append(argv) or 3)
     assert command.make("embedded", tmp_path, "bpe-300") == 3

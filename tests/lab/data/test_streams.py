@@ -1,4 +1,4 @@
-"""Corpora of the hub: nanoGPT's split, resuming at any document, and what is missing is said."""
+"""Corpora of the hub: nanoGPT's split, resuming at any document, and clear errors."""
 
 import json
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ from merit_lab.data.streams import Section, Stream, c4, nanogpt_validation, open
 
 
 class FakeStream:
-    """Stands in for a streamed dataset: documents that tell their number, and a place to resume at."""
+    """A fake streamed dataset of numbered documents, with a position to resume from."""
 
     def __init__(self, split: str, num_documents: int) -> None:
         self.split, self.num_documents, self.position = split, num_documents, 0
@@ -48,8 +48,8 @@ def assert_resumes_anywhere(make: Any) -> None:
         assert list(make().pieces(state)) == everything[position + 1 :]
 
 
-def test_the_split_is_nanogpts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of 8,013,769 documents the library takes 4007; these are the first of them in the dataset's order."""
+def test_the_split_matches_nanogpt(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 8,013,769 documents the library selects 4007; these are the first of them in the dataset's order."""
     validation = nanogpt_validation(streams.OPENWEBTEXT_DOCUMENTS)
     assert len(validation) == 4007
     assert sorted(validation)[:3] == [1997, 3930, 5738]
@@ -73,11 +73,11 @@ def test_part_of_openwebtext() -> None:
     first = min(nanogpt_validation(streams.OPENWEBTEXT_DOCUMENTS))
     pieces = list(openwebtext(first + 1, fake_load(10**6)).pieces())
     assert [piece.split for piece in pieces] == ["train"] * first + ["val"]
-    with pytest.raises(ValueError, match=f"ask for more than {first}"):
+    with pytest.raises(ValueError, match=f"request more than {first}"):
         openwebtext(first, fake_load(10**6))
 
 
-def test_c4_has_its_own_validation_set() -> None:
+def test_c4_uses_its_validation_set() -> None:
     pieces = list(c4(30, 4, fake_load(100)).pieces())
     assert [piece.text for piece in pieces if piece.split == "val"] == [
         b"validation %d" % n for n in range(4)
@@ -95,15 +95,15 @@ def test_resumes_at_any_document(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_stream_that_ends_early_is_an_error() -> None:
     with pytest.raises(ValueError, match="c4: train ended after 10 documents; 20 were expected"):
         list(c4(20, 4, fake_load(10)).pieces())
-    with pytest.raises(ValueError, match="0 documents of validation are asked for"):
+    with pytest.raises(ValueError, match="the number of validation documents is 0"):
         c4(20, 0, fake_load(10))
 
 
-def test_without_the_library_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_library_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     import sys
 
     monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(ImportError, match=r"c4 is read by the package datasets, .* 'merit-optim\[eval\]'"):
+    with pytest.raises(ImportError, match=r"c4 needs the package datasets, .* 'merit-optim\[eval\]'"):
         c4(20, 4)
 
 

@@ -1,4 +1,4 @@
-"""Tokenizers: what they are called, that they lose nothing, and that text is never mistaken for a mark."""
+"""Tokenizers: names, lossless encoding, and text that looks like special tokens."""
 
 import subprocess
 import sys
@@ -63,7 +63,7 @@ def test_a_trained_bpe_loses_nothing(bpe_file: Path) -> None:
 
 
 def test_training_a_bpe_twice_gives_the_same_file(bpe_file: Path) -> None:
-    """In another process, where hash tables are seeded otherwise."""
+    """In another process, with another hash seed."""
     program = f"from merit_lab.data.tokenizer import train_bpe\nprint(train_bpe({SAMPLE!r}, 300), end='')"
     again = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, timeout=60)
     assert again.stdout.decode() == bpe_file.read_text()
@@ -77,7 +77,7 @@ def test_batches_of_texts_keep_their_order(bpe_file: Path) -> None:
 
 
 def test_gpt2_offline_is_gpt2(shared_data: Path) -> None:
-    """The ids that GPT-2's authors publish for this sentence, and text that looks like the mark."""
+    """The ids that GPT-2's authors publish, and text that looks like the end-of-text token."""
     tokenizer = Gpt2(shared_data / "gpt2_bpe")
     assert (tokenizer.vocab_size, tokenizer.end_of_text) == (50257, 50256)
     hello, mark = tokenizer.encode([b"Hello world", b"<|endoftext|>"])
@@ -88,7 +88,7 @@ def test_gpt2_offline_is_gpt2(shared_data: Path) -> None:
     assert [tokens.tolist() for tokens in tokenizer.encode(texts)] == alone
 
 
-def test_a_gpt2_vocabulary_that_is_none(tmp_path: Path) -> None:
+def test_a_wrong_gpt2_vocabulary(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"has no file vocab.bpe"):
         Gpt2(tmp_path)
     (tmp_path / "vocab.bpe").write_text("#version: 0.2\n")
@@ -107,14 +107,14 @@ def test_gpt2_without_vocabulary_or_network(monkeypatch: pytest.MonkeyPatch) -> 
         Gpt2()
 
 
-def test_text_that_is_no_utf8_is_refused(bpe_file: Path) -> None:
+def test_text_that_is_not_utf8_is_refused(bpe_file: Path) -> None:
     with pytest.raises(UnicodeDecodeError):
         FromFile(bpe_file).encode([b"\xff"])
 
 
 @pytest.fixture
 def their_folder(tmp_path: Path) -> Path:
-    """A tokenizer as transformers saves it: with a limit for texts, and a token before each."""
+    """A tokenizer saved by transformers, with truncation and a prefix token."""
     from tokenizers import AddedToken, Tokenizer, processors
 
     folder = tmp_path / "theirs"
@@ -129,13 +129,13 @@ def their_folder(tmp_path: Path) -> Path:
     return folder
 
 
-def test_a_tokenizer_of_others_is_found(their_folder: Path) -> None:
-    for given in (their_folder, their_folder / "tokenizer.json"):
-        found = TokenizerFile.find(str(given))
-        assert found is not None
-        assert (found.path, found.end_of_text) == (their_folder / "tokenizer.json", "</s>")
-        assert found.name == f"file-{hash_file(found.path)[:16]}"
-        assert found.dtype == "uint16"
+def test_an_external_tokenizer_is_found(their_folder: Path) -> None:
+    for path in (their_folder, their_folder / "tokenizer.json"):
+        file = TokenizerFile.find(str(path))
+        assert file is not None
+        assert (file.path, file.end_of_text) == (their_folder / "tokenizer.json", "</s>")
+        assert file.name == f"file-{hash_file(file.path)[:16]}"
+        assert file.dtype == "uint16"
     named = TokenizerFile.find(str(their_folder), "<s>")
     assert named is not None
     assert named.end_of_text == "<s>"
@@ -151,11 +151,11 @@ def test_a_tokenizer_of_others_is_found(their_folder: Path) -> None:
         TokenizerFile.find(str(their_folder), "<nothing>")
     for name in ("bytes", "gpt2", "bpe-300"):
         assert TokenizerFile.find(name) is None
-        with pytest.raises(ValueError, match=r"an end-of-text token is named, '</s>', .* leave it out"):
+        with pytest.raises(ValueError, match=r"the end-of-text token is '</s>', .* leave it out"):
             TokenizerFile.find(name, "</s>")
 
 
-def test_a_tokenizer_of_others_encodes_whole_texts_and_nothing_else(their_folder: Path) -> None:
+def test_an_external_tokenizer_encodes_whole_texts_and_nothing_else(their_folder: Path) -> None:
     from tokenizers import Tokenizer
 
     tokenizer = FromFile(their_folder / "tokenizer.json", "</s>")
@@ -175,12 +175,12 @@ def test_a_vocabulary_with_gaps_is_as_large_as_its_largest_id(tmp_path: Path) ->
 
     Tokenizer(models.WordLevel({"a": 0, "</s>": 70_000}, unk_token="a")).save(str(tmp_path / "gaps.json"))
     assert FromFile(tmp_path / "gaps.json", "</s>").vocab_size == 70_001
-    found = TokenizerFile.find(str(tmp_path / "gaps.json"), "</s>")
-    assert found is not None
-    assert found.dtype == "uint32"
+    file = TokenizerFile.find(str(tmp_path / "gaps.json"), "</s>")
+    assert file is not None
+    assert file.dtype == "uint32"
 
 
-def test_a_mark_before_each_text_is_noticed(tmp_path: Path, bpe_file: Path) -> None:
+def test_a_prefix_of_each_text_is_detected(tmp_path: Path, bpe_file: Path) -> None:
     from tokenizers import Tokenizer, normalizers
 
     assert not FromFile(bpe_file).notices_cuts
@@ -190,7 +190,7 @@ def test_a_mark_before_each_text_is_noticed(tmp_path: Path, bpe_file: Path) -> N
     assert FromFile(tmp_path / "marking.json").notices_cuts
 
 
-def test_no_tokenizer(tmp_path: Path) -> None:
+def test_a_missing_tokenizer(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"tokenizer.json is missing: .*save_pretrained"):
         TokenizerFile.find(str(tmp_path))
     with pytest.raises(

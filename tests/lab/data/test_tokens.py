@@ -53,7 +53,7 @@ def test_a_prepared_folder_opens(tmp_path: Path, dtype: str) -> None:
         dataset.train.tokens[0] = 1
 
 
-def test_a_folder_of_nanogpt_opens(tmp_path: Path) -> None:
+def test_a_nanogpt_folder_opens(tmp_path: Path) -> None:
     dataset = Dataset.open(str(write_folder(tmp_path, index=False)))
     assert dataset.train.num_tokens == 1000
     assert (dataset.vocab_size, dataset.tokenizer, dataset.bytes_per_token) == (None, "unknown", None)
@@ -64,15 +64,15 @@ def test_a_folder_of_nanogpt_opens(tmp_path: Path) -> None:
         Dataset.open(tmp_path, dtype="float32")
 
 
-def test_bytes_of_text_for_each_token_are_those_of_the_validation_text(tmp_path: Path) -> None:
+def test_bytes_per_token_are_those_of_the_validation_text(tmp_path: Path) -> None:
     files = json.loads((write_folder(tmp_path) / "dataset.json").read_text())["files"]
     files["val.bin"]["num_text_bytes"] = 450
     edit_index(tmp_path, files=files)
     assert Dataset.open(tmp_path).bytes_per_token == 4.5
 
 
-def test_the_fingerprint_is_that_of_the_bytes(tmp_path: Path) -> None:
-    """With or without an index; another byte is another fingerprint."""
+def test_the_fingerprint_depends_on_the_bytes(tmp_path: Path) -> None:
+    """With or without an index; another byte changes the fingerprint."""
     write_folder(tmp_path)
     with_index = Dataset.open(tmp_path).fingerprint
     (tmp_path / "dataset.json").unlink()
@@ -117,7 +117,7 @@ def large_folder(folder: Path) -> dict[str, bytes]:
 
 @pytest.mark.parametrize("name", ["train.bin", "val.bin"])
 def test_a_file_that_was_replaced_does_not_open(tmp_path: Path, name: str) -> None:
-    """Of the same size, from the first byte, from the last one, or all of it; whatever its dates say."""
+    """With the same size, changed at the first byte, the last or everywhere, with any timestamps."""
     content = large_folder(tmp_path)[name]
     half = len(content) // 2
     assert half > 64 * 4096
@@ -130,7 +130,7 @@ def test_a_file_that_was_replaced_does_not_open(tmp_path: Path, name: str) -> No
 
 
 def test_a_sample_reads_little(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also of a file that is larger than any memory."""
+    """Also if the file is larger than memory."""
     with (tmp_path / "large.bin").open("wb") as file:
         file.truncate(1 << 42)
     monkeypatch.setattr("merit_lab.data.tokens.hash_file", lambda _: pytest.fail("all of it was read"))
@@ -141,7 +141,7 @@ def test_a_sample_reads_little(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert hash_sample(tmp_path / "large.bin") != before
 
 
-def test_data_of_the_first_version_have_no_sample(tmp_path: Path) -> None:
+def test_data_of_the_first_version_has_no_sample(tmp_path: Path) -> None:
     write_folder(tmp_path)
     index = json.loads((tmp_path / "dataset.json").read_text())
     for entry in index["files"].values():
@@ -157,9 +157,9 @@ def test_data_of_the_first_version_have_no_sample(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("size", "with_index", "message"),
     [
-        (99, True, "has 99 bytes, but .* was cut short or replaced"),
-        (98, True, "has 98 bytes, but .* was cut short or replaced"),
-        (99, False, "has 99 bytes, which is no multiple of 2"),
+        (99, True, "has 99 bytes, but .* was truncated or replaced"),
+        (98, True, "has 98 bytes, but .* was truncated or replaced"),
+        (99, False, "has 99 bytes, which is not a multiple of 2"),
         (0, True, "is empty"),
         (0, False, "is empty"),
         (None, True, "is missing"),
@@ -175,7 +175,7 @@ def test_wrong_sizes(tmp_path: Path, name: str, size: int | None, with_index: bo
 
 
 def test_no_folder(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"there is no folder .*nowhere; `merit prepare` makes one"):
+    with pytest.raises(ValueError, match=r"there is no folder .*nowhere; create it with `merit prepare`"):
         Dataset.open(tmp_path / "nowhere")
 
 
@@ -213,7 +213,7 @@ def test_wrong_indices(tmp_path: Path, changes: dict[str, object], message: str)
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", "\x80"])
-def test_an_index_that_is_none(tmp_path: Path, content: str) -> None:
+def test_an_invalid_index(tmp_path: Path, content: str) -> None:
     (write_folder(tmp_path) / "dataset.json").write_bytes(content.encode("latin-1"))
     with pytest.raises(ValueError, match=r"dataset.json (is not JSON|was not written)"):
         Dataset.open(tmp_path)
@@ -226,7 +226,7 @@ def test_a_dtype_against_the_index(tmp_path: Path) -> None:
         Dataset.open(tmp_path, dtype="uint32")
 
 
-def test_check_names_file_place_and_token(
+def test_check_names_file_position_and_token(
     token_file: TokenFileMaker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("merit_lab.data.tokens._BLOCK", 64)
@@ -236,7 +236,7 @@ def test_check_names_file_place_and_token(
         tokens.check(199)
 
 
-def test_check_needs_no_reading_where_every_token_fits(token_file: TokenFileMaker) -> None:
+def test_check_reads_nothing_if_every_token_fits(token_file: TokenFileMaker) -> None:
     tokens = token_file(70000)  # 0 to 65535, then from 0 again
     tokens.check(65536)
     with pytest.raises(ValueError, match="token 65535 is 65535, but the vocabulary has 65535"):
@@ -244,7 +244,7 @@ def test_check_needs_no_reading_where_every_token_fits(token_file: TokenFileMake
 
 
 def test_a_shard_of_real_text_opens(tmp_path: Path, shared_data: Path) -> None:
-    """A shard as it was published for nanoGPT-like training, in the place of train.bin and val.bin."""
+    """A shard published for nanoGPT-like training, as train.bin and val.bin."""
     import lzma
 
     for name, packed in (("train.bin", "val_wiki_a.u16.xz"), ("val.bin", "val_books.u16.xz")):

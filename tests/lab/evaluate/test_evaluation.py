@@ -13,9 +13,9 @@ from merit_lab.evaluate.sets import SETS
 
 
 class CountingHarness:
-    """Stands in for lm-eval, and remembers what it was asked."""
+    """A fake of lm-eval that records what was evaluated."""
 
-    asked: list[tuple[str, int | None]]
+    evaluated: list[tuple[str, int | None]]
 
     def __init__(self, checkpoint, *, prefix, **_) -> None:
         assert (checkpoint / "model.safetensors").exists()
@@ -25,17 +25,17 @@ class CountingHarness:
     def evaluate(self, name, limit) -> Outcome:
         if name == "rte":
             raise ValueError("rte has an answer that is too long")
-        self.asked.append((name, limit))
-        metric = Metric(value=float(len(self.asked)), stderr=None, higher_is_better=True)
+        self.evaluated.append((name, limit))
+        metric = Metric(value=float(len(self.evaluated)), stderr=None, higher_is_better=True)
         return Outcome(metrics={"acc": metric}, num_items=limit or 99, num_truncated=3, version=1.0)
 
 
 @pytest.fixture
-def asked(monkeypatch) -> list[tuple[str, int | None]]:
+def evaluated(monkeypatch) -> list[tuple[str, int | None]]:
     monkeypatch.setattr(evaluation, "Harness", CountingHarness)
     monkeypatch.setattr(evaluation, "package_versions", lambda: {"lm-eval": "9.9"})
-    monkeypatch.setattr(CountingHarness, "asked", [], raising=False)
-    return CountingHarness.asked
+    monkeypatch.setattr(CountingHarness, "evaluated", [], raising=False)
+    return CountingHarness.evaluated
 
 
 # A row of each set that is named here.
@@ -60,19 +60,19 @@ def files(tmp_path):
     return tmp_path / "sets"
 
 
-def test_what_is_there_is_not_computed_again(asked, files, tmp_path) -> None:
+def test_existing_results_are_not_computed_again(evaluated, files, tmp_path) -> None:
     run = make_run(tmp_path / "run", steps=(10, 20))
     first = evaluate(run.folder, ["wic", "copa"], task_files=files)
-    assert asked == [("wic", None), ("copa", None)]
+    assert evaluated == [("wic", None), ("copa", None)]
     again = evaluate(run.folder, ["copa", "boolq", "wic"], task_files=files)
-    assert asked[2:] == [("boolq", None)]
+    assert evaluated[2:] == [("boolq", None)]
     assert [result.name for result in again] == ["copa", "boolq", "wic"]
     assert [again[2], again[0]] == first
     assert read_results(run, 20) == {result.name: result for result in again}
     assert read_results(run, 10) == {}
 
 
-def test_other_inputs_are_computed_anew(asked, files, tmp_path) -> None:
+def test_other_inputs_are_computed(evaluated, files, tmp_path) -> None:
     run = make_run(tmp_path / "run", steps=(10, 20))
     evaluate(run.folder, ["wic"], task_files=files)
     evaluate(run.folder, ["wic"], task_files=files, limit=5)
@@ -80,22 +80,22 @@ def test_other_inputs_are_computed_anew(asked, files, tmp_path) -> None:
     (files / SETS["wic"].file).write_text(json.dumps({**ROWS["wic"], "edition": 2}))
     evaluate(run.folder, ["wic"], task_files=files)
     evaluate(run.folder, ["wic"])
-    assert asked == [("wic", None), ("wic", 5), ("wic", None), ("wic", None), ("wic", None)]
+    assert evaluated == [("wic", None), ("wic", 5), ("wic", None), ("wic", None), ("wic", None)]
     evaluate(run.folder, ["wic"], task_files=files, limit=5, step=10)
     evaluate(run.folder, ["wic"])
-    assert len(asked) == 6
+    assert len(evaluated) == 6
 
 
-def test_what_was_done_before_a_failure_is_kept(asked, files, tmp_path, capsys) -> None:
+def test_what_was_done_before_a_failure_is_kept(evaluated, files, tmp_path, capsys) -> None:
     run = make_run(tmp_path / "run")
     command = [str(run.folder), "--task-files", str(files), "--tasks", "wic", "rte", "copa"]
     assert main(command) == 1
     assert "merit evaluate: rte has an answer that is too long" in capsys.readouterr().err
-    assert asked == [("wic", None)]
+    assert evaluated == [("wic", None)]
     assert list(read_results(run, 10)) == ["wic"]
 
 
-def test_the_record_says_what_it_follows_from(asked, files, tmp_path) -> None:
+def test_the_record_says_what_it_follows_from(evaluated, files, tmp_path) -> None:
     run = make_run(tmp_path / "run")
     evaluate(run.folder, ["arc_easy"], task_files=files, limit=7)
     content = json.loads((run.folder / "evaluate/step-00000010/arc_easy-first-7.json").read_text())
@@ -113,19 +113,19 @@ def test_the_record_says_what_it_follows_from(asked, files, tmp_path) -> None:
     assert inputs["prefix_token"] == ord("\n")
     assert content["environment"]["device"]["type"] in ("cpu", "cuda")
     assert content["metrics"]["acc"] == {"value": 1.0, "stderr": None, "higher_is_better": True}
-    assert asked == [("arc_easy", 7)]
+    assert evaluated == [("arc_easy", 7)]
 
 
-def test_the_command_shows_a_table(asked, files, tmp_path, capsys) -> None:
+def test_the_command_shows_a_table(evaluated, files, tmp_path, capsys) -> None:
     run = make_run(tmp_path / "run")
     assert main([str(run.folder), "--task-files", str(files), "--tasks", "fig5", "--limit", "4"]) == 0
-    assert asked == [("lambada", 4), ("wikitext", 4)]
+    assert evaluated == [("lambada", 4), ("wikitext", 4)]
     shown = capsys.readouterr().out
     rows = [line.split() for line in shown.splitlines()]
     assert ["lambada", "4", "acc", "1"] in rows
     assert ["wikitext", "4", "acc", "2"] in rows
-    assert "lambada: 3 prompts did not fit the context and were cut" in shown
-    assert f"The results: {run.folder}/evaluate/step-00000010" in shown
+    assert "lambada: 3 prompts exceeded the context and were truncated" in shown
+    assert f"The results are in {run.folder}/evaluate/step-00000010" in shown
 
 
 @pytest.mark.parametrize(
@@ -136,34 +136,34 @@ def test_the_command_shows_a_table(asked, files, tmp_path, capsys) -> None:
             "no set 'lambda' among the task files; did you mean",
         ),
         (["--limit", "0", "--task-files", "{files}"], "limit is 0; it must be a whole number above 0"),
-        (["--task-files", "{files}/arc"], "must hold lambada/lambada_test.jsonl"),
-        (["--checkpoint", "3", "--task-files", "{files}"], "no checkpoint of step 3; it has those of: 10"),
+        (["--task-files", "{files}/arc"], "must contain lambada/lambada_test.jsonl"),
+        (["--checkpoint", "3", "--task-files", "{files}"], "no checkpoint of step 3; available steps: 10"),
         (["--tokenizer", "gpt2"], "leave --tokenizer out"),
     ],
 )
-def test_refusals(asked, files, tmp_path, capsys, options, complaint) -> None:
+def test_refusals(evaluated, files, tmp_path, capsys, options, complaint) -> None:
     run = make_run(tmp_path / "run")
     assert main([str(run.folder), *(option.format(files=files) for option in options)]) == 1
     assert complaint in capsys.readouterr().err
-    assert asked == []
+    assert evaluated == []
 
 
-def test_a_file_that_cannot_be_read_is_known_before_the_first_set(asked, files, tmp_path, capsys) -> None:
+def test_a_file_that_cannot_be_read_is_known_before_the_first_set(evaluated, files, tmp_path, capsys) -> None:
     run = make_run(tmp_path / "run")
     (files / SETS["copa"].file).write_text("<html>not found</html>")
     assert main([str(run.folder), "--task-files", str(files), "--tasks", "wic", "copa"]) == 1
     assert "copa" in (error := capsys.readouterr().err.lower())
     assert "not the file of this set" in error
-    assert asked == []
+    assert evaluated == []
 
 
-def test_an_unknown_tokenizer_is_asked_for(asked, files, tmp_path, capsys) -> None:
+def test_an_unknown_tokenizer_is_refused(evaluated, files, tmp_path, capsys) -> None:
     run = make_run(tmp_path / "run", tokenizer="unknown")
     command = [str(run.folder), "--task-files", str(files), "--tasks", "wic"]
     assert main(command) == 1
-    assert "name it with --tokenizer: gpt2, bytes" in capsys.readouterr().err
+    assert "give it with --tokenizer: gpt2, bytes" in capsys.readouterr().err
     assert main([*command, "--tokenizer", "bytes"]) == 0
-    assert asked == [("wic", None)]
+    assert evaluated == [("wic", None)]
 
 
 class HubOutOfReach:
@@ -176,16 +176,16 @@ class HubOutOfReach:
         raise ConnectionError(f"no network for {names}")
 
 
-def test_names_are_checked_before_anything_is_computed(asked, monkeypatch, tmp_path) -> None:
+def test_names_are_checked_before_anything_is_computed(evaluated, monkeypatch, tmp_path) -> None:
     monkeypatch.setattr(harness, "_task_manager", lambda _: HubOutOfReach())
     run = make_run(tmp_path / "run")
-    with pytest.raises(ValueError, match="no task 'arc_eazy'; near to it are arc_easy"):
+    with pytest.raises(ValueError, match="no task 'arc_eazy'; the nearest are arc_easy"):
         evaluate(run.folder, ["copa", "arc_eazy"])
-    with pytest.raises(ValueError, match="'mmlu' is a group of lm-eval's tasks; name the tasks one by one"):
+    with pytest.raises(ValueError, match="'mmlu' is a group of lm-eval's tasks; give the tasks one by one"):
         evaluate(run.folder, ["copa", "mmlu"])
-    assert asked == []
+    assert evaluated == []
     evaluate(run.folder, ["piqa", "copa"])
-    assert asked == [("piqa", None), ("copa", None)]
+    assert evaluated == [("piqa", None), ("copa", None)]
 
 
 def test_numbers_are_taken_with_their_filters_and_errors() -> None:

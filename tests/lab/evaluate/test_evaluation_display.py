@@ -6,13 +6,15 @@ import pytest
 from rich.console import Console
 
 from merit_lab.evaluate import display
-from merit_lab.evaluate.display import Display
+from merit_lab.evaluate.display import EvaluationDisplay
 
 
 def shown(is_terminal: bool) -> str:
     """What is written while three sequences of four are done, and one too many."""
     stream = io.StringIO()
-    bar = Display(Console(file=stream, force_terminal=is_terminal, width=80, _environ={"TERM": "xterm"}))
+    bar = EvaluationDisplay(
+        Console(file=stream, force_terminal=is_terminal, width=80, _environ={"TERM": "xterm"})
+    )
     bar.begin("wic", 4)
     bar.advance(3)
     bar.advance(2)
@@ -39,7 +41,7 @@ def test_lines_now_and_then_elsewhere(monkeypatch, seconds, lines) -> None:
 def test_standard_error_is_the_one_of_the_beginning(monkeypatch) -> None:
     before, later = io.StringIO(), io.StringIO()
     monkeypatch.setattr("sys.stderr", before)
-    bar = Display()
+    bar = EvaluationDisplay()
     monkeypatch.setattr("sys.stderr", later)
     bar.say("here")
     assert (before.getvalue(), later.getvalue()) == ("here\n", "")

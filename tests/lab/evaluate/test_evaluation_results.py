@@ -5,12 +5,12 @@ import math
 import pytest
 from run_cases import make_run
 
-from merit_lab.evaluate import Metric, Result, read_results
+from merit_lab.evaluate import EvaluationResult, Metric, read_results
 from merit_lab.evaluate.results import result_path
 
 
-def result(name="lambada", limit=None, value=3.5, stderr=None) -> Result:
-    return Result(
+def result(name="lambada", limit=None, value=3.5, stderr=None) -> EvaluationResult:
+    return EvaluationResult(
         name=name,
         step=10,
         metrics={
@@ -30,7 +30,7 @@ def result(name="lambada", limit=None, value=3.5, stderr=None) -> Result:
 def test_a_result_comes_back_as_it_was(tmp_path, value, stderr) -> None:
     path = tmp_path / "new" / "lambada.json"
     result(value=value, stderr=stderr).write(path)
-    assert Result.read(path) == result(value=value, stderr=stderr)
+    assert EvaluationResult.read(path) == result(value=value, stderr=stderr)
     assert "Infinity" not in path.read_text()
 
 
@@ -53,4 +53,4 @@ def test_another_file_is_refused(tmp_path, text) -> None:
     path = tmp_path / "lambada.json"
     path.write_text(text)
     with pytest.raises(ValueError, match=r"lambada\.json is not a result of `merit evaluate`"):
-        Result.read(path)
+        EvaluationResult.read(path)

@@ -47,7 +47,7 @@ def test_without_a_known_tokenizer(tmp_path, capsys) -> None:
     run = make_run(tmp_path / "run", tokenizer="unknown")
     assert export_to(tmp_path / "plain", run) == 0
     assert (
-        "without a tokenizer, which the run's data do not name: give --tokenizer" in capsys.readouterr().out
+        "without a tokenizer, which the run's data does not name: give --tokenizer" in capsys.readouterr().out
     )
     files = sorted(path.name for path in (tmp_path / "plain").iterdir())
     assert files == ["config.json", "model.safetensors"]
@@ -67,10 +67,10 @@ def test_refusals(tmp_path, capsys) -> None:
 
     assert f"merit export: {used} is not empty" in complaint(used)
     new = tmp_path / "new"
-    assert "no checkpoint of step 15; it has those of: 10, 20" in complaint(new, "--checkpoint", "15")
+    assert "no checkpoint of step 15; available steps: 10, 20" in complaint(new, "--checkpoint", "15")
     for shard in run.checkpoints.glob("step-00000020/*.safetensors"):
         shard.write_bytes(shard.read_bytes()[:-8])
-    assert "is not what was written" in complaint(new, "--checkpoint", "20")
+    assert "was changed" in complaint(new, "--checkpoint", "20")
     assert not new.exists()
     assert export_to(new, run) == 0
     assert "after 10 steps" in capsys.readouterr().out  # the newest that is whole
@@ -81,14 +81,14 @@ def test_a_configuration_that_was_edited(tmp_path, capsys) -> None:
     edited = {"format": FORMAT, **run.config, "seed": 7}
     (run.folder / "config.json").write_text(json.dumps(edited))
     assert export_to(tmp_path / "new", run) == 1
-    assert "was written with another configuration" in capsys.readouterr().err
+    assert "was written with a different configuration" in capsys.readouterr().err
 
 
 def test_a_run_without_checkpoints(tmp_path, capsys) -> None:
     run = make_run(tmp_path / "run")
     (run.checkpoints / "step-00000010").rename(run.folder / "elsewhere")
     assert export_to(tmp_path / "new", run) == 1
-    assert "has no checkpoint that can be used: none was written yet" in capsys.readouterr().err
+    assert "has no usable checkpoint: none was written yet" in capsys.readouterr().err
 
 
 def test_qk_norm_has_no_architecture_there(tmp_path, capsys) -> None:

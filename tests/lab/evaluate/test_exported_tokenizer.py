@@ -100,7 +100,7 @@ def test_a_trained_bpe_gives_the_ids_in_the_files(prepared, tmp_path) -> None:
         assert tokenizer(text)["input_ids"] == encoder.encode([text.encode()])[0].tolist(), text
 
 
-def test_a_tokenizer_of_others_is_exported_with_its_own_end(tmp_path) -> None:
+def test_an_external_tokenizer_is_exported_with_its_end_token(tmp_path) -> None:
     """Also from where it is now, if it is the same file."""
     theirs = tmp_path / "theirs.json"
     theirs.write_text(train_bpe([b"some text"], 270).replace(END_OF_TEXT, "</s>"))
@@ -126,7 +126,7 @@ def test_a_tokenizer_of_others_is_exported_with_its_own_end(tmp_path) -> None:
             assert tokenizer(text)["input_ids"] == encoder.encode([text.encode()])[0].tolist(), text
     for path in (theirs, data / "tokenizer.json"):
         path.write_text(path.read_text() + " ")
-    with pytest.raises(ValueError, match=r"theirs.json', but the run's data have 'file-"):
+    with pytest.raises(ValueError, match=r"theirs.json', but that of the run's data is 'file-"):
         tokenizer_of(run, str(theirs))
     with pytest.raises(ValueError, match=r"tokenizer.json was changed: it is not file-.* --tokenizer"):
         tokenizer_of(run)
@@ -159,9 +159,9 @@ def test_a_tokenizer_that_nobody_names_is_not_known(tmp_path) -> None:
 
 def test_refusals(prepared, tmp_path) -> None:
     run = make_run(tmp_path / "bytes")
-    with pytest.raises(ValueError, match=r"'gpt2', but the run's data have 'bytes'"):
+    with pytest.raises(ValueError, match=r"'gpt2', but that of the run's data is 'bytes'"):
         tokenizer_of(run, "gpt2")
-    with pytest.raises(ValueError, match=r"'bpe', but the run's data have 'bytes'|json', but the run's data"):
+    with pytest.raises(ValueError, match=r"'bpe', but that of the run|json', but that of the run"):
         tokenizer_of(run, str(prepared / "tokenizer.json"))
     with pytest.raises(ValueError, match=r"'gpt-2'; it must be gpt2, bytes"):
         tokenizer_of(run, "gpt-2")
@@ -188,7 +188,7 @@ def test_a_foreign_tokenizer_begins_texts_with_its_newline(tmp_path) -> None:
 
 def test_data_that_moved_or_changed(prepared, tmp_path) -> None:
     changed = bpe_run(tmp_path / "changed", prepared, fingerprint="another")
-    with pytest.raises(ValueError, match="holds other data than the run was trained on"):
+    with pytest.raises(ValueError, match="does not hold the data that the run was trained on"):
         tokenizer_of(changed)
     found = tokenizer_of(changed, str(prepared / "tokenizer.json"))
     assert found is not None
@@ -198,7 +198,7 @@ def test_data_that_moved_or_changed(prepared, tmp_path) -> None:
     assert beside is not None
     assert (found.name, found.sha256) == (beside.name, beside.sha256)
     changed.environment["data"]["folder"] = str(tmp_path / "nowhere")
-    with pytest.raises(ValueError, match=r"tokenizer\.json or dataset\.json is missing; name"):
+    with pytest.raises(ValueError, match=r"tokenizer\.json or no dataset\.json; give"):
         tokenizer_of(changed)
     broken = tmp_path / "broken.json"
     broken.write_text("{}")

@@ -189,7 +189,7 @@ def test_an_answer_longer_than_the_context_is_refused(tmp_path, task_files, caps
     assert main([*command, "hellaswag"]) == 1
     assert "tokens, which is longer than the model's context of 32" in capsys.readouterr().err
     assert main([*command, "wic"]) == 0
-    assert "wic: 6 prompts did not fit the context and were cut" in capsys.readouterr().out
+    assert "wic: 6 prompts exceeded the context and were truncated" in capsys.readouterr().out
 
 
 def test_a_model_that_diverged_has_no_accuracy(tmp_path, task_files, capsys, monkeypatch) -> None:
@@ -205,6 +205,6 @@ def test_a_model_that_diverged_has_no_accuracy(tmp_path, task_files, capsys, mon
     monkeypatch.setattr(Snapshot, "load_model", diverged)
     run = make_run(tmp_path / "run")
     assert main([str(run.folder), "--task-files", str(task_files), "--limit", "2", "--tasks", "copa"]) == 1
-    said = capsys.readouterr().err
-    assert "copa: the model's logits are not numbers, so the run diverged" in said
-    assert "name an earlier checkpoint with --checkpoint" in said
+    printed = capsys.readouterr().err
+    assert "copa: the model's logits are NaN, so the run diverged" in printed
+    assert "choose an earlier checkpoint with --checkpoint" in printed

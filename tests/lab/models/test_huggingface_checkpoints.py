@@ -154,7 +154,7 @@ def test_qk_norm_has_no_architecture_there(family, tmp_path) -> None:
         (GPT2, {"activation_function": None}, "activation_function is 'gelu_new'"),
         (GPT2, {"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx is True"),
         (GPT2, {"n_embd": None}, "n_embd is missing"),
-        (GPT2, {"n_head": 7}, "width 48 is no multiple of heads 7"),
+        (GPT2, {"n_head": 7}, "width 48 is not a multiple of heads 7"),
         (LLAMA, {"num_key_value_heads": 1}, "num_key_value_heads is 1 for 3 heads"),
         (LLAMA, {"head_dim": 32}, "head_dim is 32"),
         (LLAMA, {"hidden_act": "gelu"}, "hidden_act is 'gelu'"),

@@ -253,7 +253,7 @@ def test_targets_that_do_not_fit_are_refused(targets, message) -> None:
 @pytest.mark.parametrize("attention", ["flex", "cudnn"])
 def test_attention_that_needs_cuda_is_refused_elsewhere(attention) -> None:
     model = build(replace(GPT2, attention=attention))
-    with pytest.raises(ValueError, match=f"attention '{attention}' needs CUDA and the tokens are on cpu"):
+    with pytest.raises(ValueError, match=f"attention '{attention}' needs CUDA, but the tokens are on cpu"):
         model(*sequences(GPT2))
 
 

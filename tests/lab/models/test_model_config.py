@@ -87,19 +87,22 @@ def test_math_attention_comes_with_the_plain_loss() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"width": 50}, "width 50 is no multiple of heads 3; .* width 51"),
+        ({"width": 50}, "width 50 is not a multiple of heads 3; .* width 51"),
         ({"family": "llama", "width": 45}, "heads of 15; .* even width"),
         ({"family": "lama"}, "unknown family 'lama'; did you mean 'llama'"),
-        ({"attention": "flash"}, r"unknown attention 'flash'\. Known are auto, sdpa, cudnn, flex, math\."),
+        (
+            {"attention": "flash"},
+            r"unknown attention 'flash'\. It must be one of auto, sdpa, cudnn, flex, math\.",
+        ),
         ({"layers": 0}, "layers is 0; it must be a whole number above 0"),
         ({"context": 16.0}, r"context is 16\.0; it must be a whole number"),
         ({"vocab_size": True}, "vocab_size is True"),
         ({"hidden": -1}, "hidden is -1"),
         ({"norm_eps": 0.0}, r"norm_eps is 0\.0; it must be above 0"),
-        ({"norm_eps": math.inf}, r"norm_eps is inf; it must be above 0, and finite"),
+        ({"norm_eps": math.inf}, r"norm_eps is inf; it must be above 0 and finite"),
         ({"rope_base": math.nan}, "rope_base is nan"),
         ({"loss_chunk": -1}, "loss_chunk is -1"),
-        ({"attention": "math", "loss_chunk": 4}, "loss_chunk 4 with attention 'math'"),
+        ({"attention": "math", "loss_chunk": 4}, "loss_chunk is 4 and attention is 'math'"),
         ({"attention": "flex", "heads": 6}, "heads of width 8 are too small .* at least 16"),
     ],
 )

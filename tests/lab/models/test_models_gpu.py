@@ -29,7 +29,7 @@ def test_flex_gives_the_exact_largest_logits_and_the_same_attention(time, head_w
     )
     mask = causal_block_mask(time, query.device)
     # In float32: products rounded to bf16 would move large logits, and with them the attention, by far.
-    exact = (own.float() for own in (query, key, value))
+    exact = (tensor.float() for tensor in (query, key, value))
     plain, expected = attend(*exact, kind="math", observe=True)
     for observe in ("max", True):
         mixed, found = attend(query, key, value, kind="flex", block_mask=mask, observe=observe)

@@ -32,16 +32,16 @@ def test_a_folder_and_its_config_json_are_the_same_model(tmp_path):
 
 def test_a_hub_name_goes_through_transformers(monkeypatch):
     transformers = pytest.importorskip("transformers")
-    asked = []
+    requested = []
 
     def from_pretrained(name, **options):
-        asked.append((name, options))
+        requested.append((name, options))
         return transformers.AutoConfig.for_model("llama", **TINY["llama"])
 
     monkeypatch.setattr(transformers.AutoConfig, "from_pretrained", from_pretrained)
     name, config = find_model("hf:someone/small-llama")
     assert (name, config.family) == ("small-llama", "llama")
-    assert asked == [("someone/small-llama", {"trust_remote_code": False})]
+    assert requested == [("someone/small-llama", {"trust_remote_code": False})]
 
 
 @pytest.mark.parametrize("family", TINY)
@@ -78,8 +78,8 @@ def test_compiled_it_is_watched_too():
     model.compile(backend="aot_eager")
     found = model(tokens, tokens, observe=True)
     torch.testing.assert_close(found.attention, expected.attention)
-    for own in (found, model(tokens, tokens)):
-        torch.testing.assert_close(own.loss, expected.loss)
+    for output in (found, model(tokens, tokens)):
+        torch.testing.assert_close(output.loss, expected.loss)
 
 
 @pytest.mark.parametrize("family", TINY)
@@ -123,9 +123,9 @@ def test_options_change_settings_and_what_follows_from_them(tmp_path):
         _ = HuggingFaceConfig(settings=config.settings, options=("num_hiden_layers=3",), context=8).layers
     with pytest.raises(ValueError, match="write NAME=VALUE"):
         HuggingFaceConfig(settings=config.settings, options=("layers",))
-    with pytest.raises(ValueError, match="num_hidden_layers is 1000000000; choose one that is at most 10000"):
+    with pytest.raises(ValueError, match="num_hidden_layers is 1000000000; it must be at most 10000"):
         _ = HuggingFaceConfig(settings=config.settings, options=("num_hidden_layers=1000000000",)).layers
-    with pytest.raises(ValueError, match=r"model\.context is 16777217; choose one that is at most 16777216"):
+    with pytest.raises(ValueError, match=r"model\.context is 16777217; it must be at most 16777216"):
         HuggingFaceConfig(settings=config.settings, context=2**24 + 1)
 
 

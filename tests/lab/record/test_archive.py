@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from merit_lab.record import Excerpt, Run, archive, archive_of, holds_run, run_folders
-from merit_lab.record.fields import fields_of, maker_of, path_of
+from merit_lab.record.flat_fields import fields_of, maker_of, path_of
 
 LINES = [
     {"kind": "event", "step": 0, "what": "started", "message": 'a "word", and é'},
@@ -99,7 +99,7 @@ def test_runs_are_added_and_those_that_are_there_stay(tmp_path: Path) -> None:
 
 def test_a_run_is_not_added_twice(tmp_path: Path) -> None:
     archive.add(tmp_path / "runs.parquet", [run_of("one", seed=1)])
-    with pytest.raises(ValueError, match=r"runs\.parquet has a run one already; choose another file"):
+    with pytest.raises(ValueError, match=r"runs\.parquet already has a run one; choose another file"):
         archive.add(tmp_path / "runs.parquet", [run_of("one", seed=2)])
     assert Run.open(tmp_path / "one").config["seed"] == 1
 
@@ -111,7 +111,7 @@ def test_a_file_that_others_change_meanwhile_is_not_written_over(tmp_path: Path)
         yield run_of("ours")
         archive.add(path, [run_of("theirs")])
 
-    with pytest.raises(ValueError, match="changed by another process meanwhile; repeat"):
+    with pytest.raises(ValueError, match="changed by another process in the meantime; repeat"):
         archive.add(path, runs())
     assert archive.names_in(path) == ["theirs"]
     assert list(tmp_path.iterdir()) == [path]
@@ -128,7 +128,7 @@ def test_a_damaged_file_is_named(tmp_path: Path) -> None:
     path = tmp_path / "runs.parquet"
     archive.add(path, [run_of("one")])
     path.write_bytes(path.read_bytes()[:-20])
-    with pytest.raises(ValueError, match=r"runs\.parquet cannot be read .* put back the file"):
+    with pytest.raises(ValueError, match=r"runs\.parquet cannot be read .* restore the file"):
         run_folders(tmp_path)
 
 
@@ -159,16 +159,18 @@ def test_a_file_of_another_name_is_read_too(tmp_path: Path) -> None:
 
 
 def test_a_run_directory_goes_before_what_is_kept_of_it(tmp_path: Path) -> None:
-    own = Run.create(tmp_path / "one", {"seed": 5}, {})
+    run = Run.create(tmp_path / "one", {"seed": 5}, {})
     archive.add(tmp_path / "runs.parquet", [run_of("one"), run_of("two")])
-    assert run_folders(tmp_path) == [own.folder, tmp_path / "runs.parquet" / "two"]
-    assert Run.open(own.folder).config == {"seed": 5}
+    assert run_folders(tmp_path) == [run.folder, tmp_path / "runs.parquet" / "two"]
+    assert Run.open(run.folder).config == {"seed": 5}
     assert Run.open(tmp_path / "runs.parquet" / "one").config == {"data": "enwik8"}
 
 
 def test_a_kept_run_has_no_checkpoints_and_says_so(tmp_path: Path) -> None:
     archive.add(tmp_path / "runs.parquet", [run_of("one")])
-    with pytest.raises(ValueError, match=r"has what one recorded and no checkpoints; give its run directory"):
+    with pytest.raises(
+        ValueError, match=r"has only the record of one and no checkpoints; give its run directory"
+    ):
         _ = Run.open(tmp_path / "one").checkpoints
 
 

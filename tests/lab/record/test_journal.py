@@ -36,9 +36,9 @@ def test_the_environment_says_what_ran_where(run):
     ("changed", "commit"), [("", "0123abc"), (" M src/merit_optim/__init__.py", "0123abc+changes")]
 )
 def test_the_commit_tells_of_files_that_differ_from_it(monkeypatch, changed, commit):
-    said = {"ls-files": "__init__.py", "rev-parse": "0123abc", "status": changed}
+    answers = {"ls-files": "__init__.py", "rev-parse": "0123abc", "status": changed}
     module = sys.modules["merit_lab.record.environment"]  # the package has a function of its name
-    monkeypatch.setattr(module, "_git", lambda _, command, *__: said[command])
+    monkeypatch.setattr(module, "_git", lambda _, command, *__: answers[command])
     assert environment(device=torch.device("cpu"), data={})["commit"] == commit
 
 

@@ -50,7 +50,7 @@ def test_a_config_of_another_version(run, version):
         Run.open(run.folder)
 
 
-@pytest.mark.parametrize(("text", "reason"), [("{", "no JSON"), ("[]", "list")])
+@pytest.mark.parametrize(("text", "reason"), [("{", "not JSON"), ("[]", "list")])
 def test_a_broken_config(run, text, reason):
     (run.folder / "config.json").write_text(text)
     with pytest.raises(ValueError, match=rf"config\.json.*{reason}"):
@@ -155,5 +155,5 @@ def test_a_damaged_line_is_named_by_its_number_however_far_down(tmp_path):
     lines[4321] = '{"kind": "train"}'
     path = tmp_path / "metrics.jsonl"
     path.write_text("\n".join(lines) + "\n")
-    with pytest.raises(ValueError, match=r"line 4322 of .* is no measurement \(it has no kind and step\)"):
+    with pytest.raises(ValueError, match=r"line 4322 of .* is not a measurement \(it has no kind and step\)"):
         list(read_metrics(path))

@@ -207,4 +207,4 @@ def test_bad_input_is_an_error_without_traceback(tmp_path: Path, capsys: pytest.
     folder = write_run(tmp_path, "merit")
     (folder / "config.json").write_text("{")
     assert main([str(folder)]) == 1
-    assert "config.json is no JSON" in capsys.readouterr().err
+    assert "config.json is not JSON" in capsys.readouterr().err

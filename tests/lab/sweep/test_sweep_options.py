@@ -87,7 +87,7 @@ def test_a_swept_option_keeps_the_other_options(sgd, tmp_path) -> None:
     ("fields", "message"),
     [
         (["optimizer.options.momentm", "0.9"], "momentm, which SGD does not take; did you mean 'momentum'?"),
-        (["optimizer.options.momentum", "high"], "momentum='high', but SGD takes float there"),
+        (["optimizer.options.momentum", "high"], "momentum='high', but SGD expects float"),
         (["optimizer.options.weight-decay", "1"], "write --optimizer.weight-decay"),
         (["optimizer.rest-options.betas", "0.9,0.95"], "there is none; name it with --optimizer.rest"),
         (["optimizer.rest-lr", "1e-3"], "there is none; name it with --optimizer.rest"),

@@ -43,7 +43,7 @@ def changed(toy):
 
 @pytest.fixture(scope="session")
 def measured():
-    """All measurements of a run but events, without what the clock decides."""
+    """All measurements of a run except events, without timings."""
 
     def measurements(run):
         kinds = ("train", "validation", "attention", "update")

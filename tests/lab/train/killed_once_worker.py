@@ -20,7 +20,7 @@ from merit_lab.train.numbers import StepNumbers
 
 
 def kill_once(rank: int, step: int, was_killed: Path) -> None:
-    """From now on, let a rank be killed before a step."""
+    """Kill a rank once before a step."""
     take_step = Trainer.take_step
 
     def killed_once(self: Trainer, micro_batches: Iterator[tuple[Tensor, Tensor]]) -> StepNumbers:

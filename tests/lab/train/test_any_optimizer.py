@@ -1,4 +1,4 @@
-"""Optimizers by other authors: each learns, and goes on after a stop as if there had been none."""
+"""External optimizers: each learns, and resumes after a stop as if there had been none."""
 
 import dataclasses
 import json
@@ -9,7 +9,7 @@ import torch
 
 from merit_lab.data import validation_sequences
 from merit_lab.models import ModelConfig, build
-from merit_lab.train import OptimizerConfig, TrainConfig, checkpoint, held_state, train
+from merit_lab.train import OptimizerConfig, TrainConfig, checkpoint, packed_state, train
 from merit_lab.train.closure import Closure
 from merit_lab.train.loop import Trainer
 from merit_lab.train.optimizer import check_optimizer, create_optimizer, take_step
@@ -24,7 +24,7 @@ FIRST, STOP, STEPS = 3, 5, 8  # the first checkpoint, where a run is stopped, an
 
 
 class Odd(torch.optim.SGD):
-    """Keeps what torch.save could keep: words, nothing, lists in dictionaries, counts, other dtypes."""
+    """Keeps state that torch.save could store: strings, None, nested lists, counts, other dtypes."""
 
     def __init__(self, params, lr, shrink: float = 0.5, weight_decay: float = 0.0):
         super().__init__(params, lr=lr, weight_decay=weight_decay)
@@ -57,7 +57,7 @@ class Odd(torch.optim.SGD):
 
 
 class OddOfOurs(MERIT):
-    """One of ours that keeps more, and some of it only after a while."""
+    """A subclass of ours with additional state, some of which appears only after a few steps."""
 
     def step(self, closure=None):
         for group in self.param_groups:
@@ -72,7 +72,7 @@ class OddOfOurs(MERIT):
 
 
 class Wrapped(torch.optim.Adam):
-    """Has a state dict of a form of its own."""
+    """Has a state dict of a custom format."""
 
     def state_dict(self):
         return {"inside": super().state_dict(), "count": 3}
@@ -91,7 +91,7 @@ CASES = {
         rest_lr=0.01,
         rest_options=("betas=0.9,0.95",),
     ),
-    "Muon with an AdamW of its own": OptimizerConfig(
+    "Muon with a built-in AdamW": OptimizerConfig(
         name="pytorch-optimizer:Muon", lr=0.02, options=("adamw_lr=0.01",)
     ),
     "Adafactor": OptimizerConfig(name="torch:Adafactor", lr=0.05),
@@ -130,7 +130,7 @@ CASES = {
 
 @pytest.fixture(autouse=True)
 def _mine(monkeypatch):
-    """This module under a name that can be imported."""
+    """Make this module importable as ``mine``."""
     monkeypatch.setitem(sys.modules, "any_mine", sys.modules[__name__])
 
 
@@ -162,7 +162,7 @@ class Stopped(BaseException):
 
 @pytest.fixture
 def stopped_and_resumed(monkeypatch):
-    """Train until a step, and go on from the checkpoint before it."""
+    """Train until a step, and resume from the checkpoint before it."""
 
     def run(config, folder):
         original = Trainer.take_step
@@ -182,7 +182,7 @@ def stopped_and_resumed(monkeypatch):
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_it_learns_and_goes_on_as_if_it_had_not_been_stopped(
+def test_it_learns_and_resumes_as_if_it_had_not_been_stopped(
     case, small, stopped_and_resumed, measured, tmp_path
 ):
     config = small(CASES[case])
@@ -195,7 +195,7 @@ def test_it_learns_and_goes_on_as_if_it_had_not_been_stopped(
 # --- a second optimizer ------------------------------------------------------------------------------------
 
 
-def test_hidden_matrices_go_to_the_first_and_all_else_to_the_second(small):
+def test_the_first_optimizer_has_hidden_matrices_and_the_second_the_rest(small):
     pair = create(small(CASES["Muon"]))
     first, rest = pair.parts
     assert isinstance(first, torch.optim.Muon)
@@ -205,12 +205,12 @@ def test_hidden_matrices_go_to_the_first_and_all_else_to_the_second(small):
     assert {group["weight_decay"] for group in rest.param_groups} == {0.1, 0.0}
 
 
-def test_one_that_is_for_matrices_alone_is_refused_without_a_second(small):
+def test_an_optimizer_for_matrices_only_needs_a_second_one(small):
     with pytest.raises(ValueError, match=r"2D parameters.*as in --optimizer\.rest adamw"):
         check_optimizer(small(dataclasses.replace(CASES["Muon"], rest=None, rest_lr=None, rest_options=())))
 
 
-def test_both_follow_one_schedule_each_to_its_own_peak(small, tmp_path, monkeypatch):
+def test_both_optimizers_follow_the_schedule_with_separate_peaks(small, tmp_path, monkeypatch):
     seen = []
     original = Trainer.accumulate_gradients
 
@@ -227,7 +227,7 @@ def test_both_follow_one_schedule_each_to_its_own_peak(small, tmp_path, monkeypa
         torch.testing.assert_close(rates, first / 5)
 
 
-def test_gradients_of_both_are_clipped_together_and_bad_ones_left_out(small):
+def test_gradients_of_both_are_clipped_together_and_bad_steps_skipped(small):
     chosen = OptimizerConfig(name="torch:SGD", lr=1.0, rest="lamb", rest_lr=1.0, max_grad_norm=0.5)
     config = dataclasses.replace(small(chosen), nonfinite="skip")
     model = build(config.model)
@@ -278,7 +278,7 @@ def test_options_of_some_parameters_are_those_of_their_optimizer(small):
 # --- two sets of weights -----------------------------------------------------------------------------------
 
 
-def test_what_is_measured_and_kept_are_the_weights_to_use(small, tmp_path, monkeypatch):
+def test_evaluation_weights_are_measured_and_saved(small, tmp_path, monkeypatch):
     trained = []
     original = Trainer.save
 
@@ -298,7 +298,7 @@ def test_what_is_measured_and_kept_are_the_weights_to_use(small, tmp_path, monke
     assert loss == pytest.approx(run.metrics("validation")[-1]["loss"], abs=1e-6)
 
 
-def test_attention_is_observed_with_the_weights_to_use(small, tmp_path, monkeypatch):
+def test_attention_is_observed_with_evaluation_weights(small, tmp_path, monkeypatch):
     seen = []
     original = Passes.attention
 
@@ -315,7 +315,7 @@ def test_attention_is_observed_with_the_weights_to_use(small, tmp_path, monkeypa
 # --- the loss within a step --------------------------------------------------------------------------------
 
 
-def test_the_loss_is_computed_again_where_weights_have_changed_alone():
+def test_the_loss_is_recomputed_only_if_weights_have_changed():
     weight = torch.nn.Parameter(torch.ones(2))
     weight.grad = torch.ones(2)
     closure = Closure(torch.tensor(1.0), [weight], again=lambda: torch.tensor(2.0))
@@ -328,7 +328,7 @@ def test_the_loss_is_computed_again_where_weights_have_changed_alone():
     assert closure() == 2.0
 
 
-def test_micro_batches_do_not_matter_where_the_loss_is_computed_again(small, tmp_path):
+def test_micro_batches_do_not_change_a_recomputed_loss(small, tmp_path):
     config = dataclasses.replace(small(CASES["LBFGS"]), steps=3)
     runs = [train(dataclasses.replace(config, micro_batch=size), tmp_path / str(size)) for size in (3, 8)]
     losses = [[line["loss"] for line in run.metrics("train")] for run in runs]
@@ -344,58 +344,58 @@ def test_micro_batches_do_not_matter_where_the_loss_is_computed_again(small, tmp
             "needs backward.create_graph=True",
         ),
         (dataclasses.replace(CASES["SAM"], rest="adamw", rest_lr=0.1), "stop", r"without optimizer\.rest"),
-        (CASES["SAM"], "skip", "where nothing can be left out; use --nonfinite stop"),
+        (CASES["SAM"], "skip", "where a step cannot be skipped; use --nonfinite stop"),
     ],
 )
-def test_what_cannot_be_done_is_told_in_the_first_step(chosen, nonfinite, match, small, tmp_path):
+def test_unsupported_optimizers_are_refused_in_the_first_step(chosen, nonfinite, match, small, tmp_path):
     with pytest.raises(ValueError, match=match):
         train(dataclasses.replace(small(chosen), nonfinite=nonfinite), tmp_path / "run")
 
 
 class Confused(torch.optim.SGD):
-    """Raises what a class may raise that is given weights it is not meant for."""
+    """Raises what an optimizer may raise on weights that it does not support."""
 
     def step(self):
         raise self.complaint
 
 
 @pytest.mark.parametrize("complaint", [RuntimeError("odd shapes"), KeyError("pair")])
-def test_what_a_class_by_others_raises_is_told_in_a_sentence(complaint, small, tmp_path, monkeypatch):
+def test_errors_of_library_optimizers_are_explained(complaint, small, tmp_path, monkeypatch):
     monkeypatch.setattr(Confused, "complaint", complaint, raising=False)
     config = small(OptimizerConfig(name="any_mine:Confused", lr=0.1))
     with pytest.raises(type(complaint)):  # its author wants to see where
-        train(config, tmp_path / "own")
+        train(config, tmp_path / "confused")
     monkeypatch.setattr(Confused, "__module__", "pytorch_optimizer.optimizer.confused")
     with pytest.raises(ValueError, match=r"Confused could not step the weights.*--optimizer\.rest adamw"):
         train(config, tmp_path / "by others")
 
 
-def test_memory_that_runs_out_is_no_fault_of_the_optimizer(small, tmp_path, monkeypatch):
+def test_out_of_memory_is_not_blamed_on_the_optimizer(small, tmp_path, monkeypatch):
     monkeypatch.setattr(Confused, "complaint", torch.OutOfMemoryError("all of it"), raising=False)
     monkeypatch.setattr(Confused, "__module__", "pytorch_optimizer.optimizer.confused")
     with pytest.raises(torch.OutOfMemoryError):
         train(small(OptimizerConfig(name="any_mine:Confused", lr=0.1)), tmp_path / "run")
 
 
-# --- records from before -----------------------------------------------------------------------------------
+# --- older records -----------------------------------------------------------------------------------------
 
 
-def test_a_configuration_from_before_is_the_same(toy):
+def test_an_older_configuration_has_the_same_fingerprint(toy):
     values = json.loads(json.dumps(toy.to_dict()))
     assert not {"rest", "rest_lr"} & values["optimizer"].keys()
     del values["optimizer"]["rest_options"]
     again = TrainConfig.from_dict(values)
     assert again == toy
     assert again.fingerprint == toy.fingerprint
-    # What it was before there was a second optimizer.
+    # The fingerprint from before optimizer.rest existed.
     assert toy.fingerprint.startswith("841082d6c916a095")
 
 
-def test_a_checkpoint_from_before_is_read(small, stopped_and_resumed, measured, tmp_path, monkeypatch):
-    """The state of torch's optimizers was read into what a step with zeros makes."""
+def test_an_older_checkpoint_is_read(small, stopped_and_resumed, measured, tmp_path, monkeypatch):
+    """Older versions read the state of torch's optimizers into the state that a step with zeros creates."""
     config = small(OptimizerConfig(name="adamw", lr=0.01))
     whole = train(config, tmp_path / "whole")
-    monkeypatch.setattr(held_state, "is_of_this_package", lambda _: True)
+    monkeypatch.setattr(packed_state, "is_of_this_package", lambda _: True)
     stopped = stopped_and_resumed(config, tmp_path / "stopped")
     assert checkpoint.read(checkpoint.path_of(stopped.checkpoints, STEPS)).optimizers is None
     assert measured(stopped) == measured(whole)

@@ -1,4 +1,4 @@
-"""Runs that are given up: where their validation loss is above what it must be below."""
+"""Runs that are abandoned because their validation loss is above a bar."""
 
 from pathlib import Path
 
@@ -20,7 +20,7 @@ def config(data: Path) -> TrainConfig:
     )
 
 
-def test_a_run_ends_at_the_first_bar_that_it_is_above(config, tmp_path) -> None:
+def test_a_run_ends_at_the_first_bar_that_it_exceeds(config, tmp_path) -> None:
     run = train(config, tmp_path / "run", bars=[Bar(2, 100.0), Bar(4, 0.5), Bar(6, 0.1)])
     assert run.status == "abandoned"
     event = run.metrics("event")[-1]
@@ -29,7 +29,7 @@ def test_a_run_ends_at_the_first_bar_that_it_is_above(config, tmp_path) -> None:
     assert [row["step"] for row in run.metrics("validation")] == [0, 2, 4]
 
 
-def test_a_run_below_its_bars_is_what_it_would_be_without(config, tmp_path) -> None:
+def test_bars_do_not_change_a_run_that_stays_below_them(config, tmp_path) -> None:
     runs = [train(config, tmp_path / name, bars=bars) for name, bars in (("a", [Bar(4, 100.0)]), ("b", []))]
     assert [run.status for run in runs] == ["finished", "finished"]
     assert runs[0].metrics("validation") == runs[1].metrics("validation")

@@ -15,14 +15,14 @@ from merit_lab.train.checkpoint import Damaged, find, read
 
 
 def unfinish(run):
-    """Take back the last line of the metrics, which says that the run has finished."""
+    """Remove the last line of the metrics, which says that the run has finished."""
     lines = run.metrics_path.read_bytes().splitlines(keepends=True)
     run.metrics_path.write_bytes(b"".join(lines[:-1]))
 
 
 @pytest.fixture
 def unfinished(changed, tmp_path):
-    """A run directory with checkpoints at steps 5 and 10, and 2 steps to go."""
+    """A run directory with checkpoints at steps 5 and 10, and 2 steps left."""
     run = train(changed(), tmp_path / "run")
     unfinish(run)
     (run.checkpoints / "step-00000012" / "manifest.json").unlink()
@@ -36,7 +36,7 @@ def trained_once(tmp_path_factory):
 
 @pytest.fixture
 def whole(changed, trained_once, tmp_path):
-    """The same run, never disturbed; three checkpoints are kept. Each test has a copy."""
+    """The same run, uninterrupted; three checkpoints are kept. Each test gets a copy."""
     if not trained_once.exists():
         train(changed(**{"checkpoint.keep": 3}), trained_once)
     return Run.open(shutil.copytree(trained_once, tmp_path / "whole"))
@@ -62,7 +62,7 @@ def empty(path):
 
 @pytest.mark.parametrize("harm", [cut_short, change_a_byte, remove, empty])
 @pytest.mark.parametrize("kind", ["*.safetensors", "manifest.json"])
-def test_damage_is_noticed_and_the_one_before_is_used(harm, kind, whole, measured):
+def test_damage_is_detected_and_the_previous_checkpoint_is_used(harm, kind, whole, measured):
     [path] = (whole.checkpoints / "step-00000012").glob(kind)
     harm(path)
     with pytest.raises(Damaged, match="step-00000012"):
@@ -78,7 +78,7 @@ def test_damage_is_noticed_and_the_one_before_is_used(harm, kind, whole, measure
     assert read(run.checkpoints / "step-00000012").step == 12
 
 
-def test_with_no_good_checkpoint_a_run_begins_anew(whole, measured):
+def test_without_a_good_checkpoint_a_run_starts_over(whole, measured):
     expected = measured(whole)
     for path in whole.checkpoints.glob("*/*.safetensors"):
         cut_short(path)
@@ -88,7 +88,7 @@ def test_with_no_good_checkpoint_a_run_begins_anew(whole, measured):
     assert measured(run) == expected
 
 
-def test_a_damaged_one_does_not_outlive_good_ones(changed, tmp_path):
+def test_a_damaged_checkpoint_does_not_outlive_good_ones(changed, tmp_path):
     run = train(changed(**{"checkpoint.keep": 1}), tmp_path)
     unfinish(run)
     cut_short(next((run.checkpoints / "step-00000012").glob("*.safetensors")))
@@ -110,7 +110,7 @@ def manifest_of(run, step=12):
 
 
 def make_old(run, **changes):
-    """Make the last manifest one from before manifests had a hash of their own, with some values changed."""
+    """Turn the last manifest into one of the format without its own hash, with some values changed."""
     path, values = manifest_of(run)
     del values["sha256"]
     path.write_text(json.dumps({**values, "format": 1, **changes}, indent=2) + "\n")
@@ -157,11 +157,11 @@ def test_a_manifest_without_its_hash_is_damaged(whole):
     path, values = manifest_of(whole)
     del values["sha256"]
     path.write_text(json.dumps(values, indent=2) + "\n")
-    with pytest.raises(Damaged, match="its own sha256 does not fit"):
+    with pytest.raises(Damaged, match="its own sha256 does not match"):
         read(path.parent)
 
 
-def test_a_checkpoint_from_before_manifests_had_a_hash(whole):
+def test_an_older_checkpoint_without_a_manifest_hash(whole):
     make_old(whole)
     unfinish(whole)
     run = train(None, whole.folder, resume=True)
@@ -172,13 +172,13 @@ def test_a_checkpoint_from_before_manifests_had_a_hash(whole):
 @pytest.mark.parametrize(
     ("changes", "match"),
     [
-        ({"step": 11}, "a manifest of step 11, which is not its own"),
-        ({"step": "12"}, "'12' as step, which is a whole number"),
-        ({"metrics_offset": 1.5}, "1.5 as metrics_offset, which is a whole number"),
-        ({"seconds": None}, "None as seconds, which is a number"),
-        ({"files": ["a"]}, "as files, which is an object"),
-        ({"groups": {"lr": 1}}, "as groups, which is a list, each an object"),
-        ({"optimizers": [1]}, "as optimizers, which is a list, each an object, or null"),
+        ({"step": 11}, "the manifest of another step, 11"),
+        ({"step": "12"}, "'12' as step, which must be a whole number"),
+        ({"metrics_offset": 1.5}, "1.5 as metrics_offset, which must be a whole number"),
+        ({"seconds": None}, "None as seconds, which must be a number"),
+        ({"files": ["a"]}, "as files, which must be an object"),
+        ({"groups": {"lr": 1}}, "as groups, which must be a list, each an object"),
+        ({"optimizers": [1]}, "as optimizers, which must be a list, each an object, or null"),
         ({"format": True}, "True as format"),
         ({"format": [1]}, "format .1."),
     ],
@@ -190,7 +190,7 @@ def test_wrong_values_of_an_old_manifest(changes, match, whole):
 
 
 @pytest.mark.parametrize("text", ["[]", "null", "12", "[" * 100_000])
-def test_a_manifest_that_is_none(text, whole):
+def test_a_file_that_is_not_a_manifest(text, whole):
     path, _ = manifest_of(whole)
     path.write_text(text)
     with pytest.raises(Damaged, match="no readable manifest"):
@@ -198,11 +198,11 @@ def test_a_manifest_that_is_none(text, whole):
 
 
 @pytest.mark.parametrize("name", ["a.safetensors", ".hidden.safetensors", "zzz.safetensors"])
-def test_weights_that_are_not_listed_are_refused(name, whole):
+def test_unlisted_weight_files_are_refused(name, whole):
     path, values = manifest_of(whole)
     (shard,) = values["files"]
     shutil.copy(whole.checkpoints / "step-00000005" / shard, path.with_name(name))
-    with pytest.raises(Damaged, match=f"{name} is no file that was written with the checkpoint"):
+    with pytest.raises(Damaged, match=f"{name} was not written with the checkpoint"):
         read(path.parent)
     assert find(whole.checkpoints)[0][0].name == "step-00000010"
 
@@ -211,10 +211,10 @@ def test_a_checkpoint_under_the_name_of_another_step(whole):
     shutil.copytree(whole.checkpoints / "step-00000005", whole.checkpoints / "step-00000013")
     found, (complaint,) = find(whole.checkpoints)
     assert found[0].name == "step-00000012"
-    assert "step-00000013 has a manifest of step 5, which is not its own" in complaint
+    assert "step-00000013 has the manifest of another step, 5" in complaint
 
 
-def test_only_as_many_as_asked_for_are_kept(changed, tmp_path):
+def test_only_the_configured_number_is_kept(changed, tmp_path):
     run = train(changed(**{"checkpoint.every_steps": 1, "checkpoint.keep": 3}), tmp_path)
     assert [path.name[-2:] for path in sorted(run.checkpoints.iterdir())] == ["10", "11", "12"]
 
@@ -235,10 +235,10 @@ def test_a_copy_under_another_name_is_left_alone(changed, tmp_path, monkeypatch)
     assert find(run.checkpoints)[0][0].name == "step-00000012"
 
 
-def test_an_old_one_that_cannot_be_removed_is_no_failure_to_save(changed, tmp_path, monkeypatch):
+def test_an_old_checkpoint_that_cannot_be_removed_does_not_fail_the_save(changed, tmp_path, monkeypatch):
     remove_folder = os.rmdir
 
-    def held_open(path, **options):  # as NFS has it while somebody reads
+    def held_open(path, **options):  # as on NFS while the file is open
         if "step-00000005" in str(path):
             raise OSError(errno.ENOTEMPTY, "Directory not empty")
         remove_folder(path, **options)
@@ -251,7 +251,7 @@ def test_an_old_one_that_cannot_be_removed_is_no_failure_to_save(changed, tmp_pa
 
 @pytest.fixture
 def full_disk(monkeypatch):
-    """A disk on which checkpoints of some steps do not fit: writing them fails half-way."""
+    """A disk on which checkpoints of some steps do not fit: writing them fails halfway."""
 
     def fill(*steps):
         original = FileSystem.create_stream
@@ -269,12 +269,12 @@ def full_disk(monkeypatch):
     return fill
 
 
-def test_a_full_disk_is_told_of_and_training_goes_on(full_disk, changed, tmp_path, whole, measured):
+def test_a_full_disk_is_reported_and_training_continues(full_disk, changed, tmp_path, whole, measured):
     full_disk(10)
     run = train(changed(), tmp_path / "run")
     [event] = [event for event in run.metrics("event") if event["what"] == "warning"]
     assert event["step"] == 10
-    assert "written ([Errno 28] No space left on device); those before it" in event["message"]
+    assert "written ([Errno 28] No space left on device); earlier checkpoints" in event["message"]
     assert sorted(path.name for path in run.checkpoints.iterdir()) == ["step-00000005", "step-00000012"]
     assert measured(run) == measured(whole)
 
@@ -283,7 +283,7 @@ def test_a_disk_that_stays_full_leaves_the_last_good_checkpoint(
     full_disk, changed, tmp_path, monkeypatch, whole, measured
 ):
     full_disk(10, 12)
-    with pytest.raises(OSError, match=r"could be written.*No space left.*; mend that, then resume") as caught:
+    with pytest.raises(OSError, match=r"could be written.*No space left.*; fix the cause") as caught:
         train(changed(), tmp_path / "run")
     assert caught.value.errno == errno.ENOSPC
     (path, manifest), complaints = find(tmp_path / "run" / "checkpoints")

@@ -1,4 +1,4 @@
-"""Names of optimizers by other authors, and their arguments as words."""
+"""Names of external optimizers, and their arguments as text."""
 
 import dataclasses
 import sys
@@ -8,7 +8,7 @@ import pytest
 from merit_lab.models import build
 from merit_lab.train import OptimizerConfig
 from merit_lab.train.optimizer import check_optimizer, create_optimizer
-from merit_lab.train.options import parse_options
+from merit_lab.train.optimizer_options import parse_options
 
 
 @pytest.fixture
@@ -16,14 +16,14 @@ def with_optimizer(toy):
     return lambda optimizer: dataclasses.replace(toy, optimizer=optimizer)
 
 
-def test_a_name_that_is_nearly_one_is_told(with_optimizer):
-    with pytest.raises(ValueError, match=r"pytorch_optimizer has nothing of that name.*did you mean 'SOAP'"):
+def test_the_nearest_name_is_suggested(with_optimizer):
+    with pytest.raises(ValueError, match=r"pytorch_optimizer has no such class.*did you mean 'SOAP'"):
         check_optimizer(with_optimizer(OptimizerConfig(name="pytorch-optimizer:SOAPP", lr=0.1)))
 
 
-def test_a_package_that_is_not_there_is_told(with_optimizer, monkeypatch):
+def test_a_missing_package_is_reported(with_optimizer, monkeypatch):
     monkeypatch.setitem(sys.modules, "pytorch_optimizer", None)
-    with pytest.raises(ValueError, match=r"pip install '\.\[optim\]' installs it"):
+    with pytest.raises(ValueError, match=r"install it with pip install '\.\[optim\]'"):
         check_optimizer(with_optimizer(OptimizerConfig(name="pytorch-optimizer:SOAP", lr=0.1)))
 
 
@@ -31,10 +31,10 @@ def test_a_package_that_is_not_there_is_told(with_optimizer, monkeypatch):
     ("name", "option", "match"),
     [
         ("torch:SGD", "momentm=0.9", r"momentm, which SGD does not take; did you mean 'momentum'\?"),
-        ("torch:SGD", "momentum=high", "momentum='high', but SGD takes float there"),
-        ("torch:SGD", "nesterov=1", "nesterov=1, but SGD takes bool there"),
-        ("torch:Muon", "ns_steps=2.5", r"ns_steps=2\.5, but Muon takes int there"),
-        # It takes any argument, and does nothing with those that it does not know.
+        ("torch:SGD", "momentum=high", "momentum='high', but SGD expects float"),
+        ("torch:SGD", "nesterov=1", "nesterov=1, but SGD expects bool"),
+        ("torch:Muon", "ns_steps=2.5", r"ns_steps=2\.5, but Muon expects int"),
+        # It takes any argument and ignores unknown ones.
         (
             "pytorch-optimizer:SOAP",
             "shampo_beta=0.9",
@@ -50,7 +50,7 @@ def test_an_option_that_the_class_does_not_take_is_refused_before_training(
         check_optimizer(config)
 
 
-def test_options_of_the_rest_are_told_by_their_field(with_optimizer):
+def test_options_of_the_rest_are_reported_by_field(with_optimizer):
     config = with_optimizer(
         OptimizerConfig(lr=0.1, rest="torch:SGD", rest_lr=0.1, rest_options=("momentm=0.9",))
     )
@@ -62,9 +62,9 @@ def test_options_of_the_rest_are_told_by_their_field(with_optimizer):
     ("name", "match"),
     [
         ("pytorch-optimizer:AliG", "has no lr in its parameter groups"),
-        ("pytorch-optimizer:LOMO", "refuses what it is given, parameter groups and lr"),
-        ("torch:SparseAdam", "SparseAdam needs sparse gradients.*choose another, as torch:Adam"),
-        ("pytorch-optimizer:LoRARite", "LoRARite needs pairs of LoRA's factors"),
+        ("pytorch-optimizer:LOMO", "refuses its arguments, parameter groups and lr"),
+        ("torch:SparseAdam", "SparseAdam needs sparse gradients.*choose another, such as torch:Adam"),
+        ("pytorch-optimizer:LoRARite", "LoRARite needs pairs of LoRA factors"),
         ("pytorch-optimizer:Lookahead", "could not be made with parameter groups and lr|refuses"),
     ],
 )
@@ -85,11 +85,11 @@ def test_a_class_that_cannot_be_used_is_refused_before_training(name, match, wit
         ("a=1e-3", 1e-3),
     ],
 )
-def test_values_as_they_are_written(text, value):
+def test_values_as_text(text, value):
     assert parse_options([text], "options") == {"a": value}
 
 
-def test_a_number_that_is_not_json_is_a_number_where_one_is_taken(with_optimizer):
+def test_a_number_that_is_not_json_is_converted_for_a_float(with_optimizer):
     name, options = "pytorch-optimizer:Prodigy", ("growth_rate=inf", "d0=.5")
     config = with_optimizer(OptimizerConfig(name=name, lr=1.0, options=options))
     group, _ = create_optimizer(config, build(config.model)).param_groups
@@ -110,7 +110,7 @@ def test_torch_s_fused_step_can_be_chosen(name, fused, with_optimizer):
         ({"rest_lr": 0.1}, r"name it with --optimizer\.rest"),
         ({"rest": "adamv"}, r"optimizer\.rest is 'adamv'; did you mean 'adamw'"),
         ({"rest": "torch:"}, "others are torch:NAME and pytorch-optimizer:NAME"),
-        ({"betas": (0.9, 0.9), "options": ("betas=0.9,0.9",)}, "give one of the two"),
+        ({"betas": (0.9, 0.9), "options": ("betas=0.9,0.9",)}, "give only one of them"),
     ],
 )
 def test_fields_that_do_not_fit_together(fields, match):

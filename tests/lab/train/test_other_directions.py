@@ -20,7 +20,7 @@ def test_a_run_learns(changed, tmp_path, name):
 
 
 @pytest.mark.parametrize("name", ["muon-merit", "soap-merit", "orscale"])
-def test_a_run_that_was_stopped_goes_on_as_if_it_had_not_been(changed, tmp_path, monkeypatch, measured, name):
+def test_a_stopped_run_resumes_as_if_it_had_not_been(changed, tmp_path, monkeypatch, measured, name):
     config = changed(**{"optimizer.name": name})
     train(config, tmp_path / "whole")
     original = Trainer.take_step
@@ -42,7 +42,7 @@ def test_a_run_that_was_stopped_goes_on_as_if_it_had_not_been(changed, tmp_path,
     assert stopped == whole
 
 
-def test_the_schedule_scales_the_rates_of_all_groups_alike(changed, tmp_path, monkeypatch):
+def test_the_schedule_scales_the_rates_of_all_groups(changed, tmp_path, monkeypatch):
     seen = []
     original = Trainer.accumulate_gradients
 
@@ -69,7 +69,7 @@ def test_options_reach_the_optimizer(changed):
     assert group["ns_coefficients"] == (2, -1.5, 0.5)
 
 
-def test_parts_of_a_weight_are_told_by_pattern(changed):
+def test_parts_of_a_weight_are_set_by_pattern(changed):
     overrides = ("*query_key_value*:split=3",)
     config = changed(**{"optimizer.name": "muon-merit", "optimizer.overrides": overrides})
     groups = create_optimizer(config, build(config.model)).param_groups
@@ -78,7 +78,7 @@ def test_parts_of_a_weight_are_told_by_pattern(changed):
 
 
 @pytest.mark.parametrize(
-    ("name", "option", "words"),
+    ("name", "option", "match"),
     [
         ("muon-merit", "momentm=0.9", "momentm, which MuonMERIT does not take; did you mean 'momentum'"),
         ("muon-merit", "momentum=2", "momentum is 2; it must be at least 0 and less than 1"),
@@ -87,19 +87,19 @@ def test_parts_of_a_weight_are_told_by_pattern(changed):
         ("adamw", "momentum=0.9", "has momentum, which AdamW does not take. It takes lr, betas"),
     ],
 )
-def test_an_option_that_the_optimizer_does_not_have_is_refused(changed, name, option, words):
+def test_an_option_that_the_optimizer_does_not_have_is_refused(changed, name, option, match):
     config = changed(**{"optimizer.name": name, "optimizer.options": (option,)})
-    with pytest.raises(ValueError, match=words):
+    with pytest.raises(ValueError, match=match):
         check_optimizer(config)
 
 
 @pytest.mark.parametrize("option", ["momentum", "=3", "0.9=momentum", "lr=0.1", "weight_decay=0"])
-def test_an_option_in_other_words_is_refused(changed, option):
+def test_a_malformed_option_is_refused(changed, option):
     with pytest.raises(ValueError, match=r"optimizer\.options has"):
         changed(**{"optimizer.options": (option,)})
 
 
-def test_betas_are_refused_where_there_are_none(changed):
+def test_betas_are_refused_if_the_optimizer_has_none(changed):
     config = changed(**{"optimizer.name": "muon", "optimizer.betas": (0.9, 0.95)})
     with pytest.raises(ValueError, match="betas"):
         check_optimizer(config)

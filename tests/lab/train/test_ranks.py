@@ -1,4 +1,4 @@
-"""Runs on two processes, and runs that go on with another number of them."""
+"""Runs on two processes, and runs that resume with another number of them."""
 
 import json
 import signal
@@ -51,12 +51,12 @@ def on_two_ranks(tmp_path, config, folder, step=-1, how="never"):
     """Run the worker under torchrun."""
     script = tmp_path / "worker.py"
     script.write_text(WORKER)
-    given = "resume" if config is None else json.dumps(config.to_dict())
-    return torchrun(2, script, given, str(folder), str(step), how)
+    argument = "resume" if config is None else json.dumps(config.to_dict())
+    return torchrun(2, script, argument, str(folder), str(step), how)
 
 
 def assert_alike(run, other):
-    """The same numbers, but for the order of additions."""
+    """Check that two runs have the same numbers up to rounding."""
     for kind in ("train", "validation", "attention", "update"):
         lines, others = run.metrics(kind), other.metrics(kind)
         assert [line["step"] for line in lines] == [line["step"] for line in others]
@@ -88,7 +88,7 @@ def test_sharded_on_two_ranks_then_on_one(alone, changed, tmp_path):
     assert_alike(run, alone)
 
 
-def test_two_optimizers_from_outside_sharded_on_two_ranks_then_on_one(changed, tmp_path):
+def test_two_external_optimizers_sharded_on_two_ranks_then_on_one(changed, tmp_path):
     options = {"optimizer.rest": "adamw", "optimizer.rest_lr": 2e-2}
     options["optimizer.name"] = "pytorch-optimizer:ScheduleFreeAdamW"  # weights to train and weights to use
     config = changed(parallel="fsdp2", micro_batch=2, **options)
@@ -97,12 +97,12 @@ def test_two_optimizers_from_outside_sharded_on_two_ranks_then_on_one(changed, t
     assert_alike(train(None, tmp_path / "run", resume=True), train(config, tmp_path / "alone"))
 
 
-def test_what_an_optimizer_cannot_do_with_shards_is_told(changed, tmp_path):
+def test_an_optimizer_that_cannot_step_shards_is_reported(changed, tmp_path):
     options = {"optimizer.name": "pytorch-optimizer:SOAP", "optimizer.max_grad_norm": None}
     process = on_two_ranks(tmp_path, changed(parallel="fsdp2", micro_batch=2, **options), tmp_path / "run")
     assert process.returncode != 0
-    assert "SOAP could not step weights that are sharded" in process.stderr
-    assert "train it with --parallel ddp" in process.stderr
+    assert "SOAP could not step sharded weights" in process.stderr
+    assert "use --parallel ddp" in process.stderr
 
 
 def test_alone_then_replicated_on_two_ranks(alone, toy, tmp_path, monkeypatch):
@@ -135,14 +135,14 @@ def test_a_signal_to_one_rank_stops_all(alone, changed, tmp_path):
     assert_alike(train(None, folder, resume=True), alone)
 
 
-def test_an_error_of_the_first_rank_is_every_rank_s(changed, tmp_path):
+def test_an_error_of_the_first_rank_is_raised_on_every_rank(changed, tmp_path):
     process = on_two_ranks(tmp_path, changed(batch=7), tmp_path / "run")
     assert process.returncode != 0
-    assert process.stderr.count("a batch of 7 sequences cannot be shared equally by 2 ranks") >= 2
+    assert process.stderr.count("a batch of 7 sequences cannot be split equally among 2 ranks") >= 2
     assert not Path(tmp_path / "run" / "config.json").exists()
 
 
-def test_a_file_that_one_rank_cannot_read_again_is_no_checkpoint(changed, tmp_path):
+def test_a_file_that_one_rank_cannot_read_fails_the_checkpoint(changed, tmp_path):
     config = changed(parallel="fsdp2", micro_batch=2)
     process = on_two_ranks(tmp_path, config, tmp_path / "run", step=3, how="unreadable")
     assert process.returncode == 0, process.stderr
@@ -153,8 +153,8 @@ def test_a_file_that_one_rank_cannot_read_again_is_no_checkpoint(changed, tmp_pa
     assert sorted(path.name for path in run.checkpoints.iterdir()) == ["step-00000010", "step-00000012"]
 
 
-def test_ranks_agree_on_a_name_that_those_before_them_did_not_have():
-    """Whatever those left in the store; the second time one of them asked, and died without an answer."""
+def test_ranks_agree_on_a_name_that_earlier_ranks_did_not_have():
+    """Also if one of the earlier processes asked and died before it had the answer."""
     store, names = HashStore(), []
     for _ in range(3):
         answers = {}

@@ -19,7 +19,7 @@ from merit_lab.train.start import begin_run
 
 @pytest.fixture
 def refused(monkeypatch, tmp_path):
-    """Training that must be refused before a model is built, and leave nothing behind."""
+    """Check that training is refused before a model is built, and leaves nothing behind."""
 
     def refuse(config, match):
         monkeypatch.setattr(loop, "build", lambda _: pytest.fail("a model was built"))
@@ -39,34 +39,34 @@ def began(toy, tmp_path):
 
 
 @pytest.fixture
-def own_data(data, tmp_path):
-    return shutil.copytree(data, tmp_path / "own-data")
+def copied_data(data, tmp_path):
+    return shutil.copytree(data, tmp_path / "copied-data")
 
 
-def test_a_truncated_file(refused, changed, own_data):
-    path = own_data / "train.bin"
+def test_a_truncated_file(refused, changed, copied_data):
+    path = copied_data / "train.bin"
     path.write_bytes(path.read_bytes()[:-1])
-    refused(changed(data=own_data), r"train\.bin.*cut short")
+    refused(changed(data=copied_data), r"train\.bin.*truncated")
 
 
-def test_a_foreign_file(refused, changed, own_data):
-    np.save(own_data / "val", np.arange(10_000, dtype=np.uint16))
-    (own_data / "val.npy").rename(own_data / "val.bin")
-    refused(changed(data=own_data), r"val\.bin.*numpy\.save")
+def test_a_foreign_file(refused, changed, copied_data):
+    np.save(copied_data / "val", np.arange(10_000, dtype=np.uint16))
+    (copied_data / "val.npy").rename(copied_data / "val.bin")
+    refused(changed(data=copied_data), r"val\.bin.*numpy\.save")
 
 
-def test_a_token_beyond_the_vocabulary(refused, changed, own_data):
-    with (own_data / "val.bin").open("r+b") as file:
+def test_a_token_beyond_the_vocabulary(refused, changed, copied_data):
+    with (copied_data / "val.bin").open("r+b") as file:
         file.seek(2 * 77)
         file.write((256).to_bytes(2, "little"))
-    refused(changed(data=own_data), r"val\.bin: token 77 is 256, but the vocabulary has 256 entries")
+    refused(changed(data=copied_data), r"val\.bin: token 77 is 256, but the vocabulary has 256 entries")
 
 
 @pytest.mark.parametrize(("size", "match"), [(0, "is empty"), (20, "one sequence of context 32 needs 33")])
-def test_no_validation_text(size, match, refused, changed, own_data):
-    path = own_data / "val.bin"
+def test_no_validation_text(size, match, refused, changed, copied_data):
+    path = copied_data / "val.bin"
     path.write_bytes(path.read_bytes()[:size])
-    refused(changed(data=own_data), rf"val\.bin.*{match}")
+    refused(changed(data=copied_data), rf"val\.bin.*{match}")
 
 
 def test_no_data(refused, changed, tmp_path):
@@ -80,7 +80,7 @@ def test_no_learning_rate(refused, changed):
 
 def test_a_batch_that_the_ranks_cannot_share(toy, tmp_path):
     ranks = Ranks(rank=1, size=3, device=torch.device("cpu"))
-    with pytest.raises(ValueError, match="a batch of 8 sequences cannot be shared equally by 3 ranks"):
+    with pytest.raises(ValueError, match="a batch of 8 sequences cannot be split equally among 3 ranks"):
         begin_run(toy, tmp_path, ranks, contextlib.ExitStack())
 
 
@@ -110,7 +110,7 @@ def test_a_folder_that_holds_a_run(toy, tmp_path):
         ({"batch": "8"}, "has '8' as batch; it must be a whole number"),
         ({"batch": None}, "has None as batch; it must be a whole number"),
         ({"batch": [8]}, r"has \[8\] as batch"),
-        ({"batch": 2**40}, "batch is 1099511627776; choose one that is at most 2147483648"),
+        ({"batch": 2**40}, "batch is 1099511627776; it must be at most 2147483648"),
         ({"steps": 1e9}, "has 1000000000.0 as steps; it must be a whole number, or null"),
         ({"fit_vocab": "no"}, "has 'no' as fit_vocab; it must be true or false"),
         ({"data": None}, "has None as data; it must be a string"),
@@ -118,7 +118,7 @@ def test_a_folder_that_holds_a_run(toy, tmp_path):
         ({"model": []}, r"has \[\] as model; it must be an object"),
         ({"model": {"width": "wide"}}, r"has 'wide' as model\.width; it must be a whole number"),
         ({"model": {"norm_eps": None}}, r"has None as model\.norm_eps; it must be a number"),
-        ({"model": {"layers": 10**9}}, "layers is 1000000000; choose one that is at most 10000"),
+        ({"model": {"layers": 10**9}}, "layers is 1000000000; it must be at most 10000"),
         ({"optimizer": {"lr": 10**400}}, r"as optimizer\.lr; it must be a number, or null"),
         (
             {"optimizer": {"betas": [0.9]}},
@@ -144,7 +144,7 @@ def test_a_configuration_of_another_version_or_that_was_changed(change, match, b
 def test_a_configuration_without_its_data(began):
     path = began.folder / "config.json"
     path.write_text(json.dumps({"format": 1}))
-    with pytest.raises(ValueError, match="the configuration has no data; put back the file"):
+    with pytest.raises(ValueError, match="the configuration has no data; restore the file"):
         train(None, began.folder, resume=True)
 
 
@@ -152,7 +152,7 @@ def test_a_configuration_without_its_data(began):
     ("change", "match"),
     [
         ({"data": None}, "has None as data; it must be an object"),
-        ({"data": {}}, "does not say which data the run began with"),
+        ({"data": {}}, "does not say which data the run started with"),
         ({"versions": [1]}, r"has \[1\] as versions"),
         ({"device": "cpu"}, "has 'cpu' as device"),
     ],
@@ -169,14 +169,14 @@ def test_an_environment_that_was_changed(change, match, began):
     [
         (
             {"model.width": 2**26},
-            "parameters .* need 805,306,514.5 GiB at least, but this machine has 1.0 GiB",
+            "parameters .* need at least 805,306,514.5 GiB, but this machine has 1.0 GiB",
         ),
-        ({"model.vocab_size": 2**31}, "need 512.0 GiB at least"),
-        ({"batch": 2**31}, "batches of 2147483648 sequences of 32 tokens need 1,024.0 GiB at least"),
-        ({"batch": 2**22}, "need 2.0 GiB at least"),
+        ({"model.vocab_size": 2**31}, "need at least 512.0 GiB"),
+        ({"batch": 2**31}, "batches of 2147483648 sequences of 32 tokens need at least 1,024.0 GiB"),
+        ({"batch": 2**22}, "need at least 2.0 GiB"),
     ],
 )
-def test_what_no_memory_can_hold(values, match, refused, changed, tmp_path, monkeypatch):
+def test_runs_that_do_not_fit_into_memory(values, match, refused, changed, tmp_path, monkeypatch):
     limit = tmp_path / "memory.max"
     limit.write_text(f"{2**30}\n")  # as in a container
     monkeypatch.setattr(memory, "_LIMIT_OF_A_CONTAINER", limit)
@@ -192,7 +192,7 @@ def test_a_machine_without_a_limit(text, tmp_path, monkeypatch):
     assert memory._host_memory() > 2**30
 
 
-def test_weights_and_biases_that_is_not_there(refused, changed, monkeypatch):
+def test_missing_weights_and_biases(refused, changed, monkeypatch):
     monkeypatch.setitem(sys.modules, "wandb", None)
     refused(changed(**{"measure.wandb": "project"}), "pip install wandb")
 
@@ -251,9 +251,12 @@ def test_options_that_the_optimizer_refuses(options, match, refused, changed):
     ("name", "match"),
     [
         ("nowhere_to_be_found:Mine", "No module named 'nowhere_to_be_found'; install .* PYTHONPATH"),
-        ("torch.optim:Adamm", r"torch\.optim has nothing of that name; its optimizers are \[.*'Adam'"),
-        ("torch.nn:Linear", r"torch\.nn has .*, which is no torch\.optim\.Optimizer"),
+        (
+            "torch.optim:Adamm",
+            r"torch\.optim has no such class; the optimizers of .* are \[.*'Adam'",
+        ),
+        ("torch.nn:Linear", r"class .*Linear.* is not a torch\.optim\.Optimizer"),
     ],
 )
-def test_an_own_optimizer_that_is_none(name, match, refused, changed):
+def test_a_name_that_is_not_an_optimizer(name, match, refused, changed):
     refused(changed(**{"optimizer.name": name}), match)

@@ -1,4 +1,4 @@
-"""`merit train` under torchrun, which starts all ranks again when one is killed; on one node and on two."""
+"""`merit train` under torchrun, which restarts all ranks when one is killed, on one node and on two."""
 
 from pathlib import Path
 
@@ -17,8 +17,8 @@ OPTIONS += ["--measure.attention-every", "3", "--measure.update-every", "5"]
 
 
 @pytest.fixture
-def goes_on(data, tmp_path, measured):
-    """Kill a rank before the seventh step; the run goes on by itself, bit for bit."""
+def resumes_by_itself(data, tmp_path, measured):
+    """Kill a rank before the seventh step; the run must resume by itself, bit for bit."""
 
     def check(killed_rank, num_nodes):
         finished = torchrun(
@@ -37,8 +37,8 @@ def goes_on(data, tmp_path, measured):
         assert measured(killed) == measured(undisturbed)
         assert len(saved_last(killed)) == 2
         assert saved_last(killed) == saved_last(undisturbed)
-        # Started again, the command found the first run done.
-        assert finished.stderr.count(f"{undisturbed.folder} holds a run that has finished already") == 1
+        # After the restart, the command found the first run finished.
+        assert finished.stderr.count(f"the run in {undisturbed.folder} has already finished") == 1
 
     return check
 
@@ -53,11 +53,11 @@ def saved_last(run):
     return [{name: array.tobytes() for name, array in load_file(shard).items()} for shard in shards]
 
 
-def test_a_run_whose_first_rank_was_killed_goes_on_by_itself(goes_on):
-    """The one that writes, and holds the lock."""
-    goes_on(killed_rank=0, num_nodes=1)
+def test_a_run_whose_first_rank_was_killed_resumes_by_itself(resumes_by_itself):
+    """The first rank writes the files and holds the lock."""
+    resumes_by_itself(killed_rank=0, num_nodes=1)
 
 
 @pytest.mark.usefixtures("two_nodes")
-def test_a_run_that_was_killed_on_another_node_goes_on_by_itself(goes_on):
-    goes_on(killed_rank=1, num_nodes=2)
+def test_a_run_that_was_killed_on_another_node_resumes_by_itself(resumes_by_itself):
+    resumes_by_itself(killed_rank=1, num_nodes=2)

@@ -30,12 +30,12 @@ COMMAND = "import sys; from merit_lab.train.command import main; sys.exit(main(s
 
 
 class Killed(BaseException):
-    """Nobody catches this, as nobody catches a kill."""
+    """Ends a run like SIGKILL: nothing catches it."""
 
 
 @pytest.fixture
 def before_step(monkeypatch):
-    """Let something happen before a step is taken."""
+    """Run an action before a step."""
 
     def arrange(step, action):
         original = Trainer.take_step
@@ -52,7 +52,7 @@ def before_step(monkeypatch):
 
 @pytest.fixture
 def die_before_step(before_step, monkeypatch):
-    """Run a configuration and let its process end before a step."""
+    """Train a configuration until its process dies before a step."""
 
     def die(config, folder, step, resume=False):
         def kill():
@@ -68,7 +68,7 @@ def die_before_step(before_step, monkeypatch):
 
 @pytest.fixture(scope="module")
 def never_stopped(tmp_path_factory):
-    """The measurements of runs that were not disturbed, each made once."""
+    """Uninterrupted runs, each trained once."""
     runs = {}
 
     def run(config):
@@ -84,7 +84,7 @@ def what_happened(run):
 
 
 @pytest.mark.parametrize("step", [0, 3, 5, 6, 11])
-def test_a_run_that_died_goes_on_bit_for_bit(step, toy, tmp_path, die_before_step, never_stopped, measured):
+def test_a_run_that_died_resumes_bit_for_bit(step, toy, tmp_path, die_before_step, never_stopped, measured):
     die_before_step(toy, tmp_path, step)
     assert Run.open(tmp_path).status == "unfinished"
     run = train(None, tmp_path, resume=True)
@@ -93,7 +93,7 @@ def test_a_run_that_died_goes_on_bit_for_bit(step, toy, tmp_path, die_before_ste
 
 
 @pytest.mark.parametrize("name", ["adamw", "lion", "sophiag", "lamb"])
-def test_every_optimizer_goes_on_bit_for_bit(
+def test_every_optimizer_resumes_bit_for_bit(
     name, changed, tmp_path, die_before_step, never_stopped, measured
 ):
     config = changed(**{"optimizer.name": name, "optimizer.lr": 1e-3, "micro_batch": 4})
@@ -103,16 +103,14 @@ def test_every_optimizer_goes_on_bit_for_bit(
 
 # Before the first checkpoint, and after it.
 @pytest.mark.parametrize("step", [3, 7])
-def test_one_call_begins_a_run_and_goes_on_with_it(
-    step, toy, tmp_path, die_before_step, never_stopped, measured
-):
+def test_auto_resume_starts_and_resumes_a_run(step, toy, tmp_path, die_before_step, never_stopped, measured):
     die_before_step(toy, tmp_path / "run", step, resume="auto")
     run = train(toy, tmp_path / "run", resume="auto")
     assert measured(run) == measured(never_stopped(toy))
     assert what_happened(run) == (["resumed", "finished"] if step < 5 else ["started", "resumed", "finished"])
 
 
-def test_one_call_begins_a_run_that_died_before_it_was_one(toy, tmp_path, monkeypatch):
+def test_auto_resume_starts_a_run_that_died_while_it_was_created(toy, tmp_path, monkeypatch):
     def dies(path, text):
         if path.name == "config.json":
             raise Killed
@@ -126,7 +124,7 @@ def test_one_call_begins_a_run_that_died_before_it_was_one(toy, tmp_path, monkey
     assert what_happened(train(toy, tmp_path, resume="auto")) == ["started", "finished"]
 
 
-def test_one_call_leaves_a_run_that_is_over(toy, changed, tmp_path, capfd, monkeypatch):
+def test_auto_resume_leaves_a_run_that_is_over(toy, changed, tmp_path, capfd, monkeypatch):
     diverging = changed(**{"optimizer.name": "adamw", "optimizer.lr": 1e38})
     for status, config in {"finished": toy, "diverged": diverging}.items():
         metrics = train(config, tmp_path / status, resume="auto").metrics_path
@@ -135,31 +133,31 @@ def test_one_call_leaves_a_run_that_is_over(toy, changed, tmp_path, capfd, monke
             patched.setattr(Trainer, "run", lambda _: pytest.fail("it trains again"))
             assert train(config, tmp_path / status, resume="auto").status == status
         assert metrics.read_bytes() == before
-        message = f"{tmp_path / status} holds a run that has {status} already; nothing is left to do"
+        message = f"the run in {tmp_path / status} has already {status}; nothing is left to do"
         assert message in capfd.readouterr().err
 
 
-def test_one_call_needs_a_configuration_to_begin_with(tmp_path):
+def test_auto_resume_needs_a_configuration_to_start(tmp_path):
     with pytest.raises(ValueError, match="a new run needs a configuration"):
         train(None, tmp_path, resume="auto")
 
 
-def test_one_call_waits_for_a_process_that_is_about_to_end(
+def test_auto_resume_waits_for_a_process_that_is_about_to_end(
     toy, tmp_path, die_before_step, capfd, monkeypatch
 ):
     die_before_step(toy, tmp_path, 6)
-    monkeypatch.setattr(start, "_PATIENCE_OF_A_RESTART", 30)
+    monkeypatch.setattr(start, "_RESTART_TIMEOUT", 30)
     with subprocess.Popen([sys.executable, "-c", HOLD, str(tmp_path)]) as process:
         while not is_locked(tmp_path):
             time.sleep(0.01)
         assert train(toy, tmp_path, resume="auto").status == "finished"
     assert process.returncode == 0
-    assert f"{tmp_path} is in use; waiting 30 seconds at most" in capfd.readouterr().err
+    assert f"{tmp_path} is in use; waiting for at most 30 seconds" in capfd.readouterr().err
 
 
-def test_one_call_does_not_wait_for_ever(toy, tmp_path, die_before_step, monkeypatch):
+def test_auto_resume_does_not_wait_forever(toy, tmp_path, die_before_step, monkeypatch):
     die_before_step(toy, tmp_path, 6)
-    monkeypatch.setattr(start, "_PATIENCE_OF_A_RESTART", 0.1)
+    monkeypatch.setattr(start, "_RESTART_TIMEOUT", 0.1)
     with lock(tmp_path), pytest.raises(RunInUse, match=f"is in use by process {os.getpid()} on "):
         train(toy, tmp_path, resume="auto")
 
@@ -229,7 +227,7 @@ def test_kill_9_at_any_moment(changed, tmp_path, never_stopped, measured):
 
 
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_saves_and_leaves(
+def test_a_signal_saves_and_stops(
     signum, toy, tmp_path, before_step, monkeypatch, never_stopped, measured, capfd
 ):
     before_step(7, lambda: os.kill(os.getpid(), signum))
@@ -248,7 +246,7 @@ def test_a_signal_saves_and_leaves(
     assert what_happened(run) == ["started", "interrupted", "resumed", "finished"]
 
 
-def test_a_second_interrupt_from_the_keyboard_is_obeyed_at_once(toy, tmp_path, before_step):
+def test_a_second_keyboard_interrupt_stops_at_once(toy, tmp_path, before_step):
     def press_twice():
         os.kill(os.getpid(), signal.SIGINT)
         os.kill(os.getpid(), signal.SIGINT)
@@ -267,9 +265,9 @@ def test_a_second_interrupt_while_the_checkpoint_is_written(toy, tmp_path, befor
     monkeypatch.setattr(HuggingFaceStorageWriter, "write_data", interrupt)
     monkeypatch.setattr(command, "parse", lambda _: (toy, tmp_path, False))
     assert merit(["train"]) == 128 + signal.SIGINT
-    said = capfd.readouterr().err
-    assert "merit train: interrupted" in said
-    assert "written" not in said
+    printed = capfd.readouterr().err
+    assert "merit train: interrupted" in printed
+    assert "written" not in printed
 
 
 def test_a_second_interrupt_while_a_checkpoint_is_read(toy, tmp_path, die_before_step, monkeypatch, capfd):
@@ -283,7 +281,7 @@ def test_a_second_interrupt_while_a_checkpoint_is_read(toy, tmp_path, die_before
     assert "merit train: interrupted" in capfd.readouterr().err
 
 
-def test_a_signal_in_the_last_step_comes_too_late_for_the_run_and_is_the_callers(toy, tmp_path, before_step):
+def test_a_signal_in_the_last_step_is_left_to_the_caller(toy, tmp_path, before_step):
     before_step(11, lambda: os.kill(os.getpid(), signal.SIGTERM))
     came = []
     handler = signal.signal(signal.SIGTERM, lambda signum, _: came.append(signum))
@@ -294,7 +292,7 @@ def test_a_signal_in_the_last_step_comes_too_late_for_the_run_and_is_the_callers
     assert came == [signal.SIGTERM]
 
 
-def test_data_that_have_moved(toy, changed, tmp_path, die_before_step, never_stopped, measured):
+def test_moved_data(toy, changed, tmp_path, die_before_step, never_stopped, measured):
     before = shutil.copytree(toy.data, tmp_path / "before")
     die_before_step(changed(data=before), tmp_path / "run", 6)
     before.rename(tmp_path / "after")
@@ -320,22 +318,22 @@ def test_checkpoints_by_the_clock(changed, tmp_path, monkeypatch):
     assert checkpoint.steps_of(train(config, tmp_path / "run").checkpoints) == [3, 6, 9, 12]
 
 
-def test_a_run_goes_on_only_as_it_began(toy, changed, tmp_path, die_before_step):
+def test_a_run_resumes_only_with_its_configuration(toy, changed, tmp_path, die_before_step):
     die_before_step(toy, tmp_path, 6)
-    differ = "batch is 8 there and 4 here, seed is 0 there and 5 here. A run goes on as it began"
+    differ = "batch is 8 there and 4 here, seed is 0 there and 5 here. A run is resumed with"
     for resume in (True, "auto"):
-        with pytest.raises(ValueError, match=f"another configuration than is asked for: {differ}"):
+        with pytest.raises(ValueError, match=f"a run with a different configuration: {differ}"):
             train(changed(batch=4, seed=5), tmp_path, resume=resume)
     assert train(toy, tmp_path, resume="auto").status == "finished"
     with pytest.raises(ValueError, match=r"optimizer\.lr is 0\.01 there and 0\.02 here"):
         train(changed(**{"optimizer.lr": 0.02}), tmp_path, resume="auto")
 
 
-def test_an_edited_configuration_is_noticed(toy, tmp_path, die_before_step):
+def test_an_edited_configuration_is_detected(toy, tmp_path, die_before_step):
     die_before_step(toy, tmp_path, 6)
     path = tmp_path / "config.json"
     path.write_text(path.read_text().replace('"seed": 0', '"seed": 1'))
-    with pytest.raises(ValueError, match=r"another configuration than .*config\.json"):
+    with pytest.raises(ValueError, match=r"different configuration than .*config\.json"):
         train(None, tmp_path, resume=True)
 
 
@@ -346,7 +344,7 @@ def test_data_may_move_but_not_change(changed, data, tmp_path, die_before_step, 
     die_before_step(config, tmp_path / "run", 6)
     with (moved / "val.bin").open("r+b") as file:
         file.write(b"\1\0")
-    with pytest.raises(ValueError, match="other data than the run began with"):
+    with pytest.raises(ValueError, match="does not hold the data that the run started with"):
         train(None, tmp_path / "run", resume=True)
     shutil.rmtree(moved)
     path = tmp_path / "run" / "config.json"
@@ -355,8 +353,8 @@ def test_data_may_move_but_not_change(changed, data, tmp_path, die_before_step, 
     assert measured(run) == measured(never_stopped(changed()))
 
 
-def test_data_that_were_replaced_under_a_run(changed, tmp_path, die_before_step):
-    """By other bytes of the same size, with the old dataset.json: neither resumed nor begun with."""
+def test_data_that_was_replaced_during_a_run(changed, tmp_path, die_before_step):
+    """Other bytes of the same size, with the old dataset.json: refused on resuming and on starting."""
     text = tmp_path / "text.txt"
     text.write_text("".join(f"line {number} of a text to learn\n" for number in range(5000)))
     prepare(text_files([text], 0.3), tmp_path / "data", tokenizer="bytes")
@@ -364,13 +362,13 @@ def test_data_that_were_replaced_under_a_run(changed, tmp_path, die_before_step)
     die_before_step(config, tmp_path / "run", 6)
     path = tmp_path / "data" / "train.bin"
     np.fromfile(path, np.uint16)[::-1].tofile(path)
-    for asked, name in ((None, "run"), (config, "new")):
+    for new_config, name in ((None, "run"), (config, "new")):
         with pytest.raises(ValueError, match=r"train.bin was changed or damaged after it was prepared"):
-            train(asked, tmp_path / name, resume=asked is None)
+            train(new_config, tmp_path / name, resume=new_config is None)
     assert not (tmp_path / "new").exists()
 
 
-def test_interrupted_is_no_error_of_the_run(toy, tmp_path, before_step):
+def test_interrupted_is_not_an_error_of_the_run(toy, tmp_path, before_step):
     before_step(2, lambda: os.kill(os.getpid(), signal.SIGTERM))
     with pytest.raises(Interrupted) as caught:
         train(toy, tmp_path)
@@ -384,16 +382,16 @@ def test_a_kept_run_that_has_finished_is_over_and_leaves_no_trace(run, keep_only
     keep_only(tmp_path)
     for folder in (run, tmp_path / "runs.parquet" / run.name):
         assert main(["--resume", str(folder)]) == 0
-        assert "has finished already; nothing is left to do" in capsys.readouterr().err
+        assert "has already finished; nothing is left to do" in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["runs.parquet"]
 
 
-def test_a_kept_run_that_diverged_cannot_go_on_and_leaves_no_trace(run, keep_only, tmp_path, capsys):
+def test_a_kept_run_that_diverged_cannot_resume_and_leaves_no_trace(run, keep_only, tmp_path, capsys):
     with MetricsWriter(run / "metrics.jsonl") as metrics:
         metrics.write({"kind": "event", "step": 6, "what": "diverged", "message": ""})
     keep_only(tmp_path)
     assert main(["--resume", str(run)]) == 1
-    assert "recorded, which has diverged, and no checkpoints to go on from" in capsys.readouterr().err
+    assert ", which has diverged, and no checkpoints to resume from" in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["runs.parquet"]
 
 
@@ -403,7 +401,7 @@ def losses_of(run: Run) -> list[tuple[int, float]]:
 
 @pytest.mark.parametrize("schedule", ["wsd", "constant"])
 def test_a_finished_run_is_extended_where_its_schedule_allows_it(toy, tmp_path, schedule, capfd):
-    """Its first steps are those of the run that it extends, and the others those of one that was longer."""
+    """Its first steps are those of the shorter run, and the others those of one trained at full length."""
     plan = {"schedule": "wsd", "decay": 0.5} if schedule == "wsd" else {"final": 1.0}
     optimizer = dataclasses.replace(toy.optimizer, warmup=0.25, **plan)
     short = train(dataclasses.replace(toy, steps=8, optimizer=optimizer), tmp_path / "short")
@@ -414,7 +412,7 @@ def test_a_finished_run_is_extended_where_its_schedule_allows_it(toy, tmp_path, 
     )
     assert main(["--resume", str(short.folder), "--steps", "12", "--out", str(tmp_path / "longer")]) == 0
     begin = 4 if schedule == "wsd" else 8
-    assert f"goes on from step {begin} to 12" in capfd.readouterr().err
+    assert f" from step {begin} to 12" in capfd.readouterr().err
     longer = Run.open(tmp_path / "longer")
     assert losses_of(longer) == losses_of(long)
     assert longer.status == "finished"
@@ -425,10 +423,10 @@ def test_a_cosine_cannot_be_extended(toy, tmp_path, capfd):
     run = train(dataclasses.replace(toy, steps=8), tmp_path / "run")
     assert main(["--resume", str(run.folder), "--steps", "12"]) == 1
     message = capfd.readouterr().err
-    assert "cannot be extended to 12 steps: its learning rate is for 8 (cosine)" in message
+    assert "cannot be extended to 12 steps: its learning rate is scheduled for 8 (cosine)" in message
     assert "--optimizer.schedule wsd" in message
     assert not (tmp_path / "run-steps12").exists()
     assert main(["--resume", str(run.folder), "--steps", "8"]) == 1
-    assert "the run has 8 steps, and 8 are asked for" in capfd.readouterr().err
+    assert "steps is 8, but the run already has 8" in capfd.readouterr().err
     with pytest.raises(SystemExit):
         main(["--resume", str(run.folder), "--out", "elsewhere"])

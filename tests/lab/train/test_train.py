@@ -46,7 +46,7 @@ def test_a_run_learns_and_measures_what_was_asked(finished, toy):
     assert set(statistics) == {"clipped", "bounded", "smallest_ratio", "largest_ratio", "relative_change"}
 
 
-def test_a_run_is_validated_at_its_end_whatever_the_interval(changed, tmp_path):
+def test_a_run_is_always_validated_at_its_end(changed, tmp_path):
     run = train(changed(**{"measure.validation_every": 5}), tmp_path / "run")
     assert [line["step"] for line in run.metrics("validation")] == [0, 5, 10, 12]
 
@@ -65,7 +65,7 @@ def test_the_same_configuration_gives_the_same_bits(finished, toy, tmp_path, mea
     assert measured(train(toy, tmp_path / "again")) == measured(finished)
 
 
-def test_another_seed_is_another_run(finished, changed, tmp_path):
+def test_another_seed_gives_another_run(finished, changed, tmp_path):
     assert losses(train(changed(seed=1), tmp_path / "other"))[0] != losses(finished)[0]
 
 
@@ -94,7 +94,7 @@ def test_micro_batches_change_nothing_but_rounding(name, changed, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["merit", "adamw"])
-def test_gradients_are_clipped_and_their_norm_is_the_one_before(name, changed, tmp_path):
+def test_gradients_are_clipped_and_the_norm_before_is_recorded(name, changed, tmp_path):
     config = {"optimizer.name": name, "optimizer.lr": 1e-3, "steps": 3}
     free = train(changed(**config, **{"optimizer.max_grad_norm": None}), tmp_path / "free")
     loose = train(changed(**config, **{"optimizer.max_grad_norm": 1e6}), tmp_path / "loose")
@@ -116,7 +116,7 @@ def test_bf16_weights_stay_float32(changed, tmp_path):
         assert {file.get_tensor(name).dtype for name in file.keys()} == {torch.float32}  # noqa: SIM118
 
 
-def test_nothing_is_measured_that_is_not_asked_for(changed, tmp_path):
+def test_only_what_is_configured_is_measured(changed, tmp_path):
     never = dict.fromkeys(("validation_every", "attention_every", "entropy_every", "update_every"), 0)
     run = train(changed(**{f"measure.{name}": value for name, value in never.items()}), tmp_path / "run")
     assert [run.metrics(kind) for kind in ("validation", "attention", "update")] == [[], [], []]
@@ -128,7 +128,7 @@ def test_a_finished_run_is_left_as_it_is(finished):
     assert finished.metrics_path.read_bytes() == before
 
 
-def test_seconds_are_those_of_steps_alone(toy, tmp_path, monkeypatch):
+def test_seconds_count_only_steps(toy, tmp_path, monkeypatch):
     validate = Trainer.validate
 
     def dawdle(self):

@@ -29,14 +29,14 @@ def test_a_model_and_options(data, tmp_path):
     assert (config.optimizer.name, config.data) == ("lamb", data)
 
 
-def test_the_example_for_slurm_is_a_command():
+def test_the_slurm_example_parses():
     script = (Path(__file__).parents[3] / "examples" / "slurm.sh").read_text()
     arguments = script.partition("-m merit_optim train ")[2].replace("\\\n", "")
     config, folder, resume = parse(shlex.split(arguments))
     assert (str(config.data), str(folder), resume) == ("$DATA", "$OUT", "auto")
 
 
-def test_the_folder_has_a_name_by_itself(data):
+def test_the_default_folder(data):
     assert str(parse(["tiny", "--data", str(data), "--seed", "3"])[1]) == "runs/tiny-merit-lr0.009-seed3"
 
 
@@ -52,13 +52,13 @@ def test_training_and_its_exit_status(data, tmp_path, capfd):
     assert not (tmp_path / "nothing").exists()
 
 
-def test_one_command_begins_a_run_and_leaves_it_when_it_is_done(data, tmp_path, capfd):
+def test_auto_resume_starts_a_run_and_leaves_a_finished_one(data, tmp_path, capfd):
     command = ["tiny", *TOY, "--data", str(data), "--out", str(tmp_path / "run"), "--auto-resume"]
     assert parse(command)[1:] == (tmp_path / "run", "auto")
     assert main(command) == 0
     assert "already" not in capfd.readouterr().err
     assert main(command) == 0
-    assert "run holds a run that has finished already; nothing is left to do" in capfd.readouterr().err
+    assert "run has already finished; nothing is left to do" in capfd.readouterr().err
     assert main([*command, "--optimizer.lr", "0.5"]) == 1
     message = capfd.readouterr().err
     assert "optimizer.lr is 0.009 there and 0.5 here" in message
@@ -69,11 +69,11 @@ def test_one_command_begins_a_run_and_leaves_it_when_it_is_done(data, tmp_path, 
     assert "--out" in message
 
 
-def test_one_rank_speaks_for_all(data, tmp_path, capfd, monkeypatch):
+def test_only_the_first_rank_prints(data, tmp_path, capfd, monkeypatch):
     main(["tiny", *TOY, "--data", str(data), "--out", str(tmp_path)])
-    said = capfd.readouterr().out
-    assert re.match(rf"The run is in {tmp_path}, with a validation loss of \d\.\d{{4}}\.\n", said)
-    assert said.endswith(f"\nTo see it: merit report {tmp_path}\n")
+    printed = capfd.readouterr().out
+    assert re.match(rf"The run is in {tmp_path}, with a validation loss of \d\.\d{{4}}\.\n", printed)
+    assert printed.endswith(f"\nTo see it: merit report {tmp_path}\n")
     monkeypatch.setattr(training, "train", lambda *_, **__: Run.open(tmp_path))
     monkeypatch.setenv("RANK", "1")
     assert main(["--resume", str(tmp_path)]) == 0
@@ -87,10 +87,10 @@ def test_one_rank_speaks_for_all(data, tmp_path, capfd, monkeypatch):
     assert capfd.readouterr().err == ""
     monkeypatch.setenv("RANK", "0")
     assert main(["--resume", str(tmp_path)]) == 128 + 15
-    assert "Go on with: merit train --resume" in capfd.readouterr().err
+    assert "To resume: merit train --resume" in capfd.readouterr().err
 
 
-def test_a_run_goes_on_with_data_that_have_moved(data, tmp_path, capfd, monkeypatch):
+def test_a_run_resumes_with_moved_data(data, tmp_path, capfd, monkeypatch):
     before = shutil.copytree(data, tmp_path / "before")
     with monkeypatch.context() as patched:
         patched.setattr(Trainer, "run", lambda _: pytest.fail("as if it died"))
@@ -99,7 +99,8 @@ def test_a_run_goes_on_with_data_that_have_moved(data, tmp_path, capfd, monkeypa
     before.rename(tmp_path / "after")
     assert main(["--resume", str(tmp_path / "run")]) == 1
     assert (
-        "before is not there any more; if it has moved, name the folder with --data" in capfd.readouterr().err
+        "before does not exist any more; if it has moved, give the folder with --data"
+        in capfd.readouterr().err
     )
     assert main(["--resume", str(tmp_path / "run"), "--data", str(tmp_path / "after")]) == 0
     assert Run.open(tmp_path / "run").status == "finished"
@@ -117,7 +118,7 @@ def test_a_run_that_diverged_has_failed(data, tmp_path, capfd):
         (["tinny"], "did you mean 'tiny'"),
         (["--reusme", "x"], "unrecognized arguments: --reusme"),
         (["--resume"], "expected one argument"),
-        (["--resume", "x", "--seed", "1"], "arguments: --seed 1; a run goes on with the options that it"),
+        (["--resume", "x", "--seed", "1"], "arguments: --seed 1; a run is resumed with the options that it"),
         (["--batch", "8"], "arguments: --batch 8; the model is missing; it comes first"),
         (["--data", "x"], "error: the model is missing; it comes first"),
         (["tiny", "--data", "x", "--resume", "y"], "without tiny: merit train --resume FOLDER"),
@@ -125,12 +126,12 @@ def test_a_run_that_diverged_has_failed(data, tmp_path, capfd):
         (["tiny", "--data", "x", "--batch", "many"], "batch"),
         (
             ["tiny", "--data", "x", "--model.layers", "1000000000"],
-            "layers is 1000000000; choose one that",
+            "layers is 1000000000; it must be at most",
         ),
         (["tiny"], "--data"),
     ],
 )
-def test_what_is_unknown_is_refused_with_the_nearest(argv, message, capfd):
+def test_unknown_names_are_refused_with_the_nearest(argv, message, capfd):
     with pytest.raises(SystemExit) as caught:
         main(argv)
     assert caught.value.code == 2
@@ -183,7 +184,7 @@ def test_a_terminal_shows_the_last_validation():
     assert "validation 4.2500" in shown.splitlines()[-1] or "validation 4.2500" in shown.splitlines()[-2]
 
 
-def test_plain_lines_where_there_is_no_terminal():
+def test_plain_lines_without_a_terminal():
     lines = shown(terminal=False).splitlines()
     assert lines[0] == "step 0: [a model]"
     assert lines[1].startswith("step 0/100  validation 5.5000")

@@ -1,4 +1,4 @@
-"""What torch.compile keeps between the runs of a process."""
+"""The torch.compile cache between the runs of a process."""
 
 import pytest
 import torch
@@ -6,7 +6,7 @@ import torch
 from merit_lab.train.compiled import begin_compiling_for
 
 
-def test_runs_of_the_same_shapes_share_what_is_compiled_and_others_do_not(monkeypatch: pytest.MonkeyPatch):
+def test_only_runs_of_the_same_shapes_share_compiled_code(monkeypatch: pytest.MonkeyPatch):
     resets = []
     monkeypatch.setattr(torch.compiler, "reset", lambda: resets.append(1))
     begin_compiling_for("a model", 8)

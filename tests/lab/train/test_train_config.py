@@ -15,16 +15,16 @@ def test_json_and_back(changed):
     assert TrainConfig.from_dict(json.loads(json.dumps(config.to_dict()))) == config
 
 
-def test_the_fingerprint_is_of_all_but_the_place_of_the_data(toy, changed, tmp_path):
+def test_the_fingerprint_ignores_only_the_data_folder(toy, changed, tmp_path):
     assert changed(data=tmp_path).fingerprint == toy.fingerprint
     assert changed(seed=1).fingerprint != toy.fingerprint
     assert changed(**{"model.qk_norm": True}).fingerprint != toy.fingerprint
 
 
-def test_a_field_with_its_default_is_no_part_of_the_fingerprint(toy, monkeypatch):
+def test_a_field_with_its_default_does_not_enter_the_fingerprint(toy, monkeypatch):
     before = toy.fingerprint
     added = [*dataclasses.fields(OptimizerConfig), _field_to_come()]
-    monkeypatch.setattr(OptimizerConfig, "__dataclass_fields__", {own.name: own for own in added})
+    monkeypatch.setattr(OptimizerConfig, "__dataclass_fields__", {field.name: field for field in added})
     monkeypatch.setattr(OptimizerConfig, "to_come", 3, raising=False)
     assert toy.fingerprint == before
     monkeypatch.setattr(OptimizerConfig, "to_come", 4)
@@ -46,7 +46,7 @@ def _field_to_come():
         (lambda: OptimizerConfig(lr=-1.0), r"optimizer\.lr is -1.0; .*at least 0"),
         (lambda: OptimizerConfig(lr=float("nan")), r"optimizer\.lr is nan"),
         (lambda: OptimizerConfig(max_grad_norm=0.0), "above 0, or None"),
-        (lambda: OptimizerConfig(warmup=1.5), r"warmup is 1.5; it is a share"),
+        (lambda: OptimizerConfig(warmup=1.5), r"warmup is 1.5; it must be from 0 to 1"),
         (lambda: OptimizerConfig(without=("clips",)), "without is 'clips'; did you mean 'clip'"),
         (lambda: OptimizerConfig(name="lamb", without=("clip",)), "lamb has no such parts"),
         (lambda: OptimizerConfig(overrides=("element_wise=false",)), "write PATTERN:OPTION=VALUE"),
@@ -55,15 +55,15 @@ def _field_to_come():
         (lambda: MeasureConfig(validation_every=-1), "validation_every is -1"),
         (lambda: MeasureConfig(validation_sequences=0), "validation_sequences is 0; .*at least 1"),
         (lambda: CheckpointConfig(keep=0), "keep is 0"),
-        (lambda: CheckpointConfig(every_steps=1.5), "every_steps is 1.5; .*whole number"),
+        (lambda: CheckpointConfig(every_steps=1.5), "every_steps is 1.5; .*an integer"),
     ],
 )
-def test_values_that_cannot_be(make, match):
+def test_invalid_values(make, match):
     with pytest.raises(ValueError, match=match):
         make()
 
 
-def test_some_parameters_can_have_options_of_their_own(changed):
+def test_some_parameters_can_have_other_options(changed):
     texts = ("*embedding*:element_wise=false", "*embedding*:weight_decay=0", "*.mlp.*:clip=null")
     config = changed(**{"optimizer.overrides": texts})
     assert TrainConfig.from_dict(json.loads(json.dumps(config.to_dict()))) == config
@@ -85,7 +85,7 @@ def test_some_parameters_can_have_options_of_their_own(changed):
         ("embeddings:element_wise=false", "'embeddings' matches no parameter; the nearest"),
     ],
 )
-def test_overrides_that_fit_nothing(text, match, changed):
+def test_invalid_overrides(text, match, changed):
     config = changed(**{"optimizer.overrides": (text,)})
     with pytest.raises(ValueError, match=match):
         create_optimizer(config, build(config.model))
@@ -113,22 +113,22 @@ def test_a_part_of_merit_can_be_left_out(part, option, value, changed):
     [
         ({"batch": 0}, "batch is 0"),
         ({"micro_batch": True}, "micro_batch is True"),
-        ({"tokens": 100}, "steps is 12 and tokens is 100; give one"),
+        ({"tokens": 100}, "steps is 12 and tokens is 100; give only one"),
         ({"precision": "bf61"}, "precision is 'bf61'; did you mean 'bf16'"),
         ({"parallel": "dp"}, "parallel is 'dp'"),
         ({"seed": 2**64}, "seed is 18446744073709551616; .* 64 bits"),
         ({"nonfinite": "raise"}, "nonfinite is 'raise'; .*stop, skip"),
-        ({"batch": 2**31 + 1}, "batch is 2147483649; choose one that is at most 2147483648"),
-        ({"micro_batch": 10**30}, "micro_batch is 10+; choose one that is at most"),
-        ({"steps": 10**30}, "steps is 10+; choose one that is at most"),
-        ({"steps": None, "tokens": 10**400}, "tokens is 10+; choose one that is at most"),
-        ({"model.context": 2**24 + 1}, "context is 16777217; choose one that is at most 16777216"),
-        ({"model.layers": 10**4 + 1}, "layers is 10001; choose one that is at most 10000"),
-        ({"model.width": 10**30}, "width is 10+; choose one that is at most"),
+        ({"batch": 2**31 + 1}, "batch is 2147483649; it must be at most 2147483648"),
+        ({"micro_batch": 10**30}, "micro_batch is 10+; it must be at most"),
+        ({"steps": 10**30}, "steps is 10+; it must be at most"),
+        ({"steps": None, "tokens": 10**400}, "tokens is 10+; it must be at most"),
+        ({"model.context": 2**24 + 1}, "context is 16777217; it must be at most 16777216"),
+        ({"model.layers": 10**4 + 1}, "layers is 10001; it must be at most 10000"),
+        ({"model.width": 10**30}, "width is 10+; it must be at most"),
         ({"model.loss_chunk": 10**30}, "loss_chunk is 10+; .* at most 2147483648, 0 or None"),
     ],
 )
-def test_runs_that_cannot_be(values, match, changed):
+def test_invalid_runs(values, match, changed):
     with pytest.raises(ValueError, match=match):
         changed(**values)
 
@@ -143,7 +143,7 @@ def test_the_length_of_a_run(toy):
     assert steps(steps=None) == -(-20 * parameters // (8 * 32))
 
 
-def test_the_vocabulary_is_the_data_s(toy, changed):
+def test_the_vocabulary_follows_the_data(toy, changed):
     assert toy.resolve(50257).model.vocab_size == 50304
     assert toy.resolve(None).model.vocab_size == 256
     assert changed(fit_vocab=False).resolve(50257).model.vocab_size == 256
@@ -153,7 +153,7 @@ def test_the_vocabulary_is_the_data_s(toy, changed):
     ("preset", "rate"),
     [("tiny", 9e-3), ("gpt2-small", 9e-3), ("llama-350m", 9e-3), ("gpt2-large", 6e-3)],
 )
-def test_the_paper_s_learning_rate_for_the_nearest_size(preset, rate, toy):
+def test_the_paper_learning_rate_for_the_nearest_size(preset, rate, toy):
     config = dataclasses.replace(toy, model=PRESETS[preset], optimizer=OptimizerConfig())
     assert config.resolve(None).optimizer.lr == rate
 
@@ -179,12 +179,12 @@ def test_the_schedule():
 @pytest.mark.parametrize(
     ("steps", "every"), [(1, (1, 1)), (60, (3, 3)), (4000, (200, 100)), (100_000, (250, 100))]
 )
-def test_what_is_measured_follows_the_length_of_a_run(steps, every):
+def test_measurement_intervals_follow_the_length_of_a_run(steps, every):
     measure = TrainConfig(data=Path("data"), steps=steps).resolve(None).measure
     assert (measure.validation_every, measure.entropy_every) == every
     assert measure.update_every == measure.entropy_every
-    given = MeasureConfig(validation_every=7, entropy_every=0, update_every=9)
-    assert TrainConfig(data=Path("data"), steps=steps, measure=given).resolve(None).measure == given
+    measure = MeasureConfig(validation_every=7, entropy_every=0, update_every=9)
+    assert TrainConfig(data=Path("data"), steps=steps, measure=measure).resolve(None).measure == measure
 
 
 def test_a_schedule_that_stays_at_the_peak_and_falls_at_the_end():

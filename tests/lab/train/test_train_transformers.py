@@ -1,4 +1,4 @@
-"""Runs of Hugging Face models: trained by any optimizer, watched, resumed, shared among ranks, exported."""
+"""Runs of Hugging Face models: any optimizer, measurements, resuming, several ranks, export."""
 
 import json
 from dataclasses import replace
@@ -73,7 +73,7 @@ def test_every_family_learns_with_every_direction(config, family, optimizer, tmp
 
 
 @pytest.mark.parametrize("family", ["gpt2", "qwen2"])
-def test_a_resumed_run_has_the_same_bits_dropout_among_them(config, dying, measured, family, tmp_path):
+def test_a_resumed_run_has_the_same_bits_with_dropout(config, dying, measured, family, tmp_path):
     whole = train(config(family, steps=12), tmp_path / "whole")
     dying(config(family, steps=12), tmp_path / "broken")
     resumed = train(None, tmp_path / "broken", resume=True)
@@ -81,10 +81,10 @@ def test_a_resumed_run_has_the_same_bits_dropout_among_them(config, dying, measu
     assert measured(resumed) == measured(whole)
 
 
-def test_dropout_is_for_training_alone(config, folder, tmp_path):
+def test_dropout_is_only_for_training(config, folder, tmp_path):
     with_dropout, without = (
-        train(replace(config("gpt2"), model=find_model(f"hf:{folder('gpt2', **own)}")[1]), tmp_path / name)
-        for name, own in (
+        train(replace(config("gpt2"), model=find_model(f"hf:{folder('gpt2', **values)}")[1]), tmp_path / name)
+        for name, values in (
             ("with", {}),
             ("without", dict.fromkeys(("resid_pdrop", "attn_pdrop", "embd_pdrop"), 0.0)),
         )
@@ -95,24 +95,26 @@ def test_dropout_is_for_training_alone(config, folder, tmp_path):
     assert first != other
 
 
-def test_the_record_is_enough_to_build_it_again(config, folder, tmp_path):
-    asked = config("llama")
-    run = train(asked, tmp_path / "run")
+def test_the_model_can_be_rebuilt_from_the_record(config, folder, tmp_path):
+    chosen = config("llama")
+    run = train(chosen, tmp_path / "run")
     (folder("llama") / "config.json").unlink()
-    own = TrainConfig.from_dict(Run.open(run.folder).config)
-    assert isinstance(own.model, HuggingFaceConfig)
-    assert own.model == asked.model
-    assert own.fingerprint == TrainConfig.from_dict(json.loads(json.dumps(own.to_dict()))).fingerprint
+    recorded = TrainConfig.from_dict(Run.open(run.folder).config)
+    assert isinstance(recorded.model, HuggingFaceConfig)
+    assert recorded.model == chosen.model
+    assert (
+        recorded.fingerprint == TrainConfig.from_dict(json.loads(json.dumps(recorded.to_dict()))).fingerprint
+    )
     model = Snapshot.find(run.folder).load_model(torch.device("cpu"))
     assert not model.training
-    found = measure_curvature(run.folder, CurvatureConfig(sequences=2, top=1, probes=2))
-    assert found.parts["eigenvalues"]
+    curvature = measure_curvature(run.folder, CurvatureConfig(sequences=2, top=1, probes=2))
+    assert curvature.parts["eigenvalues"]
     Report.of(find_runs([run.folder])).write(tmp_path / "report")
     assert "llama" in (tmp_path / "report" / "index.html").read_text()
 
 
 @pytest.mark.parametrize("family", TINY)
-def test_transformers_opens_what_is_exported(config, family, tmp_path):
+def test_transformers_opens_an_exported_model(config, family, tmp_path):
     from transformers import AutoModelForCausalLM
 
     run = train(config(family), tmp_path / "run")
@@ -127,18 +129,21 @@ def test_transformers_opens_what_is_exported(config, family, tmp_path):
 @pytest.mark.parametrize("parallel", ["ddp", "fsdp2"])
 def test_on_two_ranks_as_on_one(config, parallel, tmp_path):
     # Tied embeddings, no dropout: that depends on the ranks.
-    asked = config(
+    chosen = config(
         "qwen2", parallel=parallel, micro_batch=2, optimizer=OptimizerConfig(name="muon-merit", lr=1e-2)
     )
-    process = on_two_ranks(tmp_path, asked, tmp_path / "run", step=5, how="die")
+    process = on_two_ranks(tmp_path, chosen, tmp_path / "run", step=5, how="die")
     assert (tmp_path / "run" / "checkpoints" / "step-00000005").exists(), process.stderr[-3000:]
-    assert_alike(train(None, tmp_path / "run", resume=True), train(asked, tmp_path / "alone"))
+    assert_alike(train(None, tmp_path / "run", resume=True), train(chosen, tmp_path / "alone"))
 
 
 def test_bf16(config, tmp_path):
     plain, rounded = (
-        [line["loss"] for line in train(config("llama", precision=own), tmp_path / own).metrics("train")]
-        for own in ("float32", "bf16")
+        [
+            line["loss"]
+            for line in train(config("llama", precision=precision), tmp_path / precision).metrics("train")
+        ]
+        for precision in ("float32", "bf16")
     )
     assert plain != rounded
     assert plain == pytest.approx(rounded, rel=1e-2)
@@ -147,32 +152,34 @@ def test_bf16(config, tmp_path):
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:`torch.jit.script:DeprecationWarning")  # in torch's own code
 def test_compiled(config, tmp_path):
-    asked = config("llama")
-    assert_alike(train(replace(asked, compile=True), tmp_path / "compiled"), train(asked, tmp_path / "plain"))
+    chosen = config("llama")
+    assert_alike(
+        train(replace(chosen, compile=True), tmp_path / "compiled"), train(chosen, tmp_path / "plain")
+    )
 
 
 def test_the_command_line(folder, data, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     path = folder("llama")
-    given = [f"hf:{path}", "--data", str(data), "--batch", "4", "--steps", "2", "--optimizer.lr", "1e-2"]
+    argv = [f"hf:{path}", "--data", str(data), "--batch", "4", "--steps", "2", "--optimizer.lr", "1e-2"]
     options = ["--model.options", "num_hidden_layers=1", "rms_norm_eps=1e-5", "--model.context", "16"]
-    assert command.main([*given, *options]) == 0
+    assert command.main([*argv, *options]) == 0
     run = Run.open(Path("runs") / "my-llama-merit-lr0.01-seed0")
     model = TrainConfig.from_dict(run.config).model
     assert (model.layers, model.context, model.configuration.rms_norm_eps) == (1, 16, 1e-5)
     assert "llama of 0.0M parameters" in run.metrics("event")[0]["message"]
     for wrong, message in (
         ([f"hf:{path}-no"], "there is no such folder"),
-        ([*given, "--model.context", "64"], "has 32 positions; choose at most 32"),
-        ([*given, "--model.options", "vocab_size=64"], "but the vocabulary has 64 entries"),
-        ([*given, "--model.attention", "flash_attention_2"], "needs CUDA"),
+        ([*argv, "--model.context", "64"], "has 32 positions; choose at most 32"),
+        ([*argv, "--model.options", "vocab_size=64"], "but the vocabulary has 64 entries"),
+        ([*argv, "--model.attention", "flash_attention_2"], "needs CUDA"),
     ):
         assert command.main([*wrong, "--out", str(tmp_path / "other")]) == 1
         assert message in capsys.readouterr().err
         assert not (tmp_path / "other").exists()
 
 
-def test_a_field_of_the_lab_s_models_is_none_of_hugging_face_s(config):
+def test_fields_of_the_lab_models_are_not_fields_of_hugging_face_models(config):
     assert with_values(config("llama"), {"model.options": ("num_hidden_layers=1",)}).model.layers == 1
     with pytest.raises(ValueError, match=r"model\.width: a llama model has no such field; it has settings"):
         with_values(config("llama"), {"model.width": 8})

@@ -12,7 +12,7 @@ from merit_lab.reproduce.records import BySeed, Records
 from merit_lab.reproduce.setups import EntryTrial, Scale, Setup
 from merit_lab.reproduce.verdict import ClaimComparison, Verdict, paired
 from merit_lab.study.charts import Axis, Chart, curve_chart
-from merit_lab.train.config import Part
+from merit_lab.train.config import MeritPart
 
 Papers = Mapping[str, Mapping[str, float]]  # the paper's losses, by its model and series
 
@@ -29,7 +29,7 @@ FOUR = ("adamw", "lamb", "maxlamb", "merit")
 FIVE = (*FOUR, "lion")
 LOSS = Axis("validation loss (nats per token)", ".3f")
 # The part that each series leaves out.
-_ABLATIONS: dict[str, Part] = {
+_ABLATIONS: dict[str, MeritPart] = {
     "MERIT without clip": "clip",
     "MERIT without weight-wise bound": "weight-bound",
     "MERIT without element-wise ratio": "element-wise",

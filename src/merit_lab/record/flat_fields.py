@@ -1,4 +1,4 @@
-"""Nested values as flat fields, each under the name that jq or JavaScript would find it by, and back.
+"""Convert nested values to flat fields, named as in jq or JavaScript, and back.
 
     {"loss": 2.5, "max_logits": [[7.0]], "parameters": {"head.weight": {"clipped": 0.0}}}
 
@@ -15,7 +15,7 @@ from itertools import groupby, islice
 from typing import Any
 
 Path = tuple[str | int, ...]
-"""The keys of dicts and places in lists that lead to a value."""
+"""The dict keys and list indices that lead to a value."""
 
 Maker = Callable[[Iterator[Any]], Any]
 
@@ -24,7 +24,7 @@ _PART = re.compile(rf'\.?(?P<plain>{_PLAIN.pattern})|\[(?P<place>\d+)\]|\[(?P<qu
 
 
 def fields_of(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
-    """The fields of a value, in order. Empty lists and dicts have nothing in them and are fields themselves.
+    """Yield the fields of a value, in order. Empty lists and dicts are fields themselves.
 
     Example:
         >>> dict(fields_of({"a": {"b c": [1, 2]}, "d": []}))
@@ -41,7 +41,7 @@ def fields_of(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def path_of(name: str) -> Path:
-    """Where a field is.
+    """Return the path of a field.
 
     Example:
         >>> path_of('parameters["head.weight"].clipped')
@@ -51,9 +51,9 @@ def path_of(name: str) -> Path:
 
 
 def maker_of(paths: Sequence[Path]) -> Maker:
-    """The function that makes, of the values of fields at these paths in order, the value that has them.
+    """Return a function that builds the nested value from the values of fields at these paths, in order.
 
-    It is made once for all lines with the same fields, which are most of a kind.
+    It is made once for all lines with the same fields, usually all lines of a kind.
 
     Example:
         >>> make = maker_of([("a", "b", 0), ("a", "b", 1), ("c",)])
@@ -63,7 +63,7 @@ def maker_of(paths: Sequence[Path]) -> Maker:
     if paths[0] == ():
         return next
     parts = {
-        key: maker_of([path[1:] for path in own]) for key, own in groupby(paths, key=lambda path: path[0])
+        key: maker_of([path[1:] for path in group]) for key, group in groupby(paths, key=lambda path: path[0])
     }
     if isinstance(next(iter(parts)), int):
         return _list_maker(list(parts.values()))

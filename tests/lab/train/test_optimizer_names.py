@@ -1,4 +1,4 @@
-"""Optimizers of the user's, named as MODULE:CLASS."""
+"""The user's optimizers, named as MODULE:CLASS."""
 
 import json
 import signal
@@ -12,7 +12,7 @@ from merit_lab.report.gather import display_name
 from merit_lab.train import OptimizerConfig, command, train
 from merit_lab.train.command import main
 from merit_lab.train.loop import Trainer
-from merit_lab.train.own_optimizer import load_class
+from merit_lab.train.optimizer_names import load_class
 from merit_lab.train.signals import Interrupted
 from merit_lab.train.snapshot import Snapshot
 from merit_optim import MERIT
@@ -22,17 +22,17 @@ def weights(run):
     return Snapshot.find(run.folder).load_model(torch.device("cpu")).state_dict()
 
 
-def test_a_class_of_torch_by_its_own_name_trains_as_the_one_that_is_known(changed, tmp_path):
+def test_a_torch_class_by_its_full_name_trains_like_the_built_in_name(changed, tmp_path):
     known = train(changed(**{"optimizer.name": "adamw", "optimizer.betas": (0.9, 0.95)}), tmp_path / "known")
-    own = train(
-        changed(**{"optimizer.name": "torch.optim:AdamW", "optimizer.betas": (0.9, 0.95)}), tmp_path / "own"
+    named = train(
+        changed(**{"optimizer.name": "torch.optim:AdamW", "optimizer.betas": (0.9, 0.95)}), tmp_path / "named"
     )
-    assert own.outcome == "finished"
-    for (name, one), other in zip(weights(known).items(), weights(own).values(), strict=True):
+    assert named.outcome == "finished"
+    for (name, one), other in zip(weights(known).items(), weights(named).values(), strict=True):
         torch.testing.assert_close(one, other, msg=name)  # the known one is fused
 
 
-def test_folders_and_labels_have_the_class_alone(toy, tmp_path):
+def test_folders_and_labels_have_only_the_class_name(toy, tmp_path):
     (planned,) = plan(
         toy,
         tmp_path,
@@ -46,7 +46,7 @@ def test_folders_and_labels_have_the_class_alone(toy, tmp_path):
 
 
 @pytest.mark.parametrize("name", [":Mine", "module:", "a module:Mine", "module:Mine:too", "../module:Mine"])
-def test_what_is_no_name_of_a_class(name):
+def test_malformed_class_names(name):
     with pytest.raises(ValueError, match=r"as in my_package\.optimizers:Mine"):
         OptimizerConfig(name=name)
 
@@ -71,7 +71,7 @@ class Counting(torch.optim.SGD):
 
 
 class Keeping(torch.optim.SGD):
-    """Keeps what no checkpoint can hold."""
+    """Keeps state that no checkpoint can hold."""
 
     def step(self, closure=None):
         self.state[self.param_groups[0]["params"][0]]["words"] = {"many"}
@@ -79,7 +79,7 @@ class Keeping(torch.optim.SGD):
 
 
 class KeepingOfOurs(MERIT):
-    """One of ours that does."""
+    """A subclass of ours that does the same."""
 
     def step(self, closure=None):
         super().step(closure)
@@ -87,7 +87,7 @@ class KeepingOfOurs(MERIT):
 
 
 class Bounded(MERIT):
-    """One of ours by another name."""
+    """A subclass of ours with another name."""
 
 
 class Choosy(torch.optim.SGD):
@@ -97,12 +97,12 @@ class Choosy(torch.optim.SGD):
 
 @pytest.fixture(autouse=True)
 def _mine(monkeypatch):
-    """This module under a name that can be imported."""
+    """Make this module importable as ``mine``."""
     monkeypatch.setitem(sys.modules, "mine", sys.modules[__name__])
 
 
 def resumed_after(num_steps, config, folder, monkeypatch):
-    """A run that is stopped by a signal and goes on."""
+    """Stop a run with a signal and resume it."""
     take_step = Trainer.take_step
 
     def stopping(self, micro_batches):
@@ -118,7 +118,7 @@ def resumed_after(num_steps, config, folder, monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["mine:Counting", "torch.optim:Adam"])
-def test_numbers_in_its_groups_and_state_come_back(name, changed, tmp_path, monkeypatch):
+def test_numbers_in_groups_and_state_are_restored(name, changed, tmp_path, monkeypatch):
     config = changed(**{"optimizer.name": name, "optimizer.lr": 0.3})
     whole = train(config, tmp_path / "whole")
     again = resumed_after(4, config, tmp_path / "again", monkeypatch)
@@ -127,22 +127,22 @@ def test_numbers_in_its_groups_and_state_come_back(name, changed, tmp_path, monk
 
 
 @pytest.mark.parametrize("name", ["Keeping", "KeepingOfOurs"])
-def test_what_no_checkpoint_can_hold_is_refused_after_the_first_step(name, changed, tmp_path):
+def test_state_that_no_checkpoint_can_hold_is_refused_after_the_first_step(name, changed, tmp_path):
     with pytest.raises(ValueError, match=f"{name} keeps a set as 'words' in its state"):
         train(changed(**{"optimizer.name": f"mine:{name}"}), tmp_path)
 
 
-def test_one_of_ours_by_another_name_clips_and_skips_as_ours_do(changed, tmp_path):
+def test_a_subclass_of_ours_clips_and_skips_as_ours_do(changed, tmp_path):
     options = {"optimizer.max_grad_norm": 0.1, "nonfinite": "skip"}
     expected = train(changed(**options), tmp_path / "merit")
-    found = train(changed(**options, **{"optimizer.name": "mine:Bounded"}), tmp_path / "own")
+    found = train(changed(**options, **{"optimizer.name": "mine:Bounded"}), tmp_path / "named")
     for one, other in zip(weights(expected).values(), weights(found).values(), strict=True):
         assert torch.equal(one, other)
 
 
 def test_a_class_that_does_not_take_the_options(changed, tmp_path):
     config = changed(**{"optimizer.name": "mine:Choosy", "optimizer.betas": (0.9, 0.9)})
-    with pytest.raises(ValueError, match="Choosy could not be made with parameter groups and lr, betas"):
+    with pytest.raises(ValueError, match=r"Choosy could not be constructed from .* and lr, betas"):
         train(config, tmp_path / "run")
     assert not (tmp_path / "run" / "config.json").exists()
 
@@ -163,7 +163,7 @@ def handed_over(changed, tmp_path, monkeypatch):
 
     def hand_over(**values):
         run = train(changed(**{"optimizer.name": "torch:SGD", "steps": 1}), tmp_path / "run")
-        run.metrics_path.unlink()  # it has not begun
+        run.metrics_path.unlink()  # as if it had not started
         for manifest in run.checkpoints.glob("*/manifest.json"):
             manifest.unlink()
         path = run.folder / "config.json"
@@ -184,17 +184,20 @@ def handed_over(changed, tmp_path, monkeypatch):
         {"rest": "adamw", "rest_lr": 0.1, "rest_options": ["base=from_elsewhere:Mine"]},
     ],
 )
-def test_a_run_directory_has_no_module_imported_that_is_not_named_again(values, handed_over, data, capfd):
+def test_a_run_directory_cannot_import_modules_without_trust(values, handed_over, data, capfd):
     folder = handed_over(**values)
     for more in ([], ["--data", str(data)], ["--trust", "another:One"]):
         assert main(["--resume", str(folder), *more]) == 1
-        said = capfd.readouterr().err
-        assert "config.json names from_elsewhere:Mine, which going on would import, and so run" in said
-        assert f"merit train --resume {folder} --trust from_elsewhere:Mine" in said
+        printed = capfd.readouterr().err
+        assert (
+            "config.json names from_elsewhere:Mine; to resume the run, that code has to be imported"
+            in printed
+        )
+        assert f"merit train --resume {folder} --trust from_elsewhere:Mine" in printed
         assert "from_elsewhere" not in sys.modules
 
 
-def test_what_is_named_again_is_imported(handed_over, capfd):
+def test_trusted_modules_are_imported(handed_over, capfd):
     folder = handed_over(name="from_elsewhere:Mine")
     assert main(["--resume", str(folder), "--trust", "from_elsewhere:Mine"]) == 0
     assert "from_elsewhere" in sys.modules
@@ -202,11 +205,11 @@ def test_what_is_named_again_is_imported(handed_over, capfd):
 
 
 @pytest.mark.parametrize("name", ["torch:SGD", "torch.optim:SGD", "adamw"])
-def test_what_everybody_has_needs_no_asking(name, handed_over):
+def test_library_optimizers_need_no_trust(name, handed_over):
     assert main(["--resume", str(handed_over(name=name))]) == 0
 
 
-def test_an_interruption_says_what_to_type(changed, tmp_path, monkeypatch, capfd):
+def test_an_interruption_prints_the_resume_command(changed, tmp_path, monkeypatch, capfd):
     def stopping(*_):
         raise Interrupted(signal.SIGTERM, "stopped")
 
@@ -217,6 +220,6 @@ def test_an_interruption_says_what_to_type(changed, tmp_path, monkeypatch, capfd
     assert f"merit train --resume {tmp_path / 'run'} --trust mine:Counting" in capfd.readouterr().err
 
 
-def test_a_word_is_no_module():
+def test_a_malformed_module_name():
     with pytest.raises(ValueError, match=r"as in my_package\.optimizers:Mine"):
         load_class("antigravity")

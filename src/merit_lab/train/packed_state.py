@@ -1,8 +1,8 @@
-"""The state of any optimizer as JSON and named tensors, and back: a checkpoint runs no code when loaded.
+"""Convert the state of any optimizer to JSON and named tensors, and back, without running code on loading.
 
-An optimizer of this package has its state made by a step that changes nothing, and read into. One from
-outside, a subclass of ours too, may have other state after such a step than it has later; so what it has is
-written down.
+An optimizer of this package creates its state in a step that changes nothing, and checkpoints are read into
+it. An external optimizer, including a subclass of ours, may have different state later than after such a
+step, so the structure of its state is stored as well.
 """
 
 from __future__ import annotations
@@ -21,38 +21,38 @@ from merit_optim.optim.base import SafeOptimizer
 Tensors = dict[str, Tensor]
 
 _PLAIN = (type(None), bool, int, float, str)
-# Of a parameter group: what is no option, and the learning rate, which follows from the step.
+# Entries of a parameter group that are not options, and the learning rate, which follows from the step.
 _NOT_SAVED = frozenset({"params", "param_names", "param_kinds", "lr"})
 
 
-class _NotHeld(ValueError):
-    """A value that no checkpoint can hold."""
+class _CannotPack(ValueError):
+    """A value that cannot be stored in a checkpoint."""
 
 
 def is_of_this_package(optimizer: object) -> TypeGuard[SafeOptimizer]:
-    """Whether an optimizer is one of ours, which keeps tensors alone, and no subclass from outside."""
+    """Whether an optimizer is one of ours, whose state is only tensors, and not an external subclass."""
     is_ours = type(optimizer).__module__.partition(".")[0] == SafeOptimizer.__module__.partition(".")[0]
     return is_ours and isinstance(optimizer, SafeOptimizer)
 
 
 def pack(optimizer: Optimizer, tensors: Tensors) -> dict[str, Any]:
-    """What ``optimizer.state_dict()`` has, as JSON; its tensors are added to ``tensors``.
+    """Return ``optimizer.state_dict()`` as JSON, and add its tensors to ``tensors``.
 
-    Of the parameter groups, what cannot be held is left out: options, which the configuration gives.
+    Values in parameter groups that cannot be packed are left out: options, which the configuration sets.
     """
     try:
-        return _pack(optimizer, _Packing(tensors))
-    except _NotHeld as error:
+        return _pack(optimizer, _Packer(tensors))
+    except _CannotPack as error:
         raise ValueError(
             f"{type(optimizer).__name__} keeps {error} in its state; checkpoints hold tensors, numbers and "
-            "words, and lists, tuples and dictionaries of them, so keep it elsewhere"
+            "strings, and lists, tuples and dictionaries of them, so keep it elsewhere"
         ) from None
 
 
-def _pack(optimizer: Optimizer, packing: _Packing) -> dict[str, Any]:
+def _pack(optimizer: Optimizer, packing: _Packer) -> dict[str, Any]:
     saved = optimizer.state_dict()
     names, weights = names_of(optimizer), weights_of(optimizer)
-    if not {"state", "param_groups"} <= saved.keys():  # of a form of its own, as wrappers may have
+    if not {"state", "param_groups"} <= saved.keys():  # a custom format, as wrappers may have
         return {"state": [], "others": packing.pack({"all": saved}, "optimizer", weights[0])}
     state = []
     for key, value in saved.pop("state").items():
@@ -60,7 +60,7 @@ def _pack(optimizer: Optimizer, packing: _Packing) -> dict[str, Any]:
         name, weight = (names[key], weights[key]) if of_weight else (str(key), weights[0])
         state.append([key, packing.pack(value, f"optimizer.{name}", weight)])
     groups = [
-        {key: value for key, value in group.items() if key not in _NOT_SAVED and _can_be_held(value)}
+        {key: value for key, value in group.items() if key not in _NOT_SAVED and _can_be_packed(value)}
         for group in saved.pop("param_groups")
     ]
     others = packing.pack({"groups": groups, "others": saved}, "optimizer", weights[0])
@@ -68,7 +68,7 @@ def _pack(optimizer: Optimizer, packing: _Packing) -> dict[str, Any]:
 
 
 def to_read_into(optimizer: Optimizer, packed: dict[str, Any]) -> Tensors:
-    """Tensors for what was packed, on the devices and ranks of the weights."""
+    """Return empty tensors for a packed state, on the devices and ranks of the weights."""
     weights = weights_of(optimizer)
     tensors = {spec["tensor"]: _empty(spec, weights[0]) for spec in _specs(packed["others"])}
     for key, value in packed["state"]:
@@ -78,7 +78,7 @@ def to_read_into(optimizer: Optimizer, packed: dict[str, Any]) -> Tensors:
 
 
 def unpack(optimizer: Optimizer, packed: dict[str, Any], tensors: Tensors) -> None:
-    """Give an optimizer the state that was packed."""
+    """Load a packed state into an optimizer."""
     state = {key: _unpack(value, tensors) for key, value in packed["state"]}
     others = _unpack(packed["others"], tensors)
     if "all" in others:
@@ -89,31 +89,31 @@ def unpack(optimizer: Optimizer, packed: dict[str, Any], tensors: Tensors) -> No
         for group, saved in zip(optimizer.state_dict()["param_groups"], others["groups"], strict=True)
     ]
     optimizer.load_state_dict({**others["others"], "state": state, "param_groups": groups})
-    # torch casts state to the weight's dtype, which ours prevent, and spoils words.
+    # torch casts state to the weight's dtype, which our optimizers prevent, and breaks strings.
     weights, ours = weights_of(optimizer), isinstance(optimizer, SafeOptimizer)
     for key, saved in state.items():
         place = weights[key] if type(key) is int else key
         loaded = {
-            name: own for name, own in optimizer.state[place].items() if ours and isinstance(own, Tensor)
+            name: item for name, item in optimizer.state[place].items() if ours and isinstance(item, Tensor)
         }
         optimizer.state[place] = {**saved, **loaded}
 
 
 def names_of(optimizer: Optimizer) -> list[str]:
-    """The names of the parameters, or their numbers where they have none."""
+    """Return the names of the parameters, or their indices if they have none."""
     names = [name for group in optimizer.param_groups for name in group.get("param_names", ())]
     return names or [str(number) for number in range(len(weights_of(optimizer)))]
 
 
-class _Packing:
-    """Values on their way into JSON, with their tensors beside."""
+class _Packer:
+    """Converts values to JSON and collects their tensors."""
 
     def __init__(self, tensors: Tensors) -> None:
         self._tensors = tensors
         self._seen: dict[object, str] = {}
 
     def pack(self, value: Any, name: str, weight: Tensor) -> Any:
-        """A value that belongs to a weight, as JSON."""
+        """Return a value that belongs to a weight, as JSON."""
         if isinstance(value, Tensor):
             return self._pack_tensor(value, name, weight)
         if type(value) in _PLAIN:
@@ -122,14 +122,14 @@ class _Packing:
             items = [self.pack(item, f"{name}.{i}", weight) for i, item in enumerate(value)]
             return {type(value).__name__: items}
         if type(value) is dict and all(type(key) in _PLAIN for key in value):
-            return {"dict": [[key, self.pack(own, f"{name}.{key}", weight)] for key, own in value.items()]}
-        raise _NotHeld(f"a {type(value).__name__} as {_last(name)!r}")
+            return {"dict": [[key, self.pack(item, f"{name}.{key}", weight)] for key, item in value.items()]}
+        raise _CannotPack(f"a {type(value).__name__} as {_last(name)!r}")
 
     def _pack_tensor(self, value: Tensor, name: str, weight: Tensor) -> dict[str, Any]:
         if value.layout is not torch.strided or value.is_complex() or value.is_quantized:
-            raise _NotHeld(f"a {value.dtype} tensor of layout {value.layout} as {_last(name)!r}")
+            raise _CannotPack(f"a {value.dtype} tensor of layout {value.layout} as {_last(name)!r}")
         if isinstance(weight, DTensor) and value.ndim and not _is_placed_by_its_shape(value, weight):
-            raise _NotHeld(
+            raise _CannotPack(
                 f"{_last(name)!r} of shape {tuple(value.shape)}, neither sharded as its weight of "
                 f"{tuple(weight.shape)} is nor whole and of another shape,"
             )
@@ -137,13 +137,13 @@ class _Packing:
             "tensor": self._name(value, name),
             "shape": list(value.shape),
             "dtype": str(value.dtype).removeprefix("torch."),
-            # Products of the same numbers in another order of memory can differ in their last bits.
+            # With another memory layout, products of the same numbers can differ in their last bits.
             "strides": [] if isinstance(value, DTensor) else list(torch.empty_like(value).stride()),
             "on_host": value.device.type == "cpu" != weight.device.type,
         }
 
     def _name(self, value: Tensor, name: str) -> str:
-        """The name of a tensor among all; one that is there twice, as groups may share one, has one name."""
+        """Return a unique name for a tensor; one that groups share has one name."""
         is_shared = not isinstance(value, DTensor) and value.numel()
         place: object = (value.data_ptr(), value.shape, value.stride(), value.dtype) if is_shared else name
         if place not in self._seen:
@@ -165,16 +165,16 @@ def _is_placed_by_its_shape(value: Tensor, weight: DTensor) -> bool:
     return value.shape != weight.shape
 
 
-def _can_be_held(value: Any) -> bool:
+def _can_be_packed(value: Any) -> bool:
     try:
-        _Packing({}).pack(value, "", torch.empty(0))
-    except _NotHeld:
+        _Packer({}).pack(value, "", torch.empty(0))
+    except _CannotPack:
         return False
     return True
 
 
 def _specs(packed: Any) -> Iterator[dict[str, Any]]:
-    """The tensors in what was packed."""
+    """Yield the tensors in a packed value."""
     if isinstance(packed, dict) and "tensor" in packed:
         yield packed
     elif isinstance(packed, dict | list):

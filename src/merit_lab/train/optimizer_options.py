@@ -1,4 +1,4 @@
-"""Arguments of an optimizer as words, OPTION=VALUE: read, and checked against what its class takes."""
+"""Parse optimizer arguments written as OPTION=VALUE, and check them against the signature of the class."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ import types
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, Literal, Union, Unpack, get_args, get_origin, get_type_hints
 
-from merit_lab.train.own_optimizer import class_of, is_own, load_class
+from merit_lab.train.optimizer_names import class_of, is_external, load_class
 from merit_optim.settings import SETTINGS
 
 _PYTHON_WORDS = {"True": True, "False": False, "None": None}
-_FIELDS = ("lr", "weight_decay", "max_grad_norm")  # what has a field of its own, for both optimizers
+_FIELDS = ("lr", "weight_decay", "max_grad_norm")  # fields of OptimizerConfig, for both optimizers
 
 
 def parse_options(texts: Iterable[str], field: str) -> dict[str, Any]:
-    """Options by name: values are JSON, True, False or None, several joined by commas, or else words.
+    """Return options by name. Values are JSON, True, False, None, a list separated by commas, or strings.
 
     Example:
         >>> parse_options(["betas=0.9,0.95", "nesterov=true", "ns_dtype=float32"], "optimizer.options")
@@ -35,44 +35,48 @@ def parse_options(texts: Iterable[str], field: str) -> dict[str, Any]:
 
 
 def fitted_options(cls: Callable[..., Any], options: Mapping[str, Any], field: str) -> dict[str, Any]:
-    """Options, which a class is known to take, as its arguments; raises where one is of another type."""
+    """Convert options to the types that a class expects. Raise ValueError if that is impossible."""
     hints = _hints(cls)
     fitted = {}
     for option, value in options.items():
         try:
             fitted[option] = _fit(value, hints.get(option))
         except TypeError:
-            takes_here = inspect.formatannotation(hints[option])
+            expected = inspect.formatannotation(hints[option])
             raise ValueError(
-                f"{field} has {option}={value!r}, but {cls.__name__} takes {takes_here} there"
+                f"{field} has {option}={value!r}, but {cls.__name__} expects {expected}"
             ) from None
     return fitted
 
 
 def check_known(cls: Callable[..., Any], options: Iterable[str], field: str) -> None:
-    """Raise on an option that a class does not take, with the nearest that it does."""
+    """Raise ValueError on an option that a class does not take, and suggest the nearest one."""
     for option in options:
         if not takes(cls, option):
             raise _unknown_option(cls, option, field)
 
 
 def default_of(name: str, option: str) -> Any:
-    """What an option of an optimizer is where none is given, as words could give it; None where it has none.
+    """Return the default of an option of an optimizer, as ``parse_options`` would; None without a default.
 
     Example:
         >>> default_of("torch:SGD", "momentum"), default_of("lamb", "betas"), default_of("lamb", "momentum")
         (0, (0.9, 0.95), None)
     """
-    import torch  # options can be read without
+    import torch  # not needed to parse options
 
     arguments = inspect.signature(class_of(name)).parameters
-    defaults = {own.name: own.default for own in arguments.values() if own.default is not own.empty}
-    value = (defaults if is_own(name) else {**defaults, **SETTINGS[name].options}).get(option)
+    defaults = {
+        argument.name: argument.default
+        for argument in arguments.values()
+        if argument.default is not argument.empty
+    }
+    value = (defaults if is_external(name) else {**defaults, **SETTINGS[name].options}).get(option)
     return str(value).removeprefix("torch.") if isinstance(value, torch.dtype) else _as_tuples(value)
 
 
 def write_option(option: str, value: Any) -> str:
-    """An option as ``parse_options`` reads it.
+    """Write an option so that ``parse_options`` can read it.
 
     Example:
         >>> write_option("betas", (0.9, 0.95)), write_option("nesterov", True), write_option("eps", 1e-8)
@@ -91,28 +95,33 @@ def _word(value: Any) -> str:
 
 
 def takes(cls: Callable[..., Any], option: str) -> bool:
-    """Whether a class has an argument, or takes any."""
-    takes_more = any(own.kind is own.VAR_KEYWORD for own in inspect.signature(cls).parameters.values())
+    """Whether a class has this argument, or takes any."""
+    takes_more = any(
+        argument.kind is argument.VAR_KEYWORD for argument in inspect.signature(cls).parameters.values()
+    )
     return option in _names(cls) or (takes_more and not _unpacked(cls))
 
 
 def check_used(
     cls: Callable[..., Any], options: Mapping[str, Any], used: Collection[str], field: str
 ) -> None:
-    """Raise on an option that a class has let pass, since it takes any, and does not know."""
+    """Raise ValueError on an option that a class accepted as ``**kwargs`` but does not use."""
     for option in options:
         if option not in _names(cls) and option not in used:
             raise _unknown_option(cls, option, field)
 
 
 def _names(cls: Callable[..., Any]) -> list[str]:
-    """The arguments that a class names, after the parameters."""
+    """Return the named arguments of a class, without the first, the parameters."""
     arguments = inspect.signature(cls).parameters.values()
-    return [*[own.name for own in arguments if own.kind is not own.VAR_KEYWORD][1:], *_unpacked(cls)]
+    return [
+        *[argument.name for argument in arguments if argument.kind is not argument.VAR_KEYWORD][1:],
+        *_unpacked(cls),
+    ]
 
 
 def _unpacked(cls: Callable[..., Any]) -> list[str]:
-    """The further arguments of a class that names them as ``**options: Unpack[...]``."""
+    """Return the arguments that a class declares as ``**options: Unpack[...]``."""
     unpacked = [hint for hint in _hints(cls).values() if get_origin(hint) is Unpack]
     return [name for hint in unpacked for name in get_args(hint)[0].__annotations__]
 
@@ -141,22 +150,22 @@ def _as_tuples(value: Any) -> Any:
 
 
 def _hints(cls: Callable[..., Any]) -> dict[str, Any]:
-    """The types of a class's arguments, where they are given and can be read."""
+    """Return the type hints of a class's arguments, if they can be resolved."""
     try:
         return get_type_hints(getattr(cls, "__init__", cls))
-    except (NameError, TypeError):  # names that are there for type checkers alone
+    except (NameError, TypeError):  # names imported only for type checkers
         return {}
 
 
 def _fit(value: Any, hint: Any) -> Any:
-    """A value as a type asks for it; raises TypeError where it is none of it."""
+    """Convert a value to a type. Raise TypeError if it does not fit."""
     import torch
 
     kind = get_origin(hint) or hint
     if kind in (Union, types.UnionType):
         return _fit_any(value, get_args(hint))
     if isinstance(value, str):
-        if kind is type or (hint is None and is_own(value)):
+        if kind is type or (hint is None and is_external(value)):
             return load_class(value)
         if kind is torch.dtype and isinstance(getattr(torch, value, None), torch.dtype):
             return getattr(torch, value)
@@ -170,7 +179,7 @@ def _fit(value: Any, hint: Any) -> Any:
         fits = type(value) is int or type(value) is kind
     elif kind in (tuple, list):
         fits = isinstance(value, tuple)
-    else:  # nothing is said, or what words cannot tell
+    else:  # no hint, or one that cannot be checked
         fits = kind not in (torch.dtype, type, Callable)
     if not fits:
         raise TypeError

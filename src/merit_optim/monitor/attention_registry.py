@@ -1,4 +1,4 @@
-"""The attention functions of Hugging Face models that end in no function of torch."""
+"""Observe attention functions of Hugging Face models that do not call torch's."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from merit_optim.monitor.arguments import Arguments, of_eager, of_flash
+from merit_optim.monitor.arguments import AttentionArguments, of_eager, of_flash
 from merit_optim.monitor.interception import Interception
 
 _open: list[Interception] = []
-"""Those that observe what the registry hands out. They end in any order, so it is changed once for all."""
+"""The active interceptions. They end in any order, so the registry is changed once for all of them."""
 
 
 @contextmanager
 def intercepted_registry(interception: Interception) -> Iterator[None]:
-    """Let transformers' registry of attention functions hand out observed ones.
+    """Make transformers' registry return observed attention functions.
 
-    That is "eager" and the flash kernels; others end in a function of torch, which is seen anyway. The name
-    of the function, which models choose their masks by, stays as it is.
+    That is "eager" and the flash kernels; others call a function of torch, which is observed anyway. The name
+    of the function, by which models choose their masks, does not change.
     """
     transformers = sys.modules.get("transformers.modeling_utils")
-    if transformers is None:  # never imported, so the model is none of its models
+    if transformers is None:  # never imported, so the model is not from transformers
         yield
         return
     registry = transformers.AttentionInterface
@@ -56,7 +56,7 @@ def _intercept(registry: Any) -> None:
 
 def _observed(
     attend: Callable[..., Any],
-    arguments_of: Callable[..., Arguments | None],
+    arguments_of: Callable[..., AttentionArguments | None],
     interception: Interception,
 ) -> Callable[..., Any]:
     def observed(*args: Any, **kwargs: Any) -> Any:
