@@ -23,10 +23,10 @@ class Arguments:
     """Measure the steps that growing batch sizes need to reach a loss, and fit the critical batch.
 
     Each run is a directory in OUT, the page is OUT/report. To continue after an interruption, run the same
-    command again: finished runs are not repeated. --steps is the limit of every run; a larger batch gets at
-    most 1.25 times the steps that the next smaller one needed. Unless --optimizer.final is set, the learning
-    rate stays at its peak after the warm-up: then the planned length of a run affects the steps to the target
-    only through the length of its warm-up.
+    command again: finished runs are not repeated. A run ends at the target. --steps is its limit; a larger
+    batch gets at most 1.25 times the steps that the next smaller one needed. Unless --optimizer.final is
+    set, the learning rate stays at its peak after the warm-up: then the planned length of a run affects the
+    steps to the target only through the length of its warm-up.
     """
 
     config: Annotated[TrainConfig, tyro.conf.arg(name="")]

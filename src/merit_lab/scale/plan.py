@@ -106,11 +106,10 @@ class Scaling:
             for optimizer, by_batch in self.rates.items():
                 steps = self._most_steps(smaller.get(optimizer))
                 for lr in by_batch[batch]:
-                    earlier = begun.get((optimizer, batch, lr, seed))
-                    if earlier is not None and self._is_enough(earlier, steps):
-                        planned.append(earlier)
-                    else:
-                        planned.append(self._run(dataset, optimizer, batch, lr, seed, steps))
+                    earlier = begun.get((optimizer, batch, lr, seed), [])
+                    enough = (trial for trial in earlier if self._is_enough(trial, steps))
+                    new = self._run(dataset, optimizer, batch, lr, seed, steps)
+                    planned.append(next(enough, new))
         check_folders(planned, dataset, "every run needs a separate folder")
         return planned
 
@@ -130,21 +129,23 @@ class Scaling:
             "measure.validation_every": math.ceil(steps / _VALIDATIONS),
         }
         config = with_values(self.base, values).resolve(dataset.vocab_size)
-        name = f"{short_name(optimizer)}-batch{batch}-lr{lr:g}-steps{steps}-seed{seed}"
-        return Trial(self.folder / name, config)
+        name = f"{short_name(optimizer)}-batch{batch}-lr{lr:g}-steps{steps}-to{self.target:g}-seed{seed}"
+        return Trial(self.folder / name, config, target=self.target)
 
     def _is_enough(self, earlier: Trial, steps: int) -> bool:
         assert earlier.config.steps is not None
         _, attempt = read_attempt(earlier.folder, self.target)
-        settled = attempt.steps is not None or attempt.status == "diverged"
-        return settled or earlier.config.steps >= steps
+        if attempt.steps is not None or attempt.status == "diverged":
+            return True
+        stopped_early = attempt.status == "finished" and attempt.last_step < earlier.config.steps
+        return earlier.config.steps >= steps and not stopped_early  # there, at a higher target
 
-    def _begun(self, dataset: Dataset) -> dict[tuple[str, int, float, int], Trial]:
-        """The longest existing run of each optimizer, batch, learning rate and seed.
+    def _begun(self, dataset: Dataset) -> dict[tuple[str, int, float, int], list[Trial]]:
+        """The existing runs of each optimizer, batch, learning rate and seed, the longest first.
 
         Raises ValueError if a run in the folder does not belong to this study.
         """
-        longest: dict[tuple[str, int, float, int], Trial] = {}
+        begun: dict[tuple[str, int, float, int], list[Trial]] = {}
         for folder in run_folders(self.folder):
             run = Run.open(folder)
             config = TrainConfig.from_dict(run.config)
@@ -153,6 +154,8 @@ class Scaling:
             )
             key = config.optimizer.name, config.batch, config.optimizer.lr, config.seed
             check_same(run, self._run(dataset, *key, config.steps).config, dataset, _RULE)
-            if key not in longest or (longest[key].config.steps or 0) < config.steps:
-                longest[key] = Trial(run.folder, dataclasses.replace(config, data=self.base.data))
-        return longest
+            here = dataclasses.replace(config, data=self.base.data)
+            begun.setdefault(key, []).append(Trial(run.folder, here, target=self.target))
+        for trials in begun.values():
+            trials.sort(key=lambda trial: trial.config.steps or 0, reverse=True)
+        return begun

@@ -43,7 +43,8 @@ def carry_out(trials: Sequence[Trial], ranks: Ranks) -> None:
         say(place, status)
         if status in ("planned", "interrupted", "unfinished"):
             try:
-                train(trial.config, trial.folder, resume=status != "planned", bars=trial.bars)
+                resume = status != "planned"
+                train(trial.config, trial.folder, resume=resume, bars=trial.bars, target=trial.target)
             except RunInUse:  # another process has just taken it
                 say(place, "running")
             except FileExistsError:  # another process has finished it

@@ -57,7 +57,12 @@ _SKIPS_IN_A_ROW = 100  # after so many skipped steps a run will not recover
 
 
 def train(
-    config: TrainConfig | None, folder: Path | str, *, resume: Resume = False, bars: Sequence[Bar] = ()
+    config: TrainConfig | None,
+    folder: Path | str,
+    *,
+    resume: Resume = False,
+    bars: Sequence[Bar] = (),
+    target: float | None = None,
 ) -> Run:
     """Train a model; under torchrun, together with the other ranks.
 
@@ -71,6 +76,7 @@ def train(
         resume: resume the run in ``folder``. "auto" starts it if there is none, and leaves a finished or
             diverged run unchanged. A path is a shorter run, whose steps the new run starts with.
         bars: losses that the run may not exceed at some of its validation steps.
+        target: the run finishes, with a checkpoint, as soon as its validation loss is at most this.
     """
     folder = Path(folder)
     ranks = Ranks.join()
@@ -81,7 +87,7 @@ def train(
         if start.event != "over":
             with reporting(start, ranks) as reporter, contextlib.suppress(_Ended):
                 reporter.event(start.step, start.event, start.message)
-                Trainer(start, ranks, reporter, stop, bars).run()
+                Trainer(start, ranks, reporter, stop, bars, target).run()
         elif ranks.is_first:
             print(start.message, file=sys.stderr)
     return start.run
@@ -109,10 +115,17 @@ class Trainer:
     """The loop over steps and its state; every rank has one."""
 
     def __init__(
-        self, start: Start, ranks: Ranks, reporter: Reporter, stop: StopRequest, bars: Sequence[Bar] = ()
+        self,
+        start: Start,
+        ranks: Ranks,
+        reporter: Reporter,
+        stop: StopRequest,
+        bars: Sequence[Bar] = (),
+        target: float | None = None,
     ) -> None:
         self.config = config = start.config
-        self.bars = dict(bars)
+        self.bars, self.target = dict(bars), -math.inf if target is None else target
+        self.is_at_target = False
         self.checkpoints = start.run.checkpoints
         self.ranks, self.reporter, self.stop = ranks, reporter, stop
         assert config.steps is not None and config.optimizer.lr is not None, "the configuration is resolved"
@@ -169,9 +182,10 @@ class Trainer:
                 if self.step == first_step + 1:
                     checkpoint.check_state(self.optimizer)
                 self.report_steps(leave=self.num_left_in_flight)
-                at_end = self.step == self.steps
-                if at_end or self.is_due(self.config.measure.validation_every):
+                is_last = self.step == self.steps
+                if is_last or self.is_due(self.config.measure.validation_every):
                     self.validate()
+                at_end = is_last or self.is_at_target
                 signum, is_time = self.ranks.maximum(self.stop.signum, self.is_checkpoint_time())
                 if signum and not at_end:
                     self.interrupt(signum)
@@ -179,7 +193,11 @@ class Trainer:
                 is_kept = self.step == self.config.optimizer.begins_to_fall(self.steps)
                 if at_end or is_time or is_kept or self.is_due(self.config.checkpoint.every_steps):
                     self.save(must=at_end)
-        self.reporter.event(self.step, "finished", f"all {self.steps} steps are done")
+                if self.is_at_target:
+                    break
+        reached = f"the validation loss reached {self.target:g} after {self.step} of {self.steps} steps"
+        done = reached if self.is_at_target else f"all {self.steps} steps are done"
+        self.reporter.event(self.step, "finished", done)
 
     # --- a step ------------------------------------------------------------------------------------------
 
@@ -332,6 +350,7 @@ class Trainer:
         if loss > (bar := self.bars.get(self.step, math.inf)):
             self.reporter.event(self.step, "abandoned", f"the validation loss {loss:.3f} is above {bar:.3f}")
             raise _Ended
+        self.is_at_target = loss <= self.target
 
     def is_due(self, every: int | None) -> bool:
         """Whether something that happens every ``every`` steps happens after this one."""

@@ -34,7 +34,9 @@ def least_steps(target: float, eta: float) -> float:
     return math.log(FIRST / target) / (2 * eta)
 
 
-def train(config: TrainConfig, folder: Path, *, resume: bool, **_: object) -> None:
+def train(
+    config: TrainConfig, folder: Path, *, resume: bool, target: float | None = None, **_: object
+) -> None:
     """A replacement for ``train``: gradients are means over examples with independent noise."""
     assert not resume
     assert config.steps is not None
@@ -49,7 +51,9 @@ def train(config: TrainConfig, folder: Path, *, resume: bool, **_: object) -> No
             if step % config.measure.validation_every == 0 or step == config.steps:
                 loss = float(weights @ weights / 2)
                 metrics.write({"kind": "validation", "step": step, "tokens": step, "loss": loss})
+                if target is not None and loss <= target:
+                    break
             noise = random.standard_normal((config.batch, DIMENSIONS)).mean(0)
             noise *= np.sqrt(NOISE_SCALE / DIMENSIONS) * np.linalg.norm(weights)
             weights = weights - config.optimizer.lr * (weights + noise)
-        metrics.write({"kind": "event", "step": config.steps, "what": "finished", "message": ""})
+        metrics.write({"kind": "event", "step": step, "what": "finished", "message": ""})

@@ -145,10 +145,20 @@ def test_existing_runs_are_used_for_other_targets_and_lengths(
     # Another seed changes the limits, but runs that reached the target are kept.
     assert main([*quadratic, "--seeds", "0", "1"]) == 0
     assert begun() == len(BATCHES)
-    # Runs that stopped before a lower target are repeated; longer ones are kept.
+    # Runs end at their target, so a lower one needs new runs. Afterwards both are there.
     assert main([*quadratic, "--target", "0.5"]) == 0
-    assert 0 < begun() < len(BATCHES)
+    assert begun() == len(BATCHES)
+    assert main([*quadratic, "--target", "0.5"]) == 0
+    assert main(quadratic) == 0
+    assert begun() == 0
     assert len({(row["batch"], row["seed"]) for row in table(tmp_path)}) == len(table(tmp_path))
+
+
+def test_runs_end_at_the_target(quadratic: list[str], tmp_path: Path) -> None:
+    assert main(quadratic) == 0
+    for folder in (tmp_path / "out").glob("merit-*"):
+        losses = [row["loss"] for row in Run.open(folder).lines() if row["kind"] == "validation"]
+        assert losses[-1] <= TARGET < losses[-2]
 
 
 def test_runs_of_merit_keep_are_used(

@@ -1,4 +1,4 @@
-"""Runs that are abandoned because their validation loss is above a bar."""
+"""Runs that end early: abandoned above a bar, finished at a target."""
 
 from pathlib import Path
 
@@ -33,3 +33,14 @@ def test_bars_do_not_change_a_run_that_stays_below_them(config, tmp_path) -> Non
     runs = [train(config, tmp_path / name, bars=bars) for name, bars in (("a", [Bar(4, 100.0)]), ("b", []))]
     assert [run.status for run in runs] == ["finished", "finished"]
     assert runs[0].metrics("validation") == runs[1].metrics("validation")
+
+
+def test_a_run_finishes_at_its_target(config, tmp_path) -> None:
+    whole = train(config, tmp_path / "whole")
+    losses = {row["step"]: row["loss"] for row in whole.metrics("validation")}
+    run = train(config, tmp_path / "run", target=losses[4])
+    assert run.status == "finished"
+    assert run.metrics("validation") == whole.metrics("validation")[:3]
+    assert run.metrics("event")[-1]["message"].endswith("after 4 of 6 steps")
+    assert [path.name for path in run.checkpoints.iterdir()] == ["step-00000004"]
+    assert train(config, tmp_path / "run", resume="auto").status == "finished"
