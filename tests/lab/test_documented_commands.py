@@ -38,8 +38,8 @@ def documented() -> list[str]:
     return list(dict.fromkeys(found))
 
 
-TRAINING = [own for own in documented() if own.split()[0] in ("train", "reproduce", *STUDIES)]
-OTHERS = [own for own in documented() if own not in TRAINING]
+TRAINING = [line for line in documented() if line.split()[0] in ("train", "reproduce", *STUDIES)]
+OTHERS = [line for line in documented() if line not in TRAINING]
 
 
 @pytest.fixture
