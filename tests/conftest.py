@@ -40,8 +40,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         _skip(items, "slow", "takes minutes: run it with --slow")
     for item in items:
         if item.get_closest_marker("gpu") is not None:
-            for own in _OF_TORCH_S_COMPILER:
-                item.add_marker(pytest.mark.filterwarnings(own))
+            for warning in _OF_TORCH_S_COMPILER:
+                item.add_marker(pytest.mark.filterwarnings(warning))
     if not torch.cuda.is_available():
         _leave_one_of_each_file(config, items, "gpu")
         _skip(items, "gpu", "needs a CUDA GPU: torch.cuda.is_available() is False")

@@ -78,7 +78,7 @@ def test_groups_keep_their_own_options(llama) -> None:
     groups = (group("layers.0", "OrScale"), group(".*", "OrScale", calibrated=False, ratio_bounds=None))
     found = by_name(container(llama, *groups))
     values = [found[f"layers.{i}.attention.wo.weight"] for i in range(2)]
-    assert [(own["calibrated"], own["ratio_bounds"]) for own in values] == [(True, (0.1, 5.0)), (False, None)]
+    assert [(group["calibrated"], group["ratio_bounds"]) for group in values] == [(True, (0.1, 5.0)), (False, None)]
 
 
 def test_a_group_that_says_its_direction_is_not_sorted(llama) -> None:
@@ -86,7 +86,7 @@ def test_a_group_that_says_its_direction_is_not_sorted(llama) -> None:
     muon = group("lm_head", "MuonMERIT", direction="muon", lr=2e-3)
     found = by_name(container(llama, adam, muon, group(".*", "MuonMERIT")))
     values = [found["layers.0.feed_forward.w1.weight"], found["lm_head.weight"]]
-    assert [(own["direction"], own["lr"]) for own in values] == [("adam", 1e-3), ("muon", 2e-3)]
+    assert [(group["direction"], group["lr"]) for group in values] == [("adam", 1e-3), ("muon", 2e-3)]
     assert found["layers.0.attention.wo.weight"]["direction"] == "muon"
     container(llama, group(".*", "MuonMERIT", direction="adam"))
     with pytest.raises(ValueError, match="MuonMERIT has no option 'rest_lr'"):
@@ -104,9 +104,9 @@ def test_a_misspelt_option_is_refused(llama) -> None:
 
 def test_fused_is_the_fastest_engine_that_each_weight_can_have(llama, monkeypatch) -> None:
     (optimizer,) = container(llama, group(".*", "MuonMERIT"), implementation="fused")
-    assert {(own["fused"], own["foreach"]) for own in optimizer.param_groups} == {(None, None)}
+    assert {(group["fused"], group["foreach"]) for group in optimizer.param_groups} == {(None, None)}
     (optimizer,) = container(llama, group(".*", "MuonMERIT"), implementation="foreach")
-    assert {(own["fused"], own["foreach"]) for own in optimizer.param_groups} == {(False, True)}
+    assert {(group["fused"], group["foreach"]) for group in optimizer.param_groups} == {(False, True)}
     monkeypatch.setattr("merit_optim.optim.trust.fused_unavailable", lambda: "there is no Triton")
     with pytest.raises(RuntimeError, match="there is no Triton"):
         container(llama, group(".*", "MuonMERIT", fused=True), implementation="fused")

@@ -87,7 +87,7 @@ def test_what_trains_gets_as_far_as_its_work(
     arguments = shlex.split(text)
     if "--resume" in arguments:
         arguments[arguments.index("--resume") + 1] = str(trained)
-    if any(own.startswith("hf:") for own in arguments):
+    if any(argument.startswith("hf:") for argument in arguments):
         arguments[1] = _write_model(Path("model"))
     try:
         status = cli.main(arguments)
@@ -105,7 +105,7 @@ def test_the_others_have_the_options_that_are_shown(text: str, capsys: pytest.Ca
         cli.main([name, *kind, "--help"])
     assert ended.value.code == 0
     shown = capsys.readouterr().out
-    assert not [own for own in arguments if own.startswith("--") and own not in shown]
+    assert not [argument for argument in arguments if argument.startswith("--") and argument not in shown]
 
 
 def _write_model(folder: Path) -> str:
