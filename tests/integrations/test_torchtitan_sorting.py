@@ -78,7 +78,10 @@ def test_groups_keep_their_own_options(llama) -> None:
     groups = (group("layers.0", "OrScale"), group(".*", "OrScale", calibrated=False, ratio_bounds=None))
     found = by_name(container(llama, *groups))
     values = [found[f"layers.{i}.attention.wo.weight"] for i in range(2)]
-    assert [(group["calibrated"], group["ratio_bounds"]) for group in values] == [(True, (0.1, 5.0)), (False, None)]
+    assert [(group["calibrated"], group["ratio_bounds"]) for group in values] == [
+        (True, (0.1, 5.0)),
+        (False, None),
+    ]
 
 
 def test_a_group_that_says_its_direction_is_not_sorted(llama) -> None:
