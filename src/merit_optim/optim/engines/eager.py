@@ -16,7 +16,7 @@ Where ranks share these matrices, the first phase is in two, with the forming of
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -41,6 +41,8 @@ from merit_optim.optim.engines.work import (
 from merit_optim.optim.matrices import View
 from merit_optim.optim.statistics import Recorder, measure
 
+CPU = torch.device("cpu")
+
 # Elements in a piece. On a CPU the tensors of a piece and its temporaries should share the L2 cache; measured
 # on GPT-2's embedding, 2^17 to 2^18 was best (benchmarks/step.py --piece). Elsewhere a piece should be large
 # enough to hide the launches.
@@ -48,8 +50,8 @@ PIECE_ELEMENTS_CPU = 256 * 1024
 PIECE_ELEMENTS = 64 * 1024 * 1024
 # On a CPU weights join in calls up to so many elements: with more, each call would fill the cache anew.
 JOINED_ELEMENTS_CPU = 32 * 1024
-# Weights of at most so many elements are copied into stacks.
-STACKED_ELEMENTS = 8 * 1024
+# Weights of at most so many elements are copied into stacks, of at most so many.
+STACKED_ELEMENTS, STACK_ELEMENTS = 16 * 1024, 64 * 1024
 # So many pieces may be kept of u, at most: 16 MiB in float32.
 KEPT_PIECES = 16
 
@@ -78,7 +80,7 @@ def parts_of(
             if not num_elements and not (item.owner.numel() and any(x.numel() for x in item.state)):
                 continue
             device, dtype = item.param.device, algorithm.compute_dtype(item.param)
-            if may_stack and item.param.is_cpu and num_elements <= STACKED_ELEMENTS:
+            if may_stack and num_elements <= STACKED_ELEMENTS and item.param.is_cpu:
                 steps = item.step.item() if work.group["bias_correction"] else None
                 stacks.setdefault((item.param.shape, item.param.dtype, steps), []).append(item)
                 continue
@@ -90,17 +92,18 @@ def parts_of(
         for items in stacks.values():
             first = items[0].param
             some = alike.setdefault((first.device, algorithm.compute_dtype(first)), [])
-            together = max(1, PIECE_ELEMENTS_CPU // first.numel())
+            together = max(1, STACK_ELEMENTS // first.numel())
             batches = (items[start : start + together] for start in range(0, len(items), together))
             some += [_stack(batch, direction, rule, view) for batch in batches]
     for (device, dtype), some in alike.items():
-        if device.type == "cpu" and shares is None:
-            most = KEPT_PIECES * PIECE_ELEMENTS_CPU
-            for bundle in _bundles(some):
-                keeps = sum(stored.num_elements for stored in bundle) <= most
-                parts.append(EagerPart(bundle, device, dtype, controls[device], keeps=keeps))
+        control = controls[device]
+        if device.type == "cpu" and shares is None and control.skip is None:
+            numbers = {id(group): Numbers.of(group, dtype) for group in (stored.item.group for stored in some)}
+            parts += [
+                CpuPart([stored], device, dtype, control, numbers[id(stored.item.group)]) for stored in some
+            ]
         else:  # their sizes are reduced together, or worked on in few launches
-            parts.append(EagerPart(some, device, dtype, controls[device]))
+            parts.append(EagerPart(some, device, dtype, control))
     return parts
 
 
@@ -114,20 +117,6 @@ def _stack(items: list[Item], direction: Direction, rule: Rule, view: View) -> S
     if len(items) == 1:
         return Stored(items[0], direction, rule, view)
     return Stack(items, direction, rule, view)
-
-
-def _bundles(all_stored: list[Stored | Stack]) -> Iterator[list[Stored | Stack]]:
-    """Weights that are a piece together; a larger one is alone."""
-    bundle: list[Stored | Stack] = []
-    room = PIECE_ELEMENTS_CPU
-    for stored in all_stored:
-        if bundle and stored.num_elements > room:
-            yield bundle
-            bundle, room = [], PIECE_ELEMENTS_CPU
-        bundle.append(stored)
-        room -= stored.num_elements
-    if bundle:
-        yield bundle
 
 
 def form(wholes: Iterable[Whole]) -> Iterator[Formed]:
@@ -145,15 +134,11 @@ class EagerPart:
         device: torch.device,
         dtype: torch.dtype,
         control: Control,
-        *,
-        keeps: bool = False,
     ) -> None:
         self.layout = plan(
             tuple((matrices, own.rule.has_rows) for own in all_stored for matrices in own.parts)
         )
         self.device, self.dtype, self.control, self.all_stored = device, dtype, control, all_stored
-        self.keeps = keeps
-        """Whether u is kept from the first phase to the second."""
         self.sizes = torch.zeros(2, self.layout.length, dtype=dtype, device=device)
         slots = iter(enumerate(self.layout.slots))
         self.tensors = [tensors for own in all_stored for tensors in own.cut(slots)]
@@ -166,15 +151,11 @@ class EagerPart:
     def advance(self) -> None:
         """Update the state, and measure w and u."""
         self.buckets = list(_buckets(self.tensors))
-        self.updates: list[list[Tensor] | None] = []
         weight_sizes, update_sizes = map(self.layout.views, self.sizes.unbind(0))
         for bucket in self.buckets:
             self._advance_bucket(bucket)
-            kept = None
             if bucket[0].tensors.rule.norm != "none":
-                updates = _measure(bucket, self.dtype, weight_sizes, update_sizes, keeps=self.keeps)
-                kept = updates if self.keeps else None
-            self.updates.append(kept)
+                _measure(bucket, self.dtype, weight_sizes, update_sizes)
         norms = {tensors.rule.norm for tensors in self.tensors}
         if norms == {"l2"}:
             self.sizes.sqrt_()
@@ -188,22 +169,133 @@ class EagerPart:
 
     def apply(self, recorder: Recorder | None) -> None:
         """Change w."""
+        ratios, unscaled = self._ratios()
+        # Backwards: the last blocks of the first phase are still in the cache.
+        for bucket in reversed(self.buckets):
+            _apply(bucket, self.dtype, self.control, ratios, unscaled, recorder)
+        for stored in self.all_stored:
+            stored.return_copies()
+
+    def _ratios(self) -> tuple[list[Sizes], list[Sizes] | None]:
+        """The ratios of every weight, and where they are undefined; None where they are nowhere."""
         # Sizes of zero are rare, and a pass over every block: a CPU looks first, where looking is free.
         all_defined = self.device.type == "cpu" and bool(self.sizes.all())
         ratio_of = algorithm.defined_ratio if all_defined else algorithm.ratio
         ratios = self.layout.views(ratio_of(*self.sizes.unbind(0)))
-        unscaled = None if all_defined else self.layout.views(algorithm.undefined(*self.sizes))
         for tensors in self.tensors:
             if tensors.rule.calibrated:
                 whole_N11, first_N11 = ratios[tensors.number].whole_N[:, None, None], tensors.state[-1]
                 relative_N11, now_N11 = algorithm.calibrated(whole_N11, first_N11.to(self.dtype))
                 store(first_N11, now_N11, self.control.skip)
                 whole_N11.copy_(relative_N11)
-        # Backwards: the last blocks of the first phase are still in the cache.
-        for bucket, updates in zip(reversed(self.buckets), reversed(self.updates), strict=True):
-            _apply(bucket, self.dtype, self.control, ratios, unscaled, recorder, updates)
-        for stored in self.all_stored:
-            stored.return_copies()
+        return ratios, None if all_defined else self.layout.views(algorithm.undefined(*self.sizes))
+
+
+class Numbers(NamedTuple):
+    """Options of a group as tensors without dimensions: torch would make one of a number in every call."""
+
+    beta2: Tensor
+    eps: Tensor
+    weight_decay: Tensor
+    lr: Tensor
+
+    @staticmethod
+    def of(group: dict[str, Any], dtype: torch.dtype) -> Numbers:
+        values = group["betas"][1], group["eps"], group["weight_decay"], scalar(group["lr"], CPU)
+        return Numbers(*(torch.scalar_tensor(value, dtype=dtype, device=CPU) for value in values))
+
+
+class CpuPart(EagerPart):
+    """A whole weight on a CPU, or a stack of small ones, whose direction is Adam's.
+
+    Both phases are done with it before the next, and u is kept between them unless the weight is very large.
+    """
+
+    def __init__(
+        self,
+        all_stored: Sequence[Stored | Stack],
+        device: torch.device,
+        dtype: torch.dtype,
+        control: Control,
+        numbers: Numbers,
+    ) -> None:
+        super().__init__(all_stored, device, dtype, control)
+        self.numbers = numbers
+
+    def advance(self) -> None:
+        (stored,) = self.all_stored
+        norm, keeps = stored.rule.norm, stored.num_elements <= KEPT_PIECES * PIECE_ELEMENTS_CPU
+        self.blocks: list[tuple[Block, Tensor | None]] = []
+        """Each with its u, if that is kept."""
+        if norm == "max":  # of w and u at once; sums would be added in another order
+            sizes_of_both = self.layout.views(self.sizes)
+        else:
+            weight_sizes, update_sizes = map(self.layout.views, self.sizes.unbind(0))
+        for tensors in self.tensors:
+            for piece in pieces(tensors.slot.matrices, PIECE_ELEMENTS_CPU):
+                block, update = Block(tensors, piece), None
+                self._moments(block)
+                weight = _as(self.dtype, block.of(tensors.weight))
+                if norm == "max":
+                    update = self._update(block, weight)
+                    magnitudes = torch.empty((2, *weight.shape), dtype=self.dtype)
+                    torch.abs(weight, out=magnitudes[0])
+                    torch.abs(update, out=magnitudes[1])
+                    _reduce(block, magnitudes, sizes_of_both[tensors.number], norm)
+                elif norm == "l2":
+                    update = self._update(block, weight)
+                    _reduce(block, weight * weight, weight_sizes[tensors.number], norm)
+                    _reduce(block, update * update, update_sizes[tensors.number], norm)
+                self.blocks.append((block, update if keeps else None))
+        if norm == "l2":
+            self.sizes.sqrt_()
+
+    def _moments(self, block: Block) -> None:
+        tensors, group, dtype = block.tensors, block.tensors.item.group, self.dtype
+        beta1, beta2 = group["betas"]
+        grad = _as(dtype, block.of(tensors.grad))
+        if self.control.gradient_scale is not None:
+            grad = grad * self.control.gradient_scale
+        if group["maximize"]:
+            grad = -grad
+        stored = block.of(tensors.state[0]), block.of(tensors.state[1])
+        exp_avg, exp_avg_sq = _as(dtype, stored[0]), _as(dtype, stored[1])
+        exp_avg.lerp_(grad, 1 - beta1)
+        exp_avg_sq.mul_(self.numbers.beta2).addcmul_(grad, grad, value=1 - beta2)
+        store(stored[0], exp_avg, None)
+        store(stored[1], exp_avg_sq, None)
+
+    def _update(self, block: Block, weight: Tensor) -> Tensor:
+        """u: a new tensor, from the state as it is stored."""
+        tensors, dtype = block.tensors, self.dtype
+        update = _as(dtype, block.of(tensors.state[1])).sqrt()
+        if tensors.correction is not None:
+            update.div_(tensors.correction.second_sqrt)
+        update.add_(self.numbers.eps)
+        torch.div(_as(dtype, block.of(tensors.state[0])), update, out=update)
+        if tensors.correction is not None:
+            update.div_(tensors.correction.first)
+        return update.add_(weight * self.numbers.weight_decay)
+
+    def apply(self, recorder: Recorder | None) -> None:
+        ratios, unscaled = self._ratios()
+        lr, clip = self.numbers.lr, self.tensors[0].rule.clip
+        for block, update in reversed(self.blocks):  # the last are still in the cache
+            tensors, ratio = block.tensors, ratios[block.tensors.number]
+            stored = block.of(tensors.weight)
+            weight = _as(self.dtype, stored)
+            if update is None:
+                update = self._update(block, weight)
+            scale = _scale(block, ratio, None if unscaled is None else unscaled[tensors.number])
+            update.mul_(scale)
+            if recorder is not None:
+                bounded = _bounded(block, ratio, scale)
+                recorder.add(tensors.item.name, measure(weight, update, scale, bounded, clip, lr))
+            if clip is not None:
+                update.clamp_(-clip, clip)
+            weight.sub_(update.mul_(lr))
+            store(stored, weight, None)
+        self.all_stored[0].return_copies()
 
 
 class HeldPart(EagerPart):
@@ -304,10 +396,15 @@ def _buckets(all_tensors: list[Tensors]) -> Iterator[list[Block]]:
         yield bucket
 
 
+def _as(dtype: torch.dtype, x: Tensor) -> Tensor:
+    """The tensor in this dtype; itself where it has it, for asking torch takes longer than looking."""
+    return x if x.dtype == dtype else x.to(dtype)
+
+
 def _in(dtype: torch.dtype, tensors: list[Tensor], *, copy: bool = False) -> list[Tensor]:
     if copy:
         return [x.to(dtype, copy=True) for x in tensors]
-    return [x if x.dtype == dtype else x.to(dtype) for x in tensors]
+    return [_as(dtype, x) for x in tensors]
 
 
 def _store(stored: list[Tensor], computed: list[Tensor], skip: Tensor | None) -> None:
@@ -365,54 +462,45 @@ def _divide(tensors: list[Tensor], divisors: list[float | Tensor]) -> None:
 
 
 def _measure(
-    bucket: list[Block],
-    dtype: torch.dtype,
-    weight_sizes: list[Sizes],
-    update_sizes: list[Sizes],
-    *,
-    keeps: bool,
-) -> list[Tensor]:
-    """The bucket's part of the rows', columns' and wholes' sizes, l2 as sums of squares; u if it is kept."""
+    bucket: list[Block], dtype: torch.dtype, weight_sizes: list[Sizes], update_sizes: list[Sizes]
+) -> None:
+    """The bucket's part of the rows', columns' and wholes' sizes, l2 as sums of squares."""
     weights = _in(dtype, [b.of(b.tensors.weight) for b in bucket])
     updates = _updates(bucket, dtype, weights)
     norm = bucket[0].tensors.rule.norm
     if norm == "max":
         weights = list(private.foreach_abs(weights))
-        magnitudes = list(private.foreach_abs(updates)) if keeps else updates
-        if not keeps:
-            private.foreach_abs_(magnitudes)
+        private.foreach_abs_(updates)
     else:
         weights = list(private.foreach_mul(weights, weights))
-        magnitudes = list(private.foreach_mul(updates, updates)) if keeps else updates
-        if not keeps:
-            private.foreach_mul_(magnitudes, magnitudes)
-    for block, weight, update in zip(bucket, weights, magnitudes, strict=True):
+        private.foreach_mul_(updates, updates)
+    for block, weight, update in zip(bucket, weights, updates, strict=True):
         number = block.tensors.number
         _reduce(block, weight, weight_sizes[number], norm)
         _reduce(block, update, update_sizes[number], norm)
-    return updates
 
 
 def _reduce(block: Block, magnitude: Tensor, total: Sizes, norm: str) -> None:
+    """The block's part of the sizes of one tensor, or of several that are stacked before (N, R, C)."""
     reduce, merge = (torch.amax, torch.maximum) if norm == "max" else (torch.sum, torch.add)
     piece = block.piece
     if piece.is_whole:  # there is nothing to merge it with
         if total.rows_NR is None or total.columns_NC is None:
-            reduce(magnitude, (1, 2), out=total.whole_N)
+            reduce(magnitude, (-2, -1), out=total.whole_N)
             return
-        reduce(magnitude, 2, out=total.rows_NR)
-        reduce(magnitude, 1, out=total.columns_NC)
-        reduce(total.rows_NR, 1, out=total.whole_N)
+        reduce(magnitude, -1, out=total.rows_NR)
+        reduce(magnitude, -2, out=total.columns_NC)
+        reduce(total.rows_NR, -1, out=total.whole_N)
         return
-    whole = total.whole_N[piece.matrices]
+    whole = total.whole_N[..., piece.matrices]
     if total.rows_NR is None or total.columns_NC is None:
-        merge(whole, reduce(magnitude, (1, 2)), out=whole)
+        merge(whole, reduce(magnitude, (-2, -1)), out=whole)
         return
-    rows = reduce(magnitude, 2)
-    total.rows_NR[piece.matrices, piece.rows] = rows
-    columns = total.columns_NC[piece.matrices]
-    merge(columns, reduce(magnitude, 1), out=columns)
-    merge(whole, reduce(rows, 1), out=whole)
+    rows = reduce(magnitude, -1)
+    total.rows_NR[..., piece.matrices, piece.rows] = rows
+    columns = total.columns_NC[..., piece.matrices, :]
+    merge(columns, reduce(magnitude, -2), out=columns)
+    merge(whole, reduce(rows, -1), out=whole)
 
 
 def _apply(
@@ -422,14 +510,12 @@ def _apply(
     ratios: list[Sizes],
     unscaled: list[Sizes] | None,
     recorder: Recorder | None,
-    updates: list[Tensor] | None,
 ) -> None:
-    """w <- w - lr * clamp(s*u), in place; u is formed where it was not kept."""
+    """w <- w - lr * clamp(s*u), in place."""
     group = bucket[0].tensors.item.group
     stored = [b.of(b.tensors.weight) for b in bucket]
     weights = _in(dtype, stored, copy=control.skip is not None)
-    if updates is None:
-        updates = _updates(bucket, dtype, weights)
+    updates = _updates(bucket, dtype, weights)
     scales = [
         _scale(
             block, ratios[block.tensors.number], None if unscaled is None else unscaled[block.tensors.number]

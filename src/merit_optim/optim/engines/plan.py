@@ -56,7 +56,9 @@ class Slot(NamedTuple):
         if not self.has_rows:
             return Sizes(None, None, next(flat))
         num, rows, columns = self.matrices.shape
-        return Sizes(next(flat).view(num, rows), next(flat).view(num, columns), next(flat))
+        of_rows, of_columns, whole = next(flat), next(flat), next(flat)
+        before = whole.shape[:-1]
+        return Sizes(of_rows.view(*before, num, rows), of_columns.view(*before, num, columns), whole)
 
 
 class Plan(NamedTuple):
@@ -69,7 +71,7 @@ class Plan(NamedTuple):
 
     def views(self, buffer: Tensor) -> list[Sizes]:
         """The sizes of every weight, as views of the buffer. One cut for all: there may be hundreds."""
-        flat = iter(torch.split_with_sizes(buffer, self.lengths))
+        flat = iter(torch.split_with_sizes(buffer, self.lengths, -1))
         return [slot.shaped(flat) for slot in self.slots]
 
 
