@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from typing import TYPE_CHECKING, Any
 
@@ -35,6 +36,7 @@ def _code(words: str) -> Markup:
     return Markup(re.sub(r"`(.+?)`", r"<code>\1</code>", str(escape(words))))
 
 
+@functools.cache
 def _library() -> str:
     """The chart library that draws in the browser; only what would end its element early is changed."""
     import vl_convert
