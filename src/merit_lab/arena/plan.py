@@ -205,8 +205,19 @@ class Arena:
             values = dict(zip((axis.field for axis in own.axes), smaller.best.values, strict=True))
         return Point(tuple(float(f"{values[axis.field]:.6g}") for axis in own.axes))
 
+    @cached_property
+    def _trials(self) -> dict[tuple[Contestant, Point, int], Trial]:
+        """Those made so far: a search asks for the same ones again and again."""
+        return {}
+
     def trial(self, own: Contestant, point: Point, seed: int) -> Trial:
         """A contestant's run at a point."""
+        key = own, point, seed
+        if key not in self._trials:
+            self._trials[key] = self._make_trial(*key)
+        return self._trials[key]
+
+    def _make_trial(self, own: Contestant, point: Point, seed: int) -> Trial:
         values = own.settings(point)
         words = [f"{short(field).replace('_', '-')}{value:g}" for field, value in values.items()]
         base = replace(

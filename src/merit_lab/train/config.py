@@ -346,7 +346,7 @@ def _unusual(config: Any) -> dict[str, Any]:
 
 def _build(kind: type[_T], values: dict[str, Any], prefix: str) -> _T:
     """A dataclass from a dictionary of its fields, nested ones too."""
-    hints = _hints(kind)
+    hints = _hints(cast(Any, kind))
     for key in values:
         if key not in hints:
             nearest = difflib.get_close_matches(key, hints, n=1)
