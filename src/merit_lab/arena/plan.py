@@ -213,8 +213,19 @@ class Arena:
             values = dict(zip((axis.field for axis in task.axes), smaller.best.values, strict=True))
         return Point(tuple(float(f"{values[axis.field]:.6g}") for axis in task.axes))
 
+    @cached_property
+    def _trials(self) -> dict[tuple[TuningTask, Point, int], Trial]:
+        """The trials made so far: a search asks for the same ones again and again."""
+        return {}
+
     def trial(self, task: TuningTask, point: Point, seed: int) -> Trial:
         """The trial of a task at a point."""
+        key = task, point, seed
+        if key not in self._trials:
+            self._trials[key] = self._make_trial(*key)
+        return self._trials[key]
+
+    def _make_trial(self, task: TuningTask, point: Point, seed: int) -> Trial:
         values = task.settings(point)
         settings = [f"{short(field).replace('_', '-')}{value:g}" for field, value in values.items()]
         base = replace(

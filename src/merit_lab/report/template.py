@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from typing import TYPE_CHECKING, Any
 
@@ -35,6 +36,7 @@ def _code(text: str) -> Markup:
     return Markup(re.sub(r"`(.+?)`", r"<code>\1</code>", str(escape(text))))
 
 
+@functools.cache
 def _library() -> str:
     """The chart library for the browser, with closing script tags escaped."""
     import vl_convert

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import functools
 import hashlib
 import itertools
 import json
@@ -346,7 +347,7 @@ def _unusual(config: Any) -> dict[str, Any]:
 
 def _build(kind: type[_T], values: dict[str, Any], prefix: str) -> _T:
     """Build a dataclass from a dictionary of its fields, including nested ones."""
-    hints = get_type_hints(kind)
+    hints = _hints(cast(Any, kind))
     for key in values:
         if key not in hints:
             nearest = difflib.get_close_matches(key, hints, n=1)
@@ -380,6 +381,12 @@ def _build(kind: type[_T], values: dict[str, Any], prefix: str) -> _T:
             value = tuple(value)
         built[key] = value
     return kind(**built)
+
+
+@functools.cache
+def _hints(kind: type) -> dict[str, Any]:
+    """The types of a dataclass's fields. Evaluating them takes longer than all else of ``_build``."""
+    return get_type_hints(kind)
 
 
 def dataclasses_of(hint: Any) -> list[Any]:

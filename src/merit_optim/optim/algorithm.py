@@ -1,4 +1,4 @@
-"""The definition: a step of this family for one tensor, in plain torch. Every engine is held to it.
+"""The definition: a step of this family for one tensor, in plain torch. Every engine is tested against it.
 
 A weight w with gradient g, learning rate lr and weight decay wd:
 
@@ -9,12 +9,12 @@ A weight w with gradient g, learning rate lr and weight decay wd:
     s_ij = max(r_i, c_j, b)
     w <- w - lr * clamp(s*u, -clip, clip)
 
-|.| is the largest magnitude (``norm="max"``) or the Euclidean length (``norm="l2"``); ``norm="none"`` makes
-s 1. On Adam's direction with every part on this is MERIT. ``Rule`` switches the parts off one by one, down
-to LAMB and to AdamW.
+|.| is the largest magnitude (``norm="max"``) or the Euclidean length (``norm="l2"``). With ``norm="none"``
+s is 1. With Adam's direction and every part switched on, this is MERIT. ``Rule`` switches off single parts,
+down to LAMB and AdamW.
 
-Nothing here changes its arguments, so autograd and ``torch.compile`` can follow it. The engines in
-``engines/`` do the same in place, in pieces, or in one kernel, and their tests compare with this file.
+No function changes its arguments, so autograd and ``torch.compile`` can trace them. The engines in
+``engines/`` compute the same in place, in pieces, or in one kernel, and their tests compare with this file.
 
 Shape suffixes: N stacked matrices, R rows, C columns.
 """
@@ -35,30 +35,30 @@ NORMS: tuple[Norm, ...] = ("max", "l2", "none")
 
 
 class Rule(NamedTuple):
-    """Which parts of the scaling are on: the paper's ablations, LAMB and AdamW are values of this."""
+    """The options that define the ratios. The paper's ablations, LAMB and AdamW are values of it."""
 
     clip: float | None = 1.0
     element_wise: bool = True
     weight_bound: bool = True
     norm: Norm = "max"
     ratio_bounds: tuple[float, float] | None = None
-    """The least and the largest that s may be."""
+    """The smallest and the largest value of s."""
     calibrated: bool = False
-    """Divide the ratio by what it was in the first step; for one ratio for the whole weight."""
+    """Divide the ratio by its value in the first step. Needs one ratio for the whole weight."""
 
     @staticmethod
     def of(group: dict[str, Any]) -> Rule:
-        """The rule that a parameter group's options describe."""
+        """Return the rule that a parameter group's options describe."""
         return Rule(**{name: group[name] for name in Rule._fields if name in group})
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """The names of the state tensors, which come after the direction's."""
+        """The names of the rule's state tensors, which follow the direction's."""
         return ("first_ratio",) if self.calibrated else ()
 
     @property
     def has_rows(self) -> bool:
-        """Whether rows and columns have ratios of their own."""
+        """Whether rows and columns have their own ratios."""
         return self.element_wise and self.norm != "none"
 
 
@@ -67,7 +67,7 @@ UNSCALED = Rule(clip=None, element_wise=False, weight_bound=False, norm="none")
 
 
 class Sizes(NamedTuple):
-    """The norm of every row, every column and every whole matrix. Vectors have only the last."""
+    """The norms of all rows, columns and whole matrices. Vectors have only the last."""
 
     rows_NR: Tensor | None
     columns_NC: Tensor | None
@@ -75,19 +75,19 @@ class Sizes(NamedTuple):
 
 
 def decayed(d: Tensor, weight: Tensor, weight_decay: float) -> Tensor:
-    """u: the update before any trust ratio."""
-    # A product and a sum rather than add(alpha=...): their rounding never depends on where an element
-    # stands in memory, which the equality of sharded and whole tensors rests on.
+    """Return u, the update before any ratio."""
+    # A product and a sum instead of add(alpha=...): their rounding does not depend on an element's place in
+    # memory, so sharded and whole tensors give the same bits.
     return d + weight * weight_decay
 
 
 def sizes(x_NRC: Tensor, rule: Rule, *, is_vector: bool) -> Sizes:
-    """The norms that the ratios are made of; rows and columns only where the rule uses them."""
+    """Return the norms that the ratios need. Rows and columns only if the rule uses them."""
 
     def size(*dims: int) -> Tensor:
         return x_NRC.abs().amax(dims) if rule.norm == "max" else x_NRC.square().sum(dims).sqrt()
 
-    if rule.norm == "none":  # a ratio of nothing is 1
+    if rule.norm == "none":  # a ratio of zeros is 1
         return Sizes(None, None, x_NRC.new_zeros(x_NRC.shape[0]))
     whole_N = size(1, 2)
     if is_vector or not rule.element_wise:
@@ -96,27 +96,27 @@ def sizes(x_NRC: Tensor, rule: Rule, *, is_vector: bool) -> Sizes:
 
 
 def undefined(weight_size: Tensor, update_size: Tensor) -> Tensor:
-    """Where a ratio has no meaning: a weight of size zero, or nothing to scale."""
+    """Mark the undefined ratios: those of a weight or an update of size zero."""
     return (weight_size == 0) | (update_size == 0)
 
 
 def ratio(weight_size: Tensor, update_size: Tensor) -> Tensor:
-    """|w| / |u|, and 1 where it is undefined."""
+    """Return |w| / |u|, or 1 where it is undefined."""
     no_ratio = undefined(weight_size, update_size)
     return defined_ratio(weight_size, update_size.masked_fill(no_ratio, 1)).masked_fill(no_ratio, 1)
 
 
 def defined_ratio(weight_size: Tensor, update_size: Tensor) -> Tensor:
-    """|w| / |u|, but never infinite, for inf * 0 would make a NaN."""
+    """Return |w| / |u|, but at most the largest float, because inf * 0 is NaN."""
     quotient = weight_size / update_size
     return quotient.clamp(max=torch.finfo(quotient.dtype).max)
 
 
 def element_ratio(weight: Sizes, update: Sizes, rule: Rule) -> Tensor:
-    """s, of a shape that broadcasts to (N, R, C).
+    """Return s in a shape that broadcasts to (N, R, C).
 
-    Elements of a row or column whose own ratio is undefined are not scaled (s = 1): a zero-initialised
-    row would otherwise be held at the size of its neighbours' updates, or at nothing.
+    Elements whose row or column has an undefined ratio are not scaled (s = 1). Otherwise the ratios of other
+    rows and columns would scale a zero-initialised row, and could keep it at zero.
     """
     whole = bounded(ratio(weight.whole_N, update.whole_N)[:, None, None], rule)
     if weight.rows_NR is None or weight.columns_NC is None:
@@ -134,18 +134,18 @@ def element_ratio(weight: Sizes, update: Sizes, rule: Rule) -> Tensor:
 
 
 def calibrated(ratio: Tensor, first: Tensor) -> tuple[Tensor, Tensor]:
-    """A ratio relative to that of the first step, and the latter, which is zero before there was one."""
+    """Return the ratio relative to the first step's, and the first step's. Zero stands for no step yet."""
     first = torch.where(first == 0, ratio, first)
     return ratio / first, first
 
 
 def bounded(scale: Tensor, rule: Rule) -> Tensor:
-    """s within the bounds that the rule sets."""
+    """Clamp s to the rule's bounds."""
     return scale if rule.ratio_bounds is None else scale.clamp(*rule.ratio_bounds)
 
 
 def apply(weight: Tensor, update: Tensor, scale: Tensor, lr: float | Tensor, clip: float | None) -> Tensor:
-    """w - lr * clamp(s*u): the last line of the definition."""
+    """Return w - lr * clamp(s*u), the last line of the definition."""
     scaled = update * scale
     if clip is not None:
         scaled = scaled.clamp(-clip, clip)
@@ -171,17 +171,17 @@ def step(
     view: View = View(),  # noqa: B008  # a tuple
     step: float | Tensor = 1,
 ) -> Result:
-    """One step for one tensor, the ``step``-th, with the state that its direction declares.
+    """Return one tensor and its state after a step, its ``step``-th.
 
-    Computed in float32 (in float64 for float64 weights). The state keeps the dtype it has, and u is
-    formed from the state as it is stored.
+    ``state`` has the tensors that the direction and the rule declare. Computed in float32 (float64 for
+    float64 weights). The state keeps its dtype, and u is formed from the state as stored.
     """
     if weight.numel() == 0:
         return Result(weight, tuple(state))
     dtype, shape = compute_dtype(weight), weight.shape
 
     def part(is_vector: bool, weight_NRC: Tensor, grad_NRC: Tensor, *old: Tensor) -> tuple[Tensor, ...]:
-        """The new weight and state of matrices that have a direction and ratios of their own."""
+        """Return the new weight and state of matrices that have their own direction and ratios."""
         of_direction, of_rule = old[: len(direction.keys)], list(old[len(direction.keys) :])
         d_NRC, new = direction.advance(grad_NRC, of_direction, step)
         if d_NRC is None:
@@ -206,5 +206,5 @@ def step(
 
 
 def compute_dtype(weight: Tensor) -> torch.dtype:
-    """Arithmetic is float32 whatever the weight's dtype; float64 weights keep their precision."""
+    """Return the dtype of the arithmetic: float64 for float64 weights, else float32."""
     return torch.float64 if weight.dtype == torch.float64 else torch.float32

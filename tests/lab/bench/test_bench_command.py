@@ -2,12 +2,15 @@
 
 import json
 from argparse import ArgumentTypeError
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
-from merit_lab.bench import contestants, growth, shapes, step
+from merit_lab.bench import contestants, growth, shapes, step, timing
 from merit_lab.bench.contestants import BenchContestant
 from merit_lab.bench.options import new_file
 from merit_lab.bench.shapes import Parameters, WeightSpec
@@ -21,11 +24,19 @@ SMALL = [
 ]
 
 
+@pytest.fixture(scope="module")
+def speeds() -> dict[str, Callable[[torch.device], float]]:
+    """The machine's speeds, each measured once for all tests."""
+    return {name: cache(getattr(timing, name)) for name in ("copy_bandwidth", "matrix_rate")}
+
+
 @pytest.fixture
-def small(monkeypatch) -> None:
-    """Make the model tiny even smaller, and dion unavailable."""
+def small(speeds, monkeypatch) -> None:
+    """Make the model tiny even smaller, the machine's speeds known, and dion unavailable."""
     monkeypatch.setitem(shapes.WEIGHTS, "tiny", SMALL)
     monkeypatch.setattr(contestants, "find_spec", lambda _: None)
+    for name, measured in speeds.items():
+        monkeypatch.setattr(timing, name, measured)
 
 
 def bench(output: Path, *options: str) -> dict[str, Any]:

@@ -1,7 +1,6 @@
-"""The definition itself, applied to each weight: for autograd through a step and for torch.compile.
+"""The definition itself, applied to each weight, for autograd through a step and for torch.compile.
 
-Both want pure functions of whole tensors, and the compiler fuses their operations better than our
-cutting into pieces would.
+Both need pure functions of whole tensors, which the compiler fuses better than pieces of them.
 """
 
 from __future__ import annotations
@@ -31,6 +30,6 @@ def _definition(item: Item, weight: Tensor, grad: Tensor, *state: Tensor) -> tup
         lr=scalar(group["lr"], weight.device),
         weight_decay=group["weight_decay"],
         view=View.of(group),
-        step=item.step.clone(),  # autograd must not see the count change in the next step
+        step=item.step.clone(),  # autograd saves it, and the next step changes the count in place
     )
     return result.weight, *result.state

@@ -1,22 +1,24 @@
 """The trust-ratio step in ordinary torch operations, in place and in pieces.
 
-Two phases, as in every engine. *Advance* updates the state and measures |w| and |u| into a flat buffer;
-*apply* forms the buffer's ratios all at once, forms u again and changes w. Each phase goes through the
-weights in blocks of rows that fit the processor's cache, so the dozen operations of a phase cost one trip to
-memory, and the temporaries are the size of a block, not of a weight. Small weights are worked on together,
-by the same calls of torch.
+Like every engine, it works in two phases. *Advance* updates the state and measures |w| and |u| into a flat
+buffer. *Apply* forms all ratios of the buffer at once, forms u again and changes w. Each phase goes through
+the weights in blocks of rows that fit the processor's cache, so the dozen operations of a phase cost one trip
+to memory, and temporaries are the size of a block rather than of a weight. Small weights share torch calls.
 
-On a CPU that has whole weights, both phases are done with some weights before the next: as many small ones as
-fit the cache, or one larger one. u is then kept from one phase to the other, unless the weight is very large.
+On a CPU, a whole weight goes through both phases before the next one starts (``CpuPart``). u is kept between
+the phases unless the weight is very large. Small weights of the same shape are copied into one stack.
 
-A direction that needs whole matrices is formed once, in the first phase, and held until the second is done.
-Where ranks share these matrices, the first phase is in two, with the forming of whole matrices between them.
+A direction that needs whole matrices is formed once, in the first phase, and held until the second is done
+(``HeldPart``). If ranks share these matrices, the first phase is split in two, and the whole matrices are
+formed in between.
 """
 
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from functools import cached_property
+from itertools import groupby
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -41,16 +43,18 @@ from merit_optim.optim.engines.work import (
 from merit_optim.optim.matrices import View
 from merit_optim.optim.statistics import Recorder, measure
 
-# Elements in a piece. On a CPU the tensors of a piece and its temporaries should share the L2 cache; measured
-# on GPT-2's embedding, 2^17 to 2^18 was best (benchmarks/step.py --piece). Elsewhere a piece should be large
-# enough to hide the launches.
+CPU = torch.device("cpu")
+
+# Elements in a piece. On a CPU the tensors of a piece and its temporaries should share the L2 cache; on
+# GPT-2's embedding, 2^17 to 2^18 elements were fastest (benchmarks/step.py --piece). On other devices a piece
+# should be large enough to hide the launches.
 PIECE_ELEMENTS_CPU = 256 * 1024
 PIECE_ELEMENTS = 64 * 1024 * 1024
-# On a CPU weights join in calls up to so many elements: with more, each call would fill the cache anew.
+# On a CPU, weights share calls up to this many elements. With more, every call would refill the cache.
 JOINED_ELEMENTS_CPU = 32 * 1024
-# Weights of at most so many elements are copied into stacks.
-STACKED_ELEMENTS = 8 * 1024
-# So many pieces may be kept of u, at most: 16 MiB in float32.
+# Weights of at most STACKED_ELEMENTS are copied into stacks of at most STACK_ELEMENTS.
+STACKED_ELEMENTS, STACK_ELEMENTS = 16 * 1024, 128 * 1024
+# u is kept for weights of at most this many pieces: 16 MiB in float32.
 KEPT_PIECES = 16
 
 
@@ -61,10 +65,10 @@ def parts_of(
     *,
     one_by_one: bool = False,
 ) -> list[Part]:
-    """The work in parts that share buffers; each weight whose direction is held is one by itself.
+    """Divide the work into parts. Weights of a part share a buffer of sizes.
 
-    ``shares`` says what this rank has of sharded parameters, where that is not clear from its own tensors.
-    With ``one_by_one`` no weights are worked on as one, as is asked for where each is recorded.
+    ``shares`` describes this rank's share of sharded parameters, if its tensors alone do not tell. With
+    ``one_by_one`` small weights are not stacked, so that each can be recorded.
     """
     alike: dict[tuple[torch.device, torch.dtype], list[Stored | Stack]] = {}
     parts: list[Part] = []
@@ -74,11 +78,11 @@ def parts_of(
         stacks: dict[Hashable, list[Item]] = {}
         for item in items_of([work]):
             num_elements = item.param.numel()
-            # A rank may have none of the weight, and state of all of it.
+            # A rank may hold nothing of the weight, but state of the whole.
             if not num_elements and not (item.owner.numel() and any(x.numel() for x in item.state)):
                 continue
             device, dtype = item.param.device, algorithm.compute_dtype(item.param)
-            if may_stack and item.param.is_cpu and num_elements <= STACKED_ELEMENTS:
+            if may_stack and num_elements <= STACKED_ELEMENTS and item.param.is_cpu:
                 steps = item.step.item() if work.group["bias_correction"] else None
                 stacks.setdefault((item.param.shape, item.param.dtype, steps), []).append(item)
                 continue
@@ -90,22 +94,23 @@ def parts_of(
         for items in stacks.values():
             first = items[0].param
             some = alike.setdefault((first.device, algorithm.compute_dtype(first)), [])
-            together = max(1, PIECE_ELEMENTS_CPU // first.numel())
+            together = max(1, STACK_ELEMENTS // first.numel())
             batches = (items[start : start + together] for start in range(0, len(items), together))
             some += [_stack(batch, direction, rule, view) for batch in batches]
     for (device, dtype), some in alike.items():
-        if device.type == "cpu" and shares is None:
-            most = KEPT_PIECES * PIECE_ELEMENTS_CPU
-            for bundle in _bundles(some):
-                keeps = sum(stored.num_elements for stored in bundle) <= most
-                parts.append(EagerPart(bundle, device, dtype, controls[device], keeps=keeps))
-        else:  # their sizes are reduced together, or worked on in few launches
-            parts.append(EagerPart(some, device, dtype, controls[device]))
+        control = controls[device]
+        if device.type == "cpu" and shares is None and control.skip is None:
+            for _, same_group in groupby(some, lambda stored: id(stored.item.group)):
+                of_group = list(same_group)
+                numbers = Numbers.of(of_group[0].item.group, dtype)
+                parts += [CpuPart(stored, device, dtype, control, numbers) for stored in of_group]
+        else:  # ranks reduce their sizes together, or a device takes few launches
+            parts.append(EagerPart(some, device, dtype, control))
     return parts
 
 
 def _can_be_stacked(direction: Direction, rule: Rule, group: dict[str, Any]) -> bool:
-    """Whether small weights of a group may be worked on as one. Sums would be added in another order."""
+    """Whether small weights of a group may be stacked. In a stack, sums would be added in another order."""
     is_plain = isinstance(direction, Adam) and group.get("split") is None and not rule.calibrated
     return is_plain and rule.norm != "l2" and group["foreach"] is not False
 
@@ -116,28 +121,14 @@ def _stack(items: list[Item], direction: Direction, rule: Rule, view: View) -> S
     return Stack(items, direction, rule, view)
 
 
-def _bundles(all_stored: list[Stored | Stack]) -> Iterator[list[Stored | Stack]]:
-    """Weights that are a piece together; a larger one is alone."""
-    bundle: list[Stored | Stack] = []
-    room = PIECE_ELEMENTS_CPU
-    for stored in all_stored:
-        if bundle and stored.num_elements > room:
-            yield bundle
-            bundle, room = [], PIECE_ELEMENTS_CPU
-        bundle.append(stored)
-        room -= stored.num_elements
-    if bundle:
-        yield bundle
-
-
 def form(wholes: Iterable[Whole]) -> Iterator[Formed]:
-    """What each direction forms of its whole matrix: one after the other."""
+    """Form what each direction needs from its whole matrix, one matrix after the other."""
     for _, direction, gathered, step in wholes:
         yield direction.whole(gathered, step)
 
 
 class EagerPart:
-    """Weights of one device and one compute dtype whose direction is element-wise, which is Adam's."""
+    """Weights of one device and compute dtype that have an element-wise direction, Adam's."""
 
     def __init__(
         self,
@@ -145,36 +136,32 @@ class EagerPart:
         device: torch.device,
         dtype: torch.dtype,
         control: Control,
-        *,
-        keeps: bool = False,
     ) -> None:
         self.layout = plan(
-            tuple((matrices, own.rule.has_rows) for own in all_stored for matrices in own.parts)
+            tuple((matrices, stored.rule.has_rows) for stored in all_stored for matrices in stored.parts)
         )
         self.device, self.dtype, self.control, self.all_stored = device, dtype, control, all_stored
-        self.keeps = keeps
-        """Whether u is kept from the first phase to the second."""
         self.sizes = torch.zeros(2, self.layout.length, dtype=dtype, device=device)
+
+    @cached_property
+    def tensors(self) -> list[Tensors]:
+        """The tensors of all weights. Made when first used: a stack is a copy."""
         slots = iter(enumerate(self.layout.slots))
-        self.tensors = [tensors for own in all_stored for tensors in own.cut(slots)]
+        return [tensors for stored in self.all_stored for tensors in stored.cut(slots)]
 
     @property
     def places(self) -> list[Place]:
-        """Where the sizes of each weight are."""
+        """Where the sizes of each weight are kept."""
         return [Place(tensors.item.param, self.sizes, tensors.slot) for tensors in self.tensors]
 
     def advance(self) -> None:
         """Update the state, and measure w and u."""
         self.buckets = list(_buckets(self.tensors))
-        self.updates: list[list[Tensor] | None] = []
         weight_sizes, update_sizes = map(self.layout.views, self.sizes.unbind(0))
         for bucket in self.buckets:
             self._advance_bucket(bucket)
-            kept = None
             if bucket[0].tensors.rule.norm != "none":
-                updates = _measure(bucket, self.dtype, weight_sizes, update_sizes, keeps=self.keeps)
-                kept = updates if self.keeps else None
-            self.updates.append(kept)
+                _measure(bucket, self.dtype, weight_sizes, update_sizes)
         norms = {tensors.rule.norm for tensors in self.tensors}
         if norms == {"l2"}:
             self.sizes.sqrt_()
@@ -188,26 +175,138 @@ class EagerPart:
 
     def apply(self, recorder: Recorder | None) -> None:
         """Change w."""
-        # Sizes of zero are rare, and a pass over every block: a CPU looks first, where looking is free.
+        ratios, unscaled = self._ratios()
+        # Backwards, because the last blocks of the first phase are still in the cache.
+        for bucket in reversed(self.buckets):
+            _apply(bucket, self.dtype, self.control, ratios, unscaled, recorder)
+        for stored in self.all_stored:
+            stored.return_copies()
+
+    def _ratios(self) -> tuple[list[Sizes], list[Sizes] | None]:
+        """Return the ratios of every weight and a mask of the undefined ones, None if all are defined."""
+        # Undefined ratios are rare and cost one more pass over every block. Checking is free on a CPU.
         all_defined = self.device.type == "cpu" and bool(self.sizes.all())
         ratio_of = algorithm.defined_ratio if all_defined else algorithm.ratio
         ratios = self.layout.views(ratio_of(*self.sizes.unbind(0)))
-        unscaled = None if all_defined else self.layout.views(algorithm.undefined(*self.sizes))
         for tensors in self.tensors:
             if tensors.rule.calibrated:
                 whole_N11, first_N11 = ratios[tensors.number].whole_N[:, None, None], tensors.state[-1]
                 relative_N11, now_N11 = algorithm.calibrated(whole_N11, first_N11.to(self.dtype))
                 store(first_N11, now_N11, self.control.skip)
                 whole_N11.copy_(relative_N11)
-        # Backwards: the last blocks of the first phase are still in the cache.
-        for bucket, updates in zip(reversed(self.buckets), reversed(self.updates), strict=True):
-            _apply(bucket, self.dtype, self.control, ratios, unscaled, recorder, updates)
-        for stored in self.all_stored:
-            stored.return_copies()
+        return ratios, None if all_defined else self.layout.views(algorithm.undefined(*self.sizes))
+
+
+class Numbers(NamedTuple):
+    """Options of a group as 0-d tensors. From a Python number torch would make one in every call."""
+
+    beta2: Tensor
+    eps: Tensor
+    weight_decay: Tensor
+    lr: Tensor
+
+    @staticmethod
+    def of(group: dict[str, Any], dtype: torch.dtype) -> Numbers:
+        values = group["betas"][1], group["eps"], group["weight_decay"], scalar(group["lr"], CPU)
+        return Numbers(*(torch.as_tensor(value, dtype=dtype, device=CPU) for value in values))
+
+
+class CpuPart(EagerPart):
+    """A whole weight on a CPU, or a stack of small ones. u is kept unless the weight is very large.
+
+    Calls for a single tensor: on a CPU, a foreach call saves nothing and needs more temporaries.
+    """
+
+    def __init__(
+        self,
+        stored: Stored | Stack,
+        device: torch.device,
+        dtype: torch.dtype,
+        control: Control,
+        numbers: Numbers,
+    ) -> None:
+        super().__init__([stored], device, dtype, control)
+        self.numbers = numbers
+
+    def advance(self) -> None:
+        (stored,) = self.all_stored
+        norm, keeps = stored.rule.norm, stored.num_elements <= KEPT_PIECES * PIECE_ELEMENTS_CPU
+        self.blocks: list[tuple[Block, Tensor | None]] = []
+        """Each with its u, if it is kept."""
+        if norm == "max":  # w and u are measured together; sums would be added in another order
+            sizes_of_both = self.layout.views(self.sizes)
+        else:
+            weight_sizes, update_sizes = map(self.layout.views, self.sizes.unbind(0))
+        for tensors in self.tensors:
+            for piece in pieces(tensors.slot.matrices, PIECE_ELEMENTS_CPU):
+                block, update = Block(tensors, piece), None
+                self._moments(block)
+                weight = _as(self.dtype, block.of(tensors.weight))
+                if norm == "max":
+                    update = self._update(block, weight)
+                    magnitudes = torch.empty((2, *weight.shape), dtype=self.dtype, device=CPU)
+                    of_weight, of_update = magnitudes.unbind(0)
+                    torch.abs(weight, out=of_weight)
+                    torch.abs(update, out=of_update)
+                    _reduce(block, magnitudes, sizes_of_both[tensors.number], norm)
+                elif norm == "l2":
+                    update = self._update(block, weight)
+                    _reduce(block, weight * weight, weight_sizes[tensors.number], norm)
+                    _reduce(block, update * update, update_sizes[tensors.number], norm)
+                self.blocks.append((block, update if keeps else None))
+        if norm == "l2":
+            self.sizes.sqrt_()
+
+    def _moments(self, block: Block) -> None:
+        tensors, group, dtype = block.tensors, block.tensors.item.group, self.dtype
+        beta1, beta2 = group["betas"]
+        grad = _as(dtype, block.of(tensors.grad))
+        if self.control.gradient_scale is not None:
+            grad = grad * self.control.gradient_scale
+        if group["maximize"]:
+            grad = -grad
+        stored = block.of(tensors.state[0]), block.of(tensors.state[1])
+        exp_avg, exp_avg_sq = _as(dtype, stored[0]), _as(dtype, stored[1])
+        exp_avg.lerp_(grad, 1 - beta1)
+        exp_avg_sq.mul_(self.numbers.beta2).addcmul_(grad, grad, value=1 - beta2)
+        store(stored[0], exp_avg, None)
+        store(stored[1], exp_avg_sq, None)
+
+    def _update(self, block: Block, weight: Tensor) -> Tensor:
+        """Form u as a new tensor, from the state as stored."""
+        tensors, dtype = block.tensors, self.dtype
+        update = _as(dtype, block.of(tensors.state[1])).sqrt()
+        if tensors.correction is not None:
+            update.div_(tensors.correction.second_sqrt)
+        update.add_(self.numbers.eps)
+        torch.div(_as(dtype, block.of(tensors.state[0])), update, out=update)
+        if tensors.correction is not None:
+            update.div_(tensors.correction.first)
+        return update.add_(weight * self.numbers.weight_decay)
+
+    def apply(self, recorder: Recorder | None) -> None:
+        ratios, unscaled = self._ratios()
+        lr, clip = self.numbers.lr, self.tensors[0].rule.clip
+        for block, update in reversed(self.blocks):  # the last ones are still in the cache
+            tensors, ratio = block.tensors, ratios[block.tensors.number]
+            stored = block.of(tensors.weight)
+            weight = _as(self.dtype, stored)
+            if update is None:
+                update = self._update(block, weight)
+            scale = _scale(block, ratio, None if unscaled is None else unscaled[tensors.number])
+            update.mul_(scale)
+            if recorder is not None:
+                bounded = _bounded(block, ratio, scale)
+                recorder.add(tensors.item.name, measure(weight, update, scale, bounded, clip, lr))
+            if clip is not None:
+                update.clamp_(-clip, clip)
+            weight.sub_(update.mul_(lr))
+            store(stored, weight, None)
+        self.all_stored[0].return_copies()
 
 
 class HeldPart(EagerPart):
-    """One weight whose direction is formed of whole matrices, and held until the weight is changed by it."""
+    """One weight whose direction is formed from whole matrices, and held until the weight is changed."""
 
     @property
     def stored(self) -> Stored:
@@ -231,7 +330,7 @@ class HeldPart(EagerPart):
         self.measure()
 
     def before(self) -> list[tuple[Tensor, ...]]:
-        """The first phase of the direction: what whole matrices are formed of."""
+        """Run the first phase of the direction: return this rank's input to the whole matrices."""
         direction = self._matrix_direction
         old = self.stored.seen[1 : 1 + len(direction.keys)]
         gathered, new = direction.before(self._grad(), tuple(old))
@@ -239,18 +338,18 @@ class HeldPart(EagerPart):
         return [gathered]
 
     def after(self, formed: Sequence[Formed]) -> None:
-        """The last phase of the direction, with what was formed of whole matrices."""
+        """Run the last phase of the direction, with what was formed from the whole matrices."""
         direction, share = self._matrix_direction, self.stored.share
         assert share is not None
         (of_weight,) = formed
         extent = share.extents[0]
         traffic = direction.traffic(extent.num_rows, extent.num_columns, self.dtype)
         of_matrices = zip(*map(self._cut_formed, of_weight, traffic.formed), strict=True)
-        for i, (tensors, own, extent) in enumerate(
+        for i, (tensors, of_matrix, extent) in enumerate(
             zip(self.tensors, of_matrices, share.extents, strict=True)
         ):
             state = tensors.state[: len(direction.keys)]
-            self._hold(i, *direction.after(own, state, self.dtype, extent, self.stored.item.step))
+            self._hold(i, *direction.after(of_matrix, state, self.dtype, extent, self.stored.item.step))
         self.measure()
 
     @property
@@ -266,7 +365,7 @@ class HeldPart(EagerPart):
     def _cut_formed(self, x_NRC: Tensor | None, sent: Sent) -> tuple[Tensor | None, ...]:
         if x_NRC is None:
             return (None,) * len(self.tensors)
-        return self.stored.cut_part(x_NRC, is_own=sent.shape is None)
+        return self.stored.cut_part(x_NRC, like_weight=sent.shape is None)
 
     def _hold(self, number: int, d_NRC: Tensor | None, state: tuple[Tensor, ...]) -> None:
         tensors = self.tensors[number]
@@ -274,23 +373,23 @@ class HeldPart(EagerPart):
         self.tensors[number] = tensors._replace(d=d_NRC)
 
     def measure(self) -> None:
-        """Measure w and u. Where there is no d this step only prepares, and the weight stays."""
+        """Measure w and u. Without d, this step only prepares, and the weight does not change."""
         self.tensors = [tensors for tensors in self.tensors if tensors.d is not None]
         super().advance()
 
     def _advance_bucket(self, bucket: list[Block]) -> None:
-        """The state is that of whole matrices, and up to date."""
+        """Do nothing: the state of whole matrices is up to date."""
 
 
 def _buckets(all_tensors: list[Tensors]) -> Iterator[list[Block]]:
-    """Blocks that are worked on together: as many of a group as fit, or one by one without foreach."""
+    """Group blocks that share foreach calls: as many of a group as fit, or single ones if foreach=False."""
     bucket: list[Block] = []
     room = 0
     for tensors in all_tensors:
         limit = PIECE_ELEMENTS_CPU if tensors.weight.is_cpu else PIECE_ELEMENTS
         group = tensors.item.group
         if not tensors.weight.numel():
-            continue  # a rank may have none of a matrix
+            continue  # a rank may hold nothing of a matrix
         for piece in pieces(tensors.slot.matrices, limit):
             joins = group["foreach"] is not False and bucket and bucket[0].tensors.item.group is group
             if bucket and (not joins or piece.num_elements > room):
@@ -304,10 +403,15 @@ def _buckets(all_tensors: list[Tensors]) -> Iterator[list[Block]]:
         yield bucket
 
 
+def _as(dtype: torch.dtype, x: Tensor) -> Tensor:
+    """Return x in this dtype. The comparison is cheaper than a call of ``to`` that does nothing."""
+    return x if x.dtype == dtype else x.to(dtype)
+
+
 def _in(dtype: torch.dtype, tensors: list[Tensor], *, copy: bool = False) -> list[Tensor]:
     if copy:
         return [x.to(dtype, copy=True) for x in tensors]
-    return [x if x.dtype == dtype else x.to(dtype) for x in tensors]
+    return [_as(dtype, x) for x in tensors]
 
 
 def _store(stored: list[Tensor], computed: list[Tensor], skip: Tensor | None) -> None:
@@ -316,7 +420,7 @@ def _store(stored: list[Tensor], computed: list[Tensor], skip: Tensor | None) ->
 
 
 def _moments(bucket: list[Block], dtype: torch.dtype, control: Control) -> None:
-    """m and v, in place."""
+    """Update m and v in place."""
     group = bucket[0].tensors.item.group
     beta1, beta2 = group["betas"]
     grads = _in(dtype, [b.of(b.tensors.grad) for b in bucket])
@@ -325,7 +429,7 @@ def _moments(bucket: list[Block], dtype: torch.dtype, control: Control) -> None:
     if group["maximize"]:
         grads = list(private.foreach_neg(grads))
     stored = [b.of(b.tensors.state[0]) for b in bucket], [b.of(b.tensors.state[1]) for b in bucket]
-    # A step that may yet be skipped is computed beside the state.
+    # A step that may still be skipped is computed on copies of the state.
     exp_avgs, exp_avg_sqs = (_in(dtype, x, copy=control.skip is not None) for x in stored)
     private.foreach_lerp_(exp_avgs, grads, 1 - beta1)
     private.foreach_mul_(exp_avg_sqs, beta2)
@@ -335,7 +439,7 @@ def _moments(bucket: list[Block], dtype: torch.dtype, control: Control) -> None:
 
 
 def _updates(bucket: list[Block], dtype: torch.dtype, weights: list[Tensor]) -> list[Tensor]:
-    """u: new tensors."""
+    """Form u as new tensors."""
     decays = private.foreach_mul(weights, bucket[0].tensors.item.group["weight_decay"])
     held = [b.of(b.tensors.d) for b in bucket if b.tensors.d is not None]
     if held:
@@ -346,8 +450,8 @@ def _updates(bucket: list[Block], dtype: torch.dtype, weights: list[Tensor]) -> 
 
 
 def _directions(bucket: list[Block], dtype: torch.dtype) -> list[Tensor]:
-    """Adam's d, from the state as it is stored: new tensors."""
-    # One for all, or none, as the options of their group are.
+    """Form Adam's d as new tensors, from the state as stored."""
+    # All blocks of a bucket have the same group, and so all or none have a correction.
     corrects = bucket[0].tensors.correction is not None
     updates = list(private.foreach_sqrt(_in(dtype, [b.of(b.tensors.state[1]) for b in bucket])))
     if corrects:
@@ -365,54 +469,45 @@ def _divide(tensors: list[Tensor], divisors: list[float | Tensor]) -> None:
 
 
 def _measure(
-    bucket: list[Block],
-    dtype: torch.dtype,
-    weight_sizes: list[Sizes],
-    update_sizes: list[Sizes],
-    *,
-    keeps: bool,
-) -> list[Tensor]:
-    """The bucket's part of the rows', columns' and wholes' sizes, l2 as sums of squares; u if it is kept."""
+    bucket: list[Block], dtype: torch.dtype, weight_sizes: list[Sizes], update_sizes: list[Sizes]
+) -> None:
+    """Measure the rows, columns and wholes of a bucket; for l2, sums of squares."""
     weights = _in(dtype, [b.of(b.tensors.weight) for b in bucket])
     updates = _updates(bucket, dtype, weights)
     norm = bucket[0].tensors.rule.norm
     if norm == "max":
         weights = list(private.foreach_abs(weights))
-        magnitudes = list(private.foreach_abs(updates)) if keeps else updates
-        if not keeps:
-            private.foreach_abs_(magnitudes)
+        private.foreach_abs_(updates)
     else:
         weights = list(private.foreach_mul(weights, weights))
-        magnitudes = list(private.foreach_mul(updates, updates)) if keeps else updates
-        if not keeps:
-            private.foreach_mul_(magnitudes, magnitudes)
-    for block, weight, update in zip(bucket, weights, magnitudes, strict=True):
+        private.foreach_mul_(updates, updates)
+    for block, weight, update in zip(bucket, weights, updates, strict=True):
         number = block.tensors.number
         _reduce(block, weight, weight_sizes[number], norm)
         _reduce(block, update, update_sizes[number], norm)
-    return updates
 
 
 def _reduce(block: Block, magnitude: Tensor, total: Sizes, norm: str) -> None:
+    """Merge a block's sizes into the totals of its weight. Dimensions before (N, R, C) are kept."""
     reduce, merge = (torch.amax, torch.maximum) if norm == "max" else (torch.sum, torch.add)
     piece = block.piece
-    if piece.is_whole:  # there is nothing to merge it with
+    if piece.is_whole:  # nothing to merge with
         if total.rows_NR is None or total.columns_NC is None:
-            reduce(magnitude, (1, 2), out=total.whole_N)
+            reduce(magnitude, (-2, -1), out=total.whole_N)
             return
-        reduce(magnitude, 2, out=total.rows_NR)
-        reduce(magnitude, 1, out=total.columns_NC)
-        reduce(total.rows_NR, 1, out=total.whole_N)
+        reduce(magnitude, -1, out=total.rows_NR)
+        reduce(magnitude, -2, out=total.columns_NC)
+        reduce(total.rows_NR, -1, out=total.whole_N)
         return
-    whole = total.whole_N[piece.matrices]
+    whole = total.whole_N[..., piece.matrices]
     if total.rows_NR is None or total.columns_NC is None:
-        merge(whole, reduce(magnitude, (1, 2)), out=whole)
+        merge(whole, reduce(magnitude, (-2, -1)), out=whole)
         return
-    rows = reduce(magnitude, 2)
-    total.rows_NR[piece.matrices, piece.rows] = rows
-    columns = total.columns_NC[piece.matrices]
-    merge(columns, reduce(magnitude, 1), out=columns)
-    merge(whole, reduce(rows, 1), out=whole)
+    rows = reduce(magnitude, -1)
+    total.rows_NR[..., piece.matrices, piece.rows] = rows
+    columns = total.columns_NC[..., piece.matrices, :]
+    merge(columns, reduce(magnitude, -2), out=columns)
+    merge(whole, reduce(rows, -1), out=whole)
 
 
 def _apply(
@@ -422,14 +517,12 @@ def _apply(
     ratios: list[Sizes],
     unscaled: list[Sizes] | None,
     recorder: Recorder | None,
-    updates: list[Tensor] | None,
 ) -> None:
-    """w <- w - lr * clamp(s*u), in place; u is formed where it was not kept."""
+    """w <- w - lr * clamp(s*u), in place."""
     group = bucket[0].tensors.item.group
     stored = [b.of(b.tensors.weight) for b in bucket]
     weights = _in(dtype, stored, copy=control.skip is not None)
-    if updates is None:
-        updates = _updates(bucket, dtype, weights)
+    updates = _updates(bucket, dtype, weights)
     scales = [
         _scale(
             block, ratios[block.tensors.number], None if unscaled is None else unscaled[block.tensors.number]
@@ -444,7 +537,7 @@ def _apply(
             bounded = _bounded(block, ratios[block.tensors.number], scale)
             recorder.add(block.tensors.item.name, measure(weight, scaled, scale, bounded, clip, lr))
     if clip is not None:
-        if len(updates) == 1:  # one pass, for which there is no foreach
+        if len(updates) == 1:  # a single pass; foreach has no clamp with two bounds
             updates[0].clamp_(-clip, clip)
         else:
             private.foreach_clamp_min_(updates, -clip)
@@ -455,7 +548,7 @@ def _apply(
 
 
 def _scale(block: Block, ratio: Sizes, no_ratio: Sizes | None) -> Tensor:
-    """s of one block, from the ratios of its weight: what algorithm.element_ratio defines."""
+    """Return s of one block from the ratios of its weight, as algorithm.element_ratio defines it."""
     rule, (whole, rows, columns) = block.tensors.rule, _of_block(block, ratio)
     if rows is None or columns is None:
         return algorithm.bounded(whole, rule)
@@ -463,14 +556,14 @@ def _scale(block: Block, ratio: Sizes, no_ratio: Sizes | None) -> Tensor:
         rows = torch.maximum(rows, whole)
     scale = algorithm.bounded(torch.maximum(rows, columns), rule)
     if no_ratio is not None:
-        _, rows_too, columns_too = _of_block(block, no_ratio)
-        assert rows_too is not None and columns_too is not None
-        scale.masked_fill_(rows_too | columns_too, 1)
+        _, no_rows, no_columns = _of_block(block, no_ratio)
+        assert no_rows is not None and no_columns is not None
+        scale.masked_fill_(no_rows | no_columns, 1)
     return scale
 
 
 def _of_block(block: Block, of_weight: Sizes) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """What there is of a block's whole, rows and columns, each of a shape that broadcasts to (N, R, C)."""
+    """Return the block's whole, rows and columns in shapes that broadcast to (N, R, C)."""
     whole_N, rows_NR, columns_NC = of_weight.whole_N, of_weight.rows_NR, of_weight.columns_NC
     if not block.piece.is_whole:
         matrices, rows = block.piece.matrices, block.piece.rows
@@ -484,7 +577,7 @@ def _of_block(block: Block, of_weight: Sizes) -> tuple[Tensor, Tensor | None, Te
 
 
 def _bounded(block: Block, ratio: Sizes, scale: Tensor) -> Tensor | None:
-    """Where the weight-wise ratio was larger than both the row's and the column's, and so decided."""
+    """Mark the elements whose s is the weight-wise ratio, because it exceeds both row's and column's."""
     whole, rows, columns = _of_block(block, ratio)
     if rows is None or columns is None or not block.tensors.rule.weight_bound:
         return None

@@ -1,6 +1,4 @@
-"""Where the sizes of every row, column and whole weight stand in one flat buffer, and in which pieces
-a weight is worked on. Pure: shapes in, offsets out.
-"""
+"""The layout of the flat buffer of sizes, and the pieces of a weight. Pure: shapes in, offsets out."""
 
 from __future__ import annotations
 
@@ -44,19 +42,24 @@ class Slot(NamedTuple):
 
     @property
     def lengths(self) -> tuple[int, ...]:
-        """Of its rows, columns and wholes in the buffer."""
+        """The numbers of rows, columns and wholes in the buffer."""
         return (self.num_rows, self.num_columns, self.matrices.num) if self.has_rows else (self.matrices.num,)
 
     def view(self, buffer: Tensor) -> Sizes:
-        """The sizes of this weight, as views of the buffer."""
+        """Return the sizes of this weight, as views of the buffer."""
         return self.shaped(iter(torch.split_with_sizes(buffer[self.start : self.end], self.lengths)))
 
     def shaped(self, flat: Iterator[Tensor]) -> Sizes:
-        """What stands next in the buffer, one tensor for each of ``lengths``, as the sizes of this weight."""
+        """Take the next tensors, one for each of ``lengths``, and shape them as the sizes of this weight.
+
+        Dimensions before the last are kept.
+        """
         if not self.has_rows:
             return Sizes(None, None, next(flat))
         num, rows, columns = self.matrices.shape
-        return Sizes(next(flat).view(num, rows), next(flat).view(num, columns), next(flat))
+        of_rows, of_columns, whole = next(flat), next(flat), next(flat)
+        before = whole.shape[:-1]
+        return Sizes(of_rows.view(*before, num, rows), of_columns.view(*before, num, columns), whole)
 
 
 class Plan(NamedTuple):
@@ -65,11 +68,11 @@ class Plan(NamedTuple):
     slots: tuple[Slot, ...]
     length: int
     lengths: tuple[int, ...]
-    """Those of all slots, one after the other."""
+    """The lengths of all slots, in their order."""
 
     def views(self, buffer: Tensor) -> list[Sizes]:
-        """The sizes of every weight, as views of the buffer. One cut for all: there may be hundreds."""
-        flat = iter(torch.split_with_sizes(buffer, self.lengths))
+        """Return the sizes of every weight as views of the buffer. One split serves all of them."""
+        flat = iter(torch.split_with_sizes(buffer, self.lengths, -1))
         return [slot.shaped(flat) for slot in self.slots]
 
 
@@ -91,7 +94,7 @@ class Piece(NamedTuple):
     rows: slice
     num_elements: int
     is_whole: bool
-    """Whether it is all of the weight."""
+    """Whether the piece is the whole weight."""
 
 
 @lru_cache(maxsize=4096)

@@ -1,4 +1,4 @@
-"""The tensors of a weight as the eager engine works on them: seen as matrices, and cut into them."""
+"""The tensors of a weight as the eager engine sees them: as matrices, split if the weight is split."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from merit_optim.optim.torch_private import foreach_copy_
 
 
 class Tensors(NamedTuple):
-    """A weight, or one of the matrices that it is split into, and its tensors, each seen as (N, R, C)."""
+    """A weight, or one of the matrices it is split into, with its gradient and state, all as (N, R, C)."""
 
     item: Item
     rule: Rule
     number: int
-    """Of its slot, in the plan of the part that works on it."""
+    """The index of its slot in the plan of its part."""
     slot: Slot
     weight: Tensor
     grad: Tensor
     state: tuple[Tensor, ...]
     correction: BiasCorrection | None
     d: Tensor | None = None
-    """The direction, where it is formed of whole matrices and held; None where each block forms it anew."""
+    """The direction, if it is formed from whole matrices and held. None if each block forms its own."""
 
 
 class Block(NamedTuple):
@@ -42,12 +42,12 @@ class Block(NamedTuple):
     piece: Piece
 
     def of(self, x_NRC: Tensor) -> Tensor:
-        """The block of a tensor; the tensor itself where the block is all of it, for slicing costs time."""
+        """Return this block of a tensor. A block that is the whole tensor needs no slicing."""
         return x_NRC if self.piece.is_whole else x_NRC[self.piece.matrices, self.piece.rows]
 
 
 class Stored:
-    """A weight and its tensors as they are stored, with what its group says of it."""
+    """A weight with its tensors as stored, and its direction, rule and view."""
 
     def __init__(
         self, item: Item, direction: Direction, rule: Rule, view: View, share: Share | None = None
@@ -55,10 +55,10 @@ class Stored:
         self.item, self.direction, self.rule, self.share = item, direction, rule, share
         self.view = view if share is None else share.view
         self.tensors = (item.param.detach(), *item.state)
-        # Views where strides allow them, else copies that return_copies writes back.
+        # Views if the strides allow it, else copies that return_copies writes back.
         shape = item.param.shape
         self.shape_NRC, self.parts = shapes_of(self.view, shape)
-        """Its shape before it is split, and the matrices that have ratios of their own."""
+        """Its shape before it is split, and the matrices that each have their own ratios."""
         self.seen = [x.reshape(self.shape_NRC) if x.shape == shape else x for x in self.tensors]
 
     @property
@@ -66,27 +66,27 @@ class Stored:
         return self.item.param.numel()
 
     def cut(self, slots: Iterator[tuple[int, Slot]]) -> Iterator[Tensors]:
-        """Its tensors, for each of those matrices."""
+        """Yield the tensors of each of these matrices."""
         shape, correction = self.item.param.shape, _correction(self.item, self.direction)
         grad = self.item.grad.reshape(self.shape_NRC)
-        if self.view.split is None:  # as most are: nothing is cut
+        if self.view.split is None:
             weight, *state = self.seen
             yield Tensors(self.item, self.rule, *next(slots), weight, grad, tuple(state), correction)
             return
-        weights, *states = map(self.cut_part, self.seen, self._is_own)
+        weights, *states = map(self.cut_part, self.seen, self._like_weight)
         grads = self.view.cut_matrices(grad, shape)
         for weight, grad, *state in zip(weights, grads, *states, strict=True):
             yield Tensors(self.item, self.rule, *next(slots), weight, grad, tuple(state), correction)
 
     @property
-    def _is_own(self) -> list[bool]:
+    def _like_weight(self) -> list[bool]:
         """Whether the weight, and each state tensor, has the weight's shape."""
         shapes = self.direction.shapes(self.view.matrices(self.item.param.shape))
         return [True, *(shape is None for shape in shapes), *(False for _ in self.rule.keys)]
 
-    def cut_part(self, x_NRC: Tensor, is_own: bool) -> tuple[Tensor, ...]:
-        """A tensor for each of those matrices. One without the weight's shape has all rows on every rank."""
-        if is_own or self.share is None:
+    def cut_part(self, x_NRC: Tensor, like_weight: bool) -> tuple[Tensor, ...]:
+        """Split a tensor into these matrices. If it lacks the weight's shape, every rank has all its rows."""
+        if like_weight or self.share is None:
             return self.view.cut_matrices(x_NRC, self.item.param.shape)
         lengths = [extent.num_rows for extent in self.share.extents]
         return (x_NRC,) if self.view.split is None else x_NRC.split(lengths, 1)
@@ -100,37 +100,39 @@ class Stored:
 class Stack:
     """Small weights of one shape and group, copied into one stack of matrices and back.
 
-    For a weight of a few thousand elements copying is nothing beside the dozens of calls of its own.
+    For a few thousand elements, the copies cost less than dozens of calls for each weight.
     """
 
     def __init__(self, items: list[Item], direction: Direction, rule: Rule, view: View) -> None:
-        self.item, self.direction, self.rule = items[0], direction, rule
+        self.items, self.direction, self.rule = items, direction, rule
         num, rows, columns, is_vector = view.matrices(self.item.param.shape)
-        matrices = Matrices(len(items) * num, rows, columns, is_vector)
-        self.parts = (matrices,)
+        self.parts = (Matrices(len(items) * num, rows, columns, is_vector),)
         states = zip(*(item.state for item in items), strict=True)
         self.stored = [[item.param for item in items], *map(list, states)]
-        self.weight, *self.state = (torch.stack(some).view(matrices.shape) for some in self.stored)
-        self.grad = torch.stack([item.grad for item in items]).view(matrices.shape)
+
+    @property
+    def item(self) -> Item:
+        return self.items[0]
 
     @property
     def num_elements(self) -> int:
-        return self.weight.numel()
+        return len(self.items) * self.item.param.numel()
 
     def cut(self, slots: Iterator[tuple[int, Slot]]) -> Iterator[Tensors]:
-        """As one weight. They have taken equally many steps."""
+        """Copy the weights into one. They have all taken the same number of steps."""
         correction = _correction(self.item, self.direction)
-        yield Tensors(
-            self.item, self.rule, *next(slots), self.weight, self.grad, tuple(self.state), correction
-        )
+        sources = *self.stored, [item.grad for item in self.items]
+        *self.copies, grad = (torch.stack(tensors).view(self.parts[0].shape) for tensors in sources)
+        weight, *state = self.copies
+        yield Tensors(self.item, self.rule, *next(slots), weight, grad, tuple(state), correction)
 
     def return_copies(self) -> None:
-        for own, x_NRC in zip(self.stored, (self.weight, *self.state), strict=True):
-            foreach_copy_(own, list(x_NRC.view(-1, *own[0].shape).unbind(0)))
+        for tensors, x_NRC in zip(self.stored, self.copies, strict=True):
+            foreach_copy_(tensors, list(x_NRC.view(-1, *tensors[0].shape).unbind(0)))
 
 
 def _correction(item: Item, direction: Direction) -> BiasCorrection | None:
-    """A step count on the host is read; one on the device stays there."""
+    """Return Adam's bias correction. A step count on the host is read; one on a device stays there."""
     if not (isinstance(direction, Adam) and direction.bias_correction):
         return None
     return direction.correction(item.step.item() if item.step.is_cpu else item.step)
@@ -138,5 +140,5 @@ def _correction(item: Item, direction: Direction) -> BiasCorrection | None:
 
 @lru_cache(maxsize=4096)
 def shapes_of(view: View, shape: torch.Size) -> tuple[tuple[int, int, int], tuple[Matrices, ...]]:
-    """How a weight of this shape is seen, as one and in its parts: found once, for steps are many."""
+    """Return the shape of a weight seen as (N, R, C), and the matrices it is split into."""
     return view.matrices(shape).shape, view.parts(shape)

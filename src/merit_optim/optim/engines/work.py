@@ -1,4 +1,4 @@
-"""What a step works on: the tensors of each parameter, and what its group says."""
+"""The input of a step: the tensors and the group of each parameter."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from merit_optim.optim.algorithm import compute_dtype
 
 
 class Control(NamedTuple):
-    """What happens to the gradients of one device, decided on that device without asking the host."""
+    """How the gradients of one device are treated. Decided on the device, without a host sync."""
 
     gradient_scale: Tensor | None = None
-    """Multiplies every gradient before use: loss scaling undone, and the gradient norm clipped."""
+    """A factor for every gradient: undoes loss scaling and clips the gradient norm."""
     skip: Tensor | None = None
-    """A 0-d bool: true leaves every parameter and all state as they are."""
+    """A 0-d bool. If true, no parameter and no state changes."""
 
 
 class Work(NamedTuple):
-    """The parameters of one group that take part in a step, tensor by tensor in parallel lists."""
+    """The parameters of one group that take part in a step, as parallel lists of tensors."""
 
     group_index: int
     group: dict[str, Any]
     owners: list[Tensor]
-    """The parameters as the group has them."""
+    """The parameters as the group lists them."""
     params: list[Tensor]
-    """What the step changes: the same, or where they are sharded, this rank's own part."""
+    """The tensors to change: the owners, or this rank's shards of them."""
     grads: list[Tensor]
     steps: list[Tensor]
     states: list[list[Tensor]]
@@ -45,13 +45,13 @@ class Item(NamedTuple):
     state: tuple[Tensor, ...]
     """In the order of the optimizer's ``STATE_KEYS``."""
     group: dict[str, Any]
-    """The parameter group it belongs to: learning rate, betas and all other options."""
+    """The parameter group: learning rate, betas and all other options."""
     owner: Tensor
-    """The parameter as the group has it."""
+    """The parameter as the group lists it."""
 
     @property
     def name(self) -> str:
-        """What messages and statistics call it; found when it is asked for, which is seldom."""
+        """The name in messages and statistics. Searched on demand, because it is rarely needed."""
         place = next(i for i, param in enumerate(self.group["params"]) if param is self.owner)
         return name_of(self.group_index, self.group, place)
 
@@ -60,25 +60,25 @@ Controls = dict[torch.device, Control]
 
 
 def by_device(works: list[Work]) -> dict[torch.device, list[Work]]:
-    """The same work, each device's apart."""
+    """Divide the work by device."""
     devices = dict.fromkeys([param.device for work in works for param in work.params])  # keeps their order
     if len(devices) == 1:
         return {next(iter(devices)): works}
-    found: dict[torch.device, list[Work]] = {device: [] for device in devices}
+    divided: dict[torch.device, list[Work]] = {device: [] for device in devices}
     for work in works:
-        for device, on_device in found.items():
+        for device, on_device in divided.items():
             if keep := [i for i, param in enumerate(work.params) if param.device == device]:
                 on_device.append(pick(work, keep))
-    return found
+    return divided
 
 
 def apart(works: list[Work], controls: Controls) -> dict[torch.device, list[Work]]:
-    """The same, where the controls know the devices already: looking at every parameter takes time."""
+    """Divide the work by device. If the controls know a single device, no parameter is looked at."""
     return by_device(works) if len(controls) > 1 else dict.fromkeys(controls, works)
 
 
 def pick(work: Work, keep: list[int]) -> Work:
-    """Some of a group's parameters."""
+    """Return the work for some of its parameters."""
     owners, params, grads, steps = (
         [x[i] for i in keep] for x in (work.owners, work.params, work.grads, work.steps)
     )
@@ -87,19 +87,19 @@ def pick(work: Work, keep: list[int]) -> Work:
 
 
 def name_of(group_index: int, group: dict[str, Any], place: int) -> str:
-    """The name given with a parameter, or its place."""
+    """Return the name given with a parameter, or a description of its place."""
     names = group.get("param_names")
     return names[place] if names else f"parameter {place} of group {group_index}"
 
 
 def names_of(work: Work) -> list[str]:
-    """What messages and statistics call the parameters."""
+    """Return the names of the parameters in messages and statistics."""
     position = {param: i for i, param in enumerate(work.group["params"])}
     return [name_of(work.group_index, work.group, position[param]) for param in work.owners]
 
 
 def items_of(works: list[Work]) -> list[Item]:
-    """The parameters one by one."""
+    """Return the parameters of all works, one by one."""
     return [
         Item(work.group_index, param, grad, step, tuple(state), work.group, owner)
         for work in works
@@ -119,18 +119,19 @@ def store(stored: Tensor, computed: Tensor, skip: Tensor | None) -> None:
 
 
 def prepared_gradient(item: Item, dtype: torch.dtype, control: Control) -> Tensor:
-    """The gradient as the moments see it: in ``dtype``, scaled, and turned round to maximize."""
+    """Return the gradient as the direction uses it: in ``dtype``, scaled, and negated to maximize."""
     grad = item.grad.to(dtype)
     if control.gradient_scale is not None:
-        grad = grad * control.gradient_scale.to(dtype)  # whose dtype a gradient without dimensions would take
+        # In dtype, because the product of two 0-d tensors has the wider of their dtypes.
+        grad = grad * control.gradient_scale.to(dtype)
     return -grad if item.group["maximize"] else grad
 
 
 def scalar(value: float | Tensor, device: torch.device) -> float | Tensor:
-    """A learning rate ready for arithmetic on ``device``: a number, or a 0-d tensor there.
+    """Return a learning rate for arithmetic on ``device``: a number, or a 0-d tensor there.
 
-    A tensor on the CPU is read, which costs nothing, except inside ``torch.compile``, where reading it
-    would bake the number into the program.
+    A tensor on the CPU is read, which costs nothing. Inside ``torch.compile`` it is not, because its value
+    would become a constant of the program.
     """
     if not isinstance(value, Tensor):
         return value
@@ -144,7 +145,7 @@ def update_each(works: list[Work], controls: Controls, rule: Callable[..., tuple
     for item in items_of(works):
         control = controls[item.param.device]
         stored = (item.param, *item.state)
-        # Autograd keeps what the rule read, so what is overwritten must be another tensor.
+        # Autograd saves the rule's inputs, so the overwritten tensors must be others.
         before = [x.clone() for x in stored] if torch.is_grad_enabled() else stored
         grad = prepared_gradient(item, compute_dtype(item.param), control)
         after = rule(item, before[0], grad, *before[1:])
