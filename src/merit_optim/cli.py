@@ -43,7 +43,7 @@ class Command:
 
 COMMANDS = {
     "info": Command("Print versions, devices and available engines", "merit_optim.info"),
-    "demo": Command("Compare AdamW, LAMB and MERIT on a small text", "merit_lab.compare.demo"),
+    "demo": Command("Compare five optimizers on a small text", "merit_lab.compare.demo"),
     "prepare": Command("Convert text to token files for training", "merit_lab.data.command"),
     "train": Command("Train a language model, or resume a run", "merit_lab.train.command"),
     "compare": Command("Train with several optimizers and seeds, and report", "merit_lab.compare.command"),
@@ -103,7 +103,7 @@ def _build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="merit",
         usage="merit [--version] [--help] command ...",
-        description="MERIT: an optimizer for large-batch language model training.",
+        description="Optimizers for large-batch language model training, and a lab to compare them.",
         epilog="\n".join(["commands (each has its own --help):", *lines]),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
