@@ -29,9 +29,12 @@ def final_loss(config: TrainConfig) -> float:
     return loss if rest is None else loss + 0.02 * math.log2(rest / (2 * lr)) ** 2
 
 
-def train(config: TrainConfig, folder: Path, *, resume: bool, bars: object = ()) -> None:
+def train(
+    config: TrainConfig, folder: Path, *, resume: bool, bars: object = (), target: object = None
+) -> None:
     """Write a run as training would leave it."""
     assert not resume
+    assert target is None
     dataset = Dataset.open(config.data)
     environment = {"data": {"fingerprint": dataset.fingerprint}, "device": {"name": "cpu"}}
     run = Run.create(folder, config.to_dict(), environment)

@@ -44,6 +44,13 @@ def table(tmp_path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
+def limit(tmp_path: Path, row: dict[str, str]) -> int:
+    """The most steps that a run of the table may take."""
+    steps = Run.open(tmp_path / "out" / row["run"]).config["steps"]
+    assert isinstance(steps, int)
+    return steps
+
+
 def test_the_critical_batch_of_a_noisy_quadratic_is_found(
     quadratic: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -71,11 +78,11 @@ def test_a_larger_batch_gets_1_25_times_the_steps_of_the_smaller(
     expected = f"1 run, .* here; then up to {len(BATCHES) - 1} more, about .* for all of them\n"
     assert re.match(expected, capsys.readouterr().err)
     rows = table(tmp_path)
-    lengths = {int(row["batch"]): int(row["last_step"]) for row in rows}
+    limits = {int(row["batch"]): limit(tmp_path, row) for row in rows}
     needed = {int(row["batch"]): float(row["steps"]) for row in rows}
-    assert lengths[4] == 500
+    assert limits[4] == 500
     for smaller, larger in itertools.pairwise(BATCHES):
-        assert lengths[larger] == -(-1.25 * needed[smaller] // 1)
+        assert limits[larger] == -(-1.25 * needed[smaller] // 1)
     config = TrainConfig.from_dict(Run.open(tmp_path / "out" / rows[0]["run"]).config)
     assert config.optimizer.final == 1.0  # the rate stays at its peak
     assert config.measure.validation_every == 10
@@ -85,13 +92,13 @@ def test_the_slowest_seed_decides_how_long_a_larger_batch_may_train(
     quadratic: list[str], tmp_path: Path
 ) -> None:
     assert main([*quadratic, "--seeds", "0", "1"]) == 0
-    lengths: dict[int, set[int]] = {}
+    limits: dict[int, set[int]] = {}
     needed: dict[int, list[float]] = {}
     for row in table(tmp_path):
-        lengths.setdefault(int(row["batch"]), set()).add(int(row["last_step"]))
+        limits.setdefault(int(row["batch"]), set()).add(limit(tmp_path, row))
         needed.setdefault(int(row["batch"]), []).append(float(row["steps"]))
     for smaller, larger in itertools.pairwise(BATCHES):
-        assert lengths[larger] == {math.ceil(1.25 * max(needed[smaller]))}
+        assert limits[larger] == {math.ceil(1.25 * max(needed[smaller]))}
 
 
 def test_the_longest_of_several_runs_that_missed_the_target_counts(
@@ -187,7 +194,7 @@ def test_a_missed_target_is_reported_drawn_and_left_out_of_the_curve(
     assert "with a batch of 8 sequences and" in output
     rows = table(tmp_path)
     assert [row["reached"] for row in rows] == ["False"] + ["True"] * 6
-    assert rows[1]["last_step"] == "200"  # no smaller batch limits it
+    assert limit(tmp_path, rows[1]) == 200  # no smaller batch limits it
     assert "not reached in 200 steps" in (tmp_path / "out" / "report" / "steps-to-target.svg").read_text()
 
 
