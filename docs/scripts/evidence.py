@@ -18,6 +18,7 @@ from merit_lab.report import find_runs, group
 from merit_lab.report.charts import write_svg
 from merit_lab.report.figures import make_figures
 from merit_lab.report.gather import DISPLAY_NAMES, MeasuredRun
+from merit_lab.report.outcome import Spread
 from merit_lab.report.tables import NOTHING, Table
 from merit_lab.study.charts import Axis, line_chart
 from merit_lab.study.page import FILE_WIDTH
@@ -34,7 +35,7 @@ SCALED = ("adamw", "muon", "muon-merit")  # optimizers that were run at every ba
 
 
 @dataclass(frozen=True)
-class Series:
+class SeedRuns:
     """Runs that differ in their seeds alone."""
 
     runs: tuple[MeasuredRun, ...]
@@ -57,12 +58,12 @@ class Series:
 
     @property
     def mean(self) -> float:
-        return statistics.fmean(self.losses)
+        return Spread(tuple(self.losses)).mean
 
     @property
     def shown(self) -> str:
-        spread = f" ± {statistics.stdev(self.losses):.3f}" if len(self.runs) > 1 else ""
-        return f"{self.mean:.3f}{spread}"
+        deviation = Spread(tuple(self.losses)).deviation
+        return f"{self.mean:.3f}" + ("" if deviation is None else f" ± {deviation:.3f}")
 
     @property
     def rates(self) -> str:
@@ -90,15 +91,14 @@ def all_runs() -> list[MeasuredRun]:
 
 
 @cache
-def series(
+def tried(
     width: int,
     optimizer: str,
     *,
     batch: int = 512,
     steps: int = 200,
-    data: str = "enwik8",
     warmup: float = 0.1,
-) -> tuple[Series, ...]:
+) -> tuple[SeedRuns, ...]:
     """What was tried of an optimizer at a size: one series for each setting."""
     groups: dict[str, list[MeasuredRun]] = {}
     for run in all_runs():
@@ -108,16 +108,10 @@ def series(
             == (width, optimizer, batch, steps)
             and (settings["warmup"], settings["weight_decay"], settings["final"]) == (warmup, 0.1, 0.1)
             and settings.get("rest") is None
-            and data_of(run) == data
         ):
             key = repr((settings["lr"], settings.get("options", []), settings.get("overrides", [])))
             groups.setdefault(key, []).append(run)
-    return tuple(Series(tuple(once(runs))) for runs in groups.values())
-
-
-def data_of(run: MeasuredRun) -> str:
-    """Which text: enwik8's is that of the reproduction, whose tokens are counted."""
-    return "enwik8" if run.environment["data"]["train_tokens"] == 25_603_218 else "mix"
+    return tuple(SeedRuns(tuple(once(runs))) for runs in groups.values())
 
 
 def once(runs: Iterable[MeasuredRun]) -> list[MeasuredRun]:
@@ -125,7 +119,7 @@ def once(runs: Iterable[MeasuredRun]) -> list[MeasuredRun]:
     return list({run.seed: run for run in reversed(list(runs))}.values())
 
 
-def best(found: Sequence[Series]) -> Series | None:
+def best(found: Sequence[SeedRuns]) -> SeedRuns | None:
     """The lowest mean over learning rates, of those with the most seeds; other options at their defaults."""
     plain = [one for one in found if one.options.keys() <= {"rest_lr"}]
     most = max((len(one.runs) for one in plain), default=0)
@@ -136,7 +130,7 @@ def headline() -> Table:
     """Validation loss by optimizer and size."""
     columns = []
     for width in SIZES:
-        found = [best(series(width, name)) for name in CONTESTANTS]
+        found = [best(tried(width, name)) for name in CONTESTANTS]
         lowest = min((one for one in found if one), key=lambda one: one.mean)
         shown = [one.shown if one else NOTHING for one in found]
         columns.append(
@@ -151,11 +145,11 @@ def tuned() -> Table:
     """The best of each optimizer at each size, how far MuonMERIT is below it, and what it saves."""
     rows = []
     for width, size in SIZES.items():
-        muon, adamw, ours = (best(series(width, name)) for name in ("muon", "adamw", "muon-merit"))
+        muon, adamw, ours = (best(tried(width, name)) for name in ("muon", "adamw", "muon-merit"))
         for name in (*CONTESTANTS[:3], "orscale", "soap", "soap-merit", *CONTESTANTS[3:]):
-            if (one := best(series(width, name))) is None:
+            if (one := best(tried(width, name))) is None:
                 continue
-            num_tried = sum(each.options.keys() <= {"rest_lr"} for each in series(width, name))
+            num_tried = sum(each.options.keys() <= {"rest_lr"} for each in tried(width, name))
             rows.append(
                 (
                     size,
@@ -180,7 +174,7 @@ def tuned() -> Table:
     return Table((*head, "Steps to Muon's loss", "Steps to AdamW's"), tuple(rows), num_text=2)
 
 
-def _gap(one: Series, ours: Series | None) -> str:
+def _gap(one: SeedRuns, ours: SeedRuns | None) -> str:
     """How far a mean is above ours, with the p value of a paired t-test where both have three seeds."""
     if ours is None or one is ours:
         return NOTHING
@@ -192,17 +186,17 @@ def _gap(one: Series, ours: Series | None) -> str:
     return f"{gap} (p = {stats.ttest_rel(one.losses, ours.losses).pvalue:.1g})"
 
 
-def _share(one: Series, other: Series | None) -> str:
+def _share(one: SeedRuns, other: SeedRuns | None) -> str:
     """Steps to another's final loss, as a share of the steps of the other."""
     steps = None if other is None or one is other else one.steps_to(other.mean)
     return NOTHING if steps is None else f"{steps / one.runs[0].config['steps']:.2f}"
 
 
-def best_at(batch: int, optimizer: str) -> Series | None:
+def best_at(batch: int, optimizer: str) -> SeedRuns | None:
     """The best of an optimizer at 10M with a batch, after as many tokens as with all others."""
     # AdamW with 64 was run for the paper's comparison, with the paper's warm-up: 32 of 1600 steps.
     warmup = 0.02 if (optimizer, batch) == ("adamw", 64) else 0.1
-    return best(series(256, optimizer, batch=batch, steps=SEQUENCES // batch, warmup=warmup))
+    return best(tried(256, optimizer, batch=batch, steps=SEQUENCES // batch, warmup=warmup))
 
 
 def batches() -> Table:
@@ -233,7 +227,7 @@ PARTS = (
 def parts() -> Table:
     """MuonMERIT at 10M with one option changed, against the same seed unchanged."""
     by_options = {
-        tuple(sorted(one.options.items())): one for one in series(256, "muon-merit") if one.lr == 0.04
+        tuple(sorted(one.options.items())): one for one in tried(256, "muon-merit") if one.lr == 0.04
     }
     base = by_options[("rest_lr", "0.128"),]
     rows = []
@@ -254,7 +248,7 @@ def rates() -> Table:
         for width, size in SIZES.items():
             rows += [
                 (DISPLAY_NAMES[name], size, one.rates, str(len(one.runs)), one.shown)
-                for one in sorted(series(width, name), key=lambda one: (one.lr, one.rates))
+                for one in sorted(tried(width, name), key=lambda one: (one.lr, one.rates))
                 if one.options.keys() <= {"rest_lr"}
             ]
     return Table(("Optimizer", "Size", "Learning rate", "Seeds", "Validation loss"), tuple(rows), num_text=2)
@@ -280,7 +274,7 @@ def with_tables(text: str) -> str:
 
 def draw_losses(path: Path) -> None:
     """The loss over the steps at 33M, of each optimizer at its best."""
-    chosen = [best(series(512, name)) for name in CONTESTANTS if name != "normuon"]
+    chosen = [best(tried(512, name)) for name in CONTESTANTS if name != "normuon"]
     figures = make_figures(group([run for one in chosen if one for run in one.runs]))
     figure = next(figure for figure in figures if figure.key == "validation-loss")
     chart = {**figure.in_files[figure.key], "datasets": figure.datasets}

@@ -299,6 +299,7 @@ def test_options_of_adam_in_a_group_do_not_change_its_momentum(device) -> None:
         for _ in range(2):
             pair.step()
     assert not pair.engine._unfused
+    assert len(held_launches(pair.engine)) == 1
 
 
 def test_groups_that_differ_in_compiled_options_have_separate_launches(device) -> None:
