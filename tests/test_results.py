@@ -23,7 +23,8 @@ import evidence  # noqa: E402  # a script of the documentation
 
 PAPER_PAGE = ROOT / "docs" / "paper-results.md"
 DIRECTIONS = sorted(f"directions/{folder.name}" for folder in (ROOT / "results/directions").iterdir())
-STUDIES = ["nano", "nano/repeats", "gpt2-small", *DIRECTIONS]
+MIX = sorted(f"mix/{folder.name}" for folder in (ROOT / "results/mix").iterdir() if folder.is_dir())
+STUDIES = ["nano", "nano/repeats", "gpt2-small", *DIRECTIONS, *MIX]
 
 
 def table_rows(text: str) -> list[str]:
@@ -66,8 +67,9 @@ def test_every_p_value_is_of_a_verdict() -> None:
 
 @pytest.mark.parametrize("study", STUDIES)
 def test_records_name_their_data_and_no_machine(study: str) -> None:
-    """All are of the same text."""
-    data = json.loads((ROOT / "results/nano/data.json").read_text("utf-8"))
+    """Those of a study are all of the same text."""
+    text = "mix" if study in MIX else "nano"
+    data = json.loads((ROOT / "results" / text / "data.json").read_text("utf-8"))
     runs = [Run.open(folder) for folder in run_folders(ROOT / "results" / study)]
     assert runs
     for run in runs:
@@ -86,7 +88,7 @@ def test_what_is_kept_of_kept_runs_is_all_of_it(study: str, tmp_path: Path) -> N
         assert repr(list(again.lines())) == repr(list(run.lines()))
 
 
-@pytest.mark.parametrize("study", DIRECTIONS)
+@pytest.mark.parametrize("study", [*DIRECTIONS, *MIX])
 def test_tables_of_directions_are_made_again(study: str) -> None:
     folder = ROOT / "results" / study
     outcomes = read_outcomes(group(find_runs([folder])))

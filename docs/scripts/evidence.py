@@ -7,6 +7,7 @@ The two pictures are drawn from the same runs. tests/test_results.py fails where
 from what the records give.
 """
 
+import json
 import re
 import statistics
 from collections.abc import Callable, Iterable, Sequence
@@ -70,6 +71,11 @@ class SeedRuns:
         rest = self.options.get("rest_lr")
         return f"{self.lr:g}" + (f", rest {float(rest):g}" if rest else "")
 
+    @property
+    def largest_logit(self) -> float:
+        """The largest attention logit at the end, of any layer and seed."""
+        return max(run.curves["max_logit"][-1][1] for run in self.runs)
+
     def steps_to(self, loss: float) -> float | None:
         """Mean steps of the seeds to a validation loss; None where one does not get there."""
         steps = [steps_to_reach(loss, run.curves["validation_loss"]) for run in self.runs]
@@ -79,7 +85,8 @@ class SeedRuns:
 @cache
 def all_runs() -> list[MeasuredRun]:
     """Every finished run whose settings these tables can tell apart."""
-    folders = [ROOT / "results/nano", *sorted((ROOT / "results/directions").iterdir())]
+    studies = sorted(path.parent for path in ROOT.glob("results/*/*/runs.parquet"))
+    folders = [ROOT / "results/nano", *(folder for folder in studies if folder.parent.name != "nano")]
     runs = [run for folder in folders for run in find_runs([folder])]
     return [
         run
@@ -91,6 +98,18 @@ def all_runs() -> list[MeasuredRun]:
 
 
 @cache
+def texts() -> dict[str, str]:
+    """The name of each text, by its fingerprint."""
+    known = [json.loads(path.read_text("utf-8")) for path in ROOT.glob("results/*/data.json")]
+    return {text["fingerprint"]: text["name"] for text in known}
+
+
+def text_of(run: MeasuredRun) -> str:
+    """The name of the text that a run was trained on."""
+    return texts()[run.environment["data"]["fingerprint"]]
+
+
+@cache
 def tried(
     width: int,
     optimizer: str,
@@ -98,14 +117,15 @@ def tried(
     batch: int = 512,
     steps: int = 200,
     warmup: float = 0.1,
+    text: str = "enwik8",
 ) -> tuple[SeedRuns, ...]:
     """What was tried of an optimizer at a size: one series for each setting."""
     groups: dict[str, list[MeasuredRun]] = {}
     for run in all_runs():
         config, settings = run.config, run.config["optimizer"]
         if (
-            (config["model"]["width"], settings["name"], config["batch"], config["steps"])
-            == (width, optimizer, batch, steps)
+            (config["model"]["width"], settings["name"], config["batch"], config["steps"], text_of(run))
+            == (width, optimizer, batch, steps, text)
             and (settings["warmup"], settings["weight_decay"], settings["final"]) == (warmup, 0.1, 0.1)
             and settings.get("rest") is None
         ):
@@ -209,6 +229,17 @@ def batches() -> Table:
     return Table(("Batch", "Steps", *(DISPLAY_NAMES[name] for name in SCALED)), tuple(rows))
 
 
+def longer() -> Table:
+    """Four times as many steps at 10M, on a text that is read twice."""
+    rows = [
+        (DISPLAY_NAMES[name], one.rates, str(len(one.runs)), one.shown, f"{one.largest_logit:,.0f}")
+        for name in (*CONTESTANTS[:2], "maxlamb", *CONTESTANTS[2:])
+        for one in sorted(tried(256, name, steps=800, text="mix"), key=lambda one: (one.lr, one.rates))
+    ]
+    head = ("Optimizer", "Learning rate", "Seeds", "Validation loss", "Largest attention logit")
+    return Table(head, tuple(rows))
+
+
 PARTS = (
     ("as it is", {}),
     ("one ratio for each weight (`element_wise=False`)", {"element_wise": "false"}),
@@ -258,6 +289,7 @@ TABLES: dict[str, Callable[[], Table]] = {
     "headline": headline,
     "tuned": tuned,
     "batches": batches,
+    "longer": longer,
     "parts": parts,
     "rates": rates,
 }
