@@ -134,6 +134,26 @@ def test_every_option_works_as_with_the_eager_engine(device, options) -> None:
             pair.step()
 
 
+@pytest.mark.parametrize("element_wise", [True, False], ids=["element-wise", "whole"])
+@pytest.mark.parametrize("bounds", [(0.05, 0.06), (0.0, 0.02), (9.0, 9.5)], ids=repr)
+def test_ratios_are_bounded_as_with_the_eager_engine(device, element_wise, bounds) -> None:
+    """Those of a row of zeros, which are undefined, are not."""
+    params = parameters([(9, 17), (20,), (2, 3, 2)], device)
+    with torch.no_grad():
+        params[0][4] = 0
+    group = {"params": slice(None), "ratio_bounds": bounds}
+    pair = Pair(params, groups=[group], lr=0.1, clip=None, element_wise=element_wise)
+    free = Pair(
+        [p.detach().clone().requires_grad_() for p in params], lr=0.1, clip=None, element_wise=element_wise
+    )
+    with tiles():
+        for _ in range(2):
+            pair.step()
+            free.step()
+    assert not pair.engine._unfused
+    assert all((x - y).abs().amax() > 1e-4 for x, y in zip(pair.params, free.params, strict=True))
+
+
 @pytest.mark.parametrize("build", [LAMB, MaxLAMB], ids=name_of)
 @pytest.mark.parametrize("options", [{"clip": 0.5}, {"matrix_dims": 2}], ids=repr)
 def test_every_option_of_lamb_works_as_with_the_eager_engine(device, build, options) -> None:
@@ -499,14 +519,12 @@ def test_the_rest_of_the_weights_is_fused_even_if_hidden_matrices_are_not(device
     assert [id(p) for p in optimizer._engines[params[0].device]._owners] == [id(params[1]), id(params[3])]
 
 
-@pytest.mark.parametrize(
-    "change", [{"split": 3}, {"split": (1, 3), "split_dim": 1}, {"ratio_bounds": (0.1, 0.3)}], ids=repr
-)
+@pytest.mark.parametrize("change", [{"split": 3}, {"split": (1, 3), "split_dim": 1}], ids=repr)
 def test_options_that_the_kernels_do_not_support_use_the_eager_engine(device, change) -> None:
     """And back to the fused engine."""
     pair = Pair(parameters([(3, 4), (6, 4)], device))
     pair.step()
-    back = {"split": None, "split_dim": 0, "ratio_bounds": None}
+    back = {"split": None, "split_dim": 0}
     for options, unfused in ((change, {0, 1}), (back, set())):
         for optimizer in (pair.fused, pair.eager):
             optimizer.param_groups[0].update(options)

@@ -75,7 +75,6 @@ def refused_options(group: dict[str, Any]) -> str | None:
     view, rule, direction = View.of(group), Rule.of(group), direction_of(group)
     unknown: dict[str, Any] = {
         "split": view.split,
-        "ratio_bounds": rule.ratio_bounds,
         "calibrated": rule.calibrated,
     }
     if isinstance(direction, Muon):
@@ -257,12 +256,13 @@ class FusedEngine:
         for work in works:
             group = work.group
             beta1, beta2 = (group["momentum"], 0.0) if _is_muon(group) else group["betas"]
-            lr, clip = group["lr"], group["clip"]
+            lr, rule = group["lr"], Rule.of(group)
             if isinstance(lr, Tensor):
                 # Read on the host; copied into the table below on a device.
                 lr = lr.item() if lr.device.type == "cpu" else math.inf
             values += (lr, beta1, 1 - beta1, beta2, 1 - beta2, group["eps"], group["weight_decay"])
-            values.append(math.inf if clip is None else clip)
+            values.append(math.inf if rule.clip is None else rule.clip)
+            values += (-math.inf, math.inf) if rule.ratio_bounds is None else rule.ratio_bounds
         packed, hyper = array.array("f", values), self._shared.hyper
         if resend or packed != self._hyper_values:
             self._sender.send(torch.frombuffer(packed, dtype=torch.float32).view(hyper.shape), hyper)

@@ -30,9 +30,9 @@ ROWS, COLUMNS, ROWS_AT, COLUMNS_AT, WHOLE_AT, HAS_ROWS, GROUP, HELD_AT, TILES_AT
     tl.constexpr(i) for i in range(10)
 )
 NUM_POINTERS = tl.constexpr(5)
-NUM_HYPER = tl.constexpr(8)
-LR, BETA1, ONE_MINUS_BETA1, BETA2, ONE_MINUS_BETA2, EPS, WEIGHT_DECAY, CLIP = (
-    tl.constexpr(i) for i in range(8)
+NUM_HYPER = tl.constexpr(10)
+LR, BETA1, ONE_MINUS_BETA1, BETA2, ONE_MINUS_BETA2, EPS, WEIGHT_DECAY, CLIP, MIN_RATIO, MAX_RATIO = (
+    tl.constexpr(i) for i in range(10)
 )
 NUM_STATISTICS = tl.constexpr(6)
 
@@ -356,6 +356,7 @@ def apply(
         v_at = _address(pointers, 3, offset, STATE, ALIGNED)
     _count_step(pointers, tile)
     lr, clip = tl.load(hyper + LR), tl.load(hyper + CLIP)
+    min_ratio, max_ratio = tl.load(hyper + MIN_RATIO), tl.load(hyper + MAX_RATIO)
     eps, weight_decay = tl.load(hyper + EPS), tl.load(hyper + WEIGHT_DECAY)
     whole_at = tl.load(entry + WHOLE_AT)
     whole = _ratio(tl.load(weight_sizes + whole_at), tl.load(update_sizes + whole_at), 1.0)
@@ -403,9 +404,11 @@ def apply(
             )
             row_ratio = tl.where(has_rows != 0, row_ratio, whole)
             s = tl.maximum(row_ratio[:, None], column_ratio[None, :], propagate_nan=NAN_TOO)
+            s = tl.clamp(s, min_ratio, max_ratio, propagate_nan=NAN_TOO)
             s = tl.where((row_ratio == UNSCALED)[:, None] | column_unscaled[None, :], 1.0, s)
         else:
-            s = tl.zeros((BLOCK_R, BLOCK_C), tl.float32) + whole
+            s = tl.zeros((BLOCK_R, BLOCK_C), tl.float32)
+            s += tl.clamp(whole, min_ratio, max_ratio, propagate_nan=NAN_TOO)
         scaled = s * u
         taken = lr * tl.clamp(scaled, -clip, clip, propagate_nan=NAN_TOO)
         tl.store(w_at + at, (w - taken).to(PARAM), mask, eviction_policy="evict_first")
