@@ -37,7 +37,7 @@ def size(x: Any, norm: str) -> float:
     return float(np.abs(x).max() if norm == "max" else np.sqrt((x * x).sum()))
 
 
-def scaled(w: Any, u: Any, norm: str = "max") -> Any:
+def scaled(w: Any, u: Any, norm: str = "max", bounds: tuple[float, float] = (0, np.inf)) -> Any:
     """s*u."""
 
     def ratio(w: Any, u: Any) -> float | None:
@@ -48,7 +48,7 @@ def scaled(w: Any, u: Any, norm: str = "max") -> Any:
     whole, result = ratio(w, u), u.copy()
     for i, j in np.ndindex(*u.shape):
         if rows[i] is not None and columns[j] is not None:
-            result[i, j] *= max(rows[i], columns[j], whole)
+            result[i, j] *= np.clip(max(rows[i], columns[j], whole), *bounds)
     return result
 
 
@@ -66,17 +66,19 @@ class Muon:
         safety: float = 1.0,
         norm: str = "max",
         clip: float | None = 1.0,
+        bounds: tuple[float, float] = (0, np.inf),
     ) -> None:
         self.w, self.momentum = np.array(w, np.float64), np.zeros(w.shape)
         self.lr, self.wd, self.mu, self.nesterov = lr, wd, mu, nesterov
-        self.coefficients, self.safety, self.norm, self.clip = coefficients, safety, norm, clip
+        self.coefficients, self.safety = coefficients, safety
+        self.norm, self.clip, self.bounds = norm, clip, bounds
 
     def step(self, g: Any) -> None:
         g = np.asarray(g, np.float64)
         self.momentum = self.mu * self.momentum + (1 - self.mu) * g
         n = (1 - self.mu) * g + self.mu * self.momentum if self.nesterov else self.momentum
         d = np.sqrt(max(g.shape)) * orthogonalized(n, self.coefficients, self.safety)
-        change = scaled(self.w, d + self.wd * self.w, self.norm)
+        change = scaled(self.w, d + self.wd * self.w, self.norm, self.bounds)
         self.w = self.w - self.lr * (change if self.clip is None else np.clip(change, -self.clip, self.clip))
 
 

@@ -50,6 +50,7 @@ def direction(grad: Any, **options: Any) -> Any:
         ({"ns_coefficients": (3, -3, 1), "ns_steps": 3}, {"coefficients": [(3, -3, 1)] * 3}),
         ({"norm": "l2", "clip": 0.01}, {"norm": "l2", "clip": 0.01}),
         ({"clip": None, "weight_decay": 1.0}, {"clip": None, "wd": 1.0}),
+        ({"ratio_bounds": (0.3, 0.4)}, {"bounds": (0.3, 0.4)}),
     ],
     ids=lambda options: ", ".join(options) or "defaults",
 )

@@ -38,6 +38,8 @@ class Rule(NamedTuple):
     element_wise: bool = True
     weight_bound: bool = True
     norm: Norm = "max"
+    ratio_bounds: tuple[Scalar, Scalar] | None = None
+    """The smallest and the largest value of s."""
 
 
 @dataclass(frozen=True)
@@ -182,12 +184,17 @@ def element_ratio(weight: Array, update: Array, axes: MatrixAxes, rule: Rule) ->
 
     whole = sizes(axes.whole)
     if axes.is_vector or not rule.element_wise:
-        return ratio(*whole)
+        return bounded(ratio(*whole), rule)
     rows, columns = sizes(axes.columns), sizes(axes.rows)
     scale = jnp.maximum(ratio(*rows), ratio(*columns))
     if rule.weight_bound:
         scale = jnp.maximum(scale, ratio(*whole))
-    return jnp.where(undefined(*rows) | undefined(*columns), 1, scale)
+    return jnp.where(undefined(*rows) | undefined(*columns), 1, bounded(scale, rule))
+
+
+def bounded(scale: Array, rule: Rule) -> Array:
+    """Clamp s to the rule's bounds."""
+    return scale if rule.ratio_bounds is None else jnp.clip(scale, *rule.ratio_bounds)
 
 
 def scaled(weight: Array, update: Array, axes: MatrixAxes, rule: Rule) -> Array:

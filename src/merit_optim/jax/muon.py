@@ -73,6 +73,7 @@ def muon_merit(
     element_wise: bool = True,
     weight_bound: bool = True,
     norm: Norm = "max",
+    ratio_bounds: tuple[Scalar, Scalar] | None = None,
     matrix_dims: MatrixDims = None,
     rest_learning_rate: ScalarOrSchedule | None = None,
     rest_b1: Scalar = 0.9,
@@ -114,6 +115,8 @@ def muon_merit(
         element_wise: use the rows' and columns' ratios; False leaves the whole weight's.
         weight_bound: let the whole weight's ratio bound the element-wise ones from below.
         norm: "max" or "l2", the norm in all ratios.
+        ratio_bounds: the smallest and the largest value of s; None for no bounds. With (0, 0.2) no update is
+            larger than Muon's at the same learning rate.
         matrix_dims: how many trailing dimensions make one matrix; the ones before them stack matrices, each
             orthogonalized and scaled by itself (2 for scanned layers or experts). None: all, seen as
             (first dimension) x (all the rest). Also a ``MatrixAxes``, a tree, or a function; see ``merit``.
@@ -181,6 +184,7 @@ def muon_merit(
                         element_wise=element_wise,
                         weight_bound=weight_bound,
                         norm=norm,
+                        ratio_bounds=ratio_bounds,
                         matrix_dims=matrix_dims,
                     ),
                     optax.scale_by_learning_rate(learning_rate),

@@ -175,6 +175,7 @@ def scale_by_merit(
     element_wise: bool = True,
     weight_bound: bool = True,
     norm: Norm = "max",
+    ratio_bounds: tuple[Scalar, Scalar] | None = None,
     matrix_dims: MatrixDims = None,
 ) -> optax.GradientTransformationExtraArgs:
     """MERIT's ratios and clip for any updates, like ``optax.scale_by_trust_ratio`` for LAMB.
@@ -189,6 +190,7 @@ def scale_by_merit(
         element_wise: use the rows' and columns' ratios; False leaves the whole weight's.
         weight_bound: let the whole weight's ratio bound the element-wise ones from below.
         norm: "max" or "l2", the norm in all ratios.
+        ratio_bounds: the smallest and the largest value of s; None for no bounds.
         matrix_dims: which axes make one matrix; see ``merit``.
 
     Examples:
@@ -212,7 +214,8 @@ def scale_by_merit(
         validate.number("clip", clip, "a number greater than 0, or None for no clip", lambda value: value > 0)
     if isinstance(matrix_dims, Real | Array):
         algorithm.matrix_axes(2, matrix_dims)  # refuse a wrong number now, not in the first update
-    rule = Rule(clip=clip, element_wise=element_wise, weight_bound=weight_bound, norm=norm)
+    validate.bounds("ratio_bounds", ratio_bounds)
+    rule = Rule(clip, element_wise, weight_bound, norm, ratio_bounds)
 
     def update(updates: Any, state: Any, params: Any) -> tuple[Any, Any]:
         axes = spread(matrix_dims, params)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from numbers import Real
 from typing import Any
 
@@ -36,6 +36,20 @@ def decay(name: str, value: Any) -> None:
 
 def positive(name: str, value: Any) -> None:
     number(name, value, "a number greater than 0", lambda value: value > 0)
+
+
+def bounds(name: str, value: Any) -> None:
+    """Check the smallest and the largest ratio, or None. Arrays pass, as in ``number``."""
+    if value is None:
+        return
+    pair = tuple(value) if isinstance(value, Sequence) and not isinstance(value, str) else ()
+    allowed = "the smallest and the largest ratio, such as (0.0, 0.2), or None"
+    if len(pair) != 2:
+        raise ValueError(f"{name} is {value!r}; it must be {allowed}")
+    for i, bound in enumerate(pair):
+        number(f"{name}[{i}]", bound, "a number of at least 0", lambda bound: bound >= 0)
+    if all(isinstance(bound, Real) for bound in pair) and pair[0] > pair[1]:
+        raise ValueError(f"{name} is {value!r}; it must be {allowed}")
 
 
 def state_dtype(value: Any) -> None:
