@@ -21,6 +21,7 @@ from merit_optim.optim.directions import (
     DIRECTIONS,
     Direction,
     MatrixDirection,
+    Muon,
     direction_of,
     option_names,
 )
@@ -160,7 +161,14 @@ class TrustRatioOptimizer(SafeOptimizer):
             )
         refuse_inexact(name, param)
         view, group = View.of(group), {**step_options.LATER, **group}
-        reason = view.refusal(param.shape) or direction_of(group).refusal(view, view.matrices(param.shape))
+        direction = direction_of(group)
+        reason = view.refusal(param.shape) or direction.refusal(view, view.matrices(param.shape))
+        num_dims = param.ndim - placements.num_stacking(param.ndim, view.matrix_dims)
+        if isinstance(direction, Muon) and direction.transposed and num_dims > 2:
+            reason = (
+                f"transposed=True means a matrix (inputs, outputs), and this has {num_dims} dimensions: use "
+                "matrix_dims=2 if the others stack matrices, or transposed=False"
+            )
         if group["calibrated"] and view.split is not None:
             reason = "calibrated=True keeps one ratio per weight: use split=None"
         if reason:
