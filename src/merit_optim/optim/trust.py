@@ -31,6 +31,7 @@ from merit_optim.optim.engines.ranks import placements
 from merit_optim.optim.engines.ranks.placements import is_sharded, refuse_inexact
 from merit_optim.optim.engines.ranks.sharding import Sharding
 from merit_optim.optim.engines.work import Controls, Work, apart, names_of
+from merit_optim.optim.groups import by_orientation
 from merit_optim.optim.matrices import Matrices, View
 from merit_optim.optim.options import ENGINE_DEFAULTS, EngineOptions
 from merit_optim.optim.refresh import in_turns
@@ -206,12 +207,26 @@ class TrustRatioOptimizer(SafeOptimizer):
             )
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add parameters. A direction other than the optimizer's has its own defaults for missing options."""
-        default = self.defaults.get("direction", "adam")
-        name = param_group.get("direction", default)
-        if name != default and name in DIRECTIONS:
-            param_group = {**DIRECTIONS[name]().options, **param_group}
-        super().add_param_group(param_group)
+        """Add parameters, in several groups if they need different options.
+
+        A direction other than the optimizer's has its own defaults for missing options.
+        """
+        num_before, default = len(self.param_groups), self.defaults.get("direction", "adam")
+        try:
+            for group in self._sorted(param_group):
+                name = group.get("direction", default)
+                if name != default and name in DIRECTIONS:
+                    group = {**DIRECTIONS[name]().options, **group}
+                super().add_param_group(group)
+        except (TypeError, ValueError):
+            del self.param_groups[num_before:]
+            raise
+
+    def _sorted(self, group: dict[str, Any]) -> list[dict[str, Any]]:
+        """The groups to add: two if weights are stored in both orientations and the update depends on it."""
+        options = {**self.defaults, **group}
+        depends = options.get("split") is not None or options.get("direction") == Muon.NAME
+        return by_orientation(group) if depends else [group]
 
     def _check_new(self, index: int) -> None:
         group = self.param_groups[index]
