@@ -49,6 +49,16 @@ def test_hidden_matrices_take_the_direction_and_the_rest_adam_s(llama, name) -> 
     assert decays == {key: 0.2 if key in matrices else 0.0 for key, _ in llama.named_parameters()}
 
 
+def test_weights_that_are_stored_transposed() -> None:
+    """As in models of Hugging Face."""
+    layer = type("Conv1D", (torch.nn.Module,), {})()
+    layer.weight = torch.nn.Parameter(torch.ones(3, 4))
+    model = torch.nn.ModuleDict({"first": torch.nn.Linear(4, 4), "second": layer})
+    of_parameters = by_name(container(model, group(".*", "NorMuon")))
+    transposed = [name for name, found in of_parameters.items() if found.get("transposed")]
+    assert transposed == ["second.weight"]
+
+
 def test_steps_are_those_of_the_plain_optimizer(llama) -> None:
     titan, plain = copy.deepcopy(llama), copy.deepcopy(llama)
     groups = (group("norm", "MuonMERIT", lr=2e-2, weight_decay=0.0), group(".*", "MuonMERIT", lr=2e-2))

@@ -7,7 +7,6 @@ import hashlib
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import compress
 from typing import Any
 
 import torch
@@ -23,7 +22,7 @@ from merit_lab.train.optimizer_options import check_known, check_used, fitted_op
 from merit_lab.train.pair import AnyOptimizer, OptimizerPair, parts_of
 from merit_lab.train.parallel import Ranks
 from merit_optim.optim.base import SafeOptimizer
-from merit_optim.optim.groups import param_groups
+from merit_optim.optim.groups import param_groups, picked
 from merit_optim.optim.kinds import KINDS, Kind
 from merit_optim.optim.options import LATER
 from merit_optim.optim.registry import create
@@ -130,13 +129,8 @@ def _sorted_for_muon(groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def of_kinds(groups: list[dict[str, Any]], kinds: Collection[Kind]) -> list[dict[str, Any]]:
     """Return the parameter groups with only the weights of these kinds, without empty groups."""
-    lists = ("params", "param_names", "param_kinds")
-    selected = []
-    for group in groups:
-        of_kind = [kind in kinds for kind in group["param_kinds"]]
-        if any(of_kind):
-            selected.append({**group, **{name: list(compress(group[name], of_kind)) for name in lists}})
-    return selected
+    members = [[i for i, kind in enumerate(group["param_kinds"]) if kind in kinds] for group in groups]
+    return [picked(group, numbers) for group, numbers in zip(groups, members, strict=True) if numbers]
 
 
 def check_optimizer(config: TrainConfig) -> None:

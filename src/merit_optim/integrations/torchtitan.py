@@ -21,7 +21,7 @@ from torchtitan.tools.logging import logger
 
 from merit_optim.optim import describe_groups
 from merit_optim.optim.hidden import ADAMW, HiddenMatrixOptimizer
-from merit_optim.optim.kinds import kinds_of
+from merit_optim.optim.kinds import MARKS, kinds_of, transposed_in
 from merit_optim.optim.options import ENGINE_DEFAULTS, LATER
 from merit_optim.optim.registry import FAMILY, unknown
 from merit_optim.optim.saved_state import with_dtype
@@ -117,12 +117,13 @@ class MeritOptimizersContainer(OptimizersContainer):
         groups, patterns = OptimizersContainer._build_param_groups(model, param_group_configs, impl_kwargs)
         engine = {"fused": None, "foreach": None} if impl_kwargs["fused"] else impl_kwargs
         for name in groups.keys() & _SORTING.keys():
-            kinds = kinds_of(model)
+            kinds, transposed = kinds_of(model), transposed_in(model)
             configs = [config for config in param_group_configs if config.optimizer_name == name]
             for config, group in zip(configs, groups[name], strict=True):
                 group |= {**engine, **config.optimizer_kwargs}
                 if _is_sorted(config):
                     group["param_kinds"] = [kinds[param] for param in group["params"]]
+                    group["param_transposed"] = [param in transposed for param in group["params"]]
         return groups, patterns
 
     def _log_optimizer(self, optimizer: Optimizer, part_idx: int, patterns: list[str]) -> None:
@@ -174,7 +175,7 @@ def _of_group(
     if "param_kinds" not in group:
         return kind([group], **options)
     assert issubclass(kind, HiddenMatrixOptimizer)
-    weights = {key: group[key] for key in ("params", "param_names", "param_kinds")}
+    weights = {key: group[key] for key in ("params", "param_names", *MARKS)}
     group_options = {key: value for key, value in group.items() if key not in weights}
     _check_names(kind.__name__, group_options, [*inspect.signature(kind).parameters, *ENGINE_DEFAULTS])
     if not {*kind.KINDS} & {*weights["param_kinds"]}:

@@ -21,6 +21,7 @@ from merit_optim.optim.control import Log, controls_of
 from merit_optim.optim.engines.ranks.placements import any_sharded, is_sharded, local, stacked_zeros
 from merit_optim.optim.engines.ranks.sharding import Sharding
 from merit_optim.optim.engines.work import Controls, Work, apart, name_of
+from merit_optim.optim.kinds import MARKS
 from merit_optim.optim.names import plain
 from merit_optim.optim.torch_private import (
     check_graph_capture,
@@ -79,8 +80,8 @@ class SafeOptimizer(Optimizer):
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group of parameters, with its options."""
         if isinstance(param_group, dict):
-            if "param_kinds" in param_group:  # used only by optimizers that sort weights by kind
-                param_group = {key: value for key, value in param_group.items() if key != "param_kinds"}
+            # Marks are used only by optimizers that sort weights, before this.
+            param_group = {key: value for key, value in param_group.items() if key not in MARKS}
             options.check_names(type(self).__name__, param_group, self._known_options())
             group = {**self.defaults, **param_group}
             self._check_group(group)

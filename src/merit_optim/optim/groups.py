@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from merit_optim.optim import validate
-from merit_optim.optim.kinds import KINDS, Kind, kinds_of
+from merit_optim.optim.kinds import KINDS, MARKS, Kind, kinds_of, transposed_in
 from merit_optim.optim.names import plain
 
-_NOT_OPTIONS = frozenset({"params", "param_names", "param_kinds"})
+_LISTS = ("params", "param_names", *MARKS)
 _FEWEST_DIMENSIONS = {"hidden": 2, "experts": 3}
 _NUMBER = re.compile(r"\d+")
 
@@ -36,7 +36,9 @@ def param_groups(
     those of the model before ``torch.compile``.
 
     Each group has ``param_kinds`` next to ``param_names``: the kind of each weight, from ``kinds_of``.
-    ``describe_groups`` shows them.
+    ``describe_groups`` shows them. A group with weights that are stored as (inputs, outputs), as in Hugging
+    Face's Conv1D, has ``param_transposed`` too: whether each is. The override ``{"transposed": True}`` says
+    it of others.
 
     Args:
         model: the model whose parameters to sort.
@@ -62,7 +64,7 @@ def param_groups(
     validate.kinds(kinds, KINDS)
     validate.overrides(overrides)
     for pattern, override in overrides.items():
-        if reserved := _NOT_OPTIONS & set(override):
+        if reserved := set(_LISTS) & set(override):
             raise ValueError(
                 f"the override for {pattern!r} sets {sorted(reserved)}; it can only set options of the "
                 "optimizer, such as lr, weight_decay or matrix_dims"
@@ -74,7 +76,7 @@ def param_groups(
         names.setdefault(param, []).extend(dict.fromkeys([plain(name), name]))
     _check_patterns([*no_decay, *kinds, *overrides], [name for alike in names.values() for name in alike])
 
-    kinds_in_model = kinds_of(model)
+    kinds_in_model, transposed = kinds_of(model), transposed_in(model)
     groups: dict[str, dict[str, Any]] = {}
     for param, alike in names.items():
         if not param.requires_grad:
@@ -84,12 +86,34 @@ def param_groups(
         for pattern, override in overrides.items():
             if _matches(alike, [pattern]):
                 options.update(override)
-        empty: dict[str, Any] = {"params": [], "param_names": [], "param_kinds": []}
+        empty: dict[str, Any] = {name: [] for name in _LISTS}
         group = groups.setdefault(_key(options), {**empty, **options})
         group["params"].append(param)
         group["param_names"].append(alike[0])
         group["param_kinds"].append(_corrected(kinds_in_model[param], alike, param, kinds))
+        group["param_transposed"].append(param in transposed)
+    for group in groups.values():
+        if not any(group["param_transposed"]):
+            del group["param_transposed"]
     return list(groups.values())
+
+
+def picked(group: Mapping[str, Any], members: Sequence[int]) -> dict[str, Any]:
+    """Return the group with only the parameters at these indices."""
+    return {key: [value[i] for i in members] if key in _LISTS else value for key, value in group.items()}
+
+
+def by_orientation(group: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the group, or two with the option ``transposed`` if ``param_transposed`` says it of some."""
+    marks = group.get("param_transposed")
+    if marks is None or "transposed" in group:
+        return [group]
+    params = group["params"]
+    group = {**group, "params": [params] if isinstance(params, Tensor) else list(params)}
+    validate.one_each("param_transposed", marks, len(group["params"]))
+    parts = [[i for i, mark in enumerate(marks) if bool(mark) is turned] for turned in (False, True)]
+    options: tuple[dict[str, Any], ...] = ({}, {"transposed": True})
+    return [picked(group, part) | option for part, option in zip(parts, options, strict=True) if part]
 
 
 def describe_groups(groups: Optimizer | Sequence[Mapping[str, Any]]) -> str:

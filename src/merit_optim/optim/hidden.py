@@ -7,6 +7,7 @@ output heads are matrices too.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from itertools import chain
 from typing import Any, ClassVar, Unpack
 
 from torch import Tensor
@@ -15,6 +16,7 @@ from torch.optim.optimizer import ParamsT
 from merit_optim.optim import validate
 from merit_optim.optim.algorithm import UNSCALED, Rule
 from merit_optim.optim.directions import Adam, Direction
+from merit_optim.optim.groups import picked
 from merit_optim.optim.kinds import KINDS, Kind
 from merit_optim.optim.options import ENGINE_DEFAULTS, EngineOptions
 from merit_optim.optim.trust import TrustRatioOptimizer
@@ -73,21 +75,11 @@ class HiddenMatrixOptimizer(TrustRatioOptimizer):
     def _known_options(self) -> Collection[str]:
         return {*super()._known_options(), *self._rest}
 
-    def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add parameters, sorted by their kind in the model."""
-        num_before = len(self.param_groups)
-        try:
-            for group in self._sorted(param_group):
-                super().add_param_group(group)
-        except (TypeError, ValueError):
-            del self.param_groups[num_before:]
-            raise
-
     def _sorted(self, group: dict[str, Any]) -> list[dict[str, Any]]:
-        """Split a group into one for hidden matrices, one for stacked matrices and one for the rest."""
+        """Split a group into those for hidden matrices, for stacked matrices and for the rest."""
         if "direction" in group:
             is_rest = group["direction"] == self._rest["direction"] != self.defaults["direction"]
-            return [{**self._rest, **group} if is_rest else group]
+            return super()._sorted({**self._rest, **group} if is_rest else group)
         if "param_kinds" not in group:
             raise ValueError(
                 f"{type(self).__name__} uses one direction for hidden matrices and another for embeddings, "
@@ -104,13 +96,8 @@ class HiddenMatrixOptimizer(TrustRatioOptimizer):
         for i, kind in enumerate(group["param_kinds"]):
             role = kind if kind == "experts" else "hidden"
             members[role if kind in self.KINDS else "rest"].append(i)
-        return [options[role] | _picked(group, numbers) for role, numbers in members.items() if numbers]
+        by_role = [options[role] | picked(group, numbers) for role, numbers in members.items() if numbers]
+        return list(chain.from_iterable(map(super()._sorted, by_role)))
 
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "_rest": self._rest}
-
-
-def _picked(group: dict[str, Any], members: list[int]) -> dict[str, Any]:
-    """The group with only the parameters at these indices."""
-    lists = ("params", "param_names", "param_kinds")
-    return {key: [value[i] for i in members] if key in lists else value for key, value in group.items()}

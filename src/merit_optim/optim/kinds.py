@@ -15,6 +15,9 @@ from merit_optim.optim.names import COMPILED
 Kind = Literal["hidden", "experts", "embedding", "head", "vector"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 
+MARKS = ("param_kinds", "param_transposed")
+"""What ``param_groups`` says of each parameter, in lists next to ``param_names``."""
+
 # A tied weight has the first of the kinds that its owners give it.
 _PRECEDENCE: tuple[Kind, ...] = ("embedding", "head", "experts", "hidden", "vector")
 
@@ -124,6 +127,16 @@ def _kind(place: _Place, leaf: str, param: Tensor, heads: Collection[nn.Module])
     return "hidden"
 
 
+def transposed_in(model: nn.Module) -> set[nn.Parameter]:
+    """Return the weights that are stored as (inputs, outputs), the transpose of a Linear's."""
+    modules = dict(model.named_modules(remove_duplicate=False))
+    return {
+        param
+        for name, param in model.named_parameters(remove_duplicate=False)
+        if param.ndim > 1 and _is_transposed(modules[_owner(name)[0]])
+    }
+
+
 # --- modules -------------------------------------------------------------------------------------------
 
 
@@ -170,7 +183,17 @@ def _is_linear(module: nn.Module) -> bool:
     if isinstance(module, nn.Linear):
         return True
     name, shape = type(module).__name__, _weight_shape(module)
-    return shape is not None and len(shape) == 2 and ("Linear" in name or name == "Conv1D")
+    return shape is not None and len(shape) == 2 and ("Linear" in name or _is_conv1d(module))
+
+
+def _is_conv1d(module: nn.Module) -> bool:
+    """Whether this is Hugging Face's Conv1D, also as a subclass that torch makes of it."""
+    return any(kind.__name__ == "Conv1D" for kind in type(module).__mro__)
+
+
+def _is_transposed(module: nn.Module) -> bool:
+    """Whether a module's matrices are (inputs, outputs). Hugging Face's experts say so themselves."""
+    return _is_conv1d(module) or getattr(module, "is_transposed", None) is True
 
 
 def _is_convolution(module: nn.Module) -> bool:
@@ -266,4 +289,4 @@ def _sizes(module: nn.Module) -> tuple[int, int] | None:
     if shape is None or len(shape) != 2:
         return None
     rows, columns = shape
-    return (columns, rows) if type(module).__name__ == "Conv1D" else (rows, columns)
+    return (columns, rows) if _is_conv1d(module) else (rows, columns)

@@ -55,13 +55,19 @@ class View(NamedTuple):
     split: Split = None
     """Matrices concatenated along ``split_dim``: their number if of equal size, or the size of each."""
     split_dim: int = 0
-    """0 splits the rows, as for query, key and value in one Linear; 1 the columns, as in a Conv1D."""
+    """0 splits the rows, as for query, key and value in one Linear; 1 the columns, as in a Conv1D.
+
+    A group that does not set it splits the outputs.
+    """
 
     @staticmethod
     def of(group: dict[str, Any]) -> View:
         split = group.get("split")
         split = tuple(split) if isinstance(split, list) else split  # so that views can be keys
-        return View(group.get("matrix_dims"), split, group.get("split_dim", 0))
+        split_dim = group.get("split_dim")
+        if split_dim is None:
+            split_dim = int(group.get("transposed", False))
+        return View(group.get("matrix_dims"), split, split_dim)
 
     def matrices(self, shape: torch.Size | tuple[int, ...]) -> Matrices:
         """The matrices of a parameter of this shape, before it is split."""

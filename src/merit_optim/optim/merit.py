@@ -43,8 +43,12 @@ class MERIT(TrustRatioOptimizer):
             - ``matrix_dims``: number of trailing dimensions that form one matrix; the dimensions before them
               stack matrices, each with its own ratios (2 for experts stacked as (experts, rows, columns)).
               None: all dimensions, viewed as (first dimension) x (all others).
-            - ``split``: number of matrices of equal size that are concatenated by rows in the weight, or the
-              size of each, such as (768, 256, 256); each has its own ratios. ``split_dim=1``: by columns.
+            - ``split``: number of matrices of equal size that are concatenated in the weight, or the size of
+              each, such as (768, 256, 256); each has its own ratios. They are rows of the weight with
+              ``split_dim=0``, columns with 1, and outputs with None: rows, unless it is ``transposed``.
+            - ``transposed``: whether a weight is stored as (inputs, outputs), as in Hugging Face's Conv1D, so
+              that columns are outputs. ``param_groups`` recognizes such layers. MERIT's ratios do not
+              depend on it; ``split`` and some options of Muon's direction do.
             - ``state_dtype``: dtype of the state: float32, bfloat16 or float64. The state of float64 weights
               is always float64.
             - ``nonfinite``: what to do with a step whose gradients contain NaN or infinity. "propagate" takes

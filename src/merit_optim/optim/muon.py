@@ -50,8 +50,7 @@ class MuonMERIT(HiddenMatrixOptimizer):
         rest: other options for the rest, such as ``{"betas": (0.9, 0.99)}``, or ``{"norm": "max",
             "element_wise": True, "weight_bound": True, "clip": 1.0}`` for MERIT.
         options: how the step is computed; see ``MERIT``. Set ``split`` in the group of weights that hold
-            several matrices (3 for query, key and value in one Linear; with ``split_dim=1``, side by side);
-            each has its own direction and ratios.
+            several matrices (3 for query, key and value in one layer); each has its own direction and ratios.
 
     Examples:
         >>> import torch
@@ -129,8 +128,9 @@ class Muon(HiddenMatrixOptimizer):
         ns_steps: number of Newton-Schulz passes.
         ns_coefficients: see ``MuonMERIT``.
         ns_dtype: see ``MuonMERIT``.
-        scale: "match_rms_adamw", 0.2*sqrt(max(rows, columns)); "original", sqrt(max(1, rows/columns)); "rms",
-            sqrt(max(rows, columns)); or "spectral", 1.
+        scale: "match_rms_adamw", 0.2*sqrt(max(rows, columns)); "original", sqrt(max(1, outputs/inputs));
+            "rms", sqrt(max(rows, columns)); or "spectral", 1. Outputs are rows, unless a
+            group is ``transposed``; see ``MERIT``.
         rest_lr: learning rate of the rest (embeddings, head and vectors); None for ``lr``.
         rest: other options for the rest.
         options: how the step is computed; see ``MERIT``.
@@ -190,6 +190,8 @@ class NorMuon(HiddenMatrixOptimizer):
         v_i <- neuron_beta*v_i + (1-neuron_beta) * mean(O_i.**2)
         d  = scale * |O| * O' / |O'|          with O'_i. = O_i. / sqrt(v_i)
         w <- w - lr * (d + weight_decay*w)
+
+    Rows are outputs; where a group is ``transposed`` (see ``MERIT``), columns take their place.
 
     Args:
         params: parameter groups from ``param_groups(model)``; see ``MuonMERIT``.

@@ -43,7 +43,8 @@ class EngineOptions(StepOptions, total=False):
 
     matrix_dims: int | None
     split: Split
-    split_dim: int
+    split_dim: int | None
+    transposed: bool
     foreach: bool | None
     fused: bool | None
 
@@ -57,14 +58,21 @@ STEP_DEFAULTS = StepOptions(
     differentiable=False,
 )
 ENGINE_DEFAULTS = EngineOptions(
-    **STEP_DEFAULTS, matrix_dims=None, split=None, split_dim=0, foreach=None, fused=None
+    **STEP_DEFAULTS,
+    matrix_dims=None,
+    split=None,
+    split_dim=None,
+    transposed=False,
+    foreach=None,
+    fused=None,
 )
 
 
 LATER: Mapping[str, Any] = {
     "direction": "adam",
     "split": None,
-    "split_dim": 0,
+    "split_dim": None,
+    "transposed": False,
     "ratio_bounds": None,
     "calibrated": False,
     "refresh_phase": None,
@@ -106,7 +114,9 @@ def check_engine(group: Mapping[str, Any]) -> None:
     """Raise if an option of the family's engines is not allowed, or excludes another."""
     validate.optional_count("matrix_dims", group["matrix_dims"])
     validate.split("split", group["split"])
-    validate.one_of("split_dim", group["split_dim"], (0, 1))
+    if group["split_dim"] is not None:
+        validate.one_of("split_dim", group["split_dim"], (0, 1))
+    validate.flag("transposed", group["transposed"])
     for option in ("foreach", "fused"):
         if group[option] is not None:
             validate.flag(option, group[option], ", or None")

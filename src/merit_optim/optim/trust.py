@@ -21,6 +21,7 @@ from merit_optim.optim.directions import (
     DIRECTIONS,
     Direction,
     MatrixDirection,
+    Muon,
     direction_of,
     option_names,
 )
@@ -30,6 +31,7 @@ from merit_optim.optim.engines.ranks import placements
 from merit_optim.optim.engines.ranks.placements import is_sharded, refuse_inexact
 from merit_optim.optim.engines.ranks.sharding import Sharding
 from merit_optim.optim.engines.work import Controls, Work, apart, names_of
+from merit_optim.optim.groups import by_orientation
 from merit_optim.optim.matrices import Matrices, View
 from merit_optim.optim.options import ENGINE_DEFAULTS, EngineOptions
 from merit_optim.optim.refresh import in_turns
@@ -160,7 +162,14 @@ class TrustRatioOptimizer(SafeOptimizer):
             )
         refuse_inexact(name, param)
         view, group = View.of(group), {**step_options.LATER, **group}
-        reason = view.refusal(param.shape) or direction_of(group).refusal(view, view.matrices(param.shape))
+        direction = direction_of(group)
+        reason = view.refusal(param.shape) or direction.refusal(view, view.matrices(param.shape))
+        num_dims = param.ndim - placements.num_stacking(param.ndim, view.matrix_dims)
+        if isinstance(direction, Muon) and direction.transposed and num_dims > 2:
+            reason = (
+                f"transposed=True means a matrix (inputs, outputs), and this has {num_dims} dimensions: use "
+                "matrix_dims=2 if the others stack matrices, or transposed=False"
+            )
         if group["calibrated"] and view.split is not None:
             reason = "calibrated=True keeps one ratio per weight: use split=None"
         if reason:
@@ -198,12 +207,26 @@ class TrustRatioOptimizer(SafeOptimizer):
             )
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add parameters. A direction other than the optimizer's has its own defaults for missing options."""
-        default = self.defaults.get("direction", "adam")
-        name = param_group.get("direction", default)
-        if name != default and name in DIRECTIONS:
-            param_group = {**DIRECTIONS[name]().options, **param_group}
-        super().add_param_group(param_group)
+        """Add parameters, in several groups if they need different options.
+
+        A direction other than the optimizer's has its own defaults for missing options.
+        """
+        num_before, default = len(self.param_groups), self.defaults.get("direction", "adam")
+        try:
+            for group in self._sorted(param_group):
+                name = group.get("direction", default)
+                if name != default and name in DIRECTIONS:
+                    group = {**DIRECTIONS[name]().options, **group}
+                super().add_param_group(group)
+        except (TypeError, ValueError):
+            del self.param_groups[num_before:]
+            raise
+
+    def _sorted(self, group: dict[str, Any]) -> list[dict[str, Any]]:
+        """The groups to add: two if weights are stored in both orientations and the update depends on it."""
+        options = {**self.defaults, **group}
+        depends = options.get("split") is not None or options.get("direction") == Muon.NAME
+        return by_orientation(group) if depends else [group]
 
     def _check_new(self, index: int) -> None:
         group = self.param_groups[index]

@@ -168,13 +168,18 @@ def split(name: str, value: Any) -> None:
         )
 
 
-def kinds_of_group(value: Any, num_params: int, known: Sequence[str]) -> None:
-    """A kind for every parameter of a group."""
+def one_each(name: str, value: Any, num_params: int) -> None:
+    """An entry for every parameter of a group."""
     if len(value) != num_params:
         raise ValueError(
-            f"param_kinds of a parameter group has {len(value)} kinds for {num_params} parameters; give one "
+            f"{name} of a parameter group has {len(value)} entries for {num_params} parameters; give one "
             "per parameter, as param_groups(model) does"
         )
+
+
+def kinds_of_group(value: Any, num_params: int, known: Sequence[str]) -> None:
+    """A kind for every parameter of a group."""
+    one_each("param_kinds", value, num_params)
     for kind in value:
         one_of("a kind in param_kinds", kind, known)
 

@@ -435,6 +435,15 @@ def test_compiled_options_may_change_too(device) -> None:
         assert not pair.engine._unfused
 
 
+def test_a_transposed_weight_has_the_scale_of_its_outputs(device) -> None:
+    # split_dim is given, because its default depends on transposed and would change the tables too.
+    pair = MuonPair(parameters([(5, 9)], device), muon, scale="original", split_dim=0)
+    for transposed in (True, False):
+        pair.change(transposed=transposed)
+        pair.step()
+        assert not pair.engine._unfused
+
+
 def test_sizes_are_measured_in_every_step(device) -> None:
     """No size is left from an earlier step, when the weights were larger."""
     pair = MuonPair(parameters([(9, 5)], device))

@@ -19,11 +19,12 @@ from merit_optim.optim.matrices import Matrices, View
 
 
 class Extent(NamedTuple):
-    """The size of a whole matrix, and which of its rows a rank has."""
+    """The size of a whole matrix, and which of its rows and columns a rank has."""
 
     num_rows: int
     num_columns: int
     rows: slice = slice(None)
+    columns: slice = slice(None)
 
 
 class Sent(NamedTuple):

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -32,15 +32,15 @@ SCALES: tuple[Scale, ...] = ("rms", "match_rms_adamw", "original", "spectral")
 _NEURON_EPS = 1e-10
 
 
-def scale_of(scale: Scale, rows: int, columns: int) -> float:
-    """The scale of the polar factor, whose root mean square is 1 / sqrt(max(rows, columns))."""
+def scale_of(scale: Scale, outputs: int, inputs: int) -> float:
+    """The scale of the polar factor, whose root mean square is 1 / sqrt(max(outputs, inputs))."""
     match scale:
         case "rms":
-            return math.sqrt(max(rows, columns))
+            return math.sqrt(max(outputs, inputs))
         case "match_rms_adamw":
-            return 0.2 * math.sqrt(max(rows, columns))
+            return 0.2 * math.sqrt(max(outputs, inputs))
         case "original":
-            return math.sqrt(max(1, rows / columns))
+            return math.sqrt(max(1, outputs / inputs))
         case "spectral":
             return 1.0
 
@@ -59,6 +59,13 @@ class Muon(MatrixDirection):
     eps: float = 1e-7
     scale: Scale = "rms"
     neuron_beta: float | None = None
+    transposed: bool = False
+    """Whether columns are outputs and rows inputs. The polar factor is the same; the rest is not."""
+
+    @property
+    def options(self) -> dict[str, Any]:
+        # Like split, transposed is a property of a weight: only groups that need it have it.
+        return {name: value for name, value in super().options.items() if name != "transposed"}
 
     @property
     def keys(self) -> tuple[str, ...]:
@@ -90,12 +97,25 @@ class Muon(MatrixDirection):
                 f"direction='muon' orthogonalises matrices, and with matrix_dims={view.matrix_dims} this is "
                 "a vector: use direction='adam' for it"
             )
-        if self.neuron_beta is not None and view.split is not None and view.split_dim == 1:
-            return "neuron_beta keeps an average for each row, and split_dim=1 cuts the rows: use split=None"
+        if self.neuron_beta is not None and view.split is not None and view.split_dim != self.transposed:
+            neuron = "column" if self.transposed else "row"
+            return (
+                f"neuron_beta keeps an average for each {neuron}, and split_dim={view.split_dim} cuts the "
+                f"{neuron}s: use split=None"
+            )
         return None
 
     def shapes(self, matrices: Matrices) -> tuple[tuple[int, ...] | None, ...]:
-        return (None, (matrices.num, matrices.rows, 1))[: len(self.keys)]
+        neurons = matrices.num, *self._neurons(matrices.rows, matrices.columns)
+        return (None, neurons)[: len(self.keys)]
+
+    def _neurons(self, rows: int, columns: int) -> tuple[int, int]:
+        """The shape of numbers for each output of a matrix."""
+        return (1, columns) if self.transposed else (rows, 1)
+
+    def factor(self, rows: int, columns: int) -> float:
+        """The scale of the polar factor of a matrix of this size."""
+        return scale_of(self.scale, *((columns, rows) if self.transposed else (rows, columns)))
 
     def before(
         self, grad_NRC: Tensor, state: tuple[Tensor, ...]
@@ -111,14 +131,14 @@ class Muon(MatrixDirection):
         return (n_NRC.to(self._sent_dtype(dtype)),), (averaged, *neurons)
 
     def whole(self, gathered: tuple[Tensor, ...], step: float | Tensor = 1) -> tuple[Tensor, ...]:
-        """The polar factor of N and, for NorMuon, the mean square of each of its rows."""
+        """The polar factor of N and, for NorMuon, the mean square of each output."""
         del step
         (n_NRC,) = gathered
         products = self._product_dtype(n_NRC.dtype)
         x_NRC = polar(n_NRC, self.coefficients, self.ns_steps, products, self.eps)
         if self.neuron_beta is None:
             return (x_NRC,)
-        return x_NRC, x_NRC.to(_wide(x_NRC.dtype)).square().mean(2, keepdim=True)
+        return x_NRC, x_NRC.to(_wide(x_NRC.dtype)).square().mean(1 if self.transposed else 2, keepdim=True)
 
     def after(
         self,
@@ -128,25 +148,26 @@ class Muon(MatrixDirection):
         extent: Extent,
         step: float | Tensor = 1,
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """The scaled polar factor; for NorMuon, with normalized rows."""
+        """The scaled polar factor; for NorMuon, with normalized outputs."""
         del step
-        x_NRC, *mean_sq = formed
+        x_NRC, *of_neurons = formed
         assert x_NRC is not None
         d_NRC, (momentum_buffer, *neurons) = x_NRC.to(dtype), state
         if self.neuron_beta is not None:
-            (mean_sq_NR1,) = mean_sq
-            assert mean_sq_NR1 is not None
-            factor_NR1, average = _equalizing(mean_sq_NR1, neurons[0], self.neuron_beta, extent.num_columns)
-            d_NRC, neurons = d_NRC * factor_NR1[:, extent.rows].to(dtype), [average]
-        return d_NRC * scale_of(self.scale, extent.num_rows, extent.num_columns), (momentum_buffer, *neurons)
+            (mean_sq,) = of_neurons
+            assert mean_sq is not None
+            num_inputs = extent.num_rows if self.transposed else extent.num_columns
+            factor, average = _equalizing(mean_sq, neurons[0], self.neuron_beta, num_inputs)
+            factor = factor[:, :, extent.columns] if self.transposed else factor[:, extent.rows]
+            d_NRC, neurons = d_NRC * factor.to(dtype), [average]
+        return d_NRC * self.factor(extent.num_rows, extent.num_columns), (momentum_buffer, *neurons)
 
     def traffic(self, rows: int, columns: int, dtype: torch.dtype) -> Traffic:
-        """N is sent and the polar factor comes back; for NorMuon, also the mean squares of all rows."""
-        del columns
+        """N is sent and the polar factor comes back; for NorMuon, also the mean squares of all outputs."""
         sent = self._sent_dtype(dtype)
         products = self._product_dtype(sent)
-        rows_too = () if self.neuron_beta is None else (Sent(_wide(products), (rows, 1)),)
-        return Traffic((Sent(sent),), (Sent(products), *rows_too))
+        neurons = () if self.neuron_beta is None else (Sent(_wide(products), self._neurons(rows, columns)),)
+        return Traffic((Sent(sent),), (Sent(products), *neurons))
 
     def num_operations(self, rows: int, columns: int) -> int:
         """The products of the Newton-Schulz passes."""
@@ -167,13 +188,14 @@ def _wide(dtype: torch.dtype) -> torch.dtype:
     return torch.promote_types(dtype, torch.float32)
 
 
-def _equalizing(
-    mean_sq_NR1: Tensor, average_NR1: Tensor, beta: float, num_columns: int
-) -> tuple[Tensor, Tensor]:
-    """NorMuon's factor for each row, which equalizes their average sizes and keeps the norm of the whole."""
-    wide = mean_sq_NR1.dtype
-    stored = torch.lerp(average_NR1.to(wide), mean_sq_NR1, 1 - beta).to(average_NR1.dtype)
-    root_NR1 = stored.to(wide).sqrt() + _NEURON_EPS
-    size_N11 = (num_columns * mean_sq_NR1.sum(1, keepdim=True)).sqrt()
-    new_size_N11 = (num_columns * (mean_sq_NR1 / root_NR1.square()).sum(1, keepdim=True)).sqrt()
-    return (size_N11 / (new_size_N11 + _NEURON_EPS)) / root_NR1, stored
+def _equalizing(mean_sq: Tensor, average: Tensor, beta: float, num_inputs: int) -> tuple[Tensor, Tensor]:
+    """NorMuon's factor for each output, which equalizes their average sizes and keeps the norm of the whole.
+
+    The tensors are (N, R, 1), or (N, 1, C) if columns are outputs.
+    """
+    wide = mean_sq.dtype
+    stored = torch.lerp(average.to(wide), mean_sq, 1 - beta).to(average.dtype)
+    root = stored.to(wide).sqrt() + _NEURON_EPS
+    size_N11 = (num_inputs * mean_sq.sum((1, 2), keepdim=True)).sqrt()
+    new_size_N11 = (num_inputs * (mean_sq / root.square()).sum((1, 2), keepdim=True)).sqrt()
+    return (size_N11 / (new_size_N11 + _NEURON_EPS)) / root, stored

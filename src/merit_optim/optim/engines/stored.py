@@ -85,11 +85,12 @@ class Stored:
         return [True, *(shape is None for shape in shapes), *(False for _ in self.rule.keys)]
 
     def cut_part(self, x_NRC: Tensor, like_weight: bool) -> tuple[Tensor, ...]:
-        """Split a tensor into these matrices. If it lacks the weight's shape, every rank has all its rows."""
+        """Split a tensor into these matrices. If it lacks the weight's shape, every rank has all of it."""
         if like_weight or self.share is None:
             return self.view.cut_matrices(x_NRC, self.item.param.shape)
-        lengths = [extent.num_rows for extent in self.share.extents]
-        return (x_NRC,) if self.view.split is None else x_NRC.split(lengths, 1)
+        dim = self.view.split_dim
+        lengths = [(extent.num_rows, extent.num_columns)[dim] for extent in self.share.extents]
+        return (x_NRC,) if self.view.split is None else x_NRC.split(lengths, 1 + dim)
 
     def return_copies(self) -> None:
         for x, x_NRC in zip(self.tensors, self.seen, strict=True):

@@ -22,7 +22,6 @@ from torch import Tensor
 from merit_optim.optim.algorithm import Rule
 from merit_optim.optim.directions import Adam, Direction, Muon, direction_of
 from merit_optim.optim.directions.adam import bias_correction
-from merit_optim.optim.directions.muon import scale_of
 from merit_optim.optim.engines.fused import kernels
 from merit_optim.optim.engines.fused.launch import (
     TRITON,
@@ -419,7 +418,8 @@ def _options(work: Work) -> tuple[Any, ...]:
 def _compiled_for(direction: Direction) -> tuple[Any, ...]:
     if isinstance(direction, Muon):
         d = direction
-        return d.NAME, d.nesterov, d.ns_steps, d.coefficients, d.ns_dtype, d.eps, d.scale, d.neuron_beta
+        scaled = d.scale, d.transposed, d.neuron_beta
+        return d.NAME, d.nesterov, d.ns_steps, d.coefficients, d.ns_dtype, d.eps, *scaled
     return direction.NAME, getattr(direction, "bias_correction", None)
 
 
@@ -427,7 +427,7 @@ def _scale(group: dict[str, Any], owner: Tensor) -> float:
     """The scale of Muon's direction, from the whole weight's shape even if this rank has only a part."""
     matrices, direction = View.of(group).matrices(owner.shape), direction_of(group)
     assert isinstance(direction, Muon)
-    return scale_of(direction.scale, matrices.rows, matrices.columns)
+    return direction.factor(matrices.rows, matrices.columns)
 
 
 def _kinds(grads: list[Tensor]) -> tuple[list[torch.dtype], list[bool]]:

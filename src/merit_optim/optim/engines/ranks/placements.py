@@ -181,24 +181,24 @@ def share_of_region(view: View, shape: tuple[int, ...], region: Region, *, is_cu
     >>> share.view.split  # all of the first matrix, half of the second, none of the third
     (4, 2, 0)
     >>> share.extents[1]
-    Extent(num_rows=4, num_columns=5, rows=slice(0, 2, None))
+    Extent(num_rows=4, num_columns=5, rows=slice(0, 2, None), columns=slice(0, 5, None))
     """
     matrix = region.since(num_stacking(len(shape), view.matrix_dims))
     assert len(matrix.sizes) > 1, "vectors are not split, and have no direction of whole matrices"
     # The columns of a rank are contiguous if only the first of their dimensions is sharded.
     starts = matrix.starts[0], math.prod(matrix.starts[1:2]) * math.prod(matrix.sizes[2:])
     lengths = matrix.sizes[0], math.prod(matrix.sizes[1:])
-    rows = slice(starts[0], starts[0] + lengths[0])
+    rows, columns = (slice(start, start + length) for start, length in zip(starts, lengths, strict=True))
     if view.split is None:
         whole = view.matrices(shape)
-        return Share(view, (Extent(whole.rows, whole.columns, rows),), is_cut)
+        return Share(view, (Extent(whole.rows, whole.columns, rows, columns),), is_cut)
     first, last = starts[view.split_dim], starts[view.split_dim] + lengths[view.split_dim]
     here: list[slice] = []
     for start, end in pairwise(accumulate(view.lengths(shape), initial=0)):
         begin = min(max(first, start), end) - start
         here.append(slice(begin, max(begin, min(last, end) - start)))
     extents = tuple(
-        Extent(part.rows, part.columns, rows if view.split_dim else some)
+        Extent(part.rows, part.columns, *((rows, some) if view.split_dim else (some, columns)))
         for part, some in zip(view.parts(shape), here, strict=True)
     )
     return Share(view._replace(split=tuple(some.stop - some.start for some in here)), extents, is_cut)

@@ -306,7 +306,7 @@ def _takes_part(param: Tensor) -> TypeGuard[DTensor]:
 def _signature(groups: Sequence[dict[str, Any]]) -> tuple[list[Tensor], list[tuple[Any, ...]]]:
     """The parameters and options that a sharding depends on."""
     params: list[Tensor] = [param for group in groups for param in group["params"] if _takes_part(param)]
-    names = ("norm", "element_wise", "matrix_dims", "split", "split_dim", "direction")
+    names = ("norm", "element_wise", "matrix_dims", "split", "split_dim", "transposed", "direction")
     options = [(len(group["params"]), *map(group.get, names), _traffic(group)) for group in groups]
     return params, options
 
