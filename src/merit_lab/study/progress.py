@@ -71,7 +71,8 @@ class StudyProgress:
             elif (latest := progress(run)) is not None:
                 step, loss = latest
                 in_progress += _cost(run) * _share(run, step)
-                lines.append(Text(f"  {run.folder.name}  step {step}/{run.config.steps}  loss {loss:.3f}"))
+                at = "starting" if loss is None else f"step {step}/{run.config.steps}  loss {loss:.3f}"
+                lines.append(Text(f"  {run.folder.name}  {at}"))
         done = self._finished + in_progress - self._done_before
         text = f"{self._num_runs - len(self._left)} of {self._num_runs} runs"
         if done > 0:
