@@ -65,16 +65,48 @@ def test_a_run_of_the_same_name_in_another_folder_is_another_run(
     assert not is_done(Path("run"))
 
 
-def test_progress_shows_finished_and_current_runs(planned: list[Trial]) -> None:
+def test_progress_shows_finished_and_current_runs(
+    planned: list[Trial], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 0.0
+    monkeypatch.setattr("time.monotonic", lambda: now)
     write(planned[0], steps=4, end="finished")
     console = Console(file=io.StringIO(), width=120)
     progress = StudyProgress(planned, console)
-    write(planned[1], steps=3, end=None)
+    write(planned[1], steps=1, end=None)
+    now = 600.0  # until the first step; it says nothing about the others
     with lock(planned[1].folder):
-        console.print(progress._picture())
-    first, second = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
-    assert first == "1 of 3 runs, about 1 min left"
-    assert second == f"  {planned[1].folder.name}  step 3/4  loss 2.500"
+        progress.show()
+        metrics = planned[1].folder / "metrics.jsonl"
+        with MetricsWriter(metrics, offset=metrics.stat().st_size) as writer:
+            writer.write({"kind": "train", "step": 3, "loss": 2.5})
+        now = 840.0  # two steps in four minutes, five are left
+        progress.show()
+    run = planned[1].folder.name
+    assert console.file.getvalue().splitlines() == [  # type: ignore[attr-defined]
+        "1 of 3 runs",
+        f"  {run}  step 1/4  loss 2.500",
+        "1 of 3 runs, about 10 min left",
+        f"  {run}  step 3/4  loss 2.500",
+    ]
+
+
+def test_no_time_is_left_when_all_runs_are_done(
+    planned: list[Trial], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 0.0
+    monkeypatch.setattr("time.monotonic", lambda: now)
+    console = Console(file=io.StringIO(), width=120)
+    progress = StudyProgress(planned, console)
+    for run in planned:
+        write(run, steps=4, end="finished")
+        now += 60.0
+        progress.show()
+    assert console.file.getvalue().splitlines() == [  # type: ignore[attr-defined]
+        "1 of 3 runs",
+        "2 of 3 runs, about 1 min left",
+        "3 of 3 runs",
+    ]
 
 
 @pytest.mark.parametrize("terminal", [False, True])
