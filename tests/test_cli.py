@@ -41,6 +41,15 @@ def test_info_names_versions_and_devices(capsys: pytest.CaptureFixture[str]) -> 
     assert sum("cuda:" in line for line in lines) == torch.cuda.device_count()
 
 
+def test_info_counts_one_thread_and_several(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("os.cpu_count", lambda: 8)
+    monkeypatch.setattr("torch.get_num_threads", lambda: 1)
+    cli.main(["info"])
+    assert "cpu: 8 cores, torch uses 1 thread\n" in capsys.readouterr().out
+
+
 def test_info_says_why_an_engine_is_not_available(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
