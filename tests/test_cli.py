@@ -3,11 +3,15 @@
 import os
 import subprocess
 import sys
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 import merit_optim
 from merit_optim import cli
+
+FULL = Path("/dev/full")
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
@@ -35,6 +39,15 @@ def test_info_names_versions_and_devices(capsys: pytest.CaptureFixture[str]) -> 
     assert values["torch"] == torch.__version__
     assert values["devices"].startswith("cpu: ")
     assert sum("cuda:" in line for line in lines) == torch.cuda.device_count()
+
+
+def test_info_counts_one_thread_and_several(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("os.cpu_count", lambda: 8)
+    monkeypatch.setattr("torch.get_num_threads", lambda: 1)
+    cli.main(["info"])
+    assert "cpu: 8 cores, torch uses 1 thread\n" in capsys.readouterr().out
 
 
 def test_info_says_why_an_engine_is_not_available(
@@ -116,13 +129,37 @@ def test_python_dash_m_is_the_same_command() -> None:
     assert finished.stdout == f"merit-optim {merit_optim.__version__}\n"
 
 
-def test_a_closed_pipe_prints_no_traceback() -> None:
-    command = [sys.executable, "-m", "merit_optim", "info"]
+@pytest.mark.parametrize(
+    "arguments",
+    [["info"], ["--help"], ["train", "--help"], ["compare", "tiny", "--help"]],
+    ids=" ".join,
+)
+def test_a_closed_pipe_ends_any_command_quietly(arguments: list[str]) -> None:
     reading, writing = os.pipe()
     os.close(reading)
     try:
-        ended = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, text=True, check=False)
+        ended = run_command(arguments, stdout=writing, stderr=subprocess.PIPE)
     finally:
         os.close(writing)
     assert ended.stderr == ""
     assert ended.returncode == 141
+
+
+@pytest.mark.skipif(not FULL.exists(), reason=f"needs {FULL}")
+def test_output_that_cannot_be_written_is_an_error_without_a_traceback() -> None:
+    with FULL.open("w") as full:
+        ended = run_command(["info"], stdout=full, stderr=subprocess.PIPE)
+    assert ended.stderr == "merit: cannot write to standard output: No space left on device\n"
+    assert ended.returncode == 1
+
+
+def test_no_standard_output_is_no_error() -> None:
+    program = "import os, sys; os.close(1); os.execv(sys.executable, [sys.executable, *sys.argv[1:]])"
+    command = [sys.executable, "-c", program, "-m", "merit_optim", "info"]
+    ended = subprocess.run(command, stderr=subprocess.PIPE, text=True, check=False, timeout=60)
+    assert (ended.stderr, ended.returncode) == ("", 0)
+
+
+def run_command(arguments: list[str], **streams: Any) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "merit_optim", *arguments]
+    return subprocess.run(command, **streams, text=True, check=False, timeout=60)

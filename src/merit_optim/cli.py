@@ -5,13 +5,15 @@ called: `merit --help` must start fast and work if only the base package is inst
 """
 
 import argparse
+import contextlib
 import difflib
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib import import_module
+from typing import Any, TextIO
 
 from merit_optim import __version__
 
@@ -75,6 +77,11 @@ COMMANDS = {
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit status."""
     arguments = list(sys.argv[1:] if argv is None else argv)
+    with _streams_that_may_close():
+        return _run(arguments)
+
+
+def _run(arguments: list[str]) -> int:
     parser = _build_parser()
     if not arguments:
         parser.print_help()
@@ -82,19 +89,69 @@ def main(argv: Sequence[str] | None = None) -> int:
     name, *rest = arguments
     if name in COMMANDS:
         try:
-            status = COMMANDS[name].run(name, rest)
-            sys.stdout.flush()
-        except BrokenPipeError:  # as in `merit info | head`
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the flush at exit
-            return 128 + signal.SIGPIPE
+            return COMMANDS[name].run(name, rest)
         except KeyboardInterrupt:  # commands that can be resumed handle this themselves
             print(f"\nmerit {name}: interrupted", file=sys.stderr)
             return 128 + signal.SIGINT
-        return status
     if not name.startswith("-"):
         parser.error(_unknown_command(name))
     parser.parse_args(arguments)
     return 0
+
+
+@contextlib.contextmanager
+def _streams_that_may_close() -> Iterator[None]:
+    """End quietly when nobody reads standard output any more, as in `merit info | head`.
+
+    Without a reader of standard error a command goes on: those that train write their progress there, and
+    a run must not be lost with its reader.
+    """
+    before = sys.stdout, sys.stderr
+    if sys.stdout is not None:  # it is None where the shell has closed it: `merit info >&-`
+        sys.stdout = _Stream(sys.stdout, ends=True)
+    if sys.stderr is not None:
+        sys.stderr = _Stream(sys.stderr, ends=False)
+    try:
+        try:
+            yield
+        finally:
+            if sys.stdout is not None:
+                sys.stdout.flush()  # here, where a failure is handled, and not by the interpreter at exit
+    finally:
+        sys.stdout, sys.stderr = before
+
+
+class _Stream:
+    """A stream that, once it cannot be written to, ends the program or drops what it is given.
+
+    It raises SystemExit and no OSError, which commands would report as an error of theirs.
+    """
+
+    def __init__(self, stream: TextIO, *, ends: bool) -> None:
+        self._stream, self._ends = stream, ends
+
+    def write(self, text: str) -> int:
+        with self._handled():
+            self._stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with self._handled():
+            self._stream.flush()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    @contextlib.contextmanager
+    def _handled(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())  # also for the flush at exit
+            if self._ends:
+                if isinstance(error, BrokenPipeError):
+                    sys.exit(128 + signal.SIGPIPE)
+                sys.exit(f"merit: cannot write to standard output: {error.strerror}")
 
 
 def _build_parser() -> argparse.ArgumentParser:

@@ -26,7 +26,8 @@ def _describe_installation() -> Iterator[tuple[str, str]]:
     yield "python", f"{platform.python_version()} ({platform.system()} {platform.machine()})"
     yield "torch", torch.__version__
     yield "triton", _triton_version()
-    yield "devices", f"cpu: {os.cpu_count()} cores, torch uses {torch.get_num_threads()} threads"
+    cores, threads = _count(os.cpu_count() or 1, "core"), _count(torch.get_num_threads(), "thread")
+    yield "devices", f"cpu: {cores}, torch uses {threads}"
     for device in _accelerators():
         yield "", device
     label = "engines"
@@ -34,6 +35,10 @@ def _describe_installation() -> Iterator[tuple[str, str]]:
         status = "available" if obstacle is None else f"not available: {obstacle}"
         yield label, f"{engine}: {status}"
         label = ""
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def _triton_version() -> str:

@@ -79,6 +79,10 @@ class StandingRecord:
 
 def read_boards(folders: Sequence[Path]) -> list[StandingRecord]:
     """Read the standings in the reports of arenas."""
+    if not folders:
+        raise ValueError(
+            "no arena is given; name the folders that `merit arena` wrote, as in runs/arena-tiny"
+        )
     standings: list[StandingRecord] = []
     for folder in folders:
         path = folder / "report" / "board.json"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -189,14 +190,7 @@ _COMMANDS: dict[str, Callable[..., _Options | Check]] = {
 
 def main(argv: Sequence[str]) -> int:
     """Run `merit prepare` and return its exit status."""
-    chosen: _Options | Check = tyro.extras.subcommand_cli_from_dict(
-        _COMMANDS,
-        prog="merit prepare",
-        description="Turn text into token files: train.bin and val.bin as nanoGPT writes them, and "
-        "dataset.json with their hashes and counts. If interrupted, the same command continues.",
-        args=list(argv),
-        config=(tyro.conf.FlagCreatePairsOff,),
-    )
+    chosen = _parse(list(argv))
     progress = PrepareProgress()
     try:
         if isinstance(chosen, Check):
@@ -222,6 +216,30 @@ def main(argv: Sequence[str]) -> int:
         return 130
     progress.say(_summary(folder, index))
     return 0
+
+
+def _parse(argv: list[str]) -> _Options | Check:
+    name = argv[0] if argv else ""
+    config = (tyro.conf.FlagCreatePairsOff,)
+    if name in _COMMANDS:  # alone, so that a message about an option is about this corpus
+        return tyro.cli(_COMMANDS[name], prog=f"merit prepare {name}", args=argv[1:], config=config)
+    if name and not name.startswith("-"):
+        nearest = difflib.get_close_matches(name, _COMMANDS, n=1)
+        suggestion = f"did you mean {nearest[0]!r}? " if nearest else ""
+        print(
+            f"merit prepare: unknown corpus {name!r}; {suggestion}it must be one of {', '.join(_COMMANDS)}",
+            file=sys.stderr,
+        )
+        sys.exit(2)
+    chosen: _Options | Check = tyro.extras.subcommand_cli_from_dict(
+        _COMMANDS,
+        prog="merit prepare",
+        description="Turn text into token files: train.bin and val.bin as nanoGPT writes them, and "
+        "dataset.json with their hashes and counts. If interrupted, the same command continues.",
+        args=argv,
+        config=config,
+    )
+    return chosen
 
 
 def make(corpus: Literal["demo", "embedded"], folder: Path, tokenizer: str = "bytes") -> int:

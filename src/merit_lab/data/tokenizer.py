@@ -124,9 +124,10 @@ def _downloaded_gpt2() -> Any:
         return tiktoken.get_encoding("gpt2")
     except OSError as error:  # errors of the requests package are OSErrors
         raise OSError(
-            f"GPT-2's vocabulary is not in tiktoken's cache and could not be downloaded ({error}): give a "
-            "folder with vocab.bpe and encoder.json (--gpt2-vocabulary), or copy the cache of another "
-            "machine and set TIKTOKEN_CACHE_DIR to it"
+            "GPT-2's vocabulary is not in tiktoken's cache and could not be downloaded: give a folder with "
+            "vocab.bpe and encoder.json (--gpt2-vocabulary), or copy the cache of another machine and set "
+            "TIKTOKEN_CACHE_DIR to it, or take another tokenizer, as in --tokenizer bpe-16384 or "
+            f"--tokenizer bytes. The reason: {error}"
         ) from error
 
 

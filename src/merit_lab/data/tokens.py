@@ -108,6 +108,11 @@ class Dataset:
             dtype: of the tokens if there is no index, "uint16" (the default) or "uint32".
         """
         folder = Path(folder)
+        if folder.is_file():
+            raise ValueError(
+                f"{folder} is a file; training needs a folder of tokens, as `merit prepare text {folder}` "
+                "writes it"
+            )
         if not folder.is_dir():
             raise ValueError(f"there is no folder {folder}; create it with `merit prepare`")
         path = folder / INDEX_NAME

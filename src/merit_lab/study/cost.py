@@ -98,9 +98,9 @@ def find_speed(config: TrainConfig) -> Speed:
 
 
 def duration(seconds: float) -> str:
-    """Format a duration: 40 s, 12 min, 3.5 h."""
+    """Format a duration: 40 s, 12 min, 3.5 h; at least 1 s."""
     if seconds < 90:
-        return f"{seconds:.0f} s"
+        return f"{max(1, seconds):.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 

@@ -31,7 +31,9 @@ class StudyProgress:
         self._console = console
         self._left = [run for run in runs if not is_done(run.folder)]
         self._num_runs = len(runs)
-        self._began = time.monotonic()
+        self._first_seen: tuple[float, float] | None = (
+            None  # when steps were first seen, and how much was done
+        )
         self._to_do = sum(_cost(run) for run in self._left)
         self._done_before = sum(_cost(run) * _share(run, last_step(run)[0]) for run in self._left)
         self._finished = 0.0
@@ -51,11 +53,12 @@ class StudyProgress:
 
     def show(self) -> None:
         """Read the run directories and show their progress."""
+        picture = self._picture()  # also where it is not shown: the time left counts from the first steps
         if self._live is not None:
-            self._live.update(self._picture())
+            self._live.update(picture)
         elif time.monotonic() - self._last_line >= _SECONDS_BETWEEN_LINES:
             self._last_line = time.monotonic()
-            self._console.print(self._picture(), soft_wrap=True)
+            self._console.print(picture, soft_wrap=True)
 
     def say(self, text: str) -> None:
         """Print a permanent line."""
@@ -71,13 +74,18 @@ class StudyProgress:
             elif (latest := progress(run)) is not None:
                 step, loss = latest
                 in_progress += _cost(run) * _share(run, step)
-                lines.append(Text(f"  {run.folder.name}  step {step}/{run.config.steps}  loss {loss:.3f}"))
+                at = "starting" if loss is None else f"step {step}/{run.config.steps}  loss {loss:.3f}"
+                lines.append(Text(f"  {run.folder.name}  {at}"))
         done = self._finished + in_progress - self._done_before
         text = f"{self._num_runs - len(self._left)} of {self._num_runs} runs"
-        if done > 0:
-            left = self._to_do - self._done_before - done
-            seconds = (time.monotonic() - self._began) * left / done
-            text += f", about {max(1, round(seconds / 60))} min left"
+        if done > 0 and self._left:
+            # Not from the beginning: a worker takes half a minute to start, and then a step takes an instant.
+            now = time.monotonic()
+            began, done_then = self._first_seen = self._first_seen or (now, done)
+            if done > done_then:
+                left = self._to_do - self._done_before - done
+                seconds = (now - began) * left / (done - done_then)
+                text += f", about {max(1, round(seconds / 60))} min left"
         return Group(Text(text, style="bold"), *lines[:_MOST_SHOWN])
 
 

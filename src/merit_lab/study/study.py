@@ -91,6 +91,7 @@ def run_study(study: Study, jobs: int = 1) -> Conclusion | None:
         study: the study.
         jobs: number of trials to train at the same time.
     """
+    _check_jobs(jobs)
     ranks = Ranks.join()
     report = study.folder / "report"
     ranks.first(partial(refuse_folder, report))  # before training, not after it
@@ -103,6 +104,11 @@ def run_study(study: Study, jobs: int = 1) -> Conclusion | None:
     page = findings.write(report)
     findings.show()
     return Conclusion(findings.summary, findings.warnings, page)
+
+
+def _check_jobs(jobs: int) -> None:
+    if jobs < 1:
+        raise ValueError(f"--jobs is {jobs}; it must be at least 1")
 
 
 def _first_estimate(study: Study) -> str:
@@ -127,6 +133,7 @@ def conduct(
         jobs: number of trials to train at the same time.
         conclude: called on the first rank when all trials of a study are done; its result is printed.
     """
+    _check_jobs(jobs)
     console = Console(stderr=True, highlight=False, quiet=not ranks.is_first)
     if jobs > 1 and ranks.size == 1:
         _side_by_side(studies, jobs, console, conclude)

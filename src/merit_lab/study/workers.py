@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import math
 import multiprocessing
 import os
 import signal
@@ -116,13 +115,13 @@ def is_done(folder: Path) -> bool:
     return folder in _DONE
 
 
-def progress(run: Trial) -> tuple[int, float] | None:
+def progress(run: Trial) -> tuple[int, float | None] | None:
     """Steps done and the last training loss of a run in progress; None for any other run."""
     return last_step(run) if run.exists and is_locked(run.folder) else None
 
 
-def last_step(run: Trial) -> tuple[int, float]:
-    """Steps done and the last training loss of a run; 0 and NaN before its first training line.
+def last_step(run: Trial) -> tuple[int, float | None]:
+    """Steps done and the last training loss of a run; 0 and None before its first training line.
 
     This is called every second, so the file is read from its end, only as far back as necessary.
     """
@@ -135,7 +134,7 @@ def last_step(run: Trial) -> tuple[int, float]:
             row = json.loads(line)
             if row["kind"] == "train":
                 return row["step"], float(row["loss"])  # may be the string "nan"
-    return 0, math.nan
+    return 0, None
 
 
 def _whole_lines(path: Path, begin: int, end: int) -> list[bytes]:

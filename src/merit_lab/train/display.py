@@ -39,7 +39,7 @@ class Display:
                 TimeRemainingColumn(compact=True),
                 console=self._console,
             )
-            self._task = self._progress.add_task("", total=steps, completed=first)
+            self._task = self._progress.add_task("starting", total=steps, completed=first)
 
     def show(self, kind: str, step: int, values: dict[str, Any]) -> None:
         """Show a measurement; the arguments are those of ``Journal.write``."""

@@ -133,3 +133,8 @@ def test_advice_for_custom_optimizers_has_their_options_and_second_optimizers(
 def test_invalid_arguments_are_refused(tmp_path, options, message, capsys) -> None:
     assert main([str(tmp_path), *options]) == 1
     assert message in capsys.readouterr().err
+
+
+def test_no_arena_is_refused(capsys) -> None:
+    assert main(["--model", "tiny", "--batch", "16"]) == 1
+    assert "merit advise: no arena is given; name the folders" in capsys.readouterr().err

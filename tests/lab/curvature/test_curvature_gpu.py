@@ -16,11 +16,14 @@ pytestmark = pytest.mark.gpu
 
 @pytest.fixture(params=["tiny", "llama-tiny"])
 def pair(request):
-    """The Hessian of one model on the CPU and on the GPU."""
+    """The Hessian of one model on the CPU, and in two micro-batches of unequal size on the GPU.
+
+    One layer: each product launches a thousand kernels, and on a busy GPU every launch waits.
+    """
     torch.manual_seed(0)
-    model = build(dataclasses.replace(PRESETS[request.param], layers=2, attention="math"))
-    sequences = torch.randint(256, (8, 65))
-    on_cpu = Hessian(mean_loss(model, sequences, 8), model.parameters())
+    model = build(dataclasses.replace(PRESETS[request.param], layers=1, attention="math"))
+    sequences = torch.randint(256, (5, 65))
+    on_cpu = Hessian(mean_loss(model, sequences, 5), model.parameters())
     copy = build(model.config).to("cuda")
     copy.load_state_dict(model.state_dict())
     return on_cpu, Hessian(mean_loss(copy, sequences, 3), copy.parameters())
@@ -36,9 +39,12 @@ def test_products(pair):
 
 
 def test_eigenvalues_trace_and_density(pair):
+    """The same few products on both, of which each method makes the same numbers, converged or not."""
     cpu, gpu = (
-        (top_eigenvalues(h, 2), hutchinson_trace(h, 3), spectral_density(h, 2, steps=8)) for h in pair
+        (top_eigenvalues(h, 1, tolerance=0.1), hutchinson_trace(h, 2), spectral_density(h, 1, steps=4))
+        for h in pair
     )
+    assert all(h.num_products < 40 for h in pair), "the test is meant to be quick"
     np.testing.assert_allclose(gpu[0].values, cpu[0].values, rtol=1e-3)
     np.testing.assert_allclose(gpu[1].samples, cpu[1].samples, rtol=1e-3, atol=1e-3 * cpu[0].values[0])
     np.testing.assert_allclose(gpu[2].moments(2), cpu[2].moments(2), rtol=1e-3)

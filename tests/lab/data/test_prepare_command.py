@@ -116,6 +116,26 @@ def test_unknown_options_are_refused_with_the_nearest(capsys: pytest.CaptureFixt
     assert "--limit" in capsys.readouterr().err
 
 
+def test_a_message_about_an_option_names_this_corpus(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["demo", "--outptu", "x"])
+    refused = capsys.readouterr().err
+    assert "--output" in refused
+    assert "merit prepare demo --help" in refused
+    assert "c4" not in refused
+
+
+@pytest.mark.parametrize(("name", "suggestion"), [("dmeo", "did you mean 'demo'? "), ("zzz", "")])
+def test_an_unknown_corpus_is_refused_with_the_nearest(
+    name: str, suggestion: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as exit_:
+        main([name])
+    assert exit_.value.code == 2
+    refused = capsys.readouterr().err
+    assert f"merit prepare: unknown corpus '{name}'; {suggestion}it must be one of text, demo," in refused
+
+
 def test_it_needs_no_torch() -> None:
     program = "import merit_lab.data.command, sys; print('torch' in sys.modules)"
     finished = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, timeout=60)

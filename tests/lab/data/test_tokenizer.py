@@ -103,7 +103,7 @@ def test_gpt2_without_vocabulary_or_network(monkeypatch: pytest.MonkeyPatch) -> 
         raise ConnectionError(f"no way to {name}")
 
     monkeypatch.setattr(tiktoken, "get_encoding", unreachable)
-    with pytest.raises(OSError, match=r"could not be downloaded \(no way to gpt2\): .*--gpt2-vocabulary"):
+    with pytest.raises(OSError, match=r"--gpt2-vocabulary.* --tokenizer bytes\. The reason: no way to gpt2$"):
         Gpt2()
 
 

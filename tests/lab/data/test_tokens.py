@@ -179,6 +179,12 @@ def test_no_folder(tmp_path: Path) -> None:
         Dataset.open(tmp_path / "nowhere")
 
 
+def test_a_file_in_place_of_a_folder(tmp_path: Path) -> None:
+    (tmp_path / "book.txt").write_text("text")
+    with pytest.raises(ValueError, match=r"book\.txt is a file; .* `merit prepare text .*book\.txt`"):
+        Dataset.open(tmp_path / "book.txt")
+
+
 def test_foreign_token_files(tmp_path: Path) -> None:
     write_folder(tmp_path, index=False)
     with (tmp_path / "val.bin").open("wb") as file:

@@ -53,6 +53,7 @@ def test_the_list_counts_shared_runs_once(capsys: pytest.CaptureFixture[str], to
 def test_time_follows_from_flops() -> None:
     cost_of_one = Cost(num_runs=1, num_left=1, tokens=1, flops=3.6e15)
     assert cost_of_one.gpu_hours(Speed(1e12, 2, "")) == pytest.approx(2 * 1.3)
+    assert cost.duration(0.2) == "1 s"
     assert cost.duration(40) == "40 s"
     assert cost.duration(600) == "10 min"
     assert cost.duration(2 * 3600) == "2.0 h"

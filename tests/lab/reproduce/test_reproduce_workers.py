@@ -65,21 +65,70 @@ def test_a_run_of_the_same_name_in_another_folder_is_another_run(
     assert not is_done(Path("run"))
 
 
-def test_progress_shows_finished_and_current_runs(planned: list[Trial]) -> None:
+def test_progress_shows_finished_and_current_runs(
+    planned: list[Trial], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 0.0
+    monkeypatch.setattr("time.monotonic", lambda: now)
     write(planned[0], steps=4, end="finished")
     console = Console(file=io.StringIO(), width=120)
     progress = StudyProgress(planned, console)
-    write(planned[1], steps=3, end=None)
+    write(planned[1], steps=1, end=None)
+    now = 600.0  # until the first step; it says nothing about the others
     with lock(planned[1].folder):
+        progress.show()
+        metrics = planned[1].folder / "metrics.jsonl"
+        with MetricsWriter(metrics, offset=metrics.stat().st_size) as writer:
+            writer.write({"kind": "train", "step": 3, "loss": 2.5})
+        now = 840.0  # two steps in four minutes, five are left
+        progress.show()
+    run = planned[1].folder.name
+    assert console.file.getvalue().splitlines() == [  # type: ignore[attr-defined]
+        "1 of 3 runs",
+        f"  {run}  step 1/4  loss 2.500",
+        "1 of 3 runs, about 10 min left",
+        f"  {run}  step 3/4  loss 2.500",
+    ]
+
+
+def test_no_time_is_left_when_all_runs_are_done(
+    planned: list[Trial], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 0.0
+    monkeypatch.setattr("time.monotonic", lambda: now)
+    console = Console(file=io.StringIO(), width=120)
+    progress = StudyProgress(planned, console)
+    for run in planned:
+        write(run, steps=4, end="finished")
+        now += 60.0
+        progress.show()
+    assert console.file.getvalue().splitlines() == [  # type: ignore[attr-defined]
+        "1 of 3 runs",
+        "2 of 3 runs, about 1 min left",
+        "3 of 3 runs",
+    ]
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_progress_shows_no_loss_before_the_first_step_but_a_real_nan(
+    planned: list[Trial], terminal: bool
+) -> None:
+    console = Console(file=io.StringIO(), width=120, force_terminal=terminal, color_system=None)
+    progress = StudyProgress(planned, console)
+    write(planned[0], steps=0, end=None)
+    write(planned[1], steps=0, end=None)
+    with MetricsWriter(planned[1].folder / "metrics.jsonl", offset=0) as writer:
+        writer.write({"kind": "train", "step": 1, "loss": math.nan})
+    with lock(planned[0].folder), lock(planned[1].folder):
         console.print(progress._picture())
-    first, second = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
-    assert first == "1 of 3 runs, about 1 min left"
-    assert second == f"  {planned[1].folder.name}  step 3/4  loss 2.500"
+    _, starting, diverging = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    assert starting == f"  {planned[0].folder.name}  starting"
+    assert diverging == f"  {planned[1].folder.name}  step 1/4  loss nan"
 
 
 def test_the_last_step_is_read_from_the_end_of_the_file(planned: list[Trial]) -> None:
     trial = planned[0]
-    assert last_step(trial)[0] == 0
+    assert last_step(trial) == (0, None)
     write(trial, steps=2000, end=None)
     metrics = trial.folder / "metrics.jsonl"
     with metrics.open("r+b") as file:
@@ -92,14 +141,13 @@ def test_the_last_step_is_read_from_the_end_of_the_file(planned: list[Trial]) ->
         file.write(b'{"kind": "train", "step": 2002, "lo')
     step, loss = last_step(trial)
     assert step == 2001
+    assert loss is not None
     assert math.isnan(loss)
 
 
 def test_a_run_that_has_only_started_has_done_no_step(planned: list[Trial]) -> None:
     write(planned[0], steps=0, end=None)
-    step, loss = last_step(planned[0])
-    assert step == 0
-    assert math.isnan(loss)
+    assert last_step(planned[0]) == (0, None)
     with MetricsWriter(planned[0].folder / "metrics.jsonl", offset=0) as writer:
         writer.write({"kind": "train", "step": 1, "loss": 2.5})  # the only line
     assert last_step(planned[0]) == (1, 2.5)

@@ -5,6 +5,8 @@ import re
 import select
 import shlex
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -51,6 +53,21 @@ def test_training_and_its_exit_status(data, tmp_path, capfd):
     assert main(["--resume", str(tmp_path / "nothing")]) == 1
     assert "holds no run" in capfd.readouterr().err
     assert not (tmp_path / "nothing").exists()
+
+
+def test_a_run_goes_on_when_nobody_reads_its_progress(data, tmp_path):
+    """As in `merit train ... 2>&1 | head -1`."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    command = [sys.executable, "-m", "merit_optim", "train", "tiny", *TOY, "--data", str(data)]
+    command += ["--out", str(tmp_path / "run")]
+    try:
+        ended = subprocess.run(command, stdout=subprocess.PIPE, stderr=writing, text=True, check=False)
+    finally:
+        os.close(writing)
+    assert ended.returncode == 0
+    assert ended.stdout.startswith(f"The run is in {tmp_path / 'run'}")
+    assert Run.open(tmp_path / "run").status == "finished"
 
 
 def test_auto_resume_starts_a_run_and_leaves_a_finished_one(data, tmp_path, capfd):
@@ -200,6 +217,14 @@ def test_plain_lines_without_a_terminal():
 def test_the_last_step_has_one_line_with_its_own_validation_loss():
     (last,) = [line for line in shown(terminal=False, validated=True).splitlines() if "100/100" in line]
     assert "validation 4.5000" in last
+
+
+def test_a_terminal_shows_that_a_run_starts_and_no_number():
+    console = Console(file=io.StringIO(), force_terminal=True, color_system=None, width=120)
+    with Display(100, console=console):
+        pass
+    assert "starting" in console.file.getvalue()
+    assert "loss" not in console.file.getvalue()
 
 
 def test_a_live_line_in_a_terminal():
