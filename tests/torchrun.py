@@ -36,6 +36,14 @@ def torchrun(
     return _finished(command if num_nodes == 1 else on_two_nodes(command), variables)
 
 
+def forked(
+    num_ranks: int, script: Path, *arguments: str, **variables: str
+) -> subprocess.CompletedProcess[str]:
+    """Run the ``main`` of a script on so many forked ranks, and wait for the end, whatever it is."""
+    launcher = [sys.executable, str(TESTS / "forked_ranks.py")]
+    return _finished([*launcher, str(num_ranks), str(script), *arguments], variables)
+
+
 def _finished(command: list[str], variables: dict[str, str]) -> subprocess.CompletedProcess[str]:
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
     path = os.pathsep.join([str(BENCHMARKS), *filter(None, [environment.get("PYTHONPATH")])])
@@ -55,8 +63,7 @@ def on_ranks(
     """What a worker of tests/optim/engines compared on so many ranks, each with what differed."""
     script = ENGINES / worker
     if num_nodes == 1:
-        forked = [sys.executable, str(TESTS / "forked_ranks.py"), str(num_ranks), str(script), *arguments]
-        run = _finished(forked, variables)
+        run = forked(num_ranks, script, *arguments, **variables)
     else:
         run = torchrun(num_ranks, script, *arguments, num_nodes=num_nodes, **variables)
     assert run.returncode == 0, run.stderr[-4000:]
