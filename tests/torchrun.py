@@ -1,4 +1,8 @@
-"""Runs scripts under the real torchrun, with gloo on this machine's CPUs: on one node, or on two."""
+"""Runs scripts on several ranks, with gloo on this machine's CPUs.
+
+Under the real torchrun, on one node or on two; or, where torchrun is not what is tested, on forked ranks,
+which start in a fraction of the time.
+"""
 
 import json
 import os
@@ -29,10 +33,22 @@ def torchrun(
     where = _ON_THIS_NODE if num_nodes == 1 else _ON_TWO_NODES
     options = [*where, f"--nproc-per-node={num_ranks // num_nodes}", f"--max-restarts={max_restarts}"]
     command = [*_TORCHRUN, *options, str(script), *arguments]
+    return _finished(command if num_nodes == 1 else on_two_nodes(command), variables)
+
+
+def forked(
+    num_ranks: int, script: Path, *arguments: str, **variables: str
+) -> subprocess.CompletedProcess[str]:
+    """Run the ``main`` of a script on so many forked ranks, and wait for the end, whatever it is."""
+    launcher = [sys.executable, str(TESTS / "forked_ranks.py")]
+    return _finished([*launcher, str(num_ranks), str(script), *arguments], variables)
+
+
+def _finished(command: list[str], variables: dict[str, str]) -> subprocess.CompletedProcess[str]:
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
     path = os.pathsep.join([str(BENCHMARKS), *filter(None, [environment.get("PYTHONPATH")])])
     return subprocess.run(
-        command if num_nodes == 1 else on_two_nodes(command),
+        command,
         env=environment | {"OMP_NUM_THREADS": "1", "PYTHONPATH": path} | variables,
         capture_output=True,
         text=True,
@@ -45,7 +61,11 @@ def on_ranks(
     num_ranks: int, worker: str, *arguments: str, num_nodes: int = 1, **variables: str
 ) -> dict[str, list[str]]:
     """What a worker of tests/optim/engines compared on so many ranks, each with what differed."""
-    run = torchrun(num_ranks, ENGINES / worker, *arguments, num_nodes=num_nodes, **variables)
+    script = ENGINES / worker
+    if num_nodes == 1:
+        run = forked(num_ranks, script, *arguments, **variables)
+    else:
+        run = torchrun(num_ranks, script, *arguments, num_nodes=num_nodes, **variables)
     assert run.returncode == 0, run.stderr[-4000:]
     (line,) = [line for line in run.stdout.splitlines() if line.startswith("RESULT ")]
     found: dict[str, list[str]] = json.loads(line.removeprefix("RESULT "))

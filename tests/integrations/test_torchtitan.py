@@ -5,15 +5,13 @@ Its trainer needs a GPU.
 
 import copy
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 from titan_cases import NUM_STEPS, assert_same, backward, build_llama, container, group, schedule, train
+from torchrun import forked
 from torchtitan.components.optimizer import OptimizersContainer
 from torchtitan.config import ConfigManager, OverrideConfig, apply_overrides
 
@@ -216,15 +214,7 @@ def parse():
 @pytest.mark.usefixtures("parse")
 def test_sharded_by_torchtitan_the_steps_are_the_same() -> None:
     """By FSDP2 and tensor parallelism on 4 ranks, with MERIT, MuonMERIT and SOAPMERIT."""
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=4"]
-    finished = subprocess.run(
-        [*launch, str(WORKER), "partial_dtensor", "full_dtensor"],
-        env=os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
-        check=False,
-        capture_output=True,
-        text=True,
-        timeout=200,
-    )
+    finished = forked(4, WORKER, "partial_dtensor", "full_dtensor", CUDA_VISIBLE_DEVICES="")
     assert finished.returncode == 0, finished.stderr[-3000:]
 
 

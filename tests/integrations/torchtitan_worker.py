@@ -1,4 +1,4 @@
-"""Run by torchrun on 4 ranks: torchtitan shards its Llama 3, and steps are those of the whole model.
+"""Run by forked_ranks.py on 4 ranks: torchtitan shards its Llama 3, and steps are those of the whole model.
 
 Two ranks share the data and two a tensor. Of torchtitan's three backends, "spmd_types" needs a nightly torch.
 """
@@ -83,8 +83,7 @@ def check_steps(model: torch.nn.Module, optimizer_name: str) -> None:
         assert torch.equal(parameter.full_tensor(), whole[name]), f"{optimizer_name}: {name}"
 
 
-if __name__ == "__main__":
-    dist.init_process_group("gloo")
+def main() -> None:
     for backend in sys.argv[1:]:
         torch.manual_seed(0)
         model = sharded_model(backend)

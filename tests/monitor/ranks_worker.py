@@ -1,4 +1,4 @@
-"""Run by torchrun: two ranks together observe what one would."""
+"""Run by forked_ranks.py: two ranks together observe what one would."""
 
 import torch
 import torch.distributed as dist
@@ -23,7 +23,6 @@ class Model(nn.Module):
 
 
 def main() -> None:
-    dist.init_process_group("gloo")
     rank, size = dist.get_rank(), dist.get_world_size()
     x = 3 * torch.randn(4 * size, 6, 16, generator=torch.Generator().manual_seed(1))
     alone = AttentionMonitor(Model())
@@ -75,7 +74,3 @@ def different_layers(x, rank) -> None:
     reading = monitor.read(group=dist.group.WORLD)
     assert reading.max_logits["layers.0.self_attn"].tolist() == expected[0].tolist()
     assert monitor.read(group=dist.group.WORLD) is None  # no step since
-
-
-if __name__ == "__main__":
-    main()

@@ -3,6 +3,9 @@
 A chart refers to its data by name, so charts can share data. On the page it fills its container and shows
 values under the pointer; the parameter ``hidden`` lists the series to hide, and ``whole`` switches from the
 interesting part of y to all of it. In a file (``standalone``) it has a legend instead.
+
+Encodings are altair's own objects, not strings: to find the class for a string takes it most of a second for
+each report.
 """
 
 from __future__ import annotations
@@ -102,19 +105,17 @@ def line_chart(
     means = rows("means").mark_line(clip=True, strokeWidth=2.2, point=marked)
     ends = rows("ends").mark_point(clip=True, shape="cross", angle=45, size=110, strokeWidth=2, filled=True)
     by_kind: dict[str, alt.Chart] = {
-        "runs": runs.encode(x, y, series, dash, detail="run:N"),
+        "runs": runs.encode(x, y, series, dash, alt.Detail("run:N")),
         "means": means.encode(x, y, series, dash),
-        "ends": ends.encode(x, y, series, tooltip=["run:N", tooltip, "message:N"]),
+        "ends": ends.encode(x, y, series, tooltip=[alt.Tooltip("run:N"), tooltip, alt.Tooltip("message:N")]),
     }
     layers = [layer for kind, layer in by_kind.items() if kind in kinds]
     if not standalone:
         layers.append(_pointer(rows("means"), horizontal, labels, vertical.format))
-    chart = alt.layer(*layers)
-    chart = chart.add_params(alt.param(name="hidden", value=[]), alt.param(name="whole", value=False))
-    spec: dict[str, Any] = chart.properties(width=_width(standalone), height=_LINE_HEIGHT).to_dict(
-        validate=False
-    )
-    return spec
+    spec: dict[str, Any] = alt.layer(*layers).to_dict(validate=False)
+    # By hand: altair would copy all of it for each of these.
+    params = [*spec.get("params", []), {"name": "hidden", "value": []}, {"name": "whole", "value": False}]
+    return {**spec, "params": params, "width": _width(standalone), "height": _LINE_HEIGHT}
 
 
 def by_series(
@@ -175,7 +176,7 @@ def _pointer(means: alt.Chart, horizontal: Horizontal, labels: Sequence[str], nu
     )
     chart: alt.Chart = rule.encode(
         x=_x(horizontal),
-        opacity=alt.condition(nearest, alt.value(0.4), alt.value(0)),
+        opacity=alt.OpacityValue(0, condition={"param": "nearest", "empty": False, "value": 0.4}),
         tooltip=[_x_tooltip(horizontal), *values],
     ).add_params(nearest)
     return chart
@@ -212,7 +213,7 @@ def layer_chart(
         .mark_rect(strokeWidth=0.6, stroke=alt.ExprRef("scale('color', datum.value)"))
         .encode(
             x=_x(horizontal, suffix="_begin"),
-            x2=f"{horizontal.axis}_end",
+            x2=alt.X2(f"{horizontal.axis}_end"),
             y=alt.Y("layer:O", title="layer", sort="descending", axis=layers),
             color=colour,
             tooltip=[

@@ -1,6 +1,6 @@
 """One rank of tests/optim/engines/test_sharded_checkpoints.py.
 
-    torchrun ... sharded_checkpoint_worker.py save=FOLDER load=FOLDER fresh full die=FOLDER
+    python forked_ranks.py 4 sharded_checkpoint_worker.py save=FOLDER load=FOLDER fresh full die=FOLDER
 
 A checkpoint is written after three steps by torch.distributed.checkpoint, and read into other layouts;
 three more steps must give the bits of six steps in one process that never stopped.
@@ -201,7 +201,6 @@ def die_in_a_step(folder: Path) -> None:
 
 
 def main() -> None:
-    dist.init_process_group("gloo")
     compared: dict[str, list[str]] = {}
     for argument in sys.argv[1:]:
         section, _, folder = argument.partition("=")
@@ -220,4 +219,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    dist.init_process_group("gloo")
     main()

@@ -1,6 +1,6 @@
 """One rank of tests/optim/engines/test_sharded.py: steps in many layouts, compared with whole parameters.
 
-Run by torchrun, with the sections to compare as arguments.
+Run by forked_ranks.py or torchrun, with the sections to compare as arguments.
 """
 
 import copy
@@ -286,7 +286,6 @@ SECTIONS = {
 
 
 def main() -> None:
-    dist.init_process_group("gloo")
     compared: dict[str, list[str]] = {}
     world, made = dist.get_world_size(), mock.Mock(wraps=dist.new_group)
     with mock.patch.object(dist, "new_group", made):
@@ -303,4 +302,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    dist.init_process_group("gloo")
     main()

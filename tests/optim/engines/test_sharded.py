@@ -24,7 +24,7 @@ SECTIONS = {
 
 @pytest.mark.parametrize("num_ranks", SECTIONS)
 def test_a_step_on_many_ranks_equals_the_step_on_one(num_ranks) -> None:
-    """All layouts and optimizers of the worker, with torchrun and gloo."""
+    """All layouts and optimizers of the worker, with gloo."""
     sections, at_least = SECTIONS[num_ranks]
     compared = on_ranks(num_ranks, "sharded_worker.py", *sections)
     assert {case: wrong for case, wrong in compared.items() if wrong} == {}
