@@ -209,7 +209,7 @@ class MeasureConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointConfig:
-    """When to write checkpoints. There is always one at the end and one on SIGTERM or SIGINT."""
+    """When to write checkpoints. There is always one at the end and one on SIGTERM, SIGINT or SIGHUP."""
 
     every_steps: int = 1000
     """Steps between checkpoints. 0: only by the clock."""

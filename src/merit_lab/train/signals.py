@@ -1,4 +1,4 @@
-"""SIGTERM and SIGINT stop the training loop at the end of its step."""
+"""SIGTERM, SIGINT and SIGHUP stop the training loop at the end of its step."""
 
 from __future__ import annotations
 
@@ -7,7 +7,13 @@ import signal
 from collections.abc import Iterator
 from types import FrameType
 
-_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+def _signals() -> tuple[signal.Signals, ...]:
+    """The signals to handle. SIGHUP, of a lost terminal, only if ``nohup`` does not ignore it."""
+    hangup = getattr(signal, "SIGHUP", None)  # Windows has none
+    if hangup is None or signal.getsignal(hangup) is signal.SIG_IGN:
+        return signal.SIGTERM, signal.SIGINT
+    return signal.SIGTERM, signal.SIGINT, hangup
 
 
 class Interrupted(Exception):
@@ -38,7 +44,7 @@ def listening() -> Iterator[StopRequest]:
     trains several runs does not continue with the next one.
     """
     request = StopRequest()
-    before = {signum: signal.signal(signum, request._handle) for signum in _SIGNALS}
+    before = {signum: signal.signal(signum, request._handle) for signum in _signals()}
     try:
         yield request
     finally:

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
@@ -26,11 +27,20 @@ from merit_lab.record import lock
 with lock(pathlib.Path(sys.argv[1])):
     time.sleep(1.5)
 """
+SIGNALS = [signal.SIGTERM, signal.SIGINT, signal.SIGHUP]
 COMMAND = "import sys; from merit_lab.train.command import main; sys.exit(main(sys.argv[1:]))"
 
 
 class Killed(BaseException):
     """Ends a run like SIGKILL: nothing catches it."""
+
+
+@pytest.fixture
+def handle_hangup():
+    """Set the handler of SIGHUP, which may be ignored where the tests run."""
+    before = signal.getsignal(signal.SIGHUP)
+    yield partial(signal.signal, signal.SIGHUP)
+    signal.signal(signal.SIGHUP, before)
 
 
 @pytest.fixture
@@ -226,15 +236,16 @@ def test_kill_9_at_any_moment(changed, tmp_path, never_stopped, measured):
     assert measured(run) == expected, f"killed when {lines} lines were there"
 
 
-@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("signum", SIGNALS)
 def test_a_signal_saves_and_stops(
-    signum, toy, tmp_path, before_step, monkeypatch, never_stopped, measured, capfd
+    signum, toy, tmp_path, before_step, handle_hangup, monkeypatch, never_stopped, measured, capfd
 ):
     before_step(7, lambda: os.kill(os.getpid(), signum))
     monkeypatch.setattr(command, "parse", lambda _: (toy, tmp_path / "run", False))
-    handlers = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
+    handle_hangup(signal.SIG_DFL)
+    handlers = list(map(signal.getsignal, SIGNALS))
     assert main([]) == 128 + signum
-    assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == handlers
+    assert list(map(signal.getsignal, SIGNALS)) == handlers
     run = Run.open(tmp_path / "run")
     message = capfd.readouterr().err
     assert f"stopped by {signum.name} after step 8" in message
@@ -244,6 +255,12 @@ def test_a_signal_saves_and_stops(
     monkeypatch.undo()
     assert measured(train(None, run.folder, resume=True)) == measured(never_stopped(toy))
     assert what_happened(run) == ["started", "interrupted", "resumed", "finished"]
+
+
+def test_a_run_under_nohup_outlives_its_terminal(toy, tmp_path, before_step, handle_hangup):
+    handle_hangup(signal.SIG_IGN)
+    before_step(7, lambda: os.kill(os.getpid(), signal.SIGHUP))
+    assert train(toy, tmp_path).status == "finished"
 
 
 def test_a_second_keyboard_interrupt_stops_at_once(toy, tmp_path, before_step):
