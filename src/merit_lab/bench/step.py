@@ -257,4 +257,5 @@ def _write(record: dict[str, Any], args: argparse.Namespace) -> None:
 
 
 def _is_chosen(name: str, only: str | None, without: str | None) -> bool:
-    return (only is None or only in name) and (without is None or without not in name)
+    name = name.lower()
+    return (only is None or only.lower() in name) and (without is None or without.lower() not in name)

@@ -77,7 +77,7 @@ def test_newton_schulz_alone_is_shown_with_muon(tmp_path, capsys) -> None:
 
 @pytest.mark.usefixtures("small")
 def test_floors_follow_from_the_recorded_speeds(tmp_path) -> None:
-    record = bench(tmp_path / "step.json", "--only", "LAMB")
+    record = bench(tmp_path / "step.json", "--only", "lamb")
     adamw, _, muon = record["floors"]
     copy, product = (record["environment"][rate] for rate in ("copy_tb_s", "matrix_tflop_s"))
     assert copy > 0
