@@ -1,4 +1,4 @@
-"""Writes the tables of docs/results.md, docs/choosing.md and README.md from the records under results/.
+"""Writes the tables of docs/results.md and README.md from the records under results/.
 
     python docs/scripts/evidence.py
 

@@ -115,8 +115,8 @@ def muon_merit(
         element_wise: use the rows' and columns' ratios; False leaves the whole weight's.
         weight_bound: let the whole weight's ratio bound the element-wise ones from below.
         norm: "max" or "l2", the norm in all ratios.
-        ratio_bounds: the smallest and the largest value of s; None for no bounds. With (0, 0.2) no update is
-            larger than Muon's at the same learning rate.
+        ratio_bounds: the smallest and the largest value of s; None for no bounds. Muon, as most run it, has
+            0.2 in place of s.
         matrix_dims: how many trailing dimensions make one matrix; the ones before them stack matrices, each
             orthogonalized and scaled by itself (2 for scanned layers or experts). None: all, seen as
             (first dimension) x (all the rest). Also a ``MatrixAxes``, a tree, or a function; see ``merit``.

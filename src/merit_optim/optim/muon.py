@@ -44,8 +44,8 @@ class MuonMERIT(HiddenMatrixOptimizer):
         element_wise: use the ratios of rows and columns; False uses only the whole weight's.
         weight_bound: let the whole weight's ratio bound the element-wise ones from below.
         norm: "max" or "l2", the norm in all ratios; "none" for s = 1.
-        ratio_bounds: the smallest and the largest value of s; None for no bounds. With (0, 0.2) no update is
-            larger than Muon's at the same learning rate.
+        ratio_bounds: the smallest and the largest value of s; None for no bounds. Muon, as most run it, has
+            0.2 in place of s.
         rest_lr: learning rate of the rest (embeddings, head and vectors); None for 0.4 of ``lr``.
         rest: other options for the rest, such as ``{"betas": (0.9, 0.99)}``, or ``{"norm": "max",
             "element_wise": True, "weight_bound": True, "clip": 1.0}`` for MERIT.
