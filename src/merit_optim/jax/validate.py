@@ -42,7 +42,7 @@ def bounds(name: str, value: Any) -> None:
     """Check the smallest and the largest ratio, or None. Arrays pass, as in ``number``."""
     pair = tuple(value) if isinstance(value, Sequence) else ()
     known = [bound for bound in pair if not isinstance(bound, Array | np.ndarray)]
-    are_numbers = all(isinstance(bound, Real) and bound >= 0 for bound in known)
+    are_numbers = all(isinstance(bound, Real) and float(bound) >= 0 for bound in known)
     if value is not None and not (len(pair) == 2 and are_numbers and known == sorted(known)):
         raise ValueError(
             f"{name} is {value!r}; it must be the smallest and the largest ratio, such as (0.0, 0.2), or None"
