@@ -19,6 +19,7 @@ from merit_optim.jax import MatrixAxes, muon_merit
 
 # The column stands for an embedding: it has two dimensions and is not hidden.
 HIDDEN = {"matrix": True, "experts": True, "zero": True, "column": False, "vector": False, "scalar": False}
+UNBOUNDED = {"ratio_bounds": None}
 EXACT = {"ns_steps": 25, "ns_coefficients": (15 / 8, -10 / 8, 3 / 8)}  # these converge
 
 
@@ -39,18 +40,22 @@ def direction(grad: Any, **options: Any) -> Any:
 @pytest.mark.parametrize(
     ("options", "reference"),
     [
-        ({}, {}),
-        ({"nesterov": False, "momentum": 0.5}, {"nesterov": False, "mu": 0.5}),
-        ({"ns_coefficients": "polar-express"}, {"coefficients": POLAR_EXPRESS, "safety": 1.02}),
-        ({"ns_coefficients": "dion"}, {"coefficients": DION}),
+        ({}, {"bounds": (0.0, 0.2)}),
+        (UNBOUNDED, {}),
+        ({"ratio_bounds": (0.3, 0.4)}, {"bounds": (0.3, 0.4)}),
+        (UNBOUNDED | {"nesterov": False, "momentum": 0.5}, {"nesterov": False, "mu": 0.5}),
         (
-            {"ns_coefficients": [(3.0, -3.0, 1.0), (2, -1.5, 0.5)]},  # the last is repeated
+            UNBOUNDED | {"ns_coefficients": "polar-express"},
+            {"coefficients": POLAR_EXPRESS, "safety": 1.02},
+        ),
+        (UNBOUNDED | {"ns_coefficients": "dion"}, {"coefficients": DION}),
+        (
+            UNBOUNDED | {"ns_coefficients": [(3.0, -3.0, 1.0), (2, -1.5, 0.5)]},  # the last is repeated
             {"coefficients": [(3.0, -3.0, 1.0)] + 4 * [(2, -1.5, 0.5)]},
         ),
-        ({"ns_coefficients": (3, -3, 1), "ns_steps": 3}, {"coefficients": [(3, -3, 1)] * 3}),
-        ({"norm": "l2", "clip": 0.01}, {"norm": "l2", "clip": 0.01}),
-        ({"clip": None, "weight_decay": 1.0}, {"clip": None, "wd": 1.0}),
-        ({"ratio_bounds": (0.3, 0.4)}, {"bounds": (0.3, 0.4)}),
+        (UNBOUNDED | {"ns_coefficients": (3, -3, 1), "ns_steps": 3}, {"coefficients": [(3, -3, 1)] * 3}),
+        (UNBOUNDED | {"norm": "l2", "clip": 0.01}, {"norm": "l2", "clip": 0.01}),
+        (UNBOUNDED | {"clip": None, "weight_decay": 1.0}, {"clip": None, "wd": 1.0}),
     ],
     ids=lambda options: ", ".join(options) or "defaults",
 )
@@ -86,7 +91,7 @@ def assert_near(got: Any, expected: Any, tolerance: float = 1e-5) -> None:
 def test_float64_parameters_keep_their_precision() -> None:
     with jax.enable_x64(True):
         weight = random_matrix(5, 8).astype(np.float64)
-        optimizer, reference = muon_merit(0.1, hidden=True), Muon(weight, 0.1)
+        optimizer, reference = muon_merit(0.1, hidden=True, ratio_bounds=None), Muon(weight, 0.1)
         params = jnp.asarray(weight)
         state, step = optimizer.init(params), jax.jit(optimizer.update)
         for t in range(1, 4):
@@ -139,7 +144,8 @@ def test_zero_gradients_have_no_direction() -> None:
     nothing, hidden = jax.tree.map(jnp.zeros_like, params), {"kernel": True, "bias": False}
     assert_equal(train_on(muon_merit(0.1, 0.0, hidden=hidden), params, nothing), params)
     assert_equal(train_on(muon_merit(0.0, 0.1, hidden=hidden), params, nothing), params)
-    decayed = train_on(muon_merit(0.1, 0.1, hidden=hidden, clip=None), params, nothing)
+    unbounded = muon_merit(0.1, 0.1, hidden=hidden, clip=None, ratio_bounds=None)
+    decayed = train_on(unbounded, params, nothing)
     assert_close(decayed["kernel"], 0.9 * params["kernel"])  # the ratios make u as large as w
     assert_close(decayed["bias"], (1 - 0.04 * 0.1) * params["bias"])
 

@@ -35,12 +35,13 @@ FAMILY = (MERIT, LAMB, MaxLAMB)
 class Hidden:
     """Builds an optimizer for hidden matrices from any parameters; those with rows count as hidden."""
 
-    def __init__(self, optimizer_class: type[HiddenMatrixOptimizer]) -> None:
+    def __init__(self, optimizer_class: type[HiddenMatrixOptimizer], **defaults: Any) -> None:
         self.optimizer_class, self.__name__ = optimizer_class, optimizer_class.__name__
+        self.defaults = defaults
         self.direction = "soap" if issubclass(optimizer_class, (SOAP, SOAPMERIT)) else "muon"
 
     def __call__(self, params: Any, **options: Any) -> Optimizer:
-        return self.optimizer_class(sorted_by_shape(params), **options)
+        return self.optimizer_class(sorted_by_shape(params), **self.defaults | options)
 
 
 def sorted_by_shape(params: Any) -> Any:

@@ -73,7 +73,7 @@ def muon_merit(
     element_wise: bool = True,
     weight_bound: bool = True,
     norm: Norm = "max",
-    ratio_bounds: tuple[Scalar, Scalar] | None = None,
+    ratio_bounds: tuple[Scalar, Scalar] | None = (0.0, 0.2),
     matrix_dims: MatrixDims = None,
     rest_learning_rate: ScalarOrSchedule | None = None,
     rest_b1: Scalar = 0.9,
@@ -87,7 +87,7 @@ def muon_merit(
         M <- momentum*M + (1-momentum)*g        N = momentum*M + (1-momentum)*g  (Nesterov; else M)
         X  = N / |N|                            ns_steps times  X <- a*X + (b*XX' + c*XX'XX') X
         u  = sqrt(max(rows, columns)) * X + weight_decay*w
-        s_ij = max(max|w_i.| / max|u_i.|,  max|w_.j| / max|u_.j|,  max|w| / max|u|)
+        s_ij = min(max(max|w_i.| / max|u_i.|,  max|w_.j| / max|u_.j|,  max|w| / max|u|),  0.2)
         w <- w - learning_rate * clamp(s*u, -clip, clip)
 
     X comes close to an orthogonal matrix, the elements of the first term of u to a root mean square of 1.
@@ -115,8 +115,9 @@ def muon_merit(
         element_wise: use the rows' and columns' ratios; False leaves the whole weight's.
         weight_bound: let the whole weight's ratio bound the element-wise ones from below.
         norm: "max" or "l2", the norm in all ratios.
-        ratio_bounds: the smallest and the largest value of s; None for no bounds. Muon, as most run it, has
-            0.2 in place of s.
+        ratio_bounds: the smallest and the largest value of s; None for no bounds. Without the largest, a
+            weight that is pushed one way grows exponentially, and long runs diverge. 0.2 is what Muon, as
+            most run it, has in place of s. Rows and columns of zeros are not scaled and have no bounds.
         matrix_dims: how many trailing dimensions make one matrix; the ones before them stack matrices, each
             orthogonalized and scaled by itself (2 for scanned layers or experts). None: all, seen as
             (first dimension) x (all the rest). Also a ``MatrixAxes``, a tree, or a function; see ``merit``.

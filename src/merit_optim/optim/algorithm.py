@@ -6,7 +6,7 @@ A weight w with gradient g, learning rate lr and weight decay wd:
     u  = d + wd*w
     b  = |w| / |u|                        over the whole weight
     r_i = |w_i.| / |u_i.|  per row        c_j = |w_.j| / |u_.j|  per column
-    s_ij = max(r_i, c_j, b)
+    s_ij = max(r_i, c_j, b)               and within ``ratio_bounds``
     w <- w - lr * clamp(s*u, -clip, clip)
 
 |.| is the largest magnitude (``norm="max"``) or the Euclidean length (``norm="l2"``). With ``norm="none"``
@@ -42,7 +42,7 @@ class Rule(NamedTuple):
     weight_bound: bool = True
     norm: Norm = "max"
     ratio_bounds: tuple[float, float] | None = None
-    """The smallest and the largest value of s."""
+    """The smallest and the largest ratio."""
     calibrated: bool = False
     """Divide the ratio by its value in the first step. Needs one ratio for the whole weight."""
 
@@ -55,6 +55,11 @@ class Rule(NamedTuple):
     def keys(self) -> tuple[str, ...]:
         """The names of the rule's state tensors, which follow the direction's."""
         return ("first_ratio",) if self.calibrated else ()
+
+    @property
+    def bounds(self) -> tuple[float, float] | None:
+        """The bounds of s. Where there are no ratios, there is nothing to bound."""
+        return None if self.norm == "none" else self.ratio_bounds
 
     @property
     def has_rows(self) -> bool:
@@ -141,7 +146,7 @@ def calibrated(ratio: Tensor, first: Tensor) -> tuple[Tensor, Tensor]:
 
 def bounded(scale: Tensor, rule: Rule) -> Tensor:
     """Clamp s to the rule's bounds."""
-    return scale if rule.ratio_bounds is None else scale.clamp(*rule.ratio_bounds)
+    return scale if rule.bounds is None else scale.clamp(*rule.bounds)
 
 
 def apply(weight: Tensor, update: Tensor, scale: Tensor, lr: float | Tensor, clip: float | None) -> Tensor:

@@ -23,7 +23,7 @@ class MuonMERIT(HiddenMatrixOptimizer):
         M <- momentum*M + (1-momentum)*g
         d  = sqrt(max(rows, columns)) * polar(momentum*M + (1-momentum)*g)
         u  = d + weight_decay*w
-        s_ij = max(max|w_i.| / max|u_i.|,  max|w_.j| / max|u_.j|,  max|w| / max|u|)
+        s_ij = min(max(max|w_i.| / max|u_i.|,  max|w_.j| / max|u_.j|,  max|w| / max|u|),  0.2)
         w <- w - lr * clamp(s*u, -clip, clip)
 
     polar is U V' of a matrix's singular value decomposition U S V', approximated by Newton-Schulz. The state
@@ -43,9 +43,10 @@ class MuonMERIT(HiddenMatrixOptimizer):
         clip: bound on each element of ``s*u``; None for no clip.
         element_wise: use the ratios of rows and columns; False uses only the whole weight's.
         weight_bound: let the whole weight's ratio bound the element-wise ones from below.
-        norm: "max" or "l2", the norm in all ratios; "none" for s = 1.
-        ratio_bounds: the smallest and the largest value of s; None for no bounds. Muon, as most run it, has
-            0.2 in place of s.
+        norm: "max" or "l2", the norm in all ratios; "none" for s = 1, without bounds.
+        ratio_bounds: the smallest and the largest value of s; None for no bounds. Without the largest, a
+            weight that is pushed one way grows exponentially, and long runs diverge. 0.2 is what Muon, as
+            most run it, has in place of s. Rows and columns of zeros are not scaled and have no bounds.
         rest_lr: learning rate of the rest (embeddings, head and vectors); None for 0.4 of ``lr``.
         rest: other options for the rest, such as ``{"betas": (0.9, 0.99)}``, or ``{"norm": "max",
             "element_wise": True, "weight_bound": True, "clip": 1.0}`` for MERIT.
@@ -86,7 +87,7 @@ class MuonMERIT(HiddenMatrixOptimizer):
         element_wise: bool = True,
         weight_bound: bool = True,
         norm: Norm = "max",
-        ratio_bounds: tuple[float, float] | None = None,
+        ratio_bounds: tuple[float, float] | None = (0.0, 0.2),
         rest_lr: float | Tensor | None = None,
         rest: Mapping[str, Any] | None = None,
         **options: Unpack[EngineOptions],

@@ -37,7 +37,8 @@ class SOAPMERIT(HiddenMatrixOptimizer):
         clip: bound on each element of ``s*u``; None for no clip.
         element_wise: use the ratios of rows and columns; False uses only the whole weight's.
         weight_bound: let the whole weight's ratio bound the element-wise ones from below.
-        norm: "max" or "l2", the norm in all ratios; "none" for s = 1.
+        norm: "max" or "l2", the norm in all ratios; "none" for s = 1, without bounds.
+        ratio_bounds: the smallest and the largest value of s; None for no bounds.
         rest_lr: learning rate of the rest (embeddings, head and vectors); None for 0.4 of ``lr``.
         rest: other options for the rest; see ``MuonMERIT``.
         options: how the step is computed; see ``MERIT``.
@@ -72,6 +73,7 @@ class SOAPMERIT(HiddenMatrixOptimizer):
         element_wise: bool = True,
         weight_bound: bool = True,
         norm: Norm = "max",
+        ratio_bounds: tuple[float, float] | None = None,
         rest_lr: float | Tensor | None = None,
         rest: Mapping[str, Any] | None = None,
         **options: Unpack[EngineOptions],
@@ -88,7 +90,7 @@ class SOAPMERIT(HiddenMatrixOptimizer):
                 max_precond_dim=max_precond_dim,
                 refresh_phase=refresh_phase,
             ),
-            rule=Rule(clip, element_wise, weight_bound, norm),
+            rule=Rule(clip, element_wise, weight_bound, norm, ratio_bounds),
             rest_lr=rest_lr,
             rest=rest,
             **options,

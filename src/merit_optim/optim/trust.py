@@ -101,11 +101,6 @@ class TrustRatioOptimizer(SafeOptimizer):
             validate.positive("clip", group["clip"], "None for no clip")
         for option in ("element_wise", "weight_bound", "calibrated"):
             validate.flag(option, group[option])
-        if group["norm"] == "none" and group["ratio_bounds"] is not None:
-            raise ValueError(
-                f"ratio_bounds={group['ratio_bounds']!r} needs ratios, and norm='none' turns them off; use "
-                "norm='max' or 'l2', or ratio_bounds=None"
-            )
         if group["calibrated"] and (group["element_wise"] or group["norm"] == "none"):
             options = f"element_wise={group['element_wise']} and norm={group['norm']!r}"
             raise ValueError(

@@ -53,6 +53,7 @@ RULES: dict[str, Options] = {
     "l2, one ratio a matrix, no clip": {"norm": "l2", "element_wise": False, "clip": None},
     "no ratio": {"norm": "none", "clip": None},
     "no ratio, clipped": {"norm": "none", "clip": 0.5},
+    "no ratio to bound": {"norm": "none", "clip": None, "ratio_bounds": (0.0, 0.2)},
     "bounded ratios": {"ratio_bounds": (0.05, 1.5)},
     "bounded ratio a matrix": {"ratio_bounds": (0.2, 1.1), "element_wise": False},
     "no decay": {"weight_decay": 0.0},
@@ -135,7 +136,7 @@ def built(weight: Tensor, direction: str, options: Options) -> tuple[Tensor, tor
     of_step = {k: v for k, v in options.items() if k in ("max_grad_norm", "differentiable", "foreach")}
     group = {k: v for k, v in options.items() if k not in of_step}
     if direction == "muon":
-        group = {"ns_dtype": "float32", **group}
+        group = {"ns_dtype": "float32", "ratio_bounds": None, **group}
     group = {"params": [param], "direction": direction, **group}
     return param, CLASSES[direction]([group], lr=LR, weight_decay=DECAY, **of_step)
 

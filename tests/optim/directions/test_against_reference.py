@@ -118,6 +118,7 @@ def test_options_together(data) -> None:
 
 # --- the public classes, with their defaults --------------------------------------------------------------
 
+MUON_MERIT = Rule(ratio_bounds=(0.0, 0.2))
 ORSCALE = Rule(norm="l2", element_wise=False, clip=None, ratio_bounds=(0.1, 5.0), calibrated=True)
 
 
@@ -133,7 +134,7 @@ def test_muon_merit_on_a_group_of_each_kind(device) -> None:
         ns_dtype="float32",
         max_grad_norm=1.0,
     )
-    expected = [Weight(hidden.numpy(), reference.Muon, Rule(), lr=4e-2, weight_decay=0.1)] + [
+    expected = [Weight(hidden.numpy(), reference.Muon, MUON_MERIT, lr=4e-2, weight_decay=0.1)] + [
         Weight(x.numpy(), reference.adamw, UNSCALED, lr=0.4 * 4e-2, weight_decay=0.3)
         for x in (vector, table, scalar)
     ]
@@ -150,7 +151,7 @@ def test_muon_merit_with_merit_for_the_rest(device) -> None:
         rest_lr=0.03,
         rest={**rule, "betas": (0.8, 0.99)},
     )
-    expected = [Weight(hidden.numpy(), reference.Muon, Rule(), lr=4e-2, weight_decay=0.1)] + [
+    expected = [Weight(hidden.numpy(), reference.Muon, MUON_MERIT, lr=4e-2, weight_decay=0.1)] + [
         Weight(
             x.numpy(),
             lambda: reference.Adam((0.8, 0.99), 1e-8, True),

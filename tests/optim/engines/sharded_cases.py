@@ -30,9 +30,11 @@ def hidden(kind: Build, **options: Any) -> Build:
 
 
 OF_MATRICES: dict[str, Build] = {
-    "MuonMERIT": hidden(MuonMERIT),
-    "MuonMERIT without bound": hidden(MuonMERIT, weight_bound=False, ns_dtype="float32", nesterov=False),
-    "MuonMERIT stacked": hidden(MuonMERIT, matrix_dims=2),
+    "MuonMERIT": hidden(MuonMERIT, ratio_bounds=None),
+    "MuonMERIT without bound": hidden(
+        MuonMERIT, weight_bound=False, ratio_bounds=None, ns_dtype="float32", nesterov=False
+    ),
+    "MuonMERIT stacked": hidden(MuonMERIT, ratio_bounds=None, matrix_dims=2),
     "Muon": hidden(Muon),
     "Muon, float16": hidden(Muon, ns_dtype="float16", scale="original", maximize=True),
     "NorMuon": hidden(NorMuon),

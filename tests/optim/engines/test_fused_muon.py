@@ -33,7 +33,7 @@ pytestmark = [
 
 INTERPRETED = not torch.cuda.is_available()
 
-muon_merit, muon = Hidden(MuonMERIT), Hidden(Muon)
+muon_merit, muon = Hidden(MuonMERIT, ratio_bounds=None), Hidden(Muon)
 
 # Relative to the change of a weight, in norms: products in bfloat16 round differently in each engine.
 SHARE = 0.1

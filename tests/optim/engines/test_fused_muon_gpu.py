@@ -35,7 +35,7 @@ CUDA = "cuda:0"
 MIB = 2**20
 EPS = 1e-7
 
-muon_merit, muon = Hidden(MuonMERIT), Hidden(Muon)
+muon_merit, muon = Hidden(MuonMERIT, ratio_bounds=None), Hidden(Muon)
 
 # The limit of this engine's error relative to the eager one's, which rounds every product to bfloat16; and
 # half an ulp of bfloat16, the dtype of both results.

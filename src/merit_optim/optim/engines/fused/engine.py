@@ -261,7 +261,7 @@ class FusedEngine:
                 lr = lr.item() if lr.device.type == "cpu" else math.inf
             values += (lr, beta1, 1 - beta1, beta2, 1 - beta2, group["eps"], group["weight_decay"])
             values.append(math.inf if rule.clip is None else rule.clip)
-            values += (-math.inf, math.inf) if rule.ratio_bounds is None else rule.ratio_bounds
+            values += (-math.inf, math.inf) if rule.bounds is None else rule.bounds
         packed, hyper = array.array("f", values), self._shared.hyper
         if resend or packed != self._hyper_values:
             self._sender.send(torch.frombuffer(packed, dtype=torch.float32).view(hyper.shape), hyper)
