@@ -30,6 +30,8 @@ PAGES = ("README.md", "docs/results.md")
 PICTURES = ROOT / "docs/images"
 SIZES = {256: "10M", 512: "33M", 768: "98M"}  # by width
 CONTESTANTS = ("adamw", "lamb", "merit", "muon", "normuon", "muon-merit")
+# Rows of the first tables: an optimizer and its warm-up, as a share of the steps.
+ENTRIES = (*((name, 0.1) for name in CONTESTANTS[:-1]), ("muon", 0.5), ("normuon", 0.5), ("muon-merit", 0.1))
 SEQUENCES = 200 * 512  # in a run of enwik8, whatever its batch
 BATCHES = (64, 128, 256, 512, 1024, 2048, 4096)
 SCALED = ("adamw", "muon", "muon-merit")  # optimizers that were run at every batch
@@ -70,6 +72,26 @@ class SeedRuns:
     def rates(self) -> str:
         rest = self.options.get("rest_lr")
         return f"{self.lr:g}" + (f", rest {float(rest):g}" if rest else "")
+
+    @property
+    def setting(self) -> str:
+        """What is not as in most runs: the warm-up, momentum, and the bound of MuonMERIT's ratios.
+
+        Runs of MuonMERIT that name no bound were made before there was one.
+        """
+        optimizer, options = self.runs[0].config["optimizer"], self.options
+        found = [] if optimizer["warmup"] == 0.1 else [f"warm-up {optimizer['warmup']:.0%}"]
+        if "momentum" in options:
+            found.append(f"momentum {options['momentum']}")
+        if optimizer["name"] == "muon-merit":
+            found.append(f"ratios up to {self.bound:g}" if self.bound else "ratios not bounded")
+        return ", ".join(found)
+
+    @property
+    def bound(self) -> float | None:
+        """The largest ratio that was allowed."""
+        bounds = self.options.get("ratio_bounds")
+        return json.loads(bounds)[1] if bounds else None
 
     @property
     def largest_logit(self) -> float:
@@ -146,36 +168,42 @@ def best(found: Sequence[SeedRuns]) -> SeedRuns | None:
     return min((one for one in plain if len(one.runs) == most), key=lambda one: one.mean, default=None)
 
 
+def label(name: str, warmup: float) -> str:
+    """An optimizer's name, and its warm-up where that is not 10% of the steps."""
+    return DISPLAY_NAMES[name] + ("" if warmup == 0.1 else f", warm-up {warmup:.0%}")
+
+
 def headline() -> Table:
     """Validation loss by optimizer and size."""
     columns = []
     for width in SIZES:
-        found = [best(tried(width, name)) for name in CONTESTANTS]
+        found = [best(tried(width, name, warmup=warmup)) for name, warmup in ENTRIES]
         lowest = min((one for one in found if one), key=lambda one: one.mean)
         shown = [one.shown if one else NOTHING for one in found]
         columns.append(
             [f"**{text}**" if one is lowest else text for one, text in zip(found, shown, strict=True)]
         )
-    names = [DISPLAY_NAMES[name] for name in CONTESTANTS]
+    names = [label(*entry) for entry in ENTRIES]
     head = ("Optimizer", *(f"{size} parameters" for size in SIZES.values()))
     return Table(head, tuple(zip(names, *columns, strict=True)))
 
 
 def tuned() -> Table:
     """The best of each optimizer at each size, how far MuonMERIT is below it, and what it saves."""
+    others = (("orscale", 0.1), ("soap", 0.1), ("soap-merit", 0.1))
     rows = []
     for width, size in SIZES.items():
-        muon, adamw, ours = (best(tried(width, name)) for name in ("muon", "adamw", "muon-merit"))
-        for name in (*CONTESTANTS[:3], "orscale", "soap", "soap-merit", *CONTESTANTS[3:]):
-            if (one := best(tried(width, name))) is None:
+        muon, adamw, ours = (best(tried(width, name, warmup=0.1)) for name in ("muon", "adamw", "muon-merit"))
+        for name, warmup in (*ENTRIES[:3], *others, *ENTRIES[3:]):
+            series = tried(width, name, warmup=warmup)
+            if (one := best(series)) is None:
                 continue
-            num_tried = sum(each.options.keys() <= {"rest_lr"} for each in tried(width, name))
             rows.append(
                 (
                     size,
-                    DISPLAY_NAMES[name],
+                    label(name, warmup),
                     one.rates,
-                    str(num_tried),
+                    str(sum(each.options.keys() <= {"rest_lr"} for each in series)),
                     str(len(one.runs)),
                     one.shown,
                     _gap(one, ours),
@@ -232,12 +260,42 @@ def batches() -> Table:
 def longer() -> Table:
     """Four times as many steps at 10M, on a text that is read twice."""
     rows = [
-        (DISPLAY_NAMES[name], one.rates, str(len(one.runs)), one.shown, f"{one.largest_logit:,.0f}")
+        (DISPLAY_NAMES[name], one.setting, one.rates, one.shown, f"{one.largest_logit:,.0f}")
         for name in (*CONTESTANTS[:2], "maxlamb", *CONTESTANTS[2:])
-        for one in sorted(tried(256, name, steps=800, text="mix"), key=lambda one: (one.lr, one.rates))
+        for one in sorted(
+            (one for warmup in (0.1, 0.5) for one in tried(256, name, steps=800, warmup=warmup, text="mix")),
+            key=lambda one: (one.lr, one.rates, one.setting),
+        )
     ]
-    head = ("Optimizer", "Learning rate", "Seeds", "Validation loss", "Largest attention logit")
-    return Table(head, tuple(rows))
+    head = ("Optimizer", "Setting", "Learning rate", "Validation loss", "Largest attention logit")
+    return Table(head, tuple(rows), num_text=2)
+
+
+BOUNDS = (None, 0.2, 0.1, 0.05)
+
+
+def bounds() -> Table:
+    """MuonMERIT at one rate with the ratios bounded: the loss, and the largest attention logit."""
+    rows = []
+    settings = [(width, 200, "enwik8") for width in SIZES] + [(256, 800, "mix")]
+    for width, steps, text in settings:
+        for momentum in ("0.95", "0.9"):
+            found = {
+                one.bound: one
+                for one in tried(width, "muon-merit", steps=steps, text=text)
+                if one.lr == 0.04
+                and one.options.get("rest_lr") == "0.128"
+                and one.options.get("momentum", "0.95") == momentum
+                and one.options.keys() <= {"rest_lr", "momentum", "ratio_bounds"}
+            }
+            cells = [
+                f"{found[bound].shown} ({found[bound].largest_logit:,.0f})" if bound in found else NOTHING
+                for bound in BOUNDS
+            ]
+            if found:
+                rows.append((SIZES[width], f"{steps}, {text}", momentum, *cells))
+    head = ("Size", "Steps, text", "Momentum", "No bound", *(f"{bound:g}" for bound in BOUNDS if bound))
+    return Table(head, tuple(rows), num_text=2)
 
 
 PARTS = (
@@ -290,6 +348,7 @@ TABLES: dict[str, Callable[[], Table]] = {
     "tuned": tuned,
     "batches": batches,
     "longer": longer,
+    "bounds": bounds,
     "parts": parts,
     "rates": rates,
 }
