@@ -2,6 +2,7 @@
 
 import re
 import signal
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from merit_lab.study import runner
 from merit_lab.study.trial import Trial
 from merit_lab.train import Interrupted, TrainConfig
 from merit_lab.train.parallel import Ranks
+from merit_optim import cli
 
 main = compare_command.main
 
@@ -218,6 +220,17 @@ def test_the_model_must_come_first(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["--data", "data"])
     assert "the model is missing; it comes first. The models are: tiny" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("library", ["altair", "vl_convert"])
+def test_a_missing_library_for_charts_is_reported_before_training(
+    library: str, command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, library, None)
+    with pytest.raises(SystemExit) as exit_:
+        cli.main(["compare", *command, "--optimizers", "merit"])
+    assert f"merit compare: this needs {library}, which is not installed" in str(exit_.value.code)
+    assert not (tmp_path / "out").exists()
 
 
 def test_foreign_files_in_the_report_folder_are_refused_before_training(
