@@ -275,9 +275,7 @@ class TrainConfig:
 
         ``vocab_size`` is that of the data; None if unknown.
         """
-        model = self.model
-        if vocab_size is not None and self.fit_vocab:
-            model = model.with_vocab(vocab_size)
+        model = self.fitted_model(vocab_size)
         steps = self.steps
         if steps is None:
             tokens = self.tokens or TOKENS_PER_PARAMETER * num_parameters(model)
@@ -287,6 +285,12 @@ class TrainConfig:
         return dataclasses.replace(
             self, model=model, optimizer=optimizer, measure=measure, steps=steps, tokens=None
         )
+
+    def fitted_model(self, vocab_size: int | None) -> AnyModelConfig:
+        """Return the model with the vocabulary of the data, if that is known and wanted."""
+        if vocab_size is None or not self.fit_vocab:
+            return self.model
+        return self.model.with_vocab(vocab_size)
 
     def extended(self, steps: int) -> Self:
         """Return a longer run with the same warm-up; ``self`` must be resolved."""

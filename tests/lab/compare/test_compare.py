@@ -11,6 +11,7 @@ import pytest
 
 from merit_lab.compare import command as compare_command
 from merit_lab.compare.plan import parse_learning_rates, plan
+from merit_lab.data import Dataset
 from merit_lab.models import PRESETS
 from merit_lab.record import MetricsWriter, Run, lock
 from merit_lab.study import runner
@@ -189,6 +190,11 @@ def test_runs_of_another_configuration_are_refused_before_training(
             ["--seed", "3"],
             "--seed 3 applies to a single run; in a comparison write for example",
         ),
+        (
+            ["--optimizer.name", "merit"],
+            "--optimizer.name merit applies to a single run; in a comparison write",
+        ),
+        (["--seed=0"], "--seed 0 applies to a single run"),
         (["--optimizer.lr", "0.1"], "--optimizer.lr 0.1 applies to a single run"),
         (
             ["--optimizers", "merit", "nowhere:Mine", "--lr", "nowhere:Mine=0.1"],
@@ -208,6 +214,14 @@ def test_invalid_options_are_refused(
     assert main([*command, *options]) == 1
     assert message in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
+
+
+def test_a_vocabulary_that_the_data_would_replace_is_refused(
+    command: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(Dataset, "vocab_size", 300)
+    assert main([*command, "--model.vocab-size", "256"]) == 1
+    assert "--model.vocab-size is 256, but the vocabulary is sized for" in capsys.readouterr().err
 
 
 def test_an_unknown_model_suggests_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:

@@ -279,6 +279,7 @@ def test_another_run_with_the_same_folder_name_is_refused(
             ["--rule", "sweep", "--lr", "0.1", "0.1000000001"],
             "optimizer.lr 0.1 and 0.1000000001 would share the folder",
         ),
+        (["--batch", "512"], "--batch 512 applies to a single run; use --batches"),
         (["--batch", "8"], "--batch 8 applies to a single run; use --batches"),
         (["--measure.validation-every", "8"], "each run is validated fifty times"),
     ],
