@@ -29,6 +29,7 @@ import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.compute as pc  # type: ignore[import-untyped]
 import pyarrow.parquet as pq  # type: ignore[import-untyped]
 
+from merit_lab.folders import refuse_file
 from merit_lab.record import durable, flat_fields
 
 if TYPE_CHECKING:
@@ -78,6 +79,7 @@ def add(path: Path, runs: Iterable[Excerpt]) -> None:
 
     If it fails, the file is unchanged.
     """
+    refuse_file(path.parent)
     before = _version(path) if path.exists() else None
     new = {run.name: _table(run) for run in runs}
     there = _open(path) if before else None
