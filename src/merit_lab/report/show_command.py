@@ -24,7 +24,7 @@ def main(argv: Sequence[str]) -> int:
         "kind, print configuration, environment and measurements, one JSON object a line.",
     )
     parser.add_argument(
-        "path", type=Path, help="a run directory, a folder of runs, or a file of `merit keep`"
+        "path", type=Path, help="a run directory, a folder of runs, also nested, or a file of `merit keep`"
     )
     parser.add_argument("run", nargs="?", help="the name of one run (all)")
     parser.add_argument(
