@@ -7,7 +7,6 @@ metrics are comparable to other reports.
 from __future__ import annotations
 
 import contextlib
-import difflib
 import functools
 import io
 import json
@@ -26,6 +25,7 @@ from merit_lab.evaluate.display import EvaluationDisplay
 from merit_lab.evaluate.results import Metric
 from merit_lab.evaluate.rows import Row
 from merit_lab.evaluate.sets import SETS
+from merit_optim.spelling import nearest
 
 BOOTSTRAP = 1000  # resamples for the standard error of a perplexity
 _PACKAGES = ("lm-eval", "transformers", "datasets", "accelerate")
@@ -152,8 +152,8 @@ def check_hub(names: Sequence[str]) -> None:
             continue
         if name in manager.all_tasks:
             raise ValueError(f"{name!r} is a group of lm-eval's tasks; give the tasks one by one")
-        nearest = difflib.get_close_matches(name, sorted({*SETS, *manager.all_subtasks}))
-        hint = f"; the nearest are {', '.join(nearest)}" if nearest else ""
+        similar = nearest(name, sorted({*SETS, *manager.all_subtasks}), num=3)
+        hint = f"; the nearest are {', '.join(similar)}" if similar else ""
         raise ValueError(f"lm-eval has no task {name!r}{hint}")
 
 
