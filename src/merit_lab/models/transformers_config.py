@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 import tyro
 
 from merit_lab.models.config import LONGEST_CONTEXT, MOST_LAYERS, check_size
+from merit_lab.models.quiet import quiet
 from merit_optim.spelling import did_you_mean, nearest
 
 if TYPE_CHECKING:
@@ -173,7 +174,8 @@ def read_config(path: str) -> tuple[str, HuggingFaceConfig]:
         )
     else:
         try:  # code that comes with the configuration is never run
-            downloaded = transformers.AutoConfig.from_pretrained(path, trust_remote_code=False)
+            with quiet("huggingface_hub"):  # about each of its attempts; the last is reported below
+                downloaded = transformers.AutoConfig.from_pretrained(path, trust_remote_code=False)
         except (OSError, ValueError) as error:
             raise ValueError(
                 f"hf:{path} is neither a local folder nor a model available on the Hugging Face hub "
