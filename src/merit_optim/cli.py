@@ -6,7 +6,6 @@ called: `merit --help` must start fast and work if only the base package is inst
 
 import argparse
 import contextlib
-import difflib
 import os
 import signal
 import sys
@@ -16,6 +15,7 @@ from importlib import import_module
 from typing import Any, TextIO
 
 from merit_optim import __version__
+from merit_optim.spelling import did_you_mean
 
 
 @dataclass(frozen=True)
@@ -169,6 +169,5 @@ def _build_parser() -> argparse.ArgumentParser:
 
 
 def _unknown_command(name: str) -> str:
-    nearest = difflib.get_close_matches(name, COMMANDS, n=1)
-    suggestion = f"did you mean {nearest[0]!r}? " if nearest else ""
-    return f"unknown command {name!r}; {suggestion}the commands are: {', '.join(COMMANDS)}"
+    hint = did_you_mean(name, COMMANDS, otherwise=";")
+    return f"unknown command {name!r}{hint} the commands are: {', '.join(COMMANDS)}"

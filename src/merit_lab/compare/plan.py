@@ -46,22 +46,27 @@ def plan(
     return planned
 
 
-def parse_learning_rates(texts: Iterable[str]) -> dict[str, list[float]]:
+def parse_learning_rates(texts: Iterable[str], everyone: Sequence[str] = ()) -> dict[str, list[float]]:
     """Parse learning rates by optimizer from texts like "merit=9e-3".
+
+    With ``everyone`` a text like "9e-3" is a rate of all these optimizers, and comes before their own.
 
     Example:
         >>> parse_learning_rates(["adamw=1e-3", "merit=9e-3", "merit=2e-2"])
         {'adamw': [0.001], 'merit': [0.009, 0.02]}
     """
+    form = "RATE, as in 9e-3, or OPTIMIZER=RATE" if everyone else "OPTIMIZER=RATE"
     rates: dict[str, list[float]] = {}
-    for text in texts:
-        name, _, rate = text.partition("=")
+    for text in sorted(texts, key=lambda text: "=" in text):
+        name, equals, rate = text.rpartition("=")
         try:
-            if not name:
+            optimizers = [name] if equals else everyone
+            if not any(optimizers):
                 raise ValueError
-            rates.setdefault(name, []).append(float(rate))
+            for optimizer in optimizers:
+                rates.setdefault(optimizer, []).append(float(rate))
         except ValueError:
             raise ValueError(
-                f"cannot parse the learning rate {text!r}; write OPTIMIZER=RATE, as in merit=9e-3"
+                f"cannot parse the learning rate {text!r}; write {form}, as in merit=9e-3"
             ) from None
     return rates

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -17,6 +16,7 @@ from merit_lab.data.index import INDEX_NAME, Index
 from merit_lab.data.pieces import TextCorpus
 from merit_lab.data.prepare import prepare, verify
 from merit_lab.data.progress import PrepareProgress
+from merit_optim.spelling import did_you_mean
 
 _TokenizerOption = Annotated[
     str,
@@ -224,10 +224,9 @@ def _parse(argv: list[str]) -> _Options | Check:
     if name in _COMMANDS:  # alone, so that a message about an option is about this corpus
         return tyro.cli(_COMMANDS[name], prog=f"merit prepare {name}", args=argv[1:], config=config)
     if name and not name.startswith("-"):
-        nearest = difflib.get_close_matches(name, _COMMANDS, n=1)
-        suggestion = f"did you mean {nearest[0]!r}? " if nearest else ""
+        hint = did_you_mean(name, _COMMANDS, otherwise=";")
         print(
-            f"merit prepare: unknown corpus {name!r}; {suggestion}it must be one of {', '.join(_COMMANDS)}",
+            f"merit prepare: unknown corpus {name!r}{hint} it must be one of {', '.join(_COMMANDS)}",
             file=sys.stderr,
         )
         sys.exit(2)

@@ -18,6 +18,7 @@ from merit_lab.data.pieces import TextCorpus, TextPiece
 from merit_lab.data.progress import PrepareProgress
 from merit_lab.data.tokenizer import Tokenizer, TokenizerFile, Tokens
 from merit_lab.data.tokens import Dataset, hash_file, hash_sample
+from merit_lab.folders import refuse_file
 
 PART_BYTES = 1 << 24  # text between two journal entries: a second or two of work
 _PUBLISHED = ("train.bin", "val.bin", "test.bin", TOKENIZER_FILE)
@@ -51,6 +52,7 @@ def prepare(
         progress: where to report progress.
         part_bytes: how much text is tokenized at a time.
     """
+    refuse_file(folder)
     file = TokenizerFile.find(tokenizer, end_of_text)
     if gpt2_vocabulary is not None and tokenizer != "gpt2":
         raise ValueError(f"GPT-2's vocabulary is given, but the tokenizer is {tokenizer!r}; leave it out")

@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 
 from merit_lab.evaluate.tokenizer import ExportedTokenizer
+from merit_lab.folders import refuse_file
 from merit_lab.models.huggingface import check_exportable, export_checkpoint
 from merit_lab.train.snapshot import Snapshot
 
@@ -18,6 +19,7 @@ def export(snapshot: Snapshot, folder: Path, tokenizer: ExportedTokenizer | None
     complete.
     """
     check_exportable(snapshot.config.model)
+    refuse_file(folder)
     if folder.is_dir() and any(folder.iterdir()):
         raise ValueError(f"{folder} is not empty; choose another folder, or empty it")
     model = snapshot.load_model(torch.device("cpu"))

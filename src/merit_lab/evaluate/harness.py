@@ -7,11 +7,9 @@ metrics are comparable to other reports.
 from __future__ import annotations
 
 import contextlib
-import difflib
 import functools
 import io
 import json
-import logging
 import os
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -26,10 +24,12 @@ from merit_lab.evaluate.display import EvaluationDisplay
 from merit_lab.evaluate.results import Metric
 from merit_lab.evaluate.rows import Row
 from merit_lab.evaluate.sets import SETS
+from merit_lab.models.quiet import quiet
+from merit_optim.spelling import nearest
 
 BOOTSTRAP = 1000  # resamples for the standard error of a perplexity
 _PACKAGES = ("lm-eval", "transformers", "datasets", "accelerate")
-_CHATTY = ("lm_eval", "transformers", "datasets", "evaluate", "accelerate")
+_CHATTY = ("lm_eval", "transformers", "datasets", "evaluate", "accelerate", "huggingface_hub")
 
 
 @dataclass(frozen=True)
@@ -152,8 +152,8 @@ def check_hub(names: Sequence[str]) -> None:
             continue
         if name in manager.all_tasks:
             raise ValueError(f"{name!r} is a group of lm-eval's tasks; give the tasks one by one")
-        nearest = difflib.get_close_matches(name, sorted({*SETS, *manager.all_subtasks}))
-        hint = f"; the nearest are {', '.join(nearest)}" if nearest else ""
+        similar = nearest(name, sorted({*SETS, *manager.all_subtasks}), num=3)
+        hint = f"; the nearest are {', '.join(similar)}" if similar else ""
         raise ValueError(f"lm-eval has no task {name!r}{hint}")
 
 
@@ -197,18 +197,16 @@ def _quiet() -> Iterator[None]:
 
     Forking a process with torch's threads is unsafe, and a thousand resamples do not need a pool.
     """
-    loggers = [logging.getLogger(name) for name in _CHATTY]
-    levels = [logger.level for logger in loggers]
     before = os.environ.get("DISABLE_MULTIPROC")
-    for logger in loggers:
-        logger.setLevel(logging.ERROR)
     os.environ["DISABLE_MULTIPROC"] = "1"
     try:
-        with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+        with (
+            quiet(*_CHATTY),
+            contextlib.redirect_stdout(io.StringIO()),
+            contextlib.redirect_stderr(io.StringIO()),
+        ):
             yield
     finally:
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)
         if before is None:
             del os.environ["DISABLE_MULTIPROC"]
         else:

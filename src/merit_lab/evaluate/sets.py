@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -10,6 +9,7 @@ from pathlib import Path
 
 from merit_lab.evaluate import rows
 from merit_lab.evaluate.rows import Reader, Row
+from merit_optim.spelling import did_you_mean
 
 
 @dataclass(frozen=True)
@@ -105,9 +105,8 @@ def check_local(names: Sequence[str]) -> None:
     """Raise ValueError if a name is not a set."""
     for name in names:
         if name not in SETS:
-            nearest = difflib.get_close_matches(name, [*SETS, *PAPER_SETS], n=1)
-            hint = f"did you mean {nearest[0]!r}? " if nearest else ""
+            hint = did_you_mean(name, [*SETS, *PAPER_SETS], otherwise=";")
             raise ValueError(
-                f"there is no set {name!r} among the task files; {hint}they are {', '.join(SETS)}. Other "
+                f"there is no set {name!r} among the task files{hint} they are {', '.join(SETS)}. Other "
                 "tasks of lm-eval can be evaluated without --task-files, from the Hugging Face hub"
             )

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, get_args
+
+from merit_optim.spelling import did_you_mean
 
 if TYPE_CHECKING:
     import torch
@@ -198,8 +199,7 @@ def _num_looked_up(config: ModelConfig) -> int:
 
 def _check_choice(name: str, value: object, allowed: tuple[str, ...]) -> None:
     if value not in allowed:
-        nearest = difflib.get_close_matches(str(value), allowed, n=1)
-        hint = f"; did you mean {nearest[0]!r}?" if nearest else "."
+        hint = did_you_mean(value, allowed)
         raise ValueError(f"unknown {name} {value!r}{hint} It must be one of {', '.join(allowed)}.")
 
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import difflib
-
 from merit_lab.models import config as lab
 from merit_lab.models.config import PRESETS, ModelConfig
 from merit_lab.models.transformers_config import HuggingFaceConfig, read_config
+from merit_optim.spelling import did_you_mean
 
 AnyModelConfig = ModelConfig | HuggingFaceConfig
 """A model of the lab, or one of Hugging Face's transformers."""
@@ -32,9 +31,8 @@ def find_model(text: str) -> tuple[str, AnyModelConfig]:
     if text.startswith(_HUGGING_FACE):
         return read_config(text.removeprefix(_HUGGING_FACE))
     if text not in PRESETS:
-        nearest = difflib.get_close_matches(text, PRESETS, n=1)
-        hint = f"did you mean {nearest[0]!r}? " if nearest else ""
-        raise ValueError(f"unknown model {text!r}; {hint}the models are: {KNOWN}")
+        hint = did_you_mean(text, PRESETS, otherwise=";")
+        raise ValueError(f"unknown model {text!r}{hint} the models are: {KNOWN}")
     return text, PRESETS[text]
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import difflib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -14,6 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 import tyro
 
 from merit_lab.models.config import LONGEST_CONTEXT, MOST_LAYERS, check_size
+from merit_lab.models.quiet import quiet
+from merit_optim.spelling import did_you_mean, nearest
 
 if TYPE_CHECKING:
     import torch
@@ -73,10 +74,10 @@ class HuggingFaceConfig:
             for name in changes:
                 if not hasattr(made, name):
                     known = [*self.settings, *made.attribute_map]
-                    nearest = ", ".join(difflib.get_close_matches(name, known, n=3, cutoff=0.0))
+                    similar = ", ".join(nearest(name, known, num=3, similarity=0.0))
                     raise ValueError(
                         f"model.options has {name}, which a {self.family} configuration does not have; the "
-                        f"nearest are {nearest}"
+                        f"nearest are {similar}"
                     )
             changes = {made.attribute_map.get(name, name): value for name, value in changes.items()}
             made = _made({**_without_what_follows(self.settings), **changes})
@@ -173,7 +174,8 @@ def read_config(path: str) -> tuple[str, HuggingFaceConfig]:
         )
     else:
         try:  # code that comes with the configuration is never run
-            downloaded = transformers.AutoConfig.from_pretrained(path, trust_remote_code=False)
+            with quiet("huggingface_hub"):  # about each of its attempts; the last is reported below
+                downloaded = transformers.AutoConfig.from_pretrained(path, trust_remote_code=False)
         except (OSError, ValueError) as error:
             raise ValueError(
                 f"hf:{path} is neither a local folder nor a model available on the Hugging Face hub "
@@ -215,8 +217,7 @@ def _made(settings: Mapping[str, Any]) -> Any:
     family = settings.get("model_type")
     known = import_transformers().CONFIG_MAPPING
     if family not in known:
-        nearest = difflib.get_close_matches(str(family), list(known), n=1)
-        hint = f"; did you mean {nearest[0]!r}?" if nearest else ""
+        hint = did_you_mean(family, list(known))
         raise ValueError(
             f"model_type is {family!r}, which this version of transformers does not know{hint} Code that "
             "comes with a config.json is not run; use a newer version, or another model."

@@ -2,7 +2,7 @@
 
 from merit_lab.record.environment import differences, environment
 from merit_lab.record.excerpt import Excerpt, excerpt
-from merit_lab.record.find import archive_of, run_folders
+from merit_lab.record.find import archive_of, nested_run_folders, run_folders
 from merit_lab.record.journal import Journal, import_wandb
 from merit_lab.record.lock import RunInUse, is_locked, lock
 from merit_lab.record.metrics import MetricsWriter, as_json, keep_nan, read_metrics
@@ -26,6 +26,7 @@ __all__ = [
     "is_locked",
     "keep_nan",
     "lock",
+    "nested_run_folders",
     "outcome_of",
     "read_metrics",
     "refuse_run",

@@ -16,7 +16,6 @@ So any tool can query numbers, and reading returns exactly what was written: int
 
 from __future__ import annotations
 
-import difflib
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -29,7 +28,9 @@ import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.compute as pc  # type: ignore[import-untyped]
 import pyarrow.parquet as pq  # type: ignore[import-untyped]
 
+from merit_lab.folders import refuse_file
 from merit_lab.record import durable, flat_fields
+from merit_optim.spelling import did_you_mean
 
 if TYPE_CHECKING:
     from merit_lab.record.excerpt import Excerpt
@@ -78,6 +79,7 @@ def add(path: Path, runs: Iterable[Excerpt]) -> None:
 
     If it fails, the file is unchanged.
     """
+    refuse_file(path.parent)
     before = _version(path) if path.exists() else None
     new = {run.name: _table(run) for run in runs}
     there = _open(path) if before else None
@@ -96,8 +98,7 @@ def remove(path: Path, names: Iterable[str]) -> None:
         raise ValueError(f"there is no {path}, so no run is kept in it")
     before, there, gone = _version(path), _open(path), set(names)
     for name in gone - there.places.keys():
-        nearest = difflib.get_close_matches(name, there.places, n=1)
-        hint = f"; did you mean {nearest[0]!r}?" if nearest else "."
+        hint = did_you_mean(name, there.places)
         raise ValueError(f"{path} keeps no run {name!r}{hint} `merit show {path}` lists those that it keeps")
     left = [
         there.table.slice(rows.start, len(rows)) for name, rows in there.places.items() if name not in gone

@@ -36,6 +36,16 @@ def run_folders(path: Path) -> list[Path]:
     return [folders[name] for name in sorted(folders)]
 
 
+def nested_run_folders(path: Path) -> list[Path]:
+    """Return the paths of the runs at a path; for a folder without any, those in the folders below it."""
+    runs = run_folders(path)
+    if runs or not path.is_dir():
+        return runs
+    below = [folder for folder in path.iterdir() if folder.is_dir() and not folder.is_symlink()]
+    visible = sorted(folder for folder in below if not folder.name.startswith("."))
+    return [run for folder in visible for run in nested_run_folders(folder)]
+
+
 def is_run_directory(folder: Path) -> bool:
     """Whether a folder is a run directory. An exported model has a config.json too."""
     others = ("environment.json", "metrics.jsonl")

@@ -15,6 +15,8 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
+from merit_lab.folders import refuse_file
+
 _PATIENCE = 0.5  # seconds; a process that only checks the status holds the lock for an instant
 
 
@@ -30,6 +32,7 @@ def lock(folder: Path, *, patience: float = _PATIENCE) -> Iterator[None]:
         folder: the folder; its file "lock" is locked.
         patience: seconds to wait for another process.
     """
+    refuse_file(folder)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         file = (folder / "lock").open("a+", encoding="utf-8")

@@ -144,6 +144,12 @@ def _fitting_columns(labels: Sequence[str]) -> Any:
     return alt.ExprRef(f"min({max(1, len(labels))}, max(1, floor(width / {widest:g})))")
 
 
+def check_charts() -> None:
+    """Raise ModuleNotFoundError if a library that draws charts is missing, before hours of training."""
+    import altair  # noqa: F401
+    import vl_convert  # noqa: F401
+
+
 def write_svg(path: Path, chart: Mapping[str, Any], title: str) -> None:
     """Write a chart with its data as SVG; the same chart always gives the same bytes."""
     import vl_convert

@@ -18,7 +18,7 @@ def main(argv: Sequence[str]) -> int:
         description="Make one self-contained HTML page from training runs, with its figures as SVG and its "
         "tables as Markdown and CSV.",
     )
-    parser.add_argument("runs", nargs="+", type=Path, help="run directories, or folders of them")
+    parser.add_argument("runs", nargs="+", type=Path, help="run directories, or folders of them, also nested")
     parser.add_argument(
         "--out",
         type=Path,

@@ -11,7 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from merit_lab.record import Run, Status, is_locked, outcome_of, run_folders
+from merit_lab.record import Run, Status, is_locked, nested_run_folders, outcome_of
 from merit_lab.report.curves import (
     CurveReader,
     Curves,
@@ -148,10 +148,10 @@ def open_runs(paths: Iterable[Path]) -> dict[str, Run]:
 
 
 def find_folders(paths: Iterable[Path]) -> list[Path]:
-    """The paths of the runs at ``paths``, each once."""
+    """The paths of the runs at ``paths``, each once. A folder without runs stands for those below it."""
     folders: dict[Path, None] = {}  # in order
     for path in paths:
-        runs = run_folders(path)
+        runs = nested_run_folders(path)
         if not runs and not path.exists():
             raise ValueError(
                 f"{path}: no such folder; give run directories, folders of runs, or files of kept runs"

@@ -20,7 +20,7 @@ def main(argv: Sequence[str]) -> int:
         "paths. `merit report` and `merit reproduce` read it as they read the runs, and `merit show` shows "
         "it. Runs that are in the file already are left unchanged, until --remove names them.",
     )
-    parser.add_argument("runs", nargs="*", type=Path, help="run directories, or folders of them")
+    parser.add_argument("runs", nargs="*", type=Path, help="run directories, or folders of them, also nested")
     parser.add_argument("--out", type=Path, required=True, help="folder of the file, runs.parquet")
     parser.add_argument("--remove", nargs="+", metavar="NAME", help="remove runs from the file, by name")
     options = parser.parse_args(argv)

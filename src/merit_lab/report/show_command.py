@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import difflib
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -14,6 +13,7 @@ from merit_lab.report.curves import last_validation_loss
 from merit_lab.report.gather import MeasuredRun, open_runs
 from merit_lab.report.tables import NOTHING, Table
 from merit_lab.report.terminal import print_table
+from merit_optim.spelling import did_you_mean
 
 
 def main(argv: Sequence[str]) -> int:
@@ -24,7 +24,7 @@ def main(argv: Sequence[str]) -> int:
         "kind, print configuration, environment and measurements, one JSON object a line.",
     )
     parser.add_argument(
-        "path", type=Path, help="a run directory, a folder of runs, or a file of `merit keep`"
+        "path", type=Path, help="a run directory, a folder of runs, also nested, or a file of `merit keep`"
     )
     parser.add_argument("run", nargs="?", help="the name of one run (all)")
     parser.add_argument(
@@ -47,9 +47,8 @@ def main(argv: Sequence[str]) -> int:
 
 def _choose(runs: Mapping[str, Run], name: str, path: Path) -> Run:
     if name not in runs:
-        closest = difflib.get_close_matches(name, runs, n=1)
-        hint = f"did you mean {closest[0]}? " if closest else ""
-        raise ValueError(f"{path} holds no run {name!r}; {hint}`merit show {path}` lists its runs")
+        hint = did_you_mean(name, runs, otherwise=";")
+        raise ValueError(f"{path} holds no run {name!r}{hint} `merit show {path}` lists its runs")
     return runs[name]
 
 

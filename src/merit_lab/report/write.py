@@ -10,6 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from merit_lab.folders import refuse_file
 from merit_lab.report.charts import write_svg
 from merit_lab.report.curves import tokens_per_step
 from merit_lab.report.figures import Figure, is_figure, make_figures
@@ -73,7 +74,8 @@ class Report:
 
 
 def refuse_folder(folder: Path) -> None:
-    """Raise if a folder holds files but no page of a report or a study."""
+    """Raise if a folder is a file, or holds files but no page of a report or a study."""
+    refuse_file(folder)
     names = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
     holds_files = any(not name.startswith(".") for name in names)
     is_older = any(names >= files for files in _UNMARKED)

@@ -11,6 +11,7 @@ from typing import Any
 
 from merit_lab.data import Dataset
 from merit_lab.data.command import make
+from merit_lab.folders import refuse_file
 from merit_lab.reproduce.corpus import CorpusIdentity, recall, remember
 from merit_lab.reproduce.cost import cost_of, find_speed
 from merit_lab.reproduce.entry import PaperEntry
@@ -40,6 +41,7 @@ def main(argv: Sequence[str]) -> int:
         if options.list:
             _print_costs(entries, scale, options, folder)
             return 0
+        refuse_file(folder)
         check_scale(scale, folder)
         if not options.no_training and not _agreed(entries, scale, options, folder):
             return 1

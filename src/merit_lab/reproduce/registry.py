@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Sequence
 
 from merit_lab.reproduce.entries import (
@@ -21,6 +20,7 @@ from merit_lab.reproduce.entries import (
     weights,
 )
 from merit_lab.reproduce.entry import PaperEntry
+from merit_optim.spelling import did_you_mean
 
 _ORDER = (
     *(f"fig{number}" for number in range(1, 16)),
@@ -61,7 +61,6 @@ def choose(names: Sequence[str]) -> list[PaperEntry]:
     """The entries with these names, in the paper's order; "all" selects every entry."""
     for name in names:
         if name != "all" and name not in ENTRIES:
-            nearest = difflib.get_close_matches(name, ENTRIES, n=1)
-            hint = f"did you mean {nearest[0]!r}? " if nearest else ""
-            raise ValueError(f"unknown entry {name!r}; {hint}there are: all, {', '.join(ENTRIES)}")
+            hint = did_you_mean(name, ENTRIES, otherwise=";")
+            raise ValueError(f"unknown entry {name!r}{hint} there are: all, {', '.join(ENTRIES)}")
     return [entry for name, entry in ENTRIES.items() if name in names or "all" in names]

@@ -10,10 +10,10 @@ from typing import Annotated
 import tyro
 
 from merit_lab.scale.rules import RateRule, rates_by_batch
-from merit_lab.study.command import exit_status, parse, print_conclusion
+from merit_lab.study.command import exit_status, parse, print_conclusion, refuse_single_run_options
 from merit_lab.study.trial import check_distinct
 from merit_lab.sweep.grid import parse_shared_learning_rates
-from merit_lab.train import MeasureConfig, OptimizerConfig, TrainConfig
+from merit_lab.train import OptimizerConfig, TrainConfig
 
 _SUMMARY = "Measure the steps that growing batch sizes need to reach a loss, and fit the critical batch."
 
@@ -83,18 +83,14 @@ def parse_scale(argv: Sequence[str]) -> tuple[Arguments, Path]:
         optimizer=OptimizerConfig(final=1.0),
         required=["target", "batches", "lr"],
     )
-    for name, value, default, instead in (
-        ("--batch", arguments.config.batch, TrainConfig.batch, "use --batches"),
-        ("--tokens", arguments.config.tokens, TrainConfig.tokens, "use --steps, the limit of every run"),
-        (
-            "--measure.validation-every",
-            arguments.config.measure.validation_every,
-            MeasureConfig.validation_every,
-            "each run is validated fifty times",
-        ),
-    ):
-        if value != default:
-            raise ValueError(f"{name} {value} applies to a single run; {instead}")
+    refuse_single_run_options(
+        argv,
+        {
+            "--batch": "use --batches",
+            "--tokens": "use --steps, the limit of every run",
+            "--measure.validation-every": "each run is validated fifty times",
+        },
+    )
     return arguments, folder
 
 

@@ -88,12 +88,16 @@ def warnings(results: Sequence[ScalingResult], measurements: Sequence[Measuremen
     remarks = []
     for result in results:
         missed = [measurement for measurement in result.measurements if not measurement.is_reached]
-        if missed:
-            where = join([f"{measurement.batch} ({_why(measurement)})" for measurement in missed])
-            remarks.append(
-                f"{result.name} did not reach the target with every seed at a batch of {where}; it is left "
-                "out of the curve."
-            )
+        for seeds, group in (
+            ("any seed", [measurement for measurement in missed if not measurement.steps]),
+            ("every seed", [measurement for measurement in missed if measurement.steps]),
+        ):
+            if group:
+                where = join([f"{measurement.batch} ({_why(measurement)})" for measurement in group])
+                remarks.append(
+                    f"{result.name} did not reach the target with {seeds} at a batch of {where}; it is left "
+                    "out of the curve."
+                )
         for measurement in result.measurements:
             rates = sorted(
                 other.lr

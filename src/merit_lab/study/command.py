@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn, Protocol, TypeVar
 
@@ -14,6 +14,7 @@ from merit_lab.models.names import KNOWN, find_model, is_model
 from merit_lab.record import RunInUse
 from merit_lab.train import Interrupted, OptimizerConfig, TrainConfig
 from merit_lab.train.rank import is_first_rank
+from merit_lab.train.typed import refuse_replaced_vocab, typed
 
 if TYPE_CHECKING:
     from merit_lab.study.study import Conclusion
@@ -98,21 +99,23 @@ def parse(
         prog=f"merit {command} {model_name}",
         config=(tyro.conf.AvoidSubcommands,),  # the model has been chosen
     )
-    refuse_single_run_options(arguments.config, study, lr=lr)
+    refuse_single_run_options(
+        argv,
+        {
+            "--seed": f"in {study} write for example --seeds 0 1 2",
+            "--optimizer.name": f"in {study} write for example --optimizers lamb merit",
+            "--optimizer.lr": f"in {study} write for example {lr}",
+        },
+    )
+    refuse_replaced_vocab(argv, arguments.config)
     return arguments, arguments.out or Path("runs", f"{command}-{name}")
 
 
-def refuse_single_run_options(config: TrainConfig, study: str, *, lr: str) -> None:
-    """Raise if an option of a single run is set that ``study`` varies between its runs."""
-    for name, value, default, instead in (
-        ("--seed", config.seed, TrainConfig.seed, "--seeds 0 1 2"),
-        ("--optimizer.name", config.optimizer.name, OptimizerConfig.name, "--optimizers lamb merit"),
-        ("--optimizer.lr", config.optimizer.lr, OptimizerConfig.lr, lr),
-    ):
-        if value != default:
-            raise ValueError(
-                f"{name} {value} applies to a single run; in {study} write for example {instead}"
-            )
+def refuse_single_run_options(argv: Sequence[str], instead: Mapping[str, str]) -> None:
+    """Raise if an option is given that a study varies between its runs; ``instead`` has what to do."""
+    for option, way_out in instead.items():
+        if (value := typed(argv, option)) is not None:
+            raise ValueError(f"{option} {value} applies to a single run; {way_out}")
 
 
 def refuse_model(command: str, summary: str, model_name: str) -> NoReturn:

@@ -7,7 +7,6 @@ is the default, or None if the optimizer has no such option.
 from __future__ import annotations
 
 import contextlib
-import difflib
 import io
 import re
 from collections.abc import Mapping
@@ -19,6 +18,7 @@ import tyro
 from merit_lab.train import TrainConfig
 from merit_lab.train.config import dataclasses_of
 from merit_lab.train.optimizer_options import default_of, parse_options, write_option
+from merit_optim.spelling import did_you_mean
 
 LR = "optimizer.lr"
 _OPTIONS, _REST_OPTIONS = "optimizer.options", "optimizer.rest_options"
@@ -49,8 +49,7 @@ def find_field(name: str) -> str:
     if option_of(field):
         return field
     if field not in (types := _types()):
-        nearest = difflib.get_close_matches(field, types, n=1)
-        hint = f"; did you mean {nearest[0]!r}?" if nearest else "."
+        hint = did_you_mean(field, types)
         raise ValueError(
             f"--set {name}: there is no such field{hint} The fields are the long options of `merit train`, "
             "as in optimizer.weight_decay or batch, and those of optimizers, as in optimizer.options.momentum"

@@ -12,6 +12,7 @@ from typing import Protocol, TypeVar
 
 from rich.console import Console
 
+from merit_lab.report.charts import check_charts
 from merit_lab.report.write import refuse_folder
 from merit_lab.study.cost import estimate
 from merit_lab.study.progress import StudyProgress
@@ -134,6 +135,7 @@ def conduct(
         conclude: called on the first rank when all trials of a study are done; its result is printed.
     """
     _check_jobs(jobs)
+    ranks.first(check_charts)
     console = Console(stderr=True, highlight=False, quiet=not ranks.is_first)
     if jobs > 1 and ranks.size == 1:
         _side_by_side(studies, jobs, console, conclude)

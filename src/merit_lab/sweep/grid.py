@@ -135,9 +135,7 @@ def parse_shared_learning_rates(optimizers: Sequence[str], texts: Iterable[str])
         {'lamb': [0.001], 'merit': [0.001, 0.002]}
     """
     check_distinct("optimizers", optimizers)
-    texts = list(texts)
-    shared, named = [text for text in texts if "=" not in text], [text for text in texts if "=" in text]
-    rates = parse_learning_rates([*(f"{name}={rate}" for name in optimizers for rate in shared), *named])
+    rates = parse_learning_rates(texts, everyone=optimizers)
     for name in rates:
         if name not in optimizers:
             raise ValueError(

@@ -20,6 +20,7 @@ from merit_lab.record import Run, RunInUse
 from merit_lab.train.config import TrainConfig
 from merit_lab.train.rank import is_first_rank
 from merit_lab.train.signals import Interrupted
+from merit_lab.train.typed import refuse_replaced_vocab
 
 if TYPE_CHECKING:
     from merit_lab.train.loop import Resume
@@ -87,6 +88,7 @@ def parse(argv: list[str]) -> tuple[TrainConfig | None, Path, Resume]:
         config=(tyro.conf.AvoidSubcommands,),  # the model is already known
     )
     config = arguments.config
+    refuse_replaced_vocab(argv, config)
     optimizer = config.optimizer.resolve(model)
     kind = optimizer.name.rpartition(":")[2]  # of MODULE:CLASS, the class
     default = Path("runs") / f"{name}-{kind}-lr{optimizer.lr:g}-seed{config.seed}"

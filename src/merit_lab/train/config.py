@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import functools
 import hashlib
 import itertools
@@ -22,6 +21,7 @@ from merit_lab.train.optimizer_names import check_name, is_external, must_be_tru
 from merit_lab.train.optimizer_options import parse_options
 from merit_lab.train.schedule import learning_rate
 from merit_optim.settings import SETTINGS
+from merit_optim.spelling import did_you_mean, nearest
 
 Precision = Literal["auto", "bf16", "float32"]
 Parallel = Literal["ddp", "fsdp2"]
@@ -275,9 +275,7 @@ class TrainConfig:
 
         ``vocab_size`` is that of the data; None if unknown.
         """
-        model = self.model
-        if vocab_size is not None and self.fit_vocab:
-            model = model.with_vocab(vocab_size)
+        model = self.fitted_model(vocab_size)
         steps = self.steps
         if steps is None:
             tokens = self.tokens or TOKENS_PER_PARAMETER * num_parameters(model)
@@ -287,6 +285,12 @@ class TrainConfig:
         return dataclasses.replace(
             self, model=model, optimizer=optimizer, measure=measure, steps=steps, tokens=None
         )
+
+    def fitted_model(self, vocab_size: int | None) -> AnyModelConfig:
+        """Return the model with the vocabulary of the data, if that is known and wanted."""
+        if vocab_size is None or not self.fit_vocab:
+            return self.model
+        return self.model.with_vocab(vocab_size)
 
     def extended(self, steps: int) -> Self:
         """Return a longer run with the same warm-up; ``self`` must be resolved."""
@@ -350,8 +354,8 @@ def _build(kind: type[_T], values: dict[str, Any], prefix: str) -> _T:
     hints = _hints(cast(Any, kind))
     for key in values:
         if key not in hints:
-            nearest = difflib.get_close_matches(key, hints, n=1)
-            hint = f" (the nearest is {prefix}{nearest[0]})" if nearest else ""
+            similar = nearest(key, hints)
+            hint = f" (the nearest is {prefix}{similar[0]})" if similar else ""
             raise ValueError(
                 f"the configuration has {prefix}{key}, which this version of merit-optim does not know"
                 f"{hint}; another version wrote it, or it was edited. Use the version that wrote it, or "
@@ -408,14 +412,13 @@ def _paper_rate(name: str, model: AnyModelConfig, way_out: str) -> float:
     if not rates:
         raise ValueError(f"the paper gives no learning rate for {name}; pass {way_out}")
     size = math.log(num_parameters(model))
-    nearest = min(rates, key=lambda preset: abs(math.log(num_parameters(PRESETS[preset])) - size))
-    return rates[nearest]
+    nearest_preset = min(rates, key=lambda preset: abs(math.log(num_parameters(PRESETS[preset])) - size))
+    return rates[nearest_preset]
 
 
 def _one_of(name: str, value: str, allowed: tuple[str, ...], *others: str) -> None:
     if value not in allowed:
-        nearest = difflib.get_close_matches(str(value), allowed, n=1)
-        hint = f"; did you mean {nearest[0]!r}?" if nearest else ";"
+        hint = did_you_mean(value, allowed, otherwise=";")
         known = ", or ".join([", ".join(allowed), *others])
         raise ValueError(f"{name} is {value!r}{hint} it must be one of {known}")
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib
 from collections.abc import Callable
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypeGuard
+
+from merit_optim.spelling import did_you_mean
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
@@ -76,8 +77,7 @@ def load_class(name: str) -> type[Optimizer]:
             else f"{optimizer!r} is not a torch.optim.Optimizer"
         )
         names = [cls.__name__ for cls in known]
-        nearest = difflib.get_close_matches(class_name, names, n=1)
-        hint = f"; did you mean {nearest[0]!r}?" if nearest else ""
+        hint = did_you_mean(class_name, names, otherwise="")
         raise ValueError(
             f"the optimizer is {name!r}, but {problem}; the optimizers of {module_name} are {names}{hint}"
         )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
 import json
 import types
@@ -11,6 +10,7 @@ from typing import Any, Literal, Union, Unpack, get_args, get_origin, get_type_h
 
 from merit_lab.train.optimizer_names import class_of, is_external, load_class
 from merit_optim.settings import SETTINGS
+from merit_optim.spelling import did_you_mean
 
 _PYTHON_WORDS = {"True": True, "False": False, "None": None}
 _FIELDS = ("lr", "weight_decay", "max_grad_norm")  # fields of OptimizerConfig, for both optimizers
@@ -128,10 +128,9 @@ def _unpacked(cls: Callable[..., Any]) -> list[str]:
 
 def _unknown_option(cls: Callable[..., Any], option: str, field: str) -> ValueError:
     known = _names(cls)
-    nearest = difflib.get_close_matches(option, known, n=1)
-    hint = f"; did you mean {nearest[0]!r}?" if nearest else "."
     return ValueError(
-        f"{field} has {option}, which {cls.__name__} does not take{hint} It takes {', '.join(known)}"
+        f"{field} has {option}, which {cls.__name__} does not take{did_you_mean(option, known)} It takes "
+        f"{', '.join(known)}"
     )
 
 

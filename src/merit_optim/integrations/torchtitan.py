@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
@@ -26,6 +25,7 @@ from merit_optim.optim.options import ENGINE_DEFAULTS, LATER
 from merit_optim.optim.registry import FAMILY, unknown
 from merit_optim.optim.saved_state import with_dtype
 from merit_optim.optim.trust import TrustRatioOptimizer
+from merit_optim.spelling import did_you_mean
 
 # Optimizers with one direction for hidden matrices and another for the rest.
 _SORTING = {name: cls for name, cls in FAMILY.items() if issubclass(cls, HiddenMatrixOptimizer)}
@@ -189,8 +189,7 @@ def _check_names(name: str, group: dict[str, Any], known: Collection[str]) -> No
     """Raise ValueError on unknown options, which torch and torchtitan accept in a parameter group."""
     no_options = ("params", "param_names", "algorithm", "options")
     for option in sorted(group.keys() - {*known, *no_options}):
-        nearest = difflib.get_close_matches(option, known, n=1)
-        hint = f"; did you mean {nearest[0]!r}?" if nearest else "."
+        hint = did_you_mean(option, known)
         allowed = ", ".join(option for option in known if option not in no_options)
         raise ValueError(f"{name} has no option {option!r}{hint} Its options are {allowed}.")
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,6 +14,7 @@ from torch.optim import Optimizer
 from merit_optim.optim import validate
 from merit_optim.optim.kinds import KINDS, MARKS, Kind, kinds_of, transposed_in
 from merit_optim.optim.names import plain
+from merit_optim.spelling import nearest
 
 _LISTS = ("params", "param_names", *MARKS)
 _FEWEST_DIMENSIONS = {"hidden": 2, "experts": 3}
@@ -264,9 +264,9 @@ def _matches(names: list[str], patterns: Iterable[str]) -> bool:
 def _check_patterns(patterns: list[str], names: list[str]) -> None:
     for pattern in patterns:
         if not _matches(names, [pattern]):
-            nearest = difflib.get_close_matches(pattern, names, n=3, cutoff=0.0)
+            similar = nearest(pattern, names, num=3, similarity=0.0)
             raise ValueError(
                 f"the pattern {pattern!r} matches no parameter; the nearest names are "
-                f"{', '.join(nearest) or '(the model has no parameters)'}. Patterns are shell-style: "
+                f"{', '.join(similar) or '(the model has no parameters)'}. Patterns are shell-style: "
                 "'*.bias', 'blocks.0.*'."
             )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import difflib
 import itertools
 import operator
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -14,6 +13,7 @@ from torch import Tensor
 
 from merit_optim.optim import validate
 from merit_optim.optim.matrices import Split
+from merit_optim.spelling import did_you_mean, nearest
 
 NonFinite = Literal["propagate", "skip", "raise"]
 NONFINITE: tuple[NonFinite, ...] = ("propagate", "skip", "raise")
@@ -92,8 +92,8 @@ def without_later(options: Mapping[str, Any]) -> dict[str, Any]:
 def filled(owner: str, options: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
     """The options, with defaults for the missing ones; raise TypeError for an unknown one, as a call does."""
     for name in options.keys() - defaults.keys():
-        nearest = difflib.get_close_matches(name, defaults, n=1)
-        hint = f". Did you mean {nearest[0]!r}?" if nearest else ""
+        similar = nearest(name, defaults)
+        hint = f". Did you mean {similar[0]!r}?" if similar else ""
         raise TypeError(f"{owner}.__init__() got an unexpected keyword argument {name!r}{hint}")
     return {**defaults, **options}
 
@@ -140,10 +140,8 @@ def check_names(owner: str, group: Mapping[str, Any], known: Collection[str]) ->
     """Raise if an option looks misspelt. Other keys are left to the user, as in torch's optimizers."""
     known = {*known, *LATER}
     for key in group.keys() - known - _KEYS_OF_TORCH:
-        if nearest := difflib.get_close_matches(key, known, n=1, cutoff=0.85):
-            raise ValueError(
-                f"a parameter group has {key!r}, which {owner} does not know; did you mean {nearest[0]!r}?"
-            )
+        if hint := did_you_mean(key, known, otherwise="", similarity=0.85):
+            raise ValueError(f"a parameter group has {key!r}, which {owner} does not know{hint}")
 
 
 class Watch:

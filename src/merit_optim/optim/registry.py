@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +18,7 @@ from merit_optim.optim.soap import SOAP, SOAPMERIT
 from merit_optim.optim.sophia import SophiaG
 from merit_optim.optim.trust import TrustRatioOptimizer
 from merit_optim.settings import SETTINGS, Settings
+from merit_optim.spelling import did_you_mean
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,10 +110,10 @@ def optimizer_class(name: str) -> Callable[..., TrustRatioOptimizer]:
 
 def unknown(kind: str, name: str, known: Iterable[str]) -> ValueError:
     """The error for an unknown name, with the nearest known one."""
-    by_lower_case = {known_name.lower(): known_name for known_name in known}
-    nearest = difflib.get_close_matches(name.lower(), by_lower_case, n=1)
-    hint = f"; did you mean {by_lower_case[nearest[0]]!r}?" if nearest else "."
-    return ValueError(f"unknown {kind} {name!r}{hint} Known {kind}s: {', '.join(by_lower_case.values())}.")
+    known = list(known)
+    return ValueError(
+        f"unknown {kind} {name!r}{did_you_mean(name, known)} Known {kind}s: {', '.join(known)}."
+    )
 
 
 def _lookup(kind: str, name: str, table: Mapping[str, Any]) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 import numbers
 from collections.abc import Collection, Mapping, Sequence
@@ -11,6 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
+
+from merit_optim.spelling import did_you_mean
 
 
 def parameters(params: Any) -> None:
@@ -192,10 +193,9 @@ def rest(value: Any, known: Collection[str]) -> None:
         raise TypeError(f"rest is {value!r}; it must give options by name, such as {{'betas': (0.9, 0.99)}}")
     for name in value:
         if name not in known:
-            nearest = difflib.get_close_matches(str(name), known, n=1, cutoff=0.0)
             raise ValueError(
-                f"rest sets {name!r}, which is not an option of Adam's direction or of the ratios; did you "
-                f"mean {nearest[0]!r}? Known options: {', '.join(sorted(known))}"
+                f"rest sets {name!r}, which is not an option of Adam's direction or of the ratios"
+                f"{did_you_mean(name, known)} Known options: {', '.join(sorted(known))}"
             )
 
 
@@ -230,8 +230,7 @@ def kinds(value: Any, allowed: Sequence[str]) -> None:
         )
     for pattern, kind in value.items():
         if kind not in allowed:
-            nearest = difflib.get_close_matches(str(kind), allowed, n=1)
-            hint = f"; did you mean {nearest[0]!r}?" if nearest else ""
+            hint = did_you_mean(kind, allowed, otherwise="")
             known = ", ".join(map(repr, allowed))
             raise ValueError(f"the kind for {pattern!r} is {kind!r}; it must be one of {known}{hint}")
 

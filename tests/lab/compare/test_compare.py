@@ -2,6 +2,7 @@
 
 import re
 import signal
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,12 +11,14 @@ import pytest
 
 from merit_lab.compare import command as compare_command
 from merit_lab.compare.plan import parse_learning_rates, plan
+from merit_lab.data import Dataset
 from merit_lab.models import PRESETS
 from merit_lab.record import MetricsWriter, Run, lock
 from merit_lab.study import runner
 from merit_lab.study.trial import Trial
 from merit_lab.train import Interrupted, TrainConfig
 from merit_lab.train.parallel import Ranks
+from merit_optim import cli
 
 main = compare_command.main
 
@@ -187,6 +190,11 @@ def test_runs_of_another_configuration_are_refused_before_training(
             ["--seed", "3"],
             "--seed 3 applies to a single run; in a comparison write for example",
         ),
+        (
+            ["--optimizer.name", "merit"],
+            "--optimizer.name merit applies to a single run; in a comparison write",
+        ),
+        (["--seed=0"], "--seed 0 applies to a single run"),
         (["--optimizer.lr", "0.1"], "--optimizer.lr 0.1 applies to a single run"),
         (
             ["--optimizers", "merit", "nowhere:Mine", "--lr", "nowhere:Mine=0.1"],
@@ -208,6 +216,14 @@ def test_invalid_options_are_refused(
     assert not (tmp_path / "out").exists()
 
 
+def test_a_vocabulary_that_the_data_would_replace_is_refused(
+    command: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(Dataset, "vocab_size", 300)
+    assert main([*command, "--model.vocab-size", "256"]) == 1
+    assert "--model.vocab-size is 256, but the vocabulary is sized for" in capsys.readouterr().err
+
+
 def test_an_unknown_model_suggests_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["gpt2-smal"])
@@ -218,6 +234,17 @@ def test_the_model_must_come_first(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["--data", "data"])
     assert "the model is missing; it comes first. The models are: tiny" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("library", ["altair", "vl_convert"])
+def test_a_missing_library_for_charts_is_reported_before_training(
+    library: str, command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, library, None)
+    with pytest.raises(SystemExit) as exit_:
+        cli.main(["compare", *command, "--optimizers", "merit"])
+    assert f"merit compare: this needs {library}, which is not installed" in str(exit_.value.code)
+    assert not (tmp_path / "out").exists()
 
 
 def test_foreign_files_in_the_report_folder_are_refused_before_training(

@@ -1,6 +1,7 @@
 """What is evaluated, what is known already, and what is refused; lm-eval itself is not needed."""
 
 import json
+import logging
 from types import SimpleNamespace
 
 import pytest
@@ -227,6 +228,14 @@ def test_a_task_has_no_examples_in_its_prompts_and_no_cut_ones_of_the_task_befor
     found = loaded.evaluate("x", None)
     assert seen == [{"num_fewshot": 0}]
     assert (found.num_items, found.num_truncated) == (2, 0)
+
+
+def test_the_hubs_attempts_are_not_shown() -> None:
+    log = logging.getLogger("huggingface_hub.utils._http")
+    with harness._quiet():
+        assert not log.isEnabledFor(logging.WARNING)
+        assert log.isEnabledFor(logging.ERROR)
+    assert log.isEnabledFor(logging.WARNING)
 
 
 def test_without_a_network_the_way_out_is_named(monkeypatch, tmp_path) -> None:

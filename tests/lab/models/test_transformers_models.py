@@ -1,6 +1,7 @@
 """Models of Hugging Face's transformers: by folder or file, their numbers, and what is refused."""
 
 import json
+import logging
 import sys
 
 import pytest
@@ -42,6 +43,22 @@ def test_a_hub_name_goes_through_transformers(monkeypatch):
     name, config = find_model("hf:someone/small-llama")
     assert (name, config.family) == ("small-llama", "llama")
     assert requested == [("someone/small-llama", {"trust_remote_code": False})]
+
+
+def test_without_a_network_the_hubs_attempts_are_not_shown(monkeypatch):
+    transformers = pytest.importorskip("transformers")
+    log = logging.getLogger("huggingface_hub.utils._http")
+    shown = []
+
+    def out_of_reach(*_, **__):
+        shown.append(log.isEnabledFor(logging.WARNING))
+        raise OSError("no network")
+
+    monkeypatch.setattr(transformers.AutoConfig, "from_pretrained", out_of_reach)
+    with pytest.raises(ValueError, match=r"hf:someone/small is neither .* \(no network\); name a folder"):
+        find_model("hf:someone/small")
+    assert shown == [False]
+    assert log.isEnabledFor(logging.WARNING)
 
 
 @pytest.mark.parametrize("family", TINY)

@@ -54,10 +54,16 @@ def test_a_folder_that_was_never_locked(tmp_path):
 
 
 def test_a_folder_that_cannot_be_made(tmp_path):
-    (tmp_path / "file").touch()
+    folder = tmp_path / ("name" * 100)
     with (
-        pytest.raises(OSError, match=r"^nothing can be written to .*file \(File exists\); choose another"),
-        lock(tmp_path / "file"),
+        pytest.raises(OSError, match=r"^nothing can be written to .* \(File name too long\); choose another"),
+        lock(folder),
     ):
+        pass
+
+
+def test_a_file_in_the_place_of_a_folder(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(OSError, match="file is a file, but a folder is needed; "), lock(tmp_path / "file"):
         pass
     assert not is_locked(tmp_path / "file")

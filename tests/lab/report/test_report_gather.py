@@ -66,6 +66,18 @@ def test_runs_of_the_same_name_are_told_apart_by_parent_folders(tmp_path: Path) 
     assert [run.name for run in runs] == ["a/x/run", "b/x/run", "lamb-lr0.01-seed0"]
 
 
+def test_a_folder_without_runs_of_its_own_stands_for_those_below_it(tmp_path: Path) -> None:
+    for folder in ("a", "b/c", ".hidden"):
+        write_run(tmp_path / folder, "merit")
+    write_run(tmp_path / "b" / "c" / "deeper", "lamb")  # b/c has a run of its own
+    kept = write_run(tmp_path / "elsewhere", "lamb", data="enwik8")
+    archive.add(tmp_path / "d" / "runs.parquet", [excerpt(Run.open(kept))])
+    shutil.rmtree(kept)
+    (tmp_path / "b" / "round").symlink_to(tmp_path)
+    runs = find_runs([tmp_path])
+    assert [run.name for run in runs] == ["a/merit-lr0.01-seed0", "c/merit-lr0.01-seed0", "lamb-lr0.01-seed0"]
+
+
 def test_an_exported_model_is_not_a_run(one_seed: Path) -> None:
     (one_seed / "exported").mkdir()
     (one_seed / "exported" / "config.json").write_text('{"model_type": "gpt2"}')

@@ -70,7 +70,7 @@ def test_nan_is_written_as_in_the_metrics(study: Path, capsys: pytest.CaptureFix
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["merit-lr0.01-seed1"], f"holds no run 'merit-lr0.01-seed1'; did you mean {NAME}? `merit show"),
+        (["merit-lr0.01-seed1"], f"holds no run 'merit-lr0.01-seed1'; did you mean {NAME!r}? `merit show"),
         (["--kind", "loss"], "no lines of kind 'loss'; there are attention, config"),
     ],
 )

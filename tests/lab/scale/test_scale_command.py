@@ -18,7 +18,7 @@ from merit_lab.record import Run, RunInUse
 from merit_lab.scale.charts import make_chart
 from merit_lab.scale.command import main
 from merit_lab.scale.measure import Attempt, Measurement
-from merit_lab.scale.summary import fit_results, summarise
+from merit_lab.scale.summary import fit_results, summarise, warnings
 from merit_lab.study import runner
 from merit_lab.train import Interrupted, TrainConfig
 
@@ -187,9 +187,7 @@ def test_a_missed_target_is_reported_drawn_and_left_out_of_the_curve(
 ) -> None:
     assert main([*quadratic, "--steps", "200"]) == 0  # batches of 4 need about 315
     output, error = capsys.readouterr()
-    assert (
-        "MERIT did not reach the target with every seed at a batch of 4 (1 of 1 not reached in 200" in error
-    )
+    assert "MERIT did not reach the target with any seed at a batch of 4 (1 of 1 not reached in 200" in error
     assert "MERIT needed" in output
     assert "with a batch of 8 sequences and" in output
     rows = table(tmp_path)
@@ -279,6 +277,7 @@ def test_another_run_with_the_same_folder_name_is_refused(
             ["--rule", "sweep", "--lr", "0.1", "0.1000000001"],
             "optimizer.lr 0.1 and 0.1000000001 would share the folder",
         ),
+        (["--batch", "512"], "--batch 512 applies to a single run; use --batches"),
         (["--batch", "8"], "--batch 8 applies to a single run; use --batches"),
         (["--measure.validation-every", "8"], "each run is validated fifty times"),
     ],
@@ -319,6 +318,13 @@ def test_the_chart_matches_the_schema() -> None:
 def measurement(batch: int, *steps: float | None, lr: float = 0.01) -> Measurement:
     attempts = [Attempt("run", seed, "finished", num_steps, 500) for seed, num_steps in enumerate(steps)]
     return Measurement("merit", batch, lr, tuple(attempts))
+
+
+def test_batches_that_no_seed_and_that_some_seeds_reached_are_told_apart() -> None:
+    measured = [measurement(8, None, None), measurement(16, 60.0, None), measurement(32, 40.0, 41.0)]
+    none, some = warnings(fit_results(measured), measured)
+    assert none.startswith("MERIT did not reach the target with any seed at a batch of 8 (2 of 2 not")
+    assert some.startswith("MERIT did not reach the target with every seed at a batch of 16 (1 of 2 not")
 
 
 def test_a_rate_with_which_every_seed_reaches_the_target_beats_a_faster_one() -> None:

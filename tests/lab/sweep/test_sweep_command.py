@@ -211,7 +211,11 @@ def test_another_run_with_the_same_folder_name_is_refused(
         (["--lr", "lion=1e-4"], "a learning rate is given for lion, which is not one of adamw, lamb, merit"),
         (["--optimizers", "maxlamb"], "or --lr maxlamb=RATE where optimizers are compared"),
         (["--optimizers", "mertt"], "did you mean 'merit'?"),
-        (["--lr", "fast"], "cannot parse the learning rate 'adamw=fast'"),
+        (["--lr", "fast"], "cannot parse the learning rate 'fast'; write RATE, as in 9e-3, or OPTIMIZER"),
+        (
+            ["--lr", "=1e-3"],
+            "cannot parse the learning rate '=1e-3'; write RATE, as in 9e-3, or OPTIMIZER=RATE",
+        ),
         (["--lr", "0", "1"], "a learning rate of adamw is 0; it must be above 0"),
         (["--lr", "1e-2", "1e-2"], "the learning rates of adamw are 0.01, 0.01; each may be given only once"),
         (["--lr", "1e-2", "--extend"], "has only the learning rate 0.01; give it two or more"),

@@ -13,6 +13,7 @@ import pytest
 from rich.console import Console
 
 from merit_lab import train as training
+from merit_lab.data import Dataset
 from merit_lab.models import PRESETS
 from merit_lab.record import Run
 from merit_lab.train import Interrupted
@@ -41,6 +42,20 @@ def test_the_slurm_example_parses():
 
 def test_the_default_folder(data):
     assert str(parse(["tiny", "--data", str(data), "--seed", "3"])[1]) == "runs/tiny-merit-lr0.009-seed3"
+
+
+@pytest.mark.parametrize("option", [["--model.vocab-size", "256"], ["--model.vocab_size=256"]])
+def test_a_vocabulary_that_the_data_would_replace_is_refused(data, option, monkeypatch):
+    command = ["tiny", "--data", str(data), *option]
+    assert parse(command)[0].model.vocab_size == 256  # these data do not name their tokenizer
+    monkeypatch.setattr(Dataset, "vocab_size", 300)
+    with pytest.raises(
+        ValueError, match=r"vocab-size is 256, but .* to 320; leave the option out, or add --no-fit"
+    ):
+        parse(command)
+    assert parse([*command, "--no-fit-vocab"])[0].model.vocab_size == 256
+    monkeypatch.setattr(Dataset, "vocab_size", 256)
+    assert parse(command)[0].model.vocab_size == 256
 
 
 def test_training_and_its_exit_status(data, tmp_path, capfd):

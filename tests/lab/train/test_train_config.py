@@ -47,6 +47,7 @@ def _field_to_come():
         (lambda: OptimizerConfig(lr=float("nan")), r"optimizer\.lr is nan"),
         (lambda: OptimizerConfig(max_grad_norm=0.0), "above 0, or None"),
         (lambda: OptimizerConfig(warmup=1.5), r"warmup is 1.5; it must be from 0 to 1"),
+        (lambda: OptimizerConfig(name="MERIT"), "'MERIT'; did you mean 'merit'"),
         (lambda: OptimizerConfig(without=("clips",)), "without is 'clips'; did you mean 'clip'"),
         (lambda: OptimizerConfig(name="lamb", without=("clip",)), "lamb has no such parts"),
         (lambda: OptimizerConfig(overrides=("element_wise=false",)), "write PATTERN:OPTION=VALUE"),
