@@ -11,6 +11,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import forked_ranks
+
 TESTS = Path(__file__).parent
 ENGINES = TESTS / "optim" / "engines"
 BENCHMARKS = TESTS.parent / "benchmarks"
@@ -37,24 +39,44 @@ def torchrun(
 
 
 def forked(
-    num_ranks: int, script: Path, *arguments: str, **variables: str
+    num_ranks: int,
+    script: Path,
+    *arguments: str,
+    joined: bool = True,
+    imports_much: bool = False,
+    **variables: str,
 ) -> subprocess.CompletedProcess[str]:
-    """Run the ``main`` of a script on so many forked ranks, and wait for the end, whatever it is."""
-    launcher = [sys.executable, str(TESTS / "forked_ranks.py")]
-    return _finished([*launcher, str(num_ranks), str(script), *arguments], variables)
+    """Run the ``main`` of a script on so many forked ranks, and wait for the end, whatever it is.
+
+    Unless ``joined``, the script makes the process group, as under torchrun. A script that imports much more
+    than torch is imported once for all ranks, in a process of its own.
+    """
+    # The variable must be set before torch is imported, which imports triton.
+    if imports_much or "TRITON_INTERPRET" in variables:
+        assert joined
+        launcher = [sys.executable, str(TESTS / "forked_ranks.py")]
+        return _finished([*launcher, str(num_ranks), str(script), *arguments], variables)
+    environment = _environment(variables)
+    status, out, err = forked_ranks.launch(num_ranks, script, list(arguments), environment, joined=joined)
+    return subprocess.CompletedProcess([str(script), *arguments], status, out, err)
 
 
 def _finished(command: list[str], variables: dict[str, str]) -> subprocess.CompletedProcess[str]:
-    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
-    path = os.pathsep.join([str(BENCHMARKS), *filter(None, [environment.get("PYTHONPATH")])])
     return subprocess.run(
         command,
-        env=environment | {"OMP_NUM_THREADS": "1", "PYTHONPATH": path} | variables,
+        env=_environment(variables),
         capture_output=True,
         text=True,
         timeout=280,
         check=False,
     )
+
+
+def _environment(variables: dict[str, str]) -> dict[str, str]:
+    """That of a rank."""
+    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    path = os.pathsep.join([str(BENCHMARKS), *filter(None, [environment.get("PYTHONPATH")])])
+    return environment | {"OMP_NUM_THREADS": "1", "PYTHONPATH": path} | variables
 
 
 def on_ranks(

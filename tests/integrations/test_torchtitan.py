@@ -214,7 +214,9 @@ def parse():
 @pytest.mark.usefixtures("parse")
 def test_sharded_by_torchtitan_the_steps_are_the_same() -> None:
     """By FSDP2 and tensor parallelism on 4 ranks, with MERIT, MuonMERIT and SOAPMERIT."""
-    finished = forked(4, WORKER, "partial_dtensor", "full_dtensor", CUDA_VISIBLE_DEVICES="")
+    finished = forked(
+        4, WORKER, "partial_dtensor", "full_dtensor", imports_much=True, CUDA_VISIBLE_DEVICES=""
+    )
     assert finished.returncode == 0, finished.stderr[-3000:]
 
 

@@ -5,7 +5,7 @@ import os
 import shutil
 import sysconfig
 import tarfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import chromium
@@ -15,12 +15,21 @@ import pytest
 from merit_lab.evaluate import SETS
 from merit_lab.models import ModelConfig
 from merit_lab.report import keep_command
+from merit_lab.study import cost
 from merit_lab.train import CheckpointConfig, MeasureConfig, OptimizerConfig, TrainConfig, train
 
 # Nothing here to run as an example; and pytest, coming from the folder before, would take it for that one's.
 collect_ignore = ["conftest.py"]
 # torch tells of every tensor of a checkpoint, which would bury a failure.
 logging.getLogger("c10d-NullHandler-dcp_logger").setLevel(logging.WARNING)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _estimates_in_a_moment() -> Iterator[None]:
+    """A study measures this machine's speed for a second before it starts; here for a few passes."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(cost, "_SECONDS_TO_MEASURE", 0.02)
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -40,10 +40,14 @@ def layer_chart(
         .mark_rect(strokeWidth=0.6, stroke=alt.ExprRef("scale('color', datum.value)"))
         .encode(
             x=alt.X("from:Q", title="steps", scale=alt.Scale(nice=False)),
-            x2="to",
+            x2=alt.X2("to"),
             y=alt.Y("layer:O", title="layer", sort="descending"),
             color=_heat("logit", domain, logarithmic),
-            tooltip=[alt.Tooltip("from:Q", title="step"), "layer:O", alt.Tooltip("value:Q", format=".3g")],
+            tooltip=[
+                alt.Tooltip("from:Q", title="step"),
+                alt.Tooltip("layer:O"),
+                alt.Tooltip("value:Q", format=".3g"),
+            ],
         )
     )
     return finish(chart.properties(height=max(_LAYER_HEIGHT * num_layers, 80)), name, title, caption)
@@ -69,7 +73,7 @@ def matrix_chart(
             y=alt.Y("row:O", title=rows, axis=alt.Axis(labels=False, ticks=False)),
             # Clamped: the few largest values would leave all others dark.
             color=_heat("|w|", (flat[0], flat[int(0.995 * (len(flat) - 1))]), logarithmic=False),
-            tooltip=["row:O", "column:O", alt.Tooltip("value:Q", format=".3g")],
+            tooltip=[alt.Tooltip("row:O"), alt.Tooltip("column:O"), alt.Tooltip("value:Q", format=".3g")],
         )
     )
     return finish(chart.properties(height=_HEIGHT), name, title, caption)

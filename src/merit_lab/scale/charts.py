@@ -150,6 +150,7 @@ def _chart(
     batch = alt.Tooltip("batch:Q", format=",.3~r")
     critical = alt.Tooltip("batch:Q", title="critical batch", format=",.3~r")
     steps = alt.Tooltip("steps:Q", format=",.1f")
+    run, series = alt.Tooltip("run:N"), alt.Tooltip("series:N")
     layers: list[alt.Chart] = [
         rows("ideals")
         .mark_line(clip=True, strokeWidth=1.4, strokeDash=[5, 4], opacity=0.7)
@@ -158,19 +159,19 @@ def _chart(
         rows("means")
         .mark_rule(strokeWidth=1.6, opacity=0.6)
         .encode(x, alt.Y("low:Q", scale=up), alt.Y2("high"), colour),
-        rows("runs").mark_circle(size=24, opacity=0.6).encode(x, y, colour, tooltip=["run:N", batch, steps]),
+        rows("runs").mark_circle(size=24, opacity=0.6).encode(x, y, colour, tooltip=[run, batch, steps]),
         rows("means")
         .mark_point(size=64, filled=True, opacity=1)
-        .encode(x, y, colour, tooltip=["series:N", batch, steps, alt.Tooltip("lr:Q", title="learning rate")]),
+        .encode(x, y, colour, tooltip=[series, batch, steps, alt.Tooltip("lr:Q", title="learning rate")]),
         rows("bends")
         .mark_rule(clip=True, strokeWidth=4, opacity=0.35)
         .encode(alt.X("low:Q", scale=across), y, alt.X2("high"), colour),
         rows("bends")
         .mark_point(shape="diamond", size=150, filled=True, opacity=1, stroke="white")
-        .encode(x, y, colour, tooltip=["series:N", critical]),
+        .encode(x, y, colour, tooltip=[series, critical]),
     ]
     for kind, shape, angle in (("missed", "triangle-up", 0), ("diverged", "cross", 45)):
         chosen = rows("missed").transform_filter(alt.datum.kind == kind)
         mark = chosen.mark_point(shape=shape, angle=angle, size=110, filled=True, opacity=0.9)
-        layers.append(mark.encode(x, y, colour, tooltip=["run:N", batch, "what:N"]))
+        layers.append(mark.encode(x, y, colour, tooltip=[run, batch, alt.Tooltip("what:N")]))
     return alt.layer(*layers).properties(height=_HEIGHT)

@@ -27,6 +27,9 @@ _RULE = "the runs of a scaling study differ in their optimizer, batch, learning 
 Rates = Mapping[str, Mapping[int, Sequence[float]]]
 """Learning rates by optimizer and batch."""
 
+Begun = dict[tuple[str, int, float, int], list[Trial]]
+"""Existing runs by optimizer, batch, learning rate and seed."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Scaling:
@@ -68,15 +71,17 @@ class Scaling:
 
         The length of runs with a larger batch depends on the steps that the smaller one needed.
         """
+        dataset = Dataset.open(self.base.data)
+        begun = self._begun(dataset)
         trials: list[Trial] = []
+        smaller: dict[str, Measurement] = {}
         for place, batch in enumerate(self.batches, start=1):
-            # In order of batch size, so that the largest one is kept.
-            smaller = {best.optimizer: best for best in choose(self.measure(trials))}
-            more = self.plan(batch, smaller)
+            more = self.plan(batch, smaller, begun, dataset)
             trials += more
-            if not all(trial.exists for trial in more) or unfinished(self.measure(more)):
+            if not all(trial.exists for trial in more) or unfinished(measured := self.measure(more)):
                 later = len(more) * (len(self.batches) - place)
                 return Round(trials, f"Batches of {batch} sequences", later)
+            smaller = {best.optimizer: best for best in choose(measured)}
         return Round(trials)
 
     def findings(self) -> Page:
@@ -92,15 +97,15 @@ class Scaling:
         """Read the measurements of trials."""
         return measure([trial.folder for trial in trials], self.target)
 
-    def plan(self, batch: int, smaller: Mapping[str, Measurement]) -> list[Trial]:
+    def plan(
+        self, batch: int, smaller: Mapping[str, Measurement], begun: Begun, dataset: Dataset
+    ) -> list[Trial]:
         """The trials with one batch size, ordered by seed.
 
         ``smaller`` holds the measurements with the next smaller batch, by optimizer. A larger batch does not
         need more steps than a smaller one, so the limit is 1.25 times those. An existing run is used as it is
         if it reached the target, diverged, or is long enough.
         """
-        dataset = Dataset.open(self.base.data)
-        begun = self._begun(dataset)
         planned = []
         for seed in self.seeds:
             for optimizer, by_batch in self.rates.items():
@@ -140,12 +145,12 @@ class Scaling:
         stopped_early = attempt.status == "finished" and attempt.last_step < earlier.config.steps
         return earlier.config.steps >= steps and not stopped_early  # there, at a higher target
 
-    def _begun(self, dataset: Dataset) -> dict[tuple[str, int, float, int], list[Trial]]:
+    def _begun(self, dataset: Dataset) -> Begun:
         """The existing runs of each optimizer, batch, learning rate and seed, the longest first.
 
         Raises ValueError if a run in the folder does not belong to this study.
         """
-        begun: dict[tuple[str, int, float, int], list[Trial]] = {}
+        begun: Begun = {}
         for folder in run_folders(self.folder):
             run = Run.open(folder)
             config = TrainConfig.from_dict(run.config)

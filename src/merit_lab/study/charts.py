@@ -154,13 +154,15 @@ def line_chart(
     few = max((len(points) for group in lines.values() for _, points, _ in group), default=0) <= _FEW_POINTS
 
     def faded(opacity: float) -> Any:
-        return alt.condition(pick, alt.value(opacity), alt.value(0.06))
+        return alt.OpacityValue(0.06, condition={"param": "pick", "value": opacity})
 
     layers: list[alt.Chart] = []
     if average and any(len(group) > 1 for group in lines.values()):
         thin_lines = alt.Chart(alt.InlineData(values=runs)).mark_line(clip=True, strokeWidth=1)
         layers.append(
-            thin_lines.encode(horizontal, vertical, colour, dash, detail="run:N", opacity=faded(0.35))
+            thin_lines.encode(
+                horizontal, vertical, colour, dash, detail=alt.Detail("run:N"), opacity=faded(0.35)
+            )
         )
     thick_lines = alt.Chart(alt.InlineData(values=means)).mark_line(
         clip=True, strokeWidth=2.2, point={"size": 24} if few else False
@@ -171,7 +173,7 @@ def line_chart(
             vertical,
             colour,
             dash,
-            detail="run:N",
+            detail=alt.Detail("run:N"),
             opacity=faded(1.0),
             tooltip=[
                 alt.Tooltip("series:N", title=" "),
@@ -220,7 +222,11 @@ def strip_chart(
     offset = alt.XOffset("series:N", sort=names)
     y = y.with_ticks(row["value"] for row in rows)
     vertical = _position(alt.Y, "value", y)
-    tooltip = ["series:N", "group:N", alt.Tooltip("value:Q", title=y.title, format=y.format)]
+    tooltip = [
+        alt.Tooltip("series:N"),
+        alt.Tooltip("group:N"),
+        alt.Tooltip("value:Q", title=y.title, format=y.format),
+    ]
     base = alt.Chart(alt.InlineData(values=measured))
     layers: list[alt.Chart] = [
         base.mark_circle(size=54, opacity=0.75, clip=True).encode(

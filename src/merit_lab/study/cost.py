@@ -18,6 +18,7 @@ from merit_lab.train.speed import peak_flops
 
 UTILISATION = 0.4  # of a GPU's peak; GPT-2 small reaches 0.46 on an H200 (docs/performance.md)
 _TOKENS_TO_MEASURE = 4096  # a second on a CPU for a model of 10M parameters
+_SECONDS_TO_MEASURE = 1.0
 _BESIDES_STEPS = 1.3  # validation, observations, checkpoints, start
 
 
@@ -125,7 +126,7 @@ def _measured(config: TrainConfig, ranks: Ranks) -> Speed:
         tokens = torch.randint(config.model.vocab_size, shape, device=ranks.device)
     best = float("inf")
     begun = time.monotonic()
-    while time.monotonic() - begun < 1.0:
+    while time.monotonic() - begun < _SECONDS_TO_MEASURE:
         before = time.perf_counter()
         model(tokens[:, :-1], tokens[:, 1:]).loss.backward()
         if ranks.device.type == "cuda":

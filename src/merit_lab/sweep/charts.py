@@ -139,9 +139,11 @@ def _chart(ledger: Ledger, lines: Sequence[Line], ceiling: float, domain: tuple[
         below.mark_rule(clip=True, strokeWidth=1.6, opacity=0.5).encode(
             x, alt.Y("low:Q", scale=scale), alt.Y2("high"), colour
         ),
-        seeds.mark_circle(size=24, opacity=0.6).encode(x, y, colour, tooltip=["run:N", where, loss]),
+        seeds.mark_circle(size=24, opacity=0.6).encode(
+            x, y, colour, tooltip=[alt.Tooltip("run:N"), where, loss]
+        ),
         below.mark_point(size=60, filled=True, opacity=1).encode(
-            x, y, colour, tooltip=["series:N", where, loss]
+            x, y, colour, tooltip=[alt.Tooltip("series:N"), where, loss]
         ),
     ]
     bests = alt.InlineData(values=list(_best_rows(ledger, ceiling)))
@@ -153,7 +155,9 @@ def _chart(ledger: Ledger, lines: Sequence[Line], ceiling: float, domain: tuple[
         point = chosen.mark_point(
             shape=shape, angle=45 if shape == "cross" else 0, size=size, filled=True, opacity=0.9
         )
-        layers.append(point.encode(x, height, colour, tooltip=["run:N", where, "what:N"]))
+        layers.append(
+            point.encode(x, height, colour, tooltip=[alt.Tooltip("run:N"), where, alt.Tooltip("what:N")])
+        )
     return alt.layer(*layers).properties(height=_HEIGHT)
 
 

@@ -7,52 +7,19 @@ from pathlib import Path
 
 import pytest
 from torch.distributed import HashStore
-from torchrun import torchrun
+from torchrun import forked
 
 from merit_lab.record import Run
 from merit_lab.train import checkpoint, train
 from merit_lab.train.parallel import agree_on_name
 
-# What every rank runs: a configuration or --resume, and the step before which the process dies, is told to
-# stop, or begins to meet a disk that cannot be read once, if any.
-WORKER = """
-import errno, json, os, signal, sys
-from merit_lab.train import Interrupted, TrainConfig, checkpoint, train
-from merit_lab.train.loop import Trainer
-
-config, folder, step, how = sys.argv[1:]
-take_step, sha256 = Trainer.take_step, checkpoint._sha256
-
-def unreadable(path):
-    checkpoint._sha256 = sha256
-    raise OSError(errno.EIO, "Input/output error")
-
-def disturbed(self, micro_batches):
-    if self.step == int(step):
-        if how == "die":
-            os._exit(7)
-        if self.ranks.rank == 1:  # a signal, or a fault, may reach one rank alone
-            if how == "signal":
-                os.kill(os.getpid(), signal.SIGTERM)
-            else:
-                checkpoint._sha256 = unreadable
-    return take_step(self, micro_batches)
-
-Trainer.take_step = disturbed
-resume = config == "resume"
-try:
-    train(None if resume else TrainConfig.from_dict(json.loads(config)), folder, resume=resume)
-except Interrupted as interrupted:
-    print(f"rank {os.environ['RANK']}: {interrupted}")
-"""
+WORKER = Path(__file__).with_name("disturbed_worker.py")
 
 
-def on_two_ranks(tmp_path, config, folder, step=-1, how="never"):
-    """Run the worker under torchrun."""
-    script = tmp_path / "worker.py"
-    script.write_text(WORKER)
+def on_two_ranks(config, folder, step=-1, how="never"):
+    """Train or, without a configuration, resume; ``how`` ranks are disturbed is in the worker."""
     argument = "resume" if config is None else json.dumps(config.to_dict())
-    return torchrun(2, script, argument, str(folder), str(step), how)
+    return forked(2, WORKER, argument, str(folder), str(step), how, joined=False)
 
 
 def assert_alike(run, other):
@@ -75,7 +42,7 @@ def alone(toy, tmp_path):
 
 def test_sharded_on_two_ranks_then_on_one(alone, changed, tmp_path):
     folder = tmp_path / "run"
-    on_two_ranks(tmp_path, changed(parallel="fsdp2", micro_batch=2), folder, step=7, how="die")
+    on_two_ranks(changed(parallel="fsdp2", micro_batch=2), folder, step=7, how="die")
     run = Run.open(folder)
     assert run.environment["num_ranks"] == 2
     saved = run.checkpoints / "step-00000005"
@@ -92,14 +59,14 @@ def test_two_external_optimizers_sharded_on_two_ranks_then_on_one(changed, tmp_p
     options = {"optimizer.rest": "adamw", "optimizer.rest_lr": 2e-2}
     options["optimizer.name"] = "pytorch-optimizer:ScheduleFreeAdamW"  # weights to train and weights to use
     config = changed(parallel="fsdp2", micro_batch=2, **options)
-    on_two_ranks(tmp_path, config, tmp_path / "run", step=7, how="die")
+    on_two_ranks(config, tmp_path / "run", step=7, how="die")
     assert (tmp_path / "run" / "checkpoints" / "step-00000005" / "manifest.json").exists()
     assert_alike(train(None, tmp_path / "run", resume=True), train(config, tmp_path / "alone"))
 
 
 def test_an_optimizer_that_cannot_step_shards_is_reported(changed, tmp_path):
     options = {"optimizer.name": "pytorch-optimizer:SOAP", "optimizer.max_grad_norm": None}
-    process = on_two_ranks(tmp_path, changed(parallel="fsdp2", micro_batch=2, **options), tmp_path / "run")
+    process = on_two_ranks(changed(parallel="fsdp2", micro_batch=2, **options), tmp_path / "run")
     assert process.returncode != 0
     assert "SOAP could not step sharded weights" in process.stderr
     assert "use --parallel ddp" in process.stderr
@@ -119,14 +86,14 @@ def test_alone_then_replicated_on_two_ranks(alone, toy, tmp_path, monkeypatch):
     monkeypatch.setattr(Trainer, "take_step", die)
     with pytest.raises(KeyboardInterrupt):
         train(toy, folder)
-    process = on_two_ranks(tmp_path, None, folder)
+    process = on_two_ranks(None, folder)
     assert process.returncode == 0, process.stderr
     assert_alike(Run.open(folder), alone)
 
 
 def test_a_signal_to_one_rank_stops_all(alone, changed, tmp_path):
     folder = tmp_path / "run"
-    process = on_two_ranks(tmp_path, changed(micro_batch=3), folder, step=7, how="signal")
+    process = on_two_ranks(changed(micro_batch=3), folder, step=7, how="signal")
     assert process.returncode == 0, process.stderr
     for rank in range(2):
         assert f"rank {rank}: stopped by {signal.SIGTERM.name} after step 8" in process.stdout
@@ -136,7 +103,7 @@ def test_a_signal_to_one_rank_stops_all(alone, changed, tmp_path):
 
 
 def test_an_error_of_the_first_rank_is_raised_on_every_rank(changed, tmp_path):
-    process = on_two_ranks(tmp_path, changed(batch=7), tmp_path / "run")
+    process = on_two_ranks(changed(batch=7), tmp_path / "run")
     assert process.returncode != 0
     assert process.stderr.count("a batch of 7 sequences cannot be split equally among 2 ranks") >= 2
     assert not Path(tmp_path / "run" / "config.json").exists()
@@ -144,7 +111,7 @@ def test_an_error_of_the_first_rank_is_raised_on_every_rank(changed, tmp_path):
 
 def test_a_file_that_one_rank_cannot_read_fails_the_checkpoint(changed, tmp_path):
     config = changed(parallel="fsdp2", micro_batch=2)
-    process = on_two_ranks(tmp_path, config, tmp_path / "run", step=3, how="unreadable")
+    process = on_two_ranks(config, tmp_path / "run", step=3, how="unreadable")
     assert process.returncode == 0, process.stderr
     run = Run.open(tmp_path / "run")
     warnings = [event for event in run.metrics("event") if event["what"] == "warning"]

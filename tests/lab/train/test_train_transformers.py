@@ -132,7 +132,7 @@ def test_on_two_ranks_as_on_one(config, parallel, tmp_path):
     chosen = config(
         "qwen2", parallel=parallel, micro_batch=2, optimizer=OptimizerConfig(name="muon-merit", lr=1e-2)
     )
-    process = on_two_ranks(tmp_path, chosen, tmp_path / "run", step=5, how="die")
+    process = on_two_ranks(chosen, tmp_path / "run", step=5, how="die")
     assert (tmp_path / "run" / "checkpoints" / "step-00000005").exists(), process.stderr[-3000:]
     assert_alike(train(None, tmp_path / "run", resume=True), train(chosen, tmp_path / "alone"))
 

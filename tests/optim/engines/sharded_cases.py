@@ -184,17 +184,23 @@ _known: dict[Any, Expected] = {}
 
 
 def one_process(name: str, fulls: list[Tensor], change: Change | None, num_steps: int) -> Expected:
-    """The weights and state of whole parameters, computed once for all layouts."""
-    bits = [(full.shape, full.dtype, full.flatten().view(torch.uint8).tolist()) for full in fulls]
-    key = name, num_steps, repr(bits)
-    if change is not None or key not in _known:
+    """The weights and state of whole parameters, computed by the first rank, once for all layouts."""
+    bits = tuple(
+        (full.shape, full.dtype, full.flatten().view(torch.uint8).numpy().tobytes()) for full in fulls
+    )
+    key = name, num_steps, bits
+    if change is None and key in _known:
+        return _known[key]
+    answer: list[Any] = [None]
+    if dist.get_rank() == 0:
         params: list[Tensor] = [full.clone().requires_grad_() for full in fulls]
         optimizer = take_steps(name, params, [tuple(full.shape) for full in fulls], change, num_steps)
-        expected = [(param.detach(), optimizer.state[param]) for param in params]
-        if change is not None:
-            return expected
+        answer = [[(param.detach(), optimizer.state[param]) for param in params]]
+    dist.broadcast_object_list(answer)
+    expected: Expected = answer[0]
+    if change is None:
         _known[key] = expected
-    return _known[key]
+    return expected
 
 
 def report(compared: dict[str, list[str]]) -> None:

@@ -343,7 +343,7 @@ def counted(name: str, calls: Counter[Any], sent: int) -> Any:
 def die_between_messages(world: int) -> None:
     """A rank exits, as if killed, after it has sent its parts and before it sends its results.
 
-    It exits with status 0, because torchrun would otherwise stop the others.
+    It exits with status 0, because the others would otherwise be stopped.
     """
     from merit_optim.optim.engines.ranks.owners import Gathering
 

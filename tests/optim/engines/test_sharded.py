@@ -6,7 +6,7 @@ from importlib.util import find_spec
 import pytest
 import torch
 import torch.distributed as dist
-from torchrun import ENGINES, on_ranks, torchrun
+from torchrun import ENGINES, forked, on_ranks
 
 from merit_optim import MERIT
 from merit_optim.optim.engines.ranks.placements import Crossing, crossing_of, local
@@ -32,7 +32,7 @@ def test_a_step_on_many_ranks_equals_the_step_on_one(num_ranks) -> None:
 
 
 def test_a_rank_that_exits_between_two_messages_is_an_error_on_all_others() -> None:
-    run = torchrun(3, ENGINES / "sharded_worker.py", "die")
+    run = forked(3, ENGINES / "sharded_worker.py", "die")
     raised = re.findall(r"RAISED after (.+) s: (.*)", run.stdout)
     assert len(raised) == 2, run.stderr[-4000:]
     # gloo would wait half an hour for a slow rank.
