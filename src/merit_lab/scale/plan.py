@@ -81,7 +81,7 @@ class Scaling:
             if not all(trial.exists for trial in more) or unfinished(measured := self.measure(more)):
                 later = len(more) * (len(self.batches) - place)
                 return Round(trials, f"Batches of {batch} sequences", later)
-            smaller = {best.optimizer: best for best in choose(measured)}
+            smaller |= {best.optimizer: best for best in choose(measured)}
         return Round(trials)
 
     def findings(self) -> Page:
