@@ -140,7 +140,7 @@ OPTIONS: list[tuple[Hidden, dict[str, Any]]] = [
     (muon_merit, {"element_wise": False}),
     (muon_merit, {"weight_bound": False}),
     (muon_merit, {"ratio_bounds": (0.0, 0.05)}),
-    (muon_merit, {"norm": "none"}),
+    (muon_merit, {"norm": "none", "ratio_bounds": (0.0, 0.05)}),  # no ratio to bound
     (muon_merit, {"norm": "l2", "element_wise": False}),
     (muon_merit, {"max_grad_norm": 0.5, "momentum": 0.9}),
     (muon_merit, {"nonfinite": "skip", "capturable": True, "lr": 0.04}),
