@@ -25,7 +25,7 @@ demo: $(LAB) ## train a small language model with five optimizers, and report: m
 	$(BIN)/merit demo
 
 arena: $(LAB) ## tune five optimizers alike on a small model, and rank them: 20 minutes on two cores
-	test -e data/embedded/train.bin || $(BIN)/merit prepare embedded --tokenizer bytes --output data/embedded
+	test -e data/embedded/train.bin || $(BIN)/merit prepare embedded --tokenizer bytes --out data/embedded
 	$(BIN)/merit arena tiny --data data/embedded --batch 128 --jobs 2
 
 # One thread per process: more would wait for one another's cores.

@@ -22,7 +22,7 @@ STUDY = ["tiny", "--data", "{data}", "--steps", "2"]
         ["report", "{run}", "--out"],
         ["keep", "{run}", "--out"],
         ["export", "{run}"],
-        ["prepare", "demo", "--output"],
+        ["prepare", "demo", "--out"],
     ],
     ids=" ".join,
 )

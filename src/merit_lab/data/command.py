@@ -33,7 +33,7 @@ class _Options(ABC):
 
     name: ClassVar[str]
 
-    output: Path | None = None
+    out: Path | None = None
     """Output folder. None: data/<corpus>."""
     tokenizer: _TokenizerOption = "gpt2"
     end_of_text: str | None = None
@@ -198,7 +198,7 @@ def main(argv: Sequence[str]) -> int:
             folder, index = chosen.folder, verify(chosen.folder)
             progress.say("all files are unchanged")
         else:
-            folder = chosen.output or Path("data", chosen.name)
+            folder = chosen.out or Path("data", chosen.name)
             index = prepare(
                 chosen.corpus(progress),
                 folder,
@@ -249,7 +249,7 @@ def make(corpus: Literal["demo", "embedded"], folder: Path, tokenizer: str = "by
     """
     if (folder / INDEX_NAME).exists():
         return 0
-    return main([corpus, "--tokenizer", tokenizer, "--output", str(folder)])
+    return main([corpus, "--tokenizer", tokenizer, "--out", str(folder)])
 
 
 def _summary(folder: Path, index: Index) -> str:

@@ -79,7 +79,7 @@ class Parts:
             else:
                 raise ValueError(
                     f"{folder} holds unfinished files of another recipe: {entries[0]}. Finish them with the "
-                    "command that started them, choose another --output, or delete them with --overwrite"
+                    "command that started them, choose another --out, or delete them with --overwrite"
                 )
         except BaseException:
             self.close()
@@ -168,7 +168,7 @@ class Parts:
     def _foreign(self, why: str) -> ValueError:
         return ValueError(
             f"{self.folder} was not written by `merit prepare`, which needs that name for unfinished files: "
-            f"{why}. Move it elsewhere, or choose another --output"
+            f"{why}. Move it elsewhere, or choose another --out"
         )
 
     def _lock(self) -> None:
@@ -176,7 +176,7 @@ class Parts:
             fcntl.flock(self._journal, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise ValueError(
-                f"another process is preparing {self.folder.parent}; wait for it, or choose another --output"
+                f"another process is preparing {self.folder.parent}; wait for it, or choose another --out"
             ) from None
 
     def _read_journal(self) -> list[Any]:

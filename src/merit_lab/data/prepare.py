@@ -22,7 +22,7 @@ from merit_lab.folders import refuse_file
 
 PART_BYTES = 1 << 24  # text between two journal entries: a second or two of work
 _PUBLISHED = ("train.bin", "val.bin", "test.bin", TOKENIZER_FILE)
-_WAY_OUT = "choose another --output, or replace it with --overwrite"
+_WAY_OUT = "choose another --out, or replace it with --overwrite"
 
 
 def prepare(

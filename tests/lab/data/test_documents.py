@@ -161,7 +161,7 @@ def test_a_folder_is_its_files_in_order(tmp_path: Path, capsys: pytest.CaptureFi
         "b/2.md",
         "c.jsonl",
     ]
-    output = ["--output", str(tmp_path / "data")]
+    output = ["--out", str(tmp_path / "data")]
     assert main(["text", str(folder), "--tokenizer", "bytes", *output]) == 0
     assert "skipping 2 files, such as " in capsys.readouterr().out
     (tmp_path / "empty").mkdir()
@@ -232,7 +232,7 @@ def test_files_that_are_not_text_are_refused(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     (tmp_path / name).write_bytes(content)
-    arguments = ["text", str(tmp_path / name), "--output", str(tmp_path / "data"), "--tokenizer", tokenizer]
+    arguments = ["text", str(tmp_path / name), "--out", str(tmp_path / "data"), "--tokenizer", tokenizer]
     assert main(arguments) == 1
     with pytest.raises(ValueError, match=message):
         raise ValueError(capsys.readouterr().err)
@@ -251,7 +251,7 @@ def test_the_encoding_of_other_text_is_guessed(
 ) -> None:
     """The message says that it is a guess; with the tokenizer bytes the text can be used unchanged."""
     (tmp_path / "book.txt").write_bytes((sentence * 400).encode(encoding))
-    arguments = ["text", str(tmp_path / "book.txt"), "--output", str(tmp_path / "data"), "--tokenizer"]
+    arguments = ["text", str(tmp_path / "book.txt"), "--out", str(tmp_path / "data"), "--tokenizer"]
     assert main([*arguments, "bpe-300"]) == 1
     refused = capsys.readouterr().err
     assert "book.txt is not UTF-8 text" in refused

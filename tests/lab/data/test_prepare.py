@@ -387,7 +387,7 @@ def test_another_partial_folder_is_refused(
     partial.mkdir(parents=True)
     for name, content in files.items():
         (partial / name).write_text(content)
-    with pytest.raises(ValueError, match=r"partial was not written by `merit prepare`.* another --output"):
+    with pytest.raises(ValueError, match=r"partial was not written by `merit prepare`.* another --out"):
         prepare(corpus, tmp_path / "data", tokenizer="bytes", overwrite=overwrite)
     assert {path.name: path.read_text() for path in partial.iterdir()} == files
 
@@ -404,7 +404,7 @@ def test_links_are_not_followed(corpus: TextCorpus, tmp_path: Path, link: str, o
     path = tmp_path / "data" / link
     path.parent.mkdir(parents=True)
     path.symlink_to(target)
-    with pytest.raises(ValueError, match=r"partial was not written by `merit prepare`.* another --output"):
+    with pytest.raises(ValueError, match=r"partial was not written by `merit prepare`.* another --out"):
         prepare(corpus, tmp_path / "data", tokenizer="bytes", overwrite=overwrite)
     assert path.is_symlink()
     assert not (list(target.iterdir()) if target.is_dir() else target.read_bytes())

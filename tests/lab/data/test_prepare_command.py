@@ -35,7 +35,7 @@ def test_text_to_the_usual_folder(text: str, capsys: pytest.CaptureFixture[str])
 
 def test_embedded_with_a_trained_vocabulary(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     output = str(tmp_path / "here")
-    assert main(["embedded", "--limit", "300000", "--tokenizer", "bpe-400", "--output", output]) == 0
+    assert main(["embedded", "--limit", "300000", "--tokenizer", "bpe-400", "--out", output]) == 0
     dataset = Dataset.open(output)
     assert dataset.vocab_size == 400
     assert dataset.bytes_per_token is not None
@@ -104,7 +104,7 @@ def test_help_documents_every_option(name: str, capsys: pytest.CaptureFixture[st
         main([name, "--help"])
     assert exit_.value.code == 0
     printed = capsys.readouterr().out
-    for option in ("--output", "--tokenizer", "--gpt2-vocabulary", "--overwrite"):
+    for option in ("--out", "--tokenizer", "--gpt2-vocabulary", "--overwrite"):
         assert option in printed
     assert "bpe-N" in printed
 
@@ -120,7 +120,7 @@ def test_a_message_about_an_option_names_this_corpus(capsys: pytest.CaptureFixtu
     with pytest.raises(SystemExit):
         main(["demo", "--outptu", "x"])
     refused = capsys.readouterr().err
-    assert "--output" in refused
+    assert "--out" in refused
     assert "merit prepare demo --help" in refused
     assert "c4" not in refused
 
@@ -176,7 +176,7 @@ def test_the_embedded_corpus_is_made_once(tmp_path: Path, monkeypatch: pytest.Mo
     calls = []
     monkeypatch.setattr(command, "main", lambda argv: calls.append(argv) or 3)
     assert command.make("embedded", tmp_path, "bpe-300") == 3
-    assert calls == [["embedded", "--tokenizer", "bpe-300", "--output", str(tmp_path)]]
+    assert calls == [["embedded", "--tokenizer", "bpe-300", "--out", str(tmp_path)]]
     (tmp_path / INDEX_NAME).write_text("{}")
     assert command.make("embedded", tmp_path) == 0
     assert len(calls) == 1
