@@ -3,7 +3,7 @@
     python docs/scripts/evidence.py
 
 A table stands between `<!-- table: NAME -->` and `<!-- /table -->`; TABLES has the function of each name.
-The two pictures are drawn from the same runs. tests/test_results.py fails where a page or a picture differs
+The pictures are drawn from the same runs. tests/test_results.py fails where a page or a picture differs
 from what the records give.
 """
 
@@ -366,10 +366,19 @@ def with_tables(text: str) -> str:
 def draw_losses(path: Path) -> None:
     """The loss over the steps at 33M, of each optimizer at its best."""
     chosen = [best(tried(512, name)) for name in CONTESTANTS if name != "normuon"]
+    _draw_losses(path, chosen, "Validation loss at 33M parameters, batches of 512 sequences")
+
+
+def draw_papers_batch(path: Path) -> None:
+    """The loss over the steps of GPT-2 small at the paper's batch."""
+    chosen = [best(tried(768, name, batch=1024, steps=400, warmup=0.05, text="mix")) for name in CONTESTANTS]
+    _draw_losses(path, chosen, "Validation loss of GPT-2 small, batches of 1024 sequences of 1024 tokens")
+
+
+def _draw_losses(path: Path, chosen: Iterable[SeedRuns | None], title: str) -> None:
     figures = make_figures(group([run for one in chosen if one for run in one.runs]))
     figure = next(figure for figure in figures if figure.key == "validation-loss")
-    chart = {**figure.in_files[figure.key], "datasets": figure.datasets}
-    write_svg(path, chart, "Validation loss at 33M parameters, batches of 512 sequences")
+    write_svg(path, {**figure.in_files[figure.key], "datasets": figure.datasets}, title)
 
 
 def draw_batches(path: Path) -> None:
@@ -393,6 +402,7 @@ def draw_batches(path: Path) -> None:
 
 DRAWINGS: dict[str, Callable[[Path], None]] = {
     "large-batch.svg": draw_losses,
+    "papers-batch.svg": draw_papers_batch,
     "batches.svg": draw_batches,
 }
 

@@ -20,7 +20,7 @@ from merit_optim import cli
 
 ROOT = Path(__file__).parents[2]
 STUDIES = ("compare", "sweep", "scale", "arena")
-DATA = ("demo", "embedded", "openwebtext", "mine", "enwik8", "c4")
+DATA = ("demo", "embedded", "openwebtext", "mine", "enwik8", "mix", "c4")
 
 
 class Reached(Exception):
