@@ -24,6 +24,7 @@ import numpy as np
 
 from merit_lab.models import num_parameters
 from merit_lab.study.fields import LR
+from merit_lab.study.valley import Valley
 from merit_lab.train import TrainConfig
 
 # Prior of b and c: means and standard deviations. a is determined by the boards.
@@ -150,15 +151,12 @@ def observe(standing: StandingRecord) -> RateObservation:
     centre, factor = math.log(best[LR]), math.log(2)
     where = math.log(standing.batch), math.log(standing.parameters)
     for losses in line.values():
-        around = [_nearest(losses, centre + shift) for shift in (-factor, 0.0, factor)]
-        if None not in around:
-            below, at, above = (loss for loss in around if loss is not None)
-            curvature = (below + above - 2 * at) / 2
-            if curvature > 0:
-                shift = (below - above) / (4 * curvature)
-                spread = max(standing.deviation, _LEAST_SPREAD)
-                deviation = factor * min(1.0, math.sqrt(spread / curvature))
-                return RateObservation(*where, centre + factor * max(-1.0, min(1.0, shift)), deviation)
+        places = [centre + shift for shift in (-factor, 0.0, factor)]
+        around = [(place, loss) for place in places if (loss := _nearest(losses, place)) is not None]
+        if len(around) == 3 and (valley := Valley.through(*around)):
+            spread = max(standing.deviation, _LEAST_SPREAD)
+            deviation = min(factor, math.sqrt(spread / valley.curvature))
+            return RateObservation(*where, max(places[0], min(places[-1], valley.place)), deviation)
     return RateObservation(*where, centre, factor)
 
 

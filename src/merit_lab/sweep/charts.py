@@ -46,8 +46,9 @@ def make_chart(ledger: Ledger) -> Chart:
         name=name.replace(" ", "-"),
         title=f"Validation loss against {name}",
         caption="Lines join the means over seeds of the values at which every seed finished; bars go from "
-        "the lowest to the highest seed, dots are single runs. A ring marks the best of an optimizer. At the "
-        "top: a cross for each run that diverged, a triangle for each run that ended above the chart.",
+        "the lowest to the highest seed, dots are single runs. A ring marks the best of an optimizer, for "
+        "each model, batch or length. At the top: a cross for each run that diverged, a triangle for each "
+        "that ended above the chart.",
         datasets={"cells": cells, "seeds": seeds, "marks": marks},
     )
 
@@ -61,7 +62,7 @@ def _ceiling(ledger: Ledger) -> float:
     most = sorted(finished)[2 * (len(finished) - 1) // 3]
     wanted = [most]
     for optimizer in ledger.optimizers:
-        if best := ledger.best(optimizer):
+        for best in ledger.bests(optimizer):
             around = [best.cell, *filter(None, best.neighbours)]
             wanted += [max(cell.loss.values) for cell in around if cell.loss is not None]
     lowest, highest = min(finished), max(finished)
@@ -163,9 +164,9 @@ def _chart(ledger: Ledger, lines: Sequence[Line], ceiling: float, domain: tuple[
 
 def _best_rows(ledger: Ledger, ceiling: float) -> Iterator[dict[str, Any]]:
     for optimizer in ledger.optimizers:
-        best = ledger.best(optimizer)
-        if best is not None and best.loss.mean <= ceiling:
-            yield {"series": best.line.label, "x": best.value, "value": best.loss.mean}
+        for best in ledger.bests(optimizer):
+            if best.loss.mean <= ceiling:
+                yield {"series": best.line.label, "x": best.value, "value": best.loss.mean}
 
 
 def _x(axis: str, values: Iterable[float]) -> Any:

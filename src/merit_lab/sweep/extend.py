@@ -8,7 +8,7 @@ from merit_lab.data import Dataset
 from merit_lab.study.fields import LR
 from merit_lab.study.trial import Trial
 from merit_lab.sweep.grid import SweepGrid
-from merit_lab.sweep.ledger import Ledger, Line
+from merit_lab.sweep.ledger import Ledger, Line, best_of
 
 MOST_RATES_BEYOND = 6
 """Maximum number of rates that an extension adds for one optimizer, below and above together."""
@@ -27,24 +27,24 @@ def check_extendable(learning_rates: Mapping[str, Sequence[float]]) -> None:
 def extension(grid: SweepGrid, ledger: Ledger) -> list[Trial]:
     """The trials that extend the grid; none if every best rate lies inside, or the grid has grown enough.
 
-    The line of the best cell is extended. If every run of an optimizer diverged, all its lines of two or more
-    rates are extended downwards. Nothing is decided while runs of an optimizer are unfinished: another
-    process may be working on them.
+    The line of the best cell is extended, for each model, batch or length of the grid. If every run of an
+    optimizer diverged there, all its lines of two or more rates are extended downwards. Nothing is decided
+    while runs of an optimizer are unfinished: another process may be working on them.
     """
     dataset = Dataset.open(grid.base.data)
     planned = []
     for optimizer in grid.learning_rates:
-        lines = [line for line in ledger.lines if line.optimizer == optimizer]
-        if not all(cell.is_done for line in lines for cell in line.cells):
+        if not all(cell.is_done for cell in ledger.cells if cell.optimizer == optimizer):
             continue
-        best = ledger.best(optimizer)
-        for line in lines if best is None else [best.line]:
-            edge = "lowest" if best is None else best.edge
-            if edge is None or len(line.cells) < 2 or num_beyond(grid, line) >= MOST_RATES_BEYOND:
-                continue
-            values = {field: line.cells[0].settings[field] for field in grid.fields}
-            rate = next_rate(line.values, downwards=edge == "lowest")
-            planned += [grid.run(dataset, optimizer, {**values, LR: rate}, seed) for seed in grid.seeds]
+        for lines in ledger.groups(optimizer):
+            best = best_of(lines)
+            for line in lines if best is None else [best.line]:
+                edge = "lowest" if best is None else best.edge
+                if edge is None or len(line.cells) < 2 or num_beyond(grid, line) >= MOST_RATES_BEYOND:
+                    continue
+                values = {field: line.cells[0].settings[field] for field in grid.fields}
+                rate = next_rate(line.values, downwards=edge == "lowest")
+                planned += [grid.run(dataset, optimizer, {**values, LR: rate}, seed) for seed in grid.seeds]
     return planned
 
 

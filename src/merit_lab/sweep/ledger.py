@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -155,6 +155,18 @@ class Ledger:
         """The fields that have more than one value, except the axis and the learning rate."""
         return [field for field in self.varying if field not in (self.axis, LR)]
 
+    @property
+    def sizes(self) -> list[str]:
+        """The sizes among the others: numbers that are not the optimizer's, as a width, a batch or a length.
+
+        A best learning rate is sought for each of them: which of them ends lowest is no question.
+        """
+        return [
+            field
+            for field in self.others
+            if not field.startswith("optimizer.") and all(map(is_number, self._values(field)))
+        ]
+
     @cached_property
     def lines(self) -> list[Line]:
         """Every line of the grid."""
@@ -171,19 +183,34 @@ class Ledger:
             lines.append(Line(label, first.optimizer, self.axis, tuple(ordered)))
         return lines
 
+    def groups(self, optimizer: str) -> list[list[Line]]:
+        """The lines of an optimizer, those with the same sizes together, in ascending order."""
+        groups: dict[tuple[float, ...], list[Line]] = {}
+        for line in self.lines:
+            if line.optimizer == optimizer:
+                values = tuple(line.cells[0].number(field) for field in self.sizes)
+                groups.setdefault(values, []).append(line)
+        return [groups[values] for values in sorted(groups)]
+
+    def bests(self, optimizer: str) -> list[Best]:
+        """The best of an optimizer's cells for each combination of sizes, where a run finished."""
+        found = (best_of(lines) for lines in self.groups(optimizer))
+        return [best for best in found if best is not None]
+
     def best(self, optimizer: str) -> Best | None:
         """The best of an optimizer's cells that are done; None if no run in them finished."""
-        candidates = [
-            Best(line, cell)
-            for line in self.lines
-            if line.optimizer == optimizer
-            for cell in line.cells
-            if cell.is_done and cell.loss is not None
-        ]
-        return min(candidates, key=lambda best: best.cell.rank, default=None)
+        return min(self.bests(optimizer), key=lambda best: best.cell.rank, default=None)
 
     def _values(self, field: str) -> list[object]:
         return list(dict.fromkeys(cell.settings[field] for cell in self.cells))
+
+
+def best_of(lines: Iterable[Line]) -> Best | None:
+    """The best of the cells that are done; None if no run in them finished."""
+    candidates = [
+        Best(line, cell) for line in lines for cell in line.cells if cell.is_done and cell.loss is not None
+    ]
+    return min(candidates, key=lambda best: best.cell.rank, default=None)
 
 
 def is_number(value: object) -> TypeGuard[float]:

@@ -63,8 +63,10 @@ def _rows(ledger: Ledger) -> list[dict[str, Any]]:
 
 
 def _bests(ledger: Ledger) -> dict[str, Any]:
-    bests = {optimizer: ledger.best(optimizer) for optimizer in ledger.optimizers}
-    return {optimizer: _best(ledger, best) for optimizer, best in bests.items() if best}
+    """The best of each optimizer; a list of them, one for each model, batch or length, where these vary."""
+    bests = {optimizer: ledger.bests(optimizer) for optimizer in ledger.optimizers}
+    found = {name: [_best(ledger, best) for best in each] for name, each in bests.items() if each}
+    return dict(found) if ledger.sizes else {name: best for name, [best] in found.items()}
 
 
 def _best(ledger: Ledger, best: Best) -> dict[str, Any]:

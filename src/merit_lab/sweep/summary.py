@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from merit_lab.report.gather import show
@@ -9,6 +10,7 @@ from merit_lab.report.outcome import Spread
 from merit_lab.report.summary import count_seeds, join
 from merit_lab.report.tables import NOTHING, Table, describe_runs
 from merit_lab.study.fields import LR, short
+from merit_lab.sweep.carry import cost_of_keeping, exponent, lowest_rate
 from merit_lab.sweep.ledger import Best, Cell, Ledger, is_number
 
 _OTHER_SIDE = {"lowest": "lower", "highest": "higher"}
@@ -20,6 +22,8 @@ def summarise(ledger: Ledger) -> str:
     if not bests:
         return "No run finished, so there is no best value."
     bests.sort(key=lambda best: best.cell.rank)
+    if ledger.sizes:
+        return " ".join(_carry_over(ledger, best.cell.optimizer) for best in bests)
     return "; ".join(_describe(ledger, best) for best in bests) + "."
 
 
@@ -27,13 +31,16 @@ def warnings(ledger: Ledger, *, may_grow: bool) -> list[str]:
     """Caveats about the best values. ``may_grow`` means that --extend was not given."""
     remarks = []
     for optimizer in ledger.optimizers:
-        name, best = ledger.names[optimizer], ledger.best(optimizer)
-        if best is None:
+        name, bests = ledger.names[optimizer], ledger.bests(optimizer)
+        if not bests:
             remarks.append(f"No run of {name} finished, so it has no best value; see the table for reasons.")
-            continue
-        remarks += _at_edges(ledger, best, may_grow=may_grow)
-        if best.cell.outcome.diverged:
-            remarks.append(f"{name} diverged with at least one seed at every value, including the best.")
+        for best in bests:
+            remarks += _at_edges(ledger, best, may_grow=may_grow)
+            if best.cell.outcome.diverged:
+                where = _at_size(ledger, best)
+                remarks.append(
+                    f"{name} diverged with at least one seed at every value, including the best{where}."
+                )
     unfinished = [run.name for cell in ledger.cells for run in cell.outcome.unfinished]
     if unfinished:
         remarks.append(
@@ -44,26 +51,29 @@ def warnings(ledger: Ledger, *, may_grow: bool) -> list[str]:
 
 
 def best_table(ledger: Ledger) -> Table:
-    """One row for each optimizer: its best value between its neighbours."""
+    """A row for each optimizer and each model, batch or length: the best value between its neighbours."""
     rows = []
     for optimizer in ledger.optimizers:
-        best = ledger.best(optimizer)
-        if best is None:
-            rows.append((ledger.names[optimizer], *[NOTHING] * (len(ledger.others) + 5)))
-            continue
-        below, above = best.neighbours
-        rows.append(
-            (
-                ledger.names[optimizer],
-                *(show(best.cell.settings[field]) for field in ledger.others),
-                show(best.value),
-                write_loss(best.loss),
-                _neighbour(below, ledger.axis),
-                _neighbour(above, ledger.axis),
-                _seeds(best.cell),
+        bests = ledger.bests(optimizer)
+        if not bests:
+            num_columns = len(ledger.others) + (6 if ledger.sizes else 5)
+            rows.append((ledger.names[optimizer], *[NOTHING] * num_columns))
+        for best in bests:
+            below, above = best.neighbours
+            rows.append(
+                (
+                    ledger.names[optimizer],
+                    *(show(best.cell.settings[field]) for field in ledger.others),
+                    show(best.value),
+                    *([_estimate(best)] if ledger.sizes else []),
+                    write_loss(best.loss),
+                    _neighbour(below, ledger.axis),
+                    _neighbour(above, ledger.axis),
+                    _seeds(best.cell),
+                )
             )
-        )
     names = [*(axis_name(field).capitalize() for field in ledger.others), f"Best {axis_name(ledger.axis)}"]
+    names += ["By a parabola"] if ledger.sizes else []
     head = ("Optimizer", *names, "Loss", "Next lower", "Next higher", "Seeds")
     return Table(head, tuple(rows))
 
@@ -71,7 +81,7 @@ def best_table(ledger: Ledger) -> Table:
 def cell_table(ledger: Ledger) -> Table:
     """One row for each point of the grid."""
     fields = list(dict.fromkeys((ledger.axis, LR, *ledger.fields)))
-    bests = [best.cell for optimizer in ledger.optimizers if (best := ledger.best(optimizer))]
+    bests = [best.cell for optimizer in ledger.optimizers for best in ledger.bests(optimizer)]
     rows = [
         (
             ledger.names[line.optimizer] + (" (best)" if cell in bests else ""),
@@ -112,6 +122,33 @@ def _describe(ledger: Ledger, best: Best) -> str:
     )
 
 
+def _carry_over(ledger: Ledger, optimizer: str) -> str:
+    """State an optimizer's best value for each model, batch or length, and whether one would do for all."""
+    name, bests, axis = ledger.names[optimizer], ledger.bests(optimizer), axis_name(ledger.axis)
+    found = [f"{show(best.value)}{_at_size(ledger, best)} (loss {write_loss(best.loss)})" for best in bests]
+    said = [f"{name}'s best {axis} was {join(found)}."]
+    first, last = bests[0], bests[-1]
+    if first.value != last.value and (cost := cost_of_keeping(first, last)) is not None:
+        price = f"{cost:.3f}" if math.isfinite(cost) else "the run, which diverged"
+        said.append(f"The {show(first.value)} of the first would cost the last {price}.")
+    if len(ledger.sizes) == 1:
+        [field] = ledger.sizes
+        if (power := exponent(bests, field)) is not None:
+            said.append(f"Between the values that were tried it goes about as {short(field)}^{power:.2f}.")
+    return " ".join(said)
+
+
+def _at_size(ledger: Ledger, best: Best) -> str:
+    """Which model, batch or length a best value is for; empty if the sweep has one."""
+    settings = [f"{axis_name(field)} {show(best.cell.settings[field])}" for field in ledger.sizes]
+    return f" at {join(settings)}" if settings else ""
+
+
+def _estimate(best: Best) -> str:
+    rate = lowest_rate(best)
+    return NOTHING if rate is None else f"{rate:.3g}"
+
+
 def _loss_or_status(cell: Cell) -> str:
     """The loss of a cell, or why it has none."""
     if cell.outcome.diverged:
@@ -132,19 +169,22 @@ def _at_edges(ledger: Ledger, best: Best, *, may_grow: bool) -> list[str]:
     """A sentence for each axis on which the best cell lies at the edge."""
     remarks = []
     name, axis = ledger.names[best.cell.optimizer], axis_name(ledger.axis)
+    where = _at_size(ledger, best)
     if best.edge == "only":
-        remarks.append(f"{name} was tried at only one {axis}, {show(best.value)}: others may be better.")
+        remarks.append(
+            f"{name} was tried at only one {axis}{where}, {show(best.value)}: others may be better."
+        )
     elif best.edge is not None:
         rest = ""
         if ledger.axis == LR:
             rest = " Extend the grid with --extend." if may_grow else " The grid was not extended further."
         remarks.append(
-            f"{name}'s best {axis}, {show(best.value)}, is the {best.edge} that was tried: a "
+            f"{name}'s best {axis}{where}, {show(best.value)}, is the {best.edge} that was tried: a "
             f"{_OTHER_SIDE[best.edge]} one may be better.{rest}"
         )
     for field in ledger.fields:
         values = _tried(ledger, best.cell.optimizer, field)
-        if field == ledger.axis or len(values) < 3:
+        if field in (ledger.axis, *ledger.sizes) or len(values) < 3:
             continue  # two values are both at an edge
         value = best.cell.number(field)
         if value in (min(values), max(values)):

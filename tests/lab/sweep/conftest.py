@@ -31,11 +31,13 @@ def write_run(base: TrainConfig, tmp_path: Path) -> WriteRun:
         seed: int = 0,
         end: str = "finished",
         weight_decay: float = 0.1,
+        width: int = 64,
     ) -> None:
         values = {
             "optimizer.name": optimizer,
             "optimizer.lr": lr,
             "optimizer.weight_decay": weight_decay,
+            "model.width": width,
             "seed": seed,
         }
         name = "-".join(map(str, values.values()))

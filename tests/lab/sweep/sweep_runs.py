@@ -20,6 +20,7 @@ class WriteRun(Protocol):
         seed: int = 0,
         end: str = "finished",
         weight_decay: float = 0.1,
+        width: int = 64,
     ) -> None: ...
 
 

@@ -93,3 +93,14 @@ def test_only_the_line_of_the_best_cell_is_extended(
 def test_a_single_rate_cannot_be_extended() -> None:
     with pytest.raises(ValueError, match=r"merit has only the learning rate 0\.01; give it two or more"):
         check_extendable({"lamb": [0.01, 0.02], "merit": [0.01]})
+
+
+def test_extends_for_each_model_of_the_grid(write_run: WriteRun, base: TrainConfig, tmp_path: Path) -> None:
+    rates = {"merit": [0.01, 0.02]}
+    grid = SweepGrid(
+        base=base, folder=tmp_path / "out", learning_rates=rates, fields={"model.width": [32, 64]}, seeds=[0]
+    )
+    for width, losses in ((32, (3.0, 2.5)), (64, (2.0, 2.4))):
+        for lr, loss in zip(rates["merit"], losses, strict=True):
+            write_run("merit", lr, loss, width=width)
+    assert names(grid) == ["merit-lr0.04-width=32-seed0", "merit-lr0.005-width=64-seed0"]

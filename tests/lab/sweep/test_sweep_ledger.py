@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from sweep_runs import WriteRun
 
+from merit_lab.report.tables import NOTHING
 from merit_lab.sweep import Best, Ledger
 from merit_lab.sweep.page import make_page
 from merit_lab.sweep.summary import best_table, summarise, warnings
@@ -153,3 +154,48 @@ def test_an_optimizer_that_always_diverged_has_no_best(write_run: WriteRun, tmp_
     assert summarise(ledger) == "No run finished, so there is no best value."
     assert "No run of AdamW finished" in warnings(ledger, may_grow=True)[0]
     assert best_table(ledger).rows[0][0] == "AdamW"
+
+
+def test_each_model_has_a_best_rate_and_the_sweep_says_whether_one_carries_over(
+    write_run: WriteRun, tmp_path: Path
+) -> None:
+    # The loss is a parabola over log2(lr), lowest at 0.02 for width 32 and at 0.01 for width 128.
+    for width, bottom, losses in (
+        (32, 3.0, {0.01: 0.1, 0.02: 0.0, 0.04: 0.1}),
+        (128, 2.0, {0.005: 0.2, 0.01: 0.0, 0.02: 0.2}),
+    ):
+        for lr, above in losses.items():
+            write_run("merit", lr, bottom + above, width=width)
+    ledger = read(tmp_path, "model.width")
+    assert ledger.sizes == ["model.width"]
+    assert [best.value for best in ledger.bests("merit")] == [0.02, 0.01]
+    assert warnings(ledger, may_grow=True) == []  # the largest width is no edge of anything
+    assert summarise(ledger) == (
+        "MERIT's best learning rate was 0.02 at width 32 (loss 3.000) and 0.01 at width 128 (loss 2.000). "
+        "The 0.02 of the first would cost the last 0.200. "
+        "Between the values that were tried it goes about as width^-0.50."
+    )
+    assert [row[:5] for row in best_table(ledger).rows] == [
+        ("MERIT", "32", "0.02", "0.02", "3.000"),
+        ("MERIT", "128", "0.01", "0.01", "2.000"),
+    ]
+    make_page(ledger, may_grow=True).write(tmp_path / "report")
+    found = json.loads((tmp_path / "report" / "best.json").read_text())["merit"]
+    assert [(best["config"]["model"]["width"], best["lr"]) for best in found] == [(32, 0.02), (128, 0.01)]
+
+
+def test_a_rate_that_lies_at_the_edge_for_one_model_carries_no_law(
+    write_run: WriteRun, tmp_path: Path
+) -> None:
+    for width, losses in (
+        (32, {0.01: 3.1, 0.02: 3.0, 0.04: 3.1}),
+        (128, {0.01: 2.0, 0.02: None, 0.04: None}),
+    ):
+        for lr, loss in losses.items():
+            write_run("merit", lr, loss, width=width)
+    ledger = read(tmp_path, "model.width")
+    assert "would cost the last the run, which diverged" in summarise(ledger)
+    assert "goes about as" not in summarise(ledger)
+    [warning] = warnings(ledger, may_grow=True)
+    assert warning.startswith("MERIT's best learning rate at width 128, 0.01, is the lowest that was tried")
+    assert best_table(ledger).rows[1][3] == NOTHING
