@@ -169,7 +169,7 @@ class Ledger:
 
     @cached_property
     def lines(self) -> list[Line]:
-        """Every line of the grid."""
+        """Every line of the grid, by optimizer, and in ascending order of the other fields."""
         across = [field for field in (LR, *self.fields) if field != self.axis]
         groups: dict[tuple[object, ...], list[Cell]] = {}
         for cell in self.cells:
@@ -181,16 +181,21 @@ class Ledger:
             label = ", ".join([self.names[first.optimizer], *others])
             ordered = sorted(cells, key=lambda cell: cell.number(self.axis))
             lines.append(Line(label, first.optimizer, self.axis, tuple(ordered)))
-        return lines
+        return sorted(lines, key=self._place)
+
+    def _place(self, line: Line) -> tuple[int, list[float]]:
+        """Where a line stands: by the numbers among its values, otherwise as it was found."""
+        values = [line.cells[0].settings[field] for field in self.others]
+        return self.optimizers.index(line.optimizer), [v if is_number(v) else 0.0 for v in values]
 
     def groups(self, optimizer: str) -> list[list[Line]]:
-        """The lines of an optimizer, those with the same sizes together, in ascending order."""
+        """The lines of an optimizer, those with the same sizes together."""
         groups: dict[tuple[float, ...], list[Line]] = {}
         for line in self.lines:
             if line.optimizer == optimizer:
                 values = tuple(line.cells[0].number(field) for field in self.sizes)
                 groups.setdefault(values, []).append(line)
-        return [groups[values] for values in sorted(groups)]
+        return list(groups.values())
 
     def bests(self, optimizer: str) -> list[Best]:
         """The best of an optimizer's cells for each combination of sizes, where a run finished."""

@@ -129,12 +129,12 @@ def _carry_over(ledger: Ledger, optimizer: str) -> str:
     said = [f"{name}'s best {axis} was {join(found)}."]
     first, last = bests[0], bests[-1]
     if first.value != last.value and (cost := cost_of_keeping(first, last)) is not None:
-        price = f"{cost:.3f}" if math.isfinite(cost) else "the run, which diverged"
-        said.append(f"The {show(first.value)} of the first would cost the last {price}.")
-    if len(ledger.sizes) == 1:
-        [field] = ledger.sizes
-        if (power := exponent(bests, field)) is not None:
-            said.append(f"Between the values that were tried it goes about as {short(field)}^{power:.2f}.")
+        price = f"ends {cost:.3f} above it" if math.isfinite(cost) else "diverges"
+        said.append(f"The first of these {price}{_at_size(ledger, last)}.")
+    if len(ledger.sizes) == 1 and (power := exponent(bests, ledger.sizes[0])) is not None:
+        said.append(
+            f"Between the values that were tried the best goes about as {short(ledger.sizes[0])}^{power:.2f}."
+        )
     return " ".join(said)
 
 

@@ -172,8 +172,8 @@ def test_each_model_has_a_best_rate_and_the_sweep_says_whether_one_carries_over(
     assert warnings(ledger, may_grow=True) == []  # the largest width is no edge of anything
     assert summarise(ledger) == (
         "MERIT's best learning rate was 0.02 at width 32 (loss 3.000) and 0.01 at width 128 (loss 2.000). "
-        "The 0.02 of the first would cost the last 0.200. "
-        "Between the values that were tried it goes about as width^-0.50."
+        "The first of these ends 0.200 above it at width 128. "
+        "Between the values that were tried the best goes about as width^-0.50."
     )
     assert [row[:5] for row in best_table(ledger).rows] == [
         ("MERIT", "32", "0.02", "0.02", "3.000"),
@@ -194,7 +194,7 @@ def test_a_rate_that_lies_at_the_edge_for_one_model_carries_no_law(
         for lr, loss in losses.items():
             write_run("merit", lr, loss, width=width)
     ledger = read(tmp_path, "model.width")
-    assert "would cost the last the run, which diverged" in summarise(ledger)
+    assert "The first of these diverges at width 128." in summarise(ledger)
     assert "goes about as" not in summarise(ledger)
     [warning] = warnings(ledger, may_grow=True)
     assert warning.startswith("MERIT's best learning rate at width 128, 0.01, is the lowest that was tried")
