@@ -24,6 +24,8 @@ from merit_lab.report.tables import NOTHING, Table
 from merit_lab.study.charts import Axis, line_chart
 from merit_lab.study.page import FILE_WIDTH
 from merit_lab.study.reach import steps_to_reach
+from merit_lab.sweep import Best, Ledger
+from merit_lab.sweep.carry import lowest_value
 
 ROOT = Path(__file__).parents[2]
 PAGES = ("README.md", "docs/results.md")
@@ -343,6 +345,51 @@ def rates() -> Table:
     return Table(("Optimizer", "Size", "Learning rate", "Seeds", "Validation loss"), tuple(rows), num_text=2)
 
 
+# The sweeps of a small model: what was varied, its title, and its value where something else was varied.
+VARIED = {
+    "model.width": ("Width", 64),
+    "model.layers": ("Layers", 4),
+    "batch": ("Batch", 64),
+    "steps": ("Steps", 200),
+}
+
+
+@cache
+def small_sweep(name: str) -> Ledger:
+    """Learning rates of a small model at several sizes."""
+    return Ledger.read(ROOT / "results/sizes" / name, list(VARIED))
+
+
+def along(field: str, optimizer: str, sweep: str = "tiny") -> list[Best]:
+    """The best learning rates where only one size of the small model was varied."""
+    others = {name: usual for name, (_, usual) in VARIED.items() if name != field}
+    return [
+        best
+        for best in small_sweep(sweep).bests(optimizer)
+        if all(best.cell.settings[name] == usual for name, usual in others.items())
+    ]
+
+
+def sizes() -> Table:
+    """The best learning rates of Muon and MuonMERIT, one size of a small model varied."""
+    names = ("muon", "muon-merit")
+    rows = []
+    for field, (title, _) in VARIED.items():
+        for pair in zip(*(along(field, name) for name in names), strict=True):
+            cells = [(_rate(best), f"{best.loss.mean:.3f}") for best in pair]
+            rows.append(
+                (f"{title} {pair[0].cell.settings[field]}", *(text for cell in cells for text in cell))
+            )
+    columns = [f"{DISPLAY_NAMES[name]}'s {what}" for name in names for what in ("best rate", "loss")]
+    return Table(("Varied", *columns), tuple(rows))
+
+
+def _rate(best: Best) -> str:
+    """The best rate that was tried and, in brackets, by a parabola through its neighbours."""
+    lowest = lowest_value(best)
+    return f"{best.value:g} ({f'{lowest:.2g}' if lowest else f'the {best.edge} tried'})"
+
+
 TABLES: dict[str, Callable[[], Table]] = {
     "headline": headline,
     "tuned": tuned,
@@ -351,6 +398,7 @@ TABLES: dict[str, Callable[[], Table]] = {
     "bounds": bounds,
     "parts": parts,
     "rates": rates,
+    "sizes": sizes,
 }
 
 

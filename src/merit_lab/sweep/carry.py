@@ -11,34 +11,40 @@ from merit_lab.study.valley import Valley
 from merit_lab.sweep.ledger import Best
 
 
-def lowest_rate(best: Best) -> float | None:
-    """The learning rate of the lowest loss by the best rate and its neighbours; None if one has no loss.
+def lowest_value(best: Best) -> float | None:
+    """Where the loss is lowest by the best value and its neighbours; None if one of these has no loss.
 
-    It is the minimum of a parabola over the logarithm of the rate.
+    It is the minimum of a parabola over the logarithm of the value, which is a learning rate in most sweeps.
     """
     points = [
-        (math.log(cell.number(best.line.axis)), cell.loss.mean)
+        (cell.number(best.line.axis), cell.loss.mean)
         for cell in (best.neighbours[0], best.cell, best.neighbours[1])
         if cell is not None and cell.is_done and cell.loss is not None and not cell.outcome.diverged
     ]
-    valley = Valley.through(*points) if len(points) == 3 else None
+    if len(points) < 3 or points[0][0] <= 0:
+        return None
+    valley = Valley.through(*((math.log(value), loss) for value, loss in points))
     return math.exp(valley.place) if valley else None
 
 
 def exponent(bests: Sequence[Best], field: str) -> float | None:
-    """The power of a field that the best rates follow; None where one of them is not known between others."""
+    """The power of a field that the best values follow; None if one of them is at an edge of the grid."""
     sizes = [best.cell.number(field) for best in bests]
-    rates = [lowest_rate(best) for best in bests]
-    if len(bests) < 2 or min(sizes) <= 0 or None in rates:
+    values = [lowest_value(best) for best in bests]
+    if len(bests) < 2 or min(sizes) <= 0 or None in values:
         return None
-    slope, _ = np.polyfit(np.log(sizes), np.log([rate for rate in rates if rate]), deg=1)
+    slope, _ = np.polyfit(np.log(sizes), np.log([value for value in values if value]), deg=1)
     return float(slope)
 
 
 def cost_of_keeping(kept: Best, best: Best) -> float | None:
-    """How far the loss at another line's best rate is above this line's best; None if it was not tried."""
+    """How far another line's best value ends above this line's best; None if that is not known.
+
+    It is infinite if a run diverged.
+    """
     for cell in best.line.cells:
-        if cell.number(best.line.axis) == kept.value:
-            known = cell.is_done and not cell.outcome.diverged and cell.loss is not None
-            return cell.loss.mean - best.loss.mean if known and cell.loss is not None else math.inf
+        if cell.number(best.line.axis) == kept.value and cell.is_done:
+            if cell.loss is None or cell.outcome.diverged:
+                return math.inf
+            return cell.loss.mean - best.loss.mean
     return None

@@ -10,8 +10,8 @@ from merit_lab.report.outcome import Spread
 from merit_lab.report.summary import count_seeds, join
 from merit_lab.report.tables import NOTHING, Table, describe_runs
 from merit_lab.study.fields import LR, short
-from merit_lab.sweep.carry import cost_of_keeping, exponent, lowest_rate
-from merit_lab.sweep.ledger import Best, Cell, Ledger, is_number
+from merit_lab.sweep.carry import cost_of_keeping, exponent, lowest_value
+from merit_lab.sweep.ledger import Best, Cell, Ledger, best_of, is_number
 
 _OTHER_SIDE = {"lowest": "lower", "highest": "higher"}
 
@@ -31,13 +31,16 @@ def warnings(ledger: Ledger, *, may_grow: bool) -> list[str]:
     """Caveats about the best values. ``may_grow`` means that --extend was not given."""
     remarks = []
     for optimizer in ledger.optimizers:
-        name, bests = ledger.names[optimizer], ledger.bests(optimizer)
-        if not bests:
-            remarks.append(f"No run of {name} finished, so it has no best value; see the table for reasons.")
-        for best in bests:
+        name = ledger.names[optimizer]
+        for lines in ledger.groups(optimizer):
+            where, best = _at_size(ledger, lines[0].cells[0]), best_of(lines)
+            if best is None:
+                remarks.append(
+                    f"No run of {name} finished{where}, so it has no best value; see the table for reasons."
+                )
+                continue
             remarks += _at_edges(ledger, best, may_grow=may_grow)
             if best.cell.outcome.diverged:
-                where = _at_size(ledger, best)
                 remarks.append(
                     f"{name} diverged with at least one seed at every value, including the best{where}."
                 )
@@ -125,12 +128,14 @@ def _describe(ledger: Ledger, best: Best) -> str:
 def _carry_over(ledger: Ledger, optimizer: str) -> str:
     """State an optimizer's best value for each model, batch or length, and whether one would do for all."""
     name, bests, axis = ledger.names[optimizer], ledger.bests(optimizer), axis_name(ledger.axis)
-    found = [f"{show(best.value)}{_at_size(ledger, best)} (loss {write_loss(best.loss)})" for best in bests]
+    found = [
+        f"{show(best.value)}{_at_size(ledger, best.cell)} (loss {write_loss(best.loss)})" for best in bests
+    ]
     said = [f"{name}'s best {axis} was {join(found)}."]
     first, last = bests[0], bests[-1]
     if first.value != last.value and (cost := cost_of_keeping(first, last)) is not None:
         price = f"ends {cost:.3f} above it" if math.isfinite(cost) else "diverges"
-        said.append(f"The first of these {price}{_at_size(ledger, last)}.")
+        said.append(f"The first of these {price}{_at_size(ledger, last.cell)}.")
     if len(ledger.sizes) == 1 and (power := exponent(bests, ledger.sizes[0])) is not None:
         said.append(
             f"Between the values that were tried the best goes about as {short(ledger.sizes[0])}^{power:.2f}."
@@ -138,14 +143,14 @@ def _carry_over(ledger: Ledger, optimizer: str) -> str:
     return " ".join(said)
 
 
-def _at_size(ledger: Ledger, best: Best) -> str:
-    """Which model, batch or length a best value is for; empty if the sweep has one."""
-    settings = [f"{axis_name(field)} {show(best.cell.settings[field])}" for field in ledger.sizes]
+def _at_size(ledger: Ledger, cell: Cell) -> str:
+    """Which model, batch or length a cell is of; empty if the sweep has one."""
+    settings = [f"{axis_name(field)} {show(cell.settings[field])}" for field in ledger.sizes]
     return f" at {join(settings)}" if settings else ""
 
 
 def _estimate(best: Best) -> str:
-    rate = lowest_rate(best)
+    rate = lowest_value(best)
     return NOTHING if rate is None else f"{rate:.3g}"
 
 
@@ -169,7 +174,7 @@ def _at_edges(ledger: Ledger, best: Best, *, may_grow: bool) -> list[str]:
     """A sentence for each axis on which the best cell lies at the edge."""
     remarks = []
     name, axis = ledger.names[best.cell.optimizer], axis_name(ledger.axis)
-    where = _at_size(ledger, best)
+    where = _at_size(ledger, best.cell)
     if best.edge == "only":
         remarks.append(
             f"{name} was tried at only one {axis}{where}, {show(best.value)}: others may be better."

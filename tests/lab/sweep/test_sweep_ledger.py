@@ -199,3 +199,36 @@ def test_a_rate_that_lies_at_the_edge_for_one_model_carries_no_law(
     [warning] = warnings(ledger, may_grow=True)
     assert warning.startswith("MERIT's best learning rate at width 128, 0.01, is the lowest that was tried")
     assert best_table(ledger).rows[1][3] == NOTHING
+
+
+def test_a_size_at_which_nothing_finished_is_a_warning(write_run: WriteRun, tmp_path: Path) -> None:
+    for width in (32, 128):
+        for lr, loss in ((0.01, 3.1), (0.02, 3.0), (0.04, 3.1)):
+            write_run("merit", lr, None if width == 128 else loss, width=width)
+    [warning] = warnings(read(tmp_path, "model.width"), may_grow=True)
+    assert warning.startswith("No run of MERIT finished at width 128, so it has no best value")
+
+
+def test_the_cost_of_an_unfinished_run_is_not_known(write_run: WriteRun, tmp_path: Path) -> None:
+    for width, losses in ((32, (3.1, 3.0, 3.1)), (128, (2.0, 2.1, 2.2))):
+        for lr, loss in zip((0.01, 0.02, 0.04), losses, strict=True):
+            write_run(
+                "merit",
+                lr,
+                loss,
+                width=width,
+                end="interrupted" if (width, lr) == (128, 0.02) else "finished",
+            )
+    assert "The first of these" not in summarise(read(tmp_path, "model.width"))
+
+
+def test_a_value_of_zero_has_no_parabola(write_run: WriteRun, tmp_path: Path) -> None:
+    for width in (32, 64):
+        for decay, loss in ((0.0, 3.1), (0.1, 3.0), (0.2, 3.1)):
+            write_run("merit", 0.01, loss, weight_decay=decay, width=width)
+    ledger = read(tmp_path, "optimizer.weight_decay", "model.width")
+    assert (ledger.axis, ledger.sizes) == ("optimizer.weight_decay", ["model.width"])
+    assert [row[:4] for row in best_table(ledger).rows] == [
+        ("MERIT", "32", "0.1", NOTHING),
+        ("MERIT", "64", "0.1", NOTHING),
+    ]
