@@ -145,8 +145,9 @@ def _carry_over(ledger: Ledger, optimizer: str) -> str:
 
 def _at_size(ledger: Ledger, cell: Cell) -> str:
     """Which model, batch or length a cell is of; empty if the sweep has one."""
-    settings = [f"{axis_name(field)} {show(cell.settings[field])}" for field in ledger.sizes]
-    return f" at {join(settings)}" if settings else ""
+    named = [(axis_name(field), show(cell.settings[field])) for field in ledger.sizes]
+    sizes = [f"{value} {name}" if name.endswith("s") else f"{name} {value}" for name, value in named]
+    return f" at {join(sizes)}" if sizes else ""  # "at width 64 and 200 steps"
 
 
 def _estimate(best: Best) -> str:

@@ -32,12 +32,14 @@ def write_run(base: TrainConfig, tmp_path: Path) -> WriteRun:
         end: str = "finished",
         weight_decay: float = 0.1,
         width: int = 64,
+        layers: int = 4,
     ) -> None:
         values = {
             "optimizer.name": optimizer,
             "optimizer.lr": lr,
             "optimizer.weight_decay": weight_decay,
             "model.width": width,
+            "model.layers": layers,
             "seed": seed,
         }
         name = "-".join(map(str, values.values()))

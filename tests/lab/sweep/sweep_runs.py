@@ -21,6 +21,7 @@ class WriteRun(Protocol):
         end: str = "finished",
         weight_decay: float = 0.1,
         width: int = 64,
+        layers: int = 4,
     ) -> None: ...
 
 
