@@ -24,7 +24,8 @@ import evidence  # noqa: E402  # a script of the documentation
 PAPER_PAGE = ROOT / "docs" / "paper-results.md"
 DIRECTIONS = sorted(f"directions/{folder.name}" for folder in (ROOT / "results/directions").iterdir())
 MIX = sorted(f"mix/{folder.name}" for folder in (ROOT / "results/mix").iterdir() if folder.is_dir())
-STUDIES = ["nano", "nano/repeats", "gpt2-small", *DIRECTIONS, *MIX]
+SIZES = sorted(f"sizes/{folder.name}" for folder in (ROOT / "results/sizes").iterdir() if folder.is_dir())
+STUDIES = ["nano", "nano/repeats", "gpt2-small", *DIRECTIONS, *MIX, *SIZES]
 
 
 def table_rows(text: str) -> list[str]:
@@ -68,7 +69,7 @@ def test_every_p_value_is_of_a_verdict() -> None:
 @pytest.mark.parametrize("study", STUDIES)
 def test_records_name_their_data_and_no_machine(study: str) -> None:
     """Those of a study are all of the same text."""
-    text = "mix" if study in MIX else "nano"
+    text = study.partition("/")[0] if study in (*MIX, *SIZES) else "nano"
     data = json.loads((ROOT / "results" / text / "data.json").read_text("utf-8"))
     runs = [Run.open(folder) for folder in run_folders(ROOT / "results" / study)]
     assert runs
@@ -88,7 +89,7 @@ def test_what_is_kept_of_kept_runs_is_all_of_it(study: str, tmp_path: Path) -> N
         assert repr(list(again.lines())) == repr(list(run.lines()))
 
 
-@pytest.mark.parametrize("study", [*DIRECTIONS, *MIX])
+@pytest.mark.parametrize("study", [*DIRECTIONS, *MIX, *SIZES])
 def test_tables_of_directions_are_made_again(study: str) -> None:
     folder = ROOT / "results" / study
     outcomes = read_outcomes(group(find_runs([folder])))
