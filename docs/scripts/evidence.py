@@ -380,6 +380,9 @@ def sizes() -> Table:
             rows.append(
                 (f"{title} {pair[0].cell.settings[field]}", *(text for cell in cells for text in cell))
             )
+    for best in along("model.width", "muon-merit", sweep="tiny-rest"):
+        title = f"Width {best.cell.settings['model.width']}, `rest_lr` 0.016"
+        rows.append((title, NOTHING, NOTHING, _rate(best), f"{best.loss.mean:.3f}"))
     columns = [f"{DISPLAY_NAMES[name]}'s {what}" for name in names for what in ("best rate", "loss")]
     return Table(("Varied", *columns), tuple(rows))
 
