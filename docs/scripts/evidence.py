@@ -22,10 +22,11 @@ from merit_lab.report.gather import DISPLAY_NAMES, MeasuredRun
 from merit_lab.report.outcome import Spread
 from merit_lab.report.tables import NOTHING, Table
 from merit_lab.study.charts import Axis, line_chart
+from merit_lab.study.fields import short
 from merit_lab.study.page import FILE_WIDTH
 from merit_lab.study.reach import steps_to_reach
 from merit_lab.sweep import Best, Ledger
-from merit_lab.sweep.carry import lowest_value
+from merit_lab.sweep.carry import exponent, lowest_value
 
 ROOT = Path(__file__).parents[2]
 PAGES = ("README.md", "docs/results.md")
@@ -375,14 +376,19 @@ def sizes() -> Table:
     names = ("muon", "muon-merit")
     rows = []
     for field, (title, _) in VARIED.items():
-        for pair in zip(*(along(field, name) for name in names), strict=True):
+        found = [along(field, name) for name in names]
+        for pair in zip(*found, strict=True):
             cells = [(_rate(best), f"{best.loss.mean:.3f}") for best in pair]
             rows.append(
                 (f"{title} {pair[0].cell.settings[field]}", *(text for cell in cells for text in cell))
             )
-    for best in along("model.width", "muon-merit", sweep="tiny-rest"):
+        powers = [(_power(bests, field), "") for bests in found]
+        rows.append((f"{title}: goes as", *(text for cell in powers for text in cell)))
+    again = along("model.width", "muon-merit", sweep="tiny-rest")
+    for best in again:
         title = f"Width {best.cell.settings['model.width']}, `rest_lr` 0.016"
         rows.append((title, NOTHING, NOTHING, _rate(best), f"{best.loss.mean:.3f}"))
+    rows.append(("Width, `rest_lr` 0.016: goes as", NOTHING, "", _power(again, "model.width"), ""))
     columns = [f"{DISPLAY_NAMES[name]}'s {what}" for name in names for what in ("best rate", "loss")]
     return Table(("Varied", *columns), tuple(rows))
 
@@ -390,7 +396,13 @@ def sizes() -> Table:
 def _rate(best: Best) -> str:
     """The best rate that was tried and, in brackets, by a parabola through its neighbours."""
     lowest = lowest_value(best)
-    return f"{best.value:g} ({f'{lowest:.2g}' if lowest else f'the {best.edge} tried'})"
+    return f"{best.value:g}" + (f" ({lowest:.2g})" if lowest else "")
+
+
+def _power(bests: Sequence[Best], field: str) -> str:
+    """The power of a size that the best rates follow."""
+    power = exponent(bests, field)
+    return NOTHING if power is None else f"{short(field)}^{power:.2f}"
 
 
 TABLES: dict[str, Callable[[], Table]] = {

@@ -17,9 +17,9 @@ def lowest_value(best: Best) -> float | None:
     It is the minimum of a parabola over the logarithm of the value, which is a learning rate in most sweeps.
     """
     points = [
-        (cell.number(best.line.axis), cell.loss.mean)
+        (cell.number(best.line.axis), cell.whole_loss.mean)
         for cell in (best.neighbours[0], best.cell, best.neighbours[1])
-        if cell is not None and cell.is_done and cell.loss is not None and not cell.outcome.diverged
+        if cell is not None and cell.whole_loss is not None
     ]
     if len(points) < 3 or points[0][0] <= 0:
         return None
@@ -44,7 +44,5 @@ def cost_of_keeping(kept: Best, best: Best) -> float | None:
     """
     for cell in best.line.cells:
         if cell.number(best.line.axis) == kept.value and cell.is_done:
-            if cell.loss is None or cell.outcome.diverged:
-                return math.inf
-            return cell.loss.mean - best.loss.mean
+            return math.inf if cell.whole_loss is None else cell.whole_loss.mean - best.loss.mean
     return None

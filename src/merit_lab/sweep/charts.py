@@ -81,8 +81,7 @@ def _domain(values: Sequence[float], ceiling: float, band: int) -> tuple[float, 
 
 def _cell_rows(line: Line) -> Iterator[dict[str, Any]]:
     for cell in line.cells:
-        loss = cell.loss
-        if loss is not None and cell.is_done and not cell.outcome.diverged:
+        if (loss := cell.whole_loss) is not None:
             yield {
                 "series": line.label,
                 "x": cell.number(line.axis),

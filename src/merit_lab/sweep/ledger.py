@@ -51,6 +51,11 @@ class Cell:
         return self.outcome.spread("validation_loss")
 
     @property
+    def whole_loss(self) -> Spread | None:
+        """The final validation loss if every seed finished; None otherwise."""
+        return self.loss if self.is_done and not self.outcome.diverged else None
+
+    @property
     def is_done(self) -> bool:
         """Whether all its runs finished or diverged."""
         return not self.outcome.unfinished

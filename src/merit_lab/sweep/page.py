@@ -64,9 +64,8 @@ def _rows(ledger: Ledger) -> list[dict[str, Any]]:
 
 def _bests(ledger: Ledger) -> dict[str, Any]:
     """The best of each optimizer; a list of them, one for each model, batch or length, where these vary."""
-    bests = {optimizer: ledger.bests(optimizer) for optimizer in ledger.optimizers}
-    found = {name: [_best(ledger, best) for best in each] for name, each in bests.items() if each}
-    return dict(found) if ledger.sizes else {name: best for name, [best] in found.items()}
+    bests = {name: [_best(ledger, best) for best in ledger.bests(name)] for name in ledger.optimizers}
+    return {name: each if ledger.sizes else each[0] for name, each in bests.items() if each}
 
 
 def _best(ledger: Ledger, best: Best) -> dict[str, Any]:

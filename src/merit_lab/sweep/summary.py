@@ -55,12 +55,14 @@ def warnings(ledger: Ledger, *, may_grow: bool) -> list[str]:
 
 def best_table(ledger: Ledger) -> Table:
     """A row for each optimizer and each model, batch or length: the best value between its neighbours."""
+    names = [*(axis_name(field).capitalize() for field in ledger.others), f"Best {axis_name(ledger.axis)}"]
+    names += ["By a parabola"] if ledger.sizes else []
+    head = ("Optimizer", *names, "Loss", "Next lower", "Next higher", "Seeds")
     rows = []
     for optimizer in ledger.optimizers:
         bests = ledger.bests(optimizer)
         if not bests:
-            num_columns = len(ledger.others) + (6 if ledger.sizes else 5)
-            rows.append((ledger.names[optimizer], *[NOTHING] * num_columns))
+            rows.append((ledger.names[optimizer], *[NOTHING] * (len(head) - 1)))
         for best in bests:
             below, above = best.neighbours
             rows.append(
@@ -75,9 +77,6 @@ def best_table(ledger: Ledger) -> Table:
                     _seeds(best.cell),
                 )
             )
-    names = [*(axis_name(field).capitalize() for field in ledger.others), f"Best {axis_name(ledger.axis)}"]
-    names += ["By a parabola"] if ledger.sizes else []
-    head = ("Optimizer", *names, "Loss", "Next lower", "Next higher", "Seeds")
     return Table(head, tuple(rows))
 
 
