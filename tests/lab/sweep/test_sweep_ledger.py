@@ -241,3 +241,15 @@ def test_sizes_are_named_as_one_says_them(write_run: WriteRun, tmp_path: Path) -
             write_run("merit", 0.02, 3.1, width=width, layers=layers)
     told = summarise(read(tmp_path, "model.width", "model.layers"))
     assert "0.01 at width 32 and 2 layers (loss 3.000)" in told
+
+
+def test_a_seed_that_diverged_is_no_point_of_a_parabola_and_no_price(
+    write_run: WriteRun, tmp_path: Path
+) -> None:
+    for width, losses in ((32, (3.1, 3.0, 3.1)), (128, (2.0, 2.1, 2.2))):
+        for lr, loss in zip((0.01, 0.02, 0.04), losses, strict=True):
+            write_run("merit", lr, loss, width=width)
+            write_run("merit", lr, None if (width, lr) == (128, 0.02) else loss, width=width, seed=1)
+    ledger = read(tmp_path, "model.width")
+    assert "The first of these diverges at width 128." in summarise(ledger)
+    assert [row[3] for row in best_table(ledger).rows] == ["0.02", NOTHING]
