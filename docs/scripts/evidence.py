@@ -37,6 +37,7 @@ CONTESTANTS = ("adamw", "lamb", "merit", "muon", "normuon", "muon-merit")
 ENTRIES = (*((name, 0.1) for name in CONTESTANTS[:-1]), ("muon", 0.5), ("normuon", 0.5), ("muon-merit", 0.1))
 SEQUENCES = 200 * 512  # in a run of enwik8, whatever its batch
 BATCHES = (64, 128, 256, 512, 1024, 2048, 4096)
+DEFAULT_BOUND = 0.2  # of MuonMERIT's ratios
 SCALED = ("adamw", "muon", "muon-merit")  # optimizers that were run at every batch
 
 
@@ -95,6 +96,17 @@ class SeedRuns:
         """The largest ratio that was allowed."""
         bounds = self.options.get("ratio_bounds")
         return json.loads(bounds)[1] if bounds else None
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether all but learning rates is at the optimizer's defaults, of today or from before the bound."""
+        others = {name: value for name, value in self.options.items() if name != "rest_lr"}
+        return not others or (others.keys() == {"ratio_bounds"} and self.is_today)
+
+    @property
+    def is_today(self) -> bool:
+        """Whether MuonMERIT's ratios are bounded as they are by default now; True for other optimizers."""
+        return self.runs[0].config["optimizer"]["name"] != "muon-merit" or self.bound == DEFAULT_BOUND
 
     @property
     def largest_logit(self) -> float:
@@ -165,10 +177,11 @@ def once(runs: Iterable[MeasuredRun]) -> list[MeasuredRun]:
 
 
 def best(found: Sequence[SeedRuns]) -> SeedRuns | None:
-    """The lowest mean over learning rates, of those with the most seeds; other options at their defaults."""
-    plain = [one for one in found if one.options.keys() <= {"rest_lr"}]
+    """The lowest mean over learning rates, of those with the most seeds; today's defaults before earlier ones."""
+    plain = [one for one in found if one.is_plain]
     most = max((len(one.runs) for one in plain), default=0)
-    return min((one for one in plain if len(one.runs) == most), key=lambda one: one.mean, default=None)
+    with_most = [one for one in plain if len(one.runs) == most]
+    return min(with_most, key=lambda one: (not one.is_today, one.mean), default=None)
 
 
 def label(name: str, warmup: float) -> str:
@@ -206,7 +219,7 @@ def tuned() -> Table:
                     size,
                     label(name, warmup),
                     one.rates,
-                    str(sum(each.options.keys() <= {"rest_lr"} for each in series)),
+                    str(len({each.rates for each in series if each.is_plain})),
                     str(len(one.runs)),
                     one.shown,
                     _gap(one, ours),
