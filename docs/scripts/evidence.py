@@ -99,7 +99,7 @@ class SeedRuns:
 
     @property
     def is_plain(self) -> bool:
-        """Whether all but learning rates is at the optimizer's defaults, of today or from before the bound."""
+        """Whether all but the learning rates is at its defaults, of today or from before the bound."""
         others = {name: value for name, value in self.options.items() if name != "rest_lr"}
         return not others or (others.keys() == {"ratio_bounds"} and self.is_today)
 
@@ -177,7 +177,7 @@ def once(runs: Iterable[MeasuredRun]) -> list[MeasuredRun]:
 
 
 def best(found: Sequence[SeedRuns]) -> SeedRuns | None:
-    """The lowest mean over learning rates, of those with the most seeds; today's defaults before earlier ones."""
+    """The lowest mean over learning rates, of those with the most seeds; today's defaults before others."""
     plain = [one for one in found if one.is_plain]
     most = max((len(one.runs) for one in plain), default=0)
     with_most = [one for one in plain if len(one.runs) == most]

@@ -2,7 +2,8 @@
 
 Each line has a "kind" and a "step", the number of steps done (0: before training):
 
-    train        loss, lr, grad_norm, tokens, seconds, tokens_per_second, optimizer_share, mfu, memory_gib
+    train        loss, grad_norm, weight_norm (of the weights before the step), lr, tokens, seconds,
+                 tokens_per_second, optimizer_share, mfu, memory_gib
     validation   tokens, loss
     attention    max_logits, entropy: for each layer a list with one number per head
     update       parameters: {name: {clipped, bounded, smallest_ratio, largest_ratio, relative_change}}

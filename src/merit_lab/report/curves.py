@@ -22,6 +22,7 @@ MAX_LOGIT = "max_logit"  # over all layers and heads; see layer_name for single 
 _TRAINING = {
     "training_loss": "loss",
     "grad_norm": "grad_norm",
+    "weight_norm": "weight_norm",
     "lr": "lr",
     "tokens_per_second": "tokens_per_second",
     "optimizer_share": "optimizer_share",

@@ -122,6 +122,15 @@ OTHERS = (
         may_be_logarithmic=True,
     ),
     Measure(
+        key="weight_norm",
+        section=_PROGRESS,
+        row="progress",
+        title="Weight norm",
+        caption="Euclidean, over all parameters.",
+        unit="norm",
+        may_be_logarithmic=True,
+    ),
+    Measure(
         key="lr",
         section=_PROGRESS,
         row="progress",

@@ -1,4 +1,4 @@
-"""The norm of every parameter's gradient, on the device, for whole and sharded parameters."""
+"""Norms of gradients and weights, on the device, for whole and sharded parameters."""
 
 from __future__ import annotations
 
@@ -14,10 +14,13 @@ from merit_optim.optim.torch_private import foreach_mul_, foreach_norm
 
 def gradient_norms(parameters: Sequence[Tensor], ranks: Ranks) -> Tensor:
     """Return the 2-norm of each gradient; it traces a NaN to its parameter without a host sync."""
-    norms = torch.stack(foreach_norm(_local_gradients(parameters)))
-    if any(isinstance(parameter, DTensor) for parameter in parameters):
-        return ranks.sum(norms.square()).sqrt()
-    return norms
+    return _norms(_local_gradients(parameters), parameters, ranks)
+
+
+@torch.no_grad()
+def weight_norm(parameters: Sequence[Tensor], ranks: Ranks) -> Tensor:
+    """Return the 2-norm of all weights together."""
+    return _norms([_local(one) for one in parameters], parameters, ranks).square().sum().sqrt()
 
 
 def clip_gradients(parameters: Sequence[Tensor], norm: Tensor, max_norm: float) -> None:
@@ -31,5 +34,17 @@ def _local_gradients(parameters: Sequence[Tensor]) -> list[Tensor]:
     for parameter in parameters:
         gradient = parameter.grad
         assert gradient is not None, "every parameter takes part in the loss"
-        gradients.append(gradient.to_local() if isinstance(gradient, DTensor) else gradient)
+        gradients.append(_local(gradient))
     return gradients
+
+
+def _norms(local: list[Tensor], parameters: Sequence[Tensor], ranks: Ranks) -> Tensor:
+    """The 2-norm of each tensor, of which this rank has ``local``, split as the parameters are."""
+    norms = torch.stack(foreach_norm(local))
+    if any(isinstance(parameter, DTensor) for parameter in parameters):
+        return ranks.sum(norms.square()).sqrt()
+    return norms
+
+
+def _local(tensor: Tensor) -> Tensor:
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor

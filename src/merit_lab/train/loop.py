@@ -23,7 +23,7 @@ from merit_lab.train.bar import Bar
 from merit_lab.train.closure import Closure, seed_from
 from merit_lab.train.compiled import begin_compiling_for
 from merit_lab.train.config import TrainConfig
-from merit_lab.train.gradients import gradient_norms
+from merit_lab.train.gradients import gradient_norms, weight_norm
 from merit_lab.train.micro_batch import choose_micro_batch
 from merit_lab.train.modes import has_modes, weights_to_use
 from merit_lab.train.numbers import HostCopies, StepNumbers
@@ -208,6 +208,7 @@ class Trainer:
             group["lr"] = self.scheduled(peak)
         loss, attention = self.accumulate_gradients(micro_batches)
         norms = gradient_norms(self.parameters, self.ranks)
+        weights = weight_norm(self.parameters, self.ranks)
         closure = Closure(loss, self.parameters, again=self.compute_again)
         with update_recorded(
             self.optimizer, self.is_observed(self.config.measure.update_every)
@@ -216,7 +217,7 @@ class Trainer:
             take_step(self.optimizer, self.config, norms, self.parameters, closure, self.step)
             optimizer_ended = Moment(self.ranks.device)
         self.optimizer.zero_grad()
-        tensors = HostCopies({"loss": loss, "norms": norms, **attention})
+        tensors = HostCopies({"loss": loss, "norms": norms, "weight_norm": weights, **attention})
         self.last_step_ended = Moment(self.ranks.device)
         return StepNumbers(
             step=self.step,
@@ -308,6 +309,7 @@ class Trainer:
             loss=loss,
             lr=numbers.lr,
             grad_norm=norm,
+            weight_norm=read["weight_norm"].item(),
             tokens=done * self.tokens_per_step,
             **self.speedometer.read(
                 self.tokens_per_step,

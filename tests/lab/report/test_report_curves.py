@@ -26,7 +26,9 @@ def test_every_kind_of_measurement_becomes_curves() -> None:
     curves = read_curves(
         {
             "validation": [{"step": 0, "tokens": 0, "loss": 5.0}],
-            "train": [{"step": 1, "tokens": 64, "loss": 4.0, "lr": 0.1, "grad_norm": 2.0}],
+            "train": [
+                {"step": 1, "tokens": 64, "loss": 4.0, "lr": 0.1, "grad_norm": 2.0, "weight_norm": 9.0}
+            ],
             "attention": [
                 {"step": 0, "max_logits": [[1.0, 3.0], [7.0, 2.0]], "entropy": [[1.0, 2.0], [0.5, 0.5]]}
             ],
@@ -37,6 +39,7 @@ def test_every_kind_of_measurement_becomes_curves() -> None:
         "validation_loss": [(0, 5.0)],
         "training_loss": [(1, 4.0)],
         "grad_norm": [(1, 2.0)],
+        "weight_norm": [(1, 9.0)],
         "lr": [(1, 0.1)],
         "max_logit": [(0, 7.0)],
         "max_logit_layer_1": [(0, 3.0)],

@@ -28,7 +28,7 @@ def assert_alike(run, other):
         lines, others = run.metrics(kind), other.metrics(kind)
         assert [line["step"] for line in lines] == [line["step"] for line in others]
         for line, another in zip(lines, others, strict=True):
-            for key in {"loss", "grad_norm", "lr", "tokens"} & set(line):
+            for key in {"loss", "grad_norm", "weight_norm", "lr", "tokens"} & set(line):
                 assert line[key] == pytest.approx(another[key], rel=2e-4), (kind, line["step"], key)
             for key in ("max_logits", "entropy"):
                 for layer, other_layer in zip(line.get(key) or [], another.get(key) or [], strict=True):

@@ -4,6 +4,7 @@ from itertools import pairwise
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from merit_lab.models import flops_per_token
 from merit_lab.record import Run
@@ -44,6 +45,15 @@ def test_a_run_learns_and_measures_what_was_asked(finished, toy):
     assert [line["step"] for line in updates] == [1, 6, 11, 12]
     statistics = updates[0]["parameters"]["token_embedding.weight"]
     assert set(statistics) == {"clipped", "bounded", "smallest_ratio", "largest_ratio", "relative_change"}
+
+
+def test_the_weight_norm_is_that_of_the_weights_before_the_step(finished):
+    (shard,) = (finished.checkpoints / "step-00000010").glob("*.safetensors")
+    weights = [tensor for name, tensor in load_file(shard).items() if name.startswith("model.")]
+    eleventh = finished.metrics("train")[10]
+    assert eleventh["step"] == 11
+    norm = math.sqrt(sum(tensor.double().square().sum().item() for tensor in weights))
+    assert eleventh["weight_norm"] == pytest.approx(norm, rel=1e-5)
 
 
 def test_a_run_is_always_validated_at_its_end(changed, tmp_path):
