@@ -18,7 +18,7 @@ class Measure:
     caption: str
     unit: str
     format: str = ".4~g"  # of values, in d3's notation, like ticks
-    ticks: str = "~g"
+    ticks: str = ".6~g"  # without a precision d3 takes that of the step, and 60 is 6e+1
     is_loss: bool = False
     may_be_logarithmic: bool = False
     from_zero: bool = False
@@ -29,7 +29,7 @@ BITS_PER_BYTE = "bits per byte"
 _LOSS = "Loss"
 ATTENTION = "Attention"
 _UPDATES = "Updates"
-_PROGRESS = "Gradients, learning rate and speed"
+_PROGRESS = "Gradients, weights, learning rate and speed"
 
 LOSSES = (
     Measure(
@@ -115,7 +115,7 @@ OTHERS = (
     Measure(
         key="grad_norm",
         section=_PROGRESS,
-        row="progress",
+        row="norms",
         title="Gradient norm",
         caption="Euclidean, over all parameters, before clipping.",
         unit="norm",
@@ -124,11 +124,11 @@ OTHERS = (
     Measure(
         key="weight_norm",
         section=_PROGRESS,
-        row="progress",
+        row="norms",
         title="Weight norm",
         caption="Euclidean, over all parameters.",
         unit="norm",
-        may_be_logarithmic=True,
+        from_zero=True,
     ),
     Measure(
         key="lr",
