@@ -418,6 +418,38 @@ def _power(bests: Sequence[Best], field: str) -> str:
     return NOTHING if power is None else f"{short(field)}^{power:.2f}"
 
 
+QUARTERS = (0.25, 0.5, 0.75, 1.0)  # of a run, after which the table of long runs looks at it
+
+
+def drift() -> Table:
+    """Long runs of a small model: the loss, and what logits and weights do on the way."""
+    rows = [
+        (
+            DISPLAY_NAMES[optimizer["name"]],
+            optimizer.get("schedule", "cosine"),
+            f"{optimizer['lr']:g}",
+            f"{run.curves['validation_loss'][-1][1]:.3f}",
+            _on_the_way(run, "max_logit"),
+            _on_the_way(run, "weight_norm"),
+        )
+        for run in find_runs([ROOT / "results/sizes/long"])
+        for optimizer in [run.config["optimizer"]]
+    ]
+    when = ", ".join(f"{share:.0%}" for share in QUARTERS)
+    head = ("Optimizer", "Schedule", "Learning rate", "Validation loss")
+    head = (*head, f"Largest attention logit after {when} of the steps", "Norm of the weights")
+    return Table(head, tuple(sorted(rows)), num_text=2)
+
+
+def _on_the_way(run: MeasuredRun, curve: str) -> str:
+    """What was measured last before each quarter's end."""
+    points = run.curves.get(curve)
+    if points is None:
+        return NOTHING
+    ends = [share * run.config["steps"] for share in QUARTERS]
+    return ", ".join(f"{[value for step, value in points if step <= end][-1]:.0f}" for end in ends)
+
+
 TABLES: dict[str, Callable[[], Table]] = {
     "headline": headline,
     "tuned": tuned,
@@ -427,6 +459,7 @@ TABLES: dict[str, Callable[[], Table]] = {
     "parts": parts,
     "rates": rates,
     "sizes": sizes,
+    "drift": drift,
 }
 
 
