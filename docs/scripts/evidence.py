@@ -13,6 +13,7 @@ import statistics
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
+from inspect import signature
 from pathlib import Path
 
 from merit_lab.report import find_runs, group
@@ -27,6 +28,7 @@ from merit_lab.study.page import FILE_WIDTH
 from merit_lab.study.reach import steps_to_reach
 from merit_lab.sweep import Best, Ledger
 from merit_lab.sweep.carry import exponent, lowest_value
+from merit_optim import MuonMERIT
 
 ROOT = Path(__file__).parents[2]
 PAGES = ("README.md", "docs/results.md")
@@ -37,7 +39,6 @@ CONTESTANTS = ("adamw", "lamb", "merit", "muon", "normuon", "muon-merit")
 ENTRIES = (*((name, 0.1) for name in CONTESTANTS[:-1]), ("muon", 0.5), ("normuon", 0.5), ("muon-merit", 0.1))
 SEQUENCES = 200 * 512  # in a run of enwik8, whatever its batch
 BATCHES = (64, 128, 256, 512, 1024, 2048, 4096)
-DEFAULT_BOUND = 0.2  # of MuonMERIT's ratios
 SCALED = ("adamw", "muon", "muon-merit")  # optimizers that were run at every batch
 
 
@@ -98,15 +99,16 @@ class SeedRuns:
         return json.loads(bounds)[1] if bounds else None
 
     @property
-    def is_plain(self) -> bool:
-        """Whether all but the learning rates is at its defaults, of today or from before the bound."""
-        others = {name: value for name, value in self.options.items() if name != "rest_lr"}
-        return not others or (others.keys() == {"ratio_bounds"} and self.is_today)
+    def has_todays_bound(self) -> bool:
+        """Whether this is MuonMERIT with the bound that its ratios have by default now."""
+        default = signature(MuonMERIT).parameters["ratio_bounds"].default
+        return self.runs[0].config["optimizer"]["name"] == "muon-merit" and self.bound == default[1]
 
     @property
-    def is_today(self) -> bool:
-        """Whether MuonMERIT's ratios are bounded as they are by default now; True for other optimizers."""
-        return self.runs[0].config["optimizer"]["name"] != "muon-merit" or self.bound == DEFAULT_BOUND
+    def is_plain(self) -> bool:
+        """Whether all but the learning rates is at its defaults, of today or from before the bound."""
+        others = self.options.keys() - {"rest_lr"}
+        return not others or (others == {"ratio_bounds"} and self.has_todays_bound)
 
     @property
     def largest_logit(self) -> float:
@@ -181,7 +183,7 @@ def best(found: Sequence[SeedRuns]) -> SeedRuns | None:
     plain = [one for one in found if one.is_plain]
     most = max((len(one.runs) for one in plain), default=0)
     with_most = [one for one in plain if len(one.runs) == most]
-    return min(with_most, key=lambda one: (not one.is_today, one.mean), default=None)
+    return min(with_most, key=lambda one: (not one.has_todays_bound, one.mean), default=None)
 
 
 def label(name: str, warmup: float) -> str:

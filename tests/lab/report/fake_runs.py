@@ -68,7 +68,7 @@ def write_run(
                         "loss": loss + noise.gauss(0, 0.03),
                         "lr": lr * min(share / 0.02, 0.55 + 0.45 * math.cos(math.pi * share)),
                         "grad_norm": 0.3 + 2 * math.exp(-9 * share) + abs(noise.gauss(0, 0.03)),
-                        "weight_norm": 20 + 15 * math.sqrt(share),
+                        "weight_norm": 20 + 45 * math.sqrt(share),
                         "tokens": tokens,
                         "seconds": step * 0.3,
                         "tokens_per_second": BATCH * CONTEXT / 0.3 + noise.gauss(0, 800),

@@ -120,6 +120,12 @@ def test_charts_follow_the_schema_of_vega_lite(three_seeds: Path) -> None:
         altair.Chart.from_dict(figures[key].in_files[key])
 
 
+def test_tick_labels_are_numbers_without_exponents(report: Path) -> None:
+    texts = [element.text or "" for element in ElementTree.parse(report / "figures/weight-norm.svg").iter()]
+    assert "20" in texts
+    assert [text for text in texts if "e+" in text] == []
+
+
 def test_an_optimizer_has_the_same_colour_in_every_report(three_seeds: Path, tmp_path: Path) -> None:
     alone = tmp_path / "alone"
     write_run(alone, "merit", lr=1e-2)
