@@ -82,7 +82,7 @@ class MeasuredRun:
         rows: Rows = {}
         for row in run.lines():
             rows.setdefault(row["kind"], []).append(row)
-        return cls(run.name, run.config, run.environment, _status(rows, locked), rows)
+        return cls(run.name, run.config, run.environment, _status(run, rows, locked), rows)
 
     @classmethod
     def skim(cls, run: Run) -> MeasuredRun:
@@ -100,7 +100,7 @@ class MeasuredRun:
                 kept.append(row)
             else:
                 kept[-1] = row
-        return cls(run.name, run.config, run.environment, _status(rows, locked), rows, reader.curves())
+        return cls(run.name, run.config, run.environment, _status(run, rows, locked), rows, reader.curves())
 
     @cached_property
     def curves(self) -> Curves:
@@ -210,8 +210,11 @@ def _names(folders: Iterable[Path]) -> dict[Path, str]:
     return names
 
 
-def _status(rows: Rows, locked: bool) -> Status:
+def _status(run: Run, rows: Rows, locked: bool) -> Status:
     status: Status = "running" if locked else outcome_of(rows.get("event", [])) or "unfinished"
+    validated = [row["step"] for row in rows.get("validation", [])]
+    if status == "unfinished" and run.config.get("steps") in validated:
+        status = "finished"  # killed while it saved its last weights; all measurements are there
     loss = last_validation_loss(rows)
     if status == "finished" and loss is not None and not math.isfinite(loss):
         return "diverged"  # training checks the loss before a step, so not after the last one

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from merit_lab.record import Run, archive, archive_of, excerpt
-from merit_lab.report.gather import find_folders
+from merit_lab.report.gather import MeasuredRun, find_folders
 
 
 def main(argv: Sequence[str]) -> int:
@@ -47,11 +47,11 @@ def _keep(paths: Sequence[Path], file: Path) -> None:
         if run.name in kept_before or run.name in new:
             _check_same(run, new.get(run.name) or Run.open(file / run.name))
             num_there += 1
-        elif run.status in ("finished", "diverged"):
+        elif (status := MeasuredRun.read(run).status) in ("finished", "diverged"):
             new[run.name] = run
         else:
             num_left += 1
-            print(f"{folder} is {run.status} and is left out", file=sys.stderr)
+            print(f"{folder} is {status} and is left out", file=sys.stderr)
     if new:
         archive.add(file, map(excerpt, new.values()))
     print(f"{len(new)} written to {file}, {num_there} there already, {num_left} left out")

@@ -28,7 +28,7 @@ def write_run(
     trained_on: dict[str, Any] | None = None,
     **settings: Any,
 ) -> Path:
-    """Write a run and return its folder; ``end`` None leaves it as a killed process would.
+    """Write a run and return its folder; ``end`` None leaves it as a process that is killed half-way would.
 
     ``trained_on`` is the data part of the recorded environment.
     """
@@ -51,7 +51,7 @@ def write_run(
     run = Run.create(folder, config, environment)
     noise = random.Random(f"{optimizer}{lr}{seed}")
     floor, growth = SHAPES[optimizer.rpartition(":")[2].lower()]
-    last = num_steps if diverges_at is None else diverges_at
+    last = diverges_at or (num_steps if end else num_steps // 2)
     with MetricsWriter(run.metrics_path) as metrics:
         metrics.write({"kind": "event", "step": 0, "what": "started", "message": ""})
         for step in range(0, last + 1, every):

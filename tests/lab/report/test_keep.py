@@ -146,6 +146,22 @@ def test_diverged_runs_are_kept_and_unfinished_ones_are_not(
     assert "1 there already" in again
 
 
+def test_a_run_killed_after_its_last_validation_is_kept(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = write_run(tmp_path / "runs", "merit", data="enwik8")
+    *measurements, end = (folder / "metrics.jsonl").read_text("utf-8").splitlines(keepends=True)
+    assert "finished" in end
+    (folder / "metrics.jsonl").write_text("".join(measurements), "utf-8")
+    assert (
+        Run.open(folder).status == "unfinished"
+    )  # its weights are missing, so `merit train --resume` goes on
+    assert keep(folder, "--out", tmp_path / "kept") == 0
+    assert "1 written" in capsys.readouterr().out
+    (run,) = find_runs([tmp_path / "kept"])
+    assert run.status == "finished"
+
+
 def test_another_run_with_the_name_of_a_kept_run_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
