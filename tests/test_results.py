@@ -25,7 +25,8 @@ PAPER_PAGE = ROOT / "docs" / "paper-results.md"
 DIRECTIONS = sorted(f"directions/{folder.name}" for folder in (ROOT / "results/directions").iterdir())
 MIX = sorted(f"mix/{folder.name}" for folder in (ROOT / "results/mix").iterdir() if folder.is_dir())
 SIZES = sorted(f"sizes/{folder.name}" for folder in (ROOT / "results/sizes").iterdir() if folder.is_dir())
-STUDIES = ["nano", "nano/repeats", "gpt2-small", *DIRECTIONS, *MIX, *SIZES]
+ARENAS = sorted(f"arena/{folder.name}" for folder in (ROOT / "results/arena").iterdir())
+STUDIES = ["nano", "nano/repeats", "gpt2-small", *DIRECTIONS, *MIX, *SIZES, *ARENAS]
 
 
 def table_rows(text: str) -> list[str]:
@@ -89,7 +90,7 @@ def test_what_is_kept_of_kept_runs_is_all_of_it(study: str, tmp_path: Path) -> N
         assert repr(list(again.lines())) == repr(list(run.lines()))
 
 
-@pytest.mark.parametrize("study", [*DIRECTIONS, *MIX, *SIZES])
+@pytest.mark.parametrize("study", [*DIRECTIONS, *MIX, *SIZES, *ARENAS])
 def test_tables_of_directions_are_made_again(study: str) -> None:
     folder = ROOT / "results" / study
     outcomes = read_outcomes(group(find_runs([folder])))

@@ -125,7 +125,8 @@ class SeedRuns:
 def all_runs() -> list[MeasuredRun]:
     """Every finished run whose settings these tables can tell apart."""
     studies = sorted(path.parent for path in ROOT.glob("results/*/*/runs.parquet"))
-    folders = [ROOT / "results/nano", *(folder for folder in studies if folder.parent.name != "nano")]
+    others = ("nano", "arena")  # nano's are below it, and an arena has a table of its own
+    folders = [ROOT / "results/nano", *(folder for folder in studies if folder.parent.name not in others)]
     runs = [run for folder in folders for run in find_runs([folder])]
     return [
         run
@@ -184,6 +185,11 @@ def best(found: Sequence[SeedRuns]) -> SeedRuns | None:
     most = max((len(one.runs) for one in plain), default=0)
     with_most = [one for one in plain if len(one.runs) == most]
     return min(with_most, key=lambda one: (not one.has_todays_bound, one.mean), default=None)
+
+
+def at_papers_batch(name: str) -> SeedRuns | None:
+    """The best of an optimizer on GPT-2 small at the paper's batch."""
+    return best(tried(768, name, batch=1024, steps=400, warmup=0.05, text="mix"))
 
 
 def label(name: str, warmup: float) -> str:
@@ -420,6 +426,56 @@ def _power(bests: Sequence[Best], field: str) -> str:
     return NOTHING if power is None else f"{short(field)}^{power:.2f}"
 
 
+def cost() -> Table:
+    """Seconds and memory to the losses that others end with, at the paper's batch.
+
+    Other runs shared the GPU at times, so the time of a step is that of the fastest tenth.
+    """
+    chosen = {name: at_papers_batch(name) for name in CONTESTANTS}
+    found = {name: one for name, one in chosen.items() if one}
+    targets = [name for name in ("adamw", "merit", "muon") if name in found]
+    rows = []
+    for name, one in found.items():
+        (run,) = one.runs
+        tokens = run.config["batch"] * run.config["model"]["context"]
+        seconds = (
+            tokens / statistics.quantiles([speed for _, speed in run.curves["tokens_per_second"]], n=10)[-1]
+        )
+        memory = run.rows["train"][-1]["memory_gib"]
+        steps = [one.steps_to(found[target].mean) for target in targets]
+        times = [f"{seconds * number:,.0f}" if number else NOTHING for number in steps]
+        rows.append((DISPLAY_NAMES[name], f"{seconds:.2f}", f"{memory:.1f}", *times))
+    to = [f"Seconds to {DISPLAY_NAMES[target]}'s loss" for target in targets]
+    return Table(("Optimizer", "Seconds a step", "Memory, GiB", *to), tuple(rows))
+
+
+def budgets() -> Table:
+    """What an arena found: the best settings of each optimizer, tuned with the first seed."""
+    runs: dict[str, list[MeasuredRun]] = {}
+    for run in find_runs([ROOT / "results/arena/10m"]):
+        runs.setdefault(run.config["optimizer"]["name"], []).append(run)
+    rows = []
+    for name, found in runs.items():
+        tuning = [run for run in found if run.seed == 0]
+        finished = [run for run in tuning if run.status == "finished"]
+        chosen = min(finished, key=lambda run: run.curves["validation_loss"][-1][1]).config["optimizer"]
+        one = SeedRuns(tuple(run for run in found if run.config["optimizer"] == chosen))
+        settings = (f"{chosen['warmup']:.0%}", f"{chosen['weight_decay']:g}")
+        rows.append(
+            (DISPLAY_NAMES[name], str(len(tuning)), one.rates, *settings, str(len(one.runs)), one.shown)
+        )
+    head = (
+        "Optimizer",
+        "Tuning runs",
+        "Learning rate",
+        "Warm-up",
+        "Weight decay",
+        "Seeds",
+        "Validation loss",
+    )
+    return Table(head, tuple(sorted(rows, key=lambda row: row[-1], reverse=True)))
+
+
 QUARTERS = (0.25, 0.5, 0.75, 1.0)  # of a run, after which the table of long runs looks at it
 
 
@@ -455,6 +511,7 @@ def _on_the_way(run: MeasuredRun, curve: str) -> str:
 TABLES: dict[str, Callable[[], Table]] = {
     "headline": headline,
     "tuned": tuned,
+    "budgets": budgets,
     "batches": batches,
     "longer": longer,
     "bounds": bounds,
@@ -462,6 +519,7 @@ TABLES: dict[str, Callable[[], Table]] = {
     "rates": rates,
     "sizes": sizes,
     "drift": drift,
+    "cost": cost,
 }
 
 
@@ -482,7 +540,7 @@ def draw_losses(path: Path) -> None:
 
 def draw_papers_batch(path: Path) -> None:
     """The loss over the steps of GPT-2 small at the paper's batch."""
-    chosen = [best(tried(768, name, batch=1024, steps=400, warmup=0.05, text="mix")) for name in CONTESTANTS]
+    chosen = map(at_papers_batch, CONTESTANTS)
     _draw_losses(path, chosen, "Validation loss of GPT-2 small, batches of 1024 sequences of 1024 tokens")
 
 

@@ -19,6 +19,7 @@ from merit_lab.report.series import have_other_data
 
 _SIGNIFICANCE = 0.05
 _MOST_NAMED = 3
+_MOST_COMPARED = 6  # series whose values are all given
 _MOST_SEEDS = 100  # more are not given as a number
 
 
@@ -96,6 +97,8 @@ def join(items: Sequence[str]) -> str:
 def _compare(ranking: Sequence[tuple[str, Spread]], unit: str) -> str:
     (best, lowest), (second, next_lowest) = ranking[:2]
     distances = [f"{spread.mean - lowest.mean:.3f} below {label}" for label, spread in ranking[1:]]
+    if len(ranking) > _MOST_COMPARED:
+        distances = [*distances[:_MOST_NAMED], f"below {len(distances) - _MOST_NAMED} more"]
     return (
         f"At the end {best} had the lowest validation loss, {lowest.mean:.3f}{unit} ({join(distances)}; "
         f"{_judge(lowest, next_lowest, f'{best} and {second}' if len(ranking) > 2 else '')})"
@@ -138,7 +141,10 @@ def _logits(outcomes: Sequence[SeriesOutcome]) -> list[str]:
     ]
     if not logits:
         return []
-    values = [f"{_logit(value)} with {label}" for label, value in sorted(logits, key=lambda item: item[1])]
+    logits.sort(key=lambda item: item[1])
+    values = [f"{_logit(value)} with {label}" for label, value in logits]
+    if len(values) > _MOST_COMPARED:
+        return [f"the largest attention logit was then between {values[0]} and {values[-1]}"]
     return [f"the largest attention logit was then {join(values)}"]
 
 

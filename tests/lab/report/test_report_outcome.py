@@ -214,6 +214,15 @@ def test_the_last_and_largest_logit_and_the_median_speed(tmp_path: Path) -> None
     assert run.tokens_per_second == pytest.approx(BATCH * CONTEXT / 0.3, abs=1000)
 
 
+def test_a_summary_of_many_series_stays_short() -> None:
+    six = [outcome(f"S{number}", 2.0 + number / 10, logit=10.0 + number) for number in range(6)]
+    assert "0.500 below S5; " in summarise(six)
+    assert "10.0 with S0, 11.0 with S1" in summarise(six)
+    sentence = summarise([*six, outcome("S6", 2.6, logit=16)])
+    assert "0.100 below S1, 0.200 below S2, 0.300 below S3 and below 3 more; " in sentence
+    assert "the largest attention logit was then between 10.0 with S0 and 16.0 with S6." in sentence
+
+
 def test_the_spread_is_the_sample_standard_deviation() -> None:
     loss = outcome("MERIT", 2.0, 2.5, 3.0).spread("validation_loss")
     assert loss is not None
