@@ -66,7 +66,7 @@ class OptimizerConfig:
     options: tuple[str, ...] = ()
     """Other arguments of the optimizer, as OPTION=VALUE: momentum=0.9, betas=0.9,0.99,0.999."""
     overrides: tuple[str, ...] = ()
-    """Options for some parameters only, as PATTERN:OPTION=VALUE: "*embedding*:element_wise=false"."""
+    """Options for some parameters only, as PATTERN:OPTION=VALUE: "*norm*:lr=0.01", the peak of these."""
     rest: str | None = None
     """A second optimizer, named as above, for everything but hidden matrices. None: one optimizer for all."""
     rest_lr: float | None = None
@@ -136,11 +136,6 @@ class OptimizerConfig:
                 raise ValueError(
                     f"optimizer.overrides has {text!r}; write PATTERN:OPTION=VALUE with the value as JSON, "
                     "as in *embedding*:element_wise=false"
-                )
-            if option == "lr":
-                raise ValueError(
-                    f"optimizer.overrides has {text!r}, but the schedule sets the learning rate of every "
-                    "parameter; change optimizer.lr"
                 )
         return options
 

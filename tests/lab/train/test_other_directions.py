@@ -47,18 +47,21 @@ def test_the_schedule_scales_the_rates_of_all_groups(changed, tmp_path, monkeypa
     original = Trainer.accumulate_gradients
 
     def accumulate_gradients(self, micro_batches):
-        seen.append([group["lr"] for group in self.optimizer.param_groups])
+        seen.append(
+            {name: group["lr"] for group in self.optimizer.param_groups for name in group["param_names"]}
+        )
         return original(self, micro_batches)
 
     monkeypatch.setattr(Trainer, "accumulate_gradients", accumulate_gradients)
-    train(
-        changed(**{"optimizer.name": "muon-merit", "optimizer.options": ("rest_lr=0.03",)}), tmp_path / "run"
-    )
-    hidden, *rest = torch.tensor(seen, dtype=torch.float64).T
-    assert hidden.max() == 1e-2
-    assert len(set(hidden.tolist())) > 5  # warm-up and cosine
-    for rates in rest:
-        torch.testing.assert_close(rates, 3 * hidden)
+    chosen = {"name": "muon-merit", "options": ("rest_lr=0.03",), "overrides": ("*norm*:lr=0.05",)}
+    run = train(changed(**{f"optimizer.{key}": value for key, value in chosen.items()}), tmp_path / "run")
+    recorded = torch.tensor([line["lr"] for line in run.metrics("train")], dtype=torch.float64)
+    assert recorded.max() == 1e-2
+    assert len(set(recorded.tolist())) > 5  # warm-up and cosine
+    for name in seen[0]:
+        rates = torch.tensor([step[name] for step in seen], dtype=torch.float64)
+        share = 5 if "norm" in name else 3 if "embedding" in name else 1
+        torch.testing.assert_close(rates, share * recorded)
 
 
 def test_options_reach_the_optimizer(changed):

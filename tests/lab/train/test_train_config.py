@@ -52,7 +52,6 @@ def _field_to_come():
         (lambda: OptimizerConfig(name="lamb", without=("clip",)), "lamb has no such parts"),
         (lambda: OptimizerConfig(overrides=("element_wise=false",)), "write PATTERN:OPTION=VALUE"),
         (lambda: OptimizerConfig(overrides=("*:element_wise=no",)), "the value as JSON"),
-        (lambda: OptimizerConfig(overrides=("*:lr=0.1",)), "the schedule sets the learning rate"),
         (lambda: MeasureConfig(validation_every=-1), "validation_every is -1"),
         (lambda: MeasureConfig(validation_sequences=0), "validation_sequences is 0; .*at least 1"),
         (lambda: CheckpointConfig(keep=0), "keep is 0"),
