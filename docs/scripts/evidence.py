@@ -485,6 +485,7 @@ def drift() -> Table:
         (
             DISPLAY_NAMES[optimizer["name"]],
             optimizer.get("schedule", "cosine"),
+            f"{run.config['steps']:,} of {run.config['batch']}",
             f"{optimizer['lr']:g}",
             f"{run.curves['validation_loss'][-1][1]:.3f}",
             _on_the_way(run, "max_logit"),
@@ -494,9 +495,30 @@ def drift() -> Table:
         for optimizer in [run.config["optimizer"]]
     ]
     when = ", ".join(f"{share:.0%}" for share in QUARTERS)
-    head = ("Optimizer", "Schedule", "Learning rate", "Validation loss")
+    head = ("Optimizer", "Schedule", "Steps", "Learning rate", "Validation loss")
     head = (*head, f"Largest attention logit after {when} of the steps", "Norm of the weights")
     return Table(head, tuple(sorted(rows)), num_text=2)
+
+
+def rest() -> Table:
+    """MuonMERIT with rates of their own for embeddings and for the gains of norms."""
+    rows = []
+    for study in ("mix/rise", "sizes/rest"):
+        for run in find_runs([ROOT / "results" / study]):
+            chosen, model = run.config["optimizer"], run.config["model"]
+            named = dict(option.split("=", 1) for option in chosen["options"])
+            given = dict(text.rsplit(":lr=", 1) for text in chosen["overrides"])
+            default = float(named.get("rest_lr", chosen["lr"] * MuonMERIT.REST_SHARE))
+            rates = [float(given.get(pattern, default)) for pattern in ("*embedding*", "*norm*")]
+            losses = [loss for _, loss in run.curves["validation_loss"]]
+            size = f"width {model['width']}, {run.config['steps']} steps"
+            rows.append(
+                (size, *(f"{rate:g}" for rate in rates), f"{max(losses[1:]):.2f}", f"{losses[-1]:.3f}")
+            )
+    rates = ("Rate of embeddings", "Rate of norms")
+    return Table(
+        ("Model", *rates, "Highest loss on the way", "Validation loss"), tuple(sorted(rows, reverse=True))
+    )
 
 
 def _on_the_way(run: MeasuredRun, curve: str) -> str:
@@ -520,6 +542,7 @@ TABLES: dict[str, Callable[[], Table]] = {
     "sizes": sizes,
     "drift": drift,
     "cost": cost,
+    "rest": rest,
 }
 
 
