@@ -99,10 +99,12 @@ def find_speed(config: TrainConfig) -> Speed:
 
 
 def duration(seconds: float) -> str:
-    """Format a duration: 40 s, 12 min, 3.5 h; at least 1 s."""
+    """Format a duration: 40 s, 12 min, 3.5 h, 5 days; at least 1 s."""
     if seconds < 90:
         return f"{max(1, seconds):.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+    if seconds < 90 * 60:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.1f} h" if seconds < 48 * 3600 else f"{seconds / 86400:.0f} days"
 
 
 def amount(number: float) -> str:

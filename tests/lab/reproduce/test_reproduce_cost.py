@@ -57,6 +57,7 @@ def test_time_follows_from_flops() -> None:
     assert cost.duration(40) == "40 s"
     assert cost.duration(600) == "10 min"
     assert cost.duration(2 * 3600) == "2.0 h"
+    assert cost.duration(283.2 * 3600) == "12 days"
 
 
 def test_many_gpu_hours_are_not_started_without_asking(capsys: pytest.CaptureFixture[str]) -> None:
