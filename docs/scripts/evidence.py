@@ -480,20 +480,19 @@ QUARTERS = (0.25, 0.5, 0.75, 1.0)  # of a run, after which the table of long run
 
 
 def drift() -> Table:
-    """Long runs of a small model: the loss, and what logits and weights do on the way."""
-    rows = [
-        (
-            DISPLAY_NAMES[optimizer["name"]],
-            optimizer.get("schedule", "cosine"),
-            f"{run.config['steps']:,} of {run.config['batch']}",
-            f"{optimizer['lr']:g}",
-            f"{run.curves['validation_loss'][-1][1]:.3f}",
-            _on_the_way(run, "max_logit"),
-            _on_the_way(run, "weight_norm"),
-        )
-        for run in find_runs([ROOT / "results/sizes/long"])
-        for optimizer in [run.config["optimizer"]]
-    ]
+    """Long runs of a small model: the loss, and what logits and weights do on the way with the first seed."""
+    groups: dict[tuple[str, ...], list[MeasuredRun]] = {}
+    for run in find_runs([ROOT / "results/sizes/long"]):
+        optimizer = run.config["optimizer"]
+        length = f"{run.config['steps']:,} of {run.config['batch']}"
+        schedule = optimizer.get("schedule", "cosine")
+        setting = (DISPLAY_NAMES[optimizer["name"]], schedule, length, f"{optimizer['lr']:g}")
+        groups.setdefault(setting, []).append(run)
+    rows = []
+    for setting, runs in groups.items():
+        first = min(runs, key=lambda run: run.seed)
+        ways = [_on_the_way(first, curve) for curve in ("max_logit", "weight_norm")]
+        rows.append((*setting, SeedRuns(tuple(runs)).shown, *ways))
     when = ", ".join(f"{share:.0%}" for share in QUARTERS)
     head = ("Optimizer", "Schedule", "Steps", "Learning rate", "Validation loss")
     head = (*head, f"Largest attention logit after {when} of the steps", "Norm of the weights")
