@@ -137,6 +137,11 @@ class OptimizerConfig:
                     f"optimizer.overrides has {text!r}; write PATTERN:OPTION=VALUE with the value as JSON, "
                     "as in *embedding*:element_wise=false"
                 )
+            if option == "lr" and not _is_number(options[pattern]["lr"], at_least=0.0):
+                raise ValueError(
+                    f"optimizer.overrides has {text!r}; a learning rate must be a finite number of at least "
+                    "0, as in *norm*:lr=0.01"
+                )
         return options
 
     def rate(self, step: int, steps: int, peak: float) -> float:
@@ -418,10 +423,16 @@ def _one_of(name: str, value: str, allowed: tuple[str, ...], *others: str) -> No
         raise ValueError(f"{name} is {value!r}{hint} it must be one of {known}")
 
 
+def _is_number(value: object, at_least: float) -> bool:
+    """Whether a value is finite and large enough, and an integer if ``at_least`` is one."""
+    if isinstance(value, bool) or not isinstance(value, int if isinstance(at_least, int) else int | float):
+        return False
+    return at_least <= value < math.inf
+
+
 def _at_least(name: str, value: float | None, least: float) -> None:
     if value is None:
         return
-    kind: type | tuple[type, ...] = int if isinstance(least, int) else (int, float)
-    if isinstance(value, bool) or not isinstance(value, kind) or not least <= value < math.inf:
+    if not _is_number(value, least):
         required = "an integer" if isinstance(least, int) else "a finite number"
         raise ValueError(f"{name} is {value!r}; it must be {required} of at least {least}")

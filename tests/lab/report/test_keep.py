@@ -153,9 +153,7 @@ def test_a_run_killed_after_its_last_validation_is_kept(
     *measurements, end = (folder / "metrics.jsonl").read_text("utf-8").splitlines(keepends=True)
     assert "finished" in end
     (folder / "metrics.jsonl").write_text("".join(measurements), "utf-8")
-    assert (
-        Run.open(folder).status == "unfinished"
-    )  # its weights are missing, so `merit train --resume` goes on
+    assert Run.open(folder).status == "unfinished"  # its last weights are missing, so it can be resumed
     assert keep(folder, "--out", tmp_path / "kept") == 0
     assert "1 written" in capsys.readouterr().out
     (run,) = find_runs([tmp_path / "kept"])

@@ -235,13 +235,6 @@ def test_attention_that_the_device_does_not_have(kind, refused, changed):
         ({"optimizer.betas": (1.5, 0.9)}, "betas"),
         ({"optimizer.overrides": ("*:foo=1",)}, "sets foo, which merit does not have"),
         ({"optimizer.overrides": ("*nowhere*:eps=1",)}, "nowhere"),
-        ({"optimizer.overrides": ("*norm*:lr=-1",)}, "lr"),
-        ({"optimizer.overrides": ('*norm*:lr="high"',)}, "lr"),
-        ({"optimizer.overrides": ("*norm*:lr=null",)}, "lr"),
-        ({"optimizer.name": "adamw", "optimizer.overrides": ("*norm*:lr=-1",)}, "lr"),
-        ({"optimizer.name": "adamw", "optimizer.overrides": ('*norm*:lr="high"',)}, "lr"),
-        ({"optimizer.name": "adamw", "optimizer.overrides": ("*norm*:lr=null",)}, "lr"),
-        ({"optimizer.name": "lion", "optimizer.overrides": ("*norm*:lr=null",)}, "lr"),
         ({"optimizer.name": "adamw", "optimizer.overrides": ("*:clip=1",)}, "sets clip, which adamw"),
         (
             {"optimizer.name": "adamw", "optimizer.overrides": ("*:betas=1",)},

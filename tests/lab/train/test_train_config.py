@@ -52,6 +52,13 @@ def _field_to_come():
         (lambda: OptimizerConfig(name="lamb", without=("clip",)), "lamb has no such parts"),
         (lambda: OptimizerConfig(overrides=("element_wise=false",)), "write PATTERN:OPTION=VALUE"),
         (lambda: OptimizerConfig(overrides=("*:element_wise=no",)), "the value as JSON"),
+        (
+            lambda: OptimizerConfig(overrides=("*:lr=-1",)),
+            r"'\*:lr=-1'; a learning rate must be a finite number",
+        ),
+        (lambda: OptimizerConfig(overrides=("*:lr=null",)), "a learning rate must be a finite number"),
+        (lambda: OptimizerConfig(overrides=("*:lr=true",)), "a learning rate must be a finite number"),
+        (lambda: OptimizerConfig(overrides=('*:lr="high"',)), "a learning rate must be a finite number"),
         (lambda: MeasureConfig(validation_every=-1), "validation_every is -1"),
         (lambda: MeasureConfig(validation_sequences=0), "validation_sequences is 0; .*at least 1"),
         (lambda: CheckpointConfig(keep=0), "keep is 0"),
