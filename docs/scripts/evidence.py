@@ -192,6 +192,19 @@ def at_papers_batch(name: str) -> SeedRuns | None:
     return best(tried(768, name, batch=1024, steps=400, warmup=0.05, text="mix"))
 
 
+@cache
+def in_arena() -> dict[str, SeedRuns]:
+    """The settings that an arena chose for each optimizer at 10M.
+
+    It tunes with one seed and repeats the best with others, so these are the settings with the most seeds.
+    """
+    runs: dict[str, dict[str, list[MeasuredRun]]] = {}
+    for run in find_runs([ROOT / "results/arena/10m"]):
+        optimizer = run.config["optimizer"]
+        runs.setdefault(optimizer["name"], {}).setdefault(repr(optimizer), []).append(run)
+    return {name: SeedRuns(tuple(max(found.values(), key=len))) for name, found in runs.items()}
+
+
 def label(name: str, warmup: float) -> str:
     """An optimizer's name, and its warm-up where that is not 10% of the steps."""
     return DISPLAY_NAMES[name] + ("" if warmup == 0.1 else f", warm-up {warmup:.0%}")
@@ -199,16 +212,17 @@ def label(name: str, warmup: float) -> str:
 
 def headline() -> Table:
     """Validation loss by optimizer and size."""
+    sizes = [[best(tried(width, name, warmup=warmup)) for name, warmup in ENTRIES] for width in SIZES]
+    tuned_alike = [in_arena().get(name) if warmup == 0.1 else None for name, warmup in ENTRIES]
     columns = []
-    for width in SIZES:
-        found = [best(tried(width, name, warmup=warmup)) for name, warmup in ENTRIES]
+    for found in (*sizes, tuned_alike):
         lowest = min((one for one in found if one), key=lambda one: one.mean)
         shown = [one.shown if one else NOTHING for one in found]
         columns.append(
             [f"**{text}**" if one is lowest else text for one, text in zip(found, shown, strict=True)]
         )
     names = [label(*entry) for entry in ENTRIES]
-    head = ("Optimizer", *(f"{size} parameters" for size in SIZES.values()))
+    head = ("Optimizer", *(f"{size} parameters" for size in SIZES.values()), "10M, all tuned alike")
     return Table(head, tuple(zip(names, *columns, strict=True)))
 
 
@@ -450,30 +464,17 @@ def cost() -> Table:
 
 
 def budgets() -> Table:
-    """What an arena found: the best settings of each optimizer, tuned with the first seed."""
-    runs: dict[str, list[MeasuredRun]] = {}
-    for run in find_runs([ROOT / "results/arena/10m"]):
-        runs.setdefault(run.config["optimizer"]["name"], []).append(run)
+    """What an arena found: the best settings of each optimizer, and how far they are above MuonMERIT's."""
+    chosen = in_arena()
+    ours, muon, adamw = (chosen[name] for name in ("muon-merit", "muon", "adamw"))
     rows = []
-    for name, found in runs.items():
-        tuning = [run for run in found if run.seed == 0]
-        finished = [run for run in tuning if run.status == "finished"]
-        chosen = min(finished, key=lambda run: run.curves["validation_loss"][-1][1]).config["optimizer"]
-        one = SeedRuns(tuple(run for run in found if run.config["optimizer"] == chosen))
-        settings = (f"{chosen['warmup']:.0%}", f"{chosen['weight_decay']:g}")
-        rows.append(
-            (DISPLAY_NAMES[name], str(len(tuning)), one.rates, *settings, str(len(one.runs)), one.shown)
-        )
-    head = (
-        "Optimizer",
-        "Tuning runs",
-        "Learning rate",
-        "Warm-up",
-        "Weight decay",
-        "Seeds",
-        "Validation loss",
-    )
-    return Table(head, tuple(sorted(rows, key=lambda row: row[-1], reverse=True)))
+    for name, one in sorted(chosen.items(), key=lambda entry: entry[1].mean, reverse=True):
+        optimizer = one.runs[0].config["optimizer"]
+        settings = (one.rates, f"{optimizer['warmup']:.0%}", f"{optimizer['weight_decay']:g}")
+        shares = (_share(one, other) for other in (muon, adamw))
+        rows.append((DISPLAY_NAMES[name], *settings, one.shown, _gap(one, ours), *shares))
+    head = ("Optimizer", "Learning rate", "Warm-up", "Weight decay", "Validation loss", "Above MuonMERIT")
+    return Table((*head, "Steps to Muon's loss", "Steps to AdamW's"), tuple(rows))
 
 
 QUARTERS = (0.25, 0.5, 0.75, 1.0)  # of a run, after which the table of long runs looks at it
@@ -504,20 +505,32 @@ def rest() -> Table:
     rows = []
     for study in ("mix/rise", "sizes/rest"):
         for run in find_runs([ROOT / "results" / study]):
-            chosen, model = run.config["optimizer"], run.config["model"]
-            named = dict(option.split("=", 1) for option in chosen["options"])
-            given = dict(text.rsplit(":lr=", 1) for text in chosen["overrides"])
-            default = float(named.get("rest_lr", chosen["lr"] * MuonMERIT.REST_SHARE))
-            rates = [float(given.get(pattern, default)) for pattern in ("*embedding*", "*norm*")]
+            model = run.config["model"]
             losses = [loss for _, loss in run.curves["validation_loss"]]
             size = f"width {model['width']}, {run.config['steps']} steps"
-            rows.append(
-                (size, *(f"{rate:g}" for rate in rates), f"{max(losses[1:]):.2f}", f"{losses[-1]:.3f}")
-            )
-    rates = ("Rate of embeddings", "Rate of norms")
-    return Table(
-        ("Model", *rates, "Highest loss on the way", "Validation loss"), tuple(sorted(rows, reverse=True))
-    )
+            rates = (f"{rate:g}" for rate in _rates_of_rest(run))
+            rows.append((size, *rates, f"{max(losses[1:]):.2f}", f"{losses[-1]:.3f}"))
+    head = ("Model", "Rate of embeddings", "Rate of norms", "Highest loss on the way", "Validation loss")
+    return Table(head, tuple(sorted(rows, reverse=True)))
+
+
+def rest_grid() -> Table:
+    """MuonMERIT at 10M with each pair of rates for embeddings and norms: the loss at the end."""
+    found: dict[tuple[float, float], float] = {}
+    for run in find_runs([ROOT / "results/directions/10m-rest"]):
+        found[_rates_of_rest(run)] = run.curves["validation_loss"][-1][1]
+    embeddings, norms = (sorted(set(rates)) for rates in zip(*found, strict=True))
+    rows = [(f"{rate:g}", *(f"{found[rate, norm]:.3f}" for norm in norms)) for rate in embeddings]
+    return Table(("Rate of embeddings", *(f"Norms at {norm:g}" for norm in norms)), tuple(rows))
+
+
+def _rates_of_rest(run: MeasuredRun) -> tuple[float, float]:
+    """MuonMERIT's rates of embeddings and of norms."""
+    optimizer = run.config["optimizer"]
+    named = dict(option.split("=", 1) for option in optimizer["options"])
+    given = dict(text.rsplit(":lr=", 1) for text in optimizer["overrides"])
+    default = named.get("rest_lr", optimizer["lr"] * MuonMERIT.REST_SHARE)
+    return float(given.get("*embedding*", default)), float(given.get("*norm*", default))
 
 
 def _on_the_way(run: MeasuredRun, curve: str) -> str:
@@ -542,6 +555,7 @@ TABLES: dict[str, Callable[[], Table]] = {
     "drift": drift,
     "cost": cost,
     "rest": rest,
+    "rest-grid": rest_grid,
 }
 
 
