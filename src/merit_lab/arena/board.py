@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime, timedelta
 from functools import cached_property
 from itertools import pairwise
 
@@ -100,6 +101,20 @@ def chance(first: Mapping[int, float], second: Mapping[int, float]) -> float | N
     if math.isclose(min(differences), max(differences), rel_tol=1e-9):
         return None
     return float(stats.ttest_rel(*zip(*pairs, strict=True)).pvalue)
+
+
+def shared_a_gpu(runs: Iterable[MeasuredRun]) -> bool:
+    """Whether runs on a GPU trained at the same time: their seconds then include waiting for one another."""
+    on_gpu = [run for run in runs if run.environment.get("device", {}).get("type") == "cuda"]
+    spans = sorted(map(_span, on_gpu))
+    return any(begin < end for (_, end), (begin, _) in pairwise(spans))
+
+
+def _span(run: MeasuredRun) -> tuple[datetime, datetime]:
+    """When a run trained, without the time to compile and to validate."""
+    begin = datetime.fromisoformat(run.environment["started"])
+    rows = run.rows.get("train", [])
+    return begin, begin + timedelta(seconds=rows[-1]["seconds"] if rows else 0.0)
 
 
 def boards(arena: Arena, runs: Runs) -> list[Board]:

@@ -1,4 +1,4 @@
-"""The charts of an arena: loss curves at the best settings, and the tuning runs."""
+"""The charts of an arena: loss curves at the best settings, and the tuning runs along each setting."""
 
 from __future__ import annotations
 
@@ -8,9 +8,20 @@ from merit_lab.arena.board import Board, Standing
 from merit_lab.arena.plan import Arena, Runs
 from merit_lab.report.curves import finite
 from merit_lab.report.figures import unchecked
-from merit_lab.study.charts import Axis, Chart, curve_chart, line_chart
+from merit_lab.study.charts import Axis, Chart, Line, Lines, curve_chart, line_chart
+from merit_lab.study.fields import short
 
 _LOSS = Axis("validation loss (nats per token)", ".3f")
+_TITLES = {
+    "lr": "peak learning rate",
+    "rest_lr": "learning rate of the rest",
+    "warmup": "share of warm-up steps",
+    "weight_decay": "weight decay",
+}
+_TUNING_CAPTION = (
+    "A line joins tuning runs whose other settings are the same; where there is a separate rate of the rest, "
+    "it grows with the learning rate. Runs that diverged or were given up are not shown."
+)
 
 
 def curves(board: Board) -> Chart:
@@ -36,18 +47,28 @@ def curves(board: Board) -> Chart:
         )
 
 
-def tuning(arena: Arena, runs: Runs, board: Board) -> Chart:
-    """The loss of every tuning run against its learning rate; lines join runs that differ in nothing else."""
+def tuning(arena: Arena, runs: Runs, board: Board) -> list[Chart]:
+    """A chart for each tuned setting: the loss of the tuning runs that differ in nothing else."""
+    fields = dict.fromkeys(short(axis.field) for standing in board.standings for axis in standing.task.axes)
+    charts = []
+    for place, field in enumerate(fields):
+        lines = {standing.name: _tuned(arena, runs, standing, field) for standing in board.standings}
+        if any(lines.values()):
+            charts.append(_tuning_chart(board, lines, field, _TUNING_CAPTION if place == 0 else ""))
+    return charts
+
+
+def _tuning_chart(board: Board, lines: Lines, field: str, caption: str) -> Chart:
+    title = _TITLES[field]
     with unchecked():
         return line_chart(
-            {standing.name: _tuned(arena, runs, standing) for standing in board.standings},
+            lines,
             _optimizers(board),
-            Axis("peak learning rate", "~g", logarithmic=True),
+            Axis(title, "~g", logarithmic=True),
             _LOSS,
-            name=f"tuning-batch{board.batch}",
-            title=f"Tuning, batch {board.batch}",
-            caption="Every tuning run with its learning rate. Lines join runs whose other settings are the "
-            "same. Runs that diverged are not shown.",
+            name=f"tuning-batch{board.batch}-{field.replace('_', '-')}",
+            title=f"Tuning of the {title}, batch {board.batch}",
+            caption=caption,
             average=False,
         )
 
@@ -56,12 +77,21 @@ def _optimizers(board: Board) -> dict[str, str]:
     return {standing.name: standing.task.optimizer.name for standing in board.standings}
 
 
-def _tuned(arena: Arena, runs: Runs, standing: Standing) -> list[tuple[str, list[tuple[float, float]], bool]]:
-    """A line for each combination of the settings other than the learning rate."""
-    lines: dict[str, list[tuple[float, float]]] = {}
+def _tuned(arena: Arena, runs: Runs, standing: Standing, field: str) -> list[Line]:
+    """The lines along one setting, by its short name; those of a single run are left out."""
+    task = standing.task
+    place = next((place for place, axis in enumerate(task.axes) if short(axis.field) == field), None)
+    if place is None:
+        return []
+    lines: dict[tuple[float, ...], list[tuple[float, float]]] = {}
     for point in standing.search.tried:
-        loss = runs.loss(arena.trial(standing.task, point, arena.seeds[0]))
+        loss = runs.loss(arena.trial(task, point, arena.seeds[0]))
         if loss is not None and math.isfinite(loss):
-            others = ", ".join(f"{value:g}" for value in point.values[1:])
-            lines.setdefault(f"{standing.name} {others}", []).append((point.values[0], loss))
-    return [(name, sorted(points), False) for name, points in lines.items()]
+            others = (*point.values[:place], *point.values[place + 1 :])
+            value = task.settings(point)[task.axes[place].field]
+            lines.setdefault(others, []).append((value, loss))
+    return [
+        (f"{standing.name} {', '.join(f'{value:g}' for value in others)}", sorted(points), False)
+        for others, points in lines.items()
+        if len(points) > 1
+    ]

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 from merit_lab.arena import charts, summary
-from merit_lab.arena.board import Board, Standing, boards
+from merit_lab.arena.board import Board, Standing, boards, shared_a_gpu
 from merit_lab.arena.plan import DECAY, WARMUP, Arena, Runs
 from merit_lab.report.curves import finite
 from merit_lab.report.gather import MeasuredRun, differing, flatten, show
@@ -47,11 +47,11 @@ def make_page(arena: Arena) -> Page:
             f"{len(runs.by_name)} runs",
         ],
         summary=summary.summarise(leaderboards),
-        warnings=summary.warnings(leaderboards),
+        warnings=summary.warnings(leaderboards, together=shared_a_gpu(runs.by_name.values())),
         charts=[
             chart
             for board in leaderboards
-            for chart in (charts.curves(board), charts.tuning(arena, runs, board))
+            for chart in (charts.curves(board), *charts.tuning(arena, runs, board))
         ],
         lead=standings,
         tables=[

@@ -51,9 +51,19 @@ def _faster(board: Board, best: Standing) -> str:
     return f"; it reaches {baseline.name}'s final loss after {steps / needed:.0%} of its steps"
 
 
-def warnings(boards: Sequence[Board]) -> list[str]:
-    """Caveats that a reader must know to judge the standings."""
+def warnings(boards: Sequence[Board], *, together: bool) -> list[str]:
+    """Caveats that a reader must know to judge the standings.
+
+    Args:
+        boards: the leaderboards.
+        together: whether runs on a GPU trained at the same time.
+    """
     remarks = []
+    if together and boards:
+        remarks.append(
+            "runs that trained at the same time on a GPU waited for one another; compare steps, or train "
+            "with --jobs 1 to compare seconds"
+        )
     for board in boards:
         for standing in board.standings:
             if LR in standing.search.at_edge:

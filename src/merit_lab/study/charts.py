@@ -24,8 +24,11 @@ _MOST_TICKS = 8
 _FEW_POINTS = 30  # up to here each point is marked
 
 Row = dict[str, Any]
-Lines = Mapping[str, Sequence[tuple[str, Sequence[tuple[float, float]], bool]]]
-"""Lines by series: for each the run, its points, and whether it diverged."""
+Line = tuple[str, Sequence[tuple[float, float]], bool]
+"""A run, its points, and whether it diverged."""
+
+Lines = Mapping[str, Sequence[Line]]
+"""Lines by series."""
 
 
 @dataclass(frozen=True, kw_only=True)

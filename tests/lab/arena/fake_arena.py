@@ -36,7 +36,11 @@ def train(
     assert not resume
     assert target is None
     dataset = Dataset.open(config.data)
-    environment = {"data": {"fingerprint": dataset.fingerprint}, "device": {"name": "cpu"}}
+    environment = {
+        "data": {"fingerprint": dataset.fingerprint},
+        "device": {"name": "cpu", "type": "cpu"},
+        "started": "2026-01-01T00:00:00+00:00",
+    }
     run = Run.create(folder, config.to_dict(), environment)
     diverges = config.optimizer.lr > 8 * BEST[config.optimizer.name]
     with MetricsWriter(run.metrics_path) as metrics:

@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 from fake_arena import STEPS
 
+from merit_lab.arena.board import Board, shared_a_gpu
 from merit_lab.arena.plan import bars_of
+from merit_lab.arena.summary import warnings
 from merit_lab.record import Run
 from merit_lab.report.gather import MeasuredRun
 from merit_lab.study import runner
@@ -43,7 +45,8 @@ def test_all_contestants_are_tuned_with_the_same_budget_and_ranked(arena, traine
     page = (tmp_path / "out" / "report" / "index.html").read_text()
     assert (
         page.index("Standings, batch 4")
-        < page.index("Tuning, batch 4")
+        < page.index("Tuning of the peak learning rate, batch 4")
+        < page.index("Tuning of the learning rate of the rest, batch 4")
         < page.index("Best settings, batch 4")
     )
     assert "MuonMERIT" in (tmp_path / "out" / "report" / "table.md").read_text()
@@ -97,6 +100,38 @@ def test_diverged_runs_count_and_give_a_warning(arena, tmp_path, capsys) -> None
     table = (tmp_path / "out" / "report" / "table.md").read_text()
     assert "diverged" in table
     assert "has no worse neighbour on one side; use a larger --budget to" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("trained")
+def test_the_tuning_of_each_setting_is_drawn(arena, tmp_path) -> None:
+    assert arena("--budget", "9", "--seeds", "0") == 0
+    charts = (tmp_path / "out" / "report").glob("tuning-*.svg")
+    drawn = {path.stem.removeprefix("tuning-batch4-"): path.read_text() for path in charts}
+    assert drawn.keys() == {"lr", "rest-lr", "warmup", "weight-decay"}
+    assert "AdamW" in drawn["lr"]
+    assert "MuonMERIT" in drawn["rest-lr"]
+    assert "AdamW" not in drawn["rest-lr"]  # it has one rate
+
+
+def trained_at(seconds: int, device: str = "cuda") -> MeasuredRun:
+    """A run of ten seconds that began so long after the first minute of the year."""
+    environment = {"device": {"type": device}, "started": f"2026-01-01T00:01:{seconds:02}+00:00"}
+    return MeasuredRun("run", {}, environment, "finished", {"train": [{"step": 1, "seconds": 10.0}]})
+
+
+@pytest.mark.parametrize(
+    ("runs", "shared"),
+    [
+        ([trained_at(0), trained_at(12), trained_at(30)], False),
+        ([trained_at(30), trained_at(5), trained_at(0)], True),
+        ([trained_at(0, "cpu"), trained_at(5, "cpu")], False),  # each has cores of its own
+    ],
+)
+def test_runs_on_a_gpu_at_the_same_time_are_noticed(runs: list[MeasuredRun], shared: bool) -> None:
+    assert shared_a_gpu(runs) is shared
+    assert (
+        any("compare steps" in remark for remark in warnings([Board(4, [], None)], together=shared)) is shared
+    )
 
 
 def run_with(losses: list[tuple[int, float]], status: str = "finished") -> MeasuredRun:

@@ -21,7 +21,7 @@ CONTESTANTS = {
     "torch:SGD": "SGD",
     "torch:SGD,momentum=0.5": "SGD, momentum 0.5",
 }
-CHARTS = ("loss-batch4", "tuning-batch4")
+CHARTS = ("loss-batch4", "tuning-batch4-lr")
 
 
 @pytest.fixture(scope="module")
@@ -89,10 +89,10 @@ def test_charts_are_drawn_with_a_legend_of_all_contestants(
 
 def test_values_are_shown_under_the_pointer(page: chromium.Page) -> None:
     set_width(page, 1200)
-    page.evaluate("document.querySelector('[data-chart=tuning-batch4]').scrollIntoView({block: 'center'})")
+    page.evaluate("document.querySelector('[data-chart=tuning-batch4-lr]').scrollIntoView({block: 'center'})")
     point = page.evaluate(
         "(({x, y, width, height}) => ({x: x + width / 2, y: y + height / 2}))"
-        "(document.querySelector('[data-chart=tuning-batch4] .mark-symbol path').getBoundingClientRect())"
+        "(document.querySelector('[data-chart=tuning-batch4-lr] .mark-symbol path').getBoundingClientRect())"
     )
     for shift in (1, 0):
         page.send("Input.dispatchMouseEvent", type="mouseMoved", x=point["x"] + shift, y=point["y"])
