@@ -97,6 +97,18 @@ def test_tables_of_directions_are_made_again(study: str) -> None:
     assert series_table(outcomes).markdown() == (folder / "table.md").read_text("utf-8")
 
 
+@pytest.mark.parametrize("arena", ARENAS)
+def test_the_board_of_an_arena_is_that_of_its_records(arena: str) -> None:
+    """Its choices are those with the most seeds, and no run of its own has a lower loss."""
+    (board,) = json.loads((ROOT / "results" / arena / "report" / "board.json").read_text("utf-8"))
+    for standing in board["standings"]:
+        chosen = evidence.in_arena()[standing["config"]["optimizer"]["name"]]
+        assert chosen.lr == standing["setting"]["optimizer.lr"]
+        assert chosen.losses == pytest.approx(list(standing["losses"].values()), abs=1e-4)
+        tuned = [float(run["loss"]) for run in standing["tuning"]]
+        assert standing["losses"]["0"] == min(tuned)
+
+
 @pytest.mark.parametrize("name", sorted(path.parent.name for path in ROOT.glob("results/nano/*/table.md")))
 def test_tables_of_entries_are_made_again(name: str) -> None:
     folder = ROOT / "results" / "nano"

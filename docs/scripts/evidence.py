@@ -16,6 +16,8 @@ from functools import cache
 from inspect import signature
 from pathlib import Path
 
+from merit_lab.arena.advice import RunSize, advise, read_boards
+from merit_lab.models import num_parameters
 from merit_lab.report import find_runs, group
 from merit_lab.report.charts import write_svg
 from merit_lab.report.figures import make_figures
@@ -28,6 +30,7 @@ from merit_lab.study.page import FILE_WIDTH
 from merit_lab.study.reach import steps_to_reach
 from merit_lab.sweep import Best, Ledger
 from merit_lab.sweep.carry import exponent, lowest_value
+from merit_lab.train import TrainConfig
 from merit_optim import MuonMERIT
 
 ROOT = Path(__file__).parents[2]
@@ -477,6 +480,39 @@ def budgets() -> Table:
     return Table((*head, "Steps to Muon's loss", "Steps to AdamW's"), tuple(rows))
 
 
+# Where rates were tried beside the arena's setting: width, batch, steps, text.
+ELSEWHERE = (
+    (512, 512, 200, "enwik8"),
+    (768, 512, 200, "enwik8"),
+    (256, 64, 1600, "enwik8"),
+    (512, 64, 1600, "enwik8"),
+    (256, 128, 800, "enwik8"),
+    (256, 256, 400, "enwik8"),
+    (256, 1024, 100, "enwik8"),
+    (256, 512, 800, "mix"),
+)
+
+
+def advised() -> Table:
+    """What `merit advise` says from the arena at 10M, and the best of the rates that were tried there."""
+    standings = read_boards([ROOT / "results/arena/10m"])
+    contestants = {standing.config.optimizer.name: standing.optimizer for standing in standings}
+    rows = []
+    for width, batch, steps, text in ELSEWHERE:
+        for name in CONTESTANTS:
+            found = tried(width, name, batch=batch, steps=steps, text=text)
+            one = best(found)
+            if one is None or len({each.lr for each in found}) == 1:
+                continue
+            model = TrainConfig.from_dict(dict(one.runs[0].config)).model
+            said = advise(standings, contestants[name], RunSize(batch, num_parameters(model), steps))
+            setting = (SIZES[width], f"{batch}", f"{steps:,}")
+            rates = (f"{one.lr:g}", f"{said.lr:.2g}", f"{said.low:.2g} to {said.high:.2g}")
+            rows.append((DISPLAY_NAMES[name], *setting, *rates))
+    head = ("Optimizer", "Size", "Batch", "Steps", "Best that was tried", "Advice", "80% interval")
+    return Table(head, tuple(rows), num_text=2)
+
+
 QUARTERS = (0.25, 0.5, 0.75, 1.0)  # of a run, after which the table of long runs looks at it
 
 
@@ -553,6 +589,7 @@ TABLES: dict[str, Callable[[], Table]] = {
     "rates": rates,
     "sizes": sizes,
     "drift": drift,
+    "advised": advised,
     "cost": cost,
     "rest": rest,
     "rest-grid": rest_grid,

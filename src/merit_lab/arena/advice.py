@@ -1,13 +1,12 @@
-"""Recommendations for another model or batch from the boards of arenas: an optimizer and its learning rate.
+"""Recommendations for another run from the boards of arenas: an optimizer and its learning rate.
 
-The best learning rate is assumed to follow a power law in the batch and in the number of parameters:
+The best learning rate is assumed to follow a power law in the batch, the number of parameters and the steps:
 
-    log lr = a + b*log(batch) + c*log(parameters)
+    log lr = a + b*log(batch) + c*log(parameters) + d*log(steps)
 
 Each board is an observation of it, with a precision that follows from the curvature of the loss around its
-best rate. If all boards have the same batch or size, the exponent comes from the prior: the square root of
-the batch, and no dependence on the size, both with an uncertainty. The estimate is that of linear regression
-with a normal prior.
+best rate. Exponents that the boards do not determine come from a prior, with an uncertainty. The estimate is
+that of linear regression with a normal prior.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -27,19 +26,50 @@ from merit_lab.study.fields import LR
 from merit_lab.study.valley import Valley
 from merit_lab.train import TrainConfig
 
-# Prior of b and c: means and standard deviations. a is determined by the boards.
-PRIOR_MEAN, PRIOR_DEVIATION = (0.5, 0.0), (0.25, 0.3)
+PRIOR_DEVIATION = 0.25  # of every exponent
+# The names of optimizers with trust ratios contain one of these.
+_WITH_RATIOS = ("lamb", "lars", "merit", "orscale")
 _UNKNOWN = 100.0  # prior deviation of a, in natural logarithms: no information
 _LEAST_SPREAD = 0.01  # nats; smaller differences of losses are not significant
 _WIDTH = 1.2816  # standard deviations on both sides for 80%
 
 
-@dataclass(frozen=True)
-class RateObservation:
-    """The best learning rate of an optimizer on one board, all in natural logarithms."""
+class Exponents(NamedTuple):
+    """The powers that the best learning rate follows."""
 
     batch: float
     parameters: float
+    steps: float
+
+
+# What docs/results.md measured, and docs/paper-results.md: at a constant number of steps the batch hardly
+# matters, and theory has its square root for Adam; most rates fall with the size. With trust ratios a step is
+# a share of the weights, and shares multiply over the steps; other steps add up.
+PRIOR_WITH_RATIOS = Exponents(batch=0.25, parameters=-0.25, steps=-0.5)
+PRIOR_WITHOUT = Exponents(batch=0.25, parameters=-0.25, steps=0.0)
+
+
+class RunSize(NamedTuple):
+    """What the best learning rate depends on."""
+
+    batch: int
+    parameters: int
+    steps: int
+
+    @property
+    def logarithms(self) -> list[float]:
+        return [math.log(number) for number in self]
+
+    def distance(self, other: RunSize) -> float:
+        """The factors between two sizes together, in natural logarithms."""
+        return sum(abs(math.log(mine / theirs)) for mine, theirs in zip(self, other, strict=True))
+
+
+@dataclass(frozen=True)
+class RateObservation:
+    """The best learning rate of an optimizer on one board; ``rate`` and ``deviation`` are logarithms."""
+
+    size: RunSize
     rate: float
     deviation: float
 
@@ -66,16 +96,11 @@ class StandingRecord:
 
     optimizer: str
     mean: float
-    batch: int
-    parameters: int
+    size: RunSize
     setting: Mapping[str, float]
     tuning: Sequence[tuple[Mapping[str, float], float | None]]
     deviation: float
     config: TrainConfig
-
-    def distance(self, batch: int, parameters: int) -> float:
-        """Distance of its batch and size, in natural logarithms."""
-        return abs(math.log(batch / self.batch)) + abs(math.log(parameters / self.parameters))
 
 
 def read_boards(folders: Sequence[Path]) -> list[StandingRecord]:
@@ -104,11 +129,11 @@ def read_boards(folders: Sequence[Path]) -> list[StandingRecord]:
 def _read_standing(board: Mapping[str, Any], standing: Mapping[str, Any]) -> StandingRecord:
     losses = [float(loss) for loss in standing["losses"].values()]
     config = TrainConfig.from_dict(standing["config"])
+    assert config.steps is not None, "a run's configuration is resolved"
     return StandingRecord(
         standing["optimizer"],
         statistics.fmean(losses),
-        board["batch"],
-        num_parameters(config.model),
+        RunSize(board["batch"], num_parameters(config.model), config.steps),
         standing["setting"],
         [(run["setting"], None if run["loss"] is None else float(run["loss"])) for run in standing["tuning"]],
         statistics.stdev(losses) if len(losses) > 1 and all(map(math.isfinite, losses)) else 0.0,
@@ -116,18 +141,30 @@ def _read_standing(board: Mapping[str, Any], standing: Mapping[str, Any]) -> Sta
     )
 
 
-def rank(standings: Sequence[StandingRecord], batch: int, parameters: int) -> list[str]:
-    """The optimizers of the board nearest to a batch and a size, the best first."""
-    nearest = min(standing.distance(batch, parameters) for standing in standings)
-    near = [standing for standing in standings if standing.distance(batch, parameters) == nearest]
+def rank(standings: Sequence[StandingRecord], size: RunSize) -> list[str]:
+    """The optimizers of the board nearest to a size, the best first."""
+    nearest = min(standing.size.distance(size) for standing in standings)
+    near = [standing for standing in standings if standing.size.distance(size) == nearest]
     return [standing.optimizer for standing in sorted(near, key=lambda standing: standing.mean)]
 
 
-def advise(standings: Sequence[StandingRecord], optimizer: str, batch: int, parameters: int) -> Advice:
-    """Recommend settings of an optimizer for a batch and a size."""
+def prior_of(optimizer: str) -> Exponents:
+    """What is assumed of an optimizer before its boards are seen."""
+    name = optimizer.partition(",")[0].lower()
+    return PRIOR_WITH_RATIOS if any(part in name for part in _WITH_RATIOS) else PRIOR_WITHOUT
+
+
+def determines_exponents(sizes: Sequence[RunSize]) -> bool:
+    """Whether boards of these sizes determine every exponent without a prior."""
+    features = np.array([[1.0, *size.logarithms] for size in sizes])
+    return bool(np.linalg.matrix_rank(features) == features.shape[1])
+
+
+def advise(standings: Sequence[StandingRecord], optimizer: str, size: RunSize) -> Advice:
+    """Recommend settings of an optimizer for a run."""
     known = [one for one in standings if one.optimizer == optimizer]
-    mean, deviation = predict([observe(one) for one in known], math.log(batch), math.log(parameters))
-    nearest = min(known, key=lambda one: one.distance(batch, parameters))
+    mean, deviation = predict([observe(one) for one in known], size, prior_of(optimizer))
+    nearest = min(known, key=lambda one: one.size.distance(size))
     lr = math.exp(mean)
     settings = {
         field: float(f"{value * lr / nearest.setting[LR]:.2g}") if field.endswith("lr") else value
@@ -149,15 +186,14 @@ def observe(standing: StandingRecord) -> RateObservation:
         if loss is not None and math.isfinite(loss):
             line.setdefault(rest, {})[math.log(setting[LR])] = loss
     centre, factor = math.log(best[LR]), math.log(2)
-    where = math.log(standing.batch), math.log(standing.parameters)
     for losses in line.values():
         places = [centre + shift for shift in (-factor, 0.0, factor)]
         around = [(place, loss) for place in places if (loss := _nearest(losses, place)) is not None]
         if len(around) == 3 and (valley := Valley.through(*around)):
             spread = max(standing.deviation, _LEAST_SPREAD)
             deviation = min(factor, math.sqrt(spread / valley.curvature))
-            return RateObservation(*where, max(places[0], min(places[-1], valley.place)), deviation)
-    return RateObservation(*where, centre, factor)
+            return RateObservation(standing.size, max(places[0], min(places[-1], valley.place)), deviation)
+    return RateObservation(standing.size, centre, factor)
 
 
 def _shares(setting: Mapping[str, float]) -> dict[str, float]:
@@ -173,15 +209,15 @@ def _nearest(losses: Mapping[float, float], where: float) -> float | None:
     return next((loss for at, loss in losses.items() if math.isclose(at, where, abs_tol=1e-3)), None)
 
 
-def predict(observations: Sequence[RateObservation], batch: float, parameters: float) -> tuple[float, float]:
+def predict(observations: Sequence[RateObservation], size: RunSize, prior: Exponents) -> tuple[float, float]:
     """The mean and the standard deviation of the best rate's logarithm."""
-    prior_mean = np.array([0.0, *PRIOR_MEAN])
-    precision = np.diag([_UNKNOWN**-2, *(1 / d**2 for d in PRIOR_DEVIATION)])
-    weighted = precision @ prior_mean
+    deviations = np.array([_UNKNOWN, *(PRIOR_DEVIATION for _ in prior)])
+    precision = np.diag(deviations**-2)
+    weighted = precision @ np.array([0.0, *prior])
     for seen in observations:
-        features = np.array([1.0, seen.batch, seen.parameters])
+        features = np.array([1.0, *seen.size.logarithms])
         precision = precision + np.outer(features, features) / seen.deviation**2
         weighted = weighted + features * seen.rate / seen.deviation**2
     covariance = np.linalg.inv(precision)
-    wanted = np.array([1.0, batch, parameters])
+    wanted = np.array([1.0, *size.logarithms])
     return float(wanted @ covariance @ weighted), float(np.sqrt(wanted @ covariance @ wanted))

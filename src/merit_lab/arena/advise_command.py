@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import shlex
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -14,10 +14,13 @@ import tyro
 
 from merit_lab.arena.advice import (
     PRIOR_DEVIATION,
-    PRIOR_MEAN,
+    PRIOR_WITH_RATIOS,
+    PRIOR_WITHOUT,
     Advice,
+    RunSize,
     StandingRecord,
     advise,
+    determines_exponents,
     rank,
     read_boards,
 )
@@ -27,16 +30,17 @@ from merit_lab.report import print_table
 from merit_lab.report.summary import join
 from merit_lab.report.tables import Table
 from merit_lab.study.fields import train_option, with_values
-from merit_lab.train import OptimizerConfig
+from merit_lab.train import OptimizerConfig, TrainConfig
 
 
 @dataclass(frozen=True, kw_only=True)
 class Arguments:
-    """Recommend an optimizer and its settings for a model and a batch size, from the results of arenas.
+    """Recommend an optimizer and its settings for a run, from the results of arenas.
 
-    The best learning rate is assumed to follow a power law in the batch and the model size. If all arenas had
-    the same batch or size, a prior decides: the square root of the batch, and no change with the size, each
-    with an uncertainty.
+    The best learning rate is assumed to follow a power law in the batch, the model size and the steps. Where
+    the arenas do not determine an exponent, a prior does, with an uncertainty: rates grow a little with the
+    batch and fall a little with the size. With trust ratios, as MERIT and MuonMERIT have, they fall as the
+    square root of the steps.
     """
 
     arenas: Annotated[tuple[Path, ...], tyro.conf.Positional]
@@ -45,24 +49,32 @@ class Arguments:
     """The model to train, as in `merit train`."""
     batch: int
     """Batch size in sequences."""
+    steps: int | None = None
+    """Length of the run in steps. None: 20 tokens per parameter, as in `merit train`."""
+
+    def size(self) -> RunSize:
+        """The size of the run."""
+        for name, number in (("batch", self.batch), ("steps", self.steps)):
+            if number is not None and number < 1:
+                raise ValueError(f"--{name} is {number}; it must be at least 1")
+        _, model = find_model(self.model)
+        config = TrainConfig(data=Path(), model=model, batch=self.batch, steps=self.steps).resolve(None)
+        assert config.steps is not None
+        return RunSize(self.batch, num_parameters(model), config.steps)
 
 
 def main(argv: Sequence[str]) -> int:
     """Run the command and return its exit status."""
     arguments = tyro.cli(Arguments, args=list(argv), prog="merit advise")
     try:
-        _, model = find_model(arguments.model)
-        if arguments.batch < 1:
-            raise ValueError(f"--batch is {arguments.batch}; it must be at least 1")
+        size = arguments.size()
         standings = read_boards(arguments.arenas)
     except (OSError, ValueError) as error:
         print(f"merit advise: {error}", file=sys.stderr)
         return 1
-    parameters = num_parameters(model)
-    order = rank(standings, arguments.batch, parameters)
-    advice = [advise(standings, optimizer, arguments.batch, parameters) for optimizer in order]
+    advice = [advise(standings, optimizer, size) for optimizer in rank(standings, size)]
     print_table(_table(advice))
-    for line in _explanation(standings, advice, arguments, parameters):
+    for line in _explanation(standings, advice, arguments.model, size):
         print(line)
     return 0
 
@@ -78,30 +90,38 @@ def _table(advice: Sequence[Advice]) -> Table:
 
 
 def _explanation(
-    standings: Sequence[StandingRecord], advice: Sequence[Advice], arguments: Arguments, parameters: int
+    standings: Sequence[StandingRecord], advice: Sequence[Advice], model: str, size: RunSize
 ) -> Iterator[str]:
     """Lines that explain the table, and the training command to start with."""
-    best = advice[0]
-    near = min(standings, key=lambda standing: standing.distance(arguments.batch, parameters))
-    sizes = join([f"{size / 1e6:.3g}M" for size in sorted({standing.parameters for standing in standings})])
-    batches = join([str(batch) for batch in sorted({standing.batch for standing in standings})])
+    sizes = sorted({standing.size for standing in standings})
+    nearest = min(sizes, key=size.distance)
     yield (
-        f"\nThe arenas had {sizes} parameters and batches of {batches}. The order is that of the nearest "
-        f"arena, {near.parameters / 1e6:.3g}M with a batch of {near.batch}; it may be different at "
-        f"{parameters / 1e6:.3g}M."
+        f"\nThe arenas had {_each(_millions(one) for one in sizes)} parameters, batches of "
+        f"{_each(f'{one.batch:,}' for one in sizes)} and {_each(f'{one.steps:,}' for one in sizes)} steps. "
+        f"The order is that of the nearest, {_described(nearest)}; for {_described(size)} it may be another."
     )
-    if (
-        len({standing.batch for standing in standings}) == 1
-        or len({standing.parameters for standing in standings}) == 1
-    ):
+    if not determines_exponents(sizes):
+        common, steps = PRIOR_WITHOUT, (PRIOR_WITH_RATIOS.steps, PRIOR_WITHOUT.steps)
         yield (
-            f"Exponents that they do not determine come from a prior: rates grow as "
-            f"batch**({PRIOR_MEAN[0]:g} ± {PRIOR_DEVIATION[0]:g}) and as "
-            f"size**({PRIOR_MEAN[1]:g} ± {PRIOR_DEVIATION[1]:g})."
+            f"Exponents that they do not determine come from a prior: rates go as batch**{common.batch:g}, "
+            f"size**{common.parameters:g}, and steps**{steps[0]:g} with trust ratios or steps**{steps[1]:g} "
+            f"without, each ± {PRIOR_DEVIATION:g}."
         )
     yield "\nStart with:"
-    options = shlex.join(_train_options(best))
-    yield f"  merit train {arguments.model} --data FOLDER --batch {arguments.batch} {options}"
+    options = shlex.join(_train_options(advice[0]))
+    yield f"  merit train {model} --data FOLDER --batch {size.batch} --steps {size.steps} {options}"
+
+
+def _each(texts: Iterable[str]) -> str:
+    return join(list(dict.fromkeys(texts)))
+
+
+def _described(size: RunSize) -> str:
+    return f"{_millions(size)} parameters and {size.steps:,} steps of {size.batch:,} sequences"
+
+
+def _millions(size: RunSize) -> str:
+    return f"{size.parameters / 1e6:.3g}M"
 
 
 def _train_options(best: Advice) -> Iterator[str]:

@@ -102,6 +102,7 @@ def _standings(arena: Arena, board: Board) -> list[dict[str, Any]]:
 
 def _standing(arena: Arena, standing: Standing, board: Board) -> dict[str, Any]:
     target = board.target
+    config = arena.trial(standing.task, standing.search.best, arena.seeds[0]).config
     return {
         "optimizer": standing.task.contestant.text,
         "setting": standing.task.settings(standing.search.best),
@@ -115,7 +116,7 @@ def _standing(arena: Arena, standing: Standing, board: Board) -> dict[str, Any]:
             for point, loss in standing.tuning.items()
         ],
         "at_edge": list(standing.search.at_edge),
-        "config": arena.trial(standing.task, standing.search.best, arena.seeds[0]).config.to_dict(),
+        "config": {**config.to_dict(), "data": config.data.name},  # a board can be passed on: no paths
     }
 
 

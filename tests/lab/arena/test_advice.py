@@ -6,21 +6,30 @@ import shlex
 
 import pytest
 
-from merit_lab.arena.advice import RateObservation, StandingRecord, observe, predict
+from merit_lab.arena.advice import (
+    PRIOR_WITH_RATIOS,
+    PRIOR_WITHOUT,
+    RateObservation,
+    RunSize,
+    StandingRecord,
+    determines_exponents,
+    observe,
+    predict,
+    prior_of,
+)
 from merit_lab.arena.advise_command import main
 from merit_lab.models import PRESETS
 from merit_lab.train import OptimizerConfig, TrainConfig
 from merit_lab.train.command import parse as parse_train
 
 LR = "optimizer.lr"
+SMALL = RunSize(batch=64, parameters=1_000_000, steps=200)
 
 
-def standing_of(
-    rates: dict[float, float], best: float, deviation: float = 0.0, batch: int = 64
-) -> StandingRecord:
+def standing_of(rates: dict[float, float], best: float, deviation: float = 0.0) -> StandingRecord:
     tuning = [({LR: lr, "optimizer.warmup": 0.1}, loss) for lr, loss in rates.items()]
     best_setting = {LR: best, "optimizer.warmup": 0.1}
-    return StandingRecord("merit", 3.0, batch, 1000, best_setting, tuning, deviation, TrainConfig(data="x"))
+    return StandingRecord("merit", 3.0, SMALL, best_setting, tuning, deviation, TrainConfig(data="x"))
 
 
 def test_the_best_rate_is_the_minimum_of_a_parabola() -> None:
@@ -44,28 +53,51 @@ def test_without_worse_neighbours_a_rate_is_known_to_a_factor_of_two(rates) -> N
 
 
 def test_one_board_is_extrapolated_by_the_prior() -> None:
-    board = RateObservation(math.log(64), math.log(1e6), math.log(0.01), 0.1)
-    mean, deviation = predict([board], math.log(256), math.log(1e6))
-    assert mean == pytest.approx(math.log(0.02), abs=0.01)  # the square root of four
-    assert deviation == pytest.approx(math.hypot(0.1, 0.25 * math.log(4)), rel=0.01)
-    here, certainty = predict([board], math.log(64), math.log(1e6))
+    board = RateObservation(SMALL, math.log(0.01), 0.1)
+    longer = SMALL._replace(steps=16 * SMALL.steps)
+    mean, deviation = predict([board], longer, PRIOR_WITH_RATIOS)
+    assert mean == pytest.approx(math.log(0.0025), abs=0.01)  # one over the square root of 16
+    assert deviation == pytest.approx(math.hypot(0.1, 0.25 * math.log(16)), rel=0.01)
+    assert predict([board], longer, PRIOR_WITHOUT)[0] == pytest.approx(math.log(0.01), abs=0.01)
+    larger = RunSize(16 * SMALL.batch, 16 * SMALL.parameters, SMALL.steps)  # one doubles it, one halves it
+    assert predict([board], larger, PRIOR_WITHOUT)[0] == pytest.approx(math.log(0.01), abs=0.01)
+    here, certainty = predict([board], SMALL, PRIOR_WITHOUT)
     assert here == pytest.approx(math.log(0.01), abs=1e-3)
     assert certainty == pytest.approx(0.1, rel=0.01)
 
 
 def test_several_boards_outweigh_the_prior() -> None:
     boards = [
-        RateObservation(math.log(b), math.log(1e6), math.log(0.01 * b / 64), 0.05)
-        for b in (64, 128, 256, 512)
+        RateObservation(SMALL._replace(batch=batch), math.log(0.01 * batch / 64), 0.05)
+        for batch in (64, 128, 256, 512)
     ]
-    mean, deviation = predict(boards, math.log(1024), math.log(1e6))
+    mean, deviation = predict(boards, SMALL._replace(batch=1024), PRIOR_WITHOUT)
     assert mean == pytest.approx(math.log(0.16), abs=0.05)  # the rates grow linearly with the batch
     assert deviation < 0.15
 
 
+@pytest.mark.parametrize(
+    ("optimizer", "prior"),
+    [
+        ("muon-merit,ratio_bounds=[0,0.2]", PRIOR_WITH_RATIOS),
+        ("pytorch-optimizer:Lamb", PRIOR_WITH_RATIOS),
+        ("adamw", PRIOR_WITHOUT),
+        ("torch:Muon,rest=merit", PRIOR_WITHOUT),  # the rest's ratios are not those of most weights
+    ],
+)
+def test_rates_with_trust_ratios_fall_with_the_steps(optimizer: str, prior: object) -> None:
+    assert prior_of(optimizer) == prior
+
+
+def test_batches_with_as_many_tokens_do_not_tell_batch_from_steps() -> None:
+    sizes = [RunSize(64, 10, 800), RunSize(128, 10, 400), RunSize(256, 20, 200), RunSize(512, 20, 100)]
+    assert not determines_exponents(sizes)
+    assert determines_exponents([*sizes, RunSize(512, 20, 200)])
+
+
 def write_board(folder, rate: float, mean: float = 3.0) -> None:
     config = TrainConfig(
-        data="x", model=PRESETS["tiny"], optimizer=OptimizerConfig(name="muon-merit", lr=rate)
+        data="x", model=PRESETS["tiny"], steps=200, optimizer=OptimizerConfig(name="muon-merit", lr=rate)
     )
     rest = "optimizer.options.rest_lr"
     setting = {LR: rate, rest: 2 * rate, "optimizer.warmup": 0.04}
@@ -83,16 +115,25 @@ def write_board(folder, rate: float, mean: float = 3.0) -> None:
 
 def test_the_output_ends_with_a_training_command(tmp_path, capsys) -> None:
     write_board(tmp_path / "arena", 0.04)
-    assert main([str(tmp_path / "arena"), "--model", "nano-10m", "--batch", "256"]) == 0
+    options = ["--model", "tiny", "--batch", "64", "--steps", "3200"]
+    assert main([str(tmp_path / "arena"), *options]) == 0
     output = " ".join(capsys.readouterr().out.split())
-    assert "MuonMERIT 0.08" in output
+    assert "MuonMERIT 0.01" in output
     assert "AdamW" not in output  # one of its seeds diverged
-    assert "rates grow as batch**(0.5 ± 0.25) and as size**(0 ± 0.3)" in output
+    assert "0.218M parameters, batches of 64 and 200 steps" in output
+    assert "size**-0.25, and steps**-0.5 with trust ratios or steps**0 without, each ± 0.25" in output
     assert (
-        "merit train nano-10m --data FOLDER --batch 256 --optimizer.name muon-merit --optimizer.lr 0.08"
-        in output
+        "merit train tiny --data FOLDER --batch 64 --steps 3200 --optimizer.name muon-merit "
+        "--optimizer.lr 0.01 --optimizer.warmup 0.04 --optimizer.options rest_lr=0.02" in output
     )
-    assert "--optimizer.warmup 0.04 --optimizer.options rest_lr=0.16" in output
+
+
+def test_a_run_has_the_length_of_merit_train_unless_it_is_given(tmp_path, capsys) -> None:
+    write_board(tmp_path / "arena", 0.04)
+    assert main([str(tmp_path / "arena"), "--model", "tiny", "--batch", "64"]) == 0
+    command = shlex.split(capsys.readouterr().out.splitlines()[-1])
+    config, _, _ = parse_train(command[2:])
+    assert config.steps == parse_train(["tiny", "--data=x", "--batch=64"])[0].resolve(None).steps > 200
 
 
 @pytest.mark.usefixtures("trained")
@@ -106,17 +147,17 @@ def test_advice_for_custom_optimizers_has_their_options_and_second_optimizers(
     assert main([str(tmp_path / "out"), "--model", "tiny", "--batch", "16"]) == 0
     output = capsys.readouterr().out
     table = " ".join(output.split())
-    assert "Muon + torch:AdamW 0.004" in table
+    assert "Muon + torch:AdamW 0.0012" in table  # a larger model and batch
     assert "SGD, momentum 0.5" in table
     command = shlex.split(output.splitlines()[-1])
     assert command[:2] == ["merit", "train"]
     config, _, _ = parse_train(command[2:])
     assert config.optimizer == OptimizerConfig(
         name="torch:Muon",
-        lr=0.004,  # twice as high with four times the batch
+        lr=0.0012,
         options=("momentum=0.95",),
         rest="torch:AdamW",
-        rest_lr=0.008,
+        rest_lr=0.0024,
         rest_options=("betas=0.9,0.95",),
         final=0.2,
     )
@@ -127,6 +168,7 @@ def test_advice_for_custom_optimizers_has_their_options_and_second_optimizers(
     [
         (["--model", "nano", "--batch", "4"], "unknown model 'nano'; did you mean 'nano-33m'"),
         (["--model", "tiny", "--batch", "0"], "--batch is 0; it must be at least 1"),
+        (["--model", "tiny", "--batch", "4", "--steps", "0"], "--steps is 0; it must be at least 1"),
         (["--model", "tiny", "--batch", "4"], "holds no report of an arena; `merit arena ... --out"),
     ],
 )
