@@ -18,12 +18,14 @@ from pathlib import Path
 
 from merit_lab.arena.advice import RunSize, advise, read_boards
 from merit_lab.models import num_parameters
+from merit_lab.record import run_folders
 from merit_lab.report import find_runs, group
 from merit_lab.report.charts import write_svg
 from merit_lab.report.figures import make_figures
 from merit_lab.report.gather import DISPLAY_NAMES, MeasuredRun
 from merit_lab.report.outcome import Spread
 from merit_lab.report.tables import NOTHING, Table
+from merit_lab.scale.measure import choose, fit, measure
 from merit_lab.study.charts import Axis, line_chart
 from merit_lab.study.fields import short
 from merit_lab.study.page import FILE_WIDTH
@@ -296,6 +298,29 @@ def batches() -> Table:
         shown = [f"{one.shown} ({one.rates})" if one else NOTHING for one in cells]
         rows.append((f"{batch}", f"{SEQUENCES // batch}", *shown))
     return Table(("Batch", "Steps", *(DISPLAY_NAMES[name] for name in SCALED)), tuple(rows))
+
+
+SCALED_TO = 2.4  # the validation loss that small models were trained to
+
+
+def critical() -> Table:
+    """Steps of a small model to a loss, by batch, and the critical batch that they give."""
+    measured = choose(measure(run_folders(ROOT / "results/sizes/scale"), SCALED_TO))
+    sizes = sorted({one.batch for one in measured})
+    rows = []
+    for name in SCALED:
+        steps = {one.batch: f"{one.mean:.0f} ({one.lr:g})" for one in measured if one.optimizer == name}
+        curve = fit(measured, name)
+        assert curve is not None
+        batch = curve.critical_batch
+        rows.append(
+            (
+                DISPLAY_NAMES[name],
+                *(steps[size] for size in sizes),
+                f"{batch.value:.0f} ({batch.low:.0f} to {batch.high:.0f})",
+            )
+        )
+    return Table(("Optimizer", *(f"Batch {size}" for size in sizes), "Critical batch"), tuple(rows))
 
 
 def longer() -> Table:
@@ -583,6 +608,7 @@ TABLES: dict[str, Callable[[], Table]] = {
     "tuned": tuned,
     "budgets": budgets,
     "batches": batches,
+    "critical": critical,
     "longer": longer,
     "bounds": bounds,
     "parts": parts,
