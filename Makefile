@@ -41,7 +41,7 @@ test-gpu: $(DEV) ## run the tests that need a CUDA GPU
 lint: $(DEV) ## check style, types and import layers
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
-	$(BIN)/mypy -n auto
+	$(BIN)/mypy
 	$(BIN)/lint-imports
 
 docs: $(DEV) ## build the documentation into build/site; broken links are errors
