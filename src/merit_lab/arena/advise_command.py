@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import shlex
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -96,8 +96,8 @@ def _explanation(
     sizes = sorted({standing.size for standing in standings})
     nearest = min(sizes, key=size.distance)
     yield (
-        f"\nThe arenas had {_each(_millions(one) for one in sizes)} parameters, batches of "
-        f"{_each(f'{one.batch:,}' for one in sizes)} and {_each(f'{one.steps:,}' for one in sizes)} steps. "
+        f"\nThe arenas had {_each((one.parameters for one in sizes), _millions)} parameters, batches of "
+        f"{_each(one.batch for one in sizes)} and {_each(one.steps for one in sizes)} steps. "
         f"The order is that of the nearest, {_described(nearest)}; for {_described(size)} it may be another."
     )
     if not determines_exponents(sizes):
@@ -112,16 +112,16 @@ def _explanation(
     yield f"  merit train {model} --data FOLDER --batch {size.batch} --steps {size.steps} {options}"
 
 
-def _each(texts: Iterable[str]) -> str:
-    return join(list(dict.fromkeys(texts)))
+def _each(numbers: Iterable[int], show: Callable[[int], str] = "{:,}".format) -> str:
+    return join([show(number) for number in sorted(set(numbers))])
 
 
 def _described(size: RunSize) -> str:
-    return f"{_millions(size)} parameters and {size.steps:,} steps of {size.batch:,} sequences"
+    return f"{_millions(size.parameters)} parameters and {size.steps:,} steps of {size.batch:,} sequences"
 
 
-def _millions(size: RunSize) -> str:
-    return f"{size.parameters / 1e6:.3g}M"
+def _millions(number: int) -> str:
+    return f"{number / 1e6:.3g}M"
 
 
 def _train_options(best: Advice) -> Iterator[str]:
