@@ -198,13 +198,13 @@ def at_papers_batch(name: str) -> SeedRuns | None:
 
 
 @cache
-def in_arena() -> dict[str, SeedRuns]:
-    """The settings that an arena chose for each optimizer at 10M.
+def in_arena(size: str = "10m") -> dict[str, SeedRuns]:
+    """The settings that an arena chose for each optimizer.
 
     It tunes with one seed and repeats the best with others, so these are the settings with the most seeds.
     """
     runs: dict[str, dict[str, list[MeasuredRun]]] = {}
-    for run in find_runs([ROOT / "results/arena/10m"]):
+    for run in find_runs([ROOT / "results/arena" / size]):
         optimizer = run.config["optimizer"]
         runs.setdefault(optimizer["name"], {}).setdefault(repr(optimizer), []).append(run)
     return {name: SeedRuns(tuple(max(found.values(), key=len))) for name, found in runs.items()}

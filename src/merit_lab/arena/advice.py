@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from merit_lab.models import num_parameters
+from merit_lab.report.gather import short_name
 from merit_lab.study.fields import LR
 from merit_lab.study.valley import Valley
 from merit_lab.train import TrainConfig
@@ -149,8 +150,8 @@ def rank(standings: Sequence[StandingRecord], size: RunSize) -> list[str]:
 
 
 def prior_of(optimizer: str) -> Exponents:
-    """What is assumed of an optimizer before its boards are seen."""
-    name = optimizer.partition(",")[0].lower()
+    """What is assumed of an optimizer, by its name, before its boards are seen."""
+    name = short_name(optimizer).lower()
     return PRIOR_WITH_RATIOS if any(part in name for part in _WITH_RATIOS) else PRIOR_WITHOUT
 
 
@@ -163,8 +164,9 @@ def determines_exponents(sizes: Sequence[RunSize]) -> bool:
 def advise(standings: Sequence[StandingRecord], optimizer: str, size: RunSize) -> Advice:
     """Recommend settings of an optimizer for a run."""
     known = [one for one in standings if one.optimizer == optimizer]
-    mean, deviation = predict([observe(one) for one in known], size, prior_of(optimizer))
     nearest = min(known, key=lambda one: one.size.distance(size))
+    prior = prior_of(nearest.config.optimizer.name)
+    mean, deviation = predict([observe(one) for one in known], size, prior)
     lr = math.exp(mean)
     settings = {
         field: float(f"{value * lr / nearest.setting[LR]:.2g}") if field.endswith("lr") else value

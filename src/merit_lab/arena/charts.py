@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 
 from merit_lab.arena.board import Board, Standing
-from merit_lab.arena.plan import Arena, Runs
 from merit_lab.report.curves import finite
 from merit_lab.report.figures import unchecked
 from merit_lab.study.charts import Axis, Chart, Line, Lines, curve_chart, line_chart
@@ -47,12 +46,12 @@ def curves(board: Board) -> Chart:
         )
 
 
-def tuning(arena: Arena, runs: Runs, board: Board) -> list[Chart]:
+def tuning(board: Board) -> list[Chart]:
     """A chart for each tuned setting: the loss of the tuning runs that differ in nothing else."""
     fields = dict.fromkeys(short(axis.field) for standing in board.standings for axis in standing.task.axes)
     charts = []
     for place, field in enumerate(fields):
-        lines = {standing.name: _tuned(arena, runs, standing, field) for standing in board.standings}
+        lines = {standing.name: _tuned(standing, field) for standing in board.standings}
         if any(lines.values()):
             charts.append(_tuning_chart(board, lines, field, _TUNING_CAPTION if place == 0 else ""))
     return charts
@@ -77,15 +76,14 @@ def _optimizers(board: Board) -> dict[str, str]:
     return {standing.name: standing.task.optimizer.name for standing in board.standings}
 
 
-def _tuned(arena: Arena, runs: Runs, standing: Standing, field: str) -> list[Line]:
+def _tuned(standing: Standing, field: str) -> list[Line]:
     """The lines along one setting, by its short name; those of a single run are left out."""
     task = standing.task
     place = next((place for place, axis in enumerate(task.axes) if short(axis.field) == field), None)
     if place is None:
         return []
     lines: dict[tuple[float, ...], list[tuple[float, float]]] = {}
-    for point in standing.search.tried:
-        loss = runs.loss(arena.trial(task, point, arena.seeds[0]))
+    for point, loss in standing.tuning.items():
         if loss is not None and math.isfinite(loss):
             others = (*point.values[:place], *point.values[place + 1 :])
             value = task.settings(point)[task.axes[place].field]

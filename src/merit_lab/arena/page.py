@@ -48,11 +48,7 @@ def make_page(arena: Arena) -> Page:
         ],
         summary=summary.summarise(leaderboards),
         warnings=summary.warnings(leaderboards, together=shared_a_gpu(runs.by_name.values())),
-        charts=[
-            chart
-            for board in leaderboards
-            for chart in (charts.curves(board), *charts.tuning(arena, runs, board))
-        ],
+        charts=[chart for board in leaderboards for chart in (charts.curves(board), *charts.tuning(board))],
         lead=standings,
         tables=[
             TableSection(

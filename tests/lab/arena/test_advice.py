@@ -79,10 +79,10 @@ def test_several_boards_outweigh_the_prior() -> None:
 @pytest.mark.parametrize(
     ("optimizer", "prior"),
     [
-        ("muon-merit,ratio_bounds=[0,0.2]", PRIOR_WITH_RATIOS),
+        ("muon-merit", PRIOR_WITH_RATIOS),
         ("pytorch-optimizer:Lamb", PRIOR_WITH_RATIOS),
         ("adamw", PRIOR_WITHOUT),
-        ("torch:Muon,rest=merit", PRIOR_WITHOUT),  # the rest's ratios are not those of most weights
+        ("flambe:Own", PRIOR_WITHOUT),  # a module's name says nothing
     ],
 )
 def test_rates_with_trust_ratios_fall_with_the_steps(optimizer: str, prior: object) -> None:
