@@ -32,6 +32,7 @@ def test_all_contestants_are_tuned_with_the_same_budget_and_ranked(arena, traine
     assert best["setting"]["optimizer.lr"] == 0.08
     assert best["setting"]["optimizer.options.rest_lr"] > 0.04  # it started at 0.4 of the rate
     assert len(best["losses"]) == 3
+    assert "/" not in best["config"]["data"]  # a board can be passed on
     assert leaderboard["standings"][1]["chance"] < 0.01
     assert len(trained) == len(set(trained)) == 3 * (8 + 2)  # tuning runs, and two more seeds
     assert "With a batch of 4 MuonMERIT ends lowest, at a validation loss of" in output
