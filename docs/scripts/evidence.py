@@ -40,8 +40,16 @@ PAGES = ("README.md", "docs/results.md")
 PICTURES = ROOT / "docs/images"
 SIZES = {256: "10M", 512: "33M", 768: "98M"}  # by width
 CONTESTANTS = ("adamw", "lamb", "merit", "muon", "normuon", "muon-merit")
-# Rows of the first tables: an optimizer and its warm-up, as a share of the steps.
-ENTRIES = (*((name, 0.1) for name in CONTESTANTS[:-1]), ("muon", 0.5), ("normuon", 0.5), ("muon-merit", 0.1))
+# Warm-ups as shares of the steps.
+USUAL = (0.1,)
+LONG = (0.4, 0.5)
+# Rows of the first tables: an optimizer and its warm-ups.
+ENTRIES = (
+    *((name, USUAL) for name in CONTESTANTS[:-1]),
+    ("muon", LONG),
+    ("normuon", LONG),
+    ("muon-merit", USUAL),
+)
 SEQUENCES = 200 * 512  # in a run of enwik8, whatever its batch
 BATCHES = (64, 128, 256, 512, 1024, 2048, 4096)
 SCALED = ("adamw", "muon", "muon-merit")  # optimizers that were run at every batch
@@ -120,6 +128,11 @@ class SeedRuns:
         """The largest attention logit at the end, of any layer and seed."""
         return max(run.curves["max_logit"][-1][1] for run in self.runs)
 
+    @property
+    def entropy(self) -> float:
+        """The entropy of attention at the end, a mean over heads, layers and seeds."""
+        return statistics.fmean(run.curves["entropy_mean"][-1][1] for run in self.runs)
+
     def steps_to(self, loss: float) -> float | None:
         """Mean steps of the seeds to a validation loss; None where one does not get there."""
         steps = [steps_to_reach(loss, run.curves["validation_loss"]) for run in self.runs]
@@ -179,6 +192,11 @@ def tried(
     return tuple(SeedRuns(tuple(once(runs))) for runs in groups.values())
 
 
+def tried_with(width: int, optimizer: str, warmups: tuple[float, ...]) -> list[SeedRuns]:
+    """What was tried of an optimizer at a size with any of these warm-ups."""
+    return [one for warmup in warmups for one in tried(width, optimizer, warmup=warmup)]
+
+
 def once(runs: Iterable[MeasuredRun]) -> list[MeasuredRun]:
     """The first run of each seed: some were made again, to see what rounding does."""
     return list({run.seed: run for run in reversed(list(runs))}.values())
@@ -210,15 +228,15 @@ def in_arena(size: str = "10m") -> dict[str, SeedRuns]:
     return {name: SeedRuns(tuple(max(found.values(), key=len))) for name, found in runs.items()}
 
 
-def label(name: str, warmup: float) -> str:
-    """An optimizer's name, and its warm-up where that is not 10% of the steps."""
-    return DISPLAY_NAMES[name] + ("" if warmup == 0.1 else f", warm-up {warmup:.0%}")
+def label(name: str, warmups: tuple[float, ...]) -> str:
+    """An optimizer's name, and whether its warm-up is long."""
+    return DISPLAY_NAMES[name] + (", long warm-up" if warmups == LONG else "")
 
 
 def headline() -> Table:
     """Validation loss by optimizer and size."""
-    sizes = [[best(tried(width, name, warmup=warmup)) for name, warmup in ENTRIES] for width in SIZES]
-    tuned_alike = [in_arena().get(name) if warmup == 0.1 else None for name, warmup in ENTRIES]
+    sizes = [[best(tried_with(width, *entry)) for entry in ENTRIES] for width in SIZES]
+    tuned_alike = [in_arena().get(name) if warmups == USUAL else None for name, warmups in ENTRIES]
     columns = []
     for found in (*sizes, tuned_alike):
         lowest = min((one for one in found if one), key=lambda one: one.mean)
@@ -233,18 +251,18 @@ def headline() -> Table:
 
 def tuned() -> Table:
     """The best of each optimizer at each size, how far MuonMERIT is below it, and what it saves."""
-    others = (("orscale", 0.1), ("soap", 0.1), ("soap-merit", 0.1))
+    others = (("lion", LONG), ("orscale", USUAL), ("orscale", LONG), ("soap", USUAL), ("soap-merit", USUAL))
     rows = []
     for width, size in SIZES.items():
-        muon, adamw, ours = (best(tried(width, name, warmup=0.1)) for name in ("muon", "adamw", "muon-merit"))
-        for name, warmup in (*ENTRIES[:3], *others, *ENTRIES[3:]):
-            series = tried(width, name, warmup=warmup)
+        muon, adamw, ours = (best(tried_with(width, name, USUAL)) for name in ("muon", "adamw", "muon-merit"))
+        for name, warmups in (*ENTRIES[:3], *others, *ENTRIES[3:]):
+            series = tried_with(width, name, warmups)
             if (one := best(series)) is None:
                 continue
             rows.append(
                 (
                     size,
-                    label(name, warmup),
+                    label(name, warmups),
                     one.rates,
                     str(len({each.rates for each in series if each.is_plain})),
                     str(len(one.runs)),
@@ -300,15 +318,21 @@ def batches() -> Table:
     return Table(("Batch", "Steps", *(DISPLAY_NAMES[name] for name in SCALED)), tuple(rows))
 
 
-SCALED_TO = 2.4  # the validation loss that small models were trained to
-
-
 def critical() -> Table:
-    """Steps of a small model to a loss, by batch, and the critical batch that they give."""
-    measured = choose(measure(run_folders(ROOT / "results/sizes/scale"), SCALED_TO))
+    """Steps of `tiny` to a loss, by batch, and the critical batch that they give."""
+    return _critical("sizes/scale", 2.4)
+
+
+def critical_10m() -> Table:
+    """The same at 10M."""
+    return _critical("directions/10m-scale", 4.3)
+
+
+def _critical(folder: str, loss: float) -> Table:
+    measured = choose(measure(run_folders(ROOT / "results" / folder), loss))
     sizes = sorted({one.batch for one in measured})
     rows = []
-    for name in SCALED:
+    for name in sorted({one.optimizer for one in measured}, key=SCALED.index):
         steps = {one.batch: f"{one.mean:.0f} ({one.lr:g})" for one in measured if one.optimizer == name}
         curve = fit(measured, name)
         assert curve is not None
@@ -325,15 +349,44 @@ def critical() -> Table:
 
 def longer() -> Table:
     """Four times as many steps at 10M, on a text that is read twice."""
+    return _settings(256, (*CONTESTANTS[:2], "maxlamb", *CONTESTANTS[2:]), steps=800, text="mix")
+
+
+def largest() -> Table:
+    """Everything that was tried at 98M in 200 steps."""
+    return _settings(768, CONTESTANTS, steps=200, text="enwik8")
+
+
+def _settings(width: int, names: Iterable[str], *, steps: int, text: str) -> Table:
     rows = [
-        (DISPLAY_NAMES[name], one.setting, one.rates, one.shown, f"{one.largest_logit:,.0f}")
-        for name in (*CONTESTANTS[:2], "maxlamb", *CONTESTANTS[2:])
+        (
+            DISPLAY_NAMES[name],
+            one.setting,
+            one.rates,
+            str(len(one.runs)),
+            one.shown,
+            f"{one.largest_logit:,.0f}",
+            f"{one.entropy:.1f}",
+        )
+        for name in names
         for one in sorted(
-            (one for warmup in (0.1, 0.5) for one in tried(256, name, steps=800, warmup=warmup, text="mix")),
+            (
+                one
+                for warmup in (*USUAL, *LONG)
+                for one in tried(width, name, steps=steps, warmup=warmup, text=text)
+            ),
             key=lambda one: (one.lr, one.rates, one.setting),
         )
     ]
-    head = ("Optimizer", "Setting", "Learning rate", "Validation loss", "Largest attention logit")
+    head = (
+        "Optimizer",
+        "Setting",
+        "Learning rate",
+        "Seeds",
+        "Validation loss",
+        "Largest attention logit",
+        "Entropy",
+    )
     return Table(head, tuple(rows), num_text=2)
 
 
@@ -609,6 +662,8 @@ TABLES: dict[str, Callable[[], Table]] = {
     "budgets": budgets,
     "batches": batches,
     "critical": critical,
+    "critical-10m": critical_10m,
+    "largest": largest,
     "longer": longer,
     "bounds": bounds,
     "parts": parts,
