@@ -287,7 +287,7 @@ def _gap(one: SeedRuns, ours: SeedRuns | None) -> str:
     """How far a mean is above ours, with the p value of a paired t-test where both have three seeds."""
     if ours is None or one is ours:
         return NOTHING
-    gap = f"{one.mean - ours.mean:.2f}"
+    gap = f"{one.mean - ours.mean:z.2f}"
     if len(one.runs) < 3 or len(ours.runs) < 3:
         return gap
     from scipy import stats
