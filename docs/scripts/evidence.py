@@ -8,12 +8,14 @@ from what the records give.
 """
 
 import json
+import math
 import re
 import statistics
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from inspect import signature
+from itertools import pairwise
 from pathlib import Path
 
 from merit_lab.arena.advice import RunSize, advise, read_boards
@@ -390,6 +392,28 @@ def _settings(width: int, names: Iterable[str], *, steps: int, text: str) -> Tab
     return Table(head, tuple(rows), num_text=2)
 
 
+ENTROPY_LEFT = (0.0, 0.25, 0.4, 0.6, math.inf)  # bounds of ranges, as shares of the entropy before training
+
+
+def entropies() -> Table:
+    """How far runs end above the best of their kind, by how much of their attention entropy is left."""
+    alike: dict[str, list[tuple[float, float]]] = {}
+    for run in all_runs():
+        config, entropy = run.config, run.curves.get("entropy_mean", [])
+        last_step, loss = run.curves["validation_loss"][-1]
+        if len(entropy) > 1 and last_step == config["steps"]:  # not those that end at a given loss
+            kind = repr([config[key] for key in ("model", "batch", "steps")]) + config["optimizer"]["name"]
+            alike.setdefault(kind + text_of(run), []).append((loss, entropy[-1][1] / entropy[0][1]))
+    above = [(loss - min(runs)[0], left) for runs in alike.values() if len(runs) > 1 for loss, left in runs]
+    rows = []
+    for low, high in pairwise(ENTROPY_LEFT):
+        gaps = [gap for gap, left in above if low <= left < high]
+        ends = f"{low:.0%} to {high:.0%}" if math.isfinite(high) else f"{low:.0%} and more"
+        near = sum(gap <= 0.05 for gap in gaps)
+        rows.append((ends, f"{len(gaps)}", f"{near}", f"{statistics.median(gaps):.2f}"))
+    return Table(("Entropy left", "Runs", "Within 0.05 of the best", "Median above the best"), tuple(rows))
+
+
 BOUNDS = (None, 0.2, 0.1, 0.05)
 
 
@@ -664,6 +688,7 @@ TABLES: dict[str, Callable[[], Table]] = {
     "critical": critical,
     "critical-10m": critical_10m,
     "largest": largest,
+    "entropies": entropies,
     "longer": longer,
     "bounds": bounds,
     "parts": parts,

@@ -9,6 +9,7 @@ from typing import Any
 from merit_lab.arena import charts, summary
 from merit_lab.arena.board import Board, Standing, boards, shared_a_gpu
 from merit_lab.arena.plan import DECAY, WARMUP, Arena, Runs
+from merit_lab.report import health
 from merit_lab.report.curves import finite
 from merit_lab.report.gather import MeasuredRun, differing, flatten, show
 from merit_lab.study.fields import LR
@@ -47,7 +48,16 @@ def make_page(arena: Arena) -> Page:
             f"{len(runs.by_name)} runs",
         ],
         summary=summary.summarise(leaderboards),
-        warnings=summary.warnings(leaderboards, together=shared_a_gpu(runs.by_name.values())),
+        warnings=[
+            *summary.warnings(leaderboards, together=shared_a_gpu(runs.by_name.values())),
+            *health.warnings(
+                {
+                    f"{standing.name} (batch {board.batch})": list(standing.runs.values())
+                    for board in leaderboards
+                    for standing in board.standings
+                }
+            ),
+        ],
         charts=[chart for board in leaderboards for chart in (charts.curves(board), *charts.tuning(board))],
         lead=standings,
         tables=[

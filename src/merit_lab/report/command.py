@@ -34,5 +34,7 @@ def main(argv: Sequence[str]) -> int:
         print(f"merit report: {error}", file=sys.stderr)
         return 1
     report.show()
+    for warning in report.warnings:
+        print(f"merit report: {warning}", file=sys.stderr)
     print(f"\n{report.summary}\nThe page: {page}")
     return 0

@@ -18,7 +18,11 @@ from merit_lab.report.template import render
 
 
 def render_page(
-    all_series: Sequence[Series], outcomes: Sequence[SeriesOutcome], figures: Sequence[Figure], summary: str
+    all_series: Sequence[Series],
+    outcomes: Sequence[SeriesOutcome],
+    figures: Sequence[Figure],
+    summary: str,
+    warnings: Sequence[str] = (),
 ) -> str:
     """The page as text."""
     look = Look.of({series.label: series.optimizer for series in all_series})
@@ -27,6 +31,7 @@ def render_page(
         title=_title(all_series),
         facts=_facts(all_series),
         summary=summary,
+        warnings=warnings,
         data=_charts(figures, look.colours),
         legend=[
             (label, look.colours[label], " ".join(map(str, dash))) for label, dash in look.dashes.items()

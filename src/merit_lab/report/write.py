@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from merit_lab.folders import refuse_file
+from merit_lab.report import health
 from merit_lab.report.charts import write_svg
 from merit_lab.report.curves import tokens_per_step
 from merit_lab.report.figures import Figure, is_figure, make_figures
@@ -38,7 +39,6 @@ class Report:
 
     series: tuple[Series, ...]
     outcomes: tuple[SeriesOutcome, ...]
-    warnings: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, runs: Sequence[MeasuredRun]) -> Report:
@@ -54,6 +54,11 @@ class Report:
         """Which series did best, and how certain that is."""
         return summarise(self.outcomes)
 
+    @cached_property
+    def warnings(self) -> list[str]:
+        """Signs of trouble in the runs."""
+        return health.warnings({series.label: series.runs for series in self.series})
+
     def show(self) -> None:
         """Print one row for each series."""
         print_outcomes(self.outcomes)
@@ -65,7 +70,8 @@ class Report:
         folder.mkdir(parents=True, exist_ok=True)
         # First, because it marks the folder: an incomplete report can then be replaced.
         page = folder / "index.html"
-        page.write_text(render_page(self.series, self.outcomes, figures, self.summary), encoding="utf-8")
+        text = render_page(self.series, self.outcomes, figures, self.summary, self.warnings)
+        page.write_text(text, encoding="utf-8")
         _write_figures(figures, folder / "figures")
         (folder / "table.md").write_text(series_table(self.outcomes).markdown(), encoding="utf-8")
         write_csv(folder / "table.csv", _table_rows(self.outcomes))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 import time
 from types import TracebackType
 from typing import Any, Self
@@ -49,6 +50,10 @@ class Display:
             self._console.print(f"step {step}: {values['message']}", markup=False, soft_wrap=True)
         elif kind == "attention":
             self._seen["logit"] = keep_nan(max, [value for heads in values["max_logits"] for value in heads])
+            if values["entropy"] is not None:
+                self._seen["entropy"] = statistics.fmean(
+                    value for heads in values["entropy"] for value in heads
+                )
         elif kind == "validation":
             self._seen["validation"] = values["loss"]
             if self._progress is None:
@@ -71,7 +76,13 @@ class Display:
         self._console.print(f"step {step}/{self._steps}  {self._text()}{left}", markup=False, soft_wrap=True)
 
     def _text(self) -> str:
-        shown = {"loss": "{:.4f}", "validation": "{:.4f}", "logit": "{:.1f}", "tokens/s": "{:,.0f}"}
+        shown = {
+            "loss": "{:.4f}",
+            "validation": "{:.4f}",
+            "logit": "{:.1f}",
+            "entropy": "{:.1f}",
+            "tokens/s": "{:,.0f}",
+        }
         return "  ".join(
             f"{name} {style.format(self._seen[name])}" for name, style in shown.items() if name in self._seen
         )

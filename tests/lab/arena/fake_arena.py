@@ -49,6 +49,8 @@ def train(
         for step in range(0, config.steps + 1, 2):
             loss = 5.5 + (final_loss(config) - 5.5) * step / config.steps
             metrics.write({"kind": "validation", "step": step, "tokens": 64 * step, "loss": loss})
+            entropy = 3.0 if config.optimizer.name != "adamw" else 3.0 - 2.8 * step / config.steps
+            metrics.write({"kind": "attention", "step": step, "max_logits": [[9.0]], "entropy": [[entropy]]})
             if loss > dict(bars).get(step, math.inf):
                 end = "abandoned"
                 break

@@ -114,6 +114,13 @@ def test_the_tuning_of_each_setting_is_drawn(arena, tmp_path) -> None:
     assert "AdamW" not in drawn["rest-lr"]  # it has one rate
 
 
+@pytest.mark.usefixtures("trained")
+def test_collapsed_attention_gives_a_warning(arena, capsys) -> None:
+    assert arena("--budget", "3", "--seeds", "0", "1") == 0
+    warning = "the attention entropy fell from 3 to 0.2 nats with AdamW (batch 4): heads attend to few tokens"
+    assert capsys.readouterr().err.count(warning) == 1
+
+
 def trained_at(seconds: int, device: str = "cuda") -> MeasuredRun:
     """A run of ten seconds that began so long after the first minute of the year."""
     environment = {"device": {"type": device}, "started": f"2026-01-01T00:01:{seconds:02}+00:00"}

@@ -192,7 +192,9 @@ def shown(*, terminal, validated=False):
     with Display(100, console=console) as display:
         display.show("event", 0, {"what": "started", "message": "[a model]"})
         display.show("validation", 0, {"tokens": 0, "loss": 5.5})
-        display.show("attention", 0, {"max_logits": [[1.0, 2.0], [31.25, 0.0]], "entropy": None})
+        display.show(
+            "attention", 0, {"max_logits": [[1.0, 2.0], [31.25, 0.0]], "entropy": [[1.0, 2.0], [3.0, 4.5]]}
+        )
         display.show("update", 1, {"parameters": {}})
         for step in range(1, 101):
             display.show("train", step, {"loss": 5 - step / 100, "tokens_per_second": 12345.6})
@@ -223,7 +225,7 @@ def test_plain_lines_without_a_terminal():
     lines = shown(terminal=False).splitlines()
     assert lines[0] == "step 0: [a model]"
     assert lines[1].startswith("step 0/100  validation 5.5000")
-    assert "loss 4.0000  validation 5.5000  logit 31.2  tokens/s 12,346  0:00 left" in lines[-2]
+    assert "loss 4.0000  validation 5.5000  logit 31.2  entropy 2.6  tokens/s 12,346  0:00 left" in lines[-2]
     assert lines[-1] == "step 100: done"
     assert len(lines) < 7  # one in ten seconds, and the last
     assert not any("\x1b" in line for line in lines)
