@@ -8,8 +8,8 @@ from merit_lab.report.curves import finite
 from merit_lab.report.gather import MeasuredRun
 from merit_lab.report.summary import join
 
-# As a share of the entropy at the first measurement. Of 36 runs that ended below it, one was within 0.05 nats
-# of the best run of its optimizer and size; the median was 0.5 above (docs/results.md, attention entropy).
+# As a share of the entropy at the first measurement. Hardly a run that ended below it was near the best of its
+# optimizer and size, and many were far above (docs/results.md, attention entropy).
 _COLLAPSED = 0.25
 
 
