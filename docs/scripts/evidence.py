@@ -417,6 +417,10 @@ def entropies() -> Table:
 BOUNDS = (None, 0.2, 0.1, 0.05)
 
 
+def _bound_columns() -> tuple[str, ...]:
+    return tuple(f"{bound:g}" if bound else "No bound" for bound in BOUNDS)
+
+
 def bounds() -> Table:
     """MuonMERIT at one rate with the ratios bounded: the loss, and the largest attention logit."""
     rows = []
@@ -437,8 +441,26 @@ def bounds() -> Table:
             ]
             if found:
                 rows.append((SIZES[width], f"{steps}, {text}", momentum, *cells))
-    head = ("Size", "Steps, text", "Momentum", "No bound", *(f"{bound:g}" for bound in BOUNDS if bound))
+    head = ("Size", "Steps, text", "Momentum", *_bound_columns())
     return Table(head, tuple(rows), num_text=2)
+
+
+def small_bounds() -> Table:
+    """A small model with bounded ratios, by width, momentum and rate: the loss, and the entropy left."""
+    series: dict[tuple[int, int, str, float], dict[float | None, str]] = {}
+    for run in find_runs([ROOT / "results/sizes/tiny", ROOT / "results/sizes/bounds"]):
+        config, one, entropy = run.config, SeedRuns((run,)), run.curves["entropy_mean"]
+        if (config["optimizer"]["name"], config["model"]["layers"], config["batch"]) == ("muon-merit", 4, 64):
+            setting = config["steps"], config["model"]["width"], one.options.get("momentum", "0.95"), one.lr
+            left = entropy[-1][1] / entropy[0][1]
+            series.setdefault(setting, {})[one.bound] = f"{one.shown} ({left:.0%})"
+    rows = [
+        (f"{steps}", f"{width}", momentum, f"{lr:g}", *(found.get(bound, NOTHING) for bound in BOUNDS))
+        for (steps, width, momentum, lr), found in sorted(series.items())
+        if found.keys() & set(BOUNDS[1:])
+    ]
+    head = ("Steps", "Width", "Momentum", "Learning rate", *_bound_columns())
+    return Table(head, tuple(rows), num_text=0)
 
 
 PARTS = (
@@ -691,6 +713,7 @@ TABLES: dict[str, Callable[[], Table]] = {
     "entropies": entropies,
     "longer": longer,
     "bounds": bounds,
+    "small-bounds": small_bounds,
     "parts": parts,
     "rates": rates,
     "sizes": sizes,
