@@ -395,15 +395,21 @@ def _settings(width: int, names: Iterable[str], *, steps: int, text: str) -> Tab
 ENTROPY_LEFT = (0.0, 0.25, 0.4, 0.6, math.inf)  # bounds of ranges, as shares of the entropy before training
 
 
+def entropy_left(run: MeasuredRun) -> float:
+    """The attention entropy at the end, as a share of that before training."""
+    (_, first), *_, (_, last) = run.curves["entropy_mean"]
+    return last / first
+
+
 def entropies() -> Table:
     """How far runs end above the best of their kind, by how much of their attention entropy is left."""
     alike: dict[str, list[tuple[float, float]]] = {}
     for run in all_runs():
-        config, entropy = run.config, run.curves.get("entropy_mean", [])
-        last_step, loss = run.curves["validation_loss"][-1]
-        if len(entropy) > 1 and last_step == config["steps"]:  # not those that end at a given loss
+        config, (last_step, loss) = run.config, run.curves["validation_loss"][-1]
+        # Not those that end at a given loss.
+        if len(run.curves.get("entropy_mean", [])) > 1 and last_step == config["steps"]:
             kind = repr([config[key] for key in ("model", "batch", "steps")]) + config["optimizer"]["name"]
-            alike.setdefault(kind + text_of(run), []).append((loss, entropy[-1][1] / entropy[0][1]))
+            alike.setdefault(kind + text_of(run), []).append((loss, entropy_left(run)))
     above = [(loss - min(runs)[0], left) for runs in alike.values() if len(runs) > 1 for loss, left in runs]
     rows = []
     for low, high in pairwise(ENTROPY_LEFT):
@@ -449,11 +455,10 @@ def small_bounds() -> Table:
     """A small model with bounded ratios, by width, momentum and rate: the loss, and the entropy left."""
     series: dict[tuple[int, int, str, float], dict[float | None, str]] = {}
     for run in find_runs([ROOT / "results/sizes/tiny", ROOT / "results/sizes/bounds"]):
-        config, one, entropy = run.config, SeedRuns((run,)), run.curves["entropy_mean"]
+        config, one = run.config, SeedRuns((run,))
         if (config["optimizer"]["name"], config["model"]["layers"], config["batch"]) == ("muon-merit", 4, 64):
             setting = config["steps"], config["model"]["width"], one.options.get("momentum", "0.95"), one.lr
-            left = entropy[-1][1] / entropy[0][1]
-            series.setdefault(setting, {})[one.bound] = f"{one.shown} ({left:.0%})"
+            series.setdefault(setting, {})[one.bound] = f"{one.shown} ({entropy_left(run):.0%})"
     rows = [
         (f"{steps}", f"{width}", momentum, f"{lr:g}", *(found.get(bound, NOTHING) for bound in BOUNDS))
         for (steps, width, momentum, lr), found in sorted(series.items())

@@ -22,7 +22,7 @@ def render_page(
     outcomes: Sequence[SeriesOutcome],
     figures: Sequence[Figure],
     summary: str,
-    warnings: Sequence[str] = (),
+    warnings: Sequence[str],
 ) -> str:
     """The page as text."""
     look = Look.of({series.label: series.optimizer for series in all_series})

@@ -155,7 +155,7 @@ def test_the_legend_of_a_picture_tells_two_learning_rates_apart(tmp_path: Path) 
 def test_text_from_a_run_is_escaped(tmp_path: Path) -> None:
     write_run(tmp_path, "merit", note="</script><b>bold</b>")
     series = group(find_runs([tmp_path]))
-    page = render_page(series, read_outcomes(series), [], "a summary")
+    page = render_page(series, read_outcomes(series), [], "a summary", [])
     assert "&lt;b&gt;bold" in page
     assert "<b>bold" not in page
 
