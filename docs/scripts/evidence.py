@@ -14,7 +14,6 @@ import statistics
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
-from inspect import signature
 from itertools import pairwise
 from pathlib import Path
 
@@ -42,22 +41,14 @@ PAGES = ("README.md", "docs/results.md")
 PICTURES = ROOT / "docs/images"
 SIZES = {256: "10M", 512: "33M", 768: "98M"}  # by width
 CONTESTANTS = ("adamw", "lamb", "merit", "muon", "normuon", "muon-merit")
-# Warm-ups as shares of the steps.
-USUAL = (0.1,)
-LONG = (0.4, 0.5)
-# Rows of the first tables: an optimizer and its warm-ups.
-ENTRIES = (
-    *((name, USUAL) for name in CONTESTANTS[:-1]),
-    ("muon", LONG),
-    ("normuon", LONG),
-    ("muon-merit", USUAL),
-)
+WARMUPS = (0.1, 0.4, 0.5)  # as shares of the steps
+BOUND = 0.2  # the largest ratio that most runs of MuonMERIT allowed, of those that had a bound
 SEQUENCES = 200 * 512  # in a run of enwik8, whatever its batch
 BATCHES = (64, 128, 256, 512, 1024, 2048, 4096)
 SCALED = ("adamw", "muon", "muon-merit")  # optimizers that were run at every batch
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class SeedRuns:
     """Runs that differ in their seeds alone."""
 
@@ -95,9 +86,10 @@ class SeedRuns:
 
     @property
     def setting(self) -> str:
-        """What is not as in most runs: the warm-up, momentum, and the bound of MuonMERIT's ratios.
+        """What is not as in most runs: the warm-up, the momentum, the bound of MuonMERIT's ratios, the split.
 
-        Runs of MuonMERIT that name no bound were made before there was one.
+        Runs that name no momentum had 0.95; those of MuonMERIT that name no bound were made before there was
+        one.
         """
         optimizer, options = self.runs[0].config["optimizer"], self.options
         found = [] if optimizer["warmup"] == 0.1 else [f"warm-up {optimizer['warmup']:.0%}"]
@@ -105,6 +97,8 @@ class SeedRuns:
             found.append(f"momentum {options['momentum']}")
         if optimizer["name"] == "muon-merit":
             found.append(f"ratios up to {self.bound:g}" if self.bound else "ratios not bounded")
+        if optimizer.get("overrides"):
+            found.append("query, key and value split")
         return ", ".join(found)
 
     @property
@@ -114,16 +108,16 @@ class SeedRuns:
         return json.loads(bounds)[1] if bounds else None
 
     @property
-    def has_todays_bound(self) -> bool:
-        """Whether this is MuonMERIT with the bound that its ratios have by default now."""
-        default = signature(MuonMERIT).parameters["ratio_bounds"].default
-        return self.runs[0].config["optimizer"]["name"] == "muon-merit" and self.bound == default[1]
+    def is_plain(self) -> bool:
+        """Whether it is as most runs in all but the learning rates; MuonMERIT's ratios may be unbounded."""
+        others = self.options.keys() - {"rest_lr"}
+        return not others or (others == {"ratio_bounds"} and self.bound == BOUND)
 
     @property
-    def is_plain(self) -> bool:
-        """Whether all but the learning rates is at its defaults, of today or from before the bound."""
-        others = self.options.keys() - {"rest_lr"}
-        return not others or (others == {"ratio_bounds"} and self.has_todays_bound)
+    def is_tuned(self) -> bool:
+        """Whether it is as most runs in all that is tuned: rates, warm-up, momentum and a bound."""
+        unbounded = self.runs[0].config["optimizer"]["name"] == "muon-merit" and self.bound is None
+        return self.options.keys() <= {"rest_lr", "momentum", "ratio_bounds"} and not unbounded
 
     @property
     def largest_logit(self) -> float:
@@ -194,9 +188,9 @@ def tried(
     return tuple(SeedRuns(tuple(once(runs))) for runs in groups.values())
 
 
-def tried_with(width: int, optimizer: str, warmups: tuple[float, ...]) -> list[SeedRuns]:
-    """What was tried of an optimizer at a size with any of these warm-ups."""
-    return [one for warmup in warmups for one in tried(width, optimizer, warmup=warmup)]
+def tuned_series(width: int, optimizer: str) -> list[SeedRuns]:
+    """What was tried to tune an optimizer at a size."""
+    return [one for warmup in WARMUPS for one in tried(width, optimizer, warmup=warmup) if one.is_tuned]
 
 
 def once(runs: Iterable[MeasuredRun]) -> list[MeasuredRun]:
@@ -205,11 +199,17 @@ def once(runs: Iterable[MeasuredRun]) -> list[MeasuredRun]:
 
 
 def best(found: Sequence[SeedRuns]) -> SeedRuns | None:
-    """The lowest mean over learning rates, of those with the most seeds; today's defaults before others."""
+    """The lowest mean over learning rates, of those with the most seeds; bounded ratios before others."""
     plain = [one for one in found if one.is_plain]
     most = max((len(one.runs) for one in plain), default=0)
     with_most = [one for one in plain if len(one.runs) == most]
-    return min(with_most, key=lambda one: (not one.has_todays_bound, one.mean), default=None)
+    return min(with_most, key=lambda one: (one.bound is None, one.mean), default=None)
+
+
+def lowest(found: Iterable[SeedRuns], *, seeds: int = 1) -> SeedRuns | None:
+    """The lowest mean of those with so many seeds or more; of means level at 0.01 that of the most seeds."""
+    enough = (one for one in found if len(one.runs) >= seeds)
+    return min(enough, key=lambda one: (round(one.mean, 2), -len(one.runs), one.mean), default=None)
 
 
 def at_papers_batch(name: str) -> SeedRuns | None:
@@ -230,59 +230,50 @@ def in_arena(size: str = "10m") -> dict[str, SeedRuns]:
     return {name: SeedRuns(tuple(max(found.values(), key=len))) for name, found in runs.items()}
 
 
-def label(name: str, warmups: tuple[float, ...]) -> str:
-    """An optimizer's name, and whether its warm-up is long."""
-    return DISPLAY_NAMES[name] + (", long warm-up" if warmups == LONG else "")
-
-
 def headline() -> Table:
     """Validation loss by optimizer and size."""
-    sizes = [[best(tried_with(width, *entry)) for entry in ENTRIES] for width in SIZES]
-    tuned_alike = [in_arena().get(name) if warmups == USUAL else None for name, warmups in ENTRIES]
+    sizes = [[lowest(tuned_series(width, name)) for name in CONTESTANTS] for width in SIZES]
     columns = []
-    for found in (*sizes, tuned_alike):
-        lowest = min((one for one in found if one), key=lambda one: one.mean)
+    for found in (*sizes, [in_arena().get(name) for name in CONTESTANTS]):
+        winner = lowest(one for one in found if one)
         shown = [one.shown if one else NOTHING for one in found]
         columns.append(
-            [f"**{text}**" if one is lowest else text for one, text in zip(found, shown, strict=True)]
+            [f"**{text}**" if one is winner else text for one, text in zip(found, shown, strict=True)]
         )
-    names = [label(*entry) for entry in ENTRIES]
+    names = [DISPLAY_NAMES[name] for name in CONTESTANTS]
     head = ("Optimizer", *(f"{size} parameters" for size in SIZES.values()), "10M, all tuned alike")
     return Table(head, tuple(zip(names, *columns, strict=True)))
 
 
 def tuned() -> Table:
-    """The best of each optimizer at each size, how far MuonMERIT is below it, and what it saves."""
-    others = (("lion", LONG), ("orscale", USUAL), ("orscale", LONG), ("soap", USUAL), ("soap-merit", USUAL))
+    """The lowest loss of each optimizer at each size, of all settings and of those with three seeds."""
+    others = ("lion", "orscale", "soap", "soap-merit")
     rows = []
     for width, size in SIZES.items():
-        muon, adamw, ours = (best(tried_with(width, name, USUAL)) for name in ("muon", "adamw", "muon-merit"))
-        for name, warmups in (*ENTRIES[:3], *others, *ENTRIES[3:]):
-            series = tried_with(width, name, warmups)
-            if (one := best(series)) is None:
-                continue
-            rows.append(
-                (
-                    size,
-                    label(name, warmups),
-                    one.rates,
-                    str(len({each.rates for each in series if each.is_plain})),
-                    str(len(one.runs)),
-                    one.shown,
-                    _gap(one, ours),
-                    *(_share(one, other) for other in (muon, adamw)),
+        series = {name: tuned_series(width, name) for name in (*CONTESTANTS[:3], *others, *CONTESTANTS[3:])}
+        muon, adamw = lowest(series["muon"]), lowest(series["adamw"])
+        for name, found in series.items():
+            # One loss twice where the lowest of all has three seeds.
+            for one in dict.fromkeys((lowest(found), lowest(found, seeds=3))):
+                if one is None:
+                    continue
+                ours = lowest(series["muon-merit"], seeds=min(len(one.runs), 3))
+                rows.append(
+                    (
+                        size,
+                        DISPLAY_NAMES[name],
+                        one.setting,
+                        one.rates,
+                        str(len(found)),
+                        str(len(one.runs)),
+                        one.shown,
+                        _gap(one, ours),
+                        *(_share(one, other) for other in (muon, adamw)),
+                    )
                 )
-            )
-    head = (
-        "Size",
-        "Optimizer",
-        "Learning rate",
-        "Rates tried",
-        "Seeds",
-        "Validation loss",
-        "Above MuonMERIT",
-    )
-    return Table((*head, "Steps to Muon's loss", "Steps to AdamW's"), tuple(rows), num_text=2)
+    head = ("Size", "Optimizer", "Setting", "Learning rate", "Settings tried", "Seeds", "Validation loss")
+    head = (*head, "Above MuonMERIT", "Steps to Muon's loss", "Steps to AdamW's")
+    return Table(head, tuple(rows), num_text=3)
 
 
 def _gap(one: SeedRuns, ours: SeedRuns | None) -> str:
@@ -372,11 +363,7 @@ def _settings(width: int, names: Iterable[str], *, steps: int, text: str) -> Tab
         )
         for name in names
         for one in sorted(
-            (
-                one
-                for warmup in (*USUAL, *LONG)
-                for one in tried(width, name, steps=steps, warmup=warmup, text=text)
-            ),
+            (one for warmup in WARMUPS for one in tried(width, name, steps=steps, warmup=warmup, text=text)),
             key=lambda one: (one.lr, one.rates, one.setting),
         )
     ]
