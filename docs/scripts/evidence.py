@@ -207,9 +207,11 @@ def best(found: Sequence[SeedRuns]) -> SeedRuns | None:
 
 
 def lowest(found: Iterable[SeedRuns], *, seeds: int = 1) -> SeedRuns | None:
-    """The lowest mean of those with so many seeds or more; of means level at 0.01 that of the most seeds."""
-    enough = (one for one in found if len(one.runs) >= seeds)
-    return min(enough, key=lambda one: (round(one.mean, 2), -len(one.runs), one.mean), default=None)
+    """The lowest mean of those with so many seeds or more; of means within 0.01 that of the most seeds."""
+    enough = [one for one in found if len(one.runs) >= seeds]
+    least = min((one.mean for one in enough), default=None)
+    level = [one for one in enough if least is not None and one.mean < least + 0.01]
+    return min(level, key=lambda one: (-len(one.runs), one.mean), default=None)
 
 
 def at_papers_batch(name: str) -> SeedRuns | None:
