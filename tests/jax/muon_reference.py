@@ -60,7 +60,7 @@ class Muon:
         w: Any,
         lr: float,
         wd: float = 0.1,
-        mu: float = 0.95,
+        mu: float = 0.9,
         nesterov: bool = True,
         coefficients: Any = QUINTIC,
         safety: float = 1.0,

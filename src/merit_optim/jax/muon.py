@@ -65,7 +65,7 @@ def muon_merit(
     mask: Mask = None,
     *,
     hidden: Mask = None,
-    momentum: Scalar = 0.95,
+    momentum: Scalar = 0.9,
     nesterov: bool = True,
     ns_steps: int = 5,
     ns_coefficients: Coefficients = "quintic",
@@ -73,7 +73,7 @@ def muon_merit(
     element_wise: bool = True,
     weight_bound: bool = True,
     norm: Norm = "max",
-    ratio_bounds: tuple[Scalar, Scalar] | None = (0.0, 0.2),
+    ratio_bounds: tuple[Scalar, Scalar] | None = (0.0, 0.1),
     matrix_dims: MatrixDims = None,
     rest_learning_rate: ScalarOrSchedule | None = None,
     rest_b1: Scalar = 0.9,
@@ -87,7 +87,7 @@ def muon_merit(
         M <- momentum*M + (1-momentum)*g        N = momentum*M + (1-momentum)*g  (Nesterov; else M)
         X  = N / |N|                            ns_steps times  X <- a*X + (b*XX' + c*XX'XX') X
         u  = sqrt(max(rows, columns)) * X + weight_decay*w
-        s_ij = min(max(max|w_i.| / max|u_i.|,  max|w_.j| / max|u_.j|,  max|w| / max|u|),  0.2)
+        s_ij = min(max(max|w_i.| / max|u_i.|,  max|w_.j| / max|u_.j|,  max|w| / max|u|),  0.1)
         w <- w - learning_rate * clamp(s*u, -clip, clip)
 
     X comes close to an orthogonal matrix, the elements of the first term of u to a root mean square of 1.
@@ -106,7 +106,7 @@ def muon_merit(
             from the parameters to one. None: all.
         hidden: which parameters are hidden matrices, in the same forms as ``mask``; required. Embeddings and
             the output head are not: their rows or columns belong to tokens.
-        momentum: decay of M.
+        momentum: decay of M. Muon's is 0.95 as a rule; with large batches 0.9 ended lower.
         nesterov: look ahead by one more step of momentum.
         ns_steps: number of steps to the orthogonal matrix.
         ns_coefficients: "quintic" (Muon's), "polar-express", "dion", three numbers (a, b, c), or such a
@@ -116,8 +116,8 @@ def muon_merit(
         weight_bound: let the whole weight's ratio bound the element-wise ones from below.
         norm: "max" or "l2", the norm in all ratios.
         ratio_bounds: the smallest and the largest value of s; None for no bounds. Without the largest, a
-            weight that is pushed one way grows exponentially, and long runs diverge. 0.2 is what Muon, as
-            most run it, has in place of s. Rows and columns of zeros are not scaled and have no bounds.
+            weight that is pushed one way grows exponentially, and long runs diverge. Muon, as most run it,
+            has 0.2 in place of s. Rows and columns of zeros are not scaled and have no bounds.
         matrix_dims: how many trailing dimensions make one matrix; the ones before them stack matrices, each
             orthogonalized and scaled by itself (2 for scanned layers or experts). None: all, seen as
             (first dimension) x (all the rest). Also a ``MatrixAxes``, a tree, or a function; see ``merit``.

@@ -45,7 +45,7 @@ def bounds(name: str, value: Any) -> None:
     are_numbers = all(isinstance(bound, Real) and float(bound) >= 0 for bound in known)
     if value is not None and not (len(pair) == 2 and are_numbers and known == sorted(known)):
         raise ValueError(
-            f"{name} is {value!r}; it must be the smallest and the largest ratio, such as (0.0, 0.2), or None"
+            f"{name} is {value!r}; it must be the smallest and the largest ratio, such as (0.0, 0.1), or None"
         )
 
 

@@ -4,6 +4,7 @@ float64 weights with ``ns_dtype="float32"`` are computed in float64 throughout, 
 to the order of sums. float32 weights and half-precision products have tolerances.
 """
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -118,7 +119,7 @@ def test_options_together(data) -> None:
 
 # --- the public classes, with their defaults --------------------------------------------------------------
 
-MUON_MERIT = Rule(ratio_bounds=(0.0, 0.2))
+MUON_MERIT = partial(reference.Muon, momentum=0.9), Rule(ratio_bounds=(0.0, 0.1))
 ORSCALE = Rule(norm="l2", element_wise=False, clip=None, ratio_bounds=(0.1, 5.0), calibrated=True)
 
 
@@ -134,7 +135,7 @@ def test_muon_merit_on_a_group_of_each_kind(device) -> None:
         ns_dtype="float32",
         max_grad_norm=1.0,
     )
-    expected = [Weight(hidden.numpy(), reference.Muon, MUON_MERIT, lr=4e-2, weight_decay=0.1)] + [
+    expected = [Weight(hidden.numpy(), *MUON_MERIT, lr=4e-2, weight_decay=0.1)] + [
         Weight(x.numpy(), reference.adamw, UNSCALED, lr=0.4 * 4e-2, weight_decay=0.3)
         for x in (vector, table, scalar)
     ]
@@ -151,7 +152,7 @@ def test_muon_merit_with_merit_for_the_rest(device) -> None:
         rest_lr=0.03,
         rest={**rule, "betas": (0.8, 0.99)},
     )
-    expected = [Weight(hidden.numpy(), reference.Muon, MUON_MERIT, lr=4e-2, weight_decay=0.1)] + [
+    expected = [Weight(hidden.numpy(), *MUON_MERIT, lr=4e-2, weight_decay=0.1)] + [
         Weight(
             x.numpy(),
             lambda: reference.Adam((0.8, 0.99), 1e-8, True),
@@ -307,7 +308,7 @@ def test_half_precision_products_are_near_the_exact_ones(device, ns_dtype, coeff
     group = {"params": [param], "direction": "muon"}
     options = {"ns_coefficients": coefficients, "ns_dtype": ns_dtype, "norm": "none", "clip": None}
     optimizer = MuonMERIT([group], lr=1.0, weight_decay=0.0, **options)
-    direction = reference.Muon(ns_coefficients=coefficients)
+    direction = reference.Muon(momentum=0.9, ns_coefficients=coefficients)
     for step in range(4):
         grad = random_tensor(shape, step)
         before = param.clone()
