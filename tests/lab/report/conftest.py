@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from fake_runs import write_run
+from fake_runs import write_run, write_three_seeds
 
 
 @pytest.fixture
@@ -18,9 +18,4 @@ def one_seed(tmp_path: Path) -> Path:
 @pytest.fixture
 def three_seeds(tmp_path: Path) -> Path:
     """Three seeds of each optimizer; one AdamW run diverged and one LAMB run was killed."""
-    folder = tmp_path / "runs"
-    for seed in range(3):
-        write_run(folder, "adamw", lr=1e-3, seed=seed, diverges_at=60 if seed == 2 else None)
-        write_run(folder, "lamb", seed=seed, end=None if seed == 1 else "finished")
-        write_run(folder, "merit", lr=9e-3, seed=seed)
-    return folder
+    return write_three_seeds(tmp_path / "runs")

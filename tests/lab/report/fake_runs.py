@@ -106,3 +106,12 @@ def write_run(
             message = f"the loss was nan at step {diverges_at}" if end == "diverged" else ""
             metrics.write({"kind": "event", "step": last, "what": end, "message": message})
     return folder
+
+
+def write_three_seeds(folder: Path) -> Path:
+    """Three seeds of each of three optimizers; one AdamW run diverged and one LAMB run was killed."""
+    for seed in range(3):
+        write_run(folder, "adamw", lr=1e-3, seed=seed, diverges_at=60 if seed == 2 else None)
+        write_run(folder, "lamb", seed=seed, end=None if seed == 1 else "finished")
+        write_run(folder, "merit", lr=9e-3, seed=seed)
+    return folder

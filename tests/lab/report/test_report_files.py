@@ -9,7 +9,7 @@ from pathlib import Path
 
 import altair
 import pytest
-from fake_runs import write_run
+from fake_runs import write_run, write_three_seeds
 
 from merit_lab.record import Run
 from merit_lab.report import find_runs, group, read_outcomes
@@ -19,8 +19,22 @@ from merit_lab.report.page import render_page
 from merit_lab.report.style import colours, dashes
 
 
+@pytest.fixture(scope="module")
+def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A report with its pictures, to be read only: they take most of the time."""
+    runs = write_three_seeds(tmp_path_factory.mktemp("of-three-seeds") / "runs")
+    assert main([str(runs), "--out", str(runs.parent / "report")]) == 0
+    return runs.parent / "report"
+
+
 @pytest.fixture
-def report(three_seeds: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Path:
+def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For reports whose pictures nobody looks at."""
+    monkeypatch.setattr("merit_lab.report.write.write_svg", lambda path, *_: path.write_text("<svg/>"))
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_says_what_came_out(three_seeds: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = tmp_path / "report"
     assert main([str(three_seeds), "--out", str(folder)]) == 0
     output = capsys.readouterr().out
@@ -30,7 +44,6 @@ def report(three_seeds: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert max(map(len, table)) <= 80
     assert sentence.startswith("At the end MERIT had the lowest validation loss")
     assert place == f"The page: {folder / 'index.html'}"
-    return folder
 
 
 def test_the_same_report_has_the_same_pictures(report: Path, three_seeds: Path, tmp_path: Path) -> None:
@@ -77,6 +90,7 @@ def test_writes_page_figures_and_tables(report: Path) -> None:
     assert {row["of_steps"] for row in points} == {"1"}
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_metrics_csv_has_the_number_of_steps_of_each_point(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -89,7 +103,11 @@ def test_metrics_csv_has_the_number_of_steps_of_each_point(
     assert {row["of_steps"] for row in points} == {"4"}
 
 
-def test_figures_of_an_earlier_report_are_removed(report: Path, tmp_path: Path) -> None:
+@pytest.mark.usefixtures("undrawn")
+def test_figures_of_an_earlier_report_are_removed(three_seeds: Path, tmp_path: Path) -> None:
+    report = tmp_path / "report"
+    assert main([str(three_seeds), "--out", str(report)]) == 0
+    assert list((report / "figures").glob("max-logit-layer*"))
     (report / "figures" / "mine.svg").write_text("<svg/>")
     only = write_run(tmp_path / "later", "merit", num_layers=1)
     assert main([str(only), "--out", str(report)]) == 0
@@ -100,6 +118,7 @@ def test_figures_of_an_earlier_report_are_removed(report: Path, tmp_path: Path) 
     )
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_run_that_was_killed_before_it_counted_tokens(tmp_path: Path) -> None:
     run = Run.open(write_run(tmp_path, "merit", num_steps=1, end=None))
     lines = run.metrics_path.read_text().splitlines(keepends=True)
@@ -160,6 +179,7 @@ def test_text_from_a_run_is_escaped(tmp_path: Path) -> None:
     assert "<b>bold" not in page
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_run_that_has_just_started_is_shown_beside_others(one_seed: Path, tmp_path: Path) -> None:
     Run.create(one_seed / "begun", {"optimizer": {"name": "lion", "lr": 1e-4}, "seed": 0}, {})
     folder = tmp_path / "report"
@@ -182,6 +202,7 @@ def test_foreign_files_are_not_overwritten(
     assert (folder / "index.html").read_text() == "<title>my thesis</title>"
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_reports_of_earlier_versions_and_incomplete_ones_are_replaced(one_seed: Path, tmp_path: Path) -> None:
     earlier, incomplete = tmp_path / "earlier", tmp_path / "incomplete"
     assert main([str(one_seed), "--out", str(earlier)]) == 0
