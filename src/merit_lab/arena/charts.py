@@ -15,6 +15,7 @@ _TITLES = {
     "lr": "peak learning rate",
     "rest_lr": "learning rate of the rest",
     "warmup": "share of warm-up steps",
+    "momentum": "momentum",
     "weight_decay": "weight decay",
 }
 _TUNING_CAPTION = (
@@ -63,7 +64,7 @@ def _tuning_chart(board: Board, lines: Lines, field: str, caption: str) -> Chart
         return line_chart(
             lines,
             _optimizers(board),
-            Axis(title, "~g", logarithmic=True),
+            Axis(title, "~g", logarithmic=field != "momentum"),  # a momentum may be 0
             _LOSS,
             name=f"tuning-batch{board.batch}-{field.replace('_', '-')}",
             title=f"Tuning of the {title}, batch {board.batch}",

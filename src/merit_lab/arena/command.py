@@ -21,9 +21,9 @@ class Arguments:
 
     Every contestant has BUDGET tuning runs: first for the learning rate, until the best value has a worse
     neighbour on both sides, then for the learning rate of embeddings and vectors if it is separate, the
-    warm-up and the weight decay. Then its best settings are trained with every seed. Each run is a directory
-    in OUT, the page is OUT/report. To continue after an interruption, run the same command again: finished
-    runs are not repeated.
+    warm-up, the momentum if the optimizer has one and none is given, and the weight decay. Then its best
+    settings are trained with every seed. Each run is a directory in OUT, the page is OUT/report. To continue
+    after an interruption, run the same command again: finished runs are not repeated.
     """
 
     config: Annotated[TrainConfig, tyro.conf.arg(name="")]

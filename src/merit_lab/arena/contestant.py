@@ -18,7 +18,10 @@ from merit_lab.train.optimizer_names import class_of, is_external
 from merit_optim.optim.registry import OPTIMIZERS
 
 TUNED = ("lr", "rest_lr", "warmup", "weight_decay")
-"""The settings that are tuned. A contestant's values of these are the starts of its searches."""
+"""The settings of which a contestant's values are the starts of its searches.
+
+A momentum is tuned too, but one that is given stays: contestants may differ in it.
+"""
 
 # Starts of learning rates that the paper does not give: near the best at 10M parameters (docs/results.md).
 _STARTS = {"muon": 1.6e-2, "normuon": 1.6e-2, "orscale": 1.6e-2, "soap": 4e-3, "maxlamb": 1e-2}

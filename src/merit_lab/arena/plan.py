@@ -10,7 +10,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from merit_lab.arena.contestant import Contestant, usual_rate
-from merit_lab.arena.search import Point, Search, SearchAxis, search
+from merit_lab.arena.search import Point, Search, SearchAxis, rounded, search
 from merit_lab.data import Dataset
 from merit_lab.models import num_parameters
 from merit_lab.record import Run, run_folders
@@ -22,13 +22,16 @@ from merit_lab.study.trial import Trial, check_distinct, check_same
 from merit_lab.train import Bar, OptimizerConfig, TrainConfig
 from merit_lab.train.config import TOKENS_PER_PARAMETER
 from merit_lab.train.optimizer_names import class_of
-from merit_lab.train.optimizer_options import takes
+from merit_lab.train.optimizer_options import default_of, takes
 from merit_optim.optim.hidden import HiddenMatrixOptimizer
 
 # The learning rate of the rest, in a second optimizer or as an option of the first. Tuned as a share of the
 # learning rate, so that both change together.
 _REST, _REST_OPTION = "optimizer.rest_lr", "optimizer.options.rest_lr"
 WARMUP, DECAY = "optimizer.warmup", "optimizer.weight_decay"
+# Tuned as its distance from 1: that doubles from 0.95 to 0.9 and from 0.9 to 0.8.
+MOMENTUM = "optimizer.options.momentum"
+_LEAST_DISTANCE = 1e-4  # much nearer to 1, a momentum of six digits would be 1
 _CHECKS = (1 / 3, 1 / 2, 2 / 3)  # shares of a tuning run after which it may be abandoned
 _VALIDATIONS = 25  # at least, per run: steps to a loss are interpolated between them
 _RULE = "the runs of an arena differ in their optimizer, batch, tuned settings and seed only"
@@ -54,7 +57,12 @@ class TuningTask:
             if any(takes(class_of(name), "weight_decay") for name in self.names)
             else []
         )
-        return [SearchAxis(LR, 2.0), *rest, SearchAxis(WARMUP, 2.0, most=0.5), *decay]
+        momentum = (
+            [SearchAxis(MOMENTUM, 2.0, least=_LEAST_DISTANCE, most=1.0)]
+            if self.default_momentum is not None
+            else []
+        )
+        return [SearchAxis(LR, 2.0), *rest, SearchAxis(WARMUP, 2.0, most=0.5), *momentum, *decay]
 
     @property
     def names(self) -> list[str]:
@@ -73,11 +81,21 @@ class TuningTask:
             return _REST
         return None if _rest_share(self.optimizer.name) is None else _REST_OPTION
 
+    @cached_property
+    def default_momentum(self) -> float | None:
+        """The momentum at which its search starts; None if its optimizer has none, or if it is given."""
+        if short(MOMENTUM) in self.optimizer.options_by_name():
+            return None
+        default = default_of(self.optimizer.name, short(MOMENTUM))
+        return default if isinstance(default, int | float) and 0 <= default < 1 else None
+
     def settings(self, point: Point) -> dict[str, float]:
         """The settings at a point, by dotted name."""
         values = dict(zip((axis.field for axis in self.axes), point.values, strict=True))
         if (rest := self.rest_field) is not None:
-            values[rest] = float(f"{values[rest] * values[LR]:.6g}")
+            values[rest] = rounded(values[rest] * values[LR])
+        if MOMENTUM in values:
+            values[MOMENTUM] = rounded(1 - values[MOMENTUM])
         return values
 
     def start(self, base: TrainConfig) -> dict[str, float]:
@@ -85,6 +103,8 @@ class TuningTask:
         lr = self.contestant.begin("lr") or usual_rate(base, self.optimizer.name)
         begins = {LR: lr, WARMUP: base.optimizer.warmup, DECAY: base.optimizer.weight_decay}
         begins |= {f"optimizer.{key}": value for key, value in self.contestant.begins if key != "rest_lr"}
+        if self.default_momentum is not None:
+            begins[MOMENTUM] = 1 - self.default_momentum
         rest_lr = self.contestant.begin("rest_lr")
         if self.optimizer.rest is not None:
             rest_lr = rest_lr or self.optimizer.rest_lr
@@ -211,7 +231,7 @@ class Arena:
         values[LR] *= math.sqrt(task.batch / self.base.batch)
         if smaller is not None:
             values = dict(zip((axis.field for axis in task.axes), smaller.best.values, strict=True))
-        return Point(tuple(float(f"{values[axis.field]:.6g}") for axis in task.axes))
+        return Point(tuple(rounded(values[axis.field]) for axis in task.axes))
 
     @cached_property
     def _trials(self) -> dict[tuple[TuningTask, Point, int], Trial]:
@@ -227,7 +247,11 @@ class Arena:
 
     def _make_trial(self, task: TuningTask, point: Point, seed: int) -> Trial:
         values = task.settings(point)
-        settings = [f"{short(field).replace('_', '-')}{value:g}" for field, value in values.items()]
+        # Without the default momentum, the names are those of runs from before momenta were tuned.
+        named = {
+            key: value for key, value in values.items() if (key, value) != (MOMENTUM, task.default_momentum)
+        }
+        settings = [f"{short(field).replace('_', '-')}{value:g}" for field, value in named.items()]
         base = replace(
             self.base, optimizer=task.optimizer, batch=task.batch, seed=seed, steps=None, tokens=self.tokens
         )

@@ -14,10 +14,11 @@ from typing import NamedTuple
 
 
 class SearchAxis(NamedTuple):
-    """A setting by its dotted name, the factor between the values to try, and the largest value."""
+    """A setting by its dotted name, the factor between the values to try, and the range of the values."""
 
     field: str
     factor: float
+    least: float = 0.0
     most: float = math.inf
 
 
@@ -27,9 +28,19 @@ class Point(NamedTuple):
     values: tuple[float, ...]
 
     def moved(self, place: int, factor: float) -> Point:
-        """Return the point with one value multiplied by a factor, rounded to six digits."""
-        value = float(f"{self.values[place] * factor:.6g}")
+        """Return the point with one value multiplied by a factor."""
+        value = rounded(self.values[place] * factor)
         return Point((*self.values[:place], value, *self.values[place + 1 :]))
+
+
+def rounded(value: float) -> float:
+    """A value with six digits, as many as names of runs have.
+
+    Example:
+        >>> 1 - 0.95, rounded(1 - 0.95)
+        (0.050000000000000044, 0.05)
+    """
+    return float(f"{value:.6g}")
 
 
 Loss = Callable[[Point], float | None]
@@ -98,4 +109,4 @@ def search(start: Point, axes: Sequence[SearchAxis], loss: Loss, budget: int) ->
 def _neighbours(point: Point, place: int, axis: SearchAxis) -> list[Point]:
     """The next points along an axis, the higher one first."""
     points = [point.moved(place, axis.factor), point.moved(place, 1 / axis.factor)]
-    return [neighbour for neighbour in points if neighbour.values[place] <= axis.most]
+    return [neighbour for neighbour in points if axis.least <= neighbour.values[place] <= axis.most]

@@ -137,6 +137,19 @@ def test_a_run_has_the_length_of_merit_train_unless_it_is_given(tmp_path, capsys
 
 
 @pytest.mark.usefixtures("trained")
+def test_advice_has_the_momentum_that_an_arena_found(arena, tmp_path, capsys) -> None:
+    write_board(tmp_path / "old", 0.08)  # from before momenta were tuned
+    assert arena("--budget", "11", "--seeds", "0", "--optimizers", "muon-merit") == 0
+    capsys.readouterr()
+    size = ["--model", "tiny", "--batch", "4", "--steps", "8"]  # nearest to the new arena
+    for names, momentum in ((["out", "old"], ["momentum=0.9"]), (["old"], [])):
+        assert main([*(str(tmp_path / name) for name in names), *size]) == 0
+        command = shlex.split(capsys.readouterr().out.splitlines()[-1])
+        options = parse_train(command[2:])[0].optimizer.options
+        assert [text for text in options if text.startswith("momentum")] == momentum
+
+
+@pytest.mark.usefixtures("trained")
 def test_advice_for_custom_optimizers_has_their_options_and_second_optimizers(
     arena, tmp_path, capsys
 ) -> None:

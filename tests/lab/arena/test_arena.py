@@ -9,7 +9,7 @@ import pytest
 from fake_arena import STEPS
 
 from merit_lab.arena.board import Board, shared_a_gpu
-from merit_lab.arena.plan import bars_of
+from merit_lab.arena.plan import MOMENTUM, TuningTask, bars_of
 from merit_lab.arena.summary import warnings
 from merit_lab.record import Run
 from merit_lab.report.gather import MeasuredRun
@@ -67,6 +67,31 @@ def test_finished_runs_are_reused_and_a_larger_budget_continues(arena, trained, 
     assert trained[: len(first)] == first
 
 
+def test_the_momentum_is_tuned_and_named_in_the_results(arena, trained, tmp_path) -> None:
+    assert arena("--budget", "11", "--seeds", "0", "--optimizers", "muon", "adamw") == 0
+    (leaderboard,) = board(tmp_path)
+    muon, adamw = leaderboard["standings"]
+    assert muon["setting"][MOMENTUM] == 0.9
+    assert "momentum=0.9" in muon["config"]["optimizer"]["options"]
+    assert MOMENTUM not in adamw["setting"]
+    assert any("-momentum0.9-" in folder.name for folder in trained)
+    page = (tmp_path / "out" / "report" / "index.html").read_text()
+    assert page.count("momentum</th>") == 1
+
+
+def test_an_arena_from_before_momenta_were_tuned_continues(arena, trained, monkeypatch) -> None:
+    options = ["--budget", "11", "--seeds", "0", "--optimizers", "muon", "adamw"]
+    with monkeypatch.context() as before:
+        before.setattr(TuningTask, "default_momentum", None)
+        assert arena(*options) == 0
+    old = list(trained)
+    assert not any("momentum" in folder.name for folder in old)
+    assert arena(*options) == 0
+    assert trained[: len(old)] == old
+    new = [re.match(r"muon-.*-momentum([\d.]+)-", folder.name) for folder in trained[len(old) :]]
+    assert [match and match[1] for match in new] == ["0.9", "0.975", "0.8"]
+
+
 def test_an_arena_continues_after_an_interruption(arena, trained, monkeypatch, capsys) -> None:
     train, left = runner.train, [4]
 
@@ -105,13 +130,15 @@ def test_diverged_runs_count_and_give_a_warning(arena, tmp_path, capsys) -> None
 
 @pytest.mark.usefixtures("trained")
 def test_the_tuning_of_each_setting_is_drawn(arena, tmp_path) -> None:
-    assert arena("--budget", "9", "--seeds", "0") == 0
+    assert arena("--budget", "11", "--seeds", "0") == 0
     charts = (tmp_path / "out" / "report").glob("tuning-*.svg")
     drawn = {path.stem.removeprefix("tuning-batch4-"): path.read_text() for path in charts}
-    assert drawn.keys() == {"lr", "rest-lr", "warmup", "weight-decay"}
+    assert drawn.keys() == {"lr", "rest-lr", "warmup", "momentum", "weight-decay"}
     assert "AdamW" in drawn["lr"]
     assert "MuonMERIT" in drawn["rest-lr"]
     assert "AdamW" not in drawn["rest-lr"]  # it has one rate
+    assert "MuonMERIT" in drawn["momentum"]
+    assert "AdamW" not in drawn["momentum"]  # it has betas
 
 
 @pytest.mark.usefixtures("trained")

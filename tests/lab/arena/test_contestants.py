@@ -5,7 +5,8 @@ import json
 import pytest
 
 from merit_lab.arena.contestant import Contestant, labels, usual_rate
-from merit_lab.arena.plan import TuningTask
+from merit_lab.arena.plan import MOMENTUM, TuningTask
+from merit_lab.arena.search import Point, search
 from merit_lab.models import PRESETS
 from merit_lab.record import Run
 from merit_lab.report.style import colours, dashes
@@ -61,9 +62,12 @@ def test_labels_say_what_differs(texts, expected) -> None:
     ("text", "fields"),
     [
         ("adamw", ["lr", "warmup", "weight_decay"]),
-        ("muon-merit", ["lr", "options.rest_lr", "warmup", "weight_decay"]),
-        ("torch:Muon,rest=adamw", ["lr", "rest_lr", "warmup", "weight_decay"]),
-        ("muon,rest=adamw", ["lr", "rest_lr", "warmup", "weight_decay"]),
+        ("muon-merit", ["lr", "options.rest_lr", "warmup", "options.momentum", "weight_decay"]),
+        ("muon-merit,momentum=0.9", ["lr", "options.rest_lr", "warmup", "weight_decay"]),  # it is given
+        ("torch:Muon,rest=adamw", ["lr", "rest_lr", "warmup", "options.momentum", "weight_decay"]),
+        ("muon,rest=adamw", ["lr", "rest_lr", "warmup", "options.momentum", "weight_decay"]),
+        ("adamw,rest=torch:SGD", ["lr", "rest_lr", "warmup", "weight_decay"]),  # the second one has momentum
+        ("pytorch-optimizer:Lookahead", ["lr", "warmup", "weight_decay"]),  # it takes any option
         ("torch:LBFGS", ["lr", "warmup"]),  # it has no weight decay
         ("torch:LBFGS,rest=adamw", ["lr", "rest_lr", "warmup", "weight_decay"]),
     ],
@@ -72,6 +76,35 @@ def test_the_tuned_settings_are_those_that_exist(text, fields) -> None:
     contestant = Contestant.parse(text)
     axes = TuningTask(contestant, contestant.over(OptimizerConfig()), 4).axes
     assert [axis.field.removeprefix("optimizer.") for axis in axes] == fields
+
+
+def test_a_momentum_given_to_all_contestants_is_not_tuned() -> None:
+    contestant = Contestant.parse("muon")
+    shared = contestant.over(OptimizerConfig(options=("momentum=0.9",)))
+    assert MOMENTUM not in [axis.field for axis in TuningTask(contestant, shared, 4).axes]
+
+
+@pytest.mark.parametrize(
+    ("text", "sign", "momenta"),
+    [
+        ("muon", 1, [0.95, 0.9, 0.8, 0.6, 0.2]),
+        ("muon", -1, [0.95, 0.975, 0.9875, 0.99375]),
+        ("torch:SGD", 1, [0.0, 0.5]),  # its default is 0, where the axis ends
+        ("torch:SGD", -1, [0.0, 0.5, 0.75, 0.875]),
+    ],
+)
+def test_the_distance_of_a_momentum_from_1_is_tuned_by_factors_of_two(text, sign, momenta) -> None:
+    base = TrainConfig(data="x", model=PRESETS["tiny"])
+    contestant = Contestant.parse(text)
+    task = TuningTask(contestant, contestant.over(base.optimizer), 4)
+    start = Point(tuple(task.start(base)[axis.field] for axis in task.axes))
+    losses: dict[Point, float] = {}
+    while (found := search(start, task.axes, losses.get, 50)).missing:
+        losses |= {point: sign * task.settings(point)[MOMENTUM] for point in found.missing}
+    tried = {task.settings(point)[MOMENTUM] for point in found.tried}
+    assert set(momenta) <= tried  # exactly: 0.9, not 0.9000000001
+    assert all(0 <= momentum < 1 for momentum in tried)
+    assert found.at_edge == ()  # the end of the axis, not of the budget
 
 
 def test_starts_of_the_searches() -> None:
@@ -104,11 +137,11 @@ def test_custom_optimizers_with_the_same_colour_have_different_dashes() -> None:
 
 
 def test_custom_optimizers_are_tuned_with_their_second_optimizer(arena, trained, tmp_path, capsys):
-    contestants = ["muon-merit", PAIR, "torch:SGD", "torch:SGD,momentum=0.5"]
+    contestants = ["muon-merit", PAIR, "torch:SGD", "torch:SGD,momentum=0.3"]
     assert arena("--budget", "7", "--seeds", "0", "1", "--optimizers", *contestants) == 0
     (found,) = json.loads((tmp_path / "out" / "report" / "board.json").read_text())
     names = [standing["optimizer"] for standing in found["standings"]]
-    assert names == ["muon-merit", CANONICAL, "torch:SGD", "torch:SGD,momentum=0.5"]
+    assert names == ["muon-merit", CANONICAL, "torch:SGD", "torch:SGD,momentum=0.3"]
     pair = found["standings"][1]
     assert pair["setting"]["optimizer.lr"] == 2e-3
     tried = [run["setting"] for run in pair["tuning"]]
@@ -124,7 +157,7 @@ def test_custom_optimizers_are_tuned_with_their_second_optimizer(arena, trained,
     assert "MuonMERIT ends lowest" in output
     assert "below Muon + AdamW" in output
     page = (tmp_path / "out" / "report" / "index.html").read_text()
-    assert all(label in page for label in ("SGD, momentum 0.5", "Muon + AdamW", PAIR.replace("lr=1e-3,", "")))
+    assert all(label in page for label in ("SGD, momentum 0.3", "Muon + AdamW", PAIR.replace("lr=1e-3,", "")))
     assert page.count("rest lr</th>") == 1  # one column for both forms of rest_lr
     first = list(trained)
     assert arena("--budget", "7", "--seeds", "0", "1", "--optimizers", *contestants) == 0

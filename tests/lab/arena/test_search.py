@@ -71,6 +71,14 @@ def test_the_search_respects_the_largest_value_of_an_axis() -> None:
     assert found.at_edge == ()
 
 
+@pytest.mark.parametrize(("start", "smallest"), [(0.4, 0.1), (0.1, 0.1), (0.3, 0.15)])
+def test_the_search_respects_the_smallest_value_of_an_axis(start: float, smallest: float) -> None:
+    axis = SearchAxis("momentum", 2.0, least=0.1, most=1.0)
+    found, _ = complete(Point((start,)), [axis], lambda point: point.values[0], budget=9)
+    assert found.best == Point((smallest,))
+    assert found.at_edge == ()
+
+
 def test_a_budget_of_zero_is_refused() -> None:
     with pytest.raises(ValueError, match="the budget is 0; a contestant needs at least one trial"):
         search(Point((1.0,)), [LR], lambda _: None, 0)
