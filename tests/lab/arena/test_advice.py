@@ -139,7 +139,7 @@ def test_a_run_has_the_length_of_merit_train_unless_it_is_given(tmp_path, capsys
 @pytest.mark.usefixtures("trained")
 def test_advice_has_the_momentum_that_an_arena_found(arena, tmp_path, capsys) -> None:
     write_board(tmp_path / "old", 0.08)  # from before momenta were tuned
-    assert arena("--budget", "11", "--seeds", "0", "--optimizers", "muon-merit") == 0
+    assert arena("--budget", "11", "--seeds", "0", "--optimizers", "muon") == 0
     capsys.readouterr()
     size = ["--model", "tiny", "--batch", "4", "--steps", "8"]  # nearest to the new arena
     for names, momentum in ((["out", "old"], ["momentum=0.9"]), (["old"], [])):
