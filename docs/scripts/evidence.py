@@ -730,7 +730,7 @@ def with_tables(text: str) -> str:
 
 def draw_losses(path: Path) -> None:
     """The loss over the steps at 33M, of each optimizer at its best."""
-    chosen = [best(tried(512, name)) for name in CONTESTANTS if name != "normuon"]
+    chosen = [lowest(tuned_series(512, name)) for name in CONTESTANTS if name != "normuon"]
     _draw_losses(path, chosen, "Validation loss at 33M parameters, batches of 512 sequences")
 
 
