@@ -380,7 +380,7 @@ def test_the_step_unscales_and_skips_for_grad_scaler(device) -> None:
         optimizer.found_inf = torch.tensor(0.0, device=device)
     pair.step()
     momentum = pair.fused.state[pair.params[0]]["momentum_buffer"]
-    torch.testing.assert_close(momentum, pair.params[0].grad / 3 * 0.05 * min(1, 5 / pair.fused.grad_norm))
+    torch.testing.assert_close(momentum, pair.params[0].grad / 3 * 0.1 * min(1, 5 / pair.fused.grad_norm))
     before = snapshot(pair.fused)
     for optimizer in (pair.fused, pair.eager):
         optimizer.found_inf = torch.tensor(1.0, device=device)
