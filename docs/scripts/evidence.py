@@ -43,6 +43,12 @@ SIZES = {256: "10M", 512: "33M", 768: "98M"}  # by width
 CONTESTANTS = ("adamw", "lamb", "merit", "muon", "normuon", "muon-merit")
 WARMUPS = (0.1, 0.4, 0.5)  # as shares of the steps
 BOUND = 0.2  # the largest ratio that most runs of MuonMERIT allowed, of those that had a bound
+# MuonMERIT's momentum and largest ratio where a run names none, and from when on.
+DEFAULTS = (
+    ("2026-11-17T18:32", "0.9", 0.1),
+    ("2026-11-16T23:24", "0.95", 0.2),
+    ("", "0.95", None),
+)
 SEQUENCES = 200 * 512  # in a run of enwik8, whatever its batch
 BATCHES = (64, 128, 256, 512, 1024, 2048, 4096)
 SCALED = ("adamw", "muon", "muon-merit")  # optimizers that were run at every batch
@@ -86,15 +92,11 @@ class SeedRuns:
 
     @property
     def setting(self) -> str:
-        """What is not as in most runs: the warm-up, the momentum, the bound of MuonMERIT's ratios, the split.
-
-        Runs that name no momentum had 0.95; those of MuonMERIT that name no bound were made before there was
-        one.
-        """
-        optimizer, options = self.runs[0].config["optimizer"], self.options
+        """What is not as in most runs: the warm-up, the momentum, the bound of MuonMERIT's ratios, a split."""
+        optimizer = self.runs[0].config["optimizer"]
         found = [] if optimizer["warmup"] == 0.1 else [f"warm-up {optimizer['warmup']:.0%}"]
-        if "momentum" in options:
-            found.append(f"momentum {options['momentum']}")
+        if self.momentum != "0.95":
+            found.append(f"momentum {self.momentum}")
         if optimizer["name"] == "muon-merit":
             found.append(f"ratios up to {self.bound:g}" if self.bound else "ratios not bounded")
         if optimizer.get("overrides"):
@@ -102,10 +104,22 @@ class SeedRuns:
         return ", ".join(found)
 
     @property
+    def _defaults(self) -> tuple[str, float | None]:
+        """The momentum, and the largest ratio of MuonMERIT, where none is named."""
+        run = self.runs[0]
+        if run.config["optimizer"]["name"] != "muon-merit":
+            return "0.95", None
+        return next(values for since, *values in DEFAULTS if run.environment["started"] >= since)
+
+    @property
+    def momentum(self) -> str:
+        return self.options.get("momentum", self._defaults[0])
+
+    @property
     def bound(self) -> float | None:
         """The largest ratio that was allowed."""
         bounds = self.options.get("ratio_bounds")
-        return json.loads(bounds)[1] if bounds else None
+        return json.loads(bounds)[1] if bounds else self._defaults[1]
 
     @property
     def is_plain(self) -> bool:
@@ -412,10 +426,6 @@ def entropies() -> Table:
 BOUNDS = (None, 0.2, 0.1, 0.05)
 
 
-def _bound_columns() -> tuple[str, ...]:
-    return tuple(f"{bound:g}" if bound else "No bound" for bound in BOUNDS)
-
-
 def bounds() -> Table:
     """MuonMERIT at one rate with the ratios bounded: the loss, and the largest attention logit."""
     rows = []
@@ -427,7 +437,7 @@ def bounds() -> Table:
                 for one in tried(width, "muon-merit", steps=steps, text=text)
                 if one.lr == 0.04
                 and one.options.get("rest_lr") == "0.128"
-                and one.options.get("momentum", "0.95") == momentum
+                and one.momentum == momentum
                 and one.options.keys() <= {"rest_lr", "momentum", "ratio_bounds"}
             }
             cells = [
@@ -436,24 +446,26 @@ def bounds() -> Table:
             ]
             if found:
                 rows.append((SIZES[width], f"{steps}, {text}", momentum, *cells))
-    head = ("Size", "Steps, text", "Momentum", *_bound_columns())
+    columns = (f"{bound:g}" if bound else "No bound" for bound in BOUNDS)
+    head = ("Size", "Steps, text", "Momentum", *columns)
     return Table(head, tuple(rows), num_text=2)
 
 
 def small_bounds() -> Table:
     """A small model with bounded ratios, by width, momentum and rate: the loss, and the entropy left."""
+    bounded = [bound for bound in BOUNDS if bound]
     series: dict[tuple[int, int, str, float], dict[float | None, str]] = {}
     for run in find_runs([ROOT / "results/sizes/tiny", ROOT / "results/sizes/bounds"]):
         config, one = run.config, SeedRuns((run,))
         if (config["optimizer"]["name"], config["model"]["layers"], config["batch"]) == ("muon-merit", 4, 64):
-            setting = config["steps"], config["model"]["width"], one.options.get("momentum", "0.95"), one.lr
+            setting = config["steps"], config["model"]["width"], one.momentum, one.lr
             series.setdefault(setting, {})[one.bound] = f"{one.shown} ({entropy_left(run):.0%})"
     rows = [
-        (f"{steps}", f"{width}", momentum, f"{lr:g}", *(found.get(bound, NOTHING) for bound in BOUNDS))
+        (f"{steps}", f"{width}", momentum, f"{lr:g}", *(found.get(bound, NOTHING) for bound in bounded))
         for (steps, width, momentum, lr), found in sorted(series.items())
-        if found.keys() & set(BOUNDS[1:])
+        if momentum != "0.95" or len(found) > 1
     ]
-    head = ("Steps", "Width", "Momentum", "Learning rate", *_bound_columns())
+    head = ("Steps", "Width", "Momentum", "Learning rate", *(f"{bound:g}" for bound in bounded))
     return Table(head, tuple(rows), num_text=0)
 
 
@@ -532,7 +544,7 @@ def sizes() -> Table:
     contestants = {
         "Muon's": ("muon", "tiny"),
         "MuonMERIT's": ("muon-merit", "defaults"),
-        "with momentum 0.95 and no bound": ("muon-merit", "tiny"),
+        "with momentum 0.95 and ratios up to 0.2": ("muon-merit", "tiny"),
     }
     rows = []
     for field, (title, _) in VARIED.items():
@@ -545,7 +557,14 @@ def sizes() -> Table:
         powers = [(_power(bests, field), "") for bests in found]
         rows.append((f"{title}: goes as", *(text for cell in powers for text in cell)))
     muon, ours, before = contestants
-    head = (f"{muon} best rate", f"{muon} loss", f"{ours} best rate", f"{ours} loss", f"Best rate {before}", "Loss")
+    head = (
+        f"{muon} best rate",
+        f"{muon} loss",
+        f"{ours} best rate",
+        f"{ours} loss",
+        f"Best rate {before}",
+        "Loss",
+    )
     return Table(("Varied", *head), tuple(rows))
 
 
