@@ -42,12 +42,12 @@ PICTURES = ROOT / "docs/images"
 SIZES = {256: "10M", 512: "33M", 768: "98M"}  # by width
 CONTESTANTS = ("adamw", "lamb", "merit", "muon", "normuon", "muon-merit")
 WARMUPS = (0.1, 0.4, 0.5)  # as shares of the steps
-BOUND = 0.2  # the largest ratio that most runs of MuonMERIT allowed, of those that had a bound
+MOMENTUM, BOUND = "0.95", 0.2  # of most runs; the largest ratio of MuonMERIT, where it had a bound
 # MuonMERIT's momentum and largest ratio where a run names none, and from when on.
 DEFAULTS = (
-    ("2026-11-17T18:32", "0.9", 0.1),
-    ("2026-11-16T23:24", "0.95", 0.2),
-    ("", "0.95", None),
+    ("2026-11-17T18:32", ("0.9", 0.1)),
+    ("2026-11-16T23:24", (MOMENTUM, BOUND)),
+    ("", (MOMENTUM, None)),
 )
 SEQUENCES = 200 * 512  # in a run of enwik8, whatever its batch
 BATCHES = (64, 128, 256, 512, 1024, 2048, 4096)
@@ -95,7 +95,7 @@ class SeedRuns:
         """What is not as in most runs: the warm-up, momentum, bound of MuonMERIT's ratios, and a split."""
         optimizer = self.runs[0].config["optimizer"]
         found = [] if optimizer["warmup"] == 0.1 else [f"warm-up {optimizer['warmup']:.0%}"]
-        if self.momentum != "0.95":
+        if self.momentum != MOMENTUM:
             found.append(f"momentum {self.momentum}")
         if optimizer["name"] == "muon-merit":
             found.append(f"ratios up to {self.bound:g}" if self.bound else "ratios not bounded")
@@ -104,28 +104,21 @@ class SeedRuns:
         return ", ".join(found)
 
     @property
-    def _defaults(self) -> tuple[str, float | None]:
-        """The momentum, and the largest ratio of MuonMERIT, where none is named."""
-        run = self.runs[0]
-        if run.config["optimizer"]["name"] != "muon-merit":
-            return "0.95", None
-        return next(values for since, *values in DEFAULTS if run.environment["started"] >= since)
-
-    @property
     def momentum(self) -> str:
-        return self.options.get("momentum", self._defaults[0])
+        """That of Muon's direction."""
+        return self.options.get("momentum", defaults_of(self.runs[0])[0])
 
     @property
     def bound(self) -> float | None:
         """The largest ratio that was allowed."""
         bounds = self.options.get("ratio_bounds")
-        return json.loads(bounds)[1] if bounds else self._defaults[1]
+        return json.loads(bounds)[1] if bounds else defaults_of(self.runs[0])[1]
 
     @property
     def is_plain(self) -> bool:
         """Whether it is as most runs in all but the learning rates; MuonMERIT's ratios may be unbounded."""
-        others = self.options.keys() - {"rest_lr"}
-        return not others or (others == {"ratio_bounds"} and self.bound == BOUND)
+        named_alike = self.options.keys() <= {"rest_lr", "ratio_bounds"}
+        return named_alike and self.momentum == MOMENTUM and self.bound in (None, BOUND)
 
     @property
     def is_tuned(self) -> bool:
@@ -147,6 +140,13 @@ class SeedRuns:
         """Mean steps of the seeds to a validation loss; None where one does not get there."""
         steps = [steps_to_reach(loss, run.curves["validation_loss"]) for run in self.runs]
         return statistics.fmean(found for found in steps if found) if all(steps) else None
+
+
+def defaults_of(run: MeasuredRun) -> tuple[str, float | None]:
+    """The momentum and the largest ratio of a run that names none."""
+    if run.config["optimizer"]["name"] != "muon-merit":
+        return MOMENTUM, None
+    return next(values for since, values in DEFAULTS if run.environment["started"] >= since)
 
 
 @cache
@@ -197,7 +197,9 @@ def tried(
             and (settings["warmup"], settings["weight_decay"], settings["final"]) == (warmup, 0.1, 0.1)
             and settings.get("rest") is None
         ):
-            key = repr((settings["lr"], settings.get("options", []), settings.get("overrides", [])))
+            named = (settings["lr"], settings.get("options", []), settings.get("overrides", []))
+            one = SeedRuns((run,))
+            key = repr((named, one.momentum, one.bound))
             groups.setdefault(key, []).append(run)
     return tuple(SeedRuns(tuple(once(runs))) for runs in groups.values())
 
@@ -223,8 +225,8 @@ def best(found: Sequence[SeedRuns]) -> SeedRuns | None:
 def lowest(found: Iterable[SeedRuns], *, seeds: int = 1) -> SeedRuns | None:
     """The lowest mean of those with so many seeds or more; of means within 0.01 that of the most seeds."""
     enough = [one for one in found if len(one.runs) >= seeds]
-    least = min((one.mean for one in enough), default=None)
-    level = [one for one in enough if least is not None and one.mean < least + 0.01]
+    least = min((one.mean for one in enough), default=math.inf)
+    level = (one for one in enough if one.mean < least + 0.01)
     return min(level, key=lambda one: (-len(one.runs), one.mean), default=None)
 
 
@@ -251,7 +253,7 @@ def headline() -> Table:
     sizes = [[lowest(tuned_series(width, name)) for name in CONTESTANTS] for width in SIZES]
     columns = []
     for found in (*sizes, [in_arena().get(name) for name in CONTESTANTS]):
-        winner = lowest(one for one in found if one)
+        winner = min((one for one in found if one), key=lambda one: one.mean)
         shown = [one.shown if one else NOTHING for one in found]
         columns.append(
             [f"**{text}**" if one is winner else text for one, text in zip(found, shown, strict=True)]
@@ -269,7 +271,7 @@ def tuned() -> Table:
         series = {name: tuned_series(width, name) for name in (*CONTESTANTS[:3], *others, *CONTESTANTS[3:])}
         muon, adamw = lowest(series["muon"]), lowest(series["adamw"])
         for name, found in series.items():
-            # One loss twice where the lowest of all has three seeds.
+            # One row where the lowest of all has three seeds.
             for one in dict.fromkeys((lowest(found), lowest(found, seeds=3))):
                 if one is None:
                     continue
@@ -463,7 +465,7 @@ def small_bounds() -> Table:
     rows = [
         (f"{steps}", f"{width}", momentum, f"{lr:g}", *(found.get(bound, NOTHING) for bound in bounded))
         for (steps, width, momentum, lr), found in sorted(series.items())
-        if momentum != "0.95" or len(found) > 1
+        if momentum != MOMENTUM or len(found) > 1
     ]
     head = ("Steps", "Width", "Momentum", "Learning rate", *(f"{bound:g}" for bound in bounded))
     return Table(head, tuple(rows), num_text=0)
@@ -502,14 +504,14 @@ def parts() -> Table:
 
 
 def rates() -> Table:
-    """Learning rates of Muon and MuonMERIT at each size."""
+    """Learning rates of Muon and of MuonMERIT without a bound at each size."""
     rows = []
     for name in ("muon", "muon-merit"):
         for width, size in SIZES.items():
             rows += [
                 (DISPLAY_NAMES[name], size, one.rates, str(len(one.runs)), one.shown)
                 for one in sorted(tried(width, name), key=lambda one: (one.lr, one.rates))
-                if one.options.keys() <= {"rest_lr"}
+                if one.is_plain and one.bound is None
             ]
     return Table(("Optimizer", "Size", "Learning rate", "Seeds", "Validation loss"), tuple(rows), num_text=2)
 
@@ -529,7 +531,7 @@ def small_sweep(name: str) -> Ledger:
     return Ledger.read(ROOT / "results/sizes" / name, list(VARIED))
 
 
-def along(field: str, optimizer: str, sweep: str = "tiny") -> list[Best]:
+def along(field: str, optimizer: str, sweep: str) -> list[Best]:
     """The best learning rates where only one size of the small model was varied."""
     others = {name: usual for name, (_, usual) in VARIED.items() if name != field}
     return [
