@@ -363,6 +363,11 @@ def longer() -> Table:
     return _settings(256, (*CONTESTANTS[:2], "maxlamb", *CONTESTANTS[2:]), steps=800, text="mix")
 
 
+def longer_98m() -> Table:
+    """As many steps and the same text at 98M."""
+    return _settings(768, CONTESTANTS, steps=800, text="mix")
+
+
 def largest() -> Table:
     """Everything that was tried at 98M in 200 steps."""
     return _settings(768, CONTESTANTS, steps=200, text="enwik8")
@@ -727,6 +732,7 @@ TABLES: dict[str, Callable[[], Table]] = {
     "largest": largest,
     "entropies": entropies,
     "longer": longer,
+    "longer-98m": longer_98m,
     "bounds": bounds,
     "small-bounds": small_bounds,
     "parts": parts,
