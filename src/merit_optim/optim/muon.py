@@ -40,6 +40,8 @@ class MuonMERIT(HiddenMatrixOptimizer):
         ns_coefficients: "quintic", as in torch.optim.Muon, "polar-express", "dion", (a, b, c), or one such
             triple per pass.
         ns_dtype: dtype of the matrix products: "bfloat16", "float16" or "float32".
+        neuron_beta: decay of the average square of each row of the polar factor, whose rows are then given
+            the same average size, as ``NorMuon``'s are; None leaves them.
         clip: bound on each element of ``s*u``; None for no clip.
         element_wise: use the ratios of rows and columns; False uses only the whole weight's.
         weight_bound: let the whole weight's ratio bound the element-wise ones from below.
@@ -83,6 +85,7 @@ class MuonMERIT(HiddenMatrixOptimizer):
         ns_steps: int = 5,
         ns_coefficients: NSCoefficients = "quintic",
         ns_dtype: ProductDtype = "bfloat16",
+        neuron_beta: float | None = None,
         clip: float | None = 1.0,
         element_wise: bool = True,
         weight_bound: bool = True,
@@ -102,6 +105,7 @@ class MuonMERIT(HiddenMatrixOptimizer):
                 ns_steps=ns_steps,
                 ns_coefficients=ns_coefficients,
                 ns_dtype=ns_dtype,
+                neuron_beta=neuron_beta,
             ),
             rule=Rule(clip, element_wise, weight_bound, norm, ratio_bounds),
             rest_lr=rest_lr,
@@ -200,6 +204,10 @@ class NorMuon(HiddenMatrixOptimizer):
         weight_decay: decoupled weight decay.
         momentum: decay of the average gradient.
         neuron_beta: decay of the average square of each row.
+        nesterov: look one step ahead; False takes polar(M).
+        ns_steps: number of Newton-Schulz passes.
+        ns_coefficients: see ``MuonMERIT``.
+        ns_dtype: see ``MuonMERIT``.
         scale: see ``Muon``; the authors' code uses "original".
         rest_lr: learning rate of the rest (embeddings, head and vectors); None for ``lr``.
         rest: other options for the rest.
@@ -225,6 +233,9 @@ class NorMuon(HiddenMatrixOptimizer):
         *,
         momentum: float = 0.95,
         neuron_beta: float = 0.95,
+        nesterov: bool = True,
+        ns_steps: int = 5,
+        ns_coefficients: NSCoefficients = "quintic",
         ns_dtype: ProductDtype = "bfloat16",
         scale: Scale = "match_rms_adamw",
         rest_lr: float | Tensor | None = None,
@@ -236,7 +247,13 @@ class NorMuon(HiddenMatrixOptimizer):
             lr=lr,
             weight_decay=weight_decay,
             direction=MuonDirection(
-                momentum=momentum, neuron_beta=neuron_beta, ns_dtype=ns_dtype, scale=scale
+                momentum=momentum,
+                nesterov=nesterov,
+                ns_steps=ns_steps,
+                ns_coefficients=ns_coefficients,
+                ns_dtype=ns_dtype,
+                scale=scale,
+                neuron_beta=neuron_beta,
             ),
             rule=UNSCALED,
             rest_lr=rest_lr,

@@ -279,6 +279,7 @@ class TrustRatioOptimizer(SafeOptimizer):
             direct.step(works, controls)
             return
         works = in_turns(works, self.param_groups)
+        shares = None if sharding is None else sharding.shares
         parts: list[Part] = []
         for device, on_device in apart(works, controls).items():
             fused: list[Work] = []
@@ -287,12 +288,11 @@ class TrustRatioOptimizer(SafeOptimizer):
                 (fused if self._fuses(work.group, device) else rest).append(work)
             if fused:
                 fused = [self._counted_on(device, work) for work in fused]
-                engine, cut = self._fused_engine(device), () if sharding is None else sharding.owners
-                fused_parts, unfused = engine.parts_of(fused, controls[device], cut)
+                engine = self._fused_engine(device)
+                fused_parts, unfused = engine.parts_of(fused, controls[device], shares)
                 parts += fused_parts
                 rest += unfused
             self._count_step(rest, controls)  # the fused engine counts its own
-            shares = None if sharding is None else sharding.shares
             parts += eager.parts_of(rest, controls, shares, one_by_one=bool(self._recordings))
         recorder = Recorder() if self._recordings else None
         if sharding is None:

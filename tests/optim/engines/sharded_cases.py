@@ -89,6 +89,9 @@ OPTIMIZERS: dict[str, Build] = {
     "MuonMERIT, fused": lambda p: MuonMERIT(
         [{"params": p[:-1], "direction": "muon"}, {"params": p[-1:], "direction": "adam"}], fused=True
     ),
+    "NorMuon, fused": lambda p: NorMuon(
+        [{"params": p[:-1], "direction": "muon"}, {"params": p[-1:], "direction": "adam"}], fused=True
+    ),
     "every fourth MuonMERIT": lambda p: MuonMERIT(
         [{"params": some, "direction": "adam"} for some in (p[0::4], p[1::4], p[2::4])]
         + [{"params": p[3::4], "direction": "muon"}]

@@ -6,6 +6,7 @@ Run by forked_ranks.py or torchrun, with the sections to compare as arguments.
 import copy
 import sys
 from collections.abc import Iterator
+from itertools import product
 from typing import Any
 from unittest import mock
 
@@ -127,9 +128,9 @@ def fused(world: int) -> Comparisons:
         for name, placement in (("MERIT", Shard(0)), ("MERIT", Shard(1)), ("MaxLAMB", Shard(0))):
             wrong = on_mesh(mesh, [placement], f"{name}, fused", torch.float32, shapes, num_steps=3)
             yield f"{placement}, {name}", wrong
-        for placement in (Shard(0), Shard(1)):
-            wrong = on_mesh(mesh, [placement], "MuonMERIT, fused", torch.float32, shapes, num_steps=2)
-            yield f"{placement}, MuonMERIT", wrong
+        for name, placement in product(("MuonMERIT", "NorMuon"), (Shard(0), Shard(1))):
+            wrong = on_mesh(mesh, [placement], f"{name}, fused", torch.float32, shapes, num_steps=2)
+            yield f"{placement}, {name}", wrong
 
 
 class Network(nn.Module):

@@ -132,7 +132,6 @@ def test_fused_is_refused_for_options_that_the_kernels_do_not_support(device, op
         (MUON_MERIT, {"ns_dtype": "float32"}, "ns_dtype='float32'"),
         (MUON_MERIT, {"ns_dtype": "float16"}, "ns_dtype='float16'"),
         (MUON, {"split": 2}, "split=2"),
-        (NORMUON, {}, "neuron_beta=0.95"),
         (ORSCALE, {}, "calibrated=True"),
         (SOAP_MERIT, {}, "direction='soap'"),
         (SOAP, {}, "direction='soap'"),

@@ -16,7 +16,7 @@ pytest.importorskip("triton", reason="the fused engine needs triton, which is no
 
 from fused_cases import ULPS, Pair, assert_within_ulps, gradient, parameters, tiles
 
-from merit_optim import Muon, MuonMERIT
+from merit_optim import Muon, MuonMERIT, NorMuon
 from merit_optim.optim import algorithm
 from merit_optim.optim.directions import Extent, direction_of
 from merit_optim.optim.engines.fused import launch
@@ -33,7 +33,7 @@ pytestmark = [
 
 INTERPRETED = not torch.cuda.is_available()
 
-muon_merit, muon = Hidden(MuonMERIT, ratio_bounds=None), Hidden(Muon)
+muon_merit, muon, normuon = Hidden(MuonMERIT, ratio_bounds=None), Hidden(Muon), Hidden(NorMuon)
 
 # Relative to the change of a weight, in norms: products in bfloat16 round differently in each engine.
 SHARE = 0.1
@@ -147,6 +147,11 @@ OPTIONS: list[tuple[Hidden, dict[str, Any]]] = [
     (muon_merit, {"ns_steps": 5, "ns_coefficients": "polar-express"}),
     (muon_merit, {"ns_steps": 3, "ns_coefficients": [[2.0, -1.5, 0.5], [1.5, -0.5, 0.0]]}),
     *((muon, {"scale": scale}) for scale in ("match_rms_adamw", "original", "rms", "spectral")),
+    (muon_merit, {"neuron_beta": 0.9}),
+    (muon_merit, {"neuron_beta": 0.0, "element_wise": False, "norm": "l2"}),
+    (normuon, {}),
+    (normuon, {"neuron_beta": 0.5, "scale": "original"}),
+    (normuon, {"nonfinite": "skip", "capturable": True, "lr": 0.04}),
 ]
 
 
@@ -246,10 +251,11 @@ def together(num: int) -> Any:
     return mock.patch.object(FusedEngine, "max_held", num * 15 + 14)
 
 
+@pytest.mark.parametrize("build", [muon_merit, normuon], ids=name_of)
 @pytest.mark.parametrize(("num", "chunks"), [(0, [1] * 5), (2, [2, 2, 1]), (4, [3, 2])])
-def test_matrices_of_one_shape_are_processed_in_chunks(device, num, chunks) -> None:
+def test_matrices_of_one_shape_are_processed_in_chunks(device, num, chunks, build) -> None:
     """From one parameter or several; the step of a parameter with stacked matrices is counted once."""
-    pair = MuonPair(parameters(STACKED, device), matrix_dims=2)
+    pair = MuonPair(parameters(STACKED, device), build, matrix_dims=2)
     with together(num):
         for _ in range(2):
             pair.step()
@@ -260,12 +266,14 @@ def test_matrices_of_one_shape_are_processed_in_chunks(device, num, chunks) -> N
     ]
 
 
-def test_chunks_change_no_bit(device) -> None:
+@pytest.mark.parametrize("build", [muon_merit, normuon], ids=name_of)
+def test_chunks_change_no_bit(device, build) -> None:
     def run(num: int) -> tuple[list[Tensor], dict[str, Any]]:
-        optimizer = muon_merit(parameters(STACKED, device), ns_steps=2, matrix_dims=2, fused=True)
-        set_gradients(optimizer)
+        optimizer = build(parameters(STACKED, device), ns_steps=2, matrix_dims=2, fused=True)
         with together(num):
-            optimizer.step()
+            for step in range(2):
+                set_gradients(optimizer, step)
+                optimizer.step()
         return snapshot(optimizer)
 
     whole = run(5)  # all of them
@@ -356,7 +364,7 @@ def test_a_bad_step_is_skipped_with_nonfinite_skip(device) -> None:
     assert [pair.fused.state[p]["step"].item() for p in pair.params] == [2, 2]
 
 
-@pytest.mark.parametrize("build", [muon_merit, muon], ids=name_of)
+@pytest.mark.parametrize("build", [muon_merit, muon, normuon], ids=name_of)
 def test_the_device_can_skip_a_step(device, build) -> None:
     """The first step and a later one, with chunks that start inside a parameter."""
     optimizer = build(parameters([(3, 5, 3), (7,)], device), ns_steps=2, matrix_dims=2, fused=True)
@@ -442,6 +450,19 @@ def test_a_transposed_weight_has_the_scale_of_its_outputs(device) -> None:
         pair.change(transposed=transposed)
         pair.step()
         assert not pair.engine._unfused
+
+
+def test_normuon_equalizes_rows_or_columns(device) -> None:
+    """Weights of one shape whose outputs are rows, columns and, without it, neither."""
+    groups = [
+        {"params": slice(0, 1), "transposed": True},
+        {"params": slice(1, 2), "neuron_beta": None},
+        {"params": slice(2, 4)},
+    ]
+    pair = MuonPair(parameters([(5, 9)] * 4, device), normuon, groups=groups)
+    for _ in range(2):
+        pair.step()
+    assert [len(launch.weights) for launch in held_launches(pair.engine)] == [1, 1, 2]
 
 
 def test_sizes_are_measured_in_every_step(device) -> None:

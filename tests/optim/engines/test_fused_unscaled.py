@@ -11,7 +11,7 @@ pytest.importorskip("triton")
 from fused_cases import Pair, assert_within_ulps, gradient, parameters, tiles
 from optimizer_cases import assert_unchanged, snapshot
 
-from merit_optim import MERIT, SOAPMERIT, Muon, MuonMERIT, NorMuon, OrScale
+from merit_optim import MERIT, SOAPMERIT, Muon, MuonMERIT, OrScale
 
 ADAMW = {"norm": "none", "clip": None, "bias_correction": True, "eps": 1e-8}
 
@@ -100,7 +100,6 @@ def test_a_bad_step_is_skipped_by_both_engines(device) -> None:
     [
         (MuonMERIT, {"direction": "muon", "ns_dtype": "float32"}, "ns_dtype='float32'"),
         (Muon, {"direction": "muon", "split": 3}, "split=3"),
-        (NorMuon, {"direction": "muon"}, "neuron_beta=0.95"),
         (OrScale, {"direction": "muon"}, "calibrated=True"),
         (SOAPMERIT, {"direction": "soap"}, "direction='soap'"),
         (MERIT, {"split": 3}, "split=3"),

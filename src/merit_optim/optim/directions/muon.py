@@ -131,14 +131,19 @@ class Muon(MatrixDirection):
         return (n_NRC.to(self._sent_dtype(dtype)),), (averaged, *neurons)
 
     def whole(self, gathered: tuple[Tensor, ...], step: float | Tensor = 1) -> tuple[Tensor, ...]:
-        """The polar factor of N and, for NorMuon, the mean square of each output."""
+        """The polar factor of N, and what ``after`` needs of it."""
         del step
         (n_NRC,) = gathered
         products = self._product_dtype(n_NRC.dtype)
-        x_NRC = polar(n_NRC, self.coefficients, self.ns_steps, products, self.eps)
+        return self.measured(polar(n_NRC, self.coefficients, self.ns_steps, products, self.eps))
+
+    def measured(self, x_NRC: Tensor) -> tuple[Tensor, ...]:
+        """The polar factor and, for NorMuon, the mean square of each output."""
         if self.neuron_beta is None:
             return (x_NRC,)
-        return x_NRC, x_NRC.to(_wide(x_NRC.dtype)).square().mean(1 if self.transposed else 2, keepdim=True)
+        dim = 1 if self.transposed else 2
+        squares_NRC = x_NRC.to(_wide(x_NRC.dtype)).square()
+        return x_NRC, _sum(squares_NRC, dim) / squares_NRC.shape[dim]
 
     def after(
         self,
@@ -150,17 +155,25 @@ class Muon(MatrixDirection):
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
         """The scaled polar factor; for NorMuon, with normalized outputs."""
         del step
-        x_NRC, *of_neurons = formed
+        x_NRC, *of_outputs = formed
         assert x_NRC is not None
-        d_NRC, (momentum_buffer, *neurons) = x_NRC.to(dtype), state
-        if self.neuron_beta is not None:
-            (mean_sq,) = of_neurons
-            assert mean_sq is not None
-            num_inputs = extent.num_rows if self.transposed else extent.num_columns
-            factor, average = _equalizing(mean_sq, neurons[0], self.neuron_beta, num_inputs)
-            factor = factor[:, :, extent.columns] if self.transposed else factor[:, extent.rows]
-            d_NRC, neurons = d_NRC * factor.to(dtype), [average]
-        return d_NRC * self.factor(extent.num_rows, extent.num_columns), (momentum_buffer, *neurons)
+        if self.neuron_beta is None:
+            return x_NRC.to(dtype) * self.factor(extent.num_rows, extent.num_columns), state
+        (mean_sq,), (momentum_buffer, average) = of_outputs, state
+        assert mean_sq is not None
+        d_NRC, average = self.equalized(x_NRC, mean_sq, average, dtype, extent)
+        return d_NRC, (momentum_buffer, average)
+
+    def equalized(
+        self, x_NRC: Tensor, mean_sq: Tensor, average: Tensor, dtype: torch.dtype, extent: Extent
+    ) -> tuple[Tensor, Tensor]:
+        """NorMuon's direction, scaled, and the new averages."""
+        assert self.neuron_beta is not None
+        num_inputs = extent.num_rows if self.transposed else extent.num_columns
+        factor, average = _equalizing(mean_sq, average, self.neuron_beta, num_inputs)
+        factor = factor[:, :, extent.columns] if self.transposed else factor[:, extent.rows]
+        # One product, so that a polar factor in bfloat16 needs no copy in dtype.
+        return x_NRC * (factor.to(dtype) * self.factor(extent.num_rows, extent.num_columns)), average
 
     def traffic(self, rows: int, columns: int, dtype: torch.dtype) -> Traffic:
         """N is sent and the polar factor comes back; for NorMuon, also the mean squares of all outputs."""
@@ -188,6 +201,18 @@ def _wide(dtype: torch.dtype) -> torch.dtype:
     return torch.promote_types(dtype, torch.float32)
 
 
+def _sum(x_NRC: Tensor, dim: int) -> Tensor:
+    """The sum over a dimension, by adding its halves to each other.
+
+    torch's own depends, in the last bits, on how many matrices are stacked; engines may stack any number.
+    """
+    while (length := x_NRC.shape[dim]) > 1:
+        half = length // 2
+        first, second, odd = x_NRC.split((half, half, length % 2), dim)
+        x_NRC = torch.cat((first + second, odd), dim) if length % 2 else first + second
+    return x_NRC.sum(dim, keepdim=True)  # of one element, or none
+
+
 def _equalizing(mean_sq: Tensor, average: Tensor, beta: float, num_inputs: int) -> tuple[Tensor, Tensor]:
     """NorMuon's factor for each output, which equalizes their average sizes and keeps the norm of the whole.
 
@@ -196,6 +221,7 @@ def _equalizing(mean_sq: Tensor, average: Tensor, beta: float, num_inputs: int) 
     wide = mean_sq.dtype
     stored = torch.lerp(average.to(wide), mean_sq, 1 - beta).to(average.dtype)
     root = stored.to(wide).sqrt() + _NEURON_EPS
-    size_N11 = (num_inputs * mean_sq.sum((1, 2), keepdim=True)).sqrt()
-    new_size_N11 = (num_inputs * (mean_sq / root.square()).sum((1, 2), keepdim=True)).sqrt()
+    dim = 1 if mean_sq.shape[2] == 1 else 2
+    size_N11 = (num_inputs * _sum(mean_sq, dim)).sqrt()
+    new_size_N11 = (num_inputs * _sum(mean_sq / root.square(), dim)).sqrt()
     return (size_N11 / (new_size_N11 + _NEURON_EPS)) / root, stored

@@ -11,16 +11,16 @@ import array
 import math
 import operator
 from collections import Counter
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from itertools import chain
+from itertools import accumulate, chain
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from merit_optim.optim.algorithm import Rule
-from merit_optim.optim.directions import Adam, Direction, Muon, direction_of
+from merit_optim.optim.directions import Adam, Direction, Extent, Muon, direction_of
 from merit_optim.optim.directions.adam import bias_correction
 from merit_optim.optim.engines.fused import kernels
 from merit_optim.optim.engines.fused.launch import (
@@ -34,11 +34,12 @@ from merit_optim.optim.engines.fused.launch import (
 )
 from merit_optim.optim.engines.fused.newton_schulz import Iteration, Polar, num_together
 from merit_optim.optim.engines.fused.tables import Tile, weights_of
-from merit_optim.optim.engines.part import Formed, Part, Place, Whole
+from merit_optim.optim.engines.part import Formed, Part, Place, Share, Whole
 from merit_optim.optim.engines.plan import Plan, plan
 from merit_optim.optim.engines.work import Control, Work, names_of, pick
 from merit_optim.optim.matrices import View
 from merit_optim.optim.statistics import Recorder
+from merit_optim.optim.torch_private import foreach_copy_
 
 # The fastest tiles that benchmarks/tiles.py measured on an H200; see docs/performance.md.
 MOMENTS_TILE = Tile(rows=32, columns=64, steps=4, warps=4)
@@ -46,7 +47,8 @@ APPLY_TILE = Tile(rows=16, columns=64, steps=2, warps=4)
 
 # The most elements in matrices of one launch whose directions are held. Each matrix needs two copies in
 # bfloat16 and two or three squares of its smaller side (three if that is at most half of the other), at most
-# 8 bytes per element. A larger matrix is processed alone.
+# 8 bytes per element, and NorMuon's one copy in bfloat16 and two in float32, 10 bytes. A larger matrix is
+# processed alone.
 MAX_HELD = 2**26
 
 _DTYPE = operator.attrgetter("dtype")
@@ -77,7 +79,6 @@ def refused_options(group: dict[str, Any]) -> str | None:
         "calibrated": rule.calibrated,
     }
     if isinstance(direction, Muon):
-        unknown["neuron_beta"] = direction.neuron_beta
         unknown["ns_dtype"] = direction.ns_dtype if direction.ns_dtype != "bfloat16" else None
     elif not isinstance(direction, Adam):
         unknown["direction"] = direction.NAME
@@ -131,16 +132,17 @@ class FusedEngine:
         self._polars: dict[tuple[int, Iteration], Polar] = {}
 
     def parts_of(
-        self, works: list[Work], control: Control, cut: Container[Tensor] = ()
+        self, works: list[Work], control: Control, shares: Mapping[Tensor, Share] | None = None
     ) -> tuple[list[Part], list[Work]]:
         """Update the tables; return the parts to run, and the work that cannot be fused, untouched.
 
-        ``cut``: the parameters whose directions need whole matrices, which no rank has.
+        ``shares``: this rank's share of each sharded parameter whose direction needs whole matrices.
         """
+        shares = shares or {}
         tensors = StepTensors.of(works)
         addresses = tensors.addresses()
         if not self._still_fits(works, tensors, addresses):
-            self._build(works, tensors, cut)
+            self._build(works, tensors, shares)
         if self._launches:
             capturing = self.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
             resend = capturing or self._sender.has_captured
@@ -152,7 +154,7 @@ class FusedEngine:
         self._addresses = addresses
         self._shared.sizes.zero_()
         held = [launch for launch in self._launches if isinstance(launch, HeldLaunch)]
-        parts: list[Part] = [FusedHeldPart(self, works, control, launch) for launch in held]
+        parts: list[Part] = [FusedHeldPart(self, works, control, launch, shares) for launch in held]
         if launches := [launch for launch in self._launches if not isinstance(launch, HeldLaunch)]:
             parts.append(FusedPart(self, works, control, launches))
         return parts, _rest(works, self._unfused)
@@ -168,21 +170,26 @@ class FusedEngine:
     def form(self, wholes: Iterable[Whole]) -> list[Formed]:
         """Call the directions' ``whole``, together for matrices of one shape."""
         wholes = list(wholes)
-        alike: dict[Iteration, list[int]] = {}
+        alike: dict[tuple[Iteration, bool, bool], list[int]] = {}
         formed: dict[int, Formed] = {}
         for i, (group, direction, gathered, step) in enumerate(wholes):
             if isinstance(direction, Muon) and refused_options(group) is None:
-                alike.setdefault(Iteration.of(direction, *gathered[0].shape[1:]), []).append(i)
+                iteration = Iteration.of(direction, *gathered[0].shape[1:])
+                measured = direction.neuron_beta is not None, direction.transposed
+                alike.setdefault((iteration, *measured), []).append(i)
             else:
                 formed[i] = direction.whole(gathered, step)
-        for iteration, members in alike.items():
+        for (iteration, *_), members in alike.items():
+            direction = wholes[members[0]].direction
+            assert isinstance(direction, Muon)
             num = num_together(len(members), iteration.rows * iteration.columns, self.max_held)
             for some in (members[first : first + num] for first in range(0, len(members), num)):
                 key = len(some), iteration
                 if key not in self._polars:
                     self._polars[key] = Polar(*key)
                 x_NRC = self._polars[key](torch.cat([wholes[i].gathered[0] for i in some]))
-                formed.update(zip(some, ((x_1RC,) for x_1RC in x_NRC.split(1)), strict=True))
+                of_matrices = zip(*(x.split(1) for x in direction.measured(x_NRC)), strict=True)
+                formed.update(zip(some, of_matrices, strict=True))
         return [formed[i] for i in range(len(wholes))]
 
     def _still_fits(self, works: list[Work], tensors: StepTensors, addresses: array.array[int]) -> bool:
@@ -206,7 +213,7 @@ class FusedEngine:
             (now % 16 == 0) == (before % 16 == 0) for now, before in zip(grads, grads_before, strict=True)
         )
 
-    def _build(self, works: list[Work], tensors: StepTensors, cut: Container[Tensor] = ()) -> None:
+    def _build(self, works: list[Work], tensors: StepTensors, shares: Mapping[Tensor, Share]) -> None:
         owners = _owners(works)
         group_numbers = [i for i, work in enumerate(works) for _ in work.params]
         groups = [work.group for work in works for _ in work.params]
@@ -216,7 +223,8 @@ class FusedEngine:
             dense = all(x.is_contiguous() and x.dtype in TRITON for x in others)
             countable = step.device == param.device and step.dtype == torch.float32
             if param.numel() and dense and countable and refusal(groups[i], param) is None:
-                variant = variant_of(groups[i], owners[i] in cut, param, *others)
+                is_cut = owners[i] in shares and shares[owners[i]].is_cut
+                variant = variant_of(groups[i], is_cut, param, *others)
                 members.setdefault(variant, []).append(i)
             else:
                 self._unfused.add(i)
@@ -343,16 +351,25 @@ class FusedPart:
 class FusedHeldPart(FusedPart):
     """Matrices of one shape whose direction needs whole matrices, and is held until w is updated."""
 
-    def __init__(self, engine: FusedEngine, works: list[Work], control: Control, launch: HeldLaunch) -> None:
+    def __init__(
+        self,
+        engine: FusedEngine,
+        works: list[Work],
+        control: Control,
+        launch: HeldLaunch,
+        shares: Mapping[Tensor, Share],
+    ) -> None:
         super().__init__(engine, works, control, [launch])
-        self.launch = launch
+        self.launch, self.shares = launch, shares
         self._corrections = [launch.scales]
         self._held: Tensor | None = None
 
     def advance(self) -> None:
         """Update the momentum, form d, and measure w and u."""
         with self._on_device():
-            self._held = self.launch.polar(self.launch.run_momentum(self.engine._shared, self.control))
+            x_NRC = self.launch.polar(self.launch.run_momentum(self.engine._shared, self.control))
+            _, rows, columns = self.launch.shape
+            self._held = self._finished(self._direction.measured(x_NRC), Extent(rows, columns))
             self._measure(self._held)
 
     @property
@@ -374,9 +391,44 @@ class FusedHeldPart(FusedPart):
 
     def after(self, formed: Sequence[Formed]) -> None:
         """Hold the finished directions, and measure w and u."""
+        num_of_items = Counter(w.item for w in self.launch.weights)
+        ends = accumulate(num_of_items[i] for i in self.items)
         with self._on_device():
-            self._held = torch.cat([x_NRC for (x_NRC,) in formed if x_NRC is not None])
+            self._held = torch.cat(
+                [
+                    self._finished(of_item, self.shares[owner].extents[0], slice(end - num_of_items[i], end))
+                    for of_item, owner, i, end in zip(formed, self.owners, self.items, ends, strict=True)
+                ]
+            )
             self._measure(self._held)
+
+    @property
+    def _direction(self) -> Muon:
+        """The direction of the first weight, which differs from the others' in its momentum at most."""
+        groups = [work.group for work in self.works for _ in work.params]
+        direction = direction_of(groups[self.launch.weights[0].item])
+        assert isinstance(direction, Muon)
+        return direction
+
+    def _finished(self, formed: Formed, extent: Extent, weights: slice = slice(None)) -> Tensor:
+        """The direction of some weights as the kernels take it: still to scale, but for NorMuon's."""
+        x_NRC, *of_outputs = formed
+        assert x_NRC is not None
+        if not of_outputs:
+            return x_NRC
+        (mean_sq,) = of_outputs
+        assert mean_sq is not None
+        all_averages = [x for work in self.works for x in work.states[-1]]
+        num_elements = math.prod(self.launch.shape[1:])
+        averages = [
+            all_averages[w.item].narrow(0, w.offset // num_elements, 1) for w in self.launch.weights[weights]
+        ]
+        before = torch.cat(averages)
+        d_NRC, after = self._direction.equalized(x_NRC, mean_sq, before, torch.float32, extent)
+        if self.control.skip is not None:
+            after = torch.where(self.control.skip, before, after)
+        foreach_copy_(averages, list(after.split(1)))
+        return d_NRC
 
     def apply(self, recorder: Recorder | None) -> None:
         with self._on_device():
@@ -424,10 +476,13 @@ def _compiled_for(direction: Direction) -> tuple[Any, ...]:
 
 
 def _scale(group: dict[str, Any], owner: Tensor) -> float:
-    """The scale of Muon's direction, from the whole weight's shape even if this rank has only a part."""
+    """The scale of Muon's direction, from the whole weight's shape even if this rank has only a part.
+
+    NorMuon's is scaled before it is held.
+    """
     matrices, direction = View.of(group).matrices(owner.shape), direction_of(group)
     assert isinstance(direction, Muon)
-    return direction.factor(matrices.rows, matrices.columns)
+    return direction.factor(matrices.rows, matrices.columns) if direction.neuron_beta is None else 1.0
 
 
 def _kinds(grads: list[Tensor]) -> tuple[list[torch.dtype], list[bool]]:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from merit_optim.optim.algorithm import Rule
 from merit_optim.optim.directions import Muon, direction_of
+from merit_optim.optim.directions.muon import Scale
 from merit_optim.optim.engines.fused import kernels
 from merit_optim.optim.engines.fused.compiled import Kernel
 from merit_optim.optim.engines.fused.newton_schulz import Iteration, Polar
@@ -36,6 +37,8 @@ class Held(NamedTuple):
     nesterov: bool
     is_cut: bool
     """Whether no rank has the whole matrices, so that they are gathered on their owners."""
+    equalized: tuple[float, Scale, bool] | None
+    """``neuron_beta``, ``scale`` and ``transposed`` of NorMuon's direction."""
 
 
 class Variant(NamedTuple):
@@ -67,7 +70,9 @@ def variant_of(
     tensors = (param, grad, exp_avg, exp_avg_sq)
     held = None
     if isinstance(direction, Muon):
-        held = Held(Iteration.of(direction, matrices.rows, matrices.columns), direction.nesterov, is_cut)
+        d, iteration = direction, Iteration.of(direction, matrices.rows, matrices.columns)
+        equalized = None if d.neuron_beta is None else (d.neuron_beta, d.scale, d.transposed)
+        held = Held(iteration, d.nesterov, is_cut, equalized)
     return Variant(
         param.dtype,
         grad.dtype,
