@@ -92,13 +92,15 @@ class SeedRuns:
 
     @property
     def setting(self) -> str:
-        """What is not as in most runs: the warm-up, momentum, bound of MuonMERIT's ratios, and a split."""
+        """What is not as in most runs: the warm-up, momentum, bound of MuonMERIT's ratios, rows and a split."""
         optimizer = self.runs[0].config["optimizer"]
         found = [] if optimizer["warmup"] == 0.1 else [f"warm-up {optimizer['warmup']:.0%}"]
         if self.momentum != MOMENTUM:
             found.append(f"momentum {self.momentum}")
         if optimizer["name"] == "muon-merit":
             found.append(f"ratios up to {self.bound:g}" if self.bound else "ratios not bounded")
+        if "neuron_beta" in self.options:
+            found.append("equal rows")
         if optimizer.get("overrides"):
             found.append("query, key and value split")
         return ", ".join(found)
@@ -124,7 +126,8 @@ class SeedRuns:
     def is_tuned(self) -> bool:
         """Whether it is as most runs in all that is tuned: rates, warm-up, momentum and a bound."""
         unbounded = self.runs[0].config["optimizer"]["name"] == "muon-merit" and self.bound is None
-        return self.options.keys() <= {"rest_lr", "momentum", "ratio_bounds"} and not unbounded
+        tuned = {"rest_lr", "momentum", "ratio_bounds", "neuron_beta"}
+        return self.options.keys() <= tuned and not unbounded
 
     @property
     def largest_logit(self) -> float:
