@@ -13,7 +13,7 @@ import operator
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from itertools import accumulate, chain
+from itertools import chain, islice
 from typing import Any, NamedTuple
 
 import torch
@@ -368,8 +368,8 @@ class FusedHeldPart(FusedPart):
         """Update the momentum, form d, and measure w and u."""
         with self._on_device():
             x_NRC = self.launch.polar(self.launch.run_momentum(self.engine._shared, self.control))
-            _, rows, columns = self.launch.shape
-            self._held = self._finished(self._direction.measured(x_NRC), Extent(rows, columns))
+            formed, extent = self._direction.measured(x_NRC), Extent(*self.launch.shape[1:])
+            self._held = self._finished(formed, self._averages, extent)
             self._measure(self._held)
 
     @property
@@ -386,44 +386,51 @@ class FusedHeldPart(FusedPart):
         """Update the momentum, and return N, the input of the directions."""
         with self._on_device():
             n_NRC = self.launch.run_momentum(self.engine._shared, self.control)
-        num_of_items = Counter(w.item for w in self.launch.weights)
-        return [(some_NRC,) for some_NRC in n_NRC.split([num_of_items[i] for i in self.items])]
+        return [(some_NRC,) for some_NRC in n_NRC.split(self._nums)]
 
     def after(self, formed: Sequence[Formed]) -> None:
         """Hold the finished directions, and measure w and u."""
-        num_of_items = Counter(w.item for w in self.launch.weights)
-        ends = accumulate(num_of_items[i] for i in self.items)
+        averages = iter(self._averages)
         with self._on_device():
             self._held = torch.cat(
                 [
-                    self._finished(of_item, self.shares[owner].extents[0], slice(end - num_of_items[i], end))
-                    for of_item, owner, i, end in zip(formed, self.owners, self.items, ends, strict=True)
+                    self._finished(of_item, list(islice(averages, num)), self.shares[owner].extents[0])
+                    for of_item, num, owner in zip(formed, self._nums, self.owners, strict=True)
                 ]
             )
             self._measure(self._held)
 
     @property
+    def _nums(self) -> list[int]:
+        """The number of matrices of each parameter."""
+        nums = Counter(w.item for w in self.launch.weights)
+        return [nums[i] for i in self.items]
+
+    @property
     def _direction(self) -> Muon:
-        """The direction of the first weight, which differs from the others' in its momentum at most."""
+        """The direction of the first matrix. NorMuon's are alike, but for the momentum."""
         groups = [work.group for work in self.works for _ in work.params]
         direction = direction_of(groups[self.launch.weights[0].item])
         assert isinstance(direction, Muon)
         return direction
 
-    def _finished(self, formed: Formed, extent: Extent, weights: slice = slice(None)) -> Tensor:
-        """The direction of some weights as the kernels take it: still to scale, but for NorMuon's."""
+    @property
+    def _averages(self) -> list[Tensor]:
+        """NorMuon's state of each matrix, as (1, R, 1) or (1, 1, C); nothing for Muon."""
+        if self._direction.neuron_beta is None:
+            return []
+        of_params = [average for work in self.works for average in work.states[-1]]
+        num_elements = math.prod(self.launch.shape[1:])
+        return [of_params[w.item].narrow(0, w.offset // num_elements, 1) for w in self.launch.weights]
+
+    def _finished(self, formed: Formed, averages: list[Tensor], extent: Extent) -> Tensor:
+        """The direction of some matrices as the kernels take it: still to scale, but for NorMuon's."""
         x_NRC, *of_outputs = formed
         assert x_NRC is not None
         if not of_outputs:
             return x_NRC
-        (mean_sq,) = of_outputs
+        (mean_sq,), before = of_outputs, torch.cat(averages)
         assert mean_sq is not None
-        all_averages = [x for work in self.works for x in work.states[-1]]
-        num_elements = math.prod(self.launch.shape[1:])
-        averages = [
-            all_averages[w.item].narrow(0, w.offset // num_elements, 1) for w in self.launch.weights[weights]
-        ]
-        before = torch.cat(averages)
         d_NRC, after = self._direction.equalized(x_NRC, mean_sq, before, torch.float32, extent)
         if self.control.skip is not None:
             after = torch.where(self.control.skip, before, after)
