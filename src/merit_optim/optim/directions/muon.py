@@ -142,7 +142,7 @@ class Muon(MatrixDirection):
         if self.neuron_beta is None:
             return (x_NRC,)
         dim = 1 if self.transposed else 2
-        squares_NRC = x_NRC.to(_wide(x_NRC.dtype)).square()
+        squares_NRC = x_NRC.to(_wide(x_NRC.dtype), copy=True).square_()
         return x_NRC, _sum(squares_NRC, dim) / squares_NRC.shape[dim]
 
     def after(

@@ -46,8 +46,8 @@ MOMENTS_TILE = Tile(rows=32, columns=64, steps=4, warps=4)
 APPLY_TILE = Tile(rows=16, columns=64, steps=2, warps=4)
 
 # The most elements in matrices of one launch whose directions are held. Each matrix needs two copies in
-# bfloat16 and two or three squares of its smaller side (three if that is at most half of the other), at most
-# 8 bytes per element, and NorMuon's one copy in bfloat16 and two in float32, 10 bytes. A larger matrix is
+# bfloat16 and two or three squares of its smaller side (three if that is at most half of the other), then for
+# NorMuon one copy in bfloat16 and one and a half in float32: at most 8 bytes per element. A larger matrix is
 # processed alone.
 MAX_HELD = 2**26
 
