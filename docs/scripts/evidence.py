@@ -99,11 +99,16 @@ class SeedRuns:
             found.append(f"momentum {self.momentum}")
         if optimizer["name"] == "muon-merit":
             found.append(f"ratios up to {self.bound:g}" if self.bound else "ratios not bounded")
-        if "neuron_beta" in self.options:
+        if self.has_equal_rows and optimizer["name"] == "muon-merit":
             found.append("equal rows")
-        if optimizer.get("overrides"):
+        if any("split" in pattern for pattern in optimizer.get("overrides", [])):
             found.append("query, key and value split")
         return ", ".join(found)
+
+    @property
+    def has_equal_rows(self) -> bool:
+        """Whether the rows of Muon's direction are equalized, as NorMuon's are."""
+        return any("neuron_beta" in option for option in self.options)
 
     @property
     def momentum(self) -> str:
@@ -479,6 +484,33 @@ def small_bounds() -> Table:
     return Table(head, tuple(rows), num_text=0)
 
 
+def equal_rows() -> Table:
+    """A small model with MuonMERIT, with NorMuon's equal rows in addition, and with NorMuon."""
+    series: dict[tuple[int, int, bool, bool, float], list[MeasuredRun]] = {}
+    for run in find_runs([ROOT / "results/sizes/rows", ROOT / "results/sizes/defaults"]):
+        config, one = run.config, SeedRuns((run,))
+        setting = config["steps"], config["model"]["width"]
+        as_by_default = {"momentum=0.9", "ratio_bounds=[0,0.1]"}
+        changed = {f"{name}={value}" for name, value in one.options.items()} - as_by_default
+        only_rows = all("neuron_beta" in option for option in changed)
+        if setting in ((200, 128), (800, 64)) and only_rows and config["optimizer"]["weight_decay"] == 0.1:
+            is_normuon = config["optimizer"]["name"] == "normuon"
+            series.setdefault((*setting, is_normuon, one.has_equal_rows, one.lr), []).append(run)
+    rows = [
+        (
+            f"{steps}",
+            f"{width}",
+            "NorMuon" if is_normuon else "MuonMERIT, equal rows" if has_equal_rows else "MuonMERIT",
+            f"{lr:g}",
+            f"{len(runs)}",
+            SeedRuns(tuple(runs)).shown,
+        )
+        for (steps, width, is_normuon, has_equal_rows, lr), runs in sorted(series.items())
+    ]
+    head = ("Steps", "Width", "Optimizer", "Learning rate", "Seeds", "Validation loss")
+    return Table(head, tuple(rows), num_text=3)
+
+
 PARTS = (
     ("as it is", {}),
     ("one ratio for each weight (`element_wise=False`)", {"element_wise": "false"}),
@@ -637,18 +669,24 @@ ELSEWHERE = (
     (256, 256, 400, "enwik8"),
     (256, 1024, 100, "enwik8"),
     (256, 512, 800, "mix"),
+    (768, 512, 800, "mix"),
 )
 
 
 def advised() -> Table:
-    """What `merit advise` says from the arena at 10M, and the best of the rates that were tried there."""
+    """What `merit advise` says from the arena at 10M, and the rate of the lowest loss at each setting."""
     standings = read_boards([ROOT / "results/arena/10m"])
     contestants = {standing.config.optimizer.name: standing.optimizer for standing in standings}
     rows = []
     for width, batch, steps, text in ELSEWHERE:
         for name in CONTESTANTS:
-            found = tried(width, name, batch=batch, steps=steps, text=text)
-            one = best(found)
+            found = [
+                one
+                for warmup in WARMUPS
+                for one in tried(width, name, batch=batch, steps=steps, warmup=warmup, text=text)
+                if one.is_plain or one.is_tuned
+            ]
+            one = lowest(found)
             if one is None or len({each.lr for each in found}) == 1:
                 continue
             model = TrainConfig.from_dict(dict(one.runs[0].config)).model
@@ -739,6 +777,7 @@ TABLES: dict[str, Callable[[], Table]] = {
     "bounds": bounds,
     "small-bounds": small_bounds,
     "parts": parts,
+    "equal-rows": equal_rows,
     "rates": rates,
     "sizes": sizes,
     "drift": drift,
