@@ -92,7 +92,7 @@ class SeedRuns:
 
     @property
     def setting(self) -> str:
-        """What is not as in most runs: warm-up, momentum, the bound of MuonMERIT's ratios, rows and a split."""
+        """What is not as in most runs: warm-up, momentum, bound of MuonMERIT's ratios, rows, a split."""
         optimizer = self.runs[0].config["optimizer"]
         found = [] if optimizer["warmup"] == 0.1 else [f"warm-up {optimizer['warmup']:.0%}"]
         if self.momentum != MOMENTUM:
