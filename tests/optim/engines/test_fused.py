@@ -626,7 +626,7 @@ def test_vectors_of_any_length_are_aligned_as_declared(device) -> None:
         param.grad = torch.ones(size, device=device)
         works = MERIT([param], fused=True)._gather()
         engine = FusedEngine(device)
-        engine._build(works, StepTensors.of(works))
+        engine._build(works, StepTensors.of(works), {})
         (launch,) = engine._launches
         assert launch.variant.aligned
         assert all(weight.columns % 16 == 0 for weight in launch.weights), (size, launch.weights)
