@@ -12,6 +12,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from merit_optim import SOAP, SOAPMERIT, Muon, MuonMERIT, NorMuon, OrScale, param_groups
+from merit_optim.optim.directions import Extent
+from merit_optim.optim.directions import Muon as MuonDirection
 from merit_optim.optim.engines import eager
 
 DIRECTIONS = {
@@ -484,6 +486,28 @@ def test_one_bad_matrix_of_a_stack_leaves_the_others(device) -> None:
         optimizer.step()
         assert param[index].isnan().all()
         assert param.isnan().sum() == param[index].numel()
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("rows", [1, 60_001])
+def test_normuon_gives_a_matrix_the_same_bits_whatever_it_is_stacked_with(device, rows, transposed) -> None:
+    """torch's own sums do not: on a CPU, threads share a single one of this length."""
+    direction = MuonDirection(neuron_beta=0.9, transposed=transposed)
+    x_NRC = random_tensor((8, rows, 60_001 // rows), 0, device=device)
+    extent = Extent(*x_NRC.shape[1:])
+
+    def equalized(x_NRC: Tensor) -> tuple[Tensor, ...]:
+        x_NRC, mean_sq = direction.measured(x_NRC)
+        return mean_sq, *direction.equalized(x_NRC, mean_sq, torch.ones_like(mean_sq), x_NRC.dtype, extent)
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        together, alone = equalized(x_NRC), [equalized(x_1RC) for x_1RC in x_NRC.split(1)]
+    finally:
+        torch.set_num_threads(threads)
+    for stacked, single in zip(together, zip(*alone, strict=True), strict=True):
+        assert_same_bits(stacked, torch.cat(single))
 
 
 @every_class

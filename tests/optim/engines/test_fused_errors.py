@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from merit_optim import LAMB, MERIT, MaxLAMB, cli
 from merit_optim.optim import engines
 
-MUON_MERIT, MUON, NORMUON, ORSCALE, SOAP_MERIT, SOAP = HIDDEN
+MUON_MERIT, MUON, _, ORSCALE, SOAP_MERIT, SOAP = HIDDEN
 
 every_family_class = pytest.mark.parametrize("optimizer_class", [*FAMILY, MUON_MERIT, MUON], ids=name_of)
 needs_triton = pytest.mark.skipif(not engines._has_triton(), reason="triton is not installed")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 from unittest import mock
 
@@ -22,6 +23,7 @@ from merit_optim.optim.directions import Extent, direction_of
 from merit_optim.optim.engines.fused import launch
 from merit_optim.optim.engines.fused.engine import FusedEngine
 from merit_optim.optim.engines.fused.launch import HeldLaunch
+from merit_optim.optim.engines.part import Whole
 from merit_optim.optim.engines.work import Control
 from merit_optim.optim.trust import TrustRatioOptimizer
 
@@ -463,6 +465,25 @@ def test_normuon_equalizes_rows_or_columns(device) -> None:
     for _ in range(2):
         pair.step()
     assert [len(launch.weights) for launch in held_launches(pair.engine)] == [1, 1, 2]
+
+
+def test_gathered_matrices_are_measured_as_their_directions_want(device) -> None:
+    """Of one shape, whose outputs are rows, columns or not equalized."""
+    options: list[dict[str, Any]] = [{}, {"transposed": True}, {"neuron_beta": None}, {}]
+    params = parameters([(5, 9)] * len(options), device)
+    groups = [{"params": [param], **some} for param, some in zip(params, options, strict=True)]
+    optimizer = normuon(groups, ns_steps=2, fused=True)
+    wholes = []
+    for i, group in enumerate(optimizer.param_groups):
+        n_1RC = gradient(group["params"][0], i)[None].to(launch.HELD_DTYPE)
+        wholes.append(Whole(group, direction_of(group), (n_1RC,), 1))
+    copies = [whole._replace(gathered=(whole.gathered[0].clone(),)) for whole in wholes]
+    for of_one, whole in zip(FusedEngine(torch.device(device)).form(copies), wholes, strict=True):
+        exact = replace(whole.direction, ns_dtype="float32")
+        expected = exact.whole((whole.gathered[0].float(),))
+        assert [x.shape for x in of_one] == [x.shape for x in expected]
+        for actual, x in zip(of_one, expected, strict=True):
+            assert size(actual - x) <= (1e-5 if INTERPRETED else SHARE) * size(x)
 
 
 def test_sizes_are_measured_in_every_step(device) -> None:
