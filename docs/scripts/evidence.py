@@ -486,11 +486,11 @@ def small_bounds() -> Table:
 
 def equal_rows() -> Table:
     """A small model with MuonMERIT, with NorMuon's equal rows in addition, and with NorMuon."""
+    as_by_default = {"momentum=0.9", "ratio_bounds=[0,0.1]"}
     series: dict[tuple[int, int, bool, bool, float], list[MeasuredRun]] = {}
     for run in find_runs([ROOT / "results/sizes/rows", ROOT / "results/sizes/defaults"]):
         config, one = run.config, SeedRuns((run,))
         setting = config["steps"], config["model"]["width"]
-        as_by_default = {"momentum=0.9", "ratio_bounds=[0,0.1]"}
         changed = {f"{name}={value}" for name, value in one.options.items()} - as_by_default
         only_rows = all("neuron_beta" in option for option in changed)
         if setting in ((200, 128), (800, 64)) and only_rows and config["optimizer"]["weight_decay"] == 0.1:
