@@ -67,8 +67,10 @@ class Muon:
         norm: str = "max",
         clip: float | None = 1.0,
         bounds: tuple[float, float] = (0, np.inf),
+        neuron_beta: float | None = None,
     ) -> None:
         self.w, self.momentum = np.array(w, np.float64), np.zeros(w.shape)
+        self.neurons, self.neuron_beta = np.zeros(w.shape[1]), neuron_beta
         self.lr, self.wd, self.mu, self.nesterov = lr, wd, mu, nesterov
         self.coefficients, self.safety = coefficients, safety
         self.norm, self.clip, self.bounds = norm, clip, bounds
@@ -77,9 +79,18 @@ class Muon:
         g = np.asarray(g, np.float64)
         self.momentum = self.mu * self.momentum + (1 - self.mu) * g
         n = (1 - self.mu) * g + self.mu * self.momentum if self.nesterov else self.momentum
-        d = np.sqrt(max(g.shape)) * orthogonalized(n, self.coefficients, self.safety)
+        x = orthogonalized(n, self.coefficients, self.safety)
+        if self.neuron_beta is not None:
+            x = self.with_equal_columns(x)
+        d = np.sqrt(max(g.shape)) * x
         change = scaled(self.w, d + self.wd * self.w, self.norm, self.bounds)
         self.w = self.w - self.lr * (change if self.clip is None else np.clip(change, -self.clip, self.clip))
+
+    def with_equal_columns(self, x: Any) -> Any:
+        b, mean_sq = self.neuron_beta, (x * x).mean(axis=0)
+        self.neurons = b * self.neurons + (1 - b) * mean_sq
+        equal = x / (np.sqrt(self.neurons) + 1e-10)
+        return equal * np.sqrt((x * x).sum()) / (np.sqrt((equal * equal).sum()) + 1e-10)
 
 
 class AdamW:

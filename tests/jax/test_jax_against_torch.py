@@ -144,6 +144,7 @@ def test_float64_parameters_keep_their_precision(state_dtype: str) -> None:
         {"weight_decay": 0.0, "matrix_dims": 2},
         {"ns_coefficients": "polar-express", "momentum": 0.8},
         {"ns_coefficients": "dion", "ns_steps": 7, "nesterov": False},
+        {"neuron_beta": 0.9, "matrix_dims": 2},
     ],
     ids=lambda options: ", ".join(options) or "defaults",
 )
@@ -154,7 +155,11 @@ def test_muon_merit_against_torch(options: dict[str, Any]) -> None:
     named = {name: torch.nn.Parameter(torch.tensor(leaf)) for name, leaf in params.items()}
     theirs = merit_optim.MuonMERIT(
         [
-            {"params": [(name, named[name]) for name in hidden if hidden[name]], "direction": "muon"},
+            {
+                "params": [(name, named[name]) for name in hidden if hidden[name]],
+                "direction": "muon",
+                "transposed": "neuron_beta" in options,  # columns are outputs
+            },
             {"params": [(name, named[name]) for name in hidden if not hidden[name]], "direction": "adam"},
         ],
         lr=0.02,
@@ -176,6 +181,9 @@ def test_muon_merit_against_torch(options: dict[str, Any]) -> None:
             key, mine = ("momentum_buffer", momenta) if hidden[name] else ("exp_avg", averages)
             assert_near(params[name], param.detach())
             assert_near(mine[name], theirs.state[param][key])
+            if hidden[name] and "neuron_beta" in options:
+                neurons = theirs.state[param]["second_momentum_buffer"]
+                assert_near(optax.tree.get(state, "neurons")[name].reshape(neurons.shape), neurons)
 
 
 def assert_near(got: Any, expected: torch.Tensor, tolerance: float = 1e-5) -> None:

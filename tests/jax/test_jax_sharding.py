@@ -116,17 +116,24 @@ def test_euclidean_norms_differ_by_the_order_of_their_sums() -> None:
         assert np.isnan(got[-1][name]).any()
 
 
-MUON = muon_merit(0.02, hidden={name: name != "vector" for name in SHAPES}, matrix_dims=MATRIX_DIMS)
+@functools.cache
+def muon(neuron_beta: float | None) -> Any:
+    hidden = {name: name != "vector" for name in SHAPES}
+    return muon_merit(0.02, hidden=hidden, matrix_dims=MATRIX_DIMS, neuron_beta=neuron_beta)
 
 
 @functools.cache
-def muon_steps_on_one_device() -> list[Any]:
-    return steps(MUON, jax.devices()[0])[0]
+def muon_steps_on_one_device(neuron_beta: float | None) -> list[Any]:
+    return steps(muon(neuron_beta), jax.devices()[0])[0]
 
 
+@pytest.mark.parametrize("neuron_beta", [None, 0.9])
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_orthogonalised_steps_differ_by_the_order_of_their_sums(layout: str) -> None:
-    (got, _), expected = steps(MUON, placement(layout)), muon_steps_on_one_device()
+def test_orthogonalised_steps_differ_by_the_order_of_their_sums(
+    layout: str, neuron_beta: float | None
+) -> None:
+    got, _ = steps(muon(neuron_beta), placement(layout))
+    expected = muon_steps_on_one_device(neuron_beta)
     for name in SHAPES:
         assert got[-1][name].sharding.is_equivalent_to(placement(layout)[name], got[-1][name].ndim)
         np.testing.assert_allclose(got[-2][name], expected[-2][name], rtol=0, atol=1e-5)

@@ -127,13 +127,23 @@ def test_state_is_one_buffer_for_hidden_matrices_and_two_for_the_rest() -> None:
     state = muon_merit(0.1, hidden=SMALL).init(small_tree())
     sizes = sorted(leaf.shape for leaf in jax.tree.leaves(state) if leaf.ndim)
     assert sizes == [(4,), (4,), (6, 4)]
+    state = muon_merit(0.1, hidden=SMALL, neuron_beta=0.95).init(small_tree())
+    sizes = sorted(leaf.shape for leaf in jax.tree.leaves(state) if leaf.ndim)
+    assert sizes == [(1, 4), (4,), (4,), (6, 4)]
 
 
 def test_state_can_be_mapped_like_parameters() -> None:
     for hidden in (SMALL, lambda params: jax.tree.map(lambda p: p.ndim > 1, params)):
-        optimizer = muon_merit(0.1, hidden=hidden, mask={"kernel": True, "bias": False})
+        optimizer = muon_merit(
+            0.1,
+            mask={"kernel": True, "bias": False},
+            hidden=hidden,
+            neuron_beta=0.9,
+            matrix_dims={"kernel": 2, "bias": None},
+        )
         doubled = optax.tree.map_params(optimizer, lambda leaf: leaf + 1, optimizer.init(small_tree()))
         assert_equal(optax.tree.get(doubled, "trace")["kernel"], jnp.ones((6, 4)))
+        assert_equal(optax.tree.get(doubled, "neurons")["kernel"], jnp.ones((1, 4)))
         assert_equal(optax.tree.get(doubled, "mu")["bias"], jnp.ones(4))
 
 
@@ -239,6 +249,7 @@ def test_parameters_without_rows_and_columns_are_refused() -> None:
         ({"rest_learning_rate": -1}, "rest_learning_rate is -1"),
         ({"weight_decay": float("nan")}, "weight_decay is nan"),
         ({"momentum": 1.0}, "momentum is 1.0; it must be a number that is at least 0 and less than 1"),
+        ({"neuron_beta": 1.0}, "neuron_beta is 1.0; it must be .* less than 1, or None"),
         ({"rest_b1": 1.0}, "rest_b1 is 1.0"),
         ({"rest_b2": -0.1}, "rest_b2 is -0.1"),
         ({"rest_eps": 0.0}, "rest_eps is 0.0; it must be a number greater than 0"),

@@ -56,6 +56,7 @@ def direction(grad: Any, **options: Any) -> Any:
         (UNBOUNDED | {"ns_coefficients": (3, -3, 1), "ns_steps": 3}, {"coefficients": [(3, -3, 1)] * 3}),
         (UNBOUNDED | {"norm": "l2", "clip": 0.01}, {"norm": "l2", "clip": 0.01}),
         (UNBOUNDED | {"clip": None, "weight_decay": 1.0}, {"clip": None, "wd": 1.0}),
+        (UNBOUNDED | {"neuron_beta": 0.9}, {"neuron_beta": 0.9}),
     ],
     ids=lambda options: ", ".join(options) or "defaults",
 )
@@ -78,9 +79,11 @@ def test_the_equations(options: Any, reference: Any) -> None:
         for name, weight in expected.items():
             weight.step(grads[name].reshape(weight.w.shape))
             assert_near(params[name], weight.w)
-    momenta = optax.tree.get(state, "trace")
+    momenta, neurons = optax.tree.get(state, "trace"), optax.tree.get(state, "neurons")
     for name in (name for name, is_hidden in HIDDEN.items() if is_hidden):
         assert_near(momenta[name], expected[name].momentum)
+        if "neuron_beta" in options:
+            assert_near(neurons[name], expected[name].neurons)
 
 
 def assert_near(got: Any, expected: Any, tolerance: float = 1e-5) -> None:
@@ -113,6 +116,19 @@ def test_the_first_direction_is_orthogonal(shape: tuple[int, int]) -> None:
         assert low < sizes.min() <= sizes.max() < high, name
 
 
+def test_equal_columns_have_equal_sizes_and_the_whole_keeps_its_own() -> None:
+    grad = random_matrix(9, 4)
+    plain, equal = (np.asarray(direction(grad, neuron_beta=beta)) for beta in (None, 0.0))
+    sizes = np.linalg.norm(equal, axis=0)
+    np.testing.assert_allclose(sizes, sizes[0], rtol=1e-5)
+    assert np.ptp(np.linalg.norm(plain, axis=0)) > 0.1
+    np.testing.assert_allclose(np.linalg.norm(equal), np.linalg.norm(plain), rtol=1e-5)
+    exchanged = direction(grad.T, neuron_beta=0.0, matrix_dims=MatrixAxes(rows=(1,), columns=(0,)))
+    np.testing.assert_allclose(np.transpose(exchanged), equal, rtol=1e-5)
+    stacked = direction(np.stack([grad, 2 * grad[::-1]]), neuron_beta=0.0, matrix_dims=2)
+    np.testing.assert_allclose(stacked, np.stack([equal, equal[::-1]]), rtol=1e-4)
+
+
 def test_nesterov_looks_ahead_as_torch_does() -> None:
     """Not as optax's own Muon does: its bias correction mixes the first gradients otherwise."""
     first, second = random_matrix(6, 4, seed=1), random_matrix(6, 4, seed=2)
@@ -139,6 +155,7 @@ def test_the_size_of_gradients_does_not_matter(scale: float) -> None:
 def test_zero_gradients_have_no_direction() -> None:
     zeros = jnp.zeros((6, 4))
     assert_equal(direction(zeros), zeros)
+    assert_equal(direction(zeros, neuron_beta=0.9), zeros)
 
     params = small_tree()
     nothing, hidden = jax.tree.map(jnp.zeros_like, params), {"kernel": True, "bias": False}

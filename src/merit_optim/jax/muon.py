@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax  # type: ignore[import-untyped]
 from jax import Array
 
 from merit_optim.jax import validate
-from merit_optim.jax.algorithm import MatrixAxes, Norm, Scalar
+from merit_optim.jax.algorithm import MatrixAxes, Norm, Scalar, moving_average
 from merit_optim.jax.transforms import ScalarOrSchedule, scale_by_merit
 from merit_optim.jax.trees import Mask, MatrixDims, check_parameters, in_float32, resolved, spread, widened
 
@@ -56,6 +57,9 @@ _NS_COEFFICIENTS: dict[str, tuple[Triple, ...]] = {
 # much smaller: the squares of elements below 1e-19 underflow, and |N| with them, but not the elements.
 _EPS = 1e-14
 
+# Keeps columns of zeros at zero, as in torch.
+_NEURON_EPS = 1e-10
+
 _REST_SHARE = 0.4
 
 
@@ -69,6 +73,7 @@ def muon_merit(
     nesterov: bool = True,
     ns_steps: int = 5,
     ns_coefficients: Coefficients = "quintic",
+    neuron_beta: Scalar | None = None,
     clip: Scalar | None = 1.0,
     element_wise: bool = True,
     weight_bound: bool = True,
@@ -95,7 +100,7 @@ def muon_merit(
 
     Arithmetic and state are in float32 for any dtype of the parameters; the updates have the dtype of the
     gradients. The products in X have the precision of ``jax.default_matmul_precision``. The state of a hidden
-    matrix is one buffer, M.
+    matrix is one buffer, M, and with ``neuron_beta`` a number for each column.
 
     Args:
         learning_rate: a number, or a schedule from the step count to one. Relative to the size of the
@@ -111,6 +116,10 @@ def muon_merit(
         ns_steps: number of steps to the orthogonal matrix.
         ns_coefficients: "quintic" (Muon's), "polar-express", "dion", three numbers (a, b, c), or such a
             triple for each step, of which the last is repeated.
+        neuron_beta: decay of the average square of each column of X, whose columns are then given equal
+            sizes (NorMuon's direction; its value is 0.95); None: as they are. Columns are the outputs of
+            Flax's kernels. Where rows are, as in Equinox, give ``matrix_dims`` as a ``MatrixAxes`` with the
+            two exchanged; nothing else depends on which is which.
         clip: bound on each element of ``s*u``; None for none.
         element_wise: use the rows' and columns' ratios; False leaves the whole weight's.
         weight_bound: let the whole weight's ratio bound the element-wise ones from below.
@@ -155,6 +164,8 @@ def muon_merit(
     for name, decay in (("momentum", momentum), ("rest_b1", rest_b1), ("rest_b2", rest_b2)):
         validate.decay(name, decay)
     validate.positive("rest_eps", rest_eps)
+    if neuron_beta is not None:
+        validate.decay("neuron_beta", neuron_beta, ", or None")
     if hidden is None:
         raise ValueError(
             "hidden is None; it must say which parameters are hidden matrices: a tree of bools, such as "
@@ -174,6 +185,8 @@ def muon_merit(
                     optax.scale(1 - momentum),
                     optax.trace(momentum, nesterov=nesterov),
                     _orthogonalized(_coefficients(ns_coefficients, ns_steps), matrix_dims),
+                    optax.identity() if neuron_beta is None else _equalized(neuron_beta, matrix_dims),
+                    _sized(matrix_dims),
                 ),
                 rest=optax.scale_by_adam(rest_b1, rest_b2, rest_eps),
             ),
@@ -205,7 +218,7 @@ def muon_merit(
 def _orthogonalized(
     coefficients: tuple[Triple, ...], matrix_dims: MatrixDims
 ) -> optax.GradientTransformation:
-    """sqrt(max(rows, columns)) * X, of each matrix by itself."""
+    """X, of each matrix by itself."""
 
     def dimensions(updates: Any) -> Any:
         return jax.tree.map(
@@ -226,8 +239,57 @@ def _orthogonalized(
         del params
         # With beta 0 optax's average is the update itself; its state would be a second buffer per weight.
         orthogonal, _ = muon.update(updates, muon.init(updates))
+        return orthogonal
+
+    return optax.stateless(update)
+
+
+class NeuronState(NamedTuple):
+    """The average square of each column."""
+
+    neurons: Any
+
+
+def _equalized(beta: Scalar, matrix_dims: MatrixDims) -> optax.GradientTransformation:
+    """Give the columns of each matrix equal average sizes, and the whole the size that it had."""
+
+    def init(params: Any) -> NeuronState:
+        if not jax.tree.leaves(params):  # see _kinds
+            return NeuronState(params)
+
+        def zeros(param: Array, axes: MatrixAxes) -> Array:
+            shape = [1 if axis in axes.rows else size for axis, size in enumerate(param.shape)]
+            return jnp.zeros(shape, param.dtype)
+
+        return NeuronState(jax.tree.map(zeros, params, spread(matrix_dims, params)))
+
+    def update(updates: Any, state: NeuronState, params: Any = None) -> tuple[Any, NeuronState]:
+        del params
+        axes = spread(matrix_dims, updates)
+        mean_sq = jax.tree.map(lambda x, a: jnp.mean(x * x, a.rows, keepdims=True), updates, axes)
+        neurons = jax.tree.map(
+            lambda average, new: moving_average(average, new, beta), state.neurons, mean_sq
+        )
+
+        def equalized(x: Array, mean_sq: Array, average: Array, axes: MatrixAxes) -> Array:
+            root = jnp.sqrt(average) + _NEURON_EPS
+            # Of the matrix before and after, but for the same factor: the root of the number of rows.
+            size = jnp.sqrt(jnp.sum(mean_sq, axes.columns, keepdims=True))
+            new_size = jnp.sqrt(jnp.sum(mean_sq / root**2, axes.columns, keepdims=True))
+            return x * (size / (new_size + _NEURON_EPS) / root)
+
+        return jax.tree.map(equalized, updates, mean_sq, neurons, axes), NeuronState(neurons)
+
+    return optax.GradientTransformation(init, update)
+
+
+def _sized(matrix_dims: MatrixDims) -> optax.GradientTransformation:
+    """Give the elements of an orthogonal matrix a root mean square of 1."""
+
+    def update(updates: Any, params: Any) -> Any:
+        del params
         return jax.tree.map(
-            lambda x, axes: math.sqrt(_longer_side(x, axes)) * x, orthogonal, spread(matrix_dims, updates)
+            lambda x, axes: math.sqrt(_longer_side(x, axes)) * x, updates, spread(matrix_dims, updates)
         )
 
     return optax.stateless(update)

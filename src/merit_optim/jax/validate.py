@@ -29,9 +29,10 @@ def rate(name: str, value: Any) -> None:
         number(name, value, allowed, lambda value: 0 <= value < math.inf)
 
 
-def decay(name: str, value: Any) -> None:
+def decay(name: str, value: Any, alternative: str = "") -> None:
     """Check the decay of a moving average."""
-    number(name, value, "a number that is at least 0 and less than 1", lambda value: 0 <= value < 1)
+    allowed = f"a number that is at least 0 and less than 1{alternative}"
+    number(name, value, allowed, lambda value: 0 <= value < 1)
 
 
 def positive(name: str, value: Any) -> None:
