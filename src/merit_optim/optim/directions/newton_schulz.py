@@ -88,9 +88,17 @@ def polar(
 
 
 def _iterate(x_RC: Tensor, passes: Sequence[Pass]) -> Tensor:
-    is_tall = x_RC.shape[0] > x_RC.shape[1]
-    x = x_RC.T if is_tall else x_RC
+    dtype, is_tall = x_RC.dtype, x_RC.shape[0] > x_RC.shape[1]
+    # On a CPU without instructions for narrow products torch loops over them, hundreds of times slower. In
+    # float32 they are exact, and only their sums are rounded, as everywhere.
+    wide = torch.promote_types(dtype, torch.float32) if x_RC.device.type == "cpu" else dtype
+
+    def rounded(x: Tensor) -> Tensor:
+        return x.to(dtype).to(wide)
+
+    x = (x_RC.T if is_tall else x_RC).to(wide)
     for a, b, c in passes:
-        gram = x @ x.T
-        x = torch.addmm(x, torch.addmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
-    return x.T if is_tall else x
+        gram = rounded(x @ x.T)
+        polynomial = rounded(torch.addmm(gram, gram, gram, beta=b, alpha=c))
+        x = rounded(torch.addmm(x, polynomial, x, beta=a))
+    return (x.T if is_tall else x).to(dtype)
