@@ -1,5 +1,6 @@
 """What every test shares: which tests are skipped here, and why; how Triton is imported; examples."""
 
+import warnings
 from collections import Counter
 from importlib.util import find_spec
 
@@ -19,6 +20,11 @@ if not torch.cuda.is_available() and find_spec("triton"):
     with pytest.MonkeyPatch.context() as environment:
         environment.setenv("TRITON_INTERPRET", "1")
         from merit_optim.optim.engines.fused import kernels, product_kernels  # noqa: F401
+
+# On a CPU without bfloat16 instructions torch's first product of such a matrix with a transposed one warns
+# and turns oneDNN off for the rest of the process, so that later results round otherwise. Let it be this one.
+with warnings.catch_warnings(action="ignore"):
+    _ = torch.ones(32, 32, dtype=torch.bfloat16) @ torch.ones(32, 32, dtype=torch.bfloat16).T
 
 
 # What torch warns of in its own code when it compiles for a GPU.
