@@ -10,7 +10,7 @@ from torch import Tensor
 
 from merit_optim.optim.torch_private import foreach_norm
 
-# Elements that a CPU adds up sequentially. The norm is then off by less than 1e-6, or by about 1e-4 if all are
+# Elements that a CPU adds up sequentially. The norm is then off by less than 1e-6, or about 1e-4 if all are
 # equal. Strided tensors are added into one sum, dense ones into one per vector lane.
 PIECE_ELEMENTS, PIECE_ELEMENTS_STRIDED = 128 * 1024, 16 * 1024
 
