@@ -1,6 +1,5 @@
 """What every test shares: which tests are skipped here, and why; how Triton is imported; examples."""
 
-import warnings
 from collections import Counter
 from importlib.util import find_spec
 
@@ -21,11 +20,6 @@ if not torch.cuda.is_available() and find_spec("triton"):
         environment.setenv("TRITON_INTERPRET", "1")
         from merit_optim.optim.engines.fused import kernels, product_kernels  # noqa: F401
 
-# On a CPU without bfloat16 instructions torch's first product of such a matrix with a transposed one warns
-# and turns oneDNN off for the rest of the process, so that later results round otherwise. Let it be this one.
-with warnings.catch_warnings(action="ignore"):
-    _ = torch.ones(32, 32, dtype=torch.bfloat16) @ torch.ones(32, 32, dtype=torch.bfloat16).T
-
 
 # What torch warns of in its own code when it compiles for a GPU.
 _OF_TORCH_S_COMPILER = (
@@ -35,6 +29,16 @@ _OF_TORCH_S_COMPILER = (
     "ignore:The CUDA Graph is empty:UserWarning",
     "ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning",
 )
+
+
+@pytest.fixture(autouse=True)
+def _one_rounding() -> None:
+    """Let each test begin with oneDNN.
+
+    On a CPU without instructions for bfloat16 torch turns it off for the rest of the process when a product
+    of such matrices fails, and later results round otherwise than those of a new process.
+    """
+    torch.backends.mkldnn.enabled = True
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
