@@ -176,7 +176,7 @@ def main(argv: list[str]) -> None:
     record: dict[str, Any] = {"environment": environment(device)}
     record |= {section: [] for section in ("results", "left_out", "floors", "newton_schulz")}
     machine = record["environment"]
-    speeds = f"copy {machine['copy_tb_s']:.3f} TB/s, bfloat16 product {machine['matrix_tflop_s']:.3f} TFLOP/s"
+    speeds = f"copy {machine['copy_tb_s']:.3f} TB/s, matrix product {machine['matrix_tflop_s']:.3f} TFLOP/s"
     print(f"{machine['device']}, torch {torch.__version__}, {speeds}", flush=True)
     for model in args.models:
         _time_model(model, WEIGHTS[model], chosen, record, args)

@@ -152,9 +152,12 @@ def copy_bandwidth(device: torch.device) -> float:
 
 
 def matrix_rate(device: torch.device) -> float:
-    """TFLOP/s of a large bfloat16 product of random numbers; zeros would take less power and run faster."""
-    side = 8192 if device.type == "cuda" else 1024
-    factor = torch.randn(side, side, device=device).bfloat16()
+    """TFLOP/s of a large product of random numbers; zeros would take less power and run faster.
+
+    In the dtype in which Muon's products run: bfloat16, on CPUs float32.
+    """
+    side, dtype = (8192, torch.bfloat16) if device.type == "cuda" else (1024, torch.float32)
+    factor = torch.randn(side, side, device=device).to(dtype)
     product = torch.empty_like(factor)
     times = step_times(lambda: torch.mm(factor, factor, out=product), 0.5, device)
     return 2 * side**3 / median(times) / 1e9
