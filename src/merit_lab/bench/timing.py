@@ -9,6 +9,8 @@ from typing import Any, Protocol
 
 import torch
 
+from merit_optim.optim.directions.newton_schulz import factor_dtype
+
 FEWEST_STEPS = 5
 FEWEST_CYCLES = 3
 MOST_ON_DEVICE = 50
@@ -152,12 +154,12 @@ def copy_bandwidth(device: torch.device) -> float:
 
 
 def matrix_rate(device: torch.device) -> float:
-    """TFLOP/s of a large product of random numbers; zeros would take less power and run faster.
+    """TFLOP/s of a large bfloat16 product, multiplied as Muon's are.
 
-    In the dtype in which Muon's products run: bfloat16, on CPUs float32.
+    Of random numbers: zeros would take less power and run faster.
     """
-    side, dtype = (8192, torch.bfloat16) if device.type == "cuda" else (1024, torch.float32)
-    factor = torch.randn(side, side, device=device).to(dtype)
+    side = 8192 if device.type == "cuda" else 1024
+    factor = torch.randn(side, side, device=device).to(factor_dtype(torch.bfloat16, device))
     product = torch.empty_like(factor)
     times = step_times(lambda: torch.mm(factor, factor, out=product), 0.5, device)
     return 2 * side**3 / median(times) / 1e9

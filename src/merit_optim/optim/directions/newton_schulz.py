@@ -87,11 +87,18 @@ def polar(
     return torch.stack([_iterate(x_RC, passes) for x_RC in normal_NRC])
 
 
+def factor_dtype(dtype: torch.dtype, device: torch.device) -> torch.dtype:
+    """The dtype in which matrices of ``dtype`` are multiplied.
+
+    On a CPU without instructions for narrow products torch loops over them, hundreds of times slower. In
+    float32 they are exact, and only their sums are rounded, as everywhere.
+    """
+    return torch.promote_types(dtype, torch.float32) if device.type == "cpu" else dtype
+
+
 def _iterate(x_RC: Tensor, passes: Sequence[Pass]) -> Tensor:
     dtype, is_tall = x_RC.dtype, x_RC.shape[0] > x_RC.shape[1]
-    # On a CPU without instructions for narrow products torch loops over them, hundreds of times slower. In
-    # float32 they are exact, and only their sums are rounded, as everywhere.
-    wide = torch.promote_types(dtype, torch.float32) if x_RC.device.type == "cpu" else dtype
+    wide = factor_dtype(dtype, x_RC.device)
 
     def rounded(x: Tensor) -> Tensor:
         return x.to(dtype).to(wide)
