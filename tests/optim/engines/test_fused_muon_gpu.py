@@ -23,7 +23,7 @@ pytest.importorskip("triton", reason="the fused engine needs triton, which is no
 
 from fused_cases import gradient, parameters
 
-from merit_optim import Muon, MuonMERIT
+from merit_optim import Muon, MuonMERIT, NorMuon
 from merit_optim.optim.directions.newton_schulz import COEFFICIENTS, polar
 from merit_optim.optim.engines.fused.engine import FusedEngine
 from merit_optim.optim.engines.fused.launch import HeldLaunch
@@ -35,7 +35,7 @@ CUDA = "cuda:0"
 MIB = 2**20
 EPS = 1e-7
 
-muon_merit, muon = Hidden(MuonMERIT, ratio_bounds=None), Hidden(Muon)
+muon_merit, muon, normuon = Hidden(MuonMERIT, ratio_bounds=None), Hidden(Muon), Hidden(NorMuon)
 
 # The limit of this engine's error relative to the eager one's, which rounds every product to bfloat16; and
 # half an ulp of bfloat16, the dtype of both results.
@@ -89,7 +89,7 @@ def test_polar_factors_are_as_accurate_as_the_eager_engine_s(shape) -> None:
         assert errors[0] <= ERROR_SHARE * errors[1] + ROUNDING, (name, errors)
 
 
-@pytest.mark.parametrize("build", [muon_merit, muon], ids=name_of)
+@pytest.mark.parametrize("build", [muon_merit, muon, normuon], ids=name_of)
 def test_steps_are_as_accurate_as_the_eager_engine_s(build) -> None:
     """Against products in float32: for each weight, but on average with ratios of single elements."""
 
@@ -143,16 +143,19 @@ def same_bits(a: list[Tensor], b: list[Tensor]) -> bool:
     return all(torch.equal(bits(x), bits(y)) for x, y in zip(a, b, strict=True))
 
 
-@pytest.mark.parametrize("options", [{}, {"norm": "l2", "element_wise": False}], ids=repr)
+@pytest.mark.parametrize(
+    "options", [{}, {"norm": "l2", "element_wise": False}, {"neuron_beta": 0.95}], ids=repr
+)
 def test_a_run_repeats_bit_for_bit(options) -> None:
     assert same_bits(stepped(**options), stepped(**options))
 
 
-def test_chunks_change_no_bit() -> None:
+@pytest.mark.parametrize("neuron_beta", [None, 0.95])
+def test_chunks_change_no_bit(neuron_beta) -> None:
     """One matrix at a time, two of the experts, and all of a shape."""
-    whole = stepped()
+    whole = stepped(neuron_beta=neuron_beta)
     for max_held in (1, 2 * 512 * 384):
-        assert same_bits(stepped(max_held=max_held), whole), max_held
+        assert same_bits(stepped(max_held=max_held, neuron_beta=neuron_beta), whole), max_held
 
 
 @pytest.mark.parametrize("shape", [(256, 512), (520, 300)], ids=str)
@@ -168,6 +171,7 @@ GRAPH_OPTIONS: list[dict[str, Any]] = [
     {},
     {"max_grad_norm": 1.0, "nesterov": False},
     {"nonfinite": "skip", "element_wise": False, "norm": "l2"},
+    {"neuron_beta": 0.95},
 ]
 
 
@@ -232,7 +236,9 @@ LARGEST = 4 * 768 * 768
 
 
 @pytest.mark.parametrize("max_held", [2**18, 2**22, 2**24])
-@pytest.mark.parametrize("options", [{}, {"max_grad_norm": 1.0, "nonfinite": "skip"}], ids=repr)
+@pytest.mark.parametrize(
+    "options", [{}, {"max_grad_norm": 1.0, "nonfinite": "skip"}, {"neuron_beta": 0.95}], ids=repr
+)
 def test_temporaries_are_8_bytes_per_held_element(max_held, options) -> None:
     """And no more matrices are held at a time than allowed."""
     optimizer = muon_merit(model(), matrix_dims=2, fused=True, **options)
@@ -257,7 +263,9 @@ def no_waiting_for_the_device() -> Iterator[None]:
         torch.cuda.set_sync_debug_mode("default")
 
 
-@pytest.mark.parametrize("options", [{}, {"nonfinite": "skip", "max_grad_norm": 1.0}], ids=repr)
+@pytest.mark.parametrize(
+    "options", [{}, {"nonfinite": "skip", "max_grad_norm": 1.0}, {"neuron_beta": 0.95}], ids=repr
+)
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode:UserWarning")
 def test_a_step_never_waits_for_the_device(options) -> None:
     params = parameters([(96, 64), (33, 67), (100,), (3, 20, 48)], CUDA)
@@ -277,7 +285,7 @@ def test_a_step_never_waits_for_the_device(options) -> None:
 
 
 def test_the_fused_engine_is_chosen_if_it_can_run() -> None:
-    for build in (muon_merit, muon):
+    for build in (muon_merit, muon, normuon):
         optimizer = build(parameters([(4, 6), (5,)], CUDA))
         set_gradients(params_of(optimizer), 0)
         optimizer.step()
@@ -301,7 +309,7 @@ FALLBACKS: dict[str, tuple[Callable[[], Tensor], Hidden, dict[str, Any]]] = {
     "split": (contiguous, muon_merit, {"split": 2}),
     "products in float32": (contiguous, muon_merit, {"ns_dtype": "float32"}),
     "sums of rows and columns": (contiguous, muon_merit, {"norm": "l2"}),
-    **{build.__name__: (contiguous, build, {}) for build in HIDDEN[2:]},
+    **{build.__name__: (contiguous, build, {}) for build in HIDDEN[3:]},
 }
 
 
