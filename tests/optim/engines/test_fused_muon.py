@@ -79,7 +79,16 @@ class MuonPair(Pair):
                     apart, change = size(param - eager_param), size(eager_param - before)
                     assert apart <= SHARE * change + torch.finfo(param.dtype).eps * size(before)
                     eager_param.data.copy_(param.data)
+                    self.compare_neurons(param, eager_param)
         super().compare()
+
+    def compare_neurons(self, param: Tensor, eager_param: Tensor) -> None:
+        """The mean squares of a polar factor's rows, where the direction has them."""
+        states = (self.fused.state[param], self.eager.state[eager_param])
+        neurons, eager_neurons = (state.get("second_momentum_buffer") for state in states)
+        if neurons is not None:
+            assert size(neurons - eager_neurons) <= SHARE * size(eager_neurons)
+            eager_neurons.copy_(neurons)
 
     def change(self, **options: Any) -> None:
         """Change options of the first group of both."""
