@@ -30,7 +30,7 @@ from merit_optim.optim.engines import eager
 from merit_optim.optim.matrices import View
 from merit_optim.optim.trust import TrustRatioOptimizer
 
-MUON = Hidden(MuonMERIT, ratio_bounds=None)
+MUON = Hidden(MuonMERIT, neuron_beta=None, ratio_bounds=None)
 every_direction = pytest.mark.parametrize("optimizer", [MERIT, MUON], ids=name_of)
 
 DTYPES = st.sampled_from([torch.float32, torch.bfloat16, torch.float16, torch.float64])

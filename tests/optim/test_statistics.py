@@ -104,7 +104,7 @@ VARIANTS = [
 RECORDED = [
     *((MERIT, options) for options in VARIANTS),
     *((optimizer_class, {}) for optimizer_class in HIDDEN),
-    *((Hidden(MuonMERIT, ratio_bounds=None), options) for options in VARIANTS if options),
+    *((Hidden(MuonMERIT, neuron_beta=None, ratio_bounds=None), options) for options in VARIANTS if options),
 ]
 
 
@@ -120,7 +120,9 @@ def test_statistics_equal_a_direct_computation(device, optimizer_class, options,
             assert getattr(measured, key) == pytest.approx(value, rel=1e-5), (name, key)
 
 
-@pytest.mark.parametrize("optimizer_class", [MERIT, Hidden(MuonMERIT, ratio_bounds=None)], ids=name_of)
+@pytest.mark.parametrize(
+    "optimizer_class", [MERIT, Hidden(MuonMERIT, neuron_beta=None, ratio_bounds=None)], ids=name_of
+)
 def test_the_matrices_of_a_split_weight_are_counted_together(device, optimizer_class) -> None:
     """Like the merged statistics of three weights."""
     whole = nn.Parameter(random_tensor((9, 14), 0, scale=3.0, device=device))

@@ -136,7 +136,7 @@ def test_a_transposed_weight_changes_as_a_linear_one(name, options, overrides) -
 
 @pytest.mark.parametrize(
     "options",
-    [{"scale": "original"}, {"neuron_beta": 0.9}, {"neuron_beta": 0.9, "split": 3}],
+    [{"scale": "original", "neuron_beta": None}, {"neuron_beta": 0.9}, {"neuron_beta": 0.9, "split": 3}],
     ids=str,
 )
 def test_the_eager_engine_has_the_bits_of_the_definition(device, options) -> None:
@@ -144,7 +144,7 @@ def test_the_eager_engine_has_the_bits_of_the_definition(device, options) -> Non
     group = {"params": [param], "direction": "muon", "matrix_dims": 2, "transposed": True, **options}
     optimizer = MuonMERIT([group], ns_dtype="float32")
     (group,) = optimizer.param_groups
-    neurons = [torch.zeros(2, 1, 12, device=device)] if "neuron_beta" in options else []
+    neurons = [torch.zeros(2, 1, 12, device=device)] if options["neuron_beta"] else []
     state: Sequence[Tensor] = (torch.zeros_like(weight), *neurons)
     for step in range(4):
         param.grad = random_tensor(weight.shape, 10 + step, device=device)

@@ -315,6 +315,11 @@ class SafeOptimizer(Optimizer):
         del group
         return {}
 
+    def _keys_that_can_begin(self, group: dict[str, Any]) -> tuple[str, ...]:
+        """State that begins at zero where the state of another optimizer, which is loaded, lacks it."""
+        del group
+        return ()
+
     def _needs_step(self, group: dict[str, Any]) -> bool:
         """Whether the update depends on the step count."""
         del group

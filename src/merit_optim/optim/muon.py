@@ -85,7 +85,7 @@ class MuonMERIT(HiddenMatrixOptimizer):
         ns_steps: int = 5,
         ns_coefficients: NSCoefficients = "quintic",
         ns_dtype: ProductDtype = "bfloat16",
-        neuron_beta: float | None = None,
+        neuron_beta: float | None = 0.95,
         clip: float | None = 1.0,
         element_wise: bool = True,
         weight_bound: bool = True,

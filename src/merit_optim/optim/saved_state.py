@@ -59,15 +59,27 @@ def made_loadable(optimizer: SafeOptimizer, state_dict: dict[str, Any]) -> dict[
         error.add_note("The value is in the saved state; change it in its 'param_groups' before loading.")
         raise
     state = dict(state_dict["state"])
-    for index, (group, saved_group) in enumerate(zip(whole_groups, saved_groups, strict=True)):
+    for index, (group, saved_group, is_ours) in enumerate(zip(whole_groups, saved_groups, ours, strict=True)):
         # torch.optim.Muon does not count steps, and its momentum is the same as ours; SGD's is not.
         has_steps = optimizer._needs_step(group) or "ns_steps" not in saved_group
         for param_id, (name, param) in zip(group["params"], optimizer._named(index), strict=True):
             if state.get(param_id):
                 shapes = optimizer._state_shapes(param, group)
-                _check(optimizer, name, param, group, state[param_id], shapes, has_steps)
+                missing = {*shapes, *(["step"] if has_steps else [])} - state[param_id].keys()
+                if not is_ours and missing <= set(optimizer._keys_that_can_begin(group)):
+                    state[param_id] = state[param_id] | _begun(optimizer, param, group, missing)
+                    missing = set()
+                _check(optimizer, name, param, group, state[param_id], shapes, missing)
                 state[param_id] = _carried(state[param_id], None if all(ours) else ("step", *shapes))
     return {**state_dict, "state": state, "param_groups": groups}
+
+
+def _begun(optimizer: SafeOptimizer, param: Tensor, group: Group, keys: set[str]) -> dict[str, Any]:
+    """These of a parameter's state tensors, new."""
+    new: dict[str, Any] = {}
+    if keys:
+        optimizer._init_state(param, group, new)
+    return {key: new[key] for key in keys}
 
 
 def _check(
@@ -77,10 +89,10 @@ def _check(
     group: Group,
     saved: dict[str, Any],
     shapes: dict[str, tuple[int, ...]],
-    has_steps: bool,
+    missing: set[str],
 ) -> None:
     """Raise if saved state does not fit a parameter."""
-    if missing := {*shapes, *(["step"] if has_steps else [])} - set(saved):
+    if missing:
         raise ValueError(
             f"the saved state of {name} has {sorted(saved)} but not {sorted(missing)}; "
             f"{type(optimizer).__name__} can only load optimizers with the state "

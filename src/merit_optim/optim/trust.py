@@ -127,6 +127,9 @@ class TrustRatioOptimizer(SafeOptimizer):
         stacked = {key: key in direction.keys_by_rows for key, shape in shapes if shape is not None}
         return stacked | dict.fromkeys(Rule.of(group).keys, False)
 
+    def _keys_that_can_begin(self, group: dict[str, Any]) -> tuple[str, ...]:
+        return direction_of(group).keys_that_can_begin
+
     def _needs_step(self, group: dict[str, Any]) -> bool:
         return direction_of(group).NAME != "muon"
 

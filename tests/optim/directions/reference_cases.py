@@ -136,7 +136,8 @@ def built(weight: Tensor, direction: str, options: Options) -> tuple[Tensor, tor
     of_step = {k: v for k, v in options.items() if k in ("max_grad_norm", "differentiable", "foreach")}
     group = {k: v for k, v in options.items() if k not in of_step}
     if direction == "muon":
-        group = {"ns_dtype": "float32", "momentum": 0.95, "ratio_bounds": None, **group}
+        plain = {"momentum": 0.95, "neuron_beta": None, "ratio_bounds": None}
+        group = {"ns_dtype": "float32", **plain, **group}
     group = {"params": [param], "direction": direction, **group}
     return param, CLASSES[direction]([group], lr=LR, weight_decay=DECAY, **of_step)
 

@@ -119,7 +119,7 @@ def test_options_together(data) -> None:
 
 # --- the public classes, with their defaults --------------------------------------------------------------
 
-MUON_MERIT = partial(reference.Muon, momentum=0.9), Rule(ratio_bounds=(0.0, 0.1))
+MUON_MERIT = partial(reference.Muon, momentum=0.9, neuron_beta=0.95), Rule(ratio_bounds=(0.0, 0.1))
 ORSCALE = Rule(norm="l2", element_wise=False, clip=None, ratio_bounds=(0.1, 5.0), calibrated=True)
 
 
@@ -307,7 +307,7 @@ def test_half_precision_products_are_near_the_exact_ones(device, ns_dtype, coeff
     param = torch.zeros(shape, device=device)
     group = {"params": [param], "direction": "muon"}
     options = {"ns_coefficients": coefficients, "ns_dtype": ns_dtype, "norm": "none", "clip": None}
-    optimizer = MuonMERIT([group], lr=1.0, weight_decay=0.0, **options)
+    optimizer = MuonMERIT([group], lr=1.0, weight_decay=0.0, neuron_beta=None, **options)
     direction = reference.Muon(momentum=0.9, ns_coefficients=coefficients)
     for step in range(4):
         grad = random_tensor(shape, step)

@@ -242,10 +242,15 @@ def test_muon_merit_continues_with_torch_s_momentum(device) -> None:
     advance(ours, 1, first=3)
 
 
-def test_the_state_of_torch_s_muon_is_refused_if_more_is_needed(device) -> None:
-    """NorMuon also has an average for each row."""
+@pytest.mark.parametrize("build", [NorMuon, MuonMERIT])
+def test_averages_of_rows_begin_where_torch_s_muon_ends(device, build) -> None:
+    """As in a new optimizer: a common factor of theirs has no effect."""
     torchs = of_torch(weights(SHAPES, device), "original")
-    advance(torchs, 1)
-    ours = NorMuon([{"params": weights(SHAPES, device), "direction": "muon"}])
-    with pytest.raises(ValueError, match=r"has .'momentum_buffer'. but not .'second_momentum_buffer'"):
-        ours.load_state_dict(torchs.state_dict())
+    advance(torchs, 3)
+    ours = build([{"params": weights(SHAPES, device), "direction": "muon"}], neuron_beta=0.9)
+    ours.load_state_dict(torchs.state_dict())
+    averages = [ours.state[p]["second_momentum_buffer"] for p in ours.param_groups[0]["params"]]
+    assert [tuple(x.shape) for x in averages] == [(1, rows, 1) for rows, _ in SHAPES]
+    assert not any(x.any() for x in averages)
+    advance(ours, 1, first=3)
+    assert all(x.all() for x in averages)

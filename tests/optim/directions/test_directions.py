@@ -80,7 +80,7 @@ def test_transposing_weight_and_gradient_transposes_the_update(device, optimizer
         options["scale"] = "rms"  # "original" looks at rows and columns differently
     plain = run(optimizer_class, weight, **options)
     turned = run(optimizer_class, weight, lambda x: x.T, **options)
-    if optimizer_class is NorMuon:  # it averages rows
+    if optimizer_class in (NorMuon, MuonMERIT):  # they average rows
         assert (turned.T - plain).abs().max() > 1e-4
     else:
         torch.testing.assert_close(turned.T, plain, rtol=1e-9, atol=1e-12)
@@ -90,7 +90,7 @@ def test_transposing_in_lower_precision_transposes_the_update_up_to_rounding(dev
     weight = random_tensor((12, 5), 1, scale=0.3, device=device)
     for ns_dtype, atol in (("float32", 1e-5), ("bfloat16", 0.02), ("float16", 0.002)):
         plain, turned = (
-            run(MuonMERIT, weight, change, 1, lr=0.1, ns_dtype=ns_dtype)
+            run(MuonMERIT, weight, change, 1, lr=0.1, ns_dtype=ns_dtype, neuron_beta=None)
             for change in (lambda x: x, lambda x: x.T)
         )
         torch.testing.assert_close(turned.T, plain, rtol=0, atol=0.1 * atol)
@@ -140,7 +140,7 @@ def test_large_weights_move_half_as_far_as_muon_s_and_small_ones_less(device) ->
         return param - weight
 
     for scale in (1.0, 1e3):
-        ours, muons = moved(MuonMERIT, scale, clip=None), moved(Muon, scale)
+        ours, muons = moved(MuonMERIT, scale, clip=None, neuron_beta=None), moved(Muon, scale)
         torch.testing.assert_close(ours, muons / 2, rtol=1e-9, atol=1e-9)
     assert (moved(MuonMERIT, 1e-3).abs() < 0.1 * moved(Muon, 1e-3).abs()).all()
 
@@ -256,9 +256,9 @@ def test_split_rows_equal_separate_parameters(device, optimizer_class, ns_dtype)
         )
 
 
-@pytest.mark.parametrize("optimizer_class", [MuonMERIT, Muon], ids=lambda cls: cls.__name__)
+@pytest.mark.parametrize(("optimizer_class", "options"), [(MuonMERIT, {"neuron_beta": None}), (Muon, {})])
 @every_product
-def test_split_columns_equal_separate_parameters(device, optimizer_class, ns_dtype) -> None:
+def test_split_columns_equal_separate_parameters(device, optimizer_class, options, ns_dtype) -> None:
     weight = random_tensor((20, 48), 1, scale=0.3, device=device)
     for split, sizes in ((3, [16, 16, 16]), ((32, 12, 4), [32, 12, 4])):
         assert_parts_equal_separate_parameters(
@@ -267,6 +267,7 @@ def test_split_columns_equal_separate_parameters(device, optimizer_class, ns_dty
             {"split": split, "split_dim": 1},
             lambda x, sizes=sizes: list(x.split(sizes, 1)),
             ns_dtype=ns_dtype,
+            **options,
         )
 
 
@@ -284,6 +285,7 @@ def test_split_columns_equal_separate_parameters_that_are_stored_by_columns(devi
         lambda x: list(x.split(16, 1)),
         stored_by_columns,
         ns_dtype=ns_dtype,
+        neuron_beta=None,
     )
 
 
@@ -293,7 +295,7 @@ def test_split_columns_are_split_rows_of_the_transposed_weight(device) -> None:
     linear, conv1d = weight.T.contiguous(), weight.clone()
     optimizers = [
         built(MuonMERIT, [linear], view={"split": 3}, ns_dtype="float32"),
-        built(MuonMERIT, [conv1d], view={"split": 3, "split_dim": 1}, ns_dtype="float32"),
+        built(MuonMERIT, [conv1d], view={"split": 3, "transposed": True}, ns_dtype="float32"),
     ]
     for step in range(4):
         conv1d.grad = random_tensor(weight.shape, step, dtype=torch.float64, device=device)
@@ -371,14 +373,14 @@ def test_muon_merit_needs_half_of_adamw_s_memory(device) -> None:
     num_elements = sum(param.numel() for param in params)
     adamw = state_bytes(torch.optim.AdamW(params), params)
     assert adamw == 8 * num_elements
-    for optimizer_class in (MuonMERIT, Muon):
+    num_rows = sum(param.shape[0] for param in params)
+    averages = {Muon: 0, MuonMERIT: 4 * num_rows, NorMuon: 4 * num_rows}
+    for optimizer_class, of_rows in averages.items():
         optimizer = optimizer_class(param_groups(model))
         assert {group["direction"] for group in optimizer.param_groups} == {"muon"}
-        assert state_bytes(optimizer, params) == adamw // 2
-    in_half = MuonMERIT(param_groups(model), state_dtype=torch.bfloat16)
+        assert state_bytes(optimizer, params) == adamw // 2 + of_rows
+    in_half = Muon(param_groups(model), state_dtype=torch.bfloat16)
     assert state_bytes(in_half, params) == adamw // 4
-    num_rows = sum(param.shape[0] for param in params)
-    assert state_bytes(NorMuon(param_groups(model)), params) == adamw // 2 + 4 * num_rows
 
 
 def test_soap_keeps_no_products_of_a_side_that_is_not_rotated(device) -> None:

@@ -32,9 +32,14 @@ def hidden(kind: Build, **options: Any) -> Build:
 OF_MATRICES: dict[str, Build] = {
     "MuonMERIT": hidden(MuonMERIT, ratio_bounds=None),
     "MuonMERIT without bound": hidden(
-        MuonMERIT, weight_bound=False, ratio_bounds=None, ns_dtype="float32", nesterov=False
+        MuonMERIT,
+        weight_bound=False,
+        ratio_bounds=None,
+        ns_dtype="float32",
+        nesterov=False,
+        neuron_beta=None,
     ),
-    "MuonMERIT stacked": hidden(MuonMERIT, ratio_bounds=None, matrix_dims=2),
+    "MuonMERIT stacked": hidden(MuonMERIT, ratio_bounds=None, neuron_beta=None, matrix_dims=2),
     "Muon": hidden(Muon),
     "Muon, float16": hidden(Muon, ns_dtype="float16", scale="original", maximize=True),
     "NorMuon": hidden(NorMuon),
@@ -52,13 +57,13 @@ _UNSCALED = {"norm": "none", "element_wise": False, "weight_bound": False, "clip
 # One group per weight: every direction, ratio and view that can be sharded, in one optimizer.
 MIXED: list[tuple[tuple[int, ...], dict[str, Any]]] = [
     ((16, 12), {"direction": "muon"}),
-    ((1, 9), {"direction": "muon"}),
+    ((1, 9), {"direction": "muon", "neuron_beta": None}),
     ((9, 4), {"direction": "muon", "ns_dtype": "float32", "nesterov": False, "weight_bound": False}),
     ((5, 7), {"direction": "muon", "neuron_beta": 0.9, "scale": "original", **_UNSCALED}),
     ((6, 3, 2, 2), {"direction": "muon", "ns_steps": 3, "ns_coefficients": "polar-express"}),
     ((5, 4, 6), {"direction": "muon", "matrix_dims": 2, "neuron_beta": 0.9}),
-    ((24, 5), {"direction": "muon", "split": 3}),
-    ((8, 14), {"direction": "muon", "split": (6, 4, 4), "split_dim": 1}),
+    ((24, 5), {"direction": "muon", "split": 3, "neuron_beta": None}),
+    ((8, 14), {"direction": "muon", "split": (6, 4, 4), "split_dim": 1, "neuron_beta": None}),
     ((12, 5), {"direction": "muon", "split": [4, 6, 2], "neuron_beta": 0.9, **_UNSCALED}),
     ((9, 6), {"direction": "muon", "neuron_beta": 0.9, "scale": "original", "transposed": True}),
     ((4, 5, 6), {"direction": "muon", "matrix_dims": 2, "neuron_beta": 0.9, "transposed": True}),

@@ -35,7 +35,11 @@ pytestmark = [
 
 INTERPRETED = not torch.cuda.is_available()
 
-muon_merit, muon, normuon = Hidden(MuonMERIT, ratio_bounds=None), Hidden(Muon), Hidden(NorMuon)
+muon_merit, muon, normuon = (
+    Hidden(MuonMERIT, neuron_beta=None, ratio_bounds=None),
+    Hidden(Muon),
+    Hidden(NorMuon),
+)
 
 # Relative to the change of a weight, in norms: products in bfloat16 round differently in each engine.
 SHARE = 0.1

@@ -35,7 +35,11 @@ CUDA = "cuda:0"
 MIB = 2**20
 EPS = 1e-7
 
-muon_merit, muon, normuon = Hidden(MuonMERIT, ratio_bounds=None), Hidden(Muon), Hidden(NorMuon)
+muon_merit, muon, normuon = (
+    Hidden(MuonMERIT, neuron_beta=None, ratio_bounds=None),
+    Hidden(Muon),
+    Hidden(NorMuon),
+)
 
 # The limit of this engine's error relative to the eager one's, which rounds every product to bfloat16; and
 # half an ulp of bfloat16, the dtype of both results.

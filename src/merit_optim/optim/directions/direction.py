@@ -65,6 +65,11 @@ class Direction(ABC):
     def keys(self) -> tuple[str, ...]:
         """The names of the state tensors, the same for every parameter of a group."""
 
+    @property
+    def keys_that_can_begin(self) -> tuple[str, ...]:
+        """State that begins at zero where another optimizer's state, which is continued, does not have it."""
+        return ()
+
     @abstractmethod
     def check(self) -> None:
         """Raise if an option is not allowed."""

@@ -77,6 +77,11 @@ class Muon(MatrixDirection):
         )
 
     @property
+    def keys_that_can_begin(self) -> tuple[str, ...]:
+        # A common factor of the averages has no effect, so they need not know how many steps came before.
+        return self.keys[1:]
+
+    @property
     def coefficients(self) -> Coefficients:
         return coefficients_of(self.ns_coefficients)
 
@@ -101,7 +106,7 @@ class Muon(MatrixDirection):
             neuron = "column" if self.transposed else "row"
             return (
                 f"neuron_beta keeps an average for each {neuron}, and split_dim={view.split_dim} cuts the "
-                f"{neuron}s: use split=None"
+                f"{neuron}s: use neuron_beta=None or split=None"
             )
         return None
 
