@@ -124,10 +124,11 @@ def test_dtypes(dtype: Any) -> None:
 
 
 def test_state_is_one_buffer_for_hidden_matrices_and_two_for_the_rest() -> None:
-    state = muon_merit(0.1, hidden=SMALL).init(small_tree())
+    """And a number for each output."""
+    state = muon_merit(0.1, hidden=SMALL, neuron_beta=None).init(small_tree())
     sizes = sorted(leaf.shape for leaf in jax.tree.leaves(state) if leaf.ndim)
     assert sizes == [(4,), (4,), (6, 4)]
-    state = muon_merit(0.1, hidden=SMALL, neuron_beta=0.95).init(small_tree())
+    state = muon_merit(0.1, hidden=SMALL).init(small_tree())
     sizes = sorted(leaf.shape for leaf in jax.tree.leaves(state) if leaf.ndim)
     assert sizes == [(1, 4), (4,), (4,), (6, 4)]
 

@@ -73,7 +73,7 @@ def muon_merit(
     nesterov: bool = True,
     ns_steps: int = 5,
     ns_coefficients: Coefficients = "quintic",
-    neuron_beta: Scalar | None = None,
+    neuron_beta: Scalar | None = 0.95,
     clip: Scalar | None = 1.0,
     element_wise: bool = True,
     weight_bound: bool = True,
@@ -91,6 +91,8 @@ def muon_merit(
 
         M <- momentum*M + (1-momentum)*g        N = momentum*M + (1-momentum)*g  (Nesterov; else M)
         X  = N / |N|                            ns_steps times  X <- a*X + (b*XX' + c*XX'XX') X
+        v_j <- neuron_beta*v_j + (1-neuron_beta) * mean(X_.j**2)
+        X <- |X| * X' / |X'|                    with X'_.j = X_.j / sqrt(v_j)
         u  = sqrt(max(rows, columns)) * X + weight_decay*w
         s_ij = min(max(max|w_i.| / max|u_i.|,  max|w_.j| / max|u_.j|,  max|w| / max|u|),  0.1)
         w <- w - learning_rate * clamp(s*u, -clip, clip)
@@ -100,7 +102,7 @@ def muon_merit(
 
     Arithmetic and state are in float32 for any dtype of the parameters; the updates have the dtype of the
     gradients. The products in X have the precision of ``jax.default_matmul_precision``. The state of a hidden
-    matrix is one buffer, M, and with ``neuron_beta`` a number for each column.
+    matrix is one buffer, M, and a number for each column.
 
     Args:
         learning_rate: a number, or a schedule from the step count to one. Relative to the size of the
@@ -116,10 +118,10 @@ def muon_merit(
         ns_steps: number of steps to the orthogonal matrix.
         ns_coefficients: "quintic" (Muon's), "polar-express", "dion", three numbers (a, b, c), or such a
             triple for each step, of which the last is repeated.
-        neuron_beta: decay of the average square of each column of X, whose columns are then given equal
-            sizes (NorMuon's direction; its value is 0.95); None: as they are. Columns are the outputs of
-            Flax's kernels. Where rows are, as in Equinox, give ``matrix_dims`` as a ``MatrixAxes`` with the
-            two exchanged; nothing else depends on which is which.
+        neuron_beta: decay of v, the average square of each column of X, by which columns are given equal
+            sizes, as in NorMuon; None leaves them as they are. Columns are the outputs of Flax's kernels.
+            Where rows are, as in Equinox, give ``matrix_dims`` as a ``MatrixAxes`` with the two exchanged;
+            nothing else depends on which is which.
         clip: bound on each element of ``s*u``; None for none.
         element_wise: use the rows' and columns' ratios; False leaves the whole weight's.
         weight_bound: let the whole weight's ratio bound the element-wise ones from below.

@@ -21,13 +21,16 @@ class MuonMERIT(HiddenMatrixOptimizer):
     """MERIT's ratios on Muon's direction for hidden matrices, AdamW for the rest.
 
         M <- momentum*M + (1-momentum)*g
-        d  = sqrt(max(rows, columns)) * polar(momentum*M + (1-momentum)*g)
+        O  = polar(momentum*M + (1-momentum)*g)
+        v_i <- neuron_beta*v_i + (1-neuron_beta) * mean(O_i.**2)
+        d  = sqrt(max(rows, columns)) * |O| * O' / |O'|       with O'_i. = O_i. / sqrt(v_i)
         u  = d + weight_decay*w
         s_ij = min(max(max|w_i.| / max|u_i.|,  max|w_.j| / max|u_.j|,  max|w| / max|u|),  0.1)
         w <- w - lr * clamp(s*u, -clip, clip)
 
-    polar is U V' of a matrix's singular value decomposition U S V', approximated by Newton-Schulz. The state
-    of a hidden matrix is one momentum, half the size of Adam's.
+    polar is U V' of a matrix's singular value decomposition U S V', approximated by Newton-Schulz. v gives
+    all rows the same average size, as in ``NorMuon``. The state of a hidden matrix is one momentum, half the
+    size of Adam's, and one number for each row.
 
     Args:
         params: parameter groups from ``param_groups(model)``, which knows the kind of each weight; or groups
@@ -40,8 +43,8 @@ class MuonMERIT(HiddenMatrixOptimizer):
         ns_coefficients: "quintic", as in torch.optim.Muon, "polar-express", "dion", (a, b, c), or one such
             triple per pass.
         ns_dtype: dtype of the matrix products: "bfloat16", "float16" or "float32".
-        neuron_beta: decay of the average square of each row of the polar factor, whose rows are then given
-            the same average size, as ``NorMuon``'s are; None leaves them.
+        neuron_beta: decay of v, the average square of each row of O; None for d without v, as Muon's. Rows
+            are outputs, unless a group is ``transposed``; see ``MERIT``.
         clip: bound on each element of ``s*u``; None for no clip.
         element_wise: use the ratios of rows and columns; False uses only the whole weight's.
         weight_bound: let the whole weight's ratio bound the element-wise ones from below.

@@ -30,7 +30,7 @@ def hidden(kind: Build, **options: Any) -> Build:
 
 
 OF_MATRICES: dict[str, Build] = {
-    "MuonMERIT": hidden(MuonMERIT, ratio_bounds=None),
+    "MuonMERIT": hidden(MuonMERIT, ratio_bounds=None, neuron_beta=None),
     "MuonMERIT without bound": hidden(
         MuonMERIT,
         weight_bound=False,
@@ -39,7 +39,7 @@ OF_MATRICES: dict[str, Build] = {
         nesterov=False,
         neuron_beta=None,
     ),
-    "MuonMERIT stacked": hidden(MuonMERIT, ratio_bounds=None, neuron_beta=None, matrix_dims=2),
+    "MuonMERIT stacked": hidden(MuonMERIT, ratio_bounds=None, matrix_dims=2),
     "Muon": hidden(Muon),
     "Muon, float16": hidden(Muon, ns_dtype="float16", scale="original", maximize=True),
     "NorMuon": hidden(NorMuon),

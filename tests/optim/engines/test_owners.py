@@ -258,7 +258,7 @@ def test_state_of_stacked_matrices_is_refused_if_it_cannot_be_sharded() -> None:
             NorMuon([{"params": [stack], **options}])
         with pytest.raises(ValueError, match="merge them into one dimension, or shard another"):
             MERIT([{"params": [stack], "matrix_dims": 2, "element_wise": False, "calibrated": True}])
-        MuonMERIT([{"params": [stack], **options}])
+        MuonMERIT([{"params": [stack], **options}], neuron_beta=None)
         NorMuon([{"params": [sharded((2, 2, 4, 4), (2,), 2)], **options}])
         with pytest.raises(ValueError, match="SOAP, neuron_beta and calibrated=True keep state for each"):
             SOAPMERIT([{"params": [stack], "direction": "soap", "matrix_dims": 2}])
