@@ -41,13 +41,19 @@ def excerpt(run: Run) -> Excerpt:
         place for kind, found in places.items() for place in _spread(found, _MOST_LINES.get(kind, len(found)))
     ]
     config = {**run.config, "data": Path(run.config["data"]).name}
-    environment = {key: value for key, value in run.environment.items() if key not in _OF_ITS_MACHINE}
-    if "folder" in environment.get("data", {}):
-        environment["data"] = {**environment["data"], "folder": Path(environment["data"]["folder"]).name}
+    environment = without_paths(run.environment)
     environment.setdefault(
         "excerpt_of", {"digits": _DIGITS, **{kind: len(places[kind]) for kind in _MOST_LINES}}
     )
     return Excerpt(run.name, config, environment, [_rounded(lines[place]) for place in sorted(kept)])
+
+
+def without_paths(environment: dict[str, Any]) -> dict[str, Any]:
+    """An environment without what is of its machine alone."""
+    kept = {key: value for key, value in environment.items() if key not in _OF_ITS_MACHINE}
+    if "folder" in kept.get("data", {}):
+        kept["data"] = {**kept["data"], "folder": Path(kept["data"]["folder"]).name}
+    return kept
 
 
 def _spread(places: list[int], most: int) -> list[int]:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import json
+import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from merit_lab.record import Run, archive, archive_of, excerpt
+from merit_lab.record import Run, archive, archive_of, durable, excerpt
+from merit_lab.record.excerpt import without_paths
 from merit_lab.report.gather import MeasuredRun, find_folders
 
 
@@ -18,7 +21,8 @@ def main(argv: Sequence[str]) -> int:
         description="Copy the records of runs into one small file, to keep with code or a paper: numbers "
         "with five digits, at most 50 training steps and 64 statistics of updates, no checkpoints and no "
         "paths. `merit report` and `merit reproduce` read it as they read the runs, and `merit show` shows "
-        "it. Runs that are in the file already are left unchanged, until --remove names them.",
+        "it. Results of `merit evaluate` are copied beside it, to evaluate/RUN. Runs that are in the file "
+        "already are left unchanged, until --remove names them.",
     )
     parser.add_argument("runs", nargs="*", type=Path, help="run directories, or folders of them, also nested")
     parser.add_argument("--out", type=Path, required=True, help="folder of the file, runs.parquet")
@@ -41,9 +45,9 @@ def main(argv: Sequence[str]) -> int:
 def _keep(paths: Sequence[Path], file: Path) -> None:
     kept_before = set(archive.names_in(file)) if file.is_file() else set()
     new: dict[str, Run] = {}
+    runs = [Run.open(folder) for folder in find_folders(paths)]
     num_there = num_left = 0
-    for folder in find_folders(paths):
-        run = Run.open(folder)
+    for run in runs:
         if run.name in kept_before or run.name in new:
             _check_same(run, new.get(run.name) or Run.open(file / run.name))
             num_there += 1
@@ -51,14 +55,30 @@ def _keep(paths: Sequence[Path], file: Path) -> None:
             new[run.name] = run
         else:
             num_left += 1
-            print(f"{folder} is {status} and is left out", file=sys.stderr)
+            print(f"{run.folder} is {status} and is left out", file=sys.stderr)
     if new:
         archive.add(file, map(excerpt, new.values()))
+    for run in runs:
+        if run.name in kept_before or run.name in new:
+            _keep_evaluations(run, file.parent)
     print(f"{len(new)} written to {file}, {num_there} there already, {num_left} left out")
+
+
+def _keep_evaluations(run: Run, out: Path) -> None:
+    """Copy what `merit evaluate` wrote; a run that is kept already may have been evaluated since."""
+    evaluations = run.folder / "evaluate"
+    for source in sorted(evaluations.rglob("*.json")):
+        copy = out / "evaluate" / run.name / source.relative_to(evaluations)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        result = json.loads(source.read_text(encoding="utf-8"))
+        result["environment"] = without_paths(result["environment"])
+        durable.write(copy, json.dumps(result, indent=2) + "\n")
 
 
 def _remove(names: Sequence[str], file: Path) -> None:
     archive.remove(file, names)
+    for name in names:
+        shutil.rmtree(file.parent / "evaluate" / name, ignore_errors=True)
     left = f"{len(archive.names_in(file))} left" if file.is_file() else "none left, so the file was deleted"
     print(f"{len(set(names))} removed from {file}, {left}")
 

@@ -47,6 +47,20 @@ def test_a_kept_run_reads_like_the_original(tmp_path: Path) -> None:
     assert kept.environment["excerpt_of"] == {"digits": 5, "train": len(all_steps), "update": 50}
 
 
+def test_evaluations_are_kept_beside_the_file(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "runs", "merit", data="enwik8")
+    assert keep(tmp_path / "runs", "--out", tmp_path / "kept") == 0
+    result = folder / "evaluate" / "step-00000040" / "lambada.json"
+    result.parent.mkdir(parents=True)
+    environment = {"folder": "/home/somebody", "data": {"folder": "/home/somebody/enwik8"}}
+    result.write_text(json.dumps({"acc": 0.25, "environment": environment}))  # evaluated after it was kept
+    assert keep(tmp_path / "runs", "--out", tmp_path / "kept") == 0
+    copy = tmp_path / "kept" / "evaluate" / folder.name / "step-00000040" / "lambada.json"
+    assert json.loads(copy.read_text()) == {"acc": 0.25, "environment": {"data": {"folder": "enwik8"}}}
+    assert keep("--remove", folder.name, "--out", tmp_path / "kept") == 0
+    assert not copy.parent.parent.exists()
+
+
 def finish(folder: Path) -> None:
     with MetricsWriter(folder / "metrics.jsonl") as metrics:
         metrics.write({"kind": "event", "step": 0, "what": "finished", "message": ""})
