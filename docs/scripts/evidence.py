@@ -14,10 +14,11 @@ import statistics
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
-from itertools import pairwise
+from itertools import pairwise, product
 from pathlib import Path
 
 from merit_lab.arena.advice import RunSize, advise, read_boards
+from merit_lab.evaluate import EvaluationResult, Metric
 from merit_lab.models import num_parameters
 from merit_lab.record import run_folders
 from merit_lab.report import find_runs, group
@@ -43,11 +44,12 @@ SIZES = {256: "10M", 512: "33M", 768: "98M"}  # by width
 CONTESTANTS = ("adamw", "lamb", "merit", "muon", "normuon", "muon-merit")
 WARMUPS = (0.1, 0.4, 0.5)  # as shares of the steps
 MOMENTUM, BOUND = "0.95", 0.2  # of most runs; the largest ratio of MuonMERIT, where it had a bound
-# MuonMERIT's momentum and largest ratio where a run names none, and from when on.
+# MuonMERIT's momentum, largest ratio and neuron_beta where a run names none, and from when on.
 DEFAULTS = (
-    ("2026-11-17T18:32", ("0.9", 0.1)),
-    ("2026-11-16T23:24", (MOMENTUM, BOUND)),
-    ("", (MOMENTUM, None)),
+    ("2026-11-18T03:30", ("0.9", 0.1, "0.95")),
+    ("2026-11-17T18:32", ("0.9", 0.1, "null")),
+    ("2026-11-16T23:24", (MOMENTUM, BOUND, "null")),
+    ("", (MOMENTUM, None, "null")),
 )
 SEQUENCES = 200 * 512  # in a run of enwik8, whatever its batch
 BATCHES = (64, 128, 256, 512, 1024, 2048, 4096)
@@ -94,7 +96,7 @@ class SeedRuns:
     def setting(self) -> str:
         """What is not as in most runs: warm-up, momentum, bound of MuonMERIT's ratios, rows, a split."""
         optimizer = self.runs[0].config["optimizer"]
-        found = [] if optimizer["warmup"] == 0.1 else [f"warm-up {optimizer['warmup']:.0%}"]
+        found = [] if self.warmup == 0.1 else [f"warm-up {self.warmup:.0%}"]
         if self.momentum != MOMENTUM:
             found.append(f"momentum {self.momentum}")
         if optimizer["name"] == "muon-merit":
@@ -108,7 +110,12 @@ class SeedRuns:
     @property
     def has_equal_rows(self) -> bool:
         """Whether the rows of Muon's direction are equalized, as NorMuon's are."""
-        return any("neuron_beta" in option for option in self.options)
+        return self.options.get("neuron_beta", defaults_of(self.runs[0])[2]) != "null"
+
+    @property
+    def warmup(self) -> float:
+        """As a share of the steps."""
+        return float(self.runs[0].config["optimizer"]["warmup"])
 
     @property
     def momentum(self) -> str:
@@ -125,7 +132,9 @@ class SeedRuns:
     def is_plain(self) -> bool:
         """Whether it is as most runs in all but the learning rates; MuonMERIT's ratios may be unbounded."""
         named_alike = self.options.keys() <= {"rest_lr", "ratio_bounds"}
-        return named_alike and self.momentum == MOMENTUM and self.bound in (None, BOUND)
+        with_other_rows = self.has_equal_rows and self.runs[0].config["optimizer"]["name"] == "muon-merit"
+        is_muons = self.momentum == MOMENTUM and not with_other_rows
+        return named_alike and is_muons and self.bound in (None, BOUND)
 
     @property
     def is_tuned(self) -> bool:
@@ -150,10 +159,11 @@ class SeedRuns:
         return statistics.fmean(found for found in steps if found) if all(steps) else None
 
 
-def defaults_of(run: MeasuredRun) -> tuple[str, float | None]:
-    """The momentum and the largest ratio of a run that names none."""
-    if run.config["optimizer"]["name"] != "muon-merit":
-        return MOMENTUM, None
+def defaults_of(run: MeasuredRun) -> tuple[str, float | None, str]:
+    """The momentum, the largest ratio and neuron_beta of a run that names none."""
+    name = run.config["optimizer"]["name"]
+    if name != "muon-merit":
+        return MOMENTUM, None, "0.95" if name == "normuon" else "null"
     return next(values for since, values in DEFAULTS if run.environment["started"] >= since)
 
 
@@ -207,7 +217,7 @@ def tried(
         ):
             named = (settings["lr"], settings.get("options", []), settings.get("overrides", []))
             one = SeedRuns((run,))
-            key = repr((named, one.momentum, one.bound))
+            key = repr((named, one.momentum, one.bound, one.has_equal_rows))
             groups.setdefault(key, []).append(run)
     return tuple(SeedRuns(tuple(once(runs))) for runs in groups.values())
 
@@ -511,6 +521,64 @@ def equal_rows() -> Table:
     return Table(head, tuple(rows), num_text=3)
 
 
+def equal_rows_large() -> Table:
+    """MuonMERIT with and without equal rows, otherwise alike, at the sizes of the first table."""
+    rows = []
+    for (width, size), (steps, text) in product(SIZES.items(), ((200, "enwik8"), (800, "mix"))):
+        found = [
+            one
+            for warmup in WARMUPS
+            for one in tried(width, "muon-merit", steps=steps, warmup=warmup, text=text)
+            if one.is_tuned and (one.momentum, one.bound) == ("0.9", 0.1)
+        ]
+        plain = {(one.rates, one.warmup): one for one in found if not one.has_equal_rows}
+        for one in found:
+            other = plain.get((one.rates, one.warmup))
+            if one.has_equal_rows and other:
+                seeds = f"{len(other.runs)}, {len(one.runs)}"
+                setting = (size, f"{steps}, {text}", one.rates, f"{one.warmup:.0%}", seeds)
+                rows.append((*setting, other.shown, one.shown, _gap(other, one)))
+    head = ("Size", "Steps", "Learning rate", "Warm-up", "Seeds", "Rows as they are", "Equal rows")
+    return Table((*head, "Gain"), tuple(rows), num_text=2)
+
+
+CHANCE = {"arc_easy": 1 / 4, "hellaswag": 1 / 4, "race": 1 / 4, "copa": 1 / 2, "wic": 1 / 2}
+SHOWN = (
+    ("lambada", "perplexity", "LAMBADA perplexity"),
+    ("lambada", "acc", "LAMBADA"),
+    ("wikitext", "bits_per_byte", "WikiText-2 bits per byte"),
+    ("arc_easy", "acc", "ARC easy"),
+    ("hellaswag", "acc_norm", "HellaSwag"),
+    ("race", "acc", "RACE"),
+    ("copa", "acc", "COPA"),
+    ("wic", "acc", "WiC"),
+)
+
+
+def zero_shot() -> Table:
+    """The evaluations of the checkpoints at the end of 800 steps at 98M."""
+    study = ROOT / "results/mix/98m"
+    columns = [("", *(label for *_, label in SHOWN))]
+    for run in find_runs([study]):
+        files = sorted((study / "evaluate" / run.name).glob("*/*.json"))
+        if files:
+            one, results = SeedRuns((run,)), {path.stem: EvaluationResult.read(path) for path in files}
+            values = (results[name].metrics[metric] for name, metric, _ in SHOWN)
+            title = f"{DISPLAY_NAMES[run.config['optimizer']['name']]}, {one.shown}"
+            title += ", equal rows" if "equal rows" in one.setting else ""
+            columns.append((title, *map(_with_error, values)))
+    columns.append(("By chance", *(f"{CHANCE[name]:g}" if name in CHANCE else NOTHING for name, *_ in SHOWN)))
+    head, *rows = zip(*columns, strict=True)
+    return Table(head, tuple(rows))
+
+
+def _with_error(metric: Metric) -> str:
+    if metric.stderr is None:
+        return f"{metric.value:.3f}"
+    digits = 0 if metric.value > 10 else 3
+    return f"{metric.value:.{digits}f} ± {metric.stderr:.{digits}f}"
+
+
 PARTS = (
     ("as it is", {}),
     ("one ratio for each weight (`element_wise=False`)", {"element_wise": "false"}),
@@ -778,6 +846,8 @@ TABLES: dict[str, Callable[[], Table]] = {
     "small-bounds": small_bounds,
     "parts": parts,
     "equal-rows": equal_rows,
+    "equal-rows-large": equal_rows_large,
+    "zero-shot": zero_shot,
     "rates": rates,
     "sizes": sizes,
     "drift": drift,
