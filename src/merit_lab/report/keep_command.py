@@ -67,11 +67,13 @@ def _keep(paths: Sequence[Path], file: Path) -> None:
 def _keep_evaluations(run: Run, out: Path) -> None:
     """Copy what `merit evaluate` wrote; a run that is kept already may have been evaluated since."""
     evaluations = run.folder / "evaluate"
+    if run.is_kept:  # in the file beside them
+        evaluations = run.folder.parent.parent / "evaluate" / run.name
     for source in sorted(evaluations.rglob("*.json")):
         copy = out / "evaluate" / run.name / source.relative_to(evaluations)
         copy.parent.mkdir(parents=True, exist_ok=True)
         result = json.loads(source.read_text(encoding="utf-8"))
-        result["environment"] = without_paths(result["environment"])
+        result["environment"] = without_paths(result.get("environment", {}))
         durable.write(copy, json.dumps(result, indent=2) + "\n")
 
 

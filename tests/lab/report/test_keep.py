@@ -57,6 +57,9 @@ def test_evaluations_are_kept_beside_the_file(tmp_path: Path) -> None:
     assert keep(tmp_path / "runs", "--out", tmp_path / "kept") == 0
     copy = tmp_path / "kept" / "evaluate" / folder.name / "step-00000040" / "lambada.json"
     assert json.loads(copy.read_text()) == {"acc": 0.25, "environment": {"data": {"folder": "enwik8"}}}
+    assert keep(tmp_path / "kept", "--out", tmp_path / "again") == 0
+    again = tmp_path / "again" / copy.relative_to(tmp_path / "kept")
+    assert again.read_text() == copy.read_text()
     assert keep("--remove", folder.name, "--out", tmp_path / "kept") == 0
     assert not copy.parent.parent.exists()
 
