@@ -47,9 +47,9 @@ class DemoSetup:
 # The learning rates are the best of a grid by factors of two, with one seed:
 #   merit sweep tiny --data data/demo --batch 256 --steps 120 --measure.validation-sequences 512 --jobs 2
 #     --optimizers adamw lamb merit muon muon-merit --lr adamw=1e-3 adamw=2e-3 adamw=4e-3 lamb=4e-2 ...
-#   AdamW 2e-3 2.738, LAMB 8e-2 2.422, MERIT 4e-2 2.413, Muon 3.2e-2 1.754, MuonMERIT 8e-2 1.595; one factor
+#   AdamW 2e-3 2.738, LAMB 8e-2 2.422, MERIT 4e-2 2.413, Muon 3.2e-2 1.754, MuonMERIT 8e-2 1.496; one factor
 #   of two lower and higher: AdamW 2.944, 2.923; LAMB 2.426, 3.383; MERIT 2.589, 2.742; Muon 2.006, 1.818;
-#   MuonMERIT 2.203, 1.663.
+#   MuonMERIT 2.079, 1.540.
 #   merit compare nano-10m --data data/embedded --batch 256 --steps 200 --seeds 0 1 (on an H200), means:
 #   AdamW 5e-4 2.429, LAMB 2e-2 2.173, MERIT 1e-2 2.128; one factor of two lower or higher:
 #   AdamW 2.479, 2.579 (seed 0); LAMB 2.175, 2.722 (seed 0); MERIT 2.336 (seed 0), 2.589.
