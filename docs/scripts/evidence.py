@@ -678,6 +678,23 @@ def sizes() -> Table:
     return Table(("Varied", *head), tuple(rows))
 
 
+def sizes_rows() -> Table:
+    """MuonMERIT's best learning rates with equal rows, over the width and the length."""
+    rows = []
+    for field in ("model.width",):
+        title, _ = VARIED[field]
+        plain = {best.cell.settings[field]: best for best in along(field, "muon-merit", "defaults")}
+        bests = along(field, "muon-merit", "equal")
+        for best in bests:
+            value = best.cell.settings[field]
+            losses = (f"{one.loss.mean:.3f}" for one in (best, plain[value]))
+            rows.append((f"{title} {value}", _rate(best), _rate(plain[value]), *losses))
+        powers = (_power(found, field) for found in (bests, list(plain.values())))
+        rows.append((f"{title}: goes as", *powers, "", ""))
+    head = ("Varied", "Best rate", "Without equal rows", "Loss", "Without equal rows")
+    return Table(head, tuple(rows))
+
+
 def _rate(best: Best) -> str:
     """The best rate that was tried and, in brackets, by a parabola through its neighbours."""
     lowest = lowest_value(best)
@@ -850,6 +867,7 @@ TABLES: dict[str, Callable[[], Table]] = {
     "zero-shot": zero_shot,
     "rates": rates,
     "sizes": sizes,
+    "sizes-rows": sizes_rows,
     "drift": drift,
     "advised": advised,
     "cost": cost,
