@@ -681,7 +681,7 @@ def sizes() -> Table:
 def sizes_rows() -> Table:
     """MuonMERIT's best learning rates with equal rows, over the width and the length."""
     rows = []
-    for field in ("model.width",):
+    for field in ("model.width", "steps"):
         title, _ = VARIED[field]
         plain = {best.cell.settings[field]: best for best in along(field, "muon-merit", "defaults")}
         bests = along(field, "muon-merit", "equal")
@@ -689,7 +689,8 @@ def sizes_rows() -> Table:
             value = best.cell.settings[field]
             losses = (f"{one.loss.mean:.3f}" for one in (best, plain[value]))
             rows.append((f"{title} {value}", _rate(best), _rate(plain[value]), *losses))
-        powers = (_power(found, field) for found in (bests, list(plain.values())))
+        beside = [plain[best.cell.settings[field]] for best in bests]
+        powers = (_power(found, field) for found in (bests, beside))
         rows.append((f"{title}: goes as", *powers, "", ""))
     head = ("Varied", "Best rate", "Without equal rows", "Loss", "Without equal rows")
     return Table(head, tuple(rows))
