@@ -71,9 +71,14 @@ def _keep_evaluations(run: Run, out: Path) -> None:
         evaluations = run.folder.parent.parent / "evaluate" / run.name
     for source in sorted(evaluations.rglob("*.json")):
         copy = out / "evaluate" / run.name / source.relative_to(evaluations)
+        try:
+            result = json.loads(source.read_text(encoding="utf-8"))
+            result["environment"] = without_paths(result["environment"])
+        except (ValueError, TypeError, KeyError) as error:
+            raise ValueError(
+                f"{source} is not a result of `merit evaluate` ({error!r}); remove it, and keep again"
+            ) from None
         copy.parent.mkdir(parents=True, exist_ok=True)
-        result = json.loads(source.read_text(encoding="utf-8"))
-        result["environment"] = without_paths(result.get("environment", {}))
         durable.write(copy, json.dumps(result, indent=2) + "\n")
 
 

@@ -64,6 +64,18 @@ def test_evaluations_are_kept_beside_the_file(tmp_path: Path) -> None:
     assert not copy.parent.parent.exists()
 
 
+@pytest.mark.parametrize("content", ["{", "[]", "{}"])
+def test_a_file_that_is_no_evaluation_is_refused_by_its_name(
+    tmp_path: Path, content: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = write_run(tmp_path / "runs", "merit", data="enwik8")
+    (folder / "evaluate").mkdir()
+    (folder / "evaluate" / "notes.json").write_text(content)
+    assert keep(tmp_path / "runs", "--out", tmp_path / "kept") == 1
+    assert "notes.json is not a result of `merit evaluate`" in capsys.readouterr().err
+    assert not (tmp_path / "kept" / "evaluate").exists()
+
+
 def finish(folder: Path) -> None:
     with MetricsWriter(folder / "metrics.jsonl") as metrics:
         metrics.write({"kind": "event", "step": 0, "what": "finished", "message": ""})
