@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 from merit_optim import SOAP, SOAPMERIT, Muon, MuonMERIT, NorMuon, OrScale, param_groups
 from merit_optim.optim.directions import Extent
 from merit_optim.optim.directions import Muon as MuonDirection
+from merit_optim.optim.directions.muon import mean_squares
 from merit_optim.optim.engines import eager
 
 DIRECTIONS = {
@@ -499,8 +500,10 @@ def test_normuon_gives_a_matrix_the_same_bits_whatever_it_is_stacked_with(device
     extent = Extent(*x_NRC.shape[1:])
 
     def equalized(x_NRC: Tensor) -> tuple[Tensor, ...]:
-        x_NRC, mean_sq = direction.measured(x_NRC)
-        return mean_sq, *direction.equalized(x_NRC, mean_sq, torch.ones_like(mean_sq), x_NRC.dtype, extent)
+        mean_sq = mean_squares(x_NRC, direction.output_dim)
+        state = torch.empty_like(x_NRC), torch.ones_like(mean_sq)
+        d_NRC, (_, average) = direction.after((x_NRC, mean_sq), state, x_NRC.dtype, extent)
+        return mean_sq, d_NRC, average
 
     threads = torch.get_num_threads()
     torch.set_num_threads(2)

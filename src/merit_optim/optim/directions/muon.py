@@ -29,7 +29,7 @@ Scale = Literal["rms", "match_rms_adamw", "original", "spectral"]
 SCALES: tuple[Scale, ...] = ("rms", "match_rms_adamw", "original", "spectral")
 
 # Keeps rows of zeros at zero and avoids division by a zero norm. The value of NorMuon's authors.
-_NEURON_EPS = 1e-10
+NEURON_EPS = 1e-10
 
 
 def scale_of(scale: Scale, outputs: int, inputs: int) -> float:
@@ -114,6 +114,11 @@ class Muon(MatrixDirection):
         neurons = matrices.num, *self._neurons(matrices.rows, matrices.columns)
         return (None, neurons)[: len(self.keys)]
 
+    @property
+    def output_dim(self) -> int:
+        """The dimension of the outputs in (N, R, C)."""
+        return 2 if self.transposed else 1
+
     def _neurons(self, rows: int, columns: int) -> tuple[int, int]:
         """The shape of numbers for each output of a matrix."""
         return (1, columns) if self.transposed else (rows, 1)
@@ -140,15 +145,8 @@ class Muon(MatrixDirection):
         del step
         (n_NRC,) = gathered
         products = self._product_dtype(n_NRC.dtype)
-        return self.measured(polar(n_NRC, self.coefficients, self.ns_steps, products, self.eps))
-
-    def measured(self, x_NRC: Tensor) -> tuple[Tensor, ...]:
-        """The polar factor and, for NorMuon, the mean square of each output."""
-        if self.neuron_beta is None:
-            return (x_NRC,)
-        dim = 1 if self.transposed else 2
-        squares_NRC = x_NRC.to(_wide(x_NRC.dtype), copy=True).square_()
-        return x_NRC, _sum(squares_NRC, dim) / squares_NRC.shape[dim]
+        x_NRC = polar(n_NRC, self.coefficients, self.ns_steps, products, self.eps)
+        return (x_NRC,) if self.neuron_beta is None else (x_NRC, mean_squares(x_NRC, self.output_dim))
 
     def after(
         self,
@@ -160,25 +158,18 @@ class Muon(MatrixDirection):
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
         """The scaled polar factor; for NorMuon, with normalized outputs."""
         del step
-        x_NRC, *of_outputs = formed
+        (x_NRC, *of_outputs), (momentum_buffer, *averages) = formed, state
         assert x_NRC is not None
+        scale = self.factor(extent.num_rows, extent.num_columns)
         if self.neuron_beta is None:
-            return x_NRC.to(dtype) * self.factor(extent.num_rows, extent.num_columns), state
-        (mean_sq,), (momentum_buffer, average) = of_outputs, state
+            return x_NRC.to(dtype) * scale, state
+        (mean_sq,), (average,) = of_outputs, averages
         assert mean_sq is not None
-        d_NRC, average = self.equalized(x_NRC, mean_sq, average, dtype, extent)
-        return d_NRC, (momentum_buffer, average)
-
-    def equalized(
-        self, x_NRC: Tensor, mean_sq: Tensor, average: Tensor, dtype: torch.dtype, extent: Extent
-    ) -> tuple[Tensor, Tensor]:
-        """NorMuon's direction, scaled, and the new averages."""
-        assert self.neuron_beta is not None
         num_inputs = extent.num_rows if self.transposed else extent.num_columns
         factor, average = _equalizing(mean_sq, average, self.neuron_beta, num_inputs)
         factor = factor[:, :, extent.columns] if self.transposed else factor[:, extent.rows]
         # One product, so that a polar factor in bfloat16 needs no copy in dtype.
-        return x_NRC * (factor.to(dtype) * self.factor(extent.num_rows, extent.num_columns)), average
+        return x_NRC * (factor.to(dtype) * scale), (momentum_buffer, average)
 
     def traffic(self, rows: int, columns: int, dtype: torch.dtype) -> Traffic:
         """N is sent and the polar factor comes back; for NorMuon, also the mean squares of all outputs."""
@@ -206,6 +197,13 @@ def _wide(dtype: torch.dtype) -> torch.dtype:
     return torch.promote_types(dtype, torch.float32)
 
 
+def mean_squares(x_NRC: Tensor, output_dim: int) -> Tensor:
+    """The mean square of each output, as (N, R, 1) or (N, 1, C)."""
+    squares_NRC = x_NRC.to(_wide(x_NRC.dtype), copy=True).square_()
+    dim = 3 - output_dim
+    return _sum(squares_NRC, dim) / squares_NRC.shape[dim]
+
+
 def _sum(x_NRC: Tensor, dim: int) -> Tensor:
     """The sum over a dimension, by adding its halves to each other.
 
@@ -224,9 +222,11 @@ def _equalizing(mean_sq: Tensor, average: Tensor, beta: float, num_inputs: int) 
     The tensors are (N, R, 1), or (N, 1, C) if columns are outputs.
     """
     wide = mean_sq.dtype
-    stored = torch.lerp(average.to(wide), mean_sq, 1 - beta).to(average.dtype)
-    root = stored.to(wide).sqrt() + _NEURON_EPS
+    # Each operation is rounded by itself, not as in a lerp, so that every engine gets the same averages: ranks
+    # without a part of a matrix keep them too, and use the eager engine.
+    stored = (average.to(wide) * beta + mean_sq * (1 - beta)).to(average.dtype)
+    root = stored.to(wide).sqrt() + NEURON_EPS
     dim = 1 if mean_sq.shape[2] == 1 else 2
     size_N11 = (num_inputs * _sum(mean_sq, dim)).sqrt()
     new_size_N11 = (num_inputs * _sum(mean_sq / root.square(), dim)).sqrt()
-    return (size_N11 / (new_size_N11 + _NEURON_EPS)) / root, stored
+    return (size_N11 / (new_size_N11 + NEURON_EPS)) / root, stored

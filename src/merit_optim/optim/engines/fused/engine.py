@@ -13,7 +13,7 @@ import operator
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from itertools import chain, islice
+from itertools import chain
 from typing import Any, NamedTuple
 
 import torch
@@ -25,6 +25,7 @@ from merit_optim.optim.directions.adam import bias_correction
 from merit_optim.optim.engines.fused import kernels
 from merit_optim.optim.engines.fused.launch import (
     TRITON,
+    HeldDirections,
     HeldLaunch,
     Launch,
     Sender,
@@ -33,22 +34,20 @@ from merit_optim.optim.engines.fused.launch import (
     variant_of,
 )
 from merit_optim.optim.engines.fused.newton_schulz import Iteration, Polar, num_together
-from merit_optim.optim.engines.fused.tables import Tile, weights_of
+from merit_optim.optim.engines.fused.tables import KernelWeight, Tile, weights_of
 from merit_optim.optim.engines.part import Formed, Part, Place, Share, Whole
 from merit_optim.optim.engines.plan import Plan, plan
 from merit_optim.optim.engines.work import Control, Work, names_of, pick
 from merit_optim.optim.matrices import View
 from merit_optim.optim.statistics import Recorder
-from merit_optim.optim.torch_private import foreach_copy_
 
 # The fastest tiles that benchmarks/tiles.py measured on an H200; see docs/performance.md.
 MOMENTS_TILE = Tile(rows=32, columns=64, steps=4, warps=4)
 APPLY_TILE = Tile(rows=16, columns=64, steps=2, warps=4)
 
 # The most elements in matrices of one launch whose directions are held. Each matrix needs two copies in
-# bfloat16 and two or three squares of its smaller side (three if that is at most half of the other), then for
-# NorMuon one copy in bfloat16 and one and a half in float32: at most 8 bytes per element. A larger matrix is
-# processed alone.
+# bfloat16 and two or three squares of its smaller side (three if that is at most half of the other): at most
+# 8 bytes per element. A larger matrix is processed alone.
 MAX_HELD = 2**26
 
 _DTYPE = operator.attrgetter("dtype")
@@ -170,26 +169,23 @@ class FusedEngine:
     def form(self, wholes: Iterable[Whole]) -> list[Formed]:
         """Call the directions' ``whole``, together for matrices of one shape."""
         wholes = list(wholes)
-        alike: dict[tuple[Iteration, bool, bool], list[int]] = {}
+        alike: dict[Iteration, list[int]] = {}
         formed: dict[int, Formed] = {}
         for i, (group, direction, gathered, step) in enumerate(wholes):
             if isinstance(direction, Muon) and refused_options(group) is None:
                 iteration = Iteration.of(direction, *gathered[0].shape[1:])
-                measured = direction.neuron_beta is not None, direction.transposed
-                alike.setdefault((iteration, *measured), []).append(i)
+                alike.setdefault(iteration, []).append(i)
             else:
                 formed[i] = direction.whole(gathered, step)
-        for (iteration, *_), members in alike.items():
-            direction = wholes[members[0]].direction
-            assert isinstance(direction, Muon)
+        for iteration, members in alike.items():
             num = num_together(len(members), iteration.rows * iteration.columns, self.max_held)
             for some in (members[first : first + num] for first in range(0, len(members), num)):
                 key = len(some), iteration
                 if key not in self._polars:
                     self._polars[key] = Polar(*key)
-                x_NRC = self._polars[key](torch.cat([wholes[i].gathered[0] for i in some]))
-                of_matrices = zip(*(x.split(1) for x in direction.measured(x_NRC)), strict=True)
-                formed.update(zip(some, of_matrices, strict=True))
+                of_all = self._polars[key].whole(torch.cat([wholes[i].gathered[0] for i in some]))
+                of_each = zip(*(x.split(1) for x in of_all), strict=True)
+                formed.update(zip(some, of_each, strict=True))
         return [formed[i] for i in range(len(wholes))]
 
     def _still_fits(self, works: list[Work], tensors: StepTensors, addresses: array.array[int]) -> bool:
@@ -243,8 +239,8 @@ class FusedEngine:
             if variant.held is None:
                 self._launches.append(Launch(variant, weights, self.device, *tiles))
                 continue
-            scales = {i: _scale(groups[i], owners[i]) for i in items}
-            weights = [w._replace(scale=scales[w.item]) for w in weights]
+            share = {i: shares[owners[i]] for i in items} if variant.held.is_cut else {}
+            weights = [_held(w, groups[w.item], share.get(w.item)) for w in weights]
             num = len(weights)
             if not variant.held.is_cut:  # otherwise all directions are held until they are applied
                 num = num_together(num, weights[0].rows * weights[0].columns, self.max_held)
@@ -306,7 +302,7 @@ class FusedPart:
         with self._on_device():
             self._measure()
 
-    def _measure(self, held: Tensor | None = None) -> None:
+    def _measure(self, held: HeldDirections | None = None) -> None:
         for launch, corrections in zip(self.launches, self._corrections, strict=True):
             if launch.variant.norm != "none":  # without ratios, ``apply`` does everything in one pass
                 launch.run_moments(self.engine._shared, corrections, self.control, held)
@@ -317,7 +313,7 @@ class FusedPart:
             self._apply(recorder)
         self._mark_changed()
 
-    def _apply(self, recorder: Recorder | None, held: Tensor | None = None) -> None:
+    def _apply(self, recorder: Recorder | None, held: HeldDirections | None = None) -> None:
         shared, control = self.engine._shared, self.control
         for launch, corrections in zip(reversed(self.launches), reversed(self._corrections), strict=True):
             if launch.variant.norm == "none" and held is None:
@@ -362,15 +358,13 @@ class FusedHeldPart(FusedPart):
         super().__init__(engine, works, control, [launch])
         self.launch, self.shares = launch, shares
         self._corrections = [launch.scales]
-        self._held: Tensor | None = None
+        self._held: HeldDirections | None = None
 
     def advance(self) -> None:
         """Update the momentum, form d, and measure w and u."""
         with self._on_device():
-            x_NRC = self.launch.polar(self.launch.run_momentum(self.engine._shared, self.control))
-            formed, extent = self._direction.measured(x_NRC), Extent(*self.launch.shape[1:])
-            self._held = self._finished(formed, self._averages, extent)
-            self._measure(self._held)
+            n_NRC = self.launch.run_momentum(self.engine._shared, self.control)
+            self._hold(self.launch.polar.whole(n_NRC))
 
     @property
     def owners(self) -> list[Tensor]:
@@ -389,53 +383,20 @@ class FusedHeldPart(FusedPart):
         return [(some_NRC,) for some_NRC in n_NRC.split(self._nums)]
 
     def after(self, formed: Sequence[Formed]) -> None:
-        """Hold the finished directions, and measure w and u."""
-        averages = iter(self._averages)
+        """Hold the directions, and measure w and u."""
+        x, *of_outputs = zip(*formed, strict=True)
         with self._on_device():
-            self._held = torch.cat(
-                [
-                    self._finished(of_item, list(islice(averages, num)), self.shares[owner].extents[0])
-                    for of_item, num, owner in zip(formed, self._nums, self.owners, strict=True)
-                ]
-            )
-            self._measure(self._held)
+            self._hold([torch.cat(x), *(torch.cat([y.flatten() for y in some]) for some in of_outputs)])
+
+    def _hold(self, formed: Sequence[Tensor]) -> None:
+        self._held = self.launch.hold(formed, self.control)
+        self._measure(self._held)
 
     @property
     def _nums(self) -> list[int]:
         """The number of matrices of each parameter."""
         nums = Counter(w.item for w in self.launch.weights)
         return [nums[i] for i in self.items]
-
-    @property
-    def _direction(self) -> Muon:
-        """The direction of the first matrix. NorMuon's are alike, but for the momentum."""
-        groups = [work.group for work in self.works for _ in work.params]
-        direction = direction_of(groups[self.launch.weights[0].item])
-        assert isinstance(direction, Muon)
-        return direction
-
-    @property
-    def _averages(self) -> list[Tensor]:
-        """NorMuon's state of each matrix, as (1, R, 1) or (1, 1, C); nothing for Muon."""
-        if self._direction.neuron_beta is None:
-            return []
-        of_params = [average for work in self.works for average in work.states[-1]]
-        num_elements = math.prod(self.launch.shape[1:])
-        return [of_params[w.item].narrow(0, w.offset // num_elements, 1) for w in self.launch.weights]
-
-    def _finished(self, formed: Formed, averages: list[Tensor], extent: Extent) -> Tensor:
-        """The direction of some matrices as the kernels take it: still to scale, but for NorMuon's."""
-        x_NRC, *of_outputs = formed
-        assert x_NRC is not None
-        if not of_outputs:
-            return x_NRC
-        (mean_sq,), before = of_outputs, torch.cat(averages)
-        assert mean_sq is not None
-        d_NRC, after = self._direction.equalized(x_NRC, mean_sq, before, torch.float32, extent)
-        if self.control.skip is not None:
-            after = torch.where(self.control.skip, before, after)
-        foreach_copy_(averages, list(after.split(1)))
-        return d_NRC
 
     def apply(self, recorder: Recorder | None) -> None:
         with self._on_device():
@@ -482,14 +443,12 @@ def _compiled_for(direction: Direction) -> tuple[Any, ...]:
     return direction.NAME, getattr(direction, "bias_correction", None)
 
 
-def _scale(group: dict[str, Any], owner: Tensor) -> float:
-    """The scale of Muon's direction, from the whole weight's shape even if this rank has only a part.
-
-    NorMuon's is scaled before it is held.
-    """
-    matrices, direction = View.of(group).matrices(owner.shape), direction_of(group)
+def _held(weight: KernelWeight, group: dict[str, Any], share: Share | None) -> KernelWeight:
+    """A matrix whose direction is held, with that of which it is a ``share``."""
+    direction = direction_of(group)
     assert isinstance(direction, Muon)
-    return direction.factor(matrices.rows, matrices.columns) if direction.neuron_beta is None else 1.0
+    extent = Extent(weight.rows, weight.columns) if share is None else share.extents[0]
+    return weight._replace(extent=extent, scale=direction.factor(extent.num_rows, extent.num_columns))
 
 
 def _kinds(grads: list[Tensor]) -> tuple[list[torch.dtype], list[bool]]:

@@ -3,13 +3,15 @@
 A program processes a tile of one weight: ``STEPS`` blocks of ``BLOCK_R`` rows, ``BLOCK_C`` columns wide.
 It looks up its tile in tables, so that any number of weights share a launch:
 
-    schedule (program // CHUNK, 2)  -> weight; first of CHUNK tiles
-    weights  (weight, NUM_FIELDS)   -> shape, places in the sizes buffers, group
-    pointers (weight, NUM_POINTERS) -> addresses of w, g, m, v and of the step count
-    hyper    (group, NUM_HYPER)     -> learning rate, betas and so on
+    schedule (program // CHUNK, 2)       -> weight; first of CHUNK tiles
+    weights  (weight, NUM_FIELDS)        -> shape, places in the sizes buffers, group
+    pointers (weight, NUM_POINTERS)      -> addresses of w, g, m, v and of the step count
+    hyper    (group, NUM_HYPER)          -> learning rate, betas and so on
+    outputs  (weight, NUM_OUTPUT_FIELDS) -> for NorMuon, the outputs of the whole matrix
 
 Adam's direction is recomputed from m and v in each phase. A direction that needs whole matrices is computed
-between the phases and held (``HELD``): ``momentum`` writes its input, the other kernels read d.
+between the phases and held (``HELD``): ``momentum`` writes its input, the other kernels read d. NorMuon's has
+a factor for each output, a row or a column (``OUTPUT_DIM``, 1 or 2), which ``equalize`` computes.
 
 Sizes are float32 magnitudes, compared as integers with the same bits: for nonnegative numbers the order is
 the same, and a NaN, which is larger than any number in this order, is never lost. Sums of squares (``L2``)
@@ -35,6 +37,8 @@ LR, BETA1, ONE_MINUS_BETA1, BETA2, ONE_MINUS_BETA2, EPS, WEIGHT_DECAY, CLIP, MIN
     tl.constexpr(i) for i in range(10)
 )
 NUM_STATISTICS = tl.constexpr(6)
+NUM_OUTPUT_FIELDS = tl.constexpr(4)
+NUM_OUTPUTS, NUM_INPUTS, MEAN_SQ_AT, FIRST_HERE = (tl.constexpr(i) for i in range(4))
 
 UNSCALED = tl.constexpr(float("inf"))  # marks an undefined ratio of a row or column
 FLOAT_MAX = tl.constexpr(3.4028234663852886e38)
@@ -91,6 +95,27 @@ def _direction(m, v, w, eps, weight_decay, correction, BIAS_CORRECTION: tl.const
     if BIAS_CORRECTION:
         u = u / tl.load(correction)
     return u + w * weight_decay
+
+
+@triton.jit
+def _factors_of(factors, weight, num_rows, num_columns, first_row, OUTPUT_DIM: tl.constexpr):
+    """Where the factors of a tile's outputs are: from its first row on, or those of all columns."""
+    if OUTPUT_DIM == 1:
+        factors += weight * num_rows + first_row
+    elif OUTPUT_DIM == 2:
+        factors += weight * num_columns
+    return factors
+
+
+@triton.jit
+def _scale_of(correction, factors, rows, columns, num_rows, num_columns, OUTPUT_DIM: tl.constexpr):
+    """The scale of a held direction: one, or one for each output."""
+    scale = tl.load(correction)
+    if OUTPUT_DIM == 1:
+        scale = scale * tl.load(factors + rows, rows < num_rows, other=0)[:, None]
+    elif OUTPUT_DIM == 2:
+        scale = scale * tl.load(factors + columns, columns < num_columns, other=0)[None, :]
+    return scale
 
 
 @triton.jit
@@ -177,12 +202,14 @@ def moments(
     gradient_scale,
     skip,
     held,
+    factors,
     weight_sizes,
     update_sizes,
     PARAM: tl.constexpr,
     GRAD: tl.constexpr,
     STATE: tl.constexpr,
     HELD: tl.constexpr,
+    OUTPUT_DIM: tl.constexpr,
     ALIGNED: tl.constexpr,
     ANY_ROWS: tl.constexpr,
     MEASURE: tl.constexpr,
@@ -222,6 +249,7 @@ def moments(
     w_at = _address(pointers, 0, offset, PARAM, ALIGNED)
     if HELD:
         d_at = held + tl.load(entry + HELD_AT) + offset
+        factors = _factors_of(factors, weight, tl.load(entry + ROWS), num_columns, first_row, OUTPUT_DIM)
     else:
         g_at = _address(pointers, 1, offset, GRAD, ALIGNED)
         m_at = _address(pointers, 2, offset, STATE, ALIGNED)
@@ -248,7 +276,8 @@ def moments(
         at = rows[:, None] * num_columns + columns[None, :]
         w = tl.load(w_at + at, mask, other=0).to(tl.float32)
         if HELD:
-            u = _held_direction(d_at, at, mask, w, tl.load(correction), weight_decay)
+            scale = _scale_of(correction, factors, rows, columns, num_rows, num_columns, OUTPUT_DIM)
+            u = _held_direction(d_at, at, mask, w, scale, weight_decay)
         else:
             g = tl.load(g_at + at, mask, other=0, eviction_policy="evict_first").to(tl.float32)
             m = tl.load(m_at + at, mask, other=0).to(tl.float32)
@@ -311,12 +340,14 @@ def apply(
     corrections,
     skip,
     held,
+    factors,
     weight_sizes,
     update_sizes,
     statistics,
     PARAM: tl.constexpr,
     STATE: tl.constexpr,
     HELD: tl.constexpr,
+    OUTPUT_DIM: tl.constexpr,
     ALIGNED: tl.constexpr,
     ANY_ROWS: tl.constexpr,
     WEIGHT_BOUND: tl.constexpr,
@@ -351,6 +382,7 @@ def apply(
     w_at = _address(pointers, 0, offset, PARAM, ALIGNED)
     if HELD:
         d_at = held + tl.load(entry + HELD_AT) + offset
+        factors = _factors_of(factors, weight, tl.load(entry + ROWS), num_columns, first_row, OUTPUT_DIM)
     else:
         m_at = _address(pointers, 2, offset, STATE, ALIGNED)
         v_at = _address(pointers, 3, offset, STATE, ALIGNED)
@@ -390,7 +422,8 @@ def apply(
         # evict_first: this is the last read in this step.
         w = tl.load(w_at + at, mask, other=0, eviction_policy="evict_first").to(tl.float32)
         if HELD:
-            u = _held_direction(d_at, at, mask, w, tl.load(correction), weight_decay)
+            scale = _scale_of(correction, factors, rows, columns, num_rows, num_columns, OUTPUT_DIM)
+            u = _held_direction(d_at, at, mask, w, scale, weight_decay)
         else:
             m = tl.load(m_at + at, mask, other=0, eviction_policy="evict_first").to(tl.float32)
             v = tl.load(v_at + at, mask, other=0, eviction_policy="evict_first").to(tl.float32)
@@ -442,3 +475,53 @@ def sum_squares(weights, partial, sizes, BLOCK: tl.constexpr):
         tile = start + tl.arange(0, BLOCK)
         total += tl.load(partial + first + tile, tile < num, other=0.0)
     tl.store(sizes + tl.load(entry + WHOLE_AT), tl.sqrt(tl.sum(total, 0)))
+
+
+@triton.jit
+def equalize(
+    outputs,
+    pointers,
+    mean_sq,
+    factors,
+    skip,
+    beta,
+    one_minus_beta,
+    eps,
+    num_here,
+    STATE: tl.constexpr,
+    HAS_SKIP: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Update NorMuon's averages, and write the factors of the outputs, as defined by directions/muon.py.
+
+    One program processes a whole matrix, even if this rank has only ``num_here`` of its outputs.
+    """
+    if HAS_SKIP:  # noqa: SIM102  # known at compile time, unlike the inner condition
+        if tl.load(skip) != 0:
+            return
+    weight = tl.program_id(0).to(tl.int64)
+    entry = outputs + weight * NUM_OUTPUT_FIELDS
+    num, first_here = tl.load(entry + NUM_OUTPUTS), tl.load(entry + FIRST_HERE)
+    num_inputs = tl.load(entry + NUM_INPUTS).to(tl.float32)
+    mean_sq += tl.load(entry + MEAN_SQ_AT)
+    factors += weight * num_here
+    average_at = _address(pointers + weight * NUM_POINTERS, 3, 0, STATE, False)
+    sum_sq, new_sum_sq = tl.zeros((BLOCK,), tl.float32), tl.zeros((BLOCK,), tl.float32)
+    for first in range(0, num, BLOCK):
+        output = first + tl.arange(0, BLOCK)
+        mask = output < num
+        now = tl.load(mean_sq + output, mask, other=0)
+        average = tl.load(average_at + output, mask, other=0).to(tl.float32)
+        stored = (average * beta + now * one_minus_beta).to(STATE)
+        tl.store(average_at + output, stored, mask)
+        root = tl.sqrt(stored.to(tl.float32)) + eps
+        sum_sq += now
+        new_sum_sq += now / (root * root)
+    size, new_size = tl.sqrt(num_inputs * tl.sum(sum_sq, 0)), tl.sqrt(num_inputs * tl.sum(new_sum_sq, 0))
+    kept = size / (new_size + eps)
+    # The same blocks again, so that each thread reads the averages that it wrote.
+    for first in range(0, num, BLOCK):
+        output = first + tl.arange(0, BLOCK)
+        root = tl.sqrt(tl.load(average_at + output, output < num, other=0).to(tl.float32)) + eps
+        here = output - first_here
+        tl.store(factors + here, kept / root, (here >= 0) & (here < num_here))

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from merit_optim.optim.algorithm import Rule
 from merit_optim.optim.directions import Muon, direction_of
-from merit_optim.optim.directions.muon import Scale
+from merit_optim.optim.directions.muon import NEURON_EPS
 from merit_optim.optim.engines.fused import kernels
 from merit_optim.optim.engines.fused.compiled import Kernel
 from merit_optim.optim.engines.fused.newton_schulz import Iteration, Polar
@@ -29,6 +29,9 @@ TRITON = {
 # The dtype in which a held direction is computed and stored.
 HELD_DTYPE = torch.bfloat16
 
+# Outputs that a program equalizes at a time.
+BLOCK_OUTPUTS = 1024
+
 
 class Held(NamedTuple):
     """What the directions of one launch have in common if they need whole matrices."""
@@ -37,8 +40,15 @@ class Held(NamedTuple):
     nesterov: bool
     is_cut: bool
     """Whether no rank has the whole matrices, so that they are gathered on their owners."""
-    equalized: tuple[float, Scale, bool] | None
-    """``neuron_beta``, ``scale`` and ``transposed`` of NorMuon's direction."""
+    neuron_beta: float | None
+
+
+class HeldDirections(NamedTuple):
+    """The directions of one launch, still to scale."""
+
+    d_NRC: Tensor
+    factors: Tensor | None
+    """NorMuon's, (weight, output)."""
 
 
 class Variant(NamedTuple):
@@ -70,9 +80,8 @@ def variant_of(
     tensors = (param, grad, exp_avg, exp_avg_sq)
     held = None
     if isinstance(direction, Muon):
-        d, iteration = direction, Iteration.of(direction, matrices.rows, matrices.columns)
-        equalized = None if d.neuron_beta is None else (d.neuron_beta, d.scale, d.transposed)
-        held = Held(iteration, d.nesterov, is_cut, equalized)
+        iteration = Iteration.of(direction, matrices.rows, matrices.columns)
+        held = Held(iteration, direction.nesterov, is_cut, direction.neuron_beta)
     return Variant(
         param.dtype,
         grad.dtype,
@@ -125,6 +134,7 @@ class Launch:
             "PARAM": TRITON[variant.param],
             "STATE": TRITON[variant.state],
             "HELD": variant.held is not None,
+            "OUTPUT_DIM": None if variant.held is None else variant.held.iteration.output_dim,
             "ALIGNED": variant.aligned,
             "ANY_ROWS": variant.has_rows,
             "BIAS_CORRECTION": variant.bias_correction,
@@ -157,7 +167,7 @@ class Launch:
         shared: Shared,
         corrections: Tensor | None,
         control: Control,
-        held: Tensor | None = None,
+        held: HeldDirections | None = None,
         at_once: bool = False,
     ) -> None:
         """Run the first phase, and for l2 the sums that follow it.
@@ -176,7 +186,8 @@ class Launch:
             nothing if corrections is None else corrections,
             nothing if control.gradient_scale is None else control.gradient_scale,
             nothing if control.skip is None else control.skip.view(torch.uint8),
-            nothing if held is None else held,
+            nothing if held is None else held.d_NRC,
+            nothing if held is None or held.factors is None else held.factors,
             weight_sizes,
             update_sizes,
             HAS_SCALE=control.gradient_scale is not None,
@@ -193,7 +204,7 @@ class Launch:
         corrections: Tensor | None,
         control: Control,
         statistics: Tensor | None,
-        held: Tensor | None = None,
+        held: HeldDirections | None = None,
     ) -> None:
         """Run the last phase."""
         grid, nothing = self.apply_grid, shared.hyper
@@ -204,7 +215,8 @@ class Launch:
             shared.hyper,
             nothing if corrections is None else corrections,
             nothing if control.skip is None else control.skip.view(torch.uint8),
-            nothing if held is None else held,
+            nothing if held is None else held.d_NRC,
+            nothing if held is None or held.factors is None else held.factors,
             *shared.sizes_of_both,
             nothing if statistics is None else statistics,
             HAS_SKIP=control.skip is not None,
@@ -254,6 +266,31 @@ class HeldLaunch(Launch):
             NESTEROV=variant.held.nesterov,
             **moments.launch_options,
         )
+        self._neuron_beta = variant.held.neuron_beta
+        if self._neuron_beta is not None:
+            self._outputs = self._outputs_of(variant.held.iteration).to(device)
+            self._equalize = Kernel(
+                kernels.equalize,
+                len(weights),
+                STATE=TRITON[variant.state],
+                BLOCK=BLOCK_OUTPUTS,
+                enable_fp_fusion=False,  # directions/muon.py says why
+            )
+
+    def _outputs_of(self, iteration: Iteration) -> Tensor:
+        """(weight, NUM_OUTPUT_FIELDS). NorMuon's averages are where v of Adam's direction would be."""
+        table, mean_sq_at = [], 0
+        for i, w in enumerate(self.weights):
+            assert w.extent is not None
+            num_rows, num_columns, rows, columns = w.extent
+            by_rows = num_rows, num_columns, rows
+            by_columns = num_columns, num_rows, columns
+            num_outputs, num_inputs, here = by_columns if iteration.output_dim == 2 else by_rows
+            table.append((num_outputs, num_inputs, mean_sq_at, here.start or 0))
+            mean_sq_at += num_outputs
+            matrix = w.offset // (w.rows * w.columns)
+            self.offsets[i, 3] = matrix * num_outputs * self.variant.state.itemsize
+        return torch.tensor(table, device="cpu")
 
     def run_momentum(self, shared: Shared, control: Control) -> Tensor:
         """Update the momentum, and return N, the input of the direction, as (N, R, C)."""
@@ -271,6 +308,32 @@ class HeldLaunch(Launch):
             HAS_SKIP=control.skip is not None,
         )
         return n_NRC
+
+    def hold(self, formed: Sequence[Tensor | None], control: Control) -> HeldDirections:
+        """The directions from the results of ``whole``; for NorMuon, also update the averages.
+
+        The mean squares are those of all outputs of each whole matrix, one after another.
+        """
+        x_NRC, *of_outputs = formed
+        assert x_NRC is not None
+        if self._neuron_beta is None:
+            return HeldDirections(x_NRC, None)
+        (mean_sq,), beta, num_here = of_outputs, self._neuron_beta, self.polar.num_outputs
+        assert mean_sq is not None
+        factors = torch.empty(len(self.weights), num_here, device=x_NRC.device)
+        self._equalize(
+            self._outputs,
+            self.pointers,
+            mean_sq,
+            factors,
+            factors if control.skip is None else control.skip.view(torch.uint8),
+            beta,
+            1 - beta,
+            NEURON_EPS,
+            num_here,
+            HAS_SKIP=control.skip is not None,
+        )
+        return HeldDirections(x_NRC, factors)
 
 
 class Sender:

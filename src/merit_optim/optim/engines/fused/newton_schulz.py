@@ -46,6 +46,7 @@ ROUNDED_IN = {torch.bfloat16: torch.float16}
 
 BLOCK = 8192
 BLOCK_SUMS = 256
+BLOCK_OUTPUTS, BLOCK_INPUTS = 32, 64
 
 
 class Iteration(NamedTuple):
@@ -56,10 +57,18 @@ class Iteration(NamedTuple):
     coefficients: Coefficients
     num_passes: int
     eps: float
+    output_dim: int | None = None
+    """The dimension of the outputs that NorMuon measures."""
 
     @staticmethod
     def of(direction: Muon, rows: int, columns: int) -> Iteration:
-        return Iteration(rows, columns, direction.coefficients, direction.ns_steps, direction.eps)
+        d = direction
+        output_dim = None if d.neuron_beta is None else d.output_dim
+        return Iteration(rows, columns, d.coefficients, d.ns_steps, d.eps, output_dim)
+
+    @property
+    def num_outputs(self) -> int:
+        return self.columns if self.output_dim == 2 else self.rows
 
 
 def num_together(num: int, num_elements: int, most: int) -> int:
@@ -90,6 +99,13 @@ class Polar:
         self._gram = self._symmetric(self.k, TALL=self.is_tall, POLYNOMIAL=False)
         self._polynomial = self._symmetric(self.m, TALL=False, POLYNOMIAL=True)
         self._product, self._last_product = self._with_x(), self._with_x()  # the dtypes differ
+        self.output_dim, self.num_outputs = iteration.output_dim, iteration.num_outputs
+        self._mean_squares = Kernel(
+            kernels.mean_squares,
+            num * ceil(self.num_outputs / BLOCK_OUTPUTS),
+            BLOCK_O=BLOCK_OUTPUTS,
+            BLOCK_I=BLOCK_INPUTS,
+        )
         self._squares = Kernel(kernels.squares, num * self.num_blocks, BLOCK=BLOCK, num_warps=8)
         self._normalize = Kernel(
             kernels.normalize, num * self.num_blocks, BLOCK=BLOCK, BLOCK_SUMS=BLOCK_SUMS, num_warps=8
@@ -149,6 +165,19 @@ class Polar:
                 self.apply(polynomial, x, out, a, is_last=is_last)
             x, y = y, x
         return x.view(n_NRC.dtype)
+
+    def whole(self, n_NRC: Tensor) -> tuple[Tensor, ...]:
+        """Muon's ``whole``: the polar factors and, for NorMuon, the mean squares; ``n`` is overwritten."""
+        x_NRC = self(n_NRC)
+        if self.output_dim is None:
+            return (x_NRC,)
+        shape, strides = [self.num, *self.shape], x_NRC.stride()
+        input_dim = 3 - self.output_dim
+        sized = shape[self.output_dim], shape[input_dim], strides[self.output_dim], strides[input_dim]
+        shape[input_dim] = 1
+        mean_sq = torch.empty(shape, dtype=torch.float32, device=n_NRC.device)
+        self._mean_squares(x_NRC, mean_sq, *sized)
+        return x_NRC, mean_sq
 
     def two_passes(
         self, x: Tensor, first: Pass, second: Pass, one: Tensor, two: Tensor, three: Tensor

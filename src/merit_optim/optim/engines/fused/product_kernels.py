@@ -184,3 +184,30 @@ def normalize(
     mask = block * BLOCK + tl.arange(0, BLOCK) < num_elements
     value = tl.load(n + at, mask, other=0.0).to(tl.float64) * reciprocal
     tl.store(x + at, value.to(tl.float32).to(x.dtype.element_ty), mask)
+
+
+@triton.jit
+def mean_squares(
+    x,
+    out,
+    num_outputs,
+    num_inputs,
+    output_stride,
+    input_stride,
+    BLOCK_O: tl.constexpr,
+    BLOCK_I: tl.constexpr,
+):
+    """The mean square of each output of each matrix: of its rows, or of its columns if their stride is 1."""
+    num_blocks = tl.cdiv(num_outputs, BLOCK_O)
+    program = tl.program_id(0)
+    matrix, block = (program // num_blocks).to(tl.int64), program % num_blocks
+    outputs = block * BLOCK_O + tl.arange(0, BLOCK_O)
+    x += matrix * num_outputs * num_inputs
+    total = tl.zeros((BLOCK_O, BLOCK_I), tl.float32)
+    for first in range(0, num_inputs, BLOCK_I):
+        inputs = first + tl.arange(0, BLOCK_I)
+        mask = (outputs < num_outputs)[:, None] & (inputs < num_inputs)[None, :]
+        at = outputs[:, None] * output_stride + inputs[None, :] * input_stride
+        value = tl.load(x + at, mask, other=0.0).to(tl.float32)
+        total += value * value
+    tl.store(out + matrix * num_outputs + outputs, tl.sum(total, 1) / num_inputs, outputs < num_outputs)

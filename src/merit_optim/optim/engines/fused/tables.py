@@ -13,6 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from merit_optim.optim.directions import Extent
 from merit_optim.optim.engines.fused.kernels import CHUNK
 from merit_optim.optim.engines.plan import Slot
 
@@ -60,6 +61,8 @@ class KernelWeight(NamedTuple):
     """The factor of a held direction."""
     held_at: int = 0
     """The offset of that direction, in elements, among those of the launch."""
+    extent: Extent | None = None
+    """The whole matrix of a held direction, of which this may be a part."""
 
 
 def weights_of(item: int, slot: Slot, group: int) -> list[KernelWeight]:
