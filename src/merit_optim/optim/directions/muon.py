@@ -222,8 +222,8 @@ def _equalizing(mean_sq: Tensor, average: Tensor, beta: float, num_inputs: int) 
     The tensors are (N, R, 1), or (N, 1, C) if columns are outputs.
     """
     wide = mean_sq.dtype
-    # Each operation is rounded by itself, not as in a lerp, so that every engine gets the same averages: ranks
-    # without a part of a matrix keep them too, and use the eager engine.
+    # Each operation is rounded by itself, not as in a lerp, so that all engines get the same averages: a rank
+    # without a part of a matrix keeps them too, and uses the eager engine.
     stored = (average.to(wide) * beta + mean_sq * (1 - beta)).to(average.dtype)
     root = stored.to(wide).sqrt() + NEURON_EPS
     dim = 1 if mean_sq.shape[2] == 1 else 2
