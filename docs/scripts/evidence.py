@@ -18,7 +18,6 @@ from itertools import pairwise, product
 from pathlib import Path
 
 from merit_lab.arena.advice import RunSize, advise, read_boards
-from merit_lab.evaluate import EvaluationResult, Metric
 from merit_lab.models import num_parameters
 from merit_lab.record import run_folders
 from merit_lab.report import find_runs, group
@@ -26,7 +25,7 @@ from merit_lab.report.charts import write_svg
 from merit_lab.report.figures import make_figures
 from merit_lab.report.gather import DISPLAY_NAMES, MeasuredRun
 from merit_lab.report.outcome import Spread
-from merit_lab.report.tables import NOTHING, Table
+from merit_lab.report.tables import NOTHING, Table, with_error
 from merit_lab.scale.measure import choose, fit, measure
 from merit_lab.study.charts import Axis, line_chart
 from merit_lab.study.fields import short
@@ -557,26 +556,17 @@ SHOWN = (
 
 def zero_shot() -> Table:
     """The evaluations of the checkpoints at the end of 800 steps at 98M."""
-    study = ROOT / "results/mix/98m"
     columns = [("", *(label for *_, label in SHOWN))]
-    for run in find_runs([study]):
-        files = sorted((study / "evaluate" / run.name).glob("*/*.json"))
-        if files:
-            one, results = SeedRuns((run,)), {path.stem: EvaluationResult.read(path) for path in files}
+    for run in find_runs([ROOT / "results/mix/98m"]):
+        if run.evaluations:
+            one, results = SeedRuns((run,)), {result.name: result for result in run.evaluations}
             values = (results[name].metrics[metric] for name, metric, _ in SHOWN)
             title = f"{DISPLAY_NAMES[run.config['optimizer']['name']]}, {one.shown}"
             title += ", equal rows" if "equal rows" in one.setting else ""
-            columns.append((title, *map(_with_error, values)))
+            columns.append((title, *(with_error(metric.value, metric.stderr) for metric in values)))
     columns.append(("By chance", *(f"{CHANCE[name]:g}" if name in CHANCE else NOTHING for name, *_ in SHOWN)))
     head, *rows = zip(*columns, strict=True)
     return Table(head, tuple(rows))
-
-
-def _with_error(metric: Metric) -> str:
-    if metric.stderr is None:
-        return f"{metric.value:.3f}"
-    digits = 0 if metric.value > 10 else 3
-    return f"{metric.value:.{digits}f} ± {metric.stderr:.{digits}f}"
 
 
 PARTS = (

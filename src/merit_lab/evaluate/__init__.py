@@ -2,7 +2,6 @@
 
 from merit_lab.evaluate.evaluation import evaluate
 from merit_lab.evaluate.export import export
-from merit_lab.evaluate.results import EvaluationResult, Metric, read_results
 from merit_lab.evaluate.sets import PAPER_SETS, SETS
 
-__all__ = ["PAPER_SETS", "SETS", "EvaluationResult", "Metric", "evaluate", "export", "read_results"]
+__all__ = ["PAPER_SETS", "SETS", "evaluate", "export"]

@@ -12,7 +12,7 @@ from rich.console import Console
 from merit_lab.evaluate.display import print_results
 from merit_lab.evaluate.evaluation import evaluate
 from merit_lab.evaluate.sets import PAPER_SETS, SETS
-from merit_lab.train.checkpoint import path_of
+from merit_lab.record import step_path
 
 
 def main(argv: Sequence[str]) -> int:
@@ -41,7 +41,7 @@ def main(argv: Sequence[str]) -> int:
     for result in results:
         if result.num_truncated:
             print(f"{result.name}: {result.num_truncated:,} prompts exceeded the context and were truncated")
-    print(f"\nThe results are in {path_of(options.run / 'evaluate', results[0].step)}")
+    print(f"\nThe results are in {step_path(options.run / 'evaluate', results[0].step)}")
     return 0
 
 

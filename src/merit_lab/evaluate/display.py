@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
 if TYPE_CHECKING:
-    from merit_lab.evaluate.results import EvaluationResult, Metric
+    from merit_lab.record import EvaluationResult, Metric
 
 _SECONDS_BETWEEN_LINES = 10.0
 

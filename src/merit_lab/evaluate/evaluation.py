@@ -11,10 +11,9 @@ from typing import Any
 from merit_lab.evaluate.display import EvaluationDisplay
 from merit_lab.evaluate.export import export
 from merit_lab.evaluate.harness import BOOTSTRAP, Harness, check_hub, package_versions
-from merit_lab.evaluate.results import EvaluationResult, result_path
 from merit_lab.evaluate.sets import SETS, check_local, expand
 from merit_lab.evaluate.tokenizer import tokenizer_of
-from merit_lab.record import environment
+from merit_lab.record import EvaluationResult, environment, result_path
 from merit_lab.train.snapshot import Snapshot, default_device
 
 

@@ -21,10 +21,10 @@ from typing import Any
 import torch
 
 from merit_lab.evaluate.display import EvaluationDisplay
-from merit_lab.evaluate.results import Metric
 from merit_lab.evaluate.rows import Row
 from merit_lab.evaluate.sets import SETS
 from merit_lab.models.quiet import quiet
+from merit_lab.record import Metric
 from merit_optim.spelling import nearest
 
 BOOTSTRAP = 1000  # resamples for the standard error of a perplexity

@@ -1,17 +1,20 @@
 """Run directories, and files of kept runs. Only this package reads and writes them."""
 
 from merit_lab.record.environment import differences, environment
+from merit_lab.record.evaluations import EvaluationResult, Metric, last_results, read_results, result_path
 from merit_lab.record.excerpt import Excerpt, excerpt
 from merit_lab.record.find import archive_of, nested_run_folders, run_folders
 from merit_lab.record.journal import Journal, import_wandb
 from merit_lab.record.lock import RunInUse, is_locked, lock
 from merit_lab.record.metrics import MetricsWriter, as_json, keep_nan, read_metrics
-from merit_lab.record.run import FORMAT, Run, Status, holds_run, outcome_of, refuse_run
+from merit_lab.record.run import FORMAT, Run, Status, holds_run, outcome_of, refuse_run, step_path
 
 __all__ = [
     "FORMAT",
+    "EvaluationResult",
     "Excerpt",
     "Journal",
+    "Metric",
     "MetricsWriter",
     "Run",
     "RunInUse",
@@ -25,10 +28,14 @@ __all__ = [
     "import_wandb",
     "is_locked",
     "keep_nan",
+    "last_results",
     "lock",
     "nested_run_folders",
     "outcome_of",
     "read_metrics",
+    "read_results",
     "refuse_run",
+    "result_path",
     "run_folders",
+    "step_path",
 ]

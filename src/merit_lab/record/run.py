@@ -4,6 +4,7 @@
     environment.json    versions, device, data, command line
     metrics.jsonl       the measurements; see metrics.py
     checkpoints/        step-00000100/ and so on; see train/checkpoint.py
+    evaluate/           step-00000100/ and so on; see evaluations.py
     tensorboard/        the same numbers for TensorBoard
     lock                the process that uses it; see lock.py
 
@@ -113,6 +114,13 @@ class Run:
         return self.folder / "checkpoints"
 
     @property
+    def evaluations(self) -> Path:
+        """The folder of the results of `merit evaluate`."""
+        if self.is_kept:
+            return self.folder.parent.parent / "evaluate" / self.name
+        return self.folder / "evaluate"
+
+    @property
     def is_kept(self) -> bool:
         """Whether it is read from a file of `merit keep` instead of its directory."""
         return self.folder.parent.is_file()
@@ -159,6 +167,11 @@ def refuse_run(folder: Path) -> None:
         raise FileExistsError(
             f"{kept.parent} keeps a run {kept.name} already. Choose another folder with --out."
         )
+
+
+def step_path(folder: Path, step: int) -> Path:
+    """The path of what a folder has of one step."""
+    return folder / f"step-{step:08d}"
 
 
 def outcome_of(events: Sequence[dict[str, Any]]) -> Status | None:

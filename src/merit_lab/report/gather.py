@@ -11,7 +11,15 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from merit_lab.record import Run, Status, is_locked, nested_run_folders, outcome_of
+from merit_lab.record import (
+    EvaluationResult,
+    Run,
+    Status,
+    is_locked,
+    last_results,
+    nested_run_folders,
+    outcome_of,
+)
 from merit_lab.report.curves import (
     CurveReader,
     Curves,
@@ -64,7 +72,8 @@ def display_names(optimizers: Iterable[str]) -> dict[str, str]:
 class MeasuredRun:
     """A run and its measurements at the moment it was read; its files are read once.
 
-    ``thinned`` are its curves if it was skimmed; otherwise they follow from ``rows``.
+    ``thinned`` are its curves if it was skimmed; otherwise they follow from ``rows``. ``evaluations`` are the
+    results of the last checkpoint that was evaluated; only skimming reads them.
     """
 
     name: str
@@ -73,6 +82,7 @@ class MeasuredRun:
     status: Status
     rows: Rows
     thinned: ThinnedCurves | None = None
+    evaluations: tuple[EvaluationResult, ...] = ()
 
     @classmethod
     def read(cls, run: Run) -> MeasuredRun:
@@ -86,7 +96,7 @@ class MeasuredRun:
 
     @classmethod
     def skim(cls, run: Run) -> MeasuredRun:
-        """Read a run of any length: thinned curves, all events, and a few of the other lines.
+        """Read a run of any length: thinned curves, all events, a few of the other lines, and evaluations.
 
         ``rows`` has the first two lines of each kind and the last one.
         """
@@ -100,7 +110,8 @@ class MeasuredRun:
                 kept.append(row)
             else:
                 kept[-1] = row
-        return cls(run.name, run.config, run.environment, _status(run, rows, locked), rows, reader.curves())
+        status, curves = _status(run, rows, locked), reader.curves()
+        return cls(run.name, run.config, run.environment, status, rows, curves, last_results(run))
 
     @cached_property
     def curves(self) -> Curves:

@@ -66,11 +66,8 @@ def _keep(paths: Sequence[Path], file: Path) -> None:
 
 def _keep_evaluations(run: Run, out: Path) -> None:
     """Copy what `merit evaluate` wrote; a run that is kept already may have been evaluated since."""
-    evaluations = run.folder / "evaluate"
-    if run.is_kept:  # in the file beside them
-        evaluations = run.folder.parent.parent / "evaluate" / run.name
-    for source in sorted(evaluations.rglob("*.json")):
-        copy = out / "evaluate" / run.name / source.relative_to(evaluations)
+    for source in sorted(run.evaluations.rglob("*.json")):
+        copy = out / "evaluate" / run.name / source.relative_to(run.evaluations)
         try:
             result = json.loads(source.read_text(encoding="utf-8"))
             result["environment"] = without_paths(result["environment"])

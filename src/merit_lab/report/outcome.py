@@ -57,8 +57,9 @@ class Spread:
 
     @property
     def deviation(self) -> float | None:
-        """The sample standard deviation; None for a single run."""
-        return statistics.stdev(self.values) if len(self.values) > 1 else None
+        """The sample standard deviation; None for a single run, or if a value is infinite."""
+        has_spread = len(self.values) > 1 and all(map(math.isfinite, self.values))
+        return statistics.stdev(self.values) if has_spread else None
 
 
 @dataclass(frozen=True)

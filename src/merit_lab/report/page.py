@@ -40,6 +40,7 @@ def render_page(
         outcomes=tables.series_table(outcomes),
         runs=tables.run_table(outcomes),
         has_trouble=any(len(outcome.finished) < len(outcome.runs) for outcome in outcomes),
+        evaluations=tables.evaluation_table(all_series),
         several_seeds=any(len(outcome.finished) > 1 for outcome in outcomes),
         settings=tables.settings(all_series),
         environment=tables.environment(all_series),

@@ -1,10 +1,12 @@
-"""The tables of a report, as rows of text: outcomes by series and by run, settings, environment."""
+"""The tables of a report, as rows of text: outcomes, evaluations, settings, environment."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from merit_lab.record import Metric
 from merit_lab.report.comparable import HASH_DIGITS, data_names
 from merit_lab.report.gather import differing, flatten, show
 from merit_lab.report.outcome import RunOutcome, SeriesOutcome, Spread
@@ -120,6 +122,60 @@ def _run_row(label: str, run: RunOutcome) -> tuple[str, ...]:
         _number(run.tokens_per_second, 0),
         _number(None if run.seconds is None else run.seconds / 60, 1),
     )
+
+
+def evaluation_table(all_series: Sequence[Series]) -> Table | None:
+    """One row for each measure of each set, and one column for each series; None if nothing was evaluated.
+
+    A set that was not evaluated whole has rows of its own.
+    """
+    evaluated = [series for series in all_series if any(run.evaluations for run in series.runs)]
+    if not evaluated:
+        return None
+    measures: dict[tuple[str, str, int], list[list[Metric]]] = {}
+    for place, series in enumerate(evaluated):
+        for result in (result for run in series.runs for result in run.evaluations):
+            for name, metric in result.metrics.items():
+                key = result.name, name, result.num_items
+                measures.setdefault(key, [[] for _ in evaluated])[place].append(metric)
+    steps = (
+        dict.fromkeys(f"{result.step:,}" for run in series.runs for result in run.evaluations)
+        for series in evaluated
+    )
+    rows = [("Step", "", "", "", *map(", ".join, steps))]
+    for (name, measure, num_items), by_series in measures.items():
+        better = _better([metric for metrics in by_series for metric in metrics])
+        rows.append((name, measure, f"{num_items:,}", better, *map(_evaluated, by_series)))
+    head = ("Set", "Measure", "Items", "Better", *(series.label for series in evaluated))
+    return Table(head, tuple(rows), num_text=4)
+
+
+def _better(metrics: Iterable[Metric]) -> str:
+    directions = {metric.higher_is_better for metric in metrics}
+    return "higher" if directions == {True} else "lower" if directions == {False} else NOTHING
+
+
+def _evaluated(metrics: Sequence[Metric]) -> str:
+    """One run with its error over items, or the mean of several with the deviation over seeds."""
+    if not metrics:
+        return NOTHING
+    spread = Spread(tuple(metric.value for metric in metrics))
+    return with_error(spread.mean, metrics[0].stderr if len(metrics) == 1 else spread.deviation)
+
+
+def with_error(value: float, error: float | None) -> str:
+    """A value with its error: two digits of the error, and as many decimals of the value.
+
+    Examples:
+        >>> with_error(415.704, 19.58), with_error(0.126722, 0.004635), with_error(1.236, None)
+        ('416 ± 20', '0.1267 ± 0.0046', '1.236')
+    """
+    if error is None:
+        return f"{value:.4g}"
+    if not 0 < error < math.inf:
+        return f"{value:.4g} ± {error:g}"
+    decimals = max(0, 1 - math.floor(math.log10(error)))
+    return f"{value:.{decimals}f} ± {error:.{decimals}f}"
 
 
 def settings(all_series: Sequence[Series]) -> SettingsComparison:

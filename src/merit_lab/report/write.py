@@ -1,4 +1,7 @@
-"""Write a report's files: index.html, figures/*.svg, table.md, table.csv, metrics.csv."""
+"""Write a report's files: index.html, figures/*.svg, table.md, table.csv, metrics.csv.
+
+If runs were evaluated, also evaluations.md and evaluations.csv.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ from merit_lab.report.outcome import SeriesOutcome, read_outcomes
 from merit_lab.report.page import render_page
 from merit_lab.report.series import Series, group
 from merit_lab.report.summary import summarise
-from merit_lab.report.tables import series_table
+from merit_lab.report.tables import evaluation_table, series_table
 from merit_lab.report.terminal import print_outcomes
 
 # Files of earlier versions, whose pages have no mark: of a report, a sweep, a scaling study, an arena.
@@ -75,6 +78,7 @@ class Report:
         _write_figures(figures, folder / "figures")
         (folder / "table.md").write_text(series_table(self.outcomes).markdown(), encoding="utf-8")
         write_csv(folder / "table.csv", _table_rows(self.outcomes))
+        _write_evaluations(self.series, folder)
         write_csv(folder / "metrics.csv", _metric_rows(self.series))
         return page
 
@@ -110,6 +114,17 @@ def _write_figures(figures: Sequence[Figure], folder: Path) -> None:
             write_svg(folder / f"{name}.svg", {**chart, "datasets": figure.datasets}, figure.title)
 
 
+def _write_evaluations(all_series: Sequence[Series], folder: Path) -> None:
+    markdown, values = folder / "evaluations.md", folder / "evaluations.csv"
+    table = evaluation_table(all_series)
+    if table is None:
+        for path in (markdown, values):
+            path.unlink(missing_ok=True)  # of an earlier report
+        return
+    markdown.write_text(table.markdown(), encoding="utf-8")
+    write_csv(values, _evaluation_rows(all_series))
+
+
 def write_csv(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
     """Write rows with the same keys; there must be at least one."""
     rows = iter(rows)
@@ -127,6 +142,23 @@ def _table_rows(outcomes: Sequence[SeriesOutcome]) -> Iterator[dict[str, Any]]:
         names = {"series": outcome.label, "optimizer": outcome.series.optimizer, "lr": outcome.series.lr}
         for run in outcome.runs:
             yield names | asdict(run)
+
+
+def _evaluation_rows(all_series: Sequence[Series]) -> Iterator[dict[str, Any]]:
+    for series in all_series:
+        for run in series.runs:
+            for result in run.evaluations:
+                for name, metric in result.metrics.items():
+                    yield {
+                        "run": run.name,
+                        "series": series.label,
+                        "seed": run.seed,
+                        "step": result.step,
+                        "set": result.name,
+                        "items": result.num_items,
+                        "measure": name,
+                        **asdict(metric),
+                    }
 
 
 def _metric_rows(all_series: Sequence[Series]) -> Iterator[dict[str, Any]]:

@@ -37,7 +37,7 @@ from torch.distributed.checkpoint.state_dict import (
 )
 from torch.optim import Optimizer
 
-from merit_lab.record import durable
+from merit_lab.record import durable, step_path
 from merit_lab.record.json_types import fits, in_words
 from merit_lab.train import packed_state
 from merit_lab.train.closure import weights_of
@@ -95,7 +95,7 @@ def save(
 
     An OSError, such as a full disk, leaves the earlier checkpoints untouched.
     """
-    target = path_of(folder, step)
+    target = step_path(folder, step)
     partial = target.with_name(target.name + _PARTIAL)
     ranks.first(lambda: _make_room(folder, partial))
     try:
@@ -171,7 +171,7 @@ def _read_manifest(path: Path) -> Manifest:
         manifest = Manifest(**values)
     except TypeError as error:  # a field is missing or unknown
         raise Damaged(f"{path} has no readable manifest ({error})") from None
-    if path != path_of(path.parent, manifest.step):
+    if path != step_path(path.parent, manifest.step):
         raise Damaged(f"{path} has the manifest of another step, {manifest.step}")
     return manifest
 
@@ -385,13 +385,9 @@ def steps_of(folder: Path) -> list[int]:
     return sorted(int(name) for name in names if name.isdecimal())
 
 
-def path_of(folder: Path, step: int) -> Path:
-    return folder / f"step-{step:08d}"
-
-
 def _complete_ones(folder: Path) -> list[Path]:
     """Return the complete checkpoints, newest first."""
-    return [path_of(folder, step) for step in reversed(steps_of(folder))]
+    return [step_path(folder, step) for step in reversed(steps_of(folder))]
 
 
 def _sha256(path: Path) -> str:

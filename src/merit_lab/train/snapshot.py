@@ -12,7 +12,7 @@ from torch import Tensor
 
 from merit_lab.data import Dataset, validation_sequences
 from merit_lab.models import Model, build
-from merit_lab.record import Run
+from merit_lab.record import Run, step_path
 from merit_lab.train import checkpoint
 from merit_lab.train.checkpoint import Manifest, steps_of
 from merit_lab.train.config import TrainConfig
@@ -40,7 +40,7 @@ class Snapshot:
                 raise ValueError(f"{run.folder} has no usable checkpoint: {reasons}")
             path, manifest = found
         else:
-            path = checkpoint.path_of(run.checkpoints, step)
+            path = step_path(run.checkpoints, step)
             if not path.is_dir():
                 known = ", ".join(map(str, steps_of(run.checkpoints))) or "none"
                 raise ValueError(f"{run.folder} has no checkpoint of step {step}; available steps: {known}")

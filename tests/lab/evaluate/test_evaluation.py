@@ -7,10 +7,11 @@ from types import SimpleNamespace
 import pytest
 from run_cases import make_run
 
-from merit_lab.evaluate import Metric, evaluate, evaluation, harness, read_results
+from merit_lab.evaluate import evaluate, evaluation, harness
 from merit_lab.evaluate.command import main
 from merit_lab.evaluate.harness import Outcome
 from merit_lab.evaluate.sets import SETS
+from merit_lab.record import Metric, read_results
 
 
 class CountingHarness:

@@ -5,8 +5,7 @@ import math
 import pytest
 from run_cases import make_run
 
-from merit_lab.evaluate import EvaluationResult, Metric, read_results
-from merit_lab.evaluate.results import result_path
+from merit_lab.record import EvaluationResult, Metric, read_results, result_path
 
 
 def result(name="lambada", limit=None, value=3.5, stderr=None) -> EvaluationResult:

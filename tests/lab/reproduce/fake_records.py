@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from merit_lab.evaluate import PAPER_SETS
-from merit_lab.evaluate.results import EvaluationResult, result_path
-from merit_lab.evaluate.results import Metric as EvaluationMetric
-from merit_lab.record import Run
+from merit_lab.record import EvaluationResult, Run, result_path
+from merit_lab.record import Metric as EvaluationMetric
 from merit_lab.report.gather import MeasuredRun
 from merit_lab.reproduce.entry import PaperEntry
 from merit_lab.reproduce.records import Records, TrialRecord

@@ -9,6 +9,7 @@ import torch
 
 from merit_lab.data import validation_sequences
 from merit_lab.models import ModelConfig, build
+from merit_lab.record import step_path
 from merit_lab.train import OptimizerConfig, TrainConfig, checkpoint, packed_state, train
 from merit_lab.train.closure import Closure
 from merit_lab.train.loop import Trainer
@@ -398,5 +399,5 @@ def test_an_older_checkpoint_is_read(small, stopped_and_resumed, measured, tmp_p
     whole = train(config, tmp_path / "whole")
     monkeypatch.setattr(packed_state, "is_of_this_package", lambda _: True)
     stopped = stopped_and_resumed(config, tmp_path / "stopped")
-    assert checkpoint.read(checkpoint.path_of(stopped.checkpoints, STEPS)).optimizers is None
+    assert checkpoint.read(step_path(stopped.checkpoints, STEPS)).optimizers is None
     assert measured(stopped) == measured(whole)

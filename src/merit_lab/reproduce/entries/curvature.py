@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from merit_lab.models import num_parameters
+from merit_lab.record import step_path
 from merit_lab.report.tables import NOTHING, Table
 from merit_lab.reproduce.entries.losses import spread_text, status_counts
 from merit_lab.reproduce.entry import Analysis, PaperEntry, Unavailable
@@ -16,7 +17,6 @@ from merit_lab.reproduce.records import Records, TrialRecord
 from merit_lab.reproduce.setups import EntryTrial, Scale
 from merit_lab.reproduce.verdict import Verdict, paired
 from merit_lab.study.charts import Axis, line_chart
-from merit_lab.train.checkpoint import path_of
 
 if TYPE_CHECKING:
     from merit_lab.curvature import CurvatureConfig
@@ -72,7 +72,7 @@ def _measure(record: TrialRecord, scale: Scale, _: Path | None) -> None:
 def _parts(record: TrialRecord) -> dict[str, dict[str, Any]]:
     """The measurements of the run's last step with their settings, by part."""
     assert record.config.steps is not None, "the configuration is resolved"
-    path = path_of(record.folder / "curvature", record.config.steps).with_suffix(".json")
+    path = step_path(record.folder / "curvature", record.config.steps).with_suffix(".json")
     if not path.exists():
         return {}
     parts = json.loads(path.read_text(encoding="utf-8"))

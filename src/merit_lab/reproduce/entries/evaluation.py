@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from merit_lab.record import Run
+from merit_lab.record import Run, read_results
 from merit_lab.report.gather import DISPLAY_NAMES
 from merit_lab.report.tables import Table
 from merit_lab.reproduce.entries.losses import spread_text, status_counts
@@ -55,8 +55,6 @@ def _values(record: TrialRecord, sets: Sequence[str], scale: Scale) -> dict[str,
 
     A run that diverged counts as worse than any other: leaving it out would keep only the good seeds.
     """
-    from merit_lab.evaluate import read_results
-
     if record.diverged:
         return {name: math.inf if name in _PERPLEXITY else -math.inf for name in sets}
     if record.run is None or record.config.steps is None:

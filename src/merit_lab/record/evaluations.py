@@ -1,7 +1,9 @@
 """Results of evaluations, as files in the run directory.
 
-RUN/evaluate/step-00001000/lambada.json           the whole set
-RUN/evaluate/step-00001000/lambada-first-100.json  its first 100 items, in a separate file
+    RUN/evaluate/step-00001000/lambada.json            the whole set
+    RUN/evaluate/step-00001000/lambada-first-100.json  its first 100 items, in a separate file
+
+Those of kept runs are beside their file, in evaluate/RUN instead of RUN/evaluate.
 """
 
 from __future__ import annotations
@@ -12,8 +14,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from merit_lab.record import Run, durable
-from merit_lab.train.checkpoint import path_of
+from merit_lab.record import durable
+from merit_lab.record.run import Run, step_path
 
 _FORMAT = 1
 
@@ -45,6 +47,12 @@ class EvaluationResult:
     environment: dict[str, Any]
     seconds: float
 
+    @property
+    def limit(self) -> int | None:
+        """How many of the set's first items were evaluated; None for all."""
+        limit: int | None = self.inputs["limit"]
+        return limit
+
     def write(self, path: Path) -> None:
         """Write the file atomically."""
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -75,14 +83,20 @@ class EvaluationResult:
 def result_path(run: Run, step: int, name: str, limit: int | None = None) -> Path:
     """Return the path of the result of a set."""
     suffix = "" if limit is None else f"-first-{limit}"
-    return path_of(run.folder / "evaluate", step) / f"{name}{suffix}.json"
+    return step_path(run.evaluations, step) / f"{name}{suffix}.json"
 
 
 def read_results(run: Run, step: int, limit: int | None = None) -> dict[str, EvaluationResult]:
     """Return all results of a checkpoint on whole sets or, with a limit, on their first items."""
     folder = result_path(run, step, "any").parent
     results = [EvaluationResult.read(path) for path in sorted(folder.glob("*.json"))]
-    return {result.name: result for result in results if result.inputs["limit"] == limit}
+    return {result.name: result for result in results if result.limit == limit}
+
+
+def last_results(run: Run) -> tuple[EvaluationResult, ...]:
+    """Return all results of the last checkpoint that was evaluated."""
+    paths = sorted(run.evaluations.glob("step-*/*.json"))
+    return tuple(EvaluationResult.read(path) for path in paths if path.parent == paths[-1].parent)
 
 
 def _metric(value: float | str, stderr: float | str | None, higher_is_better: bool | None) -> Metric:
