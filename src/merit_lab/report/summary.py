@@ -20,6 +20,7 @@ from merit_lab.report.series import have_other_data
 _SIGNIFICANCE = 0.05
 _MOST_NAMED = 3
 _MOST_COMPARED = 6  # series whose values are all given
+_LONG_NAMES = 120  # letters; of series with longer ones only the extremes are named
 _MOST_SEEDS = 100  # more are not given as a number
 
 
@@ -97,12 +98,20 @@ def join(items: Sequence[str]) -> str:
 def _compare(ranking: Sequence[tuple[str, Spread]], unit: str) -> str:
     (best, lowest), (second, next_lowest) = ranking[:2]
     distances = [f"{spread.mean - lowest.mean:.3f} below {label}" for label, spread in ranking[1:]]
-    if len(ranking) > _MOST_COMPARED:
-        distances = [*distances[:_MOST_NAMED], f"below {len(distances) - _MOST_NAMED} more"]
+    has_long_names = _are_long([label for label, _ in ranking])
+    if len(ranking) > _MOST_COMPARED or has_long_names:
+        num_named = 1 if has_long_names else _MOST_NAMED
+        more = len(distances) - num_named
+        distances = [*distances[:num_named], *[f"below {more} more"] * bool(more)]
+    pair = "the first two" if has_long_names else f"{best} and {second}"
     return (
         f"At the end {best} had the lowest validation loss, {lowest.mean:.3f}{unit} ({join(distances)}; "
-        f"{_judge(lowest, next_lowest, f'{best} and {second}' if len(ranking) > 2 else '')})"
+        f"{_judge(lowest, next_lowest, pair if len(ranking) > 2 else '')})"
     )
+
+
+def _are_long(names: Sequence[str]) -> bool:
+    return sum(map(len, names)) > _LONG_NAMES
 
 
 def _judge(lowest: Spread, next_lowest: Spread, pair: str) -> str:
@@ -143,7 +152,7 @@ def _logits(outcomes: Sequence[SeriesOutcome]) -> list[str]:
         return []
     logits.sort(key=lambda item: item[1])
     values = [f"{_logit(value)} with {label}" for label, value in logits]
-    if len(values) > _MOST_COMPARED:
+    if len(values) > _MOST_COMPARED or (len(values) > 2 and _are_long([label for label, _ in logits])):
         return [f"the largest attention logit was then between {values[0]} and {values[-1]}"]
     return [f"the largest attention logit was then {join(values)}"]
 

@@ -145,9 +145,9 @@ def evaluation_table(all_series: Sequence[Series]) -> Table | None:
     rows = [("Step", "", "", "", *map(", ".join, steps))]
     for (name, measure, num_items), by_series in measures.items():
         better = _better([metric for metrics in by_series for metric in metrics])
-        rows.append((name, measure, f"{num_items:,}", better, *map(_evaluated, by_series)))
-    head = ("Set", "Measure", "Items", "Better", *(series.label for series in evaluated))
-    return Table(head, tuple(rows), num_text=4)
+        rows.append((name, measure, better, f"{num_items:,}", *map(_evaluated, by_series)))
+    head = ("Set", "Measure", "Better", "Items", *(series.label for series in evaluated))
+    return Table(head, tuple(rows), num_text=3)
 
 
 def _better(metrics: Iterable[Metric]) -> str:

@@ -62,10 +62,10 @@ def test_a_column_for_each_series_that_was_evaluated(tmp_path: Path) -> None:
         evaluated(write_run(tmp_path, "merit", seed=seed), acc=accuracy)
     write_run(tmp_path, "adamw")
     assert rows_of(tmp_path) == [
-        ("Set", "Measure", "Items", "Better", "LAMB", "MERIT"),
+        ("Set", "Measure", "Better", "Items", "LAMB", "MERIT"),
         ("Step", "", "", "", "100", "100"),
-        ("lambada", "acc", "5,000", "higher", "0.250 ± 0.010", "0.350 ± 0.071"),
-        ("lambada", "perplexity", "5,000", "lower", "40.25", NOTHING),
+        ("lambada", "acc", "higher", "5,000", "0.250 ± 0.010", "0.350 ± 0.071"),
+        ("lambada", "perplexity", "lower", "5,000", "40.25", NOTHING),
     ]
 
 
@@ -86,7 +86,7 @@ def test_the_first_items_of_a_set_are_not_taken_for_the_whole(tmp_path: Path) ->
     folder = write_run(tmp_path, "merit")
     evaluated(folder, acc=0.25)
     evaluated(folder, limit=8, acc=0.5)
-    assert sorted((row[2], row[-1]) for row in rows_of(folder)[2:]) == [
+    assert sorted((row[3], row[-1]) for row in rows_of(folder)[2:]) == [
         ("5,000", "0.250 ± 0.010"),
         ("8", "0.500 ± 0.010"),
     ]
@@ -114,7 +114,7 @@ def test_page_and_files(tmp_path: Path) -> None:
     assert "<h2>Evaluation</h2>" in page
     assert "0.250 ± 0.010" in page
     assert "<code>merit evaluate</code>" in page
-    assert "| lambada | acc | 5,000 | higher | 0.250 ± 0.010 |" in (report / "evaluations.md").read_text()
+    assert "| lambada | acc | higher | 5,000 | 0.250 ± 0.010 |" in (report / "evaluations.md").read_text()
     with (report / "evaluations.csv").open() as file:
         (row,) = csv.DictReader(file)
     expected = {"run": folder.name, "series": "MERIT", "step": "100", "set": "lambada", "measure": "acc"}

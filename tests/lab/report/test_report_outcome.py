@@ -223,6 +223,21 @@ def test_a_summary_of_many_series_stays_short() -> None:
     assert "the largest attention logit was then between 10.0 with S0 and 16.0 with S6." in sentence
 
 
+def test_a_summary_of_series_with_long_names_stays_short() -> None:
+    names = [f"MuonMERIT, lr 0.0{number}, warmup 0.1, options rest_lr=0.006" for number in range(4)]
+    four = [outcome(name, 2.0 + place / 10, logit=10.0 + place) for place, name in enumerate(names)]
+    sentence = summarise(four)
+    assert f"At the end {names[0]} had" in sentence
+    assert (
+        f"(0.100 below {names[1]} and below 2 more; one seed each, so the difference between the first two"
+        in sentence
+    )
+    assert f"then between 10.0 with {names[0]} and 13.0 with {names[3]}." in sentence
+    two = summarise(four[:2])
+    assert f"(0.100 below {names[1]}; one seed each, so the difference may be chance" in two
+    assert f"then 10.0 with {names[0]} and 11.0 with {names[1]}." in two
+
+
 def test_the_spread_is_the_sample_standard_deviation() -> None:
     loss = outcome("MERIT", 2.0, 2.5, 3.0).spread("validation_loss")
     assert loss is not None
