@@ -1,7 +1,8 @@
 """Shared by the optimizer tests: all optimizers, random tensors, and comparison bit by bit."""
 
 import copy
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -203,6 +204,17 @@ def set_gradients(params: Iterable[Tensor], step: int) -> None:
 def params_of(optimizer: Optimizer) -> list[Tensor]:
     """All parameters, group by group."""
     return [param for group in optimizer.param_groups for param in group["params"]]
+
+
+@contextmanager
+def default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    """With ``torch.set_default_dtype`` inside."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
 
 
 def take_steps(optimizer: Optimizer, num_steps: int, first: int = 0) -> None:

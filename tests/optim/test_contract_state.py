@@ -13,6 +13,7 @@ from optimizer_cases import (
     Case,
     arguments,
     assert_same_bits,
+    default_dtype,
     is_soap,
     name_of,
     parameters,
@@ -191,6 +192,17 @@ def test_a_default_device_moves_nothing(device, case: Case) -> None:
         optimizer.step()
         resumed.load_state_dict(optimizer.state_dict())
     assert_same_bits(snapshot(resumed)[1], snapshot(optimizer)[1])
+
+
+@every_own_case
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64], ids=str)
+def test_a_default_dtype_changes_nothing(device, case: Case, dtype) -> None:
+    """As ``torch.set_default_dtype`` sets it for models that are built in another dtype."""
+    optimizer, other = case.build(parameters(device)), case.build(parameters(device))
+    take_steps(optimizer, 2)
+    with default_dtype(dtype):
+        take_steps(other, 2)
+    assert_same_bits(snapshot(other)[1], snapshot(optimizer)[1])
 
 
 @every_own_case

@@ -10,6 +10,7 @@ from optimizer_cases import (
     adam_update,
     assert_same_bits,
     assert_unchanged,
+    default_dtype,
     name_of,
     random_tensor,
     snapshot,
@@ -92,6 +93,15 @@ def test_the_tables_do_not_follow_a_default_device(device) -> None:
     part.apply(None)
     pair.eager.step()
     pair.compare()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64], ids=str)
+def test_the_tables_do_not_follow_a_default_dtype(device, dtype) -> None:
+    pair = Pair(parameters([(9, 17), (20,)], device), bias_correction=True)
+    with default_dtype(dtype):
+        for _ in range(2):
+            pair.step()
+    assert not pair.engine._unfused
 
 
 @pytest.mark.usefixtures("chunks_as_on_a_gpu")

@@ -10,7 +10,15 @@ from unittest import mock
 
 import pytest
 import torch
-from optimizer_cases import Hidden, assert_same_bits, assert_unchanged, name_of, random_tensor, snapshot
+from optimizer_cases import (
+    Hidden,
+    assert_same_bits,
+    assert_unchanged,
+    default_dtype,
+    name_of,
+    random_tensor,
+    snapshot,
+)
 from torch import Tensor, nn
 
 pytest.importorskip("triton", reason="the fused engine needs triton, which is not installed")
@@ -718,6 +726,16 @@ def test_the_tables_do_not_follow_a_default_device(device) -> None:
     part.apply(None)
     pair.eager.step()
     pair.compare()
+
+
+@pytest.mark.parametrize("build", [muon_merit, normuon], ids=name_of)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64], ids=str)
+def test_the_tables_do_not_follow_a_default_dtype(device, build, dtype) -> None:
+    pair = MuonPair(parameters([(9, 17), (9, 17), (20,)], device), build)
+    with default_dtype(dtype):
+        for _ in range(2):
+            pair.step()
+    assert not pair.engine._unfused
 
 
 def test_autograd_notices_that_weights_have_changed(device) -> None:

@@ -153,7 +153,7 @@ class FusedEngine:
         self._addresses = addresses
         self._shared.sizes.zero_()
         held = [launch for launch in self._launches if isinstance(launch, HeldLaunch)]
-        parts: list[Part] = [FusedHeldPart(self, works, control, launch, shares) for launch in held]
+        parts: list[Part] = [FusedHeldPart(self, works, control, launch) for launch in held]
         if launches := [launch for launch in self._launches if not isinstance(launch, HeldLaunch)]:
             parts.append(FusedPart(self, works, control, launches))
         return parts, _rest(works, self._unfused)
@@ -324,7 +324,7 @@ class FusedPart:
             if recorder is not None:
                 num_tiles = sum(launch.apply_grid.num_tiles)
                 shape = (num_tiles, kernels.NUM_STATISTICS.value)
-                statistics = torch.zeros(shape, device=self.engine.device)
+                statistics = torch.zeros(shape, dtype=torch.float32, device=self.engine.device)
             launch.run_apply(shared, corrections, control, statistics, held)
             if recorder is not None and statistics is not None:
                 names = [name for work in self.works for name in names_of(work)]
@@ -347,16 +347,9 @@ class FusedPart:
 class FusedHeldPart(FusedPart):
     """Matrices of one shape whose direction needs whole matrices, and is held until w is updated."""
 
-    def __init__(
-        self,
-        engine: FusedEngine,
-        works: list[Work],
-        control: Control,
-        launch: HeldLaunch,
-        shares: Mapping[Tensor, Share],
-    ) -> None:
+    def __init__(self, engine: FusedEngine, works: list[Work], control: Control, launch: HeldLaunch) -> None:
         super().__init__(engine, works, control, [launch])
-        self.launch, self.shares = launch, shares
+        self.launch = launch
         self._corrections = [launch.scales]
         self._held: HeldDirections | None = None
 
@@ -408,7 +401,7 @@ class FusedHeldPart(FusedPart):
 def _corrections(work: Work, device: torch.device) -> Tensor:
     """(item, 2): Adam's bias corrections for the current step, which is counted at its end."""
     if _is_muon(work.group):
-        return torch.ones(len(work.params), 2, device=device)
+        return torch.ones(len(work.params), 2, dtype=torch.float32, device=device)
     steps = torch.stack(work.steps).to(device) + 1
     correction = bias_correction(steps, *work.group["betas"])
     return torch.stack([torch.as_tensor(x, device=device) for x in correction], 1).float()

@@ -100,11 +100,11 @@ class Shared:
     """Buffers that all launches of a step share."""
 
     def __init__(self, length: int, num_groups: int, device: torch.device) -> None:
-        self.sizes = torch.zeros(2, length, device=device)
+        self.sizes = torch.zeros(2, length, dtype=torch.float32, device=device)
         """The sizes of weights and of updates, laid out by ``plan``."""
         self.sizes_of_both = self.sizes.unbind()
         self.bits_of_both = self.sizes.view(torch.int32).unbind()
-        self.hyper = torch.empty(num_groups, kernels.NUM_HYPER.value, device=device)
+        self.hyper = torch.empty(num_groups, kernels.NUM_HYPER.value, dtype=torch.float32, device=device)
 
 
 class Launch:
@@ -129,7 +129,7 @@ class Launch:
         # The first matrix of a parameter counts its step; the others get a null address for it.
         self.counts = torch.tensor([[1, 1, 1, 1, int(w.offset == 0)] for w in weights], device="cpu")
         num_sums = sum(self.moments_grid.num_tiles) if variant.norm == "l2" else 0
-        self.sums = torch.empty(2, num_sums, device=device).unbind()
+        self.sums = torch.empty(2, num_sums, dtype=torch.float32, device=device).unbind()
         same = {
             "PARAM": TRITON[variant.param],
             "STATE": TRITON[variant.state],
@@ -254,7 +254,7 @@ class HeldLaunch(Launch):
         weights = [w._replace(held_at=i * rows * columns) for i, w in enumerate(weights)]
         super().__init__(variant, weights, device, moments, apply)
         self.shape = (len(weights), rows, columns)
-        self.scales = torch.tensor([[w.scale, 1.0] for w in weights], device=device)
+        self.scales = torch.tensor([[w.scale, 1.0] for w in weights], dtype=torch.float32, device=device)
         self.polar = Polar(len(weights), variant.held.iteration)
         self._momentum = Kernel(
             kernels.momentum,
@@ -320,7 +320,7 @@ class HeldLaunch(Launch):
             return HeldDirections(x_NRC, None)
         (mean_sq,), beta, num_here = of_outputs, self._neuron_beta, self.polar.num_outputs
         assert mean_sq is not None
-        factors = torch.empty(len(self.weights), num_here, device=x_NRC.device)
+        factors = torch.empty(len(self.weights), num_here, dtype=torch.float32, device=x_NRC.device)
         self._equalize(
             self._outputs,
             self.pointers,

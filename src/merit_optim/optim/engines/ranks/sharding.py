@@ -238,7 +238,7 @@ class Sharding:
 
     def total_norm(self, works: list[Work], device: torch.device) -> Tensor:
         """The 2-norm of all gradients, with each shard counted once; summed in float64."""
-        zero = torch.zeros((), device=device)
+        zero = torch.zeros((), dtype=torch.float32, device=device)
         parts = {spread: [zero] for spread in self.spreads}
         for work in works:
             for owner, norm in zip(work.owners, norms(work.grads, 2.0), strict=True):
