@@ -669,9 +669,9 @@ def sizes() -> Table:
 
 
 def sizes_rows() -> Table:
-    """MuonMERIT's best learning rates with equal rows, over the width and the length."""
+    """MuonMERIT's best learning rates with equal rows, beside those without."""
     rows = []
-    for field in ("model.width", "steps"):
+    for field in VARIED:
         title, _ = VARIED[field]
         plain = {best.cell.settings[field]: best for best in along(field, "muon-merit", "defaults")}
         bests = along(field, "muon-merit", "equal")
