@@ -1,5 +1,6 @@
 """The monitor on models of plain torch, against logits computed all at once."""
 
+import copy
 import math
 from contextlib import suppress
 
@@ -315,6 +316,25 @@ def test_attached_every_pass_is_a_step() -> None:
     assert monitor.read() is None
     assert not model._forward_hooks
     assert not model._forward_pre_hooks
+
+
+def test_passes_of_a_copy_are_not_steps_of_the_model() -> None:
+    """An average of the weights or a teacher is copied with the hooks of the model, and may run within it."""
+    model = build()
+    monitor = AttentionMonitor(model, every=2)
+    monitor.attach()
+    teacher = copy.deepcopy(model)
+
+    def ask(*_: object) -> None:
+        teacher(batch())
+
+    model.register_forward_pre_hook(ask)
+    observed = []
+    for _ in range(4):
+        teacher(batch())
+        model(batch())
+        observed.append(monitor.read())
+    assert [reading is not None for reading in observed] == [True, False, True, False]
 
 
 def test_attached_it_continues_after_a_failed_pass() -> None:

@@ -25,6 +25,8 @@ from optimizer_cases import (
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
 from torch.optim import Optimizer
 
+from merit_optim import MERIT
+
 every_case = pytest.mark.parametrize("case", CASES, ids=name_of)
 every_own_case = pytest.mark.parametrize("case", OWN_CASES, ids=name_of)
 HALF = [torch.bfloat16, torch.float16]
@@ -203,6 +205,29 @@ def test_a_default_dtype_changes_nothing(device, case: Case, dtype) -> None:
     with default_dtype(dtype):
         take_steps(other, 2)
     assert_same_bits(snapshot(other)[1], snapshot(optimizer)[1])
+
+
+@every_own_case
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_autocast_around_a_step_changes_nothing(device, case: Case, dtype) -> None:
+    """It is for the model, as in torch's optimizers; a loop may have the step inside by mistake."""
+    optimizer, other = case.build(parameters(device)), case.build(parameters(device))
+    take_steps(optimizer, 2)
+    with torch.autocast(torch.device(device).type, dtype):
+        take_steps(other, 2)
+        assert torch.is_autocast_enabled(torch.device(device).type)
+    assert_same_bits(snapshot(other)[1], snapshot(optimizer)[1])
+
+
+def test_a_hook_on_saving_may_drop_options(device) -> None:
+    optimizer = MERIT(parameters(device))
+
+    def only_rates(_: Optimizer, saved: dict[str, Any]) -> dict[str, Any]:
+        groups = [{"params": group["params"], "lr": group["lr"]} for group in saved["param_groups"]]
+        return {"state": saved["state"], "param_groups": groups}
+
+    optimizer.register_state_dict_post_hook(only_rates)
+    assert [set(group) for group in optimizer.state_dict()["param_groups"]] == [{"params", "lr"}]
 
 
 @every_own_case

@@ -100,12 +100,17 @@ class AttentionMonitor:
             )
 
         def begin(model: nn.Module, _: Any) -> None:
-            self.stop()  # an interrupted pass did not call its hooks
-            self._start(running=model)
+            if model is self.model:  # a copy of the model has copies of these hooks
+                self.stop()  # an interrupted pass did not call its hooks
+                self._start(running=model)
+
+        def end(model: nn.Module, *_: Any) -> None:
+            if model is self.model:
+                self.stop()
 
         hooks = [
             self.model.register_forward_pre_hook(begin),
-            self.model.register_forward_hook(lambda *_: self.stop(), always_call=True),
+            self.model.register_forward_hook(end, always_call=True),
         ]
 
         return partial(_remove, hooks)

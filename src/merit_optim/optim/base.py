@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Collection, Iterator
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import Any, ClassVar, cast
 
 import torch
@@ -31,6 +32,7 @@ from merit_optim.optim.torch_private import (
 )
 
 _GRAD, _LAYOUT, _SHAPE = map(operator.attrgetter, ("grad", "layout", "shape"))
+_AUTOCASTING = ("cpu", "cuda", "mps", "xpu")
 
 
 class SafeOptimizer(Optimizer):
@@ -109,13 +111,22 @@ class SafeOptimizer(Optimizer):
         keys = set(self._state_keys(group))
         for name, param in self._named(index):
             self._check_parameter(name, param, group)
-            state = self.state.get(param)
-            if state and (missing := keys - state.keys()):
+            state: dict[str, Any] = self.state.get(param) or {}
+            if not state:
+                continue
+            if missing := keys - state.keys():
                 raise ValueError(
                     f"the options of parameter group {index} were changed so that {name} needs the state "
                     f"{sorted(missing)}, but it has {sorted(state)} (this depends on direction, neuron_beta "
                     "and calibrated). Change them back, or create a new optimizer for the parameter."
                 )
+            for key, shape in self._state_shapes(param, group).items():
+                if tuple(state[key].shape) != shape:
+                    raise ValueError(
+                        f"the {key} of {name} has shape {tuple(state[key].shape)}, and with the options of "
+                        f"parameter group {index} it needs {shape} (this depends on matrix_dims and "
+                        "transposed). Change them back, or create a new optimizer for the parameter."
+                    )
 
     def _known_options(self) -> Collection[str]:
         """The options that a group may have."""
@@ -157,10 +168,11 @@ class SafeOptimizer(Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        if torch.compiler.is_compiling() and self._leaves_the_graph():
-            self._take_step_uncompiled()
-        else:
-            self._take_step()
+        with _without_autocast():
+            if torch.compiler.is_compiling() and self._leaves_the_graph():
+                self._take_step_uncompiled()
+            else:
+                self._take_step()
         return loss
 
     def _take_step(self) -> None:
@@ -428,3 +440,14 @@ class SafeOptimizer(Optimizer):
             for param in group["params"]:
                 if param in self.state:
                     self.state[param] = saved_state.adopted(self, param, group, self.state[param])
+
+
+def _without_autocast() -> AbstractContextManager[Any]:
+    """Turn autocast off. It is for the model: in a step it would round products, or refuse mixed dtypes."""
+    kinds = [kind for kind in _AUTOCASTING if torch.is_autocast_enabled(kind)]
+    if not kinds:
+        return nullcontext()
+    stack = ExitStack()
+    for kind in kinds:
+        stack.enter_context(torch.autocast(kind, enabled=False))
+    return stack

@@ -27,6 +27,8 @@ class AsSaved:
 
 def with_dtype_names(group: Group) -> Group:
     """Options with the state dtype as a name: torch.distributed.checkpoint cannot store dtypes in groups."""
+    if "state_dtype" not in group:  # a user's hook may have removed it
+        return group
     return {**group, "state_dtype": str(group["state_dtype"]).removeprefix("torch.")}
 
 

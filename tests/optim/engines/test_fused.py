@@ -104,6 +104,46 @@ def test_the_tables_do_not_follow_a_default_dtype(device, dtype) -> None:
     assert not pair.engine._unfused
 
 
+@pytest.mark.parametrize("shape", [(), (1,), (6, 5)], ids=str)
+def test_gradients_that_are_lazily_negated_are_not_taken_as_they_are_stored(device, shape) -> None:
+    """Autograd makes them for the imaginary part of a complex number. They may come and go."""
+    pair = Pair(parameters([shape], device))
+    for negated in (False, True, False, True):
+        grad = gradient(pair.params[0], pair.num_steps)
+        pair.step([torch._neg_view(grad) if negated else grad])
+        assert pair.engine._unfused == ({0} if negated else set())
+
+
+def test_a_gradient_that_becomes_negated_at_the_same_address(device) -> None:
+    pair = Pair(parameters([(6, 5)], device))
+    grad = gradient(pair.params[0], 0)
+    for now in (grad, torch._neg_view(grad)):
+        pair.step([now])
+
+
+def test_a_weight_that_is_transposed_in_place(device) -> None:
+    """At the same address, with a gradient and state as before."""
+    pair = Pair(parameters([(6, 6)], device))
+    grads = [gradient(pair.params[0], step) for step in range(3)]
+    for step, grad in enumerate(grads):
+        if step == 2:
+            for param in (pair.params[0], pair.eager_params[0]):
+                param.data = param.data.t()
+        pair.step([grad])
+    assert pair.engine._unfused == {0}
+
+
+@pytest.mark.parametrize("key", ["exp_avg", "exp_avg_sq"])
+def test_state_that_is_too_small_is_never_read_beyond_its_end(device, key) -> None:
+    pair = Pair(parameters([(6, 5)], device))
+    pair.step()
+    state = pair.fused.state[pair.params[0]]
+    state[key] = state[key].flatten()[:5].clone()
+    pair.set_gradients()
+    with pytest.raises((ValueError, RuntimeError), match=r"shape|size"):
+        pair.fused.step()
+
+
 @pytest.mark.usefixtures("chunks_as_on_a_gpu")
 def test_a_weight_may_have_more_tiles_than_a_chunk(device) -> None:
     """Tiles are assigned in chunks of 16, and the two phases may have different tiles."""

@@ -505,6 +505,39 @@ def test_outputs_of_every_shape_are_equalized(device, shape, transposed) -> None
     assert not pair.engine._unfused
 
 
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize(
+    ("shape", "changed"),
+    [((4, 6, 8), {"matrix_dims": 2}), ((6, 8), {"transposed": True}), ((1, 8), {"transposed": True})],
+    ids=str,
+)
+def test_options_that_need_other_averages_are_refused(device, shape, changed, fused) -> None:
+    """Before anything is changed; the kernels would write beyond the end of the averages."""
+    (param,) = parameters([shape], device)
+    optimizer = normuon([param], fused=fused)
+    set_gradients(optimizer, 0)
+    optimizer.step()
+    optimizer.param_groups[0].update(changed)
+    before = snapshot(optimizer)
+    with pytest.raises(ValueError, match=r"second_momentum_buffer of .* has shape .* needs .* Change them"):
+        optimizer.step()
+    assert_unchanged(optimizer, before)
+
+
+def test_averages_of_another_size_are_never_written_beyond_their_end(device) -> None:
+    """State may come from anywhere: the eager engine takes over, and finds what does not fit."""
+    (param,) = parameters([(6, 5)], device)
+    optimizer = normuon([param], fused=True)
+    set_gradients(optimizer, 0)
+    optimizer.step()
+    memory = torch.full((12,), -7.0, device=device)
+    optimizer.state[param]["second_momentum_buffer"] = memory[:4].view(1, 4, 1)
+    set_gradients(optimizer, 1)
+    with pytest.raises(RuntimeError, match="size"):
+        optimizer.step()
+    assert (memory == -7).all()
+
+
 def test_gathered_matrices_are_measured_as_their_directions_want(device) -> None:
     """Of one shape, whose outputs are rows, columns or not equalized."""
     options: list[dict[str, Any]] = [{}, {"transposed": True}, {"neuron_beta": None}, {}]

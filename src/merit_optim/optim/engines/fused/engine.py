@@ -60,8 +60,8 @@ def refusal(group: dict[str, Any], param: Tensor) -> str | None:
     """Why a parameter cannot be fused, or None."""
     if param.dtype not in TRITON:
         return f"it has dtype {param.dtype}, not one of {', '.join(map(str, TRITON))}"
-    if not param.is_contiguous():
-        return "it is not contiguous"
+    if not _is_plain(param):
+        return "it is not contiguous, or a lazily negated view"
     matrices = View.of(group).matrices(param.shape)
     if direction_of(group).NAME == Muon.NAME and matrices.rows * matrices.columns >= 2**31:
         return "it has a matrix of 2**31 elements or more"
@@ -199,7 +199,7 @@ class FusedEngine:
         if [_options(work) for work in works] != self._options:
             return False
         # Even at the same addresses: freed memory can be reused for tensors of another dtype or layout.
-        if _kinds(tensors.grads) != self._grad_kinds:
+        if _kinds(tensors) != self._kinds:
             return False
         if addresses == self._addresses:
             return True
@@ -216,9 +216,10 @@ class FusedEngine:
         members: dict[Variant, list[int]] = {}
         self._unfused: set[int] = set()
         for i, (param, *others, step) in enumerate(zip(*tensors, strict=True)):
-            dense = all(x.is_contiguous() and x.dtype in TRITON for x in others)
+            dense = all(_is_plain(x) and x.dtype in TRITON for x in others)
             countable = step.device == param.device and step.dtype == torch.float32
-            if param.numel() and dense and countable and refusal(groups[i], param) is None:
+            fits = dense and countable and _fits(groups[i], owners[i], param, *others)
+            if param.numel() and fits and refusal(groups[i], param) is None:
                 is_cut = owners[i] in shares and shares[owners[i]].is_cut
                 variant = variant_of(groups[i], is_cut, param, *others)
                 members.setdefault(variant, []).append(i)
@@ -251,7 +252,7 @@ class FusedEngine:
         self._shared = Shared(layout.length, len(works), self.device)
         self._owners = owners
         self._options = [_options(work) for work in works]
-        self._grad_kinds = _kinds(tensors.grads)
+        self._kinds = _kinds(tensors)
         self._addresses = self._hyper_values = None
 
     def _send_hyper(self, works: list[Work], resend: bool) -> None:
@@ -444,8 +445,28 @@ def _held(weight: KernelWeight, group: dict[str, Any], share: Share | None) -> K
     return weight._replace(extent=extent, scale=direction.factor(extent.num_rows, extent.num_columns))
 
 
-def _kinds(grads: list[Tensor]) -> tuple[list[torch.dtype], list[bool]]:
-    return list(map(_DTYPE, grads)), list(map(Tensor.is_contiguous, grads))
+def _is_plain(x: Tensor) -> bool:
+    """Whether memory has its elements in order, as they are. Gradients may be negated when they are read."""
+    return x.is_contiguous() and not x.is_neg()
+
+
+def _fits(
+    group: dict[str, Any], owner: Tensor, param: Tensor, grad: Tensor, exp_avg: Tensor, exp_avg_sq: Tensor
+) -> bool:
+    """Whether the tensors have the sizes that the kernels assume. State may come from anywhere."""
+    num, direction, view = param.numel(), direction_of(group), View.of(group)
+    of_second = num
+    if isinstance(direction, Muon) and direction.neuron_beta is not None:
+        num_outputs = view.matrices(owner.shape).shape[direction.output_dim]  # of whole matrices
+        of_second = view.matrices(param.shape).num * num_outputs
+    return (grad.numel(), exp_avg.numel(), exp_avg_sq.numel()) == (num, num, of_second)
+
+
+def _kinds(tensors: StepTensors) -> tuple[list[Any], ...]:
+    """What may change at the same addresses."""
+    params, grads = tensors.params, tensors.grads
+    layouts = (list(map(Tensor.is_contiguous, x)) for x in (params, grads))
+    return list(map(_DTYPE, grads)), *layouts, list(map(Tensor.is_neg, grads))
 
 
 def _rest(works: list[Work], unfused: set[int]) -> list[Work]:
