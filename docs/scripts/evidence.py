@@ -671,8 +671,7 @@ def sizes() -> Table:
 def sizes_rows() -> Table:
     """MuonMERIT's best learning rates with equal rows, beside those without."""
     rows = []
-    for field in VARIED:
-        title, _ = VARIED[field]
+    for field, (title, _) in VARIED.items():
         plain = {best.cell.settings[field]: best for best in along(field, "muon-merit", "defaults")}
         bests = along(field, "muon-merit", "equal")
         for best in bests:
