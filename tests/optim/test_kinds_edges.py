@@ -238,22 +238,25 @@ class Tables(nn.Module):
         self.cls_token = nn.Parameter(torch.zeros(1, 1, 8))
         self.positional_embedding = nn.Parameter(torch.zeros(5, 8))
         self.latent_queries = nn.Parameter(torch.zeros(1, 5, 8))
+        self.latents = nn.Parameter(torch.zeros(5, 8))
+        self.learned_queries = nn.Parameter(torch.zeros(5, 8))
         self.tables = nn.ParameterDict({"position_0": nn.Parameter(torch.zeros(5, 8))})
         self.mask_tokens = nn.ParameterList([torch.zeros(5, 8), torch.zeros(5, 8)])
         self.token_mixer = nn.Parameter(torch.zeros(5, 8))
         self.post_projection = nn.Parameter(torch.zeros(8, 8))
         self.layer_scale = nn.Parameter(torch.ones(8, 1, 1))
         self.head_scale = nn.Parameter(torch.ones(2, 4))
+        self.D = nn.Parameter(torch.ones(2, 4))  # Mamba's
         self.norm = nn.LayerNorm((5, 8))
         self.row = nn.Linear(8, 1)
 
 
 def test_parameters_without_a_layer_go_by_their_names() -> None:
     assert by_kind(Tables()) == expected(
-        embedding="""pos_embed cls_token positional_embedding latent_queries tables.position_#
-            mask_tokens.#""",
+        embedding="""pos_embed cls_token positional_embedding latent_queries latents learned_queries
+            tables.position_# mask_tokens.#""",
         hidden="token_mixer post_projection row.weight",
-        vector="layer_scale head_scale norm.weight norm.bias row.bias",
+        vector="layer_scale head_scale D norm.weight norm.bias row.bias",
     )
 
 

@@ -204,6 +204,20 @@ def test_layers_of_hugging_face() -> None:
     groups = NorMuon(param_groups(gpt_oss)).param_groups
     assert [group["matrix_dims"] for group in groups if group.get("transposed")] == [2]
 
+    config = transformers.Llama4TextConfig(
+        vocab_size=40,
+        num_hidden_layers=1,
+        num_key_value_heads=1,
+        num_local_experts=4,
+        intermediate_size_mlp=24,
+        pad_token_id=0,
+        **small,
+    )
+    llama4 = transformers.Llama4ForCausalLM(config)  # whose experts do not say so
+    assert marked(llama4) == {
+        f"model.layers.0.feed_forward.experts.{name}" for name in ("gate_up_proj", "down_proj")
+    }
+
 
 def test_a_conv1d_that_torch_has_wrapped() -> None:
     """torch makes subclasses for parametrizations and for FSDP2."""

@@ -185,26 +185,31 @@ class SafeOptimizer(Optimizer):
             if "grad_norm" in self._log:
                 self._log["grad_norm"] = torch.zeros_like(self._log["grad_norm"])
             return
-        if is_first and self._only_makes_state(works, sharding):
+        if self._only_makes_state(works, sharding, is_first):
             return
         controls = self._controls(works, sharding)
         if controls is not None:
             self._update(works, controls, sharding)
 
-    def _only_makes_state(self, works: list[Work], sharding: Sharding | None) -> bool:
+    def _only_makes_state(self, works: list[Work], sharding: Sharding | None, is_first: bool) -> bool:
         """Whether this is the dummy first step by which torch.distributed.checkpoint initializes state.
 
         Its gradients and learning rates are zero. If it were counted and nothing were loaded afterwards, SOAP
         would take its bases and OrScale its first ratios from it.
+
+        All ranks ask each other, even those for which it is not the first step: a rank that had no gradients
+        has no state yet.
         """
+        if sharding is None and not is_first:
+            return False
         rates = [group["lr"] for group in self.param_groups]
         if torch.compiler.is_compiling() or any(isinstance(lr, Tensor) and not lr.is_cpu for lr in rates):
             return False  # values cannot be read without a sync
         grads = [grad for work in works for grad in work.grads]
         if any(rates) or (any(grad.is_cuda for grad in grads) and torch.cuda.is_current_stream_capturing()):
             return False
-        any_gradient = any(bool(grad.any()) for grad in grads)
-        return not (any_gradient if sharding is None else sharding.any_rank(any_gradient))
+        is_real = not is_first or any(bool(grad.any()) for grad in grads)
+        return not (is_real if sharding is None else sharding.any_rank(is_real))
 
     @never_compiled
     def _take_step_uncompiled(self) -> None:

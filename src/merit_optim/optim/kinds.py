@@ -32,12 +32,12 @@ _CONVOLUTIONS = (
 )
 
 # Raw parameters with such names are tables of learned vectors. "token" must come last: not token_mixer.
-_TABLE_NAME = re.compile(r"(^|_)(pos|position\w*|emb\w*|posemb\w*|tokens?$|wte|wpe)(_|$)")
+_TABLE_NAME = re.compile(r"(^|_)(pos|position\w*|emb\w*|posemb\w*|tokens?$|latents?$|queries$|wte|wpe)(_|$)")
 _PATCH_NAME = re.compile(r"(^|[_.])(patch|emb)")
 
 # Raw parameters with such names act element by element, however many dimensions they have: the stacked
-# biases of experts, scales per head, Mamba's decay rates.
-_ELEMENT_WISE_NAMES = ("bias", "scale", "gamma", "beta", "A_log")
+# biases of experts, scales per head, Mamba's decay rates and skips.
+_ELEMENT_WISE_NAME = re.compile(r"(bias|scale|gamma|beta|A_log)$|^D$")
 _LETTERS_OF_A_SHAPE = re.compile(r"_[A-Z]+$")  # torchtitan's mlp1_bias_EG is a bias for each expert
 
 # DistilBERT's pre_classifier and timm's pre_logits are hidden layers before the head.
@@ -115,7 +115,7 @@ def _kind(place: _Place, leaf: str, param: Tensor, heads: Collection[nn.Module])
         return "embedding"
     if param.numel() == max(param.shape) and not (_is_linear(owner) and leaf == "weight"):
         return "vector"
-    if is_raw and ("Norm" in type(owner).__name__ or any(n.endswith(_ELEMENT_WISE_NAMES) for n in names)):
+    if is_raw and ("Norm" in type(owner).__name__ or any(map(_ELEMENT_WISE_NAME.search, names))):
         return "vector"
     if owner in heads and not leaf.startswith("lora"):
         return "head"
@@ -187,13 +187,19 @@ def _is_linear(module: nn.Module) -> bool:
 
 
 def _is_conv1d(module: nn.Module) -> bool:
-    """Whether this is Hugging Face's Conv1D, also as a subclass that torch makes of it."""
-    return any(kind.__name__ == "Conv1D" for kind in type(module).__mro__)
+    """Whether this is Hugging Face's Conv1D."""
+    return _is_a(module, "Conv1D")
+
+
+def _is_a(module: nn.Module, name: str) -> bool:
+    """Whether a module is of a class with this name, also as a subclass that torch makes of it."""
+    return any(kind.__name__ == name for kind in type(module).__mro__)
 
 
 def _is_transposed(module: nn.Module) -> bool:
-    """Whether a module's matrices are (inputs, outputs). Hugging Face's experts say so themselves."""
-    return _is_conv1d(module) or getattr(module, "is_transposed", None) is True
+    """Whether a module's matrices are (inputs, outputs). Most experts of Hugging Face say so themselves."""
+    says_so = getattr(module, "is_transposed", None) is True
+    return says_so or _is_conv1d(module) or _is_a(module, "Llama4TextExperts")
 
 
 def _is_convolution(module: nn.Module) -> bool:

@@ -44,6 +44,7 @@ def cases(world: int) -> Comparisons:
     yield "process groups are not kept", kept_groups(world)
     yield "options of a checkpoint take effect", changed_options(world)
     yield "parameters may be added and replaced", added_later(world)
+    yield "a rank may have no gradient before the first rate", late_gradients(world)
     yield "tensor-parallel plain tensors through DTensors", plain_tensor_parallel(world)
 
 
@@ -178,6 +179,21 @@ def changed_options(world: int) -> list[str]:
                 optimizer.load_state_dict(saved)
     pairs = enumerate(zip(params, references, strict=True))
     return [str(i) for i, (param, full) in pairs if not same("", param, full)]
+
+
+def late_gradients(world: int) -> list[str]:
+    """While all rates are zero, only one rank has gradients, and so state."""
+    params, fulls = split_by_rows(world)
+    optimizer = MERIT(params)
+    for step, lr in enumerate((0.0, 0.0, 0.01)):
+        optimizer.param_groups[0]["lr"] = lr
+        set_gradients(params, [tuple(full.shape) for full in fulls], step)
+        if lr == 0 and dist.get_rank() > 0:
+            for param in params:
+                param.grad = None
+        optimizer.step()
+    ends = [whole(param) for param in params]
+    return [str(i) for i, (end, full) in enumerate(zip(ends, fulls, strict=True)) if torch.equal(end, full)]
 
 
 def added_later(world: int) -> list[str]:

@@ -69,6 +69,8 @@ def behaviour(world: int) -> Comparisons:
     yield "other weights advance while messages are in flight", overlapped(world)
     yield "process groups are not kept", kept_groups(world)
     yield "options may change what is sent", changed_options(world)
+    for option in ({"precondition_frequency": 2}, {"refresh_phase": 0}):
+        yield f"options may change when bases are improved, {option}", changed_turns(world, **option)
 
 
 def everything(optimizer: torch.optim.Optimizer, params: list[Tensor]) -> list[Tensor]:
@@ -279,6 +281,23 @@ def changed_options(world: int) -> list[str]:
             optimizer.step()
             change(step, optimizer, some)
     together = enumerate(zip(*both, strict=True))
+    return [str(i) for i, (param, full) in together if not same("", param, full)]
+
+
+def changed_turns(world: int, **options: int) -> list[str]:
+    """Enough matrices for all phases of the first frequency, some of which the second does not have."""
+    mesh, shapes = init_device_mesh("cpu", (world,)), [(6, 4)] * 6
+    fulls = [values(shape, i) for i, shape in enumerate(shapes)]
+    sharded: list[Tensor] = [nn.Parameter(distribute_tensor(full, mesh, [Shard(0)])) for full in fulls]
+    references: list[Tensor] = [full.clone().requires_grad_() for full in fulls]
+    for some in (sharded, references):
+        optimizer = OF_MATRICES["SOAP"](some)
+        for step in range(9):
+            set_gradients(some, shapes, step)
+            optimizer.step()
+            if step == 3:
+                optimizer.param_groups[0].update(options)
+    together = enumerate(zip(sharded, references, strict=True))
     return [str(i) for i, (param, full) in together if not same("", param, full)]
 
 

@@ -298,6 +298,12 @@ class Join(NamedTuple):
             buffer.copy_(part)
 
 
+_OPTIONS = (
+    *("norm", "element_wise", "matrix_dims", "split", "split_dim", "transposed", "direction"),
+    *("precondition_frequency", "refresh_phase", "max_precond_dim"),
+)
+
+
 def _takes_part(param: Tensor) -> TypeGuard[DTensor]:
     """Whether a parameter is sharded and trained. A frozen one that still has a gradient is updated too."""
     return is_sharded(param) and (param.requires_grad or param.grad is not None)
@@ -306,8 +312,7 @@ def _takes_part(param: Tensor) -> TypeGuard[DTensor]:
 def _signature(groups: Sequence[dict[str, Any]]) -> tuple[list[Tensor], list[tuple[Any, ...]]]:
     """The parameters and options that a sharding depends on."""
     params: list[Tensor] = [param for group in groups for param in group["params"] if _takes_part(param)]
-    names = ("norm", "element_wise", "matrix_dims", "split", "split_dim", "transposed", "direction")
-    options = [(len(group["params"]), *map(group.get, names), _traffic(group)) for group in groups]
+    options = [(len(group["params"]), *map(group.get, _OPTIONS), _traffic(group)) for group in groups]
     return params, options
 
 
