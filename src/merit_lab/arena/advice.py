@@ -117,8 +117,14 @@ def read_boards(folders: Sequence[Path]) -> list[StandingRecord]:
             raise ValueError(
                 f"{folder} holds no report of an arena; `merit arena ... --out {folder}` writes one"
             )
-        for board in json.loads(path.read_text()):
-            standings += [_read_standing(board, standing) for standing in board["standings"]]
+        try:
+            for board in json.loads(path.read_text(encoding="utf-8")):
+                standings += [_read_standing(board, standing) for standing in board["standings"]]
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise ValueError(
+                f"{path} is not as `merit arena` writes it ({error!r}); run the same arena again: it repeats "
+                "no run, and writes the file anew"
+            ) from None
     finite = [standing for standing in standings if math.isfinite(standing.mean)]
     if not finite:
         raise ValueError(
@@ -143,10 +149,17 @@ def _read_standing(board: Mapping[str, Any], standing: Mapping[str, Any]) -> Sta
 
 
 def rank(standings: Sequence[StandingRecord], size: RunSize) -> list[str]:
-    """The optimizers of the board nearest to a size, the best first."""
-    nearest = min(standing.size.distance(size) for standing in standings)
-    near = [standing for standing in standings if standing.size.distance(size) == nearest]
-    return [standing.optimizer for standing in sorted(near, key=lambda standing: standing.mean)]
+    """The optimizers of the board nearest to a size, the best first.
+
+    Of several that are equally near, the first: losses of different sizes cannot be compared. Boards of the
+    same size are averaged.
+    """
+    nearest = min(standings, key=lambda standing: standing.size.distance(size)).size
+    losses: dict[str, list[float]] = {}
+    for standing in standings:
+        if standing.size == nearest:
+            losses.setdefault(standing.optimizer, []).append(standing.mean)
+    return sorted(losses, key=lambda optimizer: statistics.fmean(losses[optimizer]))
 
 
 def prior_of(optimizer: str) -> Exponents:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -34,7 +34,10 @@ class Arguments:
     seeds: tuple[int, ...] = (0, 1, 2)
     """Seeds for the best settings; tuning uses the first."""
     batches: tuple[int, ...] = ()
-    """Batch sizes in sequences, all with the same number of tokens. Default: --batch."""
+    """Batch sizes in sequences, all with the same number of tokens. Default: --batch.
+
+    --steps and --lr are those of --batch if it is one of them, else of the smallest.
+    """
     lr: tuple[str, ...] = ()
     """Starts of the learning rate searches, as NAME=RATE. Default: the paper's, or the optimizer's."""
     jobs: int = 1
@@ -54,12 +57,14 @@ def main(argv: Sequence[str]) -> int:
         from merit_lab.arena.plan import Arena
         from merit_lab.arena.work import contest  # imports torch, which --help does not need
 
-        config = arguments.config
+        config, batches = arguments.config, sorted(arguments.batches)
+        if batches and config.batch not in batches:
+            config = replace(config, batch=batches[0])
         arena = Arena(
             base=config,
             folder=folder,
             contestants=with_rates([Contestant.parse(text) for text in arguments.optimizers], arguments.lr),
-            batches=sorted(arguments.batches) or [config.batch],
+            batches=batches or [config.batch],
             budget=arguments.budget,
             seeds=arguments.seeds,
         )

@@ -23,6 +23,7 @@ from types import TracebackType
 from typing import Any, Self
 
 _BLOCK = 1 << 16  # bytes of lines read together
+_REQUIRED = {"validation": "loss", "event": "what"}  # by kind, what every reader relies on
 _NOT_IN_JSON = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 
 
@@ -141,13 +142,15 @@ def keep_nan(choose: Callable[[Sequence[float]], float], numbers: Sequence[float
 def _measurement(line: bytes) -> dict[str, Any]:
     value = _from_json(json.loads(line))
     if not _is_measurement(value):
-        raise ValueError("it has no kind and step")
+        raise ValueError("it has no kind, no step, or not what its kind has")
     measurement: dict[str, Any] = value
     return measurement
 
 
 def _is_measurement(value: Any) -> bool:
-    return isinstance(value, dict) and "kind" in value and "step" in value
+    if not (isinstance(value, dict) and "kind" in value and isinstance(value.get("step"), int)):
+        return False
+    return _REQUIRED.get(value["kind"], "kind") in value
 
 
 def _to_json(value: Any) -> Any:

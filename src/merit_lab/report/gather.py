@@ -133,7 +133,8 @@ class MeasuredRun:
     def bits_per_byte(self) -> float | None:
         """The factor from nats per token to bits per byte of text; None if it was not recorded."""
         bytes_per_token = self.environment.get("data", {}).get("bytes_per_token")
-        return 1 / (math.log(2) * bytes_per_token) if bytes_per_token else None
+        is_number = isinstance(bytes_per_token, int | float) and bytes_per_token > 0
+        return 1 / (math.log(2) * bytes_per_token) if is_number else None
 
     @property
     def seed(self) -> int:

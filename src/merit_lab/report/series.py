@@ -39,7 +39,7 @@ def group(runs: Sequence[MeasuredRun]) -> list[Series]:
     that got furthest, and among those the one with the most measurements.
     """
     settings = [run.settings for run in runs]
-    varying = [path for path in differing(settings) if _makes_a_series(path)]
+    varying = [path for path in differing(settings) if makes_a_series(path)]
     groups: dict[tuple[object, ...], list[int]] = {}
     for index, table in enumerate(settings):
         groups.setdefault(tuple(table.get(path) for path in varying), []).append(index)
@@ -54,7 +54,7 @@ def group(runs: Sequence[MeasuredRun]) -> list[Series]:
             for table, its_conditions in zip(settings, conditions, strict=True)
             if _optimizer(table) == _optimizer(first) and its_conditions == first_conditions
         ]
-        within = [path for path in differing(rivals) if _makes_a_series(path)]
+        within = [path for path in differing(rivals) if makes_a_series(path)]
         details = []
         for path in within:
             if path not in first:
@@ -104,7 +104,7 @@ def _show_among(values: Iterable[object], value: object) -> str:
     return show(value) if len(alike) == 1 else repr(value)
 
 
-def _makes_a_series(path: str) -> bool:
+def makes_a_series(path: str) -> bool:
     """Whether runs that differ in this setting are different series; measuring more often changes nothing."""
     group, _, name = path.partition(".")
     is_observation = group == "checkpoint" or (group == "measure" and name != "validation_sequences")

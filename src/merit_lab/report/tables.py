@@ -134,10 +134,13 @@ def evaluation_table(all_series: Sequence[Series]) -> Table | None:
         return None
     measures: dict[tuple[str, str, int], list[list[Metric]]] = {}
     for place, series in enumerate(evaluated):
-        for result in (result for run in series.runs for result in run.evaluations):
-            for name, metric in result.metrics.items():
-                key = result.name, name, result.num_items
-                measures.setdefault(key, [[] for _ in evaluated])[place].append(metric)
+        for run in series.runs:
+            # A set with fewer items than a limit may have been evaluated with the limit and without.
+            once = {(result.name, result.num_items): result for result in run.evaluations}
+            for (name, num_items), result in once.items():
+                for measure, metric in result.metrics.items():
+                    key = name, measure, num_items
+                    measures.setdefault(key, [[] for _ in evaluated])[place].append(metric)
     steps = (
         dict.fromkeys(f"{result.step:,}" for run in series.runs for result in run.evaluations)
         for series in evaluated

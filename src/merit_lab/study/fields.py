@@ -15,6 +15,7 @@ from typing import Any, get_type_hints
 
 import tyro
 
+from merit_lab.report.series import makes_a_series
 from merit_lab.train import TrainConfig
 from merit_lab.train.config import dataclasses_of
 from merit_lab.train.optimizer_options import default_of, parse_options, write_option
@@ -54,6 +55,8 @@ def find_field(name: str) -> str:
             f"--set {name}: there is no such field{hint} The fields are the long options of `merit train`, "
             "as in optimizer.weight_decay or batch, and those of optimizers, as in optimizer.options.momentum"
         )
+    if not makes_a_series(field):
+        raise ValueError(f"--set {name}: {field} changes no result, so there is nothing to compare")
     return field
 
 

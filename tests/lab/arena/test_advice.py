@@ -3,6 +3,7 @@
 import json
 import math
 import shlex
+from dataclasses import replace
 
 import pytest
 
@@ -16,6 +17,8 @@ from merit_lab.arena.advice import (
     observe,
     predict,
     prior_of,
+    rank,
+    read_boards,
 )
 from merit_lab.arena.advise_command import main
 from merit_lab.models import PRESETS
@@ -50,6 +53,33 @@ def test_the_best_rate_is_the_minimum_of_a_parabola() -> None:
 def test_without_worse_neighbours_a_rate_is_known_to_a_factor_of_two(rates) -> None:
     observation = observe(standing_of(rates, 1.0))
     assert (observation.rate, observation.deviation) == (0.0, math.log(2))
+
+
+def test_losses_of_boards_that_are_equally_near_are_not_mixed() -> None:
+    """Twice the batch and half of it are equally far; with a larger batch losses are lower here."""
+
+    def standing(optimizer: str, mean: float, batch: int) -> StandingRecord:
+        size = SMALL._replace(batch=batch)
+        return replace(standing_of({1.0: mean}, 1.0), optimizer=optimizer, mean=mean, size=size)
+
+    boards = [
+        *(standing("adamw", 5.1, 32), standing("merit", 5.2, 32)),
+        *(standing("merit", 4.0, 128), standing("adamw", 4.1, 128)),
+    ]
+    assert rank(boards, SMALL) == ["adamw", "merit"]
+    assert rank(boards, SMALL._replace(batch=128)) == ["merit", "adamw"]
+    again = [standing("adamw", 5.4, 32), standing("merit", 5.2, 32)]
+    assert rank([*boards, *again], SMALL) == ["merit", "adamw"]  # each once, by its mean
+
+
+@pytest.mark.parametrize("text", ["x", "{}", "[1]", '[{"batch": 2}]', '[{"batch": 2, "standings": [{}]}]'])
+def test_a_file_that_is_no_board_is_named(tmp_path, text) -> None:
+    (tmp_path / "report").mkdir()
+    (tmp_path / "report" / "board.json").write_text(text)
+    with pytest.raises(
+        ValueError, match=r"board\.json is not as `merit arena` writes it|nothing to recommend"
+    ):
+        read_boards([tmp_path])
 
 
 def test_one_board_is_extrapolated_by_the_prior() -> None:

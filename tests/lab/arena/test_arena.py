@@ -118,6 +118,14 @@ def test_a_larger_batch_starts_at_the_best_settings_of_the_smaller(arena, traine
     assert steps == {4: STEPS, 8: STEPS // 2}  # the same number of tokens
 
 
+def test_steps_and_rates_are_those_of_the_smallest_batch_unless_batch_is_one_of_them(arena, trained) -> None:
+    assert arena("--budget", "3", "--seeds", "0", "--batches", "8", "16", "--lr", "adamw=0.01") == 0
+    configs = [Run.open(folder).config for folder in trained]
+    assert {config["batch"]: config["steps"] for config in configs} == {8: STEPS, 16: STEPS // 2}
+    first = next(config for config in configs if config["optimizer"]["name"] == "adamw")
+    assert (first["batch"], first["optimizer"]["lr"]) == (8, 0.01)
+
+
 @pytest.mark.usefixtures("trained")
 def test_diverged_runs_count_and_give_a_warning(arena, tmp_path, capsys) -> None:
     assert arena("--budget", "5", "--seeds", "0", "--lr", "adamw=0.05") == 0

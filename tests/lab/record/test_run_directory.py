@@ -136,10 +136,16 @@ def test_a_last_line_cut_short_is_no_line(run):
     assert [line["step"] for line in read_metrics(run.metrics_path)] == [1]
 
 
-@pytest.mark.parametrize("text", ["5", "{}", '{"kind": "train"}', "null"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("5", "{}", '{"kind": "train"}', "null", '{"kind": "train", "step": "3"}'),
+        *('{"kind": "validation", "step": 3}', '{"kind": "event", "step": 3}'),
+    ],
+)
 def test_a_line_that_is_no_measurement_is_named(run, text):
     run.metrics_path.write_text(f'{{"kind": "train", "step": 1}}\n{text}\n')
-    with pytest.raises(ValueError, match=r"line 2 of .*metrics\.jsonl .*kind and step"):
+    with pytest.raises(ValueError, match=r"line 2 of .*metrics\.jsonl .*no kind, no step"):
         run.metrics("train")
 
 
@@ -155,5 +161,5 @@ def test_a_damaged_line_is_named_by_its_number_however_far_down(tmp_path):
     lines[4321] = '{"kind": "train"}'
     path = tmp_path / "metrics.jsonl"
     path.write_text("\n".join(lines) + "\n")
-    with pytest.raises(ValueError, match=r"line 4322 of .* is not a measurement \(it has no kind and step\)"):
+    with pytest.raises(ValueError, match=r"line 4322 of .* is not a measurement \(it has no kind, no step, "):
         list(read_metrics(path))

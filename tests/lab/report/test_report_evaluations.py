@@ -92,6 +92,14 @@ def test_the_first_items_of_a_set_are_not_taken_for_the_whole(tmp_path: Path) ->
     ]
 
 
+def test_a_limit_beyond_the_size_of_a_set_does_not_count_twice(tmp_path: Path) -> None:
+    folder = write_run(tmp_path, "merit")
+    whole = evaluated(folder, acc=0.25)
+    limited = evaluated(folder, limit=5000, acc=0.25)
+    assert whole != limited
+    assert [row[-1] for row in rows_of(folder)[2:]] == ["0.250 ± 0.010"]
+
+
 def test_seeds_that_were_evaluated_at_different_steps_show_both(tmp_path: Path) -> None:
     for seed, step in enumerate((100, 50)):
         evaluated(write_run(tmp_path, "merit", seed=seed), step=step, acc=0.5)

@@ -222,6 +222,8 @@ def test_another_run_with_the_same_folder_name_is_refused(
         (["--seeds", "1", "1"], "the seeds are 1, 1; each may be given only once"),
         (["--set", "optimizer.weight-decai", "1"], "did you mean 'optimizer.weight_decay'?"),
         (["--set", "xyzzy", "1"], "--set xyzzy: there is no such field. The fields are"),
+        (["--set", "measure.entropy-every", "1"], "measure.entropy_every changes no result"),
+        (["--set", "checkpoint.keep", "1"], "checkpoint.keep changes no result"),
         (
             ["--steps", "None", "--set", "tokens", "128", "256"],
             "--set tokens 128: a run's length is kept in steps; use --set steps",
