@@ -1,4 +1,4 @@
-"""The products of Newton-Schulz as Triton kernels: all matrices of one shape in one launch.
+"""The products of Newton-Schulz, and sums of squares, as Triton kernels: matrices of one shape in one launch.
 
 Tensor cores multiply 16-bit numbers and add in float32. Symmetric products are computed for the upper half of
 their tiles and mirrored. Every element of a product is added up in the same order whichever other matrices
