@@ -56,7 +56,10 @@ def find_field(name: str) -> str:
             "as in optimizer.weight_decay or batch, and those of optimizers, as in optimizer.options.momentum"
         )
     if not makes_a_series(field):
-        raise ValueError(f"--set {name}: {field} changes no result, so there is nothing to compare")
+        raise ValueError(
+            f"--set {name}: {field} changes no result, so there is nothing to compare; give it once, for all "
+            f"runs: --{field.replace('_', '-')} VALUE"
+        )
     return field
 
 

@@ -124,8 +124,8 @@ class SafeOptimizer(Optimizer):
                 if tuple(state[key].shape) != shape:
                     raise ValueError(
                         f"the {key} of {name} has shape {tuple(state[key].shape)}, and with the options of "
-                        f"parameter group {index} it needs {shape} (this depends on matrix_dims and "
-                        "transposed). Change them back, or create a new optimizer for the parameter."
+                        f"parameter group {index} it needs {shape} (this depends on matrix_dims, transposed "
+                        "and max_precond_dim). Change them back, or create a new optimizer for the parameter."
                     )
 
     def _known_options(self) -> Collection[str]:

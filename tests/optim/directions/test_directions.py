@@ -515,6 +515,23 @@ def test_normuon_gives_a_matrix_the_same_bits_whatever_it_is_stacked_with(device
         assert_same_bits(stacked, torch.cat(single))
 
 
+def test_a_side_that_begins_or_ends_to_be_rotated_is_refused(device) -> None:
+    """Its state would be another; before anything is changed."""
+    param = random_tensor((6, 8), 0, device=device)
+    optimizer = built(SOAP, [param])
+    param.grad = random_tensor((6, 8), 1, device=device)
+    optimizer.step()
+    optimizer.param_groups[0]["max_precond_dim"] = 7
+    before = copy.deepcopy(optimizer.state[param])
+    with pytest.raises(
+        ValueError, match=r"column_average of .* needs \(1, 0, 0\) .*max_precond_dim\). Change"
+    ):
+        optimizer.step()
+    assert_same_bits(optimizer.state[param], before)
+    optimizer.param_groups[0]["max_precond_dim"] = 8
+    optimizer.step()
+
+
 @every_class
 def test_a_copy_continues_like_the_optimizer(device, optimizer_class) -> None:
     """State, sorting and options survive copy.deepcopy together with the weights."""

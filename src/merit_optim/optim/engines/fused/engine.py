@@ -60,8 +60,10 @@ def refusal(group: dict[str, Any], param: Tensor) -> str | None:
     """Why a parameter cannot be fused, or None."""
     if param.dtype not in TRITON:
         return f"it has dtype {param.dtype}, not one of {', '.join(map(str, TRITON))}"
-    if not _is_plain(param):
-        return "it is not contiguous, or a lazily negated view"
+    if not param.is_contiguous():
+        return "it is not contiguous"
+    if param.is_neg():
+        return "it is a view that torch negates when it is read"
     matrices = View.of(group).matrices(param.shape)
     if direction_of(group).NAME == Muon.NAME and matrices.rows * matrices.columns >= 2**31:
         return "it has a matrix of 2**31 elements or more"

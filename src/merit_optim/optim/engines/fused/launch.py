@@ -268,7 +268,10 @@ class HeldLaunch(Launch):
         )
         self._neuron_beta = variant.held.neuron_beta
         if self._neuron_beta is not None:
-            self._outputs = self._outputs_of(variant.held.iteration).to(device)
+            table, averages_at = _outputs_of(weights, variant.held.iteration.output_dim)
+            self._outputs = torch.tensor(table, device=device)
+            # NorMuon's averages are where v of Adam's direction would be.
+            self.offsets[:, 3] = torch.tensor(averages_at, device="cpu") * variant.state.itemsize
             self._equalize = Kernel(
                 kernels.equalize,
                 len(weights),
@@ -276,21 +279,6 @@ class HeldLaunch(Launch):
                 BLOCK=BLOCK_OUTPUTS,
                 enable_fp_fusion=False,  # directions/muon.py says why
             )
-
-    def _outputs_of(self, iteration: Iteration) -> Tensor:
-        """(weight, NUM_OUTPUT_FIELDS). NorMuon's averages are where v of Adam's direction would be."""
-        table, mean_sq_at = [], 0
-        for i, w in enumerate(self.weights):
-            assert w.extent is not None
-            num_rows, num_columns, rows, columns = w.extent
-            by_rows = num_rows, num_columns, rows
-            by_columns = num_columns, num_rows, columns
-            num_outputs, num_inputs, here = by_columns if iteration.output_dim == 2 else by_rows
-            table.append((num_outputs, num_inputs, mean_sq_at, here.start or 0))
-            mean_sq_at += num_outputs
-            matrix = w.offset // (w.rows * w.columns)
-            self.offsets[i, 3] = matrix * num_outputs * self.variant.state.itemsize
-        return torch.tensor(table, device="cpu")
 
     def run_momentum(self, shared: Shared, control: Control) -> Tensor:
         """Update the momentum, and return N, the input of the direction, as (N, R, C)."""
@@ -334,6 +322,24 @@ class HeldLaunch(Launch):
             HAS_SKIP=control.skip is not None,
         )
         return HeldDirections(x_NRC, factors)
+
+
+def _outputs_of(
+    weights: Sequence[KernelWeight], output_dim: int | None
+) -> tuple[list[tuple[int, ...]], list[int]]:
+    """(weight, NUM_OUTPUT_FIELDS), and where the averages of each matrix are among its parameter's."""
+    table: list[tuple[int, ...]] = []
+    averages_at: list[int] = []
+    mean_sq_at = 0
+    for w in weights:
+        assert w.extent is not None
+        num_rows, num_columns, rows, columns = w.extent
+        by_rows, by_columns = (num_rows, num_columns, rows), (num_columns, num_rows, columns)
+        num_outputs, num_inputs, here = by_columns if output_dim == 2 else by_rows
+        table.append((num_outputs, num_inputs, mean_sq_at, here.start or 0))
+        averages_at.append(w.offset // (w.rows * w.columns) * num_outputs)
+        mean_sq_at += num_outputs
+    return table, averages_at
 
 
 class Sender:
