@@ -97,6 +97,15 @@ OPTIMIZERS: dict[str, Build] = {
     "NorMuon, fused": lambda p: NorMuon(
         [{"params": p[:-1], "direction": "muon"}, {"params": p[-1:], "direction": "adam"}], fused=True
     ),
+    "split, fused": lambda p: MuonMERIT(
+        [
+            {"params": p[:1], "direction": "muon", "split": 3},
+            {"params": p[1:2], "direction": "muon", "split": [4, 1, 7], "split_dim": 0},
+            {"params": p[2:3], "direction": "muon", "split": [1, 5], "matrix_dims": 2, "neuron_beta": None},
+            {"params": p[3:4], "direction": "adam", "split": (3, 5), **_MERIT},
+        ],
+        fused=True,
+    ),
     "every fourth MuonMERIT": lambda p: MuonMERIT(
         [{"params": some, "direction": "adam"} for some in (p[0::4], p[1::4], p[2::4])]
         + [{"params": p[3::4], "direction": "muon"}]

@@ -131,6 +131,10 @@ def fused(world: int) -> Comparisons:
         for name, placement in product(("MuonMERIT", "NorMuon"), (Shard(0), Shard(1))):
             wrong = on_mesh(mesh, [placement], f"{name}, fused", torch.float32, shapes, num_steps=2)
             yield f"{placement}, {name}", wrong
+        shapes = [(9, 5), (12, 5), (2, 6, 4), (8, 5)]
+        for placement in (Shard(0), Shard(1)):
+            wrong = on_mesh(mesh, [placement], "split, fused", torch.float32, shapes, num_steps=2)
+            yield f"{placement}, split", wrong
 
 
 class Network(nn.Module):

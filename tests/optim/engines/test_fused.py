@@ -569,12 +569,45 @@ def test_the_rest_of_the_weights_is_fused_even_if_hidden_matrices_are_not(device
     assert [id(p) for p in optimizer._engines[params[0].device]._owners] == [id(params[1]), id(params[3])]
 
 
-@pytest.mark.parametrize("change", [{"split": 3}, {"split": (1, 3), "split_dim": 1}], ids=repr)
-def test_options_that_the_kernels_do_not_support_use_the_eager_engine(device, change) -> None:
+SPLIT_BY_ROWS: list[tuple[list[tuple[int, ...]], dict[str, Any]]] = [
+    ([(6, 5), (9, 5), (5,)], {"split": 3}),
+    ([(9, 16), (9, 5)], {"split": (1, 6, 2), "bias_correction": True}),
+    ([(2, 6, 5), (3, 6, 4)], {"split": [4, 2], "matrix_dims": 2}),
+    ([(6, 5), (4, 3)], {"split": 2, "element_wise": False}),
+    ([(6, 5), (4, 3)], {"split": 2, "element_wise": False, "norm": "l2"}),
+    ([(6, 5), (4, 3)], {"split": 2, "norm": "none"}),
+    ([(6, 2, 3), (4, 3)], {"split": 2, "split_dim": 0, "maximize": True}),
+]
+
+
+@pytest.mark.parametrize(("shapes", "options"), SPLIT_BY_ROWS, ids=name_of)
+def test_weights_that_are_split_by_rows(device, shapes, options) -> None:
+    """Each of their matrices has its own ratios; the steps of a weight are counted once."""
+    groups = [
+        {"params": slice(i, i + 1), **(options if len(shape) > 1 else {})} for i, shape in enumerate(shapes)
+    ]
+    pair = Pair(parameters(shapes, device), groups=groups)
+    with tiles():
+        for _ in range(3):
+            pair.step()
+    assert not pair.engine._unfused
+    assert [pair.fused.state[param]["step"].item() for param in pair.params] == [3] * len(shapes)
+
+
+def test_a_split_may_come_and_go(device) -> None:
+    pair = Pair(parameters([(3, 4), (6, 4)], device))
+    for split in (None, 3, None):
+        for optimizer in (pair.fused, pair.eager):
+            optimizer.param_groups[0]["split"] = split
+        pair.step()
+        assert not pair.engine._unfused
+
+
+def test_options_that_the_kernels_do_not_support_use_the_eager_engine(device) -> None:
     """And back to the fused engine."""
     pair = Pair(parameters([(3, 4), (6, 4)], device))
     pair.step()
-    back = {"split": None, "split_dim": 0}
+    change, back = {"split": (1, 3), "split_dim": 1}, {"split": None, "split_dim": 0}
     for options, unfused in ((change, {0, 1}), (back, set())):
         for optimizer in (pair.fused, pair.eager):
             optimizer.param_groups[0].update(options)

@@ -114,7 +114,7 @@ def test_fused_is_refused_for_sums_of_rows_and_columns(device) -> None:
 @needs_triton
 @pytest.mark.parametrize(
     "option",
-    [{"split": 2}, {"calibrated": True, "element_wise": False}],
+    [{"split": 2, "split_dim": 1}, {"calibrated": True, "element_wise": False}],
     ids=repr,
 )
 def test_fused_is_refused_for_options_that_the_kernels_do_not_support(device, option) -> None:
@@ -131,7 +131,7 @@ def test_fused_is_refused_for_options_that_the_kernels_do_not_support(device, op
     [
         (MUON_MERIT, {"ns_dtype": "float32"}, "ns_dtype='float32'"),
         (MUON_MERIT, {"ns_dtype": "float16"}, "ns_dtype='float16'"),
-        (MUON, {"split": 2}, "split=2"),
+        (MUON, {"split": 2, "split_dim": 1}, "split=2 of columns"),
         (ORSCALE, {}, "calibrated=True"),
         (SOAP_MERIT, {}, "direction='soap'"),
         (SOAP, {}, "direction='soap'"),

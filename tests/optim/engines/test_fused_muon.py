@@ -188,6 +188,49 @@ def test_every_option(device, build, options) -> None:
     assert not pair.engine._unfused
 
 
+SPLIT_BY_ROWS: list[tuple[tuple[int, ...], Any, Hidden, dict[str, Any]]] = [
+    ((9, 5), 3, muon_merit, {}),
+    ((9, 5), 3, normuon, {}),
+    ((12, 5), [6, 3, 3], muon_merit, {"neuron_beta": 0.9}),
+    ((12, 16), [6, 3, 3], muon, {"scale": "original", "nesterov": False}),
+    ((3, 8, 5), [2, 6], muon_merit, {"neuron_beta": 0.9, "matrix_dims": 2}),
+    ((6, 2, 3), 2, muon_merit, {"norm": "l2", "element_wise": False}),
+    ((9, 4), (1, 8), muon_merit, {"neuron_beta": 0.9, "nonfinite": "skip", "split_dim": 0}),
+]
+
+
+@pytest.mark.parametrize(("shape", "split", "build", "options"), SPLIT_BY_ROWS, ids=name_of)
+def test_weights_that_are_split_by_rows(device, shape, split, build, options) -> None:
+    """Matrices of one size share a launch, whichever weight they are of; steps are counted once."""
+    pair = MuonPair(parameters([shape, shape], device), build, split=split, **options)
+    with tiles():
+        for _ in range(2):
+            pair.step()
+    assert not pair.engine._unfused
+    assert [pair.fused.state[param]["step"].item() for param in pair.params] == [2, 2]
+    heights = {launch.shape[1] for launch in held_launches(pair.engine)}
+    assert heights == ({shape[0] // split} if isinstance(split, int) else set(split))
+
+
+def test_a_split_weight_is_the_weights_it_is_split_into(device) -> None:
+    """Bit for bit, with ratios and equal rows."""
+    whole, *parts = parameters([(12, 5), (6, 5), (3, 5), (3, 5)], device)
+    whole.data.copy_(torch.cat([part.data for part in parts]))
+    split, apart = (
+        muon_merit([{"params": params, **options}], fused=True, neuron_beta=0.9, ns_steps=2)
+        for params, options in (([whole], {"split": [6, 3, 3]}), (parts, {}))
+    )
+    for step in range(2):
+        whole.grad = gradient(whole, step)
+        for part, grad in zip(parts, whole.grad.split([6, 3, 3]), strict=True):
+            part.grad = grad.clone()
+        split.step()
+        apart.step()
+    assert_same_bits(whole.detach(), torch.cat(parts).detach())
+    averages = [apart.state[part]["second_momentum_buffer"] for part in parts]
+    assert_same_bits(split.state[whole]["second_momentum_buffer"], torch.cat(averages, 1))
+
+
 def test_the_options_make_a_difference_here() -> None:
     """Otherwise the test above would prove nothing. The gradient norm makes a difference in the momentum."""
     results: list[list[Tensor]] = []
@@ -578,7 +621,7 @@ def test_the_sizes_are_exact(device) -> None:
         optimizer.step()
     engine = optimizer._engines[params[0].device]
     for i, weight in enumerate(before):
-        measured = engine._slots[i].view(engine._shared.sizes[0])
+        measured = engine._slots[i][0].view(engine._shared.sizes[0])
         sizes = algorithm.sizes(weight.view(-1, 5, 3), algorithm.Rule(), is_vector=False)
         assert_same_bits(list(measured), list(sizes))
 

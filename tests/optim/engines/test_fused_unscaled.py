@@ -99,10 +99,10 @@ def test_a_bad_step_is_skipped_by_both_engines(device) -> None:
     ("optimizer_class", "group", "option"),
     [
         (MuonMERIT, {"direction": "muon", "ns_dtype": "float32"}, "ns_dtype='float32'"),
-        (Muon, {"direction": "muon", "split": 3}, "split=3"),
+        (Muon, {"direction": "muon", "split": 3, "split_dim": 1}, "split=3 of columns"),
         (OrScale, {"direction": "muon"}, "calibrated=True"),
         (SOAPMERIT, {"direction": "soap"}, "direction='soap'"),
-        (MERIT, {"split": 3}, "split=3"),
+        (MERIT, {"split": 3, "split_dim": 1}, "split=3 of columns"),
         (MERIT, {"calibrated": True, "element_wise": False}, "calibrated=True"),
     ],
 )

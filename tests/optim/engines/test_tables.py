@@ -49,7 +49,7 @@ def slots_of(matrix_dims: int | None, element_wise: bool = True) -> list[Slot]:
 
 def all_weights(matrix_dims: int | None, element_wise: bool = True) -> list[KernelWeight]:
     slots = slots_of(matrix_dims, element_wise)
-    return [w for i, slot in enumerate(slots) for w in weights_of(i, slot, group=i % 2)]
+    return [w for i, slot in enumerate(slots) for w in weights_of(i, [slot], group=i % 2)]
 
 
 def fields(grid: TileGrid, weight: int) -> dict[str, int]:
@@ -123,7 +123,7 @@ def test_the_table_has_the_fields_of_the_weights() -> None:
 @pytest.mark.parametrize("size", [1, 2, 3, 97, 128, 129, 131, 144, 592, 768, 1600, 2**24, 16 * 1009])
 def test_a_vector_is_folded_into_rows_that_hold_it_exactly(size) -> None:
     (slot,) = plan(((matrices_of((size,)), True),)).slots
-    (weight,) = weights_of(0, slot, 0)
+    (weight,) = weights_of(0, [slot], 0)
     assert weight.rows * weight.columns == size
     assert weight.columns <= 128
     assert not weight.has_rows
@@ -134,17 +134,28 @@ def test_a_vector_is_folded_into_rows_that_hold_it_exactly(size) -> None:
 def test_a_vector_of_ordinary_width_fills_a_tile() -> None:
     for size in (768, 1024, 1280, 4096):
         (slot,) = plan(((matrices_of((size,)), True),)).slots
-        assert weights_of(0, slot, 0)[0].columns == 128
+        assert weights_of(0, [slot], 0)[0].columns == 128
 
 
 def test_stacked_matrices_follow_one_another() -> None:
     slot = Slot(Matrices(3, 4, 5, is_vector=False), has_rows=True, start=7)
-    weights = weights_of(2, slot, group=1)
+    weights = weights_of(2, [slot], group=1)
     assert [w.offset for w in weights] == [0, 20, 40]
     assert [w.rows_at for w in weights] == [7, 11, 15]
     assert [w.columns_at for w in weights] == [19, 24, 29]
     assert [w.whole_at for w in weights] == [34, 35, 36]
     assert all((w.item, w.group, w.rows, w.columns) == (2, 1, 4, 5) for w in weights)
+
+
+@pytest.mark.parametrize("lengths", [(2, 1, 3), (0, 4, 2), (5, 0, 1)], ids=str)
+def test_the_matrices_that_rows_are_split_into_follow_one_another(lengths) -> None:
+    """All of a stacked matrix, then all of the next. The first one with rows represents the parameter."""
+    parts = tuple((Matrices(2, rows, 5, is_vector=False), True) for rows in lengths)
+    weights = weights_of(3, plan(parts).slots, group=0)
+    assert [(w.part, w.rows) for w in weights] == list(enumerate(lengths)) * 2
+    elements = [w.offset + i for w in weights for i in range(w.rows * w.columns)]
+    assert elements == list(range(2 * sum(lengths) * 5))
+    assert [w.part for w in weights if w.is_first] == [0 if lengths[0] else 1]
 
 
 @every_matrix_dims
@@ -154,7 +165,7 @@ def test_no_two_sizes_share_a_place_in_the_buffer(matrix_dims, element_wise) -> 
     layout = plan(tuple((matrices_of(shape, matrix_dims), element_wise) for shape in SHAPES))
     places: list[int] = []
     for i, slot in enumerate(layout.slots):
-        for w in weights_of(i, slot, 0):
+        for w in weights_of(i, [slot], 0):
             assert w.has_rows == (element_wise and not slot.matrices.is_vector)
             if w.has_rows:
                 places += range(w.rows_at, w.rows_at + w.rows)
@@ -170,7 +181,7 @@ def test_the_kernels_and_the_eager_engine_agree_on_the_places(matrix_dims) -> No
     buffer = torch.arange(slots[-1].end)
     for slot in slots:
         sizes = slot.view(buffer)
-        for n, w in enumerate(weights_of(0, slot, 0)):
+        for n, w in enumerate(weights_of(0, [slot], 0)):
             assert sizes.whole_N[n] == w.whole_at
             if sizes.rows_NR is not None and sizes.columns_NC is not None:
                 assert sizes.rows_NR[n].tolist() == list(range(w.rows_at, w.rows_at + w.rows))
@@ -199,7 +210,7 @@ def test_a_launch_gets_every_option_of_a_tile() -> None:
 def test_a_large_weight_has_tiles_beyond_32_bits_of_elements() -> None:
     """50304 x 65536: offsets are exact although there are more than 2**31 elements."""
     (slot,) = plan(((matrices_of((50304, 65536)), True),)).slots
-    (weight,) = weights_of(0, slot, 0)
+    (weight,) = weights_of(0, [slot], 0)
     grid = grid_of([weight], Tile(8, 64, 4, 2), CPU)
     assert grid.num_tiles == [1572 * 1024]
     assert grid.weights.dtype == torch.int64

@@ -10,7 +10,6 @@ from __future__ import annotations
 import array
 import math
 import operator
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from itertools import chain
@@ -38,7 +37,7 @@ from merit_optim.optim.engines.fused.tables import KernelWeight, Tile, weights_o
 from merit_optim.optim.engines.part import Formed, Part, Place, Share, Whole
 from merit_optim.optim.engines.plan import Plan, plan
 from merit_optim.optim.engines.work import Control, Work, names_of, pick
-from merit_optim.optim.matrices import View
+from merit_optim.optim.matrices import Matrices, View
 from merit_optim.optim.statistics import Recorder
 
 # The fastest tiles that benchmarks/tiles.py measured on an H200; see docs/performance.md.
@@ -75,10 +74,9 @@ def refusal(group: dict[str, Any], param: Tensor) -> str | None:
 def refused_options(group: dict[str, Any]) -> str | None:
     """Why no parameter of a group can be fused, or None."""
     view, rule, direction = View.of(group), Rule.of(group), direction_of(group)
-    unknown: dict[str, Any] = {
-        "split": view.split,
-        "calibrated": rule.calibrated,
-    }
+    if view.split is not None and view.split_dim:
+        return f"the kernels do not support split={view.split!r} of columns"
+    unknown: dict[str, Any] = {"calibrated": rule.calibrated}
     if isinstance(direction, Muon):
         unknown["ns_dtype"] = direction.ns_dtype if direction.ns_dtype != "bfloat16" else None
     elif not isinstance(direction, Adam):
@@ -215,35 +213,40 @@ class FusedEngine:
         owners = _owners(works)
         group_numbers = [i for i, work in enumerate(works) for _ in work.params]
         groups = [work.group for work in works for _ in work.params]
-        members: dict[Variant, list[int]] = {}
+        parts_of: dict[int, tuple[Matrices, ...]] = {}
         self._unfused: set[int] = set()
         for i, (param, *others, step) in enumerate(zip(*tensors, strict=True)):
             dense = all(_is_plain(x) and x.dtype in TRITON for x in others)
             countable = step.device == param.device and step.dtype == torch.float32
             fits = dense and countable and _fits(groups[i], owners[i], param, *others)
             if param.numel() and fits and refusal(groups[i], param) is None:
-                is_cut = owners[i] in shares and shares[owners[i]].is_cut
-                variant = variant_of(groups[i], is_cut, param, *others)
-                members.setdefault(variant, []).append(i)
+                view = shares[owners[i]].view if owners[i] in shares else View.of(groups[i])
+                parts_of[i] = view.parts(param.shape)
             else:
                 self._unfused.add(i)
-        order = [i for items in members.values() for i in items]
         layout: Plan = plan(
-            tuple(
-                (View.of(groups[i]).matrices(tensors.params[i].shape), Rule.of(groups[i]).has_rows)
-                for i in order
-            )
+            tuple((part, Rule.of(groups[i]).has_rows) for i, parts in parts_of.items() for part in parts)
         )
-        slots = self._slots = dict(zip(order, layout.slots, strict=True))
+        slots = iter(layout.slots)
+        self._slots = {i: [next(slots) for _ in parts] for i, parts in parts_of.items()}
+        members: dict[Variant, list[KernelWeight]] = {}
+        for i, parts in parts_of.items():
+            share, (param, *others, _) = shares.get(owners[i]), (some[i] for some in tensors)
+            is_cut = share is not None and share.is_cut
+            if is_cut:  # the parts are gathered, formed and held together
+                parts = (View.of(groups[i]).matrices(param.shape),) * len(parts)
+            variants = [variant_of(groups[i], part, is_cut, param, *others) for part in parts]
+            weights = weights_of(i, self._slots[i], group_numbers[i])
+            if isinstance(direction := direction_of(groups[i]), Muon):
+                weights = _held(weights, direction, share)
+            for w in weights:
+                members.setdefault(variants[w.part], []).append(w)
         tiles = self.moments_tile, self.apply_tile
         self._launches: list[Launch] = []
-        for variant, items in members.items():
-            weights = [w for i in items for w in weights_of(i, slots[i], group_numbers[i])]
+        for variant, weights in members.items():
             if variant.held is None:
                 self._launches.append(Launch(variant, weights, self.device, *tiles))
                 continue
-            share = {i: shares[owners[i]] for i in items} if variant.held.is_cut else {}
-            weights = [_held(w, groups[w.item], share.get(w.item)) for w in weights]
             num = len(weights)
             if not variant.held.is_cut:  # otherwise all directions are held until they are applied
                 num = num_together(num, weights[0].rows * weights[0].columns, self.max_held)
@@ -287,7 +290,7 @@ class FusedPart:
     ) -> None:
         self.engine, self.works, self.control, self.launches = engine, works, control, launches
         # The first matrix of a parameter represents it.
-        self.items = [w.item for launch in launches for w in launch.weights if w.offset == 0]
+        self.items = [w.item for launch in launches for w in launch.weights if w.is_first]
         self._corrections: list[Tensor | None] = [None] * len(launches)
         if any(launch.variant.bias_correction for launch in launches):
             of_items = torch.cat([_corrections(work, engine.device) for work in works])
@@ -298,7 +301,7 @@ class FusedPart:
         """Where the sizes of each weight are."""
         params = [param for work in self.works for param in work.params]
         shared, slots = self.engine._shared, self.engine._slots
-        return [Place(params[i], shared.sizes, slots[i]) for i in self.items]
+        return [Place(params[i], shared.sizes, slot) for i in self.items for slot in slots[i]]
 
     def advance(self) -> None:
         """Update m and v, and measure w and u."""
@@ -376,7 +379,7 @@ class FusedHeldPart(FusedPart):
         """Update the momentum, and return N, the input of the directions."""
         with self._on_device():
             n_NRC = self.launch.run_momentum(self.engine._shared, self.control)
-        return [(some_NRC,) for some_NRC in n_NRC.split(self._nums)]
+        return [(some_NRC,) for some_NRC in n_NRC.split(self.launch.nums)]
 
     def after(self, formed: Sequence[Formed]) -> None:
         """Hold the directions, and measure w and u."""
@@ -387,12 +390,6 @@ class FusedHeldPart(FusedPart):
     def _hold(self, formed: Sequence[Tensor]) -> None:
         self._held = self.launch.hold(formed, self.control)
         self._measure(self._held)
-
-    @property
-    def _nums(self) -> list[int]:
-        """The number of matrices of each parameter."""
-        nums = Counter(w.item for w in self.launch.weights)
-        return [nums[i] for i in self.items]
 
     def apply(self, recorder: Recorder | None) -> None:
         with self._on_device():
@@ -439,12 +436,16 @@ def _compiled_for(direction: Direction) -> tuple[Any, ...]:
     return direction.NAME, getattr(direction, "bias_correction", None)
 
 
-def _held(weight: KernelWeight, group: dict[str, Any], share: Share | None) -> KernelWeight:
-    """A matrix whose direction is held, with that of which it is a ``share``."""
-    direction = direction_of(group)
-    assert isinstance(direction, Muon)
-    extent = Extent(weight.rows, weight.columns) if share is None else share.extents[0]
-    return weight._replace(extent=extent, scale=direction.factor(extent.num_rows, extent.num_columns))
+def _held(weights: list[KernelWeight], direction: Muon, share: Share | None) -> list[KernelWeight]:
+    """The matrices of a parameter whose directions are held, with those of which they are a ``share``."""
+    held: list[KernelWeight] = []
+    averages_at = 0
+    for w in weights:
+        extent = Extent(w.rows, w.columns) if share is None else share.extents[w.part]
+        scale = direction.factor(extent.num_rows, extent.num_columns)
+        held.append(w._replace(extent=extent, scale=scale, averages_at=averages_at))
+        averages_at += (extent.num_rows, extent.num_columns)[direction.output_dim - 1]
+    return held
 
 
 def _is_plain(x: Tensor) -> bool:

@@ -27,9 +27,9 @@ import triton.language as tl
 
 CHUNK = tl.constexpr(16)
 
-NUM_FIELDS = tl.constexpr(10)
-ROWS, COLUMNS, ROWS_AT, COLUMNS_AT, WHOLE_AT, HAS_ROWS, GROUP, HELD_AT, TILES_AT, NUM_TILES = (
-    tl.constexpr(i) for i in range(10)
+NUM_FIELDS = tl.constexpr(11)
+ROWS, COLUMNS, ROWS_AT, COLUMNS_AT, WHOLE_AT, HAS_ROWS, GROUP, HELD_AT, FACTORS_AT, TILES_AT, NUM_TILES = (
+    tl.constexpr(i) for i in range(11)
 )
 NUM_POINTERS = tl.constexpr(5)
 NUM_HYPER = tl.constexpr(10)
@@ -37,8 +37,10 @@ LR, BETA1, ONE_MINUS_BETA1, BETA2, ONE_MINUS_BETA2, EPS, WEIGHT_DECAY, CLIP, MIN
     tl.constexpr(i) for i in range(10)
 )
 NUM_STATISTICS = tl.constexpr(6)
-NUM_OUTPUT_FIELDS = tl.constexpr(4)
-NUM_OUTPUTS, NUM_INPUTS, MEAN_SQ_AT, FIRST_HERE = (tl.constexpr(i) for i in range(4))
+NUM_OUTPUT_FIELDS = tl.constexpr(6)
+NUM_OUTPUTS, NUM_INPUTS, MEAN_SQ_AT, OUTPUT_FACTORS_AT, FIRST_HERE, NUM_HERE = (
+    tl.constexpr(i) for i in range(6)
+)
 
 UNSCALED = tl.constexpr(float("inf"))  # marks an undefined ratio of a row or column
 FLOAT_MAX = tl.constexpr(3.4028234663852886e38)
@@ -98,12 +100,12 @@ def _direction(m, v, w, eps, weight_decay, correction, BIAS_CORRECTION: tl.const
 
 
 @triton.jit
-def _factors_of(factors, weight, num_rows, num_columns, first_row, OUTPUT_DIM: tl.constexpr):
+def _factors_of(factors, entry, first_row, OUTPUT_DIM: tl.constexpr):
     """Where the factors of a tile's outputs are: from its first row on, or those of all columns."""
+    if OUTPUT_DIM is not None:
+        factors += tl.load(entry + FACTORS_AT)
     if OUTPUT_DIM == 1:
-        factors += weight * num_rows + first_row
-    elif OUTPUT_DIM == 2:
-        factors += weight * num_columns
+        factors += first_row
     return factors
 
 
@@ -249,7 +251,7 @@ def moments(
     w_at = _address(pointers, 0, offset, PARAM, ALIGNED)
     if HELD:
         d_at = held + tl.load(entry + HELD_AT) + offset
-        factors = _factors_of(factors, weight, tl.load(entry + ROWS), num_columns, first_row, OUTPUT_DIM)
+        factors = _factors_of(factors, entry, first_row, OUTPUT_DIM)
     else:
         g_at = _address(pointers, 1, offset, GRAD, ALIGNED)
         m_at = _address(pointers, 2, offset, STATE, ALIGNED)
@@ -382,7 +384,7 @@ def apply(
     w_at = _address(pointers, 0, offset, PARAM, ALIGNED)
     if HELD:
         d_at = held + tl.load(entry + HELD_AT) + offset
-        factors = _factors_of(factors, weight, tl.load(entry + ROWS), num_columns, first_row, OUTPUT_DIM)
+        factors = _factors_of(factors, entry, first_row, OUTPUT_DIM)
     else:
         m_at = _address(pointers, 2, offset, STATE, ALIGNED)
         v_at = _address(pointers, 3, offset, STATE, ALIGNED)
@@ -487,24 +489,24 @@ def equalize(
     beta,
     one_minus_beta,
     eps,
-    num_here,
     STATE: tl.constexpr,
     HAS_SKIP: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     """Update NorMuon's averages, and write the factors of the outputs, as defined by directions/muon.py.
 
-    One program processes a whole matrix, even if this rank has only ``num_here`` of its outputs.
+    One program processes a whole matrix, even if this rank has only some of its outputs, or none.
     """
     if HAS_SKIP:  # noqa: SIM102  # known at compile time, unlike the inner condition
         if tl.load(skip) != 0:
             return
     weight = tl.program_id(0).to(tl.int64)
     entry = outputs + weight * NUM_OUTPUT_FIELDS
-    num, first_here = tl.load(entry + NUM_OUTPUTS), tl.load(entry + FIRST_HERE)
+    num = tl.load(entry + NUM_OUTPUTS)
+    first_here, num_here = tl.load(entry + FIRST_HERE), tl.load(entry + NUM_HERE)
     num_inputs = tl.load(entry + NUM_INPUTS).to(tl.float32)
     mean_sq += tl.load(entry + MEAN_SQ_AT)
-    factors += weight * num_here
+    factors += tl.load(entry + OUTPUT_FACTORS_AT)
     average_at = _address(pointers + weight * NUM_POINTERS, 3, 0, STATE, False)
     sum_sq, new_sum_sq = tl.zeros((BLOCK,), tl.float32), tl.zeros((BLOCK,), tl.float32)
     for first in range(0, num, BLOCK):

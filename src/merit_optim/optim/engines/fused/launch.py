@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 import torch
@@ -17,7 +19,7 @@ from merit_optim.optim.engines.fused.compiled import Kernel
 from merit_optim.optim.engines.fused.newton_schulz import Iteration, Polar
 from merit_optim.optim.engines.fused.tables import KernelWeight, Tile, grid_of
 from merit_optim.optim.engines.work import Control
-from merit_optim.optim.matrices import View
+from merit_optim.optim.matrices import Matrices
 from merit_optim.optim.statistics import Recorder, UpdateStatistics
 
 TRITON = {
@@ -48,7 +50,7 @@ class HeldDirections(NamedTuple):
 
     d_NRC: Tensor
     factors: Tensor | None
-    """NorMuon's, (weight, output)."""
+    """NorMuon's, of all outputs."""
 
 
 class Variant(NamedTuple):
@@ -69,14 +71,15 @@ class Variant(NamedTuple):
 
 def variant_of(
     group: dict[str, Any],
+    matrices: Matrices,
     is_cut: bool,
     param: Tensor,
     grad: Tensor,
     exp_avg: Tensor,
     exp_avg_sq: Tensor,
 ) -> Variant:
-    """The variant of a parameter."""
-    matrices, rule, direction = View.of(group).matrices(param.shape), Rule.of(group), direction_of(group)
+    """The variant of a parameter's matrices, or of those that it is split into."""
+    rule, direction = Rule.of(group), direction_of(group)
     tensors = (param, grad, exp_avg, exp_avg_sq)
     held = None
     if isinstance(direction, Muon):
@@ -127,7 +130,7 @@ class Launch:
             [[*(w.offset * size for size in sizes), 0] for w in weights], device="cpu"
         )
         # The first matrix of a parameter counts its step; the others get a null address for it.
-        self.counts = torch.tensor([[1, 1, 1, 1, int(w.offset == 0)] for w in weights], device="cpu")
+        self.counts = torch.tensor([[1, 1, 1, 1, int(w.is_first)] for w in weights], device="cpu")
         num_sums = sum(self.moments_grid.num_tiles) if variant.norm == "l2" else 0
         self.sums = torch.empty(2, num_sums, dtype=torch.float32, device=device).unbind()
         same = {
@@ -227,6 +230,8 @@ class Launch:
         """Combine the statistics of tiles into those of parameters."""
         of_weights = statistics.split(self.apply_grid.num_tiles)
         for weight, of_weight in zip(self.weights, of_weights, strict=True):
+            if not weight.rows:
+                continue
             num_clipped, num_bounded, _, _, update_sum_sq, weight_sum_sq = of_weight.sum(0)
             recorder.add(
                 names[weight.item],
@@ -244,18 +249,33 @@ class Launch:
 
 
 class HeldLaunch(Launch):
-    """Matrices of one shape whose direction needs whole matrices, and is held."""
+    """Matrices whose direction needs whole matrices, and is held.
+
+    They have one shape, or, if ranks share them, the weights that they are split from have one.
+    """
 
     def __init__(
         self, variant: Variant, weights: list[KernelWeight], device: torch.device, moments: Tile, apply: Tile
     ) -> None:
         assert variant.held is not None
-        rows, columns = variant.held.iteration[:2]
-        weights = [w._replace(held_at=i * rows * columns) for i, w in enumerate(weights)]
+        iteration = variant.held.iteration
+        rows, columns = iteration[:2]
+        nums_here = [w.columns if iteration.output_dim == 2 else w.rows for w in weights]
+        *rows_before, num_rows = accumulate((w.rows for w in weights), initial=0)
+        *factors_at, self._num_factors = accumulate(nums_here, initial=0)
+        weights = [
+            w._replace(held_at=before * columns, factors_at=at)
+            for w, before, at in zip(weights, rows_before, factors_at, strict=True)
+        ]
         super().__init__(variant, weights, device, moments, apply)
-        self.shape = (len(weights), rows, columns)
+        self.shape = (num_rows // rows, rows, columns)
+        num_rows_of: Counter[int] = Counter()
+        for w in weights:
+            num_rows_of[w.item] += w.rows
+        self.nums = [num // rows for num in num_rows_of.values()]
+        """The number of matrices of this shape of each parameter."""
         self.scales = torch.tensor([[w.scale, 1.0] for w in weights], dtype=torch.float32, device=device)
-        self.polar = Polar(len(weights), variant.held.iteration)
+        self.polar = Polar(self.shape[0], iteration)
         self._momentum = Kernel(
             kernels.momentum,
             self.moments_grid.num_programs,
@@ -268,10 +288,10 @@ class HeldLaunch(Launch):
         )
         self._neuron_beta = variant.held.neuron_beta
         if self._neuron_beta is not None:
-            table, averages_at = _outputs_of(weights, variant.held.iteration.output_dim)
-            self._outputs = torch.tensor(table, device=device)
+            self._outputs = torch.tensor(_outputs_of(weights, iteration.output_dim), device=device)
             # NorMuon's averages are where v of Adam's direction would be.
-            self.offsets[:, 3] = torch.tensor(averages_at, device="cpu") * variant.state.itemsize
+            averages_at = torch.tensor([w.averages_at for w in weights], device="cpu")
+            self.offsets[:, 3] = averages_at * variant.state.itemsize
             self._equalize = Kernel(
                 kernels.equalize,
                 len(weights),
@@ -306,9 +326,9 @@ class HeldLaunch(Launch):
         assert x_NRC is not None
         if self._neuron_beta is None:
             return HeldDirections(x_NRC, None)
-        (mean_sq,), beta, num_here = of_outputs, self._neuron_beta, self.polar.num_outputs
+        (mean_sq,), beta = of_outputs, self._neuron_beta
         assert mean_sq is not None
-        factors = torch.empty(len(self.weights), num_here, dtype=torch.float32, device=x_NRC.device)
+        factors = torch.empty(self._num_factors, dtype=torch.float32, device=x_NRC.device)
         self._equalize(
             self._outputs,
             self.pointers,
@@ -318,28 +338,26 @@ class HeldLaunch(Launch):
             beta,
             1 - beta,
             NEURON_EPS,
-            num_here,
             HAS_SKIP=control.skip is not None,
         )
         return HeldDirections(x_NRC, factors)
 
 
-def _outputs_of(
-    weights: Sequence[KernelWeight], output_dim: int | None
-) -> tuple[list[tuple[int, ...]], list[int]]:
-    """(weight, NUM_OUTPUT_FIELDS), and where the averages of each matrix are among its parameter's."""
+def _outputs_of(weights: Sequence[KernelWeight], output_dim: int | None) -> list[tuple[int, ...]]:
+    """(weight, NUM_OUTPUT_FIELDS)."""
     table: list[tuple[int, ...]] = []
-    averages_at: list[int] = []
     mean_sq_at = 0
     for w in weights:
         assert w.extent is not None
         num_rows, num_columns, rows, columns = w.extent
-        by_rows, by_columns = (num_rows, num_columns, rows), (num_columns, num_rows, columns)
-        num_outputs, num_inputs, here = by_columns if output_dim == 2 else by_rows
-        table.append((num_outputs, num_inputs, mean_sq_at, here.start or 0))
-        averages_at.append(w.offset // (w.rows * w.columns) * num_outputs)
+        by_rows, by_columns = (
+            (num_rows, num_columns, rows, w.rows),
+            (num_columns, num_rows, columns, w.columns),
+        )
+        num_outputs, num_inputs, here, num_here = by_columns if output_dim == 2 else by_rows
+        table.append((num_outputs, num_inputs, mean_sq_at, w.factors_at, here.start or 0, num_here))
         mean_sq_at += num_outputs
-    return table, averages_at
+    return table
 
 
 class Sender:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import NamedTuple
 
 import torch
@@ -47,6 +48,8 @@ class KernelWeight(NamedTuple):
 
     item: int
     """The index of its parameter."""
+    part: int
+    """Which of the matrices that its parameter is split into; 0 if it is not."""
     offset: int
     """The offset of its first element in the parameter."""
     rows: int
@@ -61,23 +64,36 @@ class KernelWeight(NamedTuple):
     """The factor of a held direction."""
     held_at: int = 0
     """The offset of that direction, in elements, among those of the launch."""
+    factors_at: int = 0
+    """The offset of NorMuon's factors of its outputs, likewise."""
+    averages_at: int = 0
+    """The offset of NorMuon's averages of its outputs among those of its parameter."""
     extent: Extent | None = None
     """The whole matrix of a held direction, of which this may be a part."""
 
+    @property
+    def is_first(self) -> bool:
+        """Whether it represents its parameter. A rank may have no rows of some of the parts."""
+        return self.offset == 0 and self.rows > 0
 
-def weights_of(item: int, slot: Slot, group: int) -> list[KernelWeight]:
-    """The matrices of a parameter. A vector is folded into rows, because only its whole size is used."""
-    num, rows, columns = slot.matrices.shape
-    folded_rows, folded_columns = rows, columns
-    if slot.matrices.is_vector:
-        folded_columns = _fold(columns)
-        folded_rows = columns // folded_columns
+
+def weights_of(item: int, slots: Sequence[Slot], group: int) -> list[KernelWeight]:
+    """The matrices of a parameter, in the order of its elements.
+
+    ``slots``: one, or one for each of the matrices that its rows are split into. A vector is folded into
+    rows, because only its whole size is used.
+    """
+    num, _, columns, is_vector = slots[0].matrices
+    width = _fold(columns) if is_vector else columns
+    lengths = [slot.matrices.rows for slot in slots]
+    *starts, total = accumulate(lengths, initial=0)
     return [
         KernelWeight(
             item=item,
-            offset=n * rows * columns,
-            rows=folded_rows,
-            columns=folded_columns,
+            part=part,
+            offset=(n * total + start) * columns,
+            rows=rows * columns // width,
+            columns=width,
             rows_at=slot.start + n * rows,
             columns_at=slot.columns_start + n * columns,
             whole_at=slot.whole_start + n,
@@ -85,6 +101,7 @@ def weights_of(item: int, slot: Slot, group: int) -> list[KernelWeight]:
             group=group,
         )
         for n in range(num)
+        for part, (slot, rows, start) in enumerate(zip(slots, lengths, starts, strict=True))
     ]
 
 
@@ -119,7 +136,7 @@ def grid_of(weights: Sequence[KernelWeight], tile: Tile, device: torch.device) -
     total = 0
     for i, w in enumerate(weights):
         num = math.ceil(w.columns / tile.columns) * math.ceil(w.rows / (tile.rows * tile.steps))
-        places = (w.rows_at, w.columns_at, w.whole_at, int(w.has_rows), w.group, w.held_at)
+        places = (w.rows_at, w.columns_at, w.whole_at, int(w.has_rows), w.group, w.held_at, w.factors_at)
         rows.append((w.rows, w.columns, *places, total, num))
         schedule += [(i, first) for first in range(0, num, CHUNK.value)]
         num_tiles.append(num)
