@@ -150,6 +150,16 @@ def test_a_group_added_later_is_sorted_too() -> None:
     assert optimizer.param_groups[-1]["norm"] == "none"
 
 
+def test_a_group_of_which_a_part_is_refused_is_not_added() -> None:
+    """The vectors of this one need the fused engine, which is not there."""
+    hidden = {"params": [("first", nn.Parameter(torch.ones(3, 4)))], "direction": "muon"}
+    optimizer = MuonMERIT([hidden], rest={"fused": True})
+    added = {"params": [("w", nn.Parameter(torch.ones(3, 4))), ("b", nn.Parameter(torch.ones(4)))]}
+    with pytest.raises((RuntimeError, ValueError), match="fused=True"):
+        optimizer.add_param_group({**added, "param_kinds": ["hidden", "vector"]})
+    assert len(optimizer.param_groups) == 1
+
+
 @pytest.mark.parametrize("copied", [copy.deepcopy, pickled], ids=["deepcopy", "pickle"])
 def test_a_copy_sorts_groups_as_the_original_does(copied) -> None:
     optimizer = copied(MuonMERIT(param_groups(Model()), rest_lr=0.5))

@@ -13,7 +13,7 @@ from merit_lab.arena.contestant import Contestant, usual_rate
 from merit_lab.arena.search import Point, Search, SearchAxis, rounded, search
 from merit_lab.data import Dataset
 from merit_lab.models import num_parameters
-from merit_lab.record import Run, run_folders
+from merit_lab.record import OVER, Run, run_folders
 from merit_lab.report.curves import finite
 from merit_lab.report.gather import MeasuredRun, short_name
 from merit_lab.study.fields import LR, short, with_values
@@ -284,7 +284,7 @@ class Runs:
         It is infinite for a run that diverged or was abandoned: neither can be the best.
         """
         run = self.of(trial)
-        if run is None or run.status not in ("finished", "diverged", "abandoned"):
+        if run is None or run.status not in OVER:
             return None
         losses = run.curves.get("validation_loss", [])
         return losses[-1][1] if run.status == "finished" and losses else math.inf

@@ -18,7 +18,8 @@ from merit_lab.noise.scale import GradientNorms, NoiseScale, noise_scale
 from merit_lab.record import environment
 from merit_lab.train.signals import Interrupted, listening
 from merit_lab.train.snapshot import Snapshot, default_device, token_loss
-from merit_optim.optim.torch_private import foreach_add_, foreach_norm
+from merit_optim.optim.engines.gradients import norms
+from merit_optim.optim.torch_private import foreach_add_
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,7 +138,7 @@ def gradient_norms(model: Model, sequences: Tensor, micro_batch: int) -> Gradien
 
 def _squared_norm(tensors: list[Tensor] | tuple[Tensor, ...]) -> Tensor:
     """In float64 and on the device, so that the host waits once per batch, not per micro-batch."""
-    return torch.stack(foreach_norm(tensors)).double().square().sum()
+    return torch.stack(norms(list(tensors), 2.0)).double().square().sum()
 
 
 def _norms(snapshot: Snapshot, batches: Batches, config: NoiseConfig) -> list[GradientNorms]:

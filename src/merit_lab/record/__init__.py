@@ -7,10 +7,11 @@ from merit_lab.record.find import archive_of, nested_run_folders, run_folders
 from merit_lab.record.journal import Journal, import_wandb
 from merit_lab.record.lock import RunInUse, is_locked, lock
 from merit_lab.record.metrics import MetricsWriter, as_json, keep_nan, read_metrics
-from merit_lab.record.run import FORMAT, Run, Status, holds_run, outcome_of, refuse_run, step_path
+from merit_lab.record.run import FORMAT, OVER, Run, Status, holds_run, outcome_of, refuse_run, step_path
 
 __all__ = [
     "FORMAT",
+    "OVER",
     "EvaluationResult",
     "Excerpt",
     "Journal",

@@ -31,7 +31,9 @@ FORMAT = 1
 
 Status = Literal["finished", "diverged", "abandoned", "interrupted", "running", "unfinished"]
 
-_ENDS: tuple[Status, ...] = ("finished", "diverged", "abandoned", "interrupted")
+OVER: tuple[Status, ...] = ("finished", "diverged", "abandoned")
+"""How runs end that are not continued."""
+_ENDS: tuple[Status, ...] = (*OVER, "interrupted")
 _BEGINS = ("started", "resumed")
 
 

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from merit_lab.record import Run, archive, archive_of, durable, excerpt
+from merit_lab.record import OVER, Run, archive, archive_of, durable, excerpt
 from merit_lab.record.excerpt import without_paths
 from merit_lab.report.gather import MeasuredRun, find_folders
 
@@ -51,7 +51,7 @@ def _keep(paths: Sequence[Path], file: Path) -> None:
         if run.name in kept_before or run.name in new:
             _check_same(run, new.get(run.name) or Run.open(file / run.name))
             num_there += 1
-        elif (status := MeasuredRun.read(run).status) in ("finished", "diverged"):
+        elif (status := MeasuredRun.read(run).status) in OVER:
             new[run.name] = run
         else:
             num_left += 1

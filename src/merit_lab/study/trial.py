@@ -47,7 +47,7 @@ def check_same(run: Run, planned: TrainConfig, dataset: Dataset, rule: str) -> N
     before, now = flatten(TrainConfig.from_dict(run.config).to_dict()), flatten(planned.to_dict())
     # The fields of a second optimizer exist only in configurations that have one.
     differing = [f for f in {**before, **now} if f != "data" and before.get(f) != now.get(f)]
-    if run.environment["data"]["fingerprint"] != dataset.fingerprint:
+    if run.data_fingerprint != dataset.fingerprint:
         differing.append("data")
     if differing:
         raise ValueError(

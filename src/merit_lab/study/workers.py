@@ -19,7 +19,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from merit_lab.record import Run, holds_run, is_locked
+from merit_lab.record import OVER, Run, holds_run, is_locked
 from merit_lab.study.runner import carry_out
 from merit_lab.study.trial import Trial
 from merit_lab.train import Interrupted
@@ -29,7 +29,6 @@ from merit_lab.train.signals import StopRequest
 _POLL_SECONDS = 1.0
 _BLOCK = 1 << 14  # bytes of the end of a metrics file that are read first
 _DONE: set[Path] = set()
-_OVER = ("finished", "diverged", "abandoned")
 
 
 class WorkersEnded(ChildProcessError):
@@ -110,7 +109,7 @@ def is_done(folder: Path) -> bool:
     folder = folder.resolve()  # the cache must not depend on the current folder
     if not holds_run(folder):
         return False
-    if folder not in _DONE and not is_locked(folder) and Run.open(folder).outcome in _OVER:
+    if folder not in _DONE and not is_locked(folder) and Run.open(folder).outcome in OVER:
         _DONE.add(folder)
     return folder in _DONE
 

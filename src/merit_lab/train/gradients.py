@@ -9,7 +9,8 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from merit_lab.train.parallel import Ranks
-from merit_optim.optim.torch_private import foreach_mul_, foreach_norm
+from merit_optim.optim.engines.gradients import norms
+from merit_optim.optim.torch_private import foreach_mul_
 
 
 def gradient_norms(parameters: Sequence[Tensor], ranks: Ranks) -> Tensor:
@@ -40,10 +41,10 @@ def _local_gradients(parameters: Sequence[Tensor]) -> list[Tensor]:
 
 def _norms(local: list[Tensor], parameters: Sequence[Tensor], ranks: Ranks) -> Tensor:
     """The 2-norm of each tensor, of which this rank has ``local``, split as the parameters are."""
-    norms = torch.stack(foreach_norm(local))
+    of_each = torch.stack(norms(local, 2.0))
     if any(isinstance(parameter, DTensor) for parameter in parameters):
-        return ranks.sum(norms.square()).sqrt()
-    return norms
+        return ranks.sum(of_each.square()).sqrt()
+    return of_each
 
 
 def _local(tensor: Tensor) -> Tensor:

@@ -96,7 +96,8 @@ class Ranks:
 
     def largest(self, tensor: Tensor) -> Tensor:
         """Return the element-wise maximum over ranks, on the device."""
-        return self._reduce(tensor, dist.ReduceOp.MAX)
+        # A float maximum of some backends drops a NaN, and a sum keeps it.
+        return self._reduce(tensor, dist.ReduceOp.MAX) + self.sum(torch.where(tensor.isnan(), tensor, 0))
 
     def _reduce(self, tensor: Tensor, operation: Any) -> Tensor:
         if self.size > 1:

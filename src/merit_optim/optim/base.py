@@ -44,7 +44,7 @@ class SafeOptimizer(Optimizer):
     ALGORITHM: ClassVar[str]
     """Stored in every parameter group, so that a checkpoint identifies the optimizer of its options."""
     STATE_KEYS: ClassVar[tuple[str, ...]]
-    """The state tensors of a parameter, each of the parameter's shape."""
+    """The state tensors of a parameter, each of its shape, if they are the same in all groups."""
 
     _sharding: Sharding | None = None
     _watch: options.Watch | None = None
@@ -95,7 +95,7 @@ class SafeOptimizer(Optimizer):
             group["param_names"] = list(map(plain, group["param_names"]))
         try:
             self._check_new(len(self.param_groups) - 1)
-        except (TypeError, ValueError):
+        except Exception:
             self.param_groups.pop()
             raise
 

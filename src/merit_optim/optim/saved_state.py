@@ -63,11 +63,11 @@ def made_loadable(optimizer: SafeOptimizer, state_dict: dict[str, Any]) -> dict[
     state = dict(state_dict["state"])
     for index, (group, saved_group, is_ours) in enumerate(zip(whole_groups, saved_groups, ours, strict=True)):
         # torch.optim.Muon does not count steps, and its momentum is the same as ours; SGD's is not.
-        has_steps = optimizer._needs_step(group) or "ns_steps" not in saved_group
+        requires_step = optimizer._needs_step(group) or "ns_steps" not in saved_group
         for param_id, (name, param) in zip(group["params"], optimizer._named(index), strict=True):
             if state.get(param_id):
                 shapes = optimizer._state_shapes(param, group)
-                missing = {*shapes, *(["step"] if has_steps else [])} - state[param_id].keys()
+                missing = {*shapes, *(["step"] if requires_step else [])} - state[param_id].keys()
                 if not is_ours and missing <= set(optimizer._keys_that_can_begin(group)):
                     state[param_id] = state[param_id] | _begun(optimizer, param, group, missing)
                     missing = set()

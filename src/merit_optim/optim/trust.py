@@ -216,7 +216,7 @@ class TrustRatioOptimizer(SafeOptimizer):
                 if name != default and name in DIRECTIONS:
                     group = {**DIRECTIONS[name]().options, **group}
                 super().add_param_group(group)
-        except (TypeError, ValueError):
+        except Exception:
             del self.param_groups[num_before:]
             raise
 
@@ -319,7 +319,7 @@ class TrustRatioOptimizer(SafeOptimizer):
         self, works: list[Work], parts: list[Part], sharding: Sharding, recorder: Recorder | None
     ) -> None:
         owners = {p: owner for work in works for p, owner in zip(work.params, work.owners, strict=True)}
-        steps = {owner: step for work in works for owner, step in zip(work.owners, work.steps, strict=True)}
+        here = set(owners.values())
         cut = [part for part in parts if isinstance(part, MatrixPart) and part.is_cut]
         rest = [part for part in parts if part not in cut]
         parts.clear()  # so that a part is freed once its weights are updated
@@ -341,8 +341,9 @@ class TrustRatioOptimizer(SafeOptimizer):
 
         def step_of(param: Tensor) -> float | Tensor:
             """The step of a weight that this rank owns, which may have its gradient on other ranks only."""
-            state = self.state.get(param)
-            return steps[param] if param in steps else state["step"] + 1 if state else 1
+            # The eager engine has counted it where the gradient is. Muon, which may be fused, ignores it.
+            before: float | Tensor = self.state[param]["step"] if self.state.get(param) else 0
+            return before if param in here else before + 1
 
         formed = sharding.owners.finish(self.param_groups, step_of, self._form)
         while cut:

@@ -155,24 +155,25 @@ def test_nothing_of_the_machine_is_kept(tmp_path: Path) -> None:
     assert "a-private-name" not in text
 
 
-def test_diverged_runs_are_kept_and_unfinished_ones_are_not(
+def test_runs_that_are_over_are_kept_and_unfinished_ones_are_not(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     runs, kept = tmp_path / "runs", tmp_path / "kept"
     write_run(runs, "adamw", diverges_at=50, data="enwik8")
+    write_run(runs, "lamb", end="abandoned", data="enwik8")
     killed = write_run(runs, "merit", end=None, data="enwik8")
     assert keep(runs, "--out", kept) == 0
     output = capsys.readouterr()
-    assert "1 written" in output.out
+    assert "2 written" in output.out
     assert "1 left out" in output.out
     assert f"{killed} is unfinished" in output.err
-    (run,) = find_runs([kept])
-    assert run.status == "diverged"
+    run, abandoned = find_runs([kept])
+    assert (run.status, abandoned.status) == ("diverged", "abandoned")
     assert math.isnan(run.rows["train"][-1]["loss"])
 
     assert keep(runs, "--out", kept) == 0
     assert "0 written" in (again := capsys.readouterr().out)
-    assert "1 there already" in again
+    assert "2 there already" in again
 
 
 def test_a_run_killed_after_its_last_validation_is_kept(

@@ -690,6 +690,23 @@ def test_a_gradient_of_another_dtype_is_read_correctly(device) -> None:
     pair.step()
 
 
+def test_state_of_another_dtype_is_read_correctly(device) -> None:
+    """In the memory of the previous state. The interpreter rounds to bfloat16 towards zero."""
+    (param,) = parameters([(3, 4)], device)
+    optimizer = MERIT([param], fused=True)
+    for step in range(2):
+        param.grad = gradient(param, step)
+        optimizer.step()
+        state = optimizer.state[param]
+        if step == 0:
+            for key in ("exp_avg", "exp_avg_sq"):
+                values = state[key].to(torch.bfloat16)
+                state[key] = state[key].view(torch.bfloat16).view(-1)[:12].view(3, 4).copy_(values)
+            before = state["exp_avg"].float()
+    expected = before * 0.9 + param.grad * 0.1
+    assert (state["exp_avg"].float() - expected).abs().max() < 0.01 * expected.abs().max()
+
+
 def test_an_unaligned_gradient_is_read_correctly(device) -> None:
     """Not at a multiple of 16 bytes, unlike the previous one."""
     pair = Pair(parameters([(3, 16)], device))

@@ -28,7 +28,7 @@ from fused_cases import ULPS, Pair, assert_within_ulps, gradient, parameters, ti
 from merit_optim import Muon, MuonMERIT, NorMuon
 from merit_optim.optim import algorithm
 from merit_optim.optim.directions import Extent, direction_of
-from merit_optim.optim.engines.fused import launch
+from merit_optim.optim.engines.fused import engine, launch
 from merit_optim.optim.engines.fused.engine import FusedEngine
 from merit_optim.optim.engines.fused.launch import HeldLaunch
 from merit_optim.optim.engines.part import Whole
@@ -600,6 +600,19 @@ def test_gathered_matrices_are_measured_as_their_directions_want(device) -> None
             assert size(actual - x) <= NEURON_SHARE * size(x)
 
 
+def test_a_gathered_matrix_that_is_too_large_for_the_kernels_is_left_to_the_eager_engine(
+    device, monkeypatch
+) -> None:
+    """Whose shards are small: the refusal of a parameter does not see it."""
+    (group,) = muon(parameters([(5, 9)], device), ns_steps=2, fused=True).param_groups
+    monkeypatch.setattr(engine, "MAX_MATRIX", 44)
+    direction, n_1RC = direction_of(group), gradient(group["params"][0], 0)[None]
+    wholes = [Whole(group, direction, (n_1RC,), 1)]
+    with mock.patch.object(engine, "Polar", side_effect=AssertionError):
+        ((x_1RC,),) = FusedEngine(torch.device(device)).form(wholes)
+    assert_same_bits(x_1RC, direction.whole((n_1RC,))[0])
+
+
 def test_sizes_are_measured_in_every_step(device) -> None:
     """No size is left from an earlier step, when the weights were larger."""
     pair = MuonPair(parameters([(9, 5)], device))
@@ -741,6 +754,7 @@ def test_a_copied_optimizer_steps_its_own_parameters(device) -> None:
         (muon_merit, {"clip": 0.7}),
         (muon_merit, {"clip": None, "norm": "l2", "element_wise": False}),
         (muon_merit, {"weight_bound": False}),
+        (muon_merit, {"ratio_bounds": (0.0, 0.1)}),  # decides in place of the weight-wise ratio
         (muon, {}),
     ],
     ids=name_of,

@@ -18,6 +18,7 @@ from merit_optim.optim.directions import Soap as SoapDirection
 from merit_optim.optim.engines.ranks.mail import ALIGNMENT, Cut, Mail, Owned
 from merit_optim.optim.engines.ranks.owners import Matrix, matrix_of, plan_of
 from merit_optim.optim.engines.ranks.placements import Cutting, Region, cutting_of, share_of_region
+from merit_optim.optim.engines.ranks.sharding import _signature
 from merit_optim.optim.matrices import View
 
 MESHES = [(2,), (3,), (2, 2), (2, 3), (3, 2), (2, 4), (2, 2, 2)]
@@ -262,6 +263,14 @@ def test_state_of_stacked_matrices_is_refused_if_it_cannot_be_sharded() -> None:
         NorMuon([{"params": [sharded((2, 2, 4, 4), (2,), 2)], **options}])
         with pytest.raises(ValueError, match="SOAP, neuron_beta and calibrated=True keep state for each"):
             SOAPMERIT([{"params": [stack], "direction": "soap", "matrix_dims": 2}])
+
+
+def test_a_list_that_was_changed_in_place_is_noticed() -> None:
+    groups: list[dict[str, Any]] = [{"params": [], "direction": "muon", "split": [4, 2]}]
+    before = _signature(groups)
+    assert _signature(groups) == before
+    groups[0]["split"][:] = [2, 4]
+    assert _signature(groups) != before
 
 
 def test_split_columns_are_refused_if_a_rank_s_columns_are_not_contiguous() -> None:

@@ -32,7 +32,7 @@ class Work(NamedTuple):
     grads: list[Tensor]
     steps: list[Tensor]
     states: list[list[Tensor]]
-    """One list for each of the optimizer's ``STATE_KEYS``."""
+    """One list for each key of the group's state."""
 
 
 class Item(NamedTuple):
@@ -43,7 +43,7 @@ class Item(NamedTuple):
     grad: Tensor
     step: Tensor
     state: tuple[Tensor, ...]
-    """In the order of the optimizer's ``STATE_KEYS``."""
+    """In the order of the group's keys."""
     group: dict[str, Any]
     """The parameter group: learning rate, betas and all other options."""
     owner: Tensor

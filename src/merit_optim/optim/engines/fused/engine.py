@@ -51,8 +51,9 @@ MAX_HELD = 2**26
 
 _DTYPE = operator.attrgetter("dtype")
 
-# Offsets within a tile have 32 bits.
+# Offsets within a tile have 32 bits, and within a matrix that is multiplied.
 MAX_COLUMNS = 2**24
+MAX_MATRIX = 2**31 - 1
 
 
 def refusal(group: dict[str, Any], param: Tensor) -> str | None:
@@ -64,7 +65,7 @@ def refusal(group: dict[str, Any], param: Tensor) -> str | None:
     if param.is_neg():
         return "it is a view that torch negates when it is read"
     matrices = View.of(group).matrices(param.shape)
-    if direction_of(group).NAME == Muon.NAME and matrices.rows * matrices.columns >= 2**31:
+    if direction_of(group).NAME == Muon.NAME and matrices.rows * matrices.columns > MAX_MATRIX:
         return "it has a matrix of 2**31 elements or more"
     if matrices.columns > MAX_COLUMNS and not matrices.is_vector:
         return f"its rows have more than {MAX_COLUMNS} elements"
@@ -95,9 +96,9 @@ class StepTensors(NamedTuple):
     params: list[Tensor]
     grads: list[Tensor]
     exp_avgs: list[Tensor]
-    """Adam's, or the momentum of a direction without other state."""
+    """Adam's, or Muon's momentum."""
     exp_avg_sqs: list[Tensor]
-    """Adam's, or the momentum again, unused."""
+    """Adam's, or NorMuon's averages. For Muon the momentum again, unused."""
     steps: list[Tensor]
 
     @staticmethod
@@ -138,6 +139,9 @@ class FusedEngine:
         ``shares``: this rank's share of each sharded parameter whose direction needs whole matrices.
         """
         shares = shares or {}
+        if control.gradient_scale is not None:
+            # It has float64 where any gradient of the step does, and kernels are compiled for one dtype.
+            control = control._replace(gradient_scale=control.gradient_scale.float())
         tensors = StepTensors.of(works)
         addresses = tensors.addresses()
         if not self._still_fits(works, tensors, addresses):
@@ -172,7 +176,8 @@ class FusedEngine:
         alike: dict[Iteration, list[int]] = {}
         formed: dict[int, Formed] = {}
         for i, (group, direction, gathered, step) in enumerate(wholes):
-            if isinstance(direction, Muon) and refused_options(group) is None:
+            can_be_fused = refused_options(group) is None and gathered[0].numel() <= MAX_MATRIX
+            if isinstance(direction, Muon) and can_be_fused:
                 iteration = Iteration.of(direction, *gathered[0].shape[1:])
                 alike.setdefault(iteration, []).append(i)
             else:
@@ -467,9 +472,10 @@ def _fits(
 
 def _kinds(tensors: StepTensors) -> tuple[list[Any], ...]:
     """What may change at the same addresses."""
-    params, grads = tensors.params, tensors.grads
+    params, grads, *state = tensors[:4]
+    dtypes = (list(map(_DTYPE, x)) for x in (grads, *state))
     layouts = (list(map(Tensor.is_contiguous, x)) for x in (params, grads))
-    return list(map(_DTYPE, grads)), *layouts, list(map(Tensor.is_neg, grads))
+    return *dtypes, *layouts, list(map(Tensor.is_neg, grads))
 
 
 def _rest(works: list[Work], unfused: set[int]) -> list[Work]:

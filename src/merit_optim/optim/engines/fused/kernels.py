@@ -451,7 +451,7 @@ def apply(
             num_clipped += tl.where(mask & (tl.abs(scaled) > clip), 1.0, 0.0)
             if ANY_ROWS and WEIGHT_BOUND:
                 unbounded = tl.maximum(row_ratio[:, None], unbounded_column[None, :], propagate_nan=NAN_TOO)
-                bounded = mask & (unbounded < whole)
+                bounded = mask & (unbounded < whole) & (s == whole)
                 num_bounded += tl.where(bounded, 1.0, 0.0) * has_rows
             smallest = tl.minimum(smallest, tl.where(mask, s, float("inf")), propagate_nan=NAN_TOO)
             largest = tl.maximum(largest, tl.where(mask, s, 0.0), propagate_nan=NAN_TOO)

@@ -260,7 +260,6 @@ class Owners:
         self._gatherings: dict[tuple[tuple[int, ...], torch.device], Gathering] = {}
         """By ranks, because several process groups may have the same ones, and by device."""
         self._coordinates: dict[MeshRanks, tuple[tuple[int, ...], ...]] = {}
-        self._params: set[Tensor] = set()
 
     def add(self, name: str, param: DTensor, group_index: int, group: Group) -> None:
         """Add a parameter if its direction needs whole matrices and no rank has them."""
@@ -281,10 +280,6 @@ class Owners:
         matrix = matrix_of(cutting, coordinates, direction, view, compute_dtype(shard), phase)
         num = math.prod(shard.shape[: num_stacking(param.ndim, view.matrix_dims)])
         self._gatherings[key].add(param, group_index, matrix, num)
-        self._params.add(param)
-
-    def __contains__(self, param: object) -> bool:
-        return param in self._params
 
     def share_out(self) -> None:
         """Assign an owner to every matrix, after all parameters were added."""

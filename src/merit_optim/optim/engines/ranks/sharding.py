@@ -299,7 +299,7 @@ class Join(NamedTuple):
 
 
 _OPTIONS = (
-    *("norm", "element_wise", "matrix_dims", "split", "split_dim", "transposed", "direction"),
+    *("norm", "element_wise", "transposed", "direction"),
     *("precondition_frequency", "refresh_phase", "max_precond_dim"),
 )
 
@@ -312,7 +312,9 @@ def _takes_part(param: Tensor) -> TypeGuard[DTensor]:
 def _signature(groups: Sequence[dict[str, Any]]) -> tuple[list[Tensor], list[tuple[Any, ...]]]:
     """The parameters and options that a sharding depends on."""
     params: list[Tensor] = [param for group in groups for param in group["params"] if _takes_part(param)]
-    options = [(len(group["params"]), *map(group.get, _OPTIONS), _traffic(group)) for group in groups]
+    options = [
+        (len(group["params"]), View.of(group), *map(group.get, _OPTIONS), _traffic(group)) for group in groups
+    ]
     return params, options
 
 
