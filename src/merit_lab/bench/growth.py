@@ -1,6 +1,6 @@
 """How the cost of a step grows with the size of the model and with its number of tensors.
 
-    merit bench growth [--device cuda] [--output results.json]
+    merit bench growth [--device cuda] [--out results.json]
 
 The first uses weights of 1024 x 1024; the second a fixed total, divided into smaller and smaller squares.
 MERIT and torch's AdamW are timed in one process: on a GPU both fused, with device and host times.

@@ -10,7 +10,7 @@ import torch
 
 
 def add_options(parser: argparse.ArgumentParser, *, seconds: float, unit: str) -> None:
-    """Add --device, --seconds for each ``unit``, and --output."""
+    """Add --device, --seconds for each ``unit``, and --out."""
     default = "cuda" if torch.cuda.is_available() else "cpu"
     parser.add_argument("--device", type=device, default=default, help="cpu, cuda or cuda:N (%(default)s)")
     parser.add_argument(
@@ -19,7 +19,7 @@ def add_options(parser: argparse.ArgumentParser, *, seconds: float, unit: str) -
         default=seconds,
         help=f"seconds for each {unit} (%(default)s); at least five steps",
     )
-    parser.add_argument("--output", type=new_file, help="write the results as JSON")
+    parser.add_argument("--out", "--output", dest="output", type=new_file, help="write the results as JSON")
 
 
 def device(text: str) -> torch.device:

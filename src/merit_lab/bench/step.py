@@ -1,6 +1,6 @@
 """Time and memory of an optimizer step, compared with the alternatives.
 
-    merit bench step [--models gpt2-small ...] [--device cuda] [--output results.json]
+    merit bench step [--models gpt2-small ...] [--device cuda] [--out results.json]
 
 Gradients and weights are random, with the shapes of GPT-2 and Llama, in float32. Contestants are timed one
 after the other in one process, so that all ratios come from one machine in one state. Times are medians, with
@@ -10,7 +10,7 @@ time.
 
 ``worst`` is the 95th percentile of the steps, or the slowest of fewer than twenty: about the cost of a step
 that occurs once in ten. SOAP improves its bases in cycles of ten steps, and whole cycles are timed. Muon and
-SOAP apply to hidden matrices, with AdamW for the rest. A floor is the time to move the necessary bytes at the
+SOAP have AdamW for the rest. A floor is the time to move the necessary bytes at the
 speed of a copy, and to compute the products of Newton-Schulz at the speed of a large product in bfloat16;
 both speeds are measured first. Below the floors is the time of Newton-Schulz alone.
 """

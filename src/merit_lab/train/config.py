@@ -45,7 +45,8 @@ class OptimizerConfig:
     """adamw, lion, sophiag, lamb, maxlamb, merit, muon, normuon, orscale, soap, muon-merit,
     soap-merit; torch:NAME, pytorch-optimizer:NAME; or MODULE:CLASS for your own optimizer."""
     lr: float | None = None
-    """Peak learning rate. None: the paper's for the GPT-2 model nearest in size."""
+    """Peak learning rate. None: the paper's for the GPT-2 model nearest in size; it has adamw, lion, sophiag,
+    lamb and merit."""
     betas: tuple[float, float] | None = None
     """Decay of the two moments."""
     weight_decay: float = 0.1
@@ -243,7 +244,7 @@ class TrainConfig:
     micro_batch: int | None = None
     """Most sequences in one forward pass of a rank. None: found by trial on CUDA, 16384 tokens on a CPU."""
     steps: int | None = None
-    """Length of the run in steps. Without this and tokens: 20 tokens per parameter."""
+    """Length of the run in steps. Without this and tokens: 20 tokens per parameter (5 in an arena)."""
     tokens: int | None = None
     """Length of the run in tokens, rounded up to whole steps."""
     seed: int = 0
