@@ -13,6 +13,7 @@ from merit_lab.evaluate.export import export
 from merit_lab.evaluate.harness import BOOTSTRAP, Harness, check_hub, package_versions
 from merit_lab.evaluate.sets import SETS, check_local, expand
 from merit_lab.evaluate.tokenizer import tokenizer_of
+from merit_lab.models import HuggingFaceConfig
 from merit_lab.record import EvaluationResult, environment, result_path
 from merit_lab.train.snapshot import Snapshot, default_device
 
@@ -71,6 +72,9 @@ def evaluate(
         "bootstrap": BOOTSTRAP,
         "limit": limit,
     }
+    context = snapshot.config.model.context
+    if isinstance(snapshot.config.model, HuggingFaceConfig):  # whose positions do not tell it
+        common["context"] = context
     inputs = {name: {**common, **_source(name, task_files)} for name in names}
     results = {name: _known(snapshot, name, inputs[name]) for name in names}
     missing = [name for name in names if results[name] is None]
@@ -84,6 +88,7 @@ def evaluate(
             harness = Harness(
                 Path(scratch),
                 prefix=encoder.prefix,
+                context=context,
                 device=device,
                 autocast=autocast,
                 task_files=task_files,

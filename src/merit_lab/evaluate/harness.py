@@ -63,6 +63,7 @@ class Harness:
     Args:
         checkpoint: folder of the exported checkpoint.
         prefix: the token before a text that has no context.
+        context: the longest sequence that it was trained on.
         device: where to compute.
         autocast: bf16 matrix products.
         task_files: folder of local sets; None for the hub's.
@@ -74,6 +75,7 @@ class Harness:
         checkpoint: Path,
         *,
         prefix: int,
+        context: int,
         device: torch.device,
         autocast: bool,
         task_files: Path | None,
@@ -88,7 +90,7 @@ class Harness:
         self._task_files, self._display = task_files, display
         with _quiet():
             self._lm = CheckpointLM(
-                checkpoint, prefix=prefix, device=device, autocast=autocast, display=display
+                checkpoint, prefix=prefix, context=context, device=device, autocast=autocast, display=display
             )
 
     def evaluate(self, name: str, limit: int | None) -> Outcome:

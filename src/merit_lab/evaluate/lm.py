@@ -28,19 +28,28 @@ class CheckpointLM(_HFLM):  # type: ignore[misc]
     Args:
         folder: of the checkpoint, with its tokenizer.
         prefix: the token before a text that has no context.
+        context: the longest sequence that it was trained on; its positions may be many more.
         device: where to compute.
         autocast: bf16 matrix products, as in training on CUDA.
         display: where to show progress.
     """
 
     def __init__(
-        self, folder: Path, *, prefix: int, device: torch.device, autocast: bool, display: EvaluationDisplay
+        self,
+        folder: Path,
+        *,
+        prefix: int,
+        context: int,
+        device: torch.device,
+        autocast: bool,
+        display: EvaluationDisplay,
     ) -> None:
         self.set_name = ""
         self.num_truncated = 0
         self._display = display
         super().__init__(
             pretrained=str(folder),
+            max_length=context,
             device=str(device),
             dtype="float32",
             mixed_precision_dtype="bfloat16" if autocast else None,

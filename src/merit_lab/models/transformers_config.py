@@ -123,9 +123,12 @@ class HuggingFaceConfig:
 
     @property
     def attention_width(self) -> int | None:
-        """Width of all heads together; None for a model that has none."""
+        """Width of all heads together; None for a model that has none, or whose layers differ in it."""
         heads = getattr(self._text, "num_attention_heads", None)
-        return int(heads) * self.head_width if heads else None
+        try:
+            return int(heads) * self.head_width if heads else None
+        except (RuntimeError, AttributeError):  # transformers': the value differs by layer
+            return None
 
     def with_vocab(self, num_tokens: int) -> HuggingFaceConfig:
         """Return the same model: its vocabulary is fixed, but must be large enough for the data."""
@@ -212,6 +215,15 @@ def not_causal(family: str) -> ValueError:
     )
 
 
+def _with_infinities(value: Any) -> Any:
+    """Undo transformers' notation of numbers that JSON lacks, as in {"__float__": "Infinity"}."""
+    if isinstance(value, dict):
+        if value.keys() == {"__float__"}:
+            return float(value["__float__"])
+        return {key: _with_infinities(one) for key, one in value.items()}
+    return [_with_infinities(one) for one in value] if isinstance(value, list) else value
+
+
 def _made(settings: Mapping[str, Any]) -> Any:
     """Return transformers' configuration object for some settings."""
     family = settings.get("model_type")
@@ -226,7 +238,7 @@ def _made(settings: Mapping[str, Any]) -> Any:
     if isinstance(layers := settings.get(name), int):  # before some configurations make a list of layers
         check_size(name, layers, MOST_LAYERS)
     try:
-        return known[family].from_dict(dict(settings))
+        return known[family].from_dict(_with_infinities(dict(settings)))
     except Exception as error:  # checks of the library raise errors of many kinds
         raise ValueError(f"transformers refuses the {family} configuration: {error}") from error
 

@@ -186,8 +186,14 @@ def flatten(settings: Mapping[str, Any], prefix: str = "") -> dict[str, object]:
         if isinstance(value, Mapping):
             flat |= flatten(value, f"{prefix}{key}.")
         elif value != []:  # the default; older records lack the setting
-            flat[f"{prefix}{key}"] = tuple(value) if isinstance(value, list) else value
+            flat[f"{prefix}{key}"] = _hashable(value)
     return flat
+
+
+def _hashable(value: object) -> object:
+    if isinstance(value, Mapping):
+        return tuple((key, _hashable(one)) for key, one in value.items())
+    return tuple(map(_hashable, value)) if isinstance(value, list) else value
 
 
 def differing(settings: Sequence[Mapping[str, object]]) -> list[str]:

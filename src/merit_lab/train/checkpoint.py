@@ -140,7 +140,7 @@ def read(path: Path) -> Manifest:
     for name, digest in manifest.files.items():
         try:
             actual = _sha256(path / name)
-        except OSError as error:
+        except FileNotFoundError as error:  # others may pass: the file is not lost
             raise Damaged(f"{path / name} cannot be read ({error})") from None
         if actual != digest:
             raise Damaged(f"{path / name} was changed: its sha256 is {actual}, not {digest}")
@@ -148,19 +148,28 @@ def read(path: Path) -> Manifest:
 
 
 def _read_manifest(path: Path) -> Manifest:
-    """Return the manifest of a checkpoint. Raise Damaged if it was changed."""
+    """Return the manifest of a checkpoint. Raise Damaged if it was changed.
+
+    A checkpoint of a newer version is not damaged: going back to an older one would delete it.
+    """
     try:
         text = (path / "manifest.json").read_bytes()
         values = json.loads(text)
         version = values.get("format", _WITHOUT_OWN_HASH)
-    except (OSError, ValueError, AttributeError, RecursionError) as error:
+    except (FileNotFoundError, ValueError, AttributeError, RecursionError) as error:
         raise Damaged(f"{path} has no readable manifest ({error})") from None
+    digest = values.pop("sha256", None)
+    is_as_written = text == _written(values)
+    if type(version) is int and version > _FORMAT and is_as_written:
+        raise ValueError(
+            f"{path} has format {version}, of a newer version of merit-optim; this one reads formats up to "
+            f"{_FORMAT}: use the newer one, or start a new run with --out"
+        )
     if version not in (_FORMAT, _WITHOUT_OWN_HASH):
         raise Damaged(
             f"{path} has format {version!r}; this version reads formats {_WITHOUT_OWN_HASH} and {_FORMAT}"
         )
-    digest = values.pop("sha256", None)
-    if (version == _FORMAT or digest is not None) and text != _written(values):
+    if (version == _FORMAT or digest is not None) and not is_as_written:
         raise Damaged(f"{path / 'manifest.json'} was changed: its own sha256 does not match")
     for name, hint in get_type_hints(Manifest).items():
         if name in values and not fits(values[name], hint):

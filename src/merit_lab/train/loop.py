@@ -126,6 +126,7 @@ class Trainer:
         self.config = config = start.config
         self.bars, self.target = dict(bars), -math.inf if target is None else target
         self.is_at_target = False
+        self.is_extension = start.event == "started" and start.checkpoint is not None
         self.checkpoints = start.run.checkpoints
         self.ranks, self.reporter, self.stop = ranks, reporter, stop
         assert config.steps is not None and config.optimizer.lr is not None, "the configuration is resolved"
@@ -146,7 +147,8 @@ class Trainer:
         self.peaks = [group["lr"] for group in self.optimizer.param_groups]
         if start.checkpoint is not None:
             checkpoint.load(start.checkpoint, self.module, self.optimizer, ranks)
-        named = dict(model.named_parameters())
+        # Some models have parameters that are not trained, such as the biases of routers.
+        named = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
         self.names, self.parameters = list(named), list(named.values())
 
         dataset, context = Dataset.open(config.data), config.model.context
@@ -175,6 +177,8 @@ class Trainer:
             torch.cuda.reset_peak_memory_stats(self.ranks.device)
         if self.step == 0:
             self.validate()
+        elif self.is_extension:  # so that it does not begin anew if it is killed early
+            self.save(must=True)
         with self.prefetched() as micro_batches:
             while self.step < self.steps:
                 self.in_flight.append(self.take_step(micro_batches))
@@ -207,6 +211,8 @@ class Trainer:
         for group, peak in zip(self.optimizer.param_groups, self.peaks, strict=True):
             group["lr"] = self.scheduled(peak)
         loss, attention = self.accumulate_gradients(micro_batches)
+        if self.last_step_ended is None:
+            self.check_gradients()
         norms = gradient_norms(self.parameters, self.ranks)
         weights = weight_norm(self.parameters, self.ranks)
         closure = Closure(loss, self.parameters, again=self.compute_again)
@@ -229,6 +235,16 @@ class Trainer:
             ended=self.last_step_ended,
             update=describe(statistics),
         )
+
+    def check_gradients(self) -> None:
+        """Raise if a parameter takes no part in the loss."""
+        unused = [name for name, one in zip(self.names, self.parameters, strict=True) if one.grad is None]
+        if unused:
+            others = f" and {len(unused) - 1} others take" if len(unused) > 1 else " takes"
+            raise ValueError(
+                f"{unused[0]}{others} no part in the loss of a language model, so that there is no gradient "
+                "for it; choose another model, or a configuration of this one without it"
+            )
 
     def scheduled(self, peak: float) -> float:
         """Return the learning rate of this step, given its peak."""

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import math
 import sys
 
 import pytest
@@ -164,6 +165,25 @@ def test_what_cannot_be_trained_is_refused(tmp_path, settings, message):
     folder = folder_of(tmp_path / "model", **settings)
     with pytest.raises(ValueError, match=message):
         num_parameters(find_model(f"hf:{folder}")[1])
+
+
+def test_infinities_of_a_configuration_are_numbers(tmp_path):
+    """Transformers writes them in a notation of its own, which JSON has."""
+    settings = {"model_type": "mamba2", "hidden_size": 16, "num_hidden_layers": 1, "vocab_size": 256}
+    heads = {"num_heads": 4, "head_dim": 8, "state_size": 8, "n_groups": 1}
+    folder = folder_of(tmp_path / "model", **settings, **heads)
+    _, config = find_model(f"hf:{folder}")
+    assert tuple(config.configuration.time_step_limit) == (0.0, math.inf)
+    assert num_parameters(config) > 0
+
+
+def test_a_model_whose_layers_differ_in_their_heads(tmp_path):
+    sizes = {"hidden_size": 32, "num_hidden_layers": 6, "num_attention_heads": 4, "num_key_value_heads": 2}
+    small = {"vocab_size_per_layer_input": 256, "hidden_size_per_layer_input": 8, "intermediate_size": 64}
+    folder = folder_of(tmp_path / "model", model_type="gemma4_text", vocab_size=256, **sizes, **small)
+    _, config = find_model(f"hf:{folder}")
+    assert config.attention_width is None
+    assert num_parameters(config) > 0
 
 
 def test_what_is_not_there_is_refused(tmp_path):

@@ -4,6 +4,7 @@ import json
 import os
 import pickle
 import shutil
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from torch.distributed.checkpoint.filesystem import FileSystem
 
 from merit_lab.record import Run
 from merit_lab.train import checkpoint, train
-from merit_lab.train.checkpoint import Damaged, find, read
+from merit_lab.train.checkpoint import Damaged, _written, find, read
 
 
 def unfinish(run):
@@ -117,11 +118,37 @@ def make_old(run, **changes):
     return path.parent
 
 
-def test_a_checkpoint_of_another_version(whole):
+def test_a_checkpoint_of_a_newer_version_is_neither_read_nor_passed_over(whole):
+    """An older one in its place would mean that it is deleted."""
     path, values = manifest_of(whole)
+    del values["sha256"]
+    path.write_bytes(_written({**values, "format": 99}))
+    with pytest.raises(ValueError, match="format 99, of a newer version") as raised:
+        find(whole.checkpoints)
+    assert not isinstance(raised.value, Damaged)
     path.write_text(json.dumps({**values, "format": 99}))
     with pytest.raises(Damaged, match="format 99"):
         read(path.parent)
+
+
+@pytest.mark.parametrize("suffix", [".json", ".safetensors"])
+def test_a_file_that_cannot_be_read_now_is_not_damaged(whole, monkeypatch, suffix):
+    """A file server may answer later; with an older one in its place this one would be deleted."""
+
+    def fail(path, *arguments, **options):
+        if path.suffix == suffix:
+            raise OSError(errno.ESTALE, "Stale file handle", str(path))
+        return opened(path, *arguments, **options)
+
+    def read_bytes(path):
+        with fail(path, "rb") as file:
+            return file.read()
+
+    opened = Path.open
+    monkeypatch.setattr(Path, "open", fail)
+    monkeypatch.setattr(Path, "read_bytes", read_bytes)
+    with pytest.raises(OSError, match="Stale file handle"):
+        find(whole.checkpoints)
 
 
 def test_no_byte_of_a_manifest_changes_unnoticed(whole):

@@ -8,6 +8,7 @@ import sys
 import time
 from functools import partial
 from types import SimpleNamespace
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -434,6 +435,19 @@ def test_a_finished_run_is_extended_where_its_schedule_allows_it(toy, tmp_path, 
     assert losses_of(longer) == losses_of(long)
     assert longer.status == "finished"
     assert {path: path.read_bytes() for path in short.folder.rglob("*") if path.is_file()} == kept
+
+
+def test_an_extension_that_is_killed_early_goes_on_from_where_it_began(toy, tmp_path, monkeypatch, capfd):
+    optimizer = dataclasses.replace(toy.optimizer, final=1.0)
+    short = train(dataclasses.replace(toy, steps=8, optimizer=optimizer), tmp_path / "short")
+    with monkeypatch.context() as patched:
+        patched.setattr(Trainer, "take_step", mock.Mock(side_effect=SystemExit))
+        with pytest.raises(SystemExit):
+            main(["--resume", str(short.folder), "--steps", "12", "--out", str(tmp_path / "longer")])
+    capfd.readouterr()
+    assert main(["--resume", str(tmp_path / "longer")]) == 0
+    assert "from step-00000008" in capfd.readouterr().err
+    assert Run.open(tmp_path / "longer").status == "finished"
 
 
 def test_a_cosine_cannot_be_extended(toy, tmp_path, capfd):

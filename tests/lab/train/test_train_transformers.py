@@ -11,6 +11,10 @@ from transformers_cases import TINY
 
 from merit_lab.curvature.measure import CurvatureConfig, measure_curvature
 from merit_lab.evaluate import export_command
+from merit_lab.evaluate.display import EvaluationDisplay
+from merit_lab.evaluate.export import export
+from merit_lab.evaluate.harness import Harness
+from merit_lab.evaluate.tokenizer import tokenizer_of
 from merit_lab.models import HuggingFaceConfig, find_model
 from merit_lab.record import Run
 from merit_lab.report import Report, find_runs
@@ -79,6 +83,40 @@ def test_a_resumed_run_has_the_same_bits_with_dropout(config, dying, measured, f
     resumed = train(None, tmp_path / "broken", resume=True)
     assert "from step-00000005" in resumed.metrics("event")[1]["message"]
     assert measured(resumed) == measured(whole)
+
+
+@pytest.mark.filterwarnings("ignore:no attention was observed")
+def test_parameters_that_are_frozen_stay_and_unused_ones_are_named(config, folder, tmp_path):
+    """One has a bias for each expert that is not trained by gradients, the other a norm that is not used."""
+    experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "head_dim": 8}
+    decoder = {"d_model": 16, "decoder_layers": 1, "decoder_attention_heads": 2, "decoder_ffn_dim": 16}
+    frozen = folder("llama", model_type="afmoe", **experts)
+    run = train(replace(config("llama"), model=find_model(f"hf:{frozen}")[1]), tmp_path / "frozen")
+    assert run.status == "finished"
+    unused = find_model(f"hf:{folder('llama', model_type='trocr', **decoder)}")[1]
+    with pytest.raises(ValueError, match="no part in the loss of a language model"):
+        train(replace(config("llama"), model=unused), tmp_path / "unused")
+
+
+def test_evaluation_takes_the_context_of_training(config, folder, tmp_path):
+    """The model has more positions."""
+    pytest.importorskip("lm_eval")
+    _, model = find_model(f"hf:{folder('llama', max_position_embeddings=128)}")
+    context = config("llama").model.context
+    train(replace(config("llama"), model=replace(model, context=context)), tmp_path / "run")
+    snapshot = Snapshot.find(tmp_path / "run", None)
+    encoder = tokenizer_of(snapshot.run, "bytes")
+    export(snapshot, tmp_path / "exported", encoder)
+    lm = Harness(
+        tmp_path / "exported",
+        prefix=encoder.prefix,
+        context=context,
+        device=torch.device("cpu"),
+        autocast=False,
+        task_files=None,
+        display=EvaluationDisplay(),
+    )._lm
+    assert lm.max_length == context < 128
 
 
 def test_dropout_is_only_for_training(config, folder, tmp_path):
