@@ -16,8 +16,10 @@ from optimizer_cases import (
     snapshot,
     take_steps,
 )
+from torch import nn
+from torch.optim.lr_scheduler import LinearLR, OneCycleLR
 
-from merit_optim import LAMB, MERIT, Lion, param_groups
+from merit_optim import LAMB, MERIT, SOAP, SOAPMERIT, Lion, MaxLAMB, param_groups
 
 # The other classes of the family have other state for hidden matrices, which AdamW cannot exchange.
 every_family_class = pytest.mark.parametrize("optimizer_class", FAMILY, ids=name_of)
@@ -178,6 +180,44 @@ def test_unused_state_of_another_optimizer_is_dropped(device) -> None:
     again = Lion(parameters(device))
     again.load_state_dict(copy.deepcopy(lion.state_dict()))
     assert "extra" in again.state[again.param_groups[0]["params"][0]]
+
+
+@pytest.mark.parametrize("optimizer_class", [MERIT, LAMB, MaxLAMB, Lion], ids=name_of)
+def test_moments_in_another_basis_are_refused(optimizer_class) -> None:
+    """SOAP's have the names and shapes of Adam's; SOAPMERIT can use them."""
+    weight = nn.Parameter(torch.randn(4, 3))
+    groups = [{"params": [weight], "direction": "soap"}]
+    soap = SOAP(groups)
+    for _ in range(2):
+        weight.grad = torch.randn(4, 3)
+        soap.step()
+    saved = copy.deepcopy(soap.state_dict())
+    with pytest.raises(ValueError, match="SOAP's eigenbasis"):
+        optimizer_class([weight]).load_state_dict(saved)
+    SOAPMERIT(groups).load_state_dict(saved)
+    soap.param_groups[0]["direction"] = "adam"
+    with pytest.raises(ValueError, match="SOAP's eigenbasis"):
+        soap.step()
+
+
+SCHEDULES = {
+    "linear": (lambda o: LinearLR(o, 0.1, 0.0, total_iters=20), 22),
+    "one cycle": (lambda o: OneCycleLR(o, 4e-2, total_steps=20, anneal_strategy="linear"), 20),
+}
+
+
+@pytest.mark.parametrize(("schedule", "num_steps"), SCHEDULES.values(), ids=SCHEDULES)
+def test_a_schedule_may_end_just_below_zero(schedule, num_steps) -> None:
+    """By rounding, or with its last call; its last checkpoint can be loaded."""
+    weight = nn.Parameter(torch.ones(2, 2))
+    optimizer = MERIT([weight], lr=4e-2)
+    scheduler = schedule(optimizer)
+    for _ in range(num_steps):
+        weight.grad = torch.ones(2, 2)
+        optimizer.step()
+        scheduler.step()
+    assert optimizer.param_groups[0]["lr"] < 0
+    MERIT([weight]).load_state_dict(copy.deepcopy(optimizer.state_dict()))
 
 
 def test_another_number_of_groups_is_refused() -> None:

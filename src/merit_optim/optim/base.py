@@ -114,6 +114,11 @@ class SafeOptimizer(Optimizer):
             state: dict[str, Any] = self.state.get(param) or {}
             if not state:
                 continue
+            if saved_state.is_rotated(state) and not saved_state.is_rotated(keys):
+                raise ValueError(
+                    f"the direction of parameter group {index} was changed, and the moments of {name} are in "
+                    "SOAP's eigenbasis. Change it back, or create a new optimizer for the parameter."
+                )
             if missing := keys - state.keys():
                 raise ValueError(
                     f"the options of parameter group {index} were changed so that {name} needs the state "

@@ -34,6 +34,9 @@ def controls_of(
     is skipped. ``grad_scale`` and ``found_inf`` come from a ``GradScaler``.
     """
     policy, max_norm = options["nonfinite"], options["max_grad_norm"] if clip else None
+    if found_inf is not None and sharding is not None:
+        # The scaler asks the ranks that share its first gradient, which may not be all.
+        found_inf = sharding.any(found_inf > 0)
     # The scaler expects overflows: the step is skipped below, without an error.
     if policy == "raise" and not (found_inf is not None and found_inf.item()):
         _raise_on_nonfinite(works, sharding)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -55,7 +56,9 @@ def made_loadable(optimizer: SafeOptimizer, state_dict: dict[str, Any]) -> dict[
     whole_groups = [{**optimizer.defaults, **group} for group in groups]
     try:
         for group in whole_groups:
-            optimizer._check_group(group)
+            # A schedule may have ended just below zero; the next step checks the rate that it is taken with.
+            lr = group["lr"]
+            optimizer._check_group({**group, "lr": abs(lr)} if isinstance(lr, float) else group)
         options.check_alike(whole_groups[0], whole_groups)
     except ValueError as error:
         error.add_note("The value is in the saved state; change it in its 'param_groups' before loading.")
@@ -76,6 +79,11 @@ def made_loadable(optimizer: SafeOptimizer, state_dict: dict[str, Any]) -> dict[
     return {**state_dict, "state": state, "param_groups": groups}
 
 
+def is_rotated(state: Collection[str]) -> bool:
+    """Whether state with these keys has moments in an eigenbasis, under the names of Adam's."""
+    return "row_basis" in state
+
+
 def _begun(optimizer: SafeOptimizer, param: Tensor, group: Group, keys: set[str]) -> dict[str, Any]:
     """These of a parameter's state tensors, new."""
     new: dict[str, Any] = {}
@@ -94,6 +102,11 @@ def _check(
     missing: set[str],
 ) -> None:
     """Raise if saved state does not fit a parameter."""
+    if is_rotated(saved) and not is_rotated(shapes):
+        raise ValueError(
+            f"the saved moments of {name} are in SOAP's eigenbasis; {type(optimizer).__name__} cannot use "
+            "them. Start with fresh state instead."
+        )
     if missing:
         raise ValueError(
             f"the saved state of {name} has {sorted(saved)} but not {sorted(missing)}; "

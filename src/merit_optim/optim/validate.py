@@ -56,8 +56,12 @@ def num_labels(value: Any) -> None:
         raise ValueError(f"num_labels is {value!r}; the loss is a mean over at least 1 label")
 
 
+# How far below zero schedules of torch may end, as LinearLR does for most of its factors.
+ROUNDING = 1e-12
+
+
 def learning_rate(lr: Any, name: str = "lr") -> None:
-    """A number or a one-element tensor, at least zero."""
+    """A number or a one-element tensor, at least zero up to rounding."""
     if isinstance(lr, Tensor):
         if lr.numel() != 1:
             raise ValueError(  # "Tensor lr must be 1-element" is torch's message, which callers may match
@@ -67,6 +71,8 @@ def learning_rate(lr: Any, name: str = "lr") -> None:
         if lr.requires_grad:
             return  # a learned rate may have any value
         lr = lr.item()
+    if isinstance(lr, float) and -ROUNDING < lr < 0:
+        return
     at_least_zero(name, lr)
 
 
@@ -174,7 +180,8 @@ def one_each(name: str, value: Any, num_params: int) -> None:
     if len(value) != num_params:
         raise ValueError(
             f"{name} of a parameter group has {len(value)} entries for {num_params} parameters; give one "
-            "per parameter, as param_groups(model) does"
+            "per parameter, as param_groups(model) does. (ZeroRedundancyOptimizer divides the parameters "
+            "alone: give it groups with a direction each.)"
         )
 
 

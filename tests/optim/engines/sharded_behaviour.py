@@ -77,6 +77,15 @@ def bad_gradients(world: int) -> Comparisons:
         kept = torch.equal(whole(params[0]).isnan(), whole_first.isnan())
         yield f"a NaN on one rank reaches all, {name}", [] if kept else ["lost"]
 
+    params, fulls = split_by_rows(world)
+    optimizer = MERIT(params, capturable=True)
+    with_gradients(params, fulls, bad=False)
+    # A scaler asks the ranks of its first gradient alone, which may be replicated where others are not.
+    optimizer.grad_scale, optimizer.found_inf = torch.ones(()), torch.tensor(float(dist.get_rank() == 0))
+    optimizer.step()
+    changed = [str(i) for i, (p, full) in enumerate(zip(params, fulls, strict=True)) if not same("", p, full)]
+    yield "an overflow that one rank knows of is skipped by all", changed
+
     mesh, grad = init_device_mesh("cpu", (world,)), values((world, 3, 4), 0)
     stack = nn.Parameter(distribute_tensor(values((world, 3, 4), 1), mesh, [Shard(0)]))
     grad[-1, 0, 0] = torch.nan

@@ -72,6 +72,7 @@ def parts_of(
     """
     alike: dict[tuple[torch.device, torch.dtype], list[Stored | Stack]] = {}
     parts: list[Part] = []
+    stacked: set[int] = set()  # addresses: of two copies of the same memory one would be lost
     for work in works:
         direction, rule, view = direction_of(work.group), Rule.of(work.group), View.of(work.group)
         may_stack = shares is None and not one_by_one and _can_be_stacked(direction, rule, work.group)
@@ -82,7 +83,9 @@ def parts_of(
             if not num_elements and not (item.owner.numel() and any(x.numel() for x in item.state)):
                 continue
             device, dtype = item.param.device, algorithm.compute_dtype(item.param)
-            if may_stack and num_elements <= STACKED_ELEMENTS and item.param.is_cpu:
+            is_small = num_elements <= STACKED_ELEMENTS and item.param.is_cpu
+            if may_stack and is_small and item.param.data_ptr() not in stacked:
+                stacked.add(item.param.data_ptr())
                 steps = item.step.item() if work.group["bias_correction"] else None
                 stacks.setdefault((item.param.shape, item.param.dtype, steps), []).append(item)
                 continue

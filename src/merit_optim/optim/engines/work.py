@@ -88,8 +88,10 @@ def pick(work: Work, keep: list[int]) -> Work:
 
 def name_of(group_index: int, group: dict[str, Any], place: int) -> str:
     """Return the name given with a parameter, or a description of its place."""
-    names = group.get("param_names")
-    return names[place] if names else f"parameter {place} of group {group_index}"
+    names = group.get("param_names") or []
+    # Some libraries, such as ZeroRedundancyOptimizer, change the parameters of a group alone.
+    fits = len(names) == len(group["params"])
+    return names[place] if fits else f"parameter {place} of group {group_index}"
 
 
 def names_of(work: Work) -> list[str]:
