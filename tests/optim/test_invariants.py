@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from merit_optim import MERIT, MuonMERIT
 from merit_optim.optim import algorithm
 from merit_optim.optim.directions import direction_of
-from merit_optim.optim.engines import eager
+from merit_optim.optim.engines.eager import limits
 from merit_optim.optim.matrices import View
 from merit_optim.optim.trust import TrustRatioOptimizer
 
@@ -298,7 +298,7 @@ def test_a_stored_update_equals_a_recomputed_one(norm, monkeypatch) -> None:
     """For weights in several pieces."""
     snapshots = []
     for kept_pieces in (0, 1000):
-        monkeypatch.setattr(eager, "KEPT_PIECES", kept_pieces)
+        monkeypatch.setattr(limits, "KEPT_PIECES", kept_pieces)
         with in_pieces_of(10):
             optimizer = MERIT(parameters(), norm=norm)
             take_steps(optimizer, 3)
@@ -310,7 +310,7 @@ def in_pieces_of(num_elements: int) -> ExitStack:
     """Make the eager engine cut weights into pieces of this size."""
     stack = ExitStack()
     for limit in ("PIECE_ELEMENTS_CPU", "PIECE_ELEMENTS"):
-        stack.enter_context(mock.patch.object(eager, limit, num_elements))
+        stack.enter_context(mock.patch.object(limits, limit, num_elements))
     return stack
 
 

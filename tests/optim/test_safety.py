@@ -30,7 +30,7 @@ from torch.nn.utils import clip_grad_norm_
 
 from merit_optim import MERIT, SophiaG
 from merit_optim.optim.base import SafeOptimizer
-from merit_optim.optim.engines import eager
+from merit_optim.optim.engines.eager import engine as eager
 from merit_optim.optim.engines.gradients import norms
 from merit_optim.optim.engines.work import Control
 

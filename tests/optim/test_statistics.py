@@ -1,5 +1,7 @@
 """Statistics of an update: equal to a direct computation, only when recorded, whatever the pieces."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 from unittest import mock
 
@@ -23,10 +25,20 @@ from merit_optim import LAMB, MERIT, SOAP, MuonMERIT, UpdateStatistics
 from merit_optim.optim import algorithm
 from merit_optim.optim.algorithm import Rule
 from merit_optim.optim.directions import direction_of
-from merit_optim.optim.engines import eager
+from merit_optim.optim.engines.eager import cpu, foreach, limits
 from merit_optim.optim.matrices import View
 from merit_optim.optim.statistics import measure
 from merit_optim.optim.trust import TrustRatioOptimizer
+
+
+@contextmanager
+def never_measured() -> Iterator[None]:
+    with (
+        mock.patch.object(cpu, "measure", side_effect=AssertionError("measured")),
+        mock.patch.object(foreach, "measure", side_effect=AssertionError("measured")),
+    ):
+        yield
+
 
 SHAPES = {"matrix": (9, 14), "convolution": (5, 3, 2), "vector": (11,), "stacked": (3, 4, 5)}
 
@@ -168,8 +180,8 @@ def test_the_examples_here_clip_and_bound_some_elements_but_not_all(device) -> N
 def test_statistics_do_not_depend_on_the_pieces(device, optimizer_class, piece) -> None:
     _, whole, _ = recorded_step(device, optimizer_class, fused=False)
     with (
-        mock.patch.object(eager, "PIECE_ELEMENTS_CPU", piece),
-        mock.patch.object(eager, "PIECE_ELEMENTS", piece),
+        mock.patch.object(limits, "PIECE_ELEMENTS_CPU", piece),
+        mock.patch.object(limits, "PIECE_ELEMENTS", piece),
     ):
         _, cut, _ = recorded_step(device, optimizer_class, fused=False)
     for name in SHAPES:
@@ -203,7 +215,7 @@ def test_recording_changes_no_bit_of_the_step(device, optimizer_class) -> None:
 
 def test_nothing_is_recorded_outside(device) -> None:
     optimizer = MERIT(parameters(device))
-    with mock.patch.object(eager, "measure", side_effect=AssertionError("measured")):
+    with never_measured():
         take_steps(optimizer, 2)
     with optimizer.recording() as statistics:
         assert not statistics
@@ -237,7 +249,7 @@ def test_recording_ends_after_an_error(device) -> None:
 
     with pytest.raises(KeyError):
         fail()
-    with mock.patch.object(eager, "measure", side_effect=AssertionError("measured")):
+    with never_measured():
         take_steps(optimizer, 1)
 
 

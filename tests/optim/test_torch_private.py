@@ -48,7 +48,7 @@ NAMES: dict[str, tuple[str, str]] = {
     "_local_tensor": ("torch.distributed.tensor.DTensor", "placements.py updates a rank's part through it"),
     "_fsdp_flattened": ("a parameter of FSDP1", "trust.py refuses flat parameters by it"),
 }
-FOREACH_IS_FOR = "eager.py and gradients.py update many tensors in one launch with it"
+FOREACH_IS_FOR = "eager/foreach.py and gradients.py update many tensors in one launch with it"
 
 
 def lost(name: str, how: str = "no longer has") -> str:

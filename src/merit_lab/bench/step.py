@@ -37,7 +37,7 @@ from merit_lab.bench.floor import floors_of
 from merit_lab.bench.newton_schulz import NewtonSchulz, measure_newton_schulz
 from merit_lab.bench.options import add_options, count
 from merit_lab.bench.shapes import WEIGHTS, Parameters, WeightSpec
-from merit_optim.optim.engines import eager
+from merit_optim.optim.engines.eager import limits
 
 
 @dataclass
@@ -164,7 +164,7 @@ def main(argv: list[str]) -> None:
     args = parser.parse_args(argv)
 
     if args.piece:
-        eager.PIECE_ELEMENTS_CPU = args.piece
+        limits.PIECE_ELEMENTS_CPU = args.piece
     device: torch.device = args.device
     contestants = on_cuda() if device.type == "cuda" else on_cpu()
     chosen = [

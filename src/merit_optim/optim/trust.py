@@ -25,7 +25,8 @@ from merit_optim.optim.directions import (
     direction_of,
     option_names,
 )
-from merit_optim.optim.engines import direct, eager, fused_unavailable, interpreting
+from merit_optim.optim.engines import direct, fused_unavailable, interpreting
+from merit_optim.optim.engines.eager import engine as eager
 from merit_optim.optim.engines.part import Formed, MatrixPart, Part, Whole
 from merit_optim.optim.engines.ranks import placements
 from merit_optim.optim.engines.ranks.placements import is_sharded, refuse_inexact

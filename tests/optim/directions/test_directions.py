@@ -15,7 +15,7 @@ from merit_optim import SOAP, SOAPMERIT, Muon, MuonMERIT, NorMuon, OrScale, para
 from merit_optim.optim.directions import Extent
 from merit_optim.optim.directions import Muon as MuonDirection
 from merit_optim.optim.directions.muon import mean_squares
-from merit_optim.optim.engines import eager
+from merit_optim.optim.engines.eager import limits
 
 DIRECTIONS = {
     MuonMERIT: "muon",
@@ -223,7 +223,7 @@ def assert_parts_equal_separate_parameters(
     """One weight with a view, and its parts as parameters with the given storage: the same bits."""
     whole = weight.clone()
     parts = [stored(part) for part in parts_of(weight)]
-    options["fused"] = False  # a split weight uses the eager engine, and its parts would not
+    options["fused"] = False  # a weight with split columns uses the eager engine, and its parts would not
     together = built(optimizer_class, [whole], view=view, **options)
     apart = built(optimizer_class, parts, **options)
     for step in range(4):
@@ -331,8 +331,8 @@ def test_a_weight_that_is_updated_in_pieces_has_the_same_bits(device, monkeypatc
         return run(MuonMERIT, random_tensor((6, 14, 10), 1, device=device), view={"matrix_dims": 2})
 
     whole = steps()
-    monkeypatch.setattr(eager, "PIECE_ELEMENTS_CPU", 35)
-    monkeypatch.setattr(eager, "PIECE_ELEMENTS", 35)
+    monkeypatch.setattr(limits, "PIECE_ELEMENTS_CPU", 35)
+    monkeypatch.setattr(limits, "PIECE_ELEMENTS", 35)
     assert_same_bits(steps(), whole)
 
 

@@ -223,7 +223,7 @@ def formed_once(world: int) -> list[str]:
 
 def overlapped(world: int) -> list[str]:
     """Weights that are whole on this rank advance between sending the first message and waiting for it."""
-    from merit_optim.optim.engines.eager import EagerPart
+    from merit_optim.optim.engines.eager.foreach import EagerPart
     from merit_optim.optim.engines.ranks.owners import Gathering
 
     params, _ = split_by_rows(world)

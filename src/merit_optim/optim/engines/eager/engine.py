@@ -1,0 +1,107 @@
+"""The trust-ratio step in ordinary torch operations, in place and in pieces.
+
+Like every engine, it works in two phases. *Advance* updates the state and measures |w| and |u| into a flat
+buffer. *Apply* forms all ratios of the buffer at once, forms u again and changes w. Each phase goes through
+the weights in blocks of rows that fit the processor's cache, so the dozen operations of a phase cost one trip
+to memory, and temporaries are the size of a block rather than of a weight. Small weights share torch calls.
+
+On a CPU, a whole weight goes through both phases before the next one starts (``cpu.py``). u is kept between
+the phases unless the weight is very large. Small weights of the same shape are copied into one stack.
+
+A direction that needs whole matrices is formed once, in the first phase, and held until the second is done
+(``held.py``). If ranks share these matrices, the first phase is split in two, and the whole matrices are
+formed in between.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Iterator, Mapping
+from itertools import groupby
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from merit_optim.optim import algorithm
+from merit_optim.optim.algorithm import Rule
+from merit_optim.optim.directions import Adam, Direction, direction_of
+from merit_optim.optim.engines.eager import limits
+from merit_optim.optim.engines.eager.cpu import CpuPart, Numbers
+from merit_optim.optim.engines.eager.foreach import EagerPart
+from merit_optim.optim.engines.eager.held import HeldPart
+from merit_optim.optim.engines.eager.stored import Stack, Stored
+from merit_optim.optim.engines.part import Formed, Part, Share, Whole
+from merit_optim.optim.engines.work import Controls, Item, Work, items_of
+from merit_optim.optim.matrices import View
+
+
+def parts_of(
+    works: list[Work],
+    controls: Controls,
+    shares: Mapping[Tensor, Share] | None = None,
+    *,
+    one_by_one: bool = False,
+) -> list[Part]:
+    """Divide the work into parts. Weights of a part share a buffer of sizes.
+
+    ``shares`` describes this rank's share of sharded parameters, if its tensors alone do not tell. With
+    ``one_by_one`` small weights are not stacked, so that each can be recorded.
+    """
+    alike: dict[tuple[torch.device, torch.dtype], list[Stored | Stack]] = {}
+    parts: list[Part] = []
+    stacked: set[int] = set()  # addresses: of two copies of the same memory one would be lost
+    for work in works:
+        direction, rule, view = direction_of(work.group), Rule.of(work.group), View.of(work.group)
+        may_stack = shares is None and not one_by_one and _can_be_stacked(direction, rule, work.group)
+        stacks: dict[Hashable, list[Item]] = {}
+        for item in items_of([work]):
+            num_elements = item.param.numel()
+            # A rank may hold nothing of the weight, but state of the whole.
+            if not num_elements and not (item.owner.numel() and any(x.numel() for x in item.state)):
+                continue
+            device, dtype = item.param.device, algorithm.compute_dtype(item.param)
+            is_small = num_elements <= limits.STACKED_ELEMENTS and item.param.is_cpu
+            if may_stack and is_small and item.param.data_ptr() not in stacked:
+                stacked.add(item.param.data_ptr())
+                steps = item.step.item() if work.group["bias_correction"] else None
+                stacks.setdefault((item.param.shape, item.param.dtype, steps), []).append(item)
+                continue
+            stored = Stored(item, direction, rule, view, None if shares is None else shares.get(item.owner))
+            if isinstance(direction, Adam):
+                alike.setdefault((device, dtype), []).append(stored)
+            else:
+                parts.append(HeldPart([stored], device, dtype, controls[device]))
+        for items in stacks.values():
+            first = items[0].param
+            some = alike.setdefault((first.device, algorithm.compute_dtype(first)), [])
+            together = max(1, limits.STACK_ELEMENTS // first.numel())
+            batches = (items[start : start + together] for start in range(0, len(items), together))
+            some += [_stack(batch, direction, rule, view) for batch in batches]
+    for (device, dtype), some in alike.items():
+        control = controls[device]
+        if device.type == "cpu" and shares is None and control.skip is None:
+            for _, same_group in groupby(some, lambda stored: id(stored.item.group)):
+                of_group = list(same_group)
+                numbers = Numbers.of(of_group[0].item.group, dtype)
+                parts += [CpuPart(stored, device, dtype, control, numbers) for stored in of_group]
+        else:  # ranks reduce their sizes together, or a device takes few launches
+            parts.append(EagerPart(some, device, dtype, control))
+    return parts
+
+
+def _can_be_stacked(direction: Direction, rule: Rule, group: dict[str, Any]) -> bool:
+    """Whether small weights of a group may be stacked. In a stack, sums would be added in another order."""
+    is_plain = isinstance(direction, Adam) and group.get("split") is None and not rule.calibrated
+    return is_plain and rule.norm != "l2" and group["foreach"] is not False
+
+
+def _stack(items: list[Item], direction: Direction, rule: Rule, view: View) -> Stored | Stack:
+    if len(items) == 1:
+        return Stored(items[0], direction, rule, view)
+    return Stack(items, direction, rule, view)
+
+
+def form(wholes: Iterable[Whole]) -> Iterator[Formed]:
+    """Form what each direction needs from its whole matrix, one matrix after the other."""
+    for _, direction, gathered, step in wholes:
+        yield direction.whole(gathered, step)
