@@ -16,6 +16,7 @@ from merit_lab.data.formats import check_beginning, named_kinds
 from merit_lab.data.hashes import Hashes
 from merit_lab.data.pieces import TextPiece, cut
 from merit_lab.data.progress import PrepareProgress
+from merit_lab.data.tokens import hash_file
 
 _SMALLEST_PIECE, _LARGEST_PIECE = 1 << 12, 1 << 16  # bytes
 _TEST_FOLDERS = {"test", "tests", "idle_test"}
@@ -203,9 +204,7 @@ class Enwik8:
             )
         self._path = path
         self._sizes = sizes
-        with path.open("rb") as file:
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
-        self.recipe = {"name": "enwik8", "sha256": digest, "sizes": list(sizes)}
+        self.recipe = {"name": "enwik8", "sha256": hash_file(path), "sizes": list(sizes)}
         self._position = 0
 
     def state(self) -> int:

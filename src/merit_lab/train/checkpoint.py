@@ -37,6 +37,7 @@ from torch.distributed.checkpoint.state_dict import (
 )
 from torch.optim import Optimizer
 
+from merit_lab.data.tokens import hash_file
 from merit_lab.record import durable, step_path
 from merit_lab.record.json_types import fits, in_words
 from merit_lab.train import packed_state
@@ -139,7 +140,7 @@ def read(path: Path) -> Manifest:
         raise Damaged(f"{path / min(unlisted)} was not written with the checkpoint")
     for name, digest in manifest.files.items():
         try:
-            actual = _sha256(path / name)
+            actual = hash_file(path / name)
         except FileNotFoundError as error:  # others may pass: the file is not lost
             raise Damaged(f"{path / name} cannot be read ({error})") from None
         if actual != digest:
@@ -345,7 +346,7 @@ def _hash_files(path: Path, ranks: Ranks) -> dict[str, str]:
 
     def hash_share() -> dict[str, str]:
         names = sorted(_shards(path))
-        return {name: _sha256(path / name) for name in names[ranks.rank :: ranks.size]}
+        return {name: hash_file(path / name) for name in names[ranks.rank :: ranks.size]}
 
     return {name: digest for share in ranks.gather(hash_share) for name, digest in share.items()}
 
@@ -397,8 +398,3 @@ def steps_of(folder: Path) -> list[int]:
 def _complete_ones(folder: Path) -> list[Path]:
     """Return the complete checkpoints, newest first."""
     return [step_path(folder, step) for step in reversed(steps_of(folder))]
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

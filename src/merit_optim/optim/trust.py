@@ -44,10 +44,6 @@ if TYPE_CHECKING:
 
     from merit_optim.optim.engines.fused.engine import FusedEngine
 
-
-# The directions that the fused engine supports.
-FUSED = ("adam", "muon")
-
 _ANY_MATRICES = Matrices(1, 1, 1, is_vector=False)
 
 
@@ -132,7 +128,7 @@ class TrustRatioOptimizer(SafeOptimizer):
         return direction_of(group).keys_that_can_begin
 
     def _needs_step(self, group: dict[str, Any]) -> bool:
-        return direction_of(group).NAME != "muon"
+        return direction_of(group).USES_STEP
 
     def _check_engine(self, group: dict[str, Any]) -> None:
         if group["fused"] and (reason := fused_unavailable()):
@@ -250,11 +246,11 @@ class TrustRatioOptimizer(SafeOptimizer):
             wanted = group["foreach"] is None and not group["differentiable"] and device.type == "cuda"
         else:
             wanted = group["fused"] and (device.type == "cuda" or interpreting())
-        return bool(wanted) and direction_of(group).NAME in FUSED and fused_unavailable() is None
+        return bool(wanted) and direction_of(group).HAS_KERNELS and fused_unavailable() is None
 
     def _step_device(self, param: Tensor, group: dict[str, Any]) -> torch.device:
-        if direction_of(group).NAME == "soap":
-            return torch.device("cpu")  # read for every matrix: a read must not wait for the device
+        if direction_of(group).READS_STEP:
+            return torch.device("cpu")
         # Many small additions on the host would cost more than the fused step.
         return param.device if self._fuses(group, param.device) else super()._step_device(param, group)
 
@@ -266,8 +262,7 @@ class TrustRatioOptimizer(SafeOptimizer):
         return fused or super()._step_supports_amp_scaling
 
     def _leaves_the_graph(self) -> bool:
-        # SOAP counts its steps on the host.
-        on_host = any(direction_of(group).NAME == "soap" for group in self.param_groups)
+        on_host = any(direction_of(group).READS_STEP for group in self.param_groups)
         return on_host or bool(self._recordings) or super()._leaves_the_graph()
 
     def _controls(

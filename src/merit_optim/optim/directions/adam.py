@@ -61,6 +61,7 @@ class Adam(Direction):
     """Adam's direction. It is element-wise, so engines can compute it in pieces of any shape."""
 
     NAME: ClassVar[str] = "adam"
+    HAS_KERNELS: ClassVar[bool] = True
 
     betas: tuple[float, float] = (0.9, 0.95)
     eps: float = 1e-6

@@ -50,6 +50,12 @@ class Direction(ABC):
 
     NAME: ClassVar[str]
     """The value of ``group["direction"]``."""
+    USES_STEP: ClassVar[bool] = True
+    """Whether d depends on the number of the step."""
+    READS_STEP: ClassVar[bool] = False
+    """Whether the host reads that number for every matrix. It is then kept there, so that no read waits."""
+    HAS_KERNELS: ClassVar[bool] = False
+    """Whether the fused engine can form it."""
 
     @classmethod
     def option_names(cls) -> tuple[str, ...]:

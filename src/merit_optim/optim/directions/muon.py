@@ -50,6 +50,8 @@ class Muon(MatrixDirection):
     """Muon's direction, and NorMuon's with ``neuron_beta``."""
 
     NAME: ClassVar[str] = "muon"
+    USES_STEP: ClassVar[bool] = False
+    HAS_KERNELS: ClassVar[bool] = True
 
     momentum: float = 0.95
     nesterov: bool = True

@@ -31,6 +31,7 @@ class Soap(MatrixDirection):
     """SOAP's direction, with the names and values of its authors' implementation."""
 
     NAME: ClassVar[str] = "soap"
+    READS_STEP: ClassVar[bool] = True
 
     betas: tuple[float, float] = (0.95, 0.95)
     eps: float = 1e-8

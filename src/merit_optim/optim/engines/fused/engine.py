@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from merit_optim.optim.algorithm import Rule
-from merit_optim.optim.directions import Adam, Direction, Extent, Muon, direction_of
+from merit_optim.optim.directions import Direction, Extent, Muon, direction_of
 from merit_optim.optim.directions.adam import bias_correction
 from merit_optim.optim.engines.fused import kernels
 from merit_optim.optim.engines.fused.launch import (
@@ -80,7 +80,7 @@ def refused_options(group: dict[str, Any]) -> str | None:
     unknown: dict[str, Any] = {"calibrated": rule.calibrated}
     if isinstance(direction, Muon):
         unknown["ns_dtype"] = direction.ns_dtype if direction.ns_dtype != "bfloat16" else None
-    elif not isinstance(direction, Adam):
+    elif not direction.HAS_KERNELS:
         unknown["direction"] = direction.NAME
     for option, value in unknown.items():
         if value:

@@ -25,10 +25,9 @@ from merit_optim.optim.engines.ranks.mail import Cut, Mail, Owned
 from merit_optim.optim.engines.ranks.placements import (
     Cutting,
     Region,
-    crossing_of,
+    crossing_of_param,
     cutting_of,
     num_stacking,
-    sharded_dims,
 )
 from merit_optim.optim.engines.ranks.process_groups import MeshRanks
 from merit_optim.optim.matrices import View
@@ -42,8 +41,6 @@ Group = dict[str, Any]
 
 def matrix_direction(group: Group) -> MatrixDirection | None:
     """The direction of a parameter group, if it needs whole matrices."""
-    if group.get("direction", "adam") == "adam":
-        return None
     direction = direction_of(group)
     return direction if isinstance(direction, MatrixDirection) else None
 
@@ -266,7 +263,7 @@ class Owners:
         direction, view, mesh = matrix_direction(group), View.of(group), param.device_mesh
         if direction is None:
             return
-        crossing = crossing_of(param.ndim, view.matrix_dims, sharded_dims(name, param), mesh.shape)
+        crossing = crossing_of_param(name, param, view.matrix_dims)
         if not crossing.whole or not param.numel():
             return
         shard, ranks = param.to_local(), MeshRanks(mesh, crossing.whole)

@@ -161,16 +161,15 @@ def _coordinate(param: DTensor) -> Sequence[int]:
     return coordinate
 
 
-def cuts_matrices(param: DTensor, matrix_dims: int | None) -> bool:
-    """Whether no rank has a whole matrix."""
-    dims, sizes = sharded_dims("a parameter", param), param.device_mesh.shape
-    return bool(crossing_of(param.ndim, matrix_dims, dims, sizes).whole)
+def crossing_of_param(name: str, param: DTensor, matrix_dims: int | None) -> Crossing:
+    """The sizes of a parameter that cross ranks; if those of the whole do, no rank has a whole matrix."""
+    return crossing_of(param.ndim, matrix_dims, sharded_dims(name, param), param.device_mesh.shape)
 
 
 def share_of(name: str, param: DTensor, view: View) -> Share:
     """This rank's share of a parameter's matrices."""
-    region, is_cut = local_region(name, param), cuts_matrices(param, view.matrix_dims)
-    return share_of_region(view, tuple(param.shape), region, is_cut=is_cut)
+    region, crossing = local_region(name, param), crossing_of_param(name, param, view.matrix_dims)
+    return share_of_region(view, tuple(param.shape), region, is_cut=bool(crossing.whole))
 
 
 def share_of_region(view: View, shape: tuple[int, ...], region: Region, *, is_cut: bool) -> Share:

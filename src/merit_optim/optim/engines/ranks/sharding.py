@@ -26,7 +26,7 @@ from merit_optim.optim.engines.gradients import norms
 from merit_optim.optim.engines.part import Place, Share
 from merit_optim.optim.engines.plan import Slot, plan
 from merit_optim.optim.engines.ranks.owners import Owners, matrix_direction
-from merit_optim.optim.engines.ranks.placements import crossing_of, is_sharded, sharded_dims, share_of
+from merit_optim.optim.engines.ranks.placements import crossing_of_param, is_sharded, sharded_dims, share_of
 from merit_optim.optim.engines.ranks.process_groups import MeshRanks
 from merit_optim.optim.engines.work import Work
 from merit_optim.optim.matrices import View
@@ -140,7 +140,7 @@ class Sharding:
         self.owners.add(name, param, group_index, group)
         if group.get("norm", "none") == "none":
             return  # the update is element-wise, so there are no sizes to exchange
-        crossing = crossing_of(param.ndim, group["matrix_dims"], dims, list(mesh.shape))
+        crossing = crossing_of_param(name, param, view.matrix_dims)
         if not crossing.whole:
             return
         shard = param.to_local()
