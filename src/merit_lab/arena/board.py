@@ -73,6 +73,8 @@ class Board:
     standings: Sequence[Standing]
     baseline: Standing | None
     """The best one without MERIT's ratios, whose final loss is the target."""
+    unranked: Sequence[str] = ()
+    """The contestants whose search is not complete."""
 
     @property
     def best(self) -> Standing:
@@ -131,7 +133,12 @@ def boards(arena: Arena, runs: Runs) -> list[Board]:
         if standings:
             standings.sort(key=lambda standing: standing.mean)
             plain = [standing for standing in standings if not standing.task.has_ratios]
-            result.append(Board(batch, standings, next(iter(plain), None)))
+            unranked = [
+                names[task.contestant]
+                for task, search in searches.items()
+                if task.batch == batch and search.missing
+            ]
+            result.append(Board(batch, standings, next(iter(plain), None), unranked))
     return result
 
 

@@ -65,7 +65,18 @@ def warnings(boards: Sequence[Board], *, together: bool) -> list[str]:
             "with --jobs 1 to compare seconds"
         )
     for board in boards:
+        if board.unranked:
+            remarks.append(
+                f"batch {board.batch}: {join(board.unranked)} is not ranked, because runs of its search have "
+                "not ended; run the same command again"
+            )
+        most = max((len(standing.losses) for standing in board.standings), default=0)
         for standing in board.standings:
+            if len(standing.losses) < most:
+                remarks.append(
+                    f"batch {board.batch}: {standing.name} has {len(standing.losses)} of {most} seeds; run "
+                    "the same command again"
+                )
             if LR in standing.search.at_edge:
                 remarks.append(
                     f"batch {board.batch}: the best learning rate of {standing.name} has no worse neighbour "

@@ -18,7 +18,7 @@ from merit_lab.models.config import LARGEST_SIZE, PRESETS, ModelConfig, check_si
 from merit_lab.models.names import AnyModelConfig, num_parameters
 from merit_lab.record.json_types import fits, in_words
 from merit_lab.train.optimizer_names import check_name, is_external, must_be_trusted
-from merit_lab.train.optimizer_options import parse_options
+from merit_lab.train.optimizer_options import default_of, parse_options
 from merit_lab.train.schedule import learning_rate
 from merit_optim.settings import SETTINGS
 from merit_optim.spelling import did_you_mean, nearest
@@ -411,7 +411,8 @@ def _paper_rate(name: str, model: AnyModelConfig, way_out: str) -> float:
     """Return the paper's peak learning rate for the GPT-2 nearest in size."""
     rates = {} if is_external(name) else SETTINGS[name].learning_rates
     if not rates:
-        raise ValueError(f"the paper gives no learning rate for {name}; pass {way_out}")
+        of_class = "" if is_external(name) else f" (the default of its class is {default_of(name, 'lr'):g})"
+        raise ValueError(f"the paper gives no learning rate for {name}; pass {way_out}{of_class}")
     size = math.log(num_parameters(model))
     nearest_preset = min(rates, key=lambda preset: abs(math.log(num_parameters(PRESETS[preset])) - size))
     return rates[nearest_preset]

@@ -3,6 +3,7 @@
 import json
 import re
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -175,6 +176,19 @@ def test_runs_on_a_gpu_at_the_same_time_are_noticed(runs: list[MeasuredRun], sha
     assert (
         any("compare steps" in remark for remark in warnings([Board(4, [], None)], together=shared)) is shared
     )
+
+
+def test_contestants_and_seeds_that_are_missing_give_a_warning() -> None:
+    """As while another process trains them."""
+    search = SimpleNamespace(at_edge=())
+    standings: list[Any] = [
+        SimpleNamespace(name="Muon", search=search, losses={0: 2.0, 1: 2.1}),
+        SimpleNamespace(name="LAMB", search=search, losses={0: 3.0}),
+    ]
+    missing, fewer = warnings([Board(4, standings, None, ["AdamW"])], together=False)
+    assert "AdamW is not ranked" in missing
+    assert "LAMB has 1 of 2 seeds" in fewer
+    assert not warnings([Board(4, standings[:1], None)], together=False)
 
 
 def run_with(losses: list[tuple[int, float]], status: str = "finished") -> MeasuredRun:

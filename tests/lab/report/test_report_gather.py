@@ -11,7 +11,7 @@ from fake_runs import write_run
 
 from merit_lab.record import MetricsWriter, Run, archive, excerpt, lock, read_metrics
 from merit_lab.report import gather, read_outcomes, summarise
-from merit_lab.report.gather import find_runs
+from merit_lab.report.gather import find_runs, flatten
 from merit_lab.report.series import group
 
 
@@ -200,3 +200,12 @@ def test_the_status_of_an_unlocked_run_comes_from_the_lines_read(
 
     monkeypatch.setattr("merit_lab.record.run.read_metrics", read_slowly)
     assert gather.MeasuredRun.read(run).status == "interrupted"
+
+
+def test_settings_with_nested_lists_can_be_compared() -> None:
+    """As in the configurations of some Hugging Face models."""
+    flat = flatten(
+        {"model": {"settings": {"attention_types": [[["global", "local"], 2]], "limit": [{"a": [1]}]}}}
+    )
+    assert flat["model.settings.attention_types"] == ((("global", "local"), 2),)
+    assert len({tuple(flat.values())}) == 1
