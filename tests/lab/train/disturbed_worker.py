@@ -22,11 +22,11 @@ from merit_lab.train.numbers import StepNumbers
 
 
 def disturb(step: int, how: str) -> None:
-    take_step, sha256 = Trainer.take_step, checkpoint._sha256
+    take_step, hash_file = Trainer.take_step, checkpoint.hash_file
 
     def unreadable(path: Path) -> str:
         del path
-        checkpoint._sha256 = sha256
+        checkpoint.hash_file = hash_file
         raise OSError(errno.EIO, "Input/output error")
 
     def disturbed(self: Trainer, micro_batches: Iterator[tuple[Tensor, Tensor]]) -> StepNumbers:
@@ -37,7 +37,7 @@ def disturb(step: int, how: str) -> None:
                 if how == "signal":
                     os.kill(os.getpid(), signal.SIGTERM)
                 else:
-                    checkpoint._sha256 = unreadable
+                    checkpoint.hash_file = unreadable
         return take_step(self, micro_batches)
 
     Trainer.take_step = disturbed

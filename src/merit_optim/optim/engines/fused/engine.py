@@ -219,16 +219,11 @@ class FusedEngine:
         group_numbers = [i for i, work in enumerate(works) for _ in work.params]
         groups = [work.group for work in works for _ in work.params]
         parts_of: dict[int, tuple[Matrices, ...]] = {}
-        self._unfused: set[int] = set()
-        for i, (param, *others, step) in enumerate(zip(*tensors, strict=True)):
-            dense = all(_is_plain(x) and x.dtype in TRITON for x in others)
-            countable = step.device == param.device and step.dtype == torch.float32
-            fits = dense and countable and _fits(groups[i], owners[i], param, *others)
-            if param.numel() and fits and refusal(groups[i], param) is None:
+        for i, of_param in enumerate(zip(*tensors, strict=True)):
+            if _can_be_fused(groups[i], owners[i], *of_param):
                 view = shares[owners[i]].view if owners[i] in shares else View.of(groups[i])
-                parts_of[i] = view.parts(param.shape)
-            else:
-                self._unfused.add(i)
+                parts_of[i] = view.parts(tensors.params[i].shape)
+        self._unfused = set(range(len(owners))) - parts_of.keys()
         layout: Plan = plan(
             tuple((part, Rule.of(groups[i]).has_rows) for i, parts in parts_of.items() for part in parts)
         )
@@ -458,10 +453,22 @@ def _is_plain(x: Tensor) -> bool:
     return x.is_contiguous() and not x.is_neg()
 
 
-def _fits(
-    group: dict[str, Any], owner: Tensor, param: Tensor, grad: Tensor, exp_avg: Tensor, exp_avg_sq: Tensor
+def _can_be_fused(
+    group: dict[str, Any],
+    owner: Tensor,
+    param: Tensor,
+    grad: Tensor,
+    exp_avg: Tensor,
+    exp_avg_sq: Tensor,
+    step: Tensor,
 ) -> bool:
-    """Whether the tensors have the sizes that the kernels assume. State may come from anywhere."""
+    """Whether the tensors of a parameter are what the kernels assume. State may come from anywhere."""
+    if not param.numel() or refusal(group, param) is not None:
+        return False
+    if step.device != param.device or step.dtype != torch.float32:
+        return False
+    if not all(_is_plain(x) and x.dtype in TRITON for x in (grad, exp_avg, exp_avg_sq)):
+        return False
     num, direction, view = param.numel(), direction_of(group), View.of(group)
     of_second = num
     if isinstance(direction, Muon) and direction.neuron_beta is not None:
