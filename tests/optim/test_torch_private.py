@@ -47,6 +47,13 @@ NAMES: dict[str, tuple[str, str]] = {
     "_functional_collectives": ("torch.distributed", "placements.py waits for its AsyncCollectiveTensor"),
     "_local_tensor": ("torch.distributed.tensor.DTensor", "placements.py updates a rank's part through it"),
     "_fsdp_flattened": ("a parameter of FSDP1", "trust.py refuses flat parameters by it"),
+    "_python_dispatch": ("torch.utils", "the monitor knows tensors that are made of others by it"),
+    "_compiled_call_impl": (
+        "torch.nn.Module",
+        "the monitor refuses modules that were compiled in place by it",
+    ),
+    "_version": ("torch.Tensor", "the lab's closures know by it whether weights were changed"),
+    "_dynamo": ("torch", "the lab raises its limit of compiled versions, which torch.compiler does not have"),
 }
 FOREACH_IS_FOR = "eager/foreach.py and gradients.py update many tensors in one launch with it"
 
@@ -249,6 +256,36 @@ def test_function_modes_are_a_stack_that_can_be_popped_and_pushed() -> None:
         push(other)
         assert stack() == [one, other], changed("_push_mode")
     assert stack() == []
+
+
+@pytest.mark.usefixtures("one_rank")
+def test_tensors_that_are_made_of_others_are_known() -> None:
+    from torch.distributed.tensor import Replicate, distribute_tensor
+
+    is_wrapper = in_torch("_python_dispatch").is_traceable_wrapper_subclass
+    mesh = dist.init_device_mesh("cpu", (1,))
+    assert is_wrapper(distribute_tensor(torch.ones(2), mesh, [Replicate()])), changed("_python_dispatch")
+    assert not is_wrapper(torch.ones(2)), changed("_python_dispatch")
+
+
+def test_a_module_that_is_compiled_in_place_says_so() -> None:
+    layer = nn.Linear(2, 2)
+    assert getattr(layer, "_compiled_call_impl", None) is None, changed("_compiled_call_impl")
+    layer.compile(backend="eager")
+    assert layer._compiled_call_impl is not None, changed("_compiled_call_impl")
+
+
+def test_a_tensor_counts_its_changes() -> None:
+    x = torch.ones(2)
+    before = x._version
+    x += 1
+    assert x._version == before + 1, changed("_version")
+
+
+def test_the_limit_of_compiled_versions_can_be_raised() -> None:
+    import torch._dynamo
+
+    assert isinstance(torch._dynamo.config.recompile_limit, int), lost("_dynamo")
 
 
 @pytest.mark.usefixtures("one_rank")

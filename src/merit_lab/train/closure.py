@@ -15,6 +15,7 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from merit_lab.train.optimizer_names import is_from_library
+from merit_optim.optim.torch_private import version_of
 
 # What optimizers raise when they do not support the weights or gradients.
 _COMPLAINTS = (RuntimeError, TypeError, AttributeError, LookupError, AssertionError)
@@ -29,11 +30,11 @@ class Closure:
 
     def __init__(self, loss: Tensor, weights: Sequence[Tensor], again: Callable[[], Tensor]) -> None:
         self._loss, self._weights, self._again = loss, weights, again
-        self._versions = [weight._version for weight in weights]
+        self._versions = [version_of(weight) for weight in weights]
 
     def __call__(self) -> Tensor:
         unchanged = all(
-            weight.grad is not None and weight._version == version
+            weight.grad is not None and version_of(weight) == version
             for weight, version in zip(self._weights, self._versions, strict=True)
         )
         return self._loss if unchanged else self._again()

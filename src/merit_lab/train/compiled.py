@@ -6,6 +6,8 @@ from functools import lru_cache
 
 import torch
 
+from merit_optim.optim.torch_private import allow_compiled_versions
+
 # A run can need a version of its model for each way to observe it and each micro-batch size, and a few more
 # for validation and Sophia-G.
 _NUM_VERSIONS = 16
@@ -18,5 +20,5 @@ def begin_compiling_for(*shapes: object) -> None:  # noqa: ARG001 - the cache's 
     By default torch.compile makes at most eight versions of a function. After that it only warns and runs
     uncompiled, many times slower. A process that trains one model after another soon reaches that limit.
     """
-    torch._dynamo.config.recompile_limit = max(_NUM_VERSIONS, torch._dynamo.config.recompile_limit)
+    allow_compiled_versions(_NUM_VERSIONS)
     torch.compiler.reset()

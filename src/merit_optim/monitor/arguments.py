@@ -13,7 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.attention.bias import CausalBias, CausalVariant
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+from merit_optim.optim.torch_private import is_wrapper
 
 
 class AttentionArguments(NamedTuple):
@@ -157,7 +158,7 @@ def of_flash(
 
 
 def _is_plain(tensor: Tensor) -> bool:
-    return not (tensor.is_nested or is_traceable_wrapper_subclass(tensor))
+    return not (tensor.is_nested or is_wrapper(tensor))
 
 
 def _scale(query: Tensor, scale: float | None) -> float:

@@ -18,6 +18,7 @@ from merit_optim.monitor.attention_registry import intercepted_registry
 from merit_optim.monitor.interception import Interception, merge
 from merit_optim.monitor.reading import AttentionReading, combine, of_all_ranks
 from merit_optim.optim.names import COMPILED, plain
+from merit_optim.optim.torch_private import is_compiled_in_place
 
 
 class AttentionMonitor:
@@ -93,7 +94,7 @@ class AttentionMonitor:
 
         Returns a function that detaches the monitor.
         """
-        if getattr(self.model, "_compiled_call_impl", None) is not None:
+        if is_compiled_in_place(self.model):
             raise ValueError(
                 f"{type(self.model).__name__} was compiled in place, so hooks would be compiled with it; "
                 "put `with monitor:` around the forward pass instead"

@@ -17,14 +17,19 @@ from torch import Tensor
 from torch._compile import _disable_dynamo
 from torch.optim.optimizer import _use_grad_for_differentiable
 from torch.overrides import _get_current_function_mode_stack, _pop_mode, _push_mode
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor, Placement
+    from torch.nn import Module
     from torch.optim import Optimizer
     from torch.overrides import TorchFunctionMode
 
 # A method that is never compiled. The public torch.compiler.disable imports the compiler at once.
 never_compiled = _disable_dynamo
+
+# Whether a tensor is made of others, as a DTensor is, so that it has no memory of its own.
+is_wrapper = is_traceable_wrapper_subclass
 
 # Turns autograd on in a step for differentiable=True and off otherwise, as in every optimizer of torch.
 with_grad_if_differentiable = _use_grad_for_differentiable
@@ -65,6 +70,22 @@ def leave_function_mode(mode: TorchFunctionMode) -> None:
     _pop_mode()
     for other in reversed(later):
         _push_mode(other)
+
+
+def is_compiled_in_place(module: Module) -> bool:
+    """Whether ``module.compile()`` was called: hooks that are added later would not run, or be compiled."""
+    return getattr(module, "_compiled_call_impl", None) is not None
+
+
+def version_of(tensor: Tensor) -> int:
+    """How often the tensor was changed in place."""
+    return tensor._version
+
+
+def allow_compiled_versions(num: int) -> None:
+    """Let torch.compile make at least this many versions of a function; with more it runs uncompiled."""
+    config = torch._dynamo.config
+    config.recompile_limit = max(num, config.recompile_limit)
 
 
 def is_flat_of_fsdp1(param: Tensor) -> bool:
