@@ -67,8 +67,8 @@ def warnings(boards: Sequence[Board], *, together: bool) -> list[str]:
     for board in boards:
         if board.unranked:
             remarks.append(
-                f"batch {board.batch}: {join(board.unranked)} is not ranked, because runs of its search have "
-                "not ended; run the same command again"
+                f"batch {board.batch}: without {join(board.unranked)}, because runs of the search have not "
+                "ended; run the same command again"
             )
         most = max((len(standing.losses) for standing in board.standings), default=0)
         for standing in board.standings:

@@ -10,9 +10,9 @@ time.
 
 ``worst`` is the 95th percentile of the steps, or the slowest of fewer than twenty: about the cost of a step
 that occurs once in ten. SOAP improves its bases in cycles of ten steps, and whole cycles are timed. Muon and
-SOAP have AdamW for the rest. A floor is the time to move the necessary bytes at the
-speed of a copy, and to compute the products of Newton-Schulz at the speed of a large product in bfloat16;
-both speeds are measured first. Below the floors is the time of Newton-Schulz alone.
+SOAP have AdamW for the rest. A floor is the time to move the necessary bytes at the speed of a copy, and to
+compute the products of Newton-Schulz at the speed of a large product in bfloat16; both speeds are measured
+first. Below the floors is the time of Newton-Schulz alone.
 """
 
 from __future__ import annotations

@@ -127,7 +127,7 @@ class HuggingFaceConfig:
         heads = getattr(self._text, "num_attention_heads", None)
         try:
             return int(heads) * self.head_width if heads else None
-        except (RuntimeError, AttributeError):  # transformers': the value differs by layer
+        except RuntimeError:  # transformers': the value differs by layer
             return None
 
     def with_vocab(self, num_tokens: int) -> HuggingFaceConfig:

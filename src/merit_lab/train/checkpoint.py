@@ -73,6 +73,9 @@ class Manifest:
     format: int = _FORMAT
 
 
+_GONE = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
+
+
 class Damaged(ValueError):
     """A checkpoint that cannot be used."""
 
@@ -141,8 +144,10 @@ def read(path: Path) -> Manifest:
     for name, digest in manifest.files.items():
         try:
             actual = hash_file(path / name)
-        except FileNotFoundError as error:  # others may pass: the file is not lost
+        except _GONE as error:
             raise Damaged(f"{path / name} cannot be read ({error})") from None
+        except OSError as error:
+            raise _perhaps_later(error) from None
         if actual != digest:
             raise Damaged(f"{path / name} was changed: its sha256 is {actual}, not {digest}")
     return manifest
@@ -157,8 +162,10 @@ def _read_manifest(path: Path) -> Manifest:
         text = (path / "manifest.json").read_bytes()
         values = json.loads(text)
         version = values.get("format", _WITHOUT_OWN_HASH)
-    except (FileNotFoundError, ValueError, AttributeError, RecursionError) as error:
+    except (*_GONE, ValueError, AttributeError, RecursionError) as error:
         raise Damaged(f"{path} has no readable manifest ({error})") from None
+    except OSError as error:
+        raise _perhaps_later(error) from None
     digest = values.pop("sha256", None)
     is_as_written = text == _written(values)
     if type(version) is int and version > _FORMAT and is_as_written:
@@ -184,6 +191,12 @@ def _read_manifest(path: Path) -> Manifest:
     if path != step_path(path.parent, manifest.step):
         raise Damaged(f"{path} has the manifest of another step, {manifest.step}")
     return manifest
+
+
+def _perhaps_later(error: OSError) -> OSError:
+    """A file that cannot be read now is not lost: going back to an older checkpoint would delete it."""
+    way_out = "try again later, or remove this checkpoint to go on from an older one"
+    return OSError(error.errno, f"{error.strerror}; {way_out}", error.filename)
 
 
 def _written(values: dict[str, Any]) -> bytes:

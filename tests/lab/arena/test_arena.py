@@ -185,8 +185,8 @@ def test_contestants_and_seeds_that_are_missing_give_a_warning() -> None:
         SimpleNamespace(name="Muon", search=search, losses={0: 2.0, 1: 2.1}),
         SimpleNamespace(name="LAMB", search=search, losses={0: 3.0}),
     ]
-    missing, fewer = warnings([Board(4, standings, None, ["AdamW"])], together=False)
-    assert "AdamW is not ranked" in missing
+    missing, fewer = warnings([Board(4, standings, None, ["AdamW", "MERIT"])], together=False)
+    assert "without AdamW and MERIT" in missing
     assert "LAMB has 1 of 2 seeds" in fewer
     assert not warnings([Board(4, standings[:1], None)], together=False)
 

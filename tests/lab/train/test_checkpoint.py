@@ -131,6 +131,13 @@ def test_a_checkpoint_of_a_newer_version_is_neither_read_nor_passed_over(whole):
         read(path.parent)
 
 
+def test_a_file_in_the_place_of_a_checkpoint_is_passed_over(whole):
+    (whole.checkpoints / "step-00000013").write_text("not a folder")
+    (path, _), complaints = find(whole.checkpoints)
+    assert path.name == "step-00000012"
+    assert "step-00000013 has no readable manifest" in complaints[0]
+
+
 @pytest.mark.parametrize("suffix", [".json", ".safetensors"])
 def test_a_file_that_cannot_be_read_now_is_not_damaged(whole, monkeypatch, suffix):
     """A file server may answer later; with an older one in its place this one would be deleted."""
@@ -147,7 +154,7 @@ def test_a_file_that_cannot_be_read_now_is_not_damaged(whole, monkeypatch, suffi
     opened = Path.open
     monkeypatch.setattr(Path, "open", fail)
     monkeypatch.setattr(Path, "read_bytes", read_bytes)
-    with pytest.raises(OSError, match="Stale file handle"):
+    with pytest.raises(OSError, match="Stale file handle; try again later, or remove this checkpoint"):
         find(whole.checkpoints)
 
 

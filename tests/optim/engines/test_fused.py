@@ -707,6 +707,15 @@ def test_state_of_another_dtype_is_read_correctly(device) -> None:
     assert (state["exp_avg"].float() - expected).abs().max() < 0.01 * expected.abs().max()
 
 
+def test_kernels_get_the_scale_of_gradients_in_float32(device) -> None:
+    """It is float64 in steps in which any gradient is, and kernels are compiled once."""
+    optimizer = MERIT(parameters([(3, 4)], device), fused=True)
+    optimizer.param_groups[0]["params"][0].grad = torch.ones(3, 4, device=device)
+    control = Control(gradient_scale=torch.tensor(0.5, dtype=torch.float64, device=device))
+    parts, _ = FusedEngine(torch.device(device)).parts_of(optimizer._gather(), control)
+    assert [part.control.gradient_scale.dtype for part in parts] == [torch.float32]
+
+
 def test_an_unaligned_gradient_is_read_correctly(device) -> None:
     """Not at a multiple of 16 bytes, unlike the previous one."""
     pair = Pair(parameters([(3, 16)], device))
