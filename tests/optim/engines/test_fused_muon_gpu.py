@@ -310,7 +310,7 @@ def contiguous() -> Tensor:
 FALLBACKS: dict[str, tuple[Callable[[], Tensor], Hidden, dict[str, Any]]] = {
     "float64": (lambda: contiguous().double(), muon_merit, {}),
     "not contiguous": (lambda: contiguous().T, muon_merit, {}),
-    "split columns": (contiguous, muon_merit, {"split": 2, "split_dim": 1}),
+    "split columns": (contiguous, muon_merit, {"split": 2, "split_dim": 1, "neuron_beta": None}),
     "products in float32": (contiguous, muon_merit, {"ns_dtype": "float32"}),
     "sums of rows and columns": (contiguous, muon_merit, {"norm": "l2"}),
     **{build.__name__: (contiguous, build, {}) for build in HIDDEN[3:]},
