@@ -5,7 +5,7 @@ import math
 import torch
 from torch._subclasses import FakeTensorMode
 
-from merit_optim import MERIT
+from merit_optim import MERIT, MuonMERIT
 from merit_optim.monitor import update_scalars, updates
 from merit_optim.optim import UpdateStatistics
 
@@ -38,6 +38,28 @@ def test_numbers_are_the_statistics_and_their_totals() -> None:
     assert update_scalars({}) == {}
 
 
+def test_the_largest_ratio_is_of_parameters_that_have_ratios() -> None:
+    """Not the 1 of those that AdamW updates beside MuonMERIT's, nor a NaN hidden among them."""
+    torch.manual_seed(0)
+    model = torch.nn.Linear(6, 4)
+    optimizer = MuonMERIT(
+        [
+            {"params": [("weight", model.weight)], "direction": "muon"},
+            {"params": [("bias", model.bias)], "direction": "adam"},
+        ]
+    )
+    model(torch.randn(8, 6)).square().sum().backward()
+    with optimizer.recording() as statistics:
+        optimizer.step()
+    numbers = update_scalars(statistics)
+    assert numbers["update/largest_ratio/bias"] == 1
+    assert 0 < numbers["update/largest_ratio"] == numbers["update/largest_ratio/weight"] < 0.2
+    alone = update_scalars({"bias": statistics["bias"]})
+    assert alone["update/largest_ratio"] == 1
+    statistics["weight"].largest_ratio.fill_(math.nan)
+    assert math.isnan(update_scalars(statistics)["update/largest_ratio"])
+
+
 def test_a_weight_of_zeros_that_stays_so_has_not_changed() -> None:
     bias = torch.nn.Parameter(torch.zeros(3))
     bias.grad = torch.ones(3)
@@ -56,5 +78,5 @@ def test_parameters_may_be_on_several_devices() -> None:
     with FakeTensorMode():
         devices = "cpu", "cuda:0", "cuda:1"
         table = updates._table(statistics(device) for device in devices)
-    assert table.shape == (3, 6)
+    assert table.shape == (3, 7)
     assert table.device.type == "cpu"

@@ -17,7 +17,8 @@ def update_scalars(
     """Return the statistics of ``optimizer.recording()`` as one flat dict.
 
     For each parameter, and for all as if they were one: the shares of clipped and bounded elements, the
-    largest ratio, and the relative change. Waits for the device once.
+    largest ratio, and the relative change. The largest of all is of parameters that have ratios: not of those
+    by AdamW, where it is 1. Waits for the device once.
 
     Examples:
         >>> import torch
@@ -34,7 +35,7 @@ def update_scalars(
         return {}
     rows = _table(statistics.values())
     names = ("clipped", "bounded", "largest_ratio", "relative_change")
-    together = torch.cat([rows[:, :5].sum(0), rows[:, 5:].amax(0)])
+    together = torch.cat([rows[:, :5].sum(0), _ratio_range(rows[:, 5:])])
     numbers = {f"{prefix}{name}": value for name, value in zip(names, _numbers(together), strict=True)}
     if per_parameter:
         for parameter, row in zip(statistics, rows, strict=True):
@@ -51,12 +52,19 @@ def _table(statistics: Iterable[UpdateStatistics]) -> Tensor:
 def _row(update: UpdateStatistics) -> Tensor:
     like = update.weight_sum_sq
     counts = (torch.full_like(like, update.num_elements), update.num_clipped, update.num_bounded)
-    values = (*counts, update.update_sum_sq, like, update.largest_ratio)
+    values = (*counts, update.update_sum_sq, like, update.smallest_ratio, update.largest_ratio)
     return torch.stack([value.to(like) for value in values])
 
 
+def _ratio_range(ranges: Tensor) -> Tensor:
+    """The smallest and the largest ratio of parameters that have ratios, or 1 and 1 if none has."""
+    scaled = ranges[(ranges != 1).any(1)]
+    chosen = scaled if len(scaled) else ranges
+    return torch.stack([chosen[:, 0].amin(), chosen[:, 1].amax()])
+
+
 def _numbers(row: Tensor) -> list[float]:
-    elements, clipped, bounded, update_sum_sq, weight_sum_sq, ratio = row
+    elements, clipped, bounded, update_sum_sq, weight_sum_sq, _, largest = row
     return torch.stack(
-        [clipped / elements, bounded / elements, ratio, relative_change(update_sum_sq, weight_sum_sq)]
+        [clipped / elements, bounded / elements, largest, relative_change(update_sum_sq, weight_sum_sq)]
     ).tolist()

@@ -273,7 +273,9 @@ class OrScale(HiddenMatrixOptimizer):
         w <- w - lr * clamp(r / r_first, 0.1, 5) * u
 
     The form for language models, OrScale-LM, as its paper's abstract describes it; no public implementation
-    was found to compare with. ``calibrated=False`` leaves out the division by the first ratio.
+    was found to compare with. ``calibrated=False`` leaves out the division by the first ratio. Weights of
+    which the first gradient is zero need it, as one of each pair of LoRA's: the first ratio would be that of
+    the weight decay alone.
 
     Args:
         params: parameter groups from ``param_groups(model)``; see ``MuonMERIT``.
