@@ -97,7 +97,7 @@ def join(items: Sequence[str]) -> str:
 
 def _compare(ranking: Sequence[tuple[str, Spread]], unit: str) -> str:
     (best, lowest), (second, next_lowest) = ranking[:2]
-    distances = [f"{spread.mean - lowest.mean:.3f} below {label}" for label, spread in ranking[1:]]
+    distances = [_distance(spread.mean - lowest.mean, label) for label, spread in ranking[1:]]
     has_long_names = _are_long([label for label, _ in ranking])
     if len(ranking) > _MOST_COMPARED or has_long_names:
         num_named = 1 if has_long_names else _MOST_NAMED
@@ -108,6 +108,10 @@ def _compare(ranking: Sequence[tuple[str, Spread]], unit: str) -> str:
         f"At the end {best} had the lowest validation loss, {lowest.mean:.3f}{unit} ({join(distances)}; "
         f"{_judge(lowest, next_lowest, pair if len(ranking) > 2 else '')})"
     )
+
+
+def _distance(rise: float, label: str) -> str:
+    return f"the same as {label}" if rise == 0 else f"{rise:.3f} below {label}"
 
 
 def _are_long(names: Sequence[str]) -> bool:

@@ -61,6 +61,11 @@ def test_any_series_can_win() -> None:
     assert "the difference between AdamW and LAMB may be chance" in sentence
 
 
+def test_a_tie_is_not_a_win() -> None:
+    sentence = summarise([outcome("AdamW", 2.0), outcome("LAMB", 2.0), outcome("MERIT", 4.0)])
+    assert "2.000 (the same as LAMB and 2.000 below MERIT; one seed each" in sentence
+
+
 def test_three_seeds_are_too_few_and_four_can_be_enough() -> None:
     three = summarise([outcome("LAMB", 3.0, 3.1, 3.2), outcome("MERIT", 2.0, 2.1, 2.2)])
     assert (
