@@ -1,4 +1,4 @@
-"""MERIT and the optimizers it is compared with, for large-batch language model training.
+"""Optimizers for large-batch language-model training: MERIT's ratios on directions of Adam, Muon and SOAP.
 
 The public names are loaded on first use: `import merit_optim` alone does not import torch, so the command
 line starts fast and `merit_optim.jax` works without torch.
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
         sampled_label_loss,
     )
 
-__version__ = "0.1.0"
+__version__ = "0.2.0.dev0"
 
 __all__ = [
     "LAMB",

@@ -19,14 +19,17 @@ class Settings:
     learning_rates: Mapping[str, float] = field(default_factory=dict)
 
 
-def _gpt2(small: float, medium: float, large: float) -> dict[str, float]:
-    return {"gpt2-small": small, "gpt2-medium": medium, "gpt2-large": large}
+PAPERS_MODELS = ("gpt2-small", "gpt2-medium", "gpt2-large")
 
 
-_ADAM_BETAS = {"betas": (0.9, 0.95), "weight_decay": 0.1}
+def _gpt2(*rates: float) -> dict[str, float]:
+    return dict(zip(PAPERS_MODELS, rates, strict=True))
+
+
+_PAPERS_ADAM = {"betas": (0.9, 0.95), "weight_decay": 0.1}
 
 SETTINGS: Mapping[str, Settings] = {
-    "adamw": Settings(options=_ADAM_BETAS, learning_rates=_gpt2(1e-3, 4e-3, 2e-3)),
+    "adamw": Settings(options=_PAPERS_ADAM, learning_rates=_gpt2(1e-3, 4e-3, 2e-3)),
     "lion": Settings(
         options={"betas": (0.95, 0.98), "weight_decay": 0.1}, learning_rates=_gpt2(1e-4, 8e-5, 8e-5)
     ),
@@ -36,10 +39,10 @@ SETTINGS: Mapping[str, Settings] = {
     ),
     # The paper's equation for LAMB has no bias correction.
     "lamb": Settings(
-        options={**_ADAM_BETAS, "bias_correction": False}, learning_rates=_gpt2(1e-2, 1e-2, 8e-3)
+        options={**_PAPERS_ADAM, "bias_correction": False}, learning_rates=_gpt2(1e-2, 1e-2, 8e-3)
     ),
-    "maxlamb": Settings(options=_ADAM_BETAS),
-    "merit": Settings(options=_ADAM_BETAS, learning_rates=_gpt2(9e-3, 9e-3, 6e-3)),
+    "maxlamb": Settings(options=_PAPERS_ADAM),
+    "merit": Settings(options=_PAPERS_ADAM, learning_rates=_gpt2(9e-3, 9e-3, 6e-3)),
     # Not in the paper.
     "muon": Settings(),
     "normuon": Settings(),

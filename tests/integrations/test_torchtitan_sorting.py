@@ -187,8 +187,8 @@ def test_the_log_has_a_line_for_every_weight(llama, monkeypatch) -> None:
     container(llama, group("norm", "MuonMERIT"), group(".*", "MuonMERIT"))
     (table,) = [line for line in said if "MuonMERIT" in line]
     assert "['norm', '.*']" in table
-    assert "muon x max" in next(line for line in table.splitlines() if "attention.wo" in line)
-    assert "adam x none" in next(line for line in table.splitlines() if line.startswith("lm_head"))
+    assert "muon x max ratios" in next(line for line in table.splitlines() if "attention.wo" in line)
+    assert "adamw" in next(line for line in table.splitlines() if line.startswith("lm_head"))
 
 
 @pytest.mark.filterwarnings("ignore:.*assuming the intent is to .* in a single process:UserWarning")

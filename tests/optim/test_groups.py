@@ -264,12 +264,12 @@ def test_the_table_of_an_optimizer() -> None:
         group.setdefault("norm", "none")
     optimizer = torch.optim.AdamW(groups, lr=torch.tensor(0.25), foreach=False)
     assert describe_groups(optimizer).splitlines() == [
-        "name           shape       kind       update       lr    weight decay",
-        "0.weight       (10, 4)     embedding  adam x none  0.25  0.5",
-        "4.weight       (10, 4)     head       adam x none  0.25  0.5",
-        "{1..3}.weight  3 x (4, 4)  hidden     muon x max   0.25  0.5",
-        "{1..3}.bias    3 x (4,)    vector     adam x none  0.25  0",
-        "4.bias         (10,)       vector     adam x none  0.25  0",
+        "name           shape       kind       update             lr    weight decay",
+        "0.weight       (10, 4)     embedding  adamw              0.25  0.5",
+        "4.weight       (10, 4)     head       adamw              0.25  0.5",
+        "{1..3}.weight  3 x (4, 4)  hidden     muon x max ratios  0.25  0.5",
+        "{1..3}.bias    3 x (4,)    vector     adamw              0.25  0",
+        "4.bias         (10,)       vector     adamw              0.25  0",
         "",
         "kind       tensors  parameters",
         "hidden     3        48",
@@ -282,7 +282,7 @@ def test_the_table_of_an_optimizer() -> None:
 def test_the_table_of_groups_with_few_options() -> None:
     weight, bias = nn.Parameter(torch.zeros(2000, 3)), nn.Parameter(torch.zeros(3))
     assert describe_groups(
-        [{"params": [weight, bias]}, {"params": [bias], "kind": "vector"}]
+        [{"params": [weight, bias]}, {"params": [bias], "param_kinds": ["vector"]}]
     ).splitlines() == [
         "name                    shape      kind    weight decay",
         "parameter 0 of group 0  (2000, 3)  -       -",

@@ -188,6 +188,6 @@ def test_wrong_options_of_the_rest_are_refused(options, message) -> None:
 def test_the_table_of_an_optimizer_shows_how_each_weight_is_updated() -> None:
     table = describe_groups(MuonMERIT(param_groups(Model())))
     rows = {line.split()[0]: line for line in table.splitlines() if line}
-    assert "muon x max" in rows["blocks.{0..1}.in_proj_weight"]
-    assert "adam x none" in rows["embedding.weight"]
-    assert "adam x max" in describe_groups(MERIT(param_groups(Model())))
+    assert "muon x max ratios" in rows["blocks.{0..1}.in_proj_weight"]
+    assert "adamw" in rows["embedding.weight"]
+    assert "adam x max ratios" in describe_groups(MERIT(param_groups(Model())))

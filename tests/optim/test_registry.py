@@ -1,5 +1,7 @@
 """Optimizers by name, with the settings of the MERIT paper."""
 
+import inspect
+
 import pytest
 import torch
 from optimizer_cases import BY_SHAPE, OWN, created, parameters
@@ -139,6 +141,9 @@ def test_a_missing_learning_rate_is_an_error() -> None:
 
 
 @pytest.mark.parametrize("name", ["maxlamb", *NOT_IN_THE_PAPER])
-def test_a_learning_rate_that_the_paper_does_not_give_is_required(name) -> None:
-    with pytest.raises(ValueError, match=rf"the paper gives no learning rate for {name}; pass lr=\.\.\."):
-        created(name, parameters(), model="gpt2-small")
+def test_a_learning_rate_that_the_paper_does_not_give_is_the_default_of_the_class(name) -> None:
+    default = inspect.signature(OPTIMIZERS[name].optimizer).parameters["lr"].default
+    assert default > 0
+    assert created(name, parameters()).defaults["lr"] == default
+    with pytest.raises(ValueError, match=r"unknown model 'gpt2-smal'.*'gpt2-small'"):
+        created(name, parameters(), model="gpt2-smal", lr=0.1)

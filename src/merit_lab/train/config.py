@@ -39,7 +39,7 @@ TOKENS_PER_PARAMETER = 20  # the default length: about compute-optimal (Hoffmann
 
 @dataclass(frozen=True, kw_only=True)
 class OptimizerConfig:
-    """The optimizer. Options that are None take the MERIT paper's value."""
+    """The optimizer."""
 
     name: str = "merit"
     """adamw, lion, sophiag, lamb, maxlamb, merit, muon, normuon, orscale, soap, muon-merit,
@@ -48,7 +48,7 @@ class OptimizerConfig:
     """Peak learning rate. None: the paper's for the GPT-2 model nearest in size; it has adamw, lion, sophiag,
     lamb and merit."""
     betas: tuple[float, float] | None = None
-    """Decay of the two moments."""
+    """Decay of the two moments. None: the paper's, or the default of an optimizer that it does not have."""
     weight_decay: float = 0.1
     """Weight decay of matrices; vectors are not decayed."""
     max_grad_norm: float | None = 1.0

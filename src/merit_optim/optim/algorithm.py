@@ -1,12 +1,12 @@
 """The definition: a step of this family for one tensor, in plain torch. Every engine is tested against it.
 
-A weight w with gradient g, learning rate lr and weight decay wd:
+A weight w with gradient g:
 
     d, state <- direction(g, state)       Adam's, Muon's or SOAP's: see directions/
-    u  = d + wd*w
+    u  = d + weight_decay*w
     b  = |w| / |u|                        over the whole weight
     r_i = |w_i.| / |u_i.|  per row        c_j = |w_.j| / |u_.j|  per column
-    s_ij = max(r_i, c_j, b)               and within ``ratio_bounds``
+    s_ij = max(r_i, c_j, b)               and within ``ratio_bounds``; b / b_first if ``calibrated``
     w <- w - lr * clamp(s*u, -clip, clip)
 
 |.| is the largest magnitude (``norm="max"``) or the Euclidean length (``norm="l2"``). With ``norm="none"``
@@ -193,11 +193,12 @@ def step(
             return weight_NRC, *new, *of_rule
         update_NRC = decayed(d_NRC, weight_NRC, weight_decay)
         weight_sizes, update_sizes = (sizes(x, rule, is_vector=is_vector) for x in (weight_NRC, update_NRC))
-        scale = element_ratio(weight_sizes, update_sizes, rule)
         if rule.calibrated:
             whole_N11 = ratio(weight_sizes.whole_N, update_sizes.whole_N)[:, None, None]
             relative_N11, *of_rule = calibrated(whole_N11, *of_rule)
             scale = bounded(relative_N11, rule)
+        else:
+            scale = element_ratio(weight_sizes, update_sizes, rule)
         return apply(weight_NRC, update_NRC, scale, lr, rule.clip), *new, *of_rule
 
     vectors = [matrices.is_vector for matrices in view.parts(shape)]

@@ -117,7 +117,10 @@ def by_orientation(group: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def describe_groups(groups: Optimizer | Sequence[Mapping[str, Any]]) -> str:
-    """Return a table of each parameter's kind and update, and a second table that counts them by kind.
+    """Return a table of the parameters, and a second one that counts them: by kind, or by update.
+
+    Groups of ``param_groups`` have kinds, and so has an optimizer of torch that was made from them. Those of
+    this package have updates instead: a direction, and the norm of its ratios.
 
     Parameters whose names differ only in their numbers, such as those of a model's blocks, share a row.
 
@@ -144,12 +147,12 @@ def describe_groups(groups: Optimizer | Sequence[Mapping[str, Any]]) -> str:
     alike: dict[tuple[str, ...], list[str]] = {}
     order: dict[str, int] = {}
     sizes: dict[str, list[int]] = {kind: [] for kind in KINDS}
-    knows_kinds = any("param_kinds" in group or "kind" in group for group in listed)
+    knows_kinds = any("param_kinds" in group for group in listed)
     for index, group in enumerate(listed):
         options = [_update(group), _number(group.get("lr")), _number(group.get("weight_decay"))]
         params = group["params"]
         names = group.get("param_names") or [f"parameter {i} of group {index}" for i in range(len(params))]
-        kinds = group.get("param_kinds") or [group.get("kind") or "-"] * len(params)
+        kinds = group.get("param_kinds") or ["-"] * len(params)
         for param, name, kind in zip(params, names, kinds, strict=True):
             alike.setdefault((str(tuple(param.shape)), kind, *options), []).append(name)
             order.setdefault(name, len(order))
@@ -215,8 +218,13 @@ def _range(values: list[str]) -> str:
 
 
 def _update(group: Mapping[str, Any]) -> str:
-    """The direction and the norm of the ratios of a group, or "-"."""
-    return f"{group.get('direction', 'adam')} x {group['norm']}" if "norm" in group else "-"
+    """The direction and the norm of the ratios of a group, as "muon x max ratios"; "-" for other classes."""
+    if "norm" not in group:
+        return "-"
+    direction, norm = group.get("direction", "adam"), group["norm"]
+    if norm == "none":
+        return "adamw" if direction == "adam" else direction
+    return f"{direction} x {norm} ratios"
 
 
 def _number(value: Any) -> str:

@@ -17,7 +17,7 @@ from merit_optim.optim.muon import Muon, MuonMERIT, NorMuon, OrScale
 from merit_optim.optim.soap import SOAP, SOAPMERIT
 from merit_optim.optim.sophia import SophiaG
 from merit_optim.optim.trust import TrustRatioOptimizer
-from merit_optim.settings import SETTINGS, Settings
+from merit_optim.settings import PAPERS_MODELS, SETTINGS, Settings
 from merit_optim.spelling import did_you_mean
 
 
@@ -63,7 +63,8 @@ def create(name: str, params: ParamsT, *, model: str | None = None, **options: A
     Args:
         name: a key of ``OPTIMIZERS``.
         params: parameters, named parameters, or parameter groups.
-        model: "gpt2-small", "gpt2-medium" or "gpt2-large", for the paper's peak learning rate.
+        model: "gpt2-small", "gpt2-medium" or "gpt2-large", for the paper's peak learning rate. Optimizers for
+            which the paper gives none have their class's default.
         options: arguments of the optimizer; an ``lr`` here needs no ``model``.
 
     Examples:
@@ -75,15 +76,13 @@ def create(name: str, params: ParamsT, *, model: str | None = None, **options: A
     preset: Preset = _lookup("optimizer", name, OPTIMIZERS)
     settings = {**preset.options, **options}
     rates = preset.learning_rates
-    # Looked up even if lr is given, so that a misspelt model is always an error.
-    rate = _lookup("model", model, rates) if model is not None and rates else None
-    if "lr" not in settings:
-        if not rates:
-            raise ValueError(f"the paper gives no learning rate for {name}; pass lr=...")
-        if rate is None:
+    if model is not None and model not in PAPERS_MODELS:
+        raise unknown("model", model, PAPERS_MODELS)
+    if "lr" not in settings and rates:
+        if model is None:
             known = ", ".join(rates)
             raise ValueError(f"{name} needs a learning rate: pass lr=..., or model= one of {known}")
-        settings["lr"] = rate
+        settings["lr"] = rates[model]
     return preset.optimizer(params, **settings)
 
 
