@@ -76,7 +76,9 @@ def main() -> None:
             engine = FusedEngine(device)
             engine.moments_tile = engine.apply_tile = Tile(rows, columns, steps, warps, registers)
             try:
-                engine.step(works, Control(), None)
+                (part,), _ = engine.parts_of(works, Control())
+                part.advance()
+                part.apply(None)
                 (launch,), shared = engine._launches, engine._shared
                 moments = milliseconds(partial(launch.run_moments, shared, None, Control()), args.repeats)
                 apply = milliseconds(partial(launch.run_apply, shared, None, Control(), None), args.repeats)

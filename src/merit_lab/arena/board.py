@@ -132,7 +132,7 @@ def boards(arena: Arena, runs: Runs) -> list[Board]:
         ]
         if standings:
             standings.sort(key=lambda standing: standing.mean)
-            plain = [standing for standing in standings if not standing.task.has_ratios]
+            plain = [standing for standing in standings if not standing.task.has_merits_ratios]
             unranked = [
                 names[task.contestant]
                 for task, search in searches.items()

@@ -70,7 +70,7 @@ class TuningTask:
         return [name for name in (self.optimizer.name, self.optimizer.rest) if name is not None]
 
     @property
-    def has_ratios(self) -> bool:
+    def has_merits_ratios(self) -> bool:
         """Whether one of its optimizers uses MERIT's ratios."""
         return any("merit" in short_name(name).lower() for name in self.names)
 

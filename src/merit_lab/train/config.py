@@ -19,7 +19,7 @@ from merit_lab.models.names import AnyModelConfig, num_parameters
 from merit_lab.record.json_types import fits, in_words
 from merit_lab.train.optimizer_names import check_name, is_external, must_be_trusted
 from merit_lab.train.optimizer_options import default_of, parse_options
-from merit_lab.train.schedule import learning_rate
+from merit_lab.train.schedule import learning_rate, warmup_steps
 from merit_optim.settings import SETTINGS
 from merit_optim.spelling import did_you_mean, nearest
 
@@ -31,10 +31,14 @@ MeritPart = Literal["clip", "weight-bound", "element-wise"]
 
 _T = TypeVar("_T")
 
-_MEASUREMENTS = 20  # in a run: enough points for a curve
 _MOST_TOKENS = 2**62  # tokens, and rows over all steps, are counted in 64 bits
 
 TOKENS_PER_PARAMETER = 20  # the default length: about compute-optimal (Hoffmann et al., 2022)
+
+
+def interval(most: int, steps: int) -> int:
+    """The steps between measurements: at most these, and few enough for 20, which make a curve."""
+    return max(1, min(most, steps // 20))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -201,9 +205,7 @@ class MeasureConfig:
         """Fill in the intervals that depend on the length of the run."""
         often = {"validation_every": 250, "entropy_every": 100, "update_every": 100}
         every: dict[str, Any] = {
-            name: max(1, min(most, steps // _MEASUREMENTS))
-            for name, most in often.items()
-            if getattr(self, name) is None
+            name: interval(most, steps) for name, most in often.items() if getattr(self, name) is None
         }
         return dataclasses.replace(self, **every)
 
@@ -298,7 +300,7 @@ class TrainConfig:
         assert self.steps is not None
         if steps <= self.steps:
             raise ValueError(f"steps is {steps}, but the run already has {self.steps}; give a larger number")
-        warming = max(1, round(self.optimizer.warmup * self.steps)) if self.optimizer.warmup > 0 else 0
+        warming = warmup_steps(self.optimizer.warmup, self.steps)
         optimizer = dataclasses.replace(self.optimizer, warmup=warming / steps)
         return dataclasses.replace(self, optimizer=optimizer, steps=steps)
 

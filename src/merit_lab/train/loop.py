@@ -22,7 +22,7 @@ from merit_lab.train import checkpoint
 from merit_lab.train.bar import Bar
 from merit_lab.train.closure import Closure, seed_from
 from merit_lab.train.compiled import begin_compiling_for
-from merit_lab.train.config import TrainConfig
+from merit_lab.train.config import TrainConfig, interval
 from merit_lab.train.gradients import gradient_norms, weight_norm
 from merit_lab.train.micro_batch import choose_micro_batch
 from merit_lab.train.modes import has_modes, weights_to_use
@@ -383,7 +383,7 @@ class Trainer:
             return every
         is_free = self.config.model.gives_largest_logits(self.ranks.device, compiled=self.is_compiled)
         often = 1 if is_free and not has_modes(self.optimizer) else 25
-        return max(1, min(often, self.steps // 20))
+        return interval(often, self.steps)
 
     # --- checkpoints -------------------------------------------------------------------------------------
 

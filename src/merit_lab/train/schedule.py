@@ -5,6 +5,11 @@ from __future__ import annotations
 import math
 
 
+def warmup_steps(warmup: float, steps: int) -> int:
+    """The number of steps that warm up: at least one if the share is above 0."""
+    return max(1, round(warmup * steps)) if warmup > 0 else 0
+
+
 def learning_rate(
     step: int, *, steps: int, peak: float, warmup: float, final: float, decay: float | None = None
 ) -> float:
@@ -24,7 +29,7 @@ def learning_rate(
         >>> [round(learning_rate(s, steps=5, peak=1.0, warmup=0, final=0.1, decay=0.4), 3) for s in range(5)]
         [1.0, 1.0, 1.0, 0.55, 0.1]
     """
-    warming = max(1, round(warmup * steps)) if warmup > 0 else 0
+    warming = warmup_steps(warmup, steps)
     if step < warming:
         return peak * (step + 1) / warming
     # The last step before the decay has the peak; without a warm-up, the first step has it.

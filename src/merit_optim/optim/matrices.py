@@ -25,6 +25,11 @@ class Matrices(NamedTuple):
         return self.num, self.rows, self.columns
 
 
+def num_stacking(num_dims: int, matrix_dims: int | None) -> int:
+    """Number of leading dimensions that stack matrices."""
+    return 0 if matrix_dims is None else max(0, num_dims - matrix_dims)
+
+
 def matrices_of(shape: torch.Size | tuple[int, ...], matrix_dims: int | None = None) -> Matrices:
     """View a parameter of this shape as matrices.
 
@@ -38,7 +43,7 @@ def matrices_of(shape: torch.Size | tuple[int, ...], matrix_dims: int | None = N
         >>> matrices_of((8, 1024, 4096), matrix_dims=2).shape
         (8, 1024, 4096)
     """
-    num_batch_dims = 0 if matrix_dims is None else max(0, len(shape) - matrix_dims)
+    num_batch_dims = num_stacking(len(shape), matrix_dims)
     num, matrix = math.prod(shape[:num_batch_dims]), shape[num_batch_dims:]
     if len(matrix) < 2:
         return Matrices(num, 1, math.prod(matrix), is_vector=True)

@@ -36,7 +36,7 @@ class MERIT(TrustRatioOptimizer):
         clip: bound on each element of ``s*u``; None for no clip.
         element_wise: use the ratios of rows and columns; False uses only the whole weight's.
         weight_bound: let the whole weight's ratio bound the element-wise ones from below.
-        norm: "max" or "l2", the norm in all ratios.
+        norm: "max" or "l2", the norm in all ratios; "none" for ratios of 1.
         bias_correction: divide the moments by ``1 - beta**t`` as Adam does.
         options: how a weight is viewed as matrices and how the step is computed, for the whole family:
 

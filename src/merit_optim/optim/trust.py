@@ -33,7 +33,7 @@ from merit_optim.optim.engines.ranks.placements import is_sharded, refuse_inexac
 from merit_optim.optim.engines.ranks.sharding import Sharding
 from merit_optim.optim.engines.work import Controls, Work, apart, names_of
 from merit_optim.optim.groups import by_orientation
-from merit_optim.optim.matrices import Matrices, View
+from merit_optim.optim.matrices import Matrices, View, num_stacking
 from merit_optim.optim.options import ENGINE_DEFAULTS, EngineOptions
 from merit_optim.optim.refresh import in_turns
 from merit_optim.optim.statistics import Recorder, UpdateStatistics
@@ -159,7 +159,7 @@ class TrustRatioOptimizer(SafeOptimizer):
         view, group = View.of(group), {**step_options.LATER, **group}
         direction = direction_of(group)
         reason = view.refusal(param.shape) or direction.refusal(view, view.matrices(param.shape))
-        num_dims = param.ndim - placements.num_stacking(param.ndim, view.matrix_dims)
+        num_dims = param.ndim - num_stacking(param.ndim, view.matrix_dims)
         if isinstance(direction, Muon) and direction.transposed and num_dims > 2:
             reason = (
                 f"transposed=True means a matrix (inputs, outputs), and this has {num_dims} dimensions: use "

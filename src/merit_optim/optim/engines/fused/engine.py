@@ -65,7 +65,7 @@ def refusal(group: dict[str, Any], param: Tensor) -> str | None:
     if param.is_neg():
         return "it is a view that torch negates when it is read"
     matrices = View.of(group).matrices(param.shape)
-    if direction_of(group).NAME == Muon.NAME and matrices.rows * matrices.columns > MAX_MATRIX:
+    if _is_muon(group) and matrices.rows * matrices.columns > MAX_MATRIX:
         return "it has a matrix of 2**31 elements or more"
     if matrices.columns > MAX_COLUMNS and not matrices.is_vector:
         return f"its rows have more than {MAX_COLUMNS} elements"
@@ -161,14 +161,6 @@ class FusedEngine:
         if launches := [launch for launch in self._launches if not isinstance(launch, HeldLaunch)]:
             parts.append(FusedPart(self, works, control, launches))
         return parts, _rest(works, self._unfused)
-
-    def step(self, works: list[Work], control: Control, recorder: Recorder | None) -> list[Work]:
-        """Update what can be fused; return the remaining work, untouched."""
-        parts, rest = self.parts_of(works, control)
-        for part in parts:
-            part.advance()
-            part.apply(recorder)
-        return rest
 
     def form(self, wholes: Iterable[Whole]) -> list[Formed]:
         """Call the directions' ``whole``, together for matrices of one shape."""
@@ -409,7 +401,7 @@ def _corrections(work: Work, device: torch.device) -> Tensor:
 
 def _is_muon(group: dict[str, Any]) -> bool:
     """By its direction alone: a group may also have options of other directions, such as betas."""
-    return direction_of(group).NAME == Muon.NAME
+    return isinstance(direction_of(group), Muon)
 
 
 def _owners(works: list[Work]) -> list[Tensor]:

@@ -27,10 +27,9 @@ from merit_optim.optim.engines.ranks.placements import (
     Region,
     crossing_of_param,
     cutting_of,
-    num_stacking,
 )
 from merit_optim.optim.engines.ranks.process_groups import MeshRanks
-from merit_optim.optim.matrices import View
+from merit_optim.optim.matrices import View, num_stacking
 from merit_optim.optim.refresh import in_turn, spread
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from torch import Tensor
 from merit_optim.optim.directions import Extent
 from merit_optim.optim.engines.part import Share
 from merit_optim.optim.engines.work import Work
-from merit_optim.optim.matrices import View
+from merit_optim.optim.matrices import View, num_stacking
 from merit_optim.optim.torch_private import finished, local_tensor, num_shards_before, shard_kinds
 
 if TYPE_CHECKING:
@@ -55,11 +55,6 @@ def crossing_of(
         if not is_vector:
             (columns if dim == num_batch_dims else rows).append(mesh_dim)
     return Crossing(tuple(rows), tuple(columns), tuple(whole))
-
-
-def num_stacking(num_dims: int, matrix_dims: int | None) -> int:
-    """Number of leading dimensions that stack matrices."""
-    return 0 if matrix_dims is None else max(0, num_dims - matrix_dims)
 
 
 class Region(NamedTuple):
