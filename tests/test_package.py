@@ -69,7 +69,8 @@ def test_version_is_written_once() -> None:
     assert "version" in project["dynamic"]
     heading = "Unreleased" if ".dev" in merit_optim.__version__ else merit_optim.__version__
     newest = re.search(r"^## \[(.*)\]", (ROOT / "CHANGELOG.md").read_text(), flags=re.MULTILINE)
-    assert newest and newest[1] == heading
+    assert newest is not None
+    assert newest[1] == heading
     assert f"version: {merit_optim.__version__}\n" in (ROOT / "CITATION.cff").read_text()
 
 

@@ -33,12 +33,12 @@ def in_turns(works: list[Work], groups: list[Group]) -> list[Work]:
         return works
     split: list[Work] = []
     for work in works:
-        if not phases.keys() & work.owners:
+        if not phases.keys() & work.originals:
             split.append(work)
             continue
         members: dict[int, list[int]] = {}
-        for i, owner in enumerate(work.owners):
-            members.setdefault(phases[owner], []).append(i)
+        for i, original in enumerate(work.originals):
+            members.setdefault(phases[original], []).append(i)
         # In the order of phases, which is the same on all ranks, whichever parameters have gradients there.
         for phase, keep in sorted(members.items()):
             split.append(pick(work, keep)._replace(group=in_turn(work.group, phase)))

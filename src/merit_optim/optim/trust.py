@@ -314,8 +314,8 @@ class TrustRatioOptimizer(SafeOptimizer):
     def _update_on_ranks(
         self, works: list[Work], parts: list[Part], sharding: Sharding, recorder: Recorder | None
     ) -> None:
-        owners = {p: owner for work in works for p, owner in zip(work.params, work.owners, strict=True)}
-        here = set(owners.values())
+        originals = {p: o for work in works for p, o in zip(work.params, work.originals, strict=True)}
+        here = set(originals.values())
         cut = [part for part in parts if isinstance(part, MatrixPart) and part.is_cut]
         rest = [part for part in parts if part not in cut]
         parts.clear()  # so that a part is freed once its weights are updated
@@ -323,7 +323,7 @@ class TrustRatioOptimizer(SafeOptimizer):
 
         def go_on(part: Part) -> None:
             """Update the weights now, or keep the part until ranks have exchanged their norms."""
-            if sharding.crosses(part.places, owners):
+            if sharding.crosses(part.places, originals):
                 waiting.append(part)
             else:
                 part.apply(recorder)
@@ -344,14 +344,16 @@ class TrustRatioOptimizer(SafeOptimizer):
         formed = sharding.owners.finish(self.param_groups, step_of, self._form)
         while cut:
             part = cut.pop()
-            part.after([formed.pop(owner) for owner in part.owners])
+            part.after([formed.pop(original) for original in part.originals])
             go_on(part)
             del part
-        sharding.reduce((place for part in waiting for place in part.places), owners)
+        sharding.reduce((place for part in waiting for place in part.places), originals)
         for ready in waiting:
             ready.apply(recorder)
         if recorder is not None:
-            names = {o: name for work in works for o, name in zip(work.owners, names_of(work), strict=True)}
+            names = {
+                o: name for work in works for o, name in zip(work.originals, names_of(work), strict=True)
+            }
             sharding.merge_statistics(recorder, names)
 
     def _form(self, wholes: Iterable[Whole]) -> Iterator[Formed]:
@@ -368,9 +370,9 @@ class TrustRatioOptimizer(SafeOptimizer):
     def _counted_on(self, device: torch.device, work: Work) -> Work:
         """The work, with its step counts moved to the device, where the kernels increment them."""
         if set(map(Tensor.get_device, work.steps)) != {work.params[0].get_device()}:
-            for owner, step in zip(work.owners, work.steps, strict=True):
-                self.state[owner]["step"] = step.to(device, torch.float32)
-            work = work._replace(steps=[self.state[owner]["step"] for owner in work.owners])
+            for original, step in zip(work.originals, work.steps, strict=True):
+                self.state[original]["step"] = step.to(device, torch.float32)
+            work = work._replace(steps=[self.state[original]["step"] for original in work.originals])
         return work
 
     def _fused_engine(self, device: torch.device) -> FusedEngine:

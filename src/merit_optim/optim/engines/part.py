@@ -52,7 +52,7 @@ class MatrixPart(Part, Protocol):
     """Weights whose directions need whole matrices. If ranks share them, ``advance`` has two phases."""
 
     @property
-    def owners(self) -> list[Tensor]:
+    def originals(self) -> list[Tensor]:
         """The parameters as they are in their groups."""
 
     @property

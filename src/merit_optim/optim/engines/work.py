@@ -25,10 +25,10 @@ class Work(NamedTuple):
 
     group_index: int
     group: dict[str, Any]
-    owners: list[Tensor]
+    originals: list[Tensor]
     """The parameters as the group lists them."""
     params: list[Tensor]
-    """The tensors to change: the owners, or this rank's shards of them."""
+    """The tensors to change: the originals, or this rank's shards of them."""
     grads: list[Tensor]
     steps: list[Tensor]
     states: list[list[Tensor]]
@@ -46,13 +46,13 @@ class Item(NamedTuple):
     """In the order of the group's keys."""
     group: dict[str, Any]
     """The parameter group: learning rate, betas and all other options."""
-    owner: Tensor
+    original: Tensor
     """The parameter as the group lists it."""
 
     @property
     def name(self) -> str:
         """The name in messages and statistics. Searched on demand, because it is rarely needed."""
-        place = next(i for i, param in enumerate(self.group["params"]) if param is self.owner)
+        place = next(i for i, param in enumerate(self.group["params"]) if param is self.original)
         return name_of(self.group_index, self.group, place)
 
 
@@ -79,11 +79,11 @@ def apart(works: list[Work], controls: Controls) -> dict[torch.device, list[Work
 
 def pick(work: Work, keep: list[int]) -> Work:
     """Return the work for some of its parameters."""
-    owners, params, grads, steps = (
-        [x[i] for i in keep] for x in (work.owners, work.params, work.grads, work.steps)
+    originals, params, grads, steps = (
+        [x[i] for i in keep] for x in (work.originals, work.params, work.grads, work.steps)
     )
     states = [[x[i] for i in keep] for x in work.states]
-    return Work(work.group_index, work.group, owners, params, grads, steps, states)
+    return Work(work.group_index, work.group, originals, params, grads, steps, states)
 
 
 def name_of(group_index: int, group: dict[str, Any], place: int) -> str:
@@ -97,16 +97,16 @@ def name_of(group_index: int, group: dict[str, Any], place: int) -> str:
 def names_of(work: Work) -> list[str]:
     """Return the names of the parameters in messages and statistics."""
     position = {param: i for i, param in enumerate(work.group["params"])}
-    return [name_of(work.group_index, work.group, position[param]) for param in work.owners]
+    return [name_of(work.group_index, work.group, position[param]) for param in work.originals]
 
 
 def items_of(works: list[Work]) -> list[Item]:
     """Return the parameters of all works, one by one."""
     return [
-        Item(work.group_index, param, grad, step, tuple(state), work.group, owner)
+        Item(work.group_index, param, grad, step, tuple(state), work.group, original)
         for work in works
-        for owner, param, grad, step, *state in zip(
-            work.owners, work.params, work.grads, work.steps, *work.states, strict=True
+        for original, param, grad, step, *state in zip(
+            work.originals, work.params, work.grads, work.steps, *work.states, strict=True
         )
     ]
 

@@ -57,7 +57,7 @@ def parts_of(
         for item in items_of([work]):
             num_elements = item.param.numel()
             # A rank may hold nothing of the weight, but state of the whole.
-            if not num_elements and not (item.owner.numel() and any(x.numel() for x in item.state)):
+            if not num_elements and not (item.original.numel() and any(x.numel() for x in item.state)):
                 continue
             device, dtype = item.param.device, algorithm.compute_dtype(item.param)
             is_small = num_elements <= limits.STACKED_ELEMENTS and item.param.is_cpu
@@ -66,7 +66,9 @@ def parts_of(
                 steps = item.step.item() if work.group["bias_correction"] else None
                 stacks.setdefault((item.param.shape, item.param.dtype, steps), []).append(item)
                 continue
-            stored = Stored(item, direction, rule, view, None if shares is None else shares.get(item.owner))
+            stored = Stored(
+                item, direction, rule, view, None if shares is None else shares.get(item.original)
+            )
             if isinstance(direction, Adam):
                 alike.setdefault((device, dtype), []).append(stored)
             else:

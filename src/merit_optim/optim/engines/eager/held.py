@@ -23,8 +23,8 @@ class HeldPart(EagerPart):
         return stored
 
     @property
-    def owners(self) -> list[Tensor]:
-        return [self.stored.item.owner]
+    def originals(self) -> list[Tensor]:
+        return [self.stored.item.original]
 
     @property
     def is_cut(self) -> bool:

@@ -125,7 +125,7 @@ class FusedEngine:
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self._sender = Sender()
-        self._owners: list[Tensor] = []
+        self._originals: list[Tensor] = []
         self._options: list[tuple[Any, ...]] = []
         self._addresses: array.array[int] | None = None
         self._hyper_values: array.array[float] | None = None
@@ -188,10 +188,10 @@ class FusedEngine:
     def _still_fits(self, works: list[Work], tensors: StepTensors, addresses: array.array[int]) -> bool:
         """Whether the tables fit these tensors. Gradients may be new, with the same dtypes and layouts."""
         num = len(tensors.params)
-        if self._addresses is None or num != len(self._owners):
+        if self._addresses is None or num != len(self._originals):
             return False
-        # Compare owners: the local part of a sharded parameter is a new tensor object on every access.
-        if not all(map(operator.is_, _owners(works), self._owners)):
+        # Compare originals: the local part of a sharded parameter is a new tensor object on every access.
+        if not all(map(operator.is_, _originals(works), self._originals)):
             return False
         if [_options(work) for work in works] != self._options:
             return False
@@ -207,15 +207,15 @@ class FusedEngine:
         )
 
     def _build(self, works: list[Work], tensors: StepTensors, shares: Mapping[Tensor, Share]) -> None:
-        owners = _owners(works)
+        originals = _originals(works)
         group_numbers = [i for i, work in enumerate(works) for _ in work.params]
         groups = [work.group for work in works for _ in work.params]
         parts_of: dict[int, tuple[Matrices, ...]] = {}
         for i, of_param in enumerate(zip(*tensors, strict=True)):
-            if _can_be_fused(groups[i], owners[i], *of_param):
-                view = shares[owners[i]].view if owners[i] in shares else View.of(groups[i])
+            if _can_be_fused(groups[i], originals[i], *of_param):
+                view = shares[originals[i]].view if originals[i] in shares else View.of(groups[i])
                 parts_of[i] = view.parts(tensors.params[i].shape)
-        self._unfused = set(range(len(owners))) - parts_of.keys()
+        self._unfused = set(range(len(originals))) - parts_of.keys()
         layout: Plan = plan(
             tuple((part, Rule.of(groups[i]).has_rows) for i, parts in parts_of.items() for part in parts)
         )
@@ -223,7 +223,7 @@ class FusedEngine:
         self._slots = {i: [next(slots) for _ in parts] for i, parts in parts_of.items()}
         members: dict[Variant, list[KernelWeight]] = {}
         for i, parts in parts_of.items():
-            share, (param, *others, _) = shares.get(owners[i]), (some[i] for some in tensors)
+            share, (param, *others, _) = shares.get(originals[i]), (some[i] for some in tensors)
             is_cut = share is not None and share.is_cut
             if is_cut:  # the parts are gathered, formed and held together
                 parts = (View.of(groups[i]).matrices(param.shape),) * len(parts)
@@ -247,7 +247,7 @@ class FusedEngine:
                 for first in range(0, len(weights), num)
             ]
         self._shared = Shared(layout.length, len(works), self.device)
-        self._owners = owners
+        self._originals = originals
         self._options = [_options(work) for work in works]
         self._kinds = _kinds(tensors)
         self._addresses = self._hyper_values = None
@@ -330,7 +330,7 @@ class FusedPart:
 
     def _mark_changed(self) -> None:
         """Tell autograd that kernels wrote, so that a backward pass through old weights raises an error."""
-        tensors = (_owners(self.works), *StepTensors.of(self.works))
+        tensors = (_originals(self.works), *StepTensors.of(self.works))
         for changed in (tensors[0], tensors[1], *tensors[3:]):
             torch.autograd.graph.increment_version([changed[i] for i in self.items])
 
@@ -358,9 +358,9 @@ class FusedHeldPart(FusedPart):
             self._hold(self.launch.polar.whole(n_NRC))
 
     @property
-    def owners(self) -> list[Tensor]:
-        owners = _owners(self.works)
-        return [owners[i] for i in self.items]
+    def originals(self) -> list[Tensor]:
+        originals = _originals(self.works)
+        return [originals[i] for i in self.items]
 
     @property
     def is_cut(self) -> bool:
@@ -404,8 +404,8 @@ def _is_muon(group: dict[str, Any]) -> bool:
     return isinstance(direction_of(group), Muon)
 
 
-def _owners(works: list[Work]) -> list[Tensor]:
-    return [owner for work in works for owner in work.owners]
+def _originals(works: list[Work]) -> list[Tensor]:
+    return [original for work in works for original in work.originals]
 
 
 def _options(work: Work) -> tuple[Any, ...]:
@@ -447,7 +447,7 @@ def _is_plain(x: Tensor) -> bool:
 
 def _can_be_fused(
     group: dict[str, Any],
-    owner: Tensor,
+    original: Tensor,
     param: Tensor,
     grad: Tensor,
     exp_avg: Tensor,
@@ -464,7 +464,7 @@ def _can_be_fused(
     num, direction, view = param.numel(), direction_of(group), View.of(group)
     of_second = num
     if isinstance(direction, Muon) and direction.neuron_beta is not None:
-        num_outputs = view.matrices(owner.shape).shape[direction.output_dim]  # of whole matrices
+        num_outputs = view.matrices(original.shape).shape[direction.output_dim]  # of whole matrices
         of_second = view.matrices(param.shape).num * num_outputs
     return (grad.numel(), exp_avg.numel(), exp_avg_sq.numel()) == (num, num, of_second)
 

@@ -284,7 +284,9 @@ class Owners:
 
     def start(self, parts: Sequence[MatrixPart]) -> None:
         """Run the first phase of weights that are cut, and send this rank's parts to the owners."""
-        sent = {o: tensors for part in parts for o, tensors in zip(part.owners, part.before(), strict=True)}
+        sent = {
+            o: tensors for part in parts for o, tensors in zip(part.originals, part.before(), strict=True)
+        }
         for gathering in self._gatherings.values():
             gathering.start(sent)
 

@@ -174,21 +174,21 @@ class Sharding:
         same_params = len(params) == len(known_params) and all(map(operator.is_, params, known_params))
         return same_params and options == known_options
 
-    def crosses(self, places: Iterable[Place], owners: dict[Tensor, Tensor]) -> bool:
+    def crosses(self, places: Iterable[Place], originals: dict[Tensor, Tensor]) -> bool:
         """Whether some of these sizes are reduced."""
-        return any(owners[place.param] in self._numbers for place in places)
+        return any(originals[place.param] in self._numbers for place in places)
 
-    def reduce(self, places: Iterable[Place], owners: dict[Tensor, Tensor]) -> None:
-        """Reduce the sizes between the phases of a step. ``owners``: the parameter of each local tensor."""
+    def reduce(self, places: Iterable[Place], originals: dict[Tensor, Tensor]) -> None:
+        """Reduce the sizes between the phases of a step. ``originals``: the parameters of local tensors."""
         buffers: dict[int, tuple[int, Tensor]] = {}
         layout: Layout = []
         num_seen: Counter[Tensor] = Counter()
         for param, sizes, slot in places:
-            owner = owners[param]
-            if owner in self._numbers:
+            original = originals[param]
+            if original in self._numbers:
                 engine, _ = buffers.setdefault(id(sizes), (len(buffers), sizes))
-                layout.append((self._numbers[owner] + num_seen[owner], engine, slot))
-                num_seen[owner] += 1
+                layout.append((self._numbers[original] + num_seen[original], engine, slot))
+                num_seen[original] += 1
         engines = [sizes for _, sizes in buffers.values()]
         lengths = [sizes.shape[1] for sizes in engines]
         if (layout, lengths) != self._laid_out:
@@ -241,8 +241,8 @@ class Sharding:
         zero = torch.zeros((), dtype=torch.float32, device=device)
         parts = {spread: [zero] for spread in self.spreads}
         for work in works:
-            for owner, norm in zip(work.owners, norms(work.grads, 2.0), strict=True):
-                parts[self.spread_of.get(owner, ())].append(norm.to(device))
+            for original, norm in zip(work.originals, norms(work.grads, 2.0), strict=True):
+                parts[self.spread_of.get(original, ())].append(norm.to(device))
         squares = {spread: torch.stack(some).double().square().sum() for spread, some in parts.items()}
         for name, ranks in self.ranks.items():
             over = [spread for spread in self.spreads if name in spread]
