@@ -168,3 +168,15 @@ def test_a_differentiable_step_takes_the_ordinary_step(device, optimizer_class) 
         weights.append(weight.detach())
         assert (weight.grad_fn is not None) == differentiable
     torch.testing.assert_close(weights[1], weights[0], rtol=1e-4, atol=1e-5)
+
+
+@every_own_class_but_soap
+def test_a_differentiable_step_of_a_weight_of_zeros_has_finite_derivatives(device, optimizer_class) -> None:
+    """As of a bias that begins at zero: its Euclidean norm has no derivative there."""
+    start = torch.zeros(4, 5, device=device, requires_grad=True)
+    weight = start.clone()
+    optimizer = optimizer_class([weight], lr=0.1, differentiable=True)
+    weight.grad = random_tensor((4, 5), 1, device=device)
+    optimizer.step()
+    (slope,) = torch.autograd.grad(weight.square().sum(), start)
+    assert slope.isfinite().all()

@@ -25,7 +25,7 @@ from optimizer_cases import (
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
 from torch.optim import Optimizer
 
-from merit_optim import MERIT
+from merit_optim import LAMB, MERIT
 
 every_case = pytest.mark.parametrize("case", CASES, ids=name_of)
 every_own_case = pytest.mark.parametrize("case", OWN_CASES, ids=name_of)
@@ -243,3 +243,14 @@ def test_hooks_on_loading_see_plain_tensors(device, case: Case) -> None:
     resumed.load_state_dict(optimizer.state_dict())
     assert len(seen) == 2
     assert len(resumed._optimizer_load_state_dict_pre_hooks) == 1
+
+
+def test_a_group_of_another_optimizer_does_not_bring_its_algorithm(device) -> None:
+    """A checkpoint would be taken for one of the other, whose learning rate means something else."""
+    (weight, *_) = parameters(device)
+    groups = LAMB([weight], lr=0.5).param_groups
+    optimizer, other = (MERIT([{**group} for group in groups]) for _ in range(2))
+    optimizer.param_groups[0]["lr"] = 0.125
+    other.load_state_dict(optimizer.state_dict())
+    assert other.param_groups[0]["algorithm"] == "merit"
+    assert other.param_groups[0]["lr"] == 0.125

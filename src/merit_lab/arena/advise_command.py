@@ -100,7 +100,10 @@ def _explanation(
         f"{_each(one.batch for one in sizes)} and {_each(one.steps for one in sizes)} steps. "
         f"The order is that of the nearest, {_described(nearest)}; for {_described(size)} it may be another."
     )
-    if not determines_exponents(sizes):
+    sizes_of: dict[str, set[RunSize]] = {}
+    for standing in standings:
+        sizes_of.setdefault(standing.optimizer, set()).add(standing.size)
+    if not all(determines_exponents(sorted(own)) for own in sizes_of.values()):
         common, steps = PRIOR_WITHOUT, (PRIOR_WITH_RATIOS.steps, PRIOR_WITHOUT.steps)
         yield (
             f"Exponents that they do not determine come from a prior: rates go as batch**{common.batch:g}, "

@@ -135,6 +135,7 @@ def with_rates(contestants: Sequence[Contestant], texts: Iterable[str]) -> list[
             raise ValueError(
                 f"--lr has {len(rates)} for {name}; give one rate for each contestant, of: {', '.join(names)}"
             )
+        _number(name, "lr", f"{rates[0]:g}")
     return [
         dataclasses.replace(contestant, begins=(("lr", starts[contestant.name][0]), *contestant.begins))
         if contestant.name in starts

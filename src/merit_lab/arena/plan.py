@@ -186,15 +186,21 @@ class Arena:
 
     def check(self) -> None:
         """Raise if an existing run differs from the trial of the same name."""
-        runs = Runs.read(self)
+        self._check(Runs.read(self))
+
+    def _check(self, runs: Runs) -> None:
         for task, state in self.searches(runs).items():
-            for trial in (self.trial(task, point, self.seeds[0]) for point in state.tried):
+            used = [self.trial(task, point, self.seeds[0]) for point in state.tried]
+            if not state.missing:
+                used += [self.trial(task, state.best, seed) for seed in self.seeds[1:]]
+            for trial in used:
                 if trial.exists:
                     check_same(Run.open(trial.folder), trial.config, self.dataset, _RULE)
 
     def next(self) -> Round | None:
         """The trials that the searches need and, for complete searches, the best settings with all seeds."""
         runs = Runs.read(self)
+        self._check(runs)  # in every round: which runs are used depends on those before
         missing: list[Trial] = []
         for task, state in self.searches(runs).items():
             if state.missing:

@@ -46,7 +46,7 @@ def _faster(board: Board, best: Standing) -> str:
     if baseline is None or target is None or baseline is best:
         return ""
     steps, needed = best.steps_to(target), baseline.steps_to(target)
-    if steps is None or needed is None:
+    if steps is None or not needed:  # 0 steps: it never went below its first loss
         return ""
     return f"; it reaches {baseline.name}'s final loss after {steps / needed:.0%} of its steps"
 
@@ -103,7 +103,7 @@ def standings_table(board: Board) -> Table:
                 standing.name,
                 f"{standing.mean:.3f}{spread}" if standing.is_finite else "diverged",
                 NOTHING if chance is None else f"{chance:.2g}",
-                NOTHING if steps is None or needed is None else f"{steps:,.0f} ({steps / needed:.0%})",
+                _steps(steps, needed),
                 NOTHING if seconds is None else f"{seconds:,.0f}",
                 _rise(standing.below),
                 _rise(standing.above),
@@ -143,6 +143,13 @@ def settings_table(board: Board) -> Table:
 def _tuning(standing: Standing) -> str:
     ends = {"given up": standing.num_abandoned, "diverged": standing.num_diverged}
     return ", ".join([str(len(standing.search.tried)), *(f"{num} {end}" for end, num in ends.items() if num)])
+
+
+def _steps(steps: float | None, needed: float | None) -> str:
+    """Steps, and their share of those that the baseline needed."""
+    if steps is None:
+        return NOTHING
+    return f"{steps:,.0f} ({steps / needed:.0%})" if needed else f"{steps:,.0f}"
 
 
 def _rise(value: float | None) -> str:

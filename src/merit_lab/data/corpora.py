@@ -61,7 +61,7 @@ class TextFiles:
                 content.update(b"\0end of file\0")
             if progress is not None:
                 progress.count(self.total)
-        if len(self._hashes) < 2 and self.total > 2 * _SMALLEST_PIECE:
+        if len(self._hashes) < 2 and self.total > _SMALLEST_PIECE:
             raise ValueError(
                 f"the text has {self.total} bytes, but no place to cut it: a space or a newline after a "
                 "visible character. Add some, or give more text"
@@ -69,7 +69,7 @@ class TextFiles:
         if len(self._hashes) < 2:
             raise ValueError(
                 f"the text has {self.total} bytes, too few for training and validation text: give more than "
-                f"{2 * _SMALLEST_PIECE}, or more files"
+                f"{_SMALLEST_PIECE}, or more files"
             )
         if self._hashes.smallest == self._hashes.largest:
             raise ValueError(

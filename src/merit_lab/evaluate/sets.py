@@ -48,7 +48,7 @@ class EvaluationSet:
         for number, row in enumerate(items):
             if not isinstance(row, dict):
                 raise TypeError(f"row {number} is not a JSON object")
-            if missing := [field for field in self.fields if field not in row]:
+            if missing := [field for field in self.fields if row.get(field) is None]:
                 raise ValueError(f"row {number} has no {', '.join(missing)}")
 
 

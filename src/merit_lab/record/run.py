@@ -141,8 +141,15 @@ class Run:
 
     @property
     def outcome(self) -> Status | None:
-        """How the last process of the run ended; None if it has not ended, or was killed."""
-        return outcome_of(self.metrics("event"))
+        """How the last process of the run ended; None if it has not ended, or was killed.
+
+        A kept run that was killed after its last measurement has finished: there is nothing to resume.
+        """
+        ended = outcome_of(self.metrics("event"))
+        if ended is None and self.is_kept:
+            validated = {line["step"] for line in self.metrics("validation")}
+            return "finished" if self.config.get("steps") in validated else None
+        return ended
 
     @property
     def status(self) -> Status:

@@ -72,16 +72,17 @@ class Page:
     def write(self, folder: Path) -> Path:
         """Write all files into a folder, overwriting earlier ones; return the path of the page."""
         folder.mkdir(parents=True, exist_ok=True)
+        # The page first: it marks the folder as ours if we are stopped on the way.
+        page = folder / "index.html"
+        data = {"config": CONFIG, "charts": {chart.name: on_page(chart) for chart in self.charts}}
+        text = render("study/page.html", **vars(self), files=self.files, data=data)
+        page.write_text(text, encoding="utf-8")
         write_charts(self.charts, folder)
         write_csv(folder / "table.csv", self.rows)
         tables = "\n".join(f"{section.title}\n\n{section.table.markdown()}" for section in self.printed)
         (folder / "table.md").write_text(tables, encoding="utf-8")
         record = json.dumps(self.record.content, indent=2)
         (folder / self.record.name).write_text(record + "\n", encoding="utf-8")
-        page = folder / "index.html"
-        data = {"config": CONFIG, "charts": {chart.name: on_page(chart) for chart in self.charts}}
-        text = render("study/page.html", **vars(self), files=self.files, data=data)
-        page.write_text(text, encoding="utf-8")
         return page
 
 

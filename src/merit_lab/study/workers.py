@@ -14,6 +14,7 @@ import signal
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -181,6 +182,6 @@ def _work(runs: list[Trial], place: int, num: int, log: Path) -> None:
             carry_out(runs[place:] + runs[:place], Ranks.join())
         except (Interrupted, KeyboardInterrupt):
             sys.exit(1)
-        except Exception as error:
-            print(f"{type(error).__name__}: {error}", file=file)
-            raise
+        except Exception:
+            traceback.print_exc(file=file)  # which ends with the line that the command shows
+            sys.exit(1)

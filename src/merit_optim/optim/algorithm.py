@@ -90,7 +90,11 @@ def sizes(x_NRC: Tensor, rule: Rule, *, is_vector: bool) -> Sizes:
     """Return the norms that the ratios need. Rows and columns only if the rule uses them."""
 
     def size(*dims: int) -> Tensor:
-        return x_NRC.abs().amax(dims) if rule.norm == "max" else x_NRC.square().sum(dims).sqrt()
+        if rule.norm == "max":
+            return x_NRC.abs().amax(dims)
+        sum_sq = x_NRC.square().sum(dims)
+        is_zero = sum_sq == 0  # there the root has no derivative, which ``differentiable`` would make NaN
+        return sum_sq.masked_fill(is_zero, 1).sqrt().masked_fill(is_zero, 0)
 
     if rule.norm == "none":  # a ratio of zeros is 1
         return Sizes(None, None, x_NRC.new_zeros(x_NRC.shape[0]))
@@ -195,7 +199,8 @@ def step(
         weight_sizes, update_sizes = (sizes(x, rule, is_vector=is_vector) for x in (weight_NRC, update_NRC))
         if rule.calibrated:
             whole_N11 = ratio(weight_sizes.whole_N, update_sizes.whole_N)[:, None, None]
-            relative_N11, *of_rule = calibrated(whole_N11, *of_rule)
+            relative_N11, first_N11 = calibrated(whole_N11, *of_rule)
+            of_rule = [first_N11.to(old.dtype) for old in of_rule]
             scale = bounded(relative_N11, rule)
         else:
             scale = element_ratio(weight_sizes, update_sizes, rule)

@@ -82,8 +82,10 @@ class SafeOptimizer(Optimizer):
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group of parameters, with its options."""
         if isinstance(param_group, dict):
-            # Marks are used only by optimizers that sort weights, before this.
-            param_group = {key: value for key, value in param_group.items() if key not in MARKS}
+            # Marks are used only by optimizers that sort weights, before this. A group that was another
+            # optimizer's has its algorithm; the checkpoints of this one would be taken for its.
+            left_out = (*MARKS, "algorithm")
+            param_group = {key: value for key, value in param_group.items() if key not in left_out}
             options.check_names(type(self).__name__, param_group, self._known_options())
             group = {**self.defaults, **param_group}
             self._check_group(group)

@@ -158,6 +158,33 @@ def test_the_output_ends_with_a_training_command(tmp_path, capsys) -> None:
     )
 
 
+def test_the_prior_is_named_if_one_optimizer_needs_it(tmp_path, capsys) -> None:
+    """AdamW's boards determine its exponents, MuonMERIT is on one of them."""
+    sizes = [(64, 200, 128), (256, 200, 128), (64, 800, 128), (64, 200, 64)]
+    for number, (batch, steps, width) in enumerate(sizes):
+        write_board(tmp_path / f"{number}", 0.04)
+        path = tmp_path / f"{number}" / "report" / "board.json"
+        (board,) = json.loads(path.read_text())
+        board["batch"] = batch
+        ours, adamw = board["standings"]
+        adamw["losses"] = {"0": 4.0}
+        for standing in (ours, adamw):
+            model = {**standing["config"]["model"], "width": width}
+            standing["config"] |= {"batch": batch, "steps": steps, "model": model}
+        board["standings"] = [adamw] if number else [ours, adamw]
+        path.write_text(json.dumps([board]))
+    options = ["--model", "tiny", "--batch", "64", "--steps", "200"]
+    folders = [str(tmp_path / f"{number}") for number in range(len(sizes))]
+    assert main([*folders[1:], folders[0], *options]) == 0
+    assert "come from a prior" in capsys.readouterr().out
+    path = tmp_path / "0" / "report" / "board.json"
+    (board,) = json.loads(path.read_text())
+    del board["standings"][0]
+    path.write_text(json.dumps([board]))
+    assert main([*folders, *options]) == 0
+    assert "come from a prior" not in capsys.readouterr().out
+
+
 def test_a_run_has_the_length_of_merit_train_unless_it_is_given(tmp_path, capsys) -> None:
     write_board(tmp_path / "arena", 0.04)
     assert main([str(tmp_path / "arena"), "--model", "tiny", "--batch", "64"]) == 0

@@ -2,10 +2,12 @@
 
 import json
 import re
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import fake_arena
 import pytest
 from fake_arena import STEPS
 
@@ -212,9 +214,39 @@ def test_a_slow_tuning_run_is_abandoned_and_counts_as_tried(arena, trained, tmp_
     assert "given up" in (tmp_path / "out" / "report" / "table.md").read_text()
 
 
+@pytest.mark.usefixtures("trained")
+def test_runs_of_another_length_at_a_batch_that_comes_later_are_refused(arena, capsys) -> None:
+    """The larger of two batches has half the steps; the runs that are there have all of them."""
+    assert arena("--budget", "3", "--seeds", "0", "--batch", "8") == 0
+    assert arena("--budget", "3", "--seeds", "0", "--batches", "4", "8") == 1
+    assert "holds a run with a different" in (error := capsys.readouterr().err)
+    assert "batch8" in error
+    assert "steps" in error
+
+
+@pytest.mark.usefixtures("trained")
+def test_final_runs_of_another_length_are_refused(arena, tmp_path, capsys) -> None:
+    assert arena("--budget", "3", "--seeds", "0", "1") == 0
+    for run in (tmp_path / "out").glob("*-seed0"):
+        shutil.rmtree(run)
+    assert arena("--budget", "3", "--seeds", "0", "1", "--steps", "16") == 1
+    assert "-seed1 holds a run with a different" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("trained")
+def test_a_baseline_that_learns_nothing_has_a_page(arena, tmp_path, monkeypatch) -> None:
+    """It reaches its final loss before the first step, and no share of that can be given."""
+    monkeypatch.setitem(fake_arena.FLOOR, "adamw", 5.6)
+    monkeypatch.setitem(fake_arena.FLOOR, "muon", 5.7)
+    assert arena("--budget", "3", "--seeds", "0") == 0
+    table = (tmp_path / "out" / "report" / "table.md").read_text()
+    assert "%)" not in next(line for line in table.splitlines() if "MuonMERIT" in line)
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
+        (["--lr", "adamw=0"], "the contestant 'adamw' has lr=0; a search starts at a number above 0"),
         (["--budget", "2"], "--budget is 2; a contestant needs at least 3 runs"),
         (["--lr", "lion=1e-3"], "--lr has 1 for lion; give one rate for each contestant, of: adamw"),
         (["--lr", "muon=1", "muon=2"], "--lr has 2 for muon; give one rate for each contestant"),

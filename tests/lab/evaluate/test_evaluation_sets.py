@@ -143,7 +143,9 @@ def test_an_empty_file_is_refused(rows_of, name, text) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in SETS if name != "wikitext"])
-@pytest.mark.parametrize("text", ['{"label": "true"}', '{"label": "entailment"}', "[1, 2]", "7"])
+@pytest.mark.parametrize(
+    "text", ['{"label": "true"}', '{"label": 1, "text": null}', '{"label": "entailment"}', "[1, 2]", "7"]
+)
 def test_rows_without_what_the_task_asks_for_are_refused(rows_of, name, text) -> None:
     with pytest.raises(ValueError, match="is not the file of this set as published by its authors"):
         rows_of(name, text)

@@ -13,6 +13,7 @@ from merit_lab.record import MetricsWriter, Run, excerpt
 from merit_lab.record.excerpt import Excerpt
 from merit_lab.report.gather import find_runs
 from merit_lab.report.keep_command import main
+from merit_lab.study.workers import is_done
 
 
 def keep(*arguments: Path | str) -> int:
@@ -188,6 +189,7 @@ def test_a_run_killed_after_its_last_validation_is_kept(
     assert "1 written" in capsys.readouterr().out
     (run,) = find_runs([tmp_path / "kept"])
     assert run.status == "finished"
+    assert is_done(tmp_path / "kept" / folder.name)  # so that no study resumes it
 
 
 def test_another_run_with_the_name_of_a_kept_run_is_refused(

@@ -159,6 +159,7 @@ def test_failing_workers_report_their_error(planned: list[Trial], tmp_path: Path
     with pytest.raises(WorkersEnded, match="gone"), Workers(broken, 1, tmp_path / "logs") as workers:
         for _ in workers.waiting(broken, StopRequest()):
             pass
+    assert "Traceback (most recent call last)" in (tmp_path / "logs" / "worker-0.log").read_text()
 
 
 def test_the_error_is_that_of_the_worker_that_failed(planned: list[Trial], tmp_path: Path) -> None:

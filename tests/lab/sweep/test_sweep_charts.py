@@ -8,6 +8,8 @@ import chromium
 import pytest
 from sweep_runs import WriteRun
 
+from merit_lab.report.write import refuse_folder
+from merit_lab.study import page as study_page
 from merit_lab.study.charts import Chart
 from merit_lab.sweep import Ledger
 from merit_lab.sweep.charts import make_chart
@@ -64,6 +66,21 @@ def test_a_grid_in_which_all_runs_diverged_has_a_page(write_run: WriteRun, tmp_p
     assert page.summary == "No run finished, so there is no best value."
     assert page.write(tmp_path / "report").exists()
     assert (tmp_path / "report" / "best.json").read_text() == "{}\n"
+
+
+def test_a_page_that_was_stopped_on_the_way_is_written_again(
+    ledger: Ledger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(path: Path, *_: object) -> None:
+        path.write_text("<svg")
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(study_page, "write_svg", stop)
+        with pytest.raises(KeyboardInterrupt):
+            make_page(ledger, may_grow=True).write(tmp_path / "report")
+    refuse_folder(tmp_path / "report")
+    assert make_page(ledger, may_grow=True).write(tmp_path / "report").exists()
 
 
 @pytest.mark.browser

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from merit_optim import SOAP, SOAPMERIT, Muon, MuonMERIT, NorMuon, OrScale, param_groups
+from merit_optim.optim import algorithm
 from merit_optim.optim.directions import Extent
 from merit_optim.optim.directions import Muon as MuonDirection
 from merit_optim.optim.directions.muon import mean_squares
@@ -555,3 +556,14 @@ def test_a_copy_continues_like_the_optimizer(device, optimizer_class) -> None:
         for each_optimizer in (optimizer, copied)
     )
     assert copied_last == last
+
+
+def test_the_definition_keeps_the_dtype_of_the_first_ratio() -> None:
+    """So that the next step is computed from it as the engines store it."""
+    rule = algorithm.Rule(norm="l2", element_wise=False, clip=None, calibrated=True)
+    zeros = [torch.zeros(4, 4, dtype=torch.bfloat16), torch.zeros(1, 1, 1, dtype=torch.bfloat16)]
+    weight, grad = random_tensor((4, 4), 0), random_tensor((4, 4), 1)
+    result = algorithm.step(
+        weight, grad, zeros, direction=MuonDirection(), rule=rule, lr=0.1, weight_decay=0.0
+    )
+    assert [x.dtype for x in result.state] == [torch.bfloat16] * 2

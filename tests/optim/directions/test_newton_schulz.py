@@ -335,3 +335,13 @@ def test_a_nonfinite_matrix_does_not_affect_others_in_the_stack(device) -> None:
     x = polar(n, COEFFICIENTS["quintic"], 5, torch.bfloat16, 1e-7)
     assert x[1].isnan().all()
     assert_same_bits(x[[0, 2]], good[[0, 2]])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_the_layout_of_a_matrix_changes_no_bit(device, dtype) -> None:
+    """Of a whole matrix, and of one row of it, which torch calls contiguous whatever its strides."""
+    for seed in range(5):
+        x = random_tensor((64, 48), seed, dtype=dtype, device=device)
+        turned = x.T.contiguous().T
+        assert_same_bits(factor(turned, dtype=dtype), factor(x, dtype=dtype))
+        assert_same_bits(factor(turned[:1, :8], dtype=dtype), factor(x[:1, :8], dtype=dtype))

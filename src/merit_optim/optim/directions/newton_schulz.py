@@ -78,11 +78,12 @@ def polar(
     Zero stays zero, and a NaN or infinity becomes NaN everywhere. Matrices are multiplied one by one: batched
     products may round differently, and a matrix must give the same bits wherever it is processed.
     """
+    # The rounding of sums and products depends on the layout.
+    x_NRC = x_NRC.clone(memory_format=torch.contiguous_format)
     # In float64, the norm of float32 numbers cannot overflow or underflow.
     wide_NRC = x_NRC if x_NRC.device.type == "mps" else x_NRC.double()
     norm_N11 = torch.linalg.vector_norm(wide_NRC, dim=(1, 2), keepdim=True)
     normal_NRC = (wide_NRC / (norm_N11 * coefficients.margin).clamp(min=eps)).to(dtype)
-    normal_NRC = normal_NRC.contiguous()  # the rounding of products depends on the layout
     passes = coefficients.first(num_passes)
     return torch.stack([_iterate(x_RC, passes) for x_RC in normal_NRC])
 
