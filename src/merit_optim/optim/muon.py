@@ -274,8 +274,8 @@ class OrScale(HiddenMatrixOptimizer):
 
     The form for language models, OrScale-LM, as its paper's abstract describes it; no public implementation
     was found to compare with. ``calibrated=False`` leaves out the division by the first ratio. Weights of
-    which the first gradient is zero need it, as one of each pair of LoRA's: the first ratio would be that of
-    the weight decay alone.
+    which the first gradient is zero, or that begin at zero, need it, as LoRA's: their first ratio would be
+    that of the weight decay alone, or 1.
 
     Args:
         params: parameter groups from ``param_groups(model)``; see ``MuonMERIT``.
