@@ -39,12 +39,12 @@ class MeritOptimizersContainer(OptimizersContainer):
                 ParamGroupConfig(
                     pattern=r"norm",
                     optimizer_name="MuonMERIT",
-                    optimizer_kwargs={"lr": 4e-2, "weight_decay": 0.0},
+                    optimizer_kwargs={"lr": 1e-2, "weight_decay": 0.0},
                 ),
                 ParamGroupConfig(
                     pattern=r".*",
                     optimizer_name="MuonMERIT",
-                    optimizer_kwargs={"lr": 4e-2, "weight_decay": 0.1},
+                    optimizer_kwargs={"lr": 1e-2, "weight_decay": 0.1},
                 ),
             ]
         )
@@ -197,7 +197,7 @@ def _check_names(name: str, group: dict[str, Any], known: Collection[str]) -> No
 def default_optimizer(name: str, **options: Any) -> MeritOptimizersContainer.Config:
     """Return one optimizer for every parameter, like torchtitan's ``default_adamw`` for AdamW.
 
-        config.optimizer = default_optimizer("MuonMERIT", lr=4e-2)
+        config.optimizer = default_optimizer("MuonMERIT", lr=1e-2)
 
     Args:
         name: as in ``optimizer_class``, or one of torchtitan's.
