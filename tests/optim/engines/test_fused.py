@@ -547,7 +547,7 @@ def test_groups_on_either_engine_share_a_step(device) -> None:
     for param, other in zip(params, others, strict=True):
         assert_within_ulps(param, other, 2 * ULPS)
     assert_same_bits(params[1].detach(), others[1].detach())
-    assert [p is params[0] for p in optimizer._engines[params[0].device]._owners] == [True]
+    assert [p is params[0] for p in optimizer._engines[params[0].device]._originals] == [True]
 
 
 @pytest.mark.parametrize("optimizer_class", HIDDEN, ids=name_of)
@@ -566,7 +566,7 @@ def test_the_rest_of_the_weights_is_fused_even_if_hidden_matrices_are_not(device
             assert_same_bits(param.detach(), other.detach())
         else:
             assert_within_ulps(param, other, 3 * ULPS)
-    assert [id(p) for p in optimizer._engines[params[0].device]._owners] == [id(params[1]), id(params[3])]
+    assert [id(p) for p in optimizer._engines[params[0].device]._originals] == [id(params[1]), id(params[3])]
 
 
 SPLIT_BY_ROWS: list[tuple[list[tuple[int, ...]], dict[str, Any]]] = [
