@@ -14,9 +14,8 @@ import statistics
 from pathlib import Path
 
 import torch
-from torch import nn
 
-from merit_lab.bench.shapes import WEIGHTS
+from merit_lab.bench.shapes import WEIGHTS, Parameters
 from merit_optim import Muon, MuonMERIT
 
 ROUNDS, STEPS, WARM_UP = 5, 20, 10
@@ -24,19 +23,14 @@ ROUNDS, STEPS, WARM_UP = 5, 20, 10
 
 def build(optimizer_class: type[Muon | MuonMERIT], model: str, *, split: bool) -> Muon | MuonMERIT:
     """An optimizer of the model's weights, with gradients that stay as they are."""
-    attention: list[nn.Parameter] = []
-    hidden: list[nn.Parameter] = []
-    rest: list[nn.Parameter] = []
-    for shape, kind in WEIGHTS[model]:
-        param = nn.Parameter(0.02 * torch.randn(shape, device="cuda"))
-        param.grad = torch.randn_like(param)
-        is_fused = kind == "hidden" and shape[0] == 3 * shape[1]
-        (attention if is_fused else hidden if kind == "hidden" else rest).append(param)
+    weights = Parameters.of(WEIGHTS[model], torch.device("cuda"))
+    attention = [weight for weight in weights.hidden if weight.shape[0] == 3 * weight.shape[1]]
+    others = [weight for weight in weights.hidden if weight.shape[0] != 3 * weight.shape[1]]
     return optimizer_class(
         [
-            {"params": hidden, "direction": "muon"},
+            {"params": others, "direction": "muon"},
             {"params": attention, "direction": "muon", **({"split": 3} if split else {})},
-            {"params": rest, "direction": "adam"},
+            {"params": weights.rest, "direction": "adam"},
         ]
     )
 

@@ -13,6 +13,7 @@ from typing import Self
 
 from merit_lab.compare.plan import parse_learning_rates
 from merit_lab.report.gather import display_names
+from merit_lab.sweep.grid import check_rates
 from merit_lab.train import OptimizerConfig, TrainConfig
 from merit_lab.train.optimizer_names import class_of, is_external
 from merit_optim.optim.registry import OPTIMIZERS
@@ -135,7 +136,7 @@ def with_rates(contestants: Sequence[Contestant], texts: Iterable[str]) -> list[
             raise ValueError(
                 f"--lr has {len(rates)} for {name}; give one rate for each contestant, of: {', '.join(names)}"
             )
-        _number(name, "lr", f"{rates[0]:g}")
+        check_rates(name, rates)
     return [
         dataclasses.replace(contestant, begins=(("lr", starts[contestant.name][0]), *contestant.begins))
         if contestant.name in starts

@@ -184,12 +184,9 @@ class Arena:
             for contestant in self.contestants
         ]
 
-    def check(self) -> None:
+    def _check(self, states: Mapping[TuningTask, Search]) -> None:
         """Raise if an existing run differs from the trial of the same name."""
-        self._check(Runs.read(self))
-
-    def _check(self, runs: Runs) -> None:
-        for task, state in self.searches(runs).items():
+        for task, state in states.items():
             used = [self.trial(task, point, self.seeds[0]) for point in state.tried]
             if not state.missing:
                 used += [self.trial(task, state.best, seed) for seed in self.seeds[1:]]
@@ -200,9 +197,10 @@ class Arena:
     def next(self) -> Round | None:
         """The trials that the searches need and, for complete searches, the best settings with all seeds."""
         runs = Runs.read(self)
-        self._check(runs)  # in every round: which runs are used depends on those before
+        states = self.searches(runs)
+        self._check(states)  # in every round: which runs are used depends on those before
         missing: list[Trial] = []
-        for task, state in self.searches(runs).items():
+        for task, state in states.items():
             if state.missing:
                 tried = [self.trial(task, point, self.seeds[0]) for point in state.tried]
                 bars = bars_of([run for trial in tried if (run := runs.of(trial)) is not None])

@@ -9,7 +9,6 @@ from merit_lab.arena.page import make_page
 from merit_lab.arena.plan import Arena
 from merit_lab.study import Conclusion, Round, run_study
 from merit_lab.study.page import Page
-from merit_lab.train.parallel import Ranks
 
 
 @dataclass(frozen=True)
@@ -31,5 +30,4 @@ class Contest:
 
 def contest(arena: Arena, jobs: int = 1) -> Conclusion | None:
     """Tune and train all contestants, print the standings, and write the page into ``folder``/report."""
-    Ranks.join().first(arena.check)
     return run_study(Contest(arena), jobs)

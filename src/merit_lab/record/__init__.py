@@ -7,7 +7,17 @@ from merit_lab.record.find import archive_of, nested_run_folders, run_folders
 from merit_lab.record.journal import Journal, import_wandb
 from merit_lab.record.lock import RunInUse, is_locked, lock
 from merit_lab.record.metrics import MetricsWriter, as_json, keep_nan, read_metrics
-from merit_lab.record.run import FORMAT, OVER, Run, Status, holds_run, outcome_of, refuse_run, step_path
+from merit_lab.record.run import (
+    FORMAT,
+    OVER,
+    Run,
+    Status,
+    has_all_steps,
+    holds_run,
+    outcome_of,
+    refuse_run,
+    step_path,
+)
 
 __all__ = [
     "FORMAT",
@@ -25,6 +35,7 @@ __all__ = [
     "differences",
     "environment",
     "excerpt",
+    "has_all_steps",
     "holds_run",
     "import_wandb",
     "is_locked",

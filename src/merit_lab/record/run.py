@@ -15,7 +15,7 @@ are in one file; see archive.py.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Self, cast
@@ -147,8 +147,7 @@ class Run:
         """
         ended = outcome_of(self.metrics("event"))
         if ended is None and self.is_kept:
-            validated = {line["step"] for line in self.metrics("validation")}
-            return "finished" if self.config.get("steps") in validated else None
+            return "finished" if has_all_steps(self.config, self.metrics("validation")) else None
         return ended
 
     @property
@@ -187,6 +186,11 @@ def outcome_of(events: Sequence[dict[str, Any]]) -> Status | None:
     """Return how a run with these events ended; None if it has not started or not ended."""
     turns = [event["what"] for event in events if event["what"] in (*_BEGINS, *_ENDS)]
     return cast(Status, turns[-1]) if turns and turns[-1] in _ENDS else None
+
+
+def has_all_steps(config: Mapping[str, Any], validations: Iterable[Mapping[str, Any]]) -> bool:
+    """Whether the loss was measured after the last step."""
+    return config.get("steps") in {line["step"] for line in validations}
 
 
 def _is_there(folder: Path) -> bool:

@@ -15,6 +15,7 @@ from merit_lab.record import (
     EvaluationResult,
     Run,
     Status,
+    has_all_steps,
     is_locked,
     last_results,
     nested_run_folders,
@@ -230,8 +231,7 @@ def _names(folders: Iterable[Path]) -> dict[Path, str]:
 
 def _status(run: Run, rows: Rows, locked: bool) -> Status:
     status: Status = "running" if locked else outcome_of(rows.get("event", [])) or "unfinished"
-    validated = [row["step"] for row in rows.get("validation", [])]
-    if status == "unfinished" and run.config.get("steps") in validated:
+    if status == "unfinished" and has_all_steps(run.config, rows.get("validation", [])):
         status = "finished"  # killed while it saved its last weights; all measurements are there
     loss = last_validation_loss(rows)
     if status == "finished" and loss is not None and not math.isfinite(loss):

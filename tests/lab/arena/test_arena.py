@@ -246,7 +246,7 @@ def test_a_baseline_that_learns_nothing_has_a_page(arena, tmp_path, monkeypatch)
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--lr", "adamw=0"], "the contestant 'adamw' has lr=0; a search starts at a number above 0"),
+        (["--lr", "adamw=0"], "a learning rate of adamw is 0; it must be above 0"),
         (["--budget", "2"], "--budget is 2; a contestant needs at least 3 runs"),
         (["--lr", "lion=1e-3"], "--lr has 1 for lion; give one rate for each contestant, of: adamw"),
         (["--lr", "muon=1", "muon=2"], "--lr has 2 for muon; give one rate for each contestant"),

@@ -103,8 +103,10 @@ def test_the_recipe_depends_only_on_the_content(files: list[Path], tmp_path: Pat
 def test_text_that_cannot_be_split_is_refused(tmp_path: Path, files: list[Path]) -> None:
     short = tmp_path / "short.txt"
     short.write_text("a few words")
-    with pytest.raises(ValueError, match="the text has 11 bytes, too few"):
+    with pytest.raises(ValueError, match=r"the text has 11 bytes, too few .*: give more than 4096,"):
         text_files([short], 0.01)
+    short.write_text("word " * 820 + "end")  # 4,103 bytes
+    assert text_files([short], 0.01).total == 4103
     (tmp_path / "solid.txt").write_text("x" * 100_000)
     with pytest.raises(ValueError, match=r"the text has 100000 bytes, but no place to cut it: .* visible"):
         text_files([tmp_path / "solid.txt"], 0.01)
