@@ -41,6 +41,20 @@ def test_tables_are_those_of_the_records(page: str) -> None:
     assert evidence.with_tables(text) == text, "run python docs/scripts/evidence.py"
 
 
+def test_what_is_said_of_the_advice_is_counted() -> None:
+    text = (ROOT / "docs/results.md").read_text("utf-8")
+    inside, count, factor = re.findall(
+        r"(\d+) of (\d+) are in the interval, and all are within a factor of (\d+\.\d)", text
+    )[0]
+    rows = [
+        (float(row[4]), float(row[5]), *map(float, row[6].split(" to ")))
+        for row in evidence.TABLES["advised"]().rows
+    ]
+    assert (int(inside), int(count)) == (sum(low <= best <= high for best, _, low, high in rows), len(rows))
+    farthest = max(max(best / advice, advice / best) for best, advice, _, _ in rows)
+    assert farthest <= float(factor) < farthest + 0.1
+
+
 @pytest.mark.parametrize("name", evidence.DRAWINGS)
 def test_pictures_are_drawn_from_the_records(name: str, tmp_path: Path) -> None:
     evidence.DRAWINGS[name](tmp_path / name)

@@ -41,6 +41,7 @@ PAGES = ("README.md", "docs/results.md")
 PICTURES = ROOT / "docs/images"
 SIZES = {256: "10M", 512: "33M", 768: "98M"}  # by width
 CONTESTANTS = ("adamw", "lamb", "merit", "muon", "normuon", "muon-merit")
+EVERYONE = (*CONTESTANTS[:3], "lion", "orscale", "soap", "soap-merit", *CONTESTANTS[3:])
 WARMUPS = (0.1, 0.4, 0.5)  # as shares of the steps
 MOMENTUM, BOUND = "0.95", 0.2  # of most runs; the largest ratio of MuonMERIT, where it had a bound
 # MuonMERIT's momentum, largest ratio and neuron_beta where a run names none, and from when on.
@@ -282,10 +283,9 @@ def headline() -> Table:
 
 def tuned() -> Table:
     """The lowest loss of each optimizer at each size, of all settings and of those with three seeds."""
-    others = ("lion", "orscale", "soap", "soap-merit")
     rows = []
     for width, size in SIZES.items():
-        series = {name: tuned_series(width, name) for name in (*CONTESTANTS[:3], *others, *CONTESTANTS[3:])}
+        series = {name: tuned_series(width, name) for name in EVERYONE}
         muon, adamw = lowest(series["muon"]), lowest(series["adamw"])
         for name, found in series.items():
             # One row where the lowest of all has three seeds.
@@ -387,7 +387,7 @@ def longer_98m() -> Table:
 
 def largest() -> Table:
     """Everything that was tried at 98M in 200 steps."""
-    return _settings(768, CONTESTANTS, steps=200, text="enwik8")
+    return _settings(768, EVERYONE, steps=200, text="enwik8")
 
 
 def _settings(width: int, names: Iterable[str], *, steps: int, text: str) -> Table:
