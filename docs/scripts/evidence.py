@@ -42,7 +42,7 @@ PICTURES = ROOT / "docs/images"
 SIZES = {256: "10M", 512: "33M", 768: "98M"}  # by width
 CONTESTANTS = ("adamw", "lamb", "merit", "muon", "normuon", "muon-merit")
 EVERYONE = (*CONTESTANTS[:3], "lion", "orscale", "soap", "soap-merit", *CONTESTANTS[3:])
-WARMUPS = (0.1, 0.4, 0.5)  # as shares of the steps
+WARMUPS = (0.02, 0.1, 0.2, 0.25, 0.3, 0.4, 0.5)  # as shares of the steps
 MOMENTUM, BOUND = "0.95", 0.2  # of most runs; the largest ratio of MuonMERIT, where it had a bound
 # MuonMERIT's momentum, largest ratio and neuron_beta where a run names none, and from when on.
 DEFAULTS = (
@@ -138,10 +138,8 @@ class SeedRuns:
 
     @property
     def is_tuned(self) -> bool:
-        """Whether it is as most runs in all that is tuned: rates, warm-up, momentum and a bound."""
-        unbounded = self.runs[0].config["optimizer"]["name"] == "muon-merit" and self.bound is None
-        tuned = {"rest_lr", "momentum", "ratio_bounds", "neuron_beta"}
-        return self.options.keys() <= tuned and not unbounded
+        """Whether it is as most runs in all but what is tuned: rates, warm-up, momentum, bound and rows."""
+        return self.options.keys() <= {"rest_lr", "momentum", "ratio_bounds", "neuron_beta"}
 
     @property
     def largest_logit(self) -> float:
