@@ -12,6 +12,10 @@ from typing import NamedTuple
 
 import numpy as np
 import pytest
+import torch
+from torch import nn
+
+from merit_optim import MuonMERIT
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -93,6 +97,49 @@ def test_a_study_is_carried_out_as_the_page_says(tmp_path: Path, monkeypatch: py
 def test_the_first_example_of_a_page_runs(name: str) -> None:
     first = next(block for block in blocks_of(DOCS / name) if block.language == "python")
     run(first.text, name)
+
+
+def a_model_with_gradients() -> nn.Module:
+    model = nn.Sequential(nn.Embedding(20, 16), nn.Linear(16, 16), nn.Linear(16, 20))
+    model(torch.arange(20)).square().mean().backward()
+    return model
+
+
+def test_a_run_of_adamw_is_continued_as_the_page_says() -> None:
+    before, *others = (block.text for block in blocks_of(DOCS / "from-adamw.md"))
+    model = a_model_with_gradients()
+    known = {"torch": torch, "model": model}
+    exec(before, known)
+    known["optimizer"].step()
+    known["checkpoint"] = known["optimizer"].state_dict()
+    for block in others:
+        exec(block, known)
+        known["optimizer"].step()
+    continued = known["optimizer"]
+    assert isinstance(continued, MuonMERIT)
+    counts = {name: int(continued.state[weight]["step"]) for name, weight in model.named_parameters()}
+    begun = counts.pop("1.weight")
+    assert begun == 1
+    assert min(counts.values()) > 1
+
+
+def test_a_run_of_muon_is_continued_as_the_page_says() -> None:
+    before, *others = (block.text for block in blocks_of(DOCS / "from-muon.md"))
+    model = a_model_with_gradients()
+    hidden = model[1].weight
+    everything_else = [weight for weight in model.parameters() if weight is not hidden]
+    known = {"torch": torch, "model": model, "hidden_matrices": [hidden], "everything_else": everything_else}
+    exec(before, known)
+    for name in ("muon", "adamw"):
+        known[name].step()
+        known[f"checkpoint_of_{name}"] = known[name].state_dict()
+    for block in others:
+        exec(block, known)
+    momentum = known["checkpoint_of_muon"]["state"][0]["momentum_buffer"].clone()
+    known["optimizer"].step()
+    continued = known["optimizer"].state
+    assert {int(continued[weight]["step"]) for weight in everything_else} == {2}
+    torch.testing.assert_close(continued[hidden]["momentum_buffer"], momentum.lerp(hidden.grad, 0.1))
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(DOCS)))

@@ -21,7 +21,7 @@ from torchtitan.trainer import Trainer
 from merit_optim.integrations.torchtitan import MeritOptimizersContainer
 
 OPTIMIZER = "MuonMERIT"  # or MERIT, LAMB, Muon, NorMuon, ...
-LR = 4e-2  # depends on the optimizer; this was best for MuonMERIT at 33M parameters: tune it
+LR = 1e-2  # depends on the optimizer and the number of steps: tune it
 
 
 def group(pattern: str, **options: object) -> ParamGroupConfig:
@@ -50,7 +50,7 @@ def llama3_8b_merit() -> Trainer.Config:
         ]
     )
     config.lr_scheduler = LRSchedulersContainer.Config(
-        warmup_steps=20, decay_type="cosine", min_lr_factor=0.1
+        warmup_steps=100, decay_type="cosine", min_lr_factor=0.1
     )
     config.training.global_batch_size = 1024
     return config

@@ -213,7 +213,7 @@ def default_merit(lr: float = 9e-3, **options: Any) -> MeritOptimizersContainer.
 
 
 # Overrides for the command line; torchtitan finds an override by its function's name:
-#     --override.imports 'merit_optim.integrations.torchtitan.by_name={"name": "MuonMERIT", "lr": 0.04}'
+#     --override.imports 'merit_optim.integrations.torchtitan.by_name={"name": "MuonMERIT", "lr": 1e-2}'
 
 
 @override(target=OptimizersContainer.Config, description="one optimizer for every parameter, by its name")

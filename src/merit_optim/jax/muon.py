@@ -144,7 +144,7 @@ def muon_merit(
         >>> import jax, jax.numpy as jnp, optax
         >>> from merit_optim.jax import muon_merit
         >>> params = {"embedding": jnp.ones((5, 3)), "kernel": jnp.eye(3), "bias": jnp.ones(3)}
-        >>> schedule = optax.warmup_cosine_decay_schedule(0.0, 4e-2, 10, 100)
+        >>> schedule = optax.warmup_cosine_decay_schedule(0.0, 4e-2, 20, 200)
         >>> hidden = {"embedding": False, "kernel": True, "bias": False}
         >>> optimizer = optax.chain(optax.clip_by_global_norm(1.0), muon_merit(schedule, hidden=hidden))
         >>> state = optimizer.init(params)

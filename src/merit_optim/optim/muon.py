@@ -35,7 +35,8 @@ class MuonMERIT(HiddenMatrixOptimizer):
     Args:
         params: parameter groups from ``param_groups(model)``, which knows the kind of each weight; or groups
             that set ``direction="muon"`` or ``direction="adam"``.
-        lr: learning rate of the hidden matrices, relative to their size as for ``MERIT``.
+        lr: learning rate of the hidden matrices, relative to their size as for ``MERIT``. The default is for
+            thousands of steps; with few take more, 4e-2 for 200.
         weight_decay: added to u as ``weight_decay * w``; decoupled, as AdamW's, for the rest.
         momentum: decay of the average gradient. Muon's is 0.95 as a rule; with large batches 0.9 ended lower.
         nesterov: look one step ahead, as in the equation; False takes polar(M).
@@ -62,11 +63,11 @@ class MuonMERIT(HiddenMatrixOptimizer):
         >>> import torch
         >>> from merit_optim import MuonMERIT, param_groups
         >>> model = torch.nn.TransformerEncoderLayer(d_model=8, nhead=2, dim_feedforward=16)
-        >>> optimizer = MuonMERIT(param_groups(model, weight_decay=0.1), lr=4e-2, max_grad_norm=1.0)
+        >>> optimizer = MuonMERIT(param_groups(model, weight_decay=0.1), lr=2e-2, max_grad_norm=1.0)
         >>> model(torch.randn(5, 3, 8)).square().mean().backward()
         >>> optimizer.step()
         >>> [(group["direction"], group["lr"]) for group in optimizer.param_groups]
-        [('muon', 0.04), ('adam', 0.016)]
+        [('muon', 0.02), ('adam', 0.008)]
 
     Reference:
         Jordan et al., "Muon: An optimizer for hidden layers in neural networks", 2024,
@@ -80,7 +81,7 @@ class MuonMERIT(HiddenMatrixOptimizer):
     def __init__(
         self,
         params: ParamsT,
-        lr: float | Tensor = 4e-2,
+        lr: float | Tensor = 1e-2,
         weight_decay: float = 0.1,
         *,
         momentum: float = 0.9,
@@ -129,7 +130,8 @@ class Muon(HiddenMatrixOptimizer):
 
     Args:
         params: parameter groups from ``param_groups(model)``; see ``MuonMERIT``.
-        lr: learning rate of the hidden matrices. With the default scale, AdamW's can be reused.
+        lr: learning rate of the hidden matrices. With the default scale it is of the order of AdamW's; with
+            large batches four to eight times AdamW's best were best.
         weight_decay: decoupled weight decay.
         momentum: decay of the average gradient.
         nesterov: look one step ahead; False takes polar(M).

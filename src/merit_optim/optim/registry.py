@@ -101,7 +101,7 @@ def optimizer_class(name: str) -> Callable[..., TrustRatioOptimizer]:
         >>> model = torch.nn.TransformerEncoderLayer(d_model=8, nhead=2, dim_feedforward=16)
         >>> optimizer = optimizer_class("MuonMERIT")(param_groups(model, weight_decay=0.1), max_grad_norm=1.0)
         >>> optimizer.param_groups[0]["lr"]
-        0.04
+        0.01
     """
     optimizer: Callable[..., TrustRatioOptimizer] = _lookup("optimizer", name, FAMILY)
     return optimizer

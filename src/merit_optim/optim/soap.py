@@ -47,7 +47,7 @@ class SOAPMERIT(HiddenMatrixOptimizer):
         >>> import torch
         >>> from merit_optim import SOAPMERIT, param_groups
         >>> model = torch.nn.TransformerEncoderLayer(d_model=8, nhead=2, dim_feedforward=16)
-        >>> optimizer = SOAPMERIT(param_groups(model), lr=4e-2)
+        >>> optimizer = SOAPMERIT(param_groups(model), lr=2e-2)
 
     Reference:
         Vyas et al., "SOAP: Improving and Stabilizing Shampoo using Adam", ICLR 2025,
@@ -60,7 +60,7 @@ class SOAPMERIT(HiddenMatrixOptimizer):
     def __init__(
         self,
         params: ParamsT,
-        lr: float | Tensor = 4e-2,
+        lr: float | Tensor = 1e-2,
         betas: tuple[float, float] = (0.95, 0.95),
         eps: float = 1e-8,
         weight_decay: float = 0.1,
