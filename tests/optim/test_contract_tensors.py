@@ -62,28 +62,34 @@ LAYOUTS: list[tuple[tuple[int, ...], Callable[[Tensor], Tensor]]] = [
 @pytest.mark.parametrize(("shape", "layout"), LAYOUTS, ids=name_of)
 @pytest.mark.parametrize("odd_tensors", ["weight", "gradient", "both"])
 def test_memory_layout_changes_no_bit(device, case: Case, shape, layout, odd_tensors) -> None:
-    weight = random_tensor(shape, 0, device=device)
-    plain = nn.Parameter(weight.clone())
-    odd = nn.Parameter(layout(weight) if odd_tensors != "gradient" else weight.clone())
+    """Of two weights, which an engine may copy into one."""
+    weights = [random_tensor(shape, i, device=device) for i in range(2)]
+    plain = [nn.Parameter(weight.clone()) for weight in weights]
+    odd = [
+        nn.Parameter(layout(weight) if odd_tensors != "gradient" else weight.clone()) for weight in weights
+    ]
     if odd_tensors != "gradient" and layout is not with_offset:
-        assert not odd.is_contiguous()
+        assert not odd[0].is_contiguous()
     # The fused engine leaves non-contiguous weights to the eager one, whose last bits may differ.
-    options = {"fused": False} if "fused" in case.build([plain]).defaults else {}
-    optimizers = [case.build([p], **options) for p in (plain, odd)]
+    options = {"fused": False} if "fused" in case.build(plain).defaults else {}
+    optimizers = [case.build(params, **options) for params in (plain, odd)]
     for step in range(3):
-        grad = random_tensor(shape, 10 + step, device=device)
-        plain.grad = grad
-        odd.grad = layout(grad) if odd_tensors != "weight" else grad
+        for i, (plain_one, odd_one) in enumerate(zip(plain, odd, strict=True)):
+            grad = random_tensor(shape, 10 + 2 * step + i, device=device)
+            plain_one.grad = grad
+            odd_one.grad = layout(grad) if odd_tensors != "weight" else grad
         for optimizer in optimizers:
             optimizer.step()
-        if optimizers[0].param_groups[0].get("norm") == "l2":  # a sum: its order follows the memory
-            torch.testing.assert_close(odd, plain, rtol=1e-6, atol=1e-6)
-        else:
-            assert_same_bits(odd.detach(), plain.detach())
-    states = [dict(optimizer.state[p]) for optimizer, p in zip(optimizers, (plain, odd), strict=True)]
-    ratios = [state.pop("first_ratio", torch.ones(())) for state in states]
-    torch.testing.assert_close(ratios[1], ratios[0], rtol=1e-6, atol=0)  # of such sums
-    assert_same_bits(states[1], states[0])
+        for plain_one, odd_one in zip(plain, odd, strict=True):
+            if optimizers[0].param_groups[0].get("norm") == "l2":  # a sum: its order follows the memory
+                torch.testing.assert_close(odd_one, plain_one, rtol=1e-6, atol=1e-6)
+            else:
+                assert_same_bits(odd_one.detach(), plain_one.detach())
+    for pair in zip(plain, odd, strict=True):
+        states = [dict(optimizer.state[p]) for optimizer, p in zip(optimizers, pair, strict=True)]
+        ratios = [state.pop("first_ratio", torch.ones(())) for state in states]
+        torch.testing.assert_close(ratios[1], ratios[0], rtol=1e-6, atol=0)  # of such sums
+        assert_same_bits(states[1], states[0])
 
 
 @every_own_case

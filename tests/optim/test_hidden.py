@@ -60,6 +60,17 @@ def test_soap_takes_all_matrices() -> None:
     assert all(dict(Model().named_parameters())[name].ndim == 1 for name in rest)
 
 
+def test_the_leading_one_of_a_table_is_not_a_side_of_its_matrix() -> None:
+    """Else SOAP would have a basis as large as the square of the table."""
+    model = Model()
+    model.register_parameter("position_embedding", nn.Parameter(torch.randn(1, 6, 4)))
+    optimizer = SOAP(param_groups(model))
+    for param in model.parameters():
+        param.grad = torch.ones_like(param)
+    optimizer.step()
+    assert optimizer.state[model.position_embedding]["column_basis"].shape == (1, 4, 4)
+
+
 def test_the_rest_has_a_fraction_of_the_learning_rate_or_rest_lr() -> None:
     def rates(**options: float) -> set[float]:
         return {group["lr"] for group in MuonMERIT(param_groups(Model()), **options).param_groups}
@@ -158,6 +169,7 @@ def test_a_group_of_which_a_part_is_refused_is_not_added() -> None:
     with pytest.raises((RuntimeError, ValueError), match="fused=True"):
         optimizer.add_param_group({**added, "param_kinds": ["hidden", "vector"]})
     assert len(optimizer.param_groups) == 1
+    assert optimizer._shapes == {(3, 4)}
 
 
 @pytest.mark.parametrize("copied", [copy.deepcopy, pickled], ids=["deepcopy", "pickle"])
@@ -176,6 +188,8 @@ def test_a_copy_sorts_groups_as_the_original_does(copied) -> None:
         ({"rest": {"beta": 0.9}}, "rest sets 'beta', which is not an option .* did you mean 'betas'"),
         ({"rest": {"betas": 0.9}}, "betas is 0.9; it must be two numbers"),
         ({"rest": {"norm": "l1"}}, "norm is 'l1'; it must be one of"),
+        ({"rest": {"lr": 0.5}, "rest_lr": 0.3}, "rest_lr is 0.3 and rest has lr 0.5; give one of them"),
+        ({"rest": {"weight_decay": 0.5}}, "rest has weight_decay=0.5, and a group has its own, 0.1"),
     ],
 )
 def test_wrong_options_of_the_rest_are_refused(options, message) -> None:

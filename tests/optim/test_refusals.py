@@ -378,14 +378,17 @@ def test_a_bad_rate_written_into_its_tensor_is_refused_before_anything_changes(
 
 
 @pytest.mark.parametrize("optimizer_class", [*FAMILY, Lion, SophiaG], ids=name_of)
-def test_a_list_that_was_changed_in_place_is_checked_again(device, optimizer_class) -> None:
+@pytest.mark.parametrize("with_a_schedule", [False, True])
+def test_a_list_that_was_changed_in_place_is_checked_again(device, optimizer_class, with_a_schedule) -> None:
     optimizer = optimizer_class(parameters(device), betas=[0.9, 0.95])
     take_steps(optimizer, 2)
-    before = snapshot(optimizer)
+    before, rate = snapshot(optimizer), optimizer.param_groups[0]["lr"]
     optimizer.param_groups[0]["betas"][0] = 1.5
+    if with_a_schedule:
+        optimizer.param_groups[0]["lr"] = rate / 2
     with pytest.raises(ValueError, match=re.escape("betas is [1.5, 0.95]; it must be two numbers")):
         take_steps(optimizer, 1, first=2)
-    optimizer.param_groups[0]["betas"][0] = 0.9
+    optimizer.param_groups[0].update(betas=[0.9, 0.95], lr=rate)
     assert_unchanged(optimizer, before)
     take_steps(optimizer, 1, first=2)
 

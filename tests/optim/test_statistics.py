@@ -238,6 +238,9 @@ def test_each_step_replaces_the_statistics_of_the_one_before(device) -> None:
         params[0].grad = None
         optimizer.step()
         assert "parameter 0 of group 0" not in statistics
+        optimizer.zero_grad()
+        optimizer.step()
+        assert not statistics
 
 
 def test_recording_ends_after_an_error(device) -> None:

@@ -85,7 +85,7 @@ class MeritOptimizersContainer(OptimizersContainer):
             name
             for part in self.model_parts
             for name, param in part.named_parameters()
-            if param.requires_grad and kinds[param] in kind.KINDS
+            if param.requires_grad and kinds[param] in kind.DIRECTED_KINDS
         ]
         if hidden:
             raise ValueError(
@@ -178,7 +178,7 @@ def _of_group(
     weights = {key: group[key] for key in ("params", "param_names", *MARKS)}
     group_options = {key: value for key, value in group.items() if key not in weights}
     _check_names(kind.__name__, group_options, [*inspect.signature(kind).parameters, *ENGINE_DEFAULTS])
-    if not {*kind.KINDS} & {*weights["param_kinds"]}:
+    if not {*kind.DIRECTED_KINDS} & {*weights["param_kinds"]}:
         # The class would refuse this, but the layers may be in another group, part or stage.
         del weights["param_kinds"]
         weights["direction"] = ADAMW["direction"]

@@ -36,7 +36,7 @@ class HiddenMatrixOptimizer(TrustRatioOptimizer):
     set their direction need none: a pipeline stage may have no hidden matrix.
     """
 
-    KINDS: ClassVar[tuple[Kind, ...]] = ("hidden", "experts")
+    DIRECTED_KINDS: ClassVar[tuple[Kind, ...]] = ("hidden", "experts")
     """The kinds of weights that use the optimizer's direction."""
     REST_SHARE: ClassVar[float] = 1.0
     """The default learning rate of the rest, as a fraction of ``lr``."""
@@ -57,6 +57,8 @@ class HiddenMatrixOptimizer(TrustRatioOptimizer):
         **options: Unpack[EngineOptions],
     ) -> None:
         validate.learning_rate(lr)
+        if rest_lr is not None and rest and "lr" in rest:
+            raise ValueError(f"rest_lr is {rest_lr} and rest has lr {rest['lr']}; give one of them")
         if rest_lr is None:
             rest_lr = lr * self.REST_SHARE
         validate.learning_rate(rest_lr, "rest_lr")
@@ -67,7 +69,7 @@ class HiddenMatrixOptimizer(TrustRatioOptimizer):
         if self._has_sorted and all(group["direction"] != name for group in self.param_groups):
             raise ValueError(
                 f"{type(self).__name__} was given no weight to use direction={name!r} for: none is of the "
-                f"kind {' or '.join(map(repr, self.KINDS))}. Set kinds with param_groups(model, "
+                f"kind {' or '.join(map(repr, self.DIRECTED_KINDS))}. Set kinds with param_groups(model, "
                 "kinds={'*.my_layer.*': 'hidden'}); print(describe_groups(param_groups(model))) shows how "
                 "weights are sorted."
             )
@@ -91,13 +93,26 @@ class HiddenMatrixOptimizer(TrustRatioOptimizer):
         group = {**group, "params": [params] if isinstance(params, Tensor) else list(params)}
         validate.kinds_of_group(group["param_kinds"], len(group["params"]), KINDS)
         self._has_sorted = True
-        options: dict[str, dict[str, Any]] = {"hidden": {}, "experts": {"matrix_dims": 2}, "rest": self._rest}
+        options: dict[str, dict[str, Any]] = {"whole": {}, "stacked": {"matrix_dims": 2}, "rest": self._rest}
         members: dict[str, list[int]] = {role: [] for role in options}
-        for i, kind in enumerate(group["param_kinds"]):
-            role = kind if kind == "experts" else "hidden"
-            members[role if kind in self.KINDS else "rest"].append(i)
+        for i, (kind, param) in enumerate(zip(group["param_kinds"], group["params"], strict=True)):
+            members[self._role(kind, param)].append(i)
+        if members["rest"] and "weight_decay" in self._rest and "weight_decay" in group:
+            raise ValueError(
+                f"rest has weight_decay={self._rest['weight_decay']}, and a group has its own, "
+                f"{group['weight_decay']}. Set it there: param_groups(model, weight_decay=..., "
+                "overrides={'*embedding*': {'weight_decay': ...}})."
+            )
         by_role = [options[role] | picked(group, numbers) for role, numbers in members.items() if numbers]
         return list(chain.from_iterable(map(super()._sorted, by_role)))
+
+    def _role(self, kind: Kind, param: Tensor) -> str:
+        """Whether a weight is one matrix, a stack of matrices, or of the rest."""
+        if kind not in self.DIRECTED_KINDS:
+            return "rest"
+        # The leading 1 of an embedding is a batch: the matrix is behind it.
+        is_stack = kind == "experts" or (kind == "embedding" and param.ndim > 2 and param.shape[0] == 1)
+        return "stacked" if is_stack else "whole"
 
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "_rest": self._rest}

@@ -89,6 +89,11 @@ def without_later(options: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in options.items() if name not in LATER or value != LATER[name]}
 
 
+def with_later(group: Mapping[str, Any], known: Collection[str]) -> dict[str, Any]:
+    """A saved group, with the options of ``LATER`` that it lacks and that are ``known``."""
+    return {**{name: value for name, value in LATER.items() if name in known}, **group}
+
+
 def filled(owner: str, options: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
     """The options, with defaults for the missing ones; raise TypeError for an unknown one, as a call does."""
     for name in options.keys() - defaults.keys():
@@ -161,7 +166,8 @@ class Watch:
         """Call ``check_changed`` with the index of each group if an option has changed."""
         values = list(itertools.chain.from_iterable(map(dict.values, groups)))
         same = len(values) == len(self._allowed) and all(map(operator.is_, values, self._allowed))
-        if same and all(now == before for now, before in self._lists):
+        lists_are_same = all(now == before for now, before in self._lists)
+        if same and lists_are_same:
             for group in groups:
                 if isinstance(group["lr"], Tensor) and group["lr"].is_cpu:
                     validate.learning_rate(group["lr"])
@@ -172,7 +178,7 @@ class Watch:
         on_device = any(isinstance(group["lr"], Tensor) and group["lr"].is_cuda for group in groups)
         if on_device and torch.cuda.is_current_stream_capturing():
             return  # nothing can be read during capture; the next step checks again
-        only_rates = changed == {"lr"}  # a scheduler does this in every step
+        only_rates = changed == {"lr"} and lists_are_same  # a scheduler does this in every step
         for index, group in enumerate(groups):
             if only_rates:
                 validate.learning_rate(group["lr"])

@@ -50,7 +50,10 @@ def made_loadable(optimizer: SafeOptimizer, state_dict: dict[str, Any]) -> dict[
         return state_dict  # torch raises a clear error for a wrong number
     ours = [saved.get("algorithm") == optimizer.ALGORITHM for saved in saved_groups]
     groups = [
-        with_dtype(saved) if is_ours else {**current, "params": saved["params"]}
+        # What a group of ours lacks is as in version 0.1, not as in this optimizer.
+        options.with_later(with_dtype(saved), optimizer.defaults)
+        if is_ours
+        else {**current, "params": saved["params"]}
         for saved, current, is_ours in zip(saved_groups, optimizer.param_groups, ours, strict=True)
     ]
     whole_groups = [{**optimizer.defaults, **group} for group in groups]

@@ -134,7 +134,7 @@ class SOAP(HiddenMatrixOptimizer):
     """
 
     ALGORITHM: ClassVar[str] = "soap"
-    KINDS: ClassVar[tuple[Kind, ...]] = ("hidden", "experts", "embedding", "head")
+    DIRECTED_KINDS: ClassVar[tuple[Kind, ...]] = ("hidden", "experts", "embedding", "head")
 
     def __init__(
         self,

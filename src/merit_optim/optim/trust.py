@@ -215,6 +215,7 @@ class TrustRatioOptimizer(SafeOptimizer):
                 super().add_param_group(group)
         except Exception:
             del self.param_groups[num_before:]
+            self._shapes = self._shapes_of_all()
             raise
 
     def _sorted(self, group: dict[str, Any]) -> list[dict[str, Any]]:
@@ -234,7 +235,11 @@ class TrustRatioOptimizer(SafeOptimizer):
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         if not hasattr(self, "_shapes"):  # copied or unpickled: __init__ did not run
-            self._shapes = {param.shape for group in self.param_groups for param in group["params"]}
+            self._shapes = self._shapes_of_all()
+
+    def _shapes_of_all(self) -> set[torch.Size]:
+        params = (param for group in self.param_groups for param in group["params"])
+        return {param.shape for param in params if not is_lazy(param)}
 
     @staticmethod
     def _fuses(group: dict[str, Any], device: torch.device) -> bool:
@@ -265,12 +270,10 @@ class TrustRatioOptimizer(SafeOptimizer):
         on_host = any(direction_of(group).READS_STEP for group in self.param_groups)
         return on_host or bool(self._recordings) or super()._leaves_the_graph()
 
-    def _controls(
-        self, works: list[Work], sharding: Sharding | None, *, clip: bool = True
-    ) -> Controls | None:
+    def _take_step(self) -> None:
         for recording in self._recordings:
             recording.clear()  # even if the step will be skipped
-        return super()._controls(works, sharding, clip=clip)
+        super()._take_step()
 
     def _update(self, works: list[Work], controls: Controls, sharding: Sharding | None) -> None:
         if torch.compiler.is_compiling() or self.defaults["differentiable"]:

@@ -135,8 +135,8 @@ def test_muon_merit_on_a_group_of_each_kind(device) -> None:
         ns_dtype="float32",
         max_grad_norm=1.0,
     )
-    expected = [Weight(hidden.numpy(), *MUON_MERIT, lr=4e-2, weight_decay=0.1)] + [
-        Weight(x.numpy(), reference.adamw, UNSCALED, lr=0.4 * 4e-2, weight_decay=0.3)
+    expected = [Weight(hidden.numpy(), *MUON_MERIT, lr=1e-2, weight_decay=0.1)] + [
+        Weight(x.numpy(), reference.adamw, UNSCALED, lr=0.4 * 1e-2, weight_decay=0.3)
         for x in (vector, table, scalar)
     ]
     check_together(params, optimizer, expected, max_norm=1.0)
@@ -152,7 +152,7 @@ def test_muon_merit_with_merit_for_the_rest(device) -> None:
         rest_lr=0.03,
         rest={**rule, "betas": (0.8, 0.99)},
     )
-    expected = [Weight(hidden.numpy(), *MUON_MERIT, lr=4e-2, weight_decay=0.1)] + [
+    expected = [Weight(hidden.numpy(), *MUON_MERIT, lr=1e-2, weight_decay=0.1)] + [
         Weight(
             x.numpy(),
             lambda: reference.Adam((0.8, 0.99), 1e-8, True),

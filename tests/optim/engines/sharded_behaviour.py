@@ -14,7 +14,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from merit_optim import LAMB, MERIT
+from merit_optim import LAMB, MERIT, SOAP
 
 Comparisons = Iterator[tuple[str, list[str]]]
 
@@ -144,7 +144,19 @@ def statistics(world: int) -> list[str]:
             {n: (s.num_elements, s.clipped, s.bounded, *s.ratio_range) for n, s in by_name.items()}
         )
         recorded.append({n: round(s.relative_change, 5) for n, s in by_name.items()})
-    return [] if recorded[:2] == recorded[2:] and len(recorded[0]) == len(fulls) - 1 else [str(recorded)]
+    wrong = [] if recorded[:2] == recorded[2:] and len(recorded[0]) == len(fulls) - 1 else [str(recorded)]
+
+    # What no rank measures is not there: an empty weight, and a matrix that SOAP's first step leaves.
+    mesh = init_device_mesh("cpu", (world,))
+    some = [
+        nn.Parameter(distribute_tensor(torch.ones(shape), mesh, [Shard(0)])) for shape in ((0, 3), (4, 3))
+    ]
+    for param in some:
+        param.grad = torch.zeros_like(param) + 1
+    soap = SOAP([{"params": some, "direction": "soap"}])
+    with soap.recording() as by_name:
+        soap.step()
+    return wrong + list(by_name)
 
 
 def kept_groups(world: int) -> list[str]:

@@ -123,7 +123,7 @@ class Stack:
         """Copy the weights into one. They have all taken the same number of steps."""
         correction = _correction(self.item, self.direction)
         sources = *self.stored, [item.grad for item in self.items]
-        *self.copies, grad = (torch.stack(tensors).view(self.parts[0].shape) for tensors in sources)
+        *self.copies, grad = (torch.stack(tensors).reshape(self.parts[0].shape) for tensors in sources)
         weight, *state = self.copies
         yield Tensors(self.item, self.rule, *next(slots), weight, grad, tuple(state), correction)
 

@@ -10,6 +10,7 @@ has gradients or not: what the ranks of a group share depends only on shapes and
 
 from __future__ import annotations
 
+import math
 import operator
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -260,11 +261,13 @@ class Sharding:
             for name in spread:
                 dist.all_reduce(sums, dist.ReduceOp.SUM, group=self.ranks[name].group)
                 dist.all_reduce(most, dist.ReduceOp.MAX, group=self.ranks[name].group)
+            # No rank has measured a weight that is empty, or that SOAP's first step left as it was.
+            measured = (most[:, 1] != -math.inf).tolist()
             most += 0 * sums[:, 2:3]  # a float maximum may drop a NaN; sums keep it
-            for param, (clipped, bounded, update, weight), (least, largest) in zip(
-                params, sums, most, strict=True
+            for param, (clipped, bounded, update, weight), (least, largest), is_measured in zip(
+                params, sums, most, measured, strict=True
             ):
-                if param in names:
+                if param in names and is_measured:
                     recorder[names[param]] = UpdateStatistics(
                         param.numel(), clipped, bounded, -least, largest, update, weight
                     )
