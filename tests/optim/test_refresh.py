@@ -306,12 +306,12 @@ def test_a_distributed_state_dict_has_no_phases() -> None:
     assert "refresh_phase" not in group
 
 
-def test_a_saved_phase_is_loaded_and_a_missing_one_keeps_the_optimizer_s() -> None:
+def test_a_saved_phase_is_loaded_and_a_missing_one_means_turns() -> None:
     weights, saved = snapshot(built(SMALL, refresh_phase=3))
     _, not_given = snapshot(built(SMALL))
     assert loaded(saved, weights).param_groups[0]["refresh_phase"] == 3
     assert not phases_of(loaded(saved, weights).param_groups)
-    assert loaded(not_given, weights, refresh_phase=5).param_groups[0]["refresh_phase"] == 5
+    assert loaded(not_given, weights, refresh_phase=5).param_groups[0]["refresh_phase"] is None
 
 
 def test_training_continues_with_another_order_of_the_parameters() -> None:

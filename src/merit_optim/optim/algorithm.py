@@ -142,10 +142,10 @@ def element_ratio(weight: Sizes, update: Sizes, rule: Rule) -> Tensor:
     return scale.masked_fill(unscaled_rows | unscaled_columns, 1)
 
 
-def calibrated(ratio: Tensor, first: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the ratio relative to the first step's, and the first step's. Zero stands for no step yet."""
-    first = torch.where(first == 0, ratio, first)
-    return ratio / first, first
+def relative_to_first(now: Tensor, first: Tensor) -> tuple[Tensor, Tensor]:
+    """Return a ratio relative to the first step's, and the first step's. Zero stands for no step yet."""
+    first = torch.where(first == 0, now, first)
+    return now / first, first
 
 
 def bounded(scale: Tensor, rule: Rule) -> Tensor:
@@ -188,32 +188,54 @@ def step(
     if weight.numel() == 0:
         return Result(weight, tuple(state))
     dtype, shape = compute_dtype(weight), weight.shape
-
-    def part(is_vector: bool, weight_NRC: Tensor, grad_NRC: Tensor, *old: Tensor) -> tuple[Tensor, ...]:
-        """Return the new weight and state of matrices that have their own direction and ratios."""
-        of_direction, of_rule = old[: len(direction.keys)], list(old[len(direction.keys) :])
-        d_NRC, new = direction.advance(grad_NRC, of_direction, step)
-        if d_NRC is None:
-            return weight_NRC, *new, *of_rule
-        update_NRC = decayed(d_NRC, weight_NRC, weight_decay)
-        weight_sizes, update_sizes = (sizes(x, rule, is_vector=is_vector) for x in (weight_NRC, update_NRC))
-        if rule.calibrated:
-            whole_N11 = ratio(weight_sizes.whole_N, update_sizes.whole_N)[:, None, None]
-            relative_N11, first_N11 = calibrated(whole_N11, *of_rule)
-            of_rule = [first_N11.to(old.dtype) for old in of_rule]
-            scale = bounded(relative_N11, rule)
-        else:
-            scale = element_ratio(weight_sizes, update_sizes, rule)
-        return apply(weight_NRC, update_NRC, scale, lr, rule.clip), *new, *of_rule
-
-    vectors = [matrices.is_vector for matrices in view.parts(shape)]
     tensors = (view.cut(x, shape) for x in (weight.to(dtype), grad.to(dtype), *state))
-    parts = map(part, vectors, *tensors)
-    new_weight, *new_state = (
-        view.joined(list(new), old)
-        for new, old in zip(zip(*parts, strict=True), (weight, *state), strict=True)
-    )
+    parts = [
+        matrix_step(
+            weight_NRC,
+            grad_NRC,
+            state_of_part,
+            direction=direction,
+            rule=rule,
+            lr=lr,
+            weight_decay=weight_decay,
+            step=step,
+            is_vector=matrices.is_vector,
+        )
+        for matrices, weight_NRC, grad_NRC, *state_of_part in zip(view.parts(shape), *tensors, strict=True)
+    ]
+    new_weight = view.joined([part.weight for part in parts], weight)
+    new_state = (view.joined([part.state[i] for part in parts], old) for i, old in enumerate(state))
     return Result(new_weight.to(weight.dtype), tuple(new_state))
+
+
+def matrix_step(
+    weight_NRC: Tensor,
+    grad_NRC: Tensor,
+    state: Sequence[Tensor],
+    *,
+    direction: Direction,
+    rule: Rule,
+    lr: float | Tensor,
+    weight_decay: float,
+    step: float | Tensor,
+    is_vector: bool,
+) -> Result:
+    """Return N matrices, each with its own direction and ratios, and their state after a step."""
+    of_direction, of_rule = tuple(state[: len(direction.keys)]), tuple(state[len(direction.keys) :])
+    d_NRC, of_direction = direction.advance(grad_NRC, of_direction, step)
+    if d_NRC is None:
+        return Result(weight_NRC, (*of_direction, *of_rule))
+    update_NRC = decayed(d_NRC, weight_NRC, weight_decay)
+    weight_sizes, update_sizes = (sizes(x, rule, is_vector=is_vector) for x in (weight_NRC, update_NRC))
+    if rule.calibrated:
+        (old_first_N11,) = of_rule
+        whole_N11 = ratio(weight_sizes.whole_N, update_sizes.whole_N)[:, None, None]
+        relative_N11, first_N11 = relative_to_first(whole_N11, old_first_N11)
+        of_rule = (first_N11.to(old_first_N11.dtype),)
+        scale = bounded(relative_N11, rule)
+    else:
+        scale = element_ratio(weight_sizes, update_sizes, rule)
+    return Result(apply(weight_NRC, update_NRC, scale, lr, rule.clip), (*of_direction, *of_rule))
 
 
 def compute_dtype(weight: Tensor) -> torch.dtype:

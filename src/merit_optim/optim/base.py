@@ -387,7 +387,7 @@ class SafeOptimizer(Optimizer):
     # --- scaling and skipping -------------------------------------------------------------------------
 
     def _controls(
-        self, works: list[Work], sharding: Sharding | None, *, clip: bool = True
+        self, works: list[Work], sharding: Sharding | None, *, clips_norm: bool = True
     ) -> Controls | None:
         """How gradients are scaled and whether the step is skipped; None if the host knows that it is."""
         return controls_of(
@@ -397,7 +397,7 @@ class SafeOptimizer(Optimizer):
             self._log,
             grad_scale=getattr(self, "grad_scale", None),
             found_inf=getattr(self, "found_inf", None),
-            clip=clip,
+            clips_norm=clips_norm,
         )
 
     @property

@@ -26,14 +26,14 @@ def controls_of(
     *,
     grad_scale: Tensor | None,
     found_inf: Tensor | None,
-    clip: bool,
+    clips_norm: bool,
 ) -> Controls | None:
     """Decide how the gradients of each device are scaled, and whether the step is skipped.
 
     Ranks that share parameters decide together. ``None`` means that the host already knows that the step
     is skipped. ``grad_scale`` and ``found_inf`` come from a ``GradScaler``.
     """
-    policy, max_norm = options["nonfinite"], options["max_grad_norm"] if clip else None
+    policy, max_norm = options["nonfinite"], options["max_grad_norm"] if clips_norm else None
     if found_inf is not None and sharding is not None:
         # The scaler asks the ranks that share its first gradient, which may not be all.
         found_inf = sharding.any(found_inf > 0)

@@ -29,7 +29,7 @@ def param_groups(
     kinds: Mapping[str, Kind] | None = None,
     overrides: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> list[dict[str, Any]]:
-    """Parameter groups for any torch optimizer: matrices decay, vectors and scalars do not.
+    """Parameter groups for any torch optimizer: weights of two or more dimensions decay, others do not.
 
     Frozen parameters are left out, and a tied parameter appears once. Patterns are shell-style
     (``"*.bias"``), are matched against every name of a parameter, and must match at least one. Names are

@@ -92,8 +92,8 @@ def kinds_of(model: nn.Module) -> dict[nn.Parameter, Kind]:
     for name, param in model.named_parameters(remove_duplicate=False):
         if param.requires_grad:
             validate.has_shape(name, param)
-        has_shape: bool = not is_lazy(param)
-        if not has_shape:
+        is_shaped: bool = not is_lazy(param)  # annotated, since mypy takes is_lazy for certain after it
+        if not is_shaped:
             continue  # a frozen lazy parameter is not trained
         owner, leaf = _owner(name)
         kind = _kind(places[owner], leaf, param, heads)
@@ -213,8 +213,7 @@ def _is_layer(module: nn.Module) -> bool:
 
 def _weight_shape(module: nn.Module) -> tuple[int, ...] | None:
     for name, param in module.named_parameters(recurse=False):
-        has_shape: bool = not is_lazy(param)
-        if name == "weight" and has_shape:
+        if name == "weight" and not is_lazy(param):
             return tuple(param.shape)
     return None
 

@@ -57,8 +57,9 @@ class MERIT(TrustRatioOptimizer):
             - ``max_grad_norm``: clip gradients as ``clip_grad_norm_`` before the step would, without changing
               ``.grad``; the norm is stored in ``grad_norm``.
             - ``maximize``: ascend instead of descend.
-            - ``foreach``: True processes many weights per launch, at the cost of larger temporaries; None
-              does so except on CPUs.
+            - ``foreach``: True, or None, processes many weights per launch, at the cost of larger
+              temporaries; False takes one at a time. On CPUs False only keeps small weights from being copied
+              into one.
             - ``fused``: True requires the fused engine; None uses it where it can run.
             - ``capturable``: keep the step count on the device, for CUDA graphs and ``GradScaler`` without
               sync.

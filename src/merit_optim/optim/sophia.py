@@ -99,7 +99,7 @@ class SophiaG(SafeOptimizer):
         """
         validate.num_labels(num_labels)
         works, sharding = [local(work) for work in self._gather()], self._find_sharding()
-        controls = self._controls(works, sharding, clip=False) if works or sharding else None
+        controls = self._controls(works, sharding, clips_norm=False) if works or sharding else None
         if controls is not None:
             update_each(works, controls, partial(_curvature, num_labels=num_labels))
 

@@ -84,7 +84,7 @@ class EagerPart:
         for tensors in self.tensors:
             if tensors.rule.calibrated:
                 whole_N11, first_N11 = ratios[tensors.number].whole_N[:, None, None], tensors.state[-1]
-                relative_N11, now_N11 = algorithm.calibrated(whole_N11, first_N11.to(self.dtype))
+                relative_N11, now_N11 = algorithm.relative_to_first(whole_N11, first_N11.to(self.dtype))
                 store(first_N11, now_N11, self.control.skip)
                 whole_N11.copy_(relative_N11)
         return ratios, None if all_defined else self.layout.views(algorithm.undefined(*self.sizes))

@@ -210,19 +210,19 @@ class FusedEngine:
         originals = _originals(works)
         group_numbers = [i for i, work in enumerate(works) for _ in work.params]
         groups = [work.group for work in works for _ in work.params]
-        parts_of: dict[int, tuple[Matrices, ...]] = {}
+        matrices_of: dict[int, tuple[Matrices, ...]] = {}
         for i, of_param in enumerate(zip(*tensors, strict=True)):
             if _can_be_fused(groups[i], originals[i], *of_param):
                 view = shares[originals[i]].view if originals[i] in shares else View.of(groups[i])
-                parts_of[i] = view.parts(tensors.params[i].shape)
-        self._unfused = set(range(len(originals))) - parts_of.keys()
+                matrices_of[i] = view.parts(tensors.params[i].shape)
+        self._unfused = set(range(len(originals))) - matrices_of.keys()
         layout: Plan = plan(
-            tuple((part, Rule.of(groups[i]).has_rows) for i, parts in parts_of.items() for part in parts)
+            tuple((part, Rule.of(groups[i]).has_rows) for i, parts in matrices_of.items() for part in parts)
         )
         slots = iter(layout.slots)
-        self._slots = {i: [next(slots) for _ in parts] for i, parts in parts_of.items()}
+        self._slots = {i: [next(slots) for _ in parts] for i, parts in matrices_of.items()}
         members: dict[Variant, list[KernelWeight]] = {}
-        for i, parts in parts_of.items():
+        for i, parts in matrices_of.items():
             share, (param, *others, _) = shares.get(originals[i]), (some[i] for some in tensors)
             is_cut = share is not None and share.is_cut
             if is_cut:  # the parts are gathered, formed and held together
