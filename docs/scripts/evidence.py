@@ -162,6 +162,10 @@ def defaults_of(run: MeasuredRun) -> tuple[str, float | None, str]:
     name = run.config["optimizer"]["name"]
     if name != "muon-merit":
         return MOMENTUM, None, "0.95" if name == "normuon" else "null"
+    if "optimizer" in run.environment:  # newer records have them
+        group = run.environment["optimizer"][0]
+        bounds = group.get("ratio_bounds")
+        return str(group["momentum"]), bounds and bounds[1], json.dumps(group["neuron_beta"])
     return next(values for since, values in DEFAULTS if run.environment["started"] >= since)
 
 

@@ -13,7 +13,8 @@ from merit_lab.report.outcome import RunOutcome, SeriesOutcome, Spread
 from merit_lab.report.series import Series, have_other_data
 
 # Facts about a person's machine that say nothing about the result.
-_PRIVATE = ("command", "folder", "host", "data.folder")
+# Private to a machine, or too long: all options of all parameter groups.
+_NOT_SHOWN = ("command", "folder", "host", "data.folder", "optimizer")
 NOTHING = "\u2013"  # a dash
 
 
@@ -192,10 +193,10 @@ def settings(all_series: Sequence[Series]) -> SettingsComparison:
 
 
 def environment(all_series: Sequence[Series]) -> SettingsComparison:
-    """The environments, without facts that are private to a machine."""
+    """The environments, as far as they are shown."""
     tables = [
         [
-            {path: value for path, value in flatten(run.environment).items() if path not in _PRIVATE}
+            {path: value for path, value in flatten(run.environment).items() if path not in _NOT_SHOWN}
             for run in series.runs
         ]
         for series in all_series

@@ -135,8 +135,28 @@ def of_kinds(groups: list[dict[str, Any]], kinds: Collection[Kind]) -> list[dict
 
 def check_optimizer(config: TrainConfig) -> None:
     """Raise ValueError if the optimizer cannot be created as configured; this needs no memory."""
+    _without_memory(config)
+
+
+def options_in_use(config: TrainConfig) -> list[dict[str, Any]]:
+    """The options of each parameter group, defaults included, as JSON can have them.
+
+    A configuration names what was set. Defaults change between versions, so records have these too.
+    """
+    groups = [group for part in parts_of(_without_memory(config)) for group in part.param_groups]
+    return [
+        {
+            name: value if isinstance(value, bool | int | float | str | tuple | list | None) else str(value)
+            for name, value in group.items()
+            if not name.startswith("param")
+        }
+        for group in groups
+    ]
+
+
+def _without_memory(config: TrainConfig) -> AnyOptimizer:
     with torch.device("meta"):
-        create_optimizer(config, build(config.model))
+        return create_optimizer(config, build(config.model))
 
 
 def _check_override_values(

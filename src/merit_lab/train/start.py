@@ -28,7 +28,7 @@ from merit_lab.record import (
 from merit_lab.train import checkpoint
 from merit_lab.train.config import TrainConfig
 from merit_lab.train.memory import check_memory
-from merit_lab.train.optimizer import check_optimizer
+from merit_lab.train.optimizer import check_optimizer, options_in_use
 from merit_lab.train.parallel import Ranks
 
 # Seconds that a restart waits for the previous process. A killed process has released its lock, but a file
@@ -58,7 +58,8 @@ def begin_run(config: TrainConfig, folder: Path, ranks: Ranks, held: contextlib.
     config = dataclasses.replace(config, data=config.data.resolve()).resolve(dataset.vocab_size)
     _check(config, dataset, ranks)
     held.enter_context(lock(folder))
-    run = Run.create(folder, config.to_dict(), _environment(dataset, ranks))
+    about = {**_environment(dataset, ranks), "optimizer": options_in_use(config)}
+    run = Run.create(folder, config.to_dict(), about)
     millions = num_parameters(config.model) / 1e6
     chosen = config.optimizer
     rest = f", {chosen.rest} with {chosen.rest_lr:g} for the rest" if chosen.rest is not None else ""

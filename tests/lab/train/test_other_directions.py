@@ -19,6 +19,15 @@ def test_a_run_learns(changed, tmp_path, name):
     assert losses[-1] < losses[0] - 0.5
 
 
+def test_a_run_records_the_options_that_it_left_at_their_defaults(changed, tmp_path):
+    options = ("ratio_bounds=[0,0.2]",)
+    run = train(changed(**{"optimizer.name": "muon-merit", "optimizer.options": options}), tmp_path / "run")
+    hidden, *rest = Run.open(run.folder).environment["optimizer"]
+    assert (hidden["momentum"], hidden["neuron_beta"], hidden["ratio_bounds"]) == (0.9, 0.95, [0, 0.2])
+    assert {group["direction"] for group in rest} == {"adam"}
+    assert not any("params" in group or "param_names" in group for group in (hidden, *rest))
+
+
 @pytest.mark.parametrize("name", ["muon-merit", "soap-merit", "orscale"])
 def test_a_stopped_run_resumes_as_if_it_had_not_been(changed, tmp_path, monkeypatch, measured, name):
     config = changed(**{"optimizer.name": name})
