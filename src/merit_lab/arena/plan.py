@@ -105,7 +105,7 @@ class TuningTask:
         begins |= {f"optimizer.{key}": value for key, value in self.contestant.begins if key != "rest_lr"}
         if self.default_momentum is not None:
             begins[MOMENTUM] = 1 - self.default_momentum
-        rest_lr = self.contestant.begin("rest_lr")
+        rest_lr = self.contestant.begin("rest_lr") or self.optimizer.options_by_name().get("rest_lr")
         if self.optimizer.rest is not None:
             rest_lr = rest_lr or self.optimizer.rest_lr
             begins[_REST] = (rest_lr or usual_rate(base, self.optimizer.rest)) / begins[LR]

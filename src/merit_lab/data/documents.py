@@ -158,7 +158,7 @@ class _Section:
     """A file up to the next separator line or its end."""
 
     def __init__(self, file: BinaryIO, separator: bytes) -> None:
-        self._file, self._separator = file, separator
+        self._file, self._separator = file, separator.strip()
         self._ended = False
         self._at_line_start = True
         self.is_last = False

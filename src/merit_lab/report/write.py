@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import csv
 import math
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from merit_lab.folders import refuse_file
+from merit_lab.record import durable
 from merit_lab.report import health
 from merit_lab.report.charts import write_svg
 from merit_lab.report.curves import tokens_per_step
@@ -34,6 +36,7 @@ _UNMARKED = (
     {"index.html", "board.json"},
 )
 _HEAD = 2000  # characters of a page that contain the mark
+_PARTIAL_PAGE = re.compile(r"index\.html\.\w+\.partial")  # a process was killed while it wrote it
 
 
 @dataclass(frozen=True)
@@ -74,7 +77,7 @@ class Report:
         # First, because it marks the folder: an incomplete report can then be replaced.
         page = folder / "index.html"
         text = render_page(self.series, self.outcomes, figures, self.summary, self.warnings)
-        page.write_text(text, encoding="utf-8")
+        durable.write(page, text)
         _write_figures(figures, folder / "figures")
         (folder / "table.md").write_text(series_table(self.outcomes).markdown(), encoding="utf-8")
         write_csv(folder / "table.csv", _table_rows(self.outcomes))
@@ -87,7 +90,7 @@ def refuse_folder(folder: Path) -> None:
     """Raise if a folder is a file, or holds files but no page of a report or a study."""
     refuse_file(folder)
     names = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
-    holds_files = any(not name.startswith(".") for name in names)
+    holds_files = any(not name.startswith(".") and not _PARTIAL_PAGE.fullmatch(name) for name in names)
     is_older = any(names >= files for files in _UNMARKED)
     if holds_files and not is_older and not _is_marked(folder / "index.html"):
         raise FileExistsError(

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from merit_lab.record import durable
 from merit_lab.report import print_table
 from merit_lab.report.charts import write_svg
 from merit_lab.report.style import CONFIG
@@ -76,7 +77,7 @@ class Page:
         page = folder / "index.html"
         data = {"config": CONFIG, "charts": {chart.name: on_page(chart) for chart in self.charts}}
         text = render("study/page.html", **vars(self), files=self.files, data=data)
-        page.write_text(text, encoding="utf-8")
+        durable.write(page, text)
         write_charts(self.charts, folder)
         write_csv(folder / "table.csv", self.rows)
         tables = "\n".join(f"{section.title}\n\n{section.table.markdown()}" for section in self.printed)

@@ -112,6 +112,11 @@ class OptimizerConfig:
         for name in ("warmup", "decay", "final"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"optimizer.{name} is {getattr(self, name)!r}; it must be from 0 to 1")
+        if self.schedule != "wsd" and self.decay != OptimizerConfig.decay:
+            raise ValueError(
+                f"optimizer.decay is {self.decay!r}, but the schedule is {self.schedule}; it is for "
+                "--optimizer.schedule wsd"
+            )
 
     def options_by_name(self) -> dict[str, Any]:
         """Return the other arguments of the optimizer."""

@@ -128,6 +128,7 @@ def test_starts_of_the_searches() -> None:
     assert start("torch:Muon,lr=0.02", OptimizerConfig(rest="adamw", rest_lr=0.04))["rest_lr"] == 2.0
     assert start("muon-merit")["options.rest_lr"] == 0.4
     assert start("muon-merit,rest_lr=0.02,lr=0.04")["options.rest_lr"] == 0.5
+    assert start("muon-merit,lr=0.04", OptimizerConfig(options=("rest_lr=0.02",)))["options.rest_lr"] == 0.5
 
 
 def test_custom_optimizers_with_the_same_colour_have_different_dashes() -> None:

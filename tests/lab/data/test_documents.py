@@ -109,6 +109,7 @@ def test_a_separator_is_a_whole_line(tmp_path: Path) -> None:
     path.write_text("x" * (1 << 16) + "--\none -- two\n--\n\n  -- \nthree")
     found = read(path, Layout(separator="--"))
     assert found == ["x" * (1 << 16) + "--\none -- two\n", "\n", "three"]
+    assert read(path, Layout(separator=" -- ")) == found
 
 
 def test_another_field(tmp_path: Path) -> None:

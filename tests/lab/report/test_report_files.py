@@ -235,3 +235,21 @@ def test_bad_input_is_an_error_without_traceback(tmp_path: Path, capsys: pytest.
     (folder / "config.json").write_text("{")
     assert main([str(folder)]) == 1
     assert "config.json is not JSON" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_a_page_that_could_not_be_written_leaves_nothing_in_the_way(
+    one_seed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a full disk, or where the process is killed, the same command continues later."""
+
+    def fail(path: Path, *_: object, **__: object) -> None:
+        path.touch()
+        raise OSError(28, "No space left on device")
+
+    folder = tmp_path / "report"
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "write_text", fail)
+        assert main([str(one_seed), "--out", str(folder)]) == 1
+    (folder / "index.html.0a1b.partial").touch()
+    assert main([str(one_seed), "--out", str(folder)]) == 0

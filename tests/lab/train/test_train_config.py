@@ -202,3 +202,5 @@ def test_a_schedule_that_stays_at_the_peak_and_falls_at_the_end():
     assert "schedule" not in TrainConfig(data=Path("data")).to_dict()["optimizer"]  # as in older records
     whole = TrainConfig(data=Path("data"), optimizer=wsd)
     assert TrainConfig.from_dict(whole.to_dict()) == whole
+    with pytest.raises(ValueError, match=r"optimizer.decay is 0.5, but the schedule is cosine; it is for"):
+        OptimizerConfig(decay=0.5)
