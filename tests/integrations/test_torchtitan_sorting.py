@@ -80,7 +80,7 @@ def test_options_are_arguments_of_the_class(llama) -> None:
     assert [embedding[key] for key in ("lr", "clip", "weight_decay")] == [0.1 * 0.4, None, 0.0]
     assert (tuple(embedding["betas"]), embedding["norm"]) == ((0.8, 0.9), "none")
     found = by_name(container(llama, group(".*", "MuonMERIT", rest_lr=0.3)))
-    assert (found["layers.1.attention.wo.weight"]["lr"], found["lm_head.weight"]["lr"]) == (4e-2, 0.3)
+    assert (found["layers.1.attention.wo.weight"]["lr"], found["lm_head.weight"]["lr"]) == (1e-2, 0.3)
 
 
 def test_groups_keep_their_own_options(llama) -> None:
@@ -170,7 +170,7 @@ def test_a_rank_without_layers_says_that_it_is_adamw(llama, monkeypatch) -> None
     monkeypatch.setattr(torchtitan.logger, "warning", said.append)
     (optimizer,) = container(stages(llama)[:1], group(".*", "MuonMERIT"))
     (of_embedding,) = optimizer.param_groups
-    assert (of_embedding["direction"], of_embedding["lr"]) == ("adam", 4e-2 * 0.4)
+    assert (of_embedding["direction"], of_embedding["lr"]) == ("adam", 1e-2 * 0.4)
     assert ["MuonMERIT has no weight to use direction='muon' for on this rank" in line for line in said] == [
         True
     ]
