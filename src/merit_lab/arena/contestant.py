@@ -25,7 +25,15 @@ A momentum is tuned too, but one that is given stays: contestants may differ in 
 """
 
 # Starts of learning rates that the paper does not give: near the best at 10M parameters (docs/results.md).
-_STARTS = {"muon": 1.6e-2, "normuon": 1.6e-2, "orscale": 1.6e-2, "soap": 4e-3, "maxlamb": 1e-2}
+_STARTS = {
+    "muon": 1.6e-2,
+    "normuon": 1.6e-2,
+    "orscale": 1.6e-2,
+    "soap": 4e-3,
+    "maxlamb": 1e-2,
+    "muon-merit": 4e-2,
+    "soap-merit": 4e-2,
+}
 _REST = "rest."  # prefix of the options of the second optimizer
 
 
