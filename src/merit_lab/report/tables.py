@@ -12,8 +12,8 @@ from merit_lab.report.gather import differing, flatten, show
 from merit_lab.report.outcome import RunOutcome, SeriesOutcome, Spread
 from merit_lab.report.series import Series, have_other_data
 
-# Facts about a person's machine that say nothing about the result.
-# Private to a machine, or too long: all options of all parameter groups.
+# Facts about a person's machine that say nothing about the result, and what is too long to show: all options
+# of all parameter groups.
 _NOT_SHOWN = ("command", "folder", "host", "data.folder", "optimizer")
 NOTHING = "\u2013"  # a dash
 
