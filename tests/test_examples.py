@@ -29,16 +29,16 @@ def test_fsdp2_learns_and_continues_from_its_checkpoint(tmp_path) -> None:
     """With MuonMERIT."""
     losses = run(2, 10, tmp_path)
     assert list(losses) == [5, 10]
-    assert losses[10] < losses[5] < 3  # the logarithm of 64 tokens is 4.16
+    assert losses[10] < 1 < losses[5] < 3  # the logarithm of 64 tokens is 4.16
     later = run(1, 15, tmp_path)  # on another number of ranks
     assert list(later) == [15]
-    assert later[15] < losses[5]
+    assert later[15] < losses[10]
     assert {path.name for path in tmp_path.iterdir()} == {"step-000010", "step-000015"}
 
 
 def test_fsdp2_learns_with_soap_too(tmp_path) -> None:
     losses = run(2, 10, tmp_path, "--optimizer", "SOAPMERIT")
-    assert losses[10] < losses[5] < 3
+    assert losses[10] < 1.5 < losses[5] < 3
 
 
 def test_fsdp2_refuses_an_unknown_optimizer_before_anything_else(monkeypatch) -> None:
