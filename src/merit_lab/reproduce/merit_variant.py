@@ -78,7 +78,7 @@ class MERITVariant(Optimizer):
         weight_NRC, update_NRC = weight.view(seen.shape), update.view(seen.shape)
         update_sizes = algorithm.sizes(update_NRC, rule, is_vector=seen.is_vector)
         if group["smoothing"]:
-            update_sizes = _smoothed(update_sizes, state, group["smoothing"])
+            update_sizes = smoothed_sizes(update_sizes, state, group["smoothing"])
         weight_sizes = algorithm.sizes(weight_NRC, rule, is_vector=seen.is_vector)
         scale = algorithm.element_ratio(weight_sizes, update_sizes, rule)
         weight_NRC.copy_(algorithm.apply(weight_NRC, update_NRC, scale, group["lr"], rule.clip))
@@ -93,7 +93,7 @@ def _parts(whole: Matrices, rows: int | None) -> Matrices:
     return whole._replace(num=whole.num * whole.rows // rows, rows=rows)
 
 
-def _smoothed(now: Sizes, state: dict[str, Any], decay: float) -> Sizes:
+def smoothed_sizes(now: Sizes, state: dict[str, Any], decay: float) -> Sizes:
     """Moving averages of the norms, starting from the first step's."""
     for name, size in now._asdict().items():
         if size is not None:
