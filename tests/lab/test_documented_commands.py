@@ -71,6 +71,7 @@ def no_work(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(merit_lab.train, "train", train)
     monkeypatch.setattr(merit_lab.study.study, "conduct", conduct)
+    monkeypatch.setattr(merit_lab.study.study, "check_studies", lambda *_: None)
     monkeypatch.setattr(merit_lab.study.study, "estimate", lambda *_: "")
     command = merit_lab.reproduce.command
     monkeypatch.setattr(command, "reproduce", reproduce)

@@ -210,9 +210,18 @@ class Arena:
             else:
                 needed = [self.trial(task, state.best, seed) for seed in self.seeds]
             missing += [trial for trial in needed if runs.loss(trial) is None]
-        most = len(self.tasks) * (self.budget + len(self.seeds) - 1)
-        later = max(0, most - len(runs.by_name) - len(missing))
-        return Round(missing, later=later) if missing else None
+        return Round(missing, later=self._later(states)) if missing else None
+
+    def _later(self, states: Mapping[TuningTask, Search]) -> list[Trial]:
+        """As many trials as may follow: what is left of each budget, and the other seeds."""
+        later: list[Trial] = []
+        for task in self.tasks:
+            state = states.get(task)  # None if it has to wait
+            if state is None or state.missing:
+                num_tried = 0 if state is None else len(state.tried)
+                any_of_them = self.trial(task, self._start(task, None), self.seeds[0])
+                later += [any_of_them] * (self.budget - num_tried + len(self.seeds) - 1)
+        return later
 
     def searches(self, runs: Runs) -> dict[TuningTask, Search]:
         """The state of each search. A larger batch starts at the best settings of the next smaller one."""

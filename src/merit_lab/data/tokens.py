@@ -69,17 +69,22 @@ class TokenFile:
 
     def check(self, vocab_size: int) -> None:
         """Raise ValueError if a token is outside the vocabulary."""
-        if vocab_size > np.iinfo(self.tokens.dtype).max:
+        if vocab_size > np.iinfo(self.tokens.dtype).max or vocab_size > max(self._largest):
             return
-        for begin in range(0, self.num_tokens, _BLOCK):
-            block = self.tokens[begin : begin + _BLOCK]
-            if block.max() >= vocab_size:
-                place = int(np.argmax(block >= vocab_size))
-                raise ValueError(
-                    f"{self.path}: token {begin + place} is {block[place]}, but the vocabulary has "
-                    f"{vocab_size} entries; the file belongs to another tokenizer, has another dtype than "
-                    f"{self.tokens.dtype}, or is damaged"
-                )
+        begin = next(place for place, largest in enumerate(self._largest) if largest >= vocab_size) * _BLOCK
+        block = self.tokens[begin : begin + _BLOCK]
+        place = int(np.argmax(block >= vocab_size))
+        raise ValueError(
+            f"{self.path}: token {begin + place} is {block[place]}, but the vocabulary has "
+            f"{vocab_size} entries; the file belongs to another tokenizer, has another dtype than "
+            f"{self.tokens.dtype}, or is damaged"
+        )
+
+    @cached_property
+    def _largest(self) -> list[int]:
+        """The largest token of each block, computed once."""
+        blocks = range(0, self.num_tokens, _BLOCK)
+        return [int(self.tokens[begin : begin + _BLOCK].max()) for begin in blocks]
 
     @cached_property
     def sha256(self) -> str:

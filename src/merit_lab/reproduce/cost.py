@@ -36,7 +36,8 @@ def cost_of(
         folder: the folder of the runs.
         corpus: the data of the runs.
     """
-    trials = [trial for entry in entries for trial in entry.trials(scale, entry.num_seeds(scale, seeds))]
+    wanted = (trial for entry in entries for trial in entry.trials(scale, entry.num_seeds(scale, seeds)))
+    trials = list({trial.config.fingerprint: trial for trial in wanted}.values())  # entries share runs
     if folder is None or corpus is None:
         return Cost.of((trial.config, 0) for trial in trials)
     return Cost.of_trials(trial for _, trial in plan(trials, folder, corpus))

@@ -15,6 +15,7 @@ from merit_lab.reproduce.registry import ENTRIES
 from merit_lab.reproduce.setups import EntryTrial, Scale
 from merit_lab.reproduce.write import EntryFindings, MissingEntry, write_overview
 from merit_lab.study import Round, Trial, conduct
+from merit_lab.study.study import check_studies
 from merit_lab.study.workers import is_done
 from merit_lab.train.parallel import Ranks
 
@@ -98,5 +99,7 @@ def reproduce(task: Task) -> list[dict[str, Any]]:
         verdicts.append(findings.verdict)
         return findings.summary
 
-    conduct([EntryStudy(task, entry) for entry in task.entries], Ranks.join(), task.jobs, conclude)
+    studies, ranks = [EntryStudy(task, entry) for entry in task.entries], Ranks.join()
+    check_studies(studies, ranks)
+    conduct(studies, ranks, task.jobs, conclude)
     return verdicts

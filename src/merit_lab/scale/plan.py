@@ -17,6 +17,7 @@ from merit_lab.study.fields import with_values
 from merit_lab.study.page import Page
 from merit_lab.study.study import Round
 from merit_lab.study.trial import Trial, check_distinct, check_folders, check_same
+from merit_lab.study.workers import is_done
 from merit_lab.sweep.grid import check_rates
 from merit_lab.train import TrainConfig
 
@@ -79,8 +80,10 @@ class Scaling:
             more = self.plan(batch, smaller, begun, dataset)
             trials += more
             if not all(trial.exists for trial in more) or unfinished(measured := self.measure(more)):
-                later = len(more) * (len(self.batches) - place)
-                return Round(trials, f"Batches of {batch} sequences", later)
+                larger = self.batches[place:]
+                later = [trial for size in larger for trial in self.plan(size, smaller, begun, dataset)]
+                new = [trial for trial in later if not is_done(trial.folder)]
+                return Round(trials, f"Batches of {batch} sequences", new)
             smaller |= {best.optimizer: best for best in choose(measured)}
         return Round(trials)
 

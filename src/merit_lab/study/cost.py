@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -17,9 +18,11 @@ from merit_lab.train.parallel import Ranks
 from merit_lab.train.speed import peak_flops
 
 UTILISATION = 0.4  # of a GPU's peak; GPT-2 small reaches 0.46 on an H200 (docs/performance.md)
+_SECONDS_TO_START_WORKERS = 10.0  # they import torch
 _TOKENS_TO_MEASURE = 4096  # a second on a CPU for a model of 10M parameters
 _SECONDS_TO_MEASURE = 1.0
-_BESIDES_STEPS = 1.3  # validation, observations, checkpoints, start
+_BESIDES_STEPS = 1.3  # observations, checkpoints, start
+_FORWARD = 1 / 3  # share of a forward pass in a forward and backward pass
 
 
 @dataclass(frozen=True)
@@ -33,25 +36,29 @@ class Speed:
 
 @dataclass(frozen=True)
 class Cost:
-    """Remaining work of some runs, each counted once."""
+    """Remaining work of some runs."""
 
     num_runs: int
     """All of them, including those that are done."""
     num_left: int
     tokens: int
+    """Tokens to train on."""
     flops: float
+    """Those of training and of validation."""
 
     @classmethod
     def of(cls, runs: Iterable[tuple[TrainConfig, int]]) -> Cost:
         """The cost of runs, each given with its number of completed steps."""
-        distinct = {config.fingerprint: (config, done) for config, done in runs}.values()
-        steps = [(config, (config.steps or 0) - done) for config, done in distinct]
-        tokens = [(config, config.batch * config.model.context * left) for config, left in steps]
+        steps = [(config, (config.steps or 0) - done) for config, done in runs]
+        tokens = [config.batch * config.model.context * left for config, left in steps]
         return cls(
             num_runs=len(steps),
             num_left=sum(left > 0 for _, left in steps),
-            tokens=sum(count for _, count in tokens),
-            flops=float(sum(work_per_token(config.model) * count for config, count in tokens)),
+            tokens=sum(tokens),
+            flops=sum(
+                work_per_token(config.model) * (trained + _FORWARD * _tokens_to_validate(config, left))
+                for (config, left), trained in zip(steps, tokens, strict=True)
+            ),
         )
 
     @classmethod
@@ -68,22 +75,23 @@ class Cost:
         return self.seconds(speed) * speed.num_gpus / 3600
 
 
-def estimate(trials: Sequence[Trial], later: int = 0) -> str:
+def estimate(trials: Sequence[Trial], later: Sequence[Trial] = (), jobs: int = 1) -> str:
     """Describe the remaining work and its approximate time here; empty if all trials are done.
 
-    ``later`` is how many more trials of the same kind may follow.
+    ``later`` are the trials that may follow, none of them begun; ``jobs`` is how many are trained at the same
+    time.
     """
-    cost = Cost.of_trials(trials)
+    cost, more = Cost.of_trials(trials), Cost.of((trial.config, 0) for trial in later)
     if not cost.num_left:
         return ""
     left = [trial for trial in trials if not is_done(trial.folder)]
     speed = find_speed(max((trial.config for trial in left), key=lambda config: work_per_token(config.model)))
     runs = "1 run" if cost.num_left == 1 else f"{cost.num_left} runs"
-    seconds = cost.seconds(speed)
+    seconds = cost.seconds(speed) + (_SECONDS_TO_START_WORKERS if jobs > 1 else 0)
     text = f"{runs}, {amount(cost.tokens)} tokens in all: about {duration(seconds)} here"
-    if later:
-        most = seconds * (1 + later / cost.num_left)
-        text += f"; then up to {later} more, about {duration(most)} for all of them"
+    if more.num_left:
+        most = seconds + more.seconds(speed)
+        text += f"; then up to {more.num_left} more, at most about {duration(most)} for all of them"
     return text
 
 
@@ -113,6 +121,14 @@ def amount(number: float) -> str:
         if number >= size:
             return f"{number / size:.3g}{letter}"
     return f"{number:g}"
+
+
+def _tokens_to_validate(config: TrainConfig, left: int) -> float:
+    """Tokens in the validations of a run's last steps; the first one is before the first step."""
+    if not left or not (every := config.measure.validation_every):
+        return 0
+    times = math.ceil(left / every) + (left == config.steps)
+    return times * config.measure.validation_sequences * config.model.context
 
 
 def _steps_done(run: Trial) -> int:

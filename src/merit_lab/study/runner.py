@@ -14,7 +14,6 @@ from rich.console import Console
 from merit_lab.record import RunInUse
 from merit_lab.study.trial import Trial
 from merit_lab.train import train
-from merit_lab.train.optimizer import check_optimizer
 from merit_lab.train.parallel import Ranks
 
 _STATUS_TEXT = {
@@ -36,7 +35,6 @@ def carry_out(trials: Sequence[Trial], ranks: Ranks) -> None:
         text = f"[{place} of {len(trials)}] {trials[place - 1].folder.name} {_STATUS_TEXT[status]}"
         console.print(text, style="bold", markup=False, soft_wrap=True)
 
-    check_optimizers(trials)
     for place, trial in enumerate(trials, start=1):
         # One rank reads it for all: another one may already have created the run directory.
         status = ranks.first(partial(_status, trial))
@@ -51,13 +49,6 @@ def carry_out(trials: Sequence[Trial], ranks: Ranks) -> None:
                 if not trial.exists:
                     raise
                 say(place, ranks.first(partial(_status, trial)))
-
-
-def check_optimizers(trials: Sequence[Trial]) -> None:
-    """Raise if an optimizer cannot be built as configured, before any of the trials is trained."""
-    new = {(trial.config.model, trial.config.optimizer): trial.config for trial in trials if not trial.exists}
-    for config in new.values():
-        check_optimizer(config)
 
 
 def _status(trial: Trial) -> str:

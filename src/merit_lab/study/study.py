@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -14,9 +14,10 @@ from rich.console import Console
 
 from merit_lab.report.charts import check_charts
 from merit_lab.report.write import refuse_folder
+from merit_lab.study.check import check_trials
 from merit_lab.study.cost import estimate
 from merit_lab.study.progress import StudyProgress
-from merit_lab.study.runner import carry_out, check_optimizers
+from merit_lab.study.runner import carry_out
 from merit_lab.study.trial import Trial
 from merit_lab.study.workers import Workers, is_done, one_thread
 from merit_lab.train.parallel import Ranks
@@ -29,8 +30,8 @@ class Round:
 
     trials: Sequence[Trial]
     title: str = ""
-    later: int = 0
-    """Upper limit on the number of trials after this round."""
+    later: Sequence[Trial] = ()
+    """As many new trials as may follow. A trial whose settings are not known yet is given by one as long."""
 
 
 class Findings(Protocol):
@@ -92,11 +93,12 @@ def run_study(study: Study, jobs: int = 1) -> Conclusion | None:
         study: the study.
         jobs: number of trials to train at the same time.
     """
-    _check_jobs(jobs)
     ranks = Ranks.join()
+    _check_jobs(jobs, ranks)
     report = study.folder / "report"
     ranks.first(partial(refuse_folder, report))  # before training, not after it
-    if (message := ranks.first(partial(_first_estimate, study))) and ranks.is_first:
+    check_studies([study], ranks)
+    if (message := ranks.first(partial(_first_estimate, study, jobs))) and ranks.is_first:
         print(message, file=sys.stderr)
     conduct([study], ranks, jobs)
     if not ranks.is_first:
@@ -107,15 +109,30 @@ def run_study(study: Study, jobs: int = 1) -> Conclusion | None:
     return Conclusion(findings.summary, findings.warnings, page)
 
 
-def _check_jobs(jobs: int) -> None:
+def _check_jobs(jobs: int, ranks: Ranks) -> None:
     if jobs < 1:
         raise ValueError(f"--jobs is {jobs}; it must be at least 1")
+    if jobs > 1 and ranks.size > 1:
+        raise ValueError(
+            f"--jobs is {jobs}, but the {ranks.size} processes of torchrun train one run at a time together; "
+            "leave out --jobs, or start the command without torchrun"
+        )
 
 
-def _first_estimate(study: Study) -> str:
-    """The estimated cost of the first round."""
+def check_studies(studies: Iterable[TrialSource], ranks: Ranks) -> None:
+    """Raise if a trial of the studies' first rounds, or one that may follow, cannot be trained."""
+
+    def check() -> None:
+        rounds = [wanted for study in studies if (wanted := study.next()) is not None]
+        check_trials((trial for wanted in rounds for trial in (*wanted.trials, *wanted.later)), ranks)
+
+    ranks.first(check)
+
+
+def _first_estimate(study: Study, jobs: int) -> str:
+    """The estimated cost of the first round, and of those that may follow."""
     first = study.next()
-    return "" if first is None else estimate(first.trials, first.later)
+    return "" if first is None else estimate(first.trials, first.later, jobs)
 
 
 S = TypeVar("S", bound=TrialSource)
@@ -134,10 +151,10 @@ def conduct(
         jobs: number of trials to train at the same time.
         conclude: called on the first rank when all trials of a study are done; its result is printed.
     """
-    _check_jobs(jobs)
+    _check_jobs(jobs, ranks)
     ranks.first(check_charts)
     console = Console(stderr=True, highlight=False, quiet=not ranks.is_first)
-    if jobs > 1 and ranks.size == 1:
+    if jobs > 1:
         _side_by_side(studies, jobs, console, conclude)
         return
     for study in studies:
@@ -156,7 +173,6 @@ def _side_by_side(studies: Sequence[S], jobs: int, console: Console, conclude: C
         rounds = [study.next() for study in to_do]
         new = [trial for wanted in rounds for trial in _new(wanted, begun, console)]
         left = [trial for trial in new if not is_done(trial.folder)]
-        check_optimizers(left)
         with (
             one_thread() if left else contextlib.nullcontext(),
             listening() as stop,

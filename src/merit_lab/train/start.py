@@ -56,7 +56,7 @@ def begin_run(config: TrainConfig, folder: Path, ranks: Ranks, held: contextlib.
         refuse_run(folder)
     dataset = Dataset.open(config.data)
     config = dataclasses.replace(config, data=config.data.resolve()).resolve(dataset.vocab_size)
-    _check(config, dataset, ranks)
+    check_run(config, dataset, ranks)
     held.enter_context(lock(folder))
     about = {**_environment(dataset, ranks), "optimizer": options_in_use(config)}
     run = Run.create(folder, config.to_dict(), about)
@@ -168,7 +168,7 @@ def resume_run(
     _check_data(run, now, dataset)
     if over is not None:
         return over
-    _check(recorded, dataset, ranks)
+    check_run(recorded, dataset, ranks)
     found, remarks = checkpoint.find(run.checkpoints)
     remarks += differences(run.environment, now)
     if found is None:
@@ -192,7 +192,7 @@ def resume_run(
     )
 
 
-def _check(config: TrainConfig, dataset: Dataset, ranks: Ranks) -> None:
+def check_run(config: TrainConfig, dataset: Dataset, ranks: Ranks) -> None:
     """Raise ValueError if the machine, the ranks or the data do not fit the configuration."""
     ranks.rows(config.batch)
     is_sharded = ranks.size > 1 and config.parallel == "fsdp2"

@@ -14,6 +14,7 @@ from fake_arena import STEPS
 from merit_lab.arena.board import Board, shared_a_gpu
 from merit_lab.arena.plan import MOMENTUM, TuningTask, bars_of
 from merit_lab.arena.summary import warnings
+from merit_lab.data import Dataset
 from merit_lab.record import Run
 from merit_lab.report.gather import MeasuredRun
 from merit_lab.study import runner
@@ -27,7 +28,7 @@ def board(tmp_path: Path) -> list[dict]:
 def test_all_contestants_are_tuned_with_the_same_budget_and_ranked(arena, trained, tmp_path, capsys) -> None:
     assert arena("--budget", "8") == 0
     output, progress = capsys.readouterr()
-    assert re.match(r"9 runs, .* here; then up to 21 more, about .* for all of them\n", progress)
+    assert re.match(r"9 runs, .* here; then up to 21 more, at most about .* for all of them\n", progress)
     (leaderboard,) = board(tmp_path)
     assert [standing["optimizer"] for standing in leaderboard["standings"]] == ["muon-merit", "muon", "adamw"]
     assert {len(standing["tuning"]) for standing in leaderboard["standings"]} == {8}
@@ -100,15 +101,23 @@ def test_an_arena_continues_after_an_interruption(arena, trained, monkeypatch, c
 
     def stopped(config: TrainConfig, folder: Path, *, resume: bool, **more: Any) -> None:
         if not left[0]:
+            Run.create(
+                folder, config.to_dict(), {"data": {"fingerprint": Dataset.open(config.data).fingerprint}}
+            )
             raise KeyboardInterrupt
         left[0] -= 1
-        train(config, folder, resume=resume, **more)
+        if resume:
+            shutil.rmtree(folder)
+        train(config, folder, resume=False, **more)
 
     monkeypatch.setattr(runner, "train", stopped)
     assert arena("--budget", "4", "--seeds", "0") == 130
-    assert "Run the same command again to continue" in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert re.match("9 runs, .*; then up to 3 more, ", error)
+    assert "Run the same command again to continue" in error
     left[0] = 100
     assert arena("--budget", "4", "--seeds", "0") == 0
+    assert re.match("6 runs, .*; then up to 2 more, ", capsys.readouterr().err)
     assert len(trained) == len(set(trained)) == 12
 
 

@@ -1,11 +1,13 @@
 """`merit reproduce --list`: the entries, the runs left to do, and their cost."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from merit_lab.data import Dataset
+from merit_lab.models.source import work_per_token
 from merit_lab.record import MetricsWriter, Run
 from merit_lab.reproduce import command, records
 from merit_lab.reproduce.cost import cost_of
@@ -14,6 +16,7 @@ from merit_lab.reproduce.scales import SCALES
 from merit_lab.reproduce.setups import Scale
 from merit_lab.study import cost
 from merit_lab.study.cost import Cost, Speed
+from merit_lab.train import MeasureConfig
 
 
 @pytest.fixture(autouse=True)
@@ -60,6 +63,18 @@ def test_time_follows_from_flops() -> None:
     assert cost.duration(283.2 * 3600) == "12 days"
 
 
+def test_validations_are_forward_passes(toy: Scale) -> None:
+    measure = MeasureConfig(validation_every=4, validation_sequences=30)
+    config = replace(toy.trial(toy.gpt2[0], "adamw", 0).config, batch=10, steps=10, measure=measure)
+    per_sequence = work_per_token(config.model) * config.model.context
+    # Before the first step and after steps 4, 8 and 10; after 8 and 10.
+    assert Cost.of([(config, 0)]).flops == pytest.approx(per_sequence * (10 * 10 + 4 * 30 / 3))
+    assert Cost.of([(config, 5)]).flops == pytest.approx(per_sequence * (5 * 10 + 2 * 30 / 3))
+    assert Cost.of([(config, 10)]).flops == 0
+    config = replace(config, measure=replace(measure, validation_every=0))
+    assert Cost.of([(config, 0)]).flops == per_sequence * 10 * 10
+
+
 def test_many_gpu_hours_are_not_started_without_asking(capsys: pytest.CaptureFixture[str]) -> None:
     assert command.main(["fig4", "--scale", "paper"]) == 1
     output, error = capsys.readouterr()
@@ -101,7 +116,8 @@ def test_training_already_done_is_deducted(
     assert (whole.num_runs, whole.num_left) == (4, 4)
     assert (left.num_runs, left.num_left) == (4, 2)
     assert left.tokens == (1 + 4) * 8 * 16
-    assert left.flops == pytest.approx(whole.flops * 5 / 16)
+    config = planned[0].config
+    assert left.flops == Cost.of([(config, 3), (config, 0)]).flops
 
     arguments = ["fig13", "--list", "--seeds", "4", "--out", str(tmp_path / "out")]
     assert command.main([*arguments, "--data", str(data)]) == 0

@@ -55,6 +55,21 @@ def test_entries_share_runs_and_a_second_call_trains_nothing(
     assert [path.name for path in (tmp_path / "fig13").glob("*.svg")] == ["clipped.svg"]
 
 
+def test_a_run_of_a_later_entry_that_cannot_be_trained_is_refused_first(
+    data: Path,
+    toy: Scale,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    setup = replace(toy.horizon, model=replace(toy.horizon.model, context=20_000))
+    monkeypatch.setitem(SCALES, "tiny", replace(toy, horizon=setup))
+    assert command.main(["fig13", "horizon", "--data", str(data), "--out", str(tmp_path)]) == 1
+    assert "cannot be trained: " in (error := capsys.readouterr().err)
+    assert "use a shorter context" in error
+    assert count_runs(tmp_path) == 0
+
+
 def test_kept_runs_give_the_same_tables_without_data_or_training(
     data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -19,8 +19,9 @@ from merit_lab.scale.charts import make_chart
 from merit_lab.scale.command import main
 from merit_lab.scale.measure import Attempt, Measurement
 from merit_lab.scale.summary import fit_results, summarise, warnings
-from merit_lab.study import runner
-from merit_lab.train import Interrupted, TrainConfig
+from merit_lab.study import cost, runner
+from merit_lab.study.cost import Speed
+from merit_lab.train import Interrupted, TrainConfig, memory
 
 BATCHES = (4, 8, 16, 32, 64, 128, 256)
 TARGET = 1.0
@@ -75,7 +76,7 @@ def test_a_larger_batch_gets_1_25_times_the_steps_of_the_smaller(
     quadratic: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(quadratic) == 0
-    expected = f"1 run, .* here; then up to {len(BATCHES) - 1} more, about .* for all of them\n"
+    expected = f"1 run, .* here; then up to {len(BATCHES) - 1} more, at most about .* for all of them\n"
     assert re.match(expected, capsys.readouterr().err)
     rows = table(tmp_path)
     limits = {int(row["batch"]): limit(tmp_path, row) for row in rows}
@@ -86,6 +87,31 @@ def test_a_larger_batch_gets_1_25_times_the_steps_of_the_smaller(
     config = TrainConfig.from_dict(Run.open(tmp_path / "out" / rows[0]["run"]).config)
     assert config.optimizer.final == 1.0  # the rate stays at its peak
     assert config.measure.validation_every == 10
+
+
+def test_the_estimate_counts_the_larger_batches(
+    quadratic: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A batch of 256 is as much training as 64 of 4, and each run has the same validations."""
+    monkeypatch.setattr(cost, "find_speed", lambda _: Speed(1e5, 0, "set by the test"))
+    monkeypatch.setattr(cost, "duration", lambda seconds: f"{seconds:.1f} seconds")
+    assert main([*quadratic, "--measure.validation-sequences", "30"]) == 0
+    first, in_all = map(float, re.findall(r"about ([\d.]+) seconds", capsys.readouterr().err))
+    validated = 51 * 30 / 3  # before the first step, and then every 10 of 500; a third of the work
+    trained = [500 * batch for batch in BATCHES]
+    expected = (sum(trained) + len(BATCHES) * validated) / (trained[0] + validated)
+    assert in_all / first == pytest.approx(expected)
+
+
+def test_a_batch_that_cannot_be_trained_is_refused_before_the_first_run(
+    quadratic: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(memory, "_host_memory", lambda: 2**32)
+    assert main([*quadratic, "--batches", "4", "2000000000", "--rule", "sqrt", "--lr", "0.004"]) == 1
+    error = capsys.readouterr().err
+    assert "merit scale: the run merit-batch2000000000-" in error
+    assert "choose a smaller --batch or model" in error
+    assert not (tmp_path / "out").exists()
 
 
 def test_the_slowest_seed_decides_how_long_a_larger_batch_may_train(

@@ -239,6 +239,10 @@ def test_another_run_with_the_same_folder_name_is_refused(
         (["--set", "batch"], "--set batch has no values"),
         (["--set", "batch", "0", "4"], "batch is 0; it must be a whole number above 0"),
         (["--measure.validation-every", "0"], "a sweep compares final validation losses"),
+        (
+            ["--lr", "1e-2", "--set", "model.context", "16", "20000"],
+            "merit sweep: the run adamw-lr0.01-context=20000-seed0 cannot be trained: ",
+        ),
         (["--seed", "3"], "--seed 3 applies to a single run; in a sweep write for example --seeds 0 1 2"),
     ],
 )
