@@ -16,6 +16,7 @@ import threading
 import time
 import traceback
 from collections.abc import Iterator, Sequence
+from multiprocessing.context import SpawnProcess
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -47,17 +48,22 @@ class Workers:
 
     def __init__(self, runs: Sequence[Trial], num: int, logs: Path) -> None:
         logs.mkdir(parents=True, exist_ok=True)
-        self._runs = runs
         self._logs = [logs / f"worker-{place}.log" for place in range(num)]
         context = multiprocessing.get_context("spawn")
         self._processes = [
             context.Process(target=_work, args=(list(runs), place, num, log), daemon=True)
             for place, log in enumerate(self._logs)
         ]
+        self._killed: list[SpawnProcess] = []
 
     def __enter__(self) -> Self:
-        for process in self._processes:
-            process.start()
+        # Workers inherit what is blocked. Ctrl-C reaches the whole group, and this process ends them all.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+        try:
+            for process in self._processes:
+                process.start()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
         return self
 
     def __exit__(
@@ -69,18 +75,28 @@ class Workers:
             process.join()
 
     def waiting(self, wanted: Sequence[Trial], stop: StopRequest) -> Iterator[None]:
-        """Yield once per poll until the wanted runs are done.
+        """Yield once per poll until the wanted runs are done, here or by other processes that work on them.
 
-        Raises Interrupted after a signal, and WorkersEnded if all workers end before that.
+        Raises Interrupted after a signal, and WorkersEnded if all workers end and leave a run to nobody.
         """
         while not all(is_done(trial.folder) for trial in wanted):
             if stop.signum:
                 raise Interrupted(stop.signum, "stopped by a signal, with checkpoints")
             had_ended = not any(process.is_alive() for process in self._processes)
-            if had_ended and not all(is_done(trial.folder) for trial in wanted):
+            self._record_killed()
+            if had_ended and any(not is_locked(one.folder) and not is_done(one.folder) for one in wanted):
                 raise WorkersEnded(f"the workers ended before their runs did; {self._last_words()}")
             yield
             time.sleep(_POLL_SECONDS)
+
+    def _record_killed(self) -> None:
+        """Add the signal to the log of each worker that one has ended, which could not write it itself."""
+        for process, log in zip(self._processes, self._logs, strict=True):
+            code = process.exitcode or 0  # below 0 after a signal
+            if code < 0 and process not in self._killed:
+                self._killed.append(process)
+                with log.open("a", encoding="utf-8") as file:
+                    print(_cause(-code), file=file)
 
     def _last_words(self) -> str:
         workers = zip(self._processes, self._logs, strict=True)
@@ -90,6 +106,14 @@ class Workers:
             if lines:
                 return f"the last line of {log}: {lines[-1]}"
         return "their logs are empty"
+
+
+def _cause(signum: int) -> str:
+    """Why a worker ended, by the signal that ended it."""
+    name = next((one.name for one in signal.Signals if one == signum), f"signal {signum}")
+    if name == "SIGKILL":
+        return "killed by SIGKILL, most likely for lack of memory; run the command again with fewer --jobs"
+    return f"ended by {name}; run the command again to continue"
 
 
 @contextlib.contextmanager
@@ -180,7 +204,7 @@ def _work(runs: list[Trial], place: int, num: int, log: Path) -> None:
         try:
             # Workers start at different places in the list, so that they compete less for the same run.
             carry_out(runs[place:] + runs[:place], Ranks.join())
-        except (Interrupted, KeyboardInterrupt):
+        except Interrupted:
             sys.exit(1)
         except Exception:
             traceback.print_exc(file=file)  # which ends with the line that the command shows

@@ -1,8 +1,11 @@
 """Workers: their progress, and what happens when they fail."""
 
+import importlib
 import io
 import math
 import os
+import re
+import signal
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +18,7 @@ from merit_lab.data import Dataset
 from merit_lab.record import MetricsWriter, Run, lock
 from merit_lab.reproduce.records import plan, read
 from merit_lab.reproduce.setups import EntryTrial, Scale
+from merit_lab.study import workers as workers_module
 from merit_lab.study.progress import StudyProgress
 from merit_lab.study.trial import Trial
 from merit_lab.study.workers import Workers, WorkersEnded, _take_gpu, is_done, last_step
@@ -169,6 +173,57 @@ def test_the_error_is_that_of_the_worker_that_failed(planned: list[Trial], tmp_p
     (tmp_path / "worker-0.log").write_text("[3 of 3] is being worked on by another process\n")
     (tmp_path / "worker-1.log").write_text("[3 of 3] begins\nOSError: no space left\n")
     assert workers._last_words().endswith("worker-1.log: OSError: no space left")
+
+
+@pytest.mark.parametrize(
+    ("signum", "cause"),
+    [
+        (signal.SIGKILL, "killed by SIGKILL, most likely for lack of memory; run .* with fewer --jobs"),
+        (signal.SIGSEGV, "ended by SIGSEGV"),
+    ],
+)
+def test_the_error_and_the_log_name_the_signal_that_ended_a_worker(
+    signum: int, cause: str, planned: list[Trial], tmp_path: Path
+) -> None:
+    workers = Workers(planned, 2, tmp_path)
+    killed, ended = (SimpleNamespace(exitcode=code, is_alive=lambda: False) for code in (-signum, 0))
+    workers._processes = [ended, killed]  # type: ignore[list-item]
+    for number in (0, 1):
+        (tmp_path / f"worker-{number}.log").write_text("[1 of 3] starts\n")
+    with pytest.raises(WorkersEnded, match=rf"worker-1\.log: {cause}"):
+        list(workers.waiting(planned, StopRequest()))
+    assert (tmp_path / "worker-0.log").read_text() == "[1 of 3] starts\n"
+    assert re.fullmatch(rf"\[1 of 3\] starts\n{cause}.*\n", (tmp_path / "worker-1.log").read_text())
+
+
+def test_runs_that_another_process_works_on_are_waited_for(
+    planned: list[Trial], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(workers_module, "_POLL_SECONDS", 0)
+    workers = Workers(planned[:1], 1, tmp_path)
+    workers._processes = [SimpleNamespace(exitcode=0, is_alive=lambda: False)]  # type: ignore[list-item]
+    with lock(planned[0].folder):
+        waiting = workers.waiting(planned[:1], StopRequest())
+        next(waiting)
+        next(waiting)
+        write(planned[0], steps=4, end="finished")
+    assert list(waiting) == []
+
+
+def test_ctrl_c_does_not_reach_a_worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers import torch for seconds, where KeyboardInterrupt would print a traceback."""
+    (tmp_path / "worker_to_interrupt.py").write_text(
+        "import os, signal\n"
+        "def work(runs, place, num, log):\n"
+        "    os.kill(os.getpid(), signal.SIGINT)\n"
+        "    log.write_text('still here')\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(workers_module, "_work", importlib.import_module("worker_to_interrupt").work)
+    with Workers([], 1, tmp_path / "logs"):
+        pass
+    assert (tmp_path / "logs" / "worker-0.log").read_text() == "still here"
+    assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, [])
 
 
 @pytest.mark.parametrize(
