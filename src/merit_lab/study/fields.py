@@ -71,15 +71,24 @@ def parse_value(field: str, text: str) -> object:
         (0.9, 0.95)
         >>> parse_value("optimizer.options", "momentum=0.9,betas=0.9,0.95")
         ('momentum=0.9', 'betas=0.9,0.95')
+        >>> parse_value("optimizer.overrides", "*norm*:lr=0.01,*:betas=[0.9,0.95]")
+        ('*norm*:lr=0.01', '*:betas=[0.9,0.95]')
         >>> parse_value("optimizer.options.momentum", "0.9")
         0.9
     """
     if path := option_of(field):
         group, option = path
-        return parse_options([f"{option}={text}"], group)[option]
+        option_value: object = parse_options([f"{option}={text}"], group)[option]
+        if not _is_hashable(option_value):
+            raise ValueError(
+                f"--set {field} {text}: the values of one option must be numbers, words or lists; vary the "
+                f"options as a whole, as in --set {group} '{option}={text}'"
+            )
+        return option_value
     kind = _types()[field]
     # A comma may also be part of an option's value: split only before a name.
-    parts = re.split(r",(?=\w+=)", text) if field.endswith("options") else text.split(",")
+    has_names = field.endswith(("options", "overrides"))
+    parts = re.split(r",(?=[^,]*=)", text) if has_names else text.split(",")
     complaint = io.StringIO()
     try:
         with contextlib.redirect_stderr(complaint), contextlib.redirect_stdout(complaint):
@@ -90,6 +99,14 @@ def parse_value(field: str, text: str) -> object:
             f"--set {field} {text}: {text!r} is not a valid value; the field takes {expected}"
         ) from None
     return value
+
+
+def _is_hashable(value: object) -> bool:
+    try:
+        hash(value)
+    except TypeError:
+        return False
+    return True
 
 
 def option_of(field: str) -> tuple[str, str] | None:

@@ -91,6 +91,10 @@ def test_a_swept_option_keeps_the_other_options(sgd, tmp_path) -> None:
         (["optimizer.options.weight-decay", "1"], "write --optimizer.weight-decay"),
         (["optimizer.rest-options.betas", "0.9,0.95"], "there is none; name it with --optimizer.rest"),
         (["optimizer.rest-lr", "1e-3"], "there is none; name it with --optimizer.rest"),
+        (
+            ["optimizer.options.kwargs", '{"a": [1, 2]}'],
+            "vary the options as a whole, as in --set optimizer.options 'kwargs={\"a\": [1, 2]}'",
+        ),
         (["optimizer.optins.momentum", "0.9"], "did you mean 'optimizer.options'?"),
     ],
 )
