@@ -16,6 +16,7 @@ import threading
 import time
 import traceback
 from collections.abc import Iterator, Sequence
+from multiprocessing import resource_tracker
 from multiprocessing.context import SpawnProcess
 from pathlib import Path
 from types import TracebackType
@@ -57,6 +58,7 @@ class Workers:
         self._killed: list[SpawnProcess] = []
 
     def __enter__(self) -> Self:
+        resource_tracker.ensure_running()  # now, because starting it unblocks signals
         # Workers inherit what is blocked. Ctrl-C reaches the whole group, and this process ends them all.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
         try:
