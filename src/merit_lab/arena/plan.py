@@ -270,7 +270,14 @@ class Arena:
         )
         config = with_values(base, values).resolve(self.dataset.vocab_size)
         assert config.steps is not None and config.measure.validation_every is not None
-        every = min(config.measure.validation_every, math.ceil(config.steps / _VALIDATIONS))
+        most, given = math.ceil(config.steps / _VALIDATIONS), self.base.measure.validation_every
+        if given is not None and given > most:
+            raise ValueError(
+                f"measure.validation_every is {given}, but an arena validates a run at least {_VALIDATIONS} "
+                f"times, which is every {most} of {config.steps} steps with a batch of {task.batch}; give at "
+                f"most {most}, or leave it out"
+            )
+        every = min(config.measure.validation_every, most)
         config = with_values(config, {"measure.validation_every": every})
         contestant = task.contestant.text.replace(":", ".").replace("/", "_")
         name = "-".join([contestant, f"batch{task.batch}", *settings, f"seed{seed}"])

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from merit_lab.record import Run, Status
+from merit_lab.record import OVER, Run, Status
 from merit_lab.report.gather import MeasuredRun
 from merit_lab.scale.fit import ScalingCurve, fit_curve
 from merit_lab.study.reach import steps_to_reach
@@ -27,8 +27,8 @@ class Attempt:
 
     @property
     def is_done(self) -> bool:
-        """Whether it finished, diverged, or has reached the target."""
-        return self.steps is not None or self.status in ("finished", "diverged")
+        """Whether it is over, or has reached the target."""
+        return self.steps is not None or self.status in OVER
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from functools import partial
 
 from rich.console import Console
 
-from merit_lab.record import RunInUse
+from merit_lab.record import OVER, RunInUse
 from merit_lab.study.trial import Trial
 from merit_lab.train import train
 from merit_lab.train.parallel import Ranks
@@ -39,7 +39,7 @@ def carry_out(trials: Sequence[Trial], ranks: Ranks) -> None:
         # One rank reads it for all: another one may already have created the run directory.
         status = ranks.first(partial(_status, trial))
         say(place, status)
-        if status in ("planned", "interrupted", "unfinished"):
+        if status not in ("running", *OVER):
             try:
                 resume = status != "planned"
                 train(trial.config, trial.folder, resume=resume, bars=trial.bars, target=trial.target)

@@ -260,6 +260,14 @@ def test_a_baseline_that_learns_nothing_has_a_page(arena, tmp_path, monkeypatch)
         (["--lr", "lion=1e-3"], "--lr has 1 for lion; give one rate for each contestant, of: adamw"),
         (["--lr", "muon=1", "muon=2"], "--lr has 2 for muon; give one rate for each contestant"),
         (["--measure.validation-every", "0"], "an arena compares validation losses"),
+        (
+            ["--measure.validation-every", "2"],
+            "every 1 of 8 steps with a batch of 4; give at most 1, or leave",
+        ),
+        (
+            ["--steps", "50", "--batches", "4", "8", "--measure.validation-every", "2"],
+            "every 1 of 25 steps with a batch of 8",
+        ),
         (["--seeds", "0", "0"], "the seeds are 0, 0; each may be given only once"),
         (["--optimizer.name", "lamb"], "--optimizer.name lamb applies to a single run; in an arena write"),
     ],
