@@ -117,7 +117,8 @@ def _count(text: str) -> int:
 
 def _default_jobs() -> int:
     """One process for each core: a small model does not keep two busy. With GPUs, use torchrun."""
-    return 1 if Ranks.join().device.type == "cuda" else min(os.cpu_count() or 1, _MAX_JOBS)
+    ranks = Ranks.join()
+    return 1 if ranks.size > 1 or ranks.device.type == "cuda" else min(os.cpu_count() or 1, _MAX_JOBS)
 
 
 def _corpus(scale: Scale, options: argparse.Namespace, folder: Path) -> CorpusIdentity:

@@ -16,6 +16,7 @@ from merit_lab.reproduce.scales import SCALES
 from merit_lab.reproduce.setups import Scale
 from merit_lab.study import cost
 from merit_lab.study.cost import Cost, Speed
+from merit_lab.study.trial import Trial
 from merit_lab.train import MeasureConfig
 
 
@@ -73,6 +74,15 @@ def test_validations_are_forward_passes(toy: Scale) -> None:
     assert Cost.of([(config, 10)]).flops == 0
     config = replace(config, measure=replace(measure, validation_every=0))
     assert Cost.of([(config, 0)]).flops == per_sequence * 10 * 10
+
+
+def test_worker_processes_take_time_to_start(
+    toy: Scale, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cost, "find_speed", lambda _: Speed(1e20, 0, "set by the test"))
+    trial = Trial(tmp_path / "run", toy.trial(toy.gpt2[0], "adamw", 0).config)
+    assert cost.estimate([trial]).endswith("about 1 s here")
+    assert cost.estimate([trial], jobs=2).endswith("about 10 s here")
 
 
 def test_many_gpu_hours_are_not_started_without_asking(capsys: pytest.CaptureFixture[str]) -> None:

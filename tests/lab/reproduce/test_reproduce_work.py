@@ -1,6 +1,7 @@
 """`merit reproduce`: what it runs, shares, resumes and refuses."""
 
 import json
+import os
 import re
 import shutil
 import signal
@@ -23,6 +24,7 @@ from merit_lab.reproduce.setups import Scale
 from merit_lab.reproduce.work import Task, reproduce
 from merit_lab.study import runner
 from merit_lab.train import Interrupted
+from merit_lab.train.parallel import Ranks
 
 
 @pytest.fixture(autouse=True)
@@ -68,6 +70,15 @@ def test_a_run_of_a_later_entry_that_cannot_be_trained_is_refused_first(
     assert "cannot be trained: " in (error := capsys.readouterr().err)
     assert "use a shorter context" in error
     assert count_runs(tmp_path) == 0
+
+
+@pytest.mark.parametrize(("num_ranks", "device", "jobs"), [(1, "cpu", 4), (2, "cpu", 1), (1, "cuda", 1)])
+def test_runs_are_trained_side_by_side_on_the_cores_of_one_rank(
+    num_ranks: int, device: str, jobs: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "cpu_count", lambda: 4)
+    monkeypatch.setattr(command.Ranks, "join", lambda: Ranks(0, num_ranks, torch.device(device)))
+    assert command._default_jobs() == jobs
 
 
 def test_kept_runs_give_the_same_tables_without_data_or_training(

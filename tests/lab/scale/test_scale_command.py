@@ -114,6 +114,13 @@ def test_a_batch_that_cannot_be_trained_is_refused_before_the_first_run(
     assert not (tmp_path / "out").exists()
 
 
+def test_a_run_is_done_if_it_is_over_or_at_the_target() -> None:
+    over = ("finished", "diverged", "abandoned")
+    assert all(Attempt("run", 0, status, None, 10).is_done for status in over)
+    assert not Attempt("run", 0, "interrupted", None, 10).is_done
+    assert Attempt("run", 0, "interrupted", 9.5, 10).is_done
+
+
 def test_the_slowest_seed_decides_how_long_a_larger_batch_may_train(
     quadratic: list[str], tmp_path: Path
 ) -> None:
