@@ -19,7 +19,8 @@ from merit_lab.reproduce.work import Task
 
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "docs" / "scripts"))
-import evidence  # noqa: E402  # a script of the documentation
+import evidence  # noqa: E402  # scripts of the documentation
+import evidence_runs  # noqa: E402
 
 PAPER_PAGE = ROOT / "docs" / "paper-results.md"
 DIRECTIONS = sorted(f"directions/{folder.name}" for folder in (ROOT / "results/directions").iterdir())
@@ -118,7 +119,7 @@ def test_the_board_of_an_arena_is_that_of_its_records(arena: str) -> None:
     (board,) = json.loads((ROOT / "results" / arena / "report" / "board.json").read_text("utf-8"))
     for standing in board["standings"]:
         assert "/" not in standing["config"]["data"]
-        chosen = evidence.in_arena(Path(arena).name)[standing["config"]["optimizer"]["name"]]
+        chosen = evidence_runs.in_arena(Path(arena).name)[standing["config"]["optimizer"]["name"]]
         assert chosen.lr == standing["setting"]["optimizer.lr"]
         assert chosen.losses == pytest.approx(list(standing["losses"].values()), abs=1e-4)
         tuned = [float(run["loss"]) for run in standing["tuning"]]
