@@ -52,6 +52,8 @@ NAMES: dict[str, tuple[str, str]] = {
         "torch.nn.Module",
         "the monitor refuses modules that were compiled in place by it",
     ),
+    "_is_alias_of": ("torch._C", "the eager engine finds by it which tensors it had to copy"),
+    "_subclasses": ("torch", "a step knows by its fake_tensor which tensors have no values"),
     "_version": ("torch.Tensor", "the lab's closures know by it whether weights were changed"),
     "_dynamo": ("torch", "the lab raises its limit of compiled versions, which torch.compiler does not have"),
 }
@@ -91,7 +93,7 @@ def test_every_name_is_tested_here() -> None:
         elif isinstance(node, ast.Constant) and isinstance(node.value, str):
             used.add(node.value)
     private = {name for name in used if name.isidentifier() and name[0] == "_" and name[:2] != "__"}
-    assert private - {"_compile"} == NAMES.keys() | {f"_foreach_{form.name}" for form in FOREACH}
+    assert private - {"_compile", "_C"} == NAMES.keys() | {f"_foreach_{form.name}" for form in FOREACH}
 
 
 class Form:
@@ -280,6 +282,26 @@ def test_a_tensor_counts_its_changes() -> None:
     before = x._version
     x += 1
     assert x._version == before + 1, changed("_version")
+
+
+def test_tensors_that_share_memory_are_known() -> None:
+    x = torch.ones(4, 6)
+    share_memory = in_torch("_is_alias_of")
+    assert share_memory(x[:, ::2].reshape(4, 3, 1), x), changed("_is_alias_of")
+    assert not share_memory(x.t().reshape(4, 6), x), changed("_is_alias_of")
+
+
+def test_tensors_without_values_are_known_and_a_count_has_its_value() -> None:
+    fake_tensor = pkgutil.resolve_name(f"{in_torch('_subclasses').__name__}.fake_tensor")
+    real = torch.ones(2)
+    with fake_tensor.FakeTensorMode():
+        assert fake_tensor.is_fake(torch.ones(2)), changed("_subclasses")
+        count = torch.tensor(0.0)
+        torch._foreach_add_([count], 1)
+        assert count.item() == 1, changed("_subclasses")
+        with fake_tensor.unset_fake_temporarily():
+            assert real.sum().item() == 2, changed("_subclasses")
+    assert not fake_tensor.is_fake(real), changed("_subclasses")
 
 
 def test_the_limit_of_compiled_versions_can_be_raised() -> None:

@@ -21,7 +21,7 @@ from merit_optim.optim import options, saved_state, validate
 from merit_optim.optim.control import Log, controls_of
 from merit_optim.optim.engines.ranks.placements import any_sharded, is_sharded, local, stacked_zeros
 from merit_optim.optim.engines.ranks.sharding import Sharding
-from merit_optim.optim.engines.work import Controls, Work, apart, name_of
+from merit_optim.optim.engines.work import Controls, Work, apart, is_true, name_of
 from merit_optim.optim.kinds import MARKS
 from merit_optim.optim.names import plain
 from merit_optim.optim.torch_private import (
@@ -215,7 +215,7 @@ class SafeOptimizer(Optimizer):
         grads = [grad for work in works for grad in work.grads]
         if any(rates) or (any(grad.is_cuda for grad in grads) and torch.cuda.is_current_stream_capturing()):
             return False
-        is_real = not is_first or any(bool(grad.any()) for grad in grads)
+        is_real = not is_first or any(is_true(grad.any(), if_fake=True) for grad in grads)
         return not (is_real if sharding is None else sharding.any_rank(is_real))
 
     @never_compiled
@@ -350,7 +350,11 @@ class SafeOptimizer(Optimizer):
         return True
 
     def _init_state(self, param: Tensor, group: dict[str, Any], state: dict[str, Any]) -> None:
-        state["step"] = torch.zeros((), dtype=torch.float32, device=self._step_device(param, group))
+        device = self._step_device(param, group)
+        # The host reads a count on the CPU, and FakeTensorMode knows the value of ``torch.tensor`` alone.
+        on_host = device.type == "cpu"
+        zero = torch.tensor(0.0, device="cpu") if on_host else torch.zeros((), device=device)
+        state["step"] = zero.to(torch.float32)  # whatever torch's default dtype is
         dtype, stacked = self._state_dtype(param, group), self._stacked_keys(group)
         for key, shape in self._state_shapes(param, group).items():
             if key not in stacked:  # with the parameter's placement and layout

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from merit_optim.optim.engines.gradients import all_finite, total_norm
 from merit_optim.optim.engines.ranks.sharding import Sharding
-from merit_optim.optim.engines.work import Control, Controls, Work, by_device, items_of
+from merit_optim.optim.engines.work import Control, Controls, Work, by_device, is_true, items_of
+from merit_optim.optim.torch_private import is_fake
 
 Log = dict[str, Tensor]
 """The "grad_norm" of the last step, and "num_skipped", counted over all steps."""
@@ -68,8 +69,9 @@ def controls_of(
             log["num_skipped"] = torch.zeros((), dtype=torch.int64, device=first)
         # In place, so that a replayed CUDA graph keeps counting.
         log["num_skipped"].add_(skip.to(log["num_skipped"].device))
-        if first.type == "cpu" and len(grads) <= 1 and not torch.compiler.is_compiling():
-            if skip:
+        on_host = first.type == "cpu" and len(grads) <= 1
+        if not torch.compiler.is_compiling() and (on_host or is_fake(skip)):
+            if is_true(skip, if_fake=False):
                 return None
             skip = None
     return {
@@ -81,8 +83,12 @@ def controls_of(
     }
 
 
+def _is_finite(grad: Tensor) -> bool:
+    return is_true(all_finite({grad.device: [grad]}, grad.device), if_fake=True)
+
+
 def _raise_on_nonfinite(works: list[Work], sharding: Sharding | None) -> None:
-    bad = [i for i in items_of(works) if not all_finite({i.grad.device: [i.grad]}, i.grad.device)]
+    bad = [item for item in items_of(works) if not _is_finite(item.grad)]
     if bad:
         item = bad[0]
         count = int((~item.grad.isfinite()).sum())

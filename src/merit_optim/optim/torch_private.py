@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 from torch._compile import _disable_dynamo
+from torch._subclasses.fake_tensor import is_fake as _is_of_fake_mode
+from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.optim.optimizer import _use_grad_for_differentiable
 from torch.overrides import _get_current_function_mode_stack, _pop_mode, _push_mode
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
@@ -30,6 +32,12 @@ never_compiled = _disable_dynamo
 
 # Whether a tensor is made of others, as a DTensor is, so that it has no memory of its own.
 is_wrapper = is_traceable_wrapper_subclass
+
+# Whether two tensors share memory. Unlike an address, FakeTensorMode knows it.
+share_memory = torch._C._is_alias_of  # type: ignore[attr-defined]
+
+# A context in which operations on real tensors give their values, also inside of FakeTensorMode.
+with_values = unset_fake_temporarily
 
 # Turns autograd on in a step for differentiable=True and off otherwise, as in every optimizer of torch.
 with_grad_if_differentiable = _use_grad_for_differentiable
@@ -51,6 +59,11 @@ foreach_neg = torch._foreach_neg
 foreach_norm = torch._foreach_norm
 foreach_sqrt = torch._foreach_sqrt
 foreach_sub_ = torch._foreach_sub_
+
+
+def is_fake(x: Tensor) -> bool:
+    """Whether a tensor has no values: on the meta device, or of FakeTensorMode, which estimates memory."""
+    return x.device.type == "meta" or _is_of_fake_mode(x)
 
 
 def check_graph_capture(optimizer: Optimizer) -> None:

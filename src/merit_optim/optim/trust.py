@@ -37,7 +37,7 @@ from merit_optim.optim.matrices import Matrices, View, num_stacking
 from merit_optim.optim.options import ENGINE_DEFAULTS, EngineOptions
 from merit_optim.optim.refresh import in_turns
 from merit_optim.optim.statistics import Recorder, UpdateStatistics
-from merit_optim.optim.torch_private import is_flat_of_fsdp1
+from merit_optim.optim.torch_private import is_fake, is_flat_of_fsdp1
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
@@ -242,28 +242,29 @@ class TrustRatioOptimizer(SafeOptimizer):
         return {param.shape for param in params if not is_lazy(param)}
 
     @staticmethod
-    def _fuses(group: dict[str, Any], device: torch.device) -> bool:
+    def _fuses(group: dict[str, Any], param: Tensor) -> bool:
         """Whether the fused engine is requested, or is the default choice, and can run.
 
-        A request can be impossible to meet if it comes from a checkpoint of another machine.
+        A request can be impossible to meet if it comes from a checkpoint of another machine, or if tensors
+        are fake, which have no addresses.
         """
+        device = param.device
         if group["fused"] is None:
             wanted = group["foreach"] is None and not group["differentiable"] and device.type == "cuda"
         else:
             wanted = group["fused"] and (device.type == "cuda" or interpreting())
-        return bool(wanted) and direction_of(group).HAS_KERNELS and fused_unavailable() is None
+        can_run = direction_of(group).HAS_KERNELS and fused_unavailable() is None
+        return bool(wanted) and can_run and not is_fake(param)
 
     def _step_device(self, param: Tensor, group: dict[str, Any]) -> torch.device:
         if direction_of(group).READS_STEP:
             return torch.device("cpu")
         # Many small additions on the host would cost more than the fused step.
-        return param.device if self._fuses(group, param.device) else super()._step_device(param, group)
+        return param.device if self._fuses(group, param) else super()._step_device(param, group)
 
     @property
     def _step_supports_amp_scaling(self) -> bool:
-        fused = all(
-            self._fuses(group, param.device) for group in self.param_groups for param in group["params"][:1]
-        )
+        fused = all(self._fuses(group, param) for group in self.param_groups for param in group["params"][:1])
         return fused or super()._step_supports_amp_scaling
 
     def _leaves_the_graph(self) -> bool:
@@ -287,7 +288,7 @@ class TrustRatioOptimizer(SafeOptimizer):
             fused: list[Work] = []
             rest: list[Work] = []
             for work in on_device:
-                (fused if self._fuses(work.group, device) else rest).append(work)
+                (fused if self._fuses(work.group, work.params[0]) else rest).append(work)
             if fused:
                 fused = [self._counted_on(device, work) for work in fused]
                 engine = self._fused_engine(device)
@@ -363,8 +364,8 @@ class TrustRatioOptimizer(SafeOptimizer):
         """Form the directions of whole matrices: one by one, or many at once where they are fused."""
 
         def fused_on(whole: Whole) -> torch.device | None:
-            device = whole.gathered[0].device
-            return device if self._fuses(whole.group, device) else None
+            n_NRC = whole.gathered[0]
+            return n_NRC.device if self._fuses(whole.group, n_NRC) else None
 
         for device, some in groupby(wholes, fused_on):
             form = eager.form if device is None else self._fused_engine(device).form

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from merit_optim.optim.algorithm import compute_dtype
+from merit_optim.optim.torch_private import is_fake
 
 
 class Control(NamedTuple):
@@ -140,6 +141,11 @@ def scalar(value: float | Tensor, device: torch.device) -> float | Tensor:
     if value.device.type == "cpu" and not torch.compiler.is_compiling() and not value.requires_grad:
         return value.item()
     return value.reshape(()).to(device, non_blocking=True)
+
+
+def is_true(flag: Tensor, *, if_fake: bool) -> bool:
+    """Return the value of a flag, which the host waits for. A fake one has none: return ``if_fake``."""
+    return if_fake if is_fake(flag) else bool(flag)
 
 
 def update_each(works: list[Work], controls: Controls, rule: Callable[..., tuple[Tensor, ...]]) -> None:

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Iterator, Mapping
 from itertools import groupby
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -33,6 +32,7 @@ from merit_optim.optim.engines.eager.stored import Stack, Stored
 from merit_optim.optim.engines.part import Formed, Part, Share, Whole
 from merit_optim.optim.engines.work import Controls, Item, Work, items_of
 from merit_optim.optim.matrices import View
+from merit_optim.optim.torch_private import is_fake
 
 
 def parts_of(
@@ -52,7 +52,7 @@ def parts_of(
     stacked: set[int] = set()  # addresses: of two copies of the same memory one would be lost
     for work in works:
         direction, rule, view = direction_of(work.group), Rule.of(work.group), View.of(work.group)
-        may_stack = shares is None and not one_by_one and _can_be_stacked(direction, rule, work.group)
+        may_stack = shares is None and not one_by_one and _can_be_stacked(direction, rule, work)
         stacks: dict[Hashable, list[Item]] = {}
         for item in items_of([work]):
             num_elements = item.param.numel()
@@ -91,10 +91,12 @@ def parts_of(
     return parts
 
 
-def _can_be_stacked(direction: Direction, rule: Rule, group: dict[str, Any]) -> bool:
-    """Whether small weights of a group may be stacked. In a stack, sums would be added in another order."""
+def _can_be_stacked(direction: Direction, rule: Rule, work: Work) -> bool:
+    """Whether small weights may be stacked. In a stack, sums would be added in another order."""
+    group = work.group
     is_plain = isinstance(direction, Adam) and group.get("split") is None and not rule.calibrated
-    return is_plain and rule.norm != "l2" and group["foreach"] is not False
+    has_addresses = not is_fake(work.params[0])
+    return is_plain and rule.norm != "l2" and group["foreach"] is not False and has_addresses
 
 
 def _stack(items: list[Item], direction: Direction, rule: Rule, view: View) -> Stored | Stack:

@@ -16,7 +16,7 @@ from merit_optim.optim.engines.eager.blocks import bounded_by_whole, in_dtype, r
 from merit_optim.optim.engines.eager.stored import Block, Stack, Stored, Tensors
 from merit_optim.optim.engines.part import Place
 from merit_optim.optim.engines.plan import pieces, plan
-from merit_optim.optim.engines.work import Control, scalar, store
+from merit_optim.optim.engines.work import Control, is_true, scalar, store
 from merit_optim.optim.statistics import Recorder, measure
 
 
@@ -78,7 +78,7 @@ class EagerPart:
     def _ratios(self) -> tuple[list[Sizes], list[Sizes] | None]:
         """Return the ratios of every weight and a mask of the undefined ones, None if all are defined."""
         # Undefined ratios are rare and cost one more pass over every block. Checking is free on a CPU.
-        all_defined = self.device.type == "cpu" and bool(self.sizes.all())
+        all_defined = self.device.type == "cpu" and is_true(self.sizes.all(), if_fake=True)
         ratio_of = algorithm.defined_ratio if all_defined else algorithm.ratio
         ratios = self.layout.views(ratio_of(*self.sizes.unbind(0)))
         for tensors in self.tensors:

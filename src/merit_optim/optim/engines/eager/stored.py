@@ -16,7 +16,7 @@ from merit_optim.optim.engines.part import Share
 from merit_optim.optim.engines.plan import Piece, Slot
 from merit_optim.optim.engines.work import Item
 from merit_optim.optim.matrices import Matrices, View
-from merit_optim.optim.torch_private import foreach_copy_
+from merit_optim.optim.torch_private import foreach_copy_, share_memory
 
 
 class Tensors(NamedTuple):
@@ -94,7 +94,7 @@ class Stored:
 
     def return_copies(self) -> None:
         for x, x_NRC in zip(self.tensors, self.seen, strict=True):
-            if not x.is_contiguous() and x_NRC.data_ptr() != x.data_ptr():
+            if not x.is_contiguous() and not share_memory(x_NRC, x):
                 x.copy_(x_NRC.view(x.shape))
 
 

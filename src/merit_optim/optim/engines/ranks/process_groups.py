@@ -11,6 +11,8 @@ from weakref import WeakValueDictionary
 
 import torch.distributed as dist
 
+from merit_optim.optim.torch_private import with_values
+
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
@@ -35,7 +37,9 @@ class MeshRanks(NamedTuple):
         coordinate = self.mesh.get_coordinate()
         assert coordinate is not None, "the parameters of an optimizer are on this rank"
         index = tuple(slice(None) if i in self.mesh_dims else at for i, at in enumerate(coordinate))
-        return _group_of(tuple(sorted(self.mesh.mesh[index].flatten().tolist())))
+        with with_values():
+            ranks = self.mesh.mesh[index].flatten().tolist()
+        return _group_of(tuple(sorted(ranks)))
 
     @property
     def members(self) -> tuple[int, ...]:
@@ -45,7 +49,8 @@ class MeshRanks(NamedTuple):
     @property
     def coordinates(self) -> tuple[tuple[int, ...], ...]:
         """Their coordinates in the mesh, in the same order."""
-        return tuple(tuple((self.mesh.mesh == rank).nonzero()[0].tolist()) for rank in self.members)
+        with with_values():
+            return tuple(tuple((self.mesh.mesh == rank).nonzero()[0].tolist()) for rank in self.members)
 
 
 def _group_of(ranks: tuple[int, ...]) -> dist.ProcessGroup:

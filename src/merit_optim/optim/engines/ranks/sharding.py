@@ -29,7 +29,7 @@ from merit_optim.optim.engines.plan import Slot, plan
 from merit_optim.optim.engines.ranks.owners import Owners, matrix_direction
 from merit_optim.optim.engines.ranks.placements import crossing_of_param, is_sharded, sharded_dims, share_of
 from merit_optim.optim.engines.ranks.process_groups import MeshRanks
-from merit_optim.optim.engines.work import Work
+from merit_optim.optim.engines.work import Work, is_true
 from merit_optim.optim.matrices import View
 from merit_optim.optim.refresh import phases_of
 from merit_optim.optim.statistics import Recorder, UpdateStatistics
@@ -235,7 +235,7 @@ class Sharding:
 
     def any_rank(self, flag: bool) -> bool:
         """Like ``any``, for a flag on the host."""
-        return bool(self.any(torch.tensor(flag, device=self.device)))
+        return is_true(self.any(torch.tensor(flag, device=self.device)), if_fake=flag)
 
     def total_norm(self, works: list[Work], device: torch.device) -> Tensor:
         """The 2-norm of all gradients, with each shard counted once; summed in float64."""
