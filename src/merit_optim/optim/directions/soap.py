@@ -14,6 +14,7 @@ longer than ``max_precond_dim`` is not rotated. The bases of a matrix are improv
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -190,8 +191,20 @@ def _eigenvectors(average: Tensor) -> Tensor:
     if not average.numel():
         return average
     finite_N11 = average.isfinite().all(-1).all(-1)[:, None, None]
-    _, vectors = torch.linalg.eigh(torch.where(finite_N11, average, 0))
+    vectors = _eigh(torch.where(finite_N11, average, 0))
     return torch.where(finite_N11, vectors.flip(-1), torch.nan)
+
+
+def _eigh(x: Tensor) -> Tensor:
+    """The eigenvectors in ascending order of eigenvalues.
+
+    The algorithm may fail to converge, and an error here would leave a step half taken. So it is repeated in
+    float64, as in the authors' code. If that fails too, nothing is rotated until the basis is improved.
+    """
+    for dtype in (x.dtype, torch.float64):
+        with contextlib.suppress(torch.linalg.LinAlgError):
+            return torch.linalg.eigh(x.to(dtype))[1].to(x.dtype)
+    return torch.eye(x.shape[-1], dtype=x.dtype, device=x.device).flip(-1).expand_as(x)
 
 
 def _improved(
