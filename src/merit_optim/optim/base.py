@@ -433,6 +433,9 @@ class SafeOptimizer(Optimizer):
         A state dict of another optimizer with the same state keys (torch's AdamW, for Adam's direction;
         torch's Muon, for Muon's) is accepted too. Its state and step counts are loaded; learning rate, betas
         and the other options of this optimizer are kept, because they mean something else there.
+
+        Parameters with names (``model.named_parameters()``, ``param_groups``) are found by name if both have
+        the same names, else by position, as in torch.
         """
         # Registered last, so that it runs after the user's hooks.
         handle = self.register_load_state_dict_pre_hook(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor
 
 from merit_optim.optim import options, validate
 from merit_optim.optim.engines.ranks.placements import is_sharded, stacked_placements
+from merit_optim.optim.names import plain
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor, Placement
@@ -45,7 +47,8 @@ def made_loadable(optimizer: SafeOptimizer, state_dict: dict[str, Any]) -> dict[
     The options of another optimizer are replaced by the current ones, because they mean something else there.
     """
     validate.saved_state(state_dict)
-    saved_groups = state_dict["param_groups"]
+    saved_groups = _by_name(state_dict["param_groups"], optimizer.param_groups)
+    state_dict = {**state_dict, "param_groups": saved_groups}
     if _num_parameters(saved_groups) != _num_parameters(optimizer.param_groups):
         return state_dict  # torch raises a clear error for a wrong number
     ours = [saved.get("algorithm") == optimizer.ALGORITHM for saved in saved_groups]
@@ -80,6 +83,40 @@ def made_loadable(optimizer: SafeOptimizer, state_dict: dict[str, Any]) -> dict[
                 _check(optimizer, name, param, group, state[param_id], shapes, missing)
                 state[param_id] = _carried(state[param_id], None if all(ours) else ("step", *shapes))
     return {**state_dict, "state": state, "param_groups": groups}
+
+
+def _by_name(saved_groups: list[Group], groups: list[Group]) -> list[Group]:
+    """The saved groups and their parameters in the order of the current ones, if all have the same names.
+
+    torch goes by positions, and so does this where names are missing or others, as those of a wrapped model.
+    """
+    saved_names, names = list(map(_names, saved_groups)), list(map(_names, groups))
+    all_names = list(chain(*names))
+    are_unique = len(set(all_names)) == len(all_names) == sum(_num_parameters(groups))
+    if not are_unique or sorted(chain(*saved_names)) != sorted(all_names):
+        return saved_groups
+    of_names = {frozenset(some): group for some, group in zip(saved_names, saved_groups, strict=True)}
+    ordered: list[Group] = []
+    for index, some in enumerate(names):
+        if frozenset(some) not in of_names:
+            raise ValueError(
+                "the saved state has the parameters of this optimizer in other groups: none has exactly the "
+                f"{len(some)} of group {index} ({', '.join(some[:3])}, ...). Group them as they were saved, "
+                "or load with torch.distributed.checkpoint.state_dict.set_optimizer_state_dict, which takes "
+                "each state by name."
+            )
+        saved = of_names[frozenset(some)]
+        keys = dict(zip(_names(saved), saved["params"], strict=True))
+        ordered.append({**saved, "params": [keys[name] for name in some], "param_names": some})
+    return ordered
+
+
+def _names(group: Group) -> list[str]:
+    """The names of a group's parameters, if they are known."""
+    params = group["params"]
+    # torch.distributed.checkpoint puts names in place of numbers, already in the order of the optimizer.
+    names = params if all(isinstance(param, str) for param in params) else group.get("param_names", ())
+    return list(map(plain, names)) if len(names) == len(params) else []
 
 
 def is_rotated(state: Collection[str]) -> bool:
