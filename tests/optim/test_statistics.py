@@ -66,8 +66,7 @@ def expected_statistics(
     sizes = [algorithm.sizes(x, rule, is_vector=is_vector) for x in (weight, update)]
     scale = algorithm.element_ratio(*sizes, rule).expand_as(weight)
     if rule.calibrated:
-        whole = algorithm.ratio(*(x.whole_N for x in sizes))[:, None, None]
-        relative, _ = algorithm.relative_to_first(whole, *of_rule)
+        relative, _ = algorithm.relative_to_first(*sizes, *of_rule)
         scale = algorithm.bounded(relative, rule).expand_as(weight)
     without_bound = algorithm.element_ratio(*sizes, rule._replace(weight_bound=False)).expand_as(weight)
     scaled = scale * update

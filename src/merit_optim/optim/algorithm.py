@@ -44,7 +44,7 @@ class Rule(NamedTuple):
     ratio_bounds: tuple[float, float] | None = None
     """The smallest and the largest ratio."""
     calibrated: bool = False
-    """Divide the ratio by its value in the first step. Needs one ratio for the whole weight."""
+    """Divide the ratio by its first value. Needs one ratio for the whole weight."""
 
     @staticmethod
     def of(group: dict[str, Any]) -> Rule:
@@ -142,10 +142,15 @@ def element_ratio(weight: Sizes, update: Sizes, rule: Rule) -> Tensor:
     return scale.masked_fill(unscaled_rows | unscaled_columns, 1)
 
 
-def relative_to_first(now: Tensor, first: Tensor) -> tuple[Tensor, Tensor]:
-    """Return a ratio relative to the first step's, and the first step's. Zero stands for no step yet."""
-    first = torch.where(first == 0, now, first)
-    return now / first, first
+def relative_to_first(weight: Sizes, update: Sizes, first_N11: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the ratio relative to the first one, and the first one. Zero stands for none yet.
+
+    An undefined ratio is 1, and is not the first one.
+    """
+    no_ratio_N11 = undefined(weight.whole_N, update.whole_N)[:, None, None]
+    now_N11 = ratio(weight.whole_N, update.whole_N)[:, None, None]
+    first_N11 = torch.where((first_N11 == 0) & ~no_ratio_N11, now_N11, first_N11)
+    return now_N11 / first_N11.masked_fill(no_ratio_N11, 1), first_N11
 
 
 def bounded(scale: Tensor, rule: Rule) -> Tensor:
@@ -229,8 +234,7 @@ def matrix_step(
     weight_sizes, update_sizes = (sizes(x, rule, is_vector=is_vector) for x in (weight_NRC, update_NRC))
     if rule.calibrated:
         (old_first_N11,) = of_rule
-        whole_N11 = ratio(weight_sizes.whole_N, update_sizes.whole_N)[:, None, None]
-        relative_N11, first_N11 = relative_to_first(whole_N11, old_first_N11)
+        relative_N11, first_N11 = relative_to_first(weight_sizes, update_sizes, old_first_N11)
         of_rule = (first_N11.to(old_first_N11.dtype),)
         scale = bounded(relative_N11, rule)
     else:

@@ -268,16 +268,16 @@ class NorMuon(HiddenMatrixOptimizer):
 
 
 class OrScale(HiddenMatrixOptimizer):
-    """Muon with one ratio of Euclidean norms for each weight, relative to the ratio of the first step.
+    """Muon with one ratio of Euclidean norms for each weight, relative to its first one.
 
         u  = scale * polar(momentum*M + (1-momentum)*g) + weight_decay*w
         r  = |w| / |u|
         w <- w - lr * clamp(r / r_first, 0.1, 5) * u
 
     The form for language models, OrScale-LM, as its paper's abstract describes it; no public implementation
-    was found to compare with. ``calibrated=False`` leaves out the division by the first ratio. Weights of
-    which the first gradient is zero, or that begin at zero, need it, as LoRA's: their first ratio would be
-    that of the weight decay alone, or 1.
+    was found to compare with. r_first is the first ratio of nonzero sizes; until then a weight is not scaled.
+    ``calibrated=False`` leaves out the division by it. Weights of which the first gradient is zero need that,
+    unless their weight decay is 0: their first ratio would be that of the weight decay alone.
 
     Args:
         params: parameter groups from ``param_groups(model)``; see ``MuonMERIT``.
@@ -287,7 +287,7 @@ class OrScale(HiddenMatrixOptimizer):
         ns_dtype: see ``MuonMERIT``.
         scale: see ``Muon``.
         ratio_bounds: the smallest and the largest ratio.
-        calibrated: divide the ratio by the ratio of the first step.
+        calibrated: divide the ratio by the first one.
         rest_lr: learning rate of the rest (embeddings, head and vectors); None for ``lr``.
         rest: other options for the rest.
         options: how the step is computed; see ``MERIT``.

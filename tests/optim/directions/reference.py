@@ -309,7 +309,7 @@ class Scaling:
     def __init__(self, rule: Rule) -> None:
         self.rule = rule
         self.first: float | None = None
-        """The ratio of the first step, the divisor of a calibrated ratio."""
+        """The first defined ratio, the divisor of a calibrated ratio."""
 
     def __call__(self, w: Array, u: Array) -> Array:
         rule = self.rule
@@ -322,9 +322,9 @@ class Scaling:
             of_elements = np.maximum.outer(rows, columns)  # NaN where one of the two is
             s = np.maximum(of_elements, s) if rule.weight_bound else of_elements
         if rule.calibrated:
-            s = np.nan_to_num(s, nan=1.0)
-            self.first = s.item() if self.first is None else self.first
-            s = s / self.first
+            if self.first is None and not np.isnan(s):
+                self.first = s.item()
+            s = np.array(1.0 if np.isnan(s) else s / self.first)
         if rule.ratio_bounds is not None:
             s = np.clip(s, *rule.ratio_bounds)
         return u * np.where(np.isnan(s), 1.0, s)

@@ -567,3 +567,29 @@ def test_the_definition_keeps_the_dtype_of_the_first_ratio() -> None:
         weight, grad, zeros, direction=MuonDirection(), rule=rule, lr=0.1, weight_decay=0.0
     )
     assert [x.dtype for x in result.state] == [torch.bfloat16] * 2
+
+
+@pytest.mark.parametrize(("zero", "weight_decay"), [("weight", 0.0), ("weight", 0.1), ("gradient", 0.0)])
+def test_an_undefined_ratio_is_not_the_first(device, zero: str, weight_decay: float) -> None:
+    """The weight is not scaled in that step, and its ratio is calibrated in the next."""
+    param = random_tensor((2, 4, 3), 0, device=device)
+    param[1] *= zero != "weight"
+    before = param.clone()
+    options = {"direction": "muon", "matrix_dims": 2}
+    optimizer = OrScale([{"params": [param], **options}], lr=0.1, weight_decay=weight_decay)
+    muon = Muon([{"params": [unscaled := param.clone()], **options}], lr=0.1, weight_decay=weight_decay)
+    param.grad = random_tensor(param.shape, 1, device=device)
+    param.grad[1] *= zero != "gradient"
+    unscaled.grad = param.grad.clone()
+    optimizer.step()
+    muon.step()
+    torch.testing.assert_close(param, unscaled)  # the first matrix has a ratio of 1 too
+    first = optimizer.state[param]["first_ratio"]
+    assert (first.flatten() == 0).tolist() == [False, True]
+    assert zero == "gradient" or not torch.equal(param[1], before[1])
+    kept = first[0].clone()
+    param.grad = random_tensor(param.shape, 2, device=device)
+    optimizer.step()
+    first = optimizer.state[param]["first_ratio"]
+    assert torch.equal(first[0], kept)
+    assert first[1] > 0

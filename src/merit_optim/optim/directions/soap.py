@@ -202,8 +202,9 @@ def _eigh(x: Tensor) -> Tensor:
     float64, as in the authors' code. If that fails too, nothing is rotated until the basis is improved.
     """
     for dtype in (x.dtype, torch.float64):
-        with contextlib.suppress(torch.linalg.LinAlgError):
-            return torch.linalg.eigh(x.to(dtype))[1].to(x.dtype)
+        with contextlib.suppress(torch.linalg.LinAlgError):  # type: ignore[attr-defined]
+            vectors: Tensor = torch.linalg.eigh(x.to(dtype))[1]
+            return vectors.to(x.dtype)
     return torch.eye(x.shape[-1], dtype=x.dtype, device=x.device).flip(-1).expand_as(x)
 
 

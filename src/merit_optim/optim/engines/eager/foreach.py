@@ -83,10 +83,11 @@ class EagerPart:
         ratios = self.layout.views(ratio_of(*self.sizes.unbind(0)))
         for tensors in self.tensors:
             if tensors.rule.calibrated:
-                whole_N11, first_N11 = ratios[tensors.number].whole_N[:, None, None], tensors.state[-1]
-                relative_N11, now_N11 = algorithm.relative_to_first(whole_N11, first_N11.to(self.dtype))
-                store(first_N11, now_N11, self.control.skip)
-                whole_N11.copy_(relative_N11)
+                weight, update = map(tensors.slot.view, self.sizes.unbind(0))
+                old_N11 = tensors.state[-1]
+                relative_N11, first_N11 = algorithm.relative_to_first(weight, update, old_N11.to(self.dtype))
+                store(old_N11, first_N11, self.control.skip)
+                ratios[tensors.number].whole_N.copy_(relative_N11.flatten())
         return ratios, None if all_defined else self.layout.views(algorithm.undefined(*self.sizes))
 
 
