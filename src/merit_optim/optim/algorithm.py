@@ -194,11 +194,11 @@ def step(
         return Result(weight, tuple(state))
     dtype, shape = compute_dtype(weight), weight.shape
     tensors = (view.cut(x, shape) for x in (weight.to(dtype), grad.to(dtype), *state))
-    parts = [
+    results = [
         matrix_step(
             weight_NRC,
             grad_NRC,
-            state_of_part,
+            state_of_each,
             direction=direction,
             rule=rule,
             lr=lr,
@@ -206,10 +206,12 @@ def step(
             step=step,
             is_vector=matrices.is_vector,
         )
-        for matrices, weight_NRC, grad_NRC, *state_of_part in zip(view.parts(shape), *tensors, strict=True)
+        for matrices, weight_NRC, grad_NRC, *state_of_each in zip(
+            view.split_matrices(shape), *tensors, strict=True
+        )
     ]
-    new_weight = view.joined([part.weight for part in parts], weight)
-    new_state = (view.joined([part.state[i] for part in parts], old) for i, old in enumerate(state))
+    new_weight = view.joined([result.weight for result in results], weight)
+    new_state = (view.joined([result.state[i] for result in results], old) for i, old in enumerate(state))
     return Result(new_weight.to(weight.dtype), tuple(new_state))
 
 

@@ -85,13 +85,13 @@ class View(NamedTuple):
             return (length,)
         return (length // self.split,) * self.split if isinstance(self.split, int) else self.split
 
-    def parts(self, shape: torch.Size | tuple[int, ...]) -> tuple[Matrices, ...]:
+    def split_matrices(self, shape: torch.Size | tuple[int, ...]) -> tuple[Matrices, ...]:
         """The matrices after the split; each has its own direction and ratios.
 
         Examples:
-            >>> [part.shape for part in View(split=(4, 2, 2)).parts((8, 5))]
+            >>> [matrices.shape for matrices in View(split=(4, 2, 2)).split_matrices((8, 5))]
             [(1, 4, 5), (1, 2, 5), (1, 2, 5)]
-            >>> [part.shape for part in View(split=2, split_dim=1).parts((8, 6))]
+            >>> [matrices.shape for matrices in View(split=2, split_dim=1).split_matrices((8, 6))]
             [(1, 8, 3), (1, 8, 3)]
         """
         whole = self.matrices(shape)

@@ -19,9 +19,9 @@ from merit_optim.optim.algorithm import NORMS, Rule
 from merit_optim.optim.base import SafeOptimizer
 from merit_optim.optim.directions import (
     DIRECTIONS,
+    Adam,
     Direction,
     MatrixDirection,
-    Muon,
     direction_of,
     option_names,
 )
@@ -33,7 +33,7 @@ from merit_optim.optim.engines.ranks.placements import is_sharded, refuse_inexac
 from merit_optim.optim.engines.ranks.sharding import Sharding
 from merit_optim.optim.engines.work import Controls, Work, apart, names_of
 from merit_optim.optim.groups import by_orientation
-from merit_optim.optim.matrices import Matrices, View, num_stacking
+from merit_optim.optim.matrices import Matrices, View
 from merit_optim.optim.options import ENGINE_DEFAULTS, EngineOptions
 from merit_optim.optim.refresh import in_turns
 from merit_optim.optim.statistics import Recorder, UpdateStatistics
@@ -157,14 +157,7 @@ class TrustRatioOptimizer(SafeOptimizer):
             )
         refuse_inexact(name, param)
         view, group = View.of(group), {**step_options.LATER, **group}
-        direction = direction_of(group)
-        reason = view.refusal(param.shape) or direction.refusal(view, view.matrices(param.shape))
-        num_dims = param.ndim - num_stacking(param.ndim, view.matrix_dims)
-        if isinstance(direction, Muon) and direction.transposed and num_dims > 2:
-            reason = (
-                f"transposed=True means a matrix (inputs, outputs), and this has {num_dims} dimensions: use "
-                "matrix_dims=2 if the others stack matrices, or transposed=False"
-            )
+        reason = view.refusal(param.shape) or direction_of(group).refusal(view, param.shape)
         if group["calibrated"] and view.split is not None:
             reason = "calibrated=True keeps one ratio per weight: use split=None"
         if reason:
@@ -206,7 +199,7 @@ class TrustRatioOptimizer(SafeOptimizer):
 
         A direction other than the optimizer's has its own defaults for missing options.
         """
-        num_before, default = len(self.param_groups), self.defaults.get("direction", "adam")
+        num_before, default = len(self.param_groups), self.defaults.get("direction", Adam.NAME)
         try:
             for group in self._sorted(param_group):
                 name = group.get("direction", default)
@@ -221,7 +214,10 @@ class TrustRatioOptimizer(SafeOptimizer):
     def _sorted(self, group: dict[str, Any]) -> list[dict[str, Any]]:
         """The groups to add: two if weights are stored in both orientations and the update depends on it."""
         options = {**self.defaults, **group}
-        depends = options.get("split") is not None or options.get("direction") == Muon.NAME
+        direction = DIRECTIONS.get(
+            options.get("direction", Adam.NAME), Adam
+        )  # an unknown one is refused later
+        depends = direction.KNOWS_OUTPUTS or options.get("split") is not None
         return by_orientation(group) if depends else [group]
 
     def _check_new(self, index: int) -> None:

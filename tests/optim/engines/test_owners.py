@@ -98,7 +98,7 @@ def test_the_share_of_a_region_in_each_matrix(view, shape, region, split, rows) 
     share = share_of_region(view, shape, region, is_cut=True)
     assert share.view.split == split
     assert [extent.rows for extent in share.extents] == rows
-    parts = view.parts(shape)
+    parts = view.split_matrices(shape)
     assert [(e.num_rows, e.num_columns) for e in share.extents] == [(p.rows, p.columns) for p in parts]
     # The matrices of the region are parts of the whole weight's matrices.
     whole = torch.arange(math.prod(shape)).view(shape)

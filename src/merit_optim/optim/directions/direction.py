@@ -56,6 +56,8 @@ class Direction(ABC):
     """Whether the host reads that number for every matrix. It is then kept there, so that no read waits."""
     HAS_KERNELS: ClassVar[bool] = False
     """Whether the fused engine can form it."""
+    KNOWS_OUTPUTS: ClassVar[bool] = False
+    """Whether d depends on which dimension has the outputs, so on the option ``transposed``."""
 
     @classmethod
     def option_names(cls) -> tuple[str, ...]:
@@ -80,9 +82,9 @@ class Direction(ABC):
     def check(self) -> None:
         """Raise if an option is not allowed."""
 
-    def refusal(self, view: View, matrices: Matrices) -> str | None:
-        """Why a parameter with these matrices cannot have this direction, or None."""
-        del view, matrices
+    def refusal(self, view: View, shape: torch.Size) -> str | None:
+        """Why a parameter of this shape cannot have this direction, or None."""
+        del view, shape
         return None
 
     def refused_options(self, group: dict[str, Any]) -> str | None:

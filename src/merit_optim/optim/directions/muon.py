@@ -20,7 +20,7 @@ from torch import Tensor
 from merit_optim.optim import validate
 from merit_optim.optim.directions.direction import Extent, MatrixDirection, Sent, Traffic
 from merit_optim.optim.directions.newton_schulz import COEFFICIENTS, Coefficients, coefficients_of, polar
-from merit_optim.optim.matrices import Matrices, View
+from merit_optim.optim.matrices import Matrices, View, num_stacking
 
 ProductDtype = Literal["bfloat16", "float16", "float32"]
 PRODUCT_DTYPES: tuple[ProductDtype, ...] = ("bfloat16", "float16", "float32")
@@ -32,7 +32,7 @@ SCALES: tuple[Scale, ...] = ("rms", "match_rms_adamw", "original", "spectral")
 NEURON_EPS = 1e-10
 
 
-def scale_of(scale: Scale, outputs: int, inputs: int) -> float:
+def polar_scale(scale: Scale, outputs: int, inputs: int) -> float:
     """The scale of the polar factor, whose root mean square is 1 / sqrt(max(outputs, inputs))."""
     match scale:
         case "rms":
@@ -52,6 +52,7 @@ class Muon(MatrixDirection):
     NAME: ClassVar[str] = "muon"
     USES_STEP: ClassVar[bool] = False
     HAS_KERNELS: ClassVar[bool] = True
+    KNOWS_OUTPUTS: ClassVar[bool] = True
 
     momentum: float = 0.95
     nesterov: bool = True
@@ -98,8 +99,8 @@ class Muon(MatrixDirection):
         if self.neuron_beta is not None:
             validate.fraction("neuron_beta", self.neuron_beta, ", or None")
 
-    def refusal(self, view: View, matrices: Matrices) -> str | None:
-        if matrices.is_vector:
+    def refusal(self, view: View, shape: torch.Size) -> str | None:
+        if view.matrices(shape).is_vector:
             return (
                 f"direction='muon' orthogonalises matrices, and with matrix_dims={view.matrix_dims} this is "
                 "a vector: use direction='adam' for it"
@@ -109,6 +110,12 @@ class Muon(MatrixDirection):
             return (
                 f"neuron_beta keeps an average for each {neuron}, and split_dim={view.split_dim} cuts the "
                 f"{neuron}s: use neuron_beta=None or split=None"
+            )
+        num_dims = len(shape) - num_stacking(len(shape), view.matrix_dims)
+        if self.transposed and num_dims > 2:
+            return (
+                f"transposed=True means a matrix (inputs, outputs), and this has {num_dims} dimensions: use "
+                "matrix_dims=2 if the others stack matrices, or transposed=False"
             )
         return None
 
@@ -127,7 +134,7 @@ class Muon(MatrixDirection):
 
     def factor(self, rows: int, columns: int) -> float:
         """The scale of the polar factor of a matrix of this size."""
-        return scale_of(self.scale, *((columns, rows) if self.transposed else (rows, columns)))
+        return polar_scale(self.scale, *((columns, rows) if self.transposed else (rows, columns)))
 
     def before(
         self, grad_NRC: Tensor, state: tuple[Tensor, ...]

@@ -58,8 +58,8 @@ class Soap(MatrixDirection):
         if self.refresh_phase is not None:
             validate.phase("refresh_phase", self.refresh_phase, self.precondition_frequency)
 
-    def refusal(self, view: View, matrices: Matrices) -> str | None:
-        if matrices.is_vector:
+    def refusal(self, view: View, shape: torch.Size) -> str | None:
+        if view.matrices(shape).is_vector:
             return (
                 f"direction='soap' rotates matrices, and with matrix_dims={view.matrix_dims} this is a "
                 "vector: use direction='adam' for it"

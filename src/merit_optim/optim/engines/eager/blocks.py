@@ -38,7 +38,7 @@ def reduce_into(block: Block, magnitude: Tensor, total: Sizes, norm: str) -> Non
     merge(whole, reduce(rows, -1), out=whole)
 
 
-def scale_of(block: Block, ratio: Sizes, no_ratio: Sizes | None) -> Tensor:
+def block_ratio(block: Block, ratio: Sizes, no_ratio: Sizes | None) -> Tensor:
     """Return s of one block from the ratios of its weight, as algorithm.element_ratio defines it."""
     rule, (whole, rows, columns) = block.tensors.rule, _of_block(block, ratio)
     if rows is None or columns is None:

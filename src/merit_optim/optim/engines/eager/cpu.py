@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from merit_optim.optim.engines.eager import limits
-from merit_optim.optim.engines.eager.blocks import bounded_by_whole, in_dtype, reduce_into, scale_of
+from merit_optim.optim.engines.eager.blocks import block_ratio, bounded_by_whole, in_dtype, reduce_into
 from merit_optim.optim.engines.eager.foreach import EagerPart
 from merit_optim.optim.engines.eager.stored import Block, Stack, Stored
 from merit_optim.optim.engines.plan import pieces
@@ -114,7 +114,7 @@ class CpuPart(EagerPart):
             weight = in_dtype(self.dtype, stored)
             if update is None:
                 update = self._update(block, weight)
-            scale = scale_of(block, ratio, None if unscaled is None else unscaled[tensors.number])
+            scale = block_ratio(block, ratio, None if unscaled is None else unscaled[tensors.number])
             update.mul_(scale)
             if recorder is not None:
                 bounded = bounded_by_whole(block, ratio, scale)

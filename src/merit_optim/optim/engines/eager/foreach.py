@@ -12,7 +12,7 @@ from merit_optim.optim import algorithm
 from merit_optim.optim import torch_private as private
 from merit_optim.optim.algorithm import Sizes
 from merit_optim.optim.engines.eager import limits
-from merit_optim.optim.engines.eager.blocks import bounded_by_whole, in_dtype, reduce_into, scale_of
+from merit_optim.optim.engines.eager.blocks import block_ratio, bounded_by_whole, in_dtype, reduce_into
 from merit_optim.optim.engines.eager.stored import Block, Stack, Stored, Tensors
 from merit_optim.optim.engines.part import Place
 from merit_optim.optim.engines.plan import pieces, plan
@@ -31,7 +31,7 @@ class EagerPart:
         control: Control,
     ) -> None:
         self.layout = plan(
-            tuple((matrices, stored.rule.has_rows) for stored in all_stored for matrices in stored.parts)
+            tuple((matrices, stored.rule.has_rows) for stored in all_stored for matrices in stored.matrices)
         )
         self.device, self.dtype, self.control, self.all_stored = device, dtype, control, all_stored
         self.sizes = torch.zeros(2, self.layout.length, dtype=dtype, device=device)
@@ -206,7 +206,7 @@ def _apply(
     weights = _in(dtype, stored, copy=control.skip is not None)
     updates = _updates(bucket, dtype, weights)
     scales = [
-        scale_of(
+        block_ratio(
             block, ratios[block.tensors.number], None if unscaled is None else unscaled[block.tensors.number]
         )
         for block in bucket

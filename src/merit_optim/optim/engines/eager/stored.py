@@ -57,7 +57,7 @@ class Stored:
         self.tensors = (item.param.detach(), *item.state)
         # Views if the strides allow it, else copies that return_copies writes back.
         shape = item.param.shape
-        self.shape_NRC, self.parts = shapes_of(self.view, shape)
+        self.shape_NRC, self.matrices = shapes_of(self.view, shape)
         """Its shape before it is split, and the matrices that each have their own ratios."""
         self.seen = [x.reshape(self.shape_NRC) if x.shape == shape else x for x in self.tensors]
 
@@ -107,7 +107,7 @@ class Stack:
     def __init__(self, items: list[Item], direction: Direction, rule: Rule, view: View) -> None:
         self.items, self.direction, self.rule = items, direction, rule
         num, rows, columns, is_vector = view.matrices(self.item.param.shape)
-        self.parts = (Matrices(len(items) * num, rows, columns, is_vector),)
+        self.matrices = (Matrices(len(items) * num, rows, columns, is_vector),)
         states = zip(*(item.state for item in items), strict=True)
         self.stored = [[item.param for item in items], *map(list, states)]
 
@@ -123,7 +123,7 @@ class Stack:
         """Copy the weights into one. They have all taken the same number of steps."""
         correction = _correction(self.item, self.direction)
         sources = *self.stored, [item.grad for item in self.items]
-        *self.copies, grad = (torch.stack(tensors).reshape(self.parts[0].shape) for tensors in sources)
+        *self.copies, grad = (torch.stack(tensors).reshape(self.matrices[0].shape) for tensors in sources)
         weight, *state = self.copies
         yield Tensors(self.item, self.rule, *next(slots), weight, grad, tuple(state), correction)
 
@@ -142,4 +142,4 @@ def _correction(item: Item, direction: Direction) -> BiasCorrection | None:
 @lru_cache(maxsize=4096)
 def shapes_of(view: View, shape: torch.Size) -> tuple[tuple[int, int, int], tuple[Matrices, ...]]:
     """Return the shape of a weight seen as (N, R, C), and the matrices it is split into."""
-    return view.matrices(shape).shape, view.parts(shape)
+    return view.matrices(shape).shape, view.split_matrices(shape)

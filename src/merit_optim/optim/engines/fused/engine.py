@@ -95,10 +95,10 @@ class StepTensors(NamedTuple):
 
     params: list[Tensor]
     grads: list[Tensor]
-    exp_avgs: list[Tensor]
-    """Adam's, or Muon's momentum."""
-    exp_avg_sqs: list[Tensor]
-    """Adam's, or NorMuon's averages. For Muon the momentum again, unused."""
+    firsts: list[Tensor]
+    """The first state of each: m of Adam's direction, the momentum of Muon's."""
+    seconds: list[Tensor]
+    """v of Adam's direction, the averages of NorMuon's. For Muon's the momentum again, unused."""
     steps: list[Tensor]
 
     @staticmethod
@@ -214,7 +214,7 @@ class FusedEngine:
         for i, of_param in enumerate(zip(*tensors, strict=True)):
             if _can_be_fused(groups[i], originals[i], *of_param):
                 view = shares[originals[i]].view if originals[i] in shares else View.of(groups[i])
-                matrices_of[i] = view.parts(tensors.params[i].shape)
+                matrices_of[i] = view.split_matrices(tensors.params[i].shape)
         self._unfused = set(range(len(originals))) - matrices_of.keys()
         layout: Plan = plan(
             tuple((part, Rule.of(groups[i]).has_rows) for i, parts in matrices_of.items() for part in parts)
@@ -450,8 +450,8 @@ def _can_be_fused(
     original: Tensor,
     param: Tensor,
     grad: Tensor,
-    exp_avg: Tensor,
-    exp_avg_sq: Tensor,
+    first: Tensor,
+    second: Tensor,
     step: Tensor,
 ) -> bool:
     """Whether the tensors of a parameter are what the kernels assume. State may come from anywhere."""
@@ -459,14 +459,14 @@ def _can_be_fused(
         return False
     if step.device != param.device or step.dtype != torch.float32:
         return False
-    if not all(_is_plain(x) and x.dtype in TRITON for x in (grad, exp_avg, exp_avg_sq)):
+    if not all(_is_plain(x) and x.dtype in TRITON for x in (grad, first, second)):
         return False
     num, direction, view = param.numel(), direction_of(group), View.of(group)
-    of_second = num
+    num_second = num
     if isinstance(direction, Muon) and direction.neuron_beta is not None:
         num_outputs = view.matrices(original.shape).shape[direction.output_dim]  # of whole matrices
-        of_second = view.matrices(param.shape).num * num_outputs
-    return (grad.numel(), exp_avg.numel(), exp_avg_sq.numel()) == (num, num, of_second)
+        num_second = view.matrices(param.shape).num * num_outputs
+    return (grad.numel(), first.numel(), second.numel()) == (num, num, num_second)
 
 
 def _kinds(tensors: StepTensors) -> tuple[list[Any], ...]:

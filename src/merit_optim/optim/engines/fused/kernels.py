@@ -88,7 +88,7 @@ def _bits(x):
 
 
 @triton.jit
-def _direction(m, v, w, eps, weight_decay, correction, BIAS_CORRECTION: tl.constexpr):
+def _adam_update(m, v, w, eps, weight_decay, correction, BIAS_CORRECTION: tl.constexpr):
     """u with Adam's direction, as defined by directions/adam.py and algorithm.decayed."""
     denominator = tl.sqrt(v)
     if BIAS_CORRECTION:
@@ -110,7 +110,7 @@ def _factors_of(factors, entry, first_row, OUTPUT_DIM: tl.constexpr):
 
 
 @triton.jit
-def _scale_of(correction, factors, rows, columns, num_rows, num_columns, OUTPUT_DIM: tl.constexpr):
+def _held_scale(correction, factors, rows, columns, num_rows, num_columns, OUTPUT_DIM: tl.constexpr):
     """The scale of a held direction: one, or one for each output."""
     scale = tl.load(correction)
     if OUTPUT_DIM == 1:
@@ -121,7 +121,7 @@ def _scale_of(correction, factors, rows, columns, num_rows, num_columns, OUTPUT_
 
 
 @triton.jit
-def _held_direction(held_at, at, mask, w, scale, weight_decay):
+def _held_update(held_at, at, mask, w, scale, weight_decay):
     """u with a held direction: scale*d + weight_decay*w."""
     return tl.load(held_at + at, mask, other=0).to(tl.float32) * scale + w * weight_decay
 
@@ -278,8 +278,8 @@ def moments(
         at = rows[:, None] * num_columns + columns[None, :]
         w = tl.load(w_at + at, mask, other=0).to(tl.float32)
         if HELD:
-            scale = _scale_of(correction, factors, rows, columns, num_rows, num_columns, OUTPUT_DIM)
-            u = _held_direction(d_at, at, mask, w, scale, weight_decay)
+            scale = _held_scale(correction, factors, rows, columns, num_rows, num_columns, OUTPUT_DIM)
+            u = _held_update(d_at, at, mask, w, scale, weight_decay)
         else:
             g = tl.load(g_at + at, mask, other=0, eviction_policy="evict_first").to(tl.float32)
             m = tl.load(m_at + at, mask, other=0).to(tl.float32)
@@ -293,7 +293,7 @@ def moments(
             tl.store(m_at + at, m_stored, mask)
             tl.store(v_at + at, v_stored, mask)
             # From the state as stored, which is what the apply phase will read.
-            u = _direction(
+            u = _adam_update(
                 m_stored.to(tl.float32),
                 v_stored.to(tl.float32),
                 w,
@@ -424,12 +424,12 @@ def apply(
         # evict_first: this is the last read in this step.
         w = tl.load(w_at + at, mask, other=0, eviction_policy="evict_first").to(tl.float32)
         if HELD:
-            scale = _scale_of(correction, factors, rows, columns, num_rows, num_columns, OUTPUT_DIM)
-            u = _held_direction(d_at, at, mask, w, scale, weight_decay)
+            scale = _held_scale(correction, factors, rows, columns, num_rows, num_columns, OUTPUT_DIM)
+            u = _held_update(d_at, at, mask, w, scale, weight_decay)
         else:
             m = tl.load(m_at + at, mask, other=0, eviction_policy="evict_first").to(tl.float32)
             v = tl.load(v_at + at, mask, other=0, eviction_policy="evict_first").to(tl.float32)
-            u = _direction(m, v, w, eps, weight_decay, correction, BIAS_CORRECTION)
+            u = _adam_update(m, v, w, eps, weight_decay, correction, BIAS_CORRECTION)
         if ANY_ROWS:
             sized_rows = rows < num_rows * has_rows
             row_ratio = _ratio(

@@ -75,12 +75,12 @@ def variant_of(
     is_cut: bool,
     param: Tensor,
     grad: Tensor,
-    exp_avg: Tensor,
-    exp_avg_sq: Tensor,
+    first: Tensor,
+    second: Tensor,
 ) -> Variant:
     """The variant of a parameter's matrices, or of those that it is split into."""
     rule, direction = Rule.of(group), direction_of(group)
-    tensors = (param, grad, exp_avg, exp_avg_sq)
+    tensors = (param, grad, first, second)
     held = None
     if isinstance(direction, Muon):
         iteration = Iteration.of(direction, matrices.rows, matrices.columns)
@@ -88,7 +88,7 @@ def variant_of(
     return Variant(
         param.dtype,
         grad.dtype,
-        exp_avg.dtype,
+        first.dtype,
         matrices.columns % 16 == 0 and all(x.data_ptr() % 16 == 0 for x in tensors),
         rule.has_rows,
         rule.norm,

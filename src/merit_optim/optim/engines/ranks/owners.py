@@ -117,7 +117,9 @@ def matrix_of(
     num_batch_dims = num_stacking(len(cutting.shape), view.matrix_dims)
     whole = view.matrices(cutting.shape)
     traffic = direction.traffic(whole.rows, whole.columns, dtype)
-    cost = sum(direction.num_operations(part.rows, part.columns) for part in view.parts(cutting.shape))
+    cost = sum(
+        direction.num_operations(part.rows, part.columns) for part in view.split_matrices(cutting.shape)
+    )
     return Matrix(cutting.since(num_batch_dims), coordinates, traffic, cost, phase)
 
 
@@ -182,7 +184,7 @@ class Gathering:
         formed = iter(form(self._gathered(arrived, turn_of)))
         for weight, number in self._owned():
             view = View.of(turn_of(weight).group)
-            parts = [next(formed) for _ in view.parts(self.matrices[number].shape)]
+            parts = [next(formed) for _ in view.split_matrices(self.matrices[number].shape)]
             wholes = [_joined(tensors, view) for tensors in zip(*parts, strict=True)]
             mail.write_wholes(number, wholes, message)
         self._send(message, mail.whole_splits, mail.part_splits)

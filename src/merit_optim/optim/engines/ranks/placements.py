@@ -193,7 +193,7 @@ def share_of_region(view: View, shape: tuple[int, ...], region: Region, *, is_cu
         here.append(slice(begin, max(begin, min(last, end) - start)))
     extents = tuple(
         Extent(part.rows, part.columns, *((rows, some) if view.split_dim else (some, columns)))
-        for part, some in zip(view.parts(shape), here, strict=True)
+        for part, some in zip(view.split_matrices(shape), here, strict=True)
     )
     return Share(view._replace(split=tuple(some.stop - some.start for some in here)), extents, is_cut)
 

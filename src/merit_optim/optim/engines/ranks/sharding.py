@@ -62,12 +62,12 @@ class Exchange:
 
     def __init__(self, ranks: MeshRanks, kind: BufferKind, is_sum: bool) -> None:
         self.ranks, self.kind, self.is_sum = ranks, kind, is_sum
-        self.parts: list[tuple[int, str]] = []
+        self.carried: list[tuple[int, str]] = []
         """The number of a ``Sharded``, and which of its sizes: "rows", "columns" or "whole"."""
         self.after: list[Exchange] = []
         """Earlier exchanges that reduce some of the same sizes: this one reduces their results further."""
         self.index = torch.empty(0, dtype=torch.int64)
-        """Indices of the parts in the sizes. Kept between steps, so that packing is one operation."""
+        """Their indices in the buffer of sizes. Kept between steps, so that packing is one operation."""
         self._sent: tuple[Tensor, Any] | None = None
 
     def start(self, sizes: Tensor) -> None:
@@ -120,9 +120,9 @@ class Sharding:
                     self._add(f"parameter {i} of group {number}", param, number, group)
         self.owners.share_out()
         for i, exchange in enumerate(self.exchanges):
-            parts = set(exchange.parts)
+            carried = set(exchange.carried)
             exchange.after = [
-                earlier for earlier in self.exchanges[:i] if not parts.isdisjoint(earlier.parts)
+                earlier for earlier in self.exchanges[:i] if not carried.isdisjoint(earlier.carried)
             ]
         self.spreads = list(dict.fromkeys([(), *self.spread_of.values()]))
         self._laid_out: tuple[Layout, list[int]] | None = None
@@ -147,12 +147,12 @@ class Sharding:
         shard = param.to_local()
         kind = BufferKind(shard.device, compute_dtype(shard))
         self._numbers[param] = len(self.sharded)
-        for matrices in view.parts(shard.shape):
+        for matrices in view.split_matrices(shard.shape):
             slot = plan(((matrices, Rule.of(group).has_rows),)).slots[0]
             for which, mesh_dims in crossing._asdict().items():
                 for mesh_dim in mesh_dims if slot.has_rows or which == "whole" else ():
                     ranks, is_sum = MeshRanks(mesh, (mesh_dim,)), group["norm"] == "l2"
-                    self._exchange_of(ranks, kind, is_sum).parts.append((len(self.sharded), which))
+                    self._exchange_of(ranks, kind, is_sum).carried.append((len(self.sharded), which))
             self.sharded.append(Sharded(slot, kind))
 
     def _exchange_of(self, ranks: MeshRanks, kind: BufferKind, is_sum: bool) -> Exchange:
@@ -222,7 +222,7 @@ class Sharding:
                     bounds[i, which] = start + first, start + last
             self._joins[kind] = Join(used, end - ends[-1])
         for exchange in self.exchanges:
-            index = torch.cat([torch.arange(*bounds[part]) for part in exchange.parts])
+            index = torch.cat([torch.arange(*bounds[entry]) for entry in exchange.carried])
             exchange.index = index.to(exchange.kind.device)
         self._laid_out = layout, lengths
 
