@@ -1,4 +1,9 @@
-"""The optimizers by name; those of the MERIT paper have its settings."""
+"""The optimizers by name; those of the MERIT paper have its settings.
+
+``create`` and ``optimizer_class`` take a name as it stands in ``OPTIMIZERS`` or as its class: "muon-merit" or
+"MuonMERIT". Hyphens and the case of letters do not matter. The lab's commands, whose records are compared by
+name, take the names of ``OPTIMIZERS`` alone, and torchtitan's configurations those of classes.
+"""
 
 from __future__ import annotations
 
@@ -61,7 +66,7 @@ def create(name: str, params: ParamsT, *, model: str | None = None, **options: A
     """Create an optimizer by name, with the paper's settings unless ``options`` override them.
 
     Args:
-        name: a key of ``OPTIMIZERS``.
+        name: a key of ``OPTIMIZERS``, or the name of its class: "muon-merit" or "MuonMERIT".
         params: parameters, named parameters, or parameter groups.
         model: "gpt2-small", "gpt2-medium" or "gpt2-large", for the paper's peak learning rate. Optimizers for
             which the paper gives none have their class's default.
@@ -73,7 +78,7 @@ def create(name: str, params: ParamsT, *, model: str | None = None, **options: A
         >>> optimizer.param_groups[0]["lr"]
         0.006
     """
-    preset: Preset = _lookup("optimizer", name, OPTIMIZERS)
+    preset: Preset = _lookup(name, OPTIMIZERS)
     settings = {**preset.options, **options}
     rates = preset.learning_rates
     if model is not None and model not in PAPERS_MODELS:
@@ -93,7 +98,8 @@ def optimizer_class(name: str) -> Callable[..., TrustRatioOptimizer]:
     in a training loop. Lion and SophiaG, which have no ratios, are not included.
 
     Args:
-        name: "MERIT", "LAMB", "MaxLAMB", "MuonMERIT", "Muon", "NorMuon", "OrScale", "SOAPMERIT" or "SOAP".
+        name: "MERIT", "LAMB", "MaxLAMB", "MuonMERIT", "Muon", "NorMuon", "OrScale", "SOAPMERIT" or "SOAP",
+            or the name for ``create``, as "muon-merit".
 
     Examples:
         >>> import torch
@@ -103,7 +109,7 @@ def optimizer_class(name: str) -> Callable[..., TrustRatioOptimizer]:
         >>> optimizer.param_groups[0]["lr"]
         0.01
     """
-    optimizer: Callable[..., TrustRatioOptimizer] = _lookup("optimizer", name, FAMILY)
+    optimizer: Callable[..., TrustRatioOptimizer] = _lookup(name, FAMILY)
     return optimizer
 
 
@@ -115,7 +121,13 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> ValueError:
     )
 
 
-def _lookup(kind: str, name: str, table: Mapping[str, Any]) -> Any:
-    if name not in table:
-        raise unknown(kind, name, table)
-    return table[name]
+def _lookup(name: str, table: Mapping[str, Any]) -> Any:
+    """The entry of this name, which may be spelt as a key of ``OPTIMIZERS`` or as a class."""
+    by_letters = {_letters(known): value for known, value in table.items()}
+    if _letters(name) not in by_letters:
+        raise unknown("optimizer", name, table)
+    return by_letters[_letters(name)]
+
+
+def _letters(name: str) -> str:
+    return name.lower().replace("-", "")
