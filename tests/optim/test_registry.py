@@ -134,7 +134,7 @@ def test_a_name_may_be_spelt_in_both_ways(name: str) -> None:
 
 def test_the_nearest_class_is_found() -> None:
     with pytest.raises(
-        ValueError, match=r"unknown optimizer 'MounMERIT'; did you mean 'MuonMERIT'\? Known optimizers: MER"
+        ValueError, match=r"unknown optimizer 'MounMERIT'; did you mean 'MuonMERIT'\? Known optimizers: "
     ):
         optimizer_class("MounMERIT")
 
