@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, ClassVar, Unpack
 
 from torch import Tensor
@@ -11,10 +11,9 @@ from torch.optim.optimizer import ParamsT
 from merit_optim.optim.algorithm import UNSCALED, Norm, Rule
 from merit_optim.optim.directions import Muon as MuonDirection
 from merit_optim.optim.directions.muon import ProductDtype, Scale
+from merit_optim.optim.directions.newton_schulz import NSCoefficients
 from merit_optim.optim.hidden import HiddenMatrixOptimizer
 from merit_optim.optim.options import EngineOptions
-
-NSCoefficients = str | Sequence[float] | Sequence[tuple[float, float, float]]
 
 
 class MuonMERIT(HiddenMatrixOptimizer):

@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 from torch._compile import _disable_dynamo
-from torch._subclasses.fake_tensor import is_fake as _is_of_fake_mode
-from torch._subclasses.fake_tensor import unset_fake_temporarily
+from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 from torch.optim.optimizer import _use_grad_for_differentiable
 from torch.overrides import _get_current_function_mode_stack, _pop_mode, _push_mode
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
@@ -63,7 +62,7 @@ foreach_sub_ = torch._foreach_sub_
 
 def is_fake(x: Tensor) -> bool:
     """Whether a tensor has no values: on the meta device, or of FakeTensorMode, which estimates memory."""
-    return x.device.type == "meta" or _is_of_fake_mode(x)
+    return x.is_meta or isinstance(x, FakeTensor)
 
 
 def check_graph_capture(optimizer: Optimizer) -> None:

@@ -10,7 +10,6 @@ The scale sqrt(max(rows, columns)) gives d a root mean square of about 1, as Ada
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -19,7 +18,13 @@ from torch import Tensor
 
 from merit_optim.optim import validate
 from merit_optim.optim.directions.direction import Extent, MatrixDirection, Sent, Traffic
-from merit_optim.optim.directions.newton_schulz import COEFFICIENTS, Coefficients, coefficients_of, polar
+from merit_optim.optim.directions.newton_schulz import (
+    COEFFICIENTS,
+    Coefficients,
+    NSCoefficients,
+    coefficients_of,
+    polar,
+)
 from merit_optim.optim.matrices import Matrices, View, num_stacking
 
 ProductDtype = Literal["bfloat16", "float16", "float32"]
@@ -57,7 +62,7 @@ class Muon(MatrixDirection):
     momentum: float = 0.95
     nesterov: bool = True
     ns_steps: int = 5
-    ns_coefficients: str | Sequence[float] | Sequence[tuple[float, float, float]] = "quintic"
+    ns_coefficients: NSCoefficients = "quintic"
     ns_dtype: ProductDtype = "bfloat16"
     eps: float = 1e-7
     scale: Scale = "rms"

@@ -61,7 +61,11 @@ COEFFICIENTS: dict[str, Coefficients] = {
 }
 
 
-def coefficients_of(value: str | Sequence[float] | Sequence[Pass]) -> Coefficients:
+NSCoefficients = str | Sequence[float] | Sequence[Pass]
+"""The name of coefficients, (a, b, c), or one such triple per pass."""
+
+
+def coefficients_of(value: NSCoefficients) -> Coefficients:
     """Coefficients from their name, from (a, b, c), or from one such triple per pass."""
     if isinstance(value, str):
         return COEFFICIENTS[value]
