@@ -351,10 +351,10 @@ class SafeOptimizer(Optimizer):
 
     def _init_state(self, param: Tensor, group: dict[str, Any], state: dict[str, Any]) -> None:
         device = self._step_device(param, group)
-        # The host reads a count on the CPU, and FakeTensorMode knows the value of ``torch.tensor`` alone.
-        on_host = device.type == "cpu"
-        zero = torch.tensor(0.0, device="cpu") if on_host else torch.zeros((), device=device)
-        state["step"] = zero.to(torch.float32)  # whatever torch's default dtype is
+        if device.type == "cpu":  # the host reads it, and FakeTensorMode knows values of torch.tensor alone
+            state["step"] = torch.tensor(0.0, dtype=torch.float32, device=device)
+        else:
+            state["step"] = torch.zeros((), dtype=torch.float32, device=device)
         dtype, stacked = self._state_dtype(param, group), self._stacked_keys(group)
         for key, shape in self._state_shapes(param, group).items():
             if key not in stacked:  # with the parameter's placement and layout

@@ -217,7 +217,7 @@ class TrustRatioOptimizer(SafeOptimizer):
         direction = DIRECTIONS.get(
             options.get("direction", Adam.NAME), Adam
         )  # an unknown one is refused later
-        depends = direction.KNOWS_OUTPUTS or options.get("split") is not None
+        depends = direction.USES_ORIENTATION or options.get("split") is not None
         return by_orientation(group) if depends else [group]
 
     def _check_new(self, index: int) -> None:

@@ -56,8 +56,8 @@ class Direction(ABC):
     """Whether the host reads that number for every matrix. It is then kept there, so that no read waits."""
     HAS_KERNELS: ClassVar[bool] = False
     """Whether the fused engine can form it."""
-    KNOWS_OUTPUTS: ClassVar[bool] = False
-    """Whether d depends on which dimension has the outputs, so on the option ``transposed``."""
+    USES_ORIENTATION: ClassVar[bool] = False
+    """Whether d depends on which dimension has the outputs, as the option ``transposed`` says."""
 
     @classmethod
     def option_names(cls) -> tuple[str, ...]:

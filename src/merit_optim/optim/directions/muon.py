@@ -57,7 +57,7 @@ class Muon(MatrixDirection):
     NAME: ClassVar[str] = "muon"
     USES_STEP: ClassVar[bool] = False
     HAS_KERNELS: ClassVar[bool] = True
-    KNOWS_OUTPUTS: ClassVar[bool] = True
+    USES_ORIENTATION: ClassVar[bool] = True
 
     momentum: float = 0.95
     nesterov: bool = True

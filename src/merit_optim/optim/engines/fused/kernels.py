@@ -72,7 +72,7 @@ def _place(entry, tile, height: tl.constexpr, width: tl.constexpr):
 
 
 @triton.jit
-def _sizes(entry, first_row, height: tl.constexpr, ALIGNED: tl.constexpr):
+def _num_rows_and_columns(entry, first_row, height: tl.constexpr, ALIGNED: tl.constexpr):
     """The number of rows of a tile, and of columns of its weight."""
     num_rows = tl.minimum(tl.load(entry + ROWS) - first_row, height).to(tl.int32)
     num_columns = tl.load(entry + COLUMNS).to(tl.int32)
@@ -175,7 +175,7 @@ def momentum(
     first_row, columns = _place(entry, tile, BLOCK_R * STEPS, BLOCK_C)
     pointers += weight * NUM_POINTERS
     hyper += tl.load(entry + GROUP) * NUM_HYPER
-    num_rows, num_columns = _sizes(entry, first_row, BLOCK_R * STEPS, ALIGNED)
+    num_rows, num_columns = _num_rows_and_columns(entry, first_row, BLOCK_R * STEPS, ALIGNED)
     offset = first_row * num_columns
     g_at = _address(pointers, 1, offset, GRAD, ALIGNED)
     m_at = _address(pointers, 2, offset, STATE, ALIGNED)
@@ -248,7 +248,7 @@ def moments(
     pointers += weight * NUM_POINTERS
     correction = corrections + weight * 2
     hyper += tl.load(entry + GROUP) * NUM_HYPER
-    num_rows, num_columns = _sizes(entry, first_row, BLOCK_R * STEPS, ALIGNED)
+    num_rows, num_columns = _num_rows_and_columns(entry, first_row, BLOCK_R * STEPS, ALIGNED)
     column_mask = columns < num_columns
     # 64-bit offsets up to the tile, 32-bit within it.
     offset = first_row * num_columns
@@ -378,7 +378,7 @@ def apply(
     pointers += weight * NUM_POINTERS
     correction = corrections + weight * 2
     hyper += tl.load(entry + GROUP) * NUM_HYPER
-    num_rows, num_columns = _sizes(entry, first_row, BLOCK_R * STEPS, ALIGNED)
+    num_rows, num_columns = _num_rows_and_columns(entry, first_row, BLOCK_R * STEPS, ALIGNED)
     column_mask = columns < num_columns
     # 64-bit offsets up to the tile, 32-bit within it.
     offset = first_row * num_columns
