@@ -214,10 +214,9 @@ class TrustRatioOptimizer(SafeOptimizer):
     def _sorted(self, group: dict[str, Any]) -> list[dict[str, Any]]:
         """The groups to add: two if weights are stored in both orientations and the update depends on it."""
         options = {**self.defaults, **group}
-        direction = DIRECTIONS.get(
-            options.get("direction", Adam.NAME), Adam
-        )  # an unknown one is refused later
-        depends = direction.USES_ORIENTATION or options.get("split") is not None
+        name = options.get("direction", Adam.NAME)
+        uses_orientation = name in DIRECTIONS and DIRECTIONS[name].USES_ORIENTATION
+        depends = uses_orientation or options.get("split") is not None
         return by_orientation(group) if depends else [group]
 
     def _check_new(self, index: int) -> None:
