@@ -1,7 +1,9 @@
 """What the tests of the lab share: data to train on, a run to measure, the real data, a browser."""
 
+import contextlib
 import logging
 import os
+import resource
 import shutil
 import sysconfig
 import tarfile
@@ -74,6 +76,22 @@ def keep_only() -> Callable[[Path], None]:
             shutil.rmtree(config.parent)
 
     return keep
+
+
+@pytest.fixture
+def no_file_larger_than() -> Callable[[int], contextlib.AbstractContextManager[None]]:
+    """A limit for the files of this process. Writes beyond it fail halfway, as on a full disk."""
+
+    @contextlib.contextmanager
+    def limited(size: int) -> Iterator[None]:
+        before = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+        try:
+            yield
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+    return limited
 
 
 @pytest.fixture(scope="session")

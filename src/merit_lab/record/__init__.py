@@ -4,7 +4,7 @@ from merit_lab.record.environment import differences, environment
 from merit_lab.record.evaluations import EvaluationResult, Metric, last_results, read_results, result_path
 from merit_lab.record.excerpt import Excerpt, excerpt
 from merit_lab.record.find import archive_of, nested_run_folders, run_folders
-from merit_lab.record.journal import Journal, import_wandb
+from merit_lab.record.journal import Journal, NotWritten, import_wandb
 from merit_lab.record.lock import RunInUse, is_locked, lock
 from merit_lab.record.metrics import MetricsWriter, as_json, keep_nan, read_metrics
 from merit_lab.record.run import (
@@ -27,6 +27,7 @@ __all__ = [
     "Journal",
     "Metric",
     "MetricsWriter",
+    "NotWritten",
     "Run",
     "RunInUse",
     "Status",

@@ -27,8 +27,11 @@ def replacing(path: Path) -> Iterator[Path]:
         yield partial
         _sync(partial)
         partial.replace(path)
-    except BaseException:
+    except BaseException as error:
         partial.unlink(missing_ok=True)
+        # A write to a full disk names no file, and nobody knows the temporary one.
+        if isinstance(error, OSError) and error.errno and error.filename in (None, str(partial)):
+            error.filename = str(path)
         raise
     sync_folder(path.parent)
 

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, contextmanager
 from importlib import import_module
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, Self
 
 from merit_lab.record.metrics import MetricsWriter, keep_nan
 from merit_lab.record.run import Run
+
+
+class NotWritten(OSError):
+    """Raised when a run's directory could not be written to, as on a full disk; the run can be resumed."""
 
 
 class Sink(Protocol):
@@ -33,7 +38,9 @@ class Journal:
     """
 
     def __init__(self, run: Run, *, offset: int = 0, step: int = 0, wandb: str | None = None) -> None:
-        with ExitStack() as opened:  # closes what is open if the next cannot be opened
+        self._folder = run.folder
+        # The stack closes what is open if the next cannot be opened.
+        with _writing_into(run.folder), ExitStack() as opened:
             self._metrics = opened.enter_context(MetricsWriter(run.metrics_path, offset))
             self._sinks: list[Sink] = []
             if wandb is not None:
@@ -43,15 +50,17 @@ class Journal:
 
     def write(self, kind: str, step: int, **values: Any) -> None:
         """Record one measurement; see metrics.py for the kinds."""
-        self._metrics.write({"kind": kind, "step": step, **values})
-        scalars = dict(scalars_of(kind, values))
-        for sink in self._sinks:
-            sink.write(scalars, step)
+        with _writing_into(self._folder):
+            self._metrics.write({"kind": kind, "step": step, **values})
+            scalars = dict(scalars_of(kind, values))
+            for sink in self._sinks:
+                sink.write(scalars, step)
 
     def sync(self) -> int:
         """Flush the metrics to disk and return the length of their file."""
-        self._metrics.sync()
-        return self._metrics.offset
+        with _writing_into(self._folder):
+            self._metrics.sync()
+            return self._metrics.offset
 
     def __enter__(self) -> Self:
         return self
@@ -59,7 +68,24 @@ class Journal:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._opened.close()
+        try:
+            with _writing_into(self._folder):
+                self._opened.close()
+        except NotWritten:
+            if error is None:  # otherwise that is what went wrong first
+                raise
+
+
+@contextmanager
+def _writing_into(folder: Path) -> Iterator[None]:
+    """Name the folder in the error of a write, which names nothing itself."""
+    try:
+        yield
+    except OSError as error:
+        raise NotWritten(
+            f"the measurements could not be written to {folder} ({error.strerror or error}). Fix the cause, "
+            "then resume the run"
+        ) from error
 
 
 class TensorBoard:

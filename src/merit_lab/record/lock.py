@@ -33,25 +33,29 @@ def lock(folder: Path, *, patience: float = _PATIENCE) -> Iterator[None]:
         patience: seconds to wait for another process.
     """
     refuse_file(folder)
-    try:
+    with _writing_into(folder):
         folder.mkdir(parents=True, exist_ok=True)
-        file = (folder / "lock").open("a+", encoding="utf-8")
-    except OSError as error:
-        raise type(error)(
-            f"nothing can be written to {folder} ({error.strerror}); choose another folder"
-        ) from None
+        file = (folder / "lock").open("a+b", buffering=0)  # closing it has nothing left to write
     with file:
         if not _acquire(file.fileno(), patience):
             file.seek(0)
-            raise RunInUse(
-                f"{folder} is in use by {file.read().strip() or 'another process'}. Wait for it, stop it, "
-                "or choose another folder."
-            )
-        file.truncate(0)
+            holder = file.read().decode().strip() or "another process"
+            raise RunInUse(f"{folder} is in use by {holder}. Wait for it, stop it, or choose another folder.")
         now = datetime.now(UTC).isoformat(timespec="seconds")
-        file.write(f"process {os.getpid()} on {socket.gethostname()} since {now}\n")
-        file.flush()
+        with _writing_into(folder):
+            file.truncate(0)
+            file.write(f"process {os.getpid()} on {socket.gethostname()} since {now}\n".encode())
         yield  # closing the file ends the lock
+
+
+@contextlib.contextmanager
+def _writing_into(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise type(error)(
+            f"nothing can be written to {folder} ({error.strerror}); choose another folder, or fix the cause"
+        ) from None
 
 
 def is_locked(folder: Path) -> bool:

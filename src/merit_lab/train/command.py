@@ -16,7 +16,7 @@ import tyro
 from merit_lab import train as training
 from merit_lab.models.config import PRESETS
 from merit_lab.models.names import find_model, is_model, num_parameters
-from merit_lab.record import Run, RunInUse
+from merit_lab.record import NotWritten, Run, RunInUse
 from merit_lab.train.config import TrainConfig
 from merit_lab.train.rank import is_first_rank
 from merit_lab.train.signals import Interrupted
@@ -46,6 +46,9 @@ def main(argv: Sequence[str]) -> int:
         if is_first_rank():
             print(f"merit train: {interrupted}. To resume: {_resume_command(folder)}", file=sys.stderr)
         return 128 + interrupted.signum
+    except NotWritten as error:
+        print(f"merit train: {error}: {_resume_command(folder)}", file=sys.stderr)
+        return 1
     except (OSError, ValueError, RunInUse) as error:
         print(f"merit train: {error}", file=sys.stderr)
         return 1

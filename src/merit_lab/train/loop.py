@@ -17,7 +17,7 @@ from torch import Tensor
 from merit_lab.data import Batches, Dataset, Prefetcher, validation_sequences
 from merit_lab.models import build
 from merit_lab.models.attention import Observe
-from merit_lab.record import Run
+from merit_lab.record import NotWritten, Run
 from merit_lab.train import checkpoint
 from merit_lab.train.bar import Bar
 from merit_lab.train.closure import Closure, seed_from
@@ -409,9 +409,12 @@ class Trainer:
                 for_good=self.config.optimizer.begins_to_fall(self.steps),
             )
         except OSError as error:
-            message = f"no checkpoint could be written ({error}); earlier checkpoints are unchanged"
+            message = (
+                f"no checkpoint could be written to {self.checkpoints} ({error.strerror or error}); earlier "
+                "checkpoints are unchanged"
+            )
             if must:
-                raise OSError(error.errno, f"{message}; fix the cause, then resume the run") from error
+                raise NotWritten(f"{message}. Fix the cause, then resume the run") from error
             self.reporter.event(self.step, "warning", message)
         self.last_checkpoint, self.last_step_ended = time.monotonic(), None
 

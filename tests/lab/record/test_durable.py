@@ -1,5 +1,6 @@
 """Files that are whole or not there."""
 
+import errno
 import json
 import os
 import stat
@@ -52,10 +53,10 @@ def test_what_cannot_be_written_leaves_the_old_file_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(_: int) -> None:
-        raise OSError("no space left on device")
+        raise OSError(errno.ENOSPC, "no space left on device")
 
     durable.write(tmp_path / "file.json", "old")
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(OSError, match="no space left"):
+    with pytest.raises(OSError, match=r"no space left on device: '.*/file\.json'"):
         durable.write(tmp_path / "file.json", "new")
     assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("file.json", "old")]

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 import merit_optim
-from merit_lab.record import Journal, Run, differences, environment
-from merit_lab.record.journal import scalars_of
+from merit_lab.record import Journal, NotWritten, Run, differences, environment
+from merit_lab.record.journal import TensorBoard, scalars_of
 
 
 @pytest.fixture
@@ -93,6 +93,27 @@ def test_a_metrics_file_that_was_cut_is_refused_before_anything_is_written(run):
     with pytest.raises(ValueError, match="has 0 bytes, but had 10 when the checkpoint was made"):
         Journal(run, offset=10)
     assert not (run.folder / "tensorboard").exists()
+
+
+def test_a_write_that_fails_names_the_folder_and_keeps_whole_lines(run, no_file_larger_than):
+    with Journal(run) as journal:
+        journal.write("train", 1, loss=2.0)
+        size = journal.sync()
+        refused = pytest.raises(NotWritten, match=rf"not be written to {run.folder} \(File too large\)\. Fix")
+        with refused, no_file_larger_than(size + 10):
+            journal.write("event", 1, what="warning", message="x" * 1000)
+    assert run.metrics("train") == [{"kind": "train", "step": 1, "loss": 2.0}]
+
+
+def test_what_went_wrong_first_is_told(run, monkeypatch):
+    def fail(_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(TensorBoard, "close", fail)
+    with pytest.raises(KeyError), Journal(run):
+        raise KeyError
+    with pytest.raises(NotWritten), Journal(run):
+        pass
 
 
 def test_weights_and_biases_missing(run, monkeypatch):

@@ -62,6 +62,18 @@ def test_a_folder_that_cannot_be_made(tmp_path):
         pass
 
 
+def test_a_folder_that_takes_no_byte(tmp_path, no_file_larger_than):
+    with (
+        pytest.raises(
+            OSError, match=r"^nothing can be written to .* \(File too large\); .* or fix the cause"
+        ),
+        no_file_larger_than(0),
+        lock(tmp_path),
+    ):
+        pass
+    assert not is_locked(tmp_path)
+
+
 def test_a_file_in_the_place_of_a_folder(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(OSError, match="file is a file, but a folder is needed; "), lock(tmp_path / "file"):

@@ -139,6 +139,17 @@ def test_a_run_resumes_with_moved_data(data, tmp_path, capfd, monkeypatch):
     assert Run.open(tmp_path / "run").status == "finished"
 
 
+def test_a_disk_that_is_full_at_the_end(data, tmp_path, capfd, no_file_larger_than):
+    folder = tmp_path / "run"
+    with no_file_larger_than(60_000):
+        assert main(["tiny", *TOY, "--data", str(data), "--out", str(folder)]) == 1
+    last = capfd.readouterr().err.splitlines()[-1]
+    assert f"no checkpoint could be written to {folder / 'checkpoints'} (File too large)" in last
+    assert last.endswith(f"Fix the cause, then resume the run: merit train --resume {folder}")
+    assert main(["--resume", str(folder)]) == 0
+    assert Run.open(folder).status == "finished"
+
+
 def test_a_run_that_diverged_has_failed(data, tmp_path, capfd):
     options = ["--optimizer.name", "adamw", "--optimizer.lr", "1e38", "--data", str(data)]
     assert main(["tiny", *TOY, *options, "--out", str(tmp_path)]) == 1
