@@ -18,6 +18,7 @@ from merit_lab.curvature.hessian import Hessian, hessian_vector_product
 from merit_lab.curvature.progress import WorkProgress
 from merit_lab.curvature.results import Results
 from merit_lab.curvature.trace import hutchinson_trace
+from merit_lab.folders import check_writable
 from merit_lab.models import Model, num_parameters
 from merit_lab.record import environment
 from merit_lab.train.signals import Interrupted, StopRequest, listening
@@ -112,6 +113,7 @@ def measure_curvature(
     found = {name: result for name in parts if (result := results.find(name, settings[name])) is not None}
     missing = {name: part for name, part in parts.items() if name not in found}
     if missing:
+        check_writable(results.path.parent)
         about = environment(
             device=default_device(),
             data={"folder": str(dataset.folder.resolve()), "fingerprint": dataset.fingerprint},

@@ -13,6 +13,7 @@ from merit_lab.evaluate.export import export
 from merit_lab.evaluate.harness import BOOTSTRAP, Harness, check_hub, package_versions
 from merit_lab.evaluate.sets import SETS, check_local, expand
 from merit_lab.evaluate.tokenizer import tokenizer_of
+from merit_lab.folders import check_writable
 from merit_lab.models import HuggingFaceConfig
 from merit_lab.record import EvaluationResult, environment, result_path
 from merit_lab.train.snapshot import Snapshot, default_device
@@ -82,6 +83,7 @@ def evaluate(
         if name not in missing:
             display.say(f"{name}: already evaluated")
     if missing:
+        check_writable(result_path(snapshot.run, snapshot.step, missing[0], limit).parent)
         with tempfile.TemporaryDirectory(prefix="merit-evaluate-") as scratch:
             display.say(f"exporting the checkpoint of step {snapshot.step}")
             export(snapshot, Path(scratch), encoder)

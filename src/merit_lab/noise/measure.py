@@ -13,6 +13,7 @@ from torch import Tensor
 from merit_lab.curvature.progress import WorkProgress
 from merit_lab.curvature.results import Results
 from merit_lab.data import Batches
+from merit_lab.folders import check_writable
 from merit_lab.models import Model
 from merit_lab.noise.scale import GradientNorms, NoiseScale, noise_scale
 from merit_lab.record import environment
@@ -83,6 +84,7 @@ def measure_noise_scale(
     settings = {**asdict(config), "context": context}
     result = results.find("noise_scale", settings)
     if result is None:
+        check_writable(results.path.parent)
         about = environment(
             device=default_device(),
             data={"folder": str(dataset.folder.resolve()), "fingerprint": dataset.fingerprint},

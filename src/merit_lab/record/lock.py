@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
-from merit_lab.folders import refuse_file
+from merit_lab.folders import refuse_file, writing_into
 
 _PATIENCE = 0.5  # seconds; a process that only checks the status holds the lock for an instant
 
@@ -33,7 +33,7 @@ def lock(folder: Path, *, patience: float = _PATIENCE) -> Iterator[None]:
         patience: seconds to wait for another process.
     """
     refuse_file(folder)
-    with _writing_into(folder):
+    with writing_into(folder):
         folder.mkdir(parents=True, exist_ok=True)
         file = (folder / "lock").open("a+b", buffering=0)  # closing it has nothing left to write
     with file:
@@ -42,20 +42,10 @@ def lock(folder: Path, *, patience: float = _PATIENCE) -> Iterator[None]:
             holder = file.read().decode().strip() or "another process"
             raise RunInUse(f"{folder} is in use by {holder}. Wait for it, stop it, or choose another folder.")
         now = datetime.now(UTC).isoformat(timespec="seconds")
-        with _writing_into(folder):
+        with writing_into(folder):
             file.truncate(0)
             file.write(f"process {os.getpid()} on {socket.gethostname()} since {now}\n".encode())
         yield  # closing the file ends the lock
-
-
-@contextlib.contextmanager
-def _writing_into(folder: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise type(error)(
-            f"nothing can be written to {folder} ({error.strerror}); choose another folder, or fix the cause"
-        ) from None
 
 
 def is_locked(folder: Path) -> bool:

@@ -74,6 +74,14 @@ def test_existing_results_are_not_computed_again(evaluated, files, tmp_path) -> 
     assert read_results(run, 10) == {}
 
 
+def test_a_run_that_cannot_take_results_is_not_evaluated(evaluated, files, tmp_path) -> None:
+    run = make_run(tmp_path / "run", steps=(10,))
+    run.evaluations.touch()
+    with pytest.raises(OSError, match="evaluate is a file, but a folder is needed"):
+        evaluate(run.folder, ["wic"], task_files=files)
+    assert evaluated == []
+
+
 def test_other_inputs_are_computed(evaluated, files, tmp_path) -> None:
     run = make_run(tmp_path / "run", steps=(10, 20))
     evaluate(run.folder, ["wic"], task_files=files)
