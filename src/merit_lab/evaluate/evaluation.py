@@ -96,7 +96,7 @@ def evaluate(
                 task_files=task_files,
                 display=display,
             )
-            here = environment(device=device, data=snapshot.run.environment["data"])
+            here = environment(device=device, data=snapshot.run.environment.get("data", {}))
             here["versions"] |= versions
             for name in missing:
                 result = _evaluate(harness, name, snapshot.step, inputs[name], here)

@@ -77,8 +77,10 @@ def tokenizer_of(
         chosen: "gpt2", "bytes" or a tokenizer.json, if the data does not name it.
         gpt2_vocabulary: a folder with GPT-2's vocab.bpe and encoder.json; None for tiktoken's cache.
     """
-    data = run.environment["data"]
-    named = None if data["tokenizer"] == "unknown" else str(data["tokenizer"])
+    data = run.environment.get("data", {})
+    named = data.get("tokenizer")
+    if named == "unknown":
+        named = None
     file = Path(chosen) if chosen is not None and has_file(chosen) else None
     if file is not None and not file.is_file():
         raise ValueError(

@@ -40,7 +40,9 @@ def excerpt(run: Run) -> Excerpt:
     kept = [
         place for kind, found in places.items() for place in _spread(found, _MOST_LINES.get(kind, len(found)))
     ]
-    config = {**run.config, "data": Path(run.config["data"]).name}
+    config = dict(run.config)
+    if "data" in config:  # an edited record may be without it, which reports and lists do not mind
+        config["data"] = Path(config["data"]).name
     environment = without_paths(run.environment)
     environment.setdefault(
         "excerpt_of", {"digits": _DIGITS, **{kind: len(places[kind]) for kind in _MOST_LINES}}

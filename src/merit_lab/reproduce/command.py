@@ -230,7 +230,11 @@ def _agreed(entries: Sequence[PaperEntry], scale: Scale, options: argparse.Names
     if ranks.size > 1 or not sys.stdin.isatty():
         print("merit reproduce: pass --yes to start", file=sys.stderr)
         return False
-    return input("Start? [y/N] ").strip().lower() in ("y", "yes")
+    try:
+        return input("Start? [y/N] ").strip().lower() in ("y", "yes")
+    except EOFError:  # Ctrl-D, after which the cursor is still behind the question
+        print()
+        return False
 
 
 def _takes_days(

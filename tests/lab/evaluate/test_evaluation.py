@@ -82,6 +82,16 @@ def test_a_run_that_cannot_take_results_is_not_evaluated(evaluated, files, tmp_p
     assert evaluated == []
 
 
+@pytest.mark.usefixtures("evaluated")
+def test_a_record_that_does_not_name_its_data_is_evaluated_with_a_tokenizer(files, tmp_path) -> None:
+    run = make_run(tmp_path / "run")
+    (run.folder / "environment.json").write_text("{}")
+    with pytest.raises(ValueError, match=r"the tokenizer of data is unknown.*give it with --tokenizer"):
+        evaluate(run.folder, ["wic"], task_files=files)
+    [result] = evaluate(run.folder, ["wic"], task_files=files, tokenizer="bytes")
+    assert result.environment["data"] == {}
+
+
 def test_other_inputs_are_computed(evaluated, files, tmp_path) -> None:
     run = make_run(tmp_path / "run", steps=(10, 20))
     evaluate(run.folder, ["wic"], task_files=files)

@@ -149,8 +149,12 @@ def test_gpt2_gives_tiktokens_ids(shared_data, task_files, tmp_path) -> None:
         assert tokenizer(text)["input_ids"] == ids.tolist(), text[:50]
 
 
-def test_a_tokenizer_that_nobody_names_is_not_known(tmp_path) -> None:
-    run = make_run(tmp_path / "run", tokenizer="unknown")
+@pytest.mark.parametrize("about", [{"tokenizer": "unknown"}, {}, None])
+def test_a_tokenizer_that_nobody_names_is_not_known(about, tmp_path) -> None:
+    run = make_run(tmp_path / "run")
+    run.environment.pop("data")
+    if about is not None:
+        run.environment["data"] = about
     assert tokenizer_of(run) is None
     named = tokenizer_of(run, "bytes")
     assert named is not None

@@ -94,6 +94,11 @@ def run_of(folder: Path, *, num_train: int = 0, num_update: int = 0, slow_every:
     return run
 
 
+def test_a_record_that_names_no_data_is_kept_as_it_is(tmp_path: Path) -> None:
+    run = Run.create(tmp_path / "run", {"seed": 1}, {})
+    assert excerpt(run).config == {"seed": 1}
+
+
 @pytest.mark.parametrize("slow_every", [3, 5, 10, 40])
 def test_omitted_lines_do_not_change_the_median_speed(tmp_path: Path, slow_every: int) -> None:
     # With this many lines, an even stride would be slow_every.

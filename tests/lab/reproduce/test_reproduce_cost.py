@@ -191,6 +191,18 @@ def test_no_training_asks_no_question(tmp_path: Path, capsys: pytest.CaptureFixt
     assert "--yes" not in error
 
 
+def test_a_user_who_ends_the_input_has_not_agreed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def end_of_input(_: str) -> str:
+        raise EOFError
+
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
+    monkeypatch.setattr("builtins.input", end_of_input)
+    assert command.main(["fig4", "--scale", "small"]) == 1
+    assert capsys.readouterr().err == ""
+
+
 @pytest.mark.parametrize(("answer", "started"), [("y", True), ("yes", True), ("n", False), ("", False)])
 def test_a_user_at_a_terminal_is_asked(answer: str, started: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
