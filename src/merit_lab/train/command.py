@@ -79,7 +79,8 @@ def parse(argv: list[str]) -> tuple[TrainConfig | None, Path, Resume]:
         if options.data is not None:
             config = dataclasses.replace(config, data=options.data)
         if options.steps is not None:
-            longer = options.out or folder.with_name(f"{folder.name}-steps{options.steps}")
+            beside = folder if folder.name not in ("", "..") else folder.resolve()  # "." has no name
+            longer = options.out or beside.with_name(f"{beside.name}-steps{options.steps}")
             return config.extended(options.steps), longer, folder
         return (None if options.data is None else config), folder, True
     name, model = find_model(first)

@@ -44,6 +44,14 @@ def test_the_default_folder(data):
     assert str(parse(["tiny", "--data", str(data), "--seed", "3"])[1]) == "runs/tiny-merit-lr0.009-seed3"
 
 
+@pytest.mark.parametrize(("inside", "given"), [("", "run"), ("run", "."), ("run/checkpoints", "..")])
+def test_the_default_folder_of_a_longer_run_is_beside_it(run, inside, given, monkeypatch):
+    monkeypatch.chdir(run.parent / inside)
+    _, longer, shorter = parse(["--resume", given, "--steps", "9"])
+    assert longer.resolve() == run.parent / "run-steps9"
+    assert shorter == Path(given)
+
+
 @pytest.mark.parametrize("option", [["--model.vocab-size", "256"], ["--model.vocab_size=256"]])
 def test_a_vocabulary_that_the_data_would_replace_is_refused(data, option, monkeypatch):
     command = ["tiny", "--data", str(data), *option]
