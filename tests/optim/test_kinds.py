@@ -91,6 +91,7 @@ BERT = {
 }
 LLAMA = {**BERT, **SPECIAL, "num_key_value_heads": 1, "head_dim": 8}
 T5 = {"vocab_size": VOCABULARY, "d_model": 16, "d_kv": 8, "d_ff": 24, "num_layers": 2, "num_heads": 2}
+XLNET = {"vocab_size": VOCABULARY, "d_model": 16, "n_layer": 2, "n_head": 2, "d_inner": 24}
 VIT = {**BERT, "image_size": 8, "patch_size": 4}
 
 LLAMA_ATTENTION = " ".join(f"model.layers.#.self_attn.{name}_proj.weight" for name in "qkvo")
@@ -210,6 +211,17 @@ VIT_TABLE = expected(
         + ["vit.layernorm.weight", "vit.layernorm.bias", "classifier.bias"]
     ),
 )
+XLNET_LAYER = "transformer.layer.#"
+XLNET_TABLE = expected(
+    embedding=f"transformer.mask_emb transformer.word_embedding.weight {XLNET_LAYER}.rel_attn.seg_embed",
+    # In three dimensions, which make them no experts: (width, heads, width of a head).
+    hidden=" ".join(f"{XLNET_LAYER}.rel_attn.{name}" for name in "qkvor")
+    + f" {XLNET_LAYER}.ff.layer_#.weight",
+    vector=f"""{XLNET_LAYER}.rel_attn.r_r_bias {XLNET_LAYER}.rel_attn.r_s_bias {XLNET_LAYER}.rel_attn.r_w_bias
+        {XLNET_LAYER}.rel_attn.layer_norm.weight {XLNET_LAYER}.rel_attn.layer_norm.bias
+        {XLNET_LAYER}.ff.layer_norm.weight {XLNET_LAYER}.ff.layer_norm.bias {XLNET_LAYER}.ff.layer_#.bias
+        lm_loss.bias""",
+)
 
 
 @pytest.mark.parametrize(
@@ -241,6 +253,7 @@ VIT_TABLE = expected(
         ("BertForSequenceClassification", "BertConfig", {**BERT, "vocab_size": 16}, CLASSIFICATION_TABLE),
         ("T5ForConditionalGeneration", "T5Config", T5, T5_TABLE),
         ("ViTForImageClassification", "ViTConfig", VIT, VIT_TABLE),
+        ("XLNetLMHeadModel", "XLNetConfig", XLNET, XLNET_TABLE),
     ],
 )
 def test_hugging_faces_models(model, config, sizes, table) -> None:

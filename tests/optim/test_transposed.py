@@ -218,6 +218,11 @@ def test_layers_of_hugging_face() -> None:
         f"model.layers.0.feed_forward.experts.{name}" for name in ("gate_up_proj", "down_proj")
     }
 
+    xlnet = transformers.XLNetLMHeadModel(
+        transformers.XLNetConfig(vocab_size=40, d_model=16, n_layer=1, n_head=2, d_inner=24)
+    )
+    assert marked(xlnet) == {f"transformer.layer.0.rel_attn.{name}" for name in "qkvr"}
+
 
 def test_a_conv1d_that_torch_has_wrapped() -> None:
     """torch makes subclasses for parametrizations and for FSDP2."""

@@ -85,6 +85,11 @@ class ModelConfig:
         for name in ("norm_eps", "rope_base"):
             if not 0 < getattr(self, name) < math.inf:
                 raise ValueError(f"{name} is {getattr(self, name)!r}; it must be above 0 and finite")
+        if self.family == "gpt2" and self.rope_base != ModelConfig.rope_base:
+            raise ValueError(
+                f"rope_base is {self.rope_base!r}, but family is 'gpt2', which has learned positions; leave it "
+                "out, or use family 'llama'"
+            )
         if self.width % self.heads:
             raise ValueError(
                 f"width {self.width} is not a multiple of heads {self.heads}; every head has an equal share "

@@ -87,12 +87,12 @@ class HuggingFaceConfig:
             raise ValueError(
                 f"the configuration of {self.family} has no vocab_size; it is not a language model"
             )
-        positions = _positions(made)
+        name, positions = _positions(made)
         if positions is not None and self.context > positions:
             raise ValueError(
                 f"model.context is {self.context}, but the {self.family} model has {positions} positions; "
                 f"choose at most {positions} with --model.context, or give it more with --model.options "
-                f"max_position_embeddings={self.context}"
+                f"{name}={self.context}"
             )
         return made
 
@@ -189,8 +189,9 @@ def read_config(path: str) -> tuple[str, HuggingFaceConfig]:
     complete = json.loads(made.to_json_string())
     for key in _ORIGIN:
         complete.pop(key, None)
-    positions = _positions(made) or _LONGEST_BY_DEFAULT
-    config = HuggingFaceConfig(settings=complete, context=min(positions, _LONGEST_BY_DEFAULT))
+    _, positions = _positions(made)
+    context = min(positions or _LONGEST_BY_DEFAULT, _LONGEST_BY_DEFAULT)
+    config = HuggingFaceConfig(settings=complete, context=context)
     assert config.configuration is not None, "this validates it"
     return name, config
 
@@ -258,10 +259,12 @@ def _without_what_follows(settings: Mapping[str, Any]) -> dict[str, Any]:
     return left
 
 
-def _positions(made: Any) -> int | None:
-    """Return the maximum length of a sequence; None if unknown."""
-    positions = getattr(made.get_text_config(), "max_position_embeddings", None)
-    return positions if isinstance(positions, int) and positions > 0 else None
+def _positions(made: Any) -> tuple[str, int | None]:
+    """Return the name of the setting for the maximum length of a sequence, and its value; None if unknown."""
+    text = made.get_text_config()
+    name = "max_seq_len" if text.model_type == "mpt" else "max_position_embeddings"
+    positions = getattr(text, name, None)
+    return name, positions if isinstance(positions, int) and positions > 0 else None
 
 
 def _read_json(file: Path) -> dict[str, Any]:

@@ -40,6 +40,9 @@ _PATCH_NAME = re.compile(r"(^|[_.])(patch|emb)")
 _ELEMENT_WISE_NAME = re.compile(r"(bias|scale|gamma|beta|A_log)$|^D$")
 _LETTERS_OF_A_SHAPE = re.compile(r"_[A-Z]+$")  # torchtitan's mlp1_bias_EG is a bias for each expert
 
+# XLNet's attention, whose raw matrices are (width, heads, width of a head).
+_SPLITS_HEADS = "XLNetRelativeAttention"
+
 # DistilBERT's pre_classifier and timm's pre_logits are hidden layers before the head.
 _HEAD_NAME = re.compile(
     r"(?!pre_)(\w+_)?(heads?|classifiers?|logits|prediction)"
@@ -119,7 +122,7 @@ def _kind(place: _Place, leaf: str, param: Tensor, heads: Collection[nn.Module])
         return "vector"
     if owner in heads and not leaf.startswith("lora"):
         return "head"
-    if is_raw and param.ndim >= 3:
+    if is_raw and param.ndim >= 3 and not _is_a(owner, _SPLITS_HEADS):
         # A leading dimension of 1 is the batch that learned queries are repeated over.
         is_table = param.shape[0] == 1 and not _says_experts(place)
         return "embedding" if is_table else "experts"
@@ -130,11 +133,12 @@ def _kind(place: _Place, leaf: str, param: Tensor, heads: Collection[nn.Module])
 def transposed_in(model: nn.Module) -> set[nn.Parameter]:
     """Return the weights that are stored as (inputs, outputs), the transpose of a Linear's."""
     modules = dict(model.named_modules(remove_duplicate=False))
-    return {
-        param
-        for name, param in model.named_parameters(remove_duplicate=False)
-        if param.ndim > 1 and _is_transposed(modules[_owner(name)[0]])
-    }
+    transposed = set()
+    for name, param in model.named_parameters(remove_duplicate=False):
+        owner, leaf = _owner(name)
+        if param.ndim > 1 and _is_transposed(modules[owner], leaf):
+            transposed.add(param)
+    return transposed
 
 
 # --- modules -------------------------------------------------------------------------------------------
@@ -196,8 +200,10 @@ def _is_a(module: nn.Module, name: str) -> bool:
     return any(kind.__name__ == name for kind in type(module).__mro__)
 
 
-def _is_transposed(module: nn.Module) -> bool:
-    """Whether a module's matrices are (inputs, outputs). Most experts of Hugging Face say so themselves."""
+def _is_transposed(module: nn.Module, leaf: str) -> bool:
+    """Whether a module's matrix is (inputs, outputs). Most experts of Hugging Face say so themselves."""
+    if _is_a(module, _SPLITS_HEADS):
+        return leaf in ("q", "k", "v", "r")  # and not its output projection
     says_so = getattr(module, "is_transposed", None) is True
     return says_so or _is_conv1d(module) or _is_a(module, "Llama4TextExperts")
 

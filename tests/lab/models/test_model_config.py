@@ -101,6 +101,7 @@ def test_math_attention_comes_with_the_plain_loss() -> None:
         ({"norm_eps": 0.0}, r"norm_eps is 0\.0; it must be above 0"),
         ({"norm_eps": math.inf}, r"norm_eps is inf; it must be above 0 and finite"),
         ({"rope_base": math.nan}, "rope_base is nan"),
+        ({"rope_base": 500.0}, "but family is 'gpt2', which has learned positions; leave it out"),
         ({"loss_chunk": -1}, "loss_chunk is -1"),
         ({"attention": "math", "loss_chunk": 4}, "loss_chunk is 4 and attention is 'math'"),
         ({"attention": "flex", "heads": 6}, "heads of width 8 are too small .* at least 16"),

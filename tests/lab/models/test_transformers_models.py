@@ -147,6 +147,18 @@ def test_options_change_settings_and_what_follows_from_them(tmp_path):
         HuggingFaceConfig(settings=config.settings, context=2**24 + 1)
 
 
+def test_the_context_of_a_model_that_calls_it_otherwise(tmp_path):
+    sizes = {"d_model": 16, "n_heads": 2, "n_layers": 1, "vocab_size": 256, "max_seq_len": 32}
+    _, config = find_model(f"hf:{folder_of(tmp_path / 'mpt', model_type='mpt', **sizes)}")
+    assert config.context == 32
+    too_long = HuggingFaceConfig(settings=config.settings, context=64)
+    with pytest.raises(ValueError, match=r"64, but the mpt model has 32 positions; .* max_seq_len=64"):
+        _ = too_long.layers
+    longer = HuggingFaceConfig(settings=config.settings, context=64, options=("max_seq_len=64",))
+    tokens = torch.zeros(1, 64, dtype=torch.int64)
+    assert build(longer)(tokens, tokens).loss.isfinite()
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
