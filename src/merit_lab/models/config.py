@@ -87,8 +87,8 @@ class ModelConfig:
                 raise ValueError(f"{name} is {getattr(self, name)!r}; it must be above 0 and finite")
         if self.family == "gpt2" and self.rope_base != ModelConfig.rope_base:
             raise ValueError(
-                f"rope_base is {self.rope_base!r}, but family is 'gpt2', which has learned positions; leave it "
-                "out, or use family 'llama'"
+                f"rope_base is {self.rope_base!r}, but family is 'gpt2', which has learned positions; leave "
+                "it out, or use family 'llama'"
             )
         if self.width % self.heads:
             raise ValueError(
