@@ -53,8 +53,8 @@ class Text(_Options):
     """Your own files or folders: text, JSON lines or Parquet, also as .gz, .zst, .xz or .bz2.
 
     A document is a text file, a line of a .jsonl, or a row of a .parquet. Text is UTF-8; with the tokenizer
-    "bytes" text files may have any 8-bit encoding. Documents are cut into pieces of 4 to 64 KiB, and the hash
-    of a piece decides whether it is for validation.
+    "bytes" text files may have any 8-bit encoding. Documents are cut into pieces of at most 64 KiB, and the
+    hash of a piece decides whether it is for validation.
     """
 
     name = "text"

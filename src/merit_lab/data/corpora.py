@@ -19,15 +19,17 @@ from merit_lab.data.progress import PrepareProgress
 from merit_lab.data.tokens import hash_file
 
 _SMALLEST_PIECE, _LARGEST_PIECE = 1 << 12, 1 << 16  # bytes
+_FEWEST_PIECES = 8  # of a text that is larger than the smallest piece, so that most of it is left to train on
 _TEST_FOLDERS = {"test", "tests", "idle_test"}
 
 
 class TextFiles:
     """The documents of files, in order, with a share of their text for validation.
 
-    Documents are cut into pieces of 4 to 64 KiB (1/256 of all text, within these limits). A piece is for
-    validation if the hash of its text, as a number from 0 to 1, is below the share, so the same text is
-    always in the same split. If that selects no piece, the one with the smallest hash is used.
+    Documents are cut into pieces of 4 to 64 KiB (1/256 of all text, within these limits), or of 1/8 of all
+    text if that is less. A piece is for validation if the hash of its text, as a number from 0 to 1, is below
+    the share, so the same text is always in the same split. If that selects no piece, the one with the
+    smallest hash is used.
 
     The files are read once for the hashes, before anything is tokenized.
     """
@@ -121,13 +123,16 @@ class TextFiles:
                 yield path, origin, text, ends
 
     def _choose_piece_bytes(self) -> int:
-        """Return 1/256 of the text, within limits; stop reading once the upper limit is reached."""
+        """Return the size of the pieces; stop reading once the largest is reached."""
         num_bytes = 0
         for _, _, text, _ in self._texts(_LARGEST_PIECE):
             num_bytes += len(text)
             if num_bytes >= 256 * _LARGEST_PIECE:
                 break
-        return min(max(num_bytes // 256, _SMALLEST_PIECE), _LARGEST_PIECE)
+        if num_bytes <= _SMALLEST_PIECE:
+            return _SMALLEST_PIECE
+        size = min(max(num_bytes // 256, _SMALLEST_PIECE), _LARGEST_PIECE)
+        return min(size, num_bytes // _FEWEST_PIECES)
 
 
 def text_files(

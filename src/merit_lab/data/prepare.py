@@ -165,8 +165,8 @@ def _make_tokenizer(
         encoder = tokenizers.FromFile(path, chosen.end_of_text)
         if encoder.notices_cuts:
             progress.say(
-                f"{chosen.path} marks the beginning of each text: a document of more than 4 to 64 KiB is cut "
-                "into pieces and gets such a mark at each cut"
+                f"{chosen.path} marks the beginning of each text: a long document is cut into pieces and "
+                "gets such a mark at each cut"
             )
         return encoder
     if not path.exists():

@@ -87,6 +87,16 @@ def test_validation_is_never_empty(tmp_path_factory: pytest.TempPathFactory, sha
     assert {piece.split for piece in pieces} == {"train", "val"}
 
 
+@pytest.mark.parametrize("size", [5_000, 10_000, 20_000, 40_000, 400_000])
+def test_a_small_text_is_left_to_train_on(tmp_path: Path, size: int) -> None:
+    """One piece is for validation, whichever it is."""
+    path = tmp_path / "small.txt"
+    path.write_bytes(random_words(size // 33))
+    pieces = [len(piece.text) for piece in text_files([path], 1e-9).pieces()]
+    assert max(pieces) < 0.15 * sum(pieces)
+    assert max(pieces) >= min(4096, size // 9)
+
+
 def test_the_recipe_depends_only_on_the_content(files: list[Path], tmp_path: Path) -> None:
     recipe = text_files(files, 0.01).recipe
     moved = [path.rename(tmp_path / f"moved-{path.name}") for path in files]
