@@ -22,6 +22,9 @@ from merit_lab.train.snapshot import Snapshot, default_device, token_loss
 from merit_optim.optim.engines.gradients import norms
 from merit_optim.optim.torch_private import foreach_add_
 
+# Added to the seed: no run has a seed as large, so the sequences are not those that a run has seen first.
+_APART_FROM_RUNS = 2**64
+
 
 @dataclass(frozen=True, kw_only=True)
 class NoiseConfig:
@@ -34,7 +37,8 @@ class NoiseConfig:
     micro_batch: int = 4
     """Sequences per micro-batch, which goes through the model at once; its gradient shows the noise."""
     seed: int = 0
-    """Seed of the sequences, which are drawn from the training file without replacement."""
+    """Seed of the sequences, which are drawn from the training file without replacement, and not in the order
+    of any run."""
 
     def __post_init__(self) -> None:
         for name, least in (("batches", 2), ("micro_batch", 1)):
@@ -78,7 +82,7 @@ def measure_noise_scale(
     snapshot = Snapshot.find(run, step)
     dataset = snapshot.open_data(data)
     context = snapshot.config.model.context
-    batches = Batches(dataset.train, context=context, batch=config.batch, seed=config.seed)
+    batches = Batches(dataset.train, context=context, batch=config.batch, seed=config.seed + _APART_FROM_RUNS)
     _check_enough(batches, config)
     results = Results(snapshot.run.folder / "noise" / f"{snapshot.path.name}.json")
     settings = {**asdict(config), "context": context}

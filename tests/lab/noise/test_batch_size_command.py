@@ -13,7 +13,7 @@ from merit_lab.data import Batches, Dataset
 from merit_lab.noise import NoiseConfig, NoiseScale, gradient_norms, measure_noise_scale
 from merit_lab.noise.command import describe, main
 from merit_lab.noise.measure import MeasuredScale
-from merit_lab.record import lock
+from merit_lab.record import Run, lock
 from merit_lab.train.snapshot import Snapshot
 
 QUICK = ["--batches", "3", "--batch", "8", "--micro-batch", "2"]
@@ -47,13 +47,28 @@ def test_the_scale_of_a_run(run, data, capfd):
     assert "Twice the run's batch of 8" in printed.out
     assert "step-00000006.json" in printed.out
 
-    batches = Batches(Dataset.open(data).train, context=16, batch=8, seed=0)
+    batches = Batches(Dataset.open(data).train, context=16, batch=8, seed=2**64)
     model = Snapshot.find(run).load_model(torch.device("cpu"))
     norms = [gradient_norms(model, torch.from_numpy(batches.sequences(number)), 2) for number in range(3)]
     small = np.mean([norm.micro_batches for norm in norms])
     large = np.mean([norm.mean for norm in norms])
     assert content["result"]["noise"] == pytest.approx((small - large) / (1 / 2 - 1 / 8))
     assert content["result"]["signal"] == pytest.approx((8 * large - 2 * small) / 6)
+
+
+def test_the_sequences_are_not_those_that_the_run_saw_first(run, data, monkeypatch):
+    measured = []
+
+    def record(model, sequences, size):
+        measured.append(sequences)
+        return gradient_norms(model, sequences, size)
+
+    monkeypatch.setattr("merit_lab.noise.measure.gradient_norms", record)
+    assert main([str(run), *QUICK]) == 0
+    assert Run.open(run).config["seed"] == 0 == NoiseConfig().seed
+    seen = Batches(Dataset.open(data).train, context=16, batch=8, seed=0)
+    for number, sequences in enumerate(measured):
+        assert not np.array_equal(sequences, seen.sequences(number))
 
 
 def test_an_existing_measurement_is_not_repeated(run, monkeypatch):
