@@ -40,8 +40,9 @@ class Arguments:
 def main(argv: Sequence[str]) -> int:
     """Run the command and return its exit status: 128 + n after signal n, as in shells."""
     try:
-        config, folder, resume = parse(list(argv))
-        run = training.train(config, folder, resume=resume)  # imports torch, which parsing does not need
+        config, folder, resume, extends = parse(list(argv))
+        # This imports torch, which parsing does not need.
+        run = training.train(config, folder, resume=resume, extends=extends)
     except Interrupted as interrupted:
         if is_first_rank():
             print(f"merit train: {interrupted}. To resume: {_resume_command(folder)}", file=sys.stderr)
@@ -68,8 +69,8 @@ def _summary(run: Run) -> str:
     return f"The run is in {run.folder}{loss}.\nTo see it: merit report {run.folder}"
 
 
-def parse(argv: list[str]) -> tuple[TrainConfig | None, Path, Resume]:
-    """Return the configuration, the run directory, and whether to resume."""
+def parse(argv: list[str]) -> tuple[TrainConfig | None, Path, Resume, Path | None]:
+    """Return the configuration, the run directory, whether to resume, and the shorter run to extend."""
     first = argv[0] if argv else "--help"
     if not is_model(first) or "--resume" in argv:
         options = _parse_without_model(argv or ["--help"])
@@ -81,8 +82,8 @@ def parse(argv: list[str]) -> tuple[TrainConfig | None, Path, Resume]:
         if options.steps is not None:
             beside = folder if folder.name not in ("", "..") else folder.resolve()  # "." has no name
             longer = options.out or beside.with_name(f"{beside.name}-steps{options.steps}")
-            return config.extended(options.steps), longer, folder
-        return (None if options.data is None else config), folder, True
+            return config.extended(options.steps), longer, False, folder
+        return (None if options.data is None else config), folder, True, None
     name, model = find_model(first)
     arguments = tyro.cli(
         Arguments,
@@ -96,7 +97,7 @@ def parse(argv: list[str]) -> tuple[TrainConfig | None, Path, Resume]:
     optimizer = config.optimizer.resolve(model)
     kind = optimizer.name.rpartition(":")[2]  # of MODULE:CLASS, the class
     default = Path("runs") / f"{name}-{kind}-lr{optimizer.lr:g}-seed{config.seed}"
-    return config, arguments.out or default, "auto" if arguments.auto_resume else False
+    return config, arguments.out or default, "auto" if arguments.auto_resume else False, None
 
 
 def _config_of(folder: Path) -> TrainConfig:

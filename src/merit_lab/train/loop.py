@@ -50,7 +50,7 @@ from merit_lab.train.start import (
 )
 from merit_lab.train.validation import validation_loss
 
-Resume = bool | Literal["auto"] | Path
+Resume = bool | Literal["auto"]
 
 
 _SKIPS_IN_A_ROW = 100  # after so many skipped steps a run will not recover
@@ -61,6 +61,7 @@ def train(
     folder: Path | str,
     *,
     resume: Resume = False,
+    extends: Path | None = None,
     bars: Sequence[Bar] = (),
     target: float | None = None,
 ) -> Run:
@@ -74,7 +75,8 @@ def train(
             None the run is trusted: an optimizer that it names as MODULE:CLASS is imported.
         folder: the run directory.
         resume: resume the run in ``folder``. "auto" starts it if there is none, and leaves a finished or
-            diverged run unchanged. A path is a shorter run, whose steps the new run starts with.
+            diverged run unchanged.
+        extends: a shorter run, whose steps the new run starts with.
         bars: losses that the run may not exceed at some of its validation steps.
         target: the run finishes, with a checkpoint, as soon as its validation loss is at most this.
     """
@@ -83,7 +85,7 @@ def train(
     if resume == "auto":  # before signals are handled: one must still end the process at once
         ranks.first(lambda: wait_for_previous_process(folder))
     with contextlib.ExitStack() as held, listening() as stop:
-        start = ranks.first(lambda: _start(config, folder, ranks, resume, held))
+        start = ranks.first(lambda: _start(config, folder, ranks, resume, extends, held))
         if start.event != "over":
             with reporting(start, ranks) as reporter, contextlib.suppress(_Ended):
                 reporter.event(start.step, start.event, start.message)
@@ -94,16 +96,23 @@ def train(
 
 
 def _start(
-    config: TrainConfig | None, folder: Path, ranks: Ranks, resume: Resume, held: contextlib.ExitStack
+    config: TrainConfig | None,
+    folder: Path,
+    ranks: Ranks,
+    resume: Resume,
+    extends: Path | None,
+    held: contextlib.ExitStack,
 ) -> Start:
+    if resume and extends is not None:
+        raise ValueError(f"resume is {resume!r} and extends is {extends}; give only one of the two")
     if resume is True:
         return resume_run(config, folder, ranks, held)
     if config is None:
         raise ValueError("a new run needs a configuration; pass one, or resume=True")
     if resume == "auto":
         return begin_or_resume_run(config, folder, ranks, held)
-    if isinstance(resume, Path):
-        return extend_run(config, resume, folder, ranks, held)
+    if extends is not None:
+        return extend_run(config, extends, folder, ranks, held)
     return begin_run(config, folder, ranks, held)
 
 

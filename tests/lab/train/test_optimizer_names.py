@@ -215,7 +215,7 @@ def test_an_interruption_prints_the_resume_command(changed, tmp_path, monkeypatc
 
     monkeypatch.setattr(Trainer, "run", stopping)
     config = changed(**{"optimizer.name": "mine:Counting", "optimizer.options": ("momentum=0.5",)})
-    monkeypatch.setattr(command, "parse", lambda _: (config, tmp_path / "run", False))
+    monkeypatch.setattr(command, "parse", lambda _: (config, tmp_path / "run", False, None))
     assert main([]) == 128 + signal.SIGTERM
     assert f"merit train --resume {tmp_path / 'run'} --trust mine:Counting" in capfd.readouterr().err
 

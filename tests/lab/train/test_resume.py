@@ -242,7 +242,7 @@ def test_a_signal_saves_and_stops(
     signum, toy, tmp_path, before_step, handle_hangup, monkeypatch, never_stopped, measured, capfd
 ):
     before_step(7, lambda: os.kill(os.getpid(), signum))
-    monkeypatch.setattr(command, "parse", lambda _: (toy, tmp_path / "run", False))
+    monkeypatch.setattr(command, "parse", lambda _: (toy, tmp_path / "run", False, None))
     handle_hangup(signal.SIG_DFL)
     handlers = list(map(signal.getsignal, SIGNALS))
     assert main([]) == 128 + signum
@@ -281,7 +281,7 @@ def interrupt(*_):
 def test_a_second_interrupt_while_the_checkpoint_is_written(toy, tmp_path, before_step, monkeypatch, capfd):
     before_step(3, interrupt)
     monkeypatch.setattr(HuggingFaceStorageWriter, "write_data", interrupt)
-    monkeypatch.setattr(command, "parse", lambda _: (toy, tmp_path, False))
+    monkeypatch.setattr(command, "parse", lambda _: (toy, tmp_path, False, None))
     assert merit(["train"]) == 128 + signal.SIGINT
     printed = capfd.readouterr().err
     assert "merit train: interrupted" in printed
@@ -448,6 +448,11 @@ def test_an_extension_that_is_killed_early_goes_on_from_where_it_began(toy, tmp_
     assert main(["--resume", str(tmp_path / "longer")]) == 0
     assert "from step-00000008" in capfd.readouterr().err
     assert Run.open(tmp_path / "longer").status == "finished"
+
+
+def test_an_extension_is_not_resumed_at_the_same_time(toy, tmp_path):
+    with pytest.raises(ValueError, match=r"resume is 'auto' and extends is .*short; give only one"):
+        train(toy, tmp_path / "run", resume="auto", extends=tmp_path / "short")
 
 
 def test_a_cosine_cannot_be_extended(toy, tmp_path, capfd):

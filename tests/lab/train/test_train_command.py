@@ -27,7 +27,7 @@ TOY += ["--batch", "4", "--steps", "3"]
 
 def test_a_model_and_options(data, tmp_path):
     options = ["--data", str(data), "--out", str(tmp_path), "--optimizer.name", "lamb", "--model.qk-norm"]
-    config, folder, resume = parse(["nano-10m", *options])
+    config, folder, resume, _ = parse(["nano-10m", *options])
     assert (folder, resume) == (tmp_path, False)
     assert (config.model.width, config.model.qk_norm) == (PRESETS["nano-10m"].width, True)
     assert (config.optimizer.name, config.data) == ("lamb", data)
@@ -36,7 +36,7 @@ def test_a_model_and_options(data, tmp_path):
 def test_the_slurm_example_parses():
     script = (Path(__file__).parents[3] / "examples" / "slurm.sh").read_text()
     arguments = script.partition("-m merit_optim train ")[2].replace("\\\n", "")
-    config, folder, resume = parse(shlex.split(arguments))
+    config, folder, resume, _ = parse(shlex.split(arguments))
     assert (str(config.data), str(folder), resume) == ("$DATA", "$OUT", "auto")
 
 
@@ -47,9 +47,9 @@ def test_the_default_folder(data):
 @pytest.mark.parametrize(("inside", "given"), [("", "run"), ("run", "."), ("run/checkpoints", "..")])
 def test_the_default_folder_of_a_longer_run_is_beside_it(run, inside, given, monkeypatch):
     monkeypatch.chdir(run.parent / inside)
-    _, longer, shorter = parse(["--resume", given, "--steps", "9"])
+    _, longer, resume, shorter = parse(["--resume", given, "--steps", "9"])
     assert longer.resolve() == run.parent / "run-steps9"
-    assert shorter == Path(given)
+    assert (resume, shorter) == (False, Path(given))
 
 
 @pytest.mark.parametrize("option", [["--model.vocab-size", "256"], ["--model.vocab_size=256"]])
@@ -95,7 +95,7 @@ def test_a_run_goes_on_when_nobody_reads_its_progress(data, tmp_path):
 
 def test_auto_resume_starts_a_run_and_leaves_a_finished_one(data, tmp_path, capfd):
     command = ["tiny", *TOY, "--data", str(data), "--out", str(tmp_path / "run"), "--auto-resume"]
-    assert parse(command)[1:] == (tmp_path / "run", "auto")
+    assert parse(command)[1:3] == (tmp_path / "run", "auto")
     assert main(command) == 0
     assert "already" not in capfd.readouterr().err
     assert main(command) == 0
