@@ -26,9 +26,9 @@ XQuantity = Literal["step", "tokens"]
 _AXIS_TITLES = {"step": "steps", "tokens": "tokens"}
 _LINE_HEIGHT = 240
 _LAYER_HEIGHT = 15
-_FILE_WIDTH = 640
+FILE_WIDTH = 640
 _LETTER_WIDTH, _SYMBOL_WIDTH = 6.4, 34  # of a legend, in pixels
-_FEW_POINTS = 30  # up to this many, each point is marked
+FEW_POINTS = 30  # up to this many, each point is marked
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ def line_chart(
         source = alt.Chart(alt.NamedData(name=f"{name}-{kind}"))
         return source.transform_filter("indexof(hidden, datum.series) < 0")
 
-    marked = {"size": 22} if num_points <= _FEW_POINTS else False
+    marked = {"size": 22} if num_points <= FEW_POINTS else False
     runs = rows("runs").mark_line(clip=True, strokeWidth=1, opacity=0.4)
     means = rows("means").mark_line(clip=True, strokeWidth=2.2, point=marked)
     ends = rows("ends").mark_point(clip=True, shape="cross", angle=45, size=110, strokeWidth=2, filled=True)
@@ -235,7 +235,7 @@ def layer_chart(
 
 
 def _width(standalone: bool) -> int | Literal["container"]:
-    return _FILE_WIDTH if standalone else "container"
+    return FILE_WIDTH if standalone else "container"
 
 
 def _vertical_axis(vertical: Vertical) -> alt.Axis:

@@ -9,19 +9,18 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from merit_lab.report.charts import Look, by_series
+from merit_lab.report.charts import FEW_POINTS, Look, by_series
 from merit_lab.report.curves import mean_curve, thin
 
 if TYPE_CHECKING:
     import altair as alt
 
-FILE_WIDTH = 640
 _HEIGHT = 260
 _MAX_POINTS = 200
 _MOST_TICKS = 8
-_FEW_POINTS = 30  # up to here each point is marked
 
 Row = dict[str, Any]
 Line = tuple[str, Sequence[tuple[float, float]], bool]
@@ -133,7 +132,7 @@ def line_chart(
     means: list[Row] = []
     ends: list[Row] = []
     for series, group in lines.items():
-        thinned = thin([list(points) for _, points, _ in group], _MAX_POINTS, _mean)  # type: ignore[arg-type]
+        thinned = thin([list(points) for _, points, _ in group], _MAX_POINTS, fmean)  # type: ignore[arg-type]
         for (run, _, diverged), points in zip(group, thinned, strict=True):
             runs += [{"series": series, "run": run, "x": at, "value": rounded(value)} for at, value in points]
             if diverged and points:
@@ -154,7 +153,7 @@ def line_chart(
     shown = [*runs, *({"x": at, "value": value} for at, value in ideal)]
     horizontal = _position(alt.X, "x", x.with_ticks(row["x"] for row in shown))
     vertical = _position(alt.Y, "value", y.with_ticks(row["value"] for row in shown))
-    few = max((len(points) for group in lines.values() for _, points, _ in group), default=0) <= _FEW_POINTS
+    few = max((len(points) for group in lines.values() for _, points, _ in group), default=0) <= FEW_POINTS
 
     def faded(opacity: float) -> Any:
         return alt.OpacityValue(0.06, condition={"param": "pick", "value": opacity})
@@ -306,10 +305,6 @@ def _scale(axis: Axis) -> alt.Scale:
     if axis.shown is not None:
         return alt.Scale(zero=False, nice=False, domain=list(axis.shown))
     return alt.Scale(zero=axis.from_zero, nice=True)
-
-
-def _mean(values: Sequence[float]) -> float:
-    return math.fsum(values) / len(values)
 
 
 def rounded(value: float) -> float:
