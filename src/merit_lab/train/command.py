@@ -23,7 +23,7 @@ from merit_lab.train.signals import Interrupted
 from merit_lab.train.typed import refuse_replaced_vocab
 
 if TYPE_CHECKING:
-    from merit_lab.train.loop import Resume
+    from merit_lab.train.start import Resume
 
 
 @dataclass(frozen=True, kw_only=True)

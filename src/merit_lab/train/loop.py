@@ -9,7 +9,6 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Literal
 
 import torch
 from torch import Tensor
@@ -40,18 +39,8 @@ from merit_lab.train.passes import MicroBatch, Passes
 from merit_lab.train.reporter import Reporter, reporting
 from merit_lab.train.signals import Interrupted, StopRequest, listening
 from merit_lab.train.speed import Moment, Speedometer
-from merit_lab.train.start import (
-    Start,
-    begin_or_resume_run,
-    begin_run,
-    extend_run,
-    resume_run,
-    wait_for_previous_process,
-)
+from merit_lab.train.start import Resume, Start, start_run, wait_for_previous_process
 from merit_lab.train.validation import validation_loss
-
-Resume = bool | Literal["auto"]
-
 
 _SKIPS_IN_A_ROW = 100  # after so many skipped steps a run will not recover
 
@@ -85,7 +74,7 @@ def train(
     if resume == "auto":  # before signals are handled: one must still end the process at once
         ranks.first(lambda: wait_for_previous_process(folder))
     with contextlib.ExitStack() as held, listening() as stop:
-        start = ranks.first(lambda: _start(config, folder, ranks, resume, extends, held))
+        start = ranks.first(lambda: start_run(config, folder, ranks, resume, extends, held))
         if start.event != "over":
             with reporting(start, ranks) as reporter, contextlib.suppress(_Ended):
                 reporter.event(start.step, start.event, start.message)
@@ -93,27 +82,6 @@ def train(
         elif ranks.is_first:
             print(start.message, file=sys.stderr)
     return start.run
-
-
-def _start(
-    config: TrainConfig | None,
-    folder: Path,
-    ranks: Ranks,
-    resume: Resume,
-    extends: Path | None,
-    held: contextlib.ExitStack,
-) -> Start:
-    if resume and extends is not None:
-        raise ValueError(f"resume is {resume!r} and extends is {extends}; give only one of the two")
-    if resume is True:
-        return resume_run(config, folder, ranks, held)
-    if config is None:
-        raise ValueError("a new run needs a configuration; pass one, or resume=True")
-    if resume == "auto":
-        return begin_or_resume_run(config, folder, ranks, held)
-    if extends is not None:
-        return extend_run(config, extends, folder, ranks, held)
-    return begin_run(config, folder, ranks, held)
 
 
 class _Ended(Exception):

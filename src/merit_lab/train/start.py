@@ -31,6 +31,9 @@ from merit_lab.train.memory import check_memory
 from merit_lab.train.optimizer import check_optimizer, options_in_use
 from merit_lab.train.parallel import Ranks
 
+Resume = bool | Literal["auto"]
+"""Whether to resume a run; "auto" starts it if there is none."""
+
 # Seconds that a restart waits for the previous process. A killed process has released its lock, but a file
 # server keeps the locks of a dead node until their lease expires: 90 seconds on NFS.
 _RESTART_TIMEOUT = 120.0
@@ -48,6 +51,28 @@ class Start:
     step: int = 0
     metrics_offset: int = 0
     seconds: float = 0.0
+
+
+def start_run(
+    config: TrainConfig | None,
+    folder: Path,
+    ranks: Ranks,
+    resume: Resume,
+    extends: Path | None,
+    held: contextlib.ExitStack,
+) -> Start:
+    """Start a run or resume one, as ``train`` is asked to, and hold its lock."""
+    if resume and extends is not None:
+        raise ValueError(f"resume is {resume!r} and extends is {extends}; give only one of the two")
+    if resume is True:
+        return resume_run(config, folder, ranks, held)
+    if config is None:
+        raise ValueError("a new run needs a configuration; pass one, or resume=True")
+    if resume == "auto":
+        return begin_or_resume_run(config, folder, ranks, held)
+    if extends is not None:
+        return extend_run(config, extends, folder, ranks, held)
+    return begin_run(config, folder, ranks, held)
 
 
 def begin_run(config: TrainConfig, folder: Path, ranks: Ranks, held: contextlib.ExitStack) -> Start:
