@@ -16,7 +16,7 @@ from merit_optim.optim import algorithm
 from merit_optim.optim.algorithm import Rule
 from merit_optim.optim.directions import Muon, direction_of
 from merit_optim.optim.engines.ranks.sharding import Sharding
-from merit_optim.optim.engines.work import Controls, Item, Work, update_each
+from merit_optim.optim.engines.work import Controls, Item, Work, count_step, update_each
 from merit_optim.optim.matrices import View
 
 Decay = Literal["inside", "outside", "cautious"]
@@ -55,7 +55,7 @@ class MuonMERITVariant(MuonMERIT):
         hidden = [work for work in works if work.group["direction"] == Muon.NAME]
         rest = [work for work in works if work.group["direction"] != Muon.NAME]
         super()._update(rest, controls, sharding)
-        self._count_step(hidden, controls)
+        count_step(hidden, controls)
         update_each(hidden, controls, self._definition)
 
     def _definition(self, item: Item, weight: Tensor, grad: Tensor, *state: Tensor) -> tuple[Tensor, ...]:

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import tyro
 
@@ -35,6 +35,15 @@ class Arguments:
     """Run directory to create. None: runs/MODEL-OPTIMIZER-lrRATE-seedSEED."""
     auto_resume: bool = False
     """Resume the run if it exists, otherwise start it: one command that a scheduler can repeat."""
+
+
+class Parsed(NamedTuple):
+    """The arguments of ``train``."""
+
+    config: TrainConfig | None
+    folder: Path
+    resume: Resume = False
+    extends: Path | None = None
 
 
 def main(argv: Sequence[str]) -> int:
@@ -69,8 +78,8 @@ def _summary(run: Run) -> str:
     return f"The run is in {run.folder}{loss}.\nTo see it: merit report {run.folder}"
 
 
-def parse(argv: list[str]) -> tuple[TrainConfig | None, Path, Resume, Path | None]:
-    """Return the configuration, the run directory, whether to resume, and the shorter run to extend."""
+def parse(argv: list[str]) -> Parsed:
+    """Return what the command line asks for."""
     first = argv[0] if argv else "--help"
     if not is_model(first) or "--resume" in argv:
         options = _parse_without_model(argv or ["--help"])
@@ -82,8 +91,8 @@ def parse(argv: list[str]) -> tuple[TrainConfig | None, Path, Resume, Path | Non
         if options.steps is not None:
             beside = folder if folder.name not in ("", "..") else folder.resolve()  # "." has no name
             longer = options.out or beside.with_name(f"{beside.name}-steps{options.steps}")
-            return config.extended(options.steps), longer, False, folder
-        return (None if options.data is None else config), folder, True, None
+            return Parsed(config.extended(options.steps), longer, extends=folder)
+        return Parsed(None if options.data is None else config, folder, resume=True)
     name, model = find_model(first)
     arguments = tyro.cli(
         Arguments,
@@ -97,7 +106,7 @@ def parse(argv: list[str]) -> tuple[TrainConfig | None, Path, Resume, Path | Non
     optimizer = config.optimizer.resolve(model)
     kind = optimizer.name.rpartition(":")[2]  # of MODULE:CLASS, the class
     default = Path("runs") / f"{name}-{kind}-lr{optimizer.lr:g}-seed{config.seed}"
-    return config, arguments.out or default, "auto" if arguments.auto_resume else False, None
+    return Parsed(config, arguments.out or default, resume="auto" if arguments.auto_resume else False)
 
 
 def _config_of(folder: Path) -> TrainConfig:

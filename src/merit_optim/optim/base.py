@@ -21,12 +21,11 @@ from merit_optim.optim import options, saved_state, validate
 from merit_optim.optim.control import Log, controls_of
 from merit_optim.optim.engines.ranks.placements import any_sharded, is_sharded, local, stacked_zeros
 from merit_optim.optim.engines.ranks.sharding import Sharding
-from merit_optim.optim.engines.work import Controls, Work, apart, is_true, name_of
+from merit_optim.optim.engines.work import Controls, Work, is_true, name_of
 from merit_optim.optim.kinds import MARKS
 from merit_optim.optim.names import plain
 from merit_optim.optim.torch_private import (
     check_graph_capture,
-    foreach_add_,
     never_compiled,
     with_grad_if_differentiable,
 )
@@ -372,21 +371,6 @@ class SafeOptimizer(Optimizer):
     @staticmethod
     def _state_dtype(param: Tensor, group: dict[str, Any]) -> torch.dtype:
         return torch.float64 if param.dtype == torch.float64 else group["state_dtype"]
-
-    @staticmethod
-    def _count_step(works: list[Work], controls: Controls) -> None:
-        for device, on_device in apart(works, controls).items():
-            skip = controls[device].skip
-            steps = [step for work in on_device for step in work.steps]
-            if not steps:
-                continue
-            if skip is None:
-                foreach_add_(steps, 1)
-            else:
-                taken = (~skip).float()
-                for place in dict.fromkeys([step.device for step in steps]):  # SOAP's are on the host
-                    there = [step for step in steps if step.device == place]
-                    foreach_add_(there, [taken.to(place)] * len(there))
 
     # --- scaling and skipping -------------------------------------------------------------------------
 

@@ -14,7 +14,7 @@ from merit_optim.optim.algorithm import compute_dtype
 from merit_optim.optim.base import SafeOptimizer
 from merit_optim.optim.engines.ranks.placements import local
 from merit_optim.optim.engines.ranks.sharding import Sharding
-from merit_optim.optim.engines.work import Controls, Item, Work, scalar, update_each
+from merit_optim.optim.engines.work import Controls, Item, Work, count_step, scalar, update_each
 from merit_optim.optim.options import STEP_DEFAULTS, StepOptions, filled
 
 
@@ -105,7 +105,7 @@ class SophiaG(SafeOptimizer):
 
     def _update(self, works: list[Work], controls: Controls, sharding: Sharding | None) -> None:
         del sharding  # the update is element-wise, so ranks have nothing to exchange
-        self._count_step(works, controls)
+        count_step(works, controls)
         update_each(works, controls, _sophia)
 
     def __getstate__(self) -> dict[str, Any]:

@@ -1,11 +1,10 @@
-"""The base class of the family (direction x ratio x engine): options, checks, and the choice of engine."""
+"""The base class of the family (direction x ratio x engine): options, checks, and recordings of steps."""
 
 from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Iterable, Iterator
-from itertools import groupby
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Unpack
 
 import torch
@@ -25,19 +24,17 @@ from merit_optim.optim.directions import (
     direction_of,
     option_names,
 )
+from merit_optim.optim.dispatch import Dispatch, fuses
 from merit_optim.optim.engines import direct, fused_unavailable, interpreting
-from merit_optim.optim.engines.eager import engine as eager
-from merit_optim.optim.engines.part import Formed, MatrixPart, Part, Whole
 from merit_optim.optim.engines.ranks import placements
 from merit_optim.optim.engines.ranks.placements import is_sharded, refuse_inexact
 from merit_optim.optim.engines.ranks.sharding import Sharding
-from merit_optim.optim.engines.work import Controls, Work, apart, names_of
+from merit_optim.optim.engines.work import Controls, Work, count_step
 from merit_optim.optim.groups import by_orientation
 from merit_optim.optim.matrices import Matrices, View
 from merit_optim.optim.options import ENGINE_DEFAULTS, EngineOptions
-from merit_optim.optim.refresh import in_turns
 from merit_optim.optim.statistics import Recorder, UpdateStatistics
-from merit_optim.optim.torch_private import is_fake, is_flat_of_fsdp1
+from merit_optim.optim.torch_private import is_flat_of_fsdp1
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
@@ -236,30 +233,15 @@ class TrustRatioOptimizer(SafeOptimizer):
         params = (param for group in self.param_groups for param in group["params"])
         return {param.shape for param in params if not is_lazy(param)}
 
-    @staticmethod
-    def _fuses(group: dict[str, Any], param: Tensor) -> bool:
-        """Whether the fused engine is requested, or is the default choice, and can run.
-
-        A request can be impossible to meet if it comes from a checkpoint of another machine, or if tensors
-        are fake, which have no addresses.
-        """
-        device = param.device
-        if group["fused"] is None:
-            wanted = group["foreach"] is None and not group["differentiable"] and device.type == "cuda"
-        else:
-            wanted = group["fused"] and (device.type == "cuda" or interpreting())
-        can_run = direction_of(group).HAS_KERNELS and fused_unavailable() is None
-        return bool(wanted) and can_run and not is_fake(param)
-
     def _step_device(self, param: Tensor, group: dict[str, Any]) -> torch.device:
         if direction_of(group).READS_STEP:
             return torch.device("cpu")
         # Many small additions on the host would cost more than the fused step.
-        return param.device if self._fuses(group, param) else super()._step_device(param, group)
+        return param.device if fuses(group, param) else super()._step_device(param, group)
 
     @property
     def _step_supports_amp_scaling(self) -> bool:
-        fused = all(self._fuses(group, param) for group in self.param_groups for param in group["params"][:1])
+        fused = all(fuses(group, param) for group in self.param_groups for param in group["params"][:1])
         return fused or super()._step_supports_amp_scaling
 
     def _leaves_the_graph(self) -> bool:
@@ -273,34 +255,12 @@ class TrustRatioOptimizer(SafeOptimizer):
 
     def _update(self, works: list[Work], controls: Controls, sharding: Sharding | None) -> None:
         if torch.compiler.is_compiling() or self.defaults["differentiable"]:
-            self._count_step(works, controls)
+            count_step(works, controls)
             direct.step(works, controls)
             return
-        works = in_turns(works, self.param_groups)
-        shares = None if sharding is None else sharding.shares
-        parts: list[Part] = []
-        for device, on_device in apart(works, controls).items():
-            fused: list[Work] = []
-            rest: list[Work] = []
-            for work in on_device:
-                (fused if self._fuses(work.group, work.params[0]) else rest).append(work)
-            if fused:
-                fused = [self._counted_on(device, work) for work in fused]
-                engine = self._fused_engine(device)
-                fused_parts, unfused = engine.parts_of(fused, controls[device], shares)
-                parts += fused_parts
-                rest += unfused
-            self._count_step(rest, controls)  # the fused engine counts its own
-            parts += eager.parts_of(rest, controls, shares, one_by_one=bool(self._recordings))
         recorder = Recorder() if self._recordings else None
-        if sharding is None:
-            while parts:  # one at a time: each direction is freed before the next is formed
-                part = parts.pop()
-                part.advance()
-                part.apply(recorder)
-                del part
-        else:
-            self._update_on_ranks(works, parts, sharding, recorder)
+        dispatch = Dispatch(self.param_groups, self.state, self._fused_engine)
+        dispatch.take_step(works, controls, sharding, recorder)
         if recorder is not None:
             self._record(recorder)
 
@@ -309,70 +269,6 @@ class TrustRatioOptimizer(SafeOptimizer):
         names = [name for index in range(len(self.param_groups)) for name, _ in self._named(index)]
         for recording in self._recordings:
             recording.update({name: recorder[name] for name in names if name in recorder})
-
-    def _update_on_ranks(
-        self, works: list[Work], parts: list[Part], sharding: Sharding, recorder: Recorder | None
-    ) -> None:
-        originals = {p: o for work in works for p, o in zip(work.params, work.originals, strict=True)}
-        here = set(originals.values())
-        cut = [part for part in parts if isinstance(part, MatrixPart) and part.is_cut]
-        rest = [part for part in parts if part not in cut]
-        parts.clear()  # so that a part is freed once its weights are updated
-        waiting: list[Part] = []
-
-        def go_on(part: Part) -> None:
-            """Update the weights now, or keep the part until ranks have exchanged their norms."""
-            if sharding.crosses(part.places, originals):
-                waiting.append(part)
-            else:
-                part.apply(recorder)
-
-        sharding.owners.start(cut)
-        while rest:  # while messages are in flight
-            whole = rest.pop()
-            whole.advance()
-            go_on(whole)
-            del whole
-
-        def step_of(param: Tensor) -> float | Tensor:
-            """The step of a weight that this rank owns, which may have its gradient on other ranks only."""
-            # The eager engine has counted it where the gradient is. Muon, which may be fused, ignores it.
-            before: float | Tensor = self.state[param]["step"] if self.state.get(param) else 0
-            return before if param in here else before + 1
-
-        formed = sharding.owners.finish(self.param_groups, step_of, self._form)
-        while cut:
-            part = cut.pop()
-            part.after([formed.pop(original) for original in part.originals])
-            go_on(part)
-            del part
-        sharding.reduce((place for part in waiting for place in part.places), originals)
-        for ready in waiting:
-            ready.apply(recorder)
-        if recorder is not None:
-            names = {
-                o: name for work in works for o, name in zip(work.originals, names_of(work), strict=True)
-            }
-            sharding.merge_statistics(recorder, names)
-
-    def _form(self, wholes: Iterable[Whole]) -> Iterator[Formed]:
-        """Form the directions of whole matrices: one by one, or many at once where they are fused."""
-
-        def fused_on(whole: Whole) -> torch.device | None:
-            n_NRC = whole.gathered[0]
-            return n_NRC.device if self._fuses(whole.group, n_NRC) else None
-
-        for device, some in groupby(wholes, fused_on):
-            form = eager.form if device is None else self._fused_engine(device).form
-            yield from form(some)
-
-    def _counted_on(self, device: torch.device, work: Work) -> Work:
-        """The work, with its step counts moved to the device, where the kernels increment them."""
-        if set(map(Tensor.get_device, work.steps)) != {work.params[0].get_device()}:
-            for original, step in zip(work.originals, work.steps, strict=True):
-                self.state[original]["step"] = step.to(device, torch.float32)
-            work = work._replace(steps=[self.state[original]["step"] for original in work.originals])
-        return work
 
     def _fused_engine(self, device: torch.device) -> FusedEngine:
         from merit_optim.optim.engines.fused.engine import FusedEngine

@@ -189,8 +189,8 @@ def test_a_run_has_the_length_of_merit_train_unless_it_is_given(tmp_path, capsys
     write_board(tmp_path / "arena", 0.04)
     assert main([str(tmp_path / "arena"), "--model", "tiny", "--batch", "64"]) == 0
     command = shlex.split(capsys.readouterr().out.splitlines()[-1])
-    config, _, _ = parse_train(command[2:])
-    assert config.steps == parse_train(["tiny", "--data=x", "--batch=64"])[0].resolve(None).steps > 200
+    config = parse_train(command[2:]).config
+    assert config.steps == parse_train(["tiny", "--data=x", "--batch=64"]).config.resolve(None).steps > 200
 
 
 @pytest.mark.usefixtures("trained")
@@ -202,7 +202,7 @@ def test_advice_has_the_momentum_that_an_arena_found(arena, tmp_path, capsys) ->
     for names, momentum in ((["out", "old"], ["momentum=0.9"]), (["old"], [])):
         assert main([*(str(tmp_path / name) for name in names), *size]) == 0
         command = shlex.split(capsys.readouterr().out.splitlines()[-1])
-        options = parse_train(command[2:])[0].optimizer.options
+        options = parse_train(command[2:]).config.optimizer.options
         assert [text for text in options if text.startswith("momentum")] == momentum
 
 
@@ -221,7 +221,7 @@ def test_advice_for_custom_optimizers_has_their_options_and_second_optimizers(
     assert "SGD, momentum 0.5" in table
     command = shlex.split(output.splitlines()[-1])
     assert command[:2] == ["merit", "train"]
-    config, _, _ = parse_train(command[2:])
+    config = parse_train(command[2:]).config
     assert config.optimizer == OptimizerConfig(
         name="torch:Muon",
         lr=0.0012,

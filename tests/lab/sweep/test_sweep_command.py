@@ -61,7 +61,7 @@ def test_trains_the_grid_once_and_writes_the_findings(
     )
     assert found["merit"]["validation_loss"] == pytest.approx(float(lowest["validation_loss"]))
     assert found["merit"]["lr"] == float(lowest["lr"])
-    best, _, _ = parse_train([*command[:3], *found["merit"]["train_options"]])
+    best = parse_train([*command[:3], *found["merit"]["train_options"]]).config
     assert best is not None
     assert (best.optimizer.name, best.optimizer.lr) == ("merit", float(lowest["lr"]))
     assert best.optimizer.weight_decay == float(lowest["optimizer.weight_decay"])
@@ -77,7 +77,7 @@ def test_the_best_value_of_a_flag_is_an_option_of_train(command: list[str], tmp_
     fields = ["--set", "model.qk-norm", "True", "False", "--set", "compile", "False", "None"]
     assert main([*command, "--optimizers", "merit", "--lr", "1e-2", *fields]) == 0
     found = json.loads((tmp_path / "out" / "report" / "best.json").read_text())["merit"]
-    best, _, _ = parse_train([*command[:3], *found["train_options"]])
+    best = parse_train([*command[:3], *found["train_options"]]).config
     assert best is not None
     assert best.model.qk_norm == found["config"]["model"]["qk_norm"]
     assert best.compile == found["config"]["compile"]

@@ -53,7 +53,7 @@ def test_an_option_is_an_axis_and_has_its_default_where_a_run_does_not_set_it(sg
     assert "<h1>Momentum sweep</h1>" in page
     assert "Best momentum" in page
     best = json.loads((out / "report" / "best.json").read_text())["torch:SGD"]
-    config, _, _ = parse_train(["tiny", "--data", "x", *best["train_options"]])
+    config = parse_train(["tiny", "--data", "x", *best["train_options"]]).config
     assert config is not None
     assert config.optimizer.options == ("momentum=0.9",)
 

@@ -41,7 +41,7 @@ def test_the_slurm_example_parses():
 
 
 def test_the_default_folder(data):
-    assert str(parse(["tiny", "--data", str(data), "--seed", "3"])[1]) == "runs/tiny-merit-lr0.009-seed3"
+    assert str(parse(["tiny", "--data", str(data), "--seed", "3"]).folder) == "runs/tiny-merit-lr0.009-seed3"
 
 
 @pytest.mark.parametrize(("inside", "given"), [("", "run"), ("run", "."), ("run/checkpoints", "..")])
@@ -55,15 +55,15 @@ def test_the_default_folder_of_a_longer_run_is_beside_it(run, inside, given, mon
 @pytest.mark.parametrize("option", [["--model.vocab-size", "256"], ["--model.vocab_size=256"]])
 def test_a_vocabulary_that_the_data_would_replace_is_refused(data, option, monkeypatch):
     command = ["tiny", "--data", str(data), *option]
-    assert parse(command)[0].model.vocab_size == 256  # these data do not name their tokenizer
+    assert parse(command).config.model.vocab_size == 256  # these data do not name their tokenizer
     monkeypatch.setattr(Dataset, "vocab_size", 300)
     with pytest.raises(
         ValueError, match=r"vocab-size is 256, but .* to 320; leave the option out, or add --no-fit"
     ):
         parse(command)
-    assert parse([*command, "--no-fit-vocab"])[0].model.vocab_size == 256
+    assert parse([*command, "--no-fit-vocab"]).config.model.vocab_size == 256
     monkeypatch.setattr(Dataset, "vocab_size", 256)
-    assert parse(command)[0].model.vocab_size == 256
+    assert parse(command).config.model.vocab_size == 256
 
 
 def test_training_and_its_exit_status(data, tmp_path, capfd):

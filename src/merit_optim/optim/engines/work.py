@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from merit_optim.optim.algorithm import compute_dtype
-from merit_optim.optim.torch_private import is_fake
+from merit_optim.optim.torch_private import foreach_add_, is_fake
 
 
 class Control(NamedTuple):
@@ -76,6 +76,22 @@ def by_device(works: list[Work]) -> dict[torch.device, list[Work]]:
 def apart(works: list[Work], controls: Controls) -> dict[torch.device, list[Work]]:
     """Divide the work by device. If the controls know a single device, no parameter is looked at."""
     return by_device(works) if len(controls) > 1 else dict.fromkeys(controls, works)
+
+
+def count_step(works: list[Work], controls: Controls) -> None:
+    """Increase the step counts of all parameters, unless the step is skipped."""
+    for device, on_device in apart(works, controls).items():
+        skip = controls[device].skip
+        steps = [step for work in on_device for step in work.steps]
+        if not steps:
+            continue
+        if skip is None:
+            foreach_add_(steps, 1)
+        else:
+            taken = (~skip).float()
+            for place in dict.fromkeys([step.device for step in steps]):  # SOAP's are on the host
+                there = [step for step in steps if step.device == place]
+                foreach_add_(there, [taken.to(place)] * len(there))
 
 
 def pick(work: Work, keep: list[int]) -> Work:
