@@ -51,6 +51,7 @@ TABLES: dict[str, Callable[[], Table]] = {
     "parts": large.parts,
     "equal-rows": small.equal_rows,
     "equal-rows-large": large.equal_rows_large,
+    "decays": small.decays,
     "zero-shot": large.zero_shot,
     "rates": large.rates,
     "sizes": small.sizes,

@@ -90,6 +90,37 @@ def equal_rows() -> Table:
     return Table(head, tuple(rows), num_text=3)
 
 
+# Where weight decay acts, by the name of MuonMERITVariant's option.
+PLACES = {"inside": "scaled by the ratios", "outside": "decoupled", "cautious": "scaled, where d shrinks w"}
+
+
+def decays() -> Table:
+    """A small model with MuonMERIT's weight decay elsewhere or stronger, or its ratios smoothed."""
+    series: dict[tuple[str, ...], list[MeasuredRun]] = {}
+    for run in find_runs([ROOT / "results/sizes/variants"]):
+        optimizer, one = run.config["optimizer"], SeedRuns((run,))
+        stronger = [pattern.split("=")[1] for pattern in optimizer["overrides"]]
+        decay = stronger[0] if stronger else f"{optimizer['weight_decay']:g}"
+        if optimizer["name"] == "normuon":
+            name, place = "NorMuon", "decoupled"
+        else:
+            name = "MuonMERIT, smoothed ratios" if "smoothing" in one.options else "MuonMERIT"
+            place = PLACES[one.options.get("decay", "inside")]
+        setting = (f"{run.config['steps']:,}", name, place, decay, f"{one.lr:g}")
+        series.setdefault(setting, []).append(run)
+    rows = [(*setting, str(len(runs)), SeedRuns(tuple(runs)).shown) for setting, runs in series.items()]
+    head = (
+        "Steps",
+        "Optimizer",
+        "Weight decay is",
+        "Weight decay",
+        "Learning rate",
+        "Seeds",
+        "Validation loss",
+    )
+    return Table(head, tuple(sorted(rows, key=lambda row: (len(row[0]), *row))), num_text=3)
+
+
 # The sweeps of a small model: what was varied, its title, and its value where something else was varied.
 VARIED = {
     "model.width": ("Width", 64),
