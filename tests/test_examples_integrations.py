@@ -60,10 +60,10 @@ def test_an_unknown_optimizer_is_refused_with_the_nearest(name, tmp_path, monkey
     needs("transformers", "accelerate", "lightning")
     monkeypatch.chdir(tmp_path)
     words = (
-        r"unknown optimizer 'muon-merit'; did you mean 'MuonMERIT'\? Known optimizers: .*MERIT, .*SOAPMERIT\."
+        r"unknown optimizer 'muonmerti'; did you mean 'MuonMERIT'\? Known optimizers: .*MERIT, .*SOAPMERIT\."
     )
     with pytest.raises(ValueError, match=words):
-        run(name, "--optimizer", "muon-merit", monkeypatch=monkeypatch)
+        run(name, "--optimizer", "muonmerti", monkeypatch=monkeypatch)
     assert not list(tmp_path.iterdir())
 
 
