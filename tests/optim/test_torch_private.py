@@ -321,16 +321,6 @@ def test_fsdp1_marks_its_flat_parameters() -> None:
     assert not hasattr(nn.Parameter(torch.ones(1)), "_fsdp_flattened"), changed("_fsdp_flattened")
 
 
-@pytest.fixture
-def four_ranks() -> Iterator[None]:
-    """A fake process group of which only one rank exists: nothing is sent."""
-    from torch.testing._internal.distributed.fake_pg import FakeStore
-
-    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=4)
-    yield
-    dist.destroy_process_group()
-
-
 @pytest.mark.usefixtures("four_ranks")
 def test_fsdp2_has_a_separate_placement_for_tensor_parallel_parameters() -> None:
     from torch.distributed.fsdp import fully_shard

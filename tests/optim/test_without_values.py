@@ -1,6 +1,5 @@
 """Steps of tensors without values, by which memory is estimated: on the meta device, or of FakeTensorMode."""
 
-from collections.abc import Iterator
 from contextlib import nullcontext
 from typing import Any
 
@@ -83,16 +82,6 @@ def test_the_fused_engine_leaves_them_to_the_eager_one(monkeypatch) -> None:
         for param in params:
             param.grad = torch.empty_like(param)
         optimizer.step()
-
-
-@pytest.fixture
-def four_ranks() -> Iterator[None]:
-    """A fake process group of which only one rank exists, as estimates for many GPUs use it."""
-    from torch.testing._internal.distributed.fake_pg import FakeStore
-
-    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=4)
-    yield
-    dist.destroy_process_group()
 
 
 @pytest.mark.usefixtures("four_ranks")
