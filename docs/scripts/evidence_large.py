@@ -10,6 +10,7 @@ from evidence_runs import (
     BOUNDS,
     CONTESTANTS,
     EVERYONE,
+    HEADLINE,
     ROOT,
     SCALED,
     SEQUENCES,
@@ -37,15 +38,15 @@ from merit_lab.train import TrainConfig
 
 def headline() -> Table:
     """Validation loss by optimizer and size."""
-    sizes = [[lowest(tuned_series(width, name)) for name in CONTESTANTS] for width in SIZES]
+    sizes = [[lowest(tuned_series(width, name)) for name in HEADLINE] for width in SIZES]
     columns = []
-    for found in (*sizes, [in_arena().get(name) for name in CONTESTANTS]):
+    for found in (*sizes, [in_arena().get(name) for name in HEADLINE]):
         winner = min((one for one in found if one), key=lambda one: one.mean)
         shown = [one.shown if one else NOTHING for one in found]
         columns.append(
             [f"**{text}**" if one is winner else text for one, text in zip(found, shown, strict=True)]
         )
-    names = [DISPLAY_NAMES[name] for name in CONTESTANTS]
+    names = [DISPLAY_NAMES[name] for name in HEADLINE]
     head = ("Optimizer", *(f"{size} parameters" for size in SIZES.values()), "10M, all tuned alike")
     return Table(head, tuple(zip(names, *columns, strict=True)))
 

@@ -16,6 +16,7 @@ from merit_lab.study.reach import steps_to_reach
 ROOT = Path(__file__).parents[2]
 SIZES = {256: "10M", 512: "33M", 768: "98M"}  # by width
 CONTESTANTS = ("adamw", "lamb", "merit", "muon", "normuon", "muon-merit")
+HEADLINE = (*CONTESTANTS[:3], "soap", *CONTESTANTS[3:])  # and those that come near them
 EVERYONE = (*CONTESTANTS[:3], "lion", "orscale", "soap", "soap-merit", *CONTESTANTS[3:])
 WARMUPS = (0.02, 0.1, 0.2, 0.25, 0.3, 0.4, 0.5)  # as shares of the steps
 MOMENTUM, BOUND = "0.95", 0.2  # of most runs; the largest ratio of MuonMERIT, where it had a bound
