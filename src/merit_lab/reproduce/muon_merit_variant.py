@@ -1,10 +1,11 @@
-"""An experimental variant of MuonMERIT: weight decay elsewhere, and ratios smoothed over steps.
+"""An experimental variant of MuonMERIT: weight decay elsewhere, smoothed ratios, SOAP's direction later.
 
 A direct implementation of the definition, one weight at a time: for experiments, not for speed.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Literal, get_args
 
 from torch import Tensor
@@ -14,7 +15,7 @@ from merit_lab.reproduce.merit_variant import smoothed_sizes
 from merit_optim import MuonMERIT
 from merit_optim.optim import algorithm
 from merit_optim.optim.algorithm import Rule
-from merit_optim.optim.directions import Muon, direction_of
+from merit_optim.optim.directions import Muon, Soap, direction_of
 from merit_optim.optim.engines.ranks.sharding import Sharding
 from merit_optim.optim.engines.work import Controls, Item, Work, count_step, update_each
 from merit_optim.optim.matrices import View
@@ -23,7 +24,7 @@ Decay = Literal["inside", "outside", "cautious"]
 
 
 class MuonMERITVariant(MuonMERIT):
-    """MuonMERIT with weight decay outside of the ratios or for some elements, or with smoothed ratios.
+    """MuonMERIT with another weight decay, with smoothed ratios, or with SOAP's direction after some steps.
 
     Args:
         params: parameter groups from ``param_groups(model)``.
@@ -33,6 +34,8 @@ class MuonMERITVariant(MuonMERIT):
             MuonMERIT. "outside": ``u = d``, and ``w <- w - lr*weight_decay*w`` beside it, as in AdamW.
             "cautious": inside, for the elements that d makes smaller in any case.
         smoothing: decay of the moving averages that replace the update's norms; 0: no averaging.
+        soap_after: number of steps after which hidden matrices take SOAP's direction, whose state begins then
+            and whose first step changes nothing; None: never. Only without the two above.
         options: those of MuonMERIT.
     """
 
@@ -44,12 +47,31 @@ class MuonMERITVariant(MuonMERIT):
         *,
         decay: Decay = "inside",
         smoothing: float = 0.0,
+        soap_after: int | None = None,
         **options: Any,
     ) -> None:
         if decay not in get_args(Decay):
             raise ValueError(f"decay is {decay!r}, but must be one of {', '.join(get_args(Decay))}")
-        self._decay, self._smoothing = decay, smoothing
+        if soap_after is not None and (decay != "inside" or smoothing):
+            raise ValueError(
+                f"soap_after is {soap_after}, and decay is {decay!r} and smoothing {smoothing}, which SOAP's "
+                "direction does not have here; use soap_after=None, or leave the others at their defaults"
+            )
+        self._decay, self._smoothing, self._soap_after = decay, smoothing, soap_after
         super().__init__(params, lr, weight_decay, **options)
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        if self._soap_after is not None and self._num_steps() >= self._soap_after:
+            for group in self.param_groups:
+                if group["direction"] == Muon.NAME:
+                    group.update(Soap().options)
+                    for param in group["params"]:
+                        self.state.pop(param, None)
+        return super().step(closure)
+
+    def _num_steps(self) -> float:
+        """The steps so far, as the rest counts them; Muon's direction has no count."""
+        return max((float(state["step"]) for state in self.state.values() if "step" in state), default=0.0)
 
     def _update(self, works: list[Work], controls: Controls, sharding: Sharding | None) -> None:
         hidden = [work for work in works if work.group["direction"] == Muon.NAME]

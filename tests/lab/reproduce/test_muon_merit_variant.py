@@ -4,16 +4,16 @@ import pytest
 import torch
 
 from merit_lab.reproduce.muon_merit_variant import MuonMERITVariant
-from merit_optim import MuonMERIT
+from merit_optim import SOAPMERIT, MuonMERIT
 
 START = torch.randn(12, 8, generator=torch.Generator().manual_seed(0)) * 0.05  # no ratio is bounded
 
 
-def trained(make, *, num_steps=4, **options):
+def trained(make, *, num_steps=4, direction="muon", **options):
     """The weights of a matrix and a vector after some steps."""
     torch.manual_seed(0)
     matrix, vector = torch.nn.Parameter(START.clone()), torch.nn.Parameter(torch.ones(8))
-    groups = [{"params": [matrix], "direction": "muon"}, {"params": [vector], "direction": "adam"}]
+    groups = [{"params": [matrix], "direction": direction}, {"params": [vector], "direction": "adam"}]
     optimizer = make(groups, lr=0.1, **options)
     for _ in range(num_steps):
         for weight in (matrix, vector):
@@ -65,3 +65,24 @@ def test_an_unknown_decay():
         MuonMERITVariant(
             [{"params": [torch.nn.Parameter(torch.ones(2, 2))], "direction": "muon"}], decay="late"
         )
+
+
+def test_soap_from_the_start_is_soap_merit():
+    bounds = (0.0, 0.1)  # MuonMERIT's default
+    expected = trained(SOAPMERIT, direction="soap", ratio_bounds=bounds)
+    actual = trained(MuonMERITVariant, soap_after=0)
+    for one, other in zip(expected, actual, strict=True):
+        torch.testing.assert_close(other, one)
+
+
+def test_until_then_it_is_muon_merit():
+    # The third step is SOAP's first, which changes nothing.
+    for num_steps, is_muon in ((3, True), (5, False)):
+        expected = trained(MuonMERIT, num_steps=min(num_steps, 2))
+        actual = trained(MuonMERITVariant, num_steps=num_steps, soap_after=2)
+        assert torch.equal(actual[0], expected[0]) == is_muon
+
+
+def test_soap_later_with_other_options_is_refused():
+    with pytest.raises(ValueError, match="soap_after is 3, and decay is 'outside'"):
+        trained(MuonMERITVariant, soap_after=3, decay="outside")
