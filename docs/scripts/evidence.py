@@ -52,6 +52,7 @@ TABLES: dict[str, Callable[[], Table]] = {
     "equal-rows": small.equal_rows,
     "equal-rows-large": large.equal_rows_large,
     "decays": small.decays,
+    "soap-later": small.soap_later,
     "zero-shot": large.zero_shot,
     "rates": large.rates,
     "sizes": small.sizes,

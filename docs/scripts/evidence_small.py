@@ -121,6 +121,33 @@ def decays() -> Table:
     return Table(head, tuple(sorted(rows, key=lambda row: (len(row[0]), *row))), num_text=3)
 
 
+def soap_later() -> Table:
+    """A small model with Muon's direction and MERIT's ratios, and SOAP's direction from some step on."""
+    muon_alone = [
+        run
+        for run in find_runs([ROOT / "results/sizes/variants"])
+        if run.config["steps"] == 800
+        and run.config["optimizer"]["name"] != "normuon"
+        and not run.config["optimizer"]["options"] + run.config["optimizer"]["overrides"]
+    ]
+    series: dict[tuple[str, float], list[MeasuredRun]] = {}
+    for run in [*muon_alone, *find_runs([ROOT / "results/sizes/soap"])]:
+        one = SeedRuns((run,))
+        after = one.options.get("soap_after")
+        if run.config["optimizer"]["name"] == "soap":
+            direction = "SOAP's, without ratios"
+        elif after is None:
+            direction = "Muon's"
+        else:
+            direction = "SOAP's" if after == "0" else f"Muon's, after {after} steps SOAP's"
+        series.setdefault((direction, one.lr), []).append(run)
+    rows = [
+        (direction, f"{lr:g}", str(len(runs)), SeedRuns(tuple(runs)).shown)
+        for (direction, lr), runs in sorted(series.items())
+    ]
+    return Table(("Direction", "Learning rate", "Seeds", "Validation loss"), tuple(rows), num_text=1)
+
+
 # The sweeps of a small model: what was varied, its title, and its value where something else was varied.
 VARIED = {
     "model.width": ("Width", 64),
