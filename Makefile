@@ -9,8 +9,9 @@ BIN := .venv/bin
 LAB := .venv/.lab
 DEV := .venv/.dev
 LOG := .venv/setup.log
+# Python compiles what it imports; to compile all 20,000 modules would take more than a minute.
 # pip's pages go into a log, which is shown where pip fails.
-PIP := $(BIN)/pip install -c constraints.txt
+PIP := $(BIN)/pip install --no-compile -c constraints.txt
 QUIETLY = >> $(LOG) 2>&1 || { tail -n 40 $(LOG) >&2; echo "The set-up failed; all of it: $(LOG)" >&2; exit 1; }
 
 .DEFAULT_GOAL := help
