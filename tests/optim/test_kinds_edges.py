@@ -45,9 +45,7 @@ def test_an_output_layer_at_the_level_of_the_embedding_is_a_head_whatever_its_na
     assert (kinds["head"], kinds["hidden"]) == (f"{output}.weight", DECODER_HIDDEN)
 
 
-@pytest.mark.parametrize(
-    "wrap", [lambda head: nn.ModuleDict({"proj": head}), lambda head: nn.Sequential(head)]
-)
+@pytest.mark.parametrize("wrap", [lambda head: nn.ModuleDict({"proj": head}), nn.Sequential])
 def test_an_output_layer_inside_another_module_is_a_head_by_its_size(wrap) -> None:
     model = Decoder()
     model.to_tokens = wrap(model.to_tokens)

@@ -219,8 +219,8 @@ def _is_transposed(module: nn.Module, leaf: str) -> bool:
 def _is_only_matrix(module: nn.Module) -> bool:
     """Whether a module has a single matrix, and no modules in it."""
     has_children = next(module.children(), None) is not None
-    matrices = [param for param in module.parameters() if is_lazy(param) or param.ndim > 1]
-    return not has_children and len(matrices) == 1
+    num_matrices = sum(param.ndim > 1 for param in module.parameters())
+    return not has_children and num_matrices == 1
 
 
 def _is_convolution(module: nn.Module) -> bool:
@@ -272,8 +272,8 @@ def _heads(places: list[_Place]) -> set[nn.Module]:
     table_sizes = {_sizes(table.module) for table in tables} - {None}
     square: list[nn.Module] = []
     for module, place in outside.items():
-        # By name, and if square, a head is at the level of the embeddings or above. BERT's pooler and attention
-        # outputs are not.
+        # By name, and if square, a head is at the level of the embeddings or above. BERT's pooler and
+        # attention outputs are not.
         level = place.path[:-1]
         beside = {_sizes(table.module) for table in tables if table.path[: len(level)] == level} - {None}
         num_outputs, num_inputs = sizes = _sizes(module) or (0, 0)
