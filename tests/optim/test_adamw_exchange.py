@@ -226,6 +226,14 @@ def test_another_number_of_groups_is_refused() -> None:
     model(torch.ones(1, 4)).sum().backward()
     adamw.step()
     optimizer = MERIT(param_groups(model))
-    with pytest.raises(ValueError, match="different number of parameter groups"):
+    message = r"different number of parameter groups: of 4 parameters, and this MERIT of 2, 2\. Load"
+    with pytest.raises(ValueError, match=message):
         optimizer.load_state_dict(adamw.state_dict())
     assert not optimizer.state
+
+
+def test_groups_of_other_sizes_are_refused() -> None:
+    weights = [torch.nn.Parameter(torch.ones(2, 2)) for _ in range(3)]
+    saved = torch.optim.AdamW([{"params": weights[:1]}, {"params": weights[1:]}]).state_dict()
+    with pytest.raises(ValueError, match=r"other groups: of 1, 2 parameters, and this MERIT of 2, 1\. Load"):
+        MERIT([{"params": weights[:2]}, {"params": weights[2:]}]).load_state_dict(saved)

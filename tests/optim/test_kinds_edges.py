@@ -45,6 +45,15 @@ def test_an_output_layer_at_the_level_of_the_embedding_is_a_head_whatever_its_na
     assert (kinds["head"], kinds["hidden"]) == (f"{output}.weight", DECODER_HIDDEN)
 
 
+@pytest.mark.parametrize("wrap", [lambda head: nn.ModuleDict({"proj": head}), nn.Sequential])
+def test_an_output_layer_inside_another_module_is_a_head_by_its_size(wrap) -> None:
+    model = Decoder()
+    model.to_tokens = wrap(model.to_tokens)
+    kinds = by_kind(model)
+    assert kinds["head"].startswith("to_tokens.")
+    assert kinds["hidden"] == DECODER_HIDDEN
+
+
 def test_a_tied_head_is_an_embedding_and_appears_once() -> None:
     model = Decoder()
     model.to_tokens.weight = model.embedding.weight
@@ -257,6 +266,43 @@ def test_parameters_without_a_layer_go_by_their_names() -> None:
             tables.position_# mask_tokens.#""",
         hidden="token_mixer post_projection row.weight",
         vector="layer_scale head_scale D norm.weight norm.bias row.bias",
+    )
+
+
+class RawHead(nn.Module):
+    """A model whose head is a raw parameter."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.ParameterDict({"head": torch.zeros(8, 8)}) for _ in range(2))
+        self.register_parameter(name, nn.Parameter(torch.zeros(8, 40)))
+
+
+@pytest.mark.parametrize("name", ["lm_head", "unembed", "classifier"])
+def test_a_raw_matrix_outside_blocks_is_a_head_by_its_name(name) -> None:
+    assert by_kind(RawHead(name)) == {"hidden": "blocks.#.head", "head": name}
+
+
+def test_the_only_matrix_of_a_users_layer_goes_by_the_layers_name() -> None:
+    def layer(**shapes: tuple[int, ...]) -> nn.Module:
+        module = nn.Module()
+        for name, shape in shapes.items():
+            module.register_parameter(name, nn.Parameter(torch.zeros(shape)))
+        return module
+
+    model = nn.ModuleDict(
+        {
+            "embed": layer(W_E=(40, 8)),
+            "mlp": layer(W_in=(8, 32), W_out=(32, 8)),
+            "embed_mlp": layer(W_in=(8, 32), W_out=(32, 8)),
+            "unembed": layer(W_U=(8, 40), b_U=(40,)),
+        }
+    )
+    assert by_kind(model) == expected(
+        embedding="embed.W_E",
+        head="unembed.W_U",
+        hidden="mlp.W_in mlp.W_out embed_mlp.W_in embed_mlp.W_out",
+        vector="unembed.b_U",
     )
 
 

@@ -304,7 +304,7 @@ def test_state_of_another_number_of_parameters_is_refused(device, optimizer_clas
     before = snapshot(optimizer)
     fewer = optimizer_class(parameters(device)[:-1])
     take_steps(fewer, 1)
-    with pytest.raises(ValueError, match="size of optimizer's group"):
+    with pytest.raises(ValueError, match=r"other groups: .* another model"):
         optimizer.load_state_dict(fewer.state_dict())
     assert_unchanged(optimizer, before)
 

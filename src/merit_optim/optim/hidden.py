@@ -21,10 +21,8 @@ from merit_optim.optim.kinds import KINDS, Kind
 from merit_optim.optim.options import ENGINE_DEFAULTS, EngineOptions
 from merit_optim.optim.trust import TrustRatioOptimizer
 
-ADAMW: dict[str, Any] = {
-    **Adam(betas=(0.9, 0.95), eps=1e-8, bias_correction=True).options,
-    **UNSCALED._asdict(),
-}
+_ADAM = Adam(betas=(0.9, 0.95), eps=1e-8, bias_correction=True).options
+ADAMW: dict[str, Any] = {**_ADAM, **UNSCALED._asdict()}
 """AdamW expressed in this family's options."""
 
 
@@ -56,6 +54,13 @@ class HiddenMatrixOptimizer(TrustRatioOptimizer):
         rest: Mapping[str, Any] | None,
         **options: Unpack[EngineOptions],
     ) -> None:
+        for name, value in options.items():
+            if name in _ADAM:
+                raise TypeError(
+                    f"{type(self).__name__}.__init__() got an unexpected keyword argument {name!r}. It is an "
+                    "option of the rest (embeddings, heads and vectors), which has Adam's direction: "
+                    f"rest={{{name!r}: {value!r}}}"
+                )
         validate.learning_rate(lr)
         if rest_lr is not None and rest and "lr" in rest:
             raise ValueError(f"rest_lr is {rest_lr} and rest has lr {rest['lr']}; give one of them")

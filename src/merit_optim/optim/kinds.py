@@ -114,7 +114,10 @@ def _kind(place: _Place, leaf: str, param: Tensor, heads: Collection[nn.Module])
     names = [_LETTERS_OF_A_SHAPE.sub("", name) for name in called]
     if param.ndim < 2:
         return "vector"
-    if _is_embedding(owner) or (is_raw and any(map(_TABLE_NAME.search, names))) or _embeds_patches(place):
+    is_whole = is_raw and _is_only_matrix(owner)  # a layer of the user's own, which its name describes
+    names_of_table = [*names, place.name] if is_whole else names
+    is_table = is_raw and any(map(_TABLE_NAME.search, names_of_table))
+    if _is_embedding(owner) or is_table or _embeds_patches(place):
         return "embedding"
     if param.numel() == max(param.shape) and not (_is_linear(owner) and leaf == "weight"):
         return "vector"
@@ -122,10 +125,15 @@ def _kind(place: _Place, leaf: str, param: Tensor, heads: Collection[nn.Module])
         return "vector"
     if owner in heads and not leaf.startswith("lora"):
         return "head"
+    # Not in a list: blocks may be nothing but raw parameters.
+    is_outside = not place.in_block and not any(part.isdigit() for part in place.path)
+    names_of_head = [*called, place.name] if is_whole else called
+    if is_raw and is_outside and param.ndim == 2 and any(map(_HEAD_NAME.fullmatch, names_of_head)):
+        return "head"
     if is_raw and param.ndim >= 3 and not _is_a(owner, _SPLITS_HEADS):
         # A leading dimension of 1 is the batch that learned queries are repeated over.
-        is_table = param.shape[0] == 1 and not _says_experts(place)
-        return "embedding" if is_table else "experts"
+        is_batch = param.shape[0] == 1 and not _says_experts(place)
+        return "embedding" if is_batch else "experts"
     # This includes routers of experts, which are Linears with few rows; ``kinds`` can make them vectors.
     return "hidden"
 
@@ -208,6 +216,13 @@ def _is_transposed(module: nn.Module, leaf: str) -> bool:
     return says_so or _is_conv1d(module) or _is_a(module, "Llama4TextExperts")
 
 
+def _is_only_matrix(module: nn.Module) -> bool:
+    """Whether a module has a single matrix, and no modules in it."""
+    has_children = next(module.children(), None) is not None
+    num_matrices = sum(param.ndim > 1 for param in module.parameters())
+    return not has_children and num_matrices == 1
+
+
 def _is_convolution(module: nn.Module) -> bool:
     name, shape = type(module).__name__, _weight_shape(module)
     return isinstance(module, _CONVOLUTIONS) or (shape is not None and len(shape) > 2 and "Conv" in name)
@@ -254,14 +269,16 @@ def _heads(places: list[_Place]) -> set[nn.Module]:
             heads.update(_last_layers(place.module, outside))
 
     tables = [place for place in places if _is_embedding(place.module) and not place.in_block]
+    table_sizes = {_sizes(table.module) for table in tables} - {None}
     square: list[nn.Module] = []
     for module, place in outside.items():
-        # A head is at the level of the embeddings or above. BERT's pooler and attention outputs are not.
+        # By name, and if square, a head is at the level of the embeddings or above. BERT's pooler and
+        # attention outputs are not.
         level = place.path[:-1]
         beside = {_sizes(table.module) for table in tables if table.path[: len(level)] == level} - {None}
         num_outputs, num_inputs = sizes = _sizes(module) or (0, 0)
         is_named = beside and _HEAD_NAME_BESIDE_EMBEDDINGS.fullmatch(place.name)
-        if is_named or (sizes in beside and num_outputs != num_inputs):
+        if is_named or (sizes in table_sizes and num_outputs != num_inputs):
             heads.add(module)
         elif sizes in beside:
             square.append(module)

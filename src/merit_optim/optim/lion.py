@@ -53,7 +53,7 @@ class Lion(SafeOptimizer):
         **options: Unpack[StepOptions],
     ) -> None:
         defaults = {"lr": lr, "betas": betas, "weight_decay": weight_decay}
-        super().__init__(params, defaults | filled(type(self).__name__, options, STEP_DEFAULTS))
+        super().__init__(params, defaults | filled(type(self), options, STEP_DEFAULTS))
 
     def _check_group(self, group: dict[str, Any]) -> None:
         super()._check_group(group)

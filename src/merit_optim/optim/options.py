@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import itertools
 import operator
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -94,12 +95,14 @@ def with_later(group: Mapping[str, Any], known: Collection[str]) -> dict[str, An
     return {**{name: value for name, value in LATER.items() if name in known}, **group}
 
 
-def filled(owner: str, options: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
+def filled(owner: type, options: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
     """The options, with defaults for the missing ones; raise TypeError for an unknown one, as a call does."""
     for name in options.keys() - defaults.keys():
-        similar = nearest(name, defaults)
-        hint = f". Did you mean {similar[0]!r}?" if similar else ""
-        raise TypeError(f"{owner}.__init__() got an unexpected keyword argument {name!r}{hint}")
+        arguments = inspect.signature(owner).parameters.values()
+        known = [argument.name for argument in arguments if argument.kind is not argument.VAR_KEYWORD]
+        similar = nearest(name, [*known, *defaults])
+        hint = f"Did you mean {similar[0]!r}?" if similar else f"It takes {', '.join([*known, *defaults])}."
+        raise TypeError(f"{owner.__name__}.__init__() got an unexpected keyword argument {name!r}. {hint}")
     return {**defaults, **options}
 
 

@@ -49,8 +49,22 @@ def made_loadable(optimizer: SafeOptimizer, state_dict: dict[str, Any]) -> dict[
     validate.saved_state(state_dict)
     saved_groups = _by_name(state_dict["param_groups"], optimizer.param_groups)
     state_dict = {**state_dict, "param_groups": saved_groups}
-    if _num_parameters(saved_groups) != _num_parameters(optimizer.param_groups):
-        return state_dict  # torch raises a clear error for a wrong number
+    saved_sizes, sizes = _num_parameters(saved_groups), _num_parameters(optimizer.param_groups)
+    if saved_sizes != sizes:
+        differs = (
+            "a different number of parameter groups" if len(saved_sizes) != len(sizes) else "other groups"
+        )
+        same_total = sum(saved_sizes) == sum(sizes)
+        way_out = (
+            "Load it into an optimizer with its groups, and hand the state over: "
+            "optimizer.state.update(loaded.state)."
+            if same_total
+            else "It is of another model, or of one with other frozen or tied parameters."
+        )
+        raise ValueError(
+            f"the saved state has {differs}: of {_listed(saved_sizes)} parameters, and this "
+            f"{type(optimizer).__name__} of {_listed(sizes)}. {way_out}"
+        )
     ours = [saved.get("algorithm") == optimizer.ALGORITHM for saved in saved_groups]
     groups = [
         # What a group of ours lacks is as in version 0.1, not as in this optimizer.
@@ -219,6 +233,11 @@ def adopted(optimizer: SafeOptimizer, param: Tensor, group: Group, saved: dict[s
             value = value.to(param.device)
         taken[key] = value
     return taken
+
+
+def _listed(sizes: list[int]) -> str:
+    """The sizes of groups, without the middle ones where there are many."""
+    return ", ".join(map(str, sizes)) if len(sizes) <= 8 else f"{str(sizes[:4])[1:-1]}, ..., {sizes[-1]}"
 
 
 def _num_parameters(groups: list[Group]) -> list[int]:

@@ -75,7 +75,7 @@ class SophiaG(SafeOptimizer):
         validate.count("hessian_interval", hessian_interval)
         self.hessian_interval = hessian_interval
         defaults = {"lr": lr, "betas": betas, "gamma": gamma, "eps": eps, "weight_decay": weight_decay}
-        super().__init__(params, defaults | filled(type(self).__name__, options, STEP_DEFAULTS))
+        super().__init__(params, defaults | filled(type(self), options, STEP_DEFAULTS))
 
     def _check_group(self, group: dict[str, Any]) -> None:
         super()._check_group(group)

@@ -72,7 +72,7 @@ class TrustRatioOptimizer(SafeOptimizer):
                     "weight_decay": weight_decay,
                     **direction.options,
                     **rule._asdict(),
-                    **step_options.filled(type(self).__name__, options, ENGINE_DEFAULTS),
+                    **step_options.filled(type(self), options, ENGINE_DEFAULTS),
                 }
             ),
         )

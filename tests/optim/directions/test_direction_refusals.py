@@ -349,12 +349,30 @@ def test_a_misspelt_option_of_adam_s_is_refused_too(misspelt, meant, value, by) 
 
 @pytest.mark.parametrize(
     ("optimizer_class", "misspelt", "meant"),
-    [(MuonMERIT, "max_grad_nrom", "max_grad_norm"), (SOAP, "state_type", "state_dtype")],
+    [
+        (MuonMERIT, "max_grad_nrom", "max_grad_norm"),
+        (MuonMERIT, "momentun", "momentum"),
+        (SOAP, "state_type", "state_dtype"),
+        (SOAP, "beta", "betas"),
+    ],
 )
 def test_a_misspelt_argument_is_refused(optimizer_class, misspelt, meant) -> None:
     message = f"unexpected keyword argument {misspelt!r}. Did you mean {meant!r}?"
     with pytest.raises(TypeError, match=re.escape(message)):
         optimizer_class(hidden(4, 4, direction=direction_of(optimizer_class)), **{misspelt: 1})
+
+
+def test_an_argument_that_is_not_like_any_is_refused_with_all_that_there_are() -> None:
+    with pytest.raises(
+        TypeError, match=r"unexpected keyword argument 'amsgrad'\. It takes .*momentum, .*fused"
+    ):
+        MuonMERIT(hidden(4, 4), amsgrad=True)
+
+
+@pytest.mark.parametrize(("name", "value"), [("betas", (0.9, 0.99)), ("eps", 1e-8)])
+def test_an_option_of_adam_s_as_an_argument_is_refused_with_its_place(name, value) -> None:
+    with pytest.raises(TypeError, match=re.escape(f"rest={{{name!r}: {value!r}}}")):
+        MuonMERIT(hidden(4, 4), **{name: value})
 
 
 @pytest.mark.parametrize(
