@@ -110,6 +110,10 @@ def _explanation(
             f"size**{common.parameters:g}, and steps**{steps[0]:g} with trust ratios or steps**{steps[1]:g} "
             f"without, each ± {PRIOR_DEVIATION:g}."
         )
+    yield (
+        "Learning rates alone are carried over, a rest_lr as the same share of the other rate. Everything "
+        "else is as in the nearest arena. For another size it may not be the best: tune rest_lr first."
+    )
     yield "\nStart with:"
     options = shlex.join(_train_options(advice[0]))
     yield f"  merit train {model} --data FOLDER --batch {size.batch} --steps {size.steps} {options}"

@@ -152,6 +152,7 @@ def test_the_output_ends_with_a_training_command(tmp_path, capsys) -> None:
     assert "AdamW" not in output  # one of its seeds diverged
     assert "0.218M parameters, batches of 64 and 200 steps" in output
     assert "size**-0.25, and steps**-0.5 with trust ratios or steps**0 without, each ± 0.25" in output
+    assert "Learning rates alone are carried over, a rest_lr as the same share of the other" in output
     assert (
         "merit train tiny --data FOLDER --batch 64 --steps 3200 --optimizer.name muon-merit "
         "--optimizer.lr 0.01 --optimizer.warmup 0.04 --optimizer.options rest_lr=0.02" in output
