@@ -39,6 +39,7 @@ PICTURES = ROOT / "docs/images"
 TABLES: dict[str, Callable[[], Table]] = {
     "headline": large.headline,
     "tuned": large.tuned,
+    "tuned-settings": large.tuned_settings,
     "budgets": large.budgets,
     "batches": large.batches,
     "critical": small.critical,
