@@ -43,7 +43,7 @@ def test_tables_are_those_of_the_records(page: str) -> None:
 
 
 def test_what_is_said_of_the_advice_is_counted() -> None:
-    text = (ROOT / "docs/results.md").read_text("utf-8")
+    text = (ROOT / "docs/results/learning-rates.md").read_text("utf-8")
     inside, count, factor = re.findall(
         r"(\d+) of (\d+) are in the interval, and all are within a factor of (\d+\.\d)", text
     )[0]

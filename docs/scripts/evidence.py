@@ -1,4 +1,4 @@
-"""Writes the tables of docs/results.md and README.md from the records under results/.
+"""Writes the tables of README.md, docs/results.md and docs/results/ from the records under results/.
 
     python docs/scripts/evidence.py
 
@@ -33,11 +33,13 @@ from merit_lab.report.tables import Table
 from merit_lab.study.charts import Axis, line_chart
 from merit_lab.study.page import FILE_WIDTH
 
-PAGES = ("README.md", "docs/results.md")
+DETAILS = sorted(path.relative_to(ROOT).as_posix() for path in ROOT.glob("docs/results/*.md"))
+PAGES = ("README.md", "docs/results.md", *DETAILS)
 PICTURES = ROOT / "docs/images"
 TABLES: dict[str, Callable[[], Table]] = {
     "headline": large.headline,
     "tuned": large.tuned,
+    "tuned-settings": large.tuned_settings,
     "budgets": large.budgets,
     "batches": large.batches,
     "critical": small.critical,

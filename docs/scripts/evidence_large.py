@@ -2,7 +2,7 @@
 
 import math
 import statistics
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import pairwise, product
 
 from evidence_runs import (
@@ -58,27 +58,31 @@ def tuned() -> Table:
         series = {name: tuned_series(width, name) for name in EVERYONE}
         muon, adamw = lowest(series["muon"]), lowest(series["adamw"])
         for name, found in series.items():
-            # One row where the lowest of all has three seeds.
-            for one in dict.fromkeys((lowest(found), lowest(found, seeds=3))):
-                if one is None:
-                    continue
+            for one in _lowest_two(found):
                 ours = lowest(series["muon-merit"], seeds=min(len(one.runs), 3))
-                rows.append(
-                    (
-                        size,
-                        DISPLAY_NAMES[name],
-                        one.setting,
-                        one.rates,
-                        str(len(found)),
-                        str(len(one.runs)),
-                        one.shown,
-                        _gap(one, ours),
-                        *(_share(one, other) for other in (muon, adamw)),
-                    )
-                )
-    head = ("Size", "Optimizer", "Setting", "Learning rate", "Settings tried", "Seeds", "Validation loss")
-    head = (*head, "Above MuonMERIT", "Steps to Muon's loss", "Steps to AdamW's")
+                shares = (_share(one, other) for other in (muon, adamw))
+                seeds = str(len(one.runs))
+                rows.append((size, DISPLAY_NAMES[name], seeds, one.shown, _gap(one, ours), *shares))
+    head = ("Size", "Optimizer", "Seeds", "Validation loss", "Above MuonMERIT")
+    return Table((*head, "Steps to Muon's loss", "Steps to AdamW's"), tuple(rows), num_text=2)
+
+
+def tuned_settings() -> Table:
+    """The settings of these, and how many were tried."""
+    rows = [
+        (size, DISPLAY_NAMES[name], one.setting, one.rates, str(len(one.runs)), str(len(found)))
+        for (width, size), name in product(SIZES.items(), EVERYONE)
+        for found in [tuned_series(width, name)]
+        for one in _lowest_two(found)
+    ]
+    head = ("Size", "Optimizer", "Setting", "Learning rate", "Seeds", "Settings tried")
     return Table(head, tuple(rows), num_text=3)
+
+
+def _lowest_two(found: Sequence[SeedRuns]) -> list[SeedRuns]:
+    """The lowest of all, and the lowest with three seeds where that is another."""
+    both = dict.fromkeys((lowest(found), lowest(found, seeds=3)))
+    return [one for one in both if one is not None]
 
 
 def _gap(one: SeedRuns, ours: SeedRuns | None) -> str:

@@ -1,4 +1,4 @@
-"""The runs under results/, and which of them the tables of docs/results.md are about."""
+"""The runs under results/, and which of them the tables of docs/results.md and docs/results/ are about."""
 
 import json
 import math

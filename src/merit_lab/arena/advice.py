@@ -43,9 +43,9 @@ class Exponents(NamedTuple):
     steps: float
 
 
-# What docs/results.md measured, and docs/paper-results.md: at a constant number of steps the batch hardly
-# matters, and theory has its square root for Adam; most rates fall with the size. With trust ratios a step is
-# a share of the weights, and shares multiply over the steps; other steps add up.
+# What docs/results/learning-rates.md measured, and docs/paper-results.md: at a constant number of steps the
+# batch hardly matters, and theory has its square root for Adam; most rates fall with the size. With trust
+# ratios a step is a share of the weights, and shares multiply over the steps; other steps add up.
 PRIOR_WITH_RATIOS = Exponents(batch=0.25, parameters=-0.25, steps=-0.5)
 PRIOR_WITHOUT = Exponents(batch=0.25, parameters=-0.25, steps=0.0)
 

@@ -24,7 +24,7 @@ TUNED = ("lr", "rest_lr", "warmup", "weight_decay")
 A momentum is tuned too, but one that is given stays: contestants may differ in it.
 """
 
-# Starts of learning rates that the paper does not give: near the best at 10M parameters (docs/results.md).
+# Starts of learning rates that the paper does not give: near the best at 10M (docs/results/optimizers.md).
 _STARTS = {
     "muon": 1.6e-2,
     "normuon": 1.6e-2,

@@ -53,7 +53,7 @@ class DemoSetup:
 #   merit compare nano-10m --data data/embedded --batch 256 --steps 200 --seeds 0 1 (on an H200), means:
 #   AdamW 5e-4 2.429, LAMB 2e-2 2.173, MERIT 1e-2 2.128; one factor of two lower or higher:
 #   AdamW 2.479, 2.579 (seed 0); LAMB 2.175, 2.722 (seed 0); MERIT 2.336 (seed 0), 2.589.
-#   Muon and MuonMERIT were not run on it: their rates are the best on nano-10m-bpe (docs/results.md).
+#   Muon and MuonMERIT were not run on it: their rates are the best on nano-10m-bpe (docs/results/).
 SETUPS = {
     "cpu": DemoSetup(
         "demo",

@@ -9,7 +9,7 @@ from merit_lab.report.gather import MeasuredRun
 from merit_lab.report.summary import join
 
 # As a share of the entropy at the first measurement. Hardly a run that ended below it was near the best
-# of its optimizer and size, and most were far above (docs/results.md, attention entropy).
+# of its optimizer and size, and most were far above (docs/results/learning-rates.md).
 _COLLAPSED = 0.25
 
 

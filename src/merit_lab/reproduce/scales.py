@@ -90,7 +90,7 @@ _TINY = Setup(
 )
 _LLAMA_TINY = replace(_TINY, name="Llama 0.2M, batch 64", model=PRESETS["llama-tiny"])
 # 200 steps of 512 sequences of 512 tokens. The learning rates are the best of factor-of-two grids with one
-# seed, on enwik8 and one H200 (docs/results.md). Sophia-G's are not tuned.
+# seed, on enwik8 and one H200 (docs/paper-results.md). Sophia-G's are not tuned.
 _NANO_10M = Setup(
     name="GPT-2 10M, batch 512",
     model=PRESETS["nano-10m-bpe"],
