@@ -36,6 +36,7 @@ def test_fsdp2_learns_and_continues_from_its_checkpoint(tmp_path) -> None:
     assert {path.name for path in tmp_path.iterdir()} == {"step-000010", "step-000015"}
 
 
+@pytest.mark.slow
 def test_fsdp2_learns_with_soap_too(tmp_path) -> None:
     losses = run(2, 10, tmp_path, "--optimizer", "SOAPMERIT")
     assert losses[10] < 1.5 < losses[5] < 3

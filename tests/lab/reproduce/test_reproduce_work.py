@@ -182,31 +182,27 @@ def test_an_interrupted_call_resumes(
     assert json.loads((tmp_path / "fig13" / "verdict.json").read_text())["outcome"] != "not run"
 
 
-def test_runs_trained_in_parallel_give_the_same_verdicts(
+def test_runs_trained_in_parallel_give_the_same_verdicts_and_are_measured_with_one_thread(
     dataset: Dataset, tmp_path: Path, toy: Scale
 ) -> None:
-    entries = [ENTRIES["fig13"]]
+    threads: list[int] = []
+    entry = replace(ENTRIES["fig13"], measure=lambda *_: threads.append(torch.get_num_threads()))
     one, two = (
-        reproduce(Task(entries=entries, scale=toy, corpus=dataset, folder=tmp_path / str(jobs), jobs=jobs))
+        Task(entries=[entry], scale=toy, corpus=dataset, folder=tmp_path / str(jobs), jobs=jobs)
         for jobs in (1, 2)
     )
-    assert one == two
-    assert len(list((tmp_path / "2" / "logs").iterdir())) == 2
-
-
-def test_measuring_while_workers_train_uses_one_thread(dataset: Dataset, tmp_path: Path, toy: Scale) -> None:
-    seen = []
-    entry = replace(ENTRIES["fig13"], measure=lambda *_: seen.append(torch.get_num_threads()))
-    task = Task(entries=[entry], scale=toy, corpus=dataset, folder=tmp_path, jobs=2)
+    verdicts = reproduce(one)
+    threads.clear()
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     try:
-        reproduce(task)
-        reproduce(task)  # there is nothing left to train
+        assert reproduce(two) == verdicts
+        assert reproduce(two) == verdicts  # there is nothing left to train
         assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(before)
-    assert seen == [1, 1, 2, 2]
+    assert threads == [1, 1, 2, 2]
+    assert len(list((tmp_path / "2" / "logs").iterdir())) == 2
 
 
 def test_a_run_that_diverged_is_shown_and_not_repeated(

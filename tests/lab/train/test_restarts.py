@@ -58,6 +58,7 @@ def test_a_run_whose_first_rank_was_killed_resumes_by_itself(resumes_by_itself):
     resumes_by_itself(killed_rank=0, num_nodes=1)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("two_nodes")
 def test_a_run_that_was_killed_on_another_node_resumes_by_itself(resumes_by_itself):
     resumes_by_itself(killed_rank=1, num_nodes=2)
