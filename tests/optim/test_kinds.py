@@ -3,6 +3,7 @@
 import pytest
 from kinds_cases import by_kind, expected, kind_of
 from torch import nn
+from torch.nn.utils import parametrizations
 
 from merit_lab.models import ModelConfig, build
 
@@ -75,6 +76,21 @@ def test_recurrent_and_convolutional_layers_are_hidden() -> None:
     assert by_kind(nn.LSTM(4, 6, 2, proj_size=3))["hidden"] == "weight_ih_l# weight_hh_l# weight_hr_l#"
     for layer in (nn.Conv1d(4, 6, 3), nn.Conv2d(4, 6, 3, groups=2), nn.ConvTranspose3d(4, 6, 3)):
         assert by_kind(layer) == {"hidden": "weight", "vector": "bias"}
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [
+        nn.Conv1d(6, 6, 4, groups=6),  # as before the recurrence of Mamba and of gated linear attention
+        nn.Conv2d(4, 8, 3, groups=4),
+        nn.ConvTranspose1d(4, 4, 4, groups=4),
+        parametrizations.weight_norm(nn.Conv1d(6, 6, 4, groups=6)),
+    ],
+    ids=["one each", "two each", "transposed", "parametrized"],
+)
+def test_convolutions_that_mix_no_channels_are_no_matrices(layer) -> None:
+    assert set(by_kind(layer)) == {"vector"}
+    assert by_kind(nn.Conv2d(1, 4, 3)) == {"hidden": "weight", "vector": "bias"}
 
 
 # --- Hugging Face's models -----------------------------------------------------------------------------

@@ -181,6 +181,29 @@ def test_attention_heads_that_are_modules_are_hidden() -> None:
     assert set(by_kind(model)) == {"embedding", "hidden", "vector"}
 
 
+def test_a_layer_named_fc_is_a_head_unless_there_is_another() -> None:
+    """It may join hidden states, in a model that drafts tokens."""
+    assert by_kind(nn.ModuleDict({"conv": nn.Conv2d(3, 8, 3), "fc": nn.Linear(8, 5)}))["head"] == "fc.weight"
+    model = Decoder()
+    model.fc = nn.Linear(32, 16)
+    kinds = by_kind(model)
+    assert (kinds["head"], kinds["hidden"]) == ("to_tokens.weight", f"{DECODER_HIDDEN} fc.weight")
+
+
+@pytest.mark.parametrize("name", ["position_embedding", "wpe", "embed_positions"])
+def test_a_layer_with_as_many_outputs_as_there_are_positions_is_no_head(name) -> None:
+    model = Decoder(output="lm_head")
+    model.add_module(name, nn.Embedding(24, 16))
+    model.wider = nn.Linear(16, 24)
+    assert by_kind(model)["head"] == "lm_head.weight"
+
+
+def test_the_layer_that_predicts_pixels_is_a_head() -> None:
+    """That of a masked autoencoder."""
+    model = nn.ModuleDict({"decoder_embed": nn.Linear(8, 4), "decoder_pred": nn.Linear(4, 12)})
+    assert by_kind(model)["head"] == "decoder_pred.weight"
+
+
 class LoRALinear(nn.Module):
     """A frozen layer and two small matrices."""
 
@@ -249,6 +272,8 @@ class Tables(nn.Module):
         self.latent_queries = nn.Parameter(torch.zeros(1, 5, 8))
         self.latents = nn.Parameter(torch.zeros(5, 8))
         self.learned_queries = nn.Parameter(torch.zeros(5, 8))
+        self.latent_query = nn.Parameter(torch.zeros(5, 8))
+        self.query = nn.Parameter(torch.zeros(5, 8))
         self.tables = nn.ParameterDict({"position_0": nn.Parameter(torch.zeros(5, 8))})
         self.mask_tokens = nn.ParameterList([torch.zeros(5, 8), torch.zeros(5, 8)])
         self.token_mixer = nn.Parameter(torch.zeros(5, 8))
@@ -256,6 +281,8 @@ class Tables(nn.Module):
         self.layer_scale = nn.Parameter(torch.ones(8, 1, 1))
         self.head_scale = nn.Parameter(torch.ones(2, 4))
         self.D = nn.Parameter(torch.ones(2, 4))  # Mamba's
+        self.bias_u = nn.Parameter(torch.ones(2, 4))  # Transformer-XL's
+        self.attention_biases = nn.Parameter(torch.ones(2, 4))
         self.norm = nn.LayerNorm((5, 8))
         self.row = nn.Linear(8, 1)
 
@@ -263,10 +290,15 @@ class Tables(nn.Module):
 def test_parameters_without_a_layer_go_by_their_names() -> None:
     assert by_kind(Tables()) == expected(
         embedding="""pos_embed cls_token positional_embedding latent_queries latents learned_queries
-            tables.position_# mask_tokens.#""",
+            latent_query query tables.position_# mask_tokens.#""",
         hidden="token_mixer post_projection row.weight",
-        vector="layer_scale head_scale D norm.weight norm.bias row.bias",
+        vector="layer_scale head_scale D bias_u attention_biases norm.weight norm.bias row.bias",
     )
+
+
+def test_a_raw_query_beside_a_key_is_a_projection() -> None:
+    projections = nn.ParameterDict({"query": torch.zeros(8, 8), "key": torch.zeros(8, 8)})
+    assert set(by_kind(projections)) == {"hidden"}
 
 
 class RawHead(nn.Module):

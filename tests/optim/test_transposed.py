@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from kinds_cases import kind_of
 from optimizer_cases import assert_same_bits, random_tensor
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations
@@ -222,6 +223,12 @@ def test_layers_of_hugging_face() -> None:
         transformers.XLNetConfig(vocab_size=40, d_model=16, n_layer=1, n_head=2, d_inner=24)
     )
     assert marked(xlnet) == {f"transformer.layer.0.rel_attn.{name}" for name in "qkvr"}
+
+    funnel = transformers.FunnelBaseModel(
+        transformers.FunnelConfig(vocab_size=40, block_sizes=[1], d_model=16, n_head=2, d_head=8, d_inner=24)
+    )
+    assert marked(funnel) == {"encoder.blocks.0.0.attention.r_kernel"}
+    assert kind_of(funnel, "encoder.blocks.0.0.attention.r_kernel") == "hidden"
 
 
 def test_a_conv1d_that_torch_has_wrapped() -> None:

@@ -125,7 +125,8 @@ def element_ratio(weight: Sizes, update: Sizes, rule: Rule) -> Tensor:
     """Return s in a shape that broadcasts to (N, R, C).
 
     Elements whose row or column has an undefined ratio are not scaled (s = 1). Otherwise the ratios of other
-    rows and columns would scale a zero-initialised row, and could keep it at zero.
+    rows and columns would scale a zero-initialised row, and could keep it at zero. The one ratio of a vector
+    or of a whole weight is 1 where it is undefined, and is bounded like any other.
     """
     whole = bounded(ratio(weight.whole_N, update.whole_N)[:, None, None], rule)
     if weight.rows_NR is None or weight.columns_NC is None:
@@ -236,7 +237,8 @@ def matrix_step(
     weight_sizes, update_sizes = (sizes(x, rule, is_vector=is_vector) for x in (weight_NRC, update_NRC))
     if rule.calibrated:
         (old_first_N11,) = of_rule
-        relative_N11, first_N11 = relative_to_first(weight_sizes, update_sizes, old_first_N11)
+        old_N11 = old_first_N11.to(weight_NRC.dtype)  # float64 state would make the step one in float64
+        relative_N11, first_N11 = relative_to_first(weight_sizes, update_sizes, old_N11)
         of_rule = (first_N11.to(old_first_N11.dtype),)
         scale = bounded(relative_N11, rule)
     else:

@@ -18,10 +18,10 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import ParamsT
 
 from merit_optim.optim import options, saved_state, validate
-from merit_optim.optim.control import Log, controls_of
+from merit_optim.optim.control import Log, controls_of, only_makes_state
 from merit_optim.optim.engines.ranks.placements import any_sharded, is_sharded, local, stacked_zeros
 from merit_optim.optim.engines.ranks.sharding import Sharding
-from merit_optim.optim.engines.work import Controls, Work, is_true, name_of
+from merit_optim.optim.engines.work import Controls, Work, name_of
 from merit_optim.optim.kinds import MARKS
 from merit_optim.optim.names import plain
 from merit_optim.optim.torch_private import (
@@ -191,31 +191,11 @@ class SafeOptimizer(Optimizer):
             if "grad_norm" in self._log:
                 self._log["grad_norm"] = torch.zeros_like(self._log["grad_norm"])
             return
-        if self._only_makes_state(works, sharding, is_first):
+        if only_makes_state(works, sharding, self.param_groups, is_first=is_first):
             return
         controls = self._controls(works, sharding)
         if controls is not None:
             self._update(works, controls, sharding)
-
-    def _only_makes_state(self, works: list[Work], sharding: Sharding | None, is_first: bool) -> bool:
-        """Whether this is the dummy first step by which torch.distributed.checkpoint initializes state.
-
-        Its gradients and learning rates are zero. If it were counted and nothing were loaded afterwards, SOAP
-        would take its bases and OrScale its first ratios from it.
-
-        All ranks ask each other, even those for which it is not the first step: a rank that had no gradients
-        has no state yet.
-        """
-        if sharding is None and not is_first:
-            return False
-        rates = [group["lr"] for group in self.param_groups]
-        if torch.compiler.is_compiling() or any(isinstance(lr, Tensor) and not lr.is_cpu for lr in rates):
-            return False  # values cannot be read without a sync
-        grads = [grad for work in works for grad in work.grads]
-        if any(rates) or (any(grad.is_cuda for grad in grads) and torch.cuda.is_current_stream_capturing()):
-            return False
-        is_real = not is_first or any(is_true(grad.any(), if_fake=True) for grad in grads)
-        return not (is_real if sharding is None else sharding.any_rank(is_real))
 
     @never_compiled
     def _take_step_uncompiled(self) -> None:

@@ -1,6 +1,7 @@
 """How the gradients of a step are scaled and clipped before an engine uses them, and whether it is skipped.
 
-This is decided on the device, so that the host does not wait for it.
+This is decided on the device, so that the host does not wait for it. A step that only makes state is
+recognized on the host.
 """
 
 from __future__ import annotations
@@ -81,6 +82,29 @@ def controls_of(
         )
         for device in grads
     }
+
+
+def only_makes_state(
+    works: list[Work], sharding: Sharding | None, groups: list[dict[str, Any]], *, is_first: bool
+) -> bool:
+    """Whether this is the dummy first step by which torch.distributed.checkpoint initializes state.
+
+    Its gradients and learning rates are zero. If it were counted and nothing were loaded afterwards, SOAP
+    would take its bases and OrScale its first ratios from it.
+
+    All ranks ask each other, even those for which it is not the first step: a rank that had no gradients
+    has no state yet.
+    """
+    if sharding is None and not is_first:
+        return False
+    rates = [group["lr"] for group in groups]
+    if torch.compiler.is_compiling() or any(isinstance(lr, Tensor) and not lr.is_cpu for lr in rates):
+        return False  # values cannot be read without a sync
+    grads = [grad for work in works for grad in work.grads]
+    if any(rates) or (any(grad.is_cuda for grad in grads) and torch.cuda.is_current_stream_capturing()):
+        return False
+    is_real = not is_first or any(is_true(grad.any(), if_fake=True) for grad in grads)
+    return not (is_real if sharding is None else sharding.any_rank(is_real))
 
 
 def _is_finite(grad: Tensor) -> bool:

@@ -32,24 +32,30 @@ _CONVOLUTIONS = (
 )
 
 # Raw parameters with such names are tables of learned vectors. "token" must come last: not token_mixer.
-_TABLE_NAME = re.compile(r"(^|_)(pos|position\w*|emb\w*|posemb\w*|tokens?$|latents?$|queries$|wte|wpe)(_|$)")
+_TABLE_NAME = re.compile(
+    r"(^|_)(pos|position\w*|emb\w*|posemb\w*|tokens?$|latents?$|latent_query$|queries$|wte|wpe)(_|$)"
+)
 _PATCH_NAME = re.compile(r"(^|[_.])(patch|emb)")
 
 # Raw parameters with such names act element by element, however many dimensions they have: the stacked
-# biases of experts, scales per head, Mamba's decay rates and skips.
-_ELEMENT_WISE_NAME = re.compile(r"(bias|scale|gamma|beta|A_log)$|^D$")
+# biases of experts, biases and scales per head (Transformer-XL's are bias_u and bias_v), Mamba's decay rates
+# and skips.
+_ELEMENT_WISE_NAME = re.compile(r"(bias(es)?(_[uv])?|scale|gamma|beta|A_log)$|^D$")
 _LETTERS_OF_A_SHAPE = re.compile(r"_[A-Z]+$")  # torchtitan's mlp1_bias_EG is a bias for each expert
 
-# XLNet's attention, whose raw matrices are (width, heads, width of a head).
-_SPLITS_HEADS = "XLNetRelativeAttention"
+# Attention whose raw matrices are (width, heads, width of a head), and those that map from the width.
+_SPLITS_HEADS = {"XLNetRelativeAttention": ("q", "k", "v", "r"), "FunnelRelMultiheadAttention": ("r_kernel",)}
 
 # DistilBERT's pre_classifier and timm's pre_logits are hidden layers before the head.
 _HEAD_NAME = re.compile(
-    r"(?!pre_)(\w+_)?(heads?|classifiers?|logits|prediction)"
-    r"|score|fc|qa_outputs?|embed_out|unembed\w*|predictions|seq_relationship"
+    r"(?!pre_)(\w+_)?(heads?|classifiers?|logits|prediction|pred)"
+    r"|score|qa_outputs?|embed_out|unembed\w*|predictions|seq_relationship"
 )
+# In models without another head: a model that drafts tokens joins hidden states by a layer of this name.
+_HEAD_NAME_ALONE = "fc"
 # Attention has layers with these names too: they are heads only at the level of the embeddings.
 _HEAD_NAME_BESIDE_EMBEDDINGS = re.compile(r"out|output|out_proj|output_projection|proj_out|decoder")
+_POSITION_NAME = re.compile(r"(^|_)(pos|wpe)")
 
 
 class _Place(NamedTuple):
@@ -68,7 +74,8 @@ class _Place(NamedTuple):
 def kinds_of(model: nn.Module) -> dict[nn.Parameter, Kind]:
     """Return the kind of every parameter, from the modules that own it and from tying, not just its shape.
 
-    - ``"vector"``: parameters with fewer than two dimensions, or that act element-wise (biases, norms).
+    - ``"vector"``: parameters with fewer than two dimensions, or that act element-wise (biases, norms) or on
+      each channel by itself (depthwise convolutions).
     - ``"embedding"``: tables with a row for each token or position, weights tied to one, and the
       embedding of image patches.
     - ``"head"``: the layer that maps hidden states to tokens or labels, unless it is tied.
@@ -116,12 +123,14 @@ def _kind(place: _Place, leaf: str, param: Tensor, heads: Collection[nn.Module])
         return "vector"
     is_whole = is_raw and _is_only_matrix(owner)  # a layer of the user's own, which its name describes
     names_of_table = [*names, place.name] if is_whole else names
-    is_table = is_raw and any(map(_TABLE_NAME.search, names_of_table))
+    is_table = is_raw and (any(map(_TABLE_NAME.search, names_of_table)) or _asks(owner, leaf))
     if _is_embedding(owner) or is_table or _embeds_patches(place):
         return "embedding"
     if param.numel() == max(param.shape) and not (_is_linear(owner) and leaf == "weight"):
         return "vector"
     if is_raw and ("Norm" in type(owner).__name__ or any(map(_ELEMENT_WISE_NAME.search, names))):
+        return "vector"
+    if _is_depthwise(owner, leaf, param):
         return "vector"
     if owner in heads and not leaf.startswith("lora"):
         return "head"
@@ -130,7 +139,7 @@ def _kind(place: _Place, leaf: str, param: Tensor, heads: Collection[nn.Module])
     names_of_head = [*called, place.name] if is_whole else called
     if is_raw and is_outside and param.ndim == 2 and any(map(_HEAD_NAME.fullmatch, names_of_head)):
         return "head"
-    if is_raw and param.ndim >= 3 and not _is_a(owner, _SPLITS_HEADS):
+    if is_raw and param.ndim >= 3 and _matrices_with_heads(owner) is None:
         # A leading dimension of 1 is the batch that learned queries are repeated over.
         is_batch = param.shape[0] == 1 and not _says_experts(place)
         return "embedding" if is_batch else "experts"
@@ -208,10 +217,20 @@ def _is_a(module: nn.Module, name: str) -> bool:
     return any(kind.__name__ == name for kind in type(module).__mro__)
 
 
+def _matrices_with_heads(module: nn.Module) -> tuple[str, ...] | None:
+    """The raw (width, heads, width of a head) matrices that map from the width; None for other modules."""
+    return next((names for kind, names in _SPLITS_HEADS.items() if _is_a(module, kind)), None)
+
+
+def _asks(module: nn.Module, leaf: str) -> bool:
+    """Whether a raw matrix holds learned queries. Beside a raw key it would be a projection."""
+    return leaf == "query" and "key" not in dict(module.named_parameters(recurse=False))
+
+
 def _is_transposed(module: nn.Module, leaf: str) -> bool:
     """Whether a module's matrix is (inputs, outputs). Most experts of Hugging Face say so themselves."""
-    if _is_a(module, _SPLITS_HEADS):
-        return leaf in ("q", "k", "v", "r")  # and not its output projection
+    if (with_heads := _matrices_with_heads(module)) is not None:
+        return leaf in with_heads  # and not its output projection
     says_so = getattr(module, "is_transposed", None) is True
     return says_so or _is_conv1d(module) or _is_a(module, "Llama4TextExperts")
 
@@ -226,6 +245,12 @@ def _is_only_matrix(module: nn.Module) -> bool:
 def _is_convolution(module: nn.Module) -> bool:
     name, shape = type(module).__name__, _weight_shape(module)
     return isinstance(module, _CONVOLUTIONS) or (shape is not None and len(shape) > 2 and "Conv" in name)
+
+
+def _is_depthwise(module: nn.Module, leaf: str, param: Tensor) -> bool:
+    """Whether this is the weight of a convolution that mixes no channels, as before Mamba's recurrence."""
+    is_grouped = _is_convolution(module) and getattr(module, "groups", 1) > 1
+    return is_grouped and leaf.startswith("weight") and param.shape[1] == 1
 
 
 def _is_layer(module: nn.Module) -> bool:
@@ -268,22 +293,29 @@ def _heads(places: list[_Place]) -> set[nn.Module]:
         if _HEAD_NAME.fullmatch(place.name):
             heads.update(_last_layers(place.module, outside))
 
-    tables = [place for place in places if _is_embedding(place.module) and not place.in_block]
-    table_sizes = {_sizes(table.module) for table in tables} - {None}
+    tables = {
+        place: sizes
+        for place in places
+        if _is_embedding(place.module) and not place.in_block and (sizes := _sizes(place.module))
+    }
+    # A layer may well have as many outputs as there are positions.
+    token_tables = {table: sizes for table, sizes in tables.items() if not _POSITION_NAME.search(table.name)}
     square: list[nn.Module] = []
     for module, place in outside.items():
         # By name, and if square, a head is at the level of the embeddings or above. BERT's pooler and
         # attention outputs are not.
         level = place.path[:-1]
-        beside = {_sizes(table.module) for table in tables if table.path[: len(level)] == level} - {None}
+        beside = [table for table in tables if table.path[: len(level)] == level]
         num_outputs, num_inputs = sizes = _sizes(module) or (0, 0)
         is_named = beside and _HEAD_NAME_BESIDE_EMBEDDINGS.fullmatch(place.name)
-        if is_named or (sizes in table_sizes and num_outputs != num_inputs):
+        if is_named or (sizes in token_tables.values() and num_outputs != num_inputs):
             heads.add(module)
-        elif sizes in beside:
+        elif sizes in [token_tables.get(table) for table in beside]:
             square.append(module)
+    named_alone = [place.module for place in places if place.name == _HEAD_NAME_ALONE]
+    alone = {layer for module in named_alone for layer in _last_layers(module, outside)}
     # If the vocabulary is as large as the width, every square matrix has a head's shape: take the last one.
-    return heads or set(square[-1:])
+    return heads or alone or set(square[-1:])
 
 
 def _declared_head(module: nn.Module) -> nn.Module | None:

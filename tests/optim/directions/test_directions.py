@@ -11,8 +11,9 @@ from optimizer_cases import assert_same_bits, assert_unchanged, random_tensor, s
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from merit_optim import SOAP, SOAPMERIT, Muon, MuonMERIT, NorMuon, OrScale, param_groups
+from merit_optim import MERIT, SOAP, SOAPMERIT, Muon, MuonMERIT, NorMuon, OrScale, param_groups
 from merit_optim.optim import algorithm
+from merit_optim.optim.directions import Adam as AdamDirection
 from merit_optim.optim.directions import Extent
 from merit_optim.optim.directions import Muon as MuonDirection
 from merit_optim.optim.directions.muon import mean_squares
@@ -567,6 +568,22 @@ def test_the_definition_keeps_the_dtype_of_the_first_ratio() -> None:
         weight, grad, zeros, direction=MuonDirection(), rule=rule, lr=0.1, weight_decay=0.0
     )
     assert [x.dtype for x in result.state] == [torch.bfloat16] * 2
+
+
+def test_a_first_ratio_in_float64_leaves_the_arithmetic_in_float32() -> None:
+    rule = algorithm.Rule(element_wise=False, clip=None, calibrated=True)
+    param = random_tensor((6, 5), 0)
+    options = {"direction": "adam", "state_dtype": torch.float64, **rule._asdict()}
+    optimizer = MERIT([{"params": [param], **options}], lr=0.1, weight_decay=0.1)
+    weight, state = param.clone(), [torch.zeros(6, 5).double()] * 2 + [torch.zeros(1, 1, 1).double()]
+    for step in range(1, 4):
+        param.grad = random_tensor((6, 5), step)
+        direction = AdamDirection()
+        weight, state = algorithm.step(
+            weight, param.grad, state, direction=direction, rule=rule, lr=0.1, weight_decay=0.1, step=step
+        )
+        optimizer.step()
+        assert_same_bits(param, weight)
 
 
 @pytest.mark.parametrize(("zero", "weight_decay"), [("weight", 0.0), ("weight", 0.1), ("gradient", 0.0)])
