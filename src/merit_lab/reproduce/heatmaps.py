@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
+from merit_lab.report.charts import rounded
 from merit_lab.report.curves import finite, layer_name, mean_curve, thin
 from merit_lab.reproduce.records import Records
-from merit_lab.study.charts import Chart, finish, rounded
+from merit_lab.study.charts import Chart, finish
 
 if TYPE_CHECKING:
     import altair as alt
@@ -64,7 +65,7 @@ def matrix_chart(
         for i, line in enumerate(values)
         for j, value in enumerate(line)
     ]
-    flat = sorted(cell["value"] for cell in cells)
+    flat = sorted(value for line in values for value in line)
     chart = (
         alt.Chart(alt.InlineData(values=cells))
         .mark_rect(strokeWidth=0.6, stroke=alt.ExprRef("scale('color', datum.value)"))
