@@ -257,7 +257,7 @@ def layer_chart(
         "value:Q",
         title="logit",
         scale=scale,
-        legend=alt.Legend(orient="right", gradientThickness=10, tickCount=4, format="~s"),
+        legend=alt.Legend(orient="right", gradientThickness=10, tickCount=4, format=".6~g"),
     )
     every = -(-num_layers // 12)
     layers = alt.Axis(values=[layer for layer in range(1, num_layers + 1) if layer % every == 0])
