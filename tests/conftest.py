@@ -2,6 +2,7 @@
 
 from collections import Counter
 from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 import torch
@@ -43,6 +44,11 @@ def _one_rounding() -> None:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--slow", action="store_true", help="also run the tests marked slow")
+
+
+def pytest_ignore_collect(collection_path: Path) -> bool | None:
+    """Look for no examples in files of fixtures: all have one name, so pytest could import one alone."""
+    return True if collection_path.name == "conftest.py" else None
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

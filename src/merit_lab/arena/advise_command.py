@@ -25,6 +25,7 @@ from merit_lab.arena.advice import (
     read_boards,
 )
 from merit_lab.arena.contestant import Contestant, labels
+from merit_lab.command_line import rules
 from merit_lab.models import find_model, num_parameters
 from merit_lab.report import print_table
 from merit_lab.report.summary import join
@@ -65,7 +66,7 @@ class Arguments:
 
 def main(argv: Sequence[str]) -> int:
     """Run the command and return its exit status."""
-    arguments = tyro.cli(Arguments, args=list(argv), prog="merit advise")
+    arguments = tyro.cli(Arguments, args=list(argv), prog="merit advise", registry=rules())
     try:
         size = arguments.size()
         standings = read_boards(arguments.arenas)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
+from merit_lab.command_line import rules
 from merit_lab.curvature.measure import Curvature, CurvatureConfig, measure_curvature
 from merit_lab.train.signals import Interrupted
 
@@ -42,6 +43,7 @@ def main(argv: Sequence[str]) -> int:
             default=Arguments(run=tyro.MISSING, config=CurvatureConfig()),
             args=list(argv),
             prog="merit curvature",
+            registry=rules(),
         )
         curvature = measure_curvature(
             arguments.run,

@@ -12,6 +12,7 @@ from typing import Annotated, ClassVar, Literal
 import tyro
 from tyro.conf import Positional
 
+from merit_lab.command_line import rules
 from merit_lab.data.index import INDEX_NAME, Index
 from merit_lab.data.pieces import TextCorpus
 from merit_lab.data.prepare import prepare, verify
@@ -52,8 +53,8 @@ class _Options(ABC):
 class Text(_Options):
     """Your own files or folders: text, JSON lines or Parquet, also as .gz, .zst, .xz or .bz2.
 
-    A document is a text file, a line of a .jsonl, or a row of a .parquet. Text is UTF-8; with the tokenizer
-    "bytes" text files may have any 8-bit encoding. Documents are cut into pieces of at most 64 KiB, and the
+    A document is a text file, a line of a .jsonl, or a row of a .parquet. Text is UTF-8; text files may have
+    any 8-bit encoding with the tokenizer "bytes". Documents are cut into pieces of at most 64 KiB, and the
     hash of a piece decides whether it is for validation.
     """
 
@@ -220,9 +221,11 @@ def main(argv: Sequence[str]) -> int:
 
 def _parse(argv: list[str]) -> _Options | Check:
     name = argv[0] if argv else ""
-    config = (tyro.conf.FlagCreatePairsOff,)
+    config, registry = (tyro.conf.FlagCreatePairsOff,), rules()
     if name in _COMMANDS:  # alone, so that a message about an option is about this corpus
-        return tyro.cli(_COMMANDS[name], prog=f"merit prepare {name}", args=argv[1:], config=config)
+        return tyro.cli(
+            _COMMANDS[name], prog=f"merit prepare {name}", args=argv[1:], config=config, registry=rules()
+        )
     if name and not name.startswith("-"):
         hint = did_you_mean(name, _COMMANDS, otherwise=";")
         print(
@@ -237,6 +240,7 @@ def _parse(argv: list[str]) -> _Options | Check:
         "dataset.json with their hashes and counts. If interrupted, the same command continues.",
         args=argv,
         config=config,
+        registry=registry,
     )
     return chosen
 

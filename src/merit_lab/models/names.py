@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from merit_lab.models import config as lab
 from merit_lab.models.config import PRESETS, ModelConfig
 from merit_lab.models.transformers_config import HuggingFaceConfig, read_config
@@ -32,6 +34,8 @@ def find_model(text: str) -> tuple[str, AnyModelConfig]:
         return read_config(text.removeprefix(_HUGGING_FACE))
     if text not in PRESETS:
         hint = did_you_mean(text, PRESETS, otherwise=";")
+        if Path(text, "config.json").is_file():
+            hint = f", but a folder with a configuration: write {_HUGGING_FACE}{text};"
         raise ValueError(f"unknown model {text!r}{hint} the models are: {KNOWN}")
     return text, PRESETS[text]
 

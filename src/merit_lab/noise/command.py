@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
+from merit_lab.command_line import rules
 from merit_lab.noise.measure import MeasuredScale, NoiseConfig, measure_noise_scale
 from merit_lab.noise.scale import relative_steps, relative_tokens
 from merit_lab.record import Run, RunInUse
@@ -47,6 +48,7 @@ def main(argv: Sequence[str]) -> int:
             default=Arguments(run=tyro.MISSING, config=NoiseConfig()),
             args=list(argv),
             prog="merit batch-size",
+            registry=rules(),
         )
         steps = _steps(arguments)
         measurements = [

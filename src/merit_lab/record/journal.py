@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
 from importlib import import_module
@@ -89,21 +90,39 @@ def _writing_into(folder: Path) -> Iterator[None]:
 
 
 class TensorBoard:
-    """Event files in the run directory, for ``tensorboard --logdir``."""
+    """A file of events in the run directory, for ``tensorboard --logdir``.
+
+    torch's SummaryWriter would write it in a thread, which prints a traceback of its own on a full disk.
+    """
 
     def __init__(self, run: Run, *, step: int) -> None:
-        from torch.utils.tensorboard import SummaryWriter
+        from tensorboard.compat.proto.event_pb2 import SessionLog
+        from tensorboard.summary.writer.record_writer import RecordWriter
 
-        self._writer = SummaryWriter(str(run.folder / "tensorboard"), purge_step=step)
+        folder = run.folder / "tensorboard"
+        folder.mkdir(exist_ok=True)
+        file = (folder / f"events.out.tfevents.{time.time_ns()}").open("xb")  # read in the order of names
+        self._records: Any = RecordWriter(file)
+        self._add(step, file_version="brain.Event:2")
+        self._add(step, session_log=SessionLog(status=SessionLog.START))  # later steps are dropped
 
     def write(self, scalars: dict[str, float], step: int) -> None:
         """Take the numbers of a step."""
-        for name, value in scalars.items():
-            self._writer.add_scalar(name, value, step)
+        from tensorboard.compat.proto.summary_pb2 import Summary
+
+        if scalars:
+            values = [Summary.Value(tag=name, simple_value=value) for name, value in scalars.items()]
+            self._add(step, summary=Summary(value=values))
 
     def close(self) -> None:
-        """Write what is still held back."""
-        self._writer.close()
+        """Close the file."""
+        self._records.close()
+
+    def _add(self, step: int, **content: Any) -> None:
+        from tensorboard.compat.proto.event_pb2 import Event
+
+        self._records.write(Event(wall_time=time.time(), step=step, **content).SerializeToString())
+        self._records.flush()
 
 
 class WeightsAndBiases:

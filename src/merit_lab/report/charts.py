@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 import re
+import statistics
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +30,8 @@ _LAYER_HEIGHT = 15
 FILE_WIDTH = 640
 _LETTER_WIDTH, _SYMBOL_WIDTH = 6.4, 34  # of a legend, in pixels
 FEW_POINTS = 30  # up to this many, each point is marked
+_MOST_TICKS = 10  # three decades with 1, 2 and 5
+_FOCUS_FROM = 0.2  # the loss is shown from its value after this share of the steps
 
 
 @dataclass(frozen=True)
@@ -144,6 +147,51 @@ def _fitting_columns(labels: Sequence[str]) -> Any:
     return alt.ExprRef(f"min({max(1, len(labels))}, max(1, floor(width / {widest:g})))")
 
 
+def is_wide(lowest: float, highest: float) -> bool:
+    """Whether values from ``lowest`` to ``highest`` need a logarithmic scale, and can have one."""
+    return lowest > 0 and highest > 20 * lowest
+
+
+def logarithmic_ticks(lowest: float, highest: float) -> list[float]:
+    """Powers of ten, and 2 and 5 times each unless those are too many.
+
+    Example:
+        >>> logarithmic_ticks(0.3, 12.0)
+        [0.5, 1.0, 2.0, 5.0, 10.0]
+        >>> logarithmic_ticks(0.3, 1200.0)
+        [1.0, 10.0, 100.0, 1000.0]
+    """
+    powers = range(math.floor(math.log10(lowest)), math.ceil(math.log10(highest)) + 1)
+    ticks: list[float] = []
+    for factors in ("125", "1"):
+        ticks = [float(f"{factor}e{power}") for power in powers for factor in factors]
+        ticks = [tick for tick in ticks if lowest <= tick <= highest]
+        if len(ticks) <= _MOST_TICKS:
+            break
+    return ticks
+
+
+def focus(curves: Sequence[Sequence[tuple[float, float]]]) -> tuple[float, float]:
+    """The range of a loss to show: the steep beginning would flatten the rest.
+
+    It has the ends of all curves, and where half of them are soon after the start.
+    """
+    last = max(points[-1][0] for points in curves)
+    early = [
+        next((value for at, value in points if at >= _FOCUS_FROM * last), points[-1][1]) for points in curves
+    ]
+    ends = [points[-1][1] for points in curves if points[-1][0] == last]
+    lowest = min(value for points in curves for _, value in points)
+    upper = max(statistics.median(early), *ends)
+    margin = 0.04 * (upper - lowest) or 0.1
+    return lowest - margin, upper + margin
+
+
+def rounded(value: float) -> float | None:
+    """Round to six significant digits, which is more than can be seen and keeps the page small."""
+    return float(f"{value:.6g}") if math.isfinite(value) else None  # JSON has no NaN
+
+
 def check_charts() -> None:
     """Raise ModuleNotFoundError if a library that draws charts is missing, before hours of training."""
     import altair  # noqa: F401
@@ -209,7 +257,7 @@ def layer_chart(
         "value:Q",
         title="logit",
         scale=scale,
-        legend=alt.Legend(orient="right", gradientThickness=10, tickCount=4, format="~s"),
+        legend=alt.Legend(orient="right", gradientThickness=10, tickCount=4, format=".6~g"),
     )
     every = -(-num_layers // 12)
     layers = alt.Axis(values=[layer for layer in range(1, num_layers + 1) if layer % every == 0])
@@ -243,15 +291,7 @@ def _vertical_axis(vertical: Vertical) -> alt.Axis:
 
     if not vertical.logarithmic or vertical.whole is None:
         return alt.Axis(format=vertical.ticks, tickCount=5)
-    return alt.Axis(format=vertical.ticks, values=_logarithmic_ticks(*vertical.whole))
-
-
-def _logarithmic_ticks(lowest: float, highest: float) -> list[float]:
-    """Powers of ten; over three of them or fewer, also 2 and 5 times each."""
-    first, last = math.floor(math.log10(lowest)), math.ceil(math.log10(highest))
-    factors = (1,) if highest / lowest > 1000 else (1, 2, 5)
-    ticks = [float(f"{factor}e{power}") for power in range(first, last + 1) for factor in factors]
-    return [tick for tick in ticks if lowest <= tick <= highest]
+    return alt.Axis(format=vertical.ticks, values=logarithmic_ticks(*vertical.whole))
 
 
 def _vertical_scale(vertical: Vertical) -> alt.Scale:

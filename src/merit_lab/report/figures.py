@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
@@ -26,7 +25,6 @@ from merit_lab.report.series import Series, have_other_data
 
 _MAX_POINTS = 240  # in a line; the CSV file has more
 _MAX_COLUMNS = 80  # in a heatmap
-_FOCUS_FROM = 0.2  # the loss is shown from its value after this share of the steps
 
 Datasets = dict[str, list[dict[str, Any]]]
 Horizontals = dict[charts.XQuantity, charts.Horizontal]
@@ -195,28 +193,21 @@ def _line_rows(curves: Mapping[str, Sequence[tuple[MeasuredRun, Sequence[Point]]
 
 def _rows(points: Sequence[Point], scale: float, **names: str) -> list[dict[str, Any]]:
     return [
-        {**names, "step": step, "tokens": _round(step * scale), "value": _round(value)}
+        {**names, "step": step, "tokens": charts.rounded(step * scale), "value": charts.rounded(value)}
         for step, value in points
     ]
-
-
-def _round(value: float) -> float | None:
-    """Round to six significant digits, which is more than can be seen and keeps the page small."""
-    return float(f"{value:.6g}") if math.isfinite(value) else None
 
 
 def _vertical(measure: Measure, curves: Sequence[Sequence[Point]]) -> charts.Vertical:
     values = [value for points in curves for _, value in points]
     lowest, highest = min(values), max(values)
-    logarithmic = measure.may_be_logarithmic and lowest > 0 and highest / lowest > 20
+    logarithmic = measure.may_be_logarithmic and charts.is_wide(lowest, highest)
     focus = whole = None
     if logarithmic:
         whole = lowest * 0.9, highest * 1.1
     elif measure.is_loss and highest > lowest:
-        upper = _focus(curves)
-        margin = 0.04 * (upper - lowest)
-        focus = lowest - margin, upper + margin
-        whole = lowest - margin, highest + margin
+        focus = charts.focus(curves)
+        whole = focus[0], highest + lowest - focus[0]
     return charts.Vertical(
         title=measure.unit,
         format=measure.format,
@@ -226,17 +217,6 @@ def _vertical(measure: Measure, curves: Sequence[Sequence[Point]]) -> charts.Ver
         focus=focus,
         whole=whole,
     )
-
-
-def _focus(curves: Sequence[Sequence[Point]]) -> float:
-    """The upper limit for showing a loss: the steep beginning would flatten the rest."""
-    last_step = max(points[-1][0] for points in curves)
-    early = []
-    for points in curves:
-        later = [value for step, value in points if step >= _FOCUS_FROM * last_step]
-        early.append(later[0] if later else points[-1][1])
-    ends = [points[-1][1] for points in curves if points[-1][0] == last_step]
-    return max(statistics.median(early), *ends)
 
 
 def _num_layers(all_series: Sequence[Series]) -> int:
@@ -252,7 +232,6 @@ def _layers(all_series: Sequence[Series], horizontals: Horizontals) -> list[Figu
     if num_layers < 2 or not values:
         return []
     domain = min(values), max(values)
-    logarithmic = domain[0] > 0 and domain[1] / domain[0] > 20
     figures = []
     for place, (label, rows) in enumerate(heatmaps.items(), start=1):
         key = f"max-logit-layers-{place}"
@@ -263,7 +242,7 @@ def _layers(all_series: Sequence[Series], horizontals: Horizontals) -> list[Figu
                 horizontals[axis],
                 num_layers=num_layers,
                 domain=domain,
-                logarithmic=logarithmic,
+                logarithmic=charts.is_wide(*domain),
                 standalone=standalone,
             )
 
@@ -297,11 +276,11 @@ def _heatmap(series: Series, num_layers: int) -> list[dict[str, Any]]:
                 rows.append(
                     {
                         "layer": layer,
-                        "value": _round(value),
+                        "value": charts.rounded(value),
                         "step_begin": begin,
                         "step_end": step,
-                        "tokens_begin": _round(begin * scale),
-                        "tokens_end": _round(step * scale),
+                        "tokens_begin": charts.rounded(begin * scale),
+                        "tokens_end": charts.rounded(step * scale),
                     }
                 )
             begin = step

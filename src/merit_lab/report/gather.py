@@ -213,7 +213,7 @@ def show(value: object) -> str:
     if isinstance(value, float):
         return f"{value:g}"
     if isinstance(value, tuple):
-        return ", ".join(show(item) for item in value)
+        return ", ".join(show(item) for item in value) or "none"
     return str(value)
 
 

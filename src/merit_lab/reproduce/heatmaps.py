@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
+from merit_lab.report.charts import is_wide, rounded
 from merit_lab.report.curves import finite, layer_name, mean_curve, thin
 from merit_lab.reproduce.records import Records
-from merit_lab.study.charts import Chart, finish, rounded
+from merit_lab.study.charts import Chart, finish
 
 if TYPE_CHECKING:
     import altair as alt
@@ -34,7 +35,6 @@ def layer_chart(
             {"layer": layer, "from": step, "to": end, "value": rounded(value)}
             for (step, value), end in zip(points, ends, strict=False)
         ]
-    logarithmic = domain[0] > 0 and domain[1] > 20 * domain[0]
     chart = (
         alt.Chart(alt.InlineData(values=rows))
         .mark_rect(strokeWidth=0.6, stroke=alt.ExprRef("scale('color', datum.value)"))
@@ -42,7 +42,7 @@ def layer_chart(
             x=alt.X("from:Q", title="steps", scale=alt.Scale(nice=False)),
             x2=alt.X2("to"),
             y=alt.Y("layer:O", title="layer", sort="descending"),
-            color=_heat("logit", domain, logarithmic),
+            color=_heat("logit", domain, is_wide(*domain)),
             tooltip=[
                 alt.Tooltip("from:Q", title="step"),
                 alt.Tooltip("layer:O"),
@@ -64,7 +64,7 @@ def matrix_chart(
         for i, line in enumerate(values)
         for j, value in enumerate(line)
     ]
-    flat = sorted(cell["value"] for cell in cells)
+    flat = sorted(value for line in values for value in line)
     chart = (
         alt.Chart(alt.InlineData(values=cells))
         .mark_rect(strokeWidth=0.6, stroke=alt.ExprRef("scale('color', datum.value)"))
@@ -87,5 +87,5 @@ def _heat(title: str, domain: tuple[float, float], logarithmic: bool) -> alt.Col
         "value:Q",
         title=title,
         scale=alt.Scale(type=kind, scheme="viridis", domain=list(domain), clamp=True),
-        legend=alt.Legend(orient="right", gradientThickness=10, tickCount=4, format=".2~g"),
+        legend=alt.Legend(orient="right", gradientThickness=10, tickCount=4, format=".6~g"),
     )

@@ -10,7 +10,7 @@ from typing import Annotated
 import tyro
 
 from merit_lab.scale.rules import RateRule, rates_by_batch
-from merit_lab.study.command import exit_status, parse, print_conclusion, refuse_single_run_options
+from merit_lab.study.command import exit_status, parse, print_conclusion
 from merit_lab.study.trial import check_distinct
 from merit_lab.sweep.grid import parse_shared_learning_rates
 from merit_lab.train import OptimizerConfig, TrainConfig
@@ -73,7 +73,7 @@ def main(argv: Sequence[str]) -> int:
 
 def parse_scale(argv: Sequence[str]) -> tuple[Arguments, Path]:
     """Parse the arguments, and return them with the folder of the study."""
-    arguments, folder = parse(
+    return parse(
         Arguments,
         argv,
         command="scale",
@@ -82,16 +82,12 @@ def parse_scale(argv: Sequence[str]) -> tuple[Arguments, Path]:
         lr="--lr merit=9e-3",
         optimizer=OptimizerConfig(final=1.0),
         required=["target", "batches", "lr"],
-    )
-    refuse_single_run_options(
-        argv,
-        {
+        replaced={
             "--batch": "use --batches",
             "--tokens": "use --steps, the limit of every run",
             "--measure.validation-every": "each run is validated fifty times",
         },
     )
-    return arguments, folder
 
 
 def choose_rates(arguments: Arguments) -> dict[str, dict[int, list[float]]]:

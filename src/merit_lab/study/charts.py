@@ -6,13 +6,12 @@ highlights a series when its legend entry is clicked. In a file it has a fixed w
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from merit_lab.report.charts import FEW_POINTS, Look, by_series
+from merit_lab.report.charts import FEW_POINTS, Look, by_series, focus, is_wide, logarithmic_ticks, rounded
 from merit_lab.report.curves import mean_curve, thin
 
 if TYPE_CHECKING:
@@ -20,7 +19,6 @@ if TYPE_CHECKING:
 
 _HEIGHT = 260
 _MAX_POINTS = 200
-_MOST_TICKS = 8
 
 Row = dict[str, Any]
 Line = tuple[str, Sequence[tuple[float, float]], bool]
@@ -61,18 +59,7 @@ class Axis:
         values = list(values)
         if self.ticks or not self.logarithmic or not values:
             return self
-        low, high = min(values), max(values)
-        powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-        for digits in ("125", "1"):
-            ticks = tuple(
-                tick
-                for power in powers
-                for digit in digits
-                if low <= (tick := float(f"{digit}e{power}")) <= high
-            )
-            if len(ticks) <= _MOST_TICKS:
-                break
-        return replace(self, ticks=ticks)
+        return replace(self, ticks=tuple(logarithmic_ticks(min(values), max(values))))
 
 
 def curve_chart(
@@ -89,13 +76,13 @@ def curve_chart(
     """A measured curve over steps or tokens: thin lines for runs, thick lines for means, a cross where a run
     diverged."""
     everything = [points for group in lines.values() for _, points, _ in group]
-    if is_loss:
+    if is_loss and everything:
         kept = [points for group in lines.values() for _, points, diverged in group if not diverged]
         # A diverged run would flatten the others.
         y = Axis(y.title, y.format, shown=focus(kept or everything))
     elif everything:
         values = [value for points in everything for _, value in points]
-        y = Axis(y.title, y.format, min(values) > 0 and max(values) > 20 * min(values), y.from_zero)
+        y = Axis(y.title, y.format, is_wide(min(values), max(values)), y.from_zero)
     x = Axis("tokens", ".2~s", from_zero=True) if over_tokens else Axis("steps", ",d", from_zero=True)
     return line_chart(lines, optimizers, x, y, name=name, title=title, caption=caption)
 
@@ -249,18 +236,6 @@ def strip_chart(
     return finish(alt.layer(*layers).properties(height=_HEIGHT), name, title, caption)
 
 
-def focus(curves: Sequence[Sequence[tuple[float, float]]]) -> tuple[float, float] | None:
-    """The range of a loss to show: without the steep beginning, and with the ends of all curves."""
-    if not curves:
-        return None
-    last = max(points[-1][0] for points in curves)
-    later = [value for points in curves for step, value in points if step >= 0.15 * last]
-    ends = [points[-1][1] for points in curves if points[-1][0] == last]
-    lowest, highest = min(later + ends, default=0.0), max(later + ends, default=1.0)
-    margin = 0.05 * (highest - lowest) or 0.1
-    return lowest - margin, highest + margin
-
-
 def finish(
     chart: Any, name: str, title: str, caption: str, datasets: Mapping[str, Sequence[Row]] | None = None
 ) -> Chart:
@@ -305,8 +280,3 @@ def _scale(axis: Axis) -> alt.Scale:
     if axis.shown is not None:
         return alt.Scale(zero=False, nice=False, domain=list(axis.shown))
     return alt.Scale(zero=axis.from_zero, nice=True)
-
-
-def rounded(value: float) -> float:
-    """Round to six significant digits, which keeps the page small."""
-    return float(f"{value:.6g}")

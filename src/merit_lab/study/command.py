@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, NoReturn, Protocol, TypeVar
 
 import tyro
 
+from merit_lab.command_line import rules
 from merit_lab.models.names import KNOWN, find_model, is_model
 from merit_lab.record import RunInUse
 from merit_lab.train import Interrupted, OptimizerConfig, TrainConfig
@@ -72,6 +73,7 @@ def parse(
     lr: str,
     optimizer: OptimizerConfig | None = None,
     required: Sequence[str] = (),
+    replaced: Mapping[str, str] | None = None,
 ) -> tuple[A, Path]:
     """Parse the arguments of a study, and return them with its folder.
 
@@ -84,6 +86,7 @@ def parse(
         lr: an example of how learning rates are given, for messages.
         optimizer: the default settings of the optimizer.
         required: names of the arguments without a default, except the data.
+        replaced: options of `merit train` that the study has not, and what to do instead.
     """
     model_name = argv[0] if argv else "--help"
     if not is_model(model_name):
@@ -92,30 +95,36 @@ def parse(
     config = TrainConfig(data=tyro.MISSING, model=model, optimizer=optimizer or OptimizerConfig())
     make: Callable[..., A] = kind  # a dataclass, which the protocol cannot express
     default = make(config=config, **dict.fromkeys(required, tyro.MISSING))
+    replaced = {
+        "--seed": f"in {study} write for example --seeds 0 1 2",
+        "--optimizer.name": f"in {study} write for example --optimizers lamb merit",
+        "--optimizer.lr": f"in {study} write for example {lr}",
+        **(replaced or {}),
+    }
+    _refuse_replaced(argv, replaced)
     arguments = tyro.cli(
         kind,
         default=default,
         args=argv[1:],
         prog=f"merit {command} {model_name}",
         config=(tyro.conf.AvoidSubcommands,),  # the model has been chosen
-    )
-    refuse_single_run_options(
-        argv,
-        {
-            "--seed": f"in {study} write for example --seeds 0 1 2",
-            "--optimizer.name": f"in {study} write for example --optimizers lamb merit",
-            "--optimizer.lr": f"in {study} write for example {lr}",
-        },
+        registry=rules(without=[_field(config, option) for option in replaced]),
     )
     refuse_replaced_vocab(argv, arguments.config)
     return arguments, arguments.out or Path("runs", f"{command}-{name}")
 
 
-def refuse_single_run_options(argv: Sequence[str], instead: Mapping[str, str]) -> None:
-    """Raise if an option is given that a study varies between its runs; ``instead`` has what to do."""
-    for option, way_out in instead.items():
+def _refuse_replaced(argv: Sequence[str], replaced: Mapping[str, str]) -> None:
+    """Raise if an option is given that a study varies between its runs."""
+    for option, way_out in replaced.items():
         if (value := typed(argv, option)) is not None:
             raise ValueError(f"{option} {value} applies to a single run; {way_out}")
+
+
+def _field(config: TrainConfig, option: str) -> tuple[type, str]:
+    """Return the field of an option, with its class."""
+    *group, name = option.removeprefix("--").replace("-", "_").split(".")
+    return type(getattr(config, group[0]) if group else config), name
 
 
 def refuse_model(command: str, summary: str, model_name: str) -> NoReturn:

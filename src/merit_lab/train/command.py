@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 import tyro
 
 from merit_lab import train as training
+from merit_lab.command_line import rules
 from merit_lab.models.config import PRESETS
 from merit_lab.models.names import find_model, is_model, num_parameters
 from merit_lab.record import NotWritten, Run, RunInUse
@@ -100,6 +101,7 @@ def parse(argv: list[str]) -> Parsed:
         args=argv[1:],
         prog=f"merit train {first}",
         config=(tyro.conf.AvoidSubcommands,),  # the model is already known
+        registry=rules(),
     )
     config = arguments.config
     refuse_replaced_vocab(argv, config)

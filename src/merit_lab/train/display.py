@@ -13,6 +13,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from merit_lab.record import keep_nan
 
 _SECONDS_BETWEEN_LINES = 10.0
+_ALL_NUMBERS = 74  # the usual width of all numbers
+_LEAST_BAR, _MOST_BAR = 8, 24
 
 
 class Display:
@@ -33,9 +35,15 @@ class Display:
         self._last_step = first
         self._progress: Progress | None = None
         if self._console.is_terminal:
+            # What steps and remaining time leave: rich would cut them first.
+            self._room = self._console.width - len(f"{steps}/{steps}  0:00:00  ")
+            bars = []
+            if (width := min(self._room - _ALL_NUMBERS, _MOST_BAR)) >= _LEAST_BAR:
+                bars.append(BarColumn(bar_width=width))
+                self._room -= width
             self._progress = Progress(
                 MofNCompleteColumn(),
-                BarColumn(bar_width=24),
+                *bars,
                 TextColumn("{task.description}"),
                 TimeRemainingColumn(compact=True),
                 console=self._console,
@@ -83,9 +91,12 @@ class Display:
             "entropy": "{:.1f}",
             "tokens/s": "{:,.0f}",
         }
-        return "  ".join(
+        numbers = [
             f"{name} {style.format(self._seen[name])}" for name, style in shown.items() if name in self._seen
-        )
+        ]
+        while self._progress is not None and len("  ".join(numbers)) > self._room:
+            numbers.pop()
+        return "  ".join(numbers)
 
     def __enter__(self) -> Self:
         if self._progress is not None:

@@ -70,17 +70,15 @@ def load_class(name: str) -> type[Optimizer]:
     if optimizer is None:
         optimizer = _by_lower_case(module).get(class_name.lower())
     if not _is_optimizer(optimizer):
-        known = list(_by_lower_case(module).values())
         problem = (
             f"{module_name} has no such class"
             if optimizer is None
             else f"{optimizer!r} is not a torch.optim.Optimizer"
         )
-        names = [cls.__name__ for cls in known]
-        hint = did_you_mean(class_name, names, otherwise="")
-        raise ValueError(
-            f"the optimizer is {name!r}, but {problem}; the optimizers of {module_name} are {names}{hint}"
-        )
+        names = sorted(cls.__name__ for cls in _by_lower_case(module).values())
+        hint = did_you_mean(class_name, names, otherwise=";")
+        known = f"the optimizers of {module_name} are {', '.join(names)}" if names else "it has no optimizer"
+        raise ValueError(f"the optimizer is {name!r}, but {problem}{hint} {known}")
     return optimizer
 
 

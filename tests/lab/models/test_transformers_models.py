@@ -208,6 +208,8 @@ def test_what_is_not_there_is_refused(tmp_path):
         find_model(f"hf:{tmp_path}")
     with pytest.raises(ValueError, match="unknown model 'tinny'; did you mean 'tiny'"):
         find_model("tinny")
+    with pytest.raises(ValueError, match=f"a folder with a configuration: write hf:{tmp_path}; the models"):
+        find_model(str(tmp_path))
 
 
 def test_without_transformers_it_says_how_to_get_it(tmp_path, monkeypatch):

@@ -105,8 +105,23 @@ def test_a_write_that_fails_names_the_folder_and_keeps_whole_lines(run, no_file_
     assert run.metrics("train") == [{"kind": "train", "step": 1, "loss": 2.0}]
 
 
+def test_a_full_disk_is_told_once(run, no_file_larger_than, capfd):
+    """Not by a thread too, with a traceback of its own."""
+    with Journal(run) as journal:
+        journal.write("validation", 1, loss=1.0)
+        (events,) = (run.folder / "tensorboard").iterdir()
+        size = max(events.stat().st_size, run.metrics_path.stat().st_size) + 10
+        refused = pytest.raises(NotWritten, match="File too large")
+        with refused, no_file_larger_than(size):
+            journal.write("validation", 2, loss=1.0)
+    assert capfd.readouterr().err == ""
+
+
 def test_what_went_wrong_first_is_told(run, monkeypatch):
-    def fail(_):
+    close = TensorBoard.close
+
+    def fail(sink):
+        close(sink)
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(TensorBoard, "close", fail)

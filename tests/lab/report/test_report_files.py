@@ -145,6 +145,21 @@ def test_tick_labels_are_numbers_without_exponents(report: Path) -> None:
     assert [text for text in texts if "e+" in text] == []
 
 
+def test_logits_below_one_are_labelled_by_decimals(tmp_path: Path) -> None:
+    """And not as 400m, for 400 thousandths."""
+    run = Run.open(write_run(tmp_path, "merit"))
+    lines = [json.loads(line) for line in run.metrics_path.read_text().splitlines()]
+    for line in lines:
+        if line["kind"] == "attention":
+            line["max_logits"] = [[0.2 + 0.01 * layer] for layer in range(len(line["max_logits"]))]
+    run.metrics_path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert main([str(tmp_path), "--out", str(tmp_path / "report")]) == 0
+    picture = ElementTree.parse(tmp_path / "report/figures/max-logit-layers-1.svg")
+    texts = [element.text or "" for element in picture.iter()]
+    assert "0.22" in texts
+    assert [text for text in texts if text.endswith("m")] == []
+
+
 def test_an_optimizer_has_the_same_colour_in_every_report(three_seeds: Path, tmp_path: Path) -> None:
     alone = tmp_path / "alone"
     write_run(alone, "merit", lr=1e-2)

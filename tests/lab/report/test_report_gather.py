@@ -11,7 +11,7 @@ from fake_runs import write_run
 
 from merit_lab.record import MetricsWriter, Run, archive, excerpt, lock, read_metrics
 from merit_lab.report import gather, read_outcomes, summarise
-from merit_lab.report.gather import find_runs, flatten
+from merit_lab.report.gather import find_runs, flatten, show
 from merit_lab.report.series import group
 
 
@@ -110,6 +110,14 @@ def test_values_that_look_alike_when_shortened_are_written_in_full(tmp_path: Pat
         write_run(tmp_path / f"{place}", "merit", lr=lr)
     series = group(find_runs(sorted(tmp_path.iterdir())))
     assert [one.label for one in series] == ["MERIT, lr 0.01234567", "MERIT, lr 0.01234568"]
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [(None, "none"), ((), "none"), ((0.9, 0.95), "0.9, 0.95"), (False, "no"), (1e-5, "1e-05")],
+)
+def test_settings_are_formatted_for_readers(value: object, shown: str) -> None:
+    assert show(value) == shown
 
 
 @pytest.mark.parametrize("kept_first", [False, True])

@@ -253,7 +253,7 @@ def test_options_that_the_optimizer_refuses(options, match, refused, changed):
         ("nowhere_to_be_found:Mine", "No module named 'nowhere_to_be_found'; install .* PYTHONPATH"),
         (
             "torch.optim:Adamm",
-            r"torch\.optim has no such class; the optimizers of .* are \[.*'Adam'",
+            r"torch\.optim has no such class; did you mean 'Adam'\? the optimizers of .* are ASGD, ",
         ),
         ("torch.nn:Linear", r"class .*Linear.* is not a torch\.optim\.Optimizer"),
     ],

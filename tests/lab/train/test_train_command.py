@@ -206,8 +206,8 @@ def test_help(argv, texts, capfd):
     assert all(text in printed for text in texts)
 
 
-def shown(*, terminal, validated=False):
-    console = Console(file=io.StringIO(), force_terminal=terminal, width=120)
+def shown(*, terminal, validated=False, width=120):
+    console = Console(file=io.StringIO(), force_terminal=terminal, width=width)
     with Display(100, console=console) as display:
         display.show("event", 0, {"what": "started", "message": "[a model]"})
         display.show("validation", 0, {"tokens": 0, "loss": 5.5})
@@ -268,3 +268,12 @@ def test_a_live_line_in_a_terminal():
     assert "100/100" in text
     assert "logit 31.2" in text
     assert "\x1b" in text
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 100, 120])
+def test_a_narrow_terminal_shows_steps_and_time_and_the_first_numbers(width):
+    last = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", shown(terminal=True, width=width)).splitlines()[-1]
+    assert len(last) <= width
+    assert re.match(r"100/100 .*loss 4\.0000( .*[^…])? 00:00$", last)
+    assert ("validation 5.5000" in last) == (width >= 60)
+    assert ("tokens/s 12,346" in last) == (width >= 100)
