@@ -224,7 +224,11 @@ def _parse(argv: list[str]) -> _Options | Check:
     config, registry = (tyro.conf.FlagCreatePairsOff,), rules()
     if name in _COMMANDS:  # alone, so that a message about an option is about this corpus
         return tyro.cli(
-            _COMMANDS[name], prog=f"merit prepare {name}", args=argv[1:], config=config, registry=rules()
+            _COMMANDS[name],
+            prog=f"merit prepare {name}",
+            args=argv[1:],
+            config=config,
+            registry=registry,
         )
     if name and not name.startswith("-"):
         hint = did_you_mean(name, _COMMANDS, otherwise=";")
