@@ -79,17 +79,22 @@ def polar(
 ) -> Tensor:
     """The polar factor of each matrix, in ``dtype``, the dtype of the products; they are summed in float32.
 
-    Zero stays zero, and a NaN or infinity becomes NaN everywhere. Matrices are multiplied one by one: batched
-    products may round differently, and a matrix must give the same bits wherever it is processed.
+    Zero stays zero, and a NaN or infinity becomes NaN everywhere. Matrices go one by one, each in memory of
+    its own, because a matrix must give the same bits wherever it is processed: the rounding of products
+    depends on how many are multiplied at once, on their layout, and on where in memory they begin.
     """
-    # The rounding of sums and products depends on the layout.
-    x_NRC = x_NRC.clone(memory_format=torch.contiguous_format)
-    # In float64, the norm of float32 numbers cannot overflow or underflow.
-    wide_NRC = x_NRC if x_NRC.device.type == "mps" else x_NRC.double()
-    norm_N11 = torch.linalg.vector_norm(wide_NRC, dim=(1, 2), keepdim=True)
-    normal_NRC = (wide_NRC / (norm_N11 * coefficients.margin).clamp(min=eps)).to(dtype)
     passes = coefficients.first(num_passes)
-    return torch.stack([_iterate(x_RC, passes) for x_RC in normal_NRC])
+    normal_RC = (_normalized(x_RC, coefficients.margin, eps).to(dtype) for x_RC in x_NRC)
+    return torch.stack([_iterate(x_RC, passes) for x_RC in normal_RC])
+
+
+def _normalized(x_RC: Tensor, margin: float, eps: float) -> Tensor:
+    """X / (margin*|X|), in new memory; in float64 where the device has it."""
+    x_RC = x_RC.clone(memory_format=torch.contiguous_format)  # the rounding of sums depends on the layout
+    # In float64, the norm of float32 numbers cannot overflow or underflow.
+    wide_RC = x_RC if x_RC.device.type == "mps" else x_RC.double()
+    size: Tensor = torch.linalg.vector_norm(wide_RC)
+    return wide_RC / (size * margin).clamp(min=eps)
 
 
 def factor_dtype(dtype: torch.dtype, device: torch.device) -> torch.dtype:

@@ -106,7 +106,19 @@ class Soap(MatrixDirection):
         return tuple(x.to(grad_NRC.dtype).contiguous() for x in (grad_NRC, *state)), state
 
     def whole(self, gathered: tuple[Tensor, ...], step: float | Tensor) -> tuple[Tensor | None, ...]:
-        """d and the new state."""
+        """d and the new state.
+
+        Matrices go one by one, so that each has the same bits in a stack and alone.
+        """
+        of_each = zip(*(x_NRC.split(1) for x_NRC in gathered), strict=True)
+        results = [self._whole_of_one(tuple(map(_at_beginning, of_one)), step) for of_one in of_each]
+        if len(results) == 1:
+            return results[0]
+        return tuple(
+            None if of_all[0] is None else torch.cat(of_all) for of_all in zip(*results, strict=True)
+        )
+
+    def _whole_of_one(self, gathered: tuple[Tensor, ...], step: float | Tensor) -> tuple[Tensor | None, ...]:
         taken = _num_taken(step)
         grad_NRC, exp_avg, exp_avg_sq, *averages_and_bases = gathered
         averages, bases = tuple(averages_and_bases[:2]), tuple(averages_and_bases[2:])
@@ -167,6 +179,11 @@ class Soap(MatrixDirection):
 def _num_taken(step: float | Tensor) -> int:
     """Number of steps that changed the weight, including this one: all but the first, or 0 if skipped."""
     return max(int(step) - 1, 0)
+
+
+def _at_beginning(x: Tensor) -> Tensor:
+    """x at the beginning of its memory. The rounding of products depends on where in memory factors begin."""
+    return x.clone() if x.storage_offset() else x
 
 
 # torch.bmm gives the same bits as the operator @ and costs much less host time.
