@@ -14,6 +14,9 @@ from torchrun import why_not_two_nodes
 settings.register_profile("repeatable", deadline=None, derandomize=True, database=None, max_examples=40)
 settings.load_profile("repeatable")
 
+# As ranks have: on some CPUs the rounding of products depends on the number of threads.
+torch.set_num_threads(1)
+
 # Triton decides when a kernel is defined whether it is interpreted, its own functions among them. So it is
 # imported here, with the variable set, before any test can import it; tests/optim/engines runs the kernels.
 if not torch.cuda.is_available() and find_spec("triton"):
