@@ -1,6 +1,7 @@
 """Tables of the models of 10M to 98M parameters."""
 
 import math
+import re
 import statistics
 from collections.abc import Iterable, Sequence
 from itertools import pairwise, product
@@ -165,8 +166,9 @@ def entropies() -> Table:
     alike: dict[str, list[tuple[float, float]]] = {}
     for run in all_runs():
         config, (last_step, loss) = run.config, run.curves["validation_loss"][-1]
-        # Not those that end at a given loss.
-        if len(run.curves.get("entropy_mean", [])) > 1 and last_step == config["steps"]:
+        # Not those of scaling studies, which end at a given loss.
+        is_whole = last_step == config["steps"] and not re.search(r"-to[\d.]+-", run.name)
+        if is_whole and len(run.curves.get("entropy_mean", [])) > 1:
             kind = repr([config[key] for key in ("model", "batch", "steps")]) + config["optimizer"]["name"]
             alike.setdefault(kind + text_of(run), []).append((loss, entropy_left(run)))
     above = [(loss - min(runs)[0], left) for runs in alike.values() if len(runs) > 1 for loss, left in runs]

@@ -18,7 +18,7 @@ from merit_optim import MuonMERIT
 
 def critical() -> Table:
     """Steps of `tiny` to a loss, by batch, and the critical batch that they give."""
-    return _critical("sizes/scale", 2.4)
+    return _critical("sizes/scale-defaults", 2.4)
 
 
 def critical_10m() -> Table:
