@@ -9,6 +9,7 @@ The ratios that scale u are in ``algorithm.py`` and do not depend on the directi
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar, NamedTuple
 
@@ -132,7 +133,7 @@ class MatrixDirection(Direction):
 
     @abstractmethod
     def whole(self, gathered: tuple[Tensor, ...], step: float | Tensor) -> tuple[Tensor | None, ...]:
-        """Return the inputs of ``after``, given whole matrices."""
+        """Return the inputs of ``after``, given those of one whole matrix, as (1, R, C)."""
 
     @abstractmethod
     def after(
@@ -160,5 +161,30 @@ class MatrixDirection(Direction):
         self, grad_NRC: Tensor, state: tuple[Tensor, ...], step: float | Tensor
     ) -> tuple[Tensor | None, tuple[Tensor, ...]]:
         gathered, state = self.before(grad_NRC, state)
+        of_matrices = [self.whole(matrix, step) for matrix in _one_by_one(gathered)]
         _, rows, columns = grad_NRC.shape
-        return self.after(self.whole(gathered, step), state, grad_NRC.dtype, Extent(rows, columns), step)
+        return self.after(_stacked(of_matrices), state, grad_NRC.dtype, Extent(rows, columns), step)
+
+
+def _one_by_one(stacks: tuple[Tensor, ...]) -> Iterator[tuple[Tensor, ...]]:
+    """The tensors of each stacked matrix, as (1, R, C) in memory of their own.
+
+    How a product is rounded may depend on how many matrices it has and on where they are in memory, and a
+    matrix must give the same bits wherever it is processed.
+    """
+    if len(stacks[0]) == 1:
+        yield stacks
+        return
+    for matrix in zip(*(x_NRC.split(1) for x_NRC in stacks), strict=True):
+        yield tuple(map(torch.clone, matrix))
+
+
+def _stacked(of_matrices: list[tuple[Tensor | None, ...]]) -> tuple[Tensor | None, ...]:
+    """The results of ``whole`` for all matrices together; None for what it returned as None."""
+    if len(of_matrices) == 1:
+        return of_matrices[0]
+    stacks: list[Tensor | None] = []
+    for tensors in zip(*of_matrices, strict=True):
+        present = [x_1RC for x_1RC in tensors if x_1RC is not None]
+        stacks.append(torch.cat(present) if present else None)
+    return tuple(stacks)

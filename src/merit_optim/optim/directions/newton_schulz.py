@@ -80,7 +80,7 @@ def polar(
     """The polar factor of each matrix, in ``dtype``, the dtype of the products; they are summed in float32.
 
     Zero stays zero, and a NaN or infinity becomes NaN everywhere. Matrices are multiplied one by one: batched
-    products may round differently, and a matrix must give the same bits wherever it is processed.
+    products may round differently.
     """
     # The rounding of sums and products depends on the layout.
     x_NRC = x_NRC.clone(memory_format=torch.contiguous_format)
