@@ -33,7 +33,8 @@ _CONVOLUTIONS = (
 
 # Raw parameters with such names are tables of learned vectors. "token" must come last: not token_mixer.
 _TABLE_NAME = re.compile(
-    r"(^|_)(pos|position\w*|emb\w*|posemb\w*|tokens?$|latents?$|latent_query$|queries$|wte|wpe)(_|$)"
+    r"(^|_)(pos|position\w*|emb\w*|posemb\w*|tokens?$|latents?(_\dd)?$|latent_query$|queries$"
+    r"|ape|wte|wpe)(_|$)"
 )
 _PATCH_NAME = re.compile(r"(^|[_.])(patch|emb)")
 
@@ -48,7 +49,7 @@ _SPLITS_HEADS = {"XLNetRelativeAttention": ("q", "k", "v", "r"), "FunnelRelMulti
 
 # DistilBERT's pre_classifier and timm's pre_logits are hidden layers before the head.
 _HEAD_NAME = re.compile(
-    r"(?!pre_)(\w+_)?(heads?|classifiers?|logits|prediction|pred)"
+    r"(?!pre_)(\w+_)?(heads?(_linear)?|classifiers?|logits|prediction|pred)"
     r"|score|qa_outputs?|embed_out|unembed\w*|predictions|seq_relationship"
 )
 # In models without another head: a model that drafts tokens joins hidden states by a layer of this name.
@@ -64,6 +65,8 @@ class _Place(NamedTuple):
     path: tuple[str, ...]
     module: nn.Module
     in_block: bool
+    above: nn.Module | None
+    """The module that it is in."""
 
     @property
     def name(self) -> str:
@@ -124,7 +127,8 @@ def _kind(place: _Place, leaf: str, param: Tensor, heads: Collection[nn.Module])
     is_whole = is_raw and _is_only_matrix(owner)  # a layer of the user's own, which its name describes
     names_of_table = [*names, place.name] if is_whole else names
     is_table = is_raw and (any(map(_TABLE_NAME.search, names_of_table)) or _asks(owner, leaf))
-    if _is_embedding(owner) or is_table or _embeds_patches(place):
+    is_of_embedding = _is_embedding(owner) or (in_container and _is_embedding(place.above))
+    if is_of_embedding or is_table or _embeds_patches(place):
         return "embedding"
     if param.numel() == max(param.shape) and not (_is_linear(owner) and leaf == "weight"):
         return "vector"
@@ -137,7 +141,7 @@ def _kind(place: _Place, leaf: str, param: Tensor, heads: Collection[nn.Module])
     # Not in a list: blocks may be nothing but raw parameters.
     is_outside = not place.in_block and not any(part.isdigit() for part in place.path)
     names_of_head = [*called, place.name] if is_whole else called
-    if is_raw and is_outside and param.ndim == 2 and any(map(_HEAD_NAME.fullmatch, names_of_head)):
+    if is_raw and is_outside and any(map(_HEAD_NAME.fullmatch, names_of_head)):
         return "head"
     if is_raw and param.ndim >= 3 and _matrices_with_heads(owner) is None:
         # A leading dimension of 1 is the batch that learned queries are repeated over.
@@ -168,7 +172,7 @@ def _places(model: nn.Module) -> dict[str, _Place]:
         path = tuple(part for part in name.split(".") if part and part not in _WRAPPERS)
         above = places.get(name.rpartition(".")[0]) if name else None
         in_block = above is not None and (above.in_block or _is_repeated(module, above.module))
-        places[name] = _Place(path, module, in_block)
+        places[name] = _Place(path, module, in_block, None if above is None else above.module)
     return places
 
 
@@ -195,7 +199,7 @@ def _owner(name: str) -> tuple[str, str]:
     return ".".join(above), leaf
 
 
-def _is_embedding(module: nn.Module) -> bool:
+def _is_embedding(module: nn.Module | None) -> bool:
     return isinstance(module, nn.Embedding | nn.EmbeddingBag) or "Embedding" in type(module).__name__
 
 
@@ -269,7 +273,7 @@ def _embeds_patches(place: _Place) -> bool:
     nearest = ".".join([part for part in place.path if not part.isdigit()][-2:])
     if _is_convolution(place.module):
         return _PATCH_NAME.search(nearest) is not None
-    return _is_linear(place.module) and re.search(r"patch_?emb", nearest) is not None
+    return _is_linear(place.module) and re.search(r"patch_?(emb|proj)", nearest) is not None
 
 
 def _says_experts(place: _Place) -> bool:
@@ -291,7 +295,9 @@ def _heads(places: list[_Place]) -> set[nn.Module]:
     outside = {module: place for module, place in layers.items() if not place.in_block}
     for place in places:
         if _HEAD_NAME.fullmatch(place.name):
-            heads.update(_last_layers(place.module, outside))
+            heads.update(
+                layer for layer in _last_layers(place.module, outside) if not _transforms(layers[layer])
+            )
 
     tables = {
         place: sizes
@@ -316,6 +322,12 @@ def _heads(places: list[_Place]) -> set[nn.Module]:
     alone = {layer for module in named_alone for layer in _last_layers(module, outside)}
     # If the vocabulary is as large as the width, every square matrix has a head's shape: take the last one.
     return heads or alone or set(square[-1:])
+
+
+def _transforms(place: _Place) -> bool:
+    """Whether this is the hidden layer before a tied head, as in ModernBERT's module ``head``."""
+    num_outputs, num_inputs = _sizes(place.module) or (0, 1)
+    return place.name == "dense" and num_outputs == num_inputs
 
 
 def _declared_head(module: nn.Module) -> nn.Module | None:
