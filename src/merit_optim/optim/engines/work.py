@@ -156,7 +156,12 @@ def scalar(value: float | Tensor, device: torch.device) -> float | Tensor:
         return value
     if value.device.type == "cpu" and not torch.compiler.is_compiling() and not value.requires_grad:
         return value.item()
-    return value.reshape(()).to(device, non_blocking=True)
+    return moved(value.reshape(()), device)
+
+
+def moved(x: Tensor, device: torch.device) -> Tensor:
+    """Return x on a device without waiting; on the host, which would read it too early, after waiting."""
+    return x.to(device, non_blocking=device.type != "cpu")
 
 
 def is_true(flag: Tensor, *, if_fake: bool) -> bool:
