@@ -385,6 +385,18 @@ def test_layers_by_the_names_of_their_classes() -> None:
     assert by_kind(holder("GroupedLinear", 8, 8, 3)) == {"experts": "weight"}
 
 
+def test_matrices_beside_a_norm_are_hidden() -> None:
+    """As in TransformerEngine, which has modules of a norm and the layers behind it."""
+    norm = holder("MultiHeadRMSNorm", 2, 4)
+    mlp, split = holder("LayerNormMLP", 8), holder("LayerNormLinear", 8)
+    for module, names in ((mlp, ("fc1_weight", "fc2_weight")), (split, ("query_weight", "key_weight"))):
+        for name in names:
+            module.register_parameter(name, nn.Parameter(torch.zeros(8, 8)))
+    assert by_kind(nn.Sequential(norm, mlp, split)) == expected(
+        hidden="#.fc#_weight #.query_weight #.key_weight", vector="#.weight"
+    )
+
+
 def test_tables_in_a_list_belong_to_the_module_with_the_list() -> None:
     """As axial positions do."""
     model = nn.ModuleDict({name: holder(name, 5, 8) for name in ("AxialEmbeddings", "Mixer")})

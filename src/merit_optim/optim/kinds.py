@@ -132,7 +132,9 @@ def _kind(place: _Place, leaf: str, param: Tensor, heads: Collection[nn.Module])
         return "embedding"
     if param.numel() == max(param.shape) and not (_is_linear(owner) and leaf == "weight"):
         return "vector"
-    if is_raw and ("Norm" in type(owner).__name__ or any(map(_ELEMENT_WISE_NAME.search, names))):
+    # TransformerEngine's LayerNormMLP has matrices too: fc1_weight and fc2_weight.
+    is_of_norm = "Norm" in type(owner).__name__ and not leaf.endswith("_weight")
+    if is_raw and (is_of_norm or any(map(_ELEMENT_WISE_NAME.search, names))):
         return "vector"
     if _is_depthwise(owner, leaf, param):
         return "vector"
