@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from merit_optim.optim import options, validate
+from merit_optim.optim import options, states, validate
 from merit_optim.optim.engines.ranks.placements import is_sharded, stacked_placements
 from merit_optim.optim.names import plain
 
@@ -133,16 +132,9 @@ def _names(group: Group) -> list[str]:
     return list(map(plain, names)) if len(names) == len(params) else []
 
 
-def is_rotated(state: Collection[str]) -> bool:
-    """Whether state with these keys has moments in an eigenbasis, under the names of Adam's."""
-    return "row_basis" in state
-
-
 def _begun(optimizer: SafeOptimizer, param: Tensor, group: Group, keys: set[str]) -> dict[str, Any]:
     """These of a parameter's state tensors, new."""
-    new: dict[str, Any] = {}
-    if keys:
-        optimizer._init_state(param, group, new)
+    new = states.made(optimizer, param, group) if keys else {}
     return {key: new[key] for key in keys}
 
 
@@ -156,7 +148,7 @@ def _check(
     missing: set[str],
 ) -> None:
     """Raise if saved state does not fit a parameter."""
-    if is_rotated(saved) and not is_rotated(shapes):
+    if states.is_rotated(saved) and not states.is_rotated(shapes):
         raise ValueError(
             f"the saved moments of {name} are in SOAP's eigenbasis; {type(optimizer).__name__} cannot use "
             "them. Start with fresh state instead."
