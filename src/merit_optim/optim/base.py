@@ -102,15 +102,12 @@ class SafeOptimizer(Optimizer):
 
     def _check_new(self, index: int) -> None:
         """Raise if a parameter of a new group cannot be optimized."""
+        self._check_parameters(index)
+
+    def _check_parameters(self, index: int) -> None:
+        """Raise if the options of a group do not fit its parameters, or their state."""
         for name, param in self._named(index):
             self._check_parameter(name, param, self.param_groups[index])
-
-    def _check_changed(self, index: int) -> None:
-        """Raise if the options of a group, which may have changed, do not fit its parameters."""
-        group = self.param_groups[index]
-        self._check_group(group)
-        for name, param in self._named(index):
-            self._check_parameter(name, param, group)
             if self.state.get(param):
                 states.check_fits(self, index, name, param)
 
@@ -204,7 +201,7 @@ class SafeOptimizer(Optimizer):
         """Collect the parameters that have gradients, with their state, by group."""
         if not torch.compiler.is_compiling():
             self._watch = self._watch or options.Watch()
-            self._watch.check(self.param_groups, self._check_changed)
+            self._watch.check(self.param_groups, self._check_group, self._check_parameters)
         works: list[Work] = []
         for index, group in enumerate(self.param_groups):
             params: list[Tensor] = []
