@@ -314,8 +314,10 @@ def test_no_hidden_matrix_at_all_is_refused(optimizer_class) -> None:
     phrases = [optimizer_class.__name__, f"direction={direction!r}", *map(repr, kinds), "describe_groups"]
     with pytest.raises(ValueError, match="no weight") as refused:
         optimizer_class(param_groups(nn.LayerNorm(4)))
-    assert_says(refused.value, [*phrases, "param_groups(model, kinds="])
+    assert_says(refused.value, [*phrases, "param_groups(model, kinds=", "set direction='adam' in its groups"])
     optimizer_class([rest()])
+    stage = [{**group, "direction": "adam"} for group in param_groups(nn.LayerNorm(4))]
+    assert optimizer_class(stage).param_groups[0]["norm"] == "none"
 
 
 def test_an_embedding_is_not_a_hidden_matrix() -> None:
