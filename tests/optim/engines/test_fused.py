@@ -707,6 +707,22 @@ def test_state_of_another_dtype_is_read_correctly(device) -> None:
     assert (state["exp_avg"].float() - expected).abs().max() < 0.01 * expected.abs().max()
 
 
+def test_state_of_two_dtypes_is_not_fused(device) -> None:
+    """Kernels are compiled for one. Such state may come from another optimizer."""
+    (param,) = parameters([(3, 4)], device)
+    optimizer = MERIT([param], fused=True)
+    for step in range(2):
+        param.grad = gradient(param, step)
+        optimizer.step()
+        if step == 0:
+            state = optimizer.state[param]
+            state["exp_avg"] = state["exp_avg"].bfloat16()
+            expected = state["exp_avg"].float() * 0.9 + gradient(param, 1) * 0.1
+            squares = state["exp_avg_sq"] * 0.95 + gradient(param, 1).square() * 0.05
+    torch.testing.assert_close(state["exp_avg"].float(), expected, rtol=0.01, atol=1e-4)
+    torch.testing.assert_close(state["exp_avg_sq"], squares)
+
+
 def test_kernels_get_the_scale_of_gradients_in_float32(device) -> None:
     """It is float64 in steps in which any gradient is, and kernels are compiled once."""
     optimizer = MERIT(parameters([(3, 4)], device), fused=True)

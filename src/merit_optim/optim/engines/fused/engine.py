@@ -461,6 +461,8 @@ def _can_be_fused(
         return False
     if not all(_is_plain(x) and x.dtype in TRITON for x in (grad, first, second)):
         return False
+    if first.dtype != second.dtype:
+        return False
     num, direction, view = param.numel(), direction_of(group), View.of(group)
     num_second = num
     if isinstance(direction, Muon) and direction.neuron_beta is not None:
