@@ -723,6 +723,18 @@ def test_state_of_two_dtypes_is_not_fused(device) -> None:
     torch.testing.assert_close(state["exp_avg_sq"], squares)
 
 
+@pytest.mark.parametrize("key", ["exp_avg", "exp_avg_sq"])
+def test_state_on_another_device_is_an_error(device, key) -> None:
+    """Not an access to memory that is not the device's, which no process survives."""
+    (param,) = parameters([(3, 4)], device)
+    optimizer = MERIT([param], fused=True)
+    param.grad = gradient(param, 0)
+    optimizer.step()
+    optimizer.state[param][key] = torch.empty(3, 4, device="meta")
+    with pytest.raises(RuntimeError, match="device"):
+        optimizer.step()
+
+
 def test_kernels_get_the_scale_of_gradients_in_float32(device) -> None:
     """It is float64 in steps in which any gradient is, and kernels are compiled once."""
     optimizer = MERIT(parameters([(3, 4)], device), fused=True)

@@ -457,11 +457,11 @@ def _can_be_fused(
     """Whether the tensors of a parameter are what the kernels assume. State may come from anywhere."""
     if not param.numel() or refusal(group, param) is not None:
         return False
-    if step.device != param.device or step.dtype != torch.float32:
+    if any(x.device != param.device for x in (grad, first, second, step)):
         return False
     if not all(_is_plain(x) and x.dtype in TRITON for x in (grad, first, second)):
         return False
-    if first.dtype != second.dtype:
+    if first.dtype != second.dtype or step.dtype != torch.float32:
         return False
     num, direction, view = param.numel(), direction_of(group), View.of(group)
     num_second = num
