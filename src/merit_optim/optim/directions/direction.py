@@ -133,7 +133,7 @@ class MatrixDirection(Direction):
 
     @abstractmethod
     def whole(self, gathered: tuple[Tensor, ...], step: float | Tensor) -> tuple[Tensor | None, ...]:
-        """Return the inputs of ``after``, given those of one whole matrix, as (1, R, C)."""
+        """Return the inputs of ``after``, given those of one or several stacked whole matrices."""
 
     @abstractmethod
     def after(
@@ -161,30 +161,30 @@ class MatrixDirection(Direction):
         self, grad_NRC: Tensor, state: tuple[Tensor, ...], step: float | Tensor
     ) -> tuple[Tensor | None, tuple[Tensor, ...]]:
         gathered, state = self.before(grad_NRC, state)
-        of_matrices = [self.whole(matrix, step) for matrix in _one_by_one(gathered)]
+        formed = [self.whole(matrices, step) for matrices in _apart(gathered)]
         _, rows, columns = grad_NRC.shape
-        return self.after(_stacked(of_matrices), state, grad_NRC.dtype, Extent(rows, columns), step)
+        return self.after(_stacked(formed), state, grad_NRC.dtype, Extent(rows, columns), step)
 
 
-def _one_by_one(stacks: tuple[Tensor, ...]) -> Iterator[tuple[Tensor, ...]]:
+def _apart(stacks: tuple[Tensor, ...]) -> Iterator[tuple[Tensor, ...]]:
     """The tensors of each stacked matrix, as (1, R, C) in memory of their own.
 
-    How a product is rounded may depend on how many matrices it has and on where they are in memory, and a
-    matrix must give the same bits wherever it is processed.
+    On a CPU the rounding of a product may depend on where its factors are in memory, and a matrix must give
+    the same bits wherever it is processed. Elsewhere matrices stay together, because launches take time.
     """
-    if len(stacks[0]) == 1:
+    if len(stacks[0]) == 1 or not stacks[0].is_cpu:
         yield stacks
         return
     for matrix in zip(*(x_NRC.split(1) for x_NRC in stacks), strict=True):
         yield tuple(map(torch.clone, matrix))
 
 
-def _stacked(of_matrices: list[tuple[Tensor | None, ...]]) -> tuple[Tensor | None, ...]:
+def _stacked(formed: list[tuple[Tensor | None, ...]]) -> tuple[Tensor | None, ...]:
     """The results of ``whole`` for all matrices together; None for what it returned as None."""
-    if len(of_matrices) == 1:
-        return of_matrices[0]
+    if len(formed) == 1:
+        return formed[0]
     stacks: list[Tensor | None] = []
-    for tensors in zip(*of_matrices, strict=True):
+    for tensors in zip(*formed, strict=True):
         present = [x_1RC for x_1RC in tensors if x_1RC is not None]
         stacks.append(torch.cat(present) if present else None)
     return tuple(stacks)
