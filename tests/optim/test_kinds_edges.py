@@ -317,13 +317,15 @@ def test_a_raw_matrix_outside_blocks_is_a_head_by_its_name(name) -> None:
     assert by_kind(RawHead(name)) == {"hidden": "blocks.#.head", "head": name}
 
 
-@pytest.mark.parametrize("name", ["output", "out_proj", "decoder", "readout"])
-def test_the_head_of_a_pipeline_s_last_stage_is_beside_the_blocks(name) -> None:
+@pytest.mark.parametrize("name", ["output", "output_layer", "out_proj", "readout"])
+@pytest.mark.parametrize("is_deep", [False, True])
+def test_the_head_of_a_pipeline_s_last_stage_is_beside_the_blocks(name, is_deep) -> None:
     """It has no embedding there. A layer as wide as the blocks may be one more of them."""
     blocks = nn.ModuleList(nn.ModuleDict({"up": nn.Linear(8, 16), "output": nn.Linear(16, 8)}) for _ in "ab")
-    stage = nn.ModuleDict({"blocks": blocks, "norm": nn.LayerNorm(8), name: nn.Linear(8, 40)})
+    inner = nn.ModuleDict({"layers": blocks}) if is_deep else blocks
+    stage = nn.ModuleDict({"inner": inner, "norm": nn.LayerNorm(8), name: nn.Linear(8, 40)})
     assert by_kind(stage)["head"] == f"{name}.weight"
-    assert by_kind(stage)["hidden"] == "blocks.#.up.weight blocks.#.output.weight"
+    assert all(hidden.startswith("inner.") for hidden in by_kind(stage)["hidden"].split())
     stage["out"] = nn.Linear(8, 8)
     assert kind_of(stage, "out.weight") == "hidden"
 

@@ -50,13 +50,13 @@ _SPLITS_HEADS = {"XLNetRelativeAttention": ("q", "k", "v", "r"), "FunnelRelMulti
 # DistilBERT's pre_classifier and timm's pre_logits are hidden layers before the head.
 _HEAD_NAME = re.compile(
     r"(?!pre_)(\w+_)?(heads?(_linear)?|classifiers?|logits|prediction|pred)"
-    r"|score|qa_outputs?|embed_out|unembed\w*|readout|predictions|seq_relationship"
+    r"|score|qa_outputs?|embed_out|unembed\w*|predictions|seq_relationship"
 )
 # In models without another head: a model that drafts tokens joins hidden states by a layer of this name.
 _HEAD_NAME_ALONE = "fc"
 # Attention has layers with these names too: they are heads only beside the embeddings, or beside the blocks,
 # as in the last stage of a pipeline.
-_HEAD_NAME_BESIDE = re.compile(r"out|output|out_proj|output_projection|proj_out|decoder")
+_HEAD_NAME_BESIDE = re.compile(r"out|output|output_layer|out_proj|output_projection|proj_out|decoder|readout")
 _POSITION_NAME = re.compile(r"(^|_)(pos|wpe)")
 
 
@@ -309,11 +309,12 @@ def _heads(places: list[_Place]) -> set[nn.Module]:
     }
     # A layer may well have as many outputs as there are positions.
     token_tables = {table: sizes for table, sizes in tables.items() if not _POSITION_NAME.search(table.name)}
-    levels_of_blocks = {place.path[:-2] for place in places if place.in_block}
+    blocks = [place.path for place in places if place.in_block]
+    levels_of_blocks = {path[:depth] for path in blocks for depth in range(len(path) - 1)}
     square: list[nn.Module] = []
     for module, place in outside.items():
-        # By such a name, and if square, a head is at the level of the embeddings or above. BERT's pooler and
-        # attention outputs are not.
+        # By such a name, and if square, a head is at the level of the embeddings or blocks, or above. BERT's
+        # pooler and attention outputs are not.
         level = place.path[:-1]
         beside = [table for table in tables if table.path[: len(level)] == level]
         num_outputs, num_inputs = sizes = _sizes(module) or (0, 0)
