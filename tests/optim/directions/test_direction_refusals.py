@@ -171,6 +171,12 @@ REFUSED: dict[str, tuple[Any, Any, dict[str, Any], list[str]]] = {
         {"state_dtype": torch.bfloat16},
         ["direction='soap'", "bfloat16", "torch.float32"],
     ),
+    "a bias that is split with its weight": (
+        MuonMERIT,
+        [*hidden(12, 4, split=3), rest(split=3)],
+        {},
+        ["split=3 needs a matrix", "split=None", "'*qkv.weight'"],
+    ),
     "soap split": (
         SOAP,
         hidden(4, 4, direction="soap", split=2),
