@@ -24,8 +24,8 @@ from fused_cases import ULPS, Pair, assert_within_ulps, gradient, parameters, ti
 from merit_optim import LAMB, MERIT, MaxLAMB
 from merit_optim.optim import algorithm
 from merit_optim.optim.directions.adam import moments as moments_of
-from merit_optim.optim.engines.fused.engine import FusedEngine, StepTensors
-from merit_optim.optim.engines.fused.tables import Tile
+from merit_optim.optim.engines.fused.engine import FusedEngine
+from merit_optim.optim.engines.fused.tables import StepTensors, Tile
 from merit_optim.optim.engines.work import Control
 from merit_optim.optim.matrices import matrices_of
 

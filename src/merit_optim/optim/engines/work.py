@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -109,6 +109,11 @@ def name_of(group_index: int, group: dict[str, Any], place: int) -> str:
     # Some libraries, such as ZeroRedundancyOptimizer, change the parameters of a group alone.
     fits = len(names) == len(group["params"])
     return names[place] if fits else f"parameter {place} of group {group_index}"
+
+
+def originals_of(works: Sequence[Work]) -> list[Tensor]:
+    """Return the parameters of all works as their groups list them."""
+    return [original for work in works for original in work.originals]
 
 
 def names_of(work: Work) -> list[str]:
