@@ -168,6 +168,7 @@ def test_flash_kernels_are_observed_by_their_own_arguments(monkeypatch) -> None:
         ({"position_ids": [[0, 1, 0, 1]]}, False),
         ({"position_ids": [[0, 1, 0, 1]], "attention_mask": [[1, 1, 1, 1]]}, True),
         ({"indices": [[[0], [1], [1], [3]]]}, False),
+        ({"block_indices": [[[0], [0], [1], [1]]]}, False),
     ],
     ids=str,
 )
@@ -179,6 +180,13 @@ def test_packed_texts_and_chosen_keys_are_not_observed(arguments, is_observed) -
     tensors = {name: torch.tensor(value) for name, value in arguments.items()}
     observed = of_flash(torch.nn.Identity(), query, query, query, **tensors)
     assert (observed is not None) == is_observed
+
+
+def test_without_chosen_keys_all_are_observed() -> None:
+    from merit_optim.monitor.arguments import of_flash
+
+    query = torch.zeros(1, 2, 4, 8)
+    assert of_flash(torch.nn.Identity(), query, query, query, None, indices=None) is not None
 
 
 def test_rows_with_positions_of_their_own_are_observed() -> None:

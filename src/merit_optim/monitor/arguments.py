@@ -139,15 +139,14 @@ def of_flash(
     is_causal: bool | None = None,
     cu_seq_lens_q: Tensor | None = None,
     position_ids: Tensor | None = None,
-    indices: Tensor | None = None,
     s_aux: Tensor | None = None,
-    **others: Any,  # noqa: ARG001
+    **others: Any,
 ) -> AttentionArguments | None:
     """The flash kernels of transformers: a padding mask, the last query at the last key, a window."""
     if cu_seq_lens_q is not None or (attention_mask is None and _is_packed(position_ids, len(query))):
         return None  # several texts in one row
-    if indices is not None:
-        return None  # the keys that each query sees, as in DeepSeek's sparse attention
+    if any(name.endswith("indices") and value is not None for name, value in others.items()):
+        return None  # the keys that each query sees: indices in DeepSeek's models, block_indices in MiniMax's
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
     window = -1 if sliding_window is None else sliding_window - 1
     options = {
