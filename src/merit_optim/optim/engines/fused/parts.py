@@ -46,6 +46,11 @@ class FusedPart:
         params = [param for work in self.works for param in work.params]
         return [Place(params[i], self.shared.sizes, slot) for i in self.items for slot in self.slots[i]]
 
+    @property
+    def is_cut(self) -> bool:
+        """Adam's direction needs no whole matrices."""
+        return False
+
     def advance(self) -> None:
         """Update m and v, and measure w and u."""
         with self._on_device():
