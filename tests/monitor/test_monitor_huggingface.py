@@ -158,13 +158,43 @@ def test_flash_kernels_are_observed_by_their_own_arguments(monkeypatch) -> None:
         torch.testing.assert_close(reading.entropy[name], entropy, rtol=1e-4, atol=1e-5)
 
 
-def test_packed_texts_are_not_observed() -> None:
+@pytest.mark.parametrize(
+    ("arguments", "is_observed"),
+    [
+        ({}, True),
+        ({"cu_seq_lens_q": [0, 2, 4]}, False),
+        ({"position_ids": [[0, 1, 2, 3]]}, True),
+        ({"position_ids": [[5, 6, 7, 8]]}, True),  # after keys in a cache
+        ({"position_ids": [[0, 1, 0, 1]]}, False),
+        ({"position_ids": [[0, 1, 0, 1]], "attention_mask": [[1, 1, 1, 1]]}, True),
+        ({"indices": [[[0], [1], [1], [3]]]}, False),
+        ({"block_indices": [[[0], [0], [1], [1]]]}, False),
+    ],
+    ids=str,
+)
+def test_packed_texts_and_chosen_keys_are_not_observed(arguments, is_observed) -> None:
+    """A flash kernel hides keys there that are not hidden by the mask."""
     from merit_optim.monitor.arguments import of_flash
 
     query = torch.zeros(1, 2, 4, 8)
-    lengths = torch.tensor([0, 2, 4])
-    assert of_flash(torch.nn.Identity(), query, query, query, None) is not None
-    assert of_flash(torch.nn.Identity(), query, query, query, None, cu_seq_lens_q=lengths) is None
+    tensors = {name: torch.tensor(value) for name, value in arguments.items()}
+    observed = of_flash(torch.nn.Identity(), query, query, query, **tensors)
+    assert (observed is not None) == is_observed
+
+
+def test_without_chosen_keys_all_are_observed() -> None:
+    from merit_optim.monitor.arguments import of_flash
+
+    query = torch.zeros(1, 2, 4, 8)
+    assert of_flash(torch.nn.Identity(), query, query, query, None, indices=None) is not None
+
+
+def test_rows_with_positions_of_their_own_are_observed() -> None:
+    """Kernels take only a single row for several texts."""
+    from merit_optim.monitor.arguments import of_flash
+
+    query, positions = torch.zeros(2, 2, 4, 8), torch.tensor([[0, 1, 2, 3], [0, 0, 0, 1]])
+    assert of_flash(torch.nn.Identity(), query, query, query, None, position_ids=positions) is not None
 
 
 def test_of_a_mask_longer_than_the_keys_a_flash_kernel_sees_the_end() -> None:

@@ -271,6 +271,8 @@ class Tables(nn.Module):
         self.positional_embedding = nn.Parameter(torch.zeros(5, 8))
         self.latent_queries = nn.Parameter(torch.zeros(1, 5, 8))
         self.latents = nn.Parameter(torch.zeros(5, 8))
+        self.latents_1d = nn.Parameter(torch.zeros(5, 8))
+        self.compress_ape = nn.Parameter(torch.zeros(5, 8))
         self.learned_queries = nn.Parameter(torch.zeros(5, 8))
         self.latent_query = nn.Parameter(torch.zeros(5, 8))
         self.query = nn.Parameter(torch.zeros(5, 8))
@@ -289,8 +291,8 @@ class Tables(nn.Module):
 
 def test_parameters_without_a_layer_go_by_their_names() -> None:
     assert by_kind(Tables()) == expected(
-        embedding="""pos_embed cls_token positional_embedding latent_queries latents learned_queries
-            latent_query query tables.position_# mask_tokens.#""",
+        embedding="""pos_embed cls_token positional_embedding latent_queries latents latents_#d compress_ape
+            learned_queries latent_query query tables.position_# mask_tokens.#""",
         hidden="token_mixer post_projection row.weight",
         vector="layer_scale head_scale D bias_u attention_biases norm.weight norm.bias row.bias",
     )
@@ -310,9 +312,39 @@ class RawHead(nn.Module):
         self.register_parameter(name, nn.Parameter(torch.zeros(8, 40)))
 
 
-@pytest.mark.parametrize("name", ["lm_head", "unembed", "classifier"])
+@pytest.mark.parametrize("name", ["lm_head", "head_linear", "unembed", "classifier"])
 def test_a_raw_matrix_outside_blocks_is_a_head_by_its_name(name) -> None:
     assert by_kind(RawHead(name)) == {"hidden": "blocks.#.head", "head": name}
+
+
+@pytest.mark.parametrize("name", ["output", "output_layer", "out_proj", "readout"])
+@pytest.mark.parametrize("is_deep", [False, True])
+def test_the_head_of_a_pipeline_s_last_stage_is_beside_the_blocks(name, is_deep) -> None:
+    """It has no embedding there. A layer as wide as the blocks may be one more of them."""
+    blocks = nn.ModuleList(nn.ModuleDict({"up": nn.Linear(8, 16), "output": nn.Linear(16, 8)}) for _ in "ab")
+    inner = nn.ModuleDict({"layers": blocks}) if is_deep else blocks
+    stage = nn.ModuleDict({"inner": inner, "norm": nn.LayerNorm(8), name: nn.Linear(8, 40)})
+    assert by_kind(stage)["head"] == f"{name}.weight"
+    assert all(hidden.startswith("inner.") for hidden in by_kind(stage)["hidden"].split())
+    stage["out"] = nn.Linear(8, 8)
+    assert kind_of(stage, "out.weight") == "hidden"
+
+
+def test_stacked_heads_are_no_experts() -> None:
+    """One for each codebook, as in CSM."""
+    model = nn.ModuleDict({"codebooks_head": holder("CsmCodebooksHead", 3, 8, 40)})
+    assert by_kind(model) == {"head": "codebooks_head.weight"}
+
+
+def test_the_layer_before_a_tied_head_is_hidden() -> None:
+    """As in ModernBERT, whose module ``head`` has no other layer."""
+    embedding, decoder = nn.Embedding(40, 8), nn.Linear(8, 40, bias=False)
+    decoder.weight = embedding.weight
+    head = nn.ModuleDict({"dense": nn.Linear(8, 8, bias=False)})
+    model = nn.ModuleDict({"embedding": embedding, "head": head, "decoder": decoder})
+    assert by_kind(model) == {"embedding": "embedding.weight", "hidden": "head.dense.weight"}
+    head["dense"] = nn.Linear(8, 40, bias=False)
+    assert kind_of(model, "head.dense.weight") == "head"
 
 
 def test_the_only_matrix_of_a_users_layer_goes_by_the_layers_name() -> None:
@@ -366,6 +398,31 @@ def test_layers_by_the_names_of_their_classes() -> None:
     assert by_kind(holder("GroupedLinear", 8, 8, 3)) == {"experts": "weight"}
 
 
+def test_matrices_beside_a_norm_are_hidden() -> None:
+    """As in TransformerEngine, which has modules of a norm and the layers behind it."""
+    norm = holder("MultiHeadRMSNorm", 2, 4)
+    mlp, split = holder("LayerNormMLP", 8), holder("LayerNormLinear", 8)
+    for module, names in ((mlp, ("fc1_weight", "fc2_weight")), (split, ("query_weight", "key_weight"))):
+        for name in names:
+            module.register_parameter(name, nn.Parameter(torch.zeros(8, 8)))
+    assert by_kind(nn.Sequential(norm, mlp, split)) == expected(
+        hidden="#.fc#_weight #.query_weight #.key_weight", vector="#.weight"
+    )
+
+
+def test_tables_in_a_list_belong_to_the_module_with_the_list() -> None:
+    """As axial positions do."""
+    model = nn.ModuleDict({name: holder(name, 5, 8) for name in ("AxialEmbeddings", "Mixer")})
+    for module in model.values():
+        module.weights = nn.ParameterList([torch.zeros(5, 1, 8), torch.zeros(5, 8)])
+    assert (
+        kind_of(model, "AxialEmbeddings.weights.0")
+        == kind_of(model, "AxialEmbeddings.weights.1")
+        == "embedding"
+    )
+    assert kind_of(model, "Mixer.weights.1") == "hidden"
+
+
 def test_embeddings_by_class() -> None:
     for layer in (nn.EmbeddingBag(40, 16), type("Mine", (nn.Embedding,), {})(40, 16)):
         model = nn.Sequential(layer, nn.Linear(16, 40))
@@ -377,6 +434,8 @@ def test_a_patch_embedding_is_not_a_hidden_matrix() -> None:
     assert by_kind(patches) == expected(
         embedding="patch_embed.weight", hidden="stem.weight", vector="patch_embed.bias stem.bias"
     )
+    model = nn.ModuleDict({"embeddings": nn.ModuleDict({"patch_projection": nn.Linear(12, 8)})})
+    assert kind_of(model, "embeddings.patch_projection.weight") == "embedding"
     model = nn.ModuleDict({"to_patch_embedding": nn.Sequential(nn.LayerNorm(8), nn.Linear(8, 8))})
     assert kind_of(model, "to_patch_embedding.1.weight") == "embedding"
     model = nn.ModuleDict(

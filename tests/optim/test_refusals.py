@@ -360,6 +360,24 @@ def test_options_that_became_invalid_are_refused_before_anything_changes(
     take_steps(optimizer, 1, first=2)
 
 
+@pytest.mark.parametrize("optimizer_class", [*FAMILY, Lion, SophiaG], ids=name_of)
+def test_options_of_schedules_are_checked_without_the_parameters(
+    device, optimizer_class, monkeypatch
+) -> None:
+    """There may be thousands, and one-cycle schedules change rates and betas in every step."""
+    optimizer = optimizer_class(parameters(device))
+    take_steps(optimizer, 1)
+    checked = []
+    monkeypatch.setattr(optimizer, "_check_parameter", lambda name, *_: checked.append(name))
+    (group,) = optimizer.param_groups
+    group.update(lr=group["lr"] / 2, betas=(0.8, 0.9), weight_decay=0.2, momentum=0.8)
+    take_steps(optimizer, 1, first=1)
+    assert not checked
+    group["state_dtype"] = torch.bfloat16
+    take_steps(optimizer, 1, first=2)
+    assert len(checked) == len(group["params"])
+
+
 @every_own_class
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -0.1])
 def test_a_bad_rate_written_into_its_tensor_is_refused_before_anything_changes(

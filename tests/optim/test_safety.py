@@ -32,7 +32,7 @@ from merit_optim import MERIT, SophiaG
 from merit_optim.optim.base import SafeOptimizer
 from merit_optim.optim.engines.eager import engine as eager
 from merit_optim.optim.engines.gradients import norms
-from merit_optim.optim.engines.work import Control
+from merit_optim.optim.engines.work import Control, scalar
 
 every_own_case = pytest.mark.parametrize("case", OWN_CASES, ids=name_of)
 every_own_class = pytest.mark.parametrize("optimizer_class", OWN, ids=name_of)
@@ -389,3 +389,23 @@ def test_the_eager_engine_skips_where_the_device_says_so(
         assert_unchanged(controlled, before)
     else:
         assert_same_bits(snapshot(controlled), snapshot(plain))
+
+
+def test_a_copy_to_the_host_is_waited_for(monkeypatch) -> None:
+    """Of an asynchronous one, the host would read a learning rate, norm or flag before it has arrived."""
+    to = Tensor.to
+    targets = []
+
+    def watched(x: Tensor, *args: Any, **options: Any) -> Tensor:
+        if "non_blocking" in options:
+            targets.append(args[0])
+            assert not options["non_blocking"]
+        return to(x, *args, **options)
+
+    monkeypatch.setattr(Tensor, "to", watched)
+    params = parameters("cpu")
+    set_gradients(params, 0)
+    MERIT(params, max_grad_norm=1.0, nonfinite="skip").step()
+    scalar(torch.tensor(0.1, requires_grad=True), params[0].device)
+    assert len(targets) > 2
+    assert set(targets) == {torch.device("cpu")}

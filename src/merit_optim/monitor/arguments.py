@@ -138,12 +138,15 @@ def of_flash(
     sliding_window: int | None = None,
     is_causal: bool | None = None,
     cu_seq_lens_q: Tensor | None = None,
+    position_ids: Tensor | None = None,
     s_aux: Tensor | None = None,
-    **others: Any,  # noqa: ARG001
+    **others: Any,
 ) -> AttentionArguments | None:
     """The flash kernels of transformers: a padding mask, the last query at the last key, a window."""
-    if cu_seq_lens_q is not None:
-        return None  # several packed texts in one row
+    if cu_seq_lens_q is not None or (attention_mask is None and _is_packed(position_ids, len(query))):
+        return None  # several texts in one row
+    if any(name.endswith("indices") and value is not None for name, value in others.items()):
+        return None  # the keys that each query sees: indices in DeepSeek's models, block_indices in MiniMax's
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
     window = -1 if sliding_window is None else sliding_window - 1
     options = {
@@ -155,6 +158,11 @@ def of_flash(
     }
     mask = None if attention_mask is None else attention_mask[:, None, None, -key.shape[-2] :].bool()
     return AttentionArguments(query, key, mask, options | _beside_sinks(s_aux))
+
+
+def _is_packed(position_ids: Tensor | None, num_rows: int) -> bool:
+    """Whether the kernels take one row for several texts, because its positions do not count on."""
+    return position_ids is not None and num_rows == 1 and bool((position_ids.diff() != 1).any())
 
 
 def _is_plain(tensor: Tensor) -> bool:

@@ -2,7 +2,7 @@
 
 A step collects the parameters that have gradients, decides how to scale the gradients or whether to skip the
 step (``control.py``), and calls the subclass's ``_update``. Invalid options and parameters raise before
-anything is changed (``options.py``), and saved state is restored exactly (``saved_state.py``).
+anything is changed (``options.py``, ``states.py``), and saved state is restored exactly (``saved_state.py``).
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.optimizer import ParamsT
 
-from merit_optim.optim import options, saved_state, validate
+from merit_optim.optim import options, saved_state, states, validate
 from merit_optim.optim.control import Log, controls_of, only_makes_state
-from merit_optim.optim.engines.ranks.placements import any_sharded, is_sharded, local, stacked_zeros
+from merit_optim.optim.engines.ranks.placements import any_sharded, local
 from merit_optim.optim.engines.ranks.sharding import Sharding
 from merit_optim.optim.engines.work import Controls, Work, name_of
 from merit_optim.optim.kinds import MARKS
@@ -102,37 +102,14 @@ class SafeOptimizer(Optimizer):
 
     def _check_new(self, index: int) -> None:
         """Raise if a parameter of a new group cannot be optimized."""
+        self._check_parameters(index)
+
+    def _check_parameters(self, index: int) -> None:
+        """Raise if the options of a group do not fit its parameters, or their state."""
         for name, param in self._named(index):
             self._check_parameter(name, param, self.param_groups[index])
-
-    def _check_changed(self, index: int) -> None:
-        """Raise if the options of a group, which may have changed, do not fit its parameters."""
-        group = self.param_groups[index]
-        self._check_group(group)
-        keys = set(self._state_keys(group))
-        for name, param in self._named(index):
-            self._check_parameter(name, param, group)
-            state: dict[str, Any] = self.state.get(param) or {}
-            if not state:
-                continue
-            if saved_state.is_rotated(state) and not saved_state.is_rotated(keys):
-                raise ValueError(
-                    f"the direction of parameter group {index} was changed, and the moments of {name} are in "
-                    "SOAP's eigenbasis. Change it back, or create a new optimizer for the parameter."
-                )
-            if missing := keys - state.keys():
-                raise ValueError(
-                    f"the options of parameter group {index} were changed so that {name} needs the state "
-                    f"{sorted(missing)}, but it has {sorted(state)} (this depends on direction, neuron_beta "
-                    "and calibrated). Change them back, or create a new optimizer for the parameter."
-                )
-            for key, shape in self._state_shapes(param, group).items():
-                if tuple(state[key].shape) != shape:
-                    raise ValueError(
-                        f"the {key} of {name} has shape {tuple(state[key].shape)}, and with the options of "
-                        f"parameter group {index} it needs {shape} (this depends on matrix_dims, transposed "
-                        "and max_precond_dim). Change them back, or create a new optimizer for the parameter."
-                    )
+            if self.state.get(param):
+                states.check_fits(self, index, name, param)
 
     def _known_options(self) -> Collection[str]:
         """The options that a group may have."""
@@ -224,7 +201,7 @@ class SafeOptimizer(Optimizer):
         """Collect the parameters that have gradients, with their state, by group."""
         if not torch.compiler.is_compiling():
             self._watch = self._watch or options.Watch()
-            self._watch.check(self.param_groups, self._check_changed)
+            self._watch.check(self.param_groups, self._check_group, self._check_parameters)
         works: list[Work] = []
         for index, group in enumerate(self.param_groups):
             params: list[Tensor] = []
@@ -290,12 +267,10 @@ class SafeOptimizer(Optimizer):
 
     def _state_of(self, param: Tensor, group: dict[str, Any]) -> dict[str, Any]:
         """A parameter's state, initialized if there is none."""
-        state: dict[str, Any] = self.state.get(param) or {}
-        if not state:
+        if not self.state.get(param):
             self._check_parameter(f"{self._name_of(param)} of shape {tuple(param.shape)}", param, group)
-            self._init_state(param, group, state)
-            self.state[param] = state
-        return state
+            self.state[param] = states.made(self, param, group)
+        return cast("dict[str, Any]", self.state[param])
 
     def _name_of(self, param: Tensor) -> str:
         named = (pair for index in range(len(self.param_groups)) for pair in self._named(index))
@@ -327,21 +302,6 @@ class SafeOptimizer(Optimizer):
         """Whether the update depends on the step count."""
         del group
         return True
-
-    def _init_state(self, param: Tensor, group: dict[str, Any], state: dict[str, Any]) -> None:
-        device = self._step_device(param, group)
-        if device.type == "cpu":  # the host reads it, and FakeTensorMode knows values of torch.tensor alone
-            state["step"] = torch.tensor(0.0, dtype=torch.float32, device=device)
-        else:
-            state["step"] = torch.zeros((), dtype=torch.float32, device=device)
-        dtype, stacked = self._state_dtype(param, group), self._stacked_keys(group)
-        for key, shape in self._state_shapes(param, group).items():
-            if key not in stacked:  # with the parameter's placement and layout
-                state[key] = torch.zeros_like(param, dtype=dtype, memory_format=torch.preserve_format)
-            elif is_sharded(param):
-                state[key] = stacked_zeros(param, group["matrix_dims"], shape, dtype, by_rows=stacked[key])
-            else:
-                state[key] = torch.zeros(shape, dtype=dtype, device=param.device)
 
     def _step_device(self, param: Tensor, group: dict[str, Any]) -> torch.device:
         """The device of the step count: the parameter's if it is decided there whether a step is skipped."""

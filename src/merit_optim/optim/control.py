@@ -13,7 +13,7 @@ from torch import Tensor
 
 from merit_optim.optim.engines.gradients import all_finite, total_norm
 from merit_optim.optim.engines.ranks.sharding import Sharding
-from merit_optim.optim.engines.work import Control, Controls, Work, by_device, is_true, items_of
+from merit_optim.optim.engines.work import Control, Controls, Work, by_device, is_true, items_of, moved
 from merit_optim.optim.torch_private import is_fake
 
 Log = dict[str, Tensor]
@@ -77,8 +77,8 @@ def controls_of(
             skip = None
     return {
         device: Control(
-            None if scale is None else scale.to(device, non_blocking=True),
-            None if skip is None else skip.to(device, non_blocking=True),
+            None if scale is None else moved(scale, device),
+            None if skip is None else moved(skip, device),
         )
         for device in grads
     }

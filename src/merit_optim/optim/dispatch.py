@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import groupby
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor
@@ -102,8 +102,8 @@ class Dispatch:
     ) -> None:
         originals = {p: o for work in works for p, o in zip(work.params, work.originals, strict=True)}
         here = set(originals.values())
-        cut = [part for part in parts if isinstance(part, MatrixPart) and part.is_cut]
-        rest = [part for part in parts if part not in cut]
+        cut = [cast("MatrixPart", part) for part in parts if part.is_cut]
+        rest = [part for part in parts if not part.is_cut]
         parts.clear()  # so that a part is freed once its weights are updated
         waiting: list[Part] = []
 

@@ -76,7 +76,8 @@ class HiddenMatrixOptimizer(TrustRatioOptimizer):
                 f"{type(self).__name__} was given no weight to use direction={name!r} for: none is of the "
                 f"kind {' or '.join(map(repr, self.DIRECTED_KINDS))}. Set kinds with param_groups(model, "
                 "kinds={'*.my_layer.*': 'hidden'}); print(describe_groups(param_groups(model))) shows how "
-                "weights are sorted."
+                "weights are sorted. If this is a pipeline's stage without layers, set direction='adam' in "
+                "its groups."
             )
 
     def _known_options(self) -> Collection[str]:

@@ -33,7 +33,8 @@ _CONVOLUTIONS = (
 
 # Raw parameters with such names are tables of learned vectors. "token" must come last: not token_mixer.
 _TABLE_NAME = re.compile(
-    r"(^|_)(pos|position\w*|emb\w*|posemb\w*|tokens?$|latents?$|latent_query$|queries$|wte|wpe)(_|$)"
+    r"(^|_)(pos|position\w*|emb\w*|posemb\w*|tokens?$|latents?(_\dd)?$|latent_query$|queries$"
+    r"|ape|wte|wpe)(_|$)"
 )
 _PATCH_NAME = re.compile(r"(^|[_.])(patch|emb)")
 
@@ -48,13 +49,14 @@ _SPLITS_HEADS = {"XLNetRelativeAttention": ("q", "k", "v", "r"), "FunnelRelMulti
 
 # DistilBERT's pre_classifier and timm's pre_logits are hidden layers before the head.
 _HEAD_NAME = re.compile(
-    r"(?!pre_)(\w+_)?(heads?|classifiers?|logits|prediction|pred)"
+    r"(?!pre_)(\w+_)?(heads?(_linear)?|classifiers?|logits|prediction|pred)"
     r"|score|qa_outputs?|embed_out|unembed\w*|predictions|seq_relationship"
 )
 # In models without another head: a model that drafts tokens joins hidden states by a layer of this name.
 _HEAD_NAME_ALONE = "fc"
-# Attention has layers with these names too: they are heads only at the level of the embeddings.
-_HEAD_NAME_BESIDE_EMBEDDINGS = re.compile(r"out|output|out_proj|output_projection|proj_out|decoder")
+# Attention has layers with these names too: they are heads only beside the embeddings, or beside the blocks,
+# as in the last stage of a pipeline.
+_HEAD_NAME_BESIDE = re.compile(r"out|output|output_layer|out_proj|output_projection|proj_out|decoder|readout")
 _POSITION_NAME = re.compile(r"(^|_)(pos|wpe)")
 
 
@@ -64,6 +66,8 @@ class _Place(NamedTuple):
     path: tuple[str, ...]
     module: nn.Module
     in_block: bool
+    above: nn.Module | None
+    """The module that it is in."""
 
     @property
     def name(self) -> str:
@@ -124,11 +128,14 @@ def _kind(place: _Place, leaf: str, param: Tensor, heads: Collection[nn.Module])
     is_whole = is_raw and _is_only_matrix(owner)  # a layer of the user's own, which its name describes
     names_of_table = [*names, place.name] if is_whole else names
     is_table = is_raw and (any(map(_TABLE_NAME.search, names_of_table)) or _asks(owner, leaf))
-    if _is_embedding(owner) or is_table or _embeds_patches(place):
+    is_of_embedding = _is_embedding(owner) or (in_container and _is_embedding(place.above))
+    if is_of_embedding or is_table or _embeds_patches(place):
         return "embedding"
     if param.numel() == max(param.shape) and not (_is_linear(owner) and leaf == "weight"):
         return "vector"
-    if is_raw and ("Norm" in type(owner).__name__ or any(map(_ELEMENT_WISE_NAME.search, names))):
+    # TransformerEngine's LayerNormMLP has matrices too: fc1_weight and fc2_weight.
+    is_of_norm = "Norm" in type(owner).__name__ and not leaf.endswith("_weight")
+    if is_raw and (is_of_norm or any(map(_ELEMENT_WISE_NAME.search, names))):
         return "vector"
     if _is_depthwise(owner, leaf, param):
         return "vector"
@@ -137,7 +144,7 @@ def _kind(place: _Place, leaf: str, param: Tensor, heads: Collection[nn.Module])
     # Not in a list: blocks may be nothing but raw parameters.
     is_outside = not place.in_block and not any(part.isdigit() for part in place.path)
     names_of_head = [*called, place.name] if is_whole else called
-    if is_raw and is_outside and param.ndim == 2 and any(map(_HEAD_NAME.fullmatch, names_of_head)):
+    if is_raw and is_outside and any(map(_HEAD_NAME.fullmatch, names_of_head)):
         return "head"
     if is_raw and param.ndim >= 3 and _matrices_with_heads(owner) is None:
         # A leading dimension of 1 is the batch that learned queries are repeated over.
@@ -168,7 +175,7 @@ def _places(model: nn.Module) -> dict[str, _Place]:
         path = tuple(part for part in name.split(".") if part and part not in _WRAPPERS)
         above = places.get(name.rpartition(".")[0]) if name else None
         in_block = above is not None and (above.in_block or _is_repeated(module, above.module))
-        places[name] = _Place(path, module, in_block)
+        places[name] = _Place(path, module, in_block, None if above is None else above.module)
     return places
 
 
@@ -195,7 +202,7 @@ def _owner(name: str) -> tuple[str, str]:
     return ".".join(above), leaf
 
 
-def _is_embedding(module: nn.Module) -> bool:
+def _is_embedding(module: nn.Module | None) -> bool:
     return isinstance(module, nn.Embedding | nn.EmbeddingBag) or "Embedding" in type(module).__name__
 
 
@@ -269,7 +276,7 @@ def _embeds_patches(place: _Place) -> bool:
     nearest = ".".join([part for part in place.path if not part.isdigit()][-2:])
     if _is_convolution(place.module):
         return _PATCH_NAME.search(nearest) is not None
-    return _is_linear(place.module) and re.search(r"patch_?emb", nearest) is not None
+    return _is_linear(place.module) and re.search(r"patch_?(emb|proj)", nearest) is not None
 
 
 def _says_experts(place: _Place) -> bool:
@@ -291,7 +298,9 @@ def _heads(places: list[_Place]) -> set[nn.Module]:
     outside = {module: place for module, place in layers.items() if not place.in_block}
     for place in places:
         if _HEAD_NAME.fullmatch(place.name):
-            heads.update(_last_layers(place.module, outside))
+            heads.update(
+                layer for layer in _last_layers(place.module, outside) if not _transforms(layers[layer])
+            )
 
     tables = {
         place: sizes
@@ -300,15 +309,19 @@ def _heads(places: list[_Place]) -> set[nn.Module]:
     }
     # A layer may well have as many outputs as there are positions.
     token_tables = {table: sizes for table, sizes in tables.items() if not _POSITION_NAME.search(table.name)}
+    blocks = [place.path for place in places if place.in_block]
+    levels_of_blocks = {path[:depth] for path in blocks for depth in range(len(path) - 1)}
     square: list[nn.Module] = []
     for module, place in outside.items():
-        # By name, and if square, a head is at the level of the embeddings or above. BERT's pooler and
-        # attention outputs are not.
+        # By such a name, and if square, a head is at the level of the embeddings or blocks, or above. BERT's
+        # pooler and attention outputs are not.
         level = place.path[:-1]
         beside = [table for table in tables if table.path[: len(level)] == level]
         num_outputs, num_inputs = sizes = _sizes(module) or (0, 0)
-        is_named = beside and _HEAD_NAME_BESIDE_EMBEDDINGS.fullmatch(place.name)
-        if is_named or (sizes in token_tables.values() and num_outputs != num_inputs):
+        is_square = num_outputs == num_inputs
+        is_beside = beside or (level in levels_of_blocks and not is_square)
+        is_named = is_beside and _HEAD_NAME_BESIDE.fullmatch(place.name)
+        if is_named or (sizes in token_tables.values() and not is_square):
             heads.add(module)
         elif sizes in [token_tables.get(table) for table in beside]:
             square.append(module)
@@ -316,6 +329,12 @@ def _heads(places: list[_Place]) -> set[nn.Module]:
     alone = {layer for module in named_alone for layer in _last_layers(module, outside)}
     # If the vocabulary is as large as the width, every square matrix has a head's shape: take the last one.
     return heads or alone or set(square[-1:])
+
+
+def _transforms(place: _Place) -> bool:
+    """Whether this is the hidden layer before a tied head, as in ModernBERT's module ``head``."""
+    num_outputs, num_inputs = _sizes(place.module) or (0, 1)
+    return place.name == "dense" and num_outputs == num_inputs
 
 
 def _declared_head(module: nn.Module) -> nn.Module | None:

@@ -125,7 +125,10 @@ class View(NamedTuple):
             return None
         whole = self.matrices(shape)
         if whole.is_vector:
-            return f"split={self.split!r} needs a matrix; use split=None"
+            return (
+                f"split={self.split!r} needs a matrix; use split=None, or a pattern without biases, such as "
+                "'*qkv.weight'"
+            )
         length, axis = whole.shape[1 + self.split_dim], ("rows", "columns")[self.split_dim]
         fits = length % self.split == 0 if isinstance(self.split, int) else sum(self.split) == length
         way_out = f"give sizes that add up to {length}, a number that divides it, or split=None"

@@ -25,6 +25,9 @@ STATE_DTYPES = (torch.float32, torch.bfloat16, torch.float64)
 WHOLE_STEP = ("max_grad_norm", "nonfinite")
 """Options of the whole step, which must be equal in all groups."""
 
+_SCHEDULED = {"lr", "betas", "momentum", "weight_decay"}
+"""Options that schedules change in every step. What a parameter needs does not depend on them."""
+
 _KEYS_OF_TORCH = {"params", "param_names", "initial_lr"}
 
 
@@ -165,8 +168,16 @@ class Watch:
         self._lists: Sequence[tuple[list[Any], list[Any]]] = ()
         """The lists among them, which can be changed in place, each with a copy."""
 
-    def check(self, groups: list[dict[str, Any]], check_changed: Callable[[int], None]) -> None:
-        """Call ``check_changed`` with the index of each group if an option has changed."""
+    def check(
+        self,
+        groups: list[dict[str, Any]],
+        check_group: Callable[[dict[str, Any]], None],
+        check_parameters: Callable[[int], None],
+    ) -> None:
+        """Call ``check_group`` for each group if an option has changed, and ``check_parameters`` if need be.
+
+        There may be thousands of parameters, and schedules change options in every step.
+        """
         values = list(itertools.chain.from_iterable(map(dict.values, groups)))
         same = len(values) == len(self._allowed) and all(map(operator.is_, values, self._allowed))
         lists_are_same = all(now == before for now, before in self._lists)
@@ -181,12 +192,13 @@ class Watch:
         on_device = any(isinstance(group["lr"], Tensor) and group["lr"].is_cuda for group in groups)
         if on_device and torch.cuda.is_current_stream_capturing():
             return  # nothing can be read during capture; the next step checks again
-        only_rates = changed == {"lr"} and lists_are_same  # a scheduler does this in every step
         for index, group in enumerate(groups):
-            if only_rates:
+            if changed == {"lr"} and lists_are_same:
                 validate.learning_rate(group["lr"])
-            else:
-                check_changed(index)
+                continue
+            check_group(group)
+            if not (changed <= _SCHEDULED and lists_are_same):
+                check_parameters(index)
         check_alike(groups[0], groups)
         self._allowed = values
         self._lists = [

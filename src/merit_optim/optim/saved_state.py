@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from merit_optim.optim import options, validate
+from merit_optim.optim import options, states, validate
 from merit_optim.optim.engines.ranks.placements import is_sharded, stacked_placements
 from merit_optim.optim.names import plain
 
@@ -48,23 +47,7 @@ def made_loadable(optimizer: SafeOptimizer, state_dict: dict[str, Any]) -> dict[
     """
     validate.saved_state(state_dict)
     saved_groups = _by_name(state_dict["param_groups"], optimizer.param_groups)
-    state_dict = {**state_dict, "param_groups": saved_groups}
-    saved_sizes, sizes = _num_parameters(saved_groups), _num_parameters(optimizer.param_groups)
-    if saved_sizes != sizes:
-        differs = (
-            "a different number of parameter groups" if len(saved_sizes) != len(sizes) else "other groups"
-        )
-        same_total = sum(saved_sizes) == sum(sizes)
-        way_out = (
-            "Load it into an optimizer with its groups, and hand the state over: "
-            "optimizer.state.update(loaded.state)."
-            if same_total
-            else "It is of another model, or of one with other frozen or tied parameters."
-        )
-        raise ValueError(
-            f"the saved state has {differs}: of {_listed(saved_sizes)} parameters, and this "
-            f"{type(optimizer).__name__} of {_listed(sizes)}. {way_out}"
-        )
+    _check_sizes(optimizer, saved_groups)
     ours = [saved.get("algorithm") == optimizer.ALGORITHM for saved in saved_groups]
     groups = [
         # What a group of ours lacks is as in version 0.1, not as in this optimizer.
@@ -74,15 +57,7 @@ def made_loadable(optimizer: SafeOptimizer, state_dict: dict[str, Any]) -> dict[
         for saved, current, is_ours in zip(saved_groups, optimizer.param_groups, ours, strict=True)
     ]
     whole_groups = [{**optimizer.defaults, **group} for group in groups]
-    try:
-        for group in whole_groups:
-            # A schedule may have ended just below zero; the next step checks the rate that it is taken with.
-            lr = group["lr"]
-            optimizer._check_group({**group, "lr": abs(lr)} if isinstance(lr, float) else group)
-        options.check_alike(whole_groups[0], whole_groups)
-    except ValueError as error:
-        error.add_note("The value is in the saved state; change it in its 'param_groups' before loading.")
-        raise
+    _check_options(optimizer, whole_groups)
     state = dict(state_dict["state"])
     for index, (group, saved_group, is_ours) in enumerate(zip(whole_groups, saved_groups, ours, strict=True)):
         # torch.optim.Muon does not count steps, and its momentum is the same as ours; SGD's is not.
@@ -97,6 +72,38 @@ def made_loadable(optimizer: SafeOptimizer, state_dict: dict[str, Any]) -> dict[
                 _check(optimizer, name, param, group, state[param_id], shapes, missing)
                 state[param_id] = _carried(state[param_id], None if all(ours) else ("step", *shapes))
     return {**state_dict, "state": state, "param_groups": groups}
+
+
+def _check_sizes(optimizer: SafeOptimizer, saved_groups: list[Group]) -> None:
+    """Raise if the saved groups have other numbers of parameters than the optimizer's."""
+    saved_sizes, sizes = _num_parameters(saved_groups), _num_parameters(optimizer.param_groups)
+    if saved_sizes == sizes:
+        return
+    differs = "a different number of parameter groups" if len(saved_sizes) != len(sizes) else "other groups"
+    same_total = sum(saved_sizes) == sum(sizes)
+    way_out = (
+        "Load it into an optimizer with its groups, and hand the state over: "
+        "optimizer.state.update(loaded.state)."
+        if same_total
+        else "It is of another model, or of one with other frozen or tied parameters."
+    )
+    raise ValueError(
+        f"the saved state has {differs}: of {_listed(saved_sizes)} parameters, and this "
+        f"{type(optimizer).__name__} of {_listed(sizes)}. {way_out}"
+    )
+
+
+def _check_options(optimizer: SafeOptimizer, groups: list[Group]) -> None:
+    """Raise if a saved option is not allowed."""
+    try:
+        for group in groups:
+            # A schedule may have ended just below zero; the next step checks the rate that it is taken with.
+            lr = group["lr"]
+            optimizer._check_group({**group, "lr": abs(lr)} if isinstance(lr, float) else group)
+        options.check_alike(groups[0], groups)
+    except ValueError as error:
+        error.add_note("The value is in the saved state; change it in its 'param_groups' before loading.")
+        raise
 
 
 def _by_name(saved_groups: list[Group], groups: list[Group]) -> list[Group]:
@@ -133,16 +140,9 @@ def _names(group: Group) -> list[str]:
     return list(map(plain, names)) if len(names) == len(params) else []
 
 
-def is_rotated(state: Collection[str]) -> bool:
-    """Whether state with these keys has moments in an eigenbasis, under the names of Adam's."""
-    return "row_basis" in state
-
-
 def _begun(optimizer: SafeOptimizer, param: Tensor, group: Group, keys: set[str]) -> dict[str, Any]:
     """These of a parameter's state tensors, new."""
-    new: dict[str, Any] = {}
-    if keys:
-        optimizer._init_state(param, group, new)
+    new = states.made(optimizer, param, group) if keys else {}
     return {key: new[key] for key in keys}
 
 
@@ -156,7 +156,7 @@ def _check(
     missing: set[str],
 ) -> None:
     """Raise if saved state does not fit a parameter."""
-    if is_rotated(saved) and not is_rotated(shapes):
+    if states.is_rotated(saved) and not states.is_rotated(shapes):
         raise ValueError(
             f"the saved moments of {name} are in SOAP's eigenbasis; {type(optimizer).__name__} cannot use "
             "them. Start with fresh state instead."

@@ -180,7 +180,7 @@ class TrustRatioOptimizer(SafeOptimizer):
 
     def _check_fused(self, name: str, param: Tensor, group: dict[str, Any]) -> None:
         """Raise if the fused engine, which was required, cannot update a parameter."""
-        from merit_optim.optim.engines.fused.engine import refusal
+        from merit_optim.optim.engines.fused.refusals import refusal
 
         reason = refusal(group, param)
         if param.device.type != "cuda" and not interpreting():

@@ -171,6 +171,12 @@ REFUSED: dict[str, tuple[Any, Any, dict[str, Any], list[str]]] = {
         {"state_dtype": torch.bfloat16},
         ["direction='soap'", "bfloat16", "torch.float32"],
     ),
+    "a bias that is split with its weight": (
+        MuonMERIT,
+        [*hidden(12, 4, split=3), rest(split=3)],
+        {},
+        ["split=3 needs a matrix", "split=None", "'*qkv.weight'"],
+    ),
     "soap split": (
         SOAP,
         hidden(4, 4, direction="soap", split=2),
@@ -314,8 +320,10 @@ def test_no_hidden_matrix_at_all_is_refused(optimizer_class) -> None:
     phrases = [optimizer_class.__name__, f"direction={direction!r}", *map(repr, kinds), "describe_groups"]
     with pytest.raises(ValueError, match="no weight") as refused:
         optimizer_class(param_groups(nn.LayerNorm(4)))
-    assert_says(refused.value, [*phrases, "param_groups(model, kinds="])
+    assert_says(refused.value, [*phrases, "param_groups(model, kinds=", "set direction='adam' in its groups"])
     optimizer_class([rest()])
+    stage = [{**group, "direction": "adam"} for group in param_groups(nn.LayerNorm(4))]
+    assert optimizer_class(stage).param_groups[0]["norm"] == "none"
 
 
 def test_an_embedding_is_not_a_hidden_matrix() -> None:

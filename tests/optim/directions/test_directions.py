@@ -317,6 +317,25 @@ def test_stacked_matrices_equal_separate_parameters(device, optimizer_class, ns_
     )
 
 
+@pytest.mark.parametrize("optimizer_class", [MuonMERIT, NorMuon, SOAPMERIT], ids=lambda cls: cls.__name__)
+@pytest.mark.parametrize("shape", [(1, 13), (5, 5), (7, 3), (7, 13)], ids=str)
+def test_the_place_in_a_stack_does_not_matter(device, optimizer_class, shape) -> None:
+    """Some libraries round products by the address of a matrix, and here none but the first is aligned."""
+    stack = random_tensor((3, *shape), 1, scale=0.3, device=device).requires_grad_()
+    apart = [x.clone().detach().requires_grad_() for x in stack]
+    options = {"refresh_phase": 0} if optimizer_class is SOAPMERIT else {"ns_dtype": "float32"}
+    together = built(optimizer_class, [stack], view={"matrix_dims": 2}, **options)
+    separate = built(optimizer_class, apart, **options)
+    for step in range(3):
+        stack.grad = random_tensor(stack.shape, 100 + step, device=device)
+        for part, grad in zip(apart, stack.grad, strict=True):
+            part.grad = grad.clone()
+        together.step()
+        separate.step()
+    for i, part in enumerate(apart):
+        assert_same_bits(stack[i], part)
+
+
 @muon_classes
 def test_stacked_and_split_matrices_equal_separate_parameters(device, optimizer_class) -> None:
     weight = random_tensor((2, 12, 20), 1, scale=0.3, device=device)

@@ -24,8 +24,8 @@ from fused_cases import ULPS, Pair, assert_within_ulps, gradient, parameters, ti
 from merit_optim import LAMB, MERIT, MaxLAMB
 from merit_optim.optim import algorithm
 from merit_optim.optim.directions.adam import moments as moments_of
-from merit_optim.optim.engines.fused.engine import FusedEngine, StepTensors
-from merit_optim.optim.engines.fused.tables import Tile
+from merit_optim.optim.engines.fused.engine import FusedEngine
+from merit_optim.optim.engines.fused.tables import StepTensors, Tile
 from merit_optim.optim.engines.work import Control
 from merit_optim.optim.matrices import matrices_of
 
@@ -705,6 +705,34 @@ def test_state_of_another_dtype_is_read_correctly(device) -> None:
             before = state["exp_avg"].float()
     expected = before * 0.9 + param.grad * 0.1
     assert (state["exp_avg"].float() - expected).abs().max() < 0.01 * expected.abs().max()
+
+
+def test_state_of_two_dtypes_is_not_fused(device) -> None:
+    """Kernels are compiled for one. Such state may come from another optimizer."""
+    (param,) = parameters([(3, 4)], device)
+    optimizer = MERIT([param], fused=True)
+    for step in range(2):
+        param.grad = gradient(param, step)
+        optimizer.step()
+        if step == 0:
+            state = optimizer.state[param]
+            state["exp_avg"] = state["exp_avg"].bfloat16()
+            expected = state["exp_avg"].float() * 0.9 + gradient(param, 1) * 0.1
+            squares = state["exp_avg_sq"] * 0.95 + gradient(param, 1).square() * 0.05
+    torch.testing.assert_close(state["exp_avg"].float(), expected, rtol=0.01, atol=1e-4)
+    torch.testing.assert_close(state["exp_avg_sq"], squares)
+
+
+@pytest.mark.parametrize("key", ["exp_avg", "exp_avg_sq"])
+def test_state_on_another_device_is_an_error(device, key) -> None:
+    """Not an access to memory that is not the device's, which no process survives."""
+    (param,) = parameters([(3, 4)], device)
+    optimizer = MERIT([param], fused=True)
+    param.grad = gradient(param, 0)
+    optimizer.step()
+    optimizer.state[param][key] = torch.empty(3, 4, device="meta")
+    with pytest.raises(RuntimeError, match="device"):
+        optimizer.step()
 
 
 def test_kernels_get_the_scale_of_gradients_in_float32(device) -> None:

@@ -151,7 +151,7 @@ def test_fused_is_refused_for_directions_that_the_kernels_do_not_support(
 @needs_triton
 def test_fused_is_refused_for_matrices_of_2_to_the_31_elements() -> None:
     """The kernels index the elements of each stacked matrix with 32 bits."""
-    from merit_optim.optim.engines.fused.engine import refusal
+    from merit_optim.optim.engines.fused.refusals import refusal
 
     def reason(*shape: int) -> str | None:
         group = MUON_MERIT([matrix()], matrix_dims=2).param_groups[0]
@@ -164,9 +164,9 @@ def test_fused_is_refused_for_matrices_of_2_to_the_31_elements() -> None:
 
 @needs_triton
 def test_fused_is_refused_for_rows_too_long_for_32_bits(device, monkeypatch) -> None:
-    from merit_optim.optim.engines.fused import engine
+    from merit_optim.optim.engines.fused import refusals
 
-    monkeypatch.setattr(engine, "MAX_COLUMNS", 5)
+    monkeypatch.setattr(refusals, "MAX_COLUMNS", 5)
     assert_refused(MERIT, [matrix(device=device)], ValueError, "its rows have more than 5 elements")
     MERIT([nn.Parameter(torch.ones(6, device=device))], fused=True)  # a vector is folded
 

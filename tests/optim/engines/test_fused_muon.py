@@ -28,7 +28,7 @@ from fused_cases import ULPS, Pair, assert_within_ulps, gradient, parameters, ti
 from merit_optim import Muon, MuonMERIT, NorMuon
 from merit_optim.optim import algorithm
 from merit_optim.optim.directions import Extent, direction_of
-from merit_optim.optim.engines.fused import engine, launch
+from merit_optim.optim.engines.fused import engine, launch, refusals
 from merit_optim.optim.engines.fused.engine import FusedEngine
 from merit_optim.optim.engines.fused.launch import HeldLaunch
 from merit_optim.optim.engines.part import Whole
@@ -605,7 +605,7 @@ def test_a_gathered_matrix_that_is_too_large_for_the_kernels_is_left_to_the_eage
 ) -> None:
     """Whose shards are small: the refusal of a parameter does not see it."""
     (group,) = muon(parameters([(5, 9)], device), ns_steps=2, fused=True).param_groups
-    monkeypatch.setattr(engine, "MAX_MATRIX", 44)
+    monkeypatch.setattr(refusals, "MAX_MATRIX", 44)
     direction, n_1RC = direction_of(group), gradient(group["params"][0], 0)[None]
     wholes = [Whole(group, direction, (n_1RC,), 1)]
     with mock.patch.object(engine, "Polar", side_effect=AssertionError):

@@ -12,13 +12,16 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from merit_optim import MERIT, SOAPMERIT, Muon, MuonMERIT, NorMuon
+from merit_optim.optim.algorithm import Rule
 from merit_optim.optim.directions import Muon as MuonDirection
-from merit_optim.optim.directions import Sent, Traffic
+from merit_optim.optim.directions import Sent, Traffic, direction_of
 from merit_optim.optim.directions import Soap as SoapDirection
+from merit_optim.optim.engines.eager.stored import Stored
 from merit_optim.optim.engines.ranks.mail import ALIGNMENT, Cut, Mail, Owned
 from merit_optim.optim.engines.ranks.owners import Matrix, matrix_of, plan_of
 from merit_optim.optim.engines.ranks.placements import Cutting, Region, cutting_of, share_of_region
 from merit_optim.optim.engines.ranks.sharding import _signature
+from merit_optim.optim.engines.work import Item
 from merit_optim.optim.matrices import View
 
 MESHES = [(2,), (3,), (2, 2), (2, 3), (3, 2), (2, 4), (2, 2, 2)]
@@ -236,6 +239,17 @@ def test_soap_s_traffic_matches_its_phases(shape, sides) -> None:
                 assert x is None or (spec.dtype, spec.shape or shape) == (x.dtype, tuple(x.shape[1:]))
                 assert spec.by_rows == (spec.shape is not None)
         state = tuple(formed[1:])
+
+
+def test_state_that_happens_to_have_the_shape_of_a_shard_is_not_viewed_as_the_weight() -> None:
+    """A rank may have nothing of a weight of one row and one column, nor of the rows of a basis."""
+    weight = nn.Parameter(torch.zeros(2, 1, 1))
+    (group,) = SOAPMERIT([{"params": [weight], "direction": "soap"}]).param_groups
+    shard, of_rows, of_columns = torch.zeros(1, 0, 1), torch.zeros(1, 1, 2), torch.zeros(1, 0, 1)
+    state = (shard, shard, of_rows, of_columns, of_rows, of_columns)
+    item = Item(0, shard, shard, torch.zeros(()), state, group, weight)
+    seen = Stored(item, direction_of(group), Rule.of(group), View.of(group)).seen
+    assert [tuple(x.shape) for x in seen] == [(1, 1, 0)] * 3 + [(1, 1, 2), (1, 0, 1)] * 2
 
 
 # --- errors ---------------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from merit_optim.optim.engines.work import moved
 from merit_optim.optim.torch_private import foreach_norm
 
 # Elements that a CPU adds up sequentially. The norm is then off by less than 1e-6, or 1e-4 if all are equal.
@@ -42,7 +43,7 @@ def all_finite(grads: dict[torch.device, list[Tensor]], first: torch.device) -> 
 def _norms(grads: dict[torch.device, list[Tensor]], order: float) -> list[Tensor]:
     """The norms of all gradients, one tensor per device, all on the first device."""
     first = next(iter(grads))
-    return [torch.stack(norms(some, order)).to(first, non_blocking=True) for some in grads.values()]
+    return [moved(torch.stack(norms(some, order)), first) for some in grads.values()]
 
 
 def norms(tensors: list[Tensor], order: float) -> tuple[Tensor, ...]:

@@ -9,7 +9,7 @@ processes each whole matrix.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor
 
@@ -40,6 +40,10 @@ class Part(Protocol):
     def places(self) -> list[Place]:
         """Where the sizes of each weight are."""
 
+    @property
+    def is_cut(self) -> bool:
+        """Whether the directions need whole matrices and no rank has them. It is then a ``MatrixPart``."""
+
     def advance(self) -> None:
         """Update the state of the directions, and measure w and u."""
 
@@ -47,17 +51,12 @@ class Part(Protocol):
         """Compute the ratios, and update w."""
 
 
-@runtime_checkable
 class MatrixPart(Part, Protocol):
     """Weights whose directions need whole matrices. If ranks share them, ``advance`` has two phases."""
 
     @property
     def originals(self) -> list[Tensor]:
         """The parameters as they are in their groups."""
-
-    @property
-    def is_cut(self) -> bool:
-        """Whether no rank has the whole matrices."""
 
     def before(self) -> list[tuple[Tensor, ...]]:
         """For each weight, this rank's part of the inputs of ``whole``, as (N, R, C)."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -111,6 +111,11 @@ def name_of(group_index: int, group: dict[str, Any], place: int) -> str:
     return names[place] if fits else f"parameter {place} of group {group_index}"
 
 
+def originals_of(works: Sequence[Work]) -> list[Tensor]:
+    """Return the parameters of all works as their groups list them."""
+    return [original for work in works for original in work.originals]
+
+
 def names_of(work: Work) -> list[str]:
     """Return the names of the parameters in messages and statistics."""
     position = {param: i for i, param in enumerate(work.group["params"])}
@@ -156,7 +161,12 @@ def scalar(value: float | Tensor, device: torch.device) -> float | Tensor:
         return value
     if value.device.type == "cpu" and not torch.compiler.is_compiling() and not value.requires_grad:
         return value.item()
-    return value.reshape(()).to(device, non_blocking=True)
+    return moved(value.reshape(()), device)
+
+
+def moved(x: Tensor, device: torch.device) -> Tensor:
+    """Return x on a device without waiting; on the host, which would read it too early, after waiting."""
+    return x.to(device, non_blocking=device.type != "cpu")
 
 
 def is_true(flag: Tensor, *, if_fake: bool) -> bool:

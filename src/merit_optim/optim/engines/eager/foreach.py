@@ -47,6 +47,11 @@ class EagerPart:
         """Where the sizes of each weight are kept."""
         return [Place(tensors.item.param, self.sizes, tensors.slot) for tensors in self.tensors]
 
+    @property
+    def is_cut(self) -> bool:
+        """Adam's direction needs no whole matrices."""
+        return False
+
     def advance(self) -> None:
         """Update the state, and measure w and u."""
         self.buckets = list(_buckets(self.tensors))

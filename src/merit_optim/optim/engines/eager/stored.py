@@ -59,7 +59,10 @@ class Stored:
         shape = item.param.shape
         self.shape_NRC, self.matrices = shapes_of(self.view, shape)
         """Its shape before it is split, and the matrices that each have their own ratios."""
-        self.seen = [x.reshape(self.shape_NRC) if x.shape == shape else x for x in self.tensors]
+        self.seen = [
+            x.reshape(self.shape_NRC) if like_weight else x
+            for x, like_weight in zip(self.tensors, self._like_weight, strict=True)
+        ]
 
     @property
     def num_elements(self) -> int:

@@ -10,21 +10,16 @@ from __future__ import annotations
 import array
 import math
 import operator
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from itertools import chain
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from merit_optim.optim.algorithm import Rule
 from merit_optim.optim.directions import Direction, Extent, Muon, direction_of
-from merit_optim.optim.directions.adam import bias_correction
 from merit_optim.optim.engines.fused import kernels
 from merit_optim.optim.engines.fused.launch import (
-    TRITON,
-    HeldDirections,
     HeldLaunch,
     Launch,
     Sender,
@@ -33,12 +28,13 @@ from merit_optim.optim.engines.fused.launch import (
     variant_of,
 )
 from merit_optim.optim.engines.fused.newton_schulz import Iteration, Polar, num_together
-from merit_optim.optim.engines.fused.tables import KernelWeight, Tile, weights_of
-from merit_optim.optim.engines.part import Formed, Part, Place, Share, Whole
+from merit_optim.optim.engines.fused.parts import FusedHeldPart, FusedPart
+from merit_optim.optim.engines.fused.refusals import can_be_formed, can_be_fused
+from merit_optim.optim.engines.fused.tables import KernelWeight, StepTensors, Tile, weights_of
+from merit_optim.optim.engines.part import Formed, Part, Share, Whole
 from merit_optim.optim.engines.plan import Plan, plan
-from merit_optim.optim.engines.work import Control, Work, names_of, pick
+from merit_optim.optim.engines.work import Control, Work, originals_of, pick
 from merit_optim.optim.matrices import Matrices, View
-from merit_optim.optim.statistics import Recorder
 
 # The fastest tiles that benchmarks/tiles.py measured on an H200; see docs/performance.md.
 MOMENTS_TILE = Tile(rows=32, columns=64, steps=4, warps=4)
@@ -50,69 +46,6 @@ APPLY_TILE = Tile(rows=16, columns=64, steps=2, warps=4)
 MAX_HELD = 2**26
 
 _DTYPE = operator.attrgetter("dtype")
-
-# Offsets within a tile have 32 bits, and within a matrix that is multiplied.
-MAX_COLUMNS = 2**24
-MAX_MATRIX = 2**31 - 1
-
-
-def refusal(group: dict[str, Any], param: Tensor) -> str | None:
-    """Why a parameter cannot be fused, or None."""
-    if param.dtype not in TRITON:
-        return f"it has dtype {param.dtype}, not one of {', '.join(map(str, TRITON))}"
-    if not param.is_contiguous():
-        return "it is not contiguous"
-    if param.is_neg():
-        return "it is a view that torch negates when it is read"
-    matrices = View.of(group).matrices(param.shape)
-    if _is_muon(group) and matrices.rows * matrices.columns > MAX_MATRIX:
-        return "it has a matrix of 2**31 elements or more"
-    if matrices.columns > MAX_COLUMNS and not matrices.is_vector:
-        return f"its rows have more than {MAX_COLUMNS} elements"
-    return refused_options(group)
-
-
-def refused_options(group: dict[str, Any]) -> str | None:
-    """Why no parameter of a group can be fused, or None."""
-    view, rule, direction = View.of(group), Rule.of(group), direction_of(group)
-    if view.split is not None and view.split_dim:
-        return f"the kernels do not support split={view.split!r} of columns"
-    unknown: dict[str, Any] = {"calibrated": rule.calibrated}
-    if isinstance(direction, Muon):
-        unknown["ns_dtype"] = direction.ns_dtype if direction.ns_dtype != "bfloat16" else None
-    elif not direction.HAS_KERNELS:
-        unknown["direction"] = direction.NAME
-    for option, value in unknown.items():
-        if value:
-            return f"the kernels do not support {option}={value!r}"
-    if group["norm"] == "l2" and group["element_wise"]:
-        return "norm='l2' with element_wise=True needs a sum for every row and column, which the kernels lack"
-    return None
-
-
-class StepTensors(NamedTuple):
-    """All tensors of a step on one device, in parallel lists."""
-
-    params: list[Tensor]
-    grads: list[Tensor]
-    firsts: list[Tensor]
-    """The first state of each: m of Adam's direction, the momentum of Muon's."""
-    seconds: list[Tensor]
-    """v of Adam's direction, the averages of NorMuon's. For Muon's the momentum again, unused."""
-    steps: list[Tensor]
-
-    @staticmethod
-    def of(works: Sequence[Work]) -> StepTensors:
-        return StepTensors(
-            [x for work in works for x in work.params],
-            [x for work in works for x in work.grads],
-            [x for work in works for x in work.states[0]],
-            [x for work in works for x in work.states[1 if len(work.states) > 1 else 0]],
-            [x for work in works for x in work.steps],
-        )
-
-    def addresses(self) -> array.array[int]:
-        return array.array("q", map(Tensor.data_ptr, chain.from_iterable(self)))
 
 
 class FusedEngine:
@@ -157,9 +90,10 @@ class FusedEngine:
         self._addresses = addresses
         self._shared.sizes.zero_()
         held = [launch for launch in self._launches if isinstance(launch, HeldLaunch)]
-        parts: list[Part] = [FusedHeldPart(self, works, control, launch) for launch in held]
+        tables = self._shared, self._slots
+        parts: list[Part] = [FusedHeldPart(*tables, works, control, launch) for launch in held]
         if launches := [launch for launch in self._launches if not isinstance(launch, HeldLaunch)]:
-            parts.append(FusedPart(self, works, control, launches))
+            parts.append(FusedPart(*tables, works, control, launches))
         return parts, _rest(works, self._unfused)
 
     def form(self, wholes: Iterable[Whole]) -> list[Formed]:
@@ -168,8 +102,7 @@ class FusedEngine:
         alike: dict[Iteration, list[int]] = {}
         formed: dict[int, Formed] = {}
         for i, (group, direction, gathered, step) in enumerate(wholes):
-            can_be_fused = refused_options(group) is None and gathered[0].numel() <= MAX_MATRIX
-            if isinstance(direction, Muon) and can_be_fused:
+            if isinstance(direction, Muon) and can_be_formed(group, gathered[0]):
                 iteration = Iteration.of(direction, *gathered[0].shape[1:])
                 alike.setdefault(iteration, []).append(i)
             else:
@@ -191,7 +124,7 @@ class FusedEngine:
         if self._addresses is None or num != len(self._originals):
             return False
         # Compare originals: the local part of a sharded parameter is a new tensor object on every access.
-        if not all(map(operator.is_, _originals(works), self._originals)):
+        if not all(map(operator.is_, originals_of(works), self._originals)):
             return False
         if [_options(work) for work in works] != self._options:
             return False
@@ -207,12 +140,12 @@ class FusedEngine:
         )
 
     def _build(self, works: list[Work], tensors: StepTensors, shares: Mapping[Tensor, Share]) -> None:
-        originals = _originals(works)
+        originals = originals_of(works)
         group_numbers = [i for i, work in enumerate(works) for _ in work.params]
         groups = [work.group for work in works for _ in work.params]
         matrices_of: dict[int, tuple[Matrices, ...]] = {}
         for i, of_param in enumerate(zip(*tensors, strict=True)):
-            if _can_be_fused(groups[i], originals[i], *of_param):
+            if can_be_fused(groups[i], originals[i], *of_param):
                 view = shares[originals[i]].view if originals[i] in shares else View.of(groups[i])
                 matrices_of[i] = view.split_matrices(tensors.params[i].shape)
         self._unfused = set(range(len(originals))) - matrices_of.keys()
@@ -274,138 +207,9 @@ class FusedEngine:
                 hyper[row, kernels.LR.value].copy_(lr.reshape(()))
 
 
-class FusedPart:
-    """Weights with Adam's direction, updated in two phases with the sizes in between."""
-
-    def __init__(
-        self, engine: FusedEngine, works: list[Work], control: Control, launches: Sequence[Launch]
-    ) -> None:
-        self.engine, self.works, self.control, self.launches = engine, works, control, launches
-        # The first matrix of a parameter represents it.
-        self.items = [w.item for launch in launches for w in launch.weights if w.is_first]
-        self._corrections: list[Tensor | None] = [None] * len(launches)
-        if any(launch.variant.bias_correction for launch in launches):
-            of_items = torch.cat([_corrections(work, engine.device) for work in works])
-            self._corrections = [of_items[launch.items_there] for launch in launches]
-
-    @property
-    def places(self) -> list[Place]:
-        """Where the sizes of each weight are."""
-        params = [param for work in self.works for param in work.params]
-        shared, slots = self.engine._shared, self.engine._slots
-        return [Place(params[i], shared.sizes, slot) for i in self.items for slot in slots[i]]
-
-    def advance(self) -> None:
-        """Update m and v, and measure w and u."""
-        with self._on_device():
-            self._measure()
-
-    def _measure(self, held: HeldDirections | None = None) -> None:
-        for launch, corrections in zip(self.launches, self._corrections, strict=True):
-            if launch.variant.norm != "none":  # without ratios, ``apply`` does everything in one pass
-                launch.run_moments(self.engine._shared, corrections, self.control, held)
-
-    def apply(self, recorder: Recorder | None) -> None:
-        """Update w, and count the step."""
-        with self._on_device():
-            self._apply(recorder)
-        self._mark_changed()
-
-    def _apply(self, recorder: Recorder | None, held: HeldDirections | None = None) -> None:
-        shared, control = self.engine._shared, self.control
-        for launch, corrections in zip(reversed(self.launches), reversed(self._corrections), strict=True):
-            if launch.variant.norm == "none" and held is None:
-                launch.run_moments(shared, corrections, control, at_once=recorder is None)
-                if recorder is None:
-                    continue
-            statistics = None
-            if recorder is not None:
-                num_tiles = sum(launch.apply_grid.num_tiles)
-                shape = (num_tiles, kernels.NUM_STATISTICS.value)
-                statistics = torch.zeros(shape, dtype=torch.float32, device=self.engine.device)
-            launch.run_apply(shared, corrections, control, statistics, held)
-            if recorder is not None and statistics is not None:
-                names = [name for work in self.works for name in names_of(work)]
-                launch.record(statistics, names, recorder)
-
-    def _mark_changed(self) -> None:
-        """Tell autograd that kernels wrote, so that a backward pass through old weights raises an error."""
-        tensors = (_originals(self.works), *StepTensors.of(self.works))
-        for changed in (tensors[0], tensors[1], *tensors[3:]):
-            torch.autograd.graph.increment_version([changed[i] for i in self.items])
-
-    def _on_device(self) -> AbstractContextManager[Any]:
-        """Make the engine's device current: Triton launches there, wherever the tensors are."""
-        device = self.engine.device
-        if device.type != "cuda" or device.index == torch.cuda.current_device():
-            return nullcontext()
-        return torch.cuda.device(device)
-
-
-class FusedHeldPart(FusedPart):
-    """Matrices of one shape whose direction needs whole matrices, and is held until w is updated."""
-
-    def __init__(self, engine: FusedEngine, works: list[Work], control: Control, launch: HeldLaunch) -> None:
-        super().__init__(engine, works, control, [launch])
-        self.launch = launch
-        self._corrections = [launch.scales]
-        self._held: HeldDirections | None = None
-
-    def advance(self) -> None:
-        """Update the momentum, form d, and measure w and u."""
-        with self._on_device():
-            n_NRC = self.launch.run_momentum(self.engine._shared, self.control)
-            self._hold(self.launch.polar.whole(n_NRC))
-
-    @property
-    def originals(self) -> list[Tensor]:
-        originals = _originals(self.works)
-        return [originals[i] for i in self.items]
-
-    @property
-    def is_cut(self) -> bool:
-        held = self.launch.variant.held
-        return held is not None and held.is_cut
-
-    def before(self) -> list[tuple[Tensor, ...]]:
-        """Update the momentum, and return N, the input of the directions."""
-        with self._on_device():
-            n_NRC = self.launch.run_momentum(self.engine._shared, self.control)
-        return [(some_NRC,) for some_NRC in n_NRC.split(self.launch.nums)]
-
-    def after(self, formed: Sequence[Formed]) -> None:
-        """Hold the directions, and measure w and u."""
-        x, *of_outputs = zip(*formed, strict=True)
-        with self._on_device():
-            self._hold([torch.cat(x), *(torch.cat([y.flatten() for y in some]) for some in of_outputs)])
-
-    def _hold(self, formed: Sequence[Tensor]) -> None:
-        self._held = self.launch.hold(formed, self.control)
-        self._measure(self._held)
-
-    def apply(self, recorder: Recorder | None) -> None:
-        with self._on_device():
-            self._apply(recorder, self._held)
-        self._held = None
-        self._mark_changed()
-
-
-def _corrections(work: Work, device: torch.device) -> Tensor:
-    """(item, 2): Adam's bias corrections for the current step, which is counted at its end."""
-    if _is_muon(work.group):
-        return torch.ones(len(work.params), 2, dtype=torch.float32, device=device)
-    steps = torch.stack(work.steps).to(device) + 1
-    correction = bias_correction(steps, *work.group["betas"])
-    return torch.stack([torch.as_tensor(x, device=device) for x in correction], 1).float()
-
-
 def _is_muon(group: dict[str, Any]) -> bool:
     """By its direction alone: a group may also have options of other directions, such as betas."""
     return isinstance(direction_of(group), Muon)
-
-
-def _originals(works: list[Work]) -> list[Tensor]:
-    return [original for work in works for original in work.originals]
 
 
 def _options(work: Work) -> tuple[Any, ...]:
@@ -438,35 +242,6 @@ def _held(weights: list[KernelWeight], direction: Muon, share: Share | None) -> 
         held.append(w._replace(extent=extent, scale=scale, averages_at=averages_at))
         averages_at += (extent.num_rows, extent.num_columns)[direction.output_dim - 1]
     return held
-
-
-def _is_plain(x: Tensor) -> bool:
-    """Whether memory has its elements in order, as they are. Gradients may be negated when they are read."""
-    return x.is_contiguous() and not x.is_neg()
-
-
-def _can_be_fused(
-    group: dict[str, Any],
-    original: Tensor,
-    param: Tensor,
-    grad: Tensor,
-    first: Tensor,
-    second: Tensor,
-    step: Tensor,
-) -> bool:
-    """Whether the tensors of a parameter are what the kernels assume. State may come from anywhere."""
-    if not param.numel() or refusal(group, param) is not None:
-        return False
-    if step.device != param.device or step.dtype != torch.float32:
-        return False
-    if not all(_is_plain(x) and x.dtype in TRITON for x in (grad, first, second)):
-        return False
-    num, direction, view = param.numel(), direction_of(group), View.of(group)
-    num_second = num
-    if isinstance(direction, Muon) and direction.neuron_beta is not None:
-        num_outputs = view.matrices(original.shape).shape[direction.output_dim]  # of whole matrices
-        num_second = view.matrices(param.shape).num * num_outputs
-    return (grad.numel(), first.numel(), second.numel()) == (num, num, num_second)
 
 
 def _kinds(tensors: StepTensors) -> tuple[list[Any], ...]:

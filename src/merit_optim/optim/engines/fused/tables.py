@@ -6,9 +6,10 @@ Built once for a set of parameters; only addresses and numbers that change betwe
 
 from __future__ import annotations
 
+import array
 import math
 from collections.abc import Sequence
-from itertools import accumulate
+from itertools import accumulate, chain
 from typing import NamedTuple
 
 import torch
@@ -17,6 +18,7 @@ from torch import Tensor
 from merit_optim.optim.directions import Extent
 from merit_optim.optim.engines.fused.kernels import CHUNK
 from merit_optim.optim.engines.plan import Slot
+from merit_optim.optim.engines.work import Work
 
 
 class Tile(NamedTuple):
@@ -148,3 +150,28 @@ def grid_of(weights: Sequence[KernelWeight], tile: Tile, device: torch.device) -
         torch.tensor(rows, dtype=torch.int64, device=device),
         num_tiles,
     )
+
+
+class StepTensors(NamedTuple):
+    """All tensors of a step on one device, in parallel lists."""
+
+    params: list[Tensor]
+    grads: list[Tensor]
+    firsts: list[Tensor]
+    """The first state of each: m of Adam's direction, the momentum of Muon's."""
+    seconds: list[Tensor]
+    """v of Adam's direction, the averages of NorMuon's. For Muon's the momentum again, unused."""
+    steps: list[Tensor]
+
+    @staticmethod
+    def of(works: Sequence[Work]) -> StepTensors:
+        return StepTensors(
+            [x for work in works for x in work.params],
+            [x for work in works for x in work.grads],
+            [x for work in works for x in work.states[0]],
+            [x for work in works for x in work.states[1 if len(work.states) > 1 else 0]],
+            [x for work in works for x in work.steps],
+        )
+
+    def addresses(self) -> array.array[int]:
+        return array.array("q", map(Tensor.data_ptr, chain.from_iterable(self)))

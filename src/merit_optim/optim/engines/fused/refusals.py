@@ -1,0 +1,88 @@
+"""What cannot be fused, and why."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from merit_optim.optim.algorithm import Rule
+from merit_optim.optim.directions import Muon, direction_of
+from merit_optim.optim.engines.fused.launch import TRITON
+from merit_optim.optim.matrices import View
+
+# Offsets within a tile have 32 bits, and within a matrix that is multiplied.
+MAX_COLUMNS = 2**24
+MAX_MATRIX = 2**31 - 1
+
+
+def refusal(group: dict[str, Any], param: Tensor) -> str | None:
+    """Why a parameter cannot be fused, or None."""
+    if param.dtype not in TRITON:
+        return f"it has dtype {param.dtype}, not one of {', '.join(map(str, TRITON))}"
+    if not param.is_contiguous():
+        return "it is not contiguous"
+    if param.is_neg():
+        return "it is a view that torch negates when it is read"
+    matrices = View.of(group).matrices(param.shape)
+    is_muon = isinstance(direction_of(group), Muon)
+    if is_muon and matrices.rows * matrices.columns > MAX_MATRIX:
+        return "it has a matrix of 2**31 elements or more"
+    if matrices.columns > MAX_COLUMNS and not matrices.is_vector:
+        return f"its rows have more than {MAX_COLUMNS} elements"
+    return refused_options(group)
+
+
+def refused_options(group: dict[str, Any]) -> str | None:
+    """Why no parameter of a group can be fused, or None."""
+    view, rule, direction = View.of(group), Rule.of(group), direction_of(group)
+    if view.split is not None and view.split_dim:
+        return f"the kernels do not support split={view.split!r} of columns"
+    unknown: dict[str, Any] = {"calibrated": rule.calibrated}
+    if isinstance(direction, Muon):
+        unknown["ns_dtype"] = direction.ns_dtype if direction.ns_dtype != "bfloat16" else None
+    elif not direction.HAS_KERNELS:
+        unknown["direction"] = direction.NAME
+    for option, value in unknown.items():
+        if value:
+            return f"the kernels do not support {option}={value!r}"
+    if group["norm"] == "l2" and group["element_wise"]:
+        return "norm='l2' with element_wise=True needs a sum for every row and column, which the kernels lack"
+    return None
+
+
+def can_be_formed(group: dict[str, Any], n_NRC: Tensor) -> bool:
+    """Whether the kernels can form the direction of a gathered matrix."""
+    return refused_options(group) is None and n_NRC.numel() <= MAX_MATRIX
+
+
+def can_be_fused(
+    group: dict[str, Any],
+    original: Tensor,
+    param: Tensor,
+    grad: Tensor,
+    first: Tensor,
+    second: Tensor,
+    step: Tensor,
+) -> bool:
+    """Whether the tensors of a parameter are what the kernels assume. State may come from anywhere."""
+    if not param.numel() or refusal(group, param) is not None:
+        return False
+    if any(x.device != param.device for x in (grad, first, second, step)):
+        return False
+    if not all(_is_plain(x) and x.dtype in TRITON for x in (grad, first, second)):
+        return False
+    if first.dtype != second.dtype or step.dtype != torch.float32:
+        return False
+    num, direction, view = param.numel(), direction_of(group), View.of(group)
+    num_second = num
+    if isinstance(direction, Muon) and direction.neuron_beta is not None:
+        num_outputs = view.matrices(original.shape).shape[direction.output_dim]  # of whole matrices
+        num_second = view.matrices(param.shape).num * num_outputs
+    return (grad.numel(), first.numel(), second.numel()) == (num, num, num_second)
+
+
+def _is_plain(x: Tensor) -> bool:
+    """Whether memory has its elements in order, as they are. Gradients may be negated when they are read."""
+    return x.is_contiguous() and not x.is_neg()
