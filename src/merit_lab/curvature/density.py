@@ -27,22 +27,15 @@ class Spectrum:
     nodes: list[list[float]]
     weights: list[list[float]]
 
-    def moments(self, power: int) -> NDArray[np.float64]:
-        """Return the mean of ``eigenvalue ** power`` for each probe."""
-        pairs = zip(self.nodes, self.weights, strict=True)
-        return np.array([np.dot(np.power(nodes, power), weights) for nodes, weights in pairs])
+    def density(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Return a grid of eigenvalues and the density there.
 
-    def density(self, width: float | None = None) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Return a grid of eigenvalues and the density there, with each node smoothed to a Gaussian.
-
-        Args:
-            width: standard deviation of the Gaussian; None for a hundredth of the spectrum's width.
+        Each node is smoothed to a Gaussian, whose standard deviation is a hundredth of the spectrum's width.
         """
         nodes = np.concatenate([np.asarray(nodes) for nodes in self.nodes])
         weights = np.concatenate([np.asarray(weights) for weights in self.weights]) / len(self.nodes)
         smallest, largest = nodes.min(), nodes.max()
-        if width is None:
-            width = max((largest - smallest) / 100, 1e-6 * np.abs(nodes).max()) or 1.0
+        width = max((largest - smallest) / 100, 1e-6 * np.abs(nodes).max()) or 1.0
         points = int(_POINTS * ((largest - smallest) / width + 2 * _REACH)) + 1
         grid = np.linspace(smallest - _REACH * width, largest + _REACH * width, points)
         bells = np.exp(-0.5 * ((grid[:, None] - nodes) / width) ** 2) / (width * np.sqrt(2 * np.pi))

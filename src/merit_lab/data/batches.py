@@ -70,16 +70,15 @@ class Batches:
         return drawn % (spare + 1), Order(self.num_windows, key)
 
 
-def validation_sequences(tokens: TokenFile, context: int, limit: int | None = None) -> NDArray[np.int64]:
+def validation_sequences(tokens: TokenFile, context: int, limit: int) -> NDArray[np.int64]:
     """Return sequences for validation, always the same: int64, (n, context + 1), n at most ``limit``.
 
-    They do not overlap and are spread evenly over the file; without a limit they cover all of it.
+    They do not overlap and are spread evenly over the file.
     """
     _check_count("context", context)
+    _check_count("limit", limit)
     windows = _num_windows(tokens, context)
-    if limit is not None:
-        _check_count("limit", limit)
-    chosen = windows if limit is None else min(limit, windows)
+    chosen = min(limit, windows)
     starts = np.arange(chosen, dtype=np.int64) * windows // chosen * context
     sequences = np.lib.stride_tricks.sliding_window_view(np.asarray(tokens.tokens), context + 1)
     return sequences[starts].astype(np.int64)

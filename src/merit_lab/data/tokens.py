@@ -105,12 +105,10 @@ class Dataset:
     index: Index | None
 
     @classmethod
-    def open(cls, folder: Path | str, dtype: str | None = None) -> Dataset:
+    def open(cls, folder: Path | str) -> Dataset:
         """Open a folder, and check the sizes of its files and a sample of their bytes: see `hash_sample`.
 
-        Args:
-            folder: where train.bin and val.bin are.
-            dtype: of the tokens if there is no index, "uint16" (the default) or "uint32".
+        Without an index the tokens are uint16, as nanoGPT writes them.
         """
         folder = Path(folder)
         if folder.is_file():
@@ -123,10 +121,8 @@ class Dataset:
         path = folder / INDEX_NAME
         index = Index.read(path) if path.is_file() else None
         if index is None:
-            train, validation = (TokenFile.open(folder / name, dtype or "uint16") for name in _FILES)
+            train, validation = (TokenFile.open(folder / name) for name in _FILES)
         else:
-            if dtype not in (None, index.dtype):
-                raise ValueError(f"dtype is {dtype!r}, but {path} says {index.dtype!r}; leave it out")
             train, validation = (
                 TokenFile.open(folder / name, index.dtype, index.files[name].num_tokens) for name in _FILES
             )

@@ -32,12 +32,12 @@ class MetricsWriter:
 
     Args:
         path: the file, created if needed.
-        offset: where to truncate the file, to resume from a checkpoint; None keeps all of it.
+        offset: where to truncate the file, to resume from a checkpoint.
     """
 
-    def __init__(self, path: Path, offset: int | None = None) -> None:
+    def __init__(self, path: Path, offset: int = 0) -> None:
         size = path.stat().st_size if path.exists() else 0
-        if offset is not None and not 0 <= offset <= size:
+        if not 0 <= offset <= size:
             raise ValueError(
                 f"{path} has {size} bytes, but had {offset} when the checkpoint was made; the file was "
                 "truncated or replaced. Restore the old one, or start a new run."
@@ -48,9 +48,8 @@ class MetricsWriter:
                 "one of the two has changed. Restore the old one, or start a new run."
             )
         self._file = path.open("ab")
-        if offset is not None:
-            self._file.truncate(offset)
-            self._file.seek(0, os.SEEK_END)
+        self._file.truncate(offset)
+        self._file.seek(0, os.SEEK_END)
 
     @property
     def offset(self) -> int:

@@ -162,5 +162,5 @@ def test_validation_is_spread_evenly_and_never_empty(context: int, more: int, li
     assert gaps.max() - gaps.min() <= context
 
 
-def test_validation_without_a_limit_is_everything() -> None:
-    assert np.array_equal(validation_sequences(file_of(101), 10)[:, :-1].ravel(), np.arange(100))
+def test_validation_with_a_large_limit_is_everything() -> None:
+    assert np.array_equal(validation_sequences(file_of(101), 10, 99)[:, :-1].ravel(), np.arange(100))
