@@ -25,6 +25,7 @@ from merit_lab.arena.advice import (
     read_boards,
 )
 from merit_lab.arena.contestant import Contestant, labels
+from merit_lab.checks import check_at_least
 from merit_lab.command_line import rules
 from merit_lab.models import find_model, num_parameters
 from merit_lab.report import print_table
@@ -56,8 +57,8 @@ class Arguments:
     def size(self) -> RunSize:
         """The size of the run."""
         for name, number in (("batch", self.batch), ("steps", self.steps)):
-            if number is not None and number < 1:
-                raise ValueError(f"--{name} is {number}; it must be at least 1")
+            if number is not None:
+                check_at_least(f"--{name}", number, 1)
         _, model = find_model(self.model)
         config = TrainConfig(data=Path(), model=model, batch=self.batch, steps=self.steps).resolve(None)
         assert config.steps is not None

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from merit_lab.checks import check_at_least
 from merit_lab.curvature.hessian import Hessian, dot
 
 _REACH = 5.0  # of the Gaussian, in its widths: all but 6e-7 of it
@@ -56,8 +57,7 @@ def spectral_density(hessian: Hessian, probes: int, *, steps: int, seed: int = 0
         2019, https://arxiv.org/abs/1901.10159
     """
     for name, value in (("probes", probes), ("steps", steps)):
-        if value < 1:
-            raise ValueError(f"{name} is {value}; it must be at least 1")
+        check_at_least(name, value, 1)
     generator = torch.Generator().manual_seed(seed)
     nodes, weights = [], []
     for _ in range(probes):

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from merit_lab.checks import check_at_least
 from merit_lab.curvature.density import spectral_density
 from merit_lab.curvature.eigenvalues import num_vectors, top_eigenvalues
 from merit_lab.curvature.hessian import Hessian, hessian_vector_product
@@ -52,8 +53,7 @@ class CurvatureConfig:
     def __post_init__(self) -> None:
         least = {"sequences": 1, "top": 0, "density_probes": 1, "density_steps": 1}
         for name, smallest in least.items():
-            if getattr(self, name) < smallest:
-                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least {smallest}")
+            check_at_least(name, getattr(self, name), smallest)
         if self.probes < 0 or self.probes == 1:
             raise ValueError(
                 f"probes is {self.probes}; it must be 0 for no trace, or at least 2 for its error"
@@ -101,8 +101,8 @@ def measure_curvature(
         micro_batch: sequences in one pass. None: found by trial on CUDA, 16384 tokens on a CPU.
     """
     config = config or CurvatureConfig()
-    if micro_batch is not None and micro_batch < 1:
-        raise ValueError(f"micro_batch is {micro_batch}; it must be at least 1, or None")
+    if micro_batch is not None:
+        check_at_least("micro_batch", micro_batch, 1)
     snapshot = Snapshot.find(run, step)
     dataset = snapshot.open_data(data)
     sequences = snapshot.training_sequences(dataset, config.sequences)

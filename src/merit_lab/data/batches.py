@@ -8,6 +8,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
+from merit_lab.checks import check_size
 from merit_lab.data.order import Order
 from merit_lab.data.tokens import TokenFile
 
@@ -31,8 +32,8 @@ class Batches:
     """
 
     def __init__(self, tokens: TokenFile, *, context: int, batch: int, seed: int) -> None:
-        _check_count("context", context)
-        _check_count("batch", batch)
+        check_size("context", context)
+        check_size("batch", batch)
         windows = _num_windows(tokens, context)
         self.tokens = tokens
         self.context = context
@@ -75,8 +76,8 @@ def validation_sequences(tokens: TokenFile, context: int, limit: int) -> NDArray
 
     They do not overlap and are spread evenly over the file.
     """
-    _check_count("context", context)
-    _check_count("limit", limit)
+    check_size("context", context)
+    check_size("limit", limit)
     windows = _num_windows(tokens, context)
     chosen = min(limit, windows)
     starts = np.arange(chosen, dtype=np.int64) * windows // chosen * context
@@ -93,8 +94,3 @@ def _num_windows(tokens: TokenFile, context: int) -> int:
             f"{context + 1}: use a shorter context, or prepare more text"
         )
     return windows
-
-
-def _check_count(name: str, value: int) -> None:
-    if value < 1:
-        raise ValueError(f"{name} is {value}; it must be at least 1")

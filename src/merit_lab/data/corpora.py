@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from merit_lab.checks import check_at_least
 from merit_lab.data.documents import DEFAULT_LAYOUT, Layout, find_files, texts
 from merit_lab.data.formats import check_beginning, named_kinds
 from merit_lab.data.hashes import Hashes
@@ -167,8 +168,7 @@ def embedded(limit: int, validation: float) -> TextFiles:
     their paths' hashes, so that a limit takes some of every package and not all of the first. Tests, empty
     files and files that are not UTF-8 are left out. It ends before the file that exceeds ``limit`` bytes.
     """
-    if limit < 1:
-        raise ValueError(f"limit is {limit}; it must be at least 1 byte")
+    check_at_least("limit", limit, 1)
     folders = sysconfig.get_paths()
     packages = Path(folders["purelib"])
     # By relative path, so that the corpus does not depend on where the environment is.

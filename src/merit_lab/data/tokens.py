@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from merit_lab.data.index import DTYPES, INDEX_NAME, Index, fingerprint
+from merit_lab.data.index import INDEX_NAME, Index, fingerprint
 
 _FILES = ("train.bin", "val.bin")
 _BLOCK = 1 << 24  # tokens checked at a time: 32 or 64 MB
@@ -36,8 +36,6 @@ class TokenFile:
         ``num_tokens`` is the expected number, if known.
         """
         path = Path(path)
-        if dtype not in DTYPES:
-            raise ValueError(f"dtype is {dtype!r}; it must be one of {', '.join(DTYPES)}")
         if not path.is_file():
             raise ValueError(f"{path} is missing; `merit prepare` writes it")
         size = path.stat().st_size

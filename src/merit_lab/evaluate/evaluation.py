@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from merit_lab.checks import check_at_least
 from merit_lab.evaluate.display import EvaluationDisplay
 from merit_lab.evaluate.export import export
 from merit_lab.evaluate.harness import BOOTSTRAP, Harness, check_hub, package_versions
@@ -49,8 +50,8 @@ def evaluate(
     names = expand(names)
     if not names:
         raise ValueError(f"no set is given; choose from {', '.join(SETS)}")
-    if limit is not None and limit < 1:
-        raise ValueError(f"limit is {limit}; it must be a whole number above 0, or None for all items")
+    if limit is not None:
+        check_at_least("limit", limit, 1)
     versions = package_versions()
     check_hub(names) if task_files is None else check_local(names)
     display = display or EvaluationDisplay()

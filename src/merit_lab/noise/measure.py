@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from merit_lab.checks import check_at_least
 from merit_lab.curvature.progress import WorkProgress
 from merit_lab.curvature.results import Results
 from merit_lab.data import Batches
@@ -42,8 +43,7 @@ class NoiseConfig:
 
     def __post_init__(self) -> None:
         for name, least in (("batches", 2), ("micro_batch", 1)):
-            if getattr(self, name) < least:
-                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least {least}")
+            check_at_least(name, getattr(self, name), least)
         if self.batch % self.micro_batch or self.batch < 2 * self.micro_batch:
             raise ValueError(
                 f"batch is {self.batch}; it must be a multiple of micro_batch, {self.micro_batch}, at least "

@@ -11,7 +11,7 @@ from pathlib import Path
 from merit_lab.models import ModelConfig
 from merit_lab.report.gather import display_name
 from merit_lab.train import CheckpointConfig, MeasureConfig, OptimizerConfig, TrainConfig
-from merit_lab.train.config import MeritPart
+from merit_lab.train.optimizer_config import MeritPart
 
 # Most entries analyse runs of these, so they keep intermediate checkpoints.
 WATCHED = ("adamw", "lamb", "merit")

@@ -12,6 +12,7 @@ from typing import Protocol, TypeVar
 
 from rich.console import Console
 
+from merit_lab.checks import check_at_least
 from merit_lab.report.charts import check_charts
 from merit_lab.report.write import refuse_folder
 from merit_lab.study.check import check_trials
@@ -110,8 +111,7 @@ def run_study(study: Study, jobs: int = 1) -> Conclusion | None:
 
 
 def _check_jobs(jobs: int, ranks: Ranks) -> None:
-    if jobs < 1:
-        raise ValueError(f"--jobs is {jobs}; it must be at least 1")
+    check_at_least("--jobs", jobs, 1)
     if jobs > 1 and ranks.size > 1:
         raise ValueError(
             f"--jobs is {jobs}, but the {ranks.size} processes of torchrun train one run at a time together; "

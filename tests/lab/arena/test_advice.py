@@ -238,8 +238,11 @@ def test_advice_for_custom_optimizers_has_their_options_and_second_optimizers(
     ("options", "message"),
     [
         (["--model", "nano", "--batch", "4"], "unknown model 'nano'; did you mean 'nano-33m'"),
-        (["--model", "tiny", "--batch", "0"], "--batch is 0; it must be at least 1"),
-        (["--model", "tiny", "--batch", "4", "--steps", "0"], "--steps is 0; it must be at least 1"),
+        (["--model", "tiny", "--batch", "0"], "--batch is 0; it must be a whole number of at least 1"),
+        (
+            ["--model", "tiny", "--batch", "4", "--steps", "0"],
+            "--steps is 0; it must be a whole number of at least 1",
+        ),
         (["--model", "tiny", "--batch", "4"], "holds no report of an arena; `merit arena ... --out"),
     ],
 )

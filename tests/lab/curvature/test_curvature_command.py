@@ -157,9 +157,9 @@ def test_moved_data(run, data, tmp_path, capfd):
     ("options", "message"),
     [
         (["--checkpoint", "5"], "no checkpoint of step 5; available steps: 4, 6"),
-        (["--sequences", "0"], "sequences is 0; it must be at least 1"),
+        (["--sequences", "0"], "sequences is 0; it must be a whole number of at least 1"),
         (["--probes", "1"], "probes is 1; it must be 0"),
-        (["--micro-batch", "0"], "micro_batch is 0; it must be at least 1"),
+        (["--micro-batch", "0"], "micro_batch is 0; it must be a whole number of at least 1"),
         (["--tolerance", "0"], "tolerance is 0.0; it must be between"),
     ],
 )

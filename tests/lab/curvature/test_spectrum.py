@@ -199,5 +199,5 @@ def test_smoothing_by_hand():
 
 @pytest.mark.parametrize(("probes", "steps"), [(0, 1), (1, 0)])
 def test_no_probes_or_steps(probes, steps):
-    with pytest.raises(ValueError, match="is 0; it must be at least 1"):
+    with pytest.raises(ValueError, match="is 0; it must be a whole number of at least 1"):
         spectral_density(diagonal([1.0]), probes, steps=steps)

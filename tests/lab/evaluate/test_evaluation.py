@@ -155,7 +155,7 @@ def test_the_command_shows_a_table(evaluated, files, tmp_path, capsys) -> None:
             ["--tasks", "lambda", "--task-files", "{files}"],
             "no set 'lambda' among the task files; did you mean",
         ),
-        (["--limit", "0", "--task-files", "{files}"], "limit is 0; it must be a whole number above 0"),
+        (["--limit", "0", "--task-files", "{files}"], "limit is 0; it must be a whole number of at least 1"),
         (["--task-files", "{files}/arc"], "must contain lambada/lambada_test.jsonl"),
         (["--checkpoint", "3", "--task-files", "{files}"], "no checkpoint of step 3; available steps: 10"),
         (["--tokenizer", "gpt2"], "leave --tokenizer out"),

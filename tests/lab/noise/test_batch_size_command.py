@@ -115,7 +115,7 @@ def test_a_signal_stops_after_a_batch(run, monkeypatch, capfd):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--batches", "1"], "batches is 1; it must be at least 2"),
+        (["--batches", "1"], "batches is 1; it must be a whole number of at least 2"),
         (
             ["--batch", "6"],
             "batch is 6; it must be a multiple of micro_batch, 4, at least twice as large, for example 8",

@@ -12,7 +12,7 @@ from merit_lab.reproduce.records import BySeed, Records
 from merit_lab.reproduce.setups import EntryTrial, Scale, Setup
 from merit_lab.reproduce.verdict import ClaimComparison, Verdict, paired
 from merit_lab.study.charts import Axis, Chart, curve_chart
-from merit_lab.train.config import MeritPart
+from merit_lab.train.optimizer_config import MeritPart
 
 Papers = Mapping[str, Mapping[str, float]]  # the paper's losses, by its model and series
 
