@@ -15,7 +15,7 @@ from merit_lab.command_line import rules
 from merit_lab.noise.measure import MeasuredScale, NoiseConfig, measure_noise_scale
 from merit_lab.noise.scale import relative_steps, relative_tokens
 from merit_lab.record import Run, RunInUse
-from merit_lab.train.checkpoint import steps_of
+from merit_lab.train.checkpoint_files import steps_of
 from merit_lab.train.signals import Interrupted
 
 if TYPE_CHECKING:

@@ -25,7 +25,7 @@ from merit_lab.record import (
     lock,
     refuse_run,
 )
-from merit_lab.train import checkpoint
+from merit_lab.train.checkpoint_files import find
 from merit_lab.train.config import TrainConfig
 from merit_lab.train.memory import check_memory
 from merit_lab.train.optimizer import check_optimizer, options_in_use
@@ -106,7 +106,7 @@ def extend_run(
     recorded = TrainConfig.from_dict(run.config)
     assert recorded.steps is not None
     common = recorded.steps_in_common(config)
-    found, remarks = checkpoint.find(run.checkpoints, until=common)
+    found, remarks = find(run.checkpoints, until=common)
     if found is None:
         way_out = "train with --optimizer.schedule wsd, which can be extended"
         where = (
@@ -120,7 +120,7 @@ def extend_run(
         )
     path, manifest = found
     dataset = Dataset.open(config.data)
-    _check_data(run, _environment(dataset, ranks), dataset)
+    run.check_data(dataset.folder, dataset.fingerprint)
     begun = begin_run(config, folder, ranks, held)
     with durable.replacing(begun.run.metrics_path) as partial, run.metrics_path.open("rb") as metrics:
         partial.write_bytes(metrics.read(manifest.metrics_offset))
@@ -189,22 +189,17 @@ def resume_run(
     dataset = Dataset.open(recorded.data)
     if config is not None:
         _check_same(recorded, config.resolve(dataset.vocab_size), folder)
-    now = _environment(dataset, ranks)
-    _check_data(run, now, dataset)
+    run.check_data(dataset.folder, dataset.fingerprint)
     if over is not None:
         return over
     check_run(recorded, dataset, ranks)
-    found, remarks = checkpoint.find(run.checkpoints)
-    remarks += differences(run.environment, now)
+    found, remarks = find(run.checkpoints)
+    remarks += differences(run.environment, _environment(dataset, ranks))
     if found is None:
         message = "; ".join(["from the beginning, because there is no checkpoint", *remarks])
         return Start(run=run, config=recorded, event="resumed", message=message)
     path, manifest = found
-    if manifest.config != recorded.fingerprint:
-        raise ValueError(
-            f"{path} was written with a different configuration than {folder / 'config.json'}; undo the "
-            "change there, or start a new run"
-        )
+    manifest.check_config(path, recorded)
     return Start(
         run=run,
         config=recorded,
@@ -263,15 +258,6 @@ def _by_name(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
         else:
             named[prefix + key] = value
     return named
-
-
-def _check_data(run: Run, now: dict[str, Any], dataset: Dataset) -> None:
-    before = run.data_fingerprint
-    if now["data"]["fingerprint"] != before:
-        raise ValueError(
-            f"{dataset.folder} does not hold the data that the run started with: its fingerprint is "
-            f"{now['data']['fingerprint']}, not {before}. Restore the old data, or start a new run."
-        )
 
 
 def _environment(dataset: Dataset, ranks: Ranks) -> dict[str, Any]:

@@ -10,7 +10,8 @@ import torch
 from merit_lab.data import validation_sequences
 from merit_lab.models import ModelConfig, build
 from merit_lab.record import step_path
-from merit_lab.train import OptimizerConfig, TrainConfig, checkpoint, packed_state, train
+from merit_lab.train import OptimizerConfig, TrainConfig, packed_state, train
+from merit_lab.train.checkpoint_files import read
 from merit_lab.train.closure import Closure
 from merit_lab.train.loop import Trainer
 from merit_lab.train.optimizer import check_optimizer, create_optimizer, take_step
@@ -396,5 +397,5 @@ def test_an_older_checkpoint_is_read(small, stopped_and_resumed, measured, tmp_p
     whole = train(config, tmp_path / "whole")
     monkeypatch.setattr(packed_state, "is_of_this_package", lambda _: True)
     stopped = stopped_and_resumed(config, tmp_path / "stopped")
-    assert checkpoint.read(step_path(stopped.checkpoints, STEPS)).optimizers is None
+    assert read(step_path(stopped.checkpoints, STEPS)).optimizers is None
     assert measured(stopped) == measured(whole)

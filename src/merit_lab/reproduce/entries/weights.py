@@ -20,7 +20,7 @@ from merit_lab.reproduce.records import BySeed, Records, TrialRecord
 from merit_lab.reproduce.setups import WATCHED, Scale
 from merit_lab.reproduce.verdict import ALL_DIVERGED, Verdict, paired
 from merit_lab.study.charts import Axis, Chart, line_chart
-from merit_lab.train.checkpoint import steps_of
+from merit_lab.train.checkpoint_files import steps_of
 from merit_lab.train.snapshot import Snapshot
 
 _ALIKENESS = (
