@@ -9,9 +9,10 @@ from typing import Any
 from merit_lab.arena import charts, summary
 from merit_lab.arena.board import Board, Standing, boards, shared_a_gpu
 from merit_lab.arena.plan import DECAY, WARMUP, Arena, Runs
+from merit_lab.record.settings import differing, flatten, show
 from merit_lab.report import health
 from merit_lab.report.curves import finite
-from merit_lab.report.gather import MeasuredRun, differing, flatten, show
+from merit_lab.report.gather import MeasuredRun
 from merit_lab.study.fields import LR
 from merit_lab.study.page import JsonFile, Page, TableSection
 

@@ -32,12 +32,12 @@ class MetricsWriter:
 
     Args:
         path: the file, created if needed.
-        offset: where to truncate the file, to resume from a checkpoint.
+        offset: where to truncate the file, to resume from a checkpoint; None keeps all of it.
     """
 
-    def __init__(self, path: Path, offset: int = 0) -> None:
+    def __init__(self, path: Path, offset: int | None = None) -> None:
         size = path.stat().st_size if path.exists() else 0
-        if not 0 <= offset <= size:
+        if offset is not None and not 0 <= offset <= size:
             raise ValueError(
                 f"{path} has {size} bytes, but had {offset} when the checkpoint was made; the file was "
                 "truncated or replaced. Restore the old one, or start a new run."
@@ -48,8 +48,9 @@ class MetricsWriter:
                 "one of the two has changed. Restore the old one, or start a new run."
             )
         self._file = path.open("ab")
-        self._file.truncate(offset)
-        self._file.seek(0, os.SEEK_END)
+        if offset is not None:
+            self._file.truncate(offset)
+            self._file.seek(0, os.SEEK_END)
 
     @property
     def offset(self) -> int:

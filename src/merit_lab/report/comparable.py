@@ -15,8 +15,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 
+from merit_lab.record.settings import differing, show
 from merit_lab.report.curves import tokens_per_step
-from merit_lab.report.gather import MeasuredRun, differing, show
+from merit_lab.report.gather import MeasuredRun
 
 _MODEL = "model."
 _SAME_MODEL = frozenset(

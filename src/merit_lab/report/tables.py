@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from merit_lab.record import Metric
+from merit_lab.record.settings import differing, flatten, show
 from merit_lab.report.comparable import HASH_DIGITS, data_names
-from merit_lab.report.gather import differing, flatten, show
 from merit_lab.report.outcome import RunOutcome, SeriesOutcome, Spread
 from merit_lab.report.series import Series, have_other_data
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from merit_lab.report.gather import show
+from merit_lab.record.settings import show
 from merit_lab.report.tables import settings
 from merit_lab.study.fields import LR, option_of, train_option
 from merit_lab.study.page import JsonFile, Page, TableSection

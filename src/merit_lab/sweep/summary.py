@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from merit_lab.report.gather import show
+from merit_lab.record.settings import show
 from merit_lab.report.outcome import Spread
 from merit_lab.report.summary import count_seeds, join
 from merit_lab.report.tables import NOTHING, Table, describe_runs

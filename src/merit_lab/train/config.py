@@ -15,6 +15,7 @@ from typing import Any, Literal, Self, get_args
 from merit_lab.checks import LARGEST_SIZE, check_at_least, check_choice, check_size
 from merit_lab.models.config import ModelConfig
 from merit_lab.models.names import AnyModelConfig, num_parameters
+from merit_lab.record.settings import flatten
 from merit_lab.train.config_json import build, unusual
 from merit_lab.train.optimizer_config import OptimizerConfig
 from merit_lab.train.schedule import warmup_steps
@@ -170,6 +171,13 @@ class TrainConfig:
     def _shares_of_peak(self) -> Iterator[float]:
         assert self.steps is not None
         return (self.optimizer.rate(step, self.steps, peak=1.0) for step in range(self.steps))
+
+    def differences(self, other: Self) -> dict[str, tuple[object, object]]:
+        """Return both values of the fields in which two configurations differ, apart from the data."""
+        mine, theirs = flatten(self.to_dict()), flatten(other.to_dict())
+        # The fields of a second optimizer exist only in configurations that have one.
+        pairs = {name: (mine.get(name), theirs.get(name)) for name in {**mine, **theirs} if name != "data"}
+        return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
 
     def to_dict(self) -> dict[str, Any]:
         """Convert to JSON values."""

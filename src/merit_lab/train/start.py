@@ -236,28 +236,15 @@ def check_run(config: TrainConfig, dataset: Dataset, ranks: Ranks) -> None:
 def _check_same(recorded: TrainConfig, requested: TrainConfig, folder: Path) -> None:
     if requested.fingerprint == recorded.fingerprint:
         return
-    before, now = _by_name(recorded.to_dict()), _by_name(requested.to_dict())
     differing = [
-        f"{name} is {before.get(name)!r} there and {now.get(name)!r} here"
-        for name in {**before, **now}
-        if name != "data" and before.get(name) != now.get(name)
+        f"{name} is {there!r} there and {here!r} here"
+        for name, (there, here) in recorded.differences(requested).items()
     ]
     raise ValueError(
         f"{folder} holds a run with a different configuration: {', '.join(differing)}. A run is resumed with "
         "the configuration that it started with: give the same options, resume it without any (merit train "
         f"--resume {folder}), or choose another folder."
     )
-
-
-def _by_name(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return the values of a configuration by their dotted names."""
-    named: dict[str, Any] = {}
-    for key, value in values.items():
-        if isinstance(value, dict):
-            named |= _by_name(value, f"{prefix}{key}.")
-        else:
-            named[prefix + key] = value
-    return named
 
 
 def _environment(dataset: Dataset, ranks: Ranks) -> dict[str, Any]:
