@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from merit_lab.report.charts import is_wide, rounded
-from merit_lab.report.curves import finite, layer_name, mean_curve, thin
+from merit_lab.report.curves import layer_name, mean_curve, thin
 from merit_lab.reproduce.records import Records
 from merit_lab.study.charts import Chart, finish
 
@@ -27,7 +27,7 @@ def layer_chart(
     num_layers = max(record.config.model.layers for record in records.all)
     rows: list[dict[str, Any]] = []
     for layer in range(1, num_layers + 1):
-        curves = [finite(record.curves.get(layer_name(layer), [])) for record in records.all]
+        curves = [record.points(layer_name(layer)) for record in records.all]
         thinned = thin([points for points in curves if points], _MAX_COLUMNS, max)
         points = mean_curve(thinned)
         ends = [step for step, _ in points[1:]] + [2 * points[-1][0] - points[-2][0]] if points[1:] else []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -107,6 +107,15 @@ class Scale:
     def observed(self) -> Setup:
         """The setup of the attention figures: the second of ``gpt2`` (GPT-2 medium), or the only one."""
         return self.gpt2[min(1, len(self.gpt2) - 1)]
+
+    def trials(self, setups: Iterable[Setup], optimizers: Sequence[str], seeds: int) -> list[EntryTrial]:
+        """Trials of every optimizer in every setup, seed by seed."""
+        return [
+            self.trial(setup, optimizer, seed)
+            for seed in range(seeds)
+            for setup in setups
+            for optimizer in optimizers
+        ]
 
     def trial(
         self,

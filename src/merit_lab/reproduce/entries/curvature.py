@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING, Any
 from merit_lab.models import num_parameters
 from merit_lab.record import step_path
 from merit_lab.report.tables import NOTHING, Table
-from merit_lab.reproduce.entries.losses import spread_text, status_counts
 from merit_lab.reproduce.entry import Analysis, PaperEntry, Unavailable
-from merit_lab.reproduce.records import Records, TrialRecord
-from merit_lab.reproduce.setups import EntryTrial, Scale
+from merit_lab.reproduce.records import Records, TrialRecord, spread_text
+from merit_lab.reproduce.setups import Scale
 from merit_lab.reproduce.verdict import Verdict, paired
 from merit_lab.study.charts import Axis, line_chart
 
@@ -23,10 +22,6 @@ if TYPE_CHECKING:
 
 _MOST_POINTS = 200
 _PAPER = {"AdamW": (37.231, 12994.91), "MERIT": (12.326, 3444.92)}
-
-
-def _trials(scale: Scale, seeds: int) -> list[EntryTrial]:
-    return [scale.trial(scale.gpt2[0], name, seed) for seed in range(seeds) for name in ("adamw", "merit")]
 
 
 def _is_measured(record: TrialRecord, config: CurvatureConfig) -> bool:
@@ -127,7 +122,7 @@ def _fig7(records: Records, scale: Scale) -> Analysis:
         runs = records.of(series=series)
         paper = [str(value) if has_paper else NOTHING for value in _PAPER[series]]
         ours = [spread_text(runs.by_seed(quantity), ".4g") for quantity in quantities.values()]
-        rows.append((series, status_counts(runs), paper[0], ours[0], paper[1], ours[1]))
+        rows.append((series, runs.statuses, paper[0], ours[0], paper[1], ours[1]))
     head = ("Optimizer", "Runs", "Top eigenvalue, paper", "Top eigenvalue", "Trace, paper", "Trace")
     lines = {}
     for series in records.series:
@@ -160,7 +155,7 @@ ENTRIES = (
         name="fig7",
         title="Figure 7: curvature at the end",
         shows="Hessian at the end point: top eigenvalue, trace, spectral density",
-        trials=_trials,
+        trials=lambda scale, seeds: scale.trials([scale.gpt2[0]], ("adamw", "merit"), seeds),
         analyse=_fig7,
         measure=_measure,
     ),

@@ -10,9 +10,8 @@ from pathlib import Path
 from merit_lab.record import Run, read_results
 from merit_lab.report.gather import DISPLAY_NAMES
 from merit_lab.report.tables import Table
-from merit_lab.reproduce.entries.losses import spread_text, status_counts
 from merit_lab.reproduce.entry import Analysis, PaperEntry, Unavailable
-from merit_lab.reproduce.records import BySeed, Records, TrialRecord
+from merit_lab.reproduce.records import BySeed, Records, TrialRecord, spread_text
 from merit_lab.reproduce.setups import WATCHED, EntryTrial, Scale
 from merit_lab.reproduce.verdict import Verdict, paired
 from merit_lab.study.charts import Axis, Chart, strip_chart
@@ -84,13 +83,11 @@ def _average(records: Records, sets: Sequence[str], scale: Scale) -> BySeed:
 
 def _table(records: Records, sets: Sequence[str], scale: Scale, *, number: str, average: bool) -> Table:
     rows = []
-    for panel in records.panels:
-        for series in records.of(panel=panel).series:
-            runs = records.of(panel=panel, series=series)
-            cells = [spread_text(_by_set(runs, name, scale), number) for name in sets]
-            if average:
-                cells.append(spread_text(_average(runs, sets, scale), number))
-            rows.append((panel, series, status_counts(runs), *cells))
+    for panel, series, runs in records.by_panel_and_series():
+        cells = [spread_text(_by_set(runs, name, scale), number) for name in sets]
+        if average:
+            cells.append(spread_text(_average(runs, sets, scale), number))
+        rows.append((panel, series, runs.statuses, *cells))
     head = ("Model", "Optimizer", "Runs", *sets, *(["average"] if average else []))
     return Table(head, tuple(rows), num_text=3)
 
@@ -248,9 +245,7 @@ def _table1(records: Records, scale: Scale) -> Analysis:
 
 
 def _trials(scale: Scale, seeds: int) -> list[EntryTrial]:
-    return [
-        scale.trial(setup, name, seed) for seed in range(seeds) for setup in scale.gpt2 for name in WATCHED
-    ]
+    return scale.trials(scale.gpt2, WATCHED, seeds)
 
 
 ENTRIES = (
