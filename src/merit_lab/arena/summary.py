@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 from merit_lab.arena.board import Board, Standing
 from merit_lab.report.summary import count_seeds, join
-from merit_lab.report.tables import NOTHING, Table
 from merit_lab.study.fields import LR, short
+from merit_lab.tables import NOTHING, Table
 
 _LIKELY_CHANCE = 0.05
 

@@ -16,11 +16,11 @@ from merit_lab.checks import check_at_least
 from merit_lab.curvature.density import spectral_density
 from merit_lab.curvature.eigenvalues import num_vectors, top_eigenvalues
 from merit_lab.curvature.hessian import Hessian, hessian_vector_product
-from merit_lab.curvature.progress import WorkProgress
 from merit_lab.curvature.results import Results
 from merit_lab.curvature.trace import hutchinson_trace
 from merit_lab.folders import check_writable
 from merit_lab.models import Model, num_parameters
+from merit_lab.progress import WorkProgress
 from merit_lab.record import environment
 from merit_lab.train.signals import Interrupted, StopRequest, listening
 from merit_lab.train.snapshot import Snapshot, default_device, mean_loss
@@ -176,13 +176,17 @@ class _Work:
     ) -> None:
         model = snapshot.load_model(default_device(), twice=True)
         size = micro_batch or choose_micro_batch(model, sequences)
-        self._progress = WorkProgress("products")
+        self._progress = WorkProgress()
         self._stop = stop
         self._hessian = Hessian(mean_loss(model, sequences, size), model.parameters(), self._after_product)
 
     def measure(self, name: str, part: Measurement) -> dict[str, Any]:
-        with self._progress.part(name, part.products):
-            return part.measure(self._hessian)
+        began, before = time.monotonic(), self._hessian.num_products
+        with self._progress.piece(name, part.products, "products"):
+            result = part.measure(self._hessian)
+        if num_products := self._hessian.num_products - before:
+            self._progress.say(f"{name}: {num_products} products in {time.monotonic() - began:.1f} s")
+        return result
 
     def _after_product(self) -> None:
         self._progress.advance()

@@ -56,14 +56,15 @@ class TextFiles:
         self._hashes = Hashes()
         self.total = 0
         content = hashlib.sha256()
-        for _, _, text, ends in self._texts(self._piece_bytes):
-            content.update(text)
-            self._hashes.append(_hash(text))
-            self.total += len(text)
-            if ends:
-                content.update(b"\0end of file\0")
-            if progress is not None:
-                progress.count(self.total)
+        progress = progress or PrepareProgress(quiet=True)
+        with progress.piece("reading", None, "bytes of text"):
+            for _, _, text, ends in self._texts(self._piece_bytes):
+                content.update(text)
+                self._hashes.append(_hash(text))
+                self.total += len(text)
+                if ends:
+                    content.update(b"\0end of file\0")
+                progress.update(self.total)
         if len(self._hashes) < 2 and self.total > _SMALLEST_PIECE:
             raise ValueError(
                 f"the text has {self.total} bytes, but no place to cut it: a space or a newline after a "

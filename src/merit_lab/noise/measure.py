@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 
 from merit_lab.checks import check_at_least
-from merit_lab.curvature.progress import WorkProgress
 from merit_lab.curvature.results import Results
 from merit_lab.data import Batches
 from merit_lab.folders import check_writable
 from merit_lab.models import Model
 from merit_lab.noise.scale import GradientNorms, NoiseScale, noise_scale
+from merit_lab.progress import WorkProgress
 from merit_lab.record import environment
 from merit_lab.train.signals import Interrupted, listening
 from merit_lab.train.snapshot import Snapshot, default_device, token_loss
@@ -149,13 +149,14 @@ def _squared_norm(tensors: list[Tensor] | tuple[Tensor, ...]) -> Tensor:
 
 def _norms(snapshot: Snapshot, batches: Batches, config: NoiseConfig) -> list[GradientNorms]:
     model = snapshot.load_model(default_device())
-    progress = WorkProgress("batches")
-    norms = []
-    with listening() as stop, progress.part("gradients", config.batches):
+    progress = WorkProgress()
+    norms, began = [], time.monotonic()
+    with listening() as stop, progress.piece("gradients", config.batches, "batches"):
         for number in range(config.batches):
             sequences = torch.from_numpy(batches.sequences(number))
             norms.append(gradient_norms(model, sequences, config.micro_batch))
             progress.advance()
             if stop.signum:
                 raise Interrupted(stop.signum, f"stopped by {signal.Signals(stop.signum).name}")
+    progress.say(f"gradients: {config.batches} batches in {time.monotonic() - began:.1f} s")
     return norms

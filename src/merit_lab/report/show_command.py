@@ -11,8 +11,7 @@ from typing import Any
 from merit_lab.record import Run, as_json
 from merit_lab.report.curves import last_validation_loss
 from merit_lab.report.gather import MeasuredRun, open_runs
-from merit_lab.report.tables import NOTHING, Table
-from merit_lab.report.terminal import print_table
+from merit_lab.tables import NOTHING, Table, print_table
 from merit_optim.spelling import did_you_mean
 
 

@@ -14,12 +14,12 @@ from merit_lab.models import ModelConfig
 from merit_lab.record import Run
 from merit_lab.report.curves import Curves, Point, finite
 from merit_lab.report.gather import MeasuredRun, short_name
-from merit_lab.report.tables import NOTHING
 from merit_lab.reproduce.corpus import CorpusIdentity
 from merit_lab.reproduce.setups import EntryTrial
 from merit_lab.study.charts import Line, Lines
 from merit_lab.study.reach import steps_to_reach
 from merit_lab.study.trial import Trial
+from merit_lab.tables import NOTHING
 from merit_lab.train import OptimizerConfig, TrainConfig
 
 BySeed = dict[int, float]

@@ -13,13 +13,13 @@ from typing import Any, get_args
 
 from merit_lab.record import durable
 from merit_lab.report.style import CONFIG
-from merit_lab.report.tables import NOTHING, Table
 from merit_lab.report.template import render
 from merit_lab.reproduce.entry import Analysis, PaperEntry
 from merit_lab.reproduce.records import Records, TrialRecord
 from merit_lab.reproduce.setups import Scale
 from merit_lab.reproduce.verdict import Outcome, Verdict
 from merit_lab.study.page import on_page, write_charts
+from merit_lab.tables import NOTHING, Table
 
 _RUNS_HEAD = ("run", "panel", "series", "batch", "lr", "seed", "status", "validation_loss", "largest_logit")
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 from merit_lab.report.gather import display_names
 from merit_lab.report.summary import join
-from merit_lab.report.tables import NOTHING, Table
 from merit_lab.scale.fit import Estimate, ScalingCurve
 from merit_lab.scale.measure import Measurement, choose, fit
+from merit_lab.tables import NOTHING, Table
 
 
 @dataclass(frozen=True)

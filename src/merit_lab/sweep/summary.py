@@ -8,10 +8,11 @@ from collections.abc import Sequence
 from merit_lab.record.settings import show
 from merit_lab.report.outcome import Spread
 from merit_lab.report.summary import count_seeds, join
-from merit_lab.report.tables import NOTHING, Table, describe_runs
+from merit_lab.report.tables import describe_runs
 from merit_lab.study.fields import LR, short
 from merit_lab.sweep.carry import cost_of_keeping, exponent, lowest_value
 from merit_lab.sweep.ledger import Best, Cell, Ledger, best_of, is_number
+from merit_lab.tables import NOTHING, Table
 
 _OTHER_SIDE = {"lowest": "lower", "highest": "higher"}
 

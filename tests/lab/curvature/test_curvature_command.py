@@ -1,6 +1,5 @@
 """The command and the file it writes, on a run."""
 
-import io
 import json
 import multiprocessing
 import signal
@@ -8,13 +7,11 @@ import signal
 import numpy as np
 import pytest
 import torch
-from rich.console import Console
 from safetensors.torch import load_file
 
 from merit_lab.curvature import CurvatureConfig, Hessian, hutchinson_trace, measure_curvature
 from merit_lab.curvature.command import main
 from merit_lab.curvature.eigenvalues import Eigenvalues
-from merit_lab.curvature.progress import WorkProgress
 from merit_lab.curvature.results import Results
 from merit_lab.train.snapshot import Snapshot, mean_loss
 
@@ -220,17 +217,6 @@ def test_parts_of_two_processes_are_all_kept(tmp_path):
     assert [process.exitcode for process in processes] == [0, 0]
     kept = Results(path)
     assert all(kept.find(f"{name}{number}", {}) == {"value": number} for name in "ab" for number in range(20))
-
-
-def test_a_bar_in_a_terminal():
-    console = Console(file=io.StringIO(), force_terminal=True, highlight=False, width=100)
-    progress = WorkProgress("products", console)
-    with progress.part("trace", 3):
-        for _ in range(3):
-            progress.advance()
-    text = console.file.getvalue()
-    assert "3/3" in text
-    assert "trace: 3 products" in text
 
 
 def test_a_run_that_diverged(run, monkeypatch, capfd):

@@ -142,7 +142,7 @@ def test_the_command_shows_a_table(evaluated, files, tmp_path, capsys) -> None:
     assert evaluated == [("lambada", 4), ("wikitext", 4)]
     shown = capsys.readouterr().out
     rows = [line.split() for line in shown.splitlines()]
-    assert ["lambada", "4", "acc", "1"] in rows
+    assert ["lambada", "acc", "4", "1"] in rows
     assert ["wikitext", "4", "acc", "2"] in rows
     assert "lambada: 3 prompts exceeded the context and were truncated" in shown
     assert f"The results are in {run.folder}/evaluate/step-00000010" in shown
@@ -243,7 +243,7 @@ def test_a_task_has_no_examples_in_its_prompts_and_no_cut_ones_of_the_task_befor
     monkeypatch.setattr(harness, "import_module", lambda _: SimpleNamespace(evaluate=run_lm_eval))
     monkeypatch.setattr(harness.Harness, "_load", lambda *_: {"tasks": {"x": task}})
     loaded = object.__new__(harness.Harness)
-    loaded._lm, loaded._display = SimpleNamespace(num_truncated=3), SimpleNamespace(end=lambda: None)
+    loaded._lm, loaded._progress = SimpleNamespace(num_truncated=3), SimpleNamespace(end=lambda: None)
     found = loaded.evaluate("x", None)
     assert seen == [{"num_fewshot": 0}]
     assert (found.num_items, found.num_truncated) == (2, 0)

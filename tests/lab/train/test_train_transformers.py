@@ -11,11 +11,11 @@ from transformers_cases import TINY
 
 from merit_lab.curvature.measure import CurvatureConfig, measure_curvature
 from merit_lab.evaluate import export_command
-from merit_lab.evaluate.display import EvaluationDisplay
 from merit_lab.evaluate.export import export
 from merit_lab.evaluate.harness import Harness
 from merit_lab.evaluate.tokenizer import tokenizer_of
 from merit_lab.models import HuggingFaceConfig, find_model
+from merit_lab.progress import WorkProgress
 from merit_lab.record import Run
 from merit_lab.report import Report, find_runs
 from merit_lab.study.fields import with_values
@@ -114,7 +114,7 @@ def test_evaluation_takes_the_context_of_training(config, folder, tmp_path):
         device=torch.device("cpu"),
         autocast=False,
         task_files=None,
-        display=EvaluationDisplay(),
+        progress=WorkProgress(),
     )._lm
     assert lm.max_length == context < 128
 

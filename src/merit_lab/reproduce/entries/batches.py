@@ -6,12 +6,12 @@ import math
 import statistics
 from collections.abc import Sequence
 
-from merit_lab.report.tables import NOTHING, Table
 from merit_lab.reproduce.entry import Analysis, PaperEntry
 from merit_lab.reproduce.records import BySeed, Records, spread_text
 from merit_lab.reproduce.setups import WATCHED, EntryTrial, Scale, Setup
 from merit_lab.reproduce.verdict import ClaimComparison, Verdict, paired
 from merit_lab.study.charts import Axis, Chart, line_chart
+from merit_lab.tables import NOTHING, Table
 
 _STILL_PAYS = 0.8  # a larger batch pays if it takes at most this share of the steps of the one before
 _NO_SHARE = "with every seed, one of the two missed the target with the smallest batch"

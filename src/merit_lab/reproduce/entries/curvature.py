@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 from merit_lab.models import num_parameters
 from merit_lab.record import step_path
-from merit_lab.report.tables import NOTHING, Table
 from merit_lab.reproduce.entry import Analysis, PaperEntry, Unavailable
 from merit_lab.reproduce.records import Records, TrialRecord, spread_text
 from merit_lab.reproduce.setups import Scale
 from merit_lab.reproduce.verdict import Verdict, paired
 from merit_lab.study.charts import Axis, line_chart
+from merit_lab.tables import NOTHING, Table
 
 if TYPE_CHECKING:
     from merit_lab.curvature import CurvatureConfig

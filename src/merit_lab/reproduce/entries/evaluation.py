@@ -9,12 +9,12 @@ from pathlib import Path
 
 from merit_lab.record import Run, read_results
 from merit_lab.report.gather import DISPLAY_NAMES
-from merit_lab.report.tables import Table
 from merit_lab.reproduce.entry import Analysis, PaperEntry, Unavailable
 from merit_lab.reproduce.records import BySeed, Records, TrialRecord, spread_text
 from merit_lab.reproduce.setups import WATCHED, EntryTrial, Scale
 from merit_lab.reproduce.verdict import Verdict, paired
 from merit_lab.study.charts import Axis, Chart, strip_chart
+from merit_lab.tables import Table
 
 _PERPLEXITY = {"lambada": "perplexity", "wikitext": "word_perplexity"}
 _PAPER_AVERAGES = {  # table 1, in percent: AdamW with a small batch, MERIT with a large one

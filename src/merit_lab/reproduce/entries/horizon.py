@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from merit_lab.report.tables import Table
 from merit_lab.reproduce.entries.logits import MEASURE, largest_logits, logit_charts, lower_logits
 from merit_lab.reproduce.entries.losses import (
     FOUR,
@@ -14,6 +13,7 @@ from merit_lab.reproduce.entry import Analysis, PaperEntry
 from merit_lab.reproduce.records import Records, spread_text
 from merit_lab.reproduce.setups import Scale
 from merit_lab.reproduce.verdict import Verdict
+from merit_lab.tables import Table
 
 
 def _analyse(records: Records, scale: Scale) -> Analysis:

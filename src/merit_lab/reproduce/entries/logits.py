@@ -7,7 +7,6 @@ import statistics
 from collections.abc import Mapping
 
 from merit_lab.report.curves import layer_name
-from merit_lab.report.tables import Table
 from merit_lab.reproduce.entries.losses import FIVE
 from merit_lab.reproduce.entry import Analysis, PaperEntry
 from merit_lab.reproduce.heatmaps import layer_chart
@@ -15,6 +14,7 @@ from merit_lab.reproduce.records import BySeed, Records, TrialRecord, spread_tex
 from merit_lab.reproduce.setups import WATCHED, Scale, Setup
 from merit_lab.reproduce.verdict import ClaimComparison, Verdict, paired
 from merit_lab.study.charts import Axis, Chart, curve_chart
+from merit_lab.tables import Table
 
 MEASURE = (
     "The comparison uses the largest logit that a layer had at any step. A run that diverged counts as worse "

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from merit_lab.report.tables import NOTHING, Table
 from merit_lab.reproduce.entry import Analysis, PaperEntry
 from merit_lab.reproduce.records import Records, spread_text
 from merit_lab.reproduce.setups import WATCHED, EntryTrial, Scale, Setup
 from merit_lab.reproduce.verdict import ClaimComparison, Verdict, paired
 from merit_lab.study.charts import Axis, Chart, curve_chart
+from merit_lab.tables import NOTHING, Table
 from merit_lab.train.optimizer_config import MeritPart
 
 Papers = Mapping[str, Mapping[str, float]]  # the paper's losses, by its model and series

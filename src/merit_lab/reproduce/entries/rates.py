@@ -7,13 +7,13 @@ from collections.abc import Sequence
 
 from merit_lab.report.curves import MAX_LOGIT
 from merit_lab.report.gather import DISPLAY_NAMES
-from merit_lab.report.tables import Table
 from merit_lab.reproduce.entries.losses import LOSS
 from merit_lab.reproduce.entry import Analysis, PaperEntry
 from merit_lab.reproduce.records import BySeed, Records, TrialRecord, spread_text
 from merit_lab.reproduce.setups import WATCHED, EntryTrial, Scale, Setup
 from merit_lab.reproduce.verdict import ClaimComparison, Verdict, paired
 from merit_lab.study.charts import Axis, Chart, line_chart
+from merit_lab.tables import Table
 
 _QK_NORM = "AdamW with QK-Norm"
 _FACTORS = (0.5, 1.0, 2.0)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import statistics
 
 from merit_lab.models import flops_per_token
-from merit_lab.report.tables import NOTHING, Table
 from merit_lab.reproduce.entry import Analysis, PaperEntry
 from merit_lab.reproduce.records import BySeed, Records, TrialRecord, spread_text
 from merit_lab.reproduce.setups import WATCHED, Scale, Setup
 from merit_lab.reproduce.verdict import ClaimComparison, Verdict
 from merit_lab.study.charts import Axis, strip_chart
+from merit_lab.tables import NOTHING, Table
 
 # Seconds of a step and TFLOP/s on the paper's A100s.
 _PAPER = {

@@ -14,12 +14,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from merit_lab.report.tables import Table
 from merit_lab.reproduce.entry import Analysis, PaperEntry
 from merit_lab.reproduce.records import Records
 from merit_lab.reproduce.setups import Scale
 from merit_lab.reproduce.verdict import ClaimComparison, Verdict
 from merit_lab.study.charts import Axis, line_chart
+from merit_lab.tables import Table
 from merit_optim.optim import MERIT
 
 _LIPSCHITZ = 2.0

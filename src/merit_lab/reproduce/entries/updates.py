@@ -11,12 +11,12 @@ import torch
 
 from merit_lab.models import AnyModelConfig, build
 from merit_lab.report.curves import Point, finite
-from merit_lab.report.tables import Table
 from merit_lab.reproduce.entry import Analysis, PaperEntry
 from merit_lab.reproduce.records import BySeed, Records, TrialRecord, spread_text
 from merit_lab.reproduce.setups import Scale, Setup
 from merit_lab.reproduce.verdict import ALL_DIVERGED, Verdict, paired
 from merit_lab.study.charts import Axis, Chart, line_chart
+from merit_lab.tables import Table
 
 _BLOCK = re.compile(r"blocks\.(\d+)\.")
 _SHARE = ".3~p"

@@ -12,13 +12,13 @@ from torch import Tensor
 
 from merit_lab.models import Model
 from merit_lab.report.curves import Point
-from merit_lab.report.tables import Table
 from merit_lab.reproduce.entry import Analysis, PaperEntry, Unavailable
 from merit_lab.reproduce.heatmaps import matrix_chart
 from merit_lab.reproduce.records import BySeed, Records, TrialRecord, spread_text
 from merit_lab.reproduce.setups import WATCHED, Scale
 from merit_lab.reproduce.verdict import ALL_DIVERGED, Verdict, paired
 from merit_lab.study.charts import Axis, Chart, line_chart
+from merit_lab.tables import Table
 from merit_lab.train.checkpoint_files import steps_of
 from merit_lab.train.snapshot import Snapshot
 
