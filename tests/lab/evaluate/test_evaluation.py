@@ -143,7 +143,7 @@ def test_the_command_shows_a_table(evaluated, files, tmp_path, capsys) -> None:
     shown = capsys.readouterr().out
     rows = [line.split() for line in shown.splitlines()]
     assert ["lambada", "acc", "4", "1"] in rows
-    assert ["wikitext", "4", "acc", "2"] in rows
+    assert ["wikitext", "acc", "4", "2"] in rows
     assert "lambada: 3 prompts exceeded the context and were truncated" in shown
     assert f"The results are in {run.folder}/evaluate/step-00000010" in shown
 
