@@ -28,7 +28,7 @@ from merit_lab.arena.contestant import Contestant, labels
 from merit_lab.checks import check_at_least
 from merit_lab.command_line import rules
 from merit_lab.models import find_model, num_parameters
-from merit_lab.report.summary import join
+from merit_lab.report.text import join
 from merit_lab.study.fields import train_option, with_values
 from merit_lab.tables import Table, print_table
 from merit_lab.train import OptimizerConfig, TrainConfig

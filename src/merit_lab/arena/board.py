@@ -13,8 +13,8 @@ from itertools import pairwise
 from merit_lab.arena.contestant import labels
 from merit_lab.arena.plan import Arena, Runs, TuningTask
 from merit_lab.arena.search import Point, Search
-from merit_lab.report.curves import finite
 from merit_lab.report.gather import MeasuredRun
+from merit_lab.report.outcome import Spread
 from merit_lab.study.reach import steps_to_reach
 
 
@@ -41,11 +41,12 @@ class Standing:
 
     @property
     def mean(self) -> float:
-        return statistics.fmean(self.losses.values()) if self.losses else math.inf
+        return self.spread.mean if self.losses else math.inf
 
     @property
-    def deviation(self) -> float | None:
-        return statistics.stdev(self.losses.values()) if len(self.losses) > 1 and self.is_finite else None
+    def spread(self) -> Spread:
+        """Of the losses over seeds."""
+        return Spread(tuple(self.losses.values()))
 
     @property
     def is_finite(self) -> bool:
@@ -171,7 +172,7 @@ def _rise(losses: Mapping[Point, float | None], best: Point, factor: float) -> f
 
 
 def _steps(run: MeasuredRun, target: float) -> float | None:
-    return steps_to_reach(target, finite(run.curves.get("validation_loss", [])))
+    return steps_to_reach(target, run.points("validation_loss"))
 
 
 def _seconds(run: MeasuredRun, target: float) -> float | None:

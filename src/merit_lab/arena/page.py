@@ -11,7 +11,6 @@ from merit_lab.arena.board import Board, Standing, boards, shared_a_gpu
 from merit_lab.arena.plan import DECAY, WARMUP, Arena, Runs
 from merit_lab.record.settings import differing, flatten, show
 from merit_lab.report import health
-from merit_lab.report.curves import finite
 from merit_lab.report.gather import MeasuredRun
 from merit_lab.study.fields import LR
 from merit_lab.study.page import JsonFile, Page, TableSection
@@ -90,7 +89,7 @@ def _shared(arena: Arena) -> dict[str, object]:
 
 
 def _row(run: MeasuredRun) -> dict[str, Any]:
-    losses = finite(run.curves.get("validation_loss", []))
+    losses = run.points("validation_loss")
     return {
         "optimizer": run.settings["optimizer.name"],
         "batch": run.settings["batch"],

@@ -14,7 +14,6 @@ from merit_lab.arena.search import Point, Search, SearchAxis, rounded, search
 from merit_lab.data import Dataset
 from merit_lab.models import num_parameters
 from merit_lab.record import OVER, Run, run_folders
-from merit_lab.report.curves import finite
 from merit_lab.report.gather import MeasuredRun, short_name
 from merit_lab.study.fields import LR, short, with_values
 from merit_lab.study.study import Round
@@ -317,10 +316,10 @@ def bars_of(runs: Sequence[MeasuredRun]) -> tuple[Bar, ...]:
     half as many steps. A rate that is far too high or too low fails this. A rate that is a little too high,
     which starts slowly and ends low, passes.
     """
-    finished = [run for run in runs if run.status == "finished" and run.curves.get("validation_loss")]
+    finished = [run for run in runs if run.status == "finished" and run.points("validation_loss")]
     if not finished:
         return ()
-    losses = min((finite(run.curves["validation_loss"]) for run in finished), key=lambda curve: curve[-1][1])
+    losses = min((run.points("validation_loss") for run in finished), key=lambda curve: curve[-1][1])
     last = losses[-1][0]
     steps = {step for share in _CHECKS if (step := _first(losses, share * last)) is not None}
     return tuple(Bar(step, _at(losses, step / 2)) for step in sorted(steps) if step < last)

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 from merit_lab.arena.board import Board, Standing
-from merit_lab.report.summary import count_seeds, join
+from merit_lab.report.text import count_seeds, join
 from merit_lab.study.fields import LR, short
 from merit_lab.tables import NOTHING, Table
 
@@ -97,11 +97,10 @@ def standings_table(board: Board) -> Table:
         steps = None if target is None else standing.steps_to(target)
         seconds = None if target is None else standing.seconds_to(target)
         chance = board.chances.get(standing.name)
-        spread = "" if standing.deviation is None else f" ± {standing.deviation:.3f}"
         rows.append(
             (
                 standing.name,
-                f"{standing.mean:.3f}{spread}" if standing.is_finite else "diverged",
+                standing.spread.text(".3f") if standing.is_finite else "diverged",
                 NOTHING if chance is None else f"{chance:.2g}",
                 _steps(steps, needed),
                 NOTHING if seconds is None else f"{seconds:,.0f}",

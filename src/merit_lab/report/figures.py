@@ -13,7 +13,6 @@ from merit_lab.report import charts
 from merit_lab.report.curves import (
     Point,
     combination,
-    finite,
     layer_name,
     mean_curve,
     thin,
@@ -167,7 +166,7 @@ def _across_data(measure: Measure, all_series: Sequence[Series]) -> Measure:
 
 def _drawn(run: MeasuredRun, measure: Measure) -> list[Point]:
     """The finite points of a run, in the unit of the measure."""
-    points = finite(run.curves.get(measure.key, []))
+    points = run.points(measure.key)
     if measure.unit != BITS_PER_BYTE or run.bits_per_byte is None:
         return points
     return [(step, value * run.bits_per_byte) for step, value in points]
@@ -265,11 +264,11 @@ def _layers(all_series: Sequence[Series], horizontals: Horizontals) -> list[Figu
 def _heatmap(series: Series, num_layers: int) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
     for layer in range(1, num_layers + 1):
-        runs = [run for run in series.runs if finite(run.curves.get(layer_name(layer), []))]
+        runs = [run for run in series.runs if run.points(layer_name(layer))]
         if not runs:
             continue
         scale = tokens_per_step(runs[0].rows)
-        curves = thin([finite(run.curves[layer_name(layer)]) for run in runs], _MAX_COLUMNS, max)
+        curves = thin([run.points(layer_name(layer)) for run in runs], _MAX_COLUMNS, max)
         begin = 0
         for step, value in mean_curve(curves):
             if step > begin:  # a measurement before training has no width

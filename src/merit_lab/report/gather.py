@@ -25,8 +25,10 @@ from merit_lab.record.settings import flatten
 from merit_lab.report.curves import (
     CurveReader,
     Curves,
+    Point,
     Rows,
     ThinnedCurves,
+    finite,
     last_validation_loss,
     read_curves,
 )
@@ -119,6 +121,10 @@ class MeasuredRun:
     def curves(self) -> Curves:
         """The measured curves by name; see curves.py."""
         return read_curves(self.rows) if self.thinned is None else self.thinned.curves
+
+    def points(self, curve: str) -> list[Point]:
+        """The finite points of a curve; empty if it was not measured."""
+        return finite(self.curves.get(curve, []))
 
     @cached_property
     def settings(self) -> dict[str, object]:

@@ -13,8 +13,8 @@ from merit_lab.report.curves import MOST_POINTS
 from merit_lab.report.figures import Datasets, Figure
 from merit_lab.report.outcome import SeriesOutcome
 from merit_lab.report.series import Series
-from merit_lab.report.summary import join
 from merit_lab.report.template import render
+from merit_lab.report.text import join
 
 
 def render_page(

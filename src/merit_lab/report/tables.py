@@ -202,10 +202,7 @@ def _values(group: Sequence[Mapping[str, object]], path: str) -> str:
 def _mean(spread: Spread | None, digits: int, *, with_deviation: bool = True) -> str:
     if spread is None:
         return NOTHING
-    text = _number(spread.mean, digits)
-    if with_deviation and spread.deviation is not None:
-        text += f" ± {_number(spread.deviation, digits)}"
-    return text
+    return spread.text(f",.{digits}f") if with_deviation else _number(spread.mean, digits)
 
 
 def _range(spread: Spread | None, digits: int) -> str:

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import math
-import statistics
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from pathlib import Path
 
 from merit_lab.models import ModelConfig
 from merit_lab.record import Run
-from merit_lab.report.curves import Curves, Point, finite
+from merit_lab.report.curves import Point
 from merit_lab.report.gather import MeasuredRun, short_name
+from merit_lab.report.outcome import Spread
 from merit_lab.reproduce.corpus import CorpusIdentity
 from merit_lab.reproduce.setups import EntryTrial
 from merit_lab.study.charts import Line, Lines
@@ -50,18 +49,13 @@ class TrialRecord:
         """The run's status; "missing" if there is no run."""
         return "missing" if self.run is None else self.run.status
 
-    @cached_property
-    def curves(self) -> Curves:
-        """The measured curves, by name."""
-        return {} if self.run is None else self.run.curves
-
     @property
     def tokens_per_step(self) -> int:
         return self.config.batch * self.config.model.context
 
     def points(self, curve: str) -> list[Point]:
         """The finite points of a curve; empty if it was not measured."""
-        return finite(self.curves.get(curve, []))
+        return [] if self.run is None else self.run.points(curve)
 
     @property
     def diverged(self) -> bool:
@@ -187,11 +181,8 @@ class Records:
 
 def spread_text(values: BySeed, number: str = ".3f") -> str:
     """Mean and standard deviation of the finite values over seeds."""
-    finite_ones = [value for value in values.values() if math.isfinite(value)]
-    if not finite_ones:
-        return NOTHING
-    text = f"{statistics.fmean(finite_ones):{number}}"
-    return f"{text} ± {statistics.stdev(finite_ones):{number}}" if len(finite_ones) > 1 else text
+    finite_ones = tuple(value for value in values.values() if math.isfinite(value))
+    return Spread(finite_ones).text(number) if finite_ones else NOTHING
 
 
 def plan(

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from merit_lab.report.summary import count_seeds
+from merit_lab.report.text import count_seeds
 from merit_lab.scale import summary
 from merit_lab.scale.charts import make_chart
 from merit_lab.scale.measure import Measurement

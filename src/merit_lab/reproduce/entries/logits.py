@@ -172,7 +172,7 @@ def _fig14(records: Records, scale: Scale) -> Analysis:
             caption="Largest logit of each layer, mean over seeds; all optimizers share one colour scale.",
         )
         for place, series in enumerate(records.series, start=1)
-        if any(record.curves.get(layer_name(1)) for record in records.of(series=series).all)
+        if any(record.points(layer_name(1)) for record in records.of(series=series).all)
     )
     notes = (MEASURE + " Over several layers: the mean of their largest.",)
     table = _table(records, dict.fromkeys(records.panels, places))
