@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -16,13 +15,12 @@ from merit_lab.checks import check_at_least
 from merit_lab.curvature.density import spectral_density
 from merit_lab.curvature.eigenvalues import num_vectors, top_eigenvalues
 from merit_lab.curvature.hessian import Hessian, hessian_vector_product
-from merit_lab.curvature.results import Results
 from merit_lab.curvature.trace import hutchinson_trace
 from merit_lab.folders import check_writable
 from merit_lab.models import Model, num_parameters
 from merit_lab.progress import WorkProgress
-from merit_lab.record import environment
-from merit_lab.train.signals import Interrupted, StopRequest, listening
+from merit_lab.record import Measurements
+from merit_lab.train.signals import StopRequest, listening
 from merit_lab.train.snapshot import Snapshot, default_device, mean_loss
 
 _CPU_TOKENS = 16384  # in one micro-batch; larger ones are no faster on a CPU
@@ -107,17 +105,14 @@ def measure_curvature(
     dataset = snapshot.open_data(data)
     sequences = snapshot.training_sequences(dataset, config.sequences)
     parts = _parts(config, num_parameters(snapshot.config.model))
-    results = Results(snapshot.run.folder / "curvature" / f"{snapshot.path.name}.json")
+    results = Measurements(snapshot.run.folder / "curvature" / f"{snapshot.path.name}.json")
     loss_settings = {"sequences": len(sequences), "context": snapshot.config.model.context}
     settings = {name: loss_settings | part.settings for name, part in parts.items()}
     found = {name: result for name in parts if (result := results.find(name, settings[name])) is not None}
     missing = {name: part for name, part in parts.items() if name not in found}
     if missing:
         check_writable(results.path.parent)
-        about = environment(
-            device=default_device(),
-            data={"folder": str(dataset.folder.resolve()), "fingerprint": dataset.fingerprint},
-        )
+        about = snapshot.environment(dataset)
         with listening() as stop:
             work = _Work(snapshot, sequences, micro_batch, stop)
             for name, part in missing.items():
@@ -191,8 +186,7 @@ class _Work:
     def _after_product(self) -> None:
         self._progress.advance()
         if self._stop.signum:
-            name = signal.Signals(self._stop.signum).name
-            raise Interrupted(self._stop.signum, f"stopped by {name}; finished parts are kept")
+            raise self._stop.interrupted("; finished parts are kept")
 
 
 def choose_micro_batch(model: Model, sequences: Tensor) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -11,14 +10,13 @@ import torch
 from torch import Tensor
 
 from merit_lab.checks import check_at_least
-from merit_lab.curvature.results import Results
 from merit_lab.data import Batches
 from merit_lab.folders import check_writable
 from merit_lab.models import Model
 from merit_lab.noise.scale import GradientNorms, NoiseScale, noise_scale
 from merit_lab.progress import WorkProgress
-from merit_lab.record import environment
-from merit_lab.train.signals import Interrupted, listening
+from merit_lab.record import Measurements
+from merit_lab.train.signals import listening
 from merit_lab.train.snapshot import Snapshot, default_device, token_loss
 from merit_optim.optim.engines.gradients import norms
 from merit_optim.optim.torch_private import foreach_add_
@@ -84,15 +82,12 @@ def measure_noise_scale(
     context = snapshot.config.model.context
     batches = Batches(dataset.train, context=context, batch=config.batch, seed=config.seed + _APART_FROM_RUNS)
     _check_enough(batches, config)
-    results = Results(snapshot.run.folder / "noise" / f"{snapshot.path.name}.json")
+    results = Measurements(snapshot.run.folder / "noise" / f"{snapshot.path.name}.json")
     settings = {**asdict(config), "context": context}
     result = results.find("noise_scale", settings)
     if result is None:
         check_writable(results.path.parent)
-        about = environment(
-            device=default_device(),
-            data={"folder": str(dataset.folder.resolve()), "fingerprint": dataset.fingerprint},
-        )
+        about = snapshot.environment(dataset)
         began = time.monotonic()
         scale = noise_scale(_norms(snapshot, batches, config), micro_batch=config.micro_batch)
         seconds = round(time.monotonic() - began, 3)
@@ -157,6 +152,6 @@ def _norms(snapshot: Snapshot, batches: Batches, config: NoiseConfig) -> list[Gr
             norms.append(gradient_norms(model, sequences, config.micro_batch))
             progress.advance()
             if stop.signum:
-                raise Interrupted(stop.signum, f"stopped by {signal.Signals(stop.signum).name}")
+                raise stop.interrupted()
     progress.say(f"gradients: {config.batches} batches in {time.monotonic() - began:.1f} s")
     return norms

@@ -19,8 +19,9 @@ from merit_lab.study.check import check_trials
 from merit_lab.study.cost import estimate
 from merit_lab.study.progress import StudyProgress
 from merit_lab.study.runner import carry_out
+from merit_lab.study.state import is_done
 from merit_lab.study.trial import Trial
-from merit_lab.study.workers import Workers, is_done, one_thread
+from merit_lab.study.workers import Workers, one_thread
 from merit_lab.train.parallel import Ranks
 from merit_lab.train.signals import listening
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor
 
 from merit_lab.data import Dataset, validation_sequences
 from merit_lab.models import Model, build
-from merit_lab.record import Run, step_path
+from merit_lab.record import Run, environment, step_path
 from merit_lab.train import checkpoint
 from merit_lab.train.checkpoint_files import Manifest, find, read, steps_of
 from merit_lab.train.config import TrainConfig
@@ -58,6 +58,11 @@ class Snapshot:
         model = build(self.config.model.to_measure(twice=twice)).to(device).eval()
         checkpoint.load_weights(self.path, model, Ranks(rank=0, size=1, device=device))
         return model
+
+    def environment(self, dataset: Dataset) -> dict[str, Any]:
+        """Describe this process and the data, for a measurement at this checkpoint."""
+        data = {"folder": str(dataset.folder.resolve()), "fingerprint": dataset.fingerprint}
+        return environment(device=default_device(), data=data)
 
     def open_data(self, folder: Path | None = None) -> Dataset:
         """Open the data of the run, from its original folder or from another that has the same data."""

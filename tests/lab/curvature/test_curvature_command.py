@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from merit_lab.curvature import CurvatureConfig, Hessian, hutchinson_trace, measure_curvature
 from merit_lab.curvature.command import main
 from merit_lab.curvature.eigenvalues import Eigenvalues
-from merit_lab.curvature.results import Results
+from merit_lab.record import Measurements
 from merit_lab.train.snapshot import Snapshot, mean_loss
 
 QUICK = ["--sequences", "4", "--top", "2", "--probes", "2"]
@@ -195,11 +195,11 @@ def test_a_checkpoint_of_another_configuration(run, capfd):
 def test_a_file_that_is_not_a_result(tmp_path, text, message):
     (tmp_path / "step.json").write_text(text)
     with pytest.raises(ValueError, match=message):
-        Results(tmp_path / "step.json")
+        Measurements(tmp_path / "step.json")
 
 
 def put_many(path, name, ready):
-    results = Results(path)
+    results = Measurements(path)
     ready.wait()
     for number in range(20):
         results.put(f"{name}{number}", {}, {"value": number})
@@ -215,7 +215,7 @@ def test_parts_of_two_processes_are_all_kept(tmp_path):
     for process in processes:
         process.join()
     assert [process.exitcode for process in processes] == [0, 0]
-    kept = Results(path)
+    kept = Measurements(path)
     assert all(kept.find(f"{name}{number}", {}) == {"value": number} for name in "ab" for number in range(20))
 
 
@@ -237,4 +237,4 @@ def test_a_file_of_something_else(tmp_path):
     for content in ("3", "[]", "{}", "{"):
         (tmp_path / "step.json").write_text(content)
         with pytest.raises(ValueError, match=r"step.json is not a result of this command"):
-            Results(tmp_path / "step.json")
+            Measurements(tmp_path / "step.json")

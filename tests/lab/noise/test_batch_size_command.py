@@ -165,7 +165,7 @@ def test_the_table_for_any_signal(run, capfd, monkeypatch, signal_seen):
 
 
 def test_results_locked_by_another_process(run, monkeypatch, capfd):
-    monkeypatch.setattr("merit_lab.curvature.results._PATIENCE", 0.0)
+    monkeypatch.setattr("merit_lab.record.measurements._PATIENCE", 0.0)
     with lock(run / "noise"):
         assert main([str(run), "--batches", "2", "--batch", "8"]) == 1
     assert "noise is in use by process" in capfd.readouterr().err

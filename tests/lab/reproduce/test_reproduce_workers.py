@@ -20,8 +20,9 @@ from merit_lab.reproduce.records import plan, read
 from merit_lab.reproduce.setups import EntryTrial, Scale
 from merit_lab.study import workers as workers_module
 from merit_lab.study.progress import StudyProgress
+from merit_lab.study.state import is_done, last_step
 from merit_lab.study.trial import Trial
-from merit_lab.study.workers import Workers, WorkersEnded, _take_gpu, is_done, last_step
+from merit_lab.study.workers import Workers, WorkersEnded, _take_gpu
 from merit_lab.train.signals import StopRequest
 
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from merit_lab.models import num_parameters
-from merit_lab.record import step_path
+from merit_lab.record import Measurements, step_path
 from merit_lab.reproduce.entry import Analysis, PaperEntry, Unavailable
 from merit_lab.reproduce.records import Records, TrialRecord, spread_text
 from merit_lab.reproduce.setups import Scale
@@ -68,10 +67,7 @@ def _parts(record: TrialRecord) -> dict[str, dict[str, Any]]:
     """The measurements of the run's last step with their settings, by part."""
     assert record.config.steps is not None, "the configuration is resolved"
     path = step_path(record.folder / "curvature", record.config.steps).with_suffix(".json")
-    if not path.exists():
-        return {}
-    parts = json.loads(path.read_text(encoding="utf-8"))
-    return {name: part for name, part in parts.items() if isinstance(part, dict)}
+    return Measurements(path).parts
 
 
 def _read(record: TrialRecord) -> dict[str, Any]:
