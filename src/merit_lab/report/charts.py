@@ -251,35 +251,44 @@ def layer_chart(
     """
     import altair as alt
 
-    kind: Literal["log", "linear"] = "log" if logarithmic else "linear"
-    scale = alt.Scale(type=kind, scheme="viridis", domain=list(domain), clamp=True)
-    colour = alt.Color(
-        "value:Q",
-        title="logit",
-        scale=scale,
-        legend=alt.Legend(orient="right", gradientThickness=10, tickCount=4, format=".6~g"),
-    )
     every = -(-num_layers // 12)
     layers = alt.Axis(values=[layer for layer in range(1, num_layers + 1) if layer % every == 0])
-    chart = (
-        alt.Chart(alt.NamedData(name=name))
-        # A stroke of the same colour closes the gaps that antialiased edges would leave.
-        .mark_rect(strokeWidth=0.6, stroke=alt.ExprRef("scale('color', datum.value)"))
-        .encode(
-            x=_x(horizontal, suffix="_begin"),
-            x2=alt.X2(f"{horizontal.axis}_end"),
-            y=alt.Y("layer:O", title="layer", sort="descending", axis=layers),
-            color=colour,
-            tooltip=[
-                _x_tooltip(horizontal, suffix="_end"),
-                alt.Tooltip("layer:O"),
-                alt.Tooltip("value:Q", title="largest logit", format=".3g"),
-            ],
-        )
+    chart = cells(alt.NamedData(name=name)).encode(
+        x=_x(horizontal, suffix="_begin"),
+        x2=alt.X2(f"{horizontal.axis}_end"),
+        y=alt.Y("layer:O", title="layer", sort="descending", axis=layers),
+        color=heat("logit", domain, logarithmic=logarithmic),
+        tooltip=[
+            _x_tooltip(horizontal, suffix="_end"),
+            alt.Tooltip("layer:O"),
+            alt.Tooltip("value:Q", title="largest logit", format=".3g"),
+        ],
     )
     height = max(_LAYER_HEIGHT * num_layers, 80)
     spec: dict[str, Any] = chart.properties(width=_width(standalone), height=height).to_dict(validate=False)
     return spec
+
+
+def cells(data: Any) -> alt.Chart:
+    """The rectangles of a heatmap; a stroke of the same colour closes gaps that antialiased edges leave."""
+    import altair as alt
+
+    stroke = alt.ExprRef("scale('color', datum.value)")
+    chart: alt.Chart = alt.Chart(data).mark_rect(strokeWidth=0.6, stroke=stroke)
+    return chart
+
+
+def heat(title: str, domain: tuple[float, float], *, logarithmic: bool) -> alt.Color:
+    """The colours of a heatmap's values; those outside of ``domain`` are clamped."""
+    import altair as alt
+
+    kind: Literal["log", "linear"] = "log" if logarithmic else "linear"
+    return alt.Color(
+        "value:Q",
+        title=title,
+        scale=alt.Scale(type=kind, scheme="viridis", domain=list(domain), clamp=True),
+        legend=alt.Legend(orient="right", gradientThickness=10, tickCount=4, format=".6~g"),
+    )
 
 
 def _width(standalone: bool) -> int | Literal["container"]:
