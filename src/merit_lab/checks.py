@@ -22,7 +22,7 @@ def check_at_least(name: str, value: object, least: float) -> None:
     """Raise ValueError unless a value is finite and at least ``least``, and an integer if that is one."""
     if not is_number(value, least):
         required = "a whole number" if isinstance(least, int) else "a finite number"
-        raise ValueError(f"{name} is {value!r}; it must be {required} of at least {least}")
+        raise ValueError(f"{name} is {value!r}; it must be {required} of at least {least:g}")
 
 
 def check_size(name: str, value: object, most: int = LARGEST_SIZE) -> None:

@@ -28,9 +28,9 @@ from merit_lab.arena.contestant import Contestant, labels
 from merit_lab.checks import check_at_least
 from merit_lab.command_line import rules
 from merit_lab.models import find_model, num_parameters
-from merit_lab.report.text import join
 from merit_lab.study.fields import train_option, with_values
 from merit_lab.tables import Table, print_table
+from merit_lab.text import amount, join
 from merit_lab.train import OptimizerConfig, TrainConfig
 
 
@@ -97,7 +97,7 @@ def _explanation(
     sizes = sorted({standing.size for standing in standings})
     nearest = min(sizes, key=size.distance)
     yield (
-        f"\nThe arenas had {_each((one.parameters for one in sizes), _millions)} parameters, batches of "
+        f"\nThe arenas had {_each((one.parameters for one in sizes), amount)} parameters, batches of "
         f"{_each(one.batch for one in sizes)} and {_each(one.steps for one in sizes)} steps. "
         f"The order is that of the nearest, {_described(nearest)}; for {_described(size)} it may be another."
     )
@@ -125,11 +125,7 @@ def _each(numbers: Iterable[int], show: Callable[[int], str] = "{:,}".format) ->
 
 
 def _described(size: RunSize) -> str:
-    return f"{_millions(size.parameters)} parameters and {size.steps:,} steps of {size.batch:,} sequences"
-
-
-def _millions(number: int) -> str:
-    return f"{number / 1e6:.3g}M"
+    return f"{amount(size.parameters)} parameters and {size.steps:,} steps of {size.batch:,} sequences"
 
 
 def _train_options(best: Advice) -> Iterator[str]:

@@ -56,15 +56,23 @@ class TextFiles:
         self._hashes = Hashes()
         self.total = 0
         content = hashlib.sha256()
+        is_divided, last_ended = False, Path()  # whether a file has two documents
         progress = progress or PrepareProgress(quiet=True)
         with progress.piece("reading", None, "bytes of text"):
-            for _, _, text, ends in self._texts(self._piece_bytes):
+            for path, _, text, ends in self._texts(self._piece_bytes):
                 content.update(text)
                 self._hashes.append(_hash(text))
                 self.total += len(text)
                 if ends:
                     content.update(b"\0end of file\0")
+                    is_divided = is_divided or path == last_ended
+                    last_ended = path
                 progress.update(self.total)
+        if layout.separator is not None and not is_divided:
+            raise ValueError(
+                f"the separator is {layout.separator!r}, but no file has such a line between two documents; "
+                "give the line as it is in the text, or leave --separator out"
+            )
         if len(self._hashes) < 2 and self.total > _SMALLEST_PIECE:
             raise ValueError(
                 f"the text has {self.total} bytes, but no place to cut it: a space or a newline after a "

@@ -171,16 +171,21 @@ def logarithmic_ticks(lowest: float, highest: float) -> list[float]:
     return ticks
 
 
-def focus(curves: Sequence[Sequence[tuple[float, float]]]) -> tuple[float, float]:
+def focus(
+    curves: Sequence[Sequence[tuple[float, float]]], finished: Collection[int] = ()
+) -> tuple[float, float]:
     """The range of a loss to show: the steep beginning would flatten the rest.
 
-    It has the ends of all curves, and where half of them are soon after the start.
+    It has the ends of the longest curves and of those of ``finished`` runs, given by their indices, and where
+    half of all curves are soon after the start.
     """
     last = max(points[-1][0] for points in curves)
     early = [
         next((value for at, value in points if at >= _FOCUS_FROM * last), points[-1][1]) for points in curves
     ]
-    ends = [points[-1][1] for points in curves if points[-1][0] == last]
+    ends = [
+        points[-1][1] for place, points in enumerate(curves) if points[-1][0] == last or place in finished
+    ]
     lowest = min(value for points in curves for _, value in points)
     upper = max(statistics.median(early), *ends)
     margin = 0.04 * (upper - lowest) or 0.1

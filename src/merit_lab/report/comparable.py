@@ -18,7 +18,7 @@ from pathlib import Path
 from merit_lab.record.settings import differing, show
 from merit_lab.report.curves import tokens_per_step
 from merit_lab.report.gather import MeasuredRun
-from merit_lab.report.text import amount
+from merit_lab.text import amount
 
 _MODEL = "model."
 _SAME_MODEL = frozenset(

@@ -128,7 +128,8 @@ def _lines(
     by_label: dict[str, list[tuple[MeasuredRun, list[Point]]]] = {}
     for (series, run), points in zip(present, curves, strict=True):
         by_label.setdefault(series.label, []).append((run, points))
-    rows, vertical = _line_rows(by_label), _vertical(measure, curves)
+    finished = [place for place, (_, run) in enumerate(present) if run.status == "finished"]
+    rows, vertical = _line_rows(by_label), _vertical(measure, curves, finished)
 
     def chart(axis: charts.XQuantity, *, standalone: bool = False) -> dict[str, Any]:
         return charts.line_chart(
@@ -197,7 +198,9 @@ def _rows(points: Sequence[Point], scale: float, **names: str) -> list[dict[str,
     ]
 
 
-def _vertical(measure: Measure, curves: Sequence[Sequence[Point]]) -> charts.Vertical:
+def _vertical(
+    measure: Measure, curves: Sequence[Sequence[Point]], finished: Sequence[int]
+) -> charts.Vertical:
     values = [value for points in curves for _, value in points]
     lowest, highest = min(values), max(values)
     logarithmic = measure.may_be_logarithmic and charts.is_wide(lowest, highest)
@@ -205,7 +208,7 @@ def _vertical(measure: Measure, curves: Sequence[Sequence[Point]]) -> charts.Ver
     if logarithmic:
         whole = lowest * 0.9, highest * 1.1
     elif measure.is_loss and highest > lowest:
-        focus = charts.focus(curves)
+        focus = charts.focus(curves, finished)
         whole = focus[0], highest + lowest - focus[0]
     return charts.Vertical(
         title=measure.unit,

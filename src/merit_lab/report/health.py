@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from merit_lab.report.gather import MeasuredRun
-from merit_lab.report.text import join
+from merit_lab.text import join
 
 # As a share of the entropy at the first measurement. Hardly a run that ended below it was near the best
 # of its optimizer and size, and most were far above (docs/results/learning-rates.md).

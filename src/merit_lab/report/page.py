@@ -14,7 +14,7 @@ from merit_lab.report.figures import Datasets, Figure
 from merit_lab.report.outcome import SeriesOutcome
 from merit_lab.report.series import Series
 from merit_lab.report.template import render
-from merit_lab.report.text import join
+from merit_lab.text import join
 
 
 def render_page(

@@ -16,7 +16,7 @@ from merit_lab.report.outcome import (
     smallest_p_value,
 )
 from merit_lab.report.series import have_other_data
-from merit_lab.report.text import count_seeds, join
+from merit_lab.text import count_seeds, join
 
 _SIGNIFICANCE = 0.05
 _MOST_NAMED = 3

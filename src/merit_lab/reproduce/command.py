@@ -12,7 +12,6 @@ from typing import Any
 from merit_lab.data import Dataset
 from merit_lab.data.command import make
 from merit_lab.folders import refuse_file
-from merit_lab.report.text import amount
 from merit_lab.reproduce.corpus import CorpusIdentity, recall, remember
 from merit_lab.reproduce.cost import cost_of, find_speed
 from merit_lab.reproduce.entry import PaperEntry
@@ -23,6 +22,7 @@ from merit_lab.reproduce.work import Task, reproduce
 from merit_lab.reproduce.write import check_scale, tally
 from merit_lab.study.command import exit_status
 from merit_lab.study.cost import duration
+from merit_lab.text import amount
 from merit_lab.train.parallel import Ranks
 
 _MAX_JOBS = 8

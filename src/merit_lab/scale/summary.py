@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 from merit_lab.report.gather import display_names
 from merit_lab.report.outcome import Spread
-from merit_lab.report.text import join
 from merit_lab.scale.fit import Estimate, ScalingCurve
 from merit_lab.scale.measure import Measurement, choose, fit
 from merit_lab.tables import NOTHING, Table
+from merit_lab.text import join
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,9 @@ import torch
 
 from merit_lab.models import build
 from merit_lab.models.source import work_per_token
-from merit_lab.report.text import amount
 from merit_lab.study.state import is_done, last_step
 from merit_lab.study.trial import Trial
+from merit_lab.text import amount
 from merit_lab.train import TrainConfig
 from merit_lab.train.parallel import Ranks
 from merit_lab.train.speed import peak_flops

@@ -81,7 +81,7 @@ class Workers:
         """
         while not all(is_done(trial.folder) for trial in wanted):
             if stop.signum:
-                raise Interrupted(stop.signum, "stopped by a signal, with checkpoints")
+                raise stop.interrupted(", with checkpoints")
             had_ended = not any(process.is_alive() for process in self._processes)
             self._record_killed()
             if had_ended and any(not is_locked(one.folder) and not is_done(one.folder) for one in wanted):

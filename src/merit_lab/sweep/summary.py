@@ -7,11 +7,11 @@ from collections.abc import Sequence
 
 from merit_lab.record.settings import show
 from merit_lab.report.tables import describe_runs
-from merit_lab.report.text import count_seeds, join
 from merit_lab.study.fields import LR, short
 from merit_lab.sweep.carry import cost_of_keeping, exponent, lowest_value
-from merit_lab.sweep.ledger import Best, Cell, Ledger, best_of, is_number
+from merit_lab.sweep.ledger import Best, Cell, Ledger, axis_name, best_of, is_number
 from merit_lab.tables import NOTHING, Table
+from merit_lab.text import count_seeds, join
 
 _OTHER_SIDE = {"lowest": "lower", "highest": "higher"}
 
@@ -96,11 +96,6 @@ def cell_table(ledger: Ledger) -> Table:
     ]
     names = [axis_name(field).capitalize() for field in fields]
     return Table(("Optimizer", "Runs", *names, "Validation loss"), tuple(rows), num_text=2)
-
-
-def axis_name(field: str) -> str:
-    """The display name of a field."""
-    return "learning rate" if field == LR else short(field).replace("_", " ")
 
 
 def _describe(ledger: Ledger, best: Best) -> str:

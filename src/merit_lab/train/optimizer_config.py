@@ -172,7 +172,9 @@ def _paper_rate(name: str, model: AnyModelConfig, way_out: str) -> float:
     """Return the paper's peak learning rate for the GPT-2 nearest in size."""
     rates = {} if is_external(name) else SETTINGS[name].learning_rates
     if not rates:
-        of_class = "" if is_external(name) else f" (the default of its class is {default_of(name, 'lr'):g})"
+        # To find the class refuses a name that does not exist; one of any module is not imported for this.
+        default = None if must_be_trusted(name) else default_of(name, "lr")
+        of_class = f" (the default of its class is {default:g})" if isinstance(default, int | float) else ""
         raise ValueError(f"the paper gives no learning rate for {name}; pass {way_out}{of_class}")
     size = math.log(num_parameters(model))
     nearest_preset = min(rates, key=lambda preset: abs(math.log(num_parameters(PRESETS[preset])) - size))

@@ -25,6 +25,7 @@ from merit_lab.record import (
     lock,
     refuse_run,
 )
+from merit_lab.text import amount
 from merit_lab.train.checkpoint_files import find
 from merit_lab.train.config import TrainConfig
 from merit_lab.train.memory import check_memory
@@ -85,12 +86,12 @@ def begin_run(config: TrainConfig, folder: Path, ranks: Ranks, held: contextlib.
     held.enter_context(lock(folder))
     about = {**_environment(dataset, ranks), "optimizer": options_in_use(config)}
     run = Run.create(folder, config.to_dict(), about)
-    millions = num_parameters(config.model) / 1e6
     chosen = config.optimizer
     rest = f", {chosen.rest} with {chosen.rest_lr:g} for the rest" if chosen.rest is not None else ""
     message = (
-        f"{config.model.family} of {millions:.1f}M parameters, {chosen.name} with learning rate "
-        f"{chosen.lr:g}{rest}, {config.steps} steps of {config.batch * config.model.context} tokens"
+        f"{config.model.family} of {amount(num_parameters(config.model))} parameters, {chosen.name} with "
+        f"learning rate {chosen.lr:g}{rest}, {config.steps} steps of "
+        f"{config.batch * config.model.context} tokens"
     )
     return Start(run=run, config=config, event="started", message=message)
 

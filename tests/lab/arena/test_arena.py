@@ -55,6 +55,9 @@ def test_all_contestants_are_tuned_with_the_same_budget_and_ranked(arena, traine
         < page.index("Best settings, batch 4")
     )
     assert "MuonMERIT" in (tmp_path / "out" / "report" / "table.md").read_text()
+    # The settings of the runs, not those that were asked for, of which many follow from others.
+    assert re.search(r"<dt>measure.validation_every</dt><dd>\d+</dd>", page)
+    assert "<dt>optimizer.lr</dt>" not in page
 
 
 def test_finished_runs_are_reused_and_a_larger_budget_continues(arena, trained, tmp_path) -> None:

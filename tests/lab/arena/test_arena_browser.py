@@ -89,14 +89,7 @@ def test_charts_are_drawn_with_a_legend_of_all_contestants(
 
 def test_values_are_shown_under_the_pointer(page: chromium.Page) -> None:
     set_width(page, 1200)
-    page.evaluate("document.querySelector('[data-chart=tuning-batch4-lr]').scrollIntoView({block: 'center'})")
-    point = page.evaluate(
-        "(({x, y, width, height}) => ({x: x + width / 2, y: y + height / 2}))"
-        "(document.querySelector('[data-chart=tuning-batch4-lr] .mark-symbol path').getBoundingClientRect())"
-    )
-    for shift in (1, 0):
-        page.send("Input.dispatchMouseEvent", type="mouseMoved", x=point["x"] + shift, y=point["y"])
-    tooltip = page.wait_for("document.querySelector('#vg-tooltip-element.visible')?.textContent")
+    tooltip = page.tooltip_at("[data-chart=tuning-batch4-lr] .mark-symbol path")
     assert any(name in tooltip for name in CONTESTANTS.values())
     assert "learning rate" in tooltip
 

@@ -51,7 +51,7 @@ def test_trains_the_grid_once_and_writes_the_findings(
         rows = list(csv.DictReader(file))
     assert {row["run"] for row in rows} == names
     svg = (out / "report" / "learning-rate.svg").read_text()
-    assert all(text in svg for text in ("MERIT, weight_decay 0.1", "peak learning rate", "0.04"))
+    assert all(text in svg for text in ("MERIT, weight decay 0.1", "peak learning rate", "0.04"))
 
     # best.json has the lowest row of the table, with options that `merit train` accepts.
     found = json.loads((out / "report" / "best.json").read_text())

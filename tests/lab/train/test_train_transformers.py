@@ -205,7 +205,7 @@ def test_the_command_line(folder, data, tmp_path, capsys, monkeypatch):
     run = Run.open(Path("runs") / "my-llama-merit-lr0.01-seed0")
     model = TrainConfig.from_dict(run.config).model
     assert (model.layers, model.context, model.configuration.rms_norm_eps) == (1, 16, 1e-5)
-    assert "llama of 0.0M parameters" in run.metrics("event")[0]["message"]
+    assert "llama of 10.5k parameters" in run.metrics("event")[0]["message"]
     for wrong, message in (
         ([f"hf:{path}-no"], "there is no such folder"),
         ([*argv, "--model.context", "64"], "has 32 positions; choose at most 32"),
