@@ -9,9 +9,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from merit_lab.curvature import CurvatureConfig, Hessian, hutchinson_trace, measure_curvature
 from merit_lab.curvature.command import main
 from merit_lab.curvature.eigenvalues import Eigenvalues
+from merit_lab.curvature.hessian import Hessian
+from merit_lab.curvature.measure import CurvatureConfig, measure_curvature
+from merit_lab.curvature.trace import hutchinson_trace
 from merit_lab.record import Measurements
 from merit_lab.train.snapshot import Snapshot, mean_loss
 

@@ -6,8 +6,11 @@ import numpy as np
 import pytest
 import torch
 
-from merit_lab.curvature import Hessian, hutchinson_trace, spectral_density, top_eigenvalues
+from merit_lab.curvature.density import spectral_density
+from merit_lab.curvature.eigenvalues import top_eigenvalues
+from merit_lab.curvature.hessian import Hessian
 from merit_lab.curvature.measure import choose_micro_batch
+from merit_lab.curvature.trace import hutchinson_trace
 from merit_lab.models import PRESETS, build
 from merit_lab.train.snapshot import mean_loss
 

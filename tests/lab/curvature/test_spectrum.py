@@ -6,15 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from merit_lab.curvature import (
-    Hessian,
-    Spectrum,
-    Trace,
-    hutchinson_trace,
-    spectral_density,
-    top_eigenvalues,
-)
-from merit_lab.curvature.eigenvalues import num_vectors
+from merit_lab.curvature.density import Spectrum, spectral_density
+from merit_lab.curvature.eigenvalues import num_vectors, top_eigenvalues
+from merit_lab.curvature.hessian import Hessian
+from merit_lab.curvature.trace import Trace, hutchinson_trace
 
 
 def diagonal(values, dtype=torch.float64):

@@ -7,8 +7,9 @@ from types import SimpleNamespace
 import pytest
 from run_cases import make_run
 
-from merit_lab.evaluate import evaluate, evaluation, harness
+from merit_lab.evaluate import evaluation, harness
 from merit_lab.evaluate.command import main
+from merit_lab.evaluate.evaluation import evaluate
 from merit_lab.evaluate.harness import Outcome
 from merit_lab.evaluate.sets import SETS
 from merit_lab.record import Metric, read_results

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from merit_lab.data import Batches, Dataset
-from merit_lab.noise import NoiseConfig, NoiseScale, gradient_norms, measure_noise_scale
 from merit_lab.noise.command import describe, main
-from merit_lab.noise.measure import MeasuredScale
+from merit_lab.noise.measure import MeasuredScale, NoiseConfig, gradient_norms, measure_noise_scale
+from merit_lab.noise.scale import NoiseScale
 from merit_lab.record import Run, lock
 from merit_lab.train.snapshot import Snapshot
 

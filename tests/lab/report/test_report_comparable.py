@@ -174,5 +174,8 @@ def test_the_close_up_has_the_ends_of_short_runs_that_finished(tmp_path: Path) -
     (loss,) = (
         figure for figure in make_figures(report_of(tmp_path).series) if figure.key == "validation-loss"
     )
-    highest, *_ = re.findall(r"'domainMax': \{'expr': 'whole \? [\d.]+ : ([\d.]+)'", str(loss.on_page["step"]))
+
+    highest, *_ = re.findall(
+        r"'domainMax': \{'expr': 'whole \? [\d.]+ : ([\d.]+)'", str(loss.on_page["step"])
+    )
     assert 3.6 < float(highest) < 4.5

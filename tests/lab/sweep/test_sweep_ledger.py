@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from sweep_runs import WriteRun
 
-from merit_lab.sweep import Best, Ledger
+from merit_lab.sweep.ledger import Best, Ledger
 from merit_lab.sweep.page import make_page
 from merit_lab.sweep.summary import best_table, summarise, warnings
 from merit_lab.tables import NOTHING

@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from merit_lab.curvature.measure import CurvatureConfig, measure_curvature
 from merit_lab.models import num_parameters
 from merit_lab.record import Measurements, step_path
 from merit_lab.reproduce.entry import Analysis, PaperEntry, Unavailable
@@ -15,9 +16,6 @@ from merit_lab.reproduce.setups import Scale
 from merit_lab.reproduce.verdict import Verdict, paired
 from merit_lab.study.charts import Axis, line_chart
 from merit_lab.tables import NOTHING, Table
-
-if TYPE_CHECKING:
-    from merit_lab.curvature import CurvatureConfig
 
 _MOST_POINTS = 200
 _PAPER = {"AdamW": (37.231, 12994.91), "MERIT": (12.326, 3444.92)}
@@ -39,8 +37,6 @@ def _is_measured(record: TrialRecord, config: CurvatureConfig) -> bool:
 
 
 def _measure(record: TrialRecord, scale: Scale, _: Path | None) -> None:
-    from merit_lab.curvature import CurvatureConfig, measure_curvature
-
     config = CurvatureConfig(
         sequences=scale.curvature_sequences,
         top=1,

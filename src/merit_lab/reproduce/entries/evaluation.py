@@ -7,6 +7,8 @@ import statistics
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from merit_lab.evaluate.evaluation import evaluate
+from merit_lab.evaluate.sets import PAPER_SETS
 from merit_lab.record import Run, read_results
 from merit_lab.report.gather import DISPLAY_NAMES
 from merit_lab.reproduce.entry import Analysis, PaperEntry, Unavailable
@@ -30,8 +32,6 @@ _NO_FILES = (
 
 def _measure(name: str) -> Callable[[TrialRecord, Scale, Path | None], None]:
     def measure(record: TrialRecord, scale: Scale, task_files: Path | None) -> None:
-        from merit_lab.evaluate import PAPER_SETS, evaluate
-
         if task_files is None:
             if len(_values(record, PAPER_SETS[name], scale)) == len(PAPER_SETS[name]):
                 return  # evaluated before, wherever the sets came from
@@ -112,8 +112,6 @@ def _notes(scale: Scale) -> tuple[str, ...]:
 
 
 def _fig5(records: Records, scale: Scale) -> Analysis:
-    from merit_lab.evaluate import PAPER_SETS
-
     sets = PAPER_SETS["fig5"]
     claim = Verdict(
         claim="On LAMBADA and WikiText MERIT's models have a lower perplexity than AdamW's and LAMB's.",
@@ -147,8 +145,6 @@ def _fig5(records: Records, scale: Scale) -> Analysis:
 
 
 def _fig12(records: Records, scale: Scale) -> Analysis:
-    from merit_lab.evaluate import PAPER_SETS
-
     sets = PAPER_SETS["fig12"]
     comparisons = []
     for panel in records.panels:
@@ -211,8 +207,6 @@ def _long_trials(scale: Scale, seeds: int) -> list[EntryTrial]:
 
 
 def _table1(records: Records, scale: Scale) -> Analysis:
-    from merit_lab.evaluate import PAPER_SETS
-
     sets = PAPER_SETS["table1"]
     comparisons = []
     for panel in records.panels:
