@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from rich.console import Console
 
 from merit_lab import train as training
@@ -20,6 +21,7 @@ from merit_lab.train import Interrupted, display
 from merit_lab.train.command import main, parse
 from merit_lab.train.display import Display
 from merit_lab.train.loop import Trainer
+from merit_lab.train.parallel import Ranks
 
 TOY = ["--model.width", "32", "--model.heads", "2", "--model.layers", "1", "--model.context", "32"]
 TOY += ["--batch", "4", "--steps", "3"]
@@ -290,3 +292,17 @@ def test_a_narrow_terminal_shows_steps_and_time_and_the_first_numbers(width):
     assert re.match(r"100/100 .*loss 4\.0000( .*[^…])? 00:00$", last)
     assert ("validation 5.5000" in last) == (width >= 60)
     assert ("tokens/s 12,346" in last) == (width >= 100)
+
+
+@pytest.mark.parametrize(("on_all", "rank", "lines"), [(True, "0", 1), (True, "1", 0), (False, "1", 1)])
+def test_an_error_of_all_ranks_is_reported_once(on_all, rank, lines, data, monkeypatch, capfd):
+    def fails(*_, **__):
+        alone = Ranks(rank=0, size=1, device=torch.device("cpu"))
+        if not on_all:
+            raise ValueError("this rank's")
+        alone.first(lambda: int("everybody's"))
+
+    monkeypatch.setattr(training, "train", fails)
+    monkeypatch.setenv("RANK", rank)
+    assert main(["tiny", "--data", str(data)]) == 1
+    assert len(capfd.readouterr().err.splitlines()) == lines
