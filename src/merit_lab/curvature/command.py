@@ -76,7 +76,7 @@ def print_curvature(curvature: Curvature) -> None:
         nodes = [node for probe in parts["density"]["nodes"] for node in probe]
         rows.append(("smallest eigenvalue seen", f"{min(nodes):.5g}", ""))
         rows.append(("weight below zero", f"{_share_below_zero(parts['density']):.1%}", ""))
-    print_table(Table((f"After step {curvature.step}", "Value", "Error"), tuple(rows)))
+    print_table(Table((f"Step {curvature.step}", "Value", "Error"), tuple(rows)))
 
 
 def _share_below_zero(density: dict[str, list[list[float]]]) -> float:

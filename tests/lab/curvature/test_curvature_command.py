@@ -39,7 +39,7 @@ def test_everything_is_measured_written_and_printed(run, capfd):
     assert np.trapezoid(density["density"], density["grid"]) == pytest.approx(1, abs=1e-5)
     assert f"{result['values'][0]:.5g}" in printed.out
     assert f"{content['loss']['result']['value']:.4f}" in printed.out
-    for text in ("After step 6", "step-00000006.json"):
+    for text in ("Step 6", "step-00000006.json"):
         assert text in printed.out
     for text in ("trace: 2 products in", "density: 6 products in"):
         assert text in printed.err
