@@ -9,13 +9,18 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import cached_property
 from itertools import pairwise
+from typing import TYPE_CHECKING
 
 from merit_lab.arena.contestant import labels
-from merit_lab.arena.plan import Arena, Runs, TuningTask
+from merit_lab.arena.runs import Runs
 from merit_lab.arena.search import Point, Search
+from merit_lab.arena.task import TuningTask
 from merit_lab.report.gather import MeasuredRun
 from merit_lab.report.outcome import Spread
 from merit_lab.study.reach import steps_to_reach
+
+if TYPE_CHECKING:
+    from merit_lab.arena.plan import Arena
 
 
 @dataclass(frozen=True)

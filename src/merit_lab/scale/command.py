@@ -56,18 +56,18 @@ def main(argv: Sequence[str]) -> int:
 
     def work() -> None:
         arguments, folder = parse_scale(argv)
-        from merit_lab.scale.work import scale  # imports torch, which --help does not need
+        from merit_lab.scale.plan import Scaling  # imports torch, which --help does not need
+        from merit_lab.study import run_study
 
-        conclusion = scale(
-            arguments.config,
-            folder,
+        scaling = Scaling(
+            base=arguments.config,
+            folder=folder,
             target=arguments.target,
-            batches=arguments.batches,
+            batches=sorted(arguments.batches),
             rates=choose_rates(arguments),
             seeds=arguments.seeds,
-            jobs=arguments.jobs,
         )
-        print_conclusion("merit scale", conclusion)
+        print_conclusion("merit scale", run_study(scaling, arguments.jobs))
 
     return exit_status("merit scale", work)
 

@@ -12,8 +12,9 @@ import pytest
 from fake_arena import STEPS
 
 from merit_lab.arena.board import Board, shared_a_gpu
-from merit_lab.arena.plan import MOMENTUM, TuningTask, bars_of
+from merit_lab.arena.runs import bars_of
 from merit_lab.arena.summary import warnings
+from merit_lab.arena.task import MOMENTUM, TuningTask
 from merit_lab.data import Dataset
 from merit_lab.record import Run
 from merit_lab.report.gather import MeasuredRun
