@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import sys
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -15,6 +16,7 @@ from merit_lab.record import (
     EvaluationResult,
     Run,
     Status,
+    folders_left_out,
     has_all_steps,
     is_locked,
     last_results,
@@ -185,6 +187,17 @@ def find_folders(paths: Iterable[Path]) -> list[Path]:
     if not folders:
         raise ValueError("no runs given; give run directories, or folders of runs")
     return list(folders)
+
+
+def say_what_is_left_out(command: str, paths: Iterable[Path]) -> None:
+    """Print a line for each folder that stands for its own runs and not for those in the folders below it."""
+    for path in paths:
+        if folders := folders_left_out(path):
+            print(
+                f"{command}: {path} stands for the runs in it; those in {folders[0]}"
+                f"{' and other folders' if len(folders) > 1 else ''} are left out, unless they are named too",
+                file=sys.stderr,
+            )
 
 
 def _names(folders: Iterable[Path]) -> dict[Path, str]:
