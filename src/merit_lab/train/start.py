@@ -26,7 +26,7 @@ from merit_lab.record import (
     refuse_run,
 )
 from merit_lab.text import amount
-from merit_lab.train.checkpoint_files import find
+from merit_lab.train import checkpoint_files
 from merit_lab.train.config import TrainConfig
 from merit_lab.train.memory import check_memory
 from merit_lab.train.optimizer import check_optimizer, options_in_use
@@ -107,7 +107,7 @@ def extend_run(
     recorded = TrainConfig.from_dict(run.config)
     assert recorded.steps is not None
     common = recorded.steps_in_common(config)
-    found, remarks = find(run.checkpoints, until=common)
+    found, remarks = checkpoint_files.find(run.checkpoints, until=common)
     if found is None:
         way_out = "train with --optimizer.schedule wsd, which can be extended"
         where = (
@@ -194,7 +194,7 @@ def resume_run(
     if over is not None:
         return over
     check_run(recorded, dataset, ranks)
-    found, remarks = find(run.checkpoints)
+    found, remarks = checkpoint_files.find(run.checkpoints)
     remarks += differences(run.environment, _environment(dataset, ranks))
     if found is None:
         message = "; ".join(["from the beginning, because there is no checkpoint", *remarks])
