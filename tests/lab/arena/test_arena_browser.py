@@ -76,6 +76,12 @@ def test_the_summary_and_all_contestants_are_visible(page: chromium.Page, width:
     assert page.evaluate(f"{rows}.every((row) => row.getBoundingClientRect().right < innerWidth)")
 
 
+def test_a_caption_does_not_stick_to_its_table(page: chromium.Page) -> None:
+    caption, table = "document.querySelector('.caption')", "document.querySelector('.caption + .scroll')"
+    gap = page.evaluate(f"{table}.getBoundingClientRect().top - {caption}.getBoundingClientRect().bottom")
+    assert gap >= 8
+
+
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("chart", CHARTS)
 def test_charts_are_drawn_with_a_legend_of_all_contestants(
