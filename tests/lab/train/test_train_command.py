@@ -299,8 +299,8 @@ def test_an_error_of_all_ranks_is_reported_once(on_all, rank, lines, data, monke
     def fails(*_, **__):
         alone = Ranks(rank=0, size=1, device=torch.device("cpu"))
         if not on_all:
-            raise ValueError("this rank's")
-        alone.first(lambda: int("everybody's"))
+            raise ValueError("of this rank")
+        alone.first(lambda: int("of all ranks"))
 
     monkeypatch.setattr(training, "train", fails)
     monkeypatch.setenv("RANK", rank)
