@@ -29,9 +29,9 @@ from merit_lab.report import group
 from merit_lab.report.charts import write_svg
 from merit_lab.report.figures import make_figures
 from merit_lab.report.gather import DISPLAY_NAMES
-from merit_lab.report.tables import Table
 from merit_lab.study.charts import Axis, line_chart
 from merit_lab.study.page import FILE_WIDTH
+from merit_lab.tables import Table
 
 DETAILS = sorted(path.relative_to(ROOT).as_posix() for path in ROOT.glob("docs/results/*.md"))
 PAGES = ("README.md", "docs/results.md", *DETAILS)

@@ -14,7 +14,7 @@ import chromium
 import numpy as np
 import pytest
 
-from merit_lab.evaluate import SETS
+from merit_lab.evaluate.sets import SETS
 from merit_lab.models import ModelConfig
 from merit_lab.report import keep_command
 from merit_lab.study import cost

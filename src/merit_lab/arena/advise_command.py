@@ -25,12 +25,12 @@ from merit_lab.arena.advice import (
     read_boards,
 )
 from merit_lab.arena.contestant import Contestant, labels
+from merit_lab.checks import check_at_least
 from merit_lab.command_line import rules
 from merit_lab.models import find_model, num_parameters
-from merit_lab.report import print_table
-from merit_lab.report.summary import join
-from merit_lab.report.tables import Table
 from merit_lab.study.fields import train_option, with_values
+from merit_lab.tables import Table, print_table
+from merit_lab.text import amount, join
 from merit_lab.train import OptimizerConfig, TrainConfig
 
 
@@ -56,8 +56,8 @@ class Arguments:
     def size(self) -> RunSize:
         """The size of the run."""
         for name, number in (("batch", self.batch), ("steps", self.steps)):
-            if number is not None and number < 1:
-                raise ValueError(f"--{name} is {number}; it must be at least 1")
+            if number is not None:
+                check_at_least(f"--{name}", number, 1)
         _, model = find_model(self.model)
         config = TrainConfig(data=Path(), model=model, batch=self.batch, steps=self.steps).resolve(None)
         assert config.steps is not None
@@ -97,7 +97,7 @@ def _explanation(
     sizes = sorted({standing.size for standing in standings})
     nearest = min(sizes, key=size.distance)
     yield (
-        f"\nThe arenas had {_each((one.parameters for one in sizes), _millions)} parameters, batches of "
+        f"\nThe arenas had {_each((one.parameters for one in sizes), amount)} parameters, batches of "
         f"{_each(one.batch for one in sizes)} and {_each(one.steps for one in sizes)} steps. "
         f"The order is that of the nearest, {_described(nearest)}; for {_described(size)} it may be another."
     )
@@ -125,11 +125,7 @@ def _each(numbers: Iterable[int], show: Callable[[int], str] = "{:,}".format) ->
 
 
 def _described(size: RunSize) -> str:
-    return f"{_millions(size.parameters)} parameters and {size.steps:,} steps of {size.batch:,} sequences"
-
-
-def _millions(number: int) -> str:
-    return f"{number / 1e6:.3g}M"
+    return f"{amount(size.parameters)} parameters and {size.steps:,} steps of {size.batch:,} sequences"
 
 
 def _train_options(best: Advice) -> Iterator[str]:

@@ -9,13 +9,18 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import cached_property
 from itertools import pairwise
+from typing import TYPE_CHECKING
 
 from merit_lab.arena.contestant import labels
-from merit_lab.arena.plan import Arena, Runs, TuningTask
+from merit_lab.arena.runs import Runs
 from merit_lab.arena.search import Point, Search
-from merit_lab.report.curves import finite
+from merit_lab.arena.task import TuningTask
 from merit_lab.report.gather import MeasuredRun
+from merit_lab.report.outcome import Spread
 from merit_lab.study.reach import steps_to_reach
+
+if TYPE_CHECKING:
+    from merit_lab.arena.plan import Arena
 
 
 @dataclass(frozen=True)
@@ -41,11 +46,12 @@ class Standing:
 
     @property
     def mean(self) -> float:
-        return statistics.fmean(self.losses.values()) if self.losses else math.inf
+        return self.spread.mean if self.losses else math.inf
 
     @property
-    def deviation(self) -> float | None:
-        return statistics.stdev(self.losses.values()) if len(self.losses) > 1 and self.is_finite else None
+    def spread(self) -> Spread:
+        """Of the losses over seeds."""
+        return Spread(tuple(self.losses.values()))
 
     @property
     def is_finite(self) -> bool:
@@ -171,7 +177,7 @@ def _rise(losses: Mapping[Point, float | None], best: Point, factor: float) -> f
 
 
 def _steps(run: MeasuredRun, target: float) -> float | None:
-    return steps_to_reach(target, finite(run.curves.get("validation_loss", [])))
+    return steps_to_reach(target, run.points("validation_loss"))
 
 
 def _seconds(run: MeasuredRun, target: float) -> float | None:

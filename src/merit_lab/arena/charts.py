@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 
 from merit_lab.arena.board import Board, Standing
-from merit_lab.report.curves import finite
 from merit_lab.report.figures import unchecked
 from merit_lab.study.charts import Axis, Chart, Line, Lines, curve_chart, line_chart
 from merit_lab.study.fields import short
@@ -30,7 +29,7 @@ def curves(board: Board) -> Chart:
         standing.name: [
             (run.name, losses, run.status == "diverged")
             for run in standing.runs.values()
-            if (losses := finite(run.curves.get("validation_loss", [])))
+            if (losses := run.points("validation_loss"))
         ]
         for standing in board.standings
     }

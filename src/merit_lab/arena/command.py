@@ -54,8 +54,8 @@ def main(argv: Sequence[str]) -> int:
             Arguments, argv, command="arena", summary=_SUMMARY, study="an arena", lr="--lr merit=9e-3"
         )
         from merit_lab.arena.contestant import Contestant, with_rates
-        from merit_lab.arena.plan import Arena
-        from merit_lab.arena.work import contest  # imports torch, which --help does not need
+        from merit_lab.arena.plan import Arena  # imports torch, which --help does not need
+        from merit_lab.study import run_study
 
         config, batches = arguments.config, sorted(arguments.batches)
         if batches and config.batch not in batches:
@@ -68,6 +68,6 @@ def main(argv: Sequence[str]) -> int:
             budget=arguments.budget,
             seeds=arguments.seeds,
         )
-        print_conclusion("merit arena", contest(arena, arguments.jobs))
+        print_conclusion("merit arena", run_study(arena, arguments.jobs))
 
     return exit_status("merit arena", work)

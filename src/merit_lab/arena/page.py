@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from merit_lab.arena import charts, summary
 from merit_lab.arena.board import Board, Standing, boards, shared_a_gpu
-from merit_lab.arena.plan import DECAY, WARMUP, Arena, Runs
-from merit_lab.report import health
-from merit_lab.report.curves import finite
-from merit_lab.report.gather import MeasuredRun, differing, flatten, show
+from merit_lab.arena.runs import Runs
+from merit_lab.arena.task import DECAY, WARMUP
+from merit_lab.record.settings import show
+from merit_lab.report import group, health
+from merit_lab.report.gather import MeasuredRun
+from merit_lab.report.tables import settings
 from merit_lab.study.fields import LR
 from merit_lab.study.page import JsonFile, Page, TableSection
+
+if TYPE_CHECKING:
+    from merit_lab.arena.plan import Arena
 
 _CAPTION = (
     "Every contestant had the same number of tuning runs, with the first seed: first the learning rate by "
@@ -30,7 +34,7 @@ _SETTINGS_CAPTION = "rest lr is the learning rate of embeddings, head and vector
 
 def make_page(arena: Arena) -> Page:
     """Return the page of an arena, read from its run directories."""
-    runs = Runs.read(arena)
+    runs = Runs.read(arena.folder)
     leaderboards = boards(arena, runs)
     standings = [
         TableSection(
@@ -66,7 +70,7 @@ def make_page(arena: Arena) -> Page:
             )
             for board in leaderboards
         ],
-        settings=[(name, show(value)) for name, value in _shared(arena).items()],
+        settings=settings(group(list(runs.by_name.values()))).common,
         printed=standings,
         rows=[_row(run) for run in runs.by_name.values()],
         record=JsonFile(
@@ -80,16 +84,8 @@ def make_page(arena: Arena) -> Page:
     )
 
 
-def _shared(arena: Arena) -> dict[str, object]:
-    """The settings that all runs have in common."""
-    tuned = {axis.field for task in arena.tasks for axis in task.axes}
-    chosen = [flatten({"optimizer": asdict(task.optimizer)}) for task in arena.tasks]
-    left_out = {*tuned, *differing(chosen), "optimizer.name", "seed", "batch", "steps", "data"}
-    return {name: value for name, value in flatten(arena.base.to_dict()).items() if name not in left_out}
-
-
 def _row(run: MeasuredRun) -> dict[str, Any]:
-    losses = finite(run.curves.get("validation_loss", []))
+    losses = run.points("validation_loss")
     return {
         "optimizer": run.settings["optimizer.name"],
         "batch": run.settings["batch"],

@@ -6,9 +6,9 @@ import math
 from collections.abc import Sequence
 
 from merit_lab.arena.board import Board, Standing
-from merit_lab.report.summary import count_seeds, join
-from merit_lab.report.tables import NOTHING, Table
 from merit_lab.study.fields import LR, short
+from merit_lab.tables import NOTHING, Table
+from merit_lab.text import count_seeds, join
 
 _LIKELY_CHANCE = 0.05
 
@@ -97,14 +97,13 @@ def standings_table(board: Board) -> Table:
         steps = None if target is None else standing.steps_to(target)
         seconds = None if target is None else standing.seconds_to(target)
         chance = board.chances.get(standing.name)
-        spread = "" if standing.deviation is None else f" ± {standing.deviation:.3f}"
         rows.append(
             (
                 standing.name,
-                f"{standing.mean:.3f}{spread}" if standing.is_finite else "diverged",
+                standing.spread.text(".3f") if standing.is_finite else "diverged",
                 NOTHING if chance is None else f"{chance:.2g}",
                 _steps(steps, needed),
-                NOTHING if seconds is None else f"{seconds:,.0f}",
+                NOTHING if seconds is None else _seconds(seconds),
                 _rise(standing.below),
                 _rise(standing.above),
                 NOTHING if standing.memory_gib is None else f"{standing.memory_gib:.2f}",
@@ -150,6 +149,16 @@ def _steps(steps: float | None, needed: float | None) -> str:
     if steps is None:
         return NOTHING
     return f"{steps:,.0f} ({steps / needed:.0%})" if needed else f"{steps:,.0f}"
+
+
+def _seconds(seconds: float) -> str:
+    """Whole seconds from ten on, two digits below.
+
+    Example:
+        >>> _seconds(0.1234), _seconds(1234.5)
+        ('0.12', '1,234')
+    """
+    return f"{seconds:,.0f}" if seconds >= 10 else f"{seconds:.2g}"
 
 
 def _rise(value: float | None) -> str:

@@ -19,7 +19,6 @@ from merit_optim.optim.directions import Muon
 ADAM_BYTES = 28  # per element: w, m and v read and written, g read
 TWO_PASS_BYTES = 40  # w, m and v are read twice: the norms of rows and columns come first
 MUON_BYTES = 20  # w and the momentum read and written, g read
-NUM_PASSES = Muon().ns_steps
 
 
 @dataclass(frozen=True)
@@ -34,10 +33,10 @@ class Floor:
         return self.num_bytes / copy_tb_s / 1e9 + self.num_flops / matrix_tflop_s / 1e9
 
 
-def newton_schulz_flops(shape: Shape, num_passes: int = NUM_PASSES) -> int:
+def newton_schulz_flops(shape: Shape) -> int:
     """Operations of Newton-Schulz on one matrix."""
     rows, columns = shape
-    return Muon(ns_steps=num_passes).num_operations(rows, columns)
+    return Muon().num_operations(rows, columns)
 
 
 def floors_of(weights: list[WeightSpec]) -> list[Floor]:

@@ -6,16 +6,14 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import tyro
 
 from merit_lab.command_line import rules
 from merit_lab.curvature.measure import Curvature, CurvatureConfig, measure_curvature
+from merit_lab.tables import Table, print_table
 from merit_lab.train.signals import Interrupted
-
-if TYPE_CHECKING:
-    from rich.console import Console
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,36 +56,27 @@ def main(argv: Sequence[str]) -> int:
     except (OSError, ValueError, ArithmeticError, RuntimeError, ModuleNotFoundError) as error:
         print(f"merit curvature: {error}", file=sys.stderr)
         return 1
-    from rich.console import Console
-
-    print_curvature(curvature, Console())
+    print_curvature(curvature)
     print(f"\nThe results are in {curvature.path}")
     return 0
 
 
-def print_curvature(curvature: Curvature, console: Console) -> None:
+def print_curvature(curvature: Curvature) -> None:
     """Print a table of the measurements."""
-    from rich import box
-    from rich.table import Table
-
     parts = curvature.parts
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
-    table.add_column(f"After step {curvature.step}")
-    table.add_column("Value", justify="right")
-    table.add_column("Error", justify="right")
-    table.add_row("loss", f"{parts['loss']['value']:.4f}", "")
+    rows = [("loss", f"{parts['loss']['value']:.4f}", "")]
     if "eigenvalues" in parts:
         pairs = zip(parts["eigenvalues"]["values"], parts["eigenvalues"]["residuals"], strict=True)
         for place, (value, residual) in enumerate(pairs, start=1):
-            table.add_row(f"eigenvalue {place}", f"{value:.5g}", f"{residual:.2g}")
+            rows.append((f"eigenvalue {place}", f"{value:.5g}", f"{residual:.2g}"))
     if "trace" in parts:
         trace = parts["trace"]
-        table.add_row("trace", f"{trace['value']:.5g}", f"{trace['standard_error']:.2g}")
+        rows.append(("trace", f"{trace['value']:.5g}", f"{trace['standard_error']:.2g}"))
     if "density" in parts:
         nodes = [node for probe in parts["density"]["nodes"] for node in probe]
-        table.add_row("smallest eigenvalue seen", f"{min(nodes):.5g}", "")
-        table.add_row("weight below zero", f"{_share_below_zero(parts['density']):.1%}", "")
-    console.print(table)
+        rows.append(("smallest eigenvalue seen", f"{min(nodes):.5g}", ""))
+        rows.append(("weight below zero", f"{_share_below_zero(parts['density']):.1%}", ""))
+    print_table(Table((f"Step {curvature.step}", "Value", "Error"), tuple(rows)))
 
 
 def _share_below_zero(density: dict[str, list[list[float]]]) -> float:

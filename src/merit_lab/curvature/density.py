@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from merit_lab.checks import check_at_least
 from merit_lab.curvature.hessian import Hessian, dot
 
 _REACH = 5.0  # of the Gaussian, in its widths: all but 6e-7 of it
@@ -27,22 +28,15 @@ class Spectrum:
     nodes: list[list[float]]
     weights: list[list[float]]
 
-    def moments(self, power: int) -> NDArray[np.float64]:
-        """Return the mean of ``eigenvalue ** power`` for each probe."""
-        pairs = zip(self.nodes, self.weights, strict=True)
-        return np.array([np.dot(np.power(nodes, power), weights) for nodes, weights in pairs])
+    def density(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Return a grid of eigenvalues and the density there.
 
-    def density(self, width: float | None = None) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Return a grid of eigenvalues and the density there, with each node smoothed to a Gaussian.
-
-        Args:
-            width: standard deviation of the Gaussian; None for a hundredth of the spectrum's width.
+        Each node is smoothed to a Gaussian, whose standard deviation is a hundredth of the spectrum's width.
         """
         nodes = np.concatenate([np.asarray(nodes) for nodes in self.nodes])
         weights = np.concatenate([np.asarray(weights) for weights in self.weights]) / len(self.nodes)
         smallest, largest = nodes.min(), nodes.max()
-        if width is None:
-            width = max((largest - smallest) / 100, 1e-6 * np.abs(nodes).max()) or 1.0
+        width = max((largest - smallest) / 100, 1e-6 * np.abs(nodes).max()) or 1.0
         points = int(_POINTS * ((largest - smallest) / width + 2 * _REACH)) + 1
         grid = np.linspace(smallest - _REACH * width, largest + _REACH * width, points)
         bells = np.exp(-0.5 * ((grid[:, None] - nodes) / width) ** 2) / (width * np.sqrt(2 * np.pi))
@@ -63,8 +57,7 @@ def spectral_density(hessian: Hessian, probes: int, *, steps: int, seed: int = 0
         2019, https://arxiv.org/abs/1901.10159
     """
     for name, value in (("probes", probes), ("steps", steps)):
-        if value < 1:
-            raise ValueError(f"{name} is {value}; it must be at least 1")
+        check_at_least(name, value, 1)
     generator = torch.Generator().manual_seed(seed)
     nodes, weights = [], []
     for _ in range(probes):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -12,16 +11,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from merit_lab.checks import check_at_least
 from merit_lab.curvature.density import spectral_density
 from merit_lab.curvature.eigenvalues import num_vectors, top_eigenvalues
 from merit_lab.curvature.hessian import Hessian, hessian_vector_product
-from merit_lab.curvature.progress import WorkProgress
-from merit_lab.curvature.results import Results
 from merit_lab.curvature.trace import hutchinson_trace
 from merit_lab.folders import check_writable
 from merit_lab.models import Model, num_parameters
-from merit_lab.record import environment
-from merit_lab.train.signals import Interrupted, StopRequest, listening
+from merit_lab.progress import WorkProgress
+from merit_lab.record import Measurements
+from merit_lab.train.signals import StopRequest, listening
 from merit_lab.train.snapshot import Snapshot, default_device, mean_loss
 
 _CPU_TOKENS = 16384  # in one micro-batch; larger ones are no faster on a CPU
@@ -52,8 +51,7 @@ class CurvatureConfig:
     def __post_init__(self) -> None:
         least = {"sequences": 1, "top": 0, "density_probes": 1, "density_steps": 1}
         for name, smallest in least.items():
-            if getattr(self, name) < smallest:
-                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least {smallest}")
+            check_at_least(name, getattr(self, name), smallest)
         if self.probes < 0 or self.probes == 1:
             raise ValueError(
                 f"probes is {self.probes}; it must be 0 for no trace, or at least 2 for its error"
@@ -101,23 +99,20 @@ def measure_curvature(
         micro_batch: sequences in one pass. None: found by trial on CUDA, 16384 tokens on a CPU.
     """
     config = config or CurvatureConfig()
-    if micro_batch is not None and micro_batch < 1:
-        raise ValueError(f"micro_batch is {micro_batch}; it must be at least 1, or None")
+    if micro_batch is not None:
+        check_at_least("micro_batch", micro_batch, 1)
     snapshot = Snapshot.find(run, step)
     dataset = snapshot.open_data(data)
     sequences = snapshot.training_sequences(dataset, config.sequences)
     parts = _parts(config, num_parameters(snapshot.config.model))
-    results = Results(snapshot.run.folder / "curvature" / f"{snapshot.path.name}.json")
+    results = Measurements(snapshot.run.folder / "curvature" / f"{snapshot.path.name}.json")
     loss_settings = {"sequences": len(sequences), "context": snapshot.config.model.context}
     settings = {name: loss_settings | part.settings for name, part in parts.items()}
     found = {name: result for name in parts if (result := results.find(name, settings[name])) is not None}
     missing = {name: part for name, part in parts.items() if name not in found}
     if missing:
         check_writable(results.path.parent)
-        about = environment(
-            device=default_device(),
-            data={"folder": str(dataset.folder.resolve()), "fingerprint": dataset.fingerprint},
-        )
+        about = snapshot.environment(dataset)
         with listening() as stop:
             work = _Work(snapshot, sequences, micro_batch, stop)
             for name, part in missing.items():
@@ -176,19 +171,22 @@ class _Work:
     ) -> None:
         model = snapshot.load_model(default_device(), twice=True)
         size = micro_batch or choose_micro_batch(model, sequences)
-        self._progress = WorkProgress("products")
+        self._progress = WorkProgress()
         self._stop = stop
         self._hessian = Hessian(mean_loss(model, sequences, size), model.parameters(), self._after_product)
 
     def measure(self, name: str, part: Measurement) -> dict[str, Any]:
-        with self._progress.part(name, part.products):
-            return part.measure(self._hessian)
+        began, before = time.monotonic(), self._hessian.num_products
+        with self._progress.piece(name, part.products, "products"):
+            result = part.measure(self._hessian)
+        if num_products := self._hessian.num_products - before:
+            self._progress.say(f"{name}: {num_products} products in {time.monotonic() - began:.1f} s")
+        return result
 
     def _after_product(self) -> None:
         self._progress.advance()
         if self._stop.signum:
-            name = signal.Signals(self._stop.signum).name
-            raise Interrupted(self._stop.signum, f"stopped by {name}; finished parts are kept")
+            raise self._stop.interrupted("; finished parts are kept")
 
 
 def choose_micro_batch(model: Model, sequences: Tensor) -> int:

@@ -8,6 +8,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
+from merit_lab.checks import check_size
 from merit_lab.data.order import Order
 from merit_lab.data.tokens import TokenFile
 
@@ -31,8 +32,8 @@ class Batches:
     """
 
     def __init__(self, tokens: TokenFile, *, context: int, batch: int, seed: int) -> None:
-        _check_count("context", context)
-        _check_count("batch", batch)
+        check_size("context", context)
+        check_size("batch", batch)
         windows = _num_windows(tokens, context)
         self.tokens = tokens
         self.context = context
@@ -70,16 +71,15 @@ class Batches:
         return drawn % (spare + 1), Order(self.num_windows, key)
 
 
-def validation_sequences(tokens: TokenFile, context: int, limit: int | None = None) -> NDArray[np.int64]:
+def validation_sequences(tokens: TokenFile, context: int, limit: int) -> NDArray[np.int64]:
     """Return sequences for validation, always the same: int64, (n, context + 1), n at most ``limit``.
 
-    They do not overlap and are spread evenly over the file; without a limit they cover all of it.
+    They do not overlap and are spread evenly over the file.
     """
-    _check_count("context", context)
+    check_size("context", context)
+    check_size("limit", limit)
     windows = _num_windows(tokens, context)
-    if limit is not None:
-        _check_count("limit", limit)
-    chosen = windows if limit is None else min(limit, windows)
+    chosen = min(limit, windows)
     starts = np.arange(chosen, dtype=np.int64) * windows // chosen * context
     sequences = np.lib.stride_tricks.sliding_window_view(np.asarray(tokens.tokens), context + 1)
     return sequences[starts].astype(np.int64)
@@ -94,8 +94,3 @@ def _num_windows(tokens: TokenFile, context: int) -> int:
             f"{context + 1}: use a shorter context, or prepare more text"
         )
     return windows
-
-
-def _check_count(name: str, value: int) -> None:
-    if value < 1:
-        raise ValueError(f"{name} is {value}; it must be at least 1")

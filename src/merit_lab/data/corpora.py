@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from merit_lab.checks import check_at_least
 from merit_lab.data.documents import DEFAULT_LAYOUT, Layout, find_files, texts
 from merit_lab.data.formats import check_beginning, named_kinds
 from merit_lab.data.hashes import Hashes
@@ -55,14 +56,23 @@ class TextFiles:
         self._hashes = Hashes()
         self.total = 0
         content = hashlib.sha256()
-        for _, _, text, ends in self._texts(self._piece_bytes):
-            content.update(text)
-            self._hashes.append(_hash(text))
-            self.total += len(text)
-            if ends:
-                content.update(b"\0end of file\0")
-            if progress is not None:
-                progress.count(self.total)
+        is_divided, last_ended = False, Path()  # whether a file has two documents
+        progress = progress or PrepareProgress(quiet=True)
+        with progress.piece("reading", None, "bytes of text"):
+            for path, _, text, ends in self._texts(self._piece_bytes):
+                content.update(text)
+                self._hashes.append(_hash(text))
+                self.total += len(text)
+                if ends:
+                    content.update(b"\0end of file\0")
+                    is_divided = is_divided or path == last_ended
+                    last_ended = path
+                progress.update(self.total)
+        if layout.separator is not None and not is_divided:
+            raise ValueError(
+                f"the separator is {layout.separator!r}, but no file has such a line between two documents; "
+                "give the line as it is in the text, or leave --separator out"
+            )
         if len(self._hashes) < 2 and self.total > _SMALLEST_PIECE:
             raise ValueError(
                 f"the text has {self.total} bytes, but no place to cut it: a space or a newline after a "
@@ -167,8 +177,7 @@ def embedded(limit: int, validation: float) -> TextFiles:
     their paths' hashes, so that a limit takes some of every package and not all of the first. Tests, empty
     files and files that are not UTF-8 are left out. It ends before the file that exceeds ``limit`` bytes.
     """
-    if limit < 1:
-        raise ValueError(f"limit is {limit}; it must be at least 1 byte")
+    check_at_least("limit", limit, 1)
     folders = sysconfig.get_paths()
     packages = Path(folders["purelib"])
     # By relative path, so that the corpus does not depend on where the environment is.

@@ -9,6 +9,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from merit_lab.checks import check_choice
+
 INDEX_NAME = "dataset.json"
 FORMAT = "merit-optim tokens"
 FORMAT_VERSION = 2
@@ -74,8 +76,7 @@ class Index:
             files = {name: FileEntry(**entry) for name, entry in content["files"].items()}
             fields = ("tokenizer", "vocab_size", "end_of_text", "dtype", "recipe")
             index = cls(files=files, **{name: content[name] for name in fields})
-            if index.dtype not in DTYPES:
-                raise ValueError(f"dtype is {index.dtype!r}; it must be one of {', '.join(DTYPES)}")
+            check_choice("dtype", index.dtype, DTYPES)
             if index.fingerprint != content["fingerprint"]:
                 raise ValueError("its fingerprint does not match its hashes")
         except (AttributeError, KeyError, TypeError, ValueError) as error:

@@ -41,8 +41,6 @@ class Prefetcher:
         num_steps: int,
         depth: int = 4,
     ) -> None:
-        if depth < 1:
-            raise ValueError(f"depth is {depth}; it must be at least 1")
         self._batches = batches
         self._device = torch.empty(0, device=device).device  # adds the index of the current GPU to "cuda"
         self._wanted: Iterator[tuple[int, int, int]] = (

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from merit_lab.checks import check_at_least
 from merit_lab.data.pieces import TextPiece
 
 # nanoGPT splits by datasets' train_test_split(test_size=0.0005, seed=2357, shuffle=True).
@@ -45,11 +46,7 @@ class Stream:
         load: Load | None,
     ) -> None:
         for section in sections:
-            if section.num_documents < 1:
-                raise ValueError(
-                    f"the number of {section.hub_split} documents is {section.num_documents}; "
-                    "it must be at least 1"
-                )
+            check_at_least(f"the number of {section.hub_split} documents", section.num_documents, 1)
         self.recipe = {**recipe, "dataset": dict(dataset)}
         self.total = sum(section.num_documents for section in sections)
         self._dataset = dataset

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from merit_lab.data.index import DTYPES, INDEX_NAME, Index, fingerprint
+from merit_lab.data.index import INDEX_NAME, Index, fingerprint
 
 _FILES = ("train.bin", "val.bin")
 _BLOCK = 1 << 24  # tokens checked at a time: 32 or 64 MB
@@ -36,8 +36,6 @@ class TokenFile:
         ``num_tokens`` is the expected number, if known.
         """
         path = Path(path)
-        if dtype not in DTYPES:
-            raise ValueError(f"dtype is {dtype!r}; it must be one of {', '.join(DTYPES)}")
         if not path.is_file():
             raise ValueError(f"{path} is missing; `merit prepare` writes it")
         size = path.stat().st_size
@@ -105,12 +103,10 @@ class Dataset:
     index: Index | None
 
     @classmethod
-    def open(cls, folder: Path | str, dtype: str | None = None) -> Dataset:
+    def open(cls, folder: Path | str) -> Dataset:
         """Open a folder, and check the sizes of its files and a sample of their bytes: see `hash_sample`.
 
-        Args:
-            folder: where train.bin and val.bin are.
-            dtype: of the tokens if there is no index, "uint16" (the default) or "uint32".
+        Without an index the tokens are uint16, as nanoGPT writes them.
         """
         folder = Path(folder)
         if folder.is_file():
@@ -123,10 +119,8 @@ class Dataset:
         path = folder / INDEX_NAME
         index = Index.read(path) if path.is_file() else None
         if index is None:
-            train, validation = (TokenFile.open(folder / name, dtype or "uint16") for name in _FILES)
+            train, validation = (TokenFile.open(folder / name) for name in _FILES)
         else:
-            if dtype not in (None, index.dtype):
-                raise ValueError(f"dtype is {dtype!r}, but {path} says {index.dtype!r}; leave it out")
             train, validation = (
                 TokenFile.open(folder / name, index.dtype, index.files[name].num_tokens) for name in _FILES
             )

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from rich.console import Console
-
-from merit_lab.evaluate.display import print_results
 from merit_lab.evaluate.evaluation import evaluate
 from merit_lab.evaluate.sets import PAPER_SETS, SETS
-from merit_lab.record import step_path
+from merit_lab.record import EvaluationResult, step_path
+from merit_lab.tables import Table, print_table
 
 
 def main(argv: Sequence[str]) -> int:
@@ -37,12 +35,28 @@ def main(argv: Sequence[str]) -> int:
             file=sys.stderr,
         )
         return 130
-    print_results(results, Console())
+    print_results(results)
     for result in results:
         if result.num_truncated:
             print(f"{result.name}: {result.num_truncated:,} prompts exceeded the context and were truncated")
     print(f"\nThe results are in {step_path(options.run / 'evaluate', results[0].step)}")
     return 0
+
+
+def print_results(results: Iterable[EvaluationResult]) -> None:
+    """Print a table with a row for each metric of each set."""
+    rows = [
+        (
+            result.name if place == 0 else "",
+            name,
+            f"{result.num_items:,}" if place == 0 else "",
+            f"{metric.value:.4g}",
+            "" if metric.stderr is None else f"{metric.stderr:.2g}",
+        )
+        for result in results
+        for place, (name, metric) in enumerate(result.metrics.items())
+    ]
+    print_table(Table(("Set", "Measure", "Items", "Value", "Error"), tuple(rows), num_text=2))
 
 
 def add_tokenizer_options(parser: argparse.ArgumentParser) -> None:

@@ -8,13 +8,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from merit_lab.evaluate.display import EvaluationDisplay
+from merit_lab.checks import check_at_least
 from merit_lab.evaluate.export import export
 from merit_lab.evaluate.harness import BOOTSTRAP, Harness, check_hub, package_versions
 from merit_lab.evaluate.sets import SETS, check_local, expand
 from merit_lab.evaluate.tokenizer import tokenizer_of
 from merit_lab.folders import check_writable
 from merit_lab.models import HuggingFaceConfig
+from merit_lab.progress import WorkProgress
 from merit_lab.record import EvaluationResult, environment, result_path
 from merit_lab.train.snapshot import Snapshot, default_device
 
@@ -28,7 +29,7 @@ def evaluate(
     limit: int | None = None,
     tokenizer: str | None = None,
     gpt2_vocabulary: Path | None = None,
-    display: EvaluationDisplay | None = None,
+    progress: WorkProgress | None = None,
 ) -> list[EvaluationResult]:
     """Evaluate a checkpoint zero-shot, and return the results in the order of the names.
 
@@ -44,16 +45,16 @@ def evaluate(
         limit: use only this many items of each set, from its beginning; None for all.
         tokenizer: "gpt2", "bytes" or a tokenizer.json, if the run's data does not name it.
         gpt2_vocabulary: a folder with GPT-2's vocab.bpe and encoder.json.
-        display: where to show progress.
+        progress: where to show progress.
     """
     names = expand(names)
     if not names:
         raise ValueError(f"no set is given; choose from {', '.join(SETS)}")
-    if limit is not None and limit < 1:
-        raise ValueError(f"limit is {limit}; it must be a whole number above 0, or None for all items")
+    if limit is not None:
+        check_at_least("limit", limit, 1)
     versions = package_versions()
     check_hub(names) if task_files is None else check_local(names)
-    display = display or EvaluationDisplay()
+    progress = progress or WorkProgress()
     snapshot = Snapshot.find(folder, step)
     encoder = tokenizer_of(snapshot.run, tokenizer, gpt2_vocabulary)
     if encoder is None:
@@ -81,11 +82,11 @@ def evaluate(
     missing = [name for name in names if results[name] is None]
     for name in names:
         if name not in missing:
-            display.say(f"{name}: already evaluated")
+            progress.say(f"{name}: already evaluated")
     if missing:
         check_writable(result_path(snapshot.run, snapshot.step, missing[0], limit).parent)
         with tempfile.TemporaryDirectory(prefix="merit-evaluate-") as scratch:
-            display.say(f"exporting the checkpoint of step {snapshot.step}")
+            progress.say(f"exporting the checkpoint of step {snapshot.step}")
             export(snapshot, Path(scratch), encoder)
             harness = Harness(
                 Path(scratch),
@@ -94,7 +95,7 @@ def evaluate(
                 device=device,
                 autocast=autocast,
                 task_files=task_files,
-                display=display,
+                progress=progress,
             )
             here = environment(device=device, data=snapshot.run.environment.get("data", {}))
             here["versions"] |= versions
@@ -102,7 +103,7 @@ def evaluate(
                 result = _evaluate(harness, name, snapshot.step, inputs[name], here)
                 result.write(result_path(snapshot.run, snapshot.step, name, limit))
                 results[name] = result
-                display.say(f"{name}: {result.num_items:,} items in {result.seconds:.0f} s")
+                progress.say(f"{name}: {result.num_items:,} items in {result.seconds:.0f} s")
     return [result for result in results.values() if result is not None]
 
 

@@ -20,10 +20,10 @@ from typing import Any
 
 import torch
 
-from merit_lab.evaluate.display import EvaluationDisplay
 from merit_lab.evaluate.rows import Row
 from merit_lab.evaluate.sets import SETS
 from merit_lab.models.quiet import quiet
+from merit_lab.progress import WorkProgress
 from merit_lab.record import Metric
 from merit_optim.spelling import nearest
 
@@ -67,7 +67,7 @@ class Harness:
         device: where to compute.
         autocast: bf16 matrix products.
         task_files: folder of local sets; None for the hub's.
-        display: where to show progress.
+        progress: where to show progress.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class Harness:
         device: torch.device,
         autocast: bool,
         task_files: Path | None,
-        display: EvaluationDisplay,
+        progress: WorkProgress,
     ) -> None:
         if task_files is not None:
             # Read when these libraries are imported: they then do not use the network.
@@ -87,10 +87,15 @@ class Harness:
             os.environ.update(offline)
         from merit_lab.evaluate.lm import CheckpointLM
 
-        self._task_files, self._display = task_files, display
+        self._task_files, self._progress = task_files, progress
         with _quiet():
             self._lm = CheckpointLM(
-                checkpoint, prefix=prefix, context=context, device=device, autocast=autocast, display=display
+                checkpoint,
+                prefix=prefix,
+                context=context,
+                device=device,
+                autocast=autocast,
+                progress=progress,
             )
 
     def evaluate(self, name: str, limit: int | None) -> Outcome:
@@ -107,7 +112,7 @@ class Harness:
                     lm=self._lm, task_dict=tasks, limit=limit, bootstrap_iters=BOOTSTRAP, log_samples=False
                 )
             finally:
-                self._display.end()
+                self._progress.end()
         task_name = task.task_name
         return Outcome(
             metrics=_metrics(output["results"][task_name], output["higher_is_better"][task_name]),

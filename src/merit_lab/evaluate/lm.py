@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from merit_lab.evaluate.display import EvaluationDisplay
+from merit_lab.progress import WorkProgress
 
 _HFLM: Any = import_module("lm_eval.models.huggingface").HFLM
 _TOKENS_ON_A_CPU = 4096  # in one forward pass
@@ -31,7 +31,7 @@ class CheckpointLM(_HFLM):  # type: ignore[misc]
         context: the longest sequence that it was trained on; its positions may be many more.
         device: where to compute.
         autocast: bf16 matrix products, as in training on CUDA.
-        display: where to show progress.
+        progress: where to show progress.
     """
 
     def __init__(
@@ -42,11 +42,11 @@ class CheckpointLM(_HFLM):  # type: ignore[misc]
         context: int,
         device: torch.device,
         autocast: bool,
-        display: EvaluationDisplay,
+        progress: WorkProgress,
     ) -> None:
         self.set_name = ""
         self.num_truncated = 0
-        self._display = display
+        self._progress = progress
         super().__init__(
             pretrained=str(folder),
             max_length=context,
@@ -63,9 +63,11 @@ class CheckpointLM(_HFLM):  # type: ignore[misc]
 
     def loglikelihood_rolling(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[float]:
         """Return the log-likelihood of whole texts, each in windows of the model's context."""
-        del disable_tqdm  # replaced by the display
+        del disable_tqdm  # shown by ours
         lengths = [len(self.tok_encode(request.args[0])) for request in requests]
-        self._display.begin(self.set_name, sum(-(-length // self.max_length) for length in lengths))
+        self._progress.begin(
+            self.set_name, sum(-(-length // self.max_length) for length in lengths), "sequences"
+        )
         output: list[float] = super().loglikelihood_rolling(requests, disable_tqdm=True)
         return output
 
@@ -88,7 +90,7 @@ class CheckpointLM(_HFLM):  # type: ignore[misc]
             )
             # lm-eval computes requests that differ only in the last token once.
             inputs = {(*context, *continuation[:-1]) for _, context, continuation in requests}
-            self._display.begin(self.set_name, len(inputs))
+            self._progress.begin(self.set_name, len(inputs), "sequences")
         output: list[tuple[float, bool]] = super()._loglikelihood_tokens(
             requests, disable_tqdm=True, override_bs=override_bs
         )
@@ -102,5 +104,5 @@ class CheckpointLM(_HFLM):  # type: ignore[misc]
                 f"{self.set_name}: the model's logits are NaN, so the run diverged; choose an earlier "
                 "checkpoint with --checkpoint"
             )
-        self._display.advance(len(inps))
+        self._progress.advance(len(inps))
         return logits

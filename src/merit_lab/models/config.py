@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, get_args
 
-from merit_optim.spelling import did_you_mean
+from merit_lab.checks import LARGEST_SIZE, check_choice, check_size
 
 if TYPE_CHECKING:
     import torch
@@ -18,10 +18,9 @@ _VOCAB_MULTIPLE = 64  # 50257 tokens become nanoGPT's 50304: odd widths are slow
 _LOGITS_AT_ONE_TIME = 2**29  # 1 GiB in bf16; fewer at a time save little
 SMALLEST_FLEX_HEAD = 16  # flex_attention's kernels do not support smaller heads
 
-# Larger sizes are certainly typos: arithmetic with them would overflow, or never end.
+# Larger sizes are certainly typos, as in checks.py.
 MOST_LAYERS = 10**4
 LONGEST_CONTEXT = 2**24
-LARGEST_SIZE = 2**31
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,8 +74,8 @@ class ModelConfig:
     dtype."""
 
     def __post_init__(self) -> None:
-        _check_choice("family", self.family, get_args(Family))
-        _check_choice("attention", self.attention, get_args(AttentionKind))
+        check_choice("family", self.family, get_args(Family))
+        check_choice("attention", self.attention, get_args(AttentionKind))
         most = {"layers": MOST_LAYERS, "context": LONGEST_CONTEXT}
         for name in ("width", "heads", "layers", "context", "vocab_size"):
             check_size(name, getattr(self, name), most.get(name, LARGEST_SIZE))
@@ -200,20 +199,6 @@ def _num_looked_up(config: ModelConfig) -> int:
     positions = config.context if config.family == "gpt2" else 0
     tokens = 0 if config.is_tied else config.vocab_size
     return (positions + tokens) * config.width
-
-
-def _check_choice(name: str, value: object, allowed: tuple[str, ...]) -> None:
-    if value not in allowed:
-        hint = did_you_mean(value, allowed)
-        raise ValueError(f"unknown {name} {value!r}{hint} It must be one of {', '.join(allowed)}.")
-
-
-def check_size(name: str, value: object, most: int = LARGEST_SIZE) -> None:
-    """Raise ValueError unless a value is an integer from 1 to ``most``."""
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise ValueError(f"{name} is {value!r}; it must be a whole number above 0")
-    if value > most:
-        raise ValueError(f"{name} is {value}; it must be at most {most}")
 
 
 def _gpt2(width: int, heads: int, layers: int, context: int = 1024, vocab_size: int = 50304) -> ModelConfig:

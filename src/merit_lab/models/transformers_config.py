@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
 import tyro
 
-from merit_lab.models.config import LONGEST_CONTEXT, MOST_LAYERS, check_size
+from merit_lab.checks import check_choice, check_size
+from merit_lab.models.config import LONGEST_CONTEXT, MOST_LAYERS
 from merit_lab.models.quiet import quiet
 from merit_optim.spelling import did_you_mean, nearest
 
@@ -52,11 +53,7 @@ class HuggingFaceConfig:
 
     def __post_init__(self) -> None:
         check_size("model.context", self.context, LONGEST_CONTEXT)
-        if self.attention not in get_args(HuggingFaceAttention):
-            known = ", ".join(get_args(HuggingFaceAttention))
-            raise ValueError(
-                f"model.attention is {self.attention!r}; for a Hugging Face model it must be one of {known}"
-            )
+        check_choice("model.attention", self.attention, get_args(HuggingFaceAttention))
         for text in self.options:
             name, equals, _ = text.partition("=")
             if not name.isidentifier() or not equals:

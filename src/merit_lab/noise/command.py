@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import tyro
 
@@ -15,11 +15,9 @@ from merit_lab.command_line import rules
 from merit_lab.noise.measure import MeasuredScale, NoiseConfig, measure_noise_scale
 from merit_lab.noise.scale import relative_steps, relative_tokens
 from merit_lab.record import Run, RunInUse
-from merit_lab.train.checkpoint import steps_of
+from merit_lab.tables import Table, print_table
+from merit_lab.train.checkpoint_files import steps_of
 from merit_lab.train.signals import Interrupted
-
-if TYPE_CHECKING:
-    from rich.console import Console
 
 _AROUND = 3  # doublings of the batch shown on either side of the noise scale
 
@@ -61,14 +59,11 @@ def main(argv: Sequence[str]) -> int:
     except (OSError, ValueError, ArithmeticError, RunInUse) as error:
         print(f"merit batch-size: {error}", file=sys.stderr)
         return 1
-    from rich.console import Console
-
-    console = Console()
     if arguments.along:
-        print_growth(measurements, console)
+        print_growth(measurements)
         print()
     print(f"{describe(measurements[-1])}\n")
-    print_batches(measurements[-1], console)
+    print_batches(measurements[-1])
     print(f"\nThe results: {measurements[-1].path.parent if arguments.along else measurements[-1].path}")
     return 0
 
@@ -106,40 +101,31 @@ def describe(measured: MeasuredScale) -> str:
     )
 
 
-def print_growth(measurements: Sequence[MeasuredScale], console: Console) -> None:
+def print_growth(measurements: Sequence[MeasuredScale]) -> None:
     """Print the scale at each checkpoint, with the range of two standard errors."""
-    from rich import box
-    from rich.table import Table
-
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
-    for name in ("Step", "Noise scale", "from", "to", "in tokens"):
-        table.add_column(name, justify="right")
+    rows = []
     for measured in measurements:
         value = measured.scale.value
         limits = [_count(limit) for limit in measured.scale.interval]
-        table.add_row(f"{measured.step:,}", _count(value), *limits, _count(value * measured.context))
-    console.print(table)
+        rows.append((f"{measured.step:,}", _count(value), *limits, _count(value * measured.context)))
+    print_table(Table(("Step", "Noise scale", "from", "to", "in tokens"), tuple(rows), num_text=0))
 
 
-def print_batches(measured: MeasuredScale, console: Console) -> None:
+def print_batches(measured: MeasuredScale) -> None:
     """Print the cost of batch sizes around the scale, with the uncertainty from the scale's error."""
-    from rich import box
-    from rich.table import Table
-
     low, high = measured.scale.interval
     centre = measured.scale.value if math.isfinite(measured.scale.value) else low
     if math.isinf(centre):
         return
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
-    for name in ("Batch", "Tokens per batch", "Steps / fewest", "Tokens / fewest"):
-        table.add_column(name, justify="right")
+    rows = []
     nearest = max(0, round(math.log2(centre)))
     for power in range(max(0, nearest - _AROUND), nearest + _AROUND + 1):
         batch = 2**power
         steps = _range(relative_steps(batch, low), relative_steps(batch, high))
         tokens = _range(relative_tokens(batch, high), relative_tokens(batch, low))
-        table.add_row(f"{batch:,}", f"{batch * measured.context:,}", steps, tokens)
-    console.print(table)
+        rows.append((f"{batch:,}", f"{batch * measured.context:,}", steps, tokens))
+    head = ("Batch", "Tokens per batch", "Steps / fewest", "Tokens / fewest")
+    print_table(Table(head, tuple(rows), num_text=0))
 
 
 def _range(low: float, high: float) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -10,14 +9,14 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from merit_lab.curvature.progress import WorkProgress
-from merit_lab.curvature.results import Results
+from merit_lab.checks import check_at_least
 from merit_lab.data import Batches
 from merit_lab.folders import check_writable
 from merit_lab.models import Model
 from merit_lab.noise.scale import GradientNorms, NoiseScale, noise_scale
-from merit_lab.record import environment
-from merit_lab.train.signals import Interrupted, listening
+from merit_lab.progress import WorkProgress
+from merit_lab.record import Measurements
+from merit_lab.train.signals import listening
 from merit_lab.train.snapshot import Snapshot, default_device, token_loss
 from merit_optim.optim.engines.gradients import norms
 from merit_optim.optim.torch_private import foreach_add_
@@ -42,8 +41,7 @@ class NoiseConfig:
 
     def __post_init__(self) -> None:
         for name, least in (("batches", 2), ("micro_batch", 1)):
-            if getattr(self, name) < least:
-                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least {least}")
+            check_at_least(name, getattr(self, name), least)
         if self.batch % self.micro_batch or self.batch < 2 * self.micro_batch:
             raise ValueError(
                 f"batch is {self.batch}; it must be a multiple of micro_batch, {self.micro_batch}, at least "
@@ -84,15 +82,12 @@ def measure_noise_scale(
     context = snapshot.config.model.context
     batches = Batches(dataset.train, context=context, batch=config.batch, seed=config.seed + _APART_FROM_RUNS)
     _check_enough(batches, config)
-    results = Results(snapshot.run.folder / "noise" / f"{snapshot.path.name}.json")
+    results = Measurements(snapshot.run.folder / "noise" / f"{snapshot.path.name}.json")
     settings = {**asdict(config), "context": context}
     result = results.find("noise_scale", settings)
     if result is None:
         check_writable(results.path.parent)
-        about = environment(
-            device=default_device(),
-            data={"folder": str(dataset.folder.resolve()), "fingerprint": dataset.fingerprint},
-        )
+        about = snapshot.environment(dataset)
         began = time.monotonic()
         scale = noise_scale(_norms(snapshot, batches, config), micro_batch=config.micro_batch)
         seconds = round(time.monotonic() - began, 3)
@@ -149,13 +144,14 @@ def _squared_norm(tensors: list[Tensor] | tuple[Tensor, ...]) -> Tensor:
 
 def _norms(snapshot: Snapshot, batches: Batches, config: NoiseConfig) -> list[GradientNorms]:
     model = snapshot.load_model(default_device())
-    progress = WorkProgress("batches")
-    norms = []
-    with listening() as stop, progress.part("gradients", config.batches):
+    progress = WorkProgress()
+    norms, began = [], time.monotonic()
+    with listening() as stop, progress.piece("gradients", config.batches, "batches"):
         for number in range(config.batches):
             sequences = torch.from_numpy(batches.sequences(number))
             norms.append(gradient_norms(model, sequences, config.micro_batch))
             progress.advance()
             if stop.signum:
-                raise Interrupted(stop.signum, f"stopped by {signal.Signals(stop.signum).name}")
+                raise stop.interrupted()
+    progress.say(f"gradients: {config.batches} batches in {time.monotonic() - began:.1f} s")
     return norms

@@ -3,9 +3,10 @@
 from merit_lab.record.environment import differences, environment
 from merit_lab.record.evaluations import EvaluationResult, Metric, last_results, read_results, result_path
 from merit_lab.record.excerpt import Excerpt, excerpt
-from merit_lab.record.find import archive_of, nested_run_folders, run_folders
+from merit_lab.record.find import archive_of, folders_left_out, nested_run_folders, run_folders
 from merit_lab.record.journal import Journal, NotWritten, import_wandb
 from merit_lab.record.lock import RunInUse, is_locked, lock
+from merit_lab.record.measurements import Measurements
 from merit_lab.record.metrics import MetricsWriter, as_json, keep_nan, read_metrics
 from merit_lab.record.run import (
     FORMAT,
@@ -25,6 +26,7 @@ __all__ = [
     "EvaluationResult",
     "Excerpt",
     "Journal",
+    "Measurements",
     "Metric",
     "MetricsWriter",
     "NotWritten",
@@ -36,6 +38,7 @@ __all__ = [
     "differences",
     "environment",
     "excerpt",
+    "folders_left_out",
     "has_all_steps",
     "holds_run",
     "import_wandb",

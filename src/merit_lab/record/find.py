@@ -41,9 +41,24 @@ def nested_run_folders(path: Path) -> list[Path]:
     runs = run_folders(path)
     if runs or not path.is_dir():
         return runs
+    return [run for folder in _folders_in(path) for run in nested_run_folders(folder)]
+
+
+def folders_left_out(path: Path) -> list[Path]:
+    """Return the folders with runs in a folder that has runs itself, and so stands for these alone."""
+    if is_run_directory(path) or not path.is_dir() or not run_folders(path):
+        return []
+    return [
+        folder
+        for folder in _folders_in(path)
+        if not is_run_directory(folder) and folder.name != "runs" and nested_run_folders(folder)
+    ]
+
+
+def _folders_in(path: Path) -> list[Path]:
+    """Return the visible folders in a folder."""
     below = [folder for folder in path.iterdir() if folder.is_dir() and not folder.is_symlink()]
-    visible = sorted(folder for folder in below if not folder.name.startswith("."))
-    return [run for folder in visible for run in nested_run_folders(folder)]
+    return sorted(folder for folder in below if not folder.name.startswith("."))
 
 
 def is_run_directory(folder: Path) -> bool:

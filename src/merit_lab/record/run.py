@@ -3,7 +3,7 @@
     config.json         the configuration
     environment.json    versions, device, data, command line
     metrics.jsonl       the measurements; see metrics.py
-    checkpoints/        step-00000100/ and so on; see train/checkpoint.py
+    checkpoints/        step-00000100/ and so on; see train/checkpoint_files.py
     evaluate/           step-00000100/ and so on; see evaluations.py
     tensorboard/        the same numbers for TensorBoard
     lock                the process that uses it; see lock.py
@@ -104,6 +104,14 @@ class Run:
                 f"{self.folder / 'environment.json'} does not say which data the run started with; restore "
                 "the file that the run wrote"
             ) from None
+
+    def check_data(self, folder: Path, fingerprint: str) -> None:
+        """Raise ValueError if a folder of data, with this fingerprint, is not what the run started with."""
+        if fingerprint != self.data_fingerprint:
+            raise ValueError(
+                f"{folder} does not hold the data that the run was trained on: its fingerprint is "
+                f"{fingerprint}, not {self.data_fingerprint}; give the right folder with --data"
+            )
 
     @property
     def checkpoints(self) -> Path:

@@ -4,14 +4,12 @@ from merit_lab.report.gather import find_runs
 from merit_lab.report.outcome import read_outcomes
 from merit_lab.report.series import group
 from merit_lab.report.summary import summarise
-from merit_lab.report.terminal import print_table
 from merit_lab.report.write import Report
 
 __all__ = [
     "Report",
     "find_runs",
     "group",
-    "print_table",
     "read_outcomes",
     "summarise",
 ]

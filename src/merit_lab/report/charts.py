@@ -171,16 +171,21 @@ def logarithmic_ticks(lowest: float, highest: float) -> list[float]:
     return ticks
 
 
-def focus(curves: Sequence[Sequence[tuple[float, float]]]) -> tuple[float, float]:
+def focus(
+    curves: Sequence[Sequence[tuple[float, float]]], finished: Collection[int] = ()
+) -> tuple[float, float]:
     """The range of a loss to show: the steep beginning would flatten the rest.
 
-    It has the ends of all curves, and where half of them are soon after the start.
+    It has the ends of the longest curves and of those of ``finished`` runs, given by their indices, and where
+    half of all curves are soon after the start.
     """
     last = max(points[-1][0] for points in curves)
     early = [
         next((value for at, value in points if at >= _FOCUS_FROM * last), points[-1][1]) for points in curves
     ]
-    ends = [points[-1][1] for points in curves if points[-1][0] == last]
+    ends = [
+        points[-1][1] for place, points in enumerate(curves) if points[-1][0] == last or place in finished
+    ]
     lowest = min(value for points in curves for _, value in points)
     upper = max(statistics.median(early), *ends)
     margin = 0.04 * (upper - lowest) or 0.1
@@ -251,35 +256,44 @@ def layer_chart(
     """
     import altair as alt
 
-    kind: Literal["log", "linear"] = "log" if logarithmic else "linear"
-    scale = alt.Scale(type=kind, scheme="viridis", domain=list(domain), clamp=True)
-    colour = alt.Color(
-        "value:Q",
-        title="logit",
-        scale=scale,
-        legend=alt.Legend(orient="right", gradientThickness=10, tickCount=4, format=".6~g"),
-    )
     every = -(-num_layers // 12)
     layers = alt.Axis(values=[layer for layer in range(1, num_layers + 1) if layer % every == 0])
-    chart = (
-        alt.Chart(alt.NamedData(name=name))
-        # A stroke of the same colour closes the gaps that antialiased edges would leave.
-        .mark_rect(strokeWidth=0.6, stroke=alt.ExprRef("scale('color', datum.value)"))
-        .encode(
-            x=_x(horizontal, suffix="_begin"),
-            x2=alt.X2(f"{horizontal.axis}_end"),
-            y=alt.Y("layer:O", title="layer", sort="descending", axis=layers),
-            color=colour,
-            tooltip=[
-                _x_tooltip(horizontal, suffix="_end"),
-                alt.Tooltip("layer:O"),
-                alt.Tooltip("value:Q", title="largest logit", format=".3g"),
-            ],
-        )
+    chart = cells(alt.NamedData(name=name)).encode(
+        x=_x(horizontal, suffix="_begin"),
+        x2=alt.X2(f"{horizontal.axis}_end"),
+        y=alt.Y("layer:O", title="layer", sort="descending", axis=layers),
+        color=heat("logit", domain, logarithmic=logarithmic),
+        tooltip=[
+            _x_tooltip(horizontal, suffix="_end"),
+            alt.Tooltip("layer:O"),
+            alt.Tooltip("value:Q", title="largest logit", format=".3g"),
+        ],
     )
     height = max(_LAYER_HEIGHT * num_layers, 80)
     spec: dict[str, Any] = chart.properties(width=_width(standalone), height=height).to_dict(validate=False)
     return spec
+
+
+def cells(data: Any) -> alt.Chart:
+    """The rectangles of a heatmap; a stroke of the same colour closes gaps that antialiased edges leave."""
+    import altair as alt
+
+    stroke = alt.ExprRef("scale('color', datum.value)")
+    chart: alt.Chart = alt.Chart(data).mark_rect(strokeWidth=0.6, stroke=stroke)
+    return chart
+
+
+def heat(title: str, domain: tuple[float, float], *, logarithmic: bool) -> alt.Color:
+    """The colours of a heatmap's values; those outside of ``domain`` are clamped."""
+    import altair as alt
+
+    kind: Literal["log", "linear"] = "log" if logarithmic else "linear"
+    return alt.Color(
+        "value:Q",
+        title=title,
+        scale=alt.Scale(type=kind, scheme="viridis", domain=list(domain), clamp=True),
+        legend=alt.Legend(orient="right", gradientThickness=10, tickCount=4, format=".6~g"),
+    )
 
 
 def _width(standalone: bool) -> int | Literal["container"]:

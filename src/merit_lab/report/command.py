@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from merit_lab.report.gather import find_runs
+from merit_lab.report.gather import find_runs, say_what_is_left_out
 from merit_lab.report.write import Report, refuse_folder
 
 
@@ -28,6 +28,7 @@ def main(argv: Sequence[str]) -> int:
     options = parser.parse_args(argv)
     try:
         refuse_folder(options.out)  # before reading runs, which may take long
+        say_what_is_left_out("merit report", options.runs)
         report = Report.of(find_runs(options.runs))
         page = report.write(options.out)
     except (OSError, ValueError) as error:

@@ -15,8 +15,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 
+from merit_lab.record.settings import differing, show
 from merit_lab.report.curves import tokens_per_step
-from merit_lab.report.gather import MeasuredRun, differing, show
+from merit_lab.report.gather import MeasuredRun
+from merit_lab.text import amount
 
 _MODEL = "model."
 _SAME_MODEL = frozenset(
@@ -153,7 +155,7 @@ def _lengths(runs: Sequence[MeasuredRun]) -> list[str]:
     for length in sorted({length for length in tokens if length is not None}):
         if length > shortest * _SAME_LENGTH:
             shortest = length
-        names[length] = f"{_short(shortest)} tokens"
+        names[length] = f"{amount(shortest)} tokens"
     return [names[length] for length in tokens]
 
 
@@ -167,11 +169,3 @@ def _planned_tokens(run: MeasuredRun) -> float | None:
         return float(steps * batch * context)
     tokens = steps * tokens_per_step(run.rows)
     return tokens if math.isfinite(tokens) else None
-
-
-def _short(number: float) -> str:
-    """A number with three digits and a unit: 26.2M."""
-    for size, unit in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
-        if number >= size:
-            return f"{number / size:.3g}{unit}"
-    return f"{number:.3g}"

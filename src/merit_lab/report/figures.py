@@ -13,7 +13,6 @@ from merit_lab.report import charts
 from merit_lab.report.curves import (
     Point,
     combination,
-    finite,
     layer_name,
     mean_curve,
     thin,
@@ -129,7 +128,8 @@ def _lines(
     by_label: dict[str, list[tuple[MeasuredRun, list[Point]]]] = {}
     for (series, run), points in zip(present, curves, strict=True):
         by_label.setdefault(series.label, []).append((run, points))
-    rows, vertical = _line_rows(by_label), _vertical(measure, curves)
+    finished = [place for place, (_, run) in enumerate(present) if run.status == "finished"]
+    rows, vertical = _line_rows(by_label), _vertical(measure, curves, finished)
 
     def chart(axis: charts.XQuantity, *, standalone: bool = False) -> dict[str, Any]:
         return charts.line_chart(
@@ -167,7 +167,7 @@ def _across_data(measure: Measure, all_series: Sequence[Series]) -> Measure:
 
 def _drawn(run: MeasuredRun, measure: Measure) -> list[Point]:
     """The finite points of a run, in the unit of the measure."""
-    points = finite(run.curves.get(measure.key, []))
+    points = run.points(measure.key)
     if measure.unit != BITS_PER_BYTE or run.bits_per_byte is None:
         return points
     return [(step, value * run.bits_per_byte) for step, value in points]
@@ -198,7 +198,9 @@ def _rows(points: Sequence[Point], scale: float, **names: str) -> list[dict[str,
     ]
 
 
-def _vertical(measure: Measure, curves: Sequence[Sequence[Point]]) -> charts.Vertical:
+def _vertical(
+    measure: Measure, curves: Sequence[Sequence[Point]], finished: Sequence[int]
+) -> charts.Vertical:
     values = [value for points in curves for _, value in points]
     lowest, highest = min(values), max(values)
     logarithmic = measure.may_be_logarithmic and charts.is_wide(lowest, highest)
@@ -206,7 +208,7 @@ def _vertical(measure: Measure, curves: Sequence[Sequence[Point]]) -> charts.Ver
     if logarithmic:
         whole = lowest * 0.9, highest * 1.1
     elif measure.is_loss and highest > lowest:
-        focus = charts.focus(curves)
+        focus = charts.focus(curves, finished)
         whole = focus[0], highest + lowest - focus[0]
     return charts.Vertical(
         title=measure.unit,
@@ -265,11 +267,11 @@ def _layers(all_series: Sequence[Series], horizontals: Horizontals) -> list[Figu
 def _heatmap(series: Series, num_layers: int) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
     for layer in range(1, num_layers + 1):
-        runs = [run for run in series.runs if finite(run.curves.get(layer_name(layer), []))]
+        runs = [run for run in series.runs if run.points(layer_name(layer))]
         if not runs:
             continue
         scale = tokens_per_step(runs[0].rows)
-        curves = thin([finite(run.curves[layer_name(layer)]) for run in runs], _MAX_COLUMNS, max)
+        curves = thin([run.points(layer_name(layer)) for run in runs], _MAX_COLUMNS, max)
         begin = 0
         for step, value in mean_curve(curves):
             if step > begin:  # a measurement before training has no width

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import itertools
 import math
+import sys
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -15,17 +16,21 @@ from merit_lab.record import (
     EvaluationResult,
     Run,
     Status,
+    folders_left_out,
     has_all_steps,
     is_locked,
     last_results,
     nested_run_folders,
     outcome_of,
 )
+from merit_lab.record.settings import flatten
 from merit_lab.report.curves import (
     CurveReader,
     Curves,
+    Point,
     Rows,
     ThinnedCurves,
+    finite,
     last_validation_loss,
     read_curves,
 )
@@ -119,6 +124,10 @@ class MeasuredRun:
         """The measured curves by name; see curves.py."""
         return read_curves(self.rows) if self.thinned is None else self.thinned.curves
 
+    def points(self, curve: str) -> list[Point]:
+        """The finite points of a curve; empty if it was not measured."""
+        return finite(self.curves.get(curve, []))
+
     @cached_property
     def settings(self) -> dict[str, object]:
         """The configuration by dotted path, with the data's fingerprint in place of their folder."""
@@ -180,41 +189,15 @@ def find_folders(paths: Iterable[Path]) -> list[Path]:
     return list(folders)
 
 
-def flatten(settings: Mapping[str, Any], prefix: str = "") -> dict[str, object]:
-    """Nested settings as one mapping from dotted path to value."""
-    flat: dict[str, object] = {}
-    for key, value in settings.items():
-        if isinstance(value, Mapping):
-            flat |= flatten(value, f"{prefix}{key}.")
-        elif value != []:  # the default; older records lack the setting
-            flat[f"{prefix}{key}"] = _hashable(value)
-    return flat
-
-
-def _hashable(value: object) -> object:
-    if isinstance(value, Mapping):
-        return tuple((key, _hashable(one)) for key, one in value.items())
-    return tuple(map(_hashable, value)) if isinstance(value, list) else value
-
-
-def differing(settings: Sequence[Mapping[str, object]]) -> list[str]:
-    """The paths whose values are not the same in all of ``settings``."""
-    paths = dict.fromkeys(path for table in settings for path in table)
-    missing = object()
-    return [path for path in paths if len({repr(table.get(path, missing)) for table in settings}) > 1]
-
-
-def show(value: object) -> str:
-    """A setting's value, formatted for readers."""
-    if value is None:
-        return "none"
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, float):
-        return f"{value:g}"
-    if isinstance(value, tuple):
-        return ", ".join(show(item) for item in value) or "none"
-    return str(value)
+def say_what_is_left_out(command: str, paths: Iterable[Path]) -> None:
+    """Print a line for each folder that stands for its own runs and not for those in the folders below it."""
+    for path in paths:
+        if folders := folders_left_out(path):
+            print(
+                f"{command}: {path} stands for the runs in it; those in {folders[0]}"
+                f"{' and other folders' if len(folders) > 1 else ''} are left out, unless they are named too",
+                file=sys.stderr,
+            )
 
 
 def _names(folders: Iterable[Path]) -> dict[Path, str]:

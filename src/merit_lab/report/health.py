@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from merit_lab.report.curves import finite
 from merit_lab.report.gather import MeasuredRun
-from merit_lab.report.summary import join
+from merit_lab.text import join
 
 # As a share of the entropy at the first measurement. Hardly a run that ended below it was near the best
 # of its optimizer and size, and most were far above (docs/results/learning-rates.md).
@@ -29,6 +28,6 @@ def warnings(runs: Mapping[str, Sequence[MeasuredRun]]) -> list[str]:
 
 def _collapsed(runs: Sequence[MeasuredRun]) -> list[tuple[float, float]]:
     """The first and the last entropy of runs that lost most of it, the lowest first."""
-    measured = [finite(run.curves.get("entropy_mean", [])) for run in runs]
+    measured = [run.points("entropy_mean") for run in runs]
     ends = [(points[0][1], points[-1][1]) for points in measured if len(points) > 1]
     return sorted((end for end in ends if end[1] < _COLLAPSED * end[0]), key=lambda end: end[1])

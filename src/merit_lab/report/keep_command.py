@@ -11,7 +11,7 @@ from pathlib import Path
 
 from merit_lab.record import OVER, Run, archive, archive_of, durable, excerpt
 from merit_lab.record.excerpt import without_paths
-from merit_lab.report.gather import MeasuredRun, find_folders
+from merit_lab.report.gather import MeasuredRun, find_folders, say_what_is_left_out
 
 
 def main(argv: Sequence[str]) -> int:
@@ -35,6 +35,7 @@ def main(argv: Sequence[str]) -> int:
         if options.remove:
             _remove(options.remove, file)
         else:
+            say_what_is_left_out("merit keep", options.runs)
             _keep(options.runs, file)
     except (OSError, ValueError) as error:
         print(f"merit keep: {error}", file=sys.stderr)

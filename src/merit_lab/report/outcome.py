@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from merit_lab.record import Status
-from merit_lab.report.curves import MAX_LOGIT, Curves, finite, last_validation_loss
+from merit_lab.report.curves import MAX_LOGIT, last_validation_loss
 from merit_lab.report.gather import MeasuredRun
 from merit_lab.report.series import Series
 
@@ -47,7 +47,7 @@ class RunOutcome:
 
 @dataclass(frozen=True)
 class Spread:
-    """A quantity over the finished runs of a series."""
+    """A quantity over several runs."""
 
     values: tuple[float, ...]
 
@@ -60,6 +60,11 @@ class Spread:
         """The sample standard deviation; None for a single run, or if a value is infinite."""
         has_spread = len(self.values) > 1 and all(map(math.isfinite, self.values))
         return statistics.stdev(self.values) if has_spread else None
+
+    def text(self, number: str) -> str:
+        """The mean and, if there is one, the deviation, in a format such as ".3f"."""
+        deviation = "" if self.deviation is None else f" ± {self.deviation:{number}}"
+        return f"{self.mean:{number}}{deviation}"
 
 
 @dataclass(frozen=True)
@@ -106,12 +111,11 @@ def read_outcomes(all_series: Sequence[Series]) -> list[SeriesOutcome]:
 
 
 def _run_outcome(run: MeasuredRun) -> RunOutcome:
-    curves = run.curves
     training = run.rows.get("train", [])
     steps = [row["step"] for row in [*training, *run.rows.get("validation", [])]]
-    speeds = [value for _, value in finite(curves.get("tokens_per_second", []))]
-    logits = [value for _, value in finite(curves.get(MAX_LOGIT, []))]
-    loss = _last(curves, "validation_loss")
+    speeds = [value for _, value in run.points("tokens_per_second")]
+    logits = [value for _, value in run.points(MAX_LOGIT)]
+    loss = _last(run, "validation_loss")
     messages = [row["message"] for row in run.rows.get("event", []) if row["what"] == run.status]
     return RunOutcome(
         name=run.name,
@@ -121,7 +125,7 @@ def _run_outcome(run: MeasuredRun) -> RunOutcome:
         tokens=max((row["tokens"] for row in training), default=0),
         seconds=training[-1].get("seconds") if training else None,
         validation_loss=loss,
-        training_loss=_last(curves, "training_loss"),
+        training_loss=_last(run, "training_loss"),
         final_logit=logits[-1] if logits else None,
         largest_logit=max(logits, default=None),
         tokens_per_second=statistics.median(speeds) if speeds else None,
@@ -136,8 +140,8 @@ def _complaint(run: MeasuredRun) -> str:
     return f"the last validation loss is {loss}" if run.status == "diverged" and loss is not None else ""
 
 
-def _last(curves: Curves, name: str) -> float | None:
-    points = finite(curves.get(name, []))
+def _last(run: MeasuredRun, curve: str) -> float | None:
+    points = run.points(curve)
     return points[-1][1] if points else None
 
 

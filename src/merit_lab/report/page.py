@@ -6,15 +6,15 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from merit_lab.record.settings import differing, show
 from merit_lab.report import style, tables
 from merit_lab.report.charts import Look
 from merit_lab.report.curves import MOST_POINTS
 from merit_lab.report.figures import Datasets, Figure
-from merit_lab.report.gather import differing, show
 from merit_lab.report.outcome import SeriesOutcome
 from merit_lab.report.series import Series
-from merit_lab.report.summary import join
 from merit_lab.report.template import render
+from merit_lab.text import join
 
 
 def render_page(

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from merit_lab.record.settings import differing, show
 from merit_lab.report.comparable import Conditions, conditions_of, distinguishing_conditions
-from merit_lab.report.gather import DISPLAY_NAMES, MeasuredRun, differing, display_names, show
+from merit_lab.report.gather import DISPLAY_NAMES, MeasuredRun, display_names
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,8 @@ from typing import Any
 
 from merit_lab.record import Run, as_json
 from merit_lab.report.curves import last_validation_loss
-from merit_lab.report.gather import MeasuredRun, open_runs
-from merit_lab.report.tables import NOTHING, Table
-from merit_lab.report.terminal import print_table
+from merit_lab.report.gather import MeasuredRun, open_runs, say_what_is_left_out
+from merit_lab.tables import NOTHING, Table, print_table
 from merit_optim.spelling import did_you_mean
 
 
@@ -32,6 +31,7 @@ def main(argv: Sequence[str]) -> int:
     )
     options = parser.parse_args(argv)
     try:
+        say_what_is_left_out("merit show", [options.path])
         runs = open_runs([options.path])
         if options.run is not None:
             runs = {options.run: _choose(runs, options.run, options.path)}

@@ -16,6 +16,7 @@ from merit_lab.report.outcome import (
     smallest_p_value,
 )
 from merit_lab.report.series import have_other_data
+from merit_lab.text import count_seeds, join
 
 _SIGNIFICANCE = 0.05
 _MOST_NAMED = 3
@@ -90,11 +91,6 @@ def _some(items: Sequence[str]) -> str:
     return join([*items[:_MOST_NAMED], *[f"{len(items) - _MOST_NAMED} more"] * (len(items) > _MOST_NAMED)])
 
 
-def join(items: Sequence[str]) -> str:
-    """Join items as in a sentence: a, b and c."""
-    return " and ".join([", ".join(items[:-1]), items[-1]]) if len(items) > 1 else "".join(items)
-
-
 def _compare(ranking: Sequence[tuple[str, Spread]], unit: str) -> str:
     (best, lowest), (second, next_lowest) = ranking[:2]
     distances = [_distance(spread.mean - lowest.mean, label) for label, spread in ranking[1:]]
@@ -141,11 +137,6 @@ def _judge(lowest: Spread, next_lowest: Spread, pair: str) -> str:
         count = f"more than {_MOST_SEEDS}" if number > _MOST_SEEDS else f"{number}"
         clauses.append(f"{count} seeds each would decide if difference and spread stay the same")
     return "; ".join(clauses)
-
-
-def count_seeds(num_seeds: int) -> str:
-    """A number of seeds as text."""
-    return "one seed" if num_seeds == 1 else f"{num_seeds} seeds"
 
 
 def _logits(outcomes: Sequence[SeriesOutcome]) -> list[str]:

@@ -7,40 +7,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from merit_lab.record import Metric
+from merit_lab.record.settings import differing, flatten, show
 from merit_lab.report.comparable import HASH_DIGITS, data_names
-from merit_lab.report.gather import differing, flatten, show
 from merit_lab.report.outcome import RunOutcome, SeriesOutcome, Spread
 from merit_lab.report.series import Series, have_other_data
+from merit_lab.tables import NOTHING, Table
 
 # Facts about a person's machine that say nothing about the result, and what is too long to show: all options
 # of all parameter groups.
 _NOT_SHOWN = ("command", "folder", "host", "data.folder", "optimizer")
-NOTHING = "\u2013"  # a dash
-
-
-@dataclass(frozen=True)
-class Table:
-    """A head and rows of the same length; the first ``num_text`` columns are text, the rest numbers."""
-
-    head: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
-    num_text: int = 1
-
-    def only(self, names: Sequence[str]) -> Table:
-        """The table with only these columns."""
-        places = [place for place, name in enumerate(self.head) if name in names]
-        return Table(
-            tuple(self.head[place] for place in places),
-            tuple(tuple(row[place] for place in places) for row in self.rows),
-            num_text=sum(place < self.num_text for place in places),
-        )
-
-    def markdown(self) -> str:
-        """The table in Markdown, with numbers right-aligned."""
-        rule = ["---" if place < self.num_text else "---:" for place in range(len(self.head))]
-        lines = [self.head, rule, *self.rows]
-        escaped = [[cell.replace("|", r"\|") for cell in line] for line in lines]
-        return "".join(f"| {' | '.join(line)} |\n" for line in escaped)
 
 
 @dataclass(frozen=True)
@@ -227,10 +202,7 @@ def _values(group: Sequence[Mapping[str, object]], path: str) -> str:
 def _mean(spread: Spread | None, digits: int, *, with_deviation: bool = True) -> str:
     if spread is None:
         return NOTHING
-    text = _number(spread.mean, digits)
-    if with_deviation and spread.deviation is not None:
-        text += f" ± {_number(spread.deviation, digits)}"
-    return text
+    return spread.text(f",.{digits}f") if with_deviation else _number(spread.mean, digits)
 
 
 def _range(spread: Spread | None, digits: int) -> str:

@@ -26,7 +26,7 @@ from merit_lab.report.page import render_page
 from merit_lab.report.series import Series, group
 from merit_lab.report.summary import summarise
 from merit_lab.report.tables import evaluation_table, series_table
-from merit_lab.report.terminal import print_outcomes
+from merit_lab.tables import print_table
 
 # Files of earlier versions, whose pages have no mark: of a report, a sweep, a scaling study, an arena.
 _UNMARKED = (
@@ -37,6 +37,16 @@ _UNMARKED = (
 )
 _HEAD = 2000  # characters of a page that contain the mark
 _PARTIAL_PAGE = re.compile(r"index\.html\.\w+\.partial")  # a process was killed while it wrote it
+
+
+_IN_A_TERMINAL = (  # the columns that fit into eighty letters
+    "Optimizer",
+    "Runs",
+    "Peak learning rate",
+    "Validation loss",
+    "Bits per byte",
+    "Largest logit at the end",
+)
 
 
 @dataclass(frozen=True)
@@ -67,7 +77,7 @@ class Report:
 
     def show(self) -> None:
         """Print one row for each series."""
-        print_outcomes(self.outcomes)
+        print_table(series_table(self.outcomes).only(_IN_A_TERMINAL))
 
     def write(self, folder: Path) -> Path:
         """Write the report into ``folder``, replacing an earlier one; return the page's path."""

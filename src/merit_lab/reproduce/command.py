@@ -21,7 +21,8 @@ from merit_lab.reproduce.setups import Scale
 from merit_lab.reproduce.work import Task, reproduce
 from merit_lab.reproduce.write import check_scale, tally
 from merit_lab.study.command import exit_status
-from merit_lab.study.cost import amount, duration
+from merit_lab.study.cost import duration
+from merit_lab.text import amount
 from merit_lab.train.parallel import Ranks
 
 _MAX_JOBS = 8

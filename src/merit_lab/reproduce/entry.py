@@ -6,11 +6,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from merit_lab.report.tables import Table
 from merit_lab.reproduce.records import Records, TrialRecord
 from merit_lab.reproduce.setups import EntryTrial, Scale
 from merit_lab.reproduce.verdict import Outcome, Verdict, worst
 from merit_lab.study.charts import Chart
+from merit_lab.tables import Table
 
 
 @dataclass(frozen=True, kw_only=True)

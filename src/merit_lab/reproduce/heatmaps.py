@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any
 
-from merit_lab.report.charts import is_wide, rounded
-from merit_lab.report.curves import finite, layer_name, mean_curve, thin
+from merit_lab.report.charts import cells, heat, is_wide, rounded
+from merit_lab.report.curves import layer_name, mean_curve, thin
 from merit_lab.reproduce.records import Records
 from merit_lab.study.charts import Chart, finish
-
-if TYPE_CHECKING:
-    import altair as alt
 
 _HEIGHT = 260
 _LAYER_HEIGHT = 16
@@ -27,7 +24,7 @@ def layer_chart(
     num_layers = max(record.config.model.layers for record in records.all)
     rows: list[dict[str, Any]] = []
     for layer in range(1, num_layers + 1):
-        curves = [finite(record.curves.get(layer_name(layer), [])) for record in records.all]
+        curves = [record.points(layer_name(layer)) for record in records.all]
         thinned = thin([points for points in curves if points], _MAX_COLUMNS, max)
         points = mean_curve(thinned)
         ends = [step for step, _ in points[1:]] + [2 * points[-1][0] - points[-2][0]] if points[1:] else []
@@ -35,20 +32,16 @@ def layer_chart(
             {"layer": layer, "from": step, "to": end, "value": rounded(value)}
             for (step, value), end in zip(points, ends, strict=False)
         ]
-    chart = (
-        alt.Chart(alt.InlineData(values=rows))
-        .mark_rect(strokeWidth=0.6, stroke=alt.ExprRef("scale('color', datum.value)"))
-        .encode(
-            x=alt.X("from:Q", title="steps", scale=alt.Scale(nice=False)),
-            x2=alt.X2("to"),
-            y=alt.Y("layer:O", title="layer", sort="descending"),
-            color=_heat("logit", domain, is_wide(*domain)),
-            tooltip=[
-                alt.Tooltip("from:Q", title="step"),
-                alt.Tooltip("layer:O"),
-                alt.Tooltip("value:Q", format=".3g"),
-            ],
-        )
+    chart = cells(alt.InlineData(values=rows)).encode(
+        x=alt.X("from:Q", title="steps", scale=alt.Scale(nice=False)),
+        x2=alt.X2("to"),
+        y=alt.Y("layer:O", title="layer", sort="descending"),
+        color=heat("logit", domain, logarithmic=is_wide(*domain)),
+        tooltip=[
+            alt.Tooltip("from:Q", title="step"),
+            alt.Tooltip("layer:O"),
+            alt.Tooltip("value:Q", format=".3g"),
+        ],
     )
     return finish(chart.properties(height=max(_LAYER_HEIGHT * num_layers, 80)), name, title, caption)
 
@@ -59,33 +52,17 @@ def matrix_chart(
     """A heatmap of a matrix, first row at the top."""
     import altair as alt
 
-    cells = [
+    elements = [
         {"row": i, "column": j, "value": rounded(value)}
         for i, line in enumerate(values)
         for j, value in enumerate(line)
     ]
     flat = sorted(value for line in values for value in line)
-    chart = (
-        alt.Chart(alt.InlineData(values=cells))
-        .mark_rect(strokeWidth=0.6, stroke=alt.ExprRef("scale('color', datum.value)"))
-        .encode(
-            x=alt.X("column:O", title=columns, axis=alt.Axis(labels=False, ticks=False)),
-            y=alt.Y("row:O", title=rows, axis=alt.Axis(labels=False, ticks=False)),
-            # Clamped: the few largest values would leave all others dark.
-            color=_heat("|w|", (flat[0], flat[int(0.995 * (len(flat) - 1))]), logarithmic=False),
-            tooltip=[alt.Tooltip("row:O"), alt.Tooltip("column:O"), alt.Tooltip("value:Q", format=".3g")],
-        )
+    chart = cells(alt.InlineData(values=elements)).encode(
+        x=alt.X("column:O", title=columns, axis=alt.Axis(labels=False, ticks=False)),
+        y=alt.Y("row:O", title=rows, axis=alt.Axis(labels=False, ticks=False)),
+        # Clamped: the few largest values would leave all others dark.
+        color=heat("|w|", (flat[0], flat[int(0.995 * (len(flat) - 1))]), logarithmic=False),
+        tooltip=[alt.Tooltip("row:O"), alt.Tooltip("column:O"), alt.Tooltip("value:Q", format=".3g")],
     )
     return finish(chart.properties(height=_HEIGHT), name, title, caption)
-
-
-def _heat(title: str, domain: tuple[float, float], logarithmic: bool) -> alt.Color:
-    import altair as alt
-
-    kind: Literal["log", "linear"] = "log" if logarithmic else "linear"
-    return alt.Color(
-        "value:Q",
-        title=title,
-        scale=alt.Scale(type=kind, scheme="viridis", domain=list(domain), clamp=True),
-        legend=alt.Legend(orient="right", gradientThickness=10, tickCount=4, format=".6~g"),
-    )

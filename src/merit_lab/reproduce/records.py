@@ -6,18 +6,19 @@ import hashlib
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from pathlib import Path
 
 from merit_lab.models import ModelConfig
 from merit_lab.record import Run
-from merit_lab.report.curves import Curves, Point, finite
+from merit_lab.report.curves import Point
 from merit_lab.report.gather import MeasuredRun, short_name
+from merit_lab.report.outcome import Spread
 from merit_lab.reproduce.corpus import CorpusIdentity
 from merit_lab.reproduce.setups import EntryTrial
-from merit_lab.study.charts import Lines
+from merit_lab.study.charts import Line, Lines
 from merit_lab.study.reach import steps_to_reach
 from merit_lab.study.trial import Trial
+from merit_lab.tables import NOTHING
 from merit_lab.train import OptimizerConfig, TrainConfig
 
 BySeed = dict[int, float]
@@ -48,10 +49,13 @@ class TrialRecord:
         """The run's status; "missing" if there is no run."""
         return "missing" if self.run is None else self.run.status
 
-    @cached_property
-    def curves(self) -> Curves:
-        """The measured curves, by name."""
-        return {} if self.run is None else self.run.curves
+    @property
+    def tokens_per_step(self) -> int:
+        return self.config.batch * self.config.model.context
+
+    def points(self, curve: str) -> list[Point]:
+        """The finite points of a curve; empty if it was not measured."""
+        return [] if self.run is None else self.run.points(curve)
 
     @property
     def diverged(self) -> bool:
@@ -67,20 +71,19 @@ class TrialRecord:
         """The last validation loss of a finished run; infinity if it diverged, None if it has not ended."""
         if self.diverged:
             return math.inf
-        points = finite(self.curves.get("validation_loss", []))
+        points = self.points("validation_loss")
         return points[-1][1] if self.status == "finished" and points else None
 
     def largest(self, curve: str) -> float | None:
         """The largest finite value of a curve, however the run ended; None if the curve has none."""
-        points = finite(self.curves.get(curve, []))
-        return max(value for _, value in points) if points else None
+        return max((value for _, value in self.points(curve)), default=None)
 
     def steps_to(self, loss: float) -> float | None:
         """Steps until the validation loss first reached ``loss``; see ``steps_to_reach``.
 
         Infinity if the run ended above it, None if it has not ended.
         """
-        steps = steps_to_reach(loss, finite(self.curves.get("validation_loss", [])))
+        steps = steps_to_reach(loss, self.points("validation_loss"))
         if steps is not None:
             return steps
         return math.inf if self.has_ended else None
@@ -105,6 +108,12 @@ class Records:
     def panel_suffix(self, panel: str) -> str:
         """The panel as a suffix of a comparison's label; empty if there is only one panel."""
         return f", {panel}" if len(self.panels) > 1 else ""
+
+    def by_panel_and_series(self) -> Iterator[tuple[str, str, Records]]:
+        """Yield the records of each series in each panel, in order."""
+        for panel in self.panels:
+            for series in self.of(panel=panel).series:
+                yield panel, series, self.of(panel=panel, series=series)
 
     def where(self, predicate: Callable[[TrialRecord], bool]) -> Records:
         """The records for which ``predicate`` is true."""
@@ -139,15 +148,28 @@ class Records:
         """The optimizer of each series."""
         return {record.series: record.config.optimizer.name for record in self.all}
 
-    def lines(self, curve: str, *, over_tokens: bool = False) -> Lines:
-        """A measured curve of every run that has it, by series, over steps or tokens."""
-        return {series: list(self.of(series=series)._curves(curve, over_tokens)) for series in self.series}
+    def lines(self, points_of: Callable[[TrialRecord], Sequence[Point]]) -> list[Line]:
+        """A line for each run that has points."""
+        return [
+            (record.folder.name, points, record.diverged)
+            for record in self.all
+            if (points := points_of(record))
+        ]
 
-    def _curves(self, curve: str, over_tokens: bool) -> Iterator[tuple[str, Sequence[Point], bool]]:
-        for record in self.all:
-            size = record.config.batch * record.config.model.context if over_tokens else 1
-            if points := [(step * size, value) for step, value in finite(record.curves.get(curve, []))]:
-                yield record.folder.name, points, record.diverged
+    def curves(self, name: str, *, over_tokens: bool = False) -> Lines:
+        """A measured curve of every run that has it, by series, over steps or tokens."""
+
+        def points(record: TrialRecord) -> list[Point]:
+            size = record.tokens_per_step if over_tokens else 1
+            return [(step * size, value) for step, value in record.points(name)]
+
+        return {series: self.of(series=series).lines(points) for series in self.series}
+
+    @property
+    def statuses(self) -> str:
+        """The number of runs with each status, as text."""
+        kinds = [record.status for record in self.all]
+        return ", ".join(f"{kinds.count(kind)} {kind}" for kind in dict.fromkeys(kinds))
 
     @property
     def trouble(self) -> list[str]:
@@ -155,6 +177,12 @@ class Records:
         return [
             f"{record.folder.name}: {_describe(record)}" for record in self.all if record.status != "finished"
         ]
+
+
+def spread_text(values: BySeed, number: str = ".3f") -> str:
+    """Mean and standard deviation of the finite values over seeds."""
+    finite_ones = tuple(value for value in values.values() if math.isfinite(value))
+    return Spread(finite_ones).text(number) if finite_ones else NOTHING
 
 
 def plan(

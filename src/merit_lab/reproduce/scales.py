@@ -124,6 +124,25 @@ _LLAMA_NANO = replace(
     _NANO_10M, name="Llama 15M, batch 512", model=replace(_NANO_10M.model, family="llama", norm_eps=1e-6)
 )
 
+_SMALL_SCALE = Scale(
+    name="small",
+    summary="the paper's GPT-2 small and Llama 130M, a GPU node",
+    gpt2=(_SMALL,),
+    llama=(_llama("130M", "gpt2-small", 1 * _K, 26 * _B // 10),),
+    batches=(128, 256, 512, 1 * _K, 2 * _K),
+    small_batch=128,
+    references=(_with_adamw(_SMALL, 480, 6e-4),),
+    horizon=_longer(_SMALL, 4),
+    doubled=(_SMALL.with_batch(2 * _SMALL.batch),),
+    long=_long("small", 6e-4, 4 * _K),
+    shapes=_shapes(_SMALL, *_GPT2_SHAPES),
+    shape_batches=(256, 1 * _K, 4 * _K),
+    seeds=1,
+    num_measurements=100,
+    validation_sequences=4 * _K,
+    is_large=True,
+)
+
 SCALES = {
     "tiny": Scale(
         name="tiny",
@@ -167,43 +186,16 @@ SCALES = {
         num_checkpoints=3,
         tokenizer="bpe-16384",
     ),
-    "small": Scale(
-        name="small",
-        summary="the paper's GPT-2 small and Llama 130M, a GPU node",
-        gpt2=(_SMALL,),
-        llama=(_llama("130M", "gpt2-small", 1 * _K, 26 * _B // 10),),
-        batches=(128, 256, 512, 1 * _K, 2 * _K),
-        small_batch=128,
-        references=(_with_adamw(_SMALL, 480, 6e-4),),
-        horizon=_longer(_SMALL, 4),
-        doubled=(_SMALL.with_batch(2 * _SMALL.batch),),
-        long=_long("small", 6e-4, 4 * _K),
-        shapes=_shapes(_SMALL, *_GPT2_SHAPES),
-        shape_batches=(256, 1 * _K, 4 * _K),
-        seeds=1,
-        num_measurements=100,
-        validation_sequences=4 * _K,
-        is_large=True,
-    ),
-    "paper": Scale(
+    "small": _SMALL_SCALE,
+    "paper": replace(
+        _SMALL_SCALE,
         name="paper",
         summary="all of the paper's models at its own settings, a cluster",
         gpt2=(_SMALL, _MEDIUM, _LARGE),
-        llama=(
-            _llama("130M", "gpt2-small", 1 * _K, 26 * _B // 10),
-            _llama("350M", "gpt2-medium", 4 * _K, 8 * _B),
-        ),
-        batches=(128, 256, 512, 1 * _K, 2 * _K, 4 * _K),
+        llama=(*_SMALL_SCALE.llama, _llama("350M", "gpt2-medium", 4 * _K, 8 * _B)),
+        batches=(*_SMALL_SCALE.batches, 4 * _K),
         small_batch=512,
-        references=(_with_adamw(_SMALL, 480, 6e-4), _with_adamw(_MEDIUM, 480, 3e-4)),
-        horizon=_longer(_SMALL, 4),
-        doubled=(_SMALL.with_batch(2 * _SMALL.batch),),
-        long=(*_long("small", 6e-4, 4 * _K), *_long("medium", 3e-4, 6 * _K)),
-        shapes=_shapes(_SMALL, *_GPT2_SHAPES),
-        shape_batches=(256, 1 * _K, 4 * _K),
-        seeds=1,
-        num_measurements=100,
-        validation_sequences=4 * _K,
-        is_large=True,
+        references=(*_SMALL_SCALE.references, _with_adamw(_MEDIUM, 480, 3e-4)),
+        long=(*_SMALL_SCALE.long, *_long("medium", 3e-4, 6 * _K)),
     ),
 }

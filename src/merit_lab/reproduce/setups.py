@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from merit_lab.models import ModelConfig
 from merit_lab.report.gather import display_name
 from merit_lab.train import CheckpointConfig, MeasureConfig, OptimizerConfig, TrainConfig
-from merit_lab.train.config import MeritPart
+from merit_lab.train.optimizer_config import MeritPart
 
 # Most entries analyse runs of these, so they keep intermediate checkpoints.
 WATCHED = ("adamw", "lamb", "merit")
@@ -107,6 +107,15 @@ class Scale:
     def observed(self) -> Setup:
         """The setup of the attention figures: the second of ``gpt2`` (GPT-2 medium), or the only one."""
         return self.gpt2[min(1, len(self.gpt2) - 1)]
+
+    def trials(self, setups: Iterable[Setup], optimizers: Sequence[str], seeds: int) -> list[EntryTrial]:
+        """Trials of every optimizer in every setup, seed by seed."""
+        return [
+            self.trial(setup, optimizer, seed)
+            for seed in range(seeds)
+            for setup in setups
+            for optimizer in optimizers
+        ]
 
     def trial(
         self,

@@ -15,8 +15,8 @@ from merit_lab.reproduce.registry import ENTRIES
 from merit_lab.reproduce.setups import EntryTrial, Scale
 from merit_lab.reproduce.write import EntryFindings, MissingEntry, write_overview
 from merit_lab.study import Round, Trial, conduct
+from merit_lab.study.state import is_done
 from merit_lab.study.study import check_studies
-from merit_lab.study.workers import is_done
 from merit_lab.train.parallel import Ranks
 
 

@@ -9,20 +9,19 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from merit_lab.record import durable
 from merit_lab.report.style import CONFIG
-from merit_lab.report.tables import NOTHING, Table
 from merit_lab.report.template import render
 from merit_lab.reproduce.entry import Analysis, PaperEntry
 from merit_lab.reproduce.records import Records, TrialRecord
 from merit_lab.reproduce.setups import Scale
-from merit_lab.reproduce.verdict import Verdict
+from merit_lab.reproduce.verdict import Outcome, Verdict
 from merit_lab.study.page import on_page, write_charts
+from merit_lab.tables import NOTHING, Table
 
 _RUNS_HEAD = ("run", "panel", "series", "batch", "lr", "seed", "status", "validation_loss", "largest_logit")
-_OUTCOMES = ("held", "contradicted", "undecided", "no test", "not run")
 
 
 @dataclass(frozen=True)
@@ -122,7 +121,7 @@ def check_scale(scale: Scale, folder: Path) -> None:
 def tally(verdicts: Sequence[Mapping[str, Any]]) -> str:
     """The number of entries with each outcome, as a sentence."""
     outcomes = [verdict["outcome"] for verdict in verdicts]
-    counts = [f"{outcomes.count(kind)} {kind}" for kind in _OUTCOMES if kind in outcomes]
+    counts = [f"{outcomes.count(kind)} {kind}" for kind in get_args(Outcome) if kind in outcomes]
     return f"Of {len(outcomes)} figures and tables: {', '.join(counts)}."
 
 

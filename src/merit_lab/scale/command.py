@@ -9,6 +9,7 @@ from typing import Annotated
 
 import tyro
 
+from merit_lab.checks import check_at_least
 from merit_lab.scale.rules import RateRule, rates_by_batch
 from merit_lab.study.command import exit_status, parse, print_conclusion
 from merit_lab.study.trial import check_distinct
@@ -55,18 +56,18 @@ def main(argv: Sequence[str]) -> int:
 
     def work() -> None:
         arguments, folder = parse_scale(argv)
-        from merit_lab.scale.work import scale  # imports torch, which --help does not need
+        from merit_lab.scale.plan import Scaling  # imports torch, which --help does not need
+        from merit_lab.study import run_study
 
-        conclusion = scale(
-            arguments.config,
-            folder,
+        scaling = Scaling(
+            base=arguments.config,
+            folder=folder,
             target=arguments.target,
-            batches=arguments.batches,
+            batches=sorted(arguments.batches),
             rates=choose_rates(arguments),
             seeds=arguments.seeds,
-            jobs=arguments.jobs,
         )
-        print_conclusion("merit scale", conclusion)
+        print_conclusion("merit scale", run_study(scaling, arguments.jobs))
 
     return exit_status("merit scale", work)
 
@@ -96,8 +97,7 @@ def choose_rates(arguments: Arguments) -> dict[str, dict[int, list[float]]]:
     smallest = min(arguments.batches)
     base_batch = smallest if arguments.base_batch is None else arguments.base_batch
     for option, size in (("a batch", smallest), ("--base-batch", base_batch)):
-        if size < 1:
-            raise ValueError(f"{option} is {size}; it must be at least 1")
+        check_at_least(option, size, 1)
     by_optimizer = parse_shared_learning_rates(arguments.optimizers, arguments.lr)
     if missing := [name for name, rates in by_optimizer.items() if not rates]:
         raise ValueError(f"{missing[0]} has no learning rate; write for example --lr {missing[0]}=1e-3")

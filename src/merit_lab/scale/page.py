@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from merit_lab.report.summary import count_seeds
 from merit_lab.scale import summary
 from merit_lab.scale.charts import make_chart
 from merit_lab.scale.measure import Measurement
 from merit_lab.scale.summary import ScalingResult
 from merit_lab.study.page import JsonFile, Page, TableSection
+from merit_lab.text import count_seeds
 from merit_lab.train import TrainConfig
 
 

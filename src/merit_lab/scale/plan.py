@@ -15,9 +15,9 @@ from merit_lab.scale.measure import Measurement, choose, measure, read_attempt, 
 from merit_lab.scale.page import make_page
 from merit_lab.study.fields import with_values
 from merit_lab.study.page import Page
+from merit_lab.study.state import is_done
 from merit_lab.study.study import Round
 from merit_lab.study.trial import Trial, check_distinct, check_folders, check_same
-from merit_lab.study.workers import is_done
 from merit_lab.sweep.grid import check_rates
 from merit_lab.train import TrainConfig
 

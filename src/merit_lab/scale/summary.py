@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from merit_lab.report.gather import display_names
-from merit_lab.report.summary import join
-from merit_lab.report.tables import NOTHING, Table
+from merit_lab.report.outcome import Spread
 from merit_lab.scale.fit import Estimate, ScalingCurve
 from merit_lab.scale.measure import Measurement, choose, fit
+from merit_lab.tables import NOTHING, Table
+from merit_lab.text import join
 
 
 @dataclass(frozen=True)
@@ -146,7 +146,10 @@ def steps_table(results: Sequence[ScalingResult], context: int) -> Table:
                 f"{measurement.lr:g}",
             ]
             if measurement.is_reached:
-                row += [_mean(measurement.steps), f"{measurement.mean * measurement.batch:,.0f}"]
+                row += [
+                    Spread(measurement.steps).text(",.0f"),
+                    f"{measurement.mean * measurement.batch:,.0f}",
+                ]
                 row.append(f"{result.ideal_steps(measurement.batch) / measurement.mean:.0%}")
             else:
                 row += [_why(measurement), NOTHING, NOTHING]
@@ -176,11 +179,6 @@ def curve_table(results: Sequence[ScalingResult], context: int) -> Table:
             )
         )
     return Table(head, tuple(rows))
-
-
-def _mean(steps: Sequence[float]) -> str:
-    spread = f" ± {statistics.stdev(steps):,.0f}" if len(steps) > 1 else ""
-    return f"{statistics.fmean(steps):,.0f}{spread}"
 
 
 def _interval(curve: ScalingCurve) -> str:

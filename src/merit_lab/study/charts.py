@@ -194,17 +194,11 @@ def strip_chart(
     name: str,
     title: str,
     caption: str,
-    reference: str = "",
 ) -> Chart:
-    """Values in groups: a point for each seed and a tick at their mean. Rows have group, series and value.
-
-    Rows of the series ``reference`` are drawn as hollow diamonds.
-    """
+    """Values in groups: a point for each seed and a tick at their mean. Rows have group, series and value."""
     import altair as alt
 
-    measured = [row for row in rows if row["series"] != reference]
-    expected = [row for row in rows if row["series"] == reference]
-    names = list(dict.fromkeys(row["series"] for row in measured))
+    names = list(dict.fromkeys(row["series"] for row in rows))
     groups = list(dict.fromkeys(row["group"] for row in rows))
     colour, _ = _by_series(names, optimizers, symbol="circle")
     x = alt.X("group:N", title=None, sort=groups, axis=alt.Axis(labelAngle=0, labelLimit=160))
@@ -216,7 +210,7 @@ def strip_chart(
         alt.Tooltip("group:N"),
         alt.Tooltip("value:Q", title=y.title, format=y.format),
     ]
-    base = alt.Chart(alt.InlineData(values=measured))
+    base = alt.Chart(alt.InlineData(values=list(rows)))
     layers: list[alt.Chart] = [
         base.mark_circle(size=54, opacity=0.75, clip=True).encode(
             x, vertical, colour, xOffset=offset, tooltip=tooltip
@@ -228,11 +222,6 @@ def strip_chart(
             xOffset=offset,
         ),
     ]
-    if expected:
-        paper = alt.Chart(alt.InlineData(values=expected)).mark_point(
-            shape="diamond", size=80, color="currentColor", opacity=0.8, clip=True
-        )
-        layers.append(paper.encode(x, vertical, xOffset=alt.XOffset("beside:N", sort=names), tooltip=tooltip))
     return finish(alt.layer(*layers).properties(height=_HEIGHT), name, title, caption)
 
 

@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from functools import cache
 
 from merit_lab.data import Dataset
+from merit_lab.study.state import is_done
 from merit_lab.study.trial import Trial
-from merit_lab.study.workers import is_done
 from merit_lab.train.parallel import Ranks
 from merit_lab.train.start import check_run
 

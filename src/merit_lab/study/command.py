@@ -14,7 +14,7 @@ from merit_lab.command_line import rules
 from merit_lab.models.names import KNOWN, find_model, is_model
 from merit_lab.record import RunInUse
 from merit_lab.train import Interrupted, OptimizerConfig, TrainConfig
-from merit_lab.train.rank import is_first_rank
+from merit_lab.train.rank import is_first_rank, is_reported_here
 from merit_lab.train.typed import refuse_replaced_vocab, typed
 
 if TYPE_CHECKING:
@@ -36,7 +36,8 @@ def exit_status(command: str, work: Callable[[], int | None]) -> int:
         print(f"{command}: stopped. Run the same command again to continue.", file=sys.stderr)
         return 130
     except (OSError, ValueError, RunInUse) as error:
-        print(f"{command}: {error}", file=sys.stderr)
+        if is_reported_here(error):
+            print(f"{command}: {error}", file=sys.stderr)
         return 1
 
 

@@ -11,8 +11,9 @@ import torch
 
 from merit_lab.models import build
 from merit_lab.models.source import work_per_token
+from merit_lab.study.state import is_done, last_step
 from merit_lab.study.trial import Trial
-from merit_lab.study.workers import is_done, last_step
+from merit_lab.text import amount
 from merit_lab.train import TrainConfig
 from merit_lab.train.parallel import Ranks
 from merit_lab.train.speed import peak_flops
@@ -113,14 +114,6 @@ def duration(seconds: float) -> str:
     if seconds < 90 * 60:
         return f"{seconds / 60:.0f} min"
     return f"{seconds / 3600:.1f} h" if seconds < 48 * 3600 else f"{seconds / 86400:.0f} days"
-
-
-def amount(number: float) -> str:
-    """Format a large number: 12.3M."""
-    for letter, size in (("T", 1e12), ("B", 1e9), ("M", 1e6), ("k", 1e3)):
-        if number >= size:
-            return f"{number / size:.3g}{letter}"
-    return f"{number:g}"
 
 
 def _tokens_to_validate(config: TrainConfig, left: int) -> float:

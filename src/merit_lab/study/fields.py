@@ -17,7 +17,7 @@ import tyro
 
 from merit_lab.report.series import makes_a_series
 from merit_lab.train import TrainConfig
-from merit_lab.train.config import dataclasses_of
+from merit_lab.train.config_json import dataclasses_of
 from merit_lab.train.optimizer_options import default_of, parse_options, write_option
 from merit_optim.spelling import did_you_mean
 

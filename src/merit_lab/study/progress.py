@@ -12,8 +12,8 @@ from rich.live import Live
 from rich.text import Text
 
 from merit_lab.models.source import work_per_token
+from merit_lab.study.state import is_done, last_step, progress
 from merit_lab.study.trial import Trial
-from merit_lab.study.workers import is_done, last_step, progress
 
 _SECONDS_BETWEEN_LINES = 20.0
 _MOST_SHOWN = 8

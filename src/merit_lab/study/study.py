@@ -12,14 +12,16 @@ from typing import Protocol, TypeVar
 
 from rich.console import Console
 
+from merit_lab.checks import check_at_least
 from merit_lab.report.charts import check_charts
 from merit_lab.report.write import refuse_folder
 from merit_lab.study.check import check_trials
 from merit_lab.study.cost import estimate
 from merit_lab.study.progress import StudyProgress
 from merit_lab.study.runner import carry_out
+from merit_lab.study.state import is_done
 from merit_lab.study.trial import Trial
-from merit_lab.study.workers import Workers, is_done, one_thread
+from merit_lab.study.workers import Workers, one_thread
 from merit_lab.train.parallel import Ranks
 from merit_lab.train.signals import listening
 
@@ -110,8 +112,7 @@ def run_study(study: Study, jobs: int = 1) -> Conclusion | None:
 
 
 def _check_jobs(jobs: int, ranks: Ranks) -> None:
-    if jobs < 1:
-        raise ValueError(f"--jobs is {jobs}; it must be at least 1")
+    check_at_least("--jobs", jobs, 1)
     if jobs > 1 and ranks.size > 1:
         raise ValueError(
             f"--jobs is {jobs}, but the {ranks.size} processes of torchrun train one run at a time together; "

@@ -8,7 +8,6 @@ from pathlib import Path
 
 from merit_lab.data import Dataset
 from merit_lab.record import Run, holds_run
-from merit_lab.report.gather import flatten
 from merit_lab.train import Bar, TrainConfig
 
 
@@ -44,9 +43,7 @@ def check_distinct(noun: str, values: Sequence[object]) -> None:
 
 def check_same(run: Run, planned: TrainConfig, dataset: Dataset, rule: str) -> None:
     """Raise if an existing run is not the planned one; ``rule`` says which fields may differ."""
-    before, now = flatten(TrainConfig.from_dict(run.config).to_dict()), flatten(planned.to_dict())
-    # The fields of a second optimizer exist only in configurations that have one.
-    differing = [f for f in {**before, **now} if f != "data" and before.get(f) != now.get(f)]
+    differing = list(TrainConfig.from_dict(run.config).differences(planned))
     if run.data_fingerprint != dataset.fingerprint:
         differing.append("data")
     if differing:
@@ -61,12 +58,8 @@ def check_folders(planned: Sequence[Trial], dataset: Dataset, rule: str) -> None
     first: dict[Path, Trial] = {}
     for trial in planned:
         if other := first.get(trial.folder):
-            one, two = flatten(other.config.to_dict()), flatten(trial.config.to_dict())
-            both = ", ".join(
-                f"{name} {one.get(name)} and {two.get(name)}"
-                for name in {**one, **two}
-                if one.get(name) != two.get(name)
-            )
+            differences = other.config.differences(trial.config)
+            both = ", ".join(f"{name} {one} and {two}" for name, (one, two) in differences.items())
             raise ValueError(
                 f"two runs with {both} would share the folder {trial.folder}; rename one of the classes, "
                 "choose values further apart, or use two folders"

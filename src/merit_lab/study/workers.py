@@ -7,7 +7,6 @@ the run directories decide. The output of a worker goes to its log.
 from __future__ import annotations
 
 import contextlib
-import json
 import multiprocessing
 import os
 import signal
@@ -22,16 +21,15 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from merit_lab.record import OVER, Run, holds_run, is_locked
+from merit_lab.record import is_locked
 from merit_lab.study.runner import carry_out
+from merit_lab.study.state import is_done
 from merit_lab.study.trial import Trial
 from merit_lab.train import Interrupted
 from merit_lab.train.parallel import Ranks
 from merit_lab.train.signals import StopRequest
 
 _POLL_SECONDS = 1.0
-_BLOCK = 1 << 14  # bytes of the end of a metrics file that are read first
-_DONE: set[Path] = set()
 
 
 class WorkersEnded(ChildProcessError):
@@ -83,7 +81,7 @@ class Workers:
         """
         while not all(is_done(trial.folder) for trial in wanted):
             if stop.signum:
-                raise Interrupted(stop.signum, "stopped by a signal, with checkpoints")
+                raise stop.interrupted(", with checkpoints")
             had_ended = not any(process.is_alive() for process in self._processes)
             self._record_killed()
             if had_ended and any(not is_locked(one.folder) and not is_done(one.folder) for one in wanted):
@@ -129,46 +127,6 @@ def one_thread() -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
-
-
-def is_done(folder: Path) -> bool:
-    """Whether a run has finished, diverged or been abandoned. Runs that are done are not read again."""
-    folder = folder.resolve()  # the cache must not depend on the current folder
-    if not holds_run(folder):
-        return False
-    if folder not in _DONE and not is_locked(folder) and Run.open(folder).outcome in OVER:
-        _DONE.add(folder)
-    return folder in _DONE
-
-
-def progress(run: Trial) -> tuple[int, float | None] | None:
-    """Steps done and the last training loss of a run in progress; None for any other run."""
-    return last_step(run) if run.exists and is_locked(run.folder) else None
-
-
-def last_step(run: Trial) -> tuple[int, float | None]:
-    """Steps done and the last training loss of a run; 0 and None before its first training line.
-
-    This is called every second, so the file is read from its end, only as far back as necessary.
-    """
-    path = run.folder / "metrics.jsonl"
-    end = path.stat().st_size if path.exists() else 0
-    begin, size = end, _BLOCK
-    while begin > 0:
-        begin, size = max(0, end - size), 4 * size
-        for line in reversed(_whole_lines(path, begin, end)):
-            row = json.loads(line)
-            if row["kind"] == "train":
-                return row["step"], float(row["loss"])  # may be the string "nan"
-    return 0, None
-
-
-def _whole_lines(path: Path, begin: int, end: int) -> list[bytes]:
-    """The complete lines between two positions of a file."""
-    with path.open("rb") as file:
-        file.seek(begin)
-        *lines, _ = file.read(end - begin).split(b"\n")
-    return lines[1:] if begin > 0 else lines
 
 
 def _end_with_parent() -> None:

@@ -14,8 +14,7 @@ from merit_lab.report.charts import Look, by_series
 from merit_lab.report.figures import unchecked
 from merit_lab.study.charts import Chart, finish
 from merit_lab.study.fields import LR
-from merit_lab.sweep.ledger import Ledger, Line
-from merit_lab.sweep.summary import axis_name
+from merit_lab.sweep.ledger import Ledger, Line, axis_name
 
 _HEIGHT = 320
 _MARK_HEIGHT, _MOST_BAND = 14, 84  # pixels: one line's marks in the band, and the band at most

@@ -11,7 +11,7 @@ import tyro
 
 from merit_lab.study.command import exit_status, parse, print_conclusion
 from merit_lab.study.fields import find_field, parse_value
-from merit_lab.sweep.grid import choose_learning_rates
+from merit_lab.sweep.grid import SweepGrid, choose_learning_rates
 from merit_lab.train import TrainConfig
 
 _SUMMARY = "Train one model at many learning rates or other settings, and show which are best."
@@ -54,17 +54,17 @@ def main(argv: Sequence[str]) -> int:
         arguments, folder = parse(
             Arguments, argv, command="sweep", summary=_SUMMARY, study="a sweep", lr="--lr 1e-3 2e-3 4e-3"
         )
-        from merit_lab.sweep.work import sweep  # imports torch, which --help does not need
+        from merit_lab.study import run_study
+        from merit_lab.sweep.study import Sweep  # imports torch, which --help does not need
 
-        conclusion = sweep(
-            arguments.config,
-            folder,
+        grid = SweepGrid(
+            base=arguments.config,
+            folder=folder,
             learning_rates=choose_learning_rates(arguments.config, arguments.optimizers, arguments.lr),
             fields=parse_fields(arguments.fields),
             seeds=arguments.seeds,
-            extend=arguments.extend,
-            jobs=arguments.jobs,
         )
+        conclusion = run_study(Sweep(grid, extend=arguments.extend), arguments.jobs)
         print_conclusion("merit sweep", conclusion, f"The best settings: {folder / 'report' / 'best.json'}")
 
     return exit_status("merit sweep", work)

@@ -8,8 +8,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Literal, TypeGuard
 
+from merit_lab.record.settings import flatten, show
 from merit_lab.report import find_runs, group, read_outcomes
-from merit_lab.report.gather import display_names, flatten, show
+from merit_lab.report.gather import display_names
 from merit_lab.report.outcome import SeriesOutcome, Spread
 from merit_lab.study.fields import LR, short, value_of
 from merit_lab.train import TrainConfig
@@ -182,7 +183,7 @@ class Ledger:
         lines = []
         for cells in groups.values():
             first = cells[0]
-            others = [f"{short(field)} {show(first.settings[field])}" for field in self.others]
+            others = [f"{axis_name(field)} {show(first.settings[field])}" for field in self.others]
             label = ", ".join([self.names[first.optimizer], *others])
             ordered = sorted(cells, key=lambda cell: cell.number(self.axis))
             lines.append(Line(label, first.optimizer, self.axis, tuple(ordered)))
@@ -213,6 +214,11 @@ class Ledger:
 
     def _values(self, field: str) -> list[object]:
         return list(dict.fromkeys(cell.settings[field] for cell in self.cells))
+
+
+def axis_name(field: str) -> str:
+    """The display name of a field."""
+    return "learning rate" if field == LR else short(field).replace("_", " ")
 
 
 def best_of(lines: Iterable[Line]) -> Best | None:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from merit_lab.report.gather import show
+from merit_lab.record.settings import show
 from merit_lab.report.tables import settings
 from merit_lab.study.fields import LR, option_of, train_option
 from merit_lab.study.page import JsonFile, Page, TableSection
 from merit_lab.sweep import summary
 from merit_lab.sweep.charts import make_chart
-from merit_lab.sweep.ledger import Best, Ledger
+from merit_lab.sweep.ledger import Best, Ledger, axis_name
 
 
 def make_page(ledger: Ledger, *, may_grow: bool) -> Page:
@@ -22,7 +22,7 @@ def make_page(ledger: Ledger, *, may_grow: bool) -> Page:
         summary.best_table(ledger),
     )
     return Page(
-        title=f"{summary.axis_name(ledger.axis).capitalize()} sweep",
+        title=f"{axis_name(ledger.axis).capitalize()} sweep",
         facts=_facts(ledger),
         summary=summary.summarise(ledger),
         warnings=summary.warnings(ledger, may_grow=may_grow),
@@ -40,7 +40,7 @@ def make_page(ledger: Ledger, *, may_grow: bool) -> Page:
 
 def _facts(ledger: Ledger) -> list[str]:
     num_runs = sum(len(cell.outcome.runs) for cell in ledger.cells)
-    varied = [summary.axis_name(field) for field in ledger.varying] or ["nothing"]
+    varied = [axis_name(field) for field in ledger.varying] or ["nothing"]
     return [", ".join(ledger.names.values()), f"varied: {', '.join(varied)}", f"{num_runs} runs"]
 
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from merit_lab.report.gather import show
-from merit_lab.report.outcome import Spread
-from merit_lab.report.summary import count_seeds, join
-from merit_lab.report.tables import NOTHING, Table, describe_runs
+from merit_lab.record.settings import show
+from merit_lab.report.tables import describe_runs
 from merit_lab.study.fields import LR, short
 from merit_lab.sweep.carry import cost_of_keeping, exponent, lowest_value
-from merit_lab.sweep.ledger import Best, Cell, Ledger, best_of, is_number
+from merit_lab.sweep.ledger import Best, Cell, Ledger, axis_name, best_of, is_number
+from merit_lab.tables import NOTHING, Table
+from merit_lab.text import count_seeds, join
 
 _OTHER_SIDE = {"lowest": "lower", "highest": "higher"}
 
@@ -71,7 +71,7 @@ def best_table(ledger: Ledger) -> Table:
                     *(show(best.cell.settings[field]) for field in ledger.others),
                     show(best.value),
                     *([_estimate(best)] if ledger.sizes else []),
-                    write_loss(best.loss),
+                    best.loss.text(".3f"),
                     _neighbour(below, ledger.axis),
                     _neighbour(above, ledger.axis),
                     _seeds(best.cell),
@@ -89,24 +89,13 @@ def cell_table(ledger: Ledger) -> Table:
             ledger.names[line.optimizer] + (" (best)" if cell in bests else ""),
             describe_runs(cell.outcome),
             *(show(cell.settings[field]) for field in fields),
-            NOTHING if cell.loss is None else write_loss(cell.loss),
+            NOTHING if cell.loss is None else cell.loss.text(".3f"),
         )
         for line in ledger.lines
         for cell in line.cells
     ]
     names = [axis_name(field).capitalize() for field in fields]
     return Table(("Optimizer", "Runs", *names, "Validation loss"), tuple(rows), num_text=2)
-
-
-def axis_name(field: str) -> str:
-    """The display name of a field."""
-    return "learning rate" if field == LR else short(field).replace("_", " ")
-
-
-def write_loss(loss: Spread) -> str:
-    """Format a mean loss, with the standard deviation if there are several seeds."""
-    deviation = "" if loss.deviation is None else f" ± {loss.deviation:.3f}"
-    return f"{loss.mean:.3f}{deviation}"
 
 
 def _describe(ledger: Ledger, best: Best) -> str:
@@ -120,7 +109,7 @@ def _describe(ledger: Ledger, best: Best) -> str:
     remarks = [count_seeds(len(best.loss.values)), *([join(around)] if around else [])]
     return (
         f"{ledger.names[best.cell.optimizer]} was best at {join(place)}, with a validation loss of "
-        f"{write_loss(best.loss)} ({'; '.join(remarks)})"
+        f"{best.loss.text('.3f')} ({'; '.join(remarks)})"
     )
 
 
@@ -128,7 +117,7 @@ def _carry_over(ledger: Ledger, optimizer: str) -> str:
     """State an optimizer's best value for each model, batch or length, and whether one would do for all."""
     name, bests, axis = ledger.names[optimizer], ledger.bests(optimizer), axis_name(ledger.axis)
     found = [
-        f"{show(best.value)}{_at_size(ledger, best.cell)} (loss {write_loss(best.loss)})" for best in bests
+        f"{show(best.value)}{_at_size(ledger, best.cell)} (loss {best.loss.text('.3f')})" for best in bests
     ]
     said = [f"{name}'s best {axis} was {join(found)}."]
     first, last = bests[0], bests[-1]

@@ -1,28 +1,20 @@
 """Atomic checkpoints that load on any number of ranks and run no code when loaded.
 
-    checkpoints/step-00000100/
-        shard-00001-....safetensors    each rank's part of the weights and of the optimizer's state
-        manifest.json                  step, metrics offset, config, the sha256 of each file and its own
-
 Torch's distributed checkpoints do the sharding, with their safetensors storage: the default storage unpickles
 its `.metadata` file. A checkpoint is written under a temporary name, flushed to disk and then renamed, so a
-folder with the final name was complete when it was written; the hashes tell whether it still is. They detect
-accidents, not tampering: anyone who can write to the folder can also update the hashes. On several nodes the
-run directory must be on a shared file system.
+folder with the final name was complete when it was written; see checkpoint_files.py. On several nodes the run
+directory must be on a shared file system.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
-import hashlib
-import json
 import shutil
 import warnings
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, cast, get_type_hints
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -39,45 +31,21 @@ from torch.optim import Optimizer
 
 from merit_lab.data.tokens import hash_file
 from merit_lab.record import durable, step_path
-from merit_lab.record.json_types import fits, in_words
 from merit_lab.train import packed_state
+from merit_lab.train.checkpoint_files import (
+    Damaged,
+    Manifest,
+    complete_ones,
+    read_manifest,
+    shards_in,
+    step_of,
+)
 from merit_lab.train.closure import weights_of
 from merit_lab.train.modes import copy_into, has_modes, weights_to_use
 from merit_lab.train.pair import AnyOptimizer, parts_of
 from merit_lab.train.parallel import Ranks, unshared
 
-_FORMAT = 2
-_WITHOUT_OWN_HASH = 1  # the previous format, which can still be read
 _PARTIAL = ".partial"
-_SHARD = ".safetensors"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Manifest:
-    """The description of a checkpoint, stored in its ``manifest.json``."""
-
-    step: int
-    """Steps done."""
-    metrics_offset: int
-    """Length of the metrics file in bytes."""
-    seconds: float
-    """Training time so far."""
-    config: str
-    """Fingerprint of the configuration."""
-    files: dict[str, str]
-    """The sha256 of each file."""
-    groups: list[dict[str, float]] = field(default_factory=list)
-    """Numbers in the optimizer's parameter groups, where some optimizers keep counters."""
-    optimizers: list[dict[str, Any]] | None = None
-    """Structure of the state of external optimizers; None if the state consists of tensors and numbers."""
-    format: int = _FORMAT
-
-
-_GONE = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
-
-
-class Damaged(ValueError):
-    """A checkpoint that cannot be used."""
 
 
 def save(
@@ -122,92 +90,9 @@ def save(
     return target
 
 
-def find(folder: Path, until: int | None = None) -> tuple[tuple[Path, Manifest] | None, list[str]]:
-    """Return the newest intact checkpoint, up to step ``until``, and what is wrong with newer ones."""
-    complaints: list[str] = []
-    for path in _complete_ones(folder):
-        if until is not None and _step_of(path) > until:
-            continue
-        try:
-            return (path, read(path)), complaints
-        except Damaged as error:
-            complaints.append(str(error))
-    return None, complaints
-
-
-def read(path: Path) -> Manifest:
-    """Return the manifest of a checkpoint. Raise Damaged if any of its files was changed."""
-    manifest = _read_manifest(path)
-    # Torch reads every file in the folder; of two files with the same tensor one would win.
-    if unlisted := _shards(path) - manifest.files.keys():
-        raise Damaged(f"{path / min(unlisted)} was not written with the checkpoint")
-    for name, digest in manifest.files.items():
-        try:
-            actual = hash_file(path / name)
-        except _GONE as error:
-            raise Damaged(f"{path / name} cannot be read ({error})") from None
-        except OSError as error:
-            raise _perhaps_later(error) from None
-        if actual != digest:
-            raise Damaged(f"{path / name} was changed: its sha256 is {actual}, not {digest}")
-    return manifest
-
-
-def _read_manifest(path: Path) -> Manifest:
-    """Return the manifest of a checkpoint. Raise Damaged if it was changed.
-
-    A checkpoint of a newer version is not damaged: going back to an older one would delete it.
-    """
-    try:
-        text = (path / "manifest.json").read_bytes()
-        values = json.loads(text)
-        version = values.get("format", _WITHOUT_OWN_HASH)
-    except (*_GONE, ValueError, AttributeError, RecursionError) as error:
-        raise Damaged(f"{path} has no readable manifest ({error})") from None
-    except OSError as error:
-        raise _perhaps_later(error) from None
-    digest = values.pop("sha256", None)
-    is_as_written = text == _written(values)
-    if type(version) is int and version > _FORMAT and is_as_written:
-        raise ValueError(
-            f"{path} has format {version}, of a newer version of merit-optim; this one reads formats up to "
-            f"{_FORMAT}: use the newer one, or start a new run with --out"
-        )
-    if version not in (_FORMAT, _WITHOUT_OWN_HASH):
-        raise Damaged(
-            f"{path} has format {version!r}; this version reads formats {_WITHOUT_OWN_HASH} and {_FORMAT}"
-        )
-    if (version == _FORMAT or digest is not None) and not is_as_written:
-        raise Damaged(f"{path / 'manifest.json'} was changed: its own sha256 does not match")
-    for name, hint in get_type_hints(Manifest).items():
-        if name in values and not fits(values[name], hint):
-            raise Damaged(
-                f"{path / 'manifest.json'} has {values[name]!r} as {name}, which must be {in_words(hint)}"
-            )
-    try:
-        manifest = Manifest(**values)
-    except TypeError as error:  # a field is missing or unknown
-        raise Damaged(f"{path} has no readable manifest ({error})") from None
-    if path != step_path(path.parent, manifest.step):
-        raise Damaged(f"{path} has the manifest of another step, {manifest.step}")
-    return manifest
-
-
-def _perhaps_later(error: OSError) -> OSError:
-    """A file that cannot be read now is not lost: going back to an older checkpoint would delete it."""
-    way_out = "try again later, or remove this checkpoint to go on from an older one"
-    return OSError(error.errno, f"{error.strerror}; {way_out}", error.filename)
-
-
-def _written(values: dict[str, Any]) -> bytes:
-    """Return the exact bytes of a manifest file, including the hash of its other values."""
-    digest = hashlib.sha256(json.dumps(values).encode()).hexdigest()
-    return (json.dumps({**values, "sha256": digest}, indent=2) + "\n").encode()
-
-
 def load(path: Path, module: nn.Module, optimizer: AnyOptimizer, ranks: Ranks) -> None:
     """Read weights and optimizer state, written by any number of ranks. Every rank must call this."""
-    manifest = _read_manifest(path)
+    manifest = read_manifest(path)
     if manifest.optimizers is None:
         _load_made_state(path, module, optimizer, manifest, ranks)
     else:
@@ -358,20 +243,15 @@ def _hash_files(path: Path, ranks: Ranks) -> dict[str, str]:
     """Return the sha256 of all files; each rank hashes a share of them."""
 
     def hash_share() -> dict[str, str]:
-        names = sorted(_shards(path))
+        names = sorted(shards_in(path))
         return {name: hash_file(path / name) for name in names[ranks.rank :: ranks.size]}
 
     return {name: digest for share in ranks.gather(hash_share) for name, digest in share.items()}
 
 
-def _shards(path: Path) -> set[str]:
-    """Return the files of a checkpoint that torch reads tensors from."""
-    return {file.name for file in path.iterdir() if file.name.endswith(_SHARD)}
-
-
 def _complete(partial: Path, target: Path, manifest: Manifest) -> None:
     """Give a written checkpoint its manifest and its final name."""
-    durable.write(partial / "manifest.json", _written(asdict(manifest)).decode())
+    durable.write(partial / "manifest.json", manifest.to_bytes().decode())
     if target.exists():  # damaged: otherwise the run would have resumed from it
         shutil.rmtree(target)
     partial.rename(target)
@@ -391,23 +271,8 @@ def _tidy(newest: Path, keep: int, for_good: int | None) -> None:
 
     If one cannot be removed now, the next save tries again.
     """
-    paths = _complete_ones(newest.parent)
+    paths = complete_ones(newest.parent)
     place = paths.index(newest)
     for path in paths[:place] + paths[place + keep :]:
-        if _step_of(path) != for_good:
+        if step_of(path) != for_good:
             shutil.rmtree(path, ignore_errors=True)
-
-
-def _step_of(path: Path) -> int:
-    return int(path.name.removeprefix("step-"))
-
-
-def steps_of(folder: Path) -> list[int]:
-    """Return the steps of the checkpoints in a folder, in order; other names are ignored."""
-    names = (path.name.removeprefix("step-") for path in folder.glob("step-*"))
-    return sorted(int(name) for name in names if name.isdecimal())
-
-
-def _complete_ones(folder: Path) -> list[Path]:
-    """Return the complete checkpoints, newest first."""
-    return [step_path(folder, step) for step in reversed(steps_of(folder))]

@@ -19,7 +19,7 @@ from merit_lab.models.config import PRESETS
 from merit_lab.models.names import find_model, is_model, num_parameters
 from merit_lab.record import NotWritten, Run, RunInUse
 from merit_lab.train.config import TrainConfig
-from merit_lab.train.rank import is_first_rank
+from merit_lab.train.rank import is_first_rank, is_reported_here
 from merit_lab.train.signals import Interrupted
 from merit_lab.train.typed import refuse_replaced_vocab
 
@@ -58,10 +58,12 @@ def main(argv: Sequence[str]) -> int:
             print(f"merit train: {interrupted}. To resume: {_resume_command(folder)}", file=sys.stderr)
         return 128 + interrupted.signum
     except NotWritten as error:
-        print(f"merit train: {error}: {_resume_command(folder)}", file=sys.stderr)
+        if is_reported_here(error):
+            print(f"merit train: {error}: {_resume_command(folder)}", file=sys.stderr)
         return 1
     except (OSError, ValueError, RunInUse) as error:
-        print(f"merit train: {error}", file=sys.stderr)
+        if is_reported_here(error):
+            print(f"merit train: {error}", file=sys.stderr)
         return 1
     if run.status == "diverged":
         if is_first_rank():

@@ -30,7 +30,7 @@ class Display:
         self._steps = steps
         self._console = console or Console(stderr=True, highlight=False)
         self._seen: dict[str, float] = {}
-        self._began, self._first = time.monotonic(), first
+        self._began: tuple[float, int] | None = None  # when the first step was done, and which it was
         self._last_line = -_SECONDS_BETWEEN_LINES
         self._last_step = first
         self._progress: Progress | None = None
@@ -70,6 +70,8 @@ class Display:
                 self._progress.update(self._task, description=self._text())
         elif kind == "train":
             self._seen["loss"], self._seen["tokens/s"] = values["loss"], values["tokens_per_second"]
+            # Not from the beginning: to start takes long, and so does the first step where it is compiled.
+            self._began = self._began or (time.monotonic(), step)
             if self._progress is not None:
                 self._progress.update(self._task, completed=step, description=self._text())
             elif time.monotonic() - self._last_line >= _SECONDS_BETWEEN_LINES:
@@ -78,8 +80,9 @@ class Display:
     def _line(self, step: int) -> None:
         self._last_line, self._last_step = time.monotonic(), step
         left = ""
-        if step > self._first:
-            a_step = (time.monotonic() - self._began) / (step - self._first)
+        if self._began is not None and step > self._began[1]:
+            began, first = self._began
+            a_step = (time.monotonic() - began) / (step - first)
             left = f"  {_duration(a_step * (self._steps - step))} left"
         self._console.print(f"step {step}/{self._steps}  {self._text()}{left}", markup=False, soft_wrap=True)
 

@@ -25,7 +25,6 @@ from merit_lab.train.config import TrainConfig, interval
 from merit_lab.train.gradients import gradient_norms, weight_norm
 from merit_lab.train.micro_batch import choose_micro_batch
 from merit_lab.train.modes import has_modes, weights_to_use
-from merit_lab.train.numbers import HostCopies, StepNumbers
 from merit_lab.train.optimizer import (
     clip,
     create_optimizer,
@@ -40,9 +39,8 @@ from merit_lab.train.reporter import Reporter, reporting
 from merit_lab.train.signals import Interrupted, StopRequest, listening
 from merit_lab.train.speed import Moment, Speedometer
 from merit_lab.train.start import Resume, Start, start_run, wait_for_previous_process
+from merit_lab.train.step_reports import Ended, HostCopies, StepNumbers, StepReports
 from merit_lab.train.validation import validation_loss
-
-_SKIPS_IN_A_ROW = 100  # after so many skipped steps a run will not recover
 
 
 def train(
@@ -76,16 +74,12 @@ def train(
     with contextlib.ExitStack() as held, listening() as stop:
         start = ranks.first(lambda: start_run(config, folder, ranks, resume, extends, held))
         if start.event != "over":
-            with reporting(start, ranks) as reporter, contextlib.suppress(_Ended):
+            with reporting(start, ranks) as reporter, contextlib.suppress(Ended):
                 reporter.event(start.step, start.event, start.message)
                 Trainer(start, ranks, reporter, stop, bars, target).run()
         elif ranks.is_first:
             print(start.message, file=sys.stderr)
     return start.run
-
-
-class _Ended(Exception):
-    """The run ended before its last step: it diverged or was abandoned."""
 
 
 class Trainer:
@@ -143,9 +137,13 @@ class Trainer:
         self.speedometer = Speedometer(config.model, ranks.device, ranks.size, start.seconds)
         self.last_step_ended: Moment | None = None  # None if something else happened since
         self.last_checkpoint = time.monotonic()
-        self.in_flight: list[StepNumbers] = []
-        self.num_left_in_flight = 1 if on_cuda else 0  # on a CPU the numbers are available at once
-        self.num_skips_in_a_row = 0
+        self.reports = StepReports(
+            reporter,
+            self.speedometer,
+            list(named),
+            tokens_per_step=self.tokens_per_step,
+            nonfinite=config.nonfinite,
+        )
 
     def run(self) -> None:
         """Take the remaining steps, with measurements and checkpoints."""
@@ -158,11 +156,11 @@ class Trainer:
             self.save(must=True)
         with self.prefetched() as micro_batches:
             while self.step < self.steps:
-                self.in_flight.append(self.take_step(micro_batches))
+                numbers = self.take_step(micro_batches)
                 self.step += 1
                 if self.step == first_step + 1:
                     checkpoint.check_state(self.optimizer)
-                self.report_steps(leave=self.num_left_in_flight)
+                self.reports.add(numbers)
                 is_last = self.step == self.steps
                 if is_last or self.is_due(self.config.measure.validation_every):
                     self.validate()
@@ -281,57 +279,9 @@ class Trainer:
 
     # --- measurements ------------------------------------------------------------------------------------
 
-    def report_steps(self, leave: int = 0) -> None:
-        """Read and report the numbers of the steps taken, except the last ``leave``."""
-        while len(self.in_flight) > leave:
-            self.report_step(self.in_flight.pop(0))
-
-    def report_step(self, numbers: StepNumbers) -> None:
-        """Read and report the numbers of one step; handle them if they are not finite."""
-        read, done = numbers.tensors.read(), numbers.step + 1
-        if "max_logits" in read:
-            entropy = read["entropy"].tolist() if "entropy" in read else None
-            logits = read["max_logits"].tolist()
-            self.reporter.write("attention", numbers.step, max_logits=logits, entropy=entropy)
-        if numbers.update:
-            self.reporter.write("update", done, parameters=numbers.update)
-        loss, norm = read["loss"].item(), torch.linalg.vector_norm(read["norms"]).item()
-        self.reporter.write(
-            "train",
-            done,
-            loss=loss,
-            lr=numbers.lr,
-            grad_norm=norm,
-            weight_norm=read["weight_norm"].item(),
-            tokens=done * self.tokens_per_step,
-            **self.speedometer.read(
-                self.tokens_per_step,
-                seconds=numbers.ended.since(numbers.began),
-                optimizer_seconds=numbers.optimizer_ended.since(numbers.optimizer_began),
-            ),
-        )
-        if math.isfinite(loss) and math.isfinite(norm):
-            self.num_skips_in_a_row = 0
-        else:
-            self.handle_nonfinite(done, loss, read["norms"])
-
-    def handle_nonfinite(self, step: int, loss: float, norms: Tensor) -> None:
-        """Report which gradients are not finite, and end the run unless such steps are skipped."""
-        bad = (~norms.isfinite()).nonzero().flatten().tolist()
-        where = f", first that of {self.names[bad[0]]}" if bad else ""
-        message = f"the loss is {loss}; {len(bad)} of {len(norms)} gradients are not finite{where}"
-        if self.config.nonfinite == "skip":
-            self.num_skips_in_a_row += 1
-            self.reporter.event(step, "skipped", f"{message}; the step was skipped")
-            if self.num_skips_in_a_row < _SKIPS_IN_A_ROW:
-                return
-            message = f"{_SKIPS_IN_A_ROW} steps in a row were skipped; {message}"
-        self.reporter.event(step, "diverged", message)
-        raise _Ended
-
     def validate(self) -> None:
         """Measure the validation loss; end the run if it is not finite or above its bar."""
-        self.report_steps()
+        self.reports.finish()
         if not self.config.measure.validation_every:
             return
         with self.passes.autocast(), weights_to_use(self.optimizer, self.module):
@@ -341,10 +291,10 @@ class Trainer:
         self.last_step_ended = None
         if not math.isfinite(loss):  # the last step broke the weights after its loss was computed
             self.reporter.event(self.step, "diverged", f"the validation loss is {loss}")
-            raise _Ended
+            raise Ended
         if loss > (bar := self.bars.get(self.step, math.inf)):
             self.reporter.event(self.step, "abandoned", f"the validation loss {loss:.3f} is above {bar:.3f}")
-            raise _Ended
+            raise Ended
         self.is_at_target = loss <= self.target
 
     def is_due(self, every: int | None) -> bool:
@@ -371,7 +321,7 @@ class Trainer:
 
     def save(self, *, must: bool) -> None:
         """Write a checkpoint. A failure is reported; it ends the run only with ``must``."""
-        self.report_steps()
+        self.reports.finish()
         try:
             checkpoint.save(
                 self.checkpoints,
@@ -397,7 +347,7 @@ class Trainer:
 
     def interrupt(self, signum: int) -> None:
         """Save a checkpoint and raise ``Interrupted``."""
-        self.report_steps()
+        self.reports.finish()
         message = f"stopped by {signal.Signals(signum).name}"
         self.reporter.event(self.step, "interrupted", message)
         self.save(must=True)

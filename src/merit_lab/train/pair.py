@@ -39,16 +39,6 @@ class OptimizerPair:
         for part in self.parts:
             part.zero_grad()
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return the state of both optimizers."""
-        first, rest = (part.state_dict() for part in self.parts)
-        return {"first": first, "rest": rest}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load what ``state_dict`` returned."""
-        for part, name in zip(self.parts, ("first", "rest"), strict=True):
-            part.load_state_dict(state_dict[name])
-
 
 AnyOptimizer = Optimizer | OptimizerPair
 

@@ -22,6 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from merit_lab.models import Model
 from merit_lab.train.config import Parallel
+from merit_lab.train.rank import raised_on_all
 
 _T = TypeVar("_T")
 
@@ -140,7 +141,7 @@ def _answer(function: Callable[[], _T]) -> tuple[_T | None, Exception | None]:
 def _values(answers: Sequence[tuple[Any, Exception | None]]) -> list[Any]:
     for _, error in answers:
         if error is not None:
-            raise error
+            raise raised_on_all(error)
     return [value for value, _ in answers]
 
 

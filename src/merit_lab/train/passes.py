@@ -8,11 +8,38 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from merit_lab.models import AttentionObservation
 from merit_lab.models.attention import Observe
-from merit_lab.train.numbers import AttentionTotals
 from merit_lab.train.parallel import Ranks, gradients_added
 
 MicroBatch = tuple[Tensor, Tensor]
+
+
+class AttentionTotals:
+    """Attention statistics over the micro-batches of a step."""
+
+    def __init__(self) -> None:
+        self._max_logits: Tensor | None = None
+        self._entropy: Tensor | None = None
+
+    def add(self, observation: AttentionObservation | None, share: float) -> None:
+        """Add a micro-batch, which is ``share`` of this rank's sequences."""
+        if observation is None:
+            return
+        largest, entropy = observation.max_logits, observation.entropy
+        self._max_logits = largest if self._max_logits is None else torch.maximum(self._max_logits, largest)
+        if entropy is not None:
+            part = entropy * share
+            self._entropy = part if self._entropy is None else self._entropy + part
+
+    def over_all(self, ranks: Ranks) -> dict[str, Tensor]:
+        """Return the statistics of the global batch; empty if nothing was observed."""
+        seen = {}
+        if self._max_logits is not None:
+            seen["max_logits"] = ranks.largest(self._max_logits)
+        if self._entropy is not None:
+            seen["entropy"] = ranks.sum(self._entropy) / ranks.size
+        return seen
 
 
 class Passes:

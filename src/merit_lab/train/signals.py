@@ -30,6 +30,10 @@ class StopRequest:
     def __init__(self) -> None:
         self.signum = 0
 
+    def interrupted(self, remark: str = "") -> Interrupted:
+        """Return the exception for the signal, with a remark in its message."""
+        return Interrupted(self.signum, f"stopped by {signal.Signals(self.signum).name}{remark}")
+
     def _handle(self, signum: int, _frame: FrameType | None) -> None:
         if self.signum == signal.SIGINT == signum:
             raise KeyboardInterrupt  # Ctrl-C pressed twice: stop at once, without a checkpoint

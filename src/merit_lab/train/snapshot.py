@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor
 
 from merit_lab.data import Dataset, validation_sequences
 from merit_lab.models import Model, build
-from merit_lab.record import Run, step_path
-from merit_lab.train import checkpoint
-from merit_lab.train.checkpoint import Manifest, steps_of
+from merit_lab.record import Run, environment, step_path
+from merit_lab.train import checkpoint, checkpoint_files
+from merit_lab.train.checkpoint_files import Manifest, steps_of
 from merit_lab.train.config import TrainConfig
 from merit_lab.train.parallel import Ranks
 
@@ -34,7 +34,7 @@ class Snapshot:
         run = Run.open(folder)
         config = TrainConfig.from_dict(run.config)
         if step is None:
-            found, complaints = checkpoint.find(run.checkpoints)
+            found, complaints = checkpoint_files.find(run.checkpoints)
             if found is None:
                 reasons = "; ".join(complaints) or "none was written yet"
                 raise ValueError(f"{run.folder} has no usable checkpoint: {reasons}")
@@ -44,12 +44,8 @@ class Snapshot:
             if not path.is_dir():
                 known = ", ".join(map(str, steps_of(run.checkpoints))) or "none"
                 raise ValueError(f"{run.folder} has no checkpoint of step {step}; available steps: {known}")
-            manifest = checkpoint.read(path)
-        if manifest.config != config.fingerprint:
-            raise ValueError(
-                f"{path} was written with a different configuration than {run.folder / 'config.json'}; undo "
-                "the change there"
-            )
+            manifest = checkpoint_files.read(path)
+        manifest.check_config(path, config)
         return cls(run=run, config=config, path=path, manifest=manifest)
 
     @property
@@ -63,15 +59,15 @@ class Snapshot:
         checkpoint.load_weights(self.path, model, Ranks(rank=0, size=1, device=device))
         return model
 
+    def environment(self, dataset: Dataset) -> dict[str, Any]:
+        """Describe this process and the data, for a measurement at this checkpoint."""
+        data = {"folder": str(dataset.folder.resolve()), "fingerprint": dataset.fingerprint}
+        return environment(device=default_device(), data=data)
+
     def open_data(self, folder: Path | None = None) -> Dataset:
         """Open the data of the run, from its original folder or from another that has the same data."""
         dataset = Dataset.open(self.config.data if folder is None else folder)
-        trained_on = self.run.data_fingerprint
-        if dataset.fingerprint != trained_on:
-            raise ValueError(
-                f"{dataset.folder} does not hold the data that the run was trained on: its fingerprint is "
-                f"{dataset.fingerprint}, not {trained_on}; give the right folder with --data"
-            )
+        self.run.check_data(dataset.folder, dataset.fingerprint)
         return dataset
 
     def training_sequences(self, dataset: Dataset, limit: int) -> Tensor:

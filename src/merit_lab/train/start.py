@@ -25,7 +25,8 @@ from merit_lab.record import (
     lock,
     refuse_run,
 )
-from merit_lab.train import checkpoint
+from merit_lab.text import amount
+from merit_lab.train import checkpoint_files
 from merit_lab.train.config import TrainConfig
 from merit_lab.train.memory import check_memory
 from merit_lab.train.optimizer import check_optimizer, options_in_use
@@ -85,12 +86,12 @@ def begin_run(config: TrainConfig, folder: Path, ranks: Ranks, held: contextlib.
     held.enter_context(lock(folder))
     about = {**_environment(dataset, ranks), "optimizer": options_in_use(config)}
     run = Run.create(folder, config.to_dict(), about)
-    millions = num_parameters(config.model) / 1e6
     chosen = config.optimizer
     rest = f", {chosen.rest} with {chosen.rest_lr:g} for the rest" if chosen.rest is not None else ""
     message = (
-        f"{config.model.family} of {millions:.1f}M parameters, {chosen.name} with learning rate "
-        f"{chosen.lr:g}{rest}, {config.steps} steps of {config.batch * config.model.context} tokens"
+        f"{config.model.family} of {amount(num_parameters(config.model))} parameters, {chosen.name} with "
+        f"learning rate {chosen.lr:g}{rest}, {config.steps} steps of "
+        f"{config.batch * config.model.context} tokens"
     )
     return Start(run=run, config=config, event="started", message=message)
 
@@ -106,7 +107,7 @@ def extend_run(
     recorded = TrainConfig.from_dict(run.config)
     assert recorded.steps is not None
     common = recorded.steps_in_common(config)
-    found, remarks = checkpoint.find(run.checkpoints, until=common)
+    found, remarks = checkpoint_files.find(run.checkpoints, until=common)
     if found is None:
         way_out = "train with --optimizer.schedule wsd, which can be extended"
         where = (
@@ -120,7 +121,7 @@ def extend_run(
         )
     path, manifest = found
     dataset = Dataset.open(config.data)
-    _check_data(run, _environment(dataset, ranks), dataset)
+    run.check_data(dataset.folder, dataset.fingerprint)
     begun = begin_run(config, folder, ranks, held)
     with durable.replacing(begun.run.metrics_path) as partial, run.metrics_path.open("rb") as metrics:
         partial.write_bytes(metrics.read(manifest.metrics_offset))
@@ -189,22 +190,17 @@ def resume_run(
     dataset = Dataset.open(recorded.data)
     if config is not None:
         _check_same(recorded, config.resolve(dataset.vocab_size), folder)
-    now = _environment(dataset, ranks)
-    _check_data(run, now, dataset)
+    run.check_data(dataset.folder, dataset.fingerprint)
     if over is not None:
         return over
     check_run(recorded, dataset, ranks)
-    found, remarks = checkpoint.find(run.checkpoints)
-    remarks += differences(run.environment, now)
+    found, remarks = checkpoint_files.find(run.checkpoints)
+    remarks += differences(run.environment, _environment(dataset, ranks))
     if found is None:
         message = "; ".join(["from the beginning, because there is no checkpoint", *remarks])
         return Start(run=run, config=recorded, event="resumed", message=message)
     path, manifest = found
-    if manifest.config != recorded.fingerprint:
-        raise ValueError(
-            f"{path} was written with a different configuration than {folder / 'config.json'}; undo the "
-            "change there, or start a new run"
-        )
+    manifest.check_config(path, recorded)
     return Start(
         run=run,
         config=recorded,
@@ -241,37 +237,15 @@ def check_run(config: TrainConfig, dataset: Dataset, ranks: Ranks) -> None:
 def _check_same(recorded: TrainConfig, requested: TrainConfig, folder: Path) -> None:
     if requested.fingerprint == recorded.fingerprint:
         return
-    before, now = _by_name(recorded.to_dict()), _by_name(requested.to_dict())
     differing = [
-        f"{name} is {before.get(name)!r} there and {now.get(name)!r} here"
-        for name in {**before, **now}
-        if name != "data" and before.get(name) != now.get(name)
+        f"{name} is {there!r} there and {here!r} here"
+        for name, (there, here) in recorded.differences(requested).items()
     ]
     raise ValueError(
         f"{folder} holds a run with a different configuration: {', '.join(differing)}. A run is resumed with "
         "the configuration that it started with: give the same options, resume it without any (merit train "
         f"--resume {folder}), or choose another folder."
     )
-
-
-def _by_name(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return the values of a configuration by their dotted names."""
-    named: dict[str, Any] = {}
-    for key, value in values.items():
-        if isinstance(value, dict):
-            named |= _by_name(value, f"{prefix}{key}.")
-        else:
-            named[prefix + key] = value
-    return named
-
-
-def _check_data(run: Run, now: dict[str, Any], dataset: Dataset) -> None:
-    before = run.data_fingerprint
-    if now["data"]["fingerprint"] != before:
-        raise ValueError(
-            f"{dataset.folder} does not hold the data that the run started with: its fingerprint is "
-            f"{now['data']['fingerprint']}, not {before}. Restore the old data, or start a new run."
-        )
 
 
 def _environment(dataset: Dataset, ranks: Ranks) -> dict[str, Any]:

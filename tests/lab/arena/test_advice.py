@@ -150,7 +150,7 @@ def test_the_output_ends_with_a_training_command(tmp_path, capsys) -> None:
     output = " ".join(capsys.readouterr().out.split())
     assert "MuonMERIT 0.01" in output
     assert "AdamW" not in output  # one of its seeds diverged
-    assert "0.218M parameters, batches of 64 and 200 steps" in output
+    assert "218k parameters, batches of 64 and 200 steps" in output
     assert "size**-0.25, and steps**-0.5 with trust ratios or steps**0 without, each ± 0.25" in output
     assert "Learning rates alone are carried over, a rest_lr as the same share of the other" in output
     assert (
@@ -238,8 +238,11 @@ def test_advice_for_custom_optimizers_has_their_options_and_second_optimizers(
     ("options", "message"),
     [
         (["--model", "nano", "--batch", "4"], "unknown model 'nano'; did you mean 'nano-33m'"),
-        (["--model", "tiny", "--batch", "0"], "--batch is 0; it must be at least 1"),
-        (["--model", "tiny", "--batch", "4", "--steps", "0"], "--steps is 0; it must be at least 1"),
+        (["--model", "tiny", "--batch", "0"], "--batch is 0; it must be a whole number of at least 1"),
+        (
+            ["--model", "tiny", "--batch", "4", "--steps", "0"],
+            "--steps is 0; it must be a whole number of at least 1",
+        ),
         (["--model", "tiny", "--batch", "4"], "holds no report of an arena; `merit arena ... --out"),
     ],
 )

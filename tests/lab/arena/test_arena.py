@@ -12,8 +12,9 @@ import pytest
 from fake_arena import STEPS
 
 from merit_lab.arena.board import Board, shared_a_gpu
-from merit_lab.arena.plan import MOMENTUM, TuningTask, bars_of
+from merit_lab.arena.runs import bars_of
 from merit_lab.arena.summary import warnings
+from merit_lab.arena.task import MOMENTUM, TuningTask
 from merit_lab.data import Dataset
 from merit_lab.record import Run
 from merit_lab.report.gather import MeasuredRun
@@ -55,6 +56,9 @@ def test_all_contestants_are_tuned_with_the_same_budget_and_ranked(arena, traine
         < page.index("Best settings, batch 4")
     )
     assert "MuonMERIT" in (tmp_path / "out" / "report" / "table.md").read_text()
+    # The settings of the runs, not those that were asked for, of which many follow from others.
+    assert re.search(r"<dt>measure.validation_every</dt><dd>\d+</dd>", page)
+    assert "<dt>optimizer.lr</dt>" not in page
 
 
 def test_finished_runs_are_reused_and_a_larger_budget_continues(arena, trained, tmp_path) -> None:

@@ -76,6 +76,12 @@ def test_the_summary_and_all_contestants_are_visible(page: chromium.Page, width:
     assert page.evaluate(f"{rows}.every((row) => row.getBoundingClientRect().right < innerWidth)")
 
 
+def test_a_caption_does_not_stick_to_its_table(page: chromium.Page) -> None:
+    caption, table = "document.querySelector('.caption')", "document.querySelector('.caption + .scroll')"
+    gap = page.evaluate(f"{table}.getBoundingClientRect().top - {caption}.getBoundingClientRect().bottom")
+    assert gap >= 8
+
+
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("chart", CHARTS)
 def test_charts_are_drawn_with_a_legend_of_all_contestants(
@@ -89,14 +95,7 @@ def test_charts_are_drawn_with_a_legend_of_all_contestants(
 
 def test_values_are_shown_under_the_pointer(page: chromium.Page) -> None:
     set_width(page, 1200)
-    page.evaluate("document.querySelector('[data-chart=tuning-batch4-lr]').scrollIntoView({block: 'center'})")
-    point = page.evaluate(
-        "(({x, y, width, height}) => ({x: x + width / 2, y: y + height / 2}))"
-        "(document.querySelector('[data-chart=tuning-batch4-lr] .mark-symbol path').getBoundingClientRect())"
-    )
-    for shift in (1, 0):
-        page.send("Input.dispatchMouseEvent", type="mouseMoved", x=point["x"] + shift, y=point["y"])
-    tooltip = page.wait_for("document.querySelector('#vg-tooltip-element.visible')?.textContent")
+    tooltip = page.tooltip_at("[data-chart=tuning-batch4-lr] .mark-symbol path")
     assert any(name in tooltip for name in CONTESTANTS.values())
     assert "learning rate" in tooltip
 

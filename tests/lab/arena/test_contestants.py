@@ -5,8 +5,8 @@ import json
 import pytest
 
 from merit_lab.arena.contestant import Contestant, labels, usual_rate
-from merit_lab.arena.plan import MOMENTUM, TuningTask
 from merit_lab.arena.search import Point, search
+from merit_lab.arena.task import MOMENTUM, TuningTask
 from merit_lab.models import PRESETS
 from merit_lab.record import Run
 from merit_lab.report.style import colours, dashes

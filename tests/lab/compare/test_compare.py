@@ -204,7 +204,7 @@ def test_runs_of_another_configuration_are_refused_before_training(
             ["--optimizers", "merit", "adamw", "--optimizer.overrides", "*:clip=2"],
             "sets clip, which adamw does not have",
         ),
-        (["--jobs", "0"], "--jobs is 0; it must be at least 1"),
+        (["--jobs", "0"], "--jobs is 0; it must be a whole number of at least 1"),
         (["--optimizers", "merit", "maxlamb"], "or --lr maxlamb=RATE where optimizers are compared"),
     ],
 )

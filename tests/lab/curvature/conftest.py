@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.func import functional_call
 
-from merit_lab.curvature import Hessian
+from merit_lab.curvature.hessian import Hessian
 from merit_lab.models import LanguageModel, ModelConfig, build
 
 

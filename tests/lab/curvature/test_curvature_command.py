@@ -1,6 +1,5 @@
 """The command and the file it writes, on a run."""
 
-import io
 import json
 import multiprocessing
 import signal
@@ -8,14 +7,14 @@ import signal
 import numpy as np
 import pytest
 import torch
-from rich.console import Console
 from safetensors.torch import load_file
 
-from merit_lab.curvature import CurvatureConfig, Hessian, hutchinson_trace, measure_curvature
 from merit_lab.curvature.command import main
 from merit_lab.curvature.eigenvalues import Eigenvalues
-from merit_lab.curvature.progress import WorkProgress
-from merit_lab.curvature.results import Results
+from merit_lab.curvature.hessian import Hessian
+from merit_lab.curvature.measure import CurvatureConfig, measure_curvature
+from merit_lab.curvature.trace import hutchinson_trace
+from merit_lab.record import Measurements
 from merit_lab.train.snapshot import Snapshot, mean_loss
 
 QUICK = ["--sequences", "4", "--top", "2", "--probes", "2"]
@@ -40,7 +39,7 @@ def test_everything_is_measured_written_and_printed(run, capfd):
     assert np.trapezoid(density["density"], density["grid"]) == pytest.approx(1, abs=1e-5)
     assert f"{result['values'][0]:.5g}" in printed.out
     assert f"{content['loss']['result']['value']:.4f}" in printed.out
-    for text in ("After step 6", "step-00000006.json"):
+    for text in ("Step 6", "step-00000006.json"):
         assert text in printed.out
     for text in ("trace: 2 products in", "density: 6 products in"):
         assert text in printed.err
@@ -157,9 +156,9 @@ def test_moved_data(run, data, tmp_path, capfd):
     ("options", "message"),
     [
         (["--checkpoint", "5"], "no checkpoint of step 5; available steps: 4, 6"),
-        (["--sequences", "0"], "sequences is 0; it must be at least 1"),
+        (["--sequences", "0"], "sequences is 0; it must be a whole number of at least 1"),
         (["--probes", "1"], "probes is 1; it must be 0"),
-        (["--micro-batch", "0"], "micro_batch is 0; it must be at least 1"),
+        (["--micro-batch", "0"], "micro_batch is 0; it must be a whole number of at least 1"),
         (["--tolerance", "0"], "tolerance is 0.0; it must be between"),
     ],
 )
@@ -198,11 +197,11 @@ def test_a_checkpoint_of_another_configuration(run, capfd):
 def test_a_file_that_is_not_a_result(tmp_path, text, message):
     (tmp_path / "step.json").write_text(text)
     with pytest.raises(ValueError, match=message):
-        Results(tmp_path / "step.json")
+        Measurements(tmp_path / "step.json")
 
 
 def put_many(path, name, ready):
-    results = Results(path)
+    results = Measurements(path)
     ready.wait()
     for number in range(20):
         results.put(f"{name}{number}", {}, {"value": number})
@@ -218,19 +217,8 @@ def test_parts_of_two_processes_are_all_kept(tmp_path):
     for process in processes:
         process.join()
     assert [process.exitcode for process in processes] == [0, 0]
-    kept = Results(path)
+    kept = Measurements(path)
     assert all(kept.find(f"{name}{number}", {}) == {"value": number} for name in "ab" for number in range(20))
-
-
-def test_a_bar_in_a_terminal():
-    console = Console(file=io.StringIO(), force_terminal=True, highlight=False, width=100)
-    progress = WorkProgress("products", console)
-    with progress.part("trace", 3):
-        for _ in range(3):
-            progress.advance()
-    text = console.file.getvalue()
-    assert "3/3" in text
-    assert "trace: 3 products" in text
 
 
 def test_a_run_that_diverged(run, monkeypatch, capfd):
@@ -251,4 +239,4 @@ def test_a_file_of_something_else(tmp_path):
     for content in ("3", "[]", "{}", "{"):
         (tmp_path / "step.json").write_text(content)
         with pytest.raises(ValueError, match=r"step.json is not a result of this command"):
-            Results(tmp_path / "step.json")
+            Measurements(tmp_path / "step.json")

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from merit_lab.curvature import Hessian, hessian_vector_product
+from merit_lab.curvature.hessian import Hessian, hessian_vector_product
 from merit_lab.models import ModelConfig, build
 
 

@@ -136,7 +136,7 @@ def test_too_short_a_file_is_refused(token_file: TokenFileMaker) -> None:
 def test_wrong_numbers_are_refused() -> None:
     tokens = file_of(100)
     for options in ({"context": 0, "batch": 1}, {"context": 1, "batch": 0}):
-        with pytest.raises(ValueError, match="is 0; it must be at least 1"):
+        with pytest.raises(ValueError, match="is 0; it must be a whole number of at least 1"):
             Batches(tokens, **options, seed=0)
     source = Batches(tokens, context=4, batch=8, seed=0)
     with pytest.raises(ValueError, match="step is -1"):
@@ -162,5 +162,5 @@ def test_validation_is_spread_evenly_and_never_empty(context: int, more: int, li
     assert gaps.max() - gaps.min() <= context
 
 
-def test_validation_without_a_limit_is_everything() -> None:
-    assert np.array_equal(validation_sequences(file_of(101), 10)[:, :-1].ravel(), np.arange(100))
+def test_validation_with_a_large_limit_is_everything() -> None:
+    assert np.array_equal(validation_sequences(file_of(101), 10, 99)[:, :-1].ravel(), np.arange(100))

@@ -284,3 +284,13 @@ def test_hashes_are_kept_in_order() -> None:
     assert list(second) == values
     assert list(first) == values[9000:]
     assert (len(hashes), hashes.smallest, hashes.largest) == (20_000, min(values), max(values))
+
+
+def test_a_separator_that_is_nowhere_is_refused(tmp_path: Path) -> None:
+    """Two files are two documents, also without it."""
+    for name in "ab":
+        (tmp_path / f"{name}.txt").write_text("a line of text\n" * 500 + "---- \n" + "more of it\n" * 500)
+    texts = [tmp_path / "a.txt", tmp_path / "b.txt"]
+    with pytest.raises(ValueError, match="separator is '---', but no file has such a line between two"):
+        text_files(texts, 0.1, Layout(separator="---"))
+    assert text_files(texts, 0.1, Layout(separator="----")).total == 2 * 500 * (15 + 11)

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from merit_lab.data import Dataset, command, progress
+from merit_lab import progress
+from merit_lab.data import Dataset, command
 from merit_lab.data.command import main
 from merit_lab.data.index import INDEX_NAME
 from merit_lab.data.parts import Counts
@@ -162,12 +163,12 @@ def test_progress_without_a_terminal_is_plain_lines(monkeypatch: pytest.MonkeyPa
     assert shown(terminal=False) == ""  # it took less than ten seconds
     monkeypatch.setattr(progress, "_SECONDS_BETWEEN_LINES", 0.0)
     lines = shown(terminal=False).splitlines()
-    assert lines[1].startswith("45.0% of 200 bytes: 30 tokens, ")
-    assert lines[2].startswith("100.0% of 200 bytes: 70 tokens, ")
+    assert lines[1].startswith("tokenizing: 45% of 200 bytes, 30 tokens, ")
+    assert lines[2].startswith("tokenizing: 100% of 200 bytes, 70 tokens, ")
     assert (
         shown(terminal=False, unit="documents")
         .splitlines()[1]
-        .startswith("20.0% of 200 documents: 30 tokens")
+        .startswith("tokenizing: 20% of 200 documents, 30 tokens")
     )
 
 

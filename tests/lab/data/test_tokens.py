@@ -59,9 +59,6 @@ def test_a_nanogpt_folder_opens(tmp_path: Path) -> None:
     assert (dataset.vocab_size, dataset.tokenizer, dataset.bytes_per_token) == (None, "unknown", None)
     with pytest.raises(ValueError, match="nothing to compare with"):
         dataset.verify()
-    assert Dataset.open(tmp_path, dtype="uint32").train.num_tokens == 500
-    with pytest.raises(ValueError, match="dtype is 'float32'; it must be one of uint16, uint32"):
-        Dataset.open(tmp_path, dtype="float32")
 
 
 def test_bytes_per_token_are_those_of_the_validation_text(tmp_path: Path) -> None:
@@ -223,13 +220,6 @@ def test_an_invalid_index(tmp_path: Path, content: str) -> None:
     (write_folder(tmp_path) / "dataset.json").write_bytes(content.encode("latin-1"))
     with pytest.raises(ValueError, match=r"dataset.json (is not JSON|was not written)"):
         Dataset.open(tmp_path)
-
-
-def test_a_dtype_against_the_index(tmp_path: Path) -> None:
-    write_folder(tmp_path)
-    Dataset.open(tmp_path, dtype="uint16")
-    with pytest.raises(ValueError, match=r"dtype is 'uint32', but .*says 'uint16'"):
-        Dataset.open(tmp_path, dtype="uint32")
 
 
 def test_check_names_file_position_and_token(

@@ -7,8 +7,9 @@ from types import SimpleNamespace
 import pytest
 from run_cases import make_run
 
-from merit_lab.evaluate import evaluate, evaluation, harness
+from merit_lab.evaluate import evaluation, harness
 from merit_lab.evaluate.command import main
+from merit_lab.evaluate.evaluation import evaluate
 from merit_lab.evaluate.harness import Outcome
 from merit_lab.evaluate.sets import SETS
 from merit_lab.record import Metric, read_results
@@ -142,8 +143,8 @@ def test_the_command_shows_a_table(evaluated, files, tmp_path, capsys) -> None:
     assert evaluated == [("lambada", 4), ("wikitext", 4)]
     shown = capsys.readouterr().out
     rows = [line.split() for line in shown.splitlines()]
-    assert ["lambada", "4", "acc", "1"] in rows
-    assert ["wikitext", "4", "acc", "2"] in rows
+    assert ["lambada", "acc", "4", "1"] in rows
+    assert ["wikitext", "acc", "4", "2"] in rows
     assert "lambada: 3 prompts exceeded the context and were truncated" in shown
     assert f"The results are in {run.folder}/evaluate/step-00000010" in shown
 
@@ -155,7 +156,7 @@ def test_the_command_shows_a_table(evaluated, files, tmp_path, capsys) -> None:
             ["--tasks", "lambda", "--task-files", "{files}"],
             "no set 'lambda' among the task files; did you mean",
         ),
-        (["--limit", "0", "--task-files", "{files}"], "limit is 0; it must be a whole number above 0"),
+        (["--limit", "0", "--task-files", "{files}"], "limit is 0; it must be a whole number of at least 1"),
         (["--task-files", "{files}/arc"], "must contain lambada/lambada_test.jsonl"),
         (["--checkpoint", "3", "--task-files", "{files}"], "no checkpoint of step 3; available steps: 10"),
         (["--tokenizer", "gpt2"], "leave --tokenizer out"),
@@ -243,7 +244,7 @@ def test_a_task_has_no_examples_in_its_prompts_and_no_cut_ones_of_the_task_befor
     monkeypatch.setattr(harness, "import_module", lambda _: SimpleNamespace(evaluate=run_lm_eval))
     monkeypatch.setattr(harness.Harness, "_load", lambda *_: {"tasks": {"x": task}})
     loaded = object.__new__(harness.Harness)
-    loaded._lm, loaded._display = SimpleNamespace(num_truncated=3), SimpleNamespace(end=lambda: None)
+    loaded._lm, loaded._progress = SimpleNamespace(num_truncated=3), SimpleNamespace(end=lambda: None)
     found = loaded.evaluate("x", None)
     assert seen == [{"num_fewshot": 0}]
     assert (found.num_items, found.num_truncated) == (2, 0)

@@ -6,8 +6,7 @@ import json
 
 import pytest
 
-from merit_lab.evaluate import PAPER_SETS, SETS
-from merit_lab.evaluate.sets import check_local, expand
+from merit_lab.evaluate.sets import PAPER_SETS, SETS, check_local, expand
 
 # The sizes that are published with the sets; WikiText-2's test part has 62 articles.
 NUM_ROWS = {

@@ -11,9 +11,10 @@ import pytest
 import torch
 from run_cases import TINY, make_run, random_model
 
-from merit_lab.evaluate import SETS, evaluate
 from merit_lab.evaluate.command import main
+from merit_lab.evaluate.evaluation import evaluate
 from merit_lab.evaluate.export_command import main as export_main
+from merit_lab.evaluate.sets import SETS
 from merit_lab.train.snapshot import Snapshot
 
 pytest.importorskip("lm_eval", reason="lm-eval is not installed (extra eval)")

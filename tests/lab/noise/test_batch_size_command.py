@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from merit_lab.data import Batches, Dataset
-from merit_lab.noise import NoiseConfig, NoiseScale, gradient_norms, measure_noise_scale
 from merit_lab.noise.command import describe, main
-from merit_lab.noise.measure import MeasuredScale
+from merit_lab.noise.measure import MeasuredScale, NoiseConfig, gradient_norms, measure_noise_scale
+from merit_lab.noise.scale import NoiseScale
 from merit_lab.record import Run, lock
 from merit_lab.train.snapshot import Snapshot
 
@@ -115,7 +115,7 @@ def test_a_signal_stops_after_a_batch(run, monkeypatch, capfd):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--batches", "1"], "batches is 1; it must be at least 2"),
+        (["--batches", "1"], "batches is 1; it must be a whole number of at least 2"),
         (
             ["--batch", "6"],
             "batch is 6; it must be a multiple of micro_batch, 4, at least twice as large, for example 8",
@@ -165,7 +165,7 @@ def test_the_table_for_any_signal(run, capfd, monkeypatch, signal_seen):
 
 
 def test_results_locked_by_another_process(run, monkeypatch, capfd):
-    monkeypatch.setattr("merit_lab.curvature.results._PATIENCE", 0.0)
+    monkeypatch.setattr("merit_lab.record.measurements._PATIENCE", 0.0)
     with lock(run / "noise"):
         assert main([str(run), "--batches", "2", "--batch", "8"]) == 1
     assert "noise is in use by process" in capfd.readouterr().err

@@ -5,8 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from merit_lab.noise import GradientNorms, NoiseScale, noise_scale
-from merit_lab.noise.scale import relative_steps, relative_tokens
+from merit_lab.noise.scale import GradientNorms, NoiseScale, noise_scale, relative_steps, relative_tokens
 
 
 def norms(gradients, micro_batch):

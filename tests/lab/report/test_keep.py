@@ -13,7 +13,7 @@ from merit_lab.record import MetricsWriter, Run, excerpt
 from merit_lab.record.excerpt import Excerpt
 from merit_lab.report.gather import find_runs
 from merit_lab.report.keep_command import main
-from merit_lab.study.workers import is_done
+from merit_lab.study.state import is_done
 
 
 def keep(*arguments: Path | str) -> int:

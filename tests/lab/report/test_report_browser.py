@@ -74,15 +74,7 @@ def test_the_loss_can_be_seen_whole(page: chromium.Page) -> None:
 
 
 def test_values_are_shown_under_the_pointer(page: chromium.Page) -> None:
-    page.evaluate("document.querySelector('#chart-validation-loss').scrollIntoView({block: 'center'})")
-    box = page.evaluate(
-        "(({x, y, width, height}) => ({x, y, width, height}))"
-        "(document.querySelector('#chart-validation-loss svg').getBoundingClientRect())"
-    )
-    middle = {"x": box["x"] + box["width"] / 2, "y": box["y"] + box["height"] / 2}
-    for shift in (0, 3):
-        page.send("Input.dispatchMouseEvent", type="mouseMoved", x=middle["x"] + shift, y=middle["y"])
-    tooltip = page.wait_for("document.querySelector('#vg-tooltip-element.visible')?.textContent")
+    tooltip = page.tooltip_at("#chart-validation-loss svg")
     assert tooltip.startswith("step")
     assert "LAMB" in tooltip
     assert "MERIT" in tooltip

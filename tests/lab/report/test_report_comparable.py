@@ -1,6 +1,7 @@
 """Which runs are ranked against each other, and what the summary says about the others."""
 
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -162,3 +163,19 @@ def test_lengths_are_equal_up_to_rounding_to_steps(tmp_path: Path, steps: int, i
     write_run(tmp_path / "a", "merit", num_steps=100)
     write_run(tmp_path / "b", "lamb", num_steps=steps)
     assert ("groups" not in report_of(tmp_path).summary) == is_same
+
+
+def test_the_close_up_has_the_ends_of_short_runs_that_finished(tmp_path: Path) -> None:
+    """One that was killed ends where its curve is steep, and would flatten the others."""
+    for seed in range(2):
+        write_run(tmp_path, "merit", seed=seed, num_steps=1000)
+    write_run(tmp_path, "adamw", num_steps=50, loss_offset=1.0)
+    write_run(tmp_path, "lamb", num_steps=50, loss_offset=3.0, end=None)
+    (loss,) = (
+        figure for figure in make_figures(report_of(tmp_path).series) if figure.key == "validation-loss"
+    )
+
+    highest, *_ = re.findall(
+        r"'domainMax': \{'expr': 'whole \? [\d.]+ : ([\d.]+)'", str(loss.on_page["step"])
+    )
+    assert 3.6 < float(highest) < 4.5

@@ -10,7 +10,8 @@ from fake_runs import write_run
 from merit_lab.record import EvaluationResult, Metric, Run, last_results, result_path
 from merit_lab.report import find_runs, group, keep_command
 from merit_lab.report.command import main
-from merit_lab.report.tables import NOTHING, evaluation_table
+from merit_lab.report.tables import evaluation_table
+from merit_lab.tables import NOTHING
 
 
 @pytest.fixture(autouse=True)

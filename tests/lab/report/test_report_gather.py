@@ -10,8 +10,9 @@ import pytest
 from fake_runs import write_run
 
 from merit_lab.record import MetricsWriter, Run, archive, excerpt, lock, read_metrics
+from merit_lab.record.settings import flatten, show
 from merit_lab.report import gather, read_outcomes, summarise
-from merit_lab.report.gather import find_runs, flatten, show
+from merit_lab.report.gather import find_runs
 from merit_lab.report.series import group
 
 

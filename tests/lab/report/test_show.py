@@ -8,6 +8,7 @@ import pytest
 from fake_runs import write_run
 
 from merit_lab.record import Run, archive, excerpt
+from merit_lab.report import command as report_command
 from merit_lab.report.show_command import main
 
 NAME = "merit-lr0.01-seed0"
@@ -84,3 +85,16 @@ def test_a_missing_run_or_kind_is_named(
 def test_a_folder_without_runs_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([str(tmp_path)]) == 1
     assert "holds no run" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", [main, report_command.main])
+def test_runs_below_a_folder_of_runs_are_named(command, tmp_path: Path, capsys) -> None:
+    """`merit train` writes into runs/, `merit compare` into runs/compare-tiny."""
+    folder = tmp_path / "runs"
+    write_run(folder, "merit")
+    write_run(folder / "compare-tiny", "adamw")
+    out = [] if command is main else ["--out", str(tmp_path / "report")]
+    assert command([str(folder), *out]) == 0
+    assert f"those in {folder / 'compare-tiny'} are left out" in capsys.readouterr().err
+    assert command([str(folder / "compare-tiny"), *out]) == 0
+    assert "left out" not in capsys.readouterr().err

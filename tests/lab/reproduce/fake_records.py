@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from merit_lab.evaluate import PAPER_SETS
+from merit_lab.evaluate.sets import PAPER_SETS
 from merit_lab.record import EvaluationResult, Run, result_path
 from merit_lab.record import Metric as EvaluationMetric
 from merit_lab.report.gather import MeasuredRun

@@ -13,7 +13,7 @@ from fake_records import LAYERS, evaluated, fake_record, fake_records, logits, l
 from toy_scale import make_scale
 
 from merit_lab.data import Dataset
-from merit_lab.evaluate import PAPER_SETS
+from merit_lab.evaluate.sets import PAPER_SETS
 from merit_lab.models import flops_per_token
 from merit_lab.reproduce.entries import batches, theorem, weights
 from merit_lab.reproduce.entries.variants import VARIANTS

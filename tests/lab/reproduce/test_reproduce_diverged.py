@@ -10,7 +10,7 @@ import pytest
 from fake_records import LAYERS, Row, fake_record, fake_records, logits, losses
 from toy_scale import make_scale
 
-from merit_lab.record import step_path
+from merit_lab.record import Measurements, step_path
 from merit_lab.reproduce.entry import Analysis
 from merit_lab.reproduce.records import Records, TrialRecord
 from merit_lab.reproduce.registry import ENTRIES
@@ -98,8 +98,9 @@ def curvature(record: TrialRecord, folder: Path, top: float) -> TrialRecord:
         "density": {"grid": [-1.0, 0.0, top], "density": [0.1, 1.0, 0.1]},
     }
     path = step_path(folder / "curvature", record.config.steps or 0).with_suffix(".json")
-    path.parent.mkdir(parents=True)
-    path.write_text(json.dumps({name: {"settings": {}, "result": part} for name, part in parts.items()}))
+    measured = Measurements(path)
+    for name, part in parts.items():
+        measured.put(name, {}, part)
     return dataclasses.replace(record, folder=folder)
 
 

@@ -20,9 +20,10 @@ from merit_lab.reproduce.records import plan, read
 from merit_lab.reproduce.setups import EntryTrial, Scale
 from merit_lab.study import workers as workers_module
 from merit_lab.study.progress import StudyProgress
+from merit_lab.study.state import is_done, last_step
 from merit_lab.study.trial import Trial
-from merit_lab.study.workers import Workers, WorkersEnded, _take_gpu, is_done, last_step
-from merit_lab.train.signals import StopRequest
+from merit_lab.study.workers import Workers, WorkersEnded, _take_gpu
+from merit_lab.train.signals import Interrupted, StopRequest
 
 
 @pytest.fixture
@@ -208,6 +209,14 @@ def test_runs_that_another_process_works_on_are_waited_for(
         next(waiting)
         write(planned[0], steps=4, end="finished")
     assert list(waiting) == []
+
+
+def test_a_signal_is_named(planned: list[Trial], tmp_path: Path) -> None:
+    stop = StopRequest()
+    stop.signum = signal.SIGTERM
+    waiting = Workers([], 0, tmp_path / "logs").waiting(planned[2:], stop)
+    with pytest.raises(Interrupted, match="stopped by SIGTERM, with checkpoints"):
+        next(waiting)
 
 
 def test_ctrl_c_does_not_reach_a_worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -302,9 +302,9 @@ def test_another_run_with_the_same_folder_name_is_refused(
             ["--optimizers", "merit", "lamb", "--lr", "merit=1"],
             "lamb has no learning rate; write for example",
         ),
-        (["--batches", "0", "4"], "a batch is 0; it must be at least 1"),
-        (["--batches", "-4", "4"], "a batch is -4; it must be at least 1"),
-        (["--base-batch", "0"], "--base-batch is 0; it must be at least 1"),
+        (["--batches", "0", "4"], "a batch is 0; it must be a whole number of at least 1"),
+        (["--batches", "-4", "4"], "a batch is -4; it must be a whole number of at least 1"),
+        (["--base-batch", "0"], "--base-batch is 0; it must be a whole number of at least 1"),
         (["--lr", "0"], "a learning rate of merit is 0; it must be above 0"),
         (
             ["--rule", "sweep", "--lr", "0.1", "0.1000000001"],

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from merit_lab.scale import fit_curve
+from merit_lab.scale.fit import fit_curve
 from merit_lab.scale.rules import RateRule, rates_by_batch
 from merit_lab.study.reach import steps_to_reach
 

@@ -11,8 +11,8 @@ from sweep_runs import WriteRun
 from merit_lab.report.write import refuse_folder
 from merit_lab.study import page as study_page
 from merit_lab.study.charts import Chart
-from merit_lab.sweep import Ledger
 from merit_lab.sweep.charts import make_chart
+from merit_lab.sweep.ledger import Ledger
 from merit_lab.sweep.page import make_page
 
 

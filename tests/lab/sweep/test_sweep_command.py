@@ -51,7 +51,7 @@ def test_trains_the_grid_once_and_writes_the_findings(
         rows = list(csv.DictReader(file))
     assert {row["run"] for row in rows} == names
     svg = (out / "report" / "learning-rate.svg").read_text()
-    assert all(text in svg for text in ("MERIT, weight_decay 0.1", "peak learning rate", "0.04"))
+    assert all(text in svg for text in ("MERIT, weight decay 0.1", "peak learning rate", "0.04"))
 
     # best.json has the lowest row of the table, with options that `merit train` accepts.
     found = json.loads((out / "report" / "best.json").read_text())
@@ -237,7 +237,7 @@ def test_another_run_with_the_same_folder_name_is_refused(
         (["--set", "seed", "1"], "--seeds takes the values of seed"),
         (["--set", "batch", "many"], "'many' is not a valid value; the field takes int"),
         (["--set", "batch"], "--set batch has no values"),
-        (["--set", "batch", "0", "4"], "batch is 0; it must be a whole number above 0"),
+        (["--set", "batch", "0", "4"], "batch is 0; it must be a whole number of at least 1"),
         (["--set", "optimizer.decay", "0.1", "0.3"], "it is for --optimizer.schedule wsd"),
         (["--measure.validation-every", "0"], "a sweep compares final validation losses"),
         (

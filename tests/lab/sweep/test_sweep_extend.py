@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 from sweep_runs import WriteRun
 
-from merit_lab.sweep import Ledger
 from merit_lab.sweep.extend import MOST_RATES_BEYOND, check_extendable, extension, next_rate
 from merit_lab.sweep.grid import SweepGrid
+from merit_lab.sweep.ledger import Ledger
 from merit_lab.train import TrainConfig
 
 

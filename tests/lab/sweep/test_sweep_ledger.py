@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 from sweep_runs import WriteRun
 
-from merit_lab.report.tables import NOTHING
-from merit_lab.sweep import Best, Ledger
+from merit_lab.sweep.ledger import Best, Ledger
 from merit_lab.sweep.page import make_page
 from merit_lab.sweep.summary import best_table, summarise, warnings
+from merit_lab.tables import NOTHING
 
 
 def read(tmp_path: Path, *fields: str) -> Ledger:
@@ -104,9 +104,9 @@ def test_each_value_of_another_field_is_a_separate_line(write_run: WriteRun, tmp
         for lr, loss in ((0.01, 3.0), (0.02, 2.0), (0.04, 3.0)):
             write_run("merit", lr, loss + offset, weight_decay=decay)
     ledger = read(tmp_path, field)
-    assert [line.label for line in ledger.lines] == [f"MERIT, weight_decay {d}" for d in ("0", "0.1", "0.2")]
+    assert [line.label for line in ledger.lines] == [f"MERIT, weight decay {d}" for d in ("0", "0.1", "0.2")]
     best = best_of(ledger, "merit")
-    assert (best.line.label, best.value) == ("MERIT, weight_decay 0.1", 0.02)
+    assert (best.line.label, best.value) == ("MERIT, weight decay 0.1", 0.02)
     assert warnings(ledger, may_grow=True) == []
     assert "at a learning rate of 0.02 and weight decay 0.1" in summarise(ledger)
 

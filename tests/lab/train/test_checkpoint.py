@@ -12,7 +12,7 @@ from torch.distributed.checkpoint.filesystem import FileSystem
 
 from merit_lab.record import NotWritten, Run
 from merit_lab.train import checkpoint, train
-from merit_lab.train.checkpoint import Damaged, _written, find, read
+from merit_lab.train.checkpoint_files import Damaged, _written, find, read
 
 
 def unfinish(run):

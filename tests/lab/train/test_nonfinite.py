@@ -2,7 +2,7 @@ import math
 
 import pytest
 
-from merit_lab.train import loop, train
+from merit_lab.train import loop, step_reports, train
 
 PARAMETER = "blocks.1.mlp.up.weight"
 
@@ -70,7 +70,7 @@ def test_bad_steps_are_skipped_if_configured(name, poison, changed, tmp_path):
 
 
 def test_a_run_that_only_skips_is_ended(poison, changed, tmp_path, monkeypatch):
-    monkeypatch.setattr(loop, "_SKIPS_IN_A_ROW", 3)
+    monkeypatch.setattr(step_reports, "_SKIPS_IN_A_ROW", 3)
     poison(4, 6, 7, 8)
     run = train(changed(nonfinite="skip"), tmp_path)
     assert run.status == "diverged"

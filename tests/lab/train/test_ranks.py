@@ -10,7 +10,8 @@ from torch.distributed import HashStore
 from torchrun import forked
 
 from merit_lab.record import Run
-from merit_lab.train import checkpoint, train
+from merit_lab.train import train
+from merit_lab.train.checkpoint_files import read
 from merit_lab.train.parallel import agree_on_name
 
 WORKER = Path(__file__).with_name("disturbed_worker.py")
@@ -48,7 +49,7 @@ def test_sharded_on_two_ranks_then_on_one(alone, changed, tmp_path):
     saved = run.checkpoints / "step-00000005"
     shards = {path.name for path in saved.glob("*.safetensors")}
     assert len(shards) == 2
-    assert checkpoint.read(saved).files.keys() == shards  # damage to any of them is noticed
+    assert read(saved).files.keys() == shards  # damage to any of them is noticed
     assert len(run.metrics("train")) == 7
     run = train(None, folder, resume=True)
     assert "num_ranks 2 -> 1" in run.metrics("event")[1]["message"]

@@ -78,6 +78,13 @@ def test_no_learning_rate(refused, changed):
     refused(config, "no learning rate for maxlamb; pass --optimizer.lr")
 
 
+def test_a_name_without_a_class_is_refused_before_its_learning_rate(refused, changed):
+    config = changed(**{"optimizer.name": "torch:AdanW", "optimizer.lr": None})
+    refused(config, r"torch.optim has no such class; did you mean 'AdamW'")
+    config = changed(**{"optimizer.name": "torch:RMSprop", "optimizer.lr": None})
+    refused(config, r"no learning rate for torch:RMSprop; .*\(the default of its class is 0.01\)")
+
+
 def test_a_batch_that_the_ranks_cannot_share(toy, tmp_path):
     ranks = Ranks(rank=1, size=3, device=torch.device("cpu"))
     with pytest.raises(ValueError, match="a batch of 8 sequences cannot be split equally among 3 ranks"):

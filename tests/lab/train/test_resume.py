@@ -18,6 +18,7 @@ from merit_lab.data.corpora import text_files
 from merit_lab.data.prepare import prepare
 from merit_lab.record import MetricsWriter, Run, RunInUse, durable, is_locked, lock
 from merit_lab.train import Interrupted, checkpoint, command, loop, start, train
+from merit_lab.train.checkpoint_files import steps_of
 from merit_lab.train.command import main
 from merit_lab.train.loop import Trainer
 from merit_optim.cli import main as merit
@@ -333,7 +334,7 @@ def test_checkpoints_by_the_clock(changed, tmp_path, monkeypatch):
     monkeypatch.setattr(Trainer, "take_step", slow)
     monkeypatch.setattr(loop, "time", SimpleNamespace(monotonic=lambda: now))
     config = changed(**{"checkpoint.every_steps": 0, "checkpoint.every_minutes": 1, "checkpoint.keep": 99})
-    assert checkpoint.steps_of(train(config, tmp_path / "run").checkpoints) == [3, 6, 9, 12]
+    assert steps_of(train(config, tmp_path / "run").checkpoints) == [3, 6, 9, 12]
 
 
 def test_a_run_resumes_only_with_its_configuration(toy, changed, tmp_path, die_before_step):
@@ -362,7 +363,7 @@ def test_data_may_move_but_not_change(changed, data, tmp_path, die_before_step, 
     die_before_step(config, tmp_path / "run", 6)
     with (moved / "val.bin").open("r+b") as file:
         file.write(b"\1\0")
-    with pytest.raises(ValueError, match="does not hold the data that the run started with"):
+    with pytest.raises(ValueError, match="does not hold the data that the run was trained on"):
         train(None, tmp_path / "run", resume=True)
     shutil.rmtree(moved)
     path = tmp_path / "run" / "config.json"

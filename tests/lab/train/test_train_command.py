@@ -10,16 +10,18 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from rich.console import Console
 
 from merit_lab import train as training
 from merit_lab.data import Dataset
 from merit_lab.models import PRESETS
 from merit_lab.record import Run
-from merit_lab.train import Interrupted
+from merit_lab.train import Interrupted, display
 from merit_lab.train.command import main, parse
 from merit_lab.train.display import Display
 from merit_lab.train.loop import Trainer
+from merit_lab.train.parallel import Ranks
 
 TOY = ["--model.width", "32", "--model.heads", "2", "--model.layers", "1", "--model.context", "32"]
 TOY += ["--batch", "4", "--steps", "3"]
@@ -208,18 +210,18 @@ def test_help(argv, texts, capfd):
 
 def shown(*, terminal, validated=False, width=120):
     console = Console(file=io.StringIO(), force_terminal=terminal, width=width)
-    with Display(100, console=console) as display:
-        display.show("event", 0, {"what": "started", "message": "[a model]"})
-        display.show("validation", 0, {"tokens": 0, "loss": 5.5})
-        display.show(
+    with Display(100, console=console) as live:
+        live.show("event", 0, {"what": "started", "message": "[a model]"})
+        live.show("validation", 0, {"tokens": 0, "loss": 5.5})
+        live.show(
             "attention", 0, {"max_logits": [[1.0, 2.0], [31.25, 0.0]], "entropy": [[1.0, 2.0], [3.0, 4.5]]}
         )
-        display.show("update", 1, {"parameters": {}})
+        live.show("update", 1, {"parameters": {}})
         for step in range(1, 101):
-            display.show("train", step, {"loss": 5 - step / 100, "tokens_per_second": 12345.6})
+            live.show("train", step, {"loss": 5 - step / 100, "tokens_per_second": 12345.6})
         if validated:
-            display.show("validation", 100, {"tokens": 0, "loss": 4.5})
-        display.show("event", 100, {"what": "finished", "message": "done"})
+            live.show("validation", 100, {"tokens": 0, "loss": 4.5})
+        live.show("event", 100, {"what": "finished", "message": "done"})
     return console.file.getvalue()
 
 
@@ -229,11 +231,11 @@ def test_a_terminal_shows_the_last_validation():
     with os.fdopen(writer, "w") as file, os.fdopen(reader, "rb", buffering=0) as screen:
         console = Console(file=file, width=120)
         assert console.is_terminal
-        with Display(2, console=console) as display:
-            display.show("validation", 0, {"tokens": 0, "loss": 5.5})
+        with Display(2, console=console) as live:
+            live.show("validation", 0, {"tokens": 0, "loss": 5.5})
             for step in (1, 2):
-                display.show("train", step, {"loss": 5.0, "tokens_per_second": 1.0})
-            display.show("validation", 2, {"tokens": 0, "loss": 4.25})
+                live.show("train", step, {"loss": 5.0, "tokens_per_second": 1.0})
+            live.show("validation", 2, {"tokens": 0, "loss": 4.25})
         written = b""
         while select.select([screen], [], [], 0.5)[0]:  # one read may end anywhere
             written += screen.read(1 << 16)
@@ -248,6 +250,19 @@ def test_plain_lines_without_a_terminal():
     assert lines[-1] == "step 100: done"
     assert len(lines) < 7  # one in ten seconds, and the last
     assert not any("\x1b" in line for line in lines)
+
+
+def test_the_time_left_does_not_count_the_start(monkeypatch):
+    """The first step of a resumed run comes after half a minute: the pace is that of the others."""
+    now = [0.0]
+    monkeypatch.setattr(display.time, "monotonic", lambda: now[0])
+    console = Console(file=io.StringIO(), width=120)
+    with Display(110, first=9, console=console) as live:
+        for now[0], step in ((30.0, 10), (41.0, 21)):
+            live.show("train", step, {"loss": 5.0, "tokens_per_second": 1.0})
+    first, second = console.file.getvalue().splitlines()
+    assert "left" not in first
+    assert second.endswith("1:29 left")
 
 
 def test_the_last_step_has_one_line_with_its_own_validation_loss():
@@ -277,3 +292,17 @@ def test_a_narrow_terminal_shows_steps_and_time_and_the_first_numbers(width):
     assert re.match(r"100/100 .*loss 4\.0000( .*[^…])? 00:00$", last)
     assert ("validation 5.5000" in last) == (width >= 60)
     assert ("tokens/s 12,346" in last) == (width >= 100)
+
+
+@pytest.mark.parametrize(("on_all", "rank", "lines"), [(True, "0", 1), (True, "1", 0), (False, "1", 1)])
+def test_an_error_of_all_ranks_is_reported_once(on_all, rank, lines, data, monkeypatch, capfd):
+    def fails(*_, **__):
+        alone = Ranks(rank=0, size=1, device=torch.device("cpu"))
+        if not on_all:
+            raise ValueError("of this rank")
+        alone.first(lambda: int("of all ranks"))
+
+    monkeypatch.setattr(training, "train", fails)
+    monkeypatch.setenv("RANK", rank)
+    assert main(["tiny", "--data", str(data)]) == 1
+    assert len(capfd.readouterr().err.splitlines()) == lines

@@ -62,7 +62,8 @@ def _field_to_come():
         (lambda: MeasureConfig(validation_every=-1), "validation_every is -1"),
         (lambda: MeasureConfig(validation_sequences=0), "validation_sequences is 0; .*at least 1"),
         (lambda: CheckpointConfig(keep=0), "keep is 0"),
-        (lambda: CheckpointConfig(every_steps=1.5), "every_steps is 1.5; .*an integer"),
+        (lambda: OptimizerConfig(lr=-1.0), "lr is -1.0; it must be a finite number of at least 0$"),
+        (lambda: CheckpointConfig(every_steps=1.5), "every_steps is 1.5; .*a whole number"),
     ],
 )
 def test_invalid_values(make, match):

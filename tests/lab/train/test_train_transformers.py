@@ -11,11 +11,11 @@ from transformers_cases import TINY
 
 from merit_lab.curvature.measure import CurvatureConfig, measure_curvature
 from merit_lab.evaluate import export_command
-from merit_lab.evaluate.display import EvaluationDisplay
 from merit_lab.evaluate.export import export
 from merit_lab.evaluate.harness import Harness
 from merit_lab.evaluate.tokenizer import tokenizer_of
 from merit_lab.models import HuggingFaceConfig, find_model
+from merit_lab.progress import WorkProgress
 from merit_lab.record import Run
 from merit_lab.report import Report, find_runs
 from merit_lab.study.fields import with_values
@@ -114,7 +114,7 @@ def test_evaluation_takes_the_context_of_training(config, folder, tmp_path):
         device=torch.device("cpu"),
         autocast=False,
         task_files=None,
-        display=EvaluationDisplay(),
+        progress=WorkProgress(),
     )._lm
     assert lm.max_length == context < 128
 
@@ -205,7 +205,7 @@ def test_the_command_line(folder, data, tmp_path, capsys, monkeypatch):
     run = Run.open(Path("runs") / "my-llama-merit-lr0.01-seed0")
     model = TrainConfig.from_dict(run.config).model
     assert (model.layers, model.context, model.configuration.rms_norm_eps) == (1, 16, 1e-5)
-    assert "llama of 0.0M parameters" in run.metrics("event")[0]["message"]
+    assert "llama of 10.5k parameters" in run.metrics("event")[0]["message"]
     for wrong, message in (
         ([f"hf:{path}-no"], "there is no such folder"),
         ([*argv, "--model.context", "64"], "has 32 positions; choose at most 32"),

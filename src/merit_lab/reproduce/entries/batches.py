@@ -6,13 +6,12 @@ import math
 import statistics
 from collections.abc import Sequence
 
-from merit_lab.report.tables import NOTHING, Table
-from merit_lab.reproduce.entries.losses import spread_text, status_counts
 from merit_lab.reproduce.entry import Analysis, PaperEntry
-from merit_lab.reproduce.records import BySeed, Records
+from merit_lab.reproduce.records import BySeed, Records, spread_text
 from merit_lab.reproduce.setups import WATCHED, EntryTrial, Scale, Setup
 from merit_lab.reproduce.verdict import ClaimComparison, Verdict, paired
 from merit_lab.study.charts import Axis, Chart, line_chart
+from merit_lab.tables import NOTHING, Table
 
 _STILL_PAYS = 0.8  # a larger batch pays if it takes at most this share of the steps of the one before
 _NO_SHARE = "with every seed, one of the two missed the target with the smallest batch"
@@ -122,9 +121,7 @@ def _rows(records: Records, target: float, panel: str) -> list[tuple[str, ...]]:
                 text = f"not reached by {num_short} of {len(steps)}" + (
                     "" if text == NOTHING else f"; {text}"
                 )
-            rows.append(
-                (panel, series, status_counts(runs), str(batch), spread_text(runs.final_losses()), text)
-            )
+            rows.append((panel, series, runs.statuses, str(batch), spread_text(runs.final_losses()), text))
     return rows
 
 

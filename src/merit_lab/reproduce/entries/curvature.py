@@ -2,31 +2,23 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from merit_lab.curvature.measure import CurvatureConfig, measure_curvature
 from merit_lab.models import num_parameters
-from merit_lab.record import step_path
-from merit_lab.report.tables import NOTHING, Table
-from merit_lab.reproduce.entries.losses import spread_text, status_counts
+from merit_lab.record import Measurements, step_path
 from merit_lab.reproduce.entry import Analysis, PaperEntry, Unavailable
-from merit_lab.reproduce.records import Records, TrialRecord
-from merit_lab.reproduce.setups import EntryTrial, Scale
+from merit_lab.reproduce.records import Records, TrialRecord, spread_text
+from merit_lab.reproduce.setups import Scale
 from merit_lab.reproduce.verdict import Verdict, paired
 from merit_lab.study.charts import Axis, line_chart
-
-if TYPE_CHECKING:
-    from merit_lab.curvature import CurvatureConfig
+from merit_lab.tables import NOTHING, Table
 
 _MOST_POINTS = 200
 _PAPER = {"AdamW": (37.231, 12994.91), "MERIT": (12.326, 3444.92)}
-
-
-def _trials(scale: Scale, seeds: int) -> list[EntryTrial]:
-    return [scale.trial(scale.gpt2[0], name, seed) for seed in range(seeds) for name in ("adamw", "merit")]
 
 
 def _is_measured(record: TrialRecord, config: CurvatureConfig) -> bool:
@@ -45,8 +37,6 @@ def _is_measured(record: TrialRecord, config: CurvatureConfig) -> bool:
 
 
 def _measure(record: TrialRecord, scale: Scale, _: Path | None) -> None:
-    from merit_lab.curvature import CurvatureConfig, measure_curvature
-
     config = CurvatureConfig(
         sequences=scale.curvature_sequences,
         top=1,
@@ -73,10 +63,7 @@ def _parts(record: TrialRecord) -> dict[str, dict[str, Any]]:
     """The measurements of the run's last step with their settings, by part."""
     assert record.config.steps is not None, "the configuration is resolved"
     path = step_path(record.folder / "curvature", record.config.steps).with_suffix(".json")
-    if not path.exists():
-        return {}
-    parts = json.loads(path.read_text(encoding="utf-8"))
-    return {name: part for name, part in parts.items() if isinstance(part, dict)}
+    return Measurements(path).parts
 
 
 def _read(record: TrialRecord) -> dict[str, Any]:
@@ -127,7 +114,7 @@ def _fig7(records: Records, scale: Scale) -> Analysis:
         runs = records.of(series=series)
         paper = [str(value) if has_paper else NOTHING for value in _PAPER[series]]
         ours = [spread_text(runs.by_seed(quantity), ".4g") for quantity in quantities.values()]
-        rows.append((series, status_counts(runs), paper[0], ours[0], paper[1], ours[1]))
+        rows.append((series, runs.statuses, paper[0], ours[0], paper[1], ours[1]))
     head = ("Optimizer", "Runs", "Top eigenvalue, paper", "Top eigenvalue", "Trace, paper", "Trace")
     lines = {}
     for series in records.series:
@@ -160,7 +147,7 @@ ENTRIES = (
         name="fig7",
         title="Figure 7: curvature at the end",
         shows="Hessian at the end point: top eigenvalue, trace, spectral density",
-        trials=_trials,
+        trials=lambda scale, seeds: scale.trials([scale.gpt2[0]], ("adamw", "merit"), seeds),
         analyse=_fig7,
         measure=_measure,
     ),

@@ -7,15 +7,16 @@ import statistics
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from merit_lab.evaluate.evaluation import evaluate
+from merit_lab.evaluate.sets import PAPER_SETS
 from merit_lab.record import Run, read_results
 from merit_lab.report.gather import DISPLAY_NAMES
-from merit_lab.report.tables import Table
-from merit_lab.reproduce.entries.losses import spread_text, status_counts
 from merit_lab.reproduce.entry import Analysis, PaperEntry, Unavailable
-from merit_lab.reproduce.records import BySeed, Records, TrialRecord
+from merit_lab.reproduce.records import BySeed, Records, TrialRecord, spread_text
 from merit_lab.reproduce.setups import WATCHED, EntryTrial, Scale
 from merit_lab.reproduce.verdict import Verdict, paired
 from merit_lab.study.charts import Axis, Chart, strip_chart
+from merit_lab.tables import Table
 
 _PERPLEXITY = {"lambada": "perplexity", "wikitext": "word_perplexity"}
 _PAPER_AVERAGES = {  # table 1, in percent: AdamW with a small batch, MERIT with a large one
@@ -31,8 +32,6 @@ _NO_FILES = (
 
 def _measure(name: str) -> Callable[[TrialRecord, Scale, Path | None], None]:
     def measure(record: TrialRecord, scale: Scale, task_files: Path | None) -> None:
-        from merit_lab.evaluate import PAPER_SETS, evaluate
-
         if task_files is None:
             if len(_values(record, PAPER_SETS[name], scale)) == len(PAPER_SETS[name]):
                 return  # evaluated before, wherever the sets came from
@@ -84,13 +83,11 @@ def _average(records: Records, sets: Sequence[str], scale: Scale) -> BySeed:
 
 def _table(records: Records, sets: Sequence[str], scale: Scale, *, number: str, average: bool) -> Table:
     rows = []
-    for panel in records.panels:
-        for series in records.of(panel=panel).series:
-            runs = records.of(panel=panel, series=series)
-            cells = [spread_text(_by_set(runs, name, scale), number) for name in sets]
-            if average:
-                cells.append(spread_text(_average(runs, sets, scale), number))
-            rows.append((panel, series, status_counts(runs), *cells))
+    for panel, series, runs in records.by_panel_and_series():
+        cells = [spread_text(_by_set(runs, name, scale), number) for name in sets]
+        if average:
+            cells.append(spread_text(_average(runs, sets, scale), number))
+        rows.append((panel, series, runs.statuses, *cells))
     head = ("Model", "Optimizer", "Runs", *sets, *(["average"] if average else []))
     return Table(head, tuple(rows), num_text=3)
 
@@ -115,8 +112,6 @@ def _notes(scale: Scale) -> tuple[str, ...]:
 
 
 def _fig5(records: Records, scale: Scale) -> Analysis:
-    from merit_lab.evaluate import PAPER_SETS
-
     sets = PAPER_SETS["fig5"]
     claim = Verdict(
         claim="On LAMBADA and WikiText MERIT's models have a lower perplexity than AdamW's and LAMB's.",
@@ -150,8 +145,6 @@ def _fig5(records: Records, scale: Scale) -> Analysis:
 
 
 def _fig12(records: Records, scale: Scale) -> Analysis:
-    from merit_lab.evaluate import PAPER_SETS
-
     sets = PAPER_SETS["fig12"]
     comparisons = []
     for panel in records.panels:
@@ -214,8 +207,6 @@ def _long_trials(scale: Scale, seeds: int) -> list[EntryTrial]:
 
 
 def _table1(records: Records, scale: Scale) -> Analysis:
-    from merit_lab.evaluate import PAPER_SETS
-
     sets = PAPER_SETS["table1"]
     comparisons = []
     for panel in records.panels:
@@ -248,9 +239,7 @@ def _table1(records: Records, scale: Scale) -> Analysis:
 
 
 def _trials(scale: Scale, seeds: int) -> list[EntryTrial]:
-    return [
-        scale.trial(setup, name, seed) for seed in range(seeds) for setup in scale.gpt2 for name in WATCHED
-    ]
+    return scale.trials(scale.gpt2, WATCHED, seeds)
 
 
 ENTRIES = (

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from merit_lab.report.tables import Table
 from merit_lab.reproduce.entries.logits import MEASURE, largest_logits, logit_charts, lower_logits
 from merit_lab.reproduce.entries.losses import (
     FOUR,
     below,
     loss_charts,
     loss_table,
-    spread_text,
-    trials_of,
 )
 from merit_lab.reproduce.entry import Analysis, PaperEntry
-from merit_lab.reproduce.records import Records
+from merit_lab.reproduce.records import Records, spread_text
 from merit_lab.reproduce.setups import Scale
 from merit_lab.reproduce.verdict import Verdict
+from merit_lab.tables import Table
 
 
 def _analyse(records: Records, scale: Scale) -> Analysis:
@@ -61,7 +59,7 @@ ENTRIES = (
         name="horizon",
         title="Longer training",
         shows="beyond the paper: loss and logits of AdamW, LAMB, maxLAMB and MERIT after more tokens",
-        trials=lambda scale, seeds: trials_of([scale.gpt2[0], scale.horizon], FOUR, scale, seeds),
+        trials=lambda scale, seeds: scale.trials([scale.gpt2[0], scale.horizon], FOUR, seeds),
         analyse=_analyse,
         is_grid=True,
     ),

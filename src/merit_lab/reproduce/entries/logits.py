@@ -6,24 +6,20 @@ import math
 import statistics
 from collections.abc import Mapping
 
-from merit_lab.report.curves import finite, layer_name
-from merit_lab.report.tables import Table
-from merit_lab.reproduce.entries.losses import FIVE, spread_text, status_counts, trials_of
+from merit_lab.report.curves import layer_name
+from merit_lab.reproduce.entries.losses import FIVE
 from merit_lab.reproduce.entry import Analysis, PaperEntry
 from merit_lab.reproduce.heatmaps import layer_chart
-from merit_lab.reproduce.records import BySeed, Records, TrialRecord
-from merit_lab.reproduce.setups import WATCHED, EntryTrial, Scale, Setup
+from merit_lab.reproduce.records import BySeed, Records, TrialRecord, spread_text
+from merit_lab.reproduce.setups import WATCHED, Scale, Setup
 from merit_lab.reproduce.verdict import ClaimComparison, Verdict, paired
 from merit_lab.study.charts import Axis, Chart, curve_chart
+from merit_lab.tables import Table
 
 MEASURE = (
     "The comparison uses the largest logit that a layer had at any step. A run that diverged counts as worse "
     "than any other, whatever its logits were."
 )
-
-
-def _trials(scale: Scale, setup: Setup, seeds: int) -> list[EntryTrial]:
-    return [scale.trial(setup, name, seed) for seed in range(seeds) for name in WATCHED]
 
 
 def _small(scale: Scale) -> Setup:
@@ -59,11 +55,9 @@ def lower_logits(records: Records, lower: str, higher: str, layers: range, where
 def _table(records: Records, places: Mapping[str, dict[str, range]]) -> Table:
     """The largest logits at each panel's places; all panels use the same names for them."""
     rows = []
-    for panel in records.panels:
-        for series in records.of(panel=panel).series:
-            runs = records.of(panel=panel, series=series)
-            values = [spread_text(largest_logits(runs, layers), ".2f") for layers in places[panel].values()]
-            rows.append((panel, series, status_counts(runs), *values))
+    for panel, series, runs in records.by_panel_and_series():
+        values = [spread_text(largest_logits(runs, layers), ".2f") for layers in places[panel].values()]
+        rows.append((panel, series, runs.statuses, *values))
     names = places[records.panels[0]]
     return Table(("Model", "Optimizer", "Runs", *names), tuple(rows), num_text=3)
 
@@ -76,7 +70,7 @@ def logit_charts(records: Records, places: dict[str, range]) -> tuple[Chart, ...
             number = len(charts) + 1
             charts.append(
                 curve_chart(
-                    records.of(panel=panel).lines(layer_name(layers[0])),
+                    records.of(panel=panel).curves(layer_name(layers[0])),
                     records.of(panel=panel).optimizers,
                     Axis("largest attention logit"),
                     name=f"logit-{number}",
@@ -166,7 +160,7 @@ def _fig14(records: Records, scale: Scale) -> Analysis:
         value
         for record in records.all
         for layer in range(1, num_layers + 1)
-        for _, value in finite(record.curves.get(layer_name(layer), []))
+        for _, value in record.points(layer_name(layer))
     ]
     domain = (min(values, default=0.0), max(values, default=1.0))
     charts = tuple(
@@ -178,7 +172,7 @@ def _fig14(records: Records, scale: Scale) -> Analysis:
             caption="Largest logit of each layer, mean over seeds; all optimizers share one colour scale.",
         )
         for place, series in enumerate(records.series, start=1)
-        if any(record.curves.get(layer_name(1)) for record in records.of(series=series).all)
+        if any(record.points(layer_name(1)) for record in records.of(series=series).all)
     )
     notes = (MEASURE + " Over several layers: the mean of their largest.",)
     table = _table(records, dict.fromkeys(records.panels, places))
@@ -215,14 +209,14 @@ ENTRIES = (
         name="logits",
         title="Largest logits at each size",
         shows="beyond the paper: largest attention logit with AdamW, LAMB, maxLAMB, MERIT and Lion",
-        trials=lambda scale, seeds: trials_of(scale.gpt2[:2], FIVE, scale, seeds),
+        trials=lambda scale, seeds: scale.trials(scale.gpt2[:2], FIVE, seeds),
         analyse=_logits,
     ),
     PaperEntry(
         name="fig2",
         title="Figure 2: the largest attention logit",
         shows="largest attention logit over training, first and middle layer, large batch",
-        trials=lambda scale, seeds: _trials(scale, scale.observed, seeds),
+        trials=lambda scale, seeds: scale.trials([scale.observed], WATCHED, seeds),
         analyse=_fig2,
     ),
     PaperEntry(
@@ -230,8 +224,8 @@ ENTRIES = (
         title="Figure 11: the largest attention logit with a small batch",
         shows="largest attention logit over training, small batch against large",
         trials=lambda scale, seeds: [
-            *_trials(scale, _small(scale), seeds),
-            *_trials(scale, scale.observed, seeds),
+            *scale.trials([_small(scale)], WATCHED, seeds),
+            *scale.trials([scale.observed], WATCHED, seeds),
         ],
         analyse=_fig11,
         is_grid=True,
@@ -240,7 +234,7 @@ ENTRIES = (
         name="fig14",
         title="Figure 14: the largest attention logit of every layer",
         shows="largest attention logit over training, all layers",
-        trials=lambda scale, seeds: _trials(scale, scale.observed, seeds),
+        trials=lambda scale, seeds: scale.trials([scale.observed], WATCHED, seeds),
         analyse=_fig14,
     ),
 )

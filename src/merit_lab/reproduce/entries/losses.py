@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import math
-import statistics
 from collections.abc import Mapping, Sequence
 
-from merit_lab.report.tables import NOTHING, Table
 from merit_lab.reproduce.entry import Analysis, PaperEntry
-from merit_lab.reproduce.records import BySeed, Records
-from merit_lab.reproduce.setups import EntryTrial, Scale, Setup
+from merit_lab.reproduce.records import Records, spread_text
+from merit_lab.reproduce.setups import WATCHED, EntryTrial, Scale, Setup
 from merit_lab.reproduce.verdict import ClaimComparison, Verdict, paired
 from merit_lab.study.charts import Axis, Chart, curve_chart
-from merit_lab.train.config import MeritPart
+from merit_lab.tables import NOTHING, Table
+from merit_lab.train.optimizer_config import MeritPart
 
 Papers = Mapping[str, Mapping[str, float]]  # the paper's losses, by its model and series
 
@@ -36,61 +34,28 @@ _ABLATIONS: dict[str, MeritPart] = {
 }
 
 
-def trials_of(
-    setups: Sequence[Setup], optimizers: Sequence[str], scale: Scale, seeds: int
-) -> list[EntryTrial]:
-    """Trials of every optimizer in every setup, seed by seed."""
-    return [
-        scale.trial(setup, optimizer, seed)
-        for seed in range(seeds)
-        for setup in setups
-        for optimizer in optimizers
-    ]
-
-
-def loss_table(records: Records, papers: Mapping[str, Mapping[str, float]]) -> Table:
+def loss_table(records: Records, papers: Papers) -> Table:
     """By panel and series: the paper's loss, if it gives one, ours with its spread, the runs' statuses."""
     has_paper = any(papers.get(panel) for panel in records.panels)
     rows = []
-    for panel in records.panels:
-        for series in records.of(panel=panel).series:
-            runs = records.of(panel=panel, series=series)
-            paper = papers.get(panel, {}).get(series)
-            rows.append(
-                (
-                    panel,
-                    series,
-                    ", ".join(dict.fromkeys(f"{record.config.optimizer.lr:g}" for record in runs.all)),
-                    status_counts(runs),
-                    *([NOTHING if paper is None else f"{paper:.3f}"] if has_paper else []),
-                    spread_text(runs.final_losses()),
-                )
+    for panel, series, runs in records.by_panel_and_series():
+        paper = papers.get(panel, {}).get(series)
+        rows.append(
+            (
+                panel,
+                series,
+                ", ".join(dict.fromkeys(f"{record.config.optimizer.lr:g}" for record in runs.all)),
+                runs.statuses,
+                *([NOTHING if paper is None else f"{paper:.3f}"] if has_paper else []),
+                spread_text(runs.final_losses()),
             )
+        )
     columns = ("Paper", "Ours") if has_paper else ("Validation loss",)
     return Table(("Model", "Optimizer", "Peak learning rate", "Runs", *columns), tuple(rows), num_text=4)
 
 
-def status_counts(records: Records) -> str:
-    """The number of runs with each status."""
-    kinds = [record.status for record in records.all]
-    return ", ".join(f"{kinds.count(kind)} {kind}" for kind in dict.fromkeys(kinds))
-
-
-def spread_text(values: BySeed, number: str = ".3f") -> str:
-    """Mean and standard deviation of the finite values over seeds."""
-    finite = [value for value in values.values() if math.isfinite(value)]
-    if not finite:
-        return NOTHING
-    text = f"{statistics.fmean(finite):{number}}"
-    return f"{text} ± {statistics.stdev(finite):{number}}" if len(finite) > 1 else text
-
-
 def below(
-    records: Records,
-    lower: str,
-    higher: str,
-    panel: str,
-    papers: Mapping[str, Mapping[str, float]] | None = None,
+    records: Records, lower: str, higher: str, panel: str, papers: Papers | None = None
 ) -> ClaimComparison:
     """Compare two series' final losses."""
     values = (papers or {}).get(panel, {})
@@ -108,7 +73,7 @@ def loss_charts(records: Records, *, over_tokens: bool = False) -> tuple[Chart, 
     """The validation loss over steps or tokens, a chart for each panel."""
     return tuple(
         curve_chart(
-            records.of(panel=panel).lines("validation_loss", over_tokens=over_tokens),
+            records.of(panel=panel).curves("validation_loss", over_tokens=over_tokens),
             records.of(panel=panel).optimizers,
             LOSS,
             name=f"loss-{place}",
@@ -180,7 +145,7 @@ def _table3(records: Records, scale: Scale) -> Analysis:
 def _fig9_trials(scale: Scale, seeds: int) -> list[EntryTrial]:
     setup = scale.gpt2[0]
     return [
-        *trials_of([setup], ("adamw", "lamb", "merit"), scale, seeds),
+        *scale.trials([setup], WATCHED, seeds),
         *(
             scale.trial(setup, "merit", seed, series=series, without=(part,))
             for seed in range(seeds)
@@ -216,7 +181,7 @@ def _reference_series(setup: Setup) -> str:
 
 def _reference_trials(scale: Scale, seeds: int) -> list[EntryTrial]:
     return [
-        *trials_of(scale.gpt2[: len(scale.references)], FOUR, scale, seeds),
+        *scale.trials(scale.gpt2[: len(scale.references)], FOUR, seeds),
         *(
             scale.trial(small, "adamw", seed, series=_reference_series(small), panel=large.name)
             for seed in range(seeds)
@@ -254,16 +219,14 @@ ENTRIES = (
         name="fig4",
         title="Figure 4: validation loss on GPT-2",
         shows="validation loss with AdamW, LAMB, Lion, Sophia-G and MERIT, large batches",
-        trials=lambda scale, seeds: trials_of(
-            scale.gpt2, ("adamw", "lamb", "merit", "lion", "sophiag"), scale, seeds
-        ),
+        trials=lambda scale, seeds: scale.trials(scale.gpt2, (*WATCHED, "lion", "sophiag"), seeds),
         analyse=_fig4,
     ),
     PaperEntry(
         name="fig6",
         title="Figure 6: validation loss on Llama",
         shows="validation loss with AdamW, LAMB and MERIT on Llama",
-        trials=lambda scale, seeds: trials_of(scale.llama, ("adamw", "lamb", "merit"), scale, seeds),
+        trials=lambda scale, seeds: scale.trials(scale.llama, WATCHED, seeds),
         analyse=_fig6,
     ),
     PaperEntry(
@@ -277,7 +240,7 @@ ENTRIES = (
         name="table3",
         title="Table 3: the choice of norm",
         shows="validation loss with AdamW, LAMB, maxLAMB and MERIT",
-        trials=lambda scale, seeds: trials_of(scale.gpt2[:2], FOUR, scale, seeds),
+        trials=lambda scale, seeds: scale.trials(scale.gpt2[:2], FOUR, seeds),
         analyse=_table3,
     ),
 )

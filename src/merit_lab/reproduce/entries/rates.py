@@ -7,13 +7,13 @@ from collections.abc import Sequence
 
 from merit_lab.report.curves import MAX_LOGIT
 from merit_lab.report.gather import DISPLAY_NAMES
-from merit_lab.report.tables import Table
-from merit_lab.reproduce.entries.losses import LOSS, spread_text, status_counts
+from merit_lab.reproduce.entries.losses import LOSS
 from merit_lab.reproduce.entry import Analysis, PaperEntry
-from merit_lab.reproduce.records import BySeed, Records, TrialRecord
+from merit_lab.reproduce.records import BySeed, Records, TrialRecord, spread_text
 from merit_lab.reproduce.setups import WATCHED, EntryTrial, Scale, Setup
 from merit_lab.reproduce.verdict import ClaimComparison, Verdict, paired
 from merit_lab.study.charts import Axis, Chart, line_chart
+from merit_lab.tables import Table
 
 _QK_NORM = "AdamW with QK-Norm"
 _FACTORS = (0.5, 1.0, 2.0)
@@ -128,33 +128,37 @@ def rates_chart(records: Records, place: int, panel: str) -> Chart:
     )
 
 
+def rates_charts(records: Records) -> tuple[Chart, ...]:
+    """The same for each panel."""
+    return tuple(
+        rates_chart(records.of(panel=panel), place, panel)
+        for place, panel in enumerate(records.panels, start=1)
+    )
+
+
 def grid_table(records: Records, scale: Scale) -> Table:
     """Every learning rate of every series with its losses and logits; the best is marked."""
     papers = {setup.name: setup for setup in scale.gpt2 if setup.paper}
     rows = []
-    for panel in records.panels:
-        for series in records.of(panel=panel).series:
-            runs = records.of(panel=panel, series=series)
-            best, rates = best_rate(runs), _all_rates(runs)
-            for rate in rates:
-                remark = ""
-                if rate == best and len(rates) > 1:
-                    remark = "best, on the edge of the grid" if rate in (rates[0], rates[-1]) else "best"
-                name = at_rate(runs, rate).all[0].config.optimizer.name
-                is_paper = panel in papers and math.isclose(papers[panel].rates[name], rate)
-                rows.append(
-                    (
-                        panel,
-                        series,
-                        status_counts(at_rate(runs, rate)),
-                        remark,
-                        f"{rate:g}" + (" (the paper's)" if is_paper else ""),
-                        spread_text(at_rate(runs, rate).final_losses()),
-                        spread_text(
-                            at_rate(runs, rate).by_seed(lambda record: record.largest(MAX_LOGIT)), ".4g"
-                        ),
-                    )
+    for panel, series, grid in records.by_panel_and_series():
+        best, rates = best_rate(grid), _all_rates(grid)
+        for rate in rates:
+            runs, remark = at_rate(grid, rate), ""
+            if rate == best and len(rates) > 1:
+                remark = "best, on the edge of the grid" if rate in (rates[0], rates[-1]) else "best"
+            name = runs.all[0].config.optimizer.name
+            is_paper = panel in papers and math.isclose(papers[panel].rates[name], rate)
+            rows.append(
+                (
+                    panel,
+                    series,
+                    runs.statuses,
+                    remark,
+                    f"{rate:g}" + (" (the paper's)" if is_paper else ""),
+                    spread_text(runs.final_losses()),
+                    spread_text(runs.by_seed(lambda record: record.largest(MAX_LOGIT)), ".4g"),
                 )
+            )
     head = ("Model", "Optimizer", "Runs", "", "Peak learning rate", "Validation loss", "Largest logit")
     return Table(head, tuple(rows), num_text=4)
 
@@ -181,10 +185,7 @@ def _best_rate_below(records: Records, scale: Scale, lower: str, upper: str, pan
 def _grid_result(records: Records, scale: Scale, claim: Verdict) -> Analysis:
     return Analysis(
         table=grid_table(records, scale),
-        charts=tuple(
-            rates_chart(records.of(panel=panel), place, panel)
-            for place, panel in enumerate(records.panels, start=1)
-        ),
+        charts=rates_charts(records),
         verdicts=(claim,),
         notes=(
             (
@@ -238,8 +239,7 @@ def _qk_trials(scale: Scale, seeds: int) -> list[EntryTrial]:
     return trials
 
 
-def _fig8(records: Records, scale: Scale) -> Analysis:
-    panel = scale.gpt2[0].name
+def _fig8(records: Records, _: Scale) -> Analysis:
     plain, normed, merit = (records.of(series=series) for series in ("AdamW", _QK_NORM, "MERIT"))
     highest = _all_rates(normed)[-1]
     wider = Verdict(
@@ -274,7 +274,7 @@ def _fig8(records: Records, scale: Scale) -> Analysis:
     )
     return Analysis(
         table=rate_table(records),
-        charts=(rates_chart(records, 1, panel),),
+        charts=rates_charts(records),
         verdicts=(wider, worse),
         notes=("QK-Norm here is RMSNorm with a learned scale on each head's queries and keys.",),
     )
@@ -283,14 +283,10 @@ def _fig8(records: Records, scale: Scale) -> Analysis:
 def rate_table(records: Records) -> Table:
     """Every learning rate of every series, with its losses."""
     rows = []
-    for panel in records.panels:
-        for series in records.of(panel=panel).series:
-            grid = records.of(panel=panel, series=series)
-            for rate in _all_rates(grid):
-                runs = at_rate(grid, rate)
-                rows.append(
-                    (panel, series, f"{rate:g}", status_counts(runs), spread_text(runs.final_losses()))
-                )
+    for panel, series, grid in records.by_panel_and_series():
+        for rate in _all_rates(grid):
+            runs = at_rate(grid, rate)
+            rows.append((panel, series, f"{rate:g}", runs.statuses, spread_text(runs.final_losses())))
     return Table(
         ("Model", "Optimizer", "Peak learning rate", "Runs", "Validation loss"), tuple(rows), num_text=4
     )

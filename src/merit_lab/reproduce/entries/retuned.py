@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from merit_lab.report.gather import DISPLAY_NAMES
-from merit_lab.reproduce.entries.losses import FIVE, FOUR, below, loss_charts, trials_of
+from merit_lab.reproduce.entries.losses import FIVE, FOUR, below, loss_charts
 from merit_lab.reproduce.entries.rates import (
     at_rate,
     grid_table,
@@ -12,6 +12,7 @@ from merit_lab.reproduce.entries.rates import (
     rate_table,
     rates_around,
     rates_chart,
+    rates_charts,
 )
 from merit_lab.reproduce.entry import Analysis, PaperEntry
 from merit_lab.reproduce.records import Records
@@ -25,7 +26,7 @@ def _doubled_trials(scale: Scale, seeds: int) -> list[EntryTrial]:
     """A grid with the first seed, and the other seeds at its middle rate."""
     trials = []
     for single, doubled in zip(scale.gpt2, scale.doubled, strict=False):
-        trials += trials_of([single], FIVE, scale, seeds)
+        trials += scale.trials([single], FIVE, seeds)
         for name in FIVE:
             trials += [scale.trial(doubled, name, 0, lr=rate) for rate in rates_around(doubled.rates[name])]
             trials += [scale.trial(doubled, name, seed) for seed in range(1, seeds)]
@@ -139,10 +140,7 @@ def _warmup(records: Records, scale: Scale) -> Analysis:
     )
     return Analysis(
         table=rate_table(records),
-        charts=tuple(
-            rates_chart(records.of(panel=panel), place, panel)
-            for place, panel in enumerate(records.panels, start=1)
-        ),
+        charts=rates_charts(records),
         verdicts=(wider, better, still),
     )
 

@@ -5,14 +5,12 @@ from __future__ import annotations
 import statistics
 
 from merit_lab.models import flops_per_token
-from merit_lab.report.curves import finite
-from merit_lab.report.tables import NOTHING, Table
-from merit_lab.reproduce.entries.losses import spread_text, status_counts, trials_of
 from merit_lab.reproduce.entry import Analysis, PaperEntry
-from merit_lab.reproduce.records import BySeed, Records, TrialRecord
+from merit_lab.reproduce.records import BySeed, Records, TrialRecord, spread_text
 from merit_lab.reproduce.setups import WATCHED, Scale, Setup
 from merit_lab.reproduce.verdict import ClaimComparison, Verdict
 from merit_lab.study.charts import Axis, strip_chart
+from merit_lab.tables import NOTHING, Table
 
 # Seconds of a step and TFLOP/s on the paper's A100s.
 _PAPER = {
@@ -32,22 +30,23 @@ def _setups(scale: Scale) -> tuple[Setup, ...]:
 
 def step_seconds(record: TrialRecord) -> float | None:
     """The median time of a step, hardly affected by the steps that include measurements."""
-    speeds = [value for _, value in finite(record.curves.get("tokens_per_second", []))]
-    tokens = record.config.batch * record.config.model.context
-    return tokens / statistics.median(speeds) if speeds else None
+    speed = _median(record, "tokens_per_second")
+    return None if speed is None else record.tokens_per_step / speed
 
 
 def _optimizer_share(record: TrialRecord) -> float | None:
     """The optimizer's median share of a step; None for older runs, which did not measure it."""
-    shares = [value for _, value in finite(record.curves.get("optimizer_share", []))]
-    return statistics.median(shares) if shares else None
+    return _median(record, "optimizer_share")
+
+
+def _median(record: TrialRecord, curve: str) -> float | None:
+    values = [value for _, value in record.points(curve)]
+    return statistics.median(values) if values else None
 
 
 def _teraflops(record: TrialRecord) -> float | None:
-    seconds = step_seconds(record)
-    tokens = record.config.batch * record.config.model.context
-    flops = flops_per_token(record.config.model)
-    return None if seconds is None or flops is None else tokens * flops / seconds / 1e12
+    seconds, flops = step_seconds(record), flops_per_token(record.config.model)
+    return None if seconds is None or flops is None else record.tokens_per_step * flops / seconds / 1e12
 
 
 def _no_longer(records: Records, rival: str, panel: str, paper: str) -> ClaimComparison:
@@ -66,24 +65,22 @@ def _table2(records: Records, scale: Scale) -> Analysis:
     papers = {setup.name: _PAPER[setup.paper] for setup in _setups(scale) if setup.paper in _PAPER}
     rows = []
     points = []
-    for panel in records.panels:
-        for series in records.of(panel=panel).series:
-            runs = records.of(panel=panel, series=series)
-            paper = papers.get(panel, {}).get(series)
-            seconds: BySeed = runs.by_seed(step_seconds)
-            points += [{"group": panel, "series": series, "value": value} for value in seconds.values()]
-            rows.append(
-                (
-                    panel,
-                    series,
-                    status_counts(runs),
-                    NOTHING if paper is None else f"{paper[0]:.2f}",
-                    spread_text(seconds, ".4f"),
-                    NOTHING if paper is None else f"{paper[1]:.2f}",
-                    spread_text(runs.by_seed(_teraflops), ".4g"),
-                    spread_text(runs.by_seed(_optimizer_share), ".2%"),
-                )
+    for panel, series, runs in records.by_panel_and_series():
+        paper = papers.get(panel, {}).get(series)
+        seconds: BySeed = runs.by_seed(step_seconds)
+        points += [{"group": panel, "series": series, "value": value} for value in seconds.values()]
+        rows.append(
+            (
+                panel,
+                series,
+                runs.statuses,
+                NOTHING if paper is None else f"{paper[0]:.2f}",
+                spread_text(seconds, ".4f"),
+                NOTHING if paper is None else f"{paper[1]:.2f}",
+                spread_text(runs.by_seed(_teraflops), ".4g"),
+                spread_text(runs.by_seed(_optimizer_share), ".2%"),
             )
+        )
     head = (
         "Model",
         "Optimizer",
@@ -126,7 +123,7 @@ ENTRIES = (
         name="table2",
         title="Table 2: time of a step",
         shows="time of a step and TFLOP/s with AdamW, LAMB and MERIT",
-        trials=lambda scale, seeds: trials_of(_setups(scale), WATCHED, scale, seeds),
+        trials=lambda scale, seeds: scale.trials(_setups(scale), WATCHED, seeds),
         analyse=_table2,
     ),
 )

@@ -14,12 +14,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from merit_lab.report.tables import Table
+from merit_lab.report.outcome import Spread
 from merit_lab.reproduce.entry import Analysis, PaperEntry
 from merit_lab.reproduce.records import Records
 from merit_lab.reproduce.setups import Scale
 from merit_lab.reproduce.verdict import ClaimComparison, Verdict
 from merit_lab.study.charts import Axis, line_chart
+from merit_lab.tables import Table
 from merit_optim.optim import MERIT
 
 _LIPSCHITZ = 2.0
@@ -175,7 +176,7 @@ def _theorem1(_: Records, __: Scale) -> Analysis:
         f"{_WEIGHTS_WITHIN[1]}."
     )
     notes = (
-        f"Fitted exponent: {statistics.fmean(rates):.3f} ± {statistics.stdev(rates):.3f}, {_SEEDS} seeds.",
+        f"Fitted exponent: {Spread(tuple(rates)).text('.3f')}, {_SEEDS} seeds.",
         range_seen,
         f"{_BLOCKS} blocks of {_BLOCK_SIZE}, beta1 = 0, beta2 = {_BETA2}, no weight decay, no clip.",
     )

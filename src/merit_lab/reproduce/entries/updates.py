@@ -11,13 +11,12 @@ import torch
 
 from merit_lab.models import AnyModelConfig, build
 from merit_lab.report.curves import Point, finite
-from merit_lab.report.tables import Table
-from merit_lab.reproduce.entries.losses import spread_text, status_counts, trials_of
 from merit_lab.reproduce.entry import Analysis, PaperEntry
-from merit_lab.reproduce.records import BySeed, Records, TrialRecord
-from merit_lab.reproduce.setups import EntryTrial, Scale, Setup
+from merit_lab.reproduce.records import BySeed, Records, TrialRecord, spread_text
+from merit_lab.reproduce.setups import Scale, Setup
 from merit_lab.reproduce.verdict import ALL_DIVERGED, Verdict, paired
 from merit_lab.study.charts import Axis, Chart, line_chart
+from merit_lab.tables import Table
 
 _BLOCK = re.compile(r"blocks\.(\d+)\.")
 _SHARE = ".3~p"
@@ -81,10 +80,6 @@ def _fig13_setup(scale: Scale) -> Setup:
     return scale.gpt2[0]
 
 
-def _merit(scale: Scale, setup: Setup, seeds: int) -> list[EntryTrial]:
-    return [scale.trial(setup, "merit", seed) for seed in range(seeds)]
-
-
 def _fig13(records: Records, scale: Scale) -> Analysis:
     num_layers = _fig13_setup(scale).model.layers
     layers = {"First layer": 1, "Middle layer": num_layers // 2 or 1, "Last layer": num_layers}
@@ -117,18 +112,14 @@ def _fig13(records: Records, scale: Scale) -> Analysis:
     table = Table(
         ("Layer", "Runs", "Paper, highest share", "Ours, highest share"),
         tuple(
-            (f"{place} ({layer})", status_counts(records), papers[place], spread_text(peak(place), ".3%"))
+            (f"{place} ({layer})", records.statuses, papers[place], spread_text(peak(place), ".3%"))
             for place, layer in layers.items()
         ),
         num_text=2,
     )
     chart = line_chart(
         {
-            place: [
-                (record.folder.name, points, record.diverged)
-                for record in records.all
-                if (points := clipped(record, layer))
-            ]
+            place: records.lines(lambda record, layer=layer: clipped(record, layer))  # type: ignore[misc]
             for place, layer in layers.items()
         },
         {},
@@ -170,7 +161,7 @@ def _fig15(records: Records, scale: Scale) -> Analysis:
         (
             (
                 scale.observed.name,
-                status_counts(records),
+                records.statuses,
                 spread_text(share(last=False), ".2%"),
                 spread_text(share(last=True), ".2%"),
             ),
@@ -178,13 +169,7 @@ def _fig15(records: Records, scale: Scale) -> Analysis:
         num_text=2,
     )
     chart = line_chart(
-        {
-            "MERIT": [
-                (record.folder.name, points, record.diverged)
-                for record in records.all
-                if (points := bounded(record))
-            ]
-        },
+        {"MERIT": records.lines(bounded)},
         {"MERIT": "merit"},
         Axis("steps", ",d", from_zero=True),
         Axis("share of elements bounded", _SHARE, from_zero=True),
@@ -223,7 +208,7 @@ def _reach(records: Records, _: Scale) -> Analysis:
         (
             panel,
             series,
-            status_counts(records.of(panel=panel, series=series)),
+            records.of(panel=panel, series=series).statuses,
             *(spread_text(at(panel, series, place), ".2f") for place in (0, -1)),
         )
         for panel in records.panels
@@ -239,14 +224,7 @@ def _reach(records: Records, _: Scale) -> Analysis:
 
 def _reach_chart(records: Records, name: str, panel: str) -> Chart:
     return line_chart(
-        {
-            series: [
-                (record.folder.name, points, record.diverged)
-                for record in records.of(series=series).all
-                if (points := reach(record))
-            ]
-            for series in records.series
-        },
+        {series: records.of(series=series).lines(reach) for series in records.series},
         records.optimizers,
         Axis("steps", ",d", from_zero=True),
         Axis("relative change / learning rate", ".2~f", from_zero=True),
@@ -262,21 +240,21 @@ ENTRIES = (
         name="reach",
         title="How far a step goes",
         shows="beyond the paper: a step's relative change of the weights against the learning rate",
-        trials=lambda scale, seeds: trials_of(scale.gpt2[:2], ("lamb", "maxlamb", "merit"), scale, seeds),
+        trials=lambda scale, seeds: scale.trials(scale.gpt2[:2], ("lamb", "maxlamb", "merit"), seeds),
         analyse=_reach,
     ),
     PaperEntry(
         name="fig13",
         title="Figure 13: clipped elements",
         shows="share of clipped elements, first, middle and last layer",
-        trials=lambda scale, seeds: _merit(scale, _fig13_setup(scale), seeds),
+        trials=lambda scale, seeds: scale.trials([_fig13_setup(scale)], ("merit",), seeds),
         analyse=_fig13,
     ),
     PaperEntry(
         name="fig15",
         title="Figure 15: the weight-wise bound",
         shows="share of elements where the weight-wise bound decided",
-        trials=lambda scale, seeds: _merit(scale, scale.observed, seeds),
+        trials=lambda scale, seeds: scale.trials([scale.observed], ("merit",), seeds),
         analyse=_fig15,
     ),
 )

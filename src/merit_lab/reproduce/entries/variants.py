@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from typing import NamedTuple
 
-from merit_lab.reproduce.entries.losses import below, loss_charts, loss_table, trials_of
+from merit_lab.reproduce.entries.losses import below, loss_charts, loss_table
 from merit_lab.reproduce.entries.rates import best_rate, rate_of, rate_table
 from merit_lab.reproduce.entry import Analysis, PaperEntry
 from merit_lab.reproduce.merit_variant import MERITVariant
@@ -53,7 +53,7 @@ def _trials(scale: Scale, seeds: int) -> list[EntryTrial]:
     setup = scale.gpt2[0]
     rate = setup.rates["merit"]
     return [
-        *trials_of([setup], ("merit",), scale, seeds),
+        *scale.trials([setup], ("merit",), seeds),
         *(
             scale.trial(
                 setup,
@@ -95,7 +95,7 @@ def _euclidean_rates(setup: Setup) -> list[float]:
 def _norm_trials(scale: Scale, seeds: int) -> list[EntryTrial]:
     setups = scale.gpt2[:2]
     return [
-        *trials_of(setups, ("lamb", "merit"), scale, seeds),
+        *scale.trials(setups, ("lamb", "merit"), seeds),
         *(
             scale.trial(setup, "merit", seed, lr=rate, overrides=('*:norm="l2"',), series=_EUCLIDEAN)
             for seed in range(seeds)

@@ -12,15 +12,14 @@ from torch import Tensor
 
 from merit_lab.models import Model
 from merit_lab.report.curves import Point
-from merit_lab.report.tables import Table
-from merit_lab.reproduce.entries.losses import spread_text, status_counts
 from merit_lab.reproduce.entry import Analysis, PaperEntry, Unavailable
 from merit_lab.reproduce.heatmaps import matrix_chart
-from merit_lab.reproduce.records import BySeed, Records, TrialRecord
+from merit_lab.reproduce.records import BySeed, Records, TrialRecord, spread_text
 from merit_lab.reproduce.setups import WATCHED, Scale
 from merit_lab.reproduce.verdict import ALL_DIVERGED, Verdict, paired
 from merit_lab.study.charts import Axis, Chart, line_chart
-from merit_lab.train.checkpoint import steps_of
+from merit_lab.tables import Table
+from merit_lab.train.checkpoint_files import steps_of
 from merit_lab.train.snapshot import Snapshot
 
 _ALIKENESS = (
@@ -130,7 +129,7 @@ def _fig3(records: Records, _: Scale) -> Analysis:
         tuple(
             (
                 series,
-                status_counts(records.of(series=series)),
+                records.of(series=series).statuses,
                 *(spread_text(scores(series, *place), ".2f") for place in places),
             )
             for series in records.series
@@ -222,7 +221,7 @@ def _fig10(records: Records, scale: Scale) -> Analysis:
         tuple(
             (
                 series,
-                status_counts(runs),
+                runs.statuses,
                 "0.99 to 0.996",
                 spread_text(runs.by_seed(mean_gap), ".4f"),
                 spread_text(
@@ -237,11 +236,9 @@ def _fig10(records: Records, scale: Scale) -> Analysis:
     charts = tuple(
         line_chart(
             {
-                f"Layer {layer}, {name}": [
-                    (record.folder.name, points, False)
-                    for record in records.of(series=series).all
-                    if (points := curve(record, layer, name))
-                ]
+                f"Layer {layer}, {name}": records.of(series=series).lines(
+                    lambda record, layer=layer, name=name: curve(record, layer, name)  # type: ignore[misc]
+                )
                 for layer, name in places
             },
             {f"Layer {layer}, {name}": f"layer {layer}" for layer, name in places},
@@ -265,18 +262,14 @@ ENTRIES = (
         name="fig3",
         title="Figure 3: query and key weights",
         shows="magnitudes of query and key weights, and how alike rows and columns are",
-        trials=lambda scale, seeds: [
-            scale.trial(scale.gpt2[0], name, seed) for seed in range(seeds) for name in WATCHED
-        ],
+        trials=lambda scale, seeds: scale.trials([scale.gpt2[0]], WATCHED, seeds),
         analyse=_fig3,
     ),
     PaperEntry(
         name="fig10",
         title="Figure 10: l2 norm and max norm",
         shows="relative gap between l2 and max norm of query and key weights during training",
-        trials=lambda scale, seeds: [
-            scale.trial(scale.observed, name, seed) for seed in range(seeds) for name in WATCHED
-        ],
+        trials=lambda scale, seeds: scale.trials([scale.observed], WATCHED, seeds),
         analyse=_fig10,
     ),
 )

@@ -1,4 +1,4 @@
-"""RUN/curvature/step-00000100.json: the measurements at a checkpoint, part by part.
+"""RUN/curvature/step-00000100.json and RUN/noise/...: the measurements at a checkpoint, part by part.
 
 Each part has its settings, so that it is measured again only with others, and its environment, since parts
 may come from several machines.
@@ -10,19 +10,25 @@ import json
 from pathlib import Path
 from typing import Any
 
-from merit_lab.record import durable, lock
+from merit_lab.record import durable
+from merit_lab.record.lock import lock
 
 FORMAT = 1
 
 _PATIENCE = 60.0  # seconds; another process writes for an instant, or for some seconds on a slow disk
 
 
-class Results:
+class Measurements:
     """The parts in a file, which is rewritten after each part."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._parts = _read(path)
+
+    @property
+    def parts(self) -> dict[str, dict[str, Any]]:
+        """The parts measured so far, each with its ``settings`` and its ``result``."""
+        return self._parts
 
     def find(self, part: str, settings: dict[str, Any]) -> dict[str, Any] | None:
         """Return the result of a part with these settings; None if it was not measured with them."""
