@@ -16,8 +16,13 @@ def count_seeds(num_seeds: int) -> str:
 
 
 def amount(number: float) -> str:
-    """A large number with three digits and a unit: 12.3M."""
+    """A large number with three digits and a unit.
+
+    Example:
+        >>> amount(12_345_678), amount(999_999)
+        ('12.3M', '1M')
+    """
     for letter, size in (("T", 1e12), ("B", 1e9), ("M", 1e6), ("k", 1e3)):
-        if number >= size:
+        if number >= 0.9995 * size:  # with three digits it is as much
             return f"{number / size:.3g}{letter}"
     return f"{number:.3g}"

@@ -8,7 +8,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from merit_lab.checks import check_size
+from merit_lab.checks import check_at_least, check_size
 from merit_lab.data.order import Order
 from merit_lab.data.tokens import TokenFile
 
@@ -77,7 +77,7 @@ def validation_sequences(tokens: TokenFile, context: int, limit: int) -> NDArray
     They do not overlap and are spread evenly over the file.
     """
     check_size("context", context)
-    check_size("limit", limit)
+    check_at_least("limit", limit, 1)
     windows = _num_windows(tokens, context)
     chosen = min(limit, windows)
     starts = np.arange(chosen, dtype=np.int64) * windows // chosen * context

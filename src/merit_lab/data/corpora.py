@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from merit_lab.checks import check_at_least
-from merit_lab.data.documents import DEFAULT_LAYOUT, Layout, find_files, texts
+from merit_lab.data.documents import DEFAULT_LAYOUT, Layout, find_files, has_line, texts
 from merit_lab.data.formats import check_beginning, named_kinds
 from merit_lab.data.hashes import Hashes
 from merit_lab.data.pieces import TextPiece, cut
@@ -56,22 +56,19 @@ class TextFiles:
         self._hashes = Hashes()
         self.total = 0
         content = hashlib.sha256()
-        is_divided, last_ended = False, Path()  # whether a file has two documents
         progress = progress or PrepareProgress(quiet=True)
         with progress.piece("reading", None, "bytes of text"):
-            for path, _, text, ends in self._texts(self._piece_bytes):
+            for _, _, text, ends in self._texts(self._piece_bytes):
                 content.update(text)
                 self._hashes.append(_hash(text))
                 self.total += len(text)
                 if ends:
                     content.update(b"\0end of file\0")
-                    is_divided = is_divided or path == last_ended
-                    last_ended = path
                 progress.update(self.total)
-        if layout.separator is not None and not is_divided:
+        if layout.separator is not None and not any(has_line(path, layout.separator) for path in paths):
             raise ValueError(
-                f"the separator is {layout.separator!r}, but no file has such a line between two documents; "
-                "give the line as it is in the text, or leave --separator out"
+                f"the separator is {layout.separator!r}, but no text file has such a line; give the line as "
+                "it is in the text, or leave --separator out"
             )
         if len(self._hashes) < 2 and self.total > _SMALLEST_PIECE:
             raise ValueError(

@@ -154,6 +154,17 @@ def _separated(path: Path, file: BinaryIO, separator: bytes) -> Iterator[tuple[s
             return
 
 
+def has_line(path: Path, separator: str) -> bool:
+    """Whether a text file has a separator line; JSON lines and Parquet have documents without."""
+    if formats.kind_of(path) != "text":
+        return False
+    with formats.open_decompressed(path) as file:
+        section = _Section(file, separator.encode())
+        while section.read(_LINE):
+            pass
+        return not section.is_last
+
+
 class _Section:
     """A file up to the next separator line or its end."""
 

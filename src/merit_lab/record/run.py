@@ -110,7 +110,7 @@ class Run:
         if fingerprint != self.data_fingerprint:
             raise ValueError(
                 f"{folder} does not hold the data that the run was trained on: its fingerprint is "
-                f"{fingerprint}, not {self.data_fingerprint}; give the right folder with --data"
+                f"{fingerprint}, not {self.data_fingerprint}; restore them, or give their folder with --data"
             )
 
     @property

@@ -97,7 +97,7 @@ class Display:
         numbers = [
             f"{name} {style.format(self._seen[name])}" for name, style in shown.items() if name in self._seen
         ]
-        while self._progress is not None and len("  ".join(numbers)) > self._room:
+        while numbers and self._progress is not None and len("  ".join(numbers)) > self._room:
             numbers.pop()
         return "  ".join(numbers)
 

@@ -140,7 +140,7 @@ class Trainer:
         self.reports = StepReports(
             reporter,
             self.speedometer,
-            list(named),
+            self.names,
             tokens_per_step=self.tokens_per_step,
             nonfinite=config.nonfinite,
         )

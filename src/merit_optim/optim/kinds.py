@@ -127,7 +127,7 @@ def _kind(place: _Place, leaf: str, param: Tensor, heads: Collection[nn.Module])
         return "vector"
     is_whole = is_raw and _is_only_matrix(owner)  # a layer of the user's own, which its name describes
     names_of_table = [*names, place.name] if is_whole else names
-    is_table = is_raw and (any(map(_TABLE_NAME.search, names_of_table)) or _asks(owner, leaf))
+    is_table = is_raw and (any(map(_TABLE_NAME.search, names_of_table)) or _holds_queries(owner, leaf))
     is_of_embedding = _is_embedding(owner) or (in_container and _is_embedding(place.above))
     if is_of_embedding or is_table or _embeds_patches(place):
         return "embedding"
@@ -229,7 +229,7 @@ def _matrices_with_heads(module: nn.Module) -> tuple[str, ...] | None:
     return next((names for kind, names in _SPLITS_HEADS.items() if _is_a(module, kind)), None)
 
 
-def _asks(module: nn.Module, leaf: str) -> bool:
+def _holds_queries(module: nn.Module, leaf: str) -> bool:
     """Whether a raw matrix holds learned queries. Beside a raw key it would be a projection."""
     return leaf == "query" and "key" not in dict(module.named_parameters(recurse=False))
 
@@ -245,8 +245,7 @@ def _is_transposed(module: nn.Module, leaf: str) -> bool:
 def _is_only_matrix(module: nn.Module) -> bool:
     """Whether a module has a single matrix, and no modules in it."""
     has_children = next(module.children(), None) is not None
-    num_matrices = sum(param.ndim > 1 for param in module.parameters())
-    return not has_children and num_matrices == 1
+    return not has_children and sum(param.ndim > 1 for param in module.parameters()) == 1
 
 
 def _is_convolution(module: nn.Module) -> bool:

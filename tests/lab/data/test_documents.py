@@ -291,6 +291,14 @@ def test_a_separator_that_is_nowhere_is_refused(tmp_path: Path) -> None:
     for name in "ab":
         (tmp_path / f"{name}.txt").write_text("a line of text\n" * 500 + "---- \n" + "more of it\n" * 500)
     texts = [tmp_path / "a.txt", tmp_path / "b.txt"]
-    with pytest.raises(ValueError, match="separator is '---', but no file has such a line between two"):
+    with pytest.raises(ValueError, match="separator is '---', but no text file has such a line"):
         text_files(texts, 0.1, Layout(separator="---"))
     assert text_files(texts, 0.1, Layout(separator="----")).total == 2 * 500 * (15 + 11)
+
+
+def test_a_separator_at_the_end_of_every_file_is_left_out(tmp_path: Path) -> None:
+    """A document for each file: there it divides nothing, and is no text."""
+    for name in "ab":
+        (tmp_path / f"{name}.txt").write_text("a line of text\n" * 500 + "<|endoftext|>\n")
+    texts = [tmp_path / "a.txt", tmp_path / "b.txt"]
+    assert text_files(texts, 0.1, Layout(separator="<|endoftext|>")).total == 2 * 500 * 15

@@ -83,3 +83,14 @@ def test_closing_early_ends_the_thread(batches: Batches) -> None:
     assert prefetch_threads() == []
     prefetcher.close()
     assert list(prefetcher) == []
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_the_same_numbers(batches: Batches) -> None:
+    with Prefetcher(batches, device="cuda", rows=[(0, 12)], first_step=0, num_steps=20) as prefetcher:
+        for step, (inputs, targets) in enumerate(prefetcher):
+            assert inputs.is_cuda
+            assert targets.is_cuda
+            sequences = batches.sequences(step)
+            assert np.array_equal(inputs.cpu(), sequences[:, :-1])
+            assert np.array_equal(targets.cpu(), sequences[:, 1:])

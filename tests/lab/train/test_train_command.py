@@ -294,6 +294,10 @@ def test_a_narrow_terminal_shows_steps_and_time_and_the_first_numbers(width):
     assert ("tokens/s 12,346" in last) == (width >= 100)
 
 
+def test_a_terminal_too_narrow_for_any_number_does_not_end_the_run():
+    assert "loss" not in shown(terminal=True, width=10)
+
+
 @pytest.mark.parametrize(("on_all", "rank", "lines"), [(True, "0", 1), (True, "1", 0), (False, "1", 1)])
 def test_an_error_of_all_ranks_is_reported_once(on_all, rank, lines, data, monkeypatch, capfd):
     def fails(*_, **__):
