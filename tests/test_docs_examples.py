@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch import nn
 
-from merit_optim import MuonMERIT
+from merit_optim import MuonMERIT, param_groups
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -121,6 +121,20 @@ def test_a_run_of_adamw_is_continued_as_the_page_says() -> None:
     begun = counts.pop("1.weight")
     assert begun == 1
     assert min(counts.values()) > 1
+
+
+def test_the_schedule_of_the_page_keeps_the_rates_apart() -> None:
+    (block,) = (block.text for block in blocks_of(DOCS / "from-adamw.md") if "def share" in block.text)
+    optimizer = MuonMERIT(param_groups(a_model_with_gradients()), lr=0.04, rest_lr=0.128)
+    known = {"torch": torch, "optimizer": optimizer}
+    exec(block, known)
+    share = known["share"]
+    assert [share(0), share(99), share(100), share(4000)] == pytest.approx([0.01, 1, 1, 0.1])
+    for _ in range(150):
+        optimizer.step()
+        known["schedule"].step()
+    rates = {group["direction"]: group["lr"] for group in optimizer.param_groups}
+    assert rates == pytest.approx({"muon": 0.04 * share(150), "adam": 0.128 * share(150)})
 
 
 def test_a_run_of_muon_is_continued_as_the_page_says() -> None:

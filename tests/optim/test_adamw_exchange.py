@@ -19,7 +19,7 @@ from optimizer_cases import (
 from torch import nn
 from torch.optim.lr_scheduler import LinearLR, OneCycleLR
 
-from merit_optim import LAMB, MERIT, SOAP, SOAPMERIT, Lion, MaxLAMB, param_groups
+from merit_optim import LAMB, MERIT, SOAP, SOAPMERIT, Lion, MaxLAMB, MuonMERIT, param_groups
 
 # The other classes of the family have other state for hidden matrices, which AdamW cannot exchange.
 every_family_class = pytest.mark.parametrize("optimizer_class", FAMILY, ids=name_of)
@@ -72,9 +72,57 @@ def test_adamw_state_of_hidden_matrices_is_refused(device, optimizer_class) -> N
     )
     adamw = torch.optim.AdamW([hidden, rest])
     take_steps(adamw, 1)
-    with pytest.raises(ValueError, match=r"has \['exp_avg', 'exp_avg_sq', 'step'\] but not .* fresh state"):
+    message = (
+        r"state, \['exp_avg', 'exp_avg_sq', 'step'\], fits .* with direction='adam'; those with '(muon|soap)'"
+    )
+    with pytest.raises(ValueError, match=message):
         optimizer.load_state_dict(adamw.state_dict())
     assert_unchanged(optimizer, before)
+
+
+@pytest.mark.parametrize("saved_from", [nn.Module.parameters, nn.Module.named_parameters, param_groups])
+def test_the_advice_for_adamw_state_of_hidden_matrices_works(saved_from) -> None:
+    """Whatever the groups of AdamW: neither grouping anew nor handing all of it over would help."""
+    model = nn.Sequential(nn.Embedding(5, 4), nn.Linear(4, 4), nn.Linear(4, 5))
+    model(torch.arange(5)).square().mean().backward()
+    adamw = torch.optim.AdamW(saved_from(model))
+    adamw.step()
+    optimizer = MuonMERIT(param_groups(model))
+    with pytest.raises(ValueError, match=r"those with 'muon' need \['momentum_buffer'\] and begin anew"):
+        optimizer.load_state_dict(adamw.state_dict())
+    groups = [{"params": group["params"], "direction": "adam"} for group in adamw.param_groups]
+    loaded = MuonMERIT(groups)
+    loaded.load_state_dict(adamw.state_dict())
+    for group in optimizer.param_groups:
+        if group["direction"] == "adam":
+            optimizer.state.update({weight: loaded.state[weight] for weight in group["params"]})
+    optimizer.step()
+    assert {int(optimizer.state[weight]["step"]) for weight in model[2].parameters()} == {2}
+    assert optimizer.state[model[1].weight]["step"] == 1
+
+
+def test_state_of_torch_s_muon_alone_is_refused_with_the_same_advice() -> None:
+    model = nn.Sequential(nn.Embedding(5, 4), nn.Linear(4, 4), nn.Linear(4, 5))
+    model(torch.arange(5)).square().mean().backward()
+    muon = torch.optim.Muon([model[1].weight])
+    muon.step()
+    message = r"direction='muon'; those with 'adam' need \['exp_avg', 'exp_avg_sq'\] and begin anew"
+    with pytest.raises(ValueError, match=message):
+        MuonMERIT(param_groups(model)).load_state_dict(muon.state_dict())
+
+
+def test_state_of_another_direction_that_was_handed_over_is_refused_with_a_way_out() -> None:
+    weight = nn.Parameter(torch.ones(2, 2))
+    weight.grad = torch.ones(2, 2)
+    adamw = torch.optim.AdamW([weight])
+    adamw.step()
+    optimizer = MuonMERIT([{"params": [weight], "direction": "muon"}])
+    optimizer.state.update(adamw.state)
+    with pytest.raises(ValueError, match=r"another optimizer's, begin anew: del optimizer\.state\[param\]"):
+        optimizer.step()
+    del optimizer.state[weight]
+    optimizer.step()
+    assert optimizer.state[weight]["step"] == 1
 
 
 @every_family_class

@@ -80,6 +80,14 @@ def test_the_rest_has_a_fraction_of_the_learning_rate_or_rest_lr() -> None:
     assert {group["lr"] for group in Muon(param_groups(Model()), lr=0.1).param_groups} == {0.1}
 
 
+@pytest.mark.parametrize(("option", "value"), [("rest_lr", 0.3), ("rest", {"lr": 0.3})])
+def test_options_of_the_rest_are_refused_in_a_group(option, value) -> None:
+    """There they would have no effect."""
+    groups = param_groups(Model(), overrides={"*": {option: value}})
+    with pytest.raises(ValueError, match=rf"has '{option}', .* MuonMERIT\(groups, {option}=\.\.\.\)"):
+        MuonMERIT(groups)
+
+
 def test_a_scheduler_scales_both() -> None:
     optimizer = MuonMERIT(param_groups(Model()), lr=0.1)
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + step))

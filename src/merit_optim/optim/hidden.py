@@ -95,6 +95,13 @@ class HiddenMatrixOptimizer(TrustRatioOptimizer):
                 f"{type(self).__name__}(param_groups(model), lr=...), or set "
                 f"direction={self.defaults['direction']!r} or 'adam' in every group."
             )
+        for option in ("rest", "rest_lr"):
+            if option in group:
+                name = type(self).__name__
+                raise ValueError(
+                    f"a parameter group has {option!r}, an option for all weights but hidden "
+                    f"matrices. Pass it to the optimizer: {name}(groups, {option}=...)."
+                )
         params = group["params"]
         group = {**group, "params": [params] if isinstance(params, Tensor) else list(params)}
         validate.kinds_of_group(group["param_kinds"], len(group["params"]), KINDS)

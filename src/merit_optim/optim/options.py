@@ -88,6 +88,15 @@ loaded into, so this keeps checkpoints exchangeable between versions.
 """
 
 
+_NAMES_ELSEWHERE = {
+    **dict.fromkeys(("grad_clip", "clip_grad", "gradient_clipping", "gradient_clip_val"), "max_grad_norm"),
+    **dict.fromkeys(("adam_lr", "adamw_lr", "embed_lr"), "rest_lr"),
+    "learning_rate": "lr",
+    "wd": "weight_decay",
+}
+"""What others call an option. By its letters "grad_clip" is nearest to ``clip``, which clips no gradients."""
+
+
 def without_later(options: Mapping[str, Any]) -> dict[str, Any]:
     """The options without those of ``LATER`` that have their default value."""
     return {name: value for name, value in options.items() if name not in LATER or value != LATER[name]}
@@ -103,8 +112,11 @@ def filled(owner: type, options: Mapping[str, Any], defaults: Mapping[str, Any])
     for name in options.keys() - defaults.keys():
         arguments = inspect.signature(owner).parameters.values()
         known = [argument.name for argument in arguments if argument.kind is not argument.VAR_KEYWORD]
-        similar = nearest(name, [*known, *defaults])
-        hint = f"Did you mean {similar[0]!r}?" if similar else f"It takes {', '.join([*known, *defaults])}."
+        meant = [_NAMES_ELSEWHERE[name]] if name in _NAMES_ELSEWHERE else nearest(name, [*known, *defaults])
+        if not meant or meant[0] not in (*known, *defaults):
+            hint = f"It takes {', '.join([*known, *defaults])}."
+        else:
+            hint = f"Did you mean {meant[0]!r}?"
         raise TypeError(f"{owner.__name__}.__init__() got an unexpected keyword argument {name!r}. {hint}")
     return {**defaults, **options}
 

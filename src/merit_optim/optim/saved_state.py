@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from merit_optim.optim import options, states, validate
+from merit_optim.optim.directions import direction_of
 from merit_optim.optim.engines.ranks.placements import is_sharded, stacked_placements
 from merit_optim.optim.names import plain
 
@@ -46,6 +47,7 @@ def made_loadable(optimizer: SafeOptimizer, state_dict: dict[str, Any]) -> dict[
     The options of another optimizer are replaced by the current ones, because they mean something else there.
     """
     validate.saved_state(state_dict)
+    _check_directions(optimizer, state_dict)
     saved_groups = _by_name(state_dict["param_groups"], optimizer.param_groups)
     _check_sizes(optimizer, saved_groups)
     ours = [saved.get("algorithm") == optimizer.ALGORITHM for saved in saved_groups]
@@ -60,8 +62,7 @@ def made_loadable(optimizer: SafeOptimizer, state_dict: dict[str, Any]) -> dict[
     _check_options(optimizer, whole_groups)
     state = dict(state_dict["state"])
     for index, (group, saved_group, is_ours) in enumerate(zip(whole_groups, saved_groups, ours, strict=True)):
-        # torch.optim.Muon does not count steps, and its momentum is the same as ours; SGD's is not.
-        requires_step = optimizer._needs_step(group) or "ns_steps" not in saved_group
+        requires_step = optimizer._needs_step(group) or not _is_torch_muon(saved_group)
         for param_id, (name, param) in zip(group["params"], optimizer._named(index), strict=True):
             if state.get(param_id):
                 shapes = optimizer._state_shapes(param, group)
@@ -72,6 +73,29 @@ def made_loadable(optimizer: SafeOptimizer, state_dict: dict[str, Any]) -> dict[
                 _check(optimizer, name, param, group, state[param_id], shapes, missing)
                 state[param_id] = _carried(state[param_id], None if all(ours) else ("step", *shapes))
     return {**state_dict, "state": state, "param_groups": groups}
+
+
+def _check_directions(optimizer: SafeOptimizer, state_dict: dict[str, Any]) -> None:
+    """Raise if another optimizer's state fits one direction and this optimizer has another one as well.
+
+    The groups of such states differ too, but other groups alone would not help.
+    """
+    keys = set(chain.from_iterable(state_dict["state"].values()))
+    saved_groups = state_dict["param_groups"]
+    is_ours = any(saved.get("algorithm") == optimizer.ALGORITHM for saved in saved_groups)
+    if is_ours or not ("step" in keys or any(map(_is_torch_muon, saved_groups))):
+        return
+    directions = [direction_of(group) for group in optimizer.param_groups if "direction" in group]
+    missing = {one.NAME: {*one.keys} - {*one.keys_that_can_begin} - keys for one in directions}
+    known = [name for name, lacks in missing.items() if not lacks]
+    if known and (unknown := [name for name, lacks in missing.items() if lacks]):
+        ours, theirs, other = type(optimizer).__name__, known[0], unknown[0]
+        raise ValueError(
+            f"the saved state, {sorted(keys)}, fits the weights of {ours} with direction={theirs!r}; those "
+            f"with {other!r} need {sorted(missing[other])} and begin anew. Load it into {ours} with the "
+            f"groups that it was saved from, each with direction={theirs!r}, and hand it over for the "
+            "weights with that direction here: optimizer.state[weight] = loaded.state[weight]."
+        )
 
 
 def _check_sizes(optimizer: SafeOptimizer, saved_groups: list[Group]) -> None:
@@ -130,6 +154,11 @@ def _by_name(saved_groups: list[Group], groups: list[Group]) -> list[Group]:
         keys = dict(zip(_names(saved), saved["params"], strict=True))
         ordered.append({**saved, "params": [keys[name] for name in some], "param_names": some})
     return ordered
+
+
+def _is_torch_muon(group: Group) -> bool:
+    """Whether a saved group is torch.optim.Muon's, which counts no steps. SGD's momentum is not ours."""
+    return "ns_steps" in group
 
 
 def _names(group: Group) -> list[str]:

@@ -43,9 +43,10 @@ def check_fits(optimizer: SafeOptimizer, index: int, name: str, param: Tensor) -
         )
     if missing := shapes.keys() - state.keys():
         raise ValueError(
-            f"the options of parameter group {index} were changed so that {name} needs the state "
-            f"{sorted(missing)}, but it has {sorted(state)} (this depends on direction, neuron_beta "
-            "and calibrated). Change them back, or create a new optimizer for the parameter."
+            f"with the options of parameter group {index}, {name} needs the state {sorted(missing)}, and it "
+            f"has {sorted(state)} (this depends on direction, neuron_beta and calibrated). If the options "
+            "were changed, change them back; if the state was another optimizer's, begin anew: del "
+            "optimizer.state[param]."
         )
     for key, shape in shapes.items():
         if tuple(state[key].shape) != shape:

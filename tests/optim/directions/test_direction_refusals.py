@@ -362,6 +362,8 @@ def test_a_misspelt_option_of_adam_s_is_refused_too(misspelt, meant, value, by) 
         (MuonMERIT, "momentun", "momentum"),
         (SOAP, "state_type", "state_dtype"),
         (SOAP, "beta", "betas"),
+        (MuonMERIT, "grad_clip", "max_grad_norm"),  # not clip, which is nearer
+        (MuonMERIT, "adam_lr", "rest_lr"),
     ],
 )
 def test_a_misspelt_argument_is_refused(optimizer_class, misspelt, meant) -> None:
