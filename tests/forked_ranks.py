@@ -19,6 +19,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from multiprocessing import connection, forkserver, get_context
 from multiprocessing.context import BaseContext
+from multiprocessing.synchronize import Event
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from time import monotonic
@@ -62,14 +63,16 @@ def main() -> None:
 
 
 def _run(context: BaseContext, num_ranks: int, arguments: tuple[Any, ...]) -> int:
+    all_forked = context.Event()
     with _store(num_ranks) as variables:
         ranks = [
-            context.Process(target=_rank, args=(rank, num_ranks, variables, *arguments))  # type: ignore[attr-defined]
+            context.Process(target=_rank, args=(rank, num_ranks, variables, all_forked, *arguments))  # type: ignore[attr-defined]
             for rank in range(num_ranks)
         ]
         try:
             for process in ranks:
                 process.start()
+            all_forked.set()
             deadline = monotonic() + 280
             while running := [process.sentinel for process in ranks if process.exitcode is None]:
                 connection.wait(running, deadline - monotonic())
@@ -103,6 +106,7 @@ def _rank(
     rank: int,
     num_ranks: int,
     variables: dict[str, str],
+    all_forked: Event,
     script: Path,
     arguments: list[str],
     environment: dict[str, str],
@@ -115,6 +119,9 @@ def _rank(
     )
     for descriptor, file in enumerate(written, start=1):
         os.dup2(os.open(file, os.O_WRONLY | os.O_APPEND), descriptor)
+    # A thread of the store looks up the address of each rank that connects. A rank forked meanwhile would
+    # inherit the lock of that, and wait for ever.
+    all_forked.wait()
     sys.argv = [str(script), *arguments]
     sys.path[:0] = filter(None, environment.get("PYTHONPATH", "").split(os.pathsep))
     try:
