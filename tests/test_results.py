@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from merit_lab.record import Run, archive, excerpt, run_folders
-from merit_lab.report import find_runs, group, read_outcomes
-from merit_lab.report.figures import unchecked
-from merit_lab.report.tables import series_table
-from merit_lab.reproduce import records
-from merit_lab.reproduce.corpus import recall
-from merit_lab.reproduce.registry import ENTRIES
-from merit_lab.reproduce.scales import SCALES
-from merit_lab.reproduce.work import Task
+from merit_lab.paper import records
+from merit_lab.paper.corpus import recall
+from merit_lab.paper.registry import ENTRIES
+from merit_lab.paper.scales import SCALES
+from merit_lab.paper.work import Task
+from merit_lab.results import find_runs, group, read_outcomes
+from merit_lab.results.figures import unchecked
+from merit_lab.results.tables import series_table
+from merit_lab.runs import Run, archive, excerpt, run_folders
 
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "docs" / "scripts"))

@@ -31,9 +31,9 @@ from evidence_runs import (
 
 from merit_lab.arena.advice import RunSize, advise, read_boards
 from merit_lab.models import num_parameters
-from merit_lab.report import find_runs
-from merit_lab.report.gather import DISPLAY_NAMES
-from merit_lab.report.tables import with_error
+from merit_lab.results import find_runs
+from merit_lab.results.gather import DISPLAY_NAMES
+from merit_lab.results.tables import with_error
 from merit_lab.tables import NOTHING, Table
 from merit_lab.train import TrainConfig
 

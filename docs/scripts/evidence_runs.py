@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from merit_lab.report import find_runs
-from merit_lab.report.gather import MeasuredRun
-from merit_lab.report.outcome import Spread
+from merit_lab.results import find_runs
+from merit_lab.results.gather import MeasuredRun
+from merit_lab.results.outcome import Spread
 from merit_lab.study.reach import steps_to_reach
 
 ROOT = Path(__file__).parents[2]

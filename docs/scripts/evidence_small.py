@@ -5,9 +5,9 @@ from functools import cache
 
 from evidence_runs import BOUNDS, MOMENTUM, ROOT, SCALED, SeedRuns, entropy_left
 
-from merit_lab.record import run_folders
-from merit_lab.report import find_runs
-from merit_lab.report.gather import DISPLAY_NAMES, MeasuredRun
+from merit_lab.results import find_runs
+from merit_lab.results.gather import DISPLAY_NAMES, MeasuredRun
+from merit_lab.runs import run_folders
 from merit_lab.scale.measure import choose, fit, measure
 from merit_lab.study.fields import short
 from merit_lab.sweep.carry import exponent, lowest_value

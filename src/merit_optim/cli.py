@@ -56,20 +56,22 @@ COMMANDS = {
     ),
     "scale": Command("Measure steps to a target loss against the batch size", "merit_lab.scale.command"),
     "batch-size": Command(
-        "Estimate the useful batch size of a run from its gradient noise", "merit_lab.noise.command"
+        "Estimate the useful batch size of a run from its gradient noise", "merit_lab.measure.noise.command"
     ),
-    "curvature": Command("Measure the Hessian at a checkpoint of a run", "merit_lab.curvature.command"),
-    "evaluate": Command("Run zero-shot tasks on a checkpoint of a run", "merit_lab.evaluate.command"),
-    "export": Command("Export a checkpoint as a Hugging Face model", "merit_lab.evaluate.export_command"),
-    "report": Command("Make a page, figures and tables from runs", "merit_lab.report.command"),
-    "show": Command("List runs, or print their records as JSON", "merit_lab.report.show_command"),
+    "curvature": Command(
+        "Measure the Hessian at a checkpoint of a run", "merit_lab.measure.curvature.command"
+    ),
+    "evaluate": Command("Run zero-shot tasks on a checkpoint of a run", "merit_lab.measure.evaluate.command"),
+    "export": Command(
+        "Export a checkpoint as a Hugging Face model", "merit_lab.measure.evaluate.export_command"
+    ),
+    "report": Command("Make a page, figures and tables from runs", "merit_lab.results.command"),
+    "show": Command("List runs, or print their records as JSON", "merit_lab.results.show_command"),
     "keep": Command(
-        "Copy the records of runs, small enough for version control", "merit_lab.report.keep_command"
+        "Copy the records of runs, small enough for version control", "merit_lab.results.keep_command"
     ),
-    "reproduce": Command(
-        "Repeat the paper's figures and tables, with verdicts", "merit_lab.reproduce.command"
-    ),
-    "bench": Command("Time an optimizer's step on this machine", "merit_lab.bench.command"),
+    "reproduce": Command("Repeat the paper's figures and tables, with verdicts", "merit_lab.paper.command"),
+    "bench": Command("Time an optimizer's step on this machine", "merit_lab.measure.bench.command"),
     "completion": Command("Print shell completion for bash, zsh or fish", "merit_lab.completion"),
 }
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-import merit_lab.reproduce.command
+import merit_lab.paper.command
 import merit_lab.study.study
 import merit_lab.train
 from merit_lab.data import Dataset
@@ -73,7 +73,7 @@ def no_work(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(merit_lab.study.study, "conduct", conduct)
     monkeypatch.setattr(merit_lab.study.study, "check_studies", lambda *_: None)
     monkeypatch.setattr(merit_lab.study.study, "estimate", lambda *_: "")
-    command = merit_lab.reproduce.command
+    command = merit_lab.paper.command
     monkeypatch.setattr(command, "reproduce", reproduce)
     monkeypatch.setattr(command, "find_speed", lambda _: Speed(1e30, 1, "the test's"))
     monkeypatch.setattr(command, "_corpus", lambda *_: Dataset.open(data))

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from merit_lab.models import num_parameters
-from merit_lab.report.gather import short_name
+from merit_lab.results.gather import short_name
 from merit_lab.study.fields import LR
 from merit_lab.study.valley import Valley
 from merit_lab.train import TrainConfig

@@ -15,8 +15,8 @@ from merit_lab.arena.contestant import labels
 from merit_lab.arena.runs import Runs
 from merit_lab.arena.search import Point, Search
 from merit_lab.arena.task import TuningTask
-from merit_lab.report.gather import MeasuredRun
-from merit_lab.report.outcome import Spread
+from merit_lab.results.gather import MeasuredRun
+from merit_lab.results.outcome import Spread
 from merit_lab.study.reach import steps_to_reach
 
 if TYPE_CHECKING:

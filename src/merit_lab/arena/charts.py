@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from merit_lab.arena.board import Board, Standing
-from merit_lab.report.figures import unchecked
+from merit_lab.results.figures import unchecked
 from merit_lab.study.charts import Axis, Chart, Line, Lines, curve_chart, line_chart
 from merit_lab.study.fields import short
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Self
 
 from merit_lab.compare.plan import parse_learning_rates
-from merit_lab.report.gather import display_names
+from merit_lab.results.gather import display_names
 from merit_lab.sweep.grid import check_rates
 from merit_lab.train import OptimizerConfig, TrainConfig
 from merit_lab.train.optimizer_names import class_of, is_external

@@ -9,10 +9,10 @@ from merit_lab.arena import charts, summary
 from merit_lab.arena.board import Board, Standing, boards, shared_a_gpu
 from merit_lab.arena.runs import Runs
 from merit_lab.arena.task import DECAY, WARMUP
-from merit_lab.record.settings import show
-from merit_lab.report import group, health
-from merit_lab.report.gather import MeasuredRun
-from merit_lab.report.tables import settings
+from merit_lab.results import group, health
+from merit_lab.results.gather import MeasuredRun
+from merit_lab.results.tables import settings
+from merit_lab.runs.settings import show
 from merit_lab.study.fields import LR
 from merit_lab.study.page import JsonFile, Page, TableSection
 

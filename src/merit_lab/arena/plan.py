@@ -15,7 +15,7 @@ from merit_lab.arena.search import Point, Search, rounded, search
 from merit_lab.arena.task import MOMENTUM, TuningTask
 from merit_lab.data import Dataset
 from merit_lab.models import num_parameters
-from merit_lab.record import Run
+from merit_lab.runs import Run
 from merit_lab.study import Round
 from merit_lab.study.fields import LR, short, with_values
 from merit_lab.study.page import Page

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
-from merit_lab.record import OVER, Run, run_folders
-from merit_lab.report.gather import MeasuredRun
+from merit_lab.results.gather import MeasuredRun
+from merit_lab.runs import OVER, Run, run_folders
 from merit_lab.study.trial import Trial
 from merit_lab.train import Bar
 

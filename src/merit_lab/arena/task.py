@@ -7,7 +7,7 @@ from functools import cached_property
 
 from merit_lab.arena.contestant import Contestant, usual_rate
 from merit_lab.arena.search import Point, SearchAxis, rounded
-from merit_lab.report.gather import short_name
+from merit_lab.results.gather import short_name
 from merit_lab.study.fields import LR, short
 from merit_lab.train import OptimizerConfig, TrainConfig
 from merit_lab.train.optimizer_names import class_of

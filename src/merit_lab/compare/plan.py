@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from merit_lab.data import Dataset
-from merit_lab.report.gather import short_name
+from merit_lab.results.gather import short_name
 from merit_lab.study.trial import Trial, check_distinct, check_folders
 from merit_lab.train import TrainConfig
 

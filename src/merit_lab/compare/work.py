@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from merit_lab.compare.plan import plan
-from merit_lab.report import Report, find_runs
+from merit_lab.results import Report, find_runs
 from merit_lab.study import Conclusion, Round, Trial, run_study
 from merit_lab.train import TrainConfig
 

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from merit_lab.record import OVER, Run, Status
-from merit_lab.report.gather import MeasuredRun
+from merit_lab.results.gather import MeasuredRun
+from merit_lab.runs import OVER, Run, Status
 from merit_lab.scale.fit import ScalingCurve, fit_curve
 from merit_lab.study.reach import steps_to_reach
 from merit_lab.train import TrainConfig

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from merit_lab.data import Dataset
-from merit_lab.record import Run, RunInUse, run_folders
-from merit_lab.report.gather import short_name
+from merit_lab.results.gather import short_name
+from merit_lab.runs import Run, RunInUse, run_folders
 from merit_lab.scale.measure import Measurement, choose, measure, read_attempt, unfinished
 from merit_lab.scale.page import make_page
 from merit_lab.study.fields import with_values

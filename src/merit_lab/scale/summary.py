@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from merit_lab.report.gather import display_names
-from merit_lab.report.outcome import Spread
+from merit_lab.results.gather import display_names
+from merit_lab.results.outcome import Spread
 from merit_lab.scale.fit import Estimate, ScalingCurve
 from merit_lab.scale.measure import Measurement, choose, fit
 from merit_lab.tables import NOTHING, Table

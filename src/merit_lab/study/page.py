@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from merit_lab.record import durable
-from merit_lab.report.charts import FILE_WIDTH, write_svg
-from merit_lab.report.style import CONFIG
-from merit_lab.report.template import render
-from merit_lab.report.write import write_csv
+from merit_lab.results.charts import FILE_WIDTH, write_svg
+from merit_lab.results.style import CONFIG
+from merit_lab.results.template import render
+from merit_lab.results.write import write_csv
+from merit_lab.runs import durable
 from merit_lab.study.charts import Chart
 from merit_lab.tables import Table, print_table
 

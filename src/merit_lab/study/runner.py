@@ -11,7 +11,7 @@ from functools import partial
 
 from rich.console import Console
 
-from merit_lab.record import OVER, RunInUse
+from merit_lab.runs import OVER, RunInUse
 from merit_lab.study.trial import Trial
 from merit_lab.train import train
 from merit_lab.train.parallel import Ranks

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from merit_lab.record import OVER, Run, holds_run, is_locked
+from merit_lab.runs import OVER, Run, holds_run, is_locked
 from merit_lab.study.trial import Trial
 
 _BLOCK = 1 << 14  # bytes of the end of a metrics file that are read first

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from merit_lab.data import Dataset
-from merit_lab.record import Run, holds_run
+from merit_lab.runs import Run, holds_run
 from merit_lab.train import Bar, TrainConfig
 
 

@@ -21,7 +21,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from merit_lab.record import is_locked
+from merit_lab.runs import is_locked
 from merit_lab.study.runner import carry_out
 from merit_lab.study.state import is_done
 from merit_lab.study.trial import Trial

@@ -9,9 +9,9 @@ from pathlib import Path
 
 from merit_lab.compare.plan import parse_learning_rates
 from merit_lab.data import Dataset
-from merit_lab.record import Run, run_folders
-from merit_lab.record.settings import show
-from merit_lab.report.gather import short_name
+from merit_lab.results.gather import short_name
+from merit_lab.runs import Run, run_folders
+from merit_lab.runs.settings import show
 from merit_lab.study.fields import LR, option_of, short, value_of, with_values
 from merit_lab.study.trial import Trial, check_distinct, check_folders, check_same
 from merit_lab.train import TrainConfig

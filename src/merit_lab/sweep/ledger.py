@@ -8,10 +8,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Literal, TypeGuard
 
-from merit_lab.record.settings import flatten, show
-from merit_lab.report import find_runs, group, read_outcomes
-from merit_lab.report.gather import display_names
-from merit_lab.report.outcome import SeriesOutcome, Spread
+from merit_lab.results import find_runs, group, read_outcomes
+from merit_lab.results.gather import display_names
+from merit_lab.results.outcome import SeriesOutcome, Spread
+from merit_lab.runs.settings import flatten, show
 from merit_lab.study.fields import LR, short, value_of
 from merit_lab.train import TrainConfig
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from merit_lab.record.settings import show
-from merit_lab.report.tables import settings
+from merit_lab.results.tables import settings
+from merit_lab.runs.settings import show
 from merit_lab.study.fields import LR, option_of, train_option
 from merit_lab.study.page import JsonFile, Page, TableSection
 from merit_lab.sweep import summary

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from merit_lab.record.settings import show
-from merit_lab.report.tables import describe_runs
+from merit_lab.results.tables import describe_runs
+from merit_lab.runs.settings import show
 from merit_lab.study.fields import LR, short
 from merit_lab.sweep.carry import cost_of_keeping, exponent, lowest_value
 from merit_lab.sweep.ledger import Best, Cell, Ledger, axis_name, best_of, is_number

@@ -30,7 +30,7 @@ from torch.distributed.checkpoint.state_dict import (
 from torch.optim import Optimizer
 
 from merit_lab.data.tokens import hash_file
-from merit_lab.record import durable, step_path
+from merit_lab.runs import durable, step_path
 from merit_lab.train import packed_state
 from merit_lab.train.checkpoint_files import (
     Damaged,

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 from merit_lab.data.tokens import hash_file
-from merit_lab.record import step_path
-from merit_lab.record.json_types import fits, in_words
+from merit_lab.runs import step_path
+from merit_lab.runs.json_types import fits, in_words
 from merit_lab.train.config import TrainConfig
 
 _FORMAT = 2

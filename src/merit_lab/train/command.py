@@ -17,7 +17,7 @@ from merit_lab import train as training
 from merit_lab.command_line import rules
 from merit_lab.models.config import PRESETS
 from merit_lab.models.names import find_model, is_model, num_parameters
-from merit_lab.record import NotWritten, Run, RunInUse
+from merit_lab.runs import NotWritten, Run, RunInUse
 from merit_lab.train.config import TrainConfig
 from merit_lab.train.rank import is_first_rank, is_reported_here
 from merit_lab.train.signals import Interrupted

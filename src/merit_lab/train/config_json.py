@@ -8,7 +8,7 @@ import reprlib
 from pathlib import Path
 from typing import Any, TypeVar, cast, get_args, get_type_hints
 
-from merit_lab.record.json_types import fits, in_words
+from merit_lab.runs.json_types import fits, in_words
 from merit_optim.spelling import nearest
 
 _T = TypeVar("_T")

@@ -10,7 +10,7 @@ from typing import Any, Self
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from merit_lab.record import keep_nan
+from merit_lab.runs import keep_nan
 
 _SECONDS_BETWEEN_LINES = 10.0
 _ALL_NUMBERS = 74  # the usual width of all numbers

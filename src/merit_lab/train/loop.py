@@ -16,7 +16,7 @@ from torch import Tensor
 from merit_lab.data import Batches, Dataset, Prefetcher, validation_sequences
 from merit_lab.models import build
 from merit_lab.models.attention import Observe
-from merit_lab.record import NotWritten, Run
+from merit_lab.runs import NotWritten, Run
 from merit_lab.train import checkpoint
 from merit_lab.train.bar import Bar
 from merit_lab.train.closure import Closure, seed_from

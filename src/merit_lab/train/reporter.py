@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any
 
-from merit_lab.record import Journal
+from merit_lab.runs import Journal
 from merit_lab.train.display import Display
 from merit_lab.train.parallel import Ranks
 from merit_lab.train.start import Start

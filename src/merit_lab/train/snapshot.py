@@ -12,7 +12,7 @@ from torch import Tensor
 
 from merit_lab.data import Dataset, validation_sequences
 from merit_lab.models import Model, build
-from merit_lab.record import Run, environment, step_path
+from merit_lab.runs import Run, environment, step_path
 from merit_lab.train import checkpoint, checkpoint_files
 from merit_lab.train.checkpoint_files import Manifest, steps_of
 from merit_lab.train.config import TrainConfig

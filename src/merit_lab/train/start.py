@@ -13,7 +13,7 @@ from typing import Any, Literal
 from merit_lab.data import Batches, Dataset, validation_sequences
 from merit_lab.models import num_parameters
 from merit_lab.models.source import check_device
-from merit_lab.record import (
+from merit_lab.runs import (
     Run,
     Status,
     differences,

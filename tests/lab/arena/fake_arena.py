@@ -4,7 +4,7 @@ import math
 from pathlib import Path
 
 from merit_lab.data import Dataset
-from merit_lab.record import MetricsWriter, Run
+from merit_lab.runs import MetricsWriter, Run
 from merit_lab.study.fields import value_of
 from merit_lab.train import TrainConfig
 

@@ -16,8 +16,8 @@ from merit_lab.arena.runs import bars_of
 from merit_lab.arena.summary import warnings
 from merit_lab.arena.task import MOMENTUM, TuningTask
 from merit_lab.data import Dataset
-from merit_lab.record import Run
-from merit_lab.report.gather import MeasuredRun
+from merit_lab.results.gather import MeasuredRun
+from merit_lab.runs import Run
 from merit_lab.study import runner
 from merit_lab.train import Bar, TrainConfig
 

@@ -8,8 +8,8 @@ from merit_lab.arena.contestant import Contestant, labels, usual_rate
 from merit_lab.arena.search import Point, search
 from merit_lab.arena.task import MOMENTUM, TuningTask
 from merit_lab.models import PRESETS
-from merit_lab.record import Run
-from merit_lab.report.style import colours, dashes
+from merit_lab.results.style import colours, dashes
+from merit_lab.runs import Run
 from merit_lab.train import OptimizerConfig, TrainConfig
 
 PAIR = "torch:Muon,momentum=0.95,lr=1e-3,rest=adamw,rest.betas=0.9,0.95"

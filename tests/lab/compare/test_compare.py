@@ -13,7 +13,7 @@ from merit_lab.compare import command as compare_command
 from merit_lab.compare.plan import parse_learning_rates, plan
 from merit_lab.data import Dataset
 from merit_lab.models import PRESETS
-from merit_lab.record import MetricsWriter, Run, lock
+from merit_lab.runs import MetricsWriter, Run, lock
 from merit_lab.study import runner
 from merit_lab.study.trial import Trial
 from merit_lab.train import Interrupted, TrainConfig

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from merit_lab.data import Dataset
-from merit_lab.record import MetricsWriter, Run
+from merit_lab.runs import MetricsWriter, Run
 from merit_lab.train import TrainConfig
 
 NOISE_SCALE = 32.0

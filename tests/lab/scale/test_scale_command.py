@@ -14,7 +14,7 @@ import altair
 import noisy_quadratic
 import pytest
 
-from merit_lab.record import Run, RunInUse
+from merit_lab.runs import Run, RunInUse
 from merit_lab.scale.charts import make_chart
 from merit_lab.scale.command import main
 from merit_lab.scale.measure import Attempt, Measurement

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from merit_lab.models import ModelConfig
-from merit_lab.record import MetricsWriter, Run
+from merit_lab.runs import MetricsWriter, Run
 from merit_lab.study import Trial, check, conduct
 from merit_lab.study.check import check_trials
 from merit_lab.train import OptimizerConfig, TrainConfig

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Protocol
 
 from merit_lab.data import Dataset
-from merit_lab.record import MetricsWriter, Run
+from merit_lab.runs import MetricsWriter, Run
 from merit_lab.train import TrainConfig
 
 

@@ -8,7 +8,7 @@ import chromium
 import pytest
 from sweep_runs import WriteRun
 
-from merit_lab.report.write import refuse_folder
+from merit_lab.results.write import refuse_folder
 from merit_lab.study import page as study_page
 from merit_lab.study.charts import Chart
 from merit_lab.sweep.charts import make_chart

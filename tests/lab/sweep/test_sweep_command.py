@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from sweep_runs import write_finished_run
 
-from merit_lab.record import Run
+from merit_lab.runs import Run
 from merit_lab.study import runner
 from merit_lab.study.fields import LR
 from merit_lab.sweep.command import main

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from sweep_runs import write_finished_run
 
-from merit_lab.record import Run
+from merit_lab.runs import Run
 from merit_lab.study import runner
 from merit_lab.study.fields import value_of, with_values
 from merit_lab.sweep.command import main

@@ -9,7 +9,7 @@ import torch
 
 from merit_lab.data import validation_sequences
 from merit_lab.models import ModelConfig, build
-from merit_lab.record import step_path
+from merit_lab.runs import step_path
 from merit_lab.train import OptimizerConfig, TrainConfig, packed_state, train
 from merit_lab.train.checkpoint_files import read
 from merit_lab.train.closure import Closure

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.distributed.checkpoint.filesystem import FileSystem
 
-from merit_lab.record import NotWritten, Run
+from merit_lab.runs import NotWritten, Run
 from merit_lab.train import checkpoint, train
 from merit_lab.train.checkpoint_files import Damaged, _written, find, read
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from merit_lab.models import build
-from merit_lab.record import Run
+from merit_lab.runs import Run
 from merit_lab.train import train
 from merit_lab.train.loop import Trainer
 from merit_lab.train.optimizer import check_optimizer, create_optimizer

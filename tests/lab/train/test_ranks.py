@@ -9,7 +9,7 @@ import pytest
 from torch.distributed import HashStore
 from torchrun import forked
 
-from merit_lab.record import Run
+from merit_lab.runs import Run
 from merit_lab.train import train
 from merit_lab.train.checkpoint_files import read
 from merit_lab.train.parallel import agree_on_name

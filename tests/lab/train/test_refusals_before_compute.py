@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from merit_lab.record import RunInUse, lock
+from merit_lab.runs import RunInUse, lock
 from merit_lab.train import loop, memory, start, train
 from merit_lab.train.command import main
 from merit_lab.train.parallel import Ranks

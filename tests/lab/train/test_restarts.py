@@ -6,7 +6,7 @@ import pytest
 from safetensors.numpy import load_file
 from torchrun import torchrun
 
-from merit_lab.record import Run
+from merit_lab.runs import Run
 
 WORKER = Path(__file__).parent / "killed_once_worker.py"
 OPTIONS = ["--model.width", "32", "--model.heads", "2", "--model.layers", "2", "--model.context", "32"]

@@ -16,7 +16,7 @@ from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, Hu
 
 from merit_lab.data.corpora import text_files
 from merit_lab.data.prepare import prepare
-from merit_lab.record import MetricsWriter, Run, RunInUse, durable, is_locked, lock
+from merit_lab.runs import MetricsWriter, Run, RunInUse, durable, is_locked, lock
 from merit_lab.train import Interrupted, checkpoint, command, loop, start, train
 from merit_lab.train.checkpoint_files import steps_of
 from merit_lab.train.command import main
@@ -25,7 +25,7 @@ from merit_optim.cli import main as merit
 
 HOLD = """
 import pathlib, sys, time
-from merit_lab.record import lock
+from merit_lab.runs import lock
 with lock(pathlib.Path(sys.argv[1])):
     time.sleep(1.5)
 """

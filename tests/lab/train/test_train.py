@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import load_file
 
 from merit_lab.models import flops_per_token
-from merit_lab.record import Run
+from merit_lab.runs import Run
 from merit_lab.train import train
 from merit_lab.train.loop import Trainer
 from merit_lab.train.speed import Moment, Speedometer, peak_flops

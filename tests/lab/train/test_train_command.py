@@ -16,7 +16,7 @@ from rich.console import Console
 from merit_lab import train as training
 from merit_lab.data import Dataset
 from merit_lab.models import PRESETS
-from merit_lab.record import Run
+from merit_lab.runs import Run
 from merit_lab.train import Interrupted, display
 from merit_lab.train.command import main, parse
 from merit_lab.train.display import Display

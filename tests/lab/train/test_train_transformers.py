@@ -9,15 +9,15 @@ import torch
 from test_ranks import assert_alike, on_two_ranks
 from transformers_cases import TINY
 
-from merit_lab.curvature.measure import CurvatureConfig, measure_curvature
-from merit_lab.evaluate import export_command
-from merit_lab.evaluate.export import export
-from merit_lab.evaluate.harness import Harness
-from merit_lab.evaluate.tokenizer import tokenizer_of
+from merit_lab.measure.curvature.measure import CurvatureConfig, measure_curvature
+from merit_lab.measure.evaluate import export_command
+from merit_lab.measure.evaluate.export import export
+from merit_lab.measure.evaluate.harness import Harness
+from merit_lab.measure.evaluate.tokenizer import tokenizer_of
 from merit_lab.models import HuggingFaceConfig, find_model
 from merit_lab.progress import WorkProgress
-from merit_lab.record import Run
-from merit_lab.report import Report, find_runs
+from merit_lab.results import Report, find_runs
+from merit_lab.runs import Run
 from merit_lab.study.fields import with_values
 from merit_lab.train import OptimizerConfig, TrainConfig, command, train
 from merit_lab.train.loop import Trainer

@@ -1,0 +1,1 @@
+"""Measurements of trained runs: columns added to the table of runs."""

@@ -1,0 +1,201 @@
+"""The four scales."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from merit_lab.models import PRESETS, ModelConfig
+from merit_lab.paper.setups import Scale, Setup
+from merit_optim.optim.registry import OPTIMIZERS
+
+_K, _B = 1024, 10**9
+
+
+def _paper_rates(model: str) -> dict[str, float]:
+    """Learning rates from table 4 of the paper. It has none for maxLAMB, which uses LAMB's."""
+    rates = {
+        name: optimizer.learning_rates[model]
+        for name, optimizer in OPTIMIZERS.items()
+        if optimizer.learning_rates
+    }
+    return {**rates, "maxlamb": rates["lamb"]}
+
+
+def _gpt2(size: str, batch: int, tokens: int) -> Setup:
+    model = f"gpt2-{size}"
+    return Setup(
+        name=f"GPT-2 {size}, batch {batch // _K}K",
+        model=PRESETS[model],
+        batch=batch,
+        tokens=tokens,
+        rates=_paper_rates(model),
+        paper=size,
+    )
+
+
+def _llama(size: str, like: str, batch: int, tokens: int) -> Setup:
+    return Setup(
+        name=f"Llama {size}, batch {batch // _K}K",
+        model=PRESETS[f"llama-{size.lower()}"],
+        batch=batch,
+        tokens=tokens,
+        rates=_paper_rates(like),
+        paper=size,
+    )
+
+
+def _with_adamw(setup: Setup, batch: int, rate: float) -> Setup:
+    """The same number of tokens with a small batch, for AdamW only."""
+    name = f"{setup.model_name}, batch {batch}"
+    return replace(setup, name=name, batch=batch, rates={"adamw": rate})
+
+
+def _longer(setup: Setup, factor: int) -> Setup:
+    return replace(setup, name=f"{setup.name}, tokens x{factor}", tokens=factor * setup.tokens)
+
+
+def _long(size: str, rate: float, batch: int) -> tuple[Setup, Setup]:
+    """Table 1: 48B tokens. The paper gives no learning rate for the small batch; these are Sophia's."""
+    large = _gpt2(size, batch, 48 * _B)
+    return _with_adamw(large, 480, rate), large
+
+
+def _shapes(setup: Setup, wide: ModelConfig, deep: ModelConfig) -> tuple[Setup, ...]:
+    return replace(setup, name="wide", model=wide), replace(setup, name="deep", model=deep)
+
+
+_SMALL = _gpt2("small", 1 * _K, 2 * _B)
+_MEDIUM = _gpt2("medium", 4 * _K, 8 * _B)
+_LARGE = _gpt2("large", 8 * _K, 16 * _B)
+_GPT2_SHAPES = (
+    replace(PRESETS["gpt2-small"], width=1280, heads=20, layers=4),  # 78.7M in the blocks
+    replace(PRESETS["gpt2-small"], width=512, heads=8, layers=25),  # 78.6M
+)
+
+# 128 steps of 64 sequences of 64 bytes. The learning rates are the best of factor-of-two grids with one seed;
+# table4 shows them with their neighbours.
+_TINY = Setup(
+    name="GPT-2 0.2M, batch 64",
+    model=PRESETS["tiny"],
+    batch=64,
+    tokens=128 * 64 * 64,
+    rates={
+        "adamw": 2e-3,
+        "lamb": 4e-2,
+        "maxlamb": 4e-2,
+        "merit": 4e-2,
+        "lion": 1.6e-3,
+        "sophiag": 2e-3,
+    },
+)
+_LLAMA_TINY = replace(_TINY, name="Llama 0.2M, batch 64", model=PRESETS["llama-tiny"])
+# 200 steps of 512 sequences of 512 tokens. The learning rates are the best of factor-of-two grids with one
+# seed, on enwik8 and one H200 (docs/paper-results.md). Sophia-G's are not tuned.
+_NANO_10M = Setup(
+    name="GPT-2 10M, batch 512",
+    model=PRESETS["nano-10m-bpe"],
+    batch=512,
+    tokens=200 * 512 * 512,
+    rates={"adamw": 1e-3, "lamb": 2e-2, "maxlamb": 2e-2, "merit": 2e-2, "lion": 4e-4, "sophiag": 4e-4},
+)
+_NANO_33M = replace(
+    _NANO_10M,
+    name="GPT-2 33M, batch 512",
+    model=PRESETS["nano-33m"],
+    rates={"adamw": 5e-4, "lamb": 2e-2, "maxlamb": 1e-2, "merit": 1e-2, "lion": 8e-4, "sophiag": 4e-4},
+)
+_NANO_64 = (_with_adamw(_NANO_10M, 64, 2e-3), _with_adamw(_NANO_33M, 64, 1e-3))
+_NANO_1024 = (
+    replace(
+        _NANO_10M,
+        name="GPT-2 10M, batch 1024",
+        batch=1024,
+        rates={"adamw": 1e-3, "lamb": 2e-2, "maxlamb": 1e-2, "merit": 1e-2, "lion": 4e-4},
+    ),
+    replace(
+        _NANO_33M,
+        name="GPT-2 33M, batch 1024",
+        batch=1024,
+        rates={"adamw": 5e-4, "lamb": 2e-2, "maxlamb": 1e-2, "merit": 1e-2, "lion": 1.6e-3},
+    ),
+)
+# GPT-2 10M with an untied head. GPT-2's rates are the best here too for AdamW, LAMB and MERIT (figure 6).
+_LLAMA_NANO = replace(
+    _NANO_10M, name="Llama 15M, batch 512", model=replace(_NANO_10M.model, family="llama", norm_eps=1e-6)
+)
+
+_SMALL_SCALE = Scale(
+    name="small",
+    summary="the paper's GPT-2 small and Llama 130M, a GPU node",
+    gpt2=(_SMALL,),
+    llama=(_llama("130M", "gpt2-small", 1 * _K, 26 * _B // 10),),
+    batches=(128, 256, 512, 1 * _K, 2 * _K),
+    small_batch=128,
+    references=(_with_adamw(_SMALL, 480, 6e-4),),
+    horizon=_longer(_SMALL, 4),
+    doubled=(_SMALL.with_batch(2 * _SMALL.batch),),
+    long=_long("small", 6e-4, 4 * _K),
+    shapes=_shapes(_SMALL, *_GPT2_SHAPES),
+    shape_batches=(256, 1 * _K, 4 * _K),
+    seeds=1,
+    num_measurements=100,
+    validation_sequences=4 * _K,
+    is_large=True,
+)
+
+SCALES = {
+    "tiny": Scale(
+        name="tiny",
+        summary="0.2M parameters, bytes of Python sources, two CPU cores: minutes for everything",
+        gpt2=(_TINY,),
+        llama=(_LLAMA_TINY,),
+        batches=(16, 64, 256),
+        small_batch=16,
+        references=(_TINY.with_batch(16),),
+        horizon=_longer(_TINY, 2),
+        doubled=(_TINY.with_batch(2 * _TINY.batch),),
+        long=(_TINY.with_batch(16), _TINY),
+        shapes=_shapes(
+            _TINY,
+            replace(_TINY.model, width=96, heads=6, layers=2),  # 0.22M parameters in the blocks
+            replace(_TINY.model, width=48, heads=3, layers=8),  # 0.22M
+        ),
+        shape_batches=(16, 64, 256),
+        curvature_sequences=16,
+        curvature_probes=16,
+        evaluation_limit=50,
+        tokenizer="bytes",
+    ),
+    "nano": Scale(
+        name="nano",
+        summary="10M and 33M parameters, any text by a BPE of 16384 tokens, one GPU: minutes for a run",
+        gpt2=(_NANO_10M, _NANO_33M),
+        llama=(_LLAMA_NANO,),
+        batches=(64, 128, 256, 512, 1 * _K),
+        small_batch=64,
+        references=_NANO_64,
+        horizon=_longer(_NANO_10M, 4),  # 20 tokens for each parameter
+        doubled=_NANO_1024,
+        long=(_NANO_64[0], _NANO_10M),
+        shapes=_shapes(
+            _NANO_10M,
+            replace(_NANO_10M.model, width=512, heads=8, layers=2),  # 6.3M parameters in the blocks
+            replace(_NANO_10M.model, width=192, heads=3, layers=14),  # 6.2M
+        ),
+        shape_batches=(64, 256, 1 * _K),
+        num_checkpoints=3,
+        tokenizer="bpe-16384",
+    ),
+    "small": _SMALL_SCALE,
+    "paper": replace(
+        _SMALL_SCALE,
+        name="paper",
+        summary="all of the paper's models at its own settings, a cluster",
+        gpt2=(_SMALL, _MEDIUM, _LARGE),
+        llama=(*_SMALL_SCALE.llama, _llama("350M", "gpt2-medium", 4 * _K, 8 * _B)),
+        batches=(*_SMALL_SCALE.batches, 4 * _K),
+        small_batch=512,
+        references=(*_SMALL_SCALE.references, _with_adamw(_MEDIUM, 480, 3e-4)),
+        long=(*_SMALL_SCALE.long, *_long("medium", 3e-4, 6 * _K)),
+    ),
+}

@@ -1,0 +1,78 @@
+"""The floors of a step, with values computed by hand, and the weights of the benchmarks' models."""
+
+from collections import Counter
+
+import pytest
+import torch
+
+from merit_lab.measure.bench.floor import Floor, floors_of, newton_schulz_flops
+from merit_lab.measure.bench.shapes import MODELS, WEIGHTS, WeightSpec, gpt2, llama, num_elements
+from merit_lab.models import PRESETS, build
+from merit_optim import param_groups
+
+
+@pytest.mark.parametrize("shape", [(2, 3), (3, 2)])
+def test_newton_schulz_works_on_the_shorter_side(shape) -> None:
+    # X X' and B X with 2*2*2*3 = 24 operations each, A A with 2*2*2*2 = 16: 64 a pass, in five passes.
+    assert newton_schulz_flops(shape) == 5 * 64
+
+
+def test_newton_schulz_of_a_matrix_of_gpt2_small() -> None:
+    assert newton_schulz_flops((3072, 768)) == 40_768_634_880
+
+
+def test_the_floor_of_muon_is_its_bytes_and_its_products() -> None:
+    weights = [
+        WeightSpec((10, 4), "embedding"),
+        WeightSpec((2, 3), "hidden"),
+        WeightSpec((3, 2), "hidden"),
+        WeightSpec((4,), "vector"),
+    ]
+    adamw, merit, muon = floors_of(weights)
+    assert (adamw.num_bytes, adamw.num_flops) == (28 * 56, 0)
+    assert (merit.num_bytes, merit.num_flops) == (40 * 56, 0)
+    # Twelve elements of hidden matrices at 20 bytes, the other 44 at AdamW's 28; two matrices of 320.
+    assert (muon.num_bytes, muon.num_flops) == (240 + 1232, 640)
+    # 1472 bytes at 2 TB/s are 736 ps, 640 operations at 4 TFLOP/s 160 ps.
+    assert muon.milliseconds(copy_tb_s=2.0, matrix_tflop_s=4.0) == pytest.approx(896e-9)
+
+
+def test_the_floor_of_muon_with_gpt2_small() -> None:
+    *_, muon = floors_of(WEIGHTS["gpt2-small"])
+    assert muon.num_bytes == 20 * 84_934_656 + 28 * (124_373_760 - 84_934_656)
+    # Passes over 768 x 2304, 768 x 768 and twice 768 x 3072, in twelve blocks.
+    a_pass = 4 * 768**2 * (2304 + 768 + 2 * 3072) + 4 * 2 * 768**3
+    assert muon.num_flops == 12 * 5 * a_pass == 1_522_029_035_520
+
+
+def test_a_model_without_hidden_matrices_has_no_muon_floor() -> None:
+    assert [floor.what for floor in floors_of(WEIGHTS["gpt2-embedding"])] == [
+        "28 bytes: AdamW's traffic",
+        "40 bytes: MERIT's in two passes",
+    ]
+    assert Floor("bytes alone", 10**9).milliseconds(1.0, 1.0) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("preset", "weights"),
+    [
+        ("gpt2-small", WEIGHTS["gpt2-small"]),
+        ("gpt2-large", WEIGHTS["gpt2-large"]),
+        ("tiny", gpt2(64, 4, vocabulary=256, context=64)),
+        ("llama-tiny", llama(64, 176, 4, vocabulary=256)),
+    ],
+)
+def test_weights_have_the_kinds_of_the_labs_models(preset, weights) -> None:
+    with torch.device("meta"):
+        model = build(PRESETS[preset])
+    found = Counter(
+        (tuple(param.shape), kind)
+        for group in param_groups(model)
+        for param, kind in zip(group["params"], group["param_kinds"], strict=True)
+    )
+    assert Counter(map(tuple, weights)) == found
+
+
+def test_models_have_the_shapes_of_their_weights() -> None:
+    for name, weights in WEIGHTS.items():
+        assert num_elements(MODELS[name]) == sum(weight.num_elements for weight in weights)

@@ -1,0 +1,242 @@
+"""The command and the file it writes, on a run."""
+
+import json
+import multiprocessing
+import signal
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from merit_lab.measure.curvature.command import main
+from merit_lab.measure.curvature.eigenvalues import Eigenvalues
+from merit_lab.measure.curvature.hessian import Hessian
+from merit_lab.measure.curvature.measure import CurvatureConfig, measure_curvature
+from merit_lab.measure.curvature.trace import hutchinson_trace
+from merit_lab.runs import Measurements
+from merit_lab.train.snapshot import Snapshot, mean_loss
+
+QUICK = ["--sequences", "4", "--top", "2", "--probes", "2"]
+DENSITY = ["--density", "--density-probes", "2", "--density-steps", "3"]
+
+
+def read(run, step=6):
+    return json.loads((run / "curvature" / f"step-{step:08d}.json").read_text())
+
+
+def test_everything_is_measured_written_and_printed(run, capfd):
+    assert main([str(run), *QUICK, *DENSITY]) == 0
+    printed = capfd.readouterr()
+    content = read(run)
+    assert content.keys() == {"format", "loss", "eigenvalues", "trace", "density"}
+    assert content["trace"]["settings"] == {"sequences": 4, "context": 16, "probes": 2, "seed": 0}
+    assert content["trace"]["environment"]["device"]["type"] == "cpu"
+    assert content["trace"]["seconds"] > 0
+    result = content["eigenvalues"]["result"]
+    assert len(result["values"]) == len(result["residuals"]) == 2
+    density = content["density"]["result"]
+    assert np.trapezoid(density["density"], density["grid"]) == pytest.approx(1, abs=1e-5)
+    assert f"{result['values'][0]:.5g}" in printed.out
+    assert f"{content['loss']['result']['value']:.4f}" in printed.out
+    for text in ("Step 6", "step-00000006.json"):
+        assert text in printed.out
+    for text in ("trace: 2 products in", "density: 6 products in"):
+        assert text in printed.err
+
+
+def test_the_numbers_are_those_of_the_checkpoints_model_on_training_data(run):
+    curvature = measure_curvature(run, CurvatureConfig(sequences=5, top=0, probes=2), micro_batch=2)
+    snapshot = Snapshot.find(run)
+    model = snapshot.load_model(torch.device("cpu"), twice=True)
+    assert model.config.attention == "math"
+    tokens = np.fromfile(snapshot.config.data / "train.bin", dtype="<u2").astype(np.int64)
+    starts = [(place * ((len(tokens) - 1) // 16) // 5) * 16 for place in range(5)]
+    sequences = torch.from_numpy(np.stack([tokens[start : start + 17] for start in starts]))
+    loss = model(sequences[:, :-1].contiguous(), sequences[:, 1:].contiguous()).loss
+    assert curvature.parts["loss"]["value"] == pytest.approx(loss.item(), rel=1e-5)
+    hessian = Hessian(mean_loss(model, sequences, 5), model.parameters())
+    assert curvature.parts["trace"]["samples"] == pytest.approx(
+        hutchinson_trace(hessian, 2).samples, rel=1e-4
+    )
+
+
+def test_the_seed_decides_the_vectors_of_trace_and_density(run):
+    density = {"density": True, "density_probes": 1, "density_steps": 2}
+    first, other = (
+        measure_curvature(run, CurvatureConfig(sequences=1, top=0, probes=2, seed=seed, **density)).parts
+        for seed in (0, 1)
+    )
+    assert first["trace"]["samples"] != other["trace"]["samples"]
+    assert first["density"]["nodes"] != other["density"]["nodes"]
+
+
+def test_the_eigenvalues_have_the_tolerance_and_the_seed_that_were_asked_for(run, monkeypatch):
+    given = []
+
+    def remembered(_, top, **options):
+        given.append((top, options))
+        return Eigenvalues(values=[1.0] * top, residuals=[0.0] * top)
+
+    monkeypatch.setattr("merit_lab.measure.curvature.measure.top_eigenvalues", remembered)
+    measure_curvature(run, CurvatureConfig(sequences=1, top=3, tolerance=0.25, probes=0, seed=7))
+    assert given == [(3, {"tolerance": 0.25, "seed": 7})]
+
+
+@pytest.mark.parametrize("step", [4, 6])
+def test_the_weights_are_those_in_the_checkpoints_files(run, step):
+    model = Snapshot.find(run, step).load_model(torch.device("cpu"))
+    stored = {}
+    for path in (run / "checkpoints" / f"step-{step:08d}").glob("*.safetensors"):
+        stored |= load_file(path)
+    for name, weight in model.state_dict().items():
+        assert torch.equal(weight, stored[f"model.{name}"])
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_what_is_there_is_not_measured_again(run, monkeypatch):
+    config = CurvatureConfig(sequences=4, top=2, probes=2)
+    first = measure_curvature(run, config)
+    monkeypatch.setattr("merit_lab.measure.curvature.measure.Hessian", None)  # nothing may be computed
+    assert measure_curvature(run, config) == first
+
+
+def test_other_settings_are_measured_and_the_rest_is_kept(run):
+    assert main([str(run), *QUICK]) == 0
+    before = read(run)
+    assert main([str(run), *QUICK, "--probes", "3"]) == 0
+    after = read(run)
+    assert after["eigenvalues"] == before["eigenvalues"]
+    assert len(after["trace"]["result"]["samples"]) == 3
+    assert after["trace"]["result"]["samples"][:2] == before["trace"]["result"]["samples"]
+    assert main([str(run), *QUICK, "--sequences", "3"]) == 0
+    assert read(run)["eigenvalues"]["result"] != before["eigenvalues"]["result"]
+
+
+def test_an_earlier_checkpoint(run):
+    assert main([str(run), *QUICK, "--checkpoint", "4"]) == 0
+    assert main([str(run), *QUICK]) == 0
+    assert read(run, 4)["loss"]["result"] != read(run, 6)["loss"]["result"]
+
+
+def test_parts_can_be_left_out(run):
+    assert main([str(run), "--sequences", "2", "--top", "0", "--probes", "0"]) == 0
+    assert read(run).keys() == {"format", "loss"}
+
+
+def test_a_signal_stops_after_a_product_and_keeps_what_was_done(run, monkeypatch, capfd):
+    def interrupted_dot(*_):
+        signal.raise_signal(signal.SIGINT)
+        return 1.0
+
+    with monkeypatch.context() as patch:
+        patch.setattr("merit_lab.measure.curvature.trace.dot", interrupted_dot)
+        assert main([str(run), *QUICK]) == 128 + signal.SIGINT
+    assert "stopped by SIGINT" in capfd.readouterr().err
+    before = read(run)
+    assert "eigenvalues" in before
+    assert "trace" not in before
+    assert main([str(run), *QUICK]) == 0
+    assert read(run)["eigenvalues"] == before["eigenvalues"]
+    assert "trace" in read(run)
+
+
+def test_moved_data(run, data, tmp_path, capfd):
+    moved = tmp_path / "moved"
+    moved.mkdir()
+    for name in ("train.bin", "val.bin"):
+        (moved / name).write_bytes((data / name).read_bytes())
+    assert main([str(run), *QUICK, "--data", str(moved)]) == 0
+    (moved / "train.bin").write_bytes((data / "val.bin").read_bytes())
+    assert main([str(run), *QUICK, "--data", str(moved)]) == 1
+    assert "does not hold the data that the run was trained on" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--checkpoint", "5"], "no checkpoint of step 5; available steps: 4, 6"),
+        (["--sequences", "0"], "sequences is 0; it must be a whole number of at least 1"),
+        (["--probes", "1"], "probes is 1; it must be 0"),
+        (["--micro-batch", "0"], "micro_batch is 0; it must be a whole number of at least 1"),
+        (["--tolerance", "0"], "tolerance is 0.0; it must be between"),
+    ],
+)
+def test_what_is_refused(run, options, message, capfd):
+    assert main([str(run), *options]) == 1
+    assert message in capfd.readouterr().err
+
+
+def test_too_many_eigenvalues_are_refused_before_anything_is_computed(run, monkeypatch, capfd):
+    monkeypatch.setattr("merit_lab.measure.curvature.eigenvalues._LARGEST_INDEX", 50_000)
+    monkeypatch.setattr("merit_lab.measure.curvature.measure.Hessian", None)
+    assert main([str(run), *QUICK, "--top", "20"]) == 1
+    assert "request at most" in capfd.readouterr().err
+
+
+def test_a_folder_without_a_run_or_a_checkpoint(run, tmp_path, capfd):
+    assert main([str(tmp_path / "nothing")]) == 1
+    assert "holds no run" in capfd.readouterr().err
+    for path in (run / "checkpoints").iterdir():
+        path.rename(path.with_suffix(".partial"))
+    assert main([str(run)]) == 1
+    assert "no usable checkpoint" in capfd.readouterr().err
+
+
+def test_a_checkpoint_of_another_configuration(run, capfd):
+    config = json.loads((run / "config.json").read_text())
+    (run / "config.json").write_text(json.dumps({**config, "seed": 9}))
+    assert main([str(run)]) == 1
+    assert "different configuration" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [("{", "not a result"), ("[]", "not a result"), ('{"format": 7}', "format 7")],
+)
+def test_a_file_that_is_not_a_result(tmp_path, text, message):
+    (tmp_path / "step.json").write_text(text)
+    with pytest.raises(ValueError, match=message):
+        Measurements(tmp_path / "step.json")
+
+
+def put_many(path, name, ready):
+    results = Measurements(path)
+    ready.wait()
+    for number in range(20):
+        results.put(f"{name}{number}", {}, {"value": number})
+
+
+def test_parts_of_two_processes_are_all_kept(tmp_path):
+    path = tmp_path / "curvature" / "step.json"
+    context = multiprocessing.get_context("fork")
+    ready = context.Barrier(2)
+    processes = [context.Process(target=put_many, args=(path, name, ready)) for name in "ab"]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+    assert [process.exitcode for process in processes] == [0, 0]
+    kept = Measurements(path)
+    assert all(kept.find(f"{name}{number}", {}) == {"value": number} for name in "ab" for number in range(20))
+
+
+def test_a_run_that_diverged(run, monkeypatch, capfd):
+    load = Snapshot.load_model
+
+    def diverged(*arguments, **options):
+        model = load(*arguments, **options)
+        model.norm.weight.data.fill_(torch.nan)
+        return model
+
+    monkeypatch.setattr(Snapshot, "load_model", diverged)
+    assert main([str(run), *QUICK]) == 1
+    assert "the loss is nan; a run that diverged has no curvature: choose an" in capfd.readouterr().err
+    assert not (run / "curvature").exists()
+
+
+def test_a_file_of_something_else(tmp_path):
+    for content in ("3", "[]", "{}", "{"):
+        (tmp_path / "step.json").write_text(content)
+        with pytest.raises(ValueError, match=r"step.json is not a result of this command"):
+            Measurements(tmp_path / "step.json")

@@ -1,0 +1,72 @@
+"""The same numbers on a GPU as on a CPU."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+
+from merit_lab.measure.curvature.density import spectral_density
+from merit_lab.measure.curvature.eigenvalues import top_eigenvalues
+from merit_lab.measure.curvature.hessian import Hessian
+from merit_lab.measure.curvature.measure import choose_micro_batch
+from merit_lab.measure.curvature.trace import hutchinson_trace
+from merit_lab.models import PRESETS, build
+from merit_lab.train.snapshot import mean_loss
+
+pytestmark = pytest.mark.gpu
+
+
+@pytest.fixture(params=["tiny", "llama-tiny"])
+def pair(request):
+    """The Hessian of one model on the CPU, and in two micro-batches of unequal size on the GPU.
+
+    One layer: each product launches a thousand kernels, and on a busy GPU every launch waits.
+    """
+    torch.manual_seed(0)
+    model = build(dataclasses.replace(PRESETS[request.param], layers=1, attention="math"))
+    sequences = torch.randint(256, (5, 65))
+    on_cpu = Hessian(mean_loss(model, sequences, 5), model.parameters())
+    copy = build(model.config).to("cuda")
+    copy.load_state_dict(model.state_dict())
+    return on_cpu, Hessian(mean_loss(copy, sequences, 3), copy.parameters())
+
+
+def test_products(pair):
+    on_cpu, on_gpu = pair
+    vector = torch.randn(on_cpu.size)
+    expected = on_cpu @ vector
+    product = on_gpu @ vector.cuda()
+    assert product.device.type == "cuda"
+    assert (product.cpu() - expected).norm() < 1e-4 * expected.norm()
+
+
+def test_eigenvalues_trace_and_density(pair):
+    """The same few products on both, of which each method makes the same numbers, converged or not."""
+    cpu, gpu = (
+        (top_eigenvalues(h, 1, tolerance=0.1), hutchinson_trace(h, 2), spectral_density(h, 1, steps=4))
+        for h in pair
+    )
+    assert all(h.num_products < 40 for h in pair), "the test is meant to be quick"
+    np.testing.assert_allclose(gpu[0].values, cpu[0].values, rtol=1e-3)
+    np.testing.assert_allclose(gpu[1].samples, cpu[1].samples, rtol=1e-3, atol=1e-3 * cpu[0].values[0])
+    mean_squares = [np.dot(np.square(seen.nodes[0]), seen.weights[0]) for *_, seen in (gpu, cpu)]
+    np.testing.assert_allclose(*mean_squares, rtol=1e-3)
+
+
+@pytest.fixture
+def limited_memory():
+    """Leaves this process 8 GiB, and takes nothing from others on the same GPU."""
+    _, total = torch.cuda.mem_get_info()
+    torch.cuda.empty_cache()
+    yield lambda: torch.cuda.set_per_process_memory_fraction((8 << 30) / total)
+    torch.cuda.set_per_process_memory_fraction(1.0)
+
+
+def test_the_micro_batch_fits_into_what_memory_is_left(limited_memory):
+    model = build(dataclasses.replace(PRESETS["nano-10m"], attention="math")).to("cuda")
+    sequences = torch.zeros(64, model.config.context + 1, dtype=torch.int64)
+    largest = choose_micro_batch(model, sequences)
+    limited_memory()
+    smaller = choose_micro_batch(model, sequences)
+    assert 1 <= smaller < largest <= 64

@@ -1,0 +1,128 @@
+import weakref
+
+import numpy as np
+import pytest
+import torch
+
+from merit_lab.measure.curvature.hessian import Hessian, hessian_vector_product
+from merit_lab.models import ModelConfig, build
+
+
+def test_products_are_the_exact_hessians_times_the_vectors(exact_case):
+    vectors = torch.randn(3, exact_case.hessian.size, dtype=torch.float64)
+    for vector in vectors:
+        product = exact_case.hessian @ vector
+        np.testing.assert_allclose(product.numpy(), exact_case.exact @ vector.numpy(), atol=1e-12)
+
+
+def test_products_are_differences_of_gradients(exact_case):
+    model, hessian = exact_case.model, exact_case.hessian
+    vector = torch.randn(hessian.size, dtype=torch.float64)
+    weights = torch.nn.utils.parameters_to_vector(model.parameters()).detach()
+
+    def gradient(place):
+        torch.nn.utils.vector_to_parameters(place.clone(), model.parameters())
+        loss = sum(hessian._losses())
+        return torch.cat([part.flatten() for part in torch.autograd.grad(loss, list(model.parameters()))])
+
+    try:
+        difference = (gradient(weights + 1e-6 * vector) - gradient(weights - 1e-6 * vector)) / 2e-6
+    finally:
+        torch.nn.utils.vector_to_parameters(weights.clone(), model.parameters())
+    torch.testing.assert_close(hessian @ vector, difference, rtol=1e-5, atol=1e-7)
+
+
+def test_float32_products_are_right_to_rounding(case):
+    vector = torch.randn(case.hessian.size)
+    product = (case.hessian @ vector).double().numpy()
+    expected = case.exact @ vector.double().numpy()
+    assert np.linalg.norm(product - expected) < 1e-5 * np.linalg.norm(expected)
+
+
+def test_gradients_and_weights_are_left_alone(case):
+    before = [parameter.clone() for parameter in case.model.parameters()]
+    _ = case.hessian @ torch.ones(case.hessian.size)
+    assert all(torch.equal(a, b) for a, b in zip(before, case.model.parameters(), strict=True))
+    assert all(parameter.grad is None for parameter in case.model.parameters())
+
+
+def test_one_graph_at_a_time():
+    """The next part is asked for when the tensors of the one before are gone."""
+    weight = torch.randn(4, requires_grad=True)
+    alive = []
+
+    def losses():
+        for _ in range(3):
+            assert not any(reference() is not None for reference in alive)
+            middle = weight.exp()
+            alive.append(weakref.ref(middle))
+            loss = (middle**2).sum()
+            del middle
+            yield loss
+            del loss
+
+    hessian_vector_product(losses, [weight], torch.ones(4))
+    assert len(alive) == 3
+
+
+def test_parameters_that_enter_linearly_or_not_at_all():
+    x, linear, unused = (torch.tensor([2.0], requires_grad=True) for _ in range(3))
+    hessian = Hessian(lambda: [x.pow(2).sum() + linear.sum()], [x, linear, unused])
+    assert (hessian @ torch.ones(3)).tolist() == [2.0, 0.0, 0.0]
+    hessian = Hessian(lambda: [linear.sum()], [linear])
+    assert (hessian @ torch.ones(1)).tolist() == [0.0]
+
+
+def test_frozen_parameters_are_left_out():
+    x, frozen = torch.tensor([2.0], requires_grad=True), torch.tensor([3.0])
+    hessian = Hessian(lambda: [(x * x * frozen).sum()], [x, frozen])
+    assert hessian.size == 1
+    assert (hessian @ torch.ones(1)).tolist() == [6.0]
+
+
+def test_every_product_is_told_of():
+    x = torch.ones(2, requires_grad=True)
+    counts = []
+    hessian = Hessian(lambda: [(x**2).sum()], [x], after_product=lambda: counts.append(hessian.num_products))
+    _ = hessian @ (hessian @ torch.ones(2))
+    assert counts == [1, 2]
+    assert hessian.loss() == 2.0
+
+
+def test_a_product_that_is_not_finite_is_an_error_that_says_so():
+    model = build(ModelConfig(width=8, heads=2, layers=1, context=8, vocab_size=12, attention="math"))
+    with torch.no_grad():
+        model.norm.weight[0] = torch.nan
+    tokens = torch.zeros(1, 8, dtype=torch.int64)
+    hessian = Hessian(lambda: [model(tokens, tokens).loss], model.parameters())
+    with pytest.raises(FloatingPointError, match=r"not finite, and the loss is nan; .* earlier checkpoint"):
+        _ = hessian @ torch.ones(hessian.size)
+
+
+def test_a_loss_without_a_second_derivative_is_refused_by_the_model():
+    model = build(ModelConfig(width=8, heads=2, layers=1, context=8, vocab_size=12))
+    tokens = torch.zeros(1, 8, dtype=torch.int64)
+    hessian = Hessian(lambda: [model(tokens, tokens).loss], model.parameters())
+    with pytest.raises(RuntimeError, match="attention='math'"):
+        _ = hessian @ torch.ones(hessian.size)
+
+
+@pytest.mark.parametrize(
+    ("parameters", "message"),
+    [
+        ([], "none at all"),
+        ([torch.ones(2)], "none at all"),
+        (
+            [torch.ones(2, requires_grad=True), torch.ones(2, dtype=torch.float64, requires_grad=True)],
+            "torch.float32 on cpu, torch.float64 on cpu",
+        ),
+    ],
+)
+def test_parameters_that_are_refused(parameters, message):
+    with pytest.raises(ValueError, match=message):
+        Hessian(list, parameters)
+
+
+def test_a_vector_of_another_length_is_refused(case):
+    with pytest.raises(ValueError, match=r"shape \(3,\), but the parameters have \d+ elements"):
+        _ = case.hessian @ torch.ones(3)

@@ -1,0 +1,165 @@
+import json
+import math
+
+import pytest
+
+from merit_lab.runs import FORMAT, MetricsWriter, Run, lock, outcome_of, read_metrics
+
+CONFIG = {"seed": 1, "optimizer": {"name": "merit"}}
+ENVIRONMENT = {"started": "2026-01-01T00:00:00+00:00"}
+
+
+@pytest.fixture
+def run(tmp_path):
+    return Run.create(tmp_path / "a-run", CONFIG, ENVIRONMENT)
+
+
+def events(run, *what):
+    with MetricsWriter(run.metrics_path) as writer:
+        for step, event in enumerate(what):
+            writer.write({"kind": "event", "step": step, "what": event, "message": "..."})
+
+
+def test_what_was_created_is_what_is_opened(run):
+    opened = Run.open(str(run.folder))
+    assert (opened.config, opened.environment, opened.name) == (CONFIG, ENVIRONMENT, "a-run")
+    assert opened.metrics("train") == []
+
+
+def test_a_folder_takes_one_run(run):
+    with pytest.raises(FileExistsError, match="holds a run already"):
+        Run.create(run.folder, CONFIG, ENVIRONMENT)
+
+
+def test_a_run_without_its_environment(run):
+    (run.folder / "environment.json").unlink()
+    with pytest.raises(FileNotFoundError, match=r"environment\.json is missing.*start a new run"):
+        Run.open(run.folder)
+
+
+def test_a_folder_without_a_run(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"holds no run.*config\.json"):
+        Run.open(tmp_path)
+
+
+@pytest.mark.parametrize("version", [FORMAT + 1, None])
+def test_a_config_of_another_version(run, version):
+    config = {**CONFIG, "format": version} if version else CONFIG
+    (run.folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ValueError, match=rf"format {version}.*reads format {FORMAT}"):
+        Run.open(run.folder)
+
+
+@pytest.mark.parametrize(("text", "reason"), [("{", "not JSON"), ("[]", "list")])
+def test_a_broken_config(run, text, reason):
+    (run.folder / "config.json").write_text(text)
+    with pytest.raises(ValueError, match=rf"config\.json.*{reason}"):
+        Run.open(run.folder)
+
+
+@pytest.mark.parametrize(
+    ("what", "status"),
+    [
+        ([], "unfinished"),
+        (["started"], "unfinished"),
+        (["started", "finished"], "finished"),
+        (["started", "skipped", "diverged"], "diverged"),
+        (["started", "interrupted"], "interrupted"),
+        (["started", "interrupted", "resumed"], "unfinished"),
+        (["started", "interrupted", "resumed", "finished", "warning"], "finished"),
+    ],
+)
+def test_status_is_told_by_the_last_event_that_ends_or_begins(run, what, status):
+    events(run, *what)
+    assert run.status == status
+
+
+def test_the_outcome_follows_from_the_events_alone():
+    lines = [{"kind": "event", "step": 0, "what": what} for what in ("started", "diverged", "warning")]
+    assert outcome_of(lines) == "diverged"
+    assert outcome_of([*lines, {"kind": "event", "step": 0, "what": "resumed"}]) is None
+    assert outcome_of([]) is None
+
+
+def test_a_locked_run_is_running(run):
+    events(run, "started", "interrupted")
+    with lock(run.folder):
+        assert run.status == "running"
+    assert run.status == "interrupted"
+
+
+def test_numbers_come_back_as_they_were(run):
+    line = {"kind": "train", "step": 1, "loss": math.inf, "mfu": None, "nested": [[-math.inf, 0.1], {"x": 3}]}
+    with MetricsWriter(run.metrics_path) as writer:
+        writer.write(line)
+        writer.write({"kind": "validation", "step": 1, "loss": math.nan})
+    assert run.metrics("train") == [line]
+    assert math.isnan(run.metrics("validation")[0]["loss"])
+    for text in run.metrics_path.read_text().splitlines():
+        json.loads(text, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
+
+
+def test_every_line_is_in_the_file_at_once(run):
+    with MetricsWriter(run.metrics_path) as writer:
+        writer.write({"kind": "train", "step": 1})
+        assert len(run.metrics("train")) == 1
+
+
+def test_metrics_are_cut_where_a_checkpoint_was_made(run):
+    with MetricsWriter(run.metrics_path) as writer:
+        writer.write({"kind": "train", "step": 1})
+        offset = writer.offset
+        writer.write({"kind": "train", "step": 2, "loss": 1.0})
+    with MetricsWriter(run.metrics_path, offset) as writer:
+        assert writer.offset == offset
+        writer.write({"kind": "train", "step": 2, "loss": 2.0})
+    assert [line.get("loss") for line in run.metrics("train")] == [None, 2.0]
+
+
+def test_metrics_that_end_before_the_checkpoint(run):
+    with pytest.raises(ValueError, match=r"has 0 bytes.*had 10"):
+        MetricsWriter(run.metrics_path, 10)
+
+
+@pytest.mark.parametrize("offset", [5, -1])
+def test_metrics_are_not_cut_inside_a_line(run, offset):
+    with MetricsWriter(run.metrics_path) as writer:
+        writer.write({"kind": "train", "step": 1})
+    before = run.metrics_path.read_bytes()
+    with pytest.raises(ValueError, match=str(offset)):
+        MetricsWriter(run.metrics_path, offset)
+    assert run.metrics_path.read_bytes() == before
+
+
+def test_a_last_line_cut_short_is_no_line(run):
+    run.metrics_path.write_text('{"kind": "train", "step": 1}\n{"kind": "tra')
+    assert [line["step"] for line in read_metrics(run.metrics_path)] == [1]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("5", "{}", '{"kind": "train"}', "null", '{"kind": "train", "step": "3"}'),
+        *('{"kind": "validation", "step": 3}', '{"kind": "event", "step": 3}'),
+    ],
+)
+def test_a_line_that_is_no_measurement_is_named(run, text):
+    run.metrics_path.write_text(f'{{"kind": "train", "step": 1}}\n{text}\n')
+    with pytest.raises(ValueError, match=r"line 2 of .*metrics\.jsonl .*no kind, no step"):
+        run.metrics("train")
+
+
+def test_a_broken_line_is_named(run):
+    run.metrics_path.write_text('{"kind": "train", "step": 1}\nxx\n{"kind": "train", "step": 2}\n')
+    with pytest.raises(ValueError, match=r"line 2 of .*metrics\.jsonl"):
+        run.metrics("train")
+
+
+def test_a_damaged_line_is_named_by_its_number_however_far_down(tmp_path):
+    """Lines are read by blocks of 64 KiB."""
+    lines = [json.dumps({"kind": "train", "step": step, "loss": 1.0}) for step in range(5000)]
+    lines[4321] = '{"kind": "train"}'
+    path = tmp_path / "metrics.jsonl"
+    path.write_text("\n".join(lines) + "\n")
+    with pytest.raises(ValueError, match=r"line 4322 of .* is not a measurement \(it has no kind, no step, "):
+        list(read_metrics(path))

@@ -1,0 +1,81 @@
+import multiprocessing
+import os
+import signal
+import socket
+import time
+
+import pytest
+
+from merit_lab.runs import RunInUse, is_locked, lock
+
+
+def hold(folder, held):
+    with lock(folder):
+        held.set()
+        time.sleep(600)
+
+
+@pytest.fixture
+def holder(tmp_path):
+    """A process that holds the folder."""
+    context = multiprocessing.get_context("fork")
+    held = context.Event()
+    process = context.Process(target=hold, args=(tmp_path, held))
+    process.start()
+    assert held.wait(30)
+    yield process
+    process.kill()
+    process.join()
+
+
+def test_the_second_process_is_refused_and_told_of_the_first(tmp_path, holder):
+    assert is_locked(tmp_path)
+    with pytest.raises(RunInUse, match=f"process {holder.pid} on {socket.gethostname()}"), lock(tmp_path):
+        pass
+
+
+def test_a_process_that_was_killed_holds_nothing(tmp_path, holder):
+    os.kill(holder.pid, signal.SIGKILL)
+    holder.join()
+    assert (tmp_path / "lock").read_text()
+    assert not is_locked(tmp_path)
+    with lock(tmp_path):
+        assert f"process {os.getpid()} " in (tmp_path / "lock").read_text()
+
+
+def test_a_lock_ends_with_an_error(tmp_path):
+    with pytest.raises(KeyError), lock(tmp_path / "new"):
+        raise KeyError
+    assert not is_locked(tmp_path / "new")
+
+
+def test_a_folder_that_was_never_locked(tmp_path):
+    assert not is_locked(tmp_path)
+
+
+def test_a_folder_that_cannot_be_made(tmp_path):
+    folder = tmp_path / ("name" * 100)
+    with (
+        pytest.raises(OSError, match=r"^nothing can be written to .* \(File name too long\); choose another"),
+        lock(folder),
+    ):
+        pass
+
+
+def test_a_folder_that_takes_no_byte(tmp_path, no_file_larger_than):
+    with (
+        pytest.raises(
+            OSError, match=r"^nothing can be written to .* \(File too large\); .* or fix the cause"
+        ),
+        no_file_larger_than(0),
+        lock(tmp_path),
+    ):
+        pass
+    assert not is_locked(tmp_path)
+
+
+def test_a_file_in_the_place_of_a_folder(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(OSError, match="file is a file, but a folder is needed; "), lock(tmp_path / "file"):
+        pass
+    assert not is_locked(tmp_path / "file")
