@@ -5,8 +5,8 @@
             ("environment.data.fingerprint"); and how it ended: OUTCOME
     steps   run, step and what was measured there: COLUMNS; null where it was not, NaN where it was NaN
 
-A setting that some runs lack is null in their rows. A column of settings has numbers where all its values are
-numbers, and text otherwise.
+A setting that some runs lack is null in their rows; an option that was given as null is the text "null" there.
+A column of settings has numbers where all its values are numbers, and text otherwise.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ def _row(name: str, run: Run, steps: list[dict[str, Any]]) -> dict[str, Any]:
 
 def _read(value: str) -> object:
     try:
-        return json.loads(value)
+        return value if value == "null" else json.loads(value)
     except ValueError:
         return value
 
