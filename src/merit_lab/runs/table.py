@@ -5,7 +5,7 @@
             ("environment.data.fingerprint"); and how it ended: OUTCOME
     steps   run, step and what was measured there: COLUMNS; null where it was not, NaN where it was NaN
 
-A setting that some runs lack is null in their rows; an option that was given as null is the text "null" there.
+A setting that some runs lack is null in their rows; an option that was given as null is the text "null".
 A column of settings has numbers where all its values are numbers, and text otherwise.
 """
 
