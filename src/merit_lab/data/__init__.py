@@ -7,13 +7,21 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from merit_lab.data.batches import Batches, validation_sequences
+from merit_lab.data.batches import Batches, check_validation_size, validation_sequences
 from merit_lab.data.tokens import Dataset, TokenFile
 from merit_lab.lazy import load_from
 
 if TYPE_CHECKING:
-    from merit_lab.data.prefetch import Prefetcher
+    from merit_lab.data.device import DeviceBatches, Prefetcher
 
-__all__ = ["Batches", "Dataset", "Prefetcher", "TokenFile", "validation_sequences"]
+__all__ = [
+    "Batches",
+    "Dataset",
+    "DeviceBatches",
+    "Prefetcher",
+    "TokenFile",
+    "check_validation_size",
+    "validation_sequences",
+]
 
-__getattr__ = load_from(__name__, {"Prefetcher": "prefetch"})
+__getattr__ = load_from(__name__, {"DeviceBatches": "device", "Prefetcher": "device"})

@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from functools import lru_cache
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from merit_lab.checks import check_at_least, check_size
-from merit_lab.data.order import Order
 from merit_lab.data.tokens import TokenFile
+
+if TYPE_CHECKING:
+    import torch
+
+    from merit_lab.data.device import DeviceBatches
+
+FEWEST_VALIDATION = 64  # sequences; the mean of fewer says little
 
 
 class Batches:
@@ -34,7 +42,7 @@ class Batches:
     def __init__(self, tokens: TokenFile, *, context: int, batch: int, seed: int) -> None:
         check_size("context", context)
         check_size("batch", batch)
-        windows = _num_windows(tokens, context)
+        windows = num_windows(tokens, context)
         self.tokens = tokens
         self.context = context
         self.batch = batch
@@ -46,15 +54,27 @@ class Batches:
 
     def sequences(self, step: int, begin: int = 0, end: int | None = None) -> NDArray[np.int64]:
         """Return rows ``begin`` to ``end`` of a step's batch: int64, (end - begin, context + 1)."""
+        end = self.check_rows(step, begin, end)
+        rows = step * self.batch + np.arange(begin, end, dtype=np.int64)
+        return self._sequences[self.starts(rows)].astype(np.int64)
+
+    def on(self, device: torch.device | str) -> DeviceBatches:
+        """Return the same batches, gathered on a device from a copy of all tokens there."""
+        from merit_lab.data.device import DeviceBatches
+
+        return DeviceBatches(self, device)
+
+    def check_rows(self, step: int, begin: int, end: int | None) -> int:
+        """Return the end of the rows asked for, by default that of the batch; refuse what is not in it."""
         end = self.batch if end is None else end
         if step < 0:
             raise ValueError(f"step is {step}; steps are counted from 0")
         if not 0 <= begin <= end <= self.batch:
             raise ValueError(f"begin is {begin} and end is {end}; a batch has rows 0 to {self.batch}")
-        return self._sequences[self._starts(step, begin, end)].astype(np.int64)
+        return end
 
-    def _starts(self, step: int, begin: int, end: int) -> NDArray[np.int64]:
-        rows = step * self.batch + np.arange(begin, end, dtype=np.int64)
+    def starts(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the first token of each row, numbered continuously over steps."""
         epochs, positions = np.divmod(rows, self.num_windows)
         starts = np.empty_like(rows)
         for epoch in np.unique(epochs):
@@ -78,14 +98,24 @@ def validation_sequences(tokens: TokenFile, context: int, limit: int) -> NDArray
     """
     check_size("context", context)
     check_at_least("limit", limit, 1)
-    windows = _num_windows(tokens, context)
+    windows = num_windows(tokens, context)
     chosen = min(limit, windows)
     starts = np.arange(chosen, dtype=np.int64) * windows // chosen * context
     sequences = np.lib.stride_tricks.sliding_window_view(np.asarray(tokens.tokens), context + 1)
     return sequences[starts].astype(np.int64)
 
 
-def _num_windows(tokens: TokenFile, context: int) -> int:
+def check_validation_size(tokens: TokenFile, context: int) -> None:
+    """Raise ValueError if a file holds fewer than 64 validation sequences of a context."""
+    if (num := num_windows(tokens, context)) < FEWEST_VALIDATION:
+        raise ValueError(
+            f"{tokens.path} has {num} validation sequences of context {context}, fewer than "
+            f"{FEWEST_VALIDATION}, and the loss on so few says little: prepare the data with a larger "
+            "--validation, use a shorter context, or insist with --measure.few-validation"
+        )
+
+
+def num_windows(tokens: TokenFile, context: int) -> int:
     """Return how many windows with a token after each fit into a file. Raise ValueError if none does."""
     windows = (tokens.num_tokens - 1) // context
     if windows < 1:
@@ -94,3 +124,46 @@ def _num_windows(tokens: TokenFile, context: int) -> int:
             f"{context + 1}: use a shorter context, or prepare more text"
         )
     return windows
+
+
+_Unsigned = NDArray[np.uint64]
+
+
+class Order:
+    """A pseudorandom permutation of ``range(length)`` that is computed from a key and never stored.
+
+    A Feistel network on pairs (left, right) of numbers below ceil(sqrt(length)): each round adds a hash of
+    one half to the other, which is invertible for any hash, so the whole is a permutation. A result that is
+    not below the length is encrypted again until it is (Black and Rogaway, "Ciphers with arbitrary finite
+    domains", 2002). There are few such results, as the square is at most 2 sqrt(length) larger.
+
+    A shuffled array would not do: numpy may change the order of a seed between versions, so that a resumed
+    run would see other batches, and nine billion tokens would need an array of 9 million entries.
+    """
+
+    def __init__(self, length: int, key: str) -> None:
+        assert 1 <= length < 2**62, length
+        self.length = length
+        self._side = np.uint64(math.isqrt(length - 1) + 1)
+        digest = hashlib.blake2b(key.encode()).digest()
+        self._round_keys = np.frombuffer(digest, "<u8").astype(np.uint64)
+
+    def __call__(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the numbers at some positions, as int64."""
+        numbers = self._encrypt(positions.astype(np.uint64))
+        while (outside := numbers >= self.length).any():
+            numbers[outside] = self._encrypt(numbers[outside])
+        return numbers.astype(np.int64)
+
+    def _encrypt(self, numbers: _Unsigned) -> _Unsigned:
+        left, right = numbers // self._side, numbers % self._side
+        for key in self._round_keys:
+            left, right = right, (left + _mix(right ^ key)) % self._side
+        return left * self._side + right
+
+
+def _mix(values: _Unsigned) -> _Unsigned:
+    """Mix 64 bits with the final steps of the generator SplitMix64; the result is below 2**63."""
+    values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return (values ^ (values >> np.uint64(31))) >> np.uint64(1)

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from merit_lab.data.index import INDEX_NAME, Index, fingerprint
+
+if TYPE_CHECKING:
+    import torch
 
 _FILES = ("train.bin", "val.bin")
 _BLOCK = 1 << 24  # tokens checked at a time: 32 or 64 MB
@@ -28,6 +32,7 @@ class TokenFile:
 
     path: Path
     tokens: np.ndarray
+    _copies: dict[torch.device, torch.Tensor] = field(default_factory=dict, repr=False)
 
     @classmethod
     def open(cls, path: Path | str, dtype: str = "uint16", num_tokens: int | None = None) -> TokenFile:
@@ -64,6 +69,19 @@ class TokenFile:
     def num_tokens(self) -> int:
         """The number of tokens in the file."""
         return len(self.tokens)
+
+    def on(self, device: torch.device | str) -> torch.Tensor:
+        """Return all tokens on a device, copied once: signed integers of the size and bits of the file's."""
+        import torch
+
+        device = torch.empty(0, device=device).device  # adds the index of the current GPU to "cuda"
+        if device not in self._copies:
+            signed = np.asarray(self.tokens).view(f"<i{self.tokens.itemsize}")
+            copy = torch.empty(self.num_tokens, dtype=getattr(torch, signed.dtype.name), device=device)
+            for begin in range(0, self.num_tokens, _BLOCK):
+                copy[begin : begin + _BLOCK] = torch.from_numpy(signed[begin : begin + _BLOCK].copy())
+            self._copies[device] = copy
+        return self._copies[device]
 
     def check(self, vocab_size: int) -> None:
         """Raise ValueError if a token is outside the vocabulary."""

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from merit_lab.data import Batches, TokenFile, validation_sequences
+from merit_lab.data import Batches, TokenFile, check_validation_size, validation_sequences
 
 TokenFileMaker = Callable[..., TokenFile]
 
@@ -164,3 +164,9 @@ def test_validation_is_spread_evenly_and_never_empty(context: int, more: int, li
 
 def test_validation_with_a_large_limit_is_everything() -> None:
     assert np.array_equal(validation_sequences(file_of(101), 10, 10**12)[:, :-1].ravel(), np.arange(100))
+
+
+def test_few_validation_sequences_are_refused_with_the_way_out() -> None:
+    check_validation_size(file_of(64 * 10 + 1), 10)
+    with pytest.raises(ValueError, match=r"has 63 validation sequences of context 10, .*--measure.few-valid"):
+        check_validation_size(file_of(64 * 10), 10)

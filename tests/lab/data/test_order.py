@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from merit_lab.data.order import Order
+from merit_lab.data.batches import Order
 
 
 @given(length=st.integers(1, 3000), key=st.text(max_size=10))
