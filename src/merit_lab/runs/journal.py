@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
@@ -12,6 +13,19 @@ from typing import Any, Protocol, Self
 
 from merit_lab.runs.metrics import MetricsWriter, keep_nan
 from merit_lab.runs.run import Run
+
+_BLOCK = 1 << 20  # bytes
+
+
+def digest_of(path: Path, offset: int) -> str:
+    """Return the sha256 of the first ``offset`` bytes of a file."""
+    content = hashlib.sha256()
+    if offset:
+        with path.open("rb") as file:
+            while offset > 0 and (block := file.read(min(offset, _BLOCK))):
+                content.update(block)
+                offset -= len(block)
+    return content.hexdigest()
 
 
 class NotWritten(OSError):
@@ -36,10 +50,24 @@ class Journal:
         offset: where the metrics file is truncated to resume from a checkpoint.
         step: the step to resume from; TensorBoard drops later ones.
         wandb: name of the Weights & Biases project, None for none.
+        digest: what ``digest`` returned at that offset when the checkpoint was made; None checks nothing.
     """
 
-    def __init__(self, run: Run, *, offset: int = 0, step: int = 0, wandb: str | None = None) -> None:
-        self._folder = run.folder
+    def __init__(
+        self,
+        run: Run,
+        *,
+        offset: int = 0,
+        step: int = 0,
+        wandb: str | None = None,
+        digest: str | None = None,
+    ) -> None:
+        self._folder, self._path = run.folder, run.metrics_path
+        if digest is not None and digest != digest_of(run.metrics_path, offset):
+            raise ValueError(
+                f"{run.metrics_path} has changed in its first {offset} bytes since the checkpoint after step "
+                f"{step} was made. Restore the file, or start a new run."
+            )
         # The stack closes what is open if the next cannot be opened.
         with _writing_into(run.folder), ExitStack() as opened:
             self._metrics = opened.enter_context(MetricsWriter(run.metrics_path, offset))
@@ -62,6 +90,10 @@ class Journal:
         with _writing_into(self._folder):
             self._metrics.sync()
             return self._metrics.offset
+
+    def digest(self, offset: int) -> str:
+        """Return a hash of the first ``offset`` bytes, which a resumed run compares."""
+        return digest_of(self._path, offset)
 
     def __enter__(self) -> Self:
         return self

@@ -10,6 +10,7 @@ import contextlib
 import fcntl
 import os
 import socket
+import stat
 import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -18,6 +19,8 @@ from pathlib import Path
 from merit_lab.folders import refuse_file, writing_into
 
 _PATIENCE = 0.5  # seconds; a process that only checks the status holds the lock for an instant
+_BEGINS = b"process "
+_NO_OTHER_FILE = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # no link's target; no waiting for a pipe's end
 
 
 class RunInUse(RuntimeError):
@@ -33,29 +36,53 @@ def lock(folder: Path, *, patience: float = _PATIENCE) -> Iterator[None]:
         patience: seconds to wait for another process.
     """
     refuse_file(folder)
+    path = folder / "lock"
     with writing_into(folder):
         folder.mkdir(parents=True, exist_ok=True)
-        file = (folder / "lock").open("a+b", buffering=0)  # closing it has nothing left to write
-    with file:
-        if not _acquire(file.fileno(), patience):
-            file.seek(0)
-            holder = file.read().decode().strip() or "another process"
+        if path.is_symlink():
+            raise _not_a_lock(path)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | _NO_OTHER_FILE, 0o666)
+    try:
+        text = _text(descriptor, path)
+        if not _acquire(descriptor, patience):
+            holder = text.decode(errors="replace").strip() or "another process"
             raise RunInUse(f"{folder} is in use by {holder}. Wait for it, stop it, or choose another folder.")
         now = datetime.now(UTC).isoformat(timespec="seconds")
         with writing_into(folder):
-            file.truncate(0)
-            file.write(f"process {os.getpid()} on {socket.gethostname()} since {now}\n".encode())
-        yield  # closing the file ends the lock
+            line = f"process {os.getpid()} on {socket.gethostname()} since {now}\n".encode()
+            os.ftruncate(descriptor, os.pwrite(descriptor, line, 0))
+        yield
+    finally:
+        os.close(descriptor)  # ends the lock
 
 
 def is_locked(folder: Path) -> bool:
     """Whether a process holds the run directory now."""
     try:
-        file = (folder / "lock").open(encoding="utf-8")
-    except (FileNotFoundError, NotADirectoryError):
+        descriptor = os.open(folder / "lock", os.O_RDONLY | _NO_OTHER_FILE)
+    except OSError:  # never locked; or a link, which locks nothing
         return False
-    with file:
-        return not _try(file.fileno(), fcntl.LOCK_SH)
+    try:
+        return not _try(descriptor, fcntl.LOCK_SH)
+    finally:
+        os.close(descriptor)
+
+
+def _text(descriptor: int, path: Path) -> bytes:
+    """What the file says. Raise ValueError if it is another's file, which must not be written over."""
+    about = os.fstat(descriptor)
+    if stat.S_ISREG(about.st_mode) and about.st_nlink == 1:
+        text = os.pread(descriptor, 512, 0)
+        if not text or text.startswith(_BEGINS):
+            return text
+    raise _not_a_lock(path)
+
+
+def _not_a_lock(path: Path) -> ValueError:
+    return ValueError(
+        f"{path} is a link, or a file that no run wrote, and would be written over: remove it, or choose "
+        "another folder"
+    )
 
 
 def _acquire(descriptor: int, patience: float) -> bool:
