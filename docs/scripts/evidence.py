@@ -26,9 +26,9 @@ from evidence_runs import (
 )
 
 from merit_lab.results import group
-from merit_lab.results.charts import write_svg
 from merit_lab.results.figures import make_figures
 from merit_lab.results.gather import DISPLAY_NAMES
+from merit_lab.results.old_charts import write_svg
 from merit_lab.study.charts import Axis, line_chart
 from merit_lab.study.page import FILE_WIDTH
 from merit_lab.tables import Table

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from merit_lab.paper.records import Records
-from merit_lab.results.charts import cells, heat, is_wide, rounded
 from merit_lab.results.curves import layer_name, mean_curve, thin
+from merit_lab.results.old_charts import cells, heat, is_wide, rounded
 from merit_lab.study.charts import Chart, finish
 
 _HEIGHT = 260

@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any
 
-from merit_lab.results import charts
+from merit_lab.results import old_charts as charts
 from merit_lab.results.curves import (
     Point,
     combination,
@@ -20,7 +20,7 @@ from merit_lab.results.curves import (
 )
 from merit_lab.results.gather import MeasuredRun
 from merit_lab.results.measures import ATTENTION, BITS_PER_BYTE, LOGIT, LOSSES, OTHERS, Measure
-from merit_lab.results.series import Series, have_other_data
+from merit_lab.results.old_series import Series, have_other_data
 
 _MAX_POINTS = 240  # in a line; the CSV file has more
 _MAX_COLUMNS = 80  # in a heatmap

@@ -11,7 +11,7 @@ from typing import Any
 
 from merit_lab.results.curves import MAX_LOGIT, last_validation_loss
 from merit_lab.results.gather import MeasuredRun
-from merit_lab.results.series import Series
+from merit_lab.results.old_series import Series
 from merit_lab.runs import Status
 
 # Enough for all relabellings of eight runs on each side. If sampled, a p-value of 0.05 is right to 0.003.

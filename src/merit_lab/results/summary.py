@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 
 from merit_lab.results.comparable import Conditions, differing_conditions
+from merit_lab.results.old_series import have_other_data
 from merit_lab.results.outcome import (
     SeriesOutcome,
     Spread,
@@ -15,7 +16,6 @@ from merit_lab.results.outcome import (
     p_value_of_difference,
     smallest_p_value,
 )
-from merit_lab.results.series import have_other_data
 from merit_lab.text import count_seeds, join
 
 _SIGNIFICANCE = 0.05

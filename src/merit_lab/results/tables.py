@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from merit_lab.results.comparable import HASH_DIGITS, data_names
+from merit_lab.results.old_series import Series, have_other_data
 from merit_lab.results.outcome import RunOutcome, SeriesOutcome, Spread
-from merit_lab.results.series import Series, have_other_data
 from merit_lab.runs import Metric
 from merit_lab.runs.settings import differing, flatten, show
 from merit_lab.tables import NOTHING, Table

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def render(template: str, **values: Any) -> str:
-    """Render a template of the lab, named by its path there, for example "results/page.html".
+    """Render a template of the lab, named by its path there, for example "results/old_page.html".
 
     Templates extend report/base.html, which shows ``title``, ``facts``, ``summary`` and ``warnings`` and
     passes ``data`` to the script that draws the charts; without ``data`` there is no script. Templates can

@@ -16,13 +16,13 @@ from typing import Any
 
 from merit_lab.folders import refuse_file
 from merit_lab.results import health
-from merit_lab.results.charts import write_svg
 from merit_lab.results.curves import tokens_per_step
 from merit_lab.results.figures import Figure, is_figure, make_figures
 from merit_lab.results.gather import MeasuredRun
+from merit_lab.results.old_charts import write_svg
+from merit_lab.results.old_page import render_page
+from merit_lab.results.old_series import Series, group
 from merit_lab.results.outcome import SeriesOutcome, read_outcomes
-from merit_lab.results.page import render_page
-from merit_lab.results.series import Series, group
 from merit_lab.results.summary import summarise
 from merit_lab.results.tables import evaluation_table, series_table
 from merit_lab.runs import durable

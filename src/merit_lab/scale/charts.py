@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from merit_lab.results.charts import Look, by_series
 from merit_lab.results.figures import unchecked
+from merit_lab.results.old_charts import Look, by_series
 from merit_lab.scale.summary import ScalingResult
 from merit_lab.study.charts import Axis, Chart, finish
 

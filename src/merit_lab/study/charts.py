@@ -11,8 +11,16 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from merit_lab.results.charts import FEW_POINTS, Look, by_series, focus, is_wide, logarithmic_ticks, rounded
 from merit_lab.results.curves import mean_curve, thin
+from merit_lab.results.old_charts import (
+    FEW_POINTS,
+    Look,
+    by_series,
+    focus,
+    is_wide,
+    logarithmic_ticks,
+    rounded,
+)
 
 if TYPE_CHECKING:
     import altair as alt

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from merit_lab.results.charts import FILE_WIDTH, write_svg
+from merit_lab.results.old_charts import FILE_WIDTH, write_svg
 from merit_lab.results.style import CONFIG
 from merit_lab.results.template import render
 from merit_lab.results.write import write_csv

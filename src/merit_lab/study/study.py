@@ -13,7 +13,7 @@ from typing import Protocol, TypeVar
 from rich.console import Console
 
 from merit_lab.checks import check_at_least
-from merit_lab.results.charts import check_charts
+from merit_lab.results.old_charts import check_charts
 from merit_lab.results.write import refuse_folder
 from merit_lab.study.check import check_trials
 from merit_lab.study.cost import estimate

@@ -10,8 +10,8 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from merit_lab.results.charts import Look, by_series
 from merit_lab.results.figures import unchecked
+from merit_lab.results.old_charts import Look, by_series
 from merit_lab.study.charts import Chart, finish
 from merit_lab.study.fields import LR
 from merit_lab.sweep.ledger import Ledger, Line, axis_name

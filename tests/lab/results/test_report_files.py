@@ -14,7 +14,7 @@ from fake_runs import write_run, write_three_seeds
 from merit_lab.results import find_runs, group, read_outcomes
 from merit_lab.results.command import main
 from merit_lab.results.figures import make_figures
-from merit_lab.results.page import render_page
+from merit_lab.results.old_page import render_page
 from merit_lab.results.style import colours, dashes
 from merit_lab.runs import Run
 

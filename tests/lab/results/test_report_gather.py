@@ -11,7 +11,7 @@ from fake_runs import write_run
 
 from merit_lab.results import gather, read_outcomes, summarise
 from merit_lab.results.gather import find_runs
-from merit_lab.results.series import group
+from merit_lab.results.old_series import group
 from merit_lab.runs import MetricsWriter, Run, archive, excerpt, lock, read_metrics
 from merit_lab.runs.settings import flatten, show
 

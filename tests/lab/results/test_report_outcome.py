@@ -7,6 +7,7 @@ from fake_runs import BATCH, CONTEXT, write_run
 from scipy import stats
 
 from merit_lab.results import find_runs, group, read_outcomes, summarise
+from merit_lab.results.old_series import Series
 from merit_lab.results.outcome import (
     RunOutcome,
     SeriesOutcome,
@@ -16,7 +17,6 @@ from merit_lab.results.outcome import (
     p_value_of_difference,
     smallest_p_value,
 )
-from merit_lab.results.series import Series
 from merit_lab.results.tables import describe_runs, run_table, series_table
 from merit_lab.runs import MetricsWriter
 

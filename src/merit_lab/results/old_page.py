@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from merit_lab.results import style, tables
-from merit_lab.results.charts import Look
 from merit_lab.results.curves import MOST_POINTS
 from merit_lab.results.figures import Datasets, Figure
+from merit_lab.results.old_charts import Look
+from merit_lab.results.old_series import Series
 from merit_lab.results.outcome import SeriesOutcome
-from merit_lab.results.series import Series
 from merit_lab.results.template import render
 from merit_lab.runs.settings import differing, show
 from merit_lab.text import join
@@ -27,7 +27,7 @@ def render_page(
     """The page as text."""
     look = Look.of({series.label: series.optimizer for series in all_series})
     return render(
-        "results/page.html",
+        "results/old_page.html",
         title=_title(all_series),
         facts=_facts(all_series),
         summary=summary,
