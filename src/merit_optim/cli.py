@@ -24,12 +24,13 @@ class Command:
 
     summary: str
     module: str
-    """Its ``main(arguments)`` runs the subcommand."""
+    """Its ``main(arguments)``, or the function after a colon, runs the subcommand."""
 
     def run(self, name: str, arguments: list[str]) -> int:
         """Import and run it. If an optional package is missing, exit with the command that installs it."""
         try:
-            status: int = import_module(self.module).main(arguments)
+            module, _, function = self.module.partition(":")
+            status: int = getattr(import_module(module), function or "main")(arguments)
         except ModuleNotFoundError as error:
             if error.name is None:  # raised by the lab, with the way out
                 sys.exit(f"merit {name}: {error}")
@@ -63,7 +64,7 @@ COMMANDS = {
     ),
     "evaluate": Command("Run zero-shot tasks on a checkpoint of a run", "merit_lab.measure.evaluate.command"),
     "export": Command(
-        "Export a checkpoint as a Hugging Face model", "merit_lab.measure.evaluate.export_command"
+        "Export a checkpoint as a Hugging Face model", "merit_lab.measure.evaluate.command:export_main"
     ),
     "report": Command("Make a page, figures and tables from runs", "merit_lab.results.command"),
     "show": Command("List runs, or print their records as JSON", "merit_lab.results.show_command"),

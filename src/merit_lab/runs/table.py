@@ -2,7 +2,8 @@
 
     runs    run, folder, status; every setting by its dotted name ("optimizer.lr", "model.width"); the options
             of the optimizer one by one ("optimizer.options.rest_lr"); the environment
-            ("environment.data.fingerprint"); and how it ended: OUTCOME
+            ("environment.data.fingerprint"); how it ended: OUTCOME; and what was measured at its last
+            measured checkpoint ("evaluate.lambada.perplexity", "curvature.trace", "noise.scale")
     steps   run, step and what was measured there: COLUMNS; null where it was not, NaN where it was NaN
 
 A setting that some runs lack is null in their rows; an option that was given as null is the text "null".
@@ -20,6 +21,7 @@ from typing import Any, NamedTuple
 import polars as pl
 
 from merit_lab.runs.find import nested_run_folders
+from merit_lab.runs.measurements import columns
 from merit_lab.runs.run import Run
 from merit_lab.runs.settings import flatten
 
@@ -104,7 +106,15 @@ def _row(name: str, run: Run, steps: list[dict[str, Any]]) -> dict[str, Any]:
         key, _, value = str(option).partition("=")
         settings[f"optimizer.options.{key}"] = _read(value)
     environment = {f"environment.{key}": value for key, value in flatten(run.environment).items()}
-    return {"run": name, "folder": str(run.folder), **settings, **environment, **_outcome(run, steps)}
+    measured = columns(run.folder)
+    return {
+        "run": name,
+        "folder": str(run.folder),
+        **settings,
+        **environment,
+        **_outcome(run, steps),
+        **measured,
+    }
 
 
 def _read(value: str) -> object:

@@ -11,8 +11,7 @@ from merit_lab.paper.entry import PaperEntry
 from merit_lab.paper.records import Records, TrialRecord
 from merit_lab.paper.setups import EntryTrial, Scale
 from merit_lab.results.gather import MeasuredRun
-from merit_lab.runs import EvaluationResult, Run, result_path
-from merit_lab.runs import Metric as EvaluationMetric
+from merit_lab.runs import Measurements, Run, step_path
 
 Row = dict[str, Any]
 LAYERS = 3
@@ -82,21 +81,9 @@ def evaluated(
         run = Run.create(folder / str(place), trial.config.to_dict(), {})
         for one in PAPER_SETS[entry.name]:
             number = value(trial) + 0.0001 * trial.config.seed**2
-            metrics = {
-                metric: EvaluationMetric(value=number, stderr=None, higher_is_better=True)
-                for metric in ("acc", "perplexity", "word_perplexity")
-            }
-            result = EvaluationResult(
-                name=one,
-                step=trial.config.steps or 0,
-                metrics=metrics,
-                num_items=2,
-                num_truncated=0,
-                version=1,
-                inputs={"limit": scale.evaluation_limit},
-                environment={},
-                seconds=0.0,
-            )
-            result.write(result_path(run, result.step, one, scale.evaluation_limit))
+            metrics = dict.fromkeys(("acc", "perplexity", "word_perplexity"), number)
+            path = step_path(run.folder / "evaluate", trial.config.steps or 0).with_suffix(".json")
+            limit = scale.evaluation_limit
+            Measurements(path).put(one if limit is None else f"{one}-first-{limit}", {}, metrics)
         records.append(replace(fake_record(trial, []), folder=run.folder))
     return Records(tuple(records))

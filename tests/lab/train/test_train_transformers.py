@@ -10,9 +10,9 @@ from test_ranks import assert_alike, on_two_ranks
 from transformers_cases import TINY
 
 from merit_lab.measure.curvature.measure import CurvatureConfig, measure_curvature
-from merit_lab.measure.evaluate import export_command
-from merit_lab.measure.evaluate.export import export
-from merit_lab.measure.evaluate.harness import Harness
+from merit_lab.measure.evaluate import command as evaluate_command
+from merit_lab.measure.evaluate.command import export
+from merit_lab.measure.evaluate.harness import CheckpointLM
 from merit_lab.measure.evaluate.tokenizer import tokenizer_of
 from merit_lab.models import HuggingFaceConfig, find_model
 from merit_lab.progress import WorkProgress
@@ -107,15 +107,14 @@ def test_evaluation_takes_the_context_of_training(config, folder, tmp_path):
     snapshot = Snapshot.find(tmp_path / "run", None)
     encoder = tokenizer_of(snapshot.run, "bytes")
     export(snapshot, tmp_path / "exported", encoder)
-    lm = Harness(
+    lm = CheckpointLM(
         tmp_path / "exported",
         prefix=encoder.prefix,
         context=context,
         device=torch.device("cpu"),
         autocast=False,
-        task_files=None,
         progress=WorkProgress(),
-    )._lm
+    )
     assert lm.max_length == context < 128
 
 
@@ -156,7 +155,7 @@ def test_transformers_opens_an_exported_model(config, family, tmp_path):
     from transformers import AutoModelForCausalLM
 
     run = train(config(family), tmp_path / "run")
-    assert export_command.main([str(run.folder), str(tmp_path / "exported")]) == 0
+    assert evaluate_command.export_main([str(run.folder), str(tmp_path / "exported")]) == 0
     there = AutoModelForCausalLM.from_pretrained(tmp_path / "exported", local_files_only=True)
     tokens = torch.randint(256, (2, 16))
     with torch.no_grad():

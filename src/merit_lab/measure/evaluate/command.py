@@ -1,23 +1,205 @@
-"""`merit evaluate`: run zero-shot tasks on a checkpoint of a run."""
+"""`merit evaluate`: zero-shot tasks on a checkpoint of a run. `merit export`: it as a Hugging Face model."""
 
 from __future__ import annotations
 
 import argparse
+import os
 import sys
-from collections.abc import Iterable, Sequence
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
+from typing import Any
 
-from merit_lab.measure.evaluate.evaluation import evaluate
-from merit_lab.measure.evaluate.sets import PAPER_SETS, SETS
-from merit_lab.runs import EvaluationResult, step_path
+import torch
+
+from merit_lab.checks import check_at_least
+from merit_lab.folders import check_writable, refuse_file
+from merit_lab.measure.evaluate.sets import PAPER_SETS, SETS, check_local, expand
+from merit_lab.measure.evaluate.tokenizer import ExportedTokenizer, tokenizer_of
+from merit_lab.models import HuggingFaceConfig
+from merit_lab.models.huggingface import check_exportable, export_checkpoint
+from merit_lab.progress import WorkProgress
+from merit_lab.runs import Measurements, environment
 from merit_lab.tables import Table, print_table
+from merit_lab.train.snapshot import Snapshot, default_device
+
+_PACKAGES = ("lm-eval", "transformers", "datasets", "accelerate")
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """The results on some sets, and the file they are in."""
+
+    path: Path
+    results: dict[str, dict[str, Any]]
+    """By set: each metric and its standard error by lm-eval's names, ``items`` and ``truncated``."""
+
+
+def evaluate(
+    run: Path | str,
+    names: Sequence[str],
+    *,
+    step: int | None = None,
+    task_files: Path | None = None,
+    limit: int | None = None,
+    tokenizer: str | None = None,
+    gpt2_vocabulary: Path | None = None,
+) -> Evaluation:
+    """Evaluate a checkpoint zero-shot; results that are known already are not computed again.
+
+    Each result is written to the run directory as soon as it is complete, so an interrupted call continues
+    with the next set.
+
+    Args:
+        run: the run directory.
+        names: sets, figures and tables of the paper (fig5, fig12, table1) or, without ``task_files``, any
+            task of lm-eval.
+        step: of the checkpoint; None for the newest.
+        task_files: folder with the files of the sets; None to load them from the Hugging Face hub.
+        limit: use only this many items of each set, from its beginning; None for all.
+        tokenizer: "gpt2", "bytes" or a tokenizer.json, if the run's data does not name it.
+        gpt2_vocabulary: a folder with GPT-2's vocab.bpe and encoder.json.
+    """
+    names = expand(names)
+    if not names:
+        raise ValueError(f"no set is given; choose from {', '.join(SETS)}")
+    if limit is not None:
+        check_at_least("limit", limit, 1)
+    versions = _versions()
+    if task_files is not None:
+        check_local(names)
+        # Read when these libraries are imported: they then do not use the network.
+        os.environ |= dict.fromkeys(("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE", "TRANSFORMERS_OFFLINE"), "1")
+    snapshot = Snapshot.find(run, step)
+    encoder = tokenizer_of(snapshot.run, tokenizer, gpt2_vocabulary)
+    if encoder is None:
+        raise ValueError(
+            f"the tokenizer of {snapshot.config.data} is unknown, since the folder has no dataset.json; "
+            "give it with --tokenizer: gpt2, bytes, or the path of a tokenizer.json"
+        )
+    from merit_lab.measure.evaluate import harness
+
+    if task_files is None:
+        harness.check_hub(names)
+    device = default_device()
+    autocast = device.type == "cuda" and snapshot.config.precision != "float32"
+    context = snapshot.config.model.context
+    common = {
+        "checkpoint": snapshot.manifest.files,
+        "tokenizer": {"name": encoder.name, "sha256": encoder.sha256},
+        "prefix_token": encoder.prefix,
+        "precision": "bf16" if autocast else "float32",
+        "lm_eval": versions["lm-eval"],
+        "num_fewshot": 0,
+        "bootstrap": harness.BOOTSTRAP,
+        "limit": limit,
+    }
+    if isinstance(snapshot.config.model, HuggingFaceConfig):  # whose positions do not tell it
+        common["context"] = context
+    settings = {name: {**common, **_source(name, task_files)} for name in names}
+    written = Measurements(snapshot.run.folder / "evaluate" / f"{snapshot.path.name}.json")
+    parts = {name: name if limit is None else f"{name}-first-{limit}" for name in names}
+    missing = [name for name in names if written.find(parts[name], settings[name]) is None]
+    progress = WorkProgress()
+    for name in names:
+        if name not in missing:
+            progress.say(f"{name}: already evaluated")
+    if missing:
+        check_writable(written.path.parent)
+        here = environment(device=device, data=snapshot.run.environment.get("data", {}))
+        here["versions"] |= versions
+        with tempfile.TemporaryDirectory(prefix="merit-evaluate-") as scratch:
+            progress.say(f"exporting the checkpoint of step {snapshot.step}")
+            export(snapshot, Path(scratch), encoder)
+            lm = harness.CheckpointLM(
+                Path(scratch),
+                prefix=encoder.prefix,
+                context=context,
+                device=device,
+                autocast=autocast,
+                progress=progress,
+            )
+            for name in missing:
+                began = time.monotonic()
+                about = harness.run_task(lm, name, limit, task_files)
+                seconds = round(time.monotonic() - began, 3)
+                written.put(parts[name], settings[name], **about, seconds=seconds, environment=here)
+                progress.say(f"{name}: {about['result']['items']:,} items in {seconds:.0f} s")
+    return Evaluation(written.path, {name: written.parts[parts[name]]["result"] for name in names})
+
+
+def export(snapshot: Snapshot, folder: Path, tokenizer: ExportedTokenizer | None) -> None:
+    """Write a checkpoint's weights and, if known, its tokenizer to a new or empty folder.
+
+    The weights come last and are renamed when they are complete: a folder with a model.safetensors is
+    complete.
+    """
+    check_exportable(snapshot.config.model)
+    refuse_file(folder)
+    if folder.is_dir() and any(folder.iterdir()):
+        raise ValueError(f"{folder} is not empty; choose another folder, or empty it")
+    model = snapshot.load_model(torch.device("cpu"))
+    folder.mkdir(parents=True, exist_ok=True)
+    if tokenizer is not None:
+        tokenizer.write(folder, snapshot.config.model.context)
+    export_checkpoint(model, folder)
+
+
+def _versions() -> dict[str, str]:
+    """Return the versions of the packages for evaluation. Raise ModuleNotFoundError if one is missing."""
+    versions = {}
+    for package in _PACKAGES:
+        try:
+            versions[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            raise ModuleNotFoundError(
+                f"evaluation needs the package {package}, which is not installed: "
+                "pip install 'merit-optim[eval]'",
+                name=package,
+            ) from None
+    return versions
+
+
+def _source(name: str, task_files: Path | None) -> dict[str, Any]:
+    """Return the task and the source of its items. A file is read completely, to refuse a bad one early."""
+    task = SETS[name].task if name in SETS else name
+    if task_files is None:
+        return {"task": task, "data": {"from": "hub"}}
+    _, sha256 = SETS[name].rows(task_files)
+    return {"task": task, "data": {"from": "file", "file": SETS[name].file, "sha256": sha256}}
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run the command and return its exit status."""
-    options = _parser().parse_args(argv)
+    """Run `merit evaluate` and return its exit status."""
+    parser = _parser(
+        "evaluate",
+        "Evaluate a checkpoint zero-shot with lm-eval. The results go into the run directory. If\n"
+        "interrupted, the same command continues; existing results are not computed again.",
+    )
+    parser.epilog = "the paper's figures and tables, which can be given as tasks:\n"
+    parser.epilog += "".join(f"  {name:<8} {' '.join(sets)}\n" for name, sets in PAPER_SETS.items())
+    parser.epilog += "\nsets, and their files below --task-files:\n"
+    parser.epilog += "".join(f"  {name:<14} {chosen.file}\n" for name, chosen in SETS.items())
+    parser.add_argument(
+        "--tasks",
+        metavar="TASK",
+        nargs="+",
+        default=["fig5"],
+        help="sets to evaluate (default: lambada wikitext); without --task-files any task of lm-eval",
+    )
+    parser.add_argument(
+        "--task-files",
+        metavar="FOLDER",
+        type=Path,
+        help="folder with the files of the sets; without it they come from the Hugging Face hub",
+    )
+    parser.add_argument("--limit", metavar="N", type=int, help="use only the first N items of each set")
+    options = parser.parse_args(argv)
     try:
-        results = evaluate(
+        evaluation = evaluate(
             options.run,
             options.tasks,
             step=options.checkpoint,
@@ -35,32 +217,63 @@ def main(argv: Sequence[str]) -> int:
             file=sys.stderr,
         )
         return 130
-    print_results(results)
-    for result in results:
-        if result.num_truncated:
-            print(f"{result.name}: {result.num_truncated:,} prompts exceeded the context and were truncated")
-    print(f"\nThe results are in {step_path(options.run / 'evaluate', results[0].step)}")
+    print_table(_table(evaluation))
+    for name, result in evaluation.results.items():
+        if result["truncated"]:
+            print(f"{name}: {result['truncated']:,} prompts exceeded the context and were truncated")
+    print(f"\nThe results are in {evaluation.path}")
     return 0
 
 
-def print_results(results: Iterable[EvaluationResult]) -> None:
-    """Print a table with a row for each metric of each set."""
-    rows = [
-        (
-            result.name if place == 0 else "",
-            name,
-            f"{result.num_items:,}" if place == 0 else "",
-            f"{metric.value:.4g}",
-            "" if metric.stderr is None else f"{metric.stderr:.2g}",
-        )
-        for result in results
-        for place, (name, metric) in enumerate(result.metrics.items())
-    ]
-    print_table(Table(("Set", "Measure", "Items", "Value", "Error"), tuple(rows), num_text=2))
+def _table(evaluation: Evaluation) -> Table:
+    """A row for each metric of each set."""
+    rows = []
+    for name, result in evaluation.results.items():
+        left = (name, f"{result['items']:,}")
+        for key, value in result.items():
+            if key in ("items", "truncated") or key.partition(",")[0].endswith("_stderr"):
+                continue
+            metric, comma, answers = key.partition(",")
+            error = result.get(f"{metric}_stderr{comma}{answers}")
+            rows.append((left[0], key, left[1], f"{value:.4g}", "" if error is None else f"{error:.2g}"))
+            left = ("", "")
+    return Table(("Set", "Measure", "Items", "Value", "Error"), tuple(rows), num_text=2)
 
 
-def add_tokenizer_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options about the run's tokenizer."""
+def export_main(argv: Sequence[str]) -> int:
+    """Run `merit export` and return its exit status."""
+    parser = _parser(
+        "export", "Write a checkpoint as a folder that AutoModelForCausalLM and AutoTokenizer open."
+    )
+    parser.add_argument("folder", metavar="FOLDER", type=Path, help="folder to create")
+    options = parser.parse_args(argv)
+    try:
+        snapshot = Snapshot.find(options.run, options.checkpoint)
+        tokenizer = tokenizer_of(snapshot.run, options.tokenizer, options.gpt2_vocabulary)
+        export(snapshot, options.folder, tokenizer)
+    except (OSError, ValueError, ModuleNotFoundError) as error:
+        print(f"merit export: {error}", file=sys.stderr)
+        return 1
+    about = (
+        "without a tokenizer, which the run's data does not name: give --tokenizer"
+        if tokenizer is None
+        else f"with the tokenizer {tokenizer.name}"
+    )
+    print(f"{options.folder} holds the model after {snapshot.step} steps, {about}")
+    return 0
+
+
+def _parser(command: str, description: str) -> argparse.ArgumentParser:
+    """The options that both commands have."""
+    parser = argparse.ArgumentParser(
+        prog=f"merit {command}",
+        description=description,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("run", metavar="RUN", type=Path, help="run directory")
+    parser.add_argument(
+        "--checkpoint", metavar="STEP", type=int, help="step of the checkpoint (default: the newest)"
+    )
     parser.add_argument(
         "--tokenizer",
         metavar="NAME",
@@ -72,36 +285,4 @@ def add_tokenizer_options(parser: argparse.ArgumentParser) -> None:
         type=Path,
         help="folder with GPT-2's vocab.bpe and encoder.json (default: tiktoken's cache, or a download)",
     )
-
-
-def _parser() -> argparse.ArgumentParser:
-    figures = "\n".join(f"  {name:<8} {' '.join(sets)}" for name, sets in PAPER_SETS.items())
-    files = "\n".join(f"  {name:<14} {chosen.file}" for name, chosen in SETS.items())
-    parser = argparse.ArgumentParser(
-        prog="merit evaluate",
-        description="Evaluate a checkpoint zero-shot with lm-eval. The results go into the run directory. "
-        "If\ninterrupted, the same command continues; existing results are not computed again.",
-        epilog=f"the paper's figures and tables, which can be given as tasks:\n{figures}\n\n"
-        f"sets, and their files below --task-files:\n{files}",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("run", metavar="RUN", type=Path, help="run directory")
-    parser.add_argument(
-        "--checkpoint", metavar="STEP", type=int, help="step of the checkpoint (default: the newest)"
-    )
-    parser.add_argument(
-        "--tasks",
-        metavar="TASK",
-        nargs="+",
-        default=["fig5"],
-        help="sets to evaluate (default: lambada wikitext); without --task-files any task of lm-eval",
-    )
-    parser.add_argument(
-        "--task-files",
-        metavar="FOLDER",
-        type=Path,
-        help="folder with the files of the sets; without it they come from the Hugging Face hub",
-    )
-    parser.add_argument("--limit", metavar="N", type=int, help="use only the first N items of each set")
-    add_tokenizer_options(parser)
     return parser

@@ -1,7 +1,7 @@
-"""Run tasks of lm-eval on an exported checkpoint, with sets from local files or from the hub.
+"""Tasks of lm-eval on an exported checkpoint, with sets from local files or from the hub.
 
 A set from a local file is lm-eval's task of that name; only the source of the rows is changed, so prompts and
-metrics are comparable to other reports.
+metrics are comparable to other reports. Imports lm-eval, and so is imported only to evaluate something.
 """
 
 from __future__ import annotations
@@ -13,139 +13,140 @@ import json
 import os
 import tempfile
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from importlib import import_module, metadata
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from merit_lab.measure.evaluate.rows import Row
 from merit_lab.measure.evaluate.sets import SETS
 from merit_lab.models.quiet import quiet
 from merit_lab.progress import WorkProgress
-from merit_lab.runs import Metric
 from merit_optim.spelling import nearest
 
 BOOTSTRAP = 1000  # resamples for the standard error of a perplexity
-_PACKAGES = ("lm-eval", "transformers", "datasets", "accelerate")
 _CHATTY = ("lm_eval", "transformers", "datasets", "evaluate", "accelerate", "huggingface_hub")
+_TOKENS_ON_A_CPU = 4096  # in one forward pass
+_LARGEST_BATCH = 64
+
+_HFLM: Any = import_module("lm_eval.models.huggingface").HFLM
+Request = tuple[Any, list[int], list[int]]  # origin, context, continuation
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """The numbers of lm-eval for one set."""
-
-    metrics: dict[str, Metric]
-    num_items: int
-    num_truncated: int
-    version: float | str
-
-
-def package_versions() -> dict[str, str]:
-    """Return the versions of the packages for evaluation. Raise ModuleNotFoundError if one is missing."""
-    versions = {}
-    for package in _PACKAGES:
-        try:
-            versions[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            raise ModuleNotFoundError(
-                f"evaluation needs the package {package}, which is not installed: "
-                "pip install 'merit-optim[eval]'",
-                name=package,
-            ) from None
-    return versions
-
-
-class Harness:
-    """An exported checkpoint, ready to be evaluated on several sets.
+class CheckpointLM(_HFLM):  # type: ignore[misc]
+    """An exported checkpoint as lm-eval's model, with progress and a count of prompts that do not fit.
 
     Args:
-        checkpoint: folder of the exported checkpoint.
+        folder: of the checkpoint, with its tokenizer.
         prefix: the token before a text that has no context.
-        context: the longest sequence that it was trained on.
+        context: the longest sequence that it was trained on; its positions may be many more.
         device: where to compute.
-        autocast: bf16 matrix products.
-        task_files: folder of local sets; None for the hub's.
+        autocast: bf16 matrix products, as in training on CUDA.
         progress: where to show progress.
     """
 
     def __init__(
         self,
-        checkpoint: Path,
+        folder: Path,
         *,
         prefix: int,
         context: int,
         device: torch.device,
         autocast: bool,
-        task_files: Path | None,
         progress: WorkProgress,
     ) -> None:
-        if task_files is not None:
-            # Read when these libraries are imported: they then do not use the network.
-            offline = dict.fromkeys(("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE", "TRANSFORMERS_OFFLINE"), "1")
-            os.environ.update(offline)
-        from merit_lab.measure.evaluate.lm import CheckpointLM
-
-        self._task_files, self._progress = task_files, progress
+        self.set_name, self.num_truncated, self.progress = "", 0, progress
         with _quiet():
-            self._lm = CheckpointLM(
-                checkpoint,
-                prefix=prefix,
-                context=context,
-                device=device,
-                autocast=autocast,
-                progress=progress,
+            super().__init__(
+                pretrained=str(folder),
+                max_length=context,
+                device=str(device),
+                dtype="float32",
+                mixed_precision_dtype="bfloat16" if autocast else None,
+                # On a GPU lm-eval finds the largest batch that fits.
+                batch_size=1 if device.type == "cpu" else "auto",
+                max_batch_size=_LARGEST_BATCH,
+                prefix_token_id=prefix,
             )
+        if device.type == "cpu":
+            self.batch_size_per_gpu = min(max(_TOKENS_ON_A_CPU // self.max_length, 1), _LARGEST_BATCH)
 
-    def evaluate(self, name: str, limit: int | None) -> Outcome:
-        """Return the metrics of a set, or of its first ``limit`` items."""
-        lm_eval = import_module("lm_eval")
-        self._lm.set_name, self._lm.num_truncated = name, 0
-        with tempfile.TemporaryDirectory() as scratch, _quiet():
-            tasks = self._load(name, limit, Path(scratch))
-            (task,) = tasks["tasks"].values()
-            task.set_config(key="num_fewshot", value=0)
-            # Not simple_evaluate: it also inspects the machine, which takes seconds each time.
-            try:
-                output = lm_eval.evaluate(
-                    lm=self._lm, task_dict=tasks, limit=limit, bootstrap_iters=BOOTSTRAP, log_samples=False
+    def loglikelihood_rolling(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[float]:
+        """Return the log-likelihood of whole texts, each in windows of the model's context."""
+        del disable_tqdm  # shown by ours
+        lengths = [len(self.tok_encode(request.args[0])) for request in requests]
+        windows = sum(-(-length // self.max_length) for length in lengths)
+        self.progress.begin(self.set_name, windows, "sequences")
+        output: list[float] = super().loglikelihood_rolling(requests, disable_tqdm=True)
+        return output
+
+    def _loglikelihood_tokens(
+        self, requests: Sequence[Request], disable_tqdm: bool = False, override_bs: int | None = None
+    ) -> list[tuple[float, bool]]:
+        """Return log-likelihoods of continuations; ``override_bs`` is set for windows of a rolling one."""
+        del disable_tqdm
+        if override_bs is None:
+            longest = max(len(continuation) for _, _, continuation in requests)
+            if longest > self.max_length:
+                raise ValueError(
+                    f"{self.set_name} has an answer of {longest} tokens, which is longer than the model's "
+                    f"context of {self.max_length}: it cannot be evaluated with this model"
                 )
-            finally:
-                self._progress.end()
-        task_name = task.task_name
-        return Outcome(
-            metrics=_metrics(output["results"][task_name], output["higher_is_better"][task_name]),
-            num_items=output["n-samples"][task_name]["effective"],
-            num_truncated=self._lm.num_truncated,
-            version=output["versions"][task_name],
+            # The model's input is all but the last token.
+            self.num_truncated = sum(
+                len(context) + len(continuation) > self.max_length + 1
+                for _, context, continuation in requests
+            )
+            # lm-eval computes requests that differ only in the last token once.
+            inputs = {(*context, *continuation[:-1]) for _, context, continuation in requests}
+            self.progress.begin(self.set_name, len(inputs), "sequences")
+        output: list[tuple[float, bool]] = super()._loglikelihood_tokens(
+            requests, disable_tqdm=True, override_bs=override_bs
         )
+        return output
 
-    def _load(self, name: str, limit: int | None, scratch: Path) -> Any:
-        """Return the task from lm-eval's TaskManager."""
-        chosen = SETS.get(name)
-        manager = _task_manager(chosen.tasks_folder if chosen else None)
-        if chosen is not None and self._task_files is not None:
-            rows, _ = chosen.rows(self._task_files)
-            definition = manager.task_index[chosen.task].yaml_path
-            return manager.load([str(_localize(chosen.task, definition, rows[:limit], scratch))])
+    def _model_call(self, inps: Tensor, *rest: Any, **options: Any) -> Tensor:
+        logits: Tensor = super()._model_call(inps, *rest, **options)
+        if logits.isnan().any():
+            # Tasks would still return a number: of answers with NaN likelihood the first is chosen.
+            raise ValueError(
+                f"{self.set_name}: the model's logits are NaN, so the run diverged; choose an earlier "
+                "checkpoint with --checkpoint"
+            )
+        self.progress.advance(len(inps))
+        return logits
+
+
+def run_task(lm: CheckpointLM, name: str, limit: int | None, task_files: Path | None) -> dict[str, Any]:
+    """Return lm-eval's numbers for a set, or for its first ``limit`` items, and what they are of.
+
+    ``result`` has each metric and its standard error by lm-eval's names ("acc", "acc_stderr"; "f1,strict" if
+    answers were filtered), ``items`` and ``truncated``, the number of prompts that did not fit.
+    """
+    lm.set_name, lm.num_truncated = name, 0
+    with tempfile.TemporaryDirectory() as scratch, _quiet():
+        tasks = _load(name, limit, task_files, Path(scratch))
+        (task,) = tasks["tasks"].values()
+        task.set_config(key="num_fewshot", value=0)
+        # Not simple_evaluate: it also inspects the machine, which takes seconds each time.
         try:
-            return manager.load([chosen.task if chosen else name])
-        except OSError as error:
-            raise OSError(
-                f"{name} could not be read from the Hugging Face hub ({error}); without a network, give a "
-                "folder with the files of the sets with --task-files"
-            ) from error
-
-
-@functools.cache
-def _task_manager(folder: str | None) -> Any:
-    """Return lm-eval's tasks of one folder, or all; reading the index of all can take a minute."""
-    managers = import_module("lm_eval.tasks")
-    if folder is None:
-        return managers.TaskManager()
-    own_tasks = Path(str(managers.__file__)).parent / folder
-    return managers.TaskManager(include_path=own_tasks, include_defaults=False)
+            output = import_module("lm_eval").evaluate(
+                lm=lm, task_dict=tasks, limit=limit, bootstrap_iters=BOOTSTRAP, log_samples=False
+            )
+        finally:
+            lm.progress.end()
+    metrics = {
+        key.removesuffix(",none"): float(value)
+        for key, value in output["results"][task.task_name].items()
+        if "," in key and isinstance(value, (int, float))  # an error that is unknown is "N/A"
+    }
+    num_items = output["n-samples"][task.task_name]["effective"]
+    return {
+        "result": {**metrics, "items": num_items, "truncated": lm.num_truncated},
+        "version": output["versions"][task.task_name],
+        "higher_is_better": output["higher_is_better"][task.task_name],
+    }
 
 
 def check_hub(names: Sequence[str]) -> None:
@@ -164,38 +165,42 @@ def check_hub(names: Sequence[str]) -> None:
         raise ValueError(f"lm-eval has no task {name!r}{hint}")
 
 
-def _localize(name: str, definition: Path, rows: list[Row], scratch: Path) -> Path:
-    """Write lm-eval's definition of a task with other rows as its data, and return its path."""
-    data = scratch / "rows.jsonl"
-    data.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    task = {
-        "include": str(definition),
-        "dataset_path": "json",
-        "dataset_name": None,
-        "dataset_kwargs": {"data_files": {"test": str(data)}, "cache_dir": str(scratch / "cache")},
-        "training_split": None,
-        "validation_split": None,
-        "test_split": "test",
-    }
-    path = scratch / f"{name}.yaml"
-    path.write_text(json.dumps(task), encoding="utf-8")  # JSON is YAML
-    return path
+def _load(name: str, limit: int | None, task_files: Path | None, scratch: Path) -> Any:
+    """Return the task from lm-eval's TaskManager, with the rows of a local file if there are task files."""
+    chosen = SETS.get(name)
+    manager = _task_manager(chosen.tasks_folder if chosen else None)
+    if chosen is not None and task_files is not None:
+        rows, data = chosen.rows(task_files)[0][:limit], scratch / "rows.jsonl"
+        data.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+        task = {
+            "include": str(manager.task_index[chosen.task].yaml_path),
+            "dataset_path": "json",
+            "dataset_name": None,
+            "dataset_kwargs": {"data_files": {"test": str(data)}, "cache_dir": str(scratch / "cache")},
+            "training_split": None,
+            "validation_split": None,
+            "test_split": "test",
+        }
+        definition = scratch / f"{chosen.task}.yaml"
+        definition.write_text(json.dumps(task), encoding="utf-8")  # JSON is YAML
+        return manager.load([str(definition)])
+    try:
+        return manager.load([chosen.task if chosen else name])
+    except OSError as error:
+        raise OSError(
+            f"{name} could not be read from the Hugging Face hub ({error}); without a network, give a "
+            "folder with the files of the sets with --task-files"
+        ) from error
 
 
-def _metrics(output: dict[str, Any], higher_is_better: dict[str, bool | None]) -> dict[str, Metric]:
-    """Convert lm-eval's numbers: "acc,none" and "acc_stderr,none", where "none" is the filter of answers."""
-    metrics = {}
-    for key, value in output.items():
-        name, comma, answers = key.partition(",")
-        if not comma or name.endswith("_stderr"):
-            continue
-        error = output.get(f"{name}_stderr,{answers}")
-        metrics[name if answers == "none" else key] = Metric(
-            value=float(value),
-            stderr=float(error) if isinstance(error, (int, float)) else None,  # else it is "N/A"
-            higher_is_better=higher_is_better.get(name),
-        )
-    return metrics
+@functools.cache
+def _task_manager(folder: str | None) -> Any:
+    """Return lm-eval's tasks of one folder, or all; reading the index of all can take a minute."""
+    managers = import_module("lm_eval.tasks")
+    if folder is None:
+        return managers.TaskManager()
+    own_tasks = Path(str(managers.__file__)).parent / folder
+    return managers.TaskManager(include_path=own_tasks, include_defaults=False)
 
 
 @contextlib.contextmanager
@@ -206,12 +211,9 @@ def _quiet() -> Iterator[None]:
     """
     before = os.environ.get("DISABLE_MULTIPROC")
     os.environ["DISABLE_MULTIPROC"] = "1"
+    silence = io.StringIO()
     try:
-        with (
-            quiet(*_CHATTY),
-            contextlib.redirect_stdout(io.StringIO()),
-            contextlib.redirect_stderr(io.StringIO()),
-        ):
+        with quiet(*_CHATTY), contextlib.redirect_stdout(silence), contextlib.redirect_stderr(silence):
             yield
     finally:
         if before is None:

@@ -1,15 +1,109 @@
-"""The evaluation sets that the paper reports, by name."""
+"""The evaluation sets that the paper reports, and their files as rows.
+
+lm-eval's tasks are written for the copies on the Hugging Face hub, whose fields differ from the original
+files'. Each reader converts the text of a file as its authors published it to the rows of the hub's copy, as
+far as a task uses them.
+"""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from merit_lab.measure.evaluate import rows
-from merit_lab.measure.evaluate.rows import Reader, Row
 from merit_optim.spelling import did_you_mean
+
+Row = dict[str, Any]
+Reader = Callable[[str], Iterator[Row]]
+
+_ENTAILMENT = ("entailment", "contradiction", "neutral")  # the hub's order; RTE has the next
+_ENTAILMENT_OR_NOT = ("entailment", "not_entailment")
+_TRUTH = ("false", "true")
+
+
+def plain(text: str) -> Iterator[Row]:
+    """Lines of JSON that already are the hub's rows."""
+    # Not splitlines: it also splits at characters that JSON allows within a string.
+    return (json.loads(line) for line in text.split("\n") if line)
+
+
+def arc(text: str) -> Iterator[Row]:
+    """ARC: the question's choices as two lists."""
+    for row in plain(text):
+        choices = row["question"]["choices"]
+        yield {
+            "question": row["question"]["stem"],
+            "choices": {key: [choice[key] for choice in choices] for key in ("text", "label")},
+            "answerKey": row["answerKey"],
+        }
+
+
+def race(text: str) -> Iterator[Row]:
+    """RACE: an article's problems as a Python literal, which the task evaluates."""
+    for row in plain(text):
+        problems = [
+            {"question": question, "answer": answer, "options": options}
+            for question, answer, options in zip(
+                row["questions"], row["answers"], row["options"], strict=True
+            )
+        ]
+        yield {"article": row["article"], "problems": repr(problems)}
+
+
+def multirc(text: str) -> Iterator[Row]:
+    """MultiRC: a row for each proposed answer to each question."""
+    for row in plain(text):
+        passage = row["passage"]
+        for question in passage["questions"]:
+            for answer in question["answers"]:
+                yield {
+                    "paragraph": passage["text"],
+                    "question": question["question"],
+                    "answer": answer["text"],
+                    "label": answer["label"],
+                }
+
+
+def wsc(text: str) -> Iterator[Row]:
+    """WSC: the spans as separate fields, with their first letters as in the text."""
+    for row in _labelled(_TRUTH)(text):
+        spans = row.pop("target")
+        for name in ("span1_text", "span2_text"):
+            if spans[name] not in row["text"]:
+                spans[name] = spans[name][0].swapcase() + spans[name][1:]
+        yield {**row, **spans}
+
+
+def wikitext(text: str) -> Iterator[Row]:
+    """WikiText: a row for each article, which begins with a heading of the first level."""
+    page: list[str] = []
+    for line in text.split("\n"):
+        # " = Title = " but not " = = Section = = "
+        words = line.split()
+        if words[:1] == ["="] == words[-1:] and len(words) > 2 and words[1] != "=" != words[-2]:
+            if "".join(page).strip():
+                yield {"page": "\n".join(page)}
+            page = []
+        page.append(line)
+    if "".join(page).strip():
+        yield {"page": "\n".join(page)}
+
+
+def _labelled(names: tuple[str, ...]) -> Reader:
+    """A reader of lines whose label is a name, which becomes its number."""
+
+    def read(text: str) -> Iterator[Row]:
+        return ({**row, "label": names.index(row["label"])} for row in plain(text))
+
+    return read
+
+
+boolq = wic = _labelled(_TRUTH)
+cb = _labelled(_ENTAILMENT)
+rte = _labelled(_ENTAILMENT_OR_NOT)
 
 
 @dataclass(frozen=True)
@@ -35,7 +129,7 @@ class EvaluationSet:
         try:
             items = list(self.read(content.decode()))
             self._check(items)
-        except (ValueError, LookupError, TypeError) as error:
+        except (ValueError, LookupError, TypeError, RecursionError) as error:
             raise ValueError(
                 f"{path} is not the file of this set as published by its authors "
                 f"({type(error).__name__}: {error})"
@@ -53,39 +147,37 @@ class EvaluationSet:
 
 
 SETS: Mapping[str, EvaluationSet] = {
-    "lambada": EvaluationSet(
-        "lambada_openai", "lambada", "lambada/lambada_test.jsonl", rows.plain, ("text",)
-    ),
-    "wikitext": EvaluationSet("wikitext", "wikitext", "wikitext2/wiki.test.raw", rows.wikitext),
-    "arc_easy": EvaluationSet("arc_easy", "arc", "arc/ARC-Easy-Test.jsonl", rows.arc),
-    "arc_challenge": EvaluationSet("arc_challenge", "arc", "arc/ARC-Challenge-Test.jsonl", rows.arc),
+    "lambada": EvaluationSet("lambada_openai", "lambada", "lambada/lambada_test.jsonl", plain, ("text",)),
+    "wikitext": EvaluationSet("wikitext", "wikitext", "wikitext2/wiki.test.raw", wikitext),
+    "arc_easy": EvaluationSet("arc_easy", "arc", "arc/ARC-Easy-Test.jsonl", arc),
+    "arc_challenge": EvaluationSet("arc_challenge", "arc", "arc/ARC-Challenge-Test.jsonl", arc),
     "hellaswag": EvaluationSet(
         "hellaswag",
         "hellaswag",
         "hellaswag/hellaswag_val.jsonl",
-        rows.plain,
+        plain,
         ("activity_label", "ctx_a", "ctx_b", "endings", "label"),
     ),
-    "race": EvaluationSet("race", "race", "race/race_high_test.jsonl", rows.race),
+    "race": EvaluationSet("race", "race", "race/race_high_test.jsonl", race),
     "boolq": EvaluationSet(
-        "boolq", "super_glue", "superglue/BoolQ/val.jsonl", rows.boolq, ("passage", "question")
+        "boolq", "super_glue", "superglue/BoolQ/val.jsonl", boolq, ("passage", "question")
     ),
-    "cb": EvaluationSet("cb", "super_glue", "superglue/CB/val.jsonl", rows.cb, ("premise", "hypothesis")),
+    "cb": EvaluationSet("cb", "super_glue", "superglue/CB/val.jsonl", cb, ("premise", "hypothesis")),
     "copa": EvaluationSet(
         "copa",
         "super_glue",
         "superglue/COPA/val.jsonl",
-        rows.plain,
+        plain,
         ("premise", "choice1", "choice2", "question", "label"),
     ),
-    "multirc": EvaluationSet("multirc", "super_glue", "superglue/MultiRC/val.jsonl", rows.multirc),
+    "multirc": EvaluationSet("multirc", "super_glue", "superglue/MultiRC/val.jsonl", multirc),
     "rte": EvaluationSet(
-        "sglue_rte", "super_glue", "superglue/RTE/val.jsonl", rows.rte, ("premise", "hypothesis")
+        "sglue_rte", "super_glue", "superglue/RTE/val.jsonl", rte, ("premise", "hypothesis")
     ),
     "wic": EvaluationSet(
-        "wic", "super_glue", "superglue/WiC/val.jsonl", rows.wic, ("sentence1", "sentence2", "word")
+        "wic", "super_glue", "superglue/WiC/val.jsonl", wic, ("sentence1", "sentence2", "word")
     ),
-    "wsc": EvaluationSet("wsc", "super_glue", "superglue/WSC/val.jsonl", rows.wsc),
+    "wsc": EvaluationSet("wsc", "super_glue", "superglue/WSC/val.jsonl", wsc),
 }
 
 PAPER_SETS: Mapping[str, tuple[str, ...]] = {

@@ -18,6 +18,8 @@ from merit_lab.train import TrainConfig
 if TYPE_CHECKING:
     import tokenizers
 
+_GPT2_FILES = "https://openaipublic.blob.core.windows.net/gpt-2/encodings/main/"  # as tiktoken names them
+
 
 @dataclass(frozen=True)
 class ExportedTokenizer:
@@ -96,7 +98,7 @@ def tokenizer_of(
     if gpt2_vocabulary is not None and name != "gpt2":
         raise ValueError(f"GPT-2's vocabulary is given, but the tokenizer is {name!r}; leave it out")
     if name == "bytes":
-        backend = _byte_level({bytes([value]): value for value in range(256)}, merges=[])
+        backend = _byte_level({character: value for value, character in enumerate(_byte_characters())}, [])
     elif name == "gpt2":
         backend = _gpt2(gpt2_vocabulary)
     else:
@@ -132,51 +134,31 @@ def _may_be(path: Path, name: str) -> bool:
     return file_name(path) == name if name.startswith("file-") else has_file(name)
 
 
-def _gpt2(vocabulary: Path | None) -> tokenizers.Tokenizer:
-    """Return GPT-2's BPE from tiktoken's ranks, which are the ids."""
-    from tiktoken.load import data_gym_to_mergeable_bpe_ranks
-    from tiktoken_ext import openai_public  # type: ignore[import-untyped]
+def _gpt2(folder: Path | None) -> tokenizers.Tokenizer:
+    """Return GPT-2's BPE, from a folder or as tiktoken finds it."""
+    from tiktoken.load import read_file_cached
 
-    Gpt2(vocabulary)  # refuses other vocabularies, and says what to do if there is none
-    ranks: dict[bytes, int]
-    if vocabulary is None:
-        ranks = openai_public.gpt2()["mergeable_ranks"]
-    else:
-        vocab, encoder = str(vocabulary / "vocab.bpe"), str(vocabulary / "encoder.json")
-        ranks = data_gym_to_mergeable_bpe_ranks(vocab, encoder)
-    tokenizer = _byte_level(ranks, _merges(ranks))
+    Gpt2(folder)  # refuses other vocabularies, and says what to do if there is none
+
+    def read(name: str) -> str:
+        if folder is not None:
+            return (folder / name).read_text(encoding="utf-8")
+        return read_file_cached(_GPT2_FILES + name).decode()
+
+    merges = [line.split(" ") for line in read("vocab.bpe").split("\n")[1:-1]]  # the first is a version
+    vocabulary = json.loads(read("encoder.json"))
+    del vocabulary[END_OF_TEXT]  # no merge makes it
+    tokenizer = _byte_level(vocabulary, [(first, second) for first, second in merges])
     tokenizer.add_special_tokens([END_OF_TEXT])
     return tokenizer
 
 
-def _merges(ranks: Mapping[bytes, int]) -> list[tuple[bytes, bytes]]:
-    """Return the pairs that a BPE joins, in order: the last two parts from which each token is formed."""
-    merges = []
-    for token, rank in sorted(ranks.items(), key=lambda item: item[1]):
-        parts = [bytes([value]) for value in token]
-        while len(parts) > 2:
-            joined = [ranks.get(first + second, rank) for first, second in itertools.pairwise(parts)]
-            place = joined.index(min(joined))
-            assert joined[place] < rank, "a token is made of two that came before it"
-            parts[place : place + 2] = [parts[place] + parts[place + 1]]
-        if len(parts) == 2:
-            merges.append((parts[0], parts[1]))
-    return merges
-
-
-def _byte_level(ids: Mapping[bytes, int], merges: list[tuple[bytes, bytes]]) -> tokenizers.Tokenizer:
+def _byte_level(vocabulary: dict[str, int], merges: list[tuple[str, str]]) -> tokenizers.Tokenizer:
     """Return a BPE over bytes, written as printable characters, with GPT-2's splitting of text."""
     import tokenizers
     from tokenizers import decoders, models, pre_tokenizers
 
-    characters = _byte_characters()
-
-    def printable(token: bytes) -> str:
-        return "".join(characters[value] for value in token)
-
-    vocabulary = {printable(token): number for token, number in ids.items()}
-    pairs = [(printable(first), printable(second)) for first, second in merges]
-    tokenizer = tokenizers.Tokenizer(models.BPE(vocab=vocabulary, merges=pairs))
+    tokenizer = tokenizers.Tokenizer(models.BPE(vocab=vocabulary, merges=merges))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     return tokenizer

@@ -7,14 +7,14 @@ import statistics
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from merit_lab.measure.evaluate.evaluation import evaluate
+from merit_lab.measure.evaluate.command import evaluate
 from merit_lab.measure.evaluate.sets import PAPER_SETS
 from merit_lab.paper.entry import Analysis, PaperEntry, Unavailable
 from merit_lab.paper.records import BySeed, Records, TrialRecord, spread_text
 from merit_lab.paper.setups import WATCHED, EntryTrial, Scale
 from merit_lab.paper.verdict import Verdict, paired
 from merit_lab.results.gather import DISPLAY_NAMES
-from merit_lab.runs import Run, read_results
+from merit_lab.runs import Measurements, step_path
 from merit_lab.study.charts import Axis, Chart, strip_chart
 from merit_lab.tables import Table
 
@@ -58,14 +58,15 @@ def _values(record: TrialRecord, sets: Sequence[str], scale: Scale) -> dict[str,
         return {name: math.inf if name in _PERPLEXITY else -math.inf for name in sets}
     if record.run is None or record.config.steps is None:
         return {}
-    results = read_results(Run.open(record.folder), record.config.steps, scale.evaluation_limit)
+    path = step_path(record.folder / "evaluate", record.config.steps).with_suffix(".json")
+    parts, limit = Measurements(path).parts, scale.evaluation_limit
     values = {}
     for name in sets:
-        if name in results:
-            metrics = results[name].metrics
+        part = parts.get(name if limit is None else f"{name}-first-{limit}")
+        if part is not None:
             is_accuracy = name not in _PERPLEXITY
-            metric = metrics["acc" if is_accuracy else _PERPLEXITY[name]]
-            values[name] = metric.value * (100 if is_accuracy else 1)
+            value = part["result"]["acc" if is_accuracy else _PERPLEXITY[name]]
+            values[name] = value * (100 if is_accuracy else 1)
     return values
 
 
