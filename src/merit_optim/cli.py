@@ -57,7 +57,7 @@ COMMANDS = {
     ),
     "scale": Command("Measure steps to a target loss against the batch size", "merit_lab.scale.command"),
     "batch-size": Command(
-        "Estimate the useful batch size of a run from its gradient noise", "merit_lab.measure.noise.command"
+        "Estimate the useful batch size of a run from its gradient noise", "merit_lab.measure.noise"
     ),
     "curvature": Command(
         "Measure the Hessian at a checkpoint of a run", "merit_lab.measure.curvature.command"

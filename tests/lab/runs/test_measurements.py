@@ -1,6 +1,7 @@
 """Measurements at a checkpoint, kept in a file and as columns of the table of runs."""
 
 import math
+import multiprocessing
 
 import pytest
 
@@ -62,3 +63,24 @@ def test_another_file_is_refused(text, complaint, tmp_path) -> None:
         Measurements(path)
     with pytest.raises(ValueError, match=complaint):
         columns(tmp_path)
+
+
+def put_many(path, name, ready):
+    results = Measurements(path)
+    ready.wait()
+    for number in range(20):
+        results.put(f"{name}{number}", {}, {"value": number})
+
+
+def test_parts_of_two_processes_are_all_kept(tmp_path):
+    path = tmp_path / "curvature" / "step.json"
+    context = multiprocessing.get_context("fork")
+    ready = context.Barrier(2)
+    processes = [context.Process(target=put_many, args=(path, name, ready)) for name in "ab"]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+    assert [process.exitcode for process in processes] == [0, 0]
+    kept = Measurements(path)
+    assert all(kept.find(f"{name}{number}", {}) == {"value": number} for name in "ab" for number in range(20))

@@ -9,7 +9,7 @@ import torch
 from test_ranks import assert_alike, on_two_ranks
 from transformers_cases import TINY
 
-from merit_lab.measure.curvature.measure import CurvatureConfig, measure_curvature
+from merit_lab.measure.curvature.command import CurvatureConfig, measure_curvature
 from merit_lab.measure.evaluate import command as evaluate_command
 from merit_lab.measure.evaluate.command import export
 from merit_lab.measure.evaluate.harness import CheckpointLM

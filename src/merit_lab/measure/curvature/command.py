@@ -1,19 +1,205 @@
-"""`merit curvature`: measure the Hessian of the training loss at a checkpoint of a run."""
+"""`merit curvature`: measure the Hessian of the training loss at a checkpoint of a run, part by part."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, NamedTuple
 
+import torch
 import tyro
+from torch import Tensor
 
+from merit_lab.checks import check_at_least
 from merit_lab.command_line import rules
-from merit_lab.measure.curvature.measure import Curvature, CurvatureConfig, measure_curvature
+from merit_lab.folders import check_writable
+from merit_lab.measure.curvature.hessian import Hessian, hessian_vector_product
+from merit_lab.measure.curvature.spectrum import (
+    hutchinson_trace,
+    num_vectors,
+    smooth,
+    spectral_density,
+    top_eigenvalues,
+)
+from merit_lab.models import Model, num_parameters
+from merit_lab.progress import WorkProgress
+from merit_lab.runs import Measurements
 from merit_lab.tables import Table, print_table
-from merit_lab.train.signals import Interrupted
+from merit_lab.train.signals import Interrupted, listening
+from merit_lab.train.snapshot import Snapshot, default_device, mean_loss
+
+_CPU_TOKENS = 16384  # in one micro-batch; larger ones are no faster on a CPU
+_MOST_SEQUENCES_TRIED = 64
+
+
+@dataclass(frozen=True, kw_only=True)
+class CurvatureConfig:
+    """What to measure of the Hessian of the training loss, in float32."""
+
+    sequences: int = 64
+    """Number of training sequences in the loss, evenly spread over the training file."""
+    top: int = 5
+    """How many of the largest eigenvalues to compute. 0: none."""
+    tolerance: float = 1e-3
+    """Residual of an eigenvalue, relative to it."""
+    probes: int = 32
+    """Random vectors for the trace. 0: no trace."""
+    density: bool = False
+    """Measure the spectral density."""
+    density_probes: int = 4
+    """Random vectors for the density."""
+    density_steps: int = 64
+    """Lanczos steps, and so products, for each of them."""
+    seed: int = 0
+    """Determines the random vectors."""
+
+    def __post_init__(self) -> None:
+        least = {"sequences": 1, "top": 0, "density_probes": 1, "density_steps": 1}
+        for name, smallest in least.items():
+            check_at_least(name, getattr(self, name), smallest)
+        if self.probes < 0 or self.probes == 1:
+            raise ValueError(
+                f"probes is {self.probes}; it must be 0 for no trace, or at least 2 for its error"
+            )
+        if not 0 < self.tolerance < 1:
+            raise ValueError(f"tolerance is {self.tolerance}; it must be between 0 and 1")
+
+
+class Part(NamedTuple):
+    """A part to measure: the settings it depends on besides the loss, and the function that measures it."""
+
+    settings: dict[str, Any]
+    products: int | None
+    measure: Callable[[Hessian], dict[str, Any]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Curvature:
+    """The results of all parts, measured now or earlier."""
+
+    path: Path
+    step: int
+    parts: dict[str, dict[str, Any]]
+
+
+def measure_curvature(
+    run: Path | str,
+    config: CurvatureConfig | None = None,
+    *,
+    step: int | None = None,
+    data: Path | None = None,
+    micro_batch: int | None = None,
+) -> Curvature:
+    """Measure the parts that were not yet measured at a checkpoint with the same settings.
+
+    Each part is written when it is done. Raises ``Interrupted`` after a signal; a second call continues with
+    the missing parts.
+
+    Args:
+        run: the run directory.
+        config: what to measure.
+        step: of the checkpoint; None for the newest.
+        data: the folder of the run's data, if it has moved.
+        micro_batch: sequences in one pass. None: found by trial on CUDA, 16384 tokens on a CPU.
+    """
+    config = config or CurvatureConfig()
+    if micro_batch is not None:
+        check_at_least("micro_batch", micro_batch, 1)
+    snapshot = Snapshot.find(run, step)
+    dataset = snapshot.open_data(data)
+    sequences = snapshot.training_sequences(dataset, config.sequences)
+    of_loss = {"sequences": len(sequences), "context": snapshot.config.model.context}
+    parts = {
+        name: part._replace(settings=of_loss | part.settings)
+        for name, part in _parts(config, num_parameters(snapshot.config.model)).items()
+    }
+    results = Measurements(snapshot.run.folder / "curvature" / f"{snapshot.path.name}.json")
+    missing = [name for name, part in parts.items() if results.find(name, part.settings) is None]
+    if missing:
+        check_writable(results.path.parent)
+        about = snapshot.environment(dataset)
+        progress = WorkProgress()
+        with listening() as stop:
+
+            def after_product() -> None:
+                progress.advance()
+                if stop.signum:
+                    raise stop.interrupted("; finished parts are kept")
+
+            model = snapshot.load_model(default_device(), twice=True)
+            size = micro_batch or choose_micro_batch(model, sequences)
+            hessian = Hessian(mean_loss(model, sequences, size), model.parameters(), after_product)
+            for name in missing:
+                part, began, before = parts[name], time.monotonic(), hessian.num_products
+                with progress.piece(name, part.products, "products"):
+                    result = part.measure(hessian)
+                seconds = round(time.monotonic() - began, 3)
+                results.put(name, part.settings, result, seconds=seconds, environment=about)
+                if num_products := hessian.num_products - before:
+                    progress.say(f"{name}: {num_products} products in {seconds:.1f} s")
+    found = {name: results.parts[name]["result"] for name in parts}
+    return Curvature(path=results.path, step=snapshot.step, parts=found)
+
+
+def _parts(config: CurvatureConfig, size: int) -> dict[str, Part]:
+    """Return the configured parts, the fastest first."""
+    seed = config.seed
+
+    def eigenvalues(hessian: Hessian) -> dict[str, Any]:
+        found = top_eigenvalues(hessian, config.top, tolerance=config.tolerance, seed=seed)
+        return {"largest": found.values[0], **found._asdict()}
+
+    def trace(hessian: Hessian) -> dict[str, Any]:
+        return hutchinson_trace(hessian, config.probes, seed=seed)._asdict()
+
+    def density(hessian: Hessian) -> dict[str, Any]:
+        spectrum = spectral_density(hessian, config.density_probes, steps=config.density_steps, seed=seed)
+        pairs = [pair for probe in zip(*spectrum, strict=True) for pair in zip(*probe, strict=True)]
+        below = sum(weight for node, weight in pairs if node < 0) / config.density_probes
+        grid, values = smooth(spectrum)
+        return {
+            "smallest": min(node for node, _ in pairs),
+            "below_zero": below,
+            "grid": grid.tolist(),
+            "density": values.tolist(),
+            **spectrum._asdict(),
+        }
+
+    parts = {"loss": Part({}, 0, lambda hessian: {"value": hessian.loss()})}
+    if config.top:
+        num_vectors(size, config.top)  # refuses what is impossible, before anything is computed
+        settings = {"top": config.top, "tolerance": config.tolerance, "seed": seed}
+        parts["eigenvalues"] = Part(settings, None, eigenvalues)
+    if config.probes:
+        parts["trace"] = Part({"probes": config.probes, "seed": seed}, config.probes, trace)
+    if config.density:
+        probes, steps = config.density_probes, config.density_steps
+        settings = {"probes": probes, "steps": steps, "seed": seed}
+        parts["density"] = Part(settings, probes * steps, density)
+    return parts
+
+
+def choose_micro_batch(model: Model, sequences: Tensor) -> int:
+    """Return the sequences per pass: the largest power of two whose product fits, or fixed on a CPU."""
+    device = next(model.parameters()).device
+    if device.type == "cpu":
+        return max(1, min(len(sequences), _CPU_TOKENS // model.config.context))
+    parameters = list(model.parameters())
+    vector = torch.zeros(sum(parameter.numel() for parameter in parameters), device=device)
+    size = 1 << (min(len(sequences), _MOST_SEQUENCES_TRIED).bit_length() - 1)
+    while size > 1:
+        try:
+            hessian_vector_product(mean_loss(model, sequences[:size], size), parameters, vector)
+        except torch.cuda.OutOfMemoryError:
+            size //= 2
+        else:
+            break
+        finally:
+            torch.cuda.empty_cache()
+    return size
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,13 +242,12 @@ def main(argv: Sequence[str]) -> int:
     except (OSError, ValueError, ArithmeticError, RuntimeError, ModuleNotFoundError) as error:
         print(f"merit curvature: {error}", file=sys.stderr)
         return 1
-    print_curvature(curvature)
+    print_table(_table(curvature))
     print(f"\nThe results are in {curvature.path}")
     return 0
 
 
-def print_curvature(curvature: Curvature) -> None:
-    """Print a table of the measurements."""
+def _table(curvature: Curvature) -> Table:
     parts = curvature.parts
     rows = [("loss", f"{parts['loss']['value']:.4f}", "")]
     if "eigenvalues" in parts:
@@ -73,17 +258,6 @@ def print_curvature(curvature: Curvature) -> None:
         trace = parts["trace"]
         rows.append(("trace", f"{trace['value']:.5g}", f"{trace['standard_error']:.2g}"))
     if "density" in parts:
-        nodes = [node for probe in parts["density"]["nodes"] for node in probe]
-        rows.append(("smallest eigenvalue seen", f"{min(nodes):.5g}", ""))
-        rows.append(("weight below zero", f"{_share_below_zero(parts['density']):.1%}", ""))
-    print_table(Table((f"Step {curvature.step}", "Value", "Error"), tuple(rows)))
-
-
-def _share_below_zero(density: dict[str, list[list[float]]]) -> float:
-    """Return the negative share of the spectrum, by the density's quadrature."""
-    pairs = [
-        pair
-        for probe in zip(density["nodes"], density["weights"], strict=True)
-        for pair in zip(*probe, strict=True)
-    ]
-    return sum(weight for node, weight in pairs if node < 0) / len(density["nodes"])
+        rows.append(("smallest eigenvalue seen", f"{parts['density']['smallest']:.5g}", ""))
+        rows.append(("weight below zero", f"{parts['density']['below_zero']:.1%}", ""))
+    return Table((f"Step {curvature.step}", "Value", "Error"), tuple(rows))

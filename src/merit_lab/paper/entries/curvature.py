@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from merit_lab.measure.curvature.measure import CurvatureConfig, measure_curvature
+from merit_lab.measure.curvature.command import CurvatureConfig, measure_curvature
 from merit_lab.models import num_parameters
 from merit_lab.paper.entry import Analysis, PaperEntry, Unavailable
 from merit_lab.paper.records import Records, TrialRecord, spread_text

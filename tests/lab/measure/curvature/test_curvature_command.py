@@ -1,7 +1,6 @@
 """The command and the file it writes, on a run."""
 
 import json
-import multiprocessing
 import signal
 
 import numpy as np
@@ -9,12 +8,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from merit_lab.measure.curvature.command import main
-from merit_lab.measure.curvature.eigenvalues import Eigenvalues
+from merit_lab.measure.curvature.command import CurvatureConfig, main, measure_curvature
 from merit_lab.measure.curvature.hessian import Hessian
-from merit_lab.measure.curvature.measure import CurvatureConfig, measure_curvature
-from merit_lab.measure.curvature.trace import hutchinson_trace
-from merit_lab.runs import Measurements
+from merit_lab.measure.curvature.spectrum import hutchinson_trace
 from merit_lab.train.snapshot import Snapshot, mean_loss
 
 QUICK = ["--sequences", "4", "--top", "2", "--probes", "2"]
@@ -71,18 +67,6 @@ def test_the_seed_decides_the_vectors_of_trace_and_density(run):
     assert first["density"]["nodes"] != other["density"]["nodes"]
 
 
-def test_the_eigenvalues_have_the_tolerance_and_the_seed_that_were_asked_for(run, monkeypatch):
-    given = []
-
-    def remembered(_, top, **options):
-        given.append((top, options))
-        return Eigenvalues(values=[1.0] * top, residuals=[0.0] * top)
-
-    monkeypatch.setattr("merit_lab.measure.curvature.measure.top_eigenvalues", remembered)
-    measure_curvature(run, CurvatureConfig(sequences=1, top=3, tolerance=0.25, probes=0, seed=7))
-    assert given == [(3, {"tolerance": 0.25, "seed": 7})]
-
-
 @pytest.mark.parametrize("step", [4, 6])
 def test_the_weights_are_those_in_the_checkpoints_files(run, step):
     model = Snapshot.find(run, step).load_model(torch.device("cpu"))
@@ -97,7 +81,7 @@ def test_the_weights_are_those_in_the_checkpoints_files(run, step):
 def test_what_is_there_is_not_measured_again(run, monkeypatch):
     config = CurvatureConfig(sequences=4, top=2, probes=2)
     first = measure_curvature(run, config)
-    monkeypatch.setattr("merit_lab.measure.curvature.measure.Hessian", None)  # nothing may be computed
+    monkeypatch.setattr("merit_lab.measure.curvature.command.Hessian", None)  # nothing may be computed
     assert measure_curvature(run, config) == first
 
 
@@ -113,12 +97,6 @@ def test_other_settings_are_measured_and_the_rest_is_kept(run):
     assert read(run)["eigenvalues"]["result"] != before["eigenvalues"]["result"]
 
 
-def test_an_earlier_checkpoint(run):
-    assert main([str(run), *QUICK, "--checkpoint", "4"]) == 0
-    assert main([str(run), *QUICK]) == 0
-    assert read(run, 4)["loss"]["result"] != read(run, 6)["loss"]["result"]
-
-
 def test_parts_can_be_left_out(run):
     assert main([str(run), "--sequences", "2", "--top", "0", "--probes", "0"]) == 0
     assert read(run).keys() == {"format", "loss"}
@@ -130,7 +108,7 @@ def test_a_signal_stops_after_a_product_and_keeps_what_was_done(run, monkeypatch
         return 1.0
 
     with monkeypatch.context() as patch:
-        patch.setattr("merit_lab.measure.curvature.trace.dot", interrupted_dot)
+        patch.setattr("merit_lab.measure.curvature.spectrum.dot", interrupted_dot)
         assert main([str(run), *QUICK]) == 128 + signal.SIGINT
     assert "stopped by SIGINT" in capfd.readouterr().err
     before = read(run)
@@ -152,73 +130,11 @@ def test_moved_data(run, data, tmp_path, capfd):
     assert "does not hold the data that the run was trained on" in capfd.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["--checkpoint", "5"], "no checkpoint of step 5; available steps: 4, 6"),
-        (["--sequences", "0"], "sequences is 0; it must be a whole number of at least 1"),
-        (["--probes", "1"], "probes is 1; it must be 0"),
-        (["--micro-batch", "0"], "micro_batch is 0; it must be a whole number of at least 1"),
-        (["--tolerance", "0"], "tolerance is 0.0; it must be between"),
-    ],
-)
-def test_what_is_refused(run, options, message, capfd):
-    assert main([str(run), *options]) == 1
-    assert message in capfd.readouterr().err
-
-
 def test_too_many_eigenvalues_are_refused_before_anything_is_computed(run, monkeypatch, capfd):
-    monkeypatch.setattr("merit_lab.measure.curvature.eigenvalues._LARGEST_INDEX", 50_000)
-    monkeypatch.setattr("merit_lab.measure.curvature.measure.Hessian", None)
+    monkeypatch.setattr("merit_lab.measure.curvature.spectrum._LARGEST_INDEX", 50_000)
+    monkeypatch.setattr("merit_lab.measure.curvature.command.Hessian", None)
     assert main([str(run), *QUICK, "--top", "20"]) == 1
     assert "request at most" in capfd.readouterr().err
-
-
-def test_a_folder_without_a_run_or_a_checkpoint(run, tmp_path, capfd):
-    assert main([str(tmp_path / "nothing")]) == 1
-    assert "holds no run" in capfd.readouterr().err
-    for path in (run / "checkpoints").iterdir():
-        path.rename(path.with_suffix(".partial"))
-    assert main([str(run)]) == 1
-    assert "no usable checkpoint" in capfd.readouterr().err
-
-
-def test_a_checkpoint_of_another_configuration(run, capfd):
-    config = json.loads((run / "config.json").read_text())
-    (run / "config.json").write_text(json.dumps({**config, "seed": 9}))
-    assert main([str(run)]) == 1
-    assert "different configuration" in capfd.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [("{", "not a result"), ("[]", "not a result"), ('{"format": 7}', "format 7")],
-)
-def test_a_file_that_is_not_a_result(tmp_path, text, message):
-    (tmp_path / "step.json").write_text(text)
-    with pytest.raises(ValueError, match=message):
-        Measurements(tmp_path / "step.json")
-
-
-def put_many(path, name, ready):
-    results = Measurements(path)
-    ready.wait()
-    for number in range(20):
-        results.put(f"{name}{number}", {}, {"value": number})
-
-
-def test_parts_of_two_processes_are_all_kept(tmp_path):
-    path = tmp_path / "curvature" / "step.json"
-    context = multiprocessing.get_context("fork")
-    ready = context.Barrier(2)
-    processes = [context.Process(target=put_many, args=(path, name, ready)) for name in "ab"]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join()
-    assert [process.exitcode for process in processes] == [0, 0]
-    kept = Measurements(path)
-    assert all(kept.find(f"{name}{number}", {}) == {"value": number} for name in "ab" for number in range(20))
 
 
 def test_a_run_that_diverged(run, monkeypatch, capfd):
@@ -233,10 +149,3 @@ def test_a_run_that_diverged(run, monkeypatch, capfd):
     assert main([str(run), *QUICK]) == 1
     assert "the loss is nan; a run that diverged has no curvature: choose an" in capfd.readouterr().err
     assert not (run / "curvature").exists()
-
-
-def test_a_file_of_something_else(tmp_path):
-    for content in ("3", "[]", "{}", "{"):
-        (tmp_path / "step.json").write_text(content)
-        with pytest.raises(ValueError, match=r"step.json is not a result of this command"):
-            Measurements(tmp_path / "step.json")

@@ -6,11 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from merit_lab.measure.curvature.density import spectral_density
-from merit_lab.measure.curvature.eigenvalues import top_eigenvalues
+from merit_lab.measure.curvature.command import choose_micro_batch
 from merit_lab.measure.curvature.hessian import Hessian
-from merit_lab.measure.curvature.measure import choose_micro_batch
-from merit_lab.measure.curvature.trace import hutchinson_trace
+from merit_lab.measure.curvature.spectrum import hutchinson_trace, spectral_density, top_eigenvalues
 from merit_lab.models import PRESETS, build
 from merit_lab.train.snapshot import mean_loss
 

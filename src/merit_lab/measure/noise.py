@@ -1,0 +1,360 @@
+"""`merit batch-size`: the gradient noise scale of a run, and so which batch size is still worthwhile.
+
+The noise scale is the batch size at which signal and noise of the gradient are equal. With G the gradient of
+the whole loss and S the trace of the covariance of one sequence's gradient, a batch of B sequences has a
+gradient whose expected squared norm is ``|G|^2 + S / B``. Two batch sizes, micro-batches and batches, give
+both; the scale is ``S / |G|^2``.
+
+Training with batches of B takes about ``1 + scale / B`` times the fewest possible steps and ``1 + B / scale``
+times the fewest possible tokens: below the scale a larger batch saves steps at little cost, above it hardly
+any. This holds for steps along the gradient in a loss that is curved equally in all directions; for an
+optimizer that preconditions it is a guide, not a law.
+
+Reference:
+    McCandlish et al., "An empirical model of large-batch training", 2018, https://arxiv.org/abs/1812.06162
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated
+
+import torch
+import tyro
+from torch import Tensor
+
+from merit_lab.checks import check_at_least
+from merit_lab.command_line import rules
+from merit_lab.data import Batches
+from merit_lab.folders import check_writable
+from merit_lab.models import Model
+from merit_lab.progress import WorkProgress
+from merit_lab.runs import Measurements, Run, RunInUse
+from merit_lab.tables import Table, print_table
+from merit_lab.train.checkpoint_files import steps_of
+from merit_lab.train.signals import Interrupted, listening
+from merit_lab.train.snapshot import Snapshot, default_device, token_loss
+from merit_optim.optim.engines.gradients import norms
+from merit_optim.optim.torch_private import foreach_add_
+
+# Added to the seed: no run has a seed as large, so the sequences are not those that a run has seen first.
+_APART_FROM_RUNS = 2**64
+_AROUND = 3  # doublings of the batch shown on either side of the noise scale
+
+Norms = tuple[Sequence[float], float]
+"""Squared gradient norms of one batch: of its micro-batches, and of their mean."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class NoiseConfig:
+    """The gradients from which the noise scale is measured."""
+
+    batches: int = 16
+    """Number of batches; the error is estimated from their differences."""
+    batch: int = 128
+    """Sequences in each batch. More sequences in total allow larger scales to be measured."""
+    micro_batch: int = 4
+    """Sequences per micro-batch, which goes through the model at once; its gradient shows the noise."""
+    seed: int = 0
+    """Seed of the sequences, which are drawn from the training file without replacement, and not in the order
+    of any run."""
+
+    def __post_init__(self) -> None:
+        for name, least in (("batches", 2), ("micro_batch", 1)):
+            check_at_least(name, getattr(self, name), least)
+        if self.batch % self.micro_batch or self.batch < 2 * self.micro_batch:
+            raise ValueError(
+                f"batch is {self.batch}; it must be a multiple of micro_batch, {self.micro_batch}, at least "
+                f"twice as large, for example {2 * self.micro_batch}"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class NoiseScale:
+    """The noise scale in the units of ``micro_batch``, with its error."""
+
+    value: float
+    """noise / signal; infinite if the estimated signal is not positive."""
+    low: float
+    """Two standard errors of signal / noise below the value."""
+    high: float
+    """Two standard errors above it; infinite where the signal may be zero."""
+    noise: float
+    """S, the trace of the covariance of one sequence's gradient."""
+    signal: float
+    """The squared norm of the gradient without noise; an unbiased estimate, which can be negative."""
+
+
+def noise_scale(batches: Iterable[Norms], *, micro_batch: int) -> NoiseScale:
+    """Estimate the noise scale from gradient norms of several independent batches.
+
+    The unbiased estimates of noise and signal are averaged over the batches before their ratio is taken.
+    The error is that of signal / noise, by a jackknife over the batches. The noise is always well determined,
+    so this ratio is nearly a mean, and there is no division by a signal that may be zero.
+
+    Args:
+        batches: at least two batches, each of at least two micro-batches.
+        micro_batch: sequences in a micro-batch.
+
+    Example:
+        >>> scale = noise_scale([([5.0, 7.0], 4.0), ([6.0, 6.0], 4.2)], micro_batch=8)
+        >>> round(scale.noise, 1), round(scale.signal, 1), round(scale.value, 1)
+        (30.4, 2.2, 13.8)
+    """
+    pairs = [_estimate(batch, micro_batch) for batch in batches]
+    if len(pairs) < 2:
+        raise ValueError(
+            f"there are gradients of {len(pairs)} batches; at least 2 are needed to estimate the error"
+        )
+    noises, signals = zip(*pairs, strict=True)
+    noise, signal = statistics.fmean(noises), statistics.fmean(signals)
+    if not noise > 0:
+        raise ValueError(
+            f"the noise of the gradients is estimated as {noise:g}; it must be above 0: are the "
+            "micro-batches all the same, or their norms not squared?"
+        )
+    without_one = [(sum(signals) - pair[1]) / (sum(noises) - pair[0]) for pair in pairs]
+    error = math.sqrt((len(pairs) - 1) * statistics.pvariance(without_one))
+    value, low, high = (
+        1 / ratio if ratio > 0 else math.inf
+        for ratio in (signal / noise, signal / noise + 2 * error, signal / noise - 2 * error)
+    )
+    return NoiseScale(value=value, low=low, high=high, noise=noise, signal=signal)
+
+
+def _estimate(batch: Norms, micro_batch: int) -> tuple[float, float]:
+    """Unbiased estimates of noise and signal from one batch."""
+    squares, at_large = batch
+    if len(squares) < 2:
+        raise ValueError(f"a batch of {len(squares)} micro-batches has only one batch size; two are needed")
+    small, large = micro_batch, micro_batch * len(squares)
+    at_small = statistics.fmean(squares)
+    if not math.isfinite(at_small + at_large):
+        raise FloatingPointError(
+            f"the squared gradient norms are {at_small} in micro-batches and {at_large} in the batch; a "
+            "diverged run has no noise scale: use an earlier checkpoint"
+        )
+    noise = (at_small - at_large) / (1 / small - 1 / large)
+    signal = (large * at_large - small * at_small) / (large - small)
+    return noise, signal
+
+
+def gradient_norms(model: Model, sequences: Tensor, micro_batch: int) -> Norms:
+    """Squared gradient norms of a batch's micro-batches, which must have the same size, and of their mean."""
+    parameters = list(model.parameters())
+    total = [torch.zeros_like(parameter) for parameter in parameters]
+    pieces = sequences.split(micro_batch)
+    squares = []
+    for piece in pieces:
+        gradients = torch.autograd.grad(token_loss(model, piece.to(parameters[0].device)), parameters)
+        foreach_add_(total, gradients)
+        squares.append(_squared_norm(gradients))
+    mean = _squared_norm(total) / len(pieces) ** 2
+    return [square.item() for square in squares], mean.item()
+
+
+def _squared_norm(tensors: list[Tensor] | tuple[Tensor, ...]) -> Tensor:
+    """In float64 and on the device, so that the host waits once per batch, not per micro-batch."""
+    return torch.stack(norms(list(tensors), 2.0)).double().square().sum()
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeasuredScale:
+    """A run's noise scale in sequences, and where it was written."""
+
+    path: Path
+    step: int
+    context: int
+    batch: int
+    """The batch size of the run."""
+    scale: NoiseScale
+
+
+def measure_noise_scale(
+    run: Path | str,
+    config: NoiseConfig | None = None,
+    *,
+    step: int | None = None,
+    data: Path | None = None,
+) -> MeasuredScale:
+    """Measure the noise scale at a checkpoint, or read an earlier measurement with the same settings.
+
+    Args:
+        run: the run directory.
+        config: the gradients to measure it from.
+        step: step of the checkpoint; None for the newest.
+        data: current folder of the run's data, if they have moved.
+    """
+    config = config or NoiseConfig()
+    snapshot = Snapshot.find(run, step)
+    dataset = snapshot.open_data(data)
+    context = snapshot.config.model.context
+    batches = Batches(dataset.train, context=context, batch=config.batch, seed=config.seed + _APART_FROM_RUNS)
+    _check_enough(batches, config)
+    results = Measurements(snapshot.run.folder / "noise" / f"{snapshot.path.name}.json")
+    settings = {**asdict(config), "context": context}
+    if results.find("scale", settings) is None:
+        check_writable(results.path.parent)
+        about = snapshot.environment(dataset)
+        began = time.monotonic()
+        scale = noise_scale(_all_norms(snapshot, batches, config), micro_batch=config.micro_batch)
+        seconds = round(time.monotonic() - began, 3)
+        results.put("scale", settings, asdict(scale), seconds=seconds, environment=about)
+    return MeasuredScale(
+        path=results.path,
+        step=snapshot.step,
+        context=context,
+        batch=snapshot.config.batch,
+        scale=NoiseScale(**results.parts["scale"]["result"]),
+    )
+
+
+def _check_enough(batches: Batches, config: NoiseConfig) -> None:
+    """Raise ValueError if sequences would repeat: the estimates assume that they are independent."""
+    available, wanted = batches.num_windows, config.batches * config.batch
+    if wanted > available:
+        raise ValueError(
+            f"{config.batches} batches of {config.batch} sequences are {wanted}, but "
+            f"{batches.tokens.path.name} has {available} of context {batches.context}, and none may be used "
+            "twice: choose fewer or smaller batches"
+        )
+
+
+def _all_norms(snapshot: Snapshot, batches: Batches, config: NoiseConfig) -> list[Norms]:
+    model = snapshot.load_model(default_device())
+    progress = WorkProgress()
+    found, began = [], time.monotonic()
+    with listening() as stop, progress.piece("gradients", config.batches, "batches"):
+        for number in range(config.batches):
+            sequences = torch.from_numpy(batches.sequences(number))
+            found.append(gradient_norms(model, sequences, config.micro_batch))
+            progress.advance()
+            if stop.signum:
+                raise stop.interrupted()
+    progress.say(f"gradients: {config.batches} batches in {time.monotonic() - began:.1f} s")
+    return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class Arguments:
+    """Measure the gradient noise scale at a checkpoint of a run, and print what batch sizes around it cost.
+    The scale grows as the loss falls, so a late checkpoint allows larger batches than an early one."""
+
+    run: tyro.conf.Positional[Path]
+    """The run directory."""
+    config: Annotated[NoiseConfig, tyro.conf.arg(name="")]
+    checkpoint: int | None = None
+    """Step of the checkpoint. None: the newest."""
+    along: bool = False
+    """Measure at every checkpoint of the run, to see how the scale grew during training."""
+    data: Path | None = None
+    """Current folder of the run's data, if they have moved."""
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run the command and return its exit status: 128 + n after signal n, as in shells."""
+    try:
+        arguments = tyro.cli(
+            Arguments,
+            default=Arguments(run=tyro.MISSING, config=NoiseConfig()),
+            args=list(argv),
+            prog="merit batch-size",
+            registry=rules(),
+        )
+        measurements = [
+            measure_noise_scale(arguments.run, arguments.config, step=step, data=arguments.data)
+            for step in _steps(arguments)
+        ]
+    except Interrupted as interrupted:
+        print(f"merit batch-size: {interrupted}", file=sys.stderr)
+        return 128 + interrupted.signum
+    except (OSError, ValueError, ArithmeticError, RunInUse) as error:
+        print(f"merit batch-size: {error}", file=sys.stderr)
+        return 1
+    last = measurements[-1]
+    if arguments.along:
+        print_table(_growth(measurements))
+        print()
+    print(describe(last))
+    if math.isfinite(last.scale.low):
+        print()
+        print_table(_costs(last))
+    print(f"\nThe results: {last.path.parent if arguments.along else last.path}")
+    return 0
+
+
+def _steps(arguments: Arguments) -> list[int | None]:
+    if not arguments.along:
+        return [arguments.checkpoint]
+    if arguments.checkpoint is not None:
+        raise ValueError(
+            f"--checkpoint {arguments.checkpoint} selects one checkpoint and --along all of them; give one "
+            "of the two"
+        )
+    steps: list[int | None] = [*steps_of(Run.open(arguments.run).checkpoints)]
+    return steps or [None]  # None raises the error about missing checkpoints
+
+
+def describe(measured: MeasuredScale) -> str:
+    """Return what the scale means for the batch size, in a few sentences."""
+    scale, batch = measured.scale, measured.batch
+    if math.isinf(scale.value):
+        about = "nothing can be said about it"
+        if math.isfinite(scale.low):
+            about = f"it is above {_count(scale.low)} sequences"
+        return (
+            f"After step {measured.step} no signal can be seen in the gradients, so the noise scale is not "
+            f"determined; {about}. Measure with more batches, or larger ones."
+        )
+    above = math.isinf(scale.high)
+    between = f"above {_count(scale.low)}" if above else f"{_count(scale.low)} to {_count(scale.high)}"
+    saved = 1 - (1 + scale.value / (2 * batch)) / (1 + scale.value / batch)
+    cost = (1 + 2 * batch / scale.value) / (1 + batch / scale.value) - 1
+    return (
+        f"After step {measured.step} the noise scale is {_count(scale.value)} sequences ({between} with two "
+        f"standard errors), or {_count(scale.value * measured.context)} tokens. Twice the run's batch of "
+        f"{batch} would save {saved:.0%} of the steps and cost {cost:.0%} more tokens."
+    )
+
+
+def _growth(measurements: Sequence[MeasuredScale]) -> Table:
+    """The scale at each checkpoint, with the range of two standard errors."""
+    rows = []
+    for measured in measurements:
+        scale = measured.scale
+        numbers = (scale.value, scale.low, scale.high, scale.value * measured.context)
+        rows.append((f"{measured.step:,}", *map(_count, numbers)))
+    return Table(("Step", "Noise scale", "from", "to", "in tokens"), tuple(rows), num_text=0)
+
+
+def _costs(measured: MeasuredScale) -> Table:
+    """The cost of batch sizes around the scale, with the uncertainty from the scale's error."""
+    scale, rows = measured.scale, []
+    nearest = max(0, round(math.log2(scale.value if math.isfinite(scale.value) else scale.low)))
+    for power in range(max(0, nearest - _AROUND), nearest + _AROUND + 1):
+        batch = 2**power
+        steps = _range(1 + scale.low / batch, 1 + scale.high / batch)
+        tokens = _range(1 + batch / scale.high, 1 + batch / scale.low)
+        rows.append((f"{batch:,}", f"{batch * measured.context:,}", steps, tokens))
+    head = ("Batch", "Tokens per batch", "Steps / fewest", "Tokens / fewest")
+    return Table(head, tuple(rows), num_text=0)
+
+
+def _range(low: float, high: float) -> str:
+    if math.isinf(high):
+        return f"above {low:.2f}"
+    return f"{low:.2f}" if f"{low:.2f}" == f"{high:.2f}" else f"{low:.2f} to {high:.2f}"
+
+
+def _count(value: float) -> str:
+    """Three significant digits."""
+    if math.isinf(value):
+        return "infinity"
+    digits = 2 - math.floor(math.log10(value)) if value > 0 else 0
+    return f"{round(value, digits):,.{max(0, digits)}f}"
