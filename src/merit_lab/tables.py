@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -31,7 +32,11 @@ class Table:
         """The table in Markdown, with numbers right-aligned."""
         rule = ["---" if place < self.num_text else "---:" for place in range(len(self.head))]
         lines = [self.head, rule, *self.rows]
-        escaped = [[cell.replace("|", r"\|") for cell in line] for line in lines]
+        # Names come from users: neither a cell nor HTML may begin or end in one.
+        escaped = [
+            [html.escape(cell.replace("\\", r"\\"), quote=False).replace("|", r"\|") for cell in line]
+            for line in lines
+        ]
         return "".join(f"| {' | '.join(line)} |\n" for line in escaped)
 
 

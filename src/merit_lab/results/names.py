@@ -68,11 +68,16 @@ def clean(text: str, longest: int = LONGEST) -> str:
         >>> clean("a\\x07b\\nc"), clean("x" * 50, longest=20)
         ('a\N{REPLACEMENT CHARACTER}b c', 'xxxxxxxxxx… 77cf1206')
     """
-    line = " ".join(text.split())
-    line = "".join(
-        "\N{REPLACEMENT CHARACTER}" if unicodedata.category(one) in _UNREADABLE else one for one in line
-    )
+    line = readable(" ".join(text.split()))
     if len(line) <= longest:
         return line
     digest = hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:_HASH_DIGITS]
     return f"{line[: longest - _HASH_DIGITS - 2]}… {digest}"
+
+
+def readable(text: str) -> str:
+    """Text with the sign for an unknown character in place of each unreadable one but line breaks."""
+    return "".join(
+        one if one == "\n" or unicodedata.category(one) not in _UNREADABLE else "\N{REPLACEMENT CHARACTER}"
+        for one in text
+    )

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,7 @@ _FINGERPRINT = "environment.data.fingerprint"
 _HASH_DIGITS = 8
 
 
-def with_series(runs: pl.DataFrame) -> pl.DataFrame:
+def with_series(runs: pl.DataFrame, *, ignoring: Collection[str] = ()) -> pl.DataFrame:
     """The runs with three more columns, sorted by conditions, optimizer, learning rate and seed.
 
         series      "NorMuon, lr 0.024, momentum 0.9": the optimizer, and what else differs among its runs
@@ -40,6 +40,8 @@ def with_series(runs: pl.DataFrame) -> pl.DataFrame:
                     may be compared
         left_out    null where the run counts; otherwise why it does not: its status, if it neither finished
                     nor diverged, or the run that has the same settings and seed and got further
+
+    Runs that differ in the settings of ``ignoring`` are of one series all the same.
 
     Example:
         >>> runs = pl.DataFrame({
@@ -53,16 +55,12 @@ def with_series(runs: pl.DataFrame) -> pl.DataFrame:
     """
     rows = runs.to_dicts()
     conditions = _conditions(rows)
-    groups: dict[tuple[str, str], list[int]] = defaultdict(list)
-    for index, row in enumerate(rows):
-        groups[conditions[index], _optimizer(row)].append(index)
-    titles = display_names(_optimizer(row) for row in rows)
-    names = [""] * len(rows)
-    for (_, optimizer), members in groups.items():
-        details = _details([rows[index] for index in members], _settings(runs.columns))
-        for index, detail in zip(members, details, strict=True):
-            names[index] = clean(", ".join([titles[optimizer], *detail]))
-    reasons = _left_out(rows, list(zip(conditions, names, strict=True)))
+    settings = _settings(runs.columns)
+    exact = _names(rows, conditions, settings)
+    names = (
+        _names(rows, conditions, [name for name in settings if name not in ignoring]) if ignoring else exact
+    )
+    reasons = _left_out(rows, list(zip(conditions, exact, strict=True)))
     order = {text: number for number, text in enumerate(dict.fromkeys(conditions))}
     in_order = sorted(
         range(len(rows)),
@@ -93,6 +91,30 @@ def _settings(columns: Iterable[str]) -> list[str]:
     """The columns whose values make a series, the learning rate and what else the optimizer has first."""
     kept = [name for name in columns if makes_a_series(name) and name != "optimizer.name"]
     return sorted(kept, key=lambda name: (name != "optimizer.lr", not name.startswith("optimizer.")))
+
+
+def _names(rows: Sequence[Row], conditions: Sequence[str], settings: Sequence[str]) -> list[str]:
+    groups: dict[tuple[str, str], list[int]] = defaultdict(list)
+    for index, row in enumerate(rows):
+        groups[conditions[index], _optimizer(row)].append(index)
+    titles = display_names(_optimizer(row) for row in rows)
+    whole = [""] * len(rows)
+    for (_, optimizer), members in groups.items():
+        details = _details([rows[index] for index in members], settings)
+        for index, detail in zip(members, details, strict=True):
+            whole[index] = ", ".join([optimizer, *detail])
+    shown = [
+        clean(titles[_optimizer(row)] + name.removeprefix(_optimizer(row)))
+        for row, name in zip(rows, whole, strict=True)
+    ]
+    # Names that differ in what cannot be read must not become one series.
+    meant = defaultdict(set)
+    for short, name in zip(shown, whole, strict=True):
+        meant[short].add(name)
+    return [
+        f"{short} {_hash(name)}" if len(meant[short]) > 1 else short
+        for short, name in zip(shown, whole, strict=True)
+    ]
 
 
 def _details(rows: Sequence[Row], settings: Sequence[str]) -> list[list[str]]:
@@ -156,7 +178,7 @@ def _model(row: Row, differing: Sequence[str]) -> str:
     known = [(name.removeprefix("model."), row[name]) for name in differing if row[name] is not None]
     details = ", ".join(f"{name} {show(value)}" for name, value in known)
     if len(details) > _LONGEST_DETAILS:
-        details = hashlib.sha256(repr(known).encode()).hexdigest()[:_HASH_DIGITS]
+        details = _hash(repr(known))
     return clean(" ".join(filter(None, (_model_name(row), details and f"({details})"))))
 
 
@@ -203,3 +225,7 @@ def _optimizer(row: Row) -> str:
 def _seed(row: Row) -> int:
     seed = row.get("seed")
     return seed if isinstance(seed, int) else 0
+
+
+def _hash(text: str) -> str:
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:_HASH_DIGITS]

@@ -1,0 +1,407 @@
+"""The charts of reports and studies: from a frame and the names of its columns to a picture.
+
+A chart is SVG, made by altair and vl-convert: the same frame always gives the same bytes, and nothing runs in
+the browser. Text and axes have the colour of the text around them on a page, light or dark, and a grey that
+can be read on both in a file. An optimizer has one colour in all charts; its series differ in their strokes.
+
+    curves     what was measured during runs, over steps, tokens or seconds
+    rates      the loss against a setting, such as the learning rate
+    steps_to   steps to a loss against the batch
+    lines      any columns, a line for each series
+    points     a value for each seed, by group
+    intervals  differences with their intervals
+    bars       a value for each name
+    heat       a matrix of values
+
+Example:
+    >>> import polars as pl
+    >>> frame = pl.DataFrame({"series": ["AdamW", "AdamW"], "batch": [64, 512], "steps": [800, 300]})
+    >>> chart = lines(frame, "batch", "steps", name="steps", title="Steps", log_x=True)
+    >>> chart.svg[:4], chart.name
+    ('<svg', 'steps')
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import partial
+
+import altair as alt
+import polars as pl
+
+from merit_lab.results.drawing import (
+    FEW_POINTS,
+    HEIGHT,
+    MOST_TICKS,
+    NUMBER,
+    columns,
+    crosses,
+    data,
+    ends,
+    height_of,
+    look,
+    named,
+    picture,
+    position,
+    row_names,
+    title_of,
+    wrapped,
+)
+from merit_lab.results.page import Chart
+from merit_lab.results.series import with_series
+
+_MOST_POINTS = 120  # of a line
+_FOCUS_FROM = 0.2  # a loss is shown from its value after this share of the steps
+_FAR = 4.0  # times the distance of the median from the best: losses above are marked at the top
+_TITLES = {"step": "steps", "tokens": "tokens", "seconds": "seconds"}
+
+
+def curves(
+    runs: pl.DataFrame,
+    steps: pl.DataFrame,
+    value: str = "validation_loss",
+    against: str = "step",
+    *,
+    name: str,
+    title: str,
+    caption: str = "",
+    y_title: str = "",
+    zero: bool = False,
+    wide: bool = False,
+) -> Chart:
+    """A column of the frame of steps over ``against``: step, tokens or seconds.
+
+    Thin lines are runs, thick ones the mean of a series, as far as all its runs have got; a cross is where a
+    run diverged. Losses are shown without their steep beginning. ``wide`` makes the scale logarithmic where
+    values differ by 20 times or more; ``zero`` begins it at 0.
+    """
+    runs = runs if "left_out" in runs.columns else with_series(runs)
+    rows = _measured(runs, steps, value, against)
+    if rows.is_empty():
+        raise ValueError(f"no finite values of {value} in these runs; there is nothing to draw")
+    last = rows.group_by("run", maintain_order=True).last().filter(pl.col("status") == "diverged")
+    members = rows.group_by("series").agg(pl.col("run").n_unique().alias("members"))
+    means = (
+        rows.group_by("series", "bin", maintain_order=True)
+        .agg(pl.col("x", "y").mean(), pl.len().alias("present"))
+        .join(members, on="series")
+        .filter(pl.col("present") == pl.col("members"))
+        .sort("series", "x", maintain_order=True)
+    )
+    lowest, highest = ends(rows["y"])
+    log = wide and lowest > 0 and highest > 20 * lowest
+    domain = _focus(rows) if value.endswith("loss") else None
+    shade = look(runs)
+    x = position(alt.X, rows["x"], _TITLES.get(against, against), zero=True)
+    y = position(alt.Y, rows["y"], y_title or value.replace("_", " "), log=log, zero=zero, domain=domain)
+    few = rows.group_by("run").len()["len"].max() <= FEW_POINTS  # type: ignore[operator]
+    layers = []
+    if rows["run"].n_unique() > rows["series"].n_unique():
+        thin = data(rows).mark_line(clip=True, strokeWidth=1, opacity=0.4)
+        layers.append(thin.encode(x, y, *shade, alt.Detail("run:N")))
+    thick = data(means).mark_line(clip=True, strokeWidth=2.2, point={"size": 22} if few else False)
+    layers.append(thick.encode(x, y, *shade))
+    if not last.is_empty():
+        low, high = domain or (lowest, highest)
+        marks = data(last.with_columns(pl.col("y").clip(low, high)))
+        layers.append(crosses(marks).encode(x, y, shade[0]))
+    return picture(layers, name, title, caption)
+
+
+def rates(
+    runs: pl.DataFrame,
+    rate: str = "optimizer.lr",
+    value: str = "validation_loss",
+    *,
+    name: str,
+    title: str,
+    caption: str = "",
+    ignoring: Sequence[str] = (),
+) -> Chart:
+    """The last value of runs against a setting: a line for each series of runs that differ in it alone.
+
+    Lines join means over seeds, dots are runs, and a ring is the lowest of a series. At the top: a cross for
+    each run that diverged, a triangle for each far above the others.
+
+    Args:
+        runs: the frame of runs.
+        rate: the setting, by its column.
+        value: what is drawn.
+        name: of the chart's file.
+        title: above the chart.
+        caption: below it.
+        ignoring: other settings that change together with it.
+    """
+    runs = with_series(runs, ignoring=(rate, *ignoring))
+    kept = runs.filter(pl.col("left_out").is_null() & pl.col(rate).is_not_null())
+    rows = kept.with_columns(pl.col(rate).alias("x").cast(pl.Float64), pl.col(value).alias("y"))
+    failed = pl.col("status") == "diverged"
+    known = rows.filter(~failed & pl.col("y").is_finite())
+    if known.is_empty():
+        raise ValueError(f"no run with a {rate} finished with a {value}; there is nothing to draw")
+    lowest, highest = ends(known["y"])
+    middle = float(known["y"].median())  # type: ignore[arg-type]
+    far = highest - lowest > _FAR * (middle - lowest) > 0
+    ceiling = lowest + _FAR * (middle - lowest) if far else highest
+    margin = 0.06 * (ceiling - lowest) or 0.05
+    top = ceiling + margin
+    means = known.group_by("series", "x", maintain_order=True).agg(pl.col("y").mean()).sort("x")
+    best = means.filter(pl.col("y") == pl.col("y").min().over("series"))
+    shade = look(runs)
+    log = ends(rows["x"])[0] > 0
+    x = position(alt.X, rows["x"], title_of(rate), log=log, ticks=rows["x"].unique().sort())
+    y = position(alt.Y, known["y"], title_of(value), domain=(lowest - margin, top + margin))
+    dots = data(known.filter(pl.col("y") <= ceiling)).mark_circle(size=24, opacity=0.6)
+    ring = data(best.filter(pl.col("y") <= ceiling)).mark_point(size=220, strokeWidth=1.6, filled=False)
+    layers = [
+        data(means).mark_line(clip=True, strokeWidth=2.2).encode(x, y, *shade),
+        dots.encode(x, y, shade[0]),
+        ring.encode(x, y, shade[0]),
+    ]
+    above = known.filter(pl.col("y") > ceiling).with_columns(y=pl.lit(top))
+    if not above.is_empty():
+        layers.append(
+            data(above).mark_point(shape="triangle-up", size=60, filled=True).encode(x, y, shade[0])
+        )
+    lost = rows.filter(failed | ~pl.col("y").is_finite()).with_columns(y=pl.lit(top))
+    if not lost.is_empty():
+        layers.append(crosses(data(lost)).encode(x, y, shade[0]))
+    return picture(layers, name, title, caption)
+
+
+def steps_to(
+    reached: pl.DataFrame,
+    *,
+    name: str,
+    title: str,
+    caption: str = "",
+    x: str = "batch",
+    y: str = "steps",
+    fits: pl.DataFrame | None = None,
+    ideals: pl.DataFrame | None = None,
+    missed: pl.DataFrame | None = None,
+) -> Chart:
+    """Steps to a loss against the batch, both logarithmic: a dot for each run.
+
+    All frames have the columns series, ``x`` and ``y``. ``fits`` are drawn as lines, ``ideals`` dashed, and
+    ``missed``, the runs that did not reach it, as triangles at their last step. Without ``fits``, a line
+    joins the means.
+    """
+    shade = look(pl.concat([reached, *([] if missed is None else [missed])], how="diagonal_relaxed"))
+    frames = [columns(frame, x, y) for frame in (reached, missed) if frame is not None]
+    every_x, every_y = (pl.concat([frame[column] for frame in frames]) for column in ("x", "y"))
+    across = position(alt.X, every_x, f"{title_of(x)} (sequences)", log=True, ticks=every_x.unique().sort())
+    up = position(alt.Y, every_y, y, log=True)
+    means = (
+        columns(reached, x, y).group_by("series", "x", maintain_order=True).agg(pl.col("y").mean()).sort("x")
+    )
+    line = means if fits is None else columns(fits, x, y)
+    layers = [data(line).mark_line(clip=True, strokeWidth=2.2).encode(across, up, *shade)]
+    if ideals is not None:
+        dashed = data(columns(ideals, x, y)).mark_line(
+            clip=True, strokeWidth=1.3, strokeDash=[5, 4], opacity=0.7
+        )
+        layers.append(dashed.encode(across, up, shade[0]))
+    layers.append(data(frames[0]).mark_circle(size=40, clip=True).encode(across, up, shade[0]))
+    if len(frames) > 1:
+        marks = data(frames[1]).mark_point(shape="triangle-up", size=70, filled=True, clip=True)
+        layers.append(marks.encode(across, up, shade[0]))
+    return picture(layers, name, title, caption)
+
+
+def lines(
+    frame: pl.DataFrame,
+    x: str,
+    y: str,
+    *,
+    name: str,
+    title: str,
+    caption: str = "",
+    x_title: str = "",
+    y_title: str = "",
+    log_x: bool = False,
+    log_y: bool = False,
+    zero: bool = False,
+    low: str | None = None,
+    high: str | None = None,
+    ideal: pl.DataFrame | None = None,
+) -> Chart:
+    """A line for each series over any column; the colours are those of ``optimizer.name``, if there is one.
+
+    ``low`` and ``high`` are columns drawn as bars; ``ideal``, with the same x and y, is a dotted line.
+    """
+    rows = columns(frame, x, y, *(column for column in (low, high) if column))
+    shade = look(frame)
+    values = pl.concat([rows["y"], *(rows[column] for column in (low, high) if column)])
+    few = rows["x"].n_unique() <= MOST_TICKS
+    across = position(
+        alt.X, rows["x"], x_title or title_of(x), log=log_x, ticks=rows["x"].unique().sort() if few else None
+    )
+    up = position(alt.Y, values, y_title or title_of(y), log=log_y, zero=zero)
+    marked = {"size": 30} if rows.group_by("series").len()["len"].max() <= FEW_POINTS else False  # type: ignore[operator]
+    layers = [data(rows).mark_line(clip=True, strokeWidth=2.2, point=marked).encode(across, up, *shade)]
+    if low and high:
+        span = alt.Y(f"{low}:Q"), alt.Y2(high)
+        layers.append(data(rows).mark_rule(clip=True, opacity=0.6).encode(across, *span, shade[0]))
+    if ideal is not None:
+        dots = data(columns(ideal.with_columns(series=pl.lit("")), x, y)).mark_line(
+            strokeDash=[2, 4], color="currentColor", opacity=0.6, clip=True
+        )
+        layers.append(dots.encode(across, up))
+    return picture(layers, name, title, caption)
+
+
+def points(
+    frame: pl.DataFrame,
+    value: str,
+    group: str = "series",
+    *,
+    name: str,
+    title: str,
+    caption: str = "",
+    x_title: str = "",
+    log: bool = False,
+) -> Chart:
+    """A dot for each row, in a line for each group, and a tick at the mean of a series."""
+    rows = named(frame).with_columns(pl.col(value).alias("x"), wrapped(group).alias("y"))
+    rows = rows.filter(pl.col("x").is_finite())
+    names = rows["y"].unique(maintain_order=True).to_list()
+    shade = look(frame, legend=group != "series")
+    x = position(alt.X, rows["x"], x_title or title_of(value), log=log)
+    y = row_names(names)
+    means = rows.group_by("series", "y", maintain_order=True).agg(pl.col("x").mean())
+    offset = alt.YOffset("series:N", sort=rows["series"].unique(maintain_order=True).to_list())
+    dots = data(rows).mark_circle(size=44, opacity=0.75, clip=True)
+    ticks = data(means).mark_tick(thickness=2.5, size=14, clip=True, orient="vertical")
+    layers = [layer.encode(x, y, shade[0], yOffset=offset) for layer in (dots, ticks)]
+    return picture(layers, name, title, caption, height=height_of(names))
+
+
+def intervals(
+    frame: pl.DataFrame,
+    label: str = "label",
+    *,
+    name: str,
+    title: str,
+    caption: str = "",
+    x_title: str = "difference",
+    mean: str = "mean",
+    low: str = "low",
+    high: str = "high",
+) -> Chart:
+    """Differences by their label, each with its interval, and a line at 0. Infinite ones are left out."""
+    rows = frame.select(
+        wrapped(label).alias("y"),
+        *(pl.col(column).alias(to) for column, to in ((mean, "x"), (low, "low"), (high, "high"))),
+    ).filter(pl.col("x").is_finite())
+    rows = rows.with_columns(pl.when(pl.col("low", "high").is_finite()).then(pl.col("low", "high")))
+    every = pl.concat([rows["x"], rows["low"], rows["high"], pl.Series([0.0])]).drop_nulls()
+    x = position(alt.X, every, x_title)
+    y = row_names(rows["y"].to_list())
+    base = data(rows)
+    zero = data(pl.DataFrame({"x": [0.0]})).mark_rule(color="currentColor", opacity=0.5)
+    layers = [
+        zero.encode(x),
+        base.mark_rule(strokeWidth=2, color="currentColor").encode(alt.X("low:Q"), alt.X2("high"), y),
+        base.mark_circle(size=60, opacity=1, color="currentColor").encode(x, y),
+    ]
+    return picture(layers, name, title, caption, height=height_of(rows["y"].to_list()))
+
+
+def bars(
+    frame: pl.DataFrame,
+    label: str,
+    value: str,
+    *,
+    name: str,
+    title: str,
+    caption: str = "",
+    x_title: str = "",
+    low: str | None = None,
+    high: str | None = None,
+) -> Chart:
+    """A bar from 0 for each label, with its interval between two columns if they are given."""
+    rows = frame.with_columns(pl.col(value).alias("x"), wrapped(label).alias("y"))
+    rows = named(rows if "series" in rows.columns else rows.with_columns(pl.col("y").alias("series")))
+    every = pl.concat(
+        [rows["x"].cast(pl.Float64), *(rows[one].cast(pl.Float64) for one in (low, high) if one)]
+    )
+    x = position(alt.X, every, x_title or title_of(value), zero=True)
+    y = row_names(rows["y"].to_list())
+    kept = rows.select("series", "x", "y", *(one for one in (low, high) if one))
+    layers = [data(kept).mark_bar(opacity=0.85).encode(x, y, look(rows, legend=False)[0])]
+    if low and high:
+        span = alt.X(f"{low}:Q"), alt.X2(high)
+        layers.append(data(kept).mark_rule(strokeWidth=1.6, color="currentColor").encode(*span, y))
+    return picture(layers, name, title, caption, height=height_of(rows["y"].to_list()))
+
+
+def heat(
+    frame: pl.DataFrame,
+    x: str,
+    y: str,
+    value: str,
+    *,
+    name: str,
+    title: str,
+    caption: str = "",
+    log: bool = False,
+    domain: tuple[float, float] | None = None,
+    x_title: str = "",
+    y_title: str = "",
+    value_title: str = "",
+) -> Chart:
+    """A cell for each x and y, the last y at the top, with values beyond ``domain`` cut to it."""
+    rows = frame.select(pl.col(x).alias("x"), pl.col(y).alias("y"), pl.col(value).alias("value"))
+    limits = domain or ends(rows["value"])
+    log = log and limits[0] > 0
+    colour = alt.Color(
+        "value:Q",
+        title=value_title or title_of(value),
+        scale=alt.Scale(type="log" if log else "linear", scheme="viridis", domain=list(limits), clamp=True),
+        legend=alt.Legend(orient="bottom", gradientThickness=10, gradientLength=220, labelExpr=NUMBER),
+    )
+    axis = partial(alt.Axis, labelOverlap="greedy", labelSeparation=8, labelExpr=NUMBER, labelAngle=0)
+    if not rows["x"].dtype.is_numeric():
+        axis = partial(axis, labelExpr="datum.label")
+    # A stroke of the same colour closes the gaps that antialiased edges leave.
+    cells = data(rows).mark_rect(strokeWidth=0.6, stroke=alt.ExprRef("scale('color', datum.value)"))
+    across = alt.X("x:O", title=x_title or title_of(x), axis=axis())
+    vertical = alt.Axis(
+        labelExpr=NUMBER if rows["y"].dtype.is_numeric() else "datum.label", labelOverlap="greedy"
+    )
+    up = alt.Y("y:O", title=y_title or title_of(y), sort="descending", axis=vertical)
+    height = min(HEIGHT, max(80, 18 * rows["y"].n_unique()))
+    return picture([cells.encode(across, up, colour)], name, title, caption, height=height)
+
+
+def _measured(runs: pl.DataFrame, steps: pl.DataFrame, value: str, against: str) -> pl.DataFrame:
+    """The finite values of the runs, at most _MOST_POINTS of each: run, series, status, bin, x, y."""
+    shown = runs.filter(pl.col("left_out").is_null() | (pl.col("left_out") == pl.col("status")))
+    rows = steps.join(shown.select("run", "series", "status"), on="run", maintain_order="right_left")
+    if against == "seconds":  # recorded with training alone; a validation lies between two records
+        first = pl.when(pl.col("step") == 0).then(0.0).otherwise(pl.col("seconds"))
+        rows = rows.with_columns(seconds=first.interpolate_by("step").over("run"))
+    # Sharp or missing values are no points of a line; that a run diverged is marked at its end.
+    rows = rows.filter(pl.col(value).is_finite() & pl.col(against).is_not_null())
+    width = max(1, math.ceil(ends(rows["step"])[1] / _MOST_POINTS))
+    many = rows.group_by("run").len()["len"].max() or 0
+    place = -(-pl.col("step") // width) if many > _MOST_POINTS else pl.col("step")  # type: ignore[operator]
+    combine = pl.max if "logit" in value else pl.min if value.endswith("lowest") else pl.mean
+    return (
+        rows.with_columns(bin=place)
+        .group_by("run", "series", "status", "bin", maintain_order=True)
+        .agg(pl.col("step").last(), pl.col(against).last().alias("x"), combine(value).alias("y"))
+    )
+
+
+def _focus(rows: pl.DataFrame) -> tuple[float, float]:
+    """The range of a loss to show: the ends of all runs, and where half of them are soon after the start."""
+    whole = float(rows["x"].max())  # type: ignore[arg-type]
+    last = rows.filter(pl.col("status") != "diverged").group_by("run").agg(pl.col("y").last())["y"]
+    early = rows.filter(pl.col("x") >= _FOCUS_FROM * whole).group_by("run").agg(pl.col("y").first())["y"]
+    lowest = ends(rows["y"])[0]
+    upper = max([*last, *([early.median()] if len(early) else [])], default=ends(rows["y"])[1])
+    margin = 0.04 * (upper - lowest) or 0.1
+    return lowest - margin, upper + margin
