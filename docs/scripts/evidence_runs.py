@@ -1,260 +1,237 @@
-"""The runs under results/, and which of them the tables of docs/results.md and docs/results/ are about."""
+"""The runs under results/ as a frame of series: runs that differ in their seeds alone.
+
+The columns of a series, beside those of SETTINGS:
+
+    seeds, losses    of its runs, in the order of seeds; runs: their names in the table
+    num_seeds, mean, deviation, shown ("3.384 ± 0.009")
+    rates ("0.04, rest 0.128"), setting ("warm-up 40%, momentum 0.9"): in words
+    logit, entropy   the largest attention logit at the end, and the mean of attention's entropy
+"""
 
 import json
-import math
-import statistics
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
-from merit_lab.results import find_runs
-from merit_lab.results.gather import MeasuredRun
-from merit_lab.results.outcome import Spread
-from merit_lab.study.reach import steps_to_reach
+import polars as pl
+
+from merit_lab.results.names import DISPLAY_NAMES, place
+from merit_lab.runs import table as runs_table
+from merit_lab.tables import NOTHING, Table
 
 ROOT = Path(__file__).parents[2]
+RESULTS = ROOT / "results"
 SIZES = {256: "10M", 512: "33M", 768: "98M"}  # by width
-CONTESTANTS = ("adamw", "lamb", "merit", "muon", "normuon", "muon-merit")
-HEADLINE = (*CONTESTANTS[:3], "soap", *CONTESTANTS[3:])  # and those that come near them
-EVERYONE = (*CONTESTANTS[:3], "lion", "orscale", "soap", "soap-merit", *CONTESTANTS[3:])
-WARMUPS = (0.02, 0.1, 0.2, 0.25, 0.3, 0.4, 0.5)  # as shares of the steps
-MOMENTUM, BOUND = "0.95", 0.2  # of most runs; the largest ratio of MuonMERIT, where it had a bound
-# MuonMERIT's momentum, largest ratio and neuron_beta where a run names none, and from when on.
+TEXTS = {"10d319aa": "enwik8", "a4adecd7": "mix", "8206a443": "enwik8, bytes"}  # by fingerprint
+MOMENTUM, BOUND = 0.95, 0.2  # of most runs; the largest ratio of MuonMERIT, where it had a bound
+# MuonMERIT's momentum, largest ratio and neuron_beta where a run's record does not have them, and since when.
 DEFAULTS = (
-    ("2026-11-18T03:30", ("0.9", 0.1, "0.95")),
-    ("2026-11-17T18:32", ("0.9", 0.1, "null")),
-    ("2026-11-16T23:24", (MOMENTUM, BOUND, "null")),
-    ("", (MOMENTUM, None, "null")),
+    ("2026-11-18T03:30", (0.9, 0.1, 0.95)),
+    ("2026-11-17T18:32", (0.9, 0.1, None)),
+    ("2026-11-16T23:24", (MOMENTUM, BOUND, None)),
+    ("", (MOMENTUM, None, None)),
 )
-SEQUENCES = 200 * 512  # in a run of enwik8, whatever its batch
-BATCHES = (64, 128, 256, 512, 1024, 2048, 4096)
-SCALED = ("adamw", "muon", "muon-merit")  # optimizers that were run at every batch
-
-
-@dataclass(frozen=True, eq=False)
-class SeedRuns:
-    """Runs that differ in their seeds alone."""
-
-    runs: tuple[MeasuredRun, ...]
-
-    @property
-    def lr(self) -> float:
-        return float(self.runs[0].config["optimizer"]["lr"])
-
-    @property
-    def options(self) -> dict[str, str]:
-        """Options of the optimizer and of single parameters that are not its defaults."""
-        optimizer = self.runs[0].config["optimizer"]
-        named = dict(option.split("=", 1) for option in optimizer.get("options", []))
-        return named | {pattern: pattern for pattern in optimizer.get("overrides", [])}
-
-    @property
-    def losses(self) -> list[float]:
-        """The final validation loss of each seed, in the order of seeds."""
-        return [run.curves["validation_loss"][-1][1] for run in sorted(self.runs, key=lambda run: run.seed)]
-
-    @property
-    def mean(self) -> float:
-        return Spread(tuple(self.losses)).mean
-
-    @property
-    def shown(self) -> str:
-        deviation = Spread(tuple(self.losses)).deviation
-        return f"{self.mean:.3f}" + ("" if deviation is None else f" ± {deviation:.3f}")
-
-    @property
-    def rates(self) -> str:
-        rest = self.options.get("rest_lr")
-        return f"{self.lr:g}" + (f", rest {float(rest):g}" if rest else "")
-
-    @property
-    def setting(self) -> str:
-        """What is not as in most runs: warm-up, momentum, bound of MuonMERIT's ratios, rows, a split."""
-        optimizer = self.runs[0].config["optimizer"]
-        found = [] if self.warmup == 0.1 else [f"warm-up {self.warmup:.0%}"]
-        if self.momentum != MOMENTUM:
-            found.append(f"momentum {self.momentum}")
-        if optimizer["name"] == "muon-merit":
-            found.append(f"ratios up to {self.bound:g}" if self.bound else "ratios not bounded")
-        if self.has_equal_rows and optimizer["name"] == "muon-merit":
-            found.append("equal rows")
-        if any("split" in pattern for pattern in optimizer.get("overrides", [])):
-            found.append("query, key and value split")
-        return ", ".join(found)
-
-    @property
-    def has_equal_rows(self) -> bool:
-        """Whether the rows of Muon's direction are equalized, as NorMuon's are."""
-        return self.options.get("neuron_beta", defaults_of(self.runs[0])[2]) != "null"
-
-    @property
-    def warmup(self) -> float:
-        """As a share of the steps."""
-        return float(self.runs[0].config["optimizer"]["warmup"])
-
-    @property
-    def momentum(self) -> str:
-        """That of Muon's direction."""
-        return self.options.get("momentum", defaults_of(self.runs[0])[0])
-
-    @property
-    def bound(self) -> float | None:
-        """The largest ratio that was allowed."""
-        bounds = self.options.get("ratio_bounds")
-        return json.loads(bounds)[1] if bounds else defaults_of(self.runs[0])[1]
-
-    @property
-    def is_plain(self) -> bool:
-        """Whether it is as most runs in all but the learning rates; MuonMERIT's ratios may be unbounded."""
-        named_alike = self.options.keys() <= {"rest_lr", "ratio_bounds"}
-        with_other_rows = self.has_equal_rows and self.runs[0].config["optimizer"]["name"] == "muon-merit"
-        is_muons = self.momentum == MOMENTUM and not with_other_rows
-        return named_alike and is_muons and self.bound in (None, BOUND)
-
-    @property
-    def is_tuned(self) -> bool:
-        """Whether it is as most runs in all but what is tuned: rates, warm-up, momentum, bound and rows."""
-        return self.options.keys() <= {"rest_lr", "momentum", "ratio_bounds", "neuron_beta"}
-
-    @property
-    def largest_logit(self) -> float:
-        """The largest attention logit at the end, of any layer and seed."""
-        return max(run.curves["max_logit"][-1][1] for run in self.runs)
-
-    @property
-    def entropy(self) -> float:
-        """The entropy of attention at the end, a mean over heads, layers and seeds."""
-        return statistics.fmean(run.curves["entropy_mean"][-1][1] for run in self.runs)
-
-    def steps_to(self, loss: float) -> float | None:
-        """Mean steps of the seeds to a validation loss; None where one does not get there."""
-        steps = [steps_to_reach(loss, run.curves["validation_loss"]) for run in self.runs]
-        return statistics.fmean(found for found in steps if found) if all(steps) else None
-
-
-def defaults_of(run: MeasuredRun) -> tuple[str, float | None, str]:
-    """The momentum, the largest ratio and neuron_beta of a run that names none."""
-    name = run.config["optimizer"]["name"]
-    if name != "muon-merit":
-        return MOMENTUM, None, "0.95" if name == "normuon" else "null"
-    if "optimizer" in run.environment:  # newer records have them
-        group = run.environment["optimizer"][0]
-        bounds = group.get("ratio_bounds")
-        return str(group["momentum"]), bounds and bounds[1], json.dumps(group["neuron_beta"])
-    return next(values for since, values in DEFAULTS if run.environment["started"] >= since)
+TITLES = {
+    "name": "Optimizer",
+    "size": "Size",
+    "steps": "Steps",
+    "text": "Text",
+    "setting": "Setting",
+    "changed": "Changed",
+    "momentum": "Momentum",
+    "warmup": "Warm-up",
+    "weight_decay": "Weight decay",
+    "lr": "`lr`",
+    "rates": "Learning rate",
+    "num_seeds": "Seeds",
+    "shown": "Validation loss",
+    "logit": "Largest attention logit",
+    "entropy": "Entropy",
+    "validation_loss": "Validation loss",
+    "training_loss": "Training loss",
+    "max_logit": "Largest logit at the end",
+    "largest_logit": "At any time",
+}  # of columns, in tables
+FORMATS = {"logit": ",.0f", "entropy": ".1f", "warmup": ".0%", "steps": ","}
+FORMATS |= dict.fromkeys(("validation_loss", "training_loss"), ".3f")
+FORMATS |= dict.fromkeys(("max_logit", "largest_logit"), ".1f")  # other numbers as "g" has them
+ORDER = pl.col("name").map_elements(lambda name: place(name)[0], pl.Int64)  # of optimizers
+TUNED = ("rest_lr", "momentum", "ratio_bounds", "neuron_beta")  # options with columns of their own
+SETTINGS = (
+    *("width", "layers", "text", "batch", "steps", "name", "warmup", "weight_decay", "schedule"),
+    *("lr", "rest_lr", "momentum", "bound", "equal_rows", "changed"),
+)
 
 
 @cache
-def all_runs() -> list[MeasuredRun]:
-    """Every finished run whose settings these tables can tell apart."""
-    studies = sorted(path.parent for path in ROOT.glob("results/*/*/runs.parquet"))
-    others = ("nano", "arena")  # nano's are below it, and an arena has a table of its own
-    folders = [ROOT / "results/nano", *(folder for folder in studies if folder.parent.name not in others)]
-    runs = [run for folder in folders for run in find_runs([folder])]
-    return [
-        run
-        for run in runs
-        if run.status == "finished"
-        and run.config["model"]["family"] == "gpt2"
-        and not run.config["optimizer"]["without"]
-    ]
+def table() -> runs_table.Table:
+    """All runs that finished, and their steps."""
+    studies = (path.parent for path in sorted(RESULTS.rglob("runs.parquet")))
+    return runs_table.read(*(study for study in studies if study.name != "repeats"))
 
 
 @cache
-def texts() -> dict[str, str]:
-    """The name of each text, by its fingerprint."""
-    known = [json.loads(path.read_text("utf-8")) for path in ROOT.glob("results/*/data.json")]
-    return {text["fingerprint"]: text["name"] for text in known}
+def runs() -> pl.DataFrame:
+    """All runs of the lab's GPT that finished, with the columns of SETTINGS."""
+    found = table().runs.filter(
+        pl.col("status") == "finished",
+        pl.col("model.family") == "gpt2",
+        pl.col("optimizer.without").is_null(),
+    )
+    settled = pl.DataFrame([_settled(run) for run in found.iter_rows(named=True)], infer_schema_length=None)
+    attention = (
+        table()
+        .steps.group_by("run")
+        .agg(
+            pl.col("entropy").drop_nulls().last(),
+            entropy_left=pl.col("entropy").drop_nulls().last() / pl.col("entropy").drop_nulls().first(),
+            num_entropies=pl.col("entropy").count(),
+        )
+    )
+    return pl.concat([found, settled], how="horizontal").join(attention, on="run", how="left")
 
 
-def text_of(run: MeasuredRun) -> str:
-    """The name of the text that a run was trained on."""
-    return texts()[run.environment["data"]["fingerprint"]]
+def _settled(run: dict[str, Any]) -> dict[str, Any]:
+    """The settings of a run, with the defaults of its time where it names none."""
+    options = {
+        key.removeprefix("optimizer.options."): value
+        for key, value in run.items()
+        if key.startswith("optimizer.options.") and value is not None
+    }
+    name = run["optimizer.name"]
+    momentum, bound, rows = MOMENTUM, None, 0.95 if name == "normuon" else None
+    if name == "muon-merit" and run["environment.optimizer"]:  # newer records have all options
+        group = dict(json.loads(run["environment.optimizer"])[0])
+        momentum, rows = group["momentum"], group["neuron_beta"]
+        bound = group["ratio_bounds"] and group["ratio_bounds"][1]
+    elif name == "muon-merit":
+        momentum, bound, rows = next(
+            values for since, values in DEFAULTS if run["environment.started"] >= since
+        )
+    if "ratio_bounds" in options:
+        bound = json.loads(options["ratio_bounds"])[1]
+    overrides = json.loads(run["optimizer.overrides"] or "[]")
+    if "*:neuron_beta=0.95" in overrides:  # of all parameters, as the option
+        rows = 0.95
+        overrides.remove("*:neuron_beta=0.95")
+    others = [f"{key}={value}" for key, value in options.items() if key not in TUNED]
+    others += ["with AdamW on the rest"] if run["optimizer.rest"] else []
+    return {
+        "study": str(Path(run["folder"]).relative_to(RESULTS)).partition("/runs.parquet")[0],
+        "width": run["model.width"],
+        "layers": run["model.layers"],
+        "text": TEXTS[run["environment.data.fingerprint"][:8]],
+        "name": name,
+        "warmup": run["optimizer.warmup"],
+        "weight_decay": run["optimizer.weight_decay"],
+        "schedule": run["optimizer.schedule"] or ("constant" if run["optimizer.final"] == 1 else "cosine"),
+        "lr": run["optimizer.lr"],
+        "rest_lr": options.get("rest_lr"),
+        "momentum": options.get("momentum", momentum),
+        "bound": bound,
+        "equal_rows": options.get("neuron_beta", rows) is not None,
+        "changed": ", ".join(sorted([*others, *overrides])),
+    }
 
 
-@cache
+def series(of: pl.DataFrame | None = None, **where: Any) -> pl.DataFrame:
+    """The series with these settings, of all studies but arenas, or of these runs."""
+    found = runs().filter(~pl.col("study").str.starts_with("arena")) if of is None else of
+    for column, value in where.items():
+        found = found.filter(pl.col(column).is_in(value if isinstance(value, tuple) else [value]))
+    # The first run of each seed: some were made again, to see what rounding does.
+    found = found.unique([*SETTINGS, "seed"], keep="first", maintain_order=True).sort(
+        "seed", maintain_order=True
+    )
+    grouped = found.group_by(SETTINGS, maintain_order=True).agg(
+        seeds=pl.col("seed"),
+        losses=pl.col("validation_loss"),
+        runs=pl.col("run"),
+        num_seeds=pl.len(),
+        mean=pl.col("validation_loss").mean(),
+        deviation=pl.col("validation_loss").std(),
+        logit=pl.col("max_logit").max(),
+        entropy=pl.col("entropy").mean(),
+    )
+    words = pl.struct(pl.all()).map_elements
+    return grouped.with_columns(
+        shown=words(_shown, pl.String), rates=words(_rates, pl.String), setting=words(_setting, pl.String)
+    )
+
+
+def _shown(one: dict[str, Any]) -> str:
+    deviation = one["deviation"]
+    return f"{one['mean']:.3f}" + ("" if deviation is None else f" ± {deviation:.3f}")
+
+
+def _rates(one: dict[str, Any]) -> str:
+    rest = one["rest_lr"]
+    return f"{one['lr']:g}" + ("" if rest is None else f", rest {rest:g}")
+
+
+def _setting(one: dict[str, Any]) -> str:
+    """What is not as in most runs: warm-up, momentum, bound of MuonMERIT's ratios, rows, a split."""
+    found = [] if one["warmup"] == 0.1 else [f"warm-up {one['warmup']:.0%}"]
+    found += [] if one["momentum"] == MOMENTUM else [f"momentum {one['momentum']:g}"]
+    if one["name"] == "muon-merit":
+        found.append("ratios not bounded" if one["bound"] is None else f"ratios up to {one['bound']:g}")
+        found += ["equal rows"] if one["equal_rows"] else []
+    found += ["query, key and value split"] if "split" in one["changed"] else []
+    return ", ".join(found)
+
+
 def tried(
-    width: int,
-    optimizer: str,
-    *,
-    batch: int = 512,
-    steps: int = 200,
-    warmup: float = 0.1,
-    text: str = "enwik8",
-) -> tuple[SeedRuns, ...]:
-    """What was tried of an optimizer at a size: one series for each setting."""
-    groups: dict[str, list[MeasuredRun]] = {}
-    for run in all_runs():
-        config, settings = run.config, run.config["optimizer"]
-        if (
-            (config["model"]["width"], settings["name"], config["batch"], config["steps"], text_of(run))
-            == (width, optimizer, batch, steps, text)
-            and (settings["warmup"], settings["weight_decay"], settings["final"]) == (warmup, 0.1, 0.1)
-            and settings.get("rest") is None
-        ):
-            named = (settings["lr"], settings.get("options", []), settings.get("overrides", []))
-            one = SeedRuns((run,))
-            key = repr((named, one.momentum, one.bound, one.has_equal_rows))
-            groups.setdefault(key, []).append(run)
-    return tuple(SeedRuns(tuple(once(runs))) for runs in groups.values())
+    size: str, *, batch: int = 512, steps: int = 200, text: str = "enwik8", **where: Any
+) -> pl.DataFrame:
+    """What was tried at a size with the usual decay and schedule."""
+    (width,) = (width for width, name in SIZES.items() if name == size)
+    found = series(
+        width=width, batch=batch, steps=steps, text=text, weight_decay=0.1, schedule="cosine", **where
+    )
+    return found.sort(ORDER, "lr", "rates", "setting")
 
 
-def tuned_series(width: int, optimizer: str) -> list[SeedRuns]:
-    """What was tried to tune an optimizer at a size."""
-    return [one for warmup in WARMUPS for one in tried(width, optimizer, warmup=warmup) if one.is_tuned]
+def lowest(found: pl.DataFrame, seeds: int = 1) -> dict[str, Any] | None:
+    """The lowest mean of those with so many seeds; of means within 0.01 that of the most seeds."""
+    enough = found.filter(pl.col("num_seeds") >= seeds)
+    level = enough.filter(pl.col("mean") < pl.col("mean").min() + 0.01)
+    return next(level.sort("num_seeds", "mean", descending=[True, False]).iter_rows(named=True), None)
 
 
-def once(runs: Iterable[MeasuredRun]) -> list[MeasuredRun]:
-    """The first run of each seed: some were made again, to see what rounding does."""
-    return list({run.seed: run for run in reversed(list(runs))}.values())
+def by_seed(one: dict[str, Any]) -> dict[int, float]:
+    """The losses of a series by their seeds."""
+    return dict(zip(one["seeds"], one["losses"], strict=True))
 
 
-def best(found: Sequence[SeedRuns]) -> SeedRuns | None:
-    """The lowest mean over learning rates, of those with the most seeds; bounded ratios before others."""
-    plain = [one for one in found if one.is_plain]
-    most = max((len(one.runs) for one in plain), default=0)
-    with_most = [one for one in plain if len(one.runs) == most]
-    return min(with_most, key=lambda one: (one.bound is None, one.mean), default=None)
+def curve(run: str, column: str) -> list[tuple[int, float]]:
+    """What a run logged, by step."""
+    steps = table().steps.filter(pl.col("run") == run).select("step", column).drop_nulls()
+    return list(steps.iter_rows())
 
 
-def lowest(found: Iterable[SeedRuns], *, seeds: int = 1) -> SeedRuns | None:
-    """The lowest mean of those with so many seeds or more; of means within 0.01 that of the most seeds."""
-    enough = [one for one in found if len(one.runs) >= seeds]
-    least = min((one.mean for one in enough), default=math.inf)
-    level = (one for one in enough if one.mean < least + 0.01)
-    return min(level, key=lambda one: (-len(one.runs), one.mean), default=None)
+def steps_to(names: Iterable[str], loss: float) -> float | None:
+    """The mean steps of runs to a validation loss, interpolated; None where one does not get there."""
+    steps = []
+    for name in names:
+        points = curve(name, "validation_loss")
+        found = next(((a, b) for a, b in pairwise(points) if b[1] <= loss), None)
+        if found is None:
+            return None
+        (before, high), (after, low) = found
+        steps.append(before + (after - before) * (high - loss) / (high - low))
+    return sum(steps) / len(steps)
 
 
-def at_papers_batch(name: str) -> SeedRuns | None:
-    """The best of an optimizer on GPT-2 small at the paper's batch."""
-    return best(tried(768, name, batch=1024, steps=400, warmup=0.05, text="mix"))
+def as_table(frame: pl.DataFrame, *columns: str, num_text: int = 1) -> Table:
+    """Columns of a frame under their titles, and a dash where there is no value."""
 
+    def cell(column: str, value: Any) -> str:
+        if isinstance(value, str):
+            return DISPLAY_NAMES.get(value, value)
+        return NOTHING if value is None else format(value, FORMATS.get(column, "g"))
 
-@cache
-def in_arena(size: str = "10m") -> dict[str, SeedRuns]:
-    """The settings that an arena chose for each optimizer.
-
-    It tunes with one seed and repeats the best with others, so these are the settings with the most seeds.
-    """
-    runs: dict[str, dict[str, list[MeasuredRun]]] = {}
-    for run in find_runs([ROOT / "results/arena" / size]):
-        optimizer = run.config["optimizer"]
-        runs.setdefault(optimizer["name"], {}).setdefault(repr(optimizer), []).append(run)
-    return {name: SeedRuns(tuple(max(found.values(), key=len))) for name, found in runs.items()}
-
-
-def best_at(batch: int, optimizer: str) -> SeedRuns | None:
-    """The best of an optimizer at 10M with a batch, after as many tokens as with all others."""
-    # AdamW with 64 was run for the paper's comparison, with the paper's warm-up: 32 of 1600 steps.
-    warmup = 0.02 if (optimizer, batch) == ("adamw", 64) else 0.1
-    return best(tried(256, optimizer, batch=batch, steps=SEQUENCES // batch, warmup=warmup))
-
-
-def entropy_left(run: MeasuredRun) -> float:
-    """The attention entropy at the end, as a share of that before training."""
-    (_, first), *_, (_, last) = run.curves["entropy_mean"]
-    return last / first
-
-
-BOUNDS = (None, 0.2, 0.1, 0.05)
+    columns = columns or tuple(frame.columns)
+    rows = (tuple(map(cell, columns, row)) for row in frame.select(columns).iter_rows())
+    return Table(tuple(TITLES.get(column, column) for column in columns), tuple(rows), num_text=num_text)
