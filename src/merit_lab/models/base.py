@@ -14,7 +14,7 @@ from merit_lab.models.observation import AttentionObservation
 
 
 class Output(NamedTuple):
-    """The output of a forward pass: the mean loss with targets, otherwise the logits; and the observation."""
+    """The output of a forward pass: the loss with targets, otherwise the logits; and the observation."""
 
     loss: Tensor | None
     logits: Tensor | None
@@ -26,7 +26,14 @@ class Model(nn.Module):
 
     config: AnyModelConfig
 
-    def forward(self, tokens: Tensor, targets: Tensor | None = None, *, observe: Observe = False) -> Output:
+    def forward(
+        self,
+        tokens: Tensor,
+        targets: Tensor | None = None,
+        *,
+        observe: Observe = False,
+        of_sequences: bool = False,
+    ) -> Output:
         """Return the mean cross-entropy with ``targets``, the logits without.
 
         Args:
@@ -34,6 +41,7 @@ class Model(nn.Module):
             targets: the token to predict at each position, shaped like ``tokens``.
             observe: True for every head's largest attention logit and entropy, "max" for only the logits,
                 which flex attention returns at almost no cost.
+            of_sequences: return the mean of every sequence, (batch,), without a gradient.
         """
         raise NotImplementedError
 

@@ -70,7 +70,14 @@ class LanguageModel(Model):
             else:
                 parameter.normal_(std=_INIT_STD)
 
-    def forward(self, tokens: Tensor, targets: Tensor | None = None, *, observe: Observe = False) -> Output:
+    def forward(
+        self,
+        tokens: Tensor,
+        targets: Tensor | None = None,
+        *,
+        observe: Observe = False,
+        of_sequences: bool = False,
+    ) -> Output:
         """See :meth:`Model.forward`."""
         check_inputs(self.config, tokens, targets, observe)
         length, device = tokens.shape[1], tokens.device
@@ -95,8 +102,10 @@ class LanguageModel(Model):
         if targets is None:
             return Output(None, F.linear(x, weight.to(x.dtype)), attention)
         chunk = self.config.tokens_per_loss_chunk
-        loss = linear_cross_entropy(x.flatten(0, 1), weight, targets.flatten(), chunk=chunk)
-        return Output(loss, None, attention)
+        loss = linear_cross_entropy(
+            x.flatten(0, 1), weight, targets.flatten(), chunk=chunk, of_rows=of_sequences
+        )
+        return Output(loss.view(targets.shape).mean(1) if of_sequences else loss, None, attention)
 
     def sharded_parts(self) -> Iterable[nn.Module]:
         """Return the blocks."""

@@ -12,7 +12,9 @@ from torch import Tensor
 from merit_lab.models.precision import at_least_float32
 
 
-def linear_cross_entropy(inputs: Tensor, weight: Tensor, targets: Tensor, *, chunk: int) -> Tensor:
+def linear_cross_entropy(
+    inputs: Tensor, weight: Tensor, targets: Tensor, *, chunk: int, of_rows: bool = False
+) -> Tensor:
     """Return the mean of ``cross_entropy(inputs @ weight.T, targets)``, in float32 for half precision.
 
     With a ``chunk``, the logits of that many rows are computed at a time, together with their share of the
@@ -26,7 +28,17 @@ def linear_cross_entropy(inputs: Tensor, weight: Tensor, targets: Tensor, *, chu
         weight: (classes, width); float32 weights get a float32 gradient.
         targets: (rows,), int64.
         chunk: rows at a time; 0 for all, which can be differentiated twice.
+        of_rows: return the loss of every row instead of their mean, without a gradient.
     """
+    if of_rows:
+        with torch.no_grad():
+            cast, parts = weight.to(inputs.dtype), chunk or len(inputs)
+            return torch.cat(
+                [
+                    F.cross_entropy(at_least_float32(F.linear(rows, cast)), wanted, reduction="none")
+                    for rows, wanted in zip(inputs.split(parts), targets.split(parts), strict=True)
+                ]
+            )
     if not chunk:
         return F.cross_entropy(at_least_float32(F.linear(inputs, weight.to(inputs.dtype))), targets)
     if torch.is_grad_enabled() and (inputs.requires_grad or weight.requires_grad):

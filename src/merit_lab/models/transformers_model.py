@@ -35,13 +35,20 @@ class HuggingFaceModel(Model):
         self.model = _build(config)
         self._monitors = {entropy: AttentionMonitor(self.model, entropy=entropy) for entropy in (False, True)}
 
-    def forward(self, tokens: Tensor, targets: Tensor | None = None, *, observe: Observe = False) -> Output:
+    def forward(
+        self,
+        tokens: Tensor,
+        targets: Tensor | None = None,
+        *,
+        observe: Observe = False,
+        of_sequences: bool = False,
+    ) -> Output:
         """See :meth:`Model.forward`."""
         check_inputs(self.config, tokens, targets, observe)
         if not observe:
-            return Output(*self._compute(tokens, targets), None)
+            return Output(*self._compute(tokens, targets, of_sequences), None)
         with self._monitors[observe is True] as monitor:
-            loss, logits = self._compute(tokens, targets)
+            loss, logits = self._compute(tokens, targets, of_sequences)
         return Output(loss, logits, _observation(monitor.take(), entropy=observe is True))
 
     def compile(self, *args: Any, **options: Any) -> None:
@@ -58,11 +65,17 @@ class HuggingFaceModel(Model):
         """Write the model as ``save_pretrained`` does, in one file of weights."""
         self.model.save_pretrained(folder, max_shard_size=1 << 60)
 
-    def _compute(self, tokens: Tensor, targets: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
+    def _compute(
+        self, tokens: Tensor, targets: Tensor | None, of_sequences: bool
+    ) -> tuple[Tensor | None, Tensor | None]:
         output = self.model(input_ids=tokens, use_cache=False)
         if targets is None:
             return None, output.logits
-        loss = F.cross_entropy(at_least_float32(output.logits.flatten(0, 1)), targets.flatten())
+        logits = at_least_float32(output.logits.flatten(0, 1))
+        if of_sequences:
+            losses = F.cross_entropy(logits.detach(), targets.flatten(), reduction="none")
+            return losses.view(targets.shape).mean(1), None
+        loss = F.cross_entropy(logits, targets.flatten())
         # The load-balancing loss of experts is used in training, but is not part of the measured loss. Models
         # return it if their configuration sets output_router_logits.
         balance = getattr(output, "aux_loss", None)

@@ -4,7 +4,7 @@ Each line has a "kind" and a "step", the number of steps done (0: before trainin
 
     train        loss, grad_norm, weight_norm (of the weights before the step), lr, tokens, seconds,
                  tokens_per_second, optimizer_share, mfu, memory_gib
-    validation   tokens, loss
+    validation   tokens, loss, loss_error (its standard error over the sequences)
     attention    max_logits, entropy: for each layer a list with one number per head
     update       parameters: {name: {clipped, bounded, smallest_ratio, largest_ratio, relative_change}}
     event        what, message

@@ -26,7 +26,7 @@ from merit_lab.runs.run import Run
 from merit_lab.runs.settings import flatten
 
 _NUMBERS = (
-    *("training_loss", "validation_loss", "lr", "grad_norm", "weight_norm", "seconds", "tokens_per_second"),
+    *("training_loss", "validation_loss", "loss_error", "lr", "grad_norm", "weight_norm", "seconds", "tokens_per_second"),
     *("optimizer_share", "mfu", "memory_gib", "max_logit", "entropy", "entropy_lowest"),
     *("clipped", "bounded", "relative_change"),
 )
@@ -50,6 +50,7 @@ OUTCOME: Mapping[str, Any] = {
     "tokens": pl.Int64,
     "seconds": pl.Float64,
     "validation_loss": pl.Float64,  # the last
+    "loss_error": pl.Float64,  # its standard error over the sequences
     "bits_per_byte": pl.Float64,  # the same in a unit that tokenizers share
     "training_loss": pl.Float64,  # the last
     "max_logit": pl.Float64,  # the last
@@ -141,6 +142,7 @@ def _outcome(run: Run, steps: list[dict[str, Any]]) -> dict[str, Any]:
         "tokens": last("tokens"),
         "seconds": last("seconds"),
         "validation_loss": loss,
+        "loss_error": last("loss_error"),
         "bits_per_byte": loss / math.log(2) / per_token if loss is not None and per_token else None,
         "training_loss": last("training_loss"),
         "max_logit": last("max_logit"),
@@ -186,7 +188,11 @@ def _measured(line: dict[str, Any], row: dict[str, Any]) -> dict[str, Any]:
         known = {key: value for key, value in line.items() if key in COLUMNS and value is not None}
         return {**known, "training_loss": line.get("loss")}
     if kind == "validation":
-        return {"validation_loss": line["loss"], "tokens": line.get("tokens", row.get("tokens"))}
+        return {
+            "validation_loss": line["loss"],
+            "loss_error": line.get("loss_error"),
+            "tokens": line.get("tokens", row.get("tokens")),
+        }
     if kind == "attention":
         logits, entropies = line["max_logits"], line.get("entropy")
         values: dict[str, Any] = {"max_logits": logits, "max_logit": _largest(_flat(logits))}

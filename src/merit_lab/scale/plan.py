@@ -135,10 +135,11 @@ class Scaling:
             "seed": seed,
             "steps": steps,
             "measure.validation_every": math.ceil(steps / _VALIDATIONS),
+            "target": self.target,
         }
         config = with_values(self.base, values).resolve(dataset.vocab_size)
         name = f"{short_name(optimizer)}-batch{batch}-lr{lr:g}-steps{steps}-to{self.target:g}-seed{seed}"
-        return Trial(self.folder / name, config, target=self.target)
+        return Trial(self.folder / name, config)
 
     def _is_enough(self, earlier: Trial, steps: int) -> bool:
         assert earlier.config.steps is not None
@@ -161,9 +162,10 @@ class Scaling:
                 "a run's configuration is resolved"
             )
             key = config.optimizer.name, config.batch, config.optimizer.lr, config.seed
-            check_same(run, self._run(dataset, *key, config.steps).config, dataset, _RULE)
+            planned = dataclasses.replace(self._run(dataset, *key, config.steps).config, target=config.target)
+            check_same(run, planned, dataset, _RULE)
             here = dataclasses.replace(config, data=self.base.data)
-            begun.setdefault(key, []).append(Trial(run.folder, here, target=self.target))
+            begun.setdefault(key, []).append(Trial(run.folder, here))
         for trials in begun.values():
             trials.sort(key=lambda trial: trial.config.steps or 0, reverse=True)
         return begun

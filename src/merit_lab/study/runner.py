@@ -42,7 +42,7 @@ def carry_out(trials: Sequence[Trial], ranks: Ranks) -> None:
         if status not in ("running", *OVER):
             try:
                 resume = status != "planned"
-                train(trial.config, trial.folder, resume=resume, bars=trial.bars, target=trial.target)
+                train(trial.config, trial.folder, resume=resume)
             except RunInUse:  # another process has just taken it
                 say(place, "running")
             except FileExistsError:  # another process has finished it

@@ -19,8 +19,6 @@ class Trial:
     config: TrainConfig
     bars: tuple[Bar, ...] = ()
     """The run is abandoned if its loss is above one of them."""
-    target: float | None = None
-    """The run ends as soon as its validation loss is at most this."""
 
     @property
     def exists(self) -> bool:

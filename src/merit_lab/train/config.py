@@ -71,7 +71,7 @@ class MeasureConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointConfig:
-    """When to write checkpoints. There is always one at the end and one on SIGTERM, SIGINT or SIGHUP."""
+    """When to write checkpoints; also at the end, unless none is kept, and on SIGTERM, SIGINT or SIGHUP."""
 
     every_steps: int = 1000
     """Steps between checkpoints. 0: only by the clock."""
@@ -79,12 +79,12 @@ class CheckpointConfig:
     """Minutes between checkpoints. 0: only by steps."""
     keep: int = 2
     """How many checkpoints to keep; the oldest are removed first. With 1, there is no fallback if it is
-    damaged."""
+    damaged. 0: one while the run goes on, none once it is over."""
 
     def __post_init__(self) -> None:
         check_at_least("checkpoint.every_steps", self.every_steps, 0)
         check_at_least("checkpoint.every_minutes", self.every_minutes, 0.0)
-        check_at_least("checkpoint.keep", self.keep, 1)
+        check_at_least("checkpoint.keep", self.keep, 0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,6 +108,8 @@ class TrainConfig:
     """Length of the run in steps. Without this and tokens: 20 tokens per parameter (5 in an arena)."""
     tokens: int | None = None
     """Length of the run in tokens, rounded up to whole steps."""
+    target: float | None = None
+    """End the run once its validation loss is at most this. None: after all steps."""
     seed: int = 0
     """Determines the initial weights and the order of the data."""
     precision: Precision = "auto"
@@ -126,6 +128,8 @@ class TrainConfig:
                 check_size(name, value, _MOST_TOKENS if name == "tokens" else LARGEST_SIZE)
         if self.steps is not None and self.tokens is not None:
             raise ValueError(f"steps is {self.steps} and tokens is {self.tokens}; give only one of them")
+        if self.target is not None and not math.isfinite(self.target):
+            raise ValueError(f"target is {self.target}; it must be a finite loss, or None")
         if not -(2**63) <= self.seed < 2**64:
             raise ValueError(f"seed is {self.seed}; it must be an integer of at most 64 bits")
         check_choice("precision", self.precision, get_args(Precision))

@@ -4,26 +4,24 @@ from __future__ import annotations
 
 import contextlib
 import math
+import shutil
 import signal
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from merit_lab.data import Batches, Dataset, Prefetcher, validation_sequences
-from merit_lab.models import build
+from merit_lab.data import Batches, Prefetcher, validation_sequences
 from merit_lab.models.attention import Observe
 from merit_lab.runs import NotWritten, Run
 from merit_lab.train import checkpoint
-from merit_lab.train.bar import Bar
 from merit_lab.train.closure import Closure, seed_from
-from merit_lab.train.compiled import begin_compiling_for
 from merit_lab.train.config import TrainConfig, interval
 from merit_lab.train.gradients import gradient_norms, weight_norm
-from merit_lab.train.micro_batch import choose_micro_batch
+from merit_lab.train.kept import Kept
 from merit_lab.train.modes import has_modes, weights_to_use
 from merit_lab.train.optimizer import (
     clip,
@@ -33,7 +31,7 @@ from merit_lab.train.optimizer import (
     update_curvature,
     update_recorded,
 )
-from merit_lab.train.parallel import Ranks, share
+from merit_lab.train.parallel import Ranks
 from merit_lab.train.passes import MicroBatch, Passes
 from merit_lab.train.reporter import Reporter, reporting
 from merit_lab.train.signals import Interrupted, StopRequest, listening
@@ -49,13 +47,12 @@ def train(
     *,
     resume: Resume = False,
     extends: Path | None = None,
-    bars: Sequence[Bar] = (),
-    target: float | None = None,
+    kept: Kept | None = None,
 ) -> Run:
     """Train a model; under torchrun, together with the other ranks.
 
-    Returns the run when it has finished, diverged or was abandoned; see ``run.status``. Raises
-    ``Interrupted`` after a signal, once a checkpoint is written.
+    Returns the run when it has finished or diverged; see ``run.status``. Raises ``Interrupted`` after a
+    signal, once a checkpoint is written.
 
     Args:
         config: what to train. With ``resume`` it may be None, or must be what the run started with. With
@@ -64,19 +61,20 @@ def train(
         resume: resume the run in ``folder``. "auto" starts it if there is none, and leaves a finished or
             diverged run unchanged.
         extends: a shorter run, whose steps the new run starts with.
-        bars: losses that the run may not exceed at some of its validation steps.
-        target: the run finishes, with a checkpoint, as soon as its validation loss is at most this.
+        kept: models and data that the runs of this process share.
     """
     folder = Path(folder)
-    ranks = Ranks.join()
+    ranks, kept = Ranks.join(), kept or Kept()
     if resume == "auto":  # before signals are handled: one must still end the process at once
         ranks.first(lambda: wait_for_previous_process(folder))
     with contextlib.ExitStack() as held, listening() as stop:
-        start = ranks.first(lambda: start_run(config, folder, ranks, resume, extends, held))
+        start = ranks.first(lambda: start_run(config, folder, ranks, resume, extends, held, kept.open))
         if start.event != "over":
             with reporting(start, ranks) as reporter, contextlib.suppress(Ended):
                 reporter.event(start.step, start.event, start.message)
-                Trainer(start, ranks, reporter, stop, bars, target).run()
+                Trainer(start, ranks, reporter, stop, kept).run()
+            if start.config.checkpoint.keep == 0 and ranks.is_first:  # the journal is closed: it says the end
+                shutil.rmtree(start.run.checkpoints, ignore_errors=True)
         elif ranks.is_first:
             print(start.message, file=sys.stderr)
     return start.run
@@ -86,16 +84,10 @@ class Trainer:
     """The loop over steps and its state; every rank has one."""
 
     def __init__(
-        self,
-        start: Start,
-        ranks: Ranks,
-        reporter: Reporter,
-        stop: StopRequest,
-        bars: Sequence[Bar] = (),
-        target: float | None = None,
+        self, start: Start, ranks: Ranks, reporter: Reporter, stop: StopRequest, kept: Kept
     ) -> None:
         self.config = config = start.config
-        self.bars, self.target = dict(bars), -math.inf if target is None else target
+        self.target = -math.inf if config.target is None else config.target
         self.is_at_target = False
         self.is_extension = start.event == "started" and start.checkpoint is not None
         self.checkpoints = start.run.checkpoints
@@ -104,15 +96,7 @@ class Trainer:
         self.steps, self.peak_lr, self.step = config.steps, config.optimizer.lr, start.step
         self.tokens_per_step = config.batch * config.model.context
 
-        on_cuda = ranks.device.type == "cuda"
-        self.is_compiled = on_cuda if config.compile is None else config.compile
-        self.is_bf16 = on_cuda if config.precision == "auto" else config.precision == "bf16"
-        torch.manual_seed(config.seed)
-        model = build(config.model)
-        self.micro_batch = choose_micro_batch(config, model, ranks, bf16=self.is_bf16)
-        if self.is_compiled:
-            begin_compiling_for(config.model, config.batch, self.micro_batch, self.is_bf16, ranks.size)
-        self.module = share(model, config.parallel, ranks, compiled=self.is_compiled)
+        model, self.module, self.micro_batch, self.is_compiled, is_bf16 = kept.prepare(config, ranks)
         self.optimizer = create_optimizer(config, model)
         # Groups may have different learning rates, as Muon's embeddings do; the schedule scales all of them.
         self.peaks = [group["lr"] for group in self.optimizer.param_groups]
@@ -122,15 +106,15 @@ class Trainer:
         named = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
         self.names, self.parameters = list(named), list(named.values())
 
-        dataset, context = Dataset.open(config.data), config.model.context
+        dataset, context = kept.open(config.data), config.model.context
         self.batches = Batches(dataset.train, context=context, batch=config.batch, seed=config.seed)
         if config.measure.validation_every:
             limit = config.measure.validation_sequences
             sequences = validation_sequences(dataset.validation, context, limit)
-            self.validation_sequences = torch.from_numpy(sequences)
+            self.validation_sequences = torch.from_numpy(sequences).to(ranks.device)
         begin, end = ranks.rows(config.batch)
         self.rows = [(row, min(row + self.micro_batch, end)) for row in range(begin, end, self.micro_batch)]
-        self.passes = Passes(self.module, self.rows, ranks, bf16=self.is_bf16)
+        self.passes = Passes(self.module, self.rows, ranks, bf16=is_bf16)
         self.batch: list[MicroBatch] = []
         self.observe_every = self._observe_every()
 
@@ -165,15 +149,18 @@ class Trainer:
                 if is_last or self.is_due(self.config.measure.validation_every):
                     self.validate()
                 at_end = is_last or self.is_at_target
+                keeps = self.config.checkpoint.keep > 0
                 signum, is_time = self.ranks.maximum(self.stop.signum, self.is_checkpoint_time())
                 if signum and not at_end:
                     self.interrupt(signum)
                 # A longer run can start where the learning rate begins to decay.
-                is_kept = self.step == self.config.optimizer.begins_to_fall(self.steps)
-                if at_end or is_time or is_kept or self.is_due(self.config.checkpoint.every_steps):
+                is_kept = keeps and self.step == self.config.optimizer.begins_to_fall(self.steps)
+                is_due = is_time or is_kept or self.is_due(self.config.checkpoint.every_steps)
+                if (at_end and keeps) or (is_due and not at_end):
                     self.save(must=at_end)
                 if self.is_at_target:
                     break
+        self.reports.finish()
         reached = f"the validation loss reached {self.target:g} after {self.step} of {self.steps} steps"
         done = reached if self.is_at_target else f"all {self.steps} steps are done"
         self.reporter.event(self.step, "finished", done)
@@ -280,20 +267,19 @@ class Trainer:
     # --- measurements ------------------------------------------------------------------------------------
 
     def validate(self) -> None:
-        """Measure the validation loss; end the run if it is not finite or above its bar."""
+        """Measure the validation loss; end the run if it is not finite."""
         self.reports.finish()
         if not self.config.measure.validation_every:
             return
         with self.passes.autocast(), weights_to_use(self.optimizer, self.module):
-            loss = validation_loss(self.module, self.validation_sequences, self.micro_batch, self.ranks)
+            loss, error = validation_loss(
+                self.module, self.validation_sequences, self.micro_batch, self.ranks
+            )
         tokens = self.step * self.tokens_per_step
-        self.reporter.write("validation", self.step, tokens=tokens, loss=loss)
+        self.reporter.write("validation", self.step, tokens=tokens, loss=loss, loss_error=error)
         self.last_step_ended = None
         if not math.isfinite(loss):  # the last step broke the weights after its loss was computed
             self.reporter.event(self.step, "diverged", f"the validation loss is {loss}")
-            raise Ended
-        if loss > (bar := self.bars.get(self.step, math.inf)):
-            self.reporter.event(self.step, "abandoned", f"the validation loss {loss:.3f} is above {bar:.3f}")
             raise Ended
         self.is_at_target = loss <= self.target
 
@@ -332,7 +318,7 @@ class Trainer:
                 metrics_offset=self.ranks.first(self.reporter.sync),
                 seconds=self.speedometer.seconds,
                 config=self.config.fingerprint,
-                keep=self.config.checkpoint.keep,
+                keep=max(1, self.config.checkpoint.keep),
                 for_good=self.config.optimizer.begins_to_fall(self.steps),
             )
         except OSError as error:

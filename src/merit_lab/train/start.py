@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -32,6 +33,7 @@ from merit_lab.train.memory import check_memory
 from merit_lab.train.optimizer import check_optimizer, options_in_use
 from merit_lab.train.parallel import Ranks
 
+Open = Callable[[Path], Dataset]
 Resume = bool | Literal["auto"]
 """Whether to resume a run; "auto" starts it if there is none."""
 
@@ -61,30 +63,37 @@ def start_run(
     resume: Resume,
     extends: Path | None,
     held: contextlib.ExitStack,
+    open_data: Open,
 ) -> Start:
     """Start a run or resume one, as ``train`` is asked to, and hold its lock."""
     if resume and extends is not None:
         raise ValueError(f"resume is {resume!r} and extends is {extends}; give only one of the two")
     if resume is True:
-        return resume_run(config, folder, ranks, held)
+        return resume_run(config, folder, ranks, held, open_data)
     if config is None:
         raise ValueError("a new run needs a configuration; pass one, or resume=True")
     if resume == "auto":
-        return begin_or_resume_run(config, folder, ranks, held)
+        return begin_or_resume_run(config, folder, ranks, held, open_data)
     if extends is not None:
-        return extend_run(config, extends, folder, ranks, held)
-    return begin_run(config, folder, ranks, held)
+        return extend_run(config, extends, folder, ranks, held, open_data)
+    return begin_run(config, folder, ranks, held, open_data)
 
 
-def begin_run(config: TrainConfig, folder: Path, ranks: Ranks, held: contextlib.ExitStack) -> Start:
+def begin_run(
+    config: TrainConfig, folder: Path, ranks: Ranks, held: contextlib.ExitStack, open_data: Open
+) -> Start:
     """Create the directory of a new run and hold its lock. If the run is refused, nothing is created."""
     if not is_locked(folder):  # otherwise taking the lock reports which process uses it
         refuse_run(folder)
-    dataset = Dataset.open(config.data)
+    dataset = open_data(config.data)
     config = dataclasses.replace(config, data=config.data.resolve()).resolve(dataset.vocab_size)
     check_run(config, dataset, ranks)
     held.enter_context(lock(folder))
-    about = {**_environment(dataset, ranks), "optimizer": options_in_use(config)}
+    about = {
+        **_environment(dataset, ranks),
+        "parameters": num_parameters(config.model),
+        "optimizer": options_in_use(config),
+    }
     run = Run.create(folder, config.to_dict(), about)
     chosen = config.optimizer
     rest = f", {chosen.rest} with {chosen.rest_lr:g} for the rest" if chosen.rest is not None else ""
@@ -97,7 +106,7 @@ def begin_run(config: TrainConfig, folder: Path, ranks: Ranks, held: contextlib.
 
 
 def extend_run(
-    config: TrainConfig, shorter: Path, folder: Path, ranks: Ranks, held: contextlib.ExitStack
+    config: TrainConfig, shorter: Path, folder: Path, ranks: Ranks, held: contextlib.ExitStack, open_data: Open
 ) -> Start:
     """Start a run from the steps of a shorter one, up to where their learning rates diverge.
 
@@ -120,9 +129,9 @@ def extend_run(
             f"{way_out}."
         )
     path, manifest = found
-    dataset = Dataset.open(config.data)
+    dataset = open_data(config.data)
     run.check_data(dataset.folder, dataset.fingerprint)
-    begun = begin_run(config, folder, ranks, held)
+    begun = begin_run(config, folder, ranks, held, open_data)
     with durable.replacing(begun.run.metrics_path) as partial, run.metrics_path.open("rb") as metrics:
         partial.write_bytes(metrics.read(manifest.metrics_offset))
     return dataclasses.replace(
@@ -144,14 +153,16 @@ def wait_for_previous_process(folder: Path) -> None:
         time.sleep(0.1)
 
 
-def begin_or_resume_run(config: TrainConfig, folder: Path, ranks: Ranks, held: contextlib.ExitStack) -> Start:
+def begin_or_resume_run(
+    config: TrainConfig, folder: Path, ranks: Ranks, held: contextlib.ExitStack, open_data: Open
+) -> Start:
     """Resume the run in a folder, or start it if there is none.
 
     A diverged run is over too: it would diverge again in every restart.
     """
     if not holds_run(folder):
-        return begin_run(config, folder, ranks, held)
-    return resume_run(config, folder, ranks, held, ends=("finished", "diverged"))
+        return begin_run(config, folder, ranks, held, open_data)
+    return resume_run(config, folder, ranks, held, open_data, ends=("finished", "diverged"))
 
 
 def resume_run(
@@ -159,6 +170,7 @@ def resume_run(
     folder: Path,
     ranks: Ranks,
     held: contextlib.ExitStack,
+    open_data: Open,
     *,
     ends: tuple[Status, ...] = ("finished",),
 ) -> Start:
@@ -187,7 +199,7 @@ def resume_run(
         raise ValueError(
             f"{recorded.data} does not exist any more; if it has moved, give the folder with --data"
         )
-    dataset = Dataset.open(recorded.data)
+    dataset = open_data(recorded.data)
     if config is not None:
         _check_same(recorded, config.resolve(dataset.vocab_size), folder)
     run.check_data(dataset.folder, dataset.fingerprint)

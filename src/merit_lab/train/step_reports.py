@@ -1,8 +1,9 @@
-"""Report the numbers of steps, on a GPU one step later than they are taken, so that the host never waits."""
+"""Report the numbers of steps, on a GPU some steps later than they are taken, so that the host never waits."""
 
 from __future__ import annotations
 
 import math
+from collections import deque
 from dataclasses import dataclass
 
 import torch
@@ -12,6 +13,7 @@ from merit_lab.train.config import NonFinite
 from merit_lab.train.reporter import Reporter
 from merit_lab.train.speed import Moment, Speedometer
 
+_MOST_WAITING = 16  # steps whose numbers may be on their way: then the host waits, so that a run ends in time
 _SKIPS_IN_A_ROW = 100  # after so many skipped steps a run will not recover
 
 
@@ -26,9 +28,9 @@ class HostCopies:
             self._arrived.record()
 
     @property
-    def are_on_their_way(self) -> bool:
-        """Whether reading them now may have to wait; not on a CPU, where they need no copy."""
-        return self._arrived is not None
+    def are_here(self) -> bool:
+        """Whether reading them now does not wait; always on a CPU, where they need no copy."""
+        return self._arrived is None or self._arrived.query()
 
     def read(self) -> dict[str, Tensor]:
         """Wait until the copies are complete and return them."""
@@ -52,7 +54,7 @@ class StepNumbers:
 
 
 class Ended(Exception):
-    """The run ended before its last step: it diverged or was abandoned."""
+    """The run ended before its last step: it diverged."""
 
 
 class StepReports:
@@ -77,21 +79,19 @@ class StepReports:
     ) -> None:
         self._reporter, self._speedometer, self._names = reporter, speedometer, names
         self._tokens_per_step, self._nonfinite = tokens_per_step, nonfinite
-        self._waiting: list[StepNumbers] = []
+        self._waiting: deque[StepNumbers] = deque()
         self._num_skips_in_a_row = 0
 
     def add(self, numbers: StepNumbers) -> None:
-        """Report the steps before this one, whose numbers have arrived by now; on a CPU also this one."""
+        """Report the steps whose numbers have arrived; on a CPU also this one."""
         self._waiting.append(numbers)
-        self._report(leave=1 if numbers.tensors.are_on_their_way else 0)
+        while self._waiting and (self._waiting[0].tensors.are_here or len(self._waiting) > _MOST_WAITING):
+            self._report_step(self._waiting.popleft())
 
     def finish(self) -> None:
         """Report all steps."""
-        self._report(leave=0)
-
-    def _report(self, leave: int) -> None:
-        while len(self._waiting) > leave:
-            self._report_step(self._waiting.pop(0))
+        while self._waiting:
+            self._report_step(self._waiting.popleft())
 
     def _report_step(self, numbers: StepNumbers) -> None:
         """Read and report the numbers of one step; handle them if they are not finite."""

@@ -94,10 +94,15 @@ def version_of(tensor: Tensor) -> int:
     return tensor._version
 
 
-def allow_compiled_versions(num: int) -> None:
-    """Let torch.compile make at least this many versions of a function; with more it runs uncompiled."""
+def compile_or_fail(versions: int = 1024) -> None:
+    """Let torch.compile make at least this many versions of a function, and raise an error beyond.
+
+    By default it makes eight, and then runs new ones uncompiled with a warning only, many times slower.
+    """
     config = torch._dynamo.config
-    config.recompile_limit = max(num, config.recompile_limit)
+    config.recompile_limit = max(versions, config.recompile_limit)
+    config.accumulated_recompile_limit = max(versions, config.accumulated_recompile_limit)
+    config.fail_on_recompile_limit_hit = True
 
 
 def is_flat_of_fsdp1(param: Tensor) -> bool:

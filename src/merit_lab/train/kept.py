@@ -1,0 +1,99 @@
+"""What the runs of one process share: compiled models, and opened data. A run alone makes its own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from merit_lab.data import Dataset
+from merit_lab.models import AnyModelConfig, Model, ModelConfig, build
+from merit_lab.train.config import TrainConfig
+from merit_lab.train.micro_batch import choose_micro_batch
+from merit_lab.train.parallel import Ranks, share
+from merit_optim.optim.torch_private import compile_or_fail
+
+
+class Prepared(NamedTuple):
+    """A model with the initial weights of a run, ready to train."""
+
+    model: Model
+    module: nn.Module  # what is called: the model, wrapped for the ranks
+    micro_batch: int
+    is_compiled: bool
+    is_bf16: bool
+
+
+class Kept:
+    """Models by their configuration, and data by their folder.
+
+    A second run on a model has the bits of a run alone: its weights are drawn on the CPU from its own seed, as
+    for a new model, and copied into the parameters that are there.
+    """
+
+    def __init__(self) -> None:
+        self._models: dict[tuple[AnyModelConfig, bool], tuple[Model, nn.Module]] = {}
+        self._micro_batches: dict[object, int] = {}
+        self._data: dict[Path, tuple[object, Dataset]] = {}
+
+    def prepare(self, config: TrainConfig, ranks: Ranks) -> Prepared:
+        """Return the model of a run with its initial weights."""
+        on_cuda = ranks.device.type == "cuda"
+        is_compiled = on_cuda if config.compile is None else config.compile
+        is_bf16 = on_cuda if config.precision == "auto" else config.precision == "bf16"
+        torch.manual_seed(config.seed)
+        model = build(config.model)
+        if not can_be_reused(config, ranks):
+            micro_batch = choose_micro_batch(config, model, ranks, bf16=is_bf16)
+            return Prepared(model, _placed(model, config, ranks, is_compiled), micro_batch, is_compiled, is_bf16)
+        shape = (config.model, config.batch, config.micro_batch, is_bf16)
+        if shape not in self._micro_batches:  # tried on the new model, which is not compiled yet
+            self._micro_batches[shape] = choose_micro_batch(config, model, ranks, bf16=is_bf16)
+        key = (config.model, is_compiled)
+        kept = self._models.get(key)
+        if kept is not None and _is_like(kept[0], model):
+            kept[0].load_state_dict(model.state_dict())
+            kept[0].zero_grad()
+        else:
+            kept = self._models[key] = model, _placed(model, config, ranks, is_compiled)
+        return Prepared(*kept, self._micro_batches[shape], is_compiled, is_bf16)
+
+    def open(self, folder: Path) -> Dataset:
+        """Open a folder of data, once while its files stay as they are."""
+        folder = folder.resolve()
+        files = sorted(folder.iterdir()) if folder.is_dir() else []
+        state = [(file.name, (about := file.stat()).st_size, about.st_mtime_ns) for file in files]
+        if folder not in self._data or self._data[folder][0] != state:
+            self._data[folder] = state, Dataset.open(folder)
+        return self._data[folder][1]
+
+
+def can_be_reused(config: TrainConfig, ranks: Ranks) -> bool:
+    """Whether the model of a run can be that of a later run too.
+
+    Models of transformers have state that their weights do not show, and the wrappers of several ranks keep
+    buffers of their own.
+    """
+    return isinstance(config.model, ModelConfig) and ranks.size == 1
+
+
+def _placed(model: Model, config: TrainConfig, ranks: Ranks, is_compiled: bool) -> nn.Module:
+    if is_compiled:
+        compile_or_fail()
+    return share(model, config.parallel, ranks, compiled=is_compiled)
+
+
+def _is_like(kept: Model, new: Model) -> bool:
+    """Whether an optimizer has left the parameters as they were made: their layout, and no hooks on them."""
+
+    def look(one: Tensor) -> object:
+        return one.shape, one.stride(), one.dtype, one.requires_grad
+
+    pairs = zip(kept.named_parameters(), new.named_parameters(), strict=False)
+    hooks = ("_backward_hooks", "_post_accumulate_grad_hooks")
+    return [name for name, _ in kept.named_parameters()] == [name for name, _ in new.named_parameters()] and all(
+        look(one) == look(other) and not any(getattr(one, hook, None) for hook in hooks)
+        for (_, one), (_, other) in pairs
+    )
