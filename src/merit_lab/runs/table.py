@@ -26,8 +26,8 @@ from merit_lab.runs.run import Run
 from merit_lab.runs.settings import flatten
 
 _NUMBERS = (
-    *("training_loss", "validation_loss", "loss_error", "lr", "grad_norm", "weight_norm", "seconds", "tokens_per_second"),
-    *("optimizer_share", "mfu", "memory_gib", "max_logit", "entropy", "entropy_lowest"),
+    *("training_loss", "validation_loss", "loss_error", "lr", "grad_norm", "weight_norm", "seconds"),
+    *("tokens_per_second", "optimizer_share", "mfu", "memory_gib", "max_logit", "entropy", "entropy_lowest"),
     *("clipped", "bounded", "relative_change"),
 )
 _OF_PARAMETERS = ("clipped", "bounded", "smallest_ratio", "largest_ratio", "relative_change")

@@ -15,6 +15,7 @@ from merit_lab.train.signals import Interrupted
 
 if TYPE_CHECKING:
     from merit_lab.train.loop import train
+    from merit_lab.train.pool import Pool
 
 __all__ = [
     "Bar",
@@ -22,8 +23,9 @@ __all__ = [
     "Interrupted",
     "MeasureConfig",
     "OptimizerConfig",
+    "Pool",
     "TrainConfig",
     "train",
 ]
 
-__getattr__ = load_from(__name__, {"train": "loop"})
+__getattr__ = load_from(__name__, {"Pool": "pool", "train": "loop"})

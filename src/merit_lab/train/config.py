@@ -16,7 +16,7 @@ from merit_lab.checks import LARGEST_SIZE, check_at_least, check_choice, check_s
 from merit_lab.models.config import ModelConfig
 from merit_lab.models.names import AnyModelConfig, num_parameters
 from merit_lab.runs.settings import flatten
-from merit_lab.train.config_json import build, unusual
+from merit_lab.train.config_json import build
 from merit_lab.train.optimizer_config import OptimizerConfig
 from merit_lab.train.schedule import warmup_steps
 
@@ -43,6 +43,8 @@ class MeasureConfig:
     in a run, and at least every 250 steps."""
     validation_sequences: int = 256
     """Number of validation sequences, evenly spread over the validation file."""
+    few_validation: bool = False
+    """Train also where the data has fewer than 64 validation sequences of the model's context."""
     attention_every: int | None = None
     """Steps between measurements of each head's largest logit. 0: never. None: 1 if flex attention provides
     it, otherwise twenty times in a run, and at least every 25 steps."""
@@ -184,16 +186,8 @@ class TrainConfig:
         return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
 
     def to_dict(self) -> dict[str, Any]:
-        """Convert to JSON values."""
-        values = dataclasses.asdict(self)
-        values["data"] = str(self.data)
-        # Older records without these fields are compared with this.
-        for name in ("rest", "rest_lr"):
-            if values["optimizer"][name] is None:
-                del values["optimizer"][name]
-        if self.optimizer.schedule == "cosine":
-            del values["optimizer"]["schedule"], values["optimizer"]["decay"]
-        return values
+        """Return the configuration as a JSON object."""
+        return {**dataclasses.asdict(self), "data": str(self.data)}
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Self:
@@ -202,9 +196,6 @@ class TrainConfig:
 
     @property
     def fingerprint(self) -> str:
-        """A hash that identifies the configuration, independent of the data folder.
-
-        Fields with default values do not enter it, so a version with more fields still recognizes old runs.
-        """
-        values = {**unusual(self), "data": ""}
-        return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
+        """A hash that identifies the configuration, independent of the data folder."""
+        values = self.from_dict(self.to_dict()).to_dict()  # 1 becomes 1.0 where a number may be a fraction
+        return hashlib.sha256(json.dumps({**values, "data": ""}, sort_keys=True).encode()).hexdigest()

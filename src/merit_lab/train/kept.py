@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from merit_lab.data import Dataset
 from merit_lab.models import AnyModelConfig, Model, ModelConfig, build
@@ -29,11 +29,15 @@ class Prepared(NamedTuple):
 class Kept:
     """Models by their configuration, and data by their folder.
 
-    A second run on a model has the bits of a run alone: its weights are drawn on the CPU from its own seed, as
-    for a new model, and copied into the parameters that are there.
+    A later run on a model has the bits of a run alone: its weights are drawn on the CPU from its own seed, as
+    those of a new model are, and copied into the parameters that are there.
+
+    Args:
+        tokens_on_device: whether all tokens of the data are kept there, and batches gathered there.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, tokens_on_device: bool = False) -> None:
+        self.tokens_on_device = tokens_on_device
         self._models: dict[tuple[AnyModelConfig, bool], tuple[Model, nn.Module]] = {}
         self._micro_batches: dict[object, int] = {}
         self._data: dict[Path, tuple[object, Dataset]] = {}
@@ -47,7 +51,9 @@ class Kept:
         model = build(config.model)
         if not can_be_reused(config, ranks):
             micro_batch = choose_micro_batch(config, model, ranks, bf16=is_bf16)
-            return Prepared(model, _placed(model, config, ranks, is_compiled), micro_batch, is_compiled, is_bf16)
+            return Prepared(
+                model, _placed(model, config, ranks, is_compiled), micro_batch, is_compiled, is_bf16
+            )
         shape = (config.model, config.batch, config.micro_batch, is_bf16)
         if shape not in self._micro_batches:  # tried on the new model, which is not compiled yet
             self._micro_batches[shape] = choose_micro_batch(config, model, ranks, bf16=is_bf16)
@@ -86,14 +92,11 @@ def _placed(model: Model, config: TrainConfig, ranks: Ranks, is_compiled: bool) 
 
 
 def _is_like(kept: Model, new: Model) -> bool:
-    """Whether an optimizer has left the parameters as they were made: their layout, and no hooks on them."""
+    """Whether an optimizer has left the parameters as they are made: their layout, and no hooks on them."""
 
-    def look(one: Tensor) -> object:
-        return one.shape, one.stride(), one.dtype, one.requires_grad
+    def layout(model: Model) -> list[object]:
+        return [(name, p.shape, p.stride(), p.dtype, p.requires_grad) for name, p in model.named_parameters()]
 
-    pairs = zip(kept.named_parameters(), new.named_parameters(), strict=False)
     hooks = ("_backward_hooks", "_post_accumulate_grad_hooks")
-    return [name for name, _ in kept.named_parameters()] == [name for name, _ in new.named_parameters()] and all(
-        look(one) == look(other) and not any(getattr(one, hook, None) for hook in hooks)
-        for (_, one), (_, other) in pairs
-    )
+    is_hooked = any(getattr(parameter, hook, None) for parameter in kept.parameters() for hook in hooks)
+    return layout(kept) == layout(new) and not is_hooked

@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -83,9 +84,7 @@ def train(
 class Trainer:
     """The loop over steps and its state; every rank has one."""
 
-    def __init__(
-        self, start: Start, ranks: Ranks, reporter: Reporter, stop: StopRequest, kept: Kept
-    ) -> None:
+    def __init__(self, start: Start, ranks: Ranks, reporter: Reporter, stop: StopRequest, kept: Kept) -> None:
         self.config = config = start.config
         self.target = -math.inf if config.target is None else config.target
         self.is_at_target = False
@@ -116,6 +115,7 @@ class Trainer:
         self.rows = [(row, min(row + self.micro_batch, end)) for row in range(begin, end, self.micro_batch)]
         self.passes = Passes(self.module, self.rows, ranks, bf16=is_bf16)
         self.batch: list[MicroBatch] = []
+        self.keeps_tokens = kept.tokens_on_device
         self.observe_every = self._observe_every()
 
         self.speedometer = Speedometer(config.model, ranks.device, ranks.size, start.seconds)
@@ -138,7 +138,7 @@ class Trainer:
             self.validate()
         elif self.is_extension:  # so that it does not begin anew if it is killed early
             self.save(must=True)
-        with self.prefetched() as micro_batches:
+        with self.micro_batches() as micro_batches:
             while self.step < self.steps:
                 numbers = self.take_step(micro_batches)
                 self.step += 1
@@ -254,15 +254,12 @@ class Trainer:
         """Seed the model's random numbers from seed, step and rank."""
         seed_from("dropout", self.config.seed, self.step, self.ranks.rank)
 
-    def prefetched(self) -> Prefetcher:
-        """Return this rank's micro-batches, from the current step on."""
-        return Prefetcher(
-            self.batches,
-            device=self.ranks.device,
-            rows=self.rows,
-            first_step=self.step,
-            num_steps=self.steps - self.step,
-        )
+    def micro_batches(self) -> contextlib.AbstractContextManager[Iterator[MicroBatch]]:
+        """Return this rank's micro-batches, from the current step on; from tokens on the device, if kept."""
+        wanted: Any = {"rows": self.rows, "first_step": self.step, "num_steps": self.steps - self.step}
+        if self.keeps_tokens:
+            return contextlib.nullcontext(self.batches.on(self.ranks.device).micro_batches(**wanted))
+        return Prefetcher(self.batches, device=self.ranks.device, **wanted)
 
     # --- measurements ------------------------------------------------------------------------------------
 

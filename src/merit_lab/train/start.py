@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from merit_lab.data import Batches, Dataset, validation_sequences
+from merit_lab.data import Batches, Dataset, check_validation_size, validation_sequences
 from merit_lab.models import num_parameters
 from merit_lab.models.source import check_device
 from merit_lab.runs import (
@@ -106,7 +106,12 @@ def begin_run(
 
 
 def extend_run(
-    config: TrainConfig, shorter: Path, folder: Path, ranks: Ranks, held: contextlib.ExitStack, open_data: Open
+    config: TrainConfig,
+    shorter: Path,
+    folder: Path,
+    ranks: Ranks,
+    held: contextlib.ExitStack,
+    open_data: Open,
 ) -> Start:
     """Start a run from the steps of a shorter one, up to where their learning rates diverge.
 
@@ -241,6 +246,8 @@ def check_run(config: TrainConfig, dataset: Dataset, ranks: Ranks) -> None:
     check_optimizer(config)
     Batches(dataset.train, context=config.model.context, batch=config.batch, seed=config.seed)
     if config.measure.validation_every:
+        if not config.measure.few_validation:
+            check_validation_size(dataset.validation, config.model.context)
         validation_sequences(dataset.validation, config.model.context, config.measure.validation_sequences)
     for file in (dataset.train, dataset.validation):
         file.check(config.model.vocab_size)

@@ -1,4 +1,4 @@
-"""Report the numbers of steps, on a GPU some steps later than they are taken, so that the host never waits."""
+"""Report the numbers of steps, on a GPU steps later than they are taken, so that the host never waits."""
 
 from __future__ import annotations
 

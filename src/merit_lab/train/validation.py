@@ -14,8 +14,8 @@ def validation_loss(
 ) -> tuple[float, float | None]:
     """Return the mean loss over ``sequences``, without dropout, and its standard error over them.
 
-    Ranks take micro-batches in turn. All of these have one size, so that there is one compiled graph: the last
-    is filled up with its last sequence. Of one sequence there is no standard error.
+    Ranks take micro-batches in turn. All of these have one size, so that one compiled graph is enough: the
+    last is filled up with its last sequence. Of one sequence there is no standard error.
     """
     module.eval()
     pieces = sequences.split(micro_batch)

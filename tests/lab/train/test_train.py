@@ -225,3 +225,14 @@ def test_training_on_a_gpu(changed, tmp_path):
 def test_peaks_by_name(name, peak):
     assert peak_flops(name) == peak
     assert peak_flops("A toaster") is None
+
+
+def test_a_run_finishes_at_its_target(changed, tmp_path):
+    whole = train(changed(), tmp_path / "whole")
+    losses = {row["step"]: row["loss"] for row in whole.metrics("validation")}
+    run = train(changed(target=losses[4]), tmp_path / "run")
+    assert run.status == "finished"
+    assert run.metrics("validation") == whole.metrics("validation")[:2]
+    assert run.metrics("event")[-1]["message"].endswith("after 4 of 12 steps")
+    assert [path.name for path in run.checkpoints.iterdir()] == ["step-00000004"]
+    assert train(changed(target=losses[4]), run.folder, resume="auto").status == "finished"
