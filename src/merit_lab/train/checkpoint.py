@@ -55,7 +55,7 @@ def save(
     ranks: Ranks,
     *,
     step: int,
-    metrics_offset: int,
+    metrics: tuple[int, str],
     seconds: float,
     config: str,
     keep: int,
@@ -63,7 +63,7 @@ def save(
 ) -> Path:
     """Write a checkpoint and remove the oldest beyond ``keep``, but not that of step ``for_good``.
 
-    Every rank must call this.
+    Every rank must call this. ``metrics`` are the length of the metrics file and its hash.
 
     An OSError, such as a full disk, leaves the earlier checkpoints untouched.
     """
@@ -75,7 +75,8 @@ def save(
         files = _hash_files(partial, ranks)
         manifest = Manifest(
             step=step,
-            metrics_offset=metrics_offset,
+            metrics_offset=metrics[0],
+            metrics_sha256=metrics[1],
             seconds=seconds,
             config=config,
             files=files,

@@ -33,6 +33,8 @@ class Manifest:
     """Steps done."""
     metrics_offset: int
     """Length of the metrics file in bytes."""
+    metrics_sha256: str
+    """Its hash up to there."""
     seconds: float
     """Training time so far."""
     config: str

@@ -18,6 +18,7 @@ from merit_lab.command_line import rules
 from merit_lab.models.config import PRESETS
 from merit_lab.models.names import find_model, is_model, num_parameters
 from merit_lab.runs import NotWritten, Run, RunInUse
+from merit_lab.train import list_command
 from merit_lab.train.config import TrainConfig
 from merit_lab.train.rank import is_first_rank, is_reported_here
 from merit_lab.train.signals import Interrupted
@@ -50,11 +51,15 @@ class Parsed(NamedTuple):
 def main(argv: Sequence[str]) -> int:
     """Run the command and return its exit status: 128 + n after signal n, as in shells."""
     try:
+        if "--list" in argv:
+            return list_command.main(list(argv))
         config, folder, resume, extends = parse(list(argv))
         # This imports torch, which parsing does not need.
         run = training.train(config, folder, resume=resume, extends=extends)
     except Interrupted as interrupted:
-        if is_first_rank():
+        if "--list" in argv:
+            print(f"merit train: {interrupted}. The same command continues.", file=sys.stderr)
+        elif is_first_rank():
             print(f"merit train: {interrupted}. To resume: {_resume_command(folder)}", file=sys.stderr)
         return 128 + interrupted.signum
     except NotWritten as error:
@@ -145,7 +150,8 @@ def _parse_without_model(argv: list[str]) -> argparse.Namespace:
         prog="merit train",
         usage="merit train MODEL --data FOLDER [--auto-resume] [options]\n"
         "       merit train --resume FOLDER [--data FOLDER] [--trust MODULE:CLASS ...]\n"
-        "       merit train --resume FOLDER --steps N [--out FOLDER]",
+        "       merit train --resume FOLDER --steps N [--out FOLDER]\n"
+        "       merit train --list FILE --out FOLDER [--jobs N]",
         description="Train a language model, or resume a run that was stopped for any reason.\n"
         f"Under torchrun all processes train together.\n\nmodels:\n{models}\n"
         "  hf:FOLDER      any causal model of Hugging Face's transformers, from its config.json",

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import reprlib
-from pathlib import Path
 from typing import Any, TypeVar, cast, get_args, get_type_hints
 
 import msgspec
@@ -21,7 +20,7 @@ def build(kind: type[_T], values: Any, prefix: str = "") -> _T:
         raise ValueError(
             f"the configuration has {reprlib.repr(values)} as {prefix[:-1]}; it must be an object"
         )
-    hints = _hints(kind)
+    hints = _hints(cast(Any, kind))
     for key in values:
         if key not in hints:
             similar = nearest(key, hints)

@@ -1,7 +1,7 @@
 """Train many runs in several processes, each with a pool of its own.
 
-Run directories hold all state: a run that is over is not trained again, one that was interrupted or killed goes
-on from its checkpoint, and one whose lock another process holds, on this machine or another, is left to it.
+Run directories hold all state: a run that is over is not trained again, one that was interrupted or killed
+goes on from its checkpoint, and one whose lock another process holds, here or elsewhere, is left to it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _POLL_SECONDS = 0.5
 
 @dataclass(frozen=True)
 class Done:
-    """What became of a job: "finished", "diverged", "in use" by another process, or "failed" with an error."""
+    """What became of a job: "finished", "diverged", "in use" elsewhere, or "failed" with an error."""
 
     folder: Path
     status: str
@@ -42,8 +42,8 @@ class Done:
 def hand_out(jobs: Iterable[Job], num: int, logs: Path) -> Iterator[Done]:
     """Train jobs in ``num`` processes, and yield what became of each, as they end.
 
-    A job is taken from ``jobs`` when a process is free for it. One whose process is killed is begun again, once.
-    After a signal the processes write their checkpoints, and ``Interrupted`` is raised.
+    A job is taken from ``jobs`` when a process is free for it. One whose process is killed is begun again,
+    once. After a signal the processes write their checkpoints, and ``Interrupted`` is raised.
 
     Args:
         jobs: what to train; may be drawn while others train.
@@ -71,9 +71,9 @@ def carry_out(pool: Pool, folder: Path, config: TrainConfig) -> Done:
     except Interrupted:
         raise
     except Exception as error:
+        traceback.print_exc()
         if "CUDA" in str(error) and not isinstance(error, ValueError):
             raise  # what follows in this process cannot be trusted
-        traceback.print_exc()
         return Done(folder, "failed", f"{type(error).__name__}: {error}")
 
 

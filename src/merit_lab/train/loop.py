@@ -312,7 +312,7 @@ class Trainer:
                 self.optimizer,
                 self.ranks,
                 step=self.step,
-                metrics_offset=self.ranks.first(self.reporter.sync),
+                metrics=self.ranks.first(self.reporter.sync),
                 seconds=self.speedometer.seconds,
                 config=self.config.fingerprint,
                 keep=max(1, self.config.checkpoint.keep),

@@ -28,10 +28,11 @@ class Reporter:
         """Report an event."""
         self.write("event", step, what=what, message=message)
 
-    def sync(self) -> int:
-        """Flush to disk and return the length of the metrics file. Only for the first rank."""
+    def sync(self) -> tuple[int, str]:
+        """Flush to disk and return the length and the hash of the metrics file. Only for the first rank."""
         assert self._journal is not None
-        return self._journal.sync()
+        offset = self._journal.sync()
+        return offset, self._journal.digest(offset)
 
 
 @contextlib.contextmanager
@@ -43,6 +44,7 @@ def reporting(start: Start, ranks: Ranks) -> Iterator[Reporter]:
             journal = Journal(
                 start.run,
                 offset=start.metrics_offset,
+                digest=start.metrics_sha256,
                 step=start.step + 1,
                 wandb=start.config.measure.wandb,
             )

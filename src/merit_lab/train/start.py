@@ -53,6 +53,7 @@ class Start:
     checkpoint: Path | None = None
     step: int = 0
     metrics_offset: int = 0
+    metrics_sha256: str | None = None
     seconds: float = 0.0
 
 
@@ -145,6 +146,7 @@ def extend_run(
         checkpoint=path,
         step=manifest.step,
         metrics_offset=manifest.metrics_offset,
+        metrics_sha256=manifest.metrics_sha256,
         seconds=manifest.seconds,
     )
 
@@ -226,6 +228,7 @@ def resume_run(
         checkpoint=path,
         step=manifest.step,
         metrics_offset=manifest.metrics_offset,
+        metrics_sha256=manifest.metrics_sha256,
         seconds=manifest.seconds,
     )
 
