@@ -31,8 +31,6 @@ class Arguments:
     """
 
     config: Annotated[TrainConfig, tyro.conf.arg(name="")]
-    target: float
-    """Validation loss to reach, in nats per token."""
     batches: tuple[int, ...]
     """Batch sizes in sequences; powers of two are enough."""
     lr: tuple[str, ...]
@@ -56,13 +54,15 @@ def main(argv: Sequence[str]) -> int:
 
     def work() -> None:
         arguments, folder = parse_scale(argv)
+        if (target := arguments.config.target) is None:
+            raise ValueError("there is no loss to reach; give it with --target, in nats per token")
         from merit_lab.scale.plan import Scaling  # imports torch, which --help does not need
         from merit_lab.study import run_study
 
         scaling = Scaling(
             base=arguments.config,
             folder=folder,
-            target=arguments.target,
+            target=target,
             batches=sorted(arguments.batches),
             rates=choose_rates(arguments),
             seeds=arguments.seeds,
@@ -82,7 +82,7 @@ def parse_scale(argv: Sequence[str]) -> tuple[Arguments, Path]:
         study="a scaling study",
         lr="--lr merit=9e-3",
         optimizer=OptimizerConfig(final=1.0),
-        required=["target", "batches", "lr"],
+        required=["batches", "lr"],
         replaced={
             "--batch": "use --batches",
             "--tokens": "use --steps, the limit of every run",
