@@ -28,7 +28,7 @@ import torch
 from torch import Tensor, nn
 from torch._dynamo.utils import counters
 
-from merit_lab.measure.bench.step import environment
+from merit_lab.measure.bench.command import environment
 from merit_lab.models import PRESETS, build
 from merit_optim import MERIT
 from merit_optim.monitor import AttentionMonitor

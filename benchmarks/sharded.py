@@ -32,9 +32,9 @@ from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distr
 from torch.optim import Optimizer
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from merit_lab.measure.bench.naive import NaiveMERIT
-from merit_lab.measure.bench.shapes import MODELS, WEIGHTS, Shape, num_elements
-from merit_lab.measure.bench.step import environment
+from merit_lab.measure.bench.command import environment
+from merit_lab.measure.bench.contestants import NaiveMERIT
+from merit_lab.measure.bench.model import MODELS, WEIGHTS, Shape, num_elements
 from merit_optim import LAMB, MERIT, MaxLAMB, Muon, MuonMERIT
 from merit_optim.optim.kinds import Kind
 

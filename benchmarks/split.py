@@ -15,7 +15,7 @@ from pathlib import Path
 
 import torch
 
-from merit_lab.measure.bench.shapes import WEIGHTS, Parameters
+from merit_lab.measure.bench.model import WEIGHTS, Parameters
 from merit_optim import Muon, MuonMERIT
 
 ROUNDS, STEPS, WARM_UP = 5, 20, 10

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import torch
 
-from merit_lab.measure.bench.shapes import MODELS, make_parameters, num_elements
+from merit_lab.measure.bench.model import MODELS, make_parameters, num_elements
 from merit_optim import MERIT
 from merit_optim.optim.engines.fused.engine import FusedEngine
 from merit_optim.optim.engines.fused.tables import Tile

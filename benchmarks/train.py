@@ -24,7 +24,7 @@ import numpy as np
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from merit_lab.measure.bench.step import environment
+from merit_lab.measure.bench.command import environment
 from merit_lab.models import PRESETS, ModelConfig
 from merit_lab.runs import Run
 from merit_lab.train import CheckpointConfig, MeasureConfig, OptimizerConfig, TrainConfig, train

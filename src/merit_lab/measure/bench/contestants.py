@@ -1,4 +1,4 @@
-"""The optimizers that are timed, on a GPU and on a CPU."""
+"""The optimizers that are timed, on a GPU and on a CPU: this package's, torch's and public rivals."""
 
 from __future__ import annotations
 
@@ -11,14 +11,16 @@ from typing import Any, Literal
 
 import torch
 from torch.optim import Optimizer
+from torch.optim.optimizer import ParamsT
 
-from merit_lab.measure.bench.naive import NaiveMERIT
-from merit_lab.measure.bench.shapes import Parameters, Tensors, WeightSpec
+from merit_lab.measure.bench.model import Parameters, Tensors, WeightSpec
 from merit_lab.measure.bench.timing import Stepped
 from merit_optim import LAMB, MERIT, SOAP, SOAPMERIT, MaxLAMB, Muon, MuonMERIT, NorMuon
 from merit_optim.optim.directions import Soap
 
-DION = "pip install git+https://github.com/microsoft/dion.git"
+_DION = "git+https://github.com/microsoft/dion.git"
+_ANY = 10**12
+_BILLION = 10**9
 
 
 @dataclass(frozen=True)
@@ -30,19 +32,21 @@ class BenchContestant:
     clip: bool = False
     compiled: bool = False
     graph: bool = False
-    most_elements: int = 10**12
+    most_elements: int = _ANY
     """Larger models are left out, because the step would take minutes."""
     direction: Literal["adam", "muon", "soap"] = "adam"
     """The direction of hidden matrices; Muon and SOAP are left out for models without any."""
     cycle: int = 1
     """Number of steps after which the work repeats."""
-    missing: str | None = None
-    """Why it cannot be timed here, or None."""
+    package: str | None = None
+    """What must be installed: the name of the package, and what pip installs if that is another."""
 
     def left_out(self, weights: list[WeightSpec]) -> str | None:
         """Why it is not timed with this model, or None."""
-        if self.missing is not None:
-            return self.missing
+        if self.package is not None:
+            name, _, source = self.package.partition(" ")
+            if find_spec(name) is None:
+                return f"the package {name} is not installed; pip install {source or name}"
         if self.direction != "adam" and all(weight.kind != "hidden" for weight in weights):
             return "the model has no hidden matrix"
         if (total := sum(weight.num_elements for weight in weights)) > self.most_elements:
@@ -53,7 +57,7 @@ class BenchContestant:
 class Together:
     """Optimizers that are stepped one after the other."""
 
-    def __init__(self, *optimizers: Optimizer) -> None:
+    def __init__(self, *optimizers: Stepped) -> None:
         self.optimizers = optimizers
 
     @property
@@ -65,34 +69,56 @@ class Together:
             optimizer.step()
 
 
+class NaiveMERIT(Optimizer):
+    """A direct transcription of the definition: the cost without engines, and not meant for training."""
+
+    def __init__(self, params: ParamsT, lr: float = 9e-3, weight_decay: float = 0.1) -> None:
+        super().__init__(params, {"lr": lr, "weight_decay": weight_decay, "betas": (0.9, 0.95), "eps": 1e-6})
+
+    @torch.no_grad()
+    def step(self) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            beta1, beta2 = group["betas"]
+            for w in group["params"]:
+                state = self.state[w]
+                if not state:
+                    state["m"], state["v"] = torch.zeros_like(w), torch.zeros_like(w)
+                m, v, g = state["m"], state["v"], w.grad
+                m.mul_(beta1).add_(g, alpha=1 - beta1)
+                v.mul_(beta2).addcmul_(g, g, value=1 - beta2)
+                u = m / (v.sqrt() + group["eps"]) + group["weight_decay"] * w
+                s = w.abs().max() / u.abs().max()
+                if w.ndim == 2:
+                    rows = w.abs().amax(1, keepdim=True) / u.abs().amax(1, keepdim=True)
+                    columns = w.abs().amax(0, keepdim=True) / u.abs().amax(0, keepdim=True)
+                    s = torch.maximum(torch.maximum(rows, columns), s)
+                w.sub_(group["lr"] * (s * u).clamp(-1, 1))
+
+
 def on_cuda() -> list[BenchContestant]:
-    adamw, billion = torch.optim.AdamW, 10**9
+    adamw = torch.optim.AdamW
+    one = BenchContestant
     return [
-        BenchContestant("torch AdamW, fused", lambda p: adamw(p.all, fused=True), graph=True),
-        BenchContestant("MERIT, fused", lambda p: MERIT(p.all, fused=True), graph=True),
-        BenchContestant(
-            "clip_grad_norm_ and torch AdamW, fused", lambda p: adamw(p.all, fused=True), clip=True
-        ),
-        BenchContestant("MERIT, fused, max_grad_norm", lambda p: MERIT(p.all, fused=True, max_grad_norm=1.0)),
-        BenchContestant(
-            "MERIT, fused, nonfinite='skip'", lambda p: MERIT(p.all, fused=True, nonfinite="skip")
-        ),
-        BenchContestant("LAMB, fused", lambda p: LAMB(p.all, fused=True)),
-        BenchContestant("MaxLAMB, fused", lambda p: MaxLAMB(p.all, fused=True)),
-        *muon_family(partial(adamw, fused=True), use_triton=True, graph=True),
-        *soap_family(most_elements=billion // 2),
-        BenchContestant("torch AdamW, foreach", lambda p: adamw(p.all, foreach=True), most_elements=billion),
-        BenchContestant("MERIT, foreach", lambda p: MERIT(p.all, foreach=True), most_elements=billion),
-        BenchContestant("naive MERIT", lambda p: NaiveMERIT(p.all), most_elements=billion),
-        *others(),
-        BenchContestant(
+        one("torch AdamW, fused", lambda p: adamw(p.all, fused=True), graph=True),
+        one("MERIT, fused", lambda p: MERIT(p.all, fused=True), graph=True),
+        one("clip_grad_norm_ and torch AdamW, fused", lambda p: adamw(p.all, fused=True), clip=True),
+        one("MERIT, fused, max_grad_norm", lambda p: MERIT(p.all, fused=True, max_grad_norm=1.0)),
+        one("MERIT, fused, nonfinite='skip'", lambda p: MERIT(p.all, fused=True, nonfinite="skip")),
+        one("LAMB, fused", lambda p: LAMB(p.all, fused=True)),
+        one("MaxLAMB, fused", lambda p: MaxLAMB(p.all, fused=True)),
+        *_muons_and_soaps(partial(adamw, fused=True), graph=True, soaps=_BILLION // 2),
+        one("torch AdamW, foreach", lambda p: adamw(p.all, foreach=True), most_elements=_BILLION),
+        one("MERIT, foreach", lambda p: MERIT(p.all, foreach=True), most_elements=_BILLION),
+        one("naive MERIT", lambda p: NaiveMERIT(p.all), most_elements=_BILLION),
+        *_rivals(use_triton=True, most=_BILLION),
+        one(
             "MERIT, compiled", lambda p: MERIT(p.all, capturable=True), compiled=True, most_elements=2 * 10**8
         ),
     ]
 
 
 def on_cpu() -> list[BenchContestant]:
-    adamw, most = torch.optim.AdamW, 10**7
+    adamw = torch.optim.AdamW
     return [
         BenchContestant("torch AdamW, foreach", lambda p: adamw(p.all, foreach=True)),
         BenchContestant("torch AdamW, fused", lambda p: adamw(p.all, fused=True)),
@@ -100,60 +126,75 @@ def on_cpu() -> list[BenchContestant]:
         BenchContestant("LAMB", lambda p: LAMB(p.all)),
         BenchContestant("MaxLAMB", lambda p: MaxLAMB(p.all)),
         BenchContestant("naive MERIT", lambda p: NaiveMERIT(p.all)),
-        *muon_family(partial(adamw, foreach=True), use_triton=False, graph=False, most_elements=most),
-        *soap_family(most_elements=most),
-        *others(),
+        *_muons_and_soaps(partial(adamw, foreach=True), graph=False, muons=10**7, soaps=10**7),
+        *_rivals(use_triton=False, most=10**7),
     ]
 
 
-def muon_family(
-    adamw: Callable[[Tensors], Optimizer], *, use_triton: bool, graph: bool, most_elements: int = 10**12
+def _muons_and_soaps(
+    adamw: Callable[[Tensors], Optimizer], *, graph: bool, muons: int = _ANY, soaps: int
 ) -> list[BenchContestant]:
-    """torch's Muon with AdamW for the rest, dion's, and this package's with the fastest available engine."""
+    """torch's Muon with AdamW for the rest, and this package's with the fastest available engine.
 
-    def contestant(name: str, make: Callable[[Parameters], Stepped], **options: Any) -> BenchContestant:
-        return BenchContestant(name, make, direction="muon", most_elements=most_elements, **options)
-
-    return [
-        contestant("torch Muon + AdamW", lambda p: Together(torch.optim.Muon(p.hidden), adamw(p.rest))),
-        contestant(
-            "dion Muon + AdamW",
-            partial(dion_muon, use_triton=use_triton),
-            missing=None if find_spec("dion") else f"the package dion is not installed; {DION}",
-        ),
-        contestant("Muon", lambda p: Muon(p.groups), graph=graph),
-        contestant("NorMuon", lambda p: NorMuon(p.groups), graph=graph),
-        contestant("MuonMERIT", lambda p: MuonMERIT(p.groups), graph=graph),
-    ]
-
-
-def dion_muon(params: Parameters, *, use_triton: bool) -> Stepped:
-    """dion's Muon as in its README: one optimizer with AdamW for the rest, and no mesh on one device.
-
-    Other options have their defaults, which leave out Nesterov momentum.
+    SOAP's steps differ within a cycle, because each basis is improved once in it.
     """
-    groups = [{"params": params.hidden}, {"params": params.rest, "algorithm": "adamw"}]
-    optimizer: Stepped = import_module("dion").Muon(groups, use_triton=use_triton)
-    return optimizer
-
-
-def soap_family(*, most_elements: int) -> list[BenchContestant]:
-    """SOAP and SOAPMERIT, whose steps differ within a cycle because each basis is improved once in it."""
-
-    def contestant(name: str, make: Callable[[Parameters], Stepped]) -> BenchContestant:
-        cycle = Soap().precondition_frequency
-        return BenchContestant(name, make, direction="soap", cycle=cycle, most_elements=most_elements)
-
+    muon = partial(BenchContestant, direction="muon", most_elements=muons)
+    soap = partial(
+        BenchContestant, direction="soap", most_elements=soaps, cycle=Soap().precondition_frequency
+    )
     return [
-        contestant("SOAP", lambda p: SOAP(p.groups)),
-        contestant("SOAPMERIT", lambda p: SOAPMERIT(p.groups)),
+        muon("torch Muon + AdamW", lambda p: Together(torch.optim.Muon(p.hidden), adamw(p.rest))),
+        muon("Muon", lambda p: Muon(p.groups), graph=graph),
+        muon("NorMuon", lambda p: NorMuon(p.groups), graph=graph),
+        muon("MuonMERIT", lambda p: MuonMERIT(p.groups), graph=graph),
+        soap("SOAP", lambda p: SOAP(p.groups)),
+        soap("SOAPMERIT", lambda p: SOAPMERIT(p.groups)),
     ]
 
 
-def others() -> list[BenchContestant]:
-    """The LAMB of pytorch_optimizer, if it is installed."""
-    if find_spec("pytorch_optimizer") is None:
-        return []
-    from pytorch_optimizer import Lamb
+def _rivals(*, use_triton: bool, most: int) -> list[BenchContestant]:
+    """Optimizers of other packages, with their defaults, where these are installed."""
 
-    return [BenchContestant("pytorch_optimizer Lamb", lambda p: Lamb(p.all), most_elements=10**9)]
+    def rival(name: str, package: str, make: Callable[[Any, Parameters], Stepped], **how: Any) -> None:
+        module = package.partition(" ")[0]
+
+        def load_and_make(params: Parameters) -> Stepped:
+            return make(import_module(module), params)
+
+        rivals.append(
+            BenchContestant(
+                f"{module} {name}", load_and_make, package=package, **{"most_elements": most, **how}
+            )
+        )
+
+    rivals: list[BenchContestant] = []
+    # As in dion's README: one optimizer with AdamW for the rest. No mesh on one device; no Nesterov momentum.
+    rival(
+        "Muon + AdamW",
+        f"dion {_DION}",
+        lambda dion, p: dion.Muon(
+            [{"params": p.hidden}, {"params": p.rest, "algorithm": "adamw"}], use_triton=use_triton
+        ),
+        direction="muon",
+        most_elements=_ANY if use_triton else most,
+    )
+    other = "pytorch_optimizer"
+    rival("Lamb", other, lambda module, p: module.Lamb(p.all))
+    rival(
+        "Muon",
+        other,
+        lambda module, p: module.Muon(
+            [{"params": p.hidden, "use_muon": True}, {"params": p.rest, "use_muon": False}]
+        ),
+        direction="muon",
+    )
+    rival("SOAP", other, lambda module, p: module.SOAP(p.all), direction="soap", cycle=10)
+    rival("AdamW", "heavyball", lambda module, p: module.AdamW(p.all))
+    rival(
+        "Muon + AdamW",
+        "heavyball",
+        lambda module, p: Together(module.Muon(p.hidden), module.AdamW(p.rest)),
+        direction="muon",
+    )
+    rival("SOAP", "heavyball", lambda module, p: module.SOAP(p.all), direction="soap", cycle=2)
+    return rivals

@@ -1,15 +1,13 @@
 """The contestants of the benchmark: how they are built, and that each one updates every weight."""
 
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 
-from merit_lab.measure.bench import newton_schulz
-from merit_lab.measure.bench.contestants import BenchContestant, Together, dion_muon, on_cpu, on_cuda
-from merit_lab.measure.bench.shapes import Parameters, WeightSpec
+from merit_lab.measure.bench.contestants import BenchContestant, Together, on_cpu, on_cuda
+from merit_lab.measure.bench.model import Parameters, WeightSpec
 
 WEIGHTS = [
     WeightSpec((8, 4), "embedding"),
@@ -33,9 +31,13 @@ def named(contestants: list[BenchContestant], name: str) -> BenchContestant:
 
 
 @pytest.mark.parametrize(
-    "name", [one.name for one in on_cpu() if one.missing is None and "dion" not in one.name]
+    # HeavyBall compiles for minutes on a CPU.
+    "name",
+    [one.name for one in on_cpu() if not (one.package or "").startswith(("dion", "heavyball"))],
 )
 def test_each_contestant_updates_every_weight(name) -> None:
+    if (reason := named(on_cpu(), name).left_out(WEIGHTS)) is not None:
+        pytest.skip(reason)
     params = Parameters.of(WEIGHTS, CPU)
     before = [param.detach().clone() for param in params.all]
     optimizer = named(on_cpu(), name).make(params)
@@ -86,7 +88,6 @@ def test_dions_muon_is_built_as_in_its_readme(contestants, use_triton, tmp_path,
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "dion", raising=False)
     contestant = named(contestants(), "dion Muon + AdamW")
-    assert contestant.missing is None
     assert contestant.left_out(WEIGHTS) is None
     params = Parameters.of(WEIGHTS, CPU)
     optimizer = contestant.make(params)
@@ -97,66 +98,8 @@ def test_dions_muon_is_built_as_in_its_readme(contestants, use_triton, tmp_path,
     assert rest == {"params": params.rest, "algorithm": "adamw"}
 
 
-def test_another_package_named_dion_is_an_error(tmp_path, monkeypatch) -> None:
-    Path(tmp_path / "dion.py").write_text("")
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.delitem(sys.modules, "dion", raising=False)
-    with pytest.raises(AttributeError, match="'dion' has no attribute 'Muon'"):
-        dion_muon(Parameters.of(WEIGHTS, CPU), use_triton=False)
-    monkeypatch.delitem(sys.modules, "dion")
-
-
 def test_on_a_gpu_muons_are_timed_in_graphs_and_soap_in_cycles() -> None:
     contestants = on_cuda()
     assert {"Muon", "NorMuon", "MuonMERIT"} <= {one.name for one in contestants if one.graph}
-    assert {one.name: one.cycle for one in contestants if one.cycle > 1} == {"SOAP": 10, "SOAPMERIT": 10}
+    assert {one.cycle for one in contestants if one.name in ("SOAP", "SOAPMERIT")} == {10}
     assert len({one.name for one in contestants}) == len(contestants)
-
-
-def test_newton_schulz_is_timed_for_hidden_matrices_only(monkeypatch) -> None:
-    """In stacks of one shape, each with its own orthogonaliser."""
-    weights, seen = [*WEIGHTS, WeightSpec((4, 4), "hidden")], []
-
-    def make(stack: torch.Tensor) -> Callable[[torch.Tensor], object]:
-        return lambda matrices: seen.append((matrices is stack, tuple(matrices.shape), matrices.dtype))
-
-    monkeypatch.setattr(newton_schulz, "orthogonaliser", make)
-    params = Parameters.of(weights, CPU)
-    found = newton_schulz.measure_newton_schulz(params, "small", 0, matrix_tflop_s=2.0)
-    assert seen[:2] == [(True, (2, 4, 4), torch.bfloat16), (True, (1, 4, 8), torch.bfloat16)]
-    # 4 x 4 has 384 operations a pass, 4 x 8 has 640.
-    assert (found.num_matrices, found.num_flops) == (3, 5 * (2 * 384 + 640))
-    assert found.share == found.tflop_s / 2
-
-
-def test_newton_schulz_is_timed_on_gradients_each_time(monkeypatch) -> None:
-    """A step overwrites its input."""
-    params, seen = Parameters.of(WEIGHTS, CPU), []
-
-    def make(stack: torch.Tensor) -> Callable[[torch.Tensor], object]:
-        del stack
-
-        def run(matrices: torch.Tensor) -> None:
-            seen.append(matrices.clone())
-            matrices.zero_()
-
-        return run
-
-    monkeypatch.setattr(newton_schulz, "orthogonaliser", make)
-    newton_schulz.measure_newton_schulz(params, "small", 0, matrix_tflop_s=2.0)
-    grads = [matrix.grad.bfloat16() for matrix in params.hidden]
-    assert len(seen) > 2 * len(grads)
-    assert all(any(torch.equal(stack[0], grad) for grad in grads) for stack in seen)
-
-
-def test_the_timed_newton_schulz_computes_the_polar_factor_of_each_matrix(monkeypatch) -> None:
-    factors, polar = [], newton_schulz.polar
-    monkeypatch.setattr(newton_schulz, "polar", lambda *arguments: factors.append(polar(*arguments)))
-    matrix = torch.tensor([1.0, 0.3, 0.1, 0.03]).diag()[:, [0, 1, 2, 3, 3, 3]]
-    stack = torch.stack([matrix, 3 * matrix.flip(0)])
-    newton_schulz.orthogonaliser(stack)(stack)
-    assert [tuple(factor.shape) for factor in factors] == [(1, 4, 6)] * 2
-    for factor in factors:
-        values = torch.linalg.svdvals(factor.float())
-        assert values.min() > 0.6
-        assert values.max() < 1.3

@@ -5,20 +5,9 @@ from collections import Counter
 import pytest
 import torch
 
-from merit_lab.measure.bench.floor import Floor, floors_of, newton_schulz_flops
-from merit_lab.measure.bench.shapes import MODELS, WEIGHTS, WeightSpec, gpt2, llama, num_elements
+from merit_lab.measure.bench.model import WEIGHTS, Floor, WeightSpec, floors_of, gpt2, llama
 from merit_lab.models import PRESETS, build
 from merit_optim import param_groups
-
-
-@pytest.mark.parametrize("shape", [(2, 3), (3, 2)])
-def test_newton_schulz_works_on_the_shorter_side(shape) -> None:
-    # X X' and B X with 2*2*2*3 = 24 operations each, A A with 2*2*2*2 = 16: 64 a pass, in five passes.
-    assert newton_schulz_flops(shape) == 5 * 64
-
-
-def test_newton_schulz_of_a_matrix_of_gpt2_small() -> None:
-    assert newton_schulz_flops((3072, 768)) == 40_768_634_880
 
 
 def test_the_floor_of_muon_is_its_bytes_and_its_products() -> None:
@@ -71,8 +60,3 @@ def test_weights_have_the_kinds_of_the_labs_models(preset, weights) -> None:
         for param, kind in zip(group["params"], group["param_kinds"], strict=True)
     )
     assert Counter(map(tuple, weights)) == found
-
-
-def test_models_have_the_shapes_of_their_weights() -> None:
-    for name, weights in WEIGHTS.items():
-        assert num_elements(MODELS[name]) == sum(weight.num_elements for weight in weights)

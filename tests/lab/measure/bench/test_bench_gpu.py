@@ -13,18 +13,12 @@ pytestmark = pytest.mark.gpu
 def test_muon_is_timed_on_the_device_the_host_and_in_a_graph(tmp_path) -> None:
     output = tmp_path / "step.json"
     arguments = ["--device", "cuda", "--models", "tiny", "--seconds", "0", "--only", "uon"]
-    assert cli.main(["bench", "step", *arguments, "--without", "dion", "--output", str(output)]) == 0
+    assert cli.main(["bench", "step", *arguments, "--without", "AdamW", "--output", str(output)]) == 0
     record = json.loads(output.read_text())
-    assert [r["contestant"] for r in record["results"]] == [
-        "torch Muon + AdamW",
-        "Muon",
-        "NorMuon",
-        "MuonMERIT",
-    ]
-    for r in record["results"]:
+    ours = [r for r in record["results"] if r["contestant"] in ("Muon", "NorMuon", "MuonMERIT")]
+    assert len(ours) == 3
+    for r in ours:
         assert 0 < r["median_ms"] <= r["worst_ms"]
         assert r["host_ms"] > 0
         assert r["graph_refused"] is None
-        assert (r["graph_ms"] is not None) == ("torch" not in r["contestant"])
-    (alone,) = record["newton_schulz"]
-    assert 0 < alone["share"] < 1
+        assert r["graph_ms"] > 0

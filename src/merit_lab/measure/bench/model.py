@@ -1,4 +1,4 @@
-"""The weights of the benchmarks' models: their shapes and kinds."""
+"""The weights of the benchmarks' models, and lower bounds on the time of a step over them."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from merit_optim.optim.directions import Muon
 from merit_optim.optim.kinds import Kind
 
 Shape = tuple[int, ...]
@@ -80,9 +81,8 @@ class Parameters:
 
     @classmethod
     def of(cls, weights: list[WeightSpec], device: torch.device) -> Parameters:
-        return cls(
-            make_parameters([weight.shape for weight in weights], device), [weight.kind for weight in weights]
-        )
+        shapes, kinds = [weight.shape for weight in weights], [weight.kind for weight in weights]
+        return cls(make_parameters(shapes, device), kinds)
 
     @property
     def hidden(self) -> Tensors:
@@ -97,3 +97,40 @@ class Parameters:
     def groups(self) -> list[dict[str, Any]]:
         """Parameter groups in the form of ``param_groups``, for optimizers that need the kinds."""
         return [{"params": self.all, "param_kinds": self.kinds}]
+
+
+class Floor(NamedTuple):
+    """The bytes and operations that a step needs at least.
+
+    Weights and state are read and written once, gradients read once; all are float32. For Muon,
+    Newton-Schulz comes on top: each pass over an m x n matrix with m <= n has X X' and B X, with 2 m^2 n
+    operations each, and A A, with 2 m^3. Whole products are counted, though A and B are symmetric and half of
+    each would do.
+    """
+
+    what: str
+    num_bytes: int
+    num_flops: int = 0
+
+    def milliseconds(self, copy_tb_s: float, matrix_tflop_s: float) -> float:
+        """The bytes at the speed of a copy, plus the products at the speed of a large one."""
+        return self.num_bytes / copy_tb_s / 1e9 + self.num_flops / matrix_tflop_s / 1e9
+
+
+def floors_of(weights: list[WeightSpec]) -> list[Floor]:
+    """The floors of a model's step: AdamW's, MERIT's, and Muon's if it has hidden matrices."""
+    total = sum(weight.num_elements for weight in weights)
+    hidden = [weight for weight in weights if weight.kind == "hidden"]
+    floors = [
+        # Of each element w, m and v are read and written, and g is read.
+        Floor("28 bytes: AdamW's traffic", 28 * total),
+        # The norms of rows and columns come first, so w, m and v are read twice.
+        Floor("40 bytes: MERIT's in two passes", 40 * total),
+    ]
+    if hidden:
+        num_hidden = sum(weight.num_elements for weight in hidden)
+        num_flops = sum(Muon().num_operations(*weight.shape) for weight in hidden)
+        # Of a hidden matrix w and the momentum are read and written, and g is read.
+        num_bytes = 20 * num_hidden + 28 * (total - num_hidden)
+        floors.append(Floor("Muon's traffic and products", num_bytes, num_flops))
+    return floors
