@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable
 
 import evidence_large as large
+import evidence_paper as paper
 import evidence_small as small
 from evidence_runs import ROOT
 
@@ -43,6 +44,7 @@ TABLES: dict[str, Callable[[], Table]] = {
     "soap-later": small.soap_later,
     "gpt2-small": lambda: small.comparison("gpt2-small"),
     "papers-batch": lambda: small.comparison("mix/98m-batch1024"),
+    **paper.TABLES,
 }
 
 

@@ -75,7 +75,7 @@ def no_work(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(merit_lab.study.study, "estimate", lambda *_: "")
     command = merit_lab.paper.command
     monkeypatch.setattr(command, "reproduce", reproduce)
-    monkeypatch.setattr(command, "find_speed", lambda _: Speed(1e30, 1, "the test's"))
+    monkeypatch.setattr(command.cost, "find_speed", lambda _: Speed(1e30, 1, "the test's"))
     monkeypatch.setattr(command, "_corpus", lambda *_: Dataset.open(data))
     monkeypatch.setattr(command, "_agreed", lambda *_: True)
 

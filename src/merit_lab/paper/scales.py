@@ -1,14 +1,124 @@
-"""The four scales."""
+"""The four scales as data: models, batches, tokens, learning rates."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 from merit_lab.models import PRESETS, ModelConfig
-from merit_lab.paper.setups import Scale, Setup
 from merit_optim.optim.registry import OPTIMIZERS
 
 _K, _B = 1024, 10**9
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setup:
+    """A model, a batch and a number of tokens, with a learning rate for each optimizer."""
+
+    name: str
+    """As shown in tables: "GPT-2 small, batch 1K"."""
+    model: ModelConfig
+    batch: int
+    tokens: int
+    rates: Mapping[str, float]
+    paper: str = ""
+    """The size of the paper's model that it repeats: "small", "130M"; empty if none."""
+
+    def with_batch(self, batch: int) -> Setup:
+        """The same number of tokens with another batch, learning rates scaled by its square root.
+
+        This suits Adam's gradient noise (Malladi et al., 2022). The paper gives one learning rate for each
+        model, and none for other batches.
+        """
+        factor = math.sqrt(batch / self.batch)
+        rates = {name: float(f"{rate * factor:.3g}") for name, rate in self.rates.items()}
+        return replace(self, name=f"{self.model_name}, batch {batch}", batch=batch, rates=rates)
+
+    @property
+    def model_name(self) -> str:
+        """The name without the batch."""
+        return self.name.partition(",")[0]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scale:
+    """All setups of one scale. Entries name them; see ``setups``."""
+
+    name: str
+    summary: str
+    gpt2: tuple[Setup, ...]
+    llama: tuple[Setup, ...]
+    batches: tuple[int, ...]
+    """Of figure 1, for the first of ``gpt2``; the second has the same multiples of its batch."""
+    small_batch: int
+    """Of figure 11, for the observed setup."""
+    references: tuple[Setup, ...]
+    """AdamW with small batches and as many tokens, one for each of the first of ``gpt2``."""
+    longer: Setup
+    """The first of ``gpt2`` with several times the tokens."""
+    doubled: tuple[Setup, ...]
+    """Twice the batch, as many tokens and separate rates, one for each of the first of ``gpt2``."""
+    long: tuple[Setup, ...]
+    """Of table 1, in pairs: a small batch for AdamW, then a large one for MERIT."""
+    shapes: tuple[Setup, Setup]
+    """As many parameters in few wide layers, and in many narrow ones."""
+    shape_batches: tuple[int, ...]
+    seeds: int = 3
+    grid_seeds: int = 1
+    """Seeds of entries with many runs."""
+    num_measurements: int = 20
+    """How often a run measures validation loss, attention and updates."""
+    num_checkpoints: int = 5
+    validation_sequences: int = 256
+    curvature_sequences: int = 64
+    """Sequences that the Hessian of figure 7 is computed on."""
+    curvature_probes: int = 32
+    """Random vectors for the trace; the density takes twice as many Lanczos steps."""
+    evaluation_limit: int | None = None
+    """Items of each evaluation set; None for all."""
+    tokenizer: str | None = None
+    """For the text that every machine has; None if that is too little and --data is required."""
+    is_large: bool = False
+    """Whether to ask before starting."""
+
+    def setups(self, which: str) -> list[Setup]:
+        """The setups that entries name."""
+        # Attention is observed in the second size (GPT-2 medium), or in the only one.
+        first, observed = self.gpt2[0], self.gpt2[:2][-1]
+        match which:
+            case "gpt2" | "llama" | "references" | "doubled":
+                return list(getattr(self, which))
+            case "first":
+                return [first]
+            case "two":
+                return list(self.gpt2[:2])
+            case "last two":
+                return list(self.gpt2[-2:])
+            case "single":  # those of which there is one with twice the batch
+                return list(self.gpt2[: len(self.doubled)])
+            case "of references":
+                return list(self.gpt2[: len(self.references)])
+            case "observed":
+                return [observed]
+            case "observed, small batch":
+                return [observed.with_batch(self.small_batch)]
+            case "longer":
+                return [self.longer]
+            case "long, small batch":
+                return list(self.long[::2])
+            case "long, large batch":
+                return list(self.long[1::2])
+            case "batches":
+                return [
+                    one.with_batch(batch * one.batch // first.batch)
+                    for one in self.gpt2[:2]
+                    for batch in self.batches
+                ]
+            case "wide" | "deep":
+                shape = self.shapes[which == "deep"]
+                return [shape.with_batch(batch) for batch in self.shape_batches]
+        raise ValueError(f"there are no setups {which!r}")
 
 
 def _paper_rates(model: str) -> dict[str, float]:
@@ -132,7 +242,7 @@ _SMALL_SCALE = Scale(
     batches=(128, 256, 512, 1 * _K, 2 * _K),
     small_batch=128,
     references=(_with_adamw(_SMALL, 480, 6e-4),),
-    horizon=_longer(_SMALL, 4),
+    longer=_longer(_SMALL, 4),
     doubled=(_SMALL.with_batch(2 * _SMALL.batch),),
     long=_long("small", 6e-4, 4 * _K),
     shapes=_shapes(_SMALL, *_GPT2_SHAPES),
@@ -152,7 +262,7 @@ SCALES = {
         batches=(16, 64, 256),
         small_batch=16,
         references=(_TINY.with_batch(16),),
-        horizon=_longer(_TINY, 2),
+        longer=_longer(_TINY, 2),
         doubled=(_TINY.with_batch(2 * _TINY.batch),),
         long=(_TINY.with_batch(16), _TINY),
         shapes=_shapes(
@@ -174,7 +284,7 @@ SCALES = {
         batches=(64, 128, 256, 512, 1 * _K),
         small_batch=64,
         references=_NANO_64,
-        horizon=_longer(_NANO_10M, 4),  # 20 tokens for each parameter
+        longer=_longer(_NANO_10M, 4),  # 20 tokens for each parameter
         doubled=_NANO_1024,
         long=(_NANO_64[0], _NANO_10M),
         shapes=_shapes(

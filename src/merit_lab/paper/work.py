@@ -1,22 +1,20 @@
-"""Make entries one after the other: train, measure, analyse, and update the overview."""
+"""Make entries: train what is missing, measure, judge, and write."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from merit_lab.paper import records
-from merit_lab.paper.corpus import CorpusIdentity
-from merit_lab.paper.entry import PaperEntry, Unavailable
-from merit_lab.paper.registry import ENTRIES
-from merit_lab.paper.setups import EntryTrial, Scale
-from merit_lab.paper.write import EntryFindings, MissingEntry, write_overview
-from merit_lab.results.figures import unchecked
-from merit_lab.study import Round, Trial, conduct
+from merit_lab.paper.artefact import Artefact, Missing, write_overview
+from merit_lab.paper.entries import Entry
+from merit_lab.paper.measured import Unavailable
+from merit_lab.paper.plan import Corpus, Data, Found, Planned, plan
+from merit_lab.paper.scales import Scale
+from merit_lab.study import Trial
+from merit_lab.study.search import carry_out
 from merit_lab.study.state import is_done
-from merit_lab.study.study import check_studies
 from merit_lab.train.parallel import Ranks
 
 
@@ -24,82 +22,96 @@ from merit_lab.train.parallel import Ranks
 class Task:
     """Entries to make at a scale, from data, into a folder."""
 
-    entries: Sequence[PaperEntry]
+    entries: Sequence[Entry]
     scale: Scale
-    corpus: CorpusIdentity
+    corpus: Corpus
     folder: Path
     seeds: int | None = None
-    """Seeds of every entry; None for the scale's default."""
+    """Of every entry; None for the scale's default."""
     task_files: Path | None = None
     """Folder of evaluation sets."""
     jobs: int = 1
     """Runs trained at the same time."""
+    storage: str | None = None
+    """URL of a database that holds the trials in place of a journal in the folder."""
     trains: bool = True
     """Whether to train missing runs; otherwise only existing runs are used."""
 
-    def plan(self, entry: PaperEntry) -> list[tuple[EntryTrial, Trial]]:
-        """An entry's trials. All entries use one folder of runs, so they can share them."""
-        trials = entry.trials(self.scale, entry.num_seeds(self.scale, self.seeds))
-        return records.plan(trials, self.folder / "runs", self.corpus)
+    def planned(self, entry: Entry) -> list[Planned]:
+        """The runs of an entry."""
+        return plan(entry.runs, self.scale, entry.num_seeds(self.scale, self.seeds))
 
-
-@dataclass(frozen=True)
-class EntryStudy:
-    """An entry as a study. All its trials are known from the start, and may be shared with other entries."""
-
-    task: Task
-    entry: PaperEntry
-
-    @property
-    def folder(self) -> Path:
-        return self.task.folder
-
-    def next(self) -> Round | None:
-        if not self.task.trains:
-            return None
-        left = [trial for _, trial in self.task.plan(self.entry) if not is_done(trial.folder)]
-        place = 1 + [entry.name for entry in self.task.entries].index(self.entry.name)
-        return Round(left, f"{self.entry.name} ({place} of {len(self.task.entries)})")
-
-    def findings(self) -> EntryFindings | MissingEntry:
-        """The entry's findings, or the reason why it cannot be made."""
-        task, entry = self.task, self.entry
+    def make(self, entry: Entry, found: Found | None = None) -> Artefact | Missing:
+        """An entry from the runs that are there, or why it cannot be made; no other entry is affected."""
         try:
-            trial_records = records.read(task.plan(entry))
-            self._measure(trial_records)
-            with unchecked():
-                return EntryFindings(
-                    entry, task.scale, trial_records, entry.analyse(trial_records, task.scale)
-                )
-        except Unavailable as missing:
-            return MissingEntry(entry, task.scale, str(missing))
-
-    def _measure(self, trial_records: records.Records) -> None:
-        """Measure finished runs that were not measured yet. A failure affects only this entry."""
-        for record in trial_records.all:
-            if self.entry.measure is not None and record.status == "finished":
+            data = self._data(entry, found)
+            if entry.measure is not None:
                 try:
-                    self.entry.measure(record, self.task.scale, self.task.task_files)
+                    entry.measure(data, self.scale, self.task_files)
                 except (ArithmeticError, OSError, RuntimeError, ValueError) as error:
-                    raise Unavailable(f"{record.folder.name} could not be measured: {error}") from error
+                    raise Unavailable(f"A run could not be measured: {error}") from error
+                data = self._data(entry)
+            return Artefact.of(entry, self.scale, data)
+        except Unavailable as missing:
+            return Missing(entry, self.scale, str(missing))
+
+    def _data(self, entry: Entry, found: Found | None = None) -> Data:
+        if entry.made_up is not None:
+            return entry.made_up()
+        found, planned = found or Found.in_folder(self.folder), self.planned(entry)
+        trials = found.trials(planned, self.folder, self.corpus)
+        return found.data(planned, trials, self.corpus, self.scale.evaluation_limit)
 
 
 def reproduce(task: Task) -> list[dict[str, Any]]:
     """Make all entries and return the content of each verdict.json. Runs that are done are not repeated.
 
-    An entry that cannot be made is reported and left out; the others are still made. Under torchrun all
-    ranks train, and the first does the rest.
+    An entry is written as soon as its runs are done. One that cannot be made is reported, and the others are
+    still made. Under torchrun all ranks train, and the first does the rest.
     """
-    verdicts: list[dict[str, Any]] = []
+    ranks = Ranks.join()
+    trials = ranks.first(lambda: _trials(task))
+    made = _Made(task, trials)
+    if task.trains:
+        wanted = {trial.folder: trial for of_entry in trials.values() for trial in of_entry}
+        if left := ranks.first(lambda: [trial for trial in wanted.values() if not is_done(trial.folder)]):
+            carry_out(left, task.folder, task.jobs, task.storage, conclude=made.those_that_are_done)
+    ranks.first(made.all)
+    return [made.verdicts[entry.name] for entry in task.entries] if ranks.is_first else []
 
-    def conclude(study: EntryStudy) -> str:
-        findings = study.findings()
-        findings.write(task.folder / study.entry.name)
-        write_overview(task.scale, list(ENTRIES.values()), task.folder)
-        verdicts.append(findings.verdict)
-        return findings.summary
 
-    studies, ranks = [EntryStudy(task, entry) for entry in task.entries], Ranks.join()
-    check_studies(studies, ranks)
-    conduct(studies, ranks, task.jobs, conclude)
-    return verdicts
+def _trials(task: Task) -> dict[str, list[Trial]]:
+    found = Found.in_folder(task.folder)
+    return {entry.name: found.trials(task.planned(entry), task.folder, task.corpus) for entry in task.entries}
+
+
+@dataclass(frozen=True)
+class _Made:
+    """The entries made so far."""
+
+    task: Task
+    trials: dict[str, list[Trial]]
+    verdicts: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+    def those_that_are_done(self) -> None:
+        """Make the entries whose runs are all done."""
+        for entry in self.task.entries:
+            is_new = entry.name not in self.verdicts
+            if (
+                is_new
+                and self.trials[entry.name]
+                and all(is_done(one.folder) for one in self.trials[entry.name])
+            ):
+                self._make(entry)
+
+    def all(self) -> None:
+        """Make the others."""
+        for entry in self.task.entries:
+            if entry.name not in self.verdicts:
+                self._make(entry)
+
+    def _make(self, entry: Entry) -> None:
+        artefact = self.task.make(entry)
+        artefact.write(self.task.folder / entry.name)
+        write_overview(self.task.scale, self.task.folder)
+        self.verdicts[entry.name] = artefact.verdict

@@ -6,7 +6,7 @@ import pytest
 from toy_scale import make_scale
 
 from merit_lab.data import Dataset
-from merit_lab.paper.setups import Scale
+from merit_lab.paper.scales import Scale
 
 
 @pytest.fixture

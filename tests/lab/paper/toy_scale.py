@@ -3,7 +3,7 @@
 import dataclasses
 
 from merit_lab.models import ModelConfig
-from merit_lab.paper.setups import Scale, Setup
+from merit_lab.paper.scales import Scale, Setup
 
 MODEL = ModelConfig(width=16, heads=2, layers=3, context=16, vocab_size=256)
 RATES = {"adamw": 1e-3, "lamb": 1e-2, "maxlamb": 1e-2, "merit": 1e-2, "lion": 1e-4, "sophiag": 1e-3}
@@ -23,7 +23,7 @@ def make_scale(*, steps: int = 4, seeds: int = 2, **changes: object) -> Scale:
         batches=(4, 8),
         small_batch=4,
         references=(setup.with_batch(4),),
-        horizon=dataclasses.replace(setup, name="toy, longer", tokens=2 * setup.tokens),
+        longer=dataclasses.replace(setup, name="toy, longer", tokens=2 * setup.tokens),
         doubled=(setup.with_batch(16),),
         long=(setup.with_batch(4), setup),
         shapes=(wide, deep),

@@ -11,16 +11,12 @@ import math
 import statistics
 from dataclasses import dataclass
 
+import polars as pl
 import torch
 from torch import Tensor
 
-from merit_lab.paper.entry import Analysis, PaperEntry
-from merit_lab.paper.records import Records
-from merit_lab.paper.setups import Scale
-from merit_lab.paper.verdict import ClaimComparison, Verdict
-from merit_lab.results.outcome import Spread
-from merit_lab.study.charts import Axis, line_chart
-from merit_lab.tables import Table
+from merit_lab.paper.plan import Data
+from merit_lab.paper.quantities import BySeed, Quantity, values_of
 from merit_optim.optim import MERIT
 
 _LIPSCHITZ = 2.0
@@ -104,7 +100,7 @@ def bound(steps: int) -> float:
     return right / left
 
 
-def fitted_rate(points: list[tuple[float, float]]) -> float:
+def exponent(points: list[tuple[float, float]]) -> float:
     """The exponent of a power law fitted to points, by least squares on logarithms."""
     slope, _ = statistics.linear_regression(
         [math.log(x) for x, _ in points], [math.log(y) for _, y in points]
@@ -112,82 +108,35 @@ def fitted_rate(points: list[tuple[float, float]]) -> float:
     return slope
 
 
-def _theorem1(_: Records, __: Scale) -> Analysis:
-    runs = {steps: descend(steps) for steps in _STEPS}
-    bounds = {steps: bound(steps) for steps in _STEPS}
-    measured = [
-        [(float(steps), descent.mean_squared_gradients[seed]) for steps, descent in runs.items()]
-        for seed in range(_SEEDS)
-    ]
-    rates = [fitted_rate(points) for points in measured]
-    smallest = min(descent.smallest for descent in runs.values())
-    largest = max(descent.largest for descent in runs.values())
-    under = Verdict(
-        claim="With as many samples in a batch as there are steps, MERIT-W's mean squared gradient norm "
-        "stays under the theorem's bound.",
-        source="theorem 1, beta2 > 0, with the constants of its proof",
-        comparisons=tuple(
-            ClaimComparison(
-                label=f"log10 of bound over measured, {steps} steps",
-                paper="above 0",
-                margins=tuple(math.log10(bounds[steps] / value) for value in descent.mean_squared_gradients),
+def data() -> Data:
+    """A row for each number of steps and each seed: what was measured, and the bound."""
+    rows = []
+    for steps in _STEPS:
+        descent = descend(steps)
+        if not _WEIGHTS_WITHIN[0] <= descent.smallest <= descent.largest <= _WEIGHTS_WITHIN[1]:
+            raise ArithmeticError(
+                f"the max norms of the weights went from {descent.smallest:.3g} to {descent.largest:.3g}, "
+                f"outside the {_WEIGHTS_WITHIN[0]} to {_WEIGHTS_WITHIN[1]} that the theorem assumes"
             )
-            for steps, descent in runs.items()
-        ),
-    )
-    falls = Verdict(
-        claim="It falls with the number of steps T at least as fast as the bound, as 1 / sqrt(T).",
-        source="theorem 1",
-        comparisons=(
-            ClaimComparison(
-                label="fitted exponent below -1/2, by how much",
-                paper="-1/2",
-                margins=tuple(-0.5 - rate for rate in rates),
-            ),
-        ),
-    )
-    table = Table(
-        ("Steps", "Mean squared gradient norm", "Bound"),
-        tuple(
-            (
-                str(steps),
-                f"{statistics.fmean(descent.mean_squared_gradients):.4g}",
-                f"{bounds[steps]:.4g}",
-            )
-            for steps, descent in runs.items()
-        ),
-    )
-    chart = line_chart(
-        {
-            "MERIT-W": [(f"seed {seed}", points, False) for seed, points in enumerate(measured)],
-            "Bound": [("bound", list(bounds.items()), False)],
-        },
-        {"MERIT-W": "merit", "Bound": "bound"},
-        Axis("steps, and samples in a batch", "~s", logarithmic=True),
-        Axis("mean squared gradient norm", "~s", logarithmic=True),
-        name="theorem",
-        title="Mean squared gradient norm against the number of steps",
-        caption="Each point is a separate run, with the theorem's learning rate for its length.",
-    )
-    inside = _WEIGHTS_WITHIN[0] <= smallest and largest <= _WEIGHTS_WITHIN[1]
-    range_seen = (
-        f"The blocks' max norms were between {smallest:.2f} and {largest:.2f}, which is "
-        f"{'inside' if inside else 'NOT inside'} the theorem's assumed {_WEIGHTS_WITHIN[0]} to "
-        f"{_WEIGHTS_WITHIN[1]}."
-    )
-    notes = (
-        f"Fitted exponent: {Spread(tuple(rates)).text('.3f')}, {_SEEDS} seeds.",
-        range_seen,
-        f"{_BLOCKS} blocks of {_BLOCK_SIZE}, beta1 = 0, beta2 = {_BETA2}, no weight decay, no clip.",
-    )
-    return Analysis(table=table, charts=(chart,), verdicts=(under, falls), notes=notes)
+        rows += [
+            {"seed": seed, "steps": steps, "measured": value, "bound": bound(steps)}
+            for seed, value in enumerate(descent.mean_squared_gradients)
+        ]
+    same = {"run": "", "model": "", "paper": "", "part": "", "series": "MERIT-W", "status": "finished"}
+    frame = pl.DataFrame([{**same, **row} for row in rows])
+    return Data(frame.with_columns(panel=pl.format("{} steps", "steps"), factor=1.0, message=pl.lit("")))
 
 
-ENTRIES = (
-    PaperEntry(
-        name="theorem1",
-        title="Theorem 1: convergence of MERIT-W",
-        shows="gradient norm of MERIT-W on a smooth problem under the paper's bound, and its rate",
-        analyse=_theorem1,
-    ),
+def _exponents(rows: Data) -> BySeed:
+    points = rows.runs.partition_by("seed", as_dict=True)
+    return {key[0]: exponent(frame.select("steps", "measured").rows()) for key, frame in points.items()}
+
+
+MEASURED = values_of("measured", "log10 of the mean squared gradient norm", log=True)
+BOUND = values_of("bound", "that of the bound", log=True)
+EXPONENT = Quantity(name="fitted exponent", of=_exponents)
+ABOUT = (
+    f"{_BLOCKS} blocks of {_BLOCK_SIZE}, beta1 = 0, beta2 = {_BETA2}, no weight decay, no clip; {_SEEDS} "
+    f"seeds. The blocks' max norms stayed within the theorem's assumed {_WEIGHTS_WITHIN[0]} to "
+    f"{_WEIGHTS_WITHIN[1]}."
 )

@@ -1,1 +1,0 @@
-"""The entries, grouped by what they analyse."""

@@ -1,0 +1,37 @@
+"""Every entry, from its runs to its files, at a scale of a few steps."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from merit_lab.data import Dataset
+from merit_lab.paper.entries import ENTRIES
+from merit_lab.paper.plan import Corpus
+from merit_lab.paper.scales import Scale
+from merit_lab.paper.work import Task, reproduce
+
+EVALUATIONS = ("fig5", "fig12", "table1")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Shared by all entries, as their runs are."""
+    return tmp_path_factory.mktemp("reproduce")
+
+
+@pytest.mark.parametrize("name", ENTRIES)
+def test_an_entry_is_made_from_its_runs(name: str, toy: Scale, dataset: Dataset, folder: Path) -> None:
+    (verdict,) = reproduce(
+        Task(entries=[ENTRIES[name]], scale=toy, corpus=Corpus.of(dataset), folder=folder, seeds=1)
+    )
+    assert verdict == json.loads((folder / name / "verdict.json").read_text())
+    assert ENTRIES[name].title in (folder / name / "index.html").read_text()
+    assert name in (folder / "index.html").read_text()
+    if name in EVALUATIONS:
+        assert verdict["outcome"] == "not run"
+        assert "--task-files" in verdict["missing"]
+        return
+    assert verdict["outcome"] in ("holds", "does not hold", "not decided")
+    assert all(claim["comparisons"] for claim in verdict["verdicts"])
+    assert list((folder / name / "figures").glob("*.svg"))
