@@ -9,7 +9,7 @@ import argparse
 import contextlib
 import io
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 
 from merit_lab.models.config import PRESETS
 from merit_optim.cli import COMMANDS
@@ -18,7 +18,7 @@ _WITH_MODEL = ("train", "compare", "sweep", "arena", "scale")
 _SHELLS = ("bash", "zsh", "fish")
 _WAYS = """\
   merit completion bash > ~/.local/share/bash-completion/completions/merit
-  merit completion zsh > ~/.zfunc/_merit        (in ~/.zshrc: fpath+=~/.zfunc; autoload -U compinit; compinit)
+  source <(merit completion zsh)        (in ~/.zshrc, after compinit)
   merit completion fish > ~/.config/fish/completions/merit.fish"""
 
 
@@ -30,8 +30,7 @@ def main(argv: Sequence[str]) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("shell", choices=_SHELLS)
-    write = {"bash": _bash, "zsh": _zsh, "fish": _fish}[parser.parse_args(argv).shell]
-    print(write(find_words()), end="")
+    print(script(parser.parse_args(argv).shell), end="")
     return 0
 
 
@@ -73,61 +72,40 @@ def _kinds(text: str) -> list[str]:
     return re.split(r"[,|]", match[1] or match[2]) if match else []
 
 
-def _pattern(words: str) -> str:
-    """Return a pattern for bash and zsh: quoted, except for a star."""
-    return f'"{words.removesuffix("*")}"' + ("*" if words.endswith("*") else "")
+def script(shell: str) -> str:
+    """Return the script for a shell; zsh reads bash's."""
+    words = find_words()
+    if shell == "fish":
+        cases = (f"    case '{key}'\n      string split ' ' -- '{' '.join(words[key])}'" for key in words)
+        return _FISH.replace("CASES", "\n".join(cases))
+    # Words are quoted, except for a star.
+    patterns = {key: f'"{key.removesuffix("*")}"' + "*" * key.endswith("*") for key in words}
+    cases = (f'    {patterns[key]}) words="{" ".join(words[key])}" ;;' for key in words)
+    begin = "autoload -U +X bashcompinit && bashcompinit\n" if shell == "zsh" else ""
+    return begin + _BASH.replace("CASES", "\n".join(cases))
 
 
-def _bash(words: Mapping[str, Iterable[str]]) -> str:
-    cases = "\n".join(f'    {_pattern(prefix)}) words="{" ".join(words[prefix])}" ;;' for prefix in words)
-    return f"""# bash completion of merit
-_merit() {{
-  local current="${{COMP_WORDS[COMP_CWORD]}}" before="" words=""
-  [ "$COMP_CWORD" -gt 1 ] && before="${{COMP_WORDS[1]}}"
-  [ "$COMP_CWORD" -gt 2 ] && before="${{COMP_WORDS[1]}} ${{COMP_WORDS[2]}}"
-  _merit_words "$before" || _merit_words "${{COMP_WORDS[1]}}"
+_BASH = """\
+_merit() {
+  local current="${COMP_WORDS[COMP_CWORD]}" before="" words=""
+  [ "$COMP_CWORD" -gt 1 ] && before="${COMP_WORDS[1]}"
+  [ "$COMP_CWORD" -gt 2 ] && before="${COMP_WORDS[1]} ${COMP_WORDS[2]}"
+  _merit_words "$before" || _merit_words "${COMP_WORDS[1]}"
   COMPREPLY=($(compgen -W "$words" -- "$current"))
-}}
-_merit_words() {{
+}
+_merit_words() {
   case "$1" in
-{cases}
+CASES
     *) return 1 ;;
   esac
-}}
+}
 complete -o default -F _merit merit
 """
 
-
-def _zsh(words: Mapping[str, Iterable[str]]) -> str:
-    cases = "\n".join(f"    {_pattern(prefix)}) found=({' '.join(words[prefix])}) ;;" for prefix in words)
-    return f"""#compdef merit
-_merit() {{
-  local before="" found=()
-  (( CURRENT > 2 )) && before="$words[2]"
-  (( CURRENT > 3 )) && before="$words[2] $words[3]"
-  _merit_words "$before" || _merit_words "$words[2]"
-  compadd -- $found
-  [[ $PREFIX != -* ]] && (( CURRENT > 2 )) && _files
-  return 0
-}}
-_merit_words() {{
-  case "$1" in
-{cases}
-    *) return 1 ;;
-  esac
-}}
-if [ "$funcstack[1]" = "_merit" ]; then _merit "$@"; else compdef _merit merit; fi
-"""
-
-
-def _fish(words: Mapping[str, Iterable[str]]) -> str:
-    cases = "\n".join(
-        f"    case '{prefix}'\n      string split ' ' -- '{' '.join(words[prefix])}'" for prefix in words
-    )
-    return f"""# fish completion of merit
+_FISH = """\
 function __merit_words
   switch "$argv[1]"
-{cases}
+CASES
     case '*'
       return 1
   end

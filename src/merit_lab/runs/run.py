@@ -216,7 +216,7 @@ def _load(path: Path) -> dict[str, Any]:
         raise FileNotFoundError(
             f"{path} is missing; the run directory is incomplete. Restore the file, or start a new run."
         ) from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is not JSON ({error}); restore the file that the run wrote") from None
     if not isinstance(value, dict):
         raise ValueError(
