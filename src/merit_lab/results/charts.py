@@ -12,6 +12,7 @@ can be read on both in a file. An optimizer has one colour in all charts; its se
     intervals  differences with their intervals
     bars       a value for each name
     heat       a matrix of values
+    layers     the largest logit of each layer over the steps, for each series
 
 Example:
     >>> import polars as pl
@@ -52,6 +53,7 @@ from merit_lab.results.page import Chart
 from merit_lab.results.series import with_series
 
 _MOST_POINTS = 120  # of a line
+_MOST_COLUMNS = 64  # of a heat map over steps
 _FOCUS_FROM = 0.2  # a loss is shown from its value after this share of the steps
 _FAR = 4.0  # times the distance of the median from the best: losses above are marked at the top
 _TITLES = {"step": "steps", "tokens": "tokens", "seconds": "seconds"}
@@ -374,6 +376,52 @@ def heat(
     up = alt.Y("y:O", title=y_title or title_of(y), sort="descending", axis=vertical)
     height = min(HEIGHT, max(80, 18 * rows["y"].n_unique()))
     return picture([cells.encode(across, up, colour)], name, title, caption, height=height)
+
+
+def layers(runs: pl.DataFrame, steps: pl.DataFrame, *, name: str) -> list[Chart]:
+    """For each series the largest logit of each layer over the steps, as the mean over its runs.
+
+    All have one scale; empty if no logits were measured, or those of a single layer.
+    """
+    logits = (
+        steps.select("run", "step", pl.col("max_logits").alias("heads"))
+        .drop_nulls()
+        .filter(pl.col("step") > 0)
+    )
+    rows = (
+        logits.with_columns(layer=pl.int_ranges(1, pl.col("heads").list.len() + 1))
+        .explode("heads", "layer")
+        .with_columns(value=pl.col("heads").list.max())
+        .filter(pl.col("value").is_finite())
+        .join(runs.select("run", "series"), on="run", maintain_order="right_left")
+    )
+    if rows["layer"].n_unique() < 2:
+        return []
+    width = max(1, math.ceil(ends(rows["step"])[1] / _MOST_COLUMNS))
+    cells = (
+        rows.with_columns(step=-(-pl.col("step") // width) * width)
+        .group_by("series", "step", "layer", "run", maintain_order=True)
+        .agg(pl.col("value").max())
+        .group_by("series", "step", "layer", maintain_order=True)
+        .agg(pl.col("value").mean())
+    )
+    domain = ends(cells["value"])
+    wide = domain[0] > 0 and domain[1] > 20 * domain[0]
+    return [
+        heat(
+            of_series,
+            "step",
+            "layer",
+            "value",
+            name=f"{name}-{place}",
+            title=str(series),
+            log=wide,
+            domain=domain,
+            x_title="steps",
+            value_title="largest logit",
+        )
+        for place, ((series,), of_series) in enumerate(cells.group_by("series", maintain_order=True), start=1)
+    ]
 
 
 def _measured(runs: pl.DataFrame, steps: pl.DataFrame, value: str, against: str) -> pl.DataFrame:

@@ -13,6 +13,7 @@ from xml.sax.saxutils import escape, quoteattr
 
 import altair as alt
 import polars as pl
+import polars.selectors as cs
 import vl_convert
 from altair.utils.schemapi import debug_mode
 
@@ -217,9 +218,12 @@ def crosses(chart: alt.Chart) -> Any:
 
 def data(frame: pl.DataFrame) -> alt.Chart:
     """A chart of the rows of a frame; six digits are more than can be seen."""
-    numbers = [name for name, kind in frame.schema.items() if kind.is_float()]
     kept = frame.select(name for name, kind in frame.schema.items() if not kind.is_nested())
-    return alt.Chart(alt.InlineData(values=kept.with_columns(pl.col(numbers).round_sig_figs(6)).to_dicts()))
+    kept = kept.with_columns(
+        cs.float().round_sig_figs(6), cs.string().map_elements(readable, return_dtype=pl.String)
+    )
+    # As text: altair would look at each value of rows, and copy them, again and again.
+    return alt.Chart(alt.InlineData(values=kept.write_json(), format=alt.JsonDataFormat(type="json")))
 
 
 def picture(layers: Sequence[Any], name: str, title: str, caption: str, *, height: int = HEIGHT) -> Chart:
