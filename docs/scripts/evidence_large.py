@@ -20,7 +20,7 @@ from evidence_runs import (
 
 from merit_lab.results import find_runs, statistic
 from merit_lab.results.names import DISPLAY_NAMES as NAMES
-from merit_lab.results.tables import with_error
+from merit_lab.results.statistic import with_error
 from merit_lab.tables import NOTHING, Table
 
 Row = dict[str, Any]  # of a frame of series

@@ -122,7 +122,7 @@ class Page:
     def markdown(self) -> str:
         """All tables in Markdown."""
         tables = [
-            f"{clean(section.title)}\n\n{as_table(part).markdown()}"
+            f"{html.escape(clean(section.title), quote=False)}\n\n{as_table(part).markdown()}"
             for section in self.sections
             for part in section.parts
             if isinstance(part, Table | pl.DataFrame)

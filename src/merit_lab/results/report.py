@@ -12,7 +12,7 @@ from merit_lab.results import charts
 from merit_lab.results.names import display_names
 from merit_lab.results.page import Page, Section
 from merit_lab.results.series import makes_a_series, with_series
-from merit_lab.results.statistic import by_seed, differences, simultaneous
+from merit_lab.results.statistic import by_seed, differences, simultaneous, with_error
 from merit_lab.runs import table
 from merit_lab.runs.settings import show
 from merit_lab.tables import NOTHING, Table
@@ -107,9 +107,9 @@ def summary(runs: pl.DataFrame, value: str = "validation_loss") -> str:
         losses = list(values[best].values())
         sentences = [f"{best} ended{lowest}, at {_spread(losses)} ({count_seeds(len(losses))})"]
     rivals = [
-        difference.words(*pair)
-        for pair, difference in pairs.items()
-        if pair[0] == best and not difference.second_diverged  # named below
+        difference.words("it", second)
+        for (first, second), difference in pairs.items()
+        if first == best and not difference.second_diverged  # named below
     ]
     more = len(rivals) - _MOST_COMPARED
     sentences += [*rivals[:_MOST_COMPARED], f"{more} others are in the table"] if more > 1 else rivals
@@ -315,19 +315,6 @@ def _measured(runs: pl.DataFrame, name: str) -> str:
     if error is None:
         return _spread(values, digits=None)
     return with_error(values[0], error)
-
-
-def with_error(value: float, error: float) -> str:
-    """A value with its error: two digits of the error, and as many decimals of the value.
-
-    Examples:
-        >>> with_error(415.704, 19.58), with_error(0.126722, 0.004635), with_error(1.5, math.inf)
-        ('416 ± 20', '0.1267 ± 0.0046', '1.5 ± inf')
-    """
-    if not 0 < error < math.inf:
-        return f"{value:.4g} ± {error:g}"
-    decimals = max(0, 1 - math.floor(math.log10(error)))
-    return f"{value:.{decimals}f} ± {error:.{decimals}f}"
 
 
 def _spread(values: Sequence[float], digits: int | None = 3) -> str:

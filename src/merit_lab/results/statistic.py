@@ -201,6 +201,19 @@ def confidence_of_each(pairs: Sequence[tuple[int, int, tuple[int, ...]]]) -> flo
     return 1 - float(np.quantile(smallest, 1 - CONFIDENCE))
 
 
+def with_error(value: float, error: float) -> str:
+    """A value with its error: two digits of the error, and as many decimals of the value.
+
+    Examples:
+        >>> with_error(415.704, 19.58), with_error(0.126722, 0.004635), with_error(1.5, math.inf)
+        ('416 ± 20', '0.1267 ± 0.0046', '1.5 ± inf')
+    """
+    if not 0 < error < math.inf:
+        return f"{value:.4g} ± {error:g}"
+    decimals = max(0, 1 - math.floor(math.log10(error)))
+    return f"{value:.{decimals}f} ± {error:.{decimals}f}"
+
+
 @functools.cache
 def _quantile(confidence: float, degrees: int) -> float:
     from scipy import special

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from merit_lab.compare.plan import plan
-from merit_lab.results.gather import display_name
+from merit_lab.results.names import display_name
 from merit_lab.train import OptimizerConfig, command, train
 from merit_lab.train.command import main
 from merit_lab.train.loop import Trainer

@@ -16,8 +16,8 @@ from merit_lab.measure.evaluate.harness import CheckpointLM
 from merit_lab.measure.evaluate.tokenizer import tokenizer_of
 from merit_lab.models import HuggingFaceConfig, find_model
 from merit_lab.progress import WorkProgress
-from merit_lab.results import Report, find_runs
-from merit_lab.runs import Run
+from merit_lab.results.report import report
+from merit_lab.runs import Run, table
 from merit_lab.study.fields import with_values
 from merit_lab.train import OptimizerConfig, TrainConfig, command, train
 from merit_lab.train.loop import Trainer
@@ -146,7 +146,7 @@ def test_the_model_can_be_rebuilt_from_the_record(config, folder, tmp_path):
     assert not model.training
     curvature = measure_curvature(run.folder, CurvatureConfig(sequences=2, top=1, probes=2))
     assert curvature.parts["eigenvalues"]
-    Report.of(find_runs([run.folder])).write(tmp_path / "report")
+    report(table.read(run.folder)).write(tmp_path / "report")
     assert "llama" in (tmp_path / "report" / "index.html").read_text()
 
 
