@@ -40,7 +40,7 @@ def make_run(
             optimizer,
             ALONE,
             step=step,
-            metrics_offset=0,
+            metrics=(0, ""),
             seconds=1.0,
             config=config.fingerprint,
             keep=9,

@@ -68,16 +68,7 @@ def test_race_has_its_problems_in_a_string(rows_of) -> None:
 
 @pytest.mark.parametrize(
     ("name", "label", "number"),
-    [
-        ("boolq", "false", 0),
-        ("boolq", "true", 1),
-        ("wic", "true", 1),
-        ("cb", "entailment", 0),
-        ("cb", "contradiction", 1),
-        ("cb", "neutral", 2),
-        ("rte", "entailment", 0),
-        ("rte", "not_entailment", 1),
-    ],
+    [("boolq", "false", 0), ("wic", "true", 1), ("cb", "neutral", 2), ("rte", "not_entailment", 1)],
 )
 def test_labels_have_the_hubs_numbers(name, label, number) -> None:
     line = json.dumps({"text": "one\u2028line", "label": label}, ensure_ascii=False)
@@ -101,12 +92,6 @@ def test_a_wsc_span_has_the_first_letter_that_stands_in_the_text(rows_of) -> Non
     assert row == {"text": line["text"], "label": 1, **span, "span1_text": "the table"}
 
 
-def test_wsc_spans_are_in_the_text(task_files) -> None:
-    for row in SETS["wsc"].rows(task_files)[0]:
-        assert row["span1_text"] in row["text"]
-        assert row["span2_text"] in row["text"]
-
-
 def test_an_article_of_wikitext_begins_with_a_heading_of_the_first_level(rows_of) -> None:
     text = " \n = One = \n \n a = b \n = = Part = = \n c \n = Two words = \n d \n "
     pages = [row["page"] for row in rows_of("wikitext", text)]
@@ -127,26 +112,14 @@ def test_wikitext_is_cut_into_articles_and_nothing_is_lost(task_files) -> None:
         assert not any(line.startswith("= ") and line.endswith(" =") for line in others)
 
 
-@pytest.mark.parametrize("name", ["arc_easy", "boolq", "multirc", "race", "wsc"])
-@pytest.mark.parametrize("text", ["no JSON", '{"label": "maybe"}'])
-def test_another_file_is_refused(rows_of, name, text) -> None:
-    with pytest.raises(ValueError, match="is not the file of this set"):
-        rows_of(name, text)
-
-
 @pytest.mark.parametrize("name", SETS)
-@pytest.mark.parametrize("text", ["", "\n \n"])
-def test_an_empty_file_is_refused(rows_of, name, text) -> None:
-    with pytest.raises(ValueError, match=r"is not the file of this set as published by its authors \("):
-        rows_of(name, text)
-
-
-@pytest.mark.parametrize("name", [name for name in SETS if name != "wikitext"])
 @pytest.mark.parametrize(
-    "text", ['{"label": "true"}', '{"label": 1, "text": null}', '{"label": "entailment"}', "[1, 2]", "7"]
+    "text", ["", "\n \n", "no JSON", "[" * 100_000, "[1, 2]", '{"label": "entailment"}', '{"text": null}']
 )
-def test_rows_without_what_the_task_asks_for_are_refused(rows_of, name, text) -> None:
-    with pytest.raises(ValueError, match="is not the file of this set as published by its authors"):
+def test_another_file_is_refused(rows_of, name, text) -> None:
+    if name == "wikitext" and text.strip():
+        return  # any text is an article
+    with pytest.raises(ValueError, match=r"is not the file of this set as published by its authors \("):
         rows_of(name, text)
 
 
@@ -157,11 +130,6 @@ def test_the_complaint_does_not_hold_the_file(tmp_path) -> None:
     with pytest.raises(ValueError, match=r"\(UnicodeDecodeError: 'utf-8' codec can't decode byte") as caught:
         SETS["wikitext"].rows(tmp_path)
     assert len(str(caught.value)) < 500
-
-
-def test_a_missing_file_is_named(tmp_path) -> None:
-    with pytest.raises(ValueError, match=r"must contain superglue/COPA/val\.jsonl"):
-        SETS["copa"].rows(tmp_path)
 
 
 def test_names() -> None:

@@ -54,11 +54,6 @@ def test_bytes_are_bytes(byte_tokenizer, text) -> None:
     assert byte_tokenizer.decode(ids) == text
 
 
-@pytest.mark.parametrize("text", HARD_TEXTS)
-def test_hard_texts_as_bytes(byte_tokenizer, text) -> None:
-    assert byte_tokenizer(text)["input_ids"] == list(text.encode())
-
-
 @pytest.fixture(scope="module")
 def prepared(tmp_path_factory) -> Path:
     """Python sources with a BPE of their own."""
@@ -147,18 +142,6 @@ def test_gpt2_gives_tiktokens_ids(shared_data, task_files, tmp_path) -> None:
     texts = [*HARD_TEXTS, real, sets, everything]
     for text, ids in zip(texts, Gpt2(vocabulary).encode([text.encode() for text in texts]), strict=True):
         assert tokenizer(text)["input_ids"] == ids.tolist(), text[:50]
-
-
-@pytest.mark.parametrize("about", [{"tokenizer": "unknown"}, {}, None])
-def test_a_tokenizer_that_nobody_names_is_not_known(about, tmp_path) -> None:
-    run = make_run(tmp_path / "run")
-    run.environment.pop("data")
-    if about is not None:
-        run.environment["data"] = about
-    assert tokenizer_of(run) is None
-    named = tokenizer_of(run, "bytes")
-    assert named is not None
-    assert named.name == "bytes"
 
 
 def test_refusals(prepared, tmp_path) -> None:
