@@ -19,7 +19,7 @@ from merit_lab.tables import NOTHING, Table
 from merit_lab.text import count_seeds, join
 
 _MOST_DRAWN = 10  # series in a chart
-_MOST_COMPARED = 6  # rivals of the best in the summary
+_MOST_COMPARED = 4  # rivals of the best in the summary
 _MOST_NAMED = 3  # runs that do not count
 _MOST_OPEN = 15  # pairs in a table that is not folded
 _MOST_PAIRS = 200
@@ -261,12 +261,17 @@ def warnings(runs: pl.DataFrame, steps: pl.DataFrame) -> list[str]:
 def _drawn(
     runs: pl.DataFrame, steps: pl.DataFrame, shown: Iterable[_Curve], of_these: str, suffix: str
 ) -> list[Section]:
-    """The charts of runs with equal conditions that have these measurements; of many series, of the best."""
+    """The charts of runs with equal conditions that have these measurements; of many series, the best."""
     caption = "Thin lines are runs, thick ones means; a cross is where a run diverged."
-    means = runs.group_by("series", maintain_order=True).agg(pl.col("validation_loss").mean())
-    best = means.sort("validation_loss", nulls_last=True, maintain_order=True)["series"][:_MOST_DRAWN]
+    means = (
+        runs.group_by("series", "optimizer.name", maintain_order=True)
+        .agg(pl.col("validation_loss").mean().fill_nan(None))
+        .sort("validation_loss", nulls_last=True, maintain_order=True)
+        .with_columns(rank=pl.int_range(pl.len()).over("optimizer.name"))
+    )
+    best = means.sort("rank", maintain_order=True)["series"][:_MOST_DRAWN]
     if len(means) > _MOST_DRAWN:
-        caption += f" The {_MOST_DRAWN} series with the lowest losses, of {len(means)}."
+        caption += f" Of {len(means)} series, {_MOST_DRAWN} are drawn: the lowest of each optimizer first."
     runs = runs.filter(pl.col("series").is_in(best.to_list()))
     steps = steps.join(runs.select("run"), on="run", how="semi")
     drawn = []
