@@ -10,15 +10,19 @@ from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
 import tyro
+from rich.console import Console
 from tyro.conf import Positional
 
 from merit_lab.command_line import rules
-from merit_lab.data.index import INDEX_NAME, Index
-from merit_lab.data.pieces import TextCorpus
+from merit_lab.data import corpora
+from merit_lab.data.batches import FEWEST_VALIDATION
 from merit_lab.data.prepare import prepare, verify
-from merit_lab.data.progress import PrepareProgress
+from merit_lab.data.read import Layout
+from merit_lab.data.tokens import INDEX_NAME, Index
+from merit_lab.progress import WorkProgress
 from merit_optim.spelling import did_you_mean
 
+_CONTEXTS = (256, 512, 1024, 2048)  # for which the validation sequences are counted
 _TokenizerOption = Annotated[
     str,
     tyro.conf.arg(
@@ -45,7 +49,7 @@ class _Options(ABC):
     """Replace the contents of the output folder. Otherwise a folder with other data is refused."""
 
     @abstractmethod
-    def corpus(self, progress: PrepareProgress) -> TextCorpus:
+    def corpus(self, progress: WorkProgress) -> corpora.Corpus:
         """Return the text of this configuration."""
 
 
@@ -54,8 +58,8 @@ class Text(_Options):
     """Your own files or folders: text, JSON lines or Parquet, also as .gz, .zst, .xz or .bz2.
 
     A document is a text file, a line of a .jsonl, or a row of a .parquet. Text is UTF-8; text files may have
-    any 8-bit encoding with the tokenizer "bytes". Documents are cut into pieces of at most 64 KiB, and the
-    hash of a piece decides whether it is for validation.
+    any 8-bit encoding with the tokenizer "bytes". Whole documents are for validation, chosen by their
+    hashes; of a single document, its end.
     """
 
     name = "text"
@@ -68,13 +72,9 @@ class Text(_Options):
     validation: float = 0.01
     """The share of the text for validation, between 0 and 1."""
 
-    def corpus(self, progress: PrepareProgress) -> TextCorpus:
-        """Return the text of this configuration."""
-        from merit_lab.data.corpora import text_files
-        from merit_lab.data.documents import Layout
-
+    def corpus(self, progress: WorkProgress) -> corpora.Corpus:
         layout = Layout(field=self.field, separator=self.separator)
-        return text_files(self.files, self.validation, layout, progress)
+        return corpora.text_files(self.files, self.validation, layout, progress)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,11 +89,8 @@ class Demo(_Options):
     validation: float = 0.05
     """The share of the text for validation, between 0 and 1."""
 
-    def corpus(self, _: PrepareProgress) -> TextCorpus:
-        """Return the text of this configuration."""
-        from merit_lab.data.corpora import demo
-
-        return demo(self.validation)
+    def corpus(self, _: WorkProgress) -> corpora.Corpus:
+        return corpora.demo(self.validation)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,11 +108,8 @@ class Embedded(_Options):
     validation: float = 0.01
     """The share of the text for validation, between 0 and 1."""
 
-    def corpus(self, _: PrepareProgress) -> TextCorpus:
-        """Return the text of this configuration."""
-        from merit_lab.data.corpora import embedded
-
-        return embedded(self.limit, self.validation)
+    def corpus(self, _: WorkProgress) -> corpora.Corpus:
+        return corpora.embedded(self.limit, self.validation)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,11 +123,8 @@ class OpenWebText(_Options):
     documents: int | None = None
     """How many documents to use. None: all 8,013,769."""
 
-    def corpus(self, _: PrepareProgress) -> TextCorpus:
-        """Return the text of this configuration."""
-        from merit_lab.data.streams import openwebtext
-
-        return openwebtext(self.documents)
+    def corpus(self, _: WorkProgress) -> corpora.Corpus:
+        return corpora.openwebtext(self.documents)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,15 +140,12 @@ class C4(_Options):
     validation_documents: int = 10_000
     """How many of the 364,608 validation documents to use."""
 
-    def corpus(self, _: PrepareProgress) -> TextCorpus:
-        """Return the text of this configuration."""
-        from merit_lab.data.streams import c4
-
-        return c4(self.documents, self.validation_documents)
+    def corpus(self, _: WorkProgress) -> corpora.Corpus:
+        return corpora.c4(self.documents, self.validation_documents)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Enwik8Options(_Options):
+class Enwik8(_Options):
     """The first 100 million bytes of Wikipedia: 90 for training, 5 for validation, 5 for test.bin."""
 
     name = "enwik8"
@@ -165,10 +153,7 @@ class Enwik8Options(_Options):
     """The unzipped file."""
     tokenizer: _TokenizerOption = "bytes"
 
-    def corpus(self, _: PrepareProgress) -> TextCorpus:
-        """Return the text of this configuration."""
-        from merit_lab.data import corpora
-
+    def corpus(self, _: WorkProgress) -> corpora.Corpus:
         return corpora.Enwik8(self.file)
 
 
@@ -185,14 +170,14 @@ class Check:
 
 
 _COMMANDS: dict[str, Callable[..., _Options | Check]] = {
-    kind.name: kind for kind in (Text, Demo, Embedded, OpenWebText, C4, Enwik8Options, Check)
+    kind.name: kind for kind in (Text, Demo, Embedded, OpenWebText, C4, Enwik8, Check)
 }
 
 
 def main(argv: Sequence[str]) -> int:
     """Run `merit prepare` and return its exit status."""
     chosen = _parse(list(argv))
-    progress = PrepareProgress()
+    progress = WorkProgress(Console(highlight=False, soft_wrap=True))
     try:
         if isinstance(chosen, Check):
             progress.say(f"reading {chosen.folder}")
@@ -223,19 +208,12 @@ def _parse(argv: list[str]) -> _Options | Check:
     name = argv[0] if argv else ""
     config, registry = (tyro.conf.FlagCreatePairsOff,), rules()
     if name in _COMMANDS:  # alone, so that a message about an option is about this corpus
-        return tyro.cli(
-            _COMMANDS[name],
-            prog=f"merit prepare {name}",
-            args=argv[1:],
-            config=config,
-            registry=registry,
-        )
+        prog = f"merit prepare {name}"
+        return tyro.cli(_COMMANDS[name], prog=prog, args=argv[1:], config=config, registry=registry)
     if name and not name.startswith("-"):
         hint = did_you_mean(name, _COMMANDS, otherwise=";")
-        print(
-            f"merit prepare: unknown corpus {name!r}{hint} it must be one of {', '.join(_COMMANDS)}",
-            file=sys.stderr,
-        )
+        allowed = f"it must be one of {', '.join(_COMMANDS)}"
+        print(f"merit prepare: unknown corpus {name!r}{hint} {allowed}", file=sys.stderr)
         sys.exit(2)
     chosen: _Options | Check = tyro.extras.subcommand_cli_from_dict(
         _COMMANDS,
@@ -262,10 +240,15 @@ def make(corpus: Literal["demo", "embedded"], folder: Path, tokenizer: str = "by
 
 def _summary(folder: Path, index: Index) -> str:
     lines = [f"{folder}: tokenizer {index.tokenizer}, {index.vocab_size:,} entries, {index.dtype}"]
+    num_bytes = sum(entry.num_text_bytes for entry in index.files.values())
     for name, entry in index.files.items():
         lines.append(
             f"  {name:<10} {entry.num_tokens:>15,} tokens  {entry.num_text_bytes / entry.num_tokens:.2f} "
-            f"bytes per token  {entry.num_documents:,} documents"
+            f"bytes per token  {entry.num_text_bytes / max(1, num_bytes):.2%} of the text, "
+            + (f"{entry.num_documents:,} documents" if entry.num_documents else "part of a document")
         )
+    num_tokens = index.files["val.bin"].num_tokens
+    counts = ", ".join(f"{(num_tokens - 1) // context:,} of {context}" for context in _CONTEXTS)
+    lines.append(f"  sequences for validation: {counts} tokens; training asks for {FEWEST_VALIDATION}")
     lines.append(f"  fingerprint {index.fingerprint}")
     return "\n".join(lines)

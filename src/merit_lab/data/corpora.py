@@ -1,164 +1,230 @@
-"""Local corpora: text files, installed Python sources, enwik8."""
+"""Corpora: which text goes to which file. Files of the user, installed Python sources, enwik8, the hub."""
 
 from __future__ import annotations
 
 import hashlib
 import io
+import math
 import os
 import sys
 import sysconfig
-from collections.abc import Iterator, Sequence
+from array import array
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from rich.console import Console
 
 from merit_lab.checks import check_at_least
-from merit_lab.data.documents import DEFAULT_LAYOUT, Layout, find_files, has_line, texts
-from merit_lab.data.formats import check_beginning, named_kinds
-from merit_lab.data.hashes import Hashes
-from merit_lab.data.pieces import TextPiece, cut
-from merit_lab.data.progress import PrepareProgress
+from merit_lab.data.read import NAMES, PIECE_BYTES, Layout, cut, find_files, has_line, nearest_cut, texts
 from merit_lab.data.tokens import hash_file
+from merit_lab.progress import WorkProgress
 
-_SMALLEST_PIECE, _LARGEST_PIECE = 1 << 12, 1 << 16  # bytes
-_FEWEST_PIECES = 8  # of a text that is larger than the smallest piece, so that most of it is left to train on
 _TEST_FOLDERS = {"test", "tests", "idle_test"}
+# nanoGPT splits by datasets' train_test_split(test_size=0.0005, seed=2357, shuffle=True).
+_NANOGPT_SHARE, _NANOGPT_SEED = 0.0005, 2357
+OPENWEBTEXT_DOCUMENTS = 8_013_769
+
+Load = Callable[..., Any]  # datasets.load_dataset, or its replacement in a test
 
 
-class TextFiles:
-    """The documents of files, in order, with a share of their text for validation.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Piece:
+    """Some text for one split: whether its document ends with it, and where it comes from."""
 
-    Documents are cut into pieces of 4 to 64 KiB (1/256 of all text, within these limits), or of 1/8 of all
-    text if that is less. A piece is for validation if the hash of its text, as a number from 0 to 1, is below
-    the share, so the same text is always in the same split. If that selects no piece, the one with the
-    smallest hash is used.
+    split: str
+    text: bytes
+    ends: bool
+    origin: str
+
+
+class Corpus:
+    """Text in a fixed order, with a position from which an iteration can continue.
+
+    ``recipe`` is everything that determines the text and its order, as JSON; ``splits`` are the files to
+    write; ``total`` is the number of bytes or documents, whichever ``unit`` names.
+    """
+
+    recipe: dict[str, Any]
+    splits: tuple[str, ...] = ("train", "val")
+    total: int
+    unit: Literal["bytes", "documents"] = "bytes"
+    _position = 0
+
+    def pieces(self, state: Any = None) -> Iterator[Piece]:
+        """Yield all pieces, or those after a state of an earlier iteration."""
+        self._position = 0
+        for piece in self._all_pieces():
+            self._position += 1
+            if self._position > (state or 0):
+                yield piece
+
+    def state(self) -> Any:
+        """Return the position of the latest iteration, as JSON: here the number of pieces yielded."""
+        return self._position
+
+    def _all_pieces(self) -> Iterator[Piece]:
+        raise NotImplementedError
+
+
+class TextFiles(Corpus):
+    """The documents of files, in order, with a share of their text for validation: whole documents.
+
+    They are taken in the order of their hashes, each that brings the validation text closer to the share. So
+    the choice does not depend on the order of the documents, and equal documents are on the same side. Of a
+    single document the end is for validation.
 
     The files are read once for the hashes, before anything is tokenized.
     """
-
-    splits: tuple[str, ...] = ("train", "val")
-    unit = "bytes"
 
     def __init__(
         self,
         name: str,
         paths: Sequence[Path],
         validation: float,
-        layout: Layout = DEFAULT_LAYOUT,
-        progress: PrepareProgress | None = None,
+        layout: Layout | None = None,
+        progress: WorkProgress | None = None,
     ) -> None:
         if not 0 < validation < 1:
             raise ValueError(
                 f"the share for validation is {validation}; it must be between 0 and 1, for example 0.01"
             )
         self._paths = paths
-        self._layout = layout
-        self._piece_bytes = self._choose_piece_bytes()
-        self._hashes = Hashes()
+        self._layout = layout = layout or Layout()
+        self._hashes = array("Q")
+        sizes = array("Q")
+        content, document = hashlib.sha256(), _Document()
         self.total = 0
-        content = hashlib.sha256()
-        progress = progress or PrepareProgress(quiet=True)
+        progress = progress or WorkProgress(Console(quiet=True))
         with progress.piece("reading", None, "bytes of text"):
-            for _, _, text, ends in self._texts(self._piece_bytes):
+            for _, _, text, ends in self._texts():
                 content.update(text)
-                self._hashes.append(_hash(text))
+                document.add(text)
                 self.total += len(text)
+                progress.update(self.total)
                 if ends:
                     content.update(b"\0end of file\0")
-                progress.update(self.total)
+                    self._hashes.append(document.hash)
+                    sizes.append(document.size)
+                    document = _Document()
+        if not self._hashes:
+            raise ValueError("the files have no text; give other files")
         if layout.separator is not None and not any(has_line(path, layout.separator) for path in paths):
             raise ValueError(
                 f"the separator is {layout.separator!r}, but no text file has such a line; give the line as "
                 "it is in the text, or leave --separator out"
             )
-        if len(self._hashes) < 2 and self.total > _SMALLEST_PIECE:
-            raise ValueError(
-                f"the text has {self.total} bytes, but no place to cut it: a space or a newline after a "
-                "visible character. Add some, or give more text"
-            )
-        if len(self._hashes) < 2:
-            raise ValueError(
-                f"the text has {self.total} bytes, too few for training and validation text: give more than "
-                f"{_SMALLEST_PIECE}, or more files"
-            )
-        if self._hashes.smallest == self._hashes.largest:
-            raise ValueError(
-                f"all {len(self._hashes)} pieces of the text are identical, so none is left for validation: "
-                "give other text"
-            )
-        self._below = max(int(validation * 2**64), self._hashes.smallest + 1)
-        if self._hashes.largest < self._below:
-            raise ValueError(
-                f"a share of {validation} for validation leaves nothing to train on: choose a smaller one"
-            )
+        # A single document is divided at the good place nearest to this offset.
+        self._cut_at = self.total * (1 - validation) if len(self._hashes) == 1 else None
+        self._chosen: frozenset[int] = frozenset()
+        if self._cut_at is None:
+            self._chosen = _chosen(np.array(self._hashes), np.array(sizes), self.total * validation)
         self.recipe = {
             "name": name,
             "sha256": content.hexdigest(),
             "num_files": len(paths),
-            "piece_bytes": self._piece_bytes,
+            "split": "documents" if self._cut_at is None else "end",
             "validation": validation,
         }
-        self._position = 0
 
-    def state(self) -> int:
-        """Return the number of pieces yielded."""
-        return self._position
-
-    def pieces(self, state: Any = None) -> Iterator[TextPiece]:
-        """Yield all pieces, or those after the first ``state``."""
-        first = state or 0
-        self._position = 0
-        hashes = iter(self._hashes)
+    def _all_pieces(self) -> Iterator[Piece]:
+        hashes, document = iter(self._hashes), _Document()
         following = next(hashes, None)
-        for path, origin, text, ends in self._texts(self._piece_bytes):
-            expected, following = following, next(hashes, None)
-            self._position += 1
-            if self._position <= first:
-                continue
-            if expected != _hash(text) or (following is None and not ends):
+        for path, origin, text, ends in self._texts():
+            document.add(text)
+            if following is None or (ends and document.hash != following):
                 raise _changed(path)
-            in_validation = expected < self._below
-            goes_on = not ends and following is not None and (following < self._below) == in_validation
-            yield TextPiece(
-                split="val" if in_validation else "train", text=text, ends=not goes_on, origin=origin
-            )
+            for split, part in self._parts(text, document.size - len(text), following):
+                is_last = ends and (self._cut_at is None or split == "val")
+                yield Piece(split=split, text=part, ends=is_last, origin=origin)
+            if ends:
+                following, document = next(hashes, None), _Document()
         if following is not None:
             raise _changed(self._paths[-1])
 
-    def _texts(self, size: int) -> Iterator[tuple[Path, str, bytes, bool]]:
+    def _parts(self, text: bytes, begin: int, document: int) -> list[tuple[str, bytes]]:
+        """Return a piece as it is divided: one part, or two of the single document's piece with its cut."""
+        if self._cut_at is None:
+            return [("val" if document in self._chosen else "train", text)]
+        if not begin <= self._cut_at < begin + len(text):
+            return [("train" if begin < self._cut_at else "val", text)]
+        place = nearest_cut(text, self._cut_at - begin)
+        if place is None and begin == 0:
+            raise ValueError(
+                f"the text is one document of {self.total} bytes without a place to cut off its end for "
+                "validation: a space or a newline after a visible character. Add some, or give more documents"
+            )
+        place = place or 0
+        return [(split, part) for split, part in (("train", text[:place]), ("val", text[place:])) if part]
+
+    def _texts(self) -> Iterator[tuple[Path, str, bytes, bool]]:
         for path in self._paths:
-            for origin, text, ends in texts(path, self._layout, size):
+            for origin, text, ends in texts(path, self._layout):
                 yield path, origin, text, ends
 
-    def _choose_piece_bytes(self) -> int:
-        """Return the size of the pieces; stop reading once the largest is reached."""
-        num_bytes = 0
-        for _, _, text, _ in self._texts(_LARGEST_PIECE):
-            num_bytes += len(text)
-            if num_bytes >= 256 * _LARGEST_PIECE:
-                break
-        if num_bytes <= _SMALLEST_PIECE:
-            return _SMALLEST_PIECE
-        size = min(max(num_bytes // 256, _SMALLEST_PIECE), _LARGEST_PIECE)
-        return min(size, num_bytes // _FEWEST_PIECES)
+
+class _Document:
+    """The hash and the size of a document that is read in pieces."""
+
+    def __init__(self) -> None:
+        self._digest = hashlib.blake2b(digest_size=8)
+        self.size = 0
+
+    def add(self, text: bytes) -> None:
+        self._digest.update(text)
+        self.size += len(text)
+
+    @property
+    def hash(self) -> int:
+        return int.from_bytes(self._digest.digest(), "little")
+
+
+def _chosen(hashes: NDArray[np.uint64], sizes: NDArray[np.uint64], wanted: float) -> frozenset[int]:
+    """Return the hashes of the documents for validation, of about ``wanted`` bytes."""
+    unique, inverse = np.unique(hashes, return_inverse=True)
+    if len(unique) == 1:
+        raise ValueError(
+            f"all {len(hashes)} documents are identical, so none is left for validation: give other text"
+        )
+    amounts = np.bincount(inverse, weights=sizes)  # equal documents go together
+    chosen, missing, smallest = [], wanted, amounts.min()
+    for value, amount in zip(unique.tolist(), amounts.tolist(), strict=True):
+        if amount < 2 * missing:
+            chosen.append(value)
+            missing -= amount
+        elif smallest >= 2 * missing:
+            break
+    if not chosen:
+        chosen = [int(unique[amounts.argmin()])]
+    if len(chosen) == len(unique):
+        raise ValueError(
+            "the share for validation takes all documents and leaves nothing to train on: choose a smaller "
+            "one, or give more documents"
+        )
+    return frozenset(chosen)
+
+
+def _changed(path: Path) -> ValueError:
+    return ValueError(f"{path} changed while it was being read: start again when nothing writes to it")
 
 
 def text_files(
     paths: Sequence[Path],
     validation: float,
-    layout: Layout = DEFAULT_LAYOUT,
-    progress: PrepareProgress | None = None,
+    layout: Layout | None = None,
+    progress: WorkProgress | None = None,
 ) -> TextFiles:
     """Return the text of the user's files and folders."""
-    if not paths:
-        raise ValueError("no files are given; name at least one")
-    files, left_out = find_files(paths)
-    if left_out and progress is not None:
+    files, skipped = find_files(paths)
+    if skipped and progress is not None:
         progress.say(
-            f"skipping {len(left_out)} files, such as {left_out[0]}, whose names do not end with one of "
-            f"{named_kinds()}. To read them, name them explicitly"
+            f"skipping {len(skipped)} files, such as {skipped[0]}, whose names do not end with one of "
+            f"{NAMES}. To read them, name them explicitly"
         )
-    for path in files:
-        check_beginning(path)
     return TextFiles("text", files, validation, layout, progress)
 
 
@@ -177,13 +243,12 @@ def embedded(limit: int, validation: float) -> TextFiles:
     check_at_least("limit", limit, 1)
     folders = sysconfig.get_paths()
     packages = Path(folders["purelib"])
-    # By relative path, so that the corpus does not depend on where the environment is.
-    candidates = [
-        *sorted(_sources(Path(folders["stdlib"]))),
-        *sorted(_sources(packages), key=lambda path: _hash(path.relative_to(packages).as_posix().encode())),
-    ]
+
+    def place(path: Path) -> bytes:  # relative, so that the corpus does not depend on the environment's place
+        return hashlib.blake2b(path.relative_to(packages).as_posix().encode(), digest_size=8).digest()[::-1]
+
     paths, num_bytes = [], 0
-    for path in candidates:
+    for path in [*sorted(_sources(Path(folders["stdlib"]))), *sorted(_sources(packages), key=place)]:
         text = path.read_bytes()
         if num_bytes + len(text) > limit:
             break
@@ -196,49 +261,6 @@ def embedded(limit: int, validation: float) -> TextFiles:
             "or use `merit prepare text` with your own files"
         )
     return TextFiles("embedded", paths, validation)
-
-
-class Enwik8:
-    """The first 10^8 bytes of an English Wikipedia dump, split as usual: 90, 5 and 5 million bytes."""
-
-    splits = ("train", "val", "test")
-    unit = "bytes"
-
-    def __init__(self, path: Path, sizes: tuple[int, int, int] = (90_000_000, 5_000_000, 5_000_000)) -> None:
-        self.total = sum(sizes)
-        if not path.is_file():
-            raise ValueError(f"there is no file {path}")
-        if path.stat().st_size != self.total:
-            raise ValueError(
-                f"{path} has {path.stat().st_size} bytes; enwik8 has {self.total}. Give the unzipped file, "
-                "or use `merit prepare text` for other text"
-            )
-        self._path = path
-        self._sizes = sizes
-        self.recipe = {"name": "enwik8", "sha256": hash_file(path), "sizes": list(sizes)}
-        self._position = 0
-
-    def state(self) -> int:
-        """Return the number of pieces yielded."""
-        return self._position
-
-    def pieces(self, state: Any = None) -> Iterator[TextPiece]:
-        """Yield all pieces, or those after the first ``state``."""
-        first = state or 0
-        self._position = 0
-        with self._path.open("rb") as file:
-            for split, size in zip(self.splits, self._sizes, strict=True):
-                left = size
-                for text in cut(io.BytesIO(file.read(size)), _LARGEST_PIECE):
-                    left -= len(text)
-                    position = self._position
-                    self._position += 1
-                    if position >= first:
-                        yield TextPiece(split=split, text=text, ends=left == 0, origin=str(self._path))
-
-
-def _changed(path: Path) -> ValueError:
-    return ValueError(f"{path} changed while it was being read: start again when nothing writes to it")
 
 
 def _sources(folder: Path) -> Iterator[Path]:
@@ -259,5 +281,138 @@ def _is_utf8(text: bytes) -> bool:
     return True
 
 
-def _hash(text: bytes) -> int:
-    return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little")
+class Enwik8(Corpus):
+    """The first 10^8 bytes of an English Wikipedia dump, split as usual: 90, 5 and 5 million bytes."""
+
+    splits = ("train", "val", "test")
+
+    def __init__(self, path: Path, sizes: tuple[int, int, int] = (90_000_000, 5_000_000, 5_000_000)) -> None:
+        self.total = sum(sizes)
+        if not path.is_file():
+            raise ValueError(f"there is no file {path}")
+        if path.stat().st_size != self.total:
+            raise ValueError(
+                f"{path} has {path.stat().st_size} bytes; enwik8 has {self.total}. Give the unzipped file, "
+                "or use `merit prepare text` for other text"
+            )
+        self._path, self._sizes = path, sizes
+        self.recipe = {"name": "enwik8", "sha256": hash_file(path), "sizes": list(sizes)}
+
+    def _all_pieces(self) -> Iterator[Piece]:
+        with self._path.open("rb") as file:
+            for split, left in zip(self.splits, self._sizes, strict=True):
+                for text in cut(io.BytesIO(file.read(left)), PIECE_BYTES):
+                    left -= len(text)
+                    yield Piece(split=split, text=text, ends=left == 0, origin=str(self._path))
+
+
+@dataclass(frozen=True)
+class Section:
+    """The first documents of one split on the hub, and those of them that are for validation."""
+
+    hub_split: str
+    num_documents: int
+    is_validation: Callable[[int], bool]
+
+
+class Hub(Corpus):
+    """Documents of some sections of a dataset on the hub, streamed one section after the other.
+
+    The datasets library keeps the position, so that after an interruption only the current file is
+    downloaded again.
+    """
+
+    unit = "documents"
+
+    def __init__(
+        self,
+        name: str,
+        counts: Mapping[str, Any],
+        dataset: Mapping[str, Any],
+        sections: list[Section],
+        load: Load | None,
+    ) -> None:
+        for section in sections:
+            check_at_least(f"the number of {section.hub_split} documents", section.num_documents, 1)
+        self.recipe = {"name": name, **counts, "dataset": dataset}
+        self.total = sum(section.num_documents for section in sections)
+        self._dataset, self._sections = dataset, sections
+        self._load = load or _hub_loader(name)
+        self._place: tuple[int, int, Any] = (0, 0, None)
+
+    def state(self) -> dict[str, Any]:
+        """Return the section, the number of its documents yielded, and the library's position in it."""
+        section, num_documents, stream = self._place
+        position = None if stream is None else stream.state_dict()
+        return {"section": section, "documents": num_documents, "stream": position}
+
+    def pieces(self, state: Any = None) -> Iterator[Piece]:
+        """Yield all documents, or those after a state."""
+        start = state or {"section": 0, "documents": 0, "stream": None}
+        for number, section in list(enumerate(self._sections))[start["section"] :]:
+            stream = self._load(**self._dataset, split=section.hub_split, streaming=True)
+            document = 0
+            if number == start["section"] and start["stream"] is not None:
+                stream.load_state_dict(start["stream"])
+                document = start["documents"]
+            name = f"{self.recipe['name']}, {section.hub_split} document"
+            for row in stream if document < section.num_documents else ():
+                split = "val" if section.is_validation(document) else "train"
+                origin = f"{name} {document}"
+                document += 1
+                self._place = (number, document, stream)
+                yield Piece(split=split, text=row["text"].encode(), ends=True, origin=origin)
+                if document == section.num_documents:
+                    break
+            if document != section.num_documents:
+                raise ValueError(
+                    f"{self.recipe['name']}: {section.hub_split} ended after {document} documents; "
+                    f"{section.num_documents} were expected: request fewer, or the hub's copy has changed"
+                )
+
+
+def openwebtext(num_documents: int | None, load: Load | None = None) -> Hub:
+    """Return OpenWebText with nanoGPT's validation documents.
+
+    nanoGPT permutes all documents and uses the first 0.05% of them for validation. The same permutation is
+    drawn here; only the order within the files differs (theirs is permuted, ours that of the dataset), which
+    does not matter to batches that are drawn without replacement. nanoGPT's files of all documents have
+    9,035,582,198 and 4,434,897 tokens.
+    """
+    num_documents = OPENWEBTEXT_DOCUMENTS if num_documents is None else num_documents
+    validation = nanogpt_validation(OPENWEBTEXT_DOCUMENTS)
+    if num_documents <= min(validation):
+        raise ValueError(
+            f"the first {num_documents} documents of OpenWebText include none of nanoGPT's validation set: "
+            f"request more than {min(validation)}"
+        )
+    section = Section("train", num_documents, validation.__contains__)
+    counts = {"num_documents": num_documents, "validation": "as nanoGPT"}
+    return Hub("openwebtext", counts, {"path": "Skylion007/openwebtext"}, [section], load)
+
+
+def c4(train_documents: int, validation_documents: int, load: Load | None = None) -> Hub:
+    """Return the first documents of English C4's training and validation sets."""
+    sections = [
+        Section("validation", validation_documents, lambda _: True),
+        Section("train", train_documents, lambda _: False),
+    ]
+    counts = {"train_documents": train_documents, "validation_documents": validation_documents}
+    return Hub("c4", counts, {"path": "allenai/c4", "name": "en"}, sections, load)
+
+
+def nanogpt_validation(num_documents: int) -> frozenset[int]:
+    """Return the documents in nanoGPT's validation set, out of ``num_documents``."""
+    permuted = np.random.default_rng(_NANOGPT_SEED).permutation(num_documents)
+    return frozenset(permuted[: math.ceil(_NANOGPT_SHARE * num_documents)].tolist())
+
+
+def _hub_loader(name: str) -> Load:
+    try:
+        datasets = import_module("datasets")
+    except ImportError as error:
+        raise ImportError(
+            f"{name} needs the package datasets, which is not installed: pip install 'merit-optim[eval]'"
+        ) from error
+    load: Load = datasets.load_dataset
+    return load

@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
+from rich.console import Console
 
 from merit_lab.data import tokenizer as tokenizers
-from merit_lab.data.formats import not_utf8
-from merit_lab.data.index import INDEX_NAME, FileEntry, Index
-from merit_lab.data.parts import TOKENIZER_FILE, Counts, Parts
-from merit_lab.data.pieces import TextCorpus, TextPiece
-from merit_lab.data.progress import PrepareProgress
+from merit_lab.data.corpora import Corpus, Piece
+from merit_lab.data.parts import TOKENIZER_FILE, Parts, write_atomically
+from merit_lab.data.read import not_utf8
 from merit_lab.data.tokenizer import Tokenizer, TokenizerFile, Tokens
-from merit_lab.data.tokens import Dataset, hash_file, hash_sample
+from merit_lab.data.tokens import INDEX_NAME, Dataset, FileEntry, Index, fingerprint, hash_file, hash_sample
 from merit_lab.folders import refuse_file
+from merit_lab.progress import WorkProgress
 
 PART_BYTES = 1 << 24  # text between two journal entries: a second or two of work
 _PUBLISHED = ("train.bin", "val.bin", "test.bin", TOKENIZER_FILE)
@@ -26,14 +27,14 @@ _WAY_OUT = "choose another --out, or replace it with --overwrite"
 
 
 def prepare(
-    corpus: TextCorpus,
+    corpus: Corpus,
     folder: Path,
     *,
     tokenizer: str,
     end_of_text: str | None = None,
     gpt2_vocabulary: Path | None = None,
     overwrite: bool = False,
-    progress: PrepareProgress | None = None,
+    progress: WorkProgress | None = None,
     part_bytes: int = PART_BYTES,
 ) -> Index:
     """Tokenize a corpus into a folder, and return its index.
@@ -59,60 +60,56 @@ def prepare(
     recipe: dict[str, Any] = {"corpus": dict(corpus.recipe), "tokenizer": tokenizer}
     if file is not None:
         recipe |= {"tokenizer": file.name, "end_of_text": file.end_of_text}
-    progress = progress or PrepareProgress(quiet=True)
+    progress = progress or WorkProgress(Console(quiet=True))
     existing = None if overwrite else _existing(folder, recipe, progress)
     if existing is not None:
         progress.say(f"{folder} is already prepared")
         return existing
+    names = [f"{split}.bin" for split in corpus.splits]
+    names += [TOKENIZER_FILE] * tokenizers.has_file(tokenizer)
     dtype = tokenizers.dtype_for(tokenizer) if file is None else file.dtype
     partial = folder / "partial"
     with Parts(partial, splits=corpus.splits, dtype=dtype, recipe=recipe, overwrite=overwrite) as parts:
-        if parts.is_complete and (folder / INDEX_NAME).exists():
-            parts.restart()  # its files were already published
-        names = [f"{split}.bin" for split in corpus.splits]
-        if tokenizers.has_file(tokenizer):
-            names.append(TOKENIZER_FILE)
+        moved = [name for name in names if parts.index is not None and not (partial / name).exists()]
+        is_lost = not all((folder / name).exists() for name in moved)
+        if is_lost or (moved == names and (folder / INDEX_NAME).exists()):
+            parts.restart()  # its files were published before, or are gone
+            moved = []
         if not overwrite:
-            moved = [name for name in names if parts.is_complete and not (partial / name).exists()]
             _refuse_other_files(folder, except_for=moved)
-        if parts.is_complete:
-            _take_back(folder, partial, names)
-        encoder = _make_tokenizer(file or tokenizer, gpt2_vocabulary, corpus, partial, progress)
-        if not parts.is_complete:
+        if parts.index is None:
+            encoder = _make_tokenizer(file or tokenizer, gpt2_vocabulary, corpus, partial, progress)
             _tokenize(corpus, encoder, parts, progress, part_bytes)
-        for split, counts in parts.counts.items():
-            if counts.num_tokens == 0:
-                raise ValueError(f"the corpus has no text for {split}.bin: prepare more of it")
-        progress.say("hashing")
-        index = Index(
-            tokenizer=recipe["tokenizer"],
-            vocab_size=encoder.vocab_size,
-            end_of_text=encoder.end_of_text,
-            dtype=dtype,
-            recipe=recipe,
-            files={
-                f"{split}.bin": FileEntry(
-                    **asdict(counts),
-                    sha256=hash_file(parts.path(split)),
-                    sample_sha256=hash_sample(parts.path(split)),
-                )
-                for split, counts in parts.counts.items()
-            },
-        )
+            progress.say("checking what was written")
+            parts.complete(msgspec.to_builtins(_index(encoder, parts, recipe)))
+        index = msgspec.convert(parts.index, Index)
         _publish(folder, partial, names, index)
         parts.remove()
     return index
 
 
-def _existing(folder: Path, recipe: dict[str, Any], progress: PrepareProgress) -> Index | None:
+def verify(folder: Path) -> Index:
+    """Read all prepared files and return their index. Raise ValueError if they do not match it."""
+    dataset = Dataset.open(folder)
+    dataset.verify()
+    index = dataset.index
+    assert index is not None, "verified above"
+    path = folder / TOKENIZER_FILE
+    if tokenizers.has_file(index.tokenizer) and not path.is_file():
+        raise ValueError(f"{path} is missing; prepare the data again")
+    if "end_of_text" in index.recipe and tokenizers.file_name(path) != index.tokenizer:
+        raise ValueError(f"{path} was changed: it is not {index.tokenizer}; prepare the data again")
+    return index
+
+
+def _existing(folder: Path, recipe: dict[str, Any], progress: WorkProgress) -> Index | None:
     """Return the index of a folder that was prepared by the same recipe; refuse any other content."""
     if (folder / INDEX_NAME).exists():
         try:
             index = Index.read(folder / INDEX_NAME)
             if index.recipe == recipe:
                 progress.say(f"checking {folder}")
-                verify(folder)
-                return index
+                return verify(folder)
         except ValueError as error:
             raise ValueError(f"{error} (--overwrite recreates everything)") from error
         before, now = ({**each, **each.get("corpus", {}), "corpus": None} for each in (index.recipe, recipe))
@@ -134,26 +131,12 @@ def _refuse_other_files(folder: Path, except_for: Sequence[str] = ()) -> None:
             raise ValueError(f"{folder / name} was not written by `merit prepare`; {_WAY_OUT}")
 
 
-def verify(folder: Path) -> Index:
-    """Read all prepared files and return their index. Raise ValueError if they do not match it."""
-    dataset = Dataset.open(folder)
-    dataset.verify()
-    index = dataset.index
-    assert index is not None, "verified above"
-    path = folder / TOKENIZER_FILE
-    if tokenizers.has_file(index.tokenizer) and not path.is_file():
-        raise ValueError(f"{path} is missing; prepare the data again")
-    if "end_of_text" in index.recipe and tokenizers.file_name(path) != index.tokenizer:
-        raise ValueError(f"{path} was changed: it is not {index.tokenizer}; prepare the data again")
-    return index
-
-
 def _make_tokenizer(
     chosen: str | TokenizerFile,
     gpt2_vocabulary: Path | None,
-    corpus: TextCorpus,
+    corpus: Corpus,
     partial: Path,
-    progress: PrepareProgress,
+    progress: WorkProgress,
 ) -> Tokenizer:
     if chosen == "bytes":
         return tokenizers.Bytes()
@@ -161,7 +144,7 @@ def _make_tokenizer(
         return tokenizers.Gpt2(gpt2_vocabulary)
     path = partial / TOKENIZER_FILE
     if isinstance(chosen, TokenizerFile):
-        _write_atomically(path, chosen.path.read_bytes())
+        write_atomically(path, chosen.path.read_bytes())
         encoder = tokenizers.FromFile(path, chosen.end_of_text)
         if encoder.notices_cuts:
             progress.say(
@@ -172,11 +155,11 @@ def _make_tokenizer(
     if not path.exists():
         progress.say(f"training a vocabulary of {tokenizers.bpe_size(chosen)} entries")
         text = tokenizers.train_bpe(_training_text(corpus), tokenizers.bpe_size(chosen))
-        _write_atomically(path, text.encode())
+        write_atomically(path, text.encode())
     return tokenizers.FromFile(path)
 
 
-def _training_text(corpus: TextCorpus) -> Iterator[bytes]:
+def _training_text(corpus: Corpus) -> Iterator[bytes]:
     left = tokenizers.BPE_TRAINING_BYTES
     for piece in corpus.pieces():
         if piece.split == "train":
@@ -188,20 +171,37 @@ def _training_text(corpus: TextCorpus) -> Iterator[bytes]:
 
 
 def _tokenize(
-    corpus: TextCorpus, encoder: Tokenizer, parts: Parts, progress: PrepareProgress, part_bytes: int
+    corpus: Corpus, encoder: Tokenizer, parts: Parts, progress: WorkProgress, part_bytes: int
 ) -> None:
-    with progress.bar(corpus.total, corpus.unit):
-        progress.show(parts.counts)
+    def done() -> int:
+        all_counts = parts.counts.values()
+        return sum(
+            each.num_text_bytes if corpus.unit == "bytes" else each.num_documents for each in all_counts
+        )
+
+    with progress.piece("tokenizing", corpus.total, corpus.unit):
+        progress.update(done())
+        began, num_tokens_now = time.monotonic(), 0
         for pieces in _in_parts(corpus.pieces(parts.state), part_bytes):
-            tokens, counts = _encode(pieces, encoder, corpus.splits)
-            parts.append(tokens, counts, corpus.state())
-            progress.show(parts.counts)
-    parts.complete()
+            tokens = _encode(pieces, encoder, corpus.splits)
+            for piece in pieces:
+                parts.counts[piece.split].num_text_bytes += len(piece.text)
+                parts.counts[piece.split].num_documents += piece.ends
+            parts.append(tokens, corpus.state())
+            num_tokens_now += sum(len(array) for arrays in tokens.values() for array in arrays)
+            rate = num_tokens_now / max(time.monotonic() - began, 1e-9)
+            num_tokens = sum(counts.num_tokens for counts in parts.counts.values())
+            progress.update(done(), f"{num_tokens:,} tokens, {rate:,.0f} tokens/s")
+    if done() != corpus.total:
+        raise ValueError(
+            f"{done()} of {corpus.total} {corpus.unit} of text are in the token files: something was changed "
+            f"meanwhile; {parts.way_out}"
+        )
 
 
-def _in_parts(pieces: Iterator[TextPiece], part_bytes: int) -> Iterator[list[TextPiece]]:
+def _in_parts(pieces: Iterator[Piece], part_bytes: int) -> Iterator[list[Piece]]:
     """Yield lists of pieces; the corpus does not advance before a list is processed."""
-    part: list[TextPiece] = []
+    part: list[Piece] = []
     size = 0
     for piece in pieces:
         part.append(piece)
@@ -213,9 +213,8 @@ def _in_parts(pieces: Iterator[TextPiece], part_bytes: int) -> Iterator[list[Tex
         yield part
 
 
-def _encode(
-    pieces: list[TextPiece], encoder: Tokenizer, splits: tuple[str, ...]
-) -> tuple[dict[str, list[Tokens]], dict[str, Counts]]:
+def _encode(pieces: list[Piece], encoder: Tokenizer, splits: Sequence[str]) -> dict[str, list[Tokens]]:
+    """Return the tokens for each split, with a token after each document."""
     try:
         encoded = encoder.encode([piece.text for piece in pieces])
     except UnicodeDecodeError:
@@ -223,54 +222,52 @@ def _encode(
             _check_utf8(piece)
         raise
     tokens: dict[str, list[Tokens]] = {split: [] for split in splits}
-    counts = dict.fromkeys(splits, Counts())
     for piece, ids in zip(pieces, encoded, strict=True):
         tokens[piece.split].append(ids)
-        num_tokens = len(ids)
         if piece.ends and encoder.end_of_text is not None:
             tokens[piece.split].append(np.array([encoder.end_of_text], np.uint32))
-            num_tokens += 1
-        counts[piece.split] = counts[piece.split].plus(
-            Counts(num_tokens=num_tokens, num_text_bytes=len(piece.text), num_documents=int(piece.ends))
-        )
-    return tokens, counts
+    return tokens
 
 
-def _check_utf8(piece: TextPiece) -> None:
+def _check_utf8(piece: Piece) -> None:
     try:
         piece.text.decode()
     except UnicodeDecodeError as error:
         raise not_utf8(piece.origin, piece.text, error) from None
 
 
-def _take_back(folder: Path, partial: Path, names: list[str]) -> None:
-    """Undo an interrupted publication."""
-    for name in names:
-        if not (partial / name).exists():
-            (folder / name).replace(partial / name)
+def _index(encoder: Tokenizer, parts: Parts, recipe: dict[str, Any]) -> Index:
+    """Return the index of complete files, after comparing them with what was written."""
+    files = {}
+    for split, counts in parts.counts.items():
+        path = parts.path(split)
+        if counts.num_tokens == 0:
+            raise ValueError(f"the corpus has no text for {split}.bin: prepare more of it")
+        parts.check(split)
+        files[path.name] = FileEntry(
+            num_tokens=counts.num_tokens,
+            num_text_bytes=counts.num_text_bytes,
+            num_documents=counts.num_documents,
+            sha256=hash_file(path),
+            sample_sha256=hash_sample(path),
+        )
+    return Index(
+        fingerprint=fingerprint(files["train.bin"].sha256, files["val.bin"].sha256),
+        tokenizer=recipe["tokenizer"],
+        vocab_size=encoder.vocab_size,
+        end_of_text=encoder.end_of_text,
+        dtype="uint16" if parts.dtype.itemsize == 2 else "uint32",
+        recipe=recipe,
+        files=files,
+    )
 
 
 def _publish(folder: Path, partial: Path, names: list[str], index: Index) -> None:
     """Move complete files to their place; the index is removed first and written last."""
     (folder / INDEX_NAME).unlink(missing_ok=True)
     for name in _PUBLISHED:
-        if name in names:
-            (partial / name).replace(folder / name)
-        else:
+        if name not in names:
             (folder / name).unlink(missing_ok=True)
-    _write_atomically(folder / INDEX_NAME, index.to_json().encode())
-
-
-def _write_atomically(path: Path, content: bytes) -> None:
-    temporary = path.with_name(path.name + ".tmp")
-    temporary.unlink(missing_ok=True)  # it may be a link, which must not be followed
-    with temporary.open("xb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
-    descriptor = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        elif (partial / name).exists():
+            (partial / name).replace(folder / name)
+    write_atomically(folder / INDEX_NAME, index.to_json())

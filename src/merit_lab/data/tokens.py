@@ -1,4 +1,4 @@
-"""Token files in nanoGPT's format: flat, little-endian, memory-mapped and never copied as a whole."""
+"""Token files in nanoGPT's format, flat, little-endian and memory-mapped; and dataset.json, their index."""
 
 from __future__ import annotations
 
@@ -6,15 +6,16 @@ import hashlib
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
+import msgspec
 import numpy as np
-
-from merit_lab.data.index import INDEX_NAME, Index, fingerprint
 
 if TYPE_CHECKING:
     import torch
 
+INDEX_NAME = "dataset.json"
+_FORMAT, _VERSION = "merit-optim tokens", 2
 _FILES = ("train.bin", "val.bin")
 _BLOCK = 1 << 24  # tokens checked at a time: 32 or 64 MB
 _SAMPLES, _SAMPLE_BYTES = 64, 1 << 12  # read to detect changes
@@ -24,6 +25,61 @@ _FOREIGN_BEGINNINGS = {
     b"\x93NUMPY": "an array saved by numpy.save: write it with array.tofile instead",
     (20240520).to_bytes(4, "little"): "a shard of llm.c, with a header of 1024 bytes: remove that header",
 }
+
+_Count = Annotated[int, msgspec.Meta(ge=0, lt=2**60)]
+
+
+class FileEntry(msgspec.Struct, frozen=True, kw_only=True):
+    """One token file: its length, the amount of text, its hash, and the hash of a sample of its bytes."""
+
+    num_tokens: Annotated[int, msgspec.Meta(ge=1, lt=2**60)]
+    num_text_bytes: _Count
+    num_documents: _Count
+    sha256: str
+    sample_sha256: str
+
+
+class Index(msgspec.Struct, frozen=True, kw_only=True):
+    """The content of dataset.json, which detects wrong or truncated files.
+
+    ``recipe`` determines the files: corpus, tokenizer, share of validation text. Two folders with the same
+    recipe hold the same bytes. ``fingerprint`` identifies the data, independent of names and folders.
+    """
+
+    format: str = _FORMAT
+    version: int = _VERSION
+    fingerprint: str
+    tokenizer: str
+    vocab_size: Annotated[int, msgspec.Meta(ge=1, le=2**32)]
+    end_of_text: Annotated[int, msgspec.Meta(ge=0, lt=2**32)] | None
+    dtype: Literal["uint16", "uint32"]
+    recipe: dict[str, Any]
+    files: dict[str, FileEntry]
+
+    def to_json(self) -> bytes:
+        """Return the content of dataset.json."""
+        return msgspec.json.format(msgspec.json.encode(self), indent=2) + b"\n"
+
+    @classmethod
+    def read(cls, path: Path) -> Index:
+        """Read and check a dataset.json."""
+        try:
+            index = msgspec.json.decode(path.read_bytes(), type=cls)
+            if (index.format, index.version) != (_FORMAT, _VERSION):
+                raise ValueError(f"its format is {index.format!r}, version {index.version}")
+            if index.fingerprint != fingerprint(*(index.files[name].sha256 for name in _FILES)):
+                raise ValueError("its fingerprint does not match its hashes")
+        except (msgspec.DecodeError, RecursionError, KeyError, ValueError) as error:
+            raise ValueError(
+                f"{path} is damaged, or not of this version of `merit prepare` ({error}): prepare the data "
+                "again; to use the token files beside it as they are, remove or rename it"
+            ) from error
+        return index
+
+
+def fingerprint(train_sha256: str, validation_sha256: str) -> str:
+    """Return a sha256 over the hashes of the training and the validation file."""
+    return hashlib.sha256(f"train.bin {train_sha256}\nval.bin {validation_sha256}\n".encode()).hexdigest()
 
 
 @dataclass(frozen=True, eq=False)
@@ -144,7 +200,7 @@ class Dataset:
             )
             for file in (train, validation):
                 recorded = index.files[file.path.name].sample_sha256
-                if recorded is not None and hash_sample(file.path) != recorded:
+                if hash_sample(file.path) != recorded:
                     raise ValueError(
                         f"{file.path} was changed or damaged after it was prepared: its bytes do not match "
                         f"the hash in {INDEX_NAME}. Restore the old file, or prepare the data again"

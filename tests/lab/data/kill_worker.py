@@ -22,14 +22,15 @@ WATCHED = {parts.__file__, preparing.__file__}
 
 
 def main(folder: Path, tokenizer: str, num_kills: int) -> None:
-    text = folder / "text"
-    text.write_bytes(b"".join(b"line %d of some text, %d\n" % (n, n * n) for n in range(2000)))
+    text = folder / "text.jsonl"
+    line = '{"text": "line %d of some text, %d"}\n'
+    text.write_text("".join(line % (number, number**2) for number in range(600)))
 
     tokenizer, _, older = tokenizer.partition("-over-")
 
     def run(name: str) -> None:
         corpus = corpora.text_files([text], 0.1)
-        prepare(corpus, folder / name, tokenizer=tokenizer, overwrite=bool(older), part_bytes=10_000)
+        prepare(corpus, folder / name, tokenizer=tokenizer, overwrite=bool(older), part_bytes=3_000)
 
     def run_older() -> None:
         prepare(corpora.text_files([text], 0.2), folder / "older", tokenizer=f"{older}-300")
@@ -39,7 +40,7 @@ def main(folder: Path, tokenizer: str, num_kills: int) -> None:
     wanted = Dataset.open(folder / "whole").fingerprint
     # Spread over the whole, and every line of the end, where the files are published.
     lines = {1 + kill * num_lines // num_kills for kill in range(num_kills)}
-    lines |= set(range(num_lines - 45, num_lines + 1))
+    lines |= set(range(num_lines - 48, num_lines + 1, 2))
     if older:
         assert in_a_child(run_older) == 0
     for at in sorted(lines):

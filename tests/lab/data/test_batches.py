@@ -1,6 +1,5 @@
 """Batches: every window once per epoch, independent of ranks, micro-batches and history."""
 
-from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 
@@ -10,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from merit_lab.data import Batches, TokenFile, check_validation_size, validation_sequences
-
-TokenFileMaker = Callable[..., TokenFile]
+from merit_lab.data.batches import Order
 
 
 def file_of(num_tokens: int) -> TokenFile:
@@ -100,9 +98,12 @@ def test_every_token_is_a_target_at_some_time() -> None:
 
 
 def test_the_order_never_changes() -> None:
-    """A run of an earlier version must see the same batches when resumed."""
+    """A run resumed with another version of this package or of numpy must see the same batches."""
     source = Batches(file_of(100_000), context=64, batch=4, seed=3)
     assert source.sequences(1000)[:, 0].tolist() == [69315, 94531, 15683, 10243]
+    assert Order(10, "a")(np.arange(10)).tolist() == [8, 5, 0, 1, 7, 6, 2, 4, 9, 3]
+    ends = np.array([0, 1, 8_999_999_999])
+    assert Order(9_000_000_000, "b")(ends).tolist() == [6601381580, 5379617621, 1404432251]
 
 
 def test_memory_does_not_grow_with_the_file(tmp_path: Path) -> None:
@@ -125,27 +126,26 @@ def test_a_file_of_one_sequence_repeats_it() -> None:
     assert np.array_equal(source.sequences(5), np.tile(np.arange(11), (3, 1)))
 
 
-def test_too_short_a_file_is_refused(token_file: TokenFileMaker) -> None:
-    tokens = token_file(10)
-    with pytest.raises(ValueError, match=r"tokens.bin has 10 tokens; one sequence of context 10 needs 11"):
-        Batches(tokens, context=10, batch=1, seed=0)
-    with pytest.raises(ValueError, match=r"tokens.bin has 10 tokens"):
-        validation_sequences(tokens, 10, 5)
-
-
-def test_wrong_numbers_are_refused() -> None:
-    tokens = file_of(100)
-    for options in ({"context": 0, "batch": 1}, {"context": 1, "batch": 0}):
-        with pytest.raises(ValueError, match="is 0; it must be a whole number of at least 1"):
-            Batches(tokens, **options, seed=0)
+def test_what_cannot_be_is_refused() -> None:
+    short, tokens = file_of(10), file_of(100)
+    for refused in (
+        lambda: Batches(short, context=10, batch=1, seed=0),
+        lambda: validation_sequences(short, 10, 5),
+    ):
+        with pytest.raises(ValueError, match=r"has 10 tokens; one sequence of context 10 needs 11"):
+            refused()
     source = Batches(tokens, context=4, batch=8, seed=0)
-    with pytest.raises(ValueError, match="step is -1"):
-        source.sequences(-1)
-    for rows in ((-1, 2), (3, 2), (0, 9)):
-        with pytest.raises(ValueError, match="a batch has rows 0 to 8"):
-            source.sequences(0, *rows)
-    with pytest.raises(ValueError, match="limit is 0"):
-        validation_sequences(tokens, 4, 0)
+    for message, refused in {
+        "context is 0": lambda: Batches(tokens, context=0, batch=1, seed=0),
+        "batch is 0": lambda: Batches(tokens, context=1, batch=0, seed=0),
+        "limit is 0": lambda: validation_sequences(tokens, 4, 0),
+        "step is -1": lambda: source.sequences(-1),
+        "begin is -1 .* rows 0 to 8": lambda: source.sequences(0, -1, 2),
+        "begin is 3 and end is 2": lambda: source.sequences(0, 3, 2),
+        "end is 9": lambda: source.on("cpu").sequences(0, 0, 9),
+    }.items():
+        with pytest.raises(ValueError, match=message):
+            refused()
 
 
 @given(st.integers(1, 30), st.integers(1, 2000), st.integers(1, 60))
@@ -170,3 +170,27 @@ def test_few_validation_sequences_are_refused_with_the_way_out() -> None:
     check_validation_size(file_of(64 * 10 + 1), 10)
     with pytest.raises(ValueError, match=r"has 63 validation sequences of context 10, .*--measure.few-valid"):
         check_validation_size(file_of(64 * 10), 10)
+
+
+@given(length=st.integers(1, 3000), key=st.text(max_size=10))
+def test_an_order_has_every_number_once(length: int, key: str) -> None:
+    assert np.array_equal(np.sort(Order(length, key)(np.arange(length))), np.arange(length))
+
+
+@pytest.mark.parametrize("length", [2, 3, 5, 16, 17, 50])
+def test_an_order_is_uniform(length: int) -> None:
+    """Over many keys each number is at each position equally often (chi-square, 6 sigma)."""
+    num_keys = 4000
+    counts = np.zeros((length, length))
+    for key in range(num_keys):
+        counts[np.arange(length), Order(length, str(key))(np.arange(length))] += 1
+    freedom = (length - 1) ** 2  # a row and a column sum to num_keys each
+    statistic = ((counts - num_keys / length) ** 2 / (num_keys / length)).sum()
+    assert abs(statistic - freedom) < 6 * np.sqrt(2 * freedom) + 10
+
+
+def test_neighbours_in_the_file_come_at_unrelated_times() -> None:
+    numbers = Order(100_000, "key")(np.arange(100_000))
+    assert abs(np.corrcoef(numbers[:-1], numbers[1:])[0, 1]) < 0.02
+    assert abs(np.corrcoef(numbers, np.arange(100_000))[0, 1]) < 0.02
+    assert (np.abs(np.diff(numbers)) == 1).sum() < 20  # 2 are expected

@@ -1,17 +1,30 @@
-"""Corpora on disk: a fixed order, a stated split that is never empty, and changed files are detected."""
+"""Corpora: a fixed order, whole documents for validation, nanoGPT's split, and changed files are detected."""
 
 import hashlib
+import json
 import sysconfig
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from merit_lab.data import corpora
-from merit_lab.data.corpora import Enwik8, demo, embedded, text_files
-from merit_lab.data.pieces import TextCorpus, TextPiece
+from merit_lab.data.corpora import (
+    Corpus,
+    Enwik8,
+    Hub,
+    Piece,
+    Section,
+    c4,
+    demo,
+    embedded,
+    nanogpt_validation,
+    openwebtext,
+    text_files,
+)
 
 
 def random_words(count: int, seed: int = 0) -> bytes:
@@ -21,18 +34,19 @@ def random_words(count: int, seed: int = 0) -> bytes:
     )
 
 
-def split_text(pieces: Iterable[TextPiece], split: str) -> bytes:
-    """A split's text, with a mark where text ends."""
+def split_text(pieces: Iterable[Piece], split: str) -> bytes:
+    """A split's text, with a mark where a document ends."""
     return b"".join(piece.text + b"|" * piece.ends for piece in pieces if piece.split == split)
 
 
-def assert_resumes_anywhere(corpus: TextCorpus, again: TextCorpus) -> None:
-    everything = list(corpus.pieces())
-    states = []
-    for _ in corpus.pieces():
-        states.append(corpus.state())  # noqa: PERF401  (the state belongs to the moment)
+def assert_resumes_anywhere(make: Callable[[], Corpus]) -> None:
+    corpus = make()
+    everything, states = [], []
+    for piece in corpus.pieces():
+        everything.append(piece)
+        states.append(json.loads(json.dumps(corpus.state())))
     for position, state in enumerate(states):
-        assert list(again.pieces(state)) == everything[position + 1 :]
+        assert list(make().pieces(state)) == everything[position + 1 :]
 
 
 @pytest.fixture
@@ -44,57 +58,64 @@ def files(tmp_path: Path) -> list[Path]:
     return paths
 
 
-def test_every_byte_is_in_one_split_in_order(files: list[Path]) -> None:
-    corpus = text_files(files, 0.1)
+def write_lines(path: Path, texts: Iterable[bytes]) -> Path:
+    path.write_bytes(b"".join(json.dumps({"text": text.decode()}).encode() + b"\n" for text in texts))
+    return path
+
+
+@settings(max_examples=30)
+@given(share=st.floats(0.001, 0.6), seed=st.integers(0, 100), sizes=st.lists(st.integers(1, 300), min_size=2))
+def test_the_share_is_exact_to_a_document(
+    tmp_path_factory: pytest.TempPathFactory, share: float, seed: int, sizes: list[int]
+) -> None:
+    """No document is in two files or counted twice, and no other document would bring it closer."""
+    texts = [random_words(size, seed + number) for number, size in enumerate(sizes)]
+    path = write_lines(tmp_path_factory.getbasetemp() / "docs.jsonl", texts)
+    try:
+        corpus = text_files([path], share)
+    except ValueError:  # nothing is left to train on
+        return
     pieces = list(corpus.pieces())
-    assert b"".join(piece.text for piece in pieces) == b"".join(path.read_bytes() for path in files)
-    assert corpus.total == sum(path.stat().st_size for path in files)
-    share = len(split_text(pieces, "val")) / corpus.total
-    assert 0.02 < share < 0.3
-    assert_resumes_anywhere(text_files(files, 0.1), text_files(files, 0.1))
+    sides = {split: split_text(pieces, split).split(b"|")[:-1] for split in ("train", "val")}
+    assert sorted(sides["train"] + sides["val"]) == sorted(texts)
+    assert [text for text in texts if text in sides["train"]] == sides["train"]
+    validation = sum(map(len, sides["val"]))
+    wanted = share * corpus.total
+    assert all(abs(validation + len(text) - wanted) >= abs(validation - wanted) for text in sides["train"])
 
 
-def test_the_text_ends_if_the_next_piece_is_in_another_split(files: list[Path]) -> None:
-    pieces = list(text_files(files, 0.3).pieces())
-    assert {piece.split for piece in pieces} == {"train", "val"}
-    for piece, following in zip(pieces, [*pieces[1:], None], strict=True):
-        continues = following is not None and (piece.split, piece.origin) == (
-            following.split,
-            following.origin,
-        )
-        assert piece.ends != continues
+def test_one_percent_of_many_documents_is_one_percent(tmp_path: Path) -> None:
+    """Of 4 MB, 40 KB are for validation."""
+    path = write_lines(tmp_path / "docs.jsonl", (random_words(25, seed) for seed in range(5000)))
+    corpus = text_files([path], 0.01)
+    validation = sum(len(piece.text) for piece in corpus.pieces() if piece.split == "val")
+    assert abs(validation / corpus.total - 0.01) < 0.0002
 
 
-def test_the_hash_of_the_text_decides(files: list[Path], tmp_path: Path) -> None:
-    """A larger share keeps the validation text, and a copy of a file is split the same way."""
-    small, large = (
-        {piece.text for piece in text_files(files, share).pieces() if piece.split == "val"}
-        for share in (0.05, 0.3)
-    )
-    assert small < large
-    copy = tmp_path / "copy.txt"
-    copy.write_bytes(files[0].read_bytes())
-    pieces = list(text_files([*files, copy], 0.3).pieces())
-    sides = {piece.text: piece.split for piece in pieces if piece.origin == str(files[0])}
-    assert {piece.text: piece.split for piece in pieces if piece.origin == str(copy)} == sides
-
-
-@given(share=st.floats(1e-12, 0.02), seed=st.integers(0, 100))
-def test_validation_is_never_empty(tmp_path_factory: pytest.TempPathFactory, share: float, seed: int) -> None:
-    path = tmp_path_factory.getbasetemp() / "small.txt"
-    path.write_bytes(random_words(400, seed))  # 13 kB: four pieces
+@pytest.mark.parametrize("share", [0.0001, 0.01, 0.5, 0.99])
+@pytest.mark.parametrize("size", [20, 400, 10_000])
+def test_of_a_single_document_the_end_is_for_validation(tmp_path: Path, size: int, share: float) -> None:
+    """It counts once, where it ends, and no end of text is where it was divided."""
+    path = tmp_path / "book.txt"
+    path.write_bytes(random_words(size))
     pieces = list(text_files([path], share).pieces())
-    assert {piece.split for piece in pieces} == {"train", "val"}
+    train, validation = split_text(pieces, "train"), split_text(pieces, "val")
+    assert train + validation == random_words(size) + b"|"
+    assert train
+    assert abs(len(validation) - 1 - share * size * 33) <= 34
+    assert_resumes_anywhere(lambda: text_files([path], share))
 
 
-@pytest.mark.parametrize("size", [5_000, 10_000, 20_000, 40_000, 400_000])
-def test_a_small_text_is_left_to_train_on(tmp_path: Path, size: int) -> None:
-    """One piece is for validation, whichever it is."""
-    path = tmp_path / "small.txt"
-    path.write_bytes(random_words(size // 33))
-    pieces = [len(piece.text) for piece in text_files([path], 1e-9).pieces()]
-    assert max(pieces) < 0.15 * sum(pieces)
-    assert max(pieces) >= min(4096, size // 9)
+def test_equal_documents_are_on_the_same_side_in_any_order(files: list[Path], tmp_path: Path) -> None:
+    texts = [random_words(20, number % 50) for number in range(100)]
+    sides = []
+    for name, ordered in (("one", texts), ("two", texts[::-1])):
+        path = write_lines(tmp_path / f"{name}.jsonl", ordered)
+        pieces = list(text_files([path], 0.1).pieces())
+        sides.append({split: set(split_text(pieces, split).split(b"|")[:-1]) for split in ("train", "val")})
+        assert not sides[-1]["train"] & sides[-1]["val"]
+    assert sides[0] == sides[1]
+    assert_resumes_anywhere(lambda: text_files(files, 0.1))
 
 
 def test_the_recipe_depends_only_on_the_content(files: list[Path], tmp_path: Path) -> None:
@@ -111,48 +132,42 @@ def test_the_recipe_depends_only_on_the_content(files: list[Path], tmp_path: Pat
 
 
 def test_text_that_cannot_be_split_is_refused(tmp_path: Path, files: list[Path]) -> None:
-    short = tmp_path / "short.txt"
-    short.write_text("a few words")
-    with pytest.raises(ValueError, match=r"the text has 11 bytes, too few .*: give more than 4096,"):
-        text_files([short], 0.01)
-    short.write_text("word " * 820 + "end")  # 4,103 bytes
-    assert text_files([short], 0.01).total == 4103
     (tmp_path / "solid.txt").write_text("x" * 100_000)
-    with pytest.raises(ValueError, match=r"the text has 100000 bytes, but no place to cut it: .* visible"):
-        text_files([tmp_path / "solid.txt"], 0.01)
-    for share in (0.0, 1.0, -0.1, float("nan")):
-        with pytest.raises(ValueError, match=r"share for validation is .* between 0 and 1"):
-            text_files(files, share)
-    with pytest.raises(ValueError, match="leaves nothing to train on"):
-        text_files(files, 0.9999999)
-    with pytest.raises(ValueError, match="no files are given"):
-        text_files([], 0.01)
-    with pytest.raises(ValueError, match=r"there is no file .*nowhere"):
-        text_files([tmp_path / "nowhere"], 0.01)
+    (tmp_path / "empty.txt").write_text("")
+    for name in "ab":
+        (tmp_path / f"{name}.same").write_text("the same\n" * 100)
+    same = [tmp_path / "a.same", tmp_path / "b.same"]
+    for message, paths, share in (
+        ("one document of 100000 bytes without a place to cut", [tmp_path / "solid.txt"], 0.01),
+        ("the files have no text", [tmp_path / "empty.txt"], 0.01),
+        ("all 2 documents are identical", same, 0.5),
+        ("share for validation is 0.0; it must be between 0 and 1", files, 0.0),
+        ("share for validation is 1.0", files, 1.0),
+        ("share for validation is nan", files, float("nan")),
+        ("leaves nothing to train on", files, 0.9999999),
+        ("no files are given", [], 0.01),
+        ("there is no file .*nowhere", [tmp_path / "nowhere"], 0.01),
+    ):
+        with pytest.raises(ValueError, match=message):
+            list(text_files(paths, share).pieces())
 
 
-def test_a_file_that_grows_beyond_its_last_piece_is_detected(tmp_path: Path) -> None:
-    path = tmp_path / "growing.txt"
-    path.write_text("x" * 5000 + " " + "y" * 5000)
-    corpus = text_files([path], 0.01)
-    with path.open("a") as file:
-        file.write(" and more")
-    with pytest.raises(ValueError, match=r"growing\.txt changed while it was being read"):
-        list(corpus.pieces())
-
-
-@pytest.mark.parametrize("change", ["longer", "shorter", "shorter by a piece", "another beginning"])
-def test_a_file_that_changes_meanwhile_is_detected(files: list[Path], change: str) -> None:
-    corpus = text_files(files, 0.01)
-    *_, last_piece = corpus.pieces()
-    content = files[-1].read_bytes()
-    changed = {
-        "longer": content + b"more ",
-        "shorter": content[:-10],
-        "shorter by a piece": content[: -len(last_piece.text)],
-        "another beginning": b"x" + content[1:],
-    }
-    files[-1].write_bytes(changed[change])
+@pytest.mark.parametrize("alone", [True, False])
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda content: content + b"more ",
+        lambda content: content[:-10],
+        lambda content: content[:100_000],
+        lambda content: b"x" + content[1:],
+        lambda _: b"",
+    ],
+)
+def test_a_file_that_changes_meanwhile_is_detected(
+    files: list[Path], change: Callable[[bytes], bytes], alone: bool
+) -> None:
+    corpus = text_files(files[-1:] if alone else files, 0.01)
+    files[-1].write_bytes(change(files[-1].read_bytes()))
     with pytest.raises(ValueError, match=rf"{files[-1].name} changed while it was being read"):
         list(corpus.pieces())
 
@@ -231,7 +246,7 @@ def test_embedded_here() -> None:
 
 
 def test_enwik8_is_cut_at_the_usual_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(corpora, "_LARGEST_PIECE", 100)
+    monkeypatch.setattr(corpora, "PIECE_BYTES", 100)
     path = tmp_path / "enwik8"
     content = random_words(100)[:3000]
     path.write_bytes(content)
@@ -240,14 +255,109 @@ def test_enwik8_is_cut_at_the_usual_bytes(tmp_path: Path, monkeypatch: pytest.Mo
     assert split_text(pieces, "train") == content[:2500] + b"|"
     assert split_text(pieces, "val") == content[2500:2700] + b"|"
     assert split_text(pieces, "test") == content[2700:] + b"|"
-    assert_resumes_anywhere(corpus, Enwik8(path, (2500, 200, 300)))
+    assert_resumes_anywhere(lambda: Enwik8(path, (2500, 200, 300)))
     with pytest.raises(ValueError, match=r"has 3000 bytes; enwik8 has 100000000"):
         Enwik8(path)
 
 
-def test_repeated_text_cannot_be_split(tmp_path: Path) -> None:
-    paths = [tmp_path / name for name in ("one.txt", "copy.txt")]
-    for path in paths:
-        path.write_text("the same\n" * 100)
-    with pytest.raises(ValueError, match="all 2 pieces of the text are identical"):
-        text_files(paths, 0.5)
+class FakeStream:
+    """A fake streamed dataset of numbered documents, with a position to resume from."""
+
+    def __init__(self, split: str, num_documents: int) -> None:
+        self.split, self.num_documents, self.position = split, num_documents, 0
+
+    def __iter__(self) -> Iterator[dict[str, str]]:
+        while self.position < self.num_documents:
+            self.position += 1
+            yield {"text": f"{self.split} {self.position - 1}"}
+
+    def state_dict(self) -> dict[str, int]:
+        return {"position": self.position}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.position = state["position"]
+
+
+def fake_load(num_documents: int) -> Any:
+    def load(path: str, *, split: str, streaming: bool, name: str | None = None) -> FakeStream:
+        assert streaming
+        assert (path, name) in {("Skylion007/openwebtext", None), ("allenai/c4", "en")}
+        return FakeStream(split, num_documents)
+
+    return load
+
+
+def test_the_split_matches_nanogpt(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 8,013,769 documents the library selects 4007; these are the first of them in the dataset's order."""
+    validation = nanogpt_validation(corpora.OPENWEBTEXT_DOCUMENTS)
+    assert len(validation) == 4007
+    assert sorted(validation)[:3] == [1997, 3930, 5738]
+    monkeypatch.setattr(corpora, "OPENWEBTEXT_DOCUMENTS", 10_000)
+    validation = nanogpt_validation(10_000)
+    assert len(validation) == 5
+    pieces = list(openwebtext(None, fake_load(10_000)).pieces())
+    assert {int(piece.text.split()[1]) for piece in pieces if piece.split == "val"} == validation
+    assert [piece.text for piece in pieces] == [b"train %d" % number for number in range(10_000)]
+    assert all(piece.ends for piece in pieces)
+
+
+def test_the_split_against_the_library() -> None:
+    datasets = pytest.importorskip("datasets", reason="needs the package datasets")
+    documents = datasets.Dataset.from_dict({"number": list(range(10_000))})
+    split = documents.train_test_split(test_size=0.0005, seed=2357, shuffle=True)
+    assert set(split["test"]["number"]) == nanogpt_validation(10_000)
+
+
+def test_part_of_openwebtext() -> None:
+    first = min(nanogpt_validation(corpora.OPENWEBTEXT_DOCUMENTS))
+    pieces = list(openwebtext(first + 1, fake_load(10**6)).pieces())
+    assert [piece.split for piece in pieces] == ["train"] * first + ["val"]
+    with pytest.raises(ValueError, match=f"request more than {first}"):
+        openwebtext(first, fake_load(10**6))
+
+
+def test_c4_uses_its_validation_set() -> None:
+    pieces = list(c4(30, 4, fake_load(100)).pieces())
+    assert [piece.text for piece in pieces if piece.split == "val"] == [
+        b"validation %d" % n for n in range(4)
+    ]
+    assert [piece.text for piece in pieces if piece.split == "train"] == [b"train %d" % n for n in range(30)]
+    assert c4(30, 4, fake_load(100)).total == 34
+
+
+def test_resumes_at_any_document(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert_resumes_anywhere(lambda: c4(20, 4, fake_load(100)))
+    monkeypatch.setattr(corpora, "OPENWEBTEXT_DOCUMENTS", 300)
+    assert_resumes_anywhere(lambda: openwebtext(None, fake_load(300)))
+
+
+def test_a_stream_that_ends_early_is_an_error() -> None:
+    with pytest.raises(ValueError, match="c4: train ended after 10 documents; 20 were expected"):
+        list(c4(20, 4, fake_load(10)).pieces())
+    with pytest.raises(ValueError, match="the number of validation documents is 0"):
+        c4(20, 0, fake_load(10))
+
+
+def test_a_missing_library_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    import sys
+
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(ImportError, match=r"c4 needs the package datasets, .* 'merit-optim\[eval\]'"):
+        c4(20, 4)
+
+
+def test_with_the_library_on_local_files(tmp_path: Path) -> None:
+    """Several files streamed by the library itself, resumed at every document."""
+    datasets = pytest.importorskip("datasets", reason="needs the package datasets")
+    for number in range(3):
+        lines = [json.dumps({"text": f"file {number} line {line}"}) for line in range(7)]
+        (tmp_path / f"{number}.jsonl").write_text("\n".join(lines) + "\n")
+
+    def make() -> Hub:
+        section = Section("train", 20, lambda _: False)
+        dataset = {"path": "json", "data_files": str(tmp_path / "*.jsonl")}
+        return Hub("local", {}, dataset, [section], datasets.load_dataset)
+
+    texts = [piece.text.decode() for piece in make().pieces()]
+    assert texts == [f"file {number} line {line}" for number in range(3) for line in range(7)][:20]
+    assert_resumes_anywhere(make)

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from merit_lab.data.index import INDEX_NAME, Index
 from merit_lab.data.tokenizer import END_OF_TEXT, Gpt2, file_name, has_file, read_tokenizer
+from merit_lab.data.tokens import INDEX_NAME, Index
 from merit_lab.runs import Run
 from merit_lab.train import TrainConfig
 

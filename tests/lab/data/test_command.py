@@ -1,19 +1,14 @@
 """`merit prepare`: from the command line to files, and its refusals."""
 
-import io
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 
-from merit_lab import progress
-from merit_lab.data import Dataset, command
+from merit_lab.data import Dataset, command, validation_sequences
 from merit_lab.data.command import main
-from merit_lab.data.index import INDEX_NAME
-from merit_lab.data.parts import Counts
-from merit_lab.data.progress import PrepareProgress
+from merit_lab.data.tokens import INDEX_NAME
 
 
 @pytest.fixture
@@ -67,13 +62,6 @@ def test_refusals(text: str, arguments: list[str], message: str, capsys: pytest.
     assert not list(Path().glob("data/*/*.bin"))
 
 
-def test_other_data_is_refused_with_the_way_out(text: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["text", text, "--tokenizer", "bytes"]) == 0
-    assert main(["text", text, "--tokenizer", "bytes", "--validation", "0.2"]) == 1
-    assert "--overwrite" in capsys.readouterr().err
-    assert main(["text", text, "--tokenizer", "bytes", "--validation", "0.2", "--overwrite"]) == 0
-
-
 def test_check_reads_all_of_it(text: str, capsys: pytest.CaptureFixture[str]) -> None:
     Path(text).write_bytes(b"".join(b"line %d of a longer text\n" % number for number in range(40_000)))
     assert main(["text", text, "--tokenizer", "bytes"]) == 0
@@ -99,27 +87,10 @@ def test_interruption(text: str, capsys: pytest.CaptureFixture[str], monkeypatch
     assert "run the same command again to continue" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("name", ["text", "demo", "embedded", "openwebtext", "c4", "enwik8"])
-def test_help_documents_every_option(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as exit_:
-        main([name, "--help"])
-    assert exit_.value.code == 0
-    printed = capsys.readouterr().out
-    for option in ("--out", "--tokenizer", "--gpt2-vocabulary", "--overwrite"):
-        assert option in printed
-    assert "bpe-N" in printed
-
-
-def test_unknown_options_are_refused_with_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as exit_:
-        main(["embedded", "--limt", "3"])
-    assert exit_.value.code == 2
-    assert "--limit" in capsys.readouterr().err
-
-
 def test_a_message_about_an_option_names_this_corpus(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
+    with pytest.raises(SystemExit) as exit_:
         main(["demo", "--outptu", "x"])
+    assert exit_.value.code == 2
     refused = capsys.readouterr().err
     assert "--out" in refused
     assert "merit prepare demo --help" in refused
@@ -143,33 +114,15 @@ def test_it_needs_no_torch() -> None:
     assert finished.stdout == b"False\n"
 
 
-def shown(*, terminal: bool, unit: str = "bytes") -> str:
-    output = io.StringIO()
-    progress = PrepareProgress(console=Console(file=output, force_terminal=terminal, width=120))
-    with progress.bar(200, unit):
-        progress.show({"train": Counts(), "val": Counts()})
-        progress.show({"train": Counts(num_tokens=30, num_text_bytes=90, num_documents=40), "val": Counts()})
-        progress.show({"train": Counts(num_tokens=70, num_text_bytes=200, num_documents=50), "val": Counts()})
-    return output.getvalue()
-
-
-def test_progress_in_a_terminal_is_a_bar() -> None:
-    printed = shown(terminal=True)
-    assert "100%" in printed
-    assert "70 tokens" in printed
-
-
-def test_progress_without_a_terminal_is_plain_lines(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert shown(terminal=False) == ""  # it took less than ten seconds
-    monkeypatch.setattr(progress, "_SECONDS_BETWEEN_LINES", 0.0)
-    lines = shown(terminal=False).splitlines()
-    assert lines[1].startswith("tokenizing: 45% of 200 bytes, 30 tokens, ")
-    assert lines[2].startswith("tokenizing: 100% of 200 bytes, 70 tokens, ")
-    assert (
-        shown(terminal=False, unit="documents")
-        .splitlines()[1]
-        .startswith("tokenizing: 20% of 200 documents, 30 tokens")
-    )
+def test_it_says_how_many_validation_sequences_there_are(
+    text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As many as batches of them hold."""
+    assert main(["text", text, "--tokenizer", "bytes", "--validation", "0.5"]) == 0
+    tokens = Dataset.open("data/text").validation
+    counts = [len(validation_sequences(tokens, context, 10**9)) for context in (256, 512, 1024, 2048)]
+    wanted = "{} of 256, {} of 512, {} of 1024, {} of 2048 tokens; training asks for 64".format(*counts)
+    assert f"sequences for validation: {wanted}" in capsys.readouterr().out
 
 
 def test_the_embedded_corpus_is_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
