@@ -26,6 +26,11 @@ def test_tables_are_those_of_the_records(page: str) -> None:
     assert evidence.with_tables(text) == text, "run python docs/scripts/evidence.py"
 
 
+def test_every_table_of_the_records_is_on_a_page() -> None:
+    text = "".join((ROOT / page).read_text("utf-8") for page in evidence.PAGES)
+    assert [name for name in evidence.TABLES if f"<!-- table: {name} -->" not in text] == []
+
+
 @pytest.mark.parametrize("study", STUDIES)
 def test_records_name_their_data_and_no_machine(study: str) -> None:
     """Those of a study are all of the same text."""

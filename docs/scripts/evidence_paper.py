@@ -13,11 +13,24 @@ from merit_lab.paper.work import Task
 from merit_lab.tables import Table
 
 _FOLDER = ROOT / "results/nano"
-_SEEDS = {"horizon": 3, "warmup": 3}
-NAMES = (
-    *("fig2", "fig4", "fig6", "fig9", "fig13", "fig14", "fig15", "table2", "table3", "table4", "llama-rates"),
-    *("reference", "horizon", "doubled", "variants", "norm", "logits", "reach", "warmup"),
+_SEEDS = {"horizon": 3, "warmup": 3}  # of those with one by default
+_TABLES = (
+    *("fig4", "fig6", "fig9", "fig13", "fig15", "table2", "table4", "llama-rates", "reference"),
+    *("horizon", "variants", "norm", "logits", "reach", "warmup"),
 )
+_CLAIMS = (
+    "fig2",
+    "fig4",
+    "fig6",
+    "fig9",
+    "horizon",
+    "doubled",
+    "variants",
+    "norm",
+    "logits",
+    "warmup",
+)
+_JUDGED = {*_TABLES, *_CLAIMS, "fig14", "table3"}
 
 
 @cache
@@ -25,15 +38,8 @@ def made(name: str) -> Artefact:
     """An entry from the records."""
     corpus = Corpus.recall(_FOLDER)
     assert corpus is not None
-    entry = ENTRIES[name]
-    task = Task(
-        entries=[entry],
-        scale=SCALES["nano"],
-        corpus=corpus,
-        folder=_FOLDER,
-        seeds=_SEEDS.get(name),
-        trains=False,
-    )
+    entry, seeds = ENTRIES[name], _SEEDS.get(name)
+    task = Task([entry], SCALES["nano"], corpus, _FOLDER, seeds=seeds, trains=False)
     artefact = task.make(entry, _found())
     assert not isinstance(artefact, Missing), artefact
     return artefact
@@ -45,23 +51,33 @@ def _found() -> Found:
 
 
 def table(name: str) -> Table:
-    """The table of an entry, without rows that have no run."""
+    """The table of an entry, without rows of which no run was made."""
     whole = made(name).table
     place = whole.head.index("Runs")
-    return Table(
-        whole.head,
-        tuple(row for row in whole.rows if not row[place].endswith(" missing") or "," in row[place]),
-        whole.num_text,
-    )
+    kept = [row for row in whole.rows if not row[place].endswith(" missing") or "," in row[place]]
+    return Table(whole.head, tuple(kept), whole.num_text)
 
 
 def claims(name: str) -> Table:
     """What the runs say of each claim of an entry."""
-    tables = [comparisons(verdict) for verdict in made(name).verdicts]
-    return Table(tables[0].head, tuple(row for one in tables for row in one.rows), tables[0].num_text)
+    tables = [comparisons(verdict).only(["Comparison", "Here", "Verdict"]) for verdict in made(name).verdicts]
+    rows = tuple(row for one in tables for row in one.rows if row[2] != "not run")
+    return Table(tables[0].head, rows, tables[0].num_text)
+
+
+def verdicts() -> Table:
+    """The verdict on each claim."""
+    rows = tuple(
+        (f"`{name}`", verdict.claim.says, verdict.outcome)
+        for name in ENTRIES
+        if name in _JUDGED
+        for verdict in made(name).verdicts
+    )
+    return Table(("Entry", "Claim", "Here"), rows, num_text=3)
 
 
 TABLES: dict[str, Callable[[], Table]] = {
-    **{f"paper-{name}": partial(table, name) for name in NAMES},
-    **{f"claims-{name}": partial(claims, name) for name in NAMES},
+    "verdicts": verdicts,
+    **{f"paper-{name}": partial(table, name) for name in _TABLES},
+    **{f"claims-{name}": partial(claims, name) for name in _CLAIMS},
 }

@@ -18,7 +18,7 @@ from merit_lab.study.state import is_done
 from merit_lab.train.parallel import Ranks
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Task:
     """Entries to make at a scale, from data, into a folder."""
 
