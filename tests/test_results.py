@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from merit_lab.runs import Run, archive, excerpt, run_folders
+from merit_lab.runs import table
 
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "docs" / "scripts"))
@@ -36,20 +36,7 @@ def test_records_name_their_data_and_no_machine(study: str) -> None:
     """Those of a study are all of the same text."""
     text = study.partition("/")[0] if study in (*MIX, *SIZES) else "nano"
     data = json.loads((ROOT / "results" / text / "data.json").read_text("utf-8"))
-    runs = [Run.open(folder) for folder in run_folders(ROOT / "results" / study)]
-    assert runs
-    for run in runs:
-        assert run.environment["data"]["fingerprint"] == data["fingerprint"]
-        assert not {"host", "folder", "command"} & run.environment.keys()
-        assert "/" not in run.config["data"]
-
-
-@pytest.mark.parametrize("study", STUDIES)
-def test_what_is_kept_of_kept_runs_is_all_of_it(study: str, tmp_path: Path) -> None:
-    """A few of each: all of them take two minutes."""
-    runs = [Run.open(folder) for folder in run_folders(ROOT / "results" / study)[:3]]
-    archive.add(tmp_path / "runs.parquet", map(excerpt, runs))
-    for run in runs:
-        again = Run.open(tmp_path / run.name)
-        assert (again.config, again.environment) == (run.config, run.environment)
-        assert repr(list(again.lines())) == repr(list(run.lines()))
+    runs = table.read(ROOT / "results" / study).runs
+    assert set(runs["environment.data.fingerprint"]) == {data["fingerprint"]}
+    assert not {"environment.host", "environment.folder", "environment.command"} & set(runs.columns)
+    assert not runs["data"].str.contains("/").any()

@@ -18,9 +18,10 @@ from evidence_runs import (
     tried,
 )
 
-from merit_lab.results import find_runs, statistic
+from merit_lab.results import statistic
 from merit_lab.results.names import DISPLAY_NAMES as NAMES
 from merit_lab.results.statistic import with_error
+from merit_lab.runs import table as runs_table
 from merit_lab.tables import NOTHING, Table
 
 Row = dict[str, Any]  # of a frame of series
@@ -258,6 +259,10 @@ def parts() -> Table:
     return Table(("MuonMERIT", "Seeds", "Validation loss", "Difference"), tuple(rows))
 
 
+def _measured(value: float, error: float | None) -> str:
+    return f"{value:.4g}" if error is None else with_error(value, error)
+
+
 CHANCE = {"arc_easy": 1 / 4, "hellaswag": 1 / 4, "race": 1 / 4, "copa": 1 / 2, "wic": 1 / 2}
 SHOWN = (
     ("lambada", "perplexity", "LAMBADA perplexity"),
@@ -275,12 +280,12 @@ def zero_shot() -> Table:
     """The evaluations of the checkpoints at the end of 800 steps at 98M."""
     columns = [("", *(label for *_, label in SHOWN))]
     found = {one["runs"][0]: one for one in series(study="mix/98m").iter_rows(named=True)}
-    for run in find_runs([RESULTS / "mix/98m"]):
-        if run.evaluations:
-            one, results = found[run.name], {result.name: result for result in run.evaluations}
-            title = f"{NAMES[one['name']]}, {one['shown']}" + ", equal rows" * ("equal" in one["setting"])
-            values = (results[name].metrics[metric] for name, metric, _ in SHOWN)
-            columns.append((title, *(with_error(metric.value, metric.stderr) for metric in values)))
+    evaluated = runs_table.read(RESULTS / "mix/98m").runs.filter(pl.col("evaluate.step").is_not_null())
+    for run in evaluated.iter_rows(named=True):
+        one = found[run["run"]]
+        title = f"{NAMES[one['name']]}, {one['shown']}" + ", equal rows" * ("equal" in one["setting"])
+        names = [f"evaluate.{name}.{metric}" for name, metric, _ in SHOWN]
+        columns.append((title, *(_measured(run[name], run.get(f"{name}_stderr")) for name in names)))
     columns.append(("By chance", *(f"{CHANCE[name]:g}" if name in CHANCE else NOTHING for name, *_ in SHOWN)))
     head, *rows = zip(*columns, strict=True)
     return Table(head, tuple(rows))

@@ -67,9 +67,9 @@ COMMANDS = {
         "Export a checkpoint as a Hugging Face model", "merit_lab.measure.evaluate.command:export_main"
     ),
     "report": Command("Make a page, figures and tables from runs", "merit_lab.results.command"),
-    "show": Command("List runs, or print their records as JSON", "merit_lab.results.show_command"),
+    "runs": Command("List runs, or write all they recorded as two tables", "merit_lab.runs.command"),
     "keep": Command(
-        "Copy the records of runs, small enough for version control", "merit_lab.results.keep_command"
+        "Copy the records of runs, small enough for version control", "merit_lab.runs.keep_command"
     ),
     "reproduce": Command("Repeat the paper's figures and tables, with verdicts", "merit_lab.paper.command"),
     "bench": Command("Time an optimizer's step on this machine", "merit_lab.measure.bench.command"),

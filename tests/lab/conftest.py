@@ -16,7 +16,7 @@ import pytest
 
 from merit_lab.measure.evaluate.sets import SETS
 from merit_lab.models import ModelConfig
-from merit_lab.results import keep_command
+from merit_lab.runs import keep_command
 from merit_lab.study import cost
 from merit_lab.train import CheckpointConfig, MeasureConfig, OptimizerConfig, TrainConfig, train
 

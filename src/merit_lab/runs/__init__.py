@@ -2,9 +2,9 @@
 
 from merit_lab.runs.environment import differences, environment
 from merit_lab.runs.evaluations import EvaluationResult, Metric, last_results, read_results, result_path
-from merit_lab.runs.excerpt import Excerpt, excerpt
-from merit_lab.runs.find import archive_of, folders_left_out, nested_run_folders, run_folders
+from merit_lab.runs.find import archive_of
 from merit_lab.runs.journal import Journal, NotWritten, import_wandb
+from merit_lab.runs.kept import folders_left_out, nested_run_folders, run_folders
 from merit_lab.runs.lock import RunInUse, is_locked, lock
 from merit_lab.runs.measurements import Measurements
 from merit_lab.runs.metrics import MetricsWriter, as_json, keep_nan, read_metrics
@@ -24,7 +24,6 @@ __all__ = [
     "FORMAT",
     "OVER",
     "EvaluationResult",
-    "Excerpt",
     "Journal",
     "Measurements",
     "Metric",
@@ -37,7 +36,6 @@ __all__ = [
     "as_json",
     "differences",
     "environment",
-    "excerpt",
     "folders_left_out",
     "has_all_steps",
     "holds_run",

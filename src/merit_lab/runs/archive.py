@@ -1,244 +1,218 @@
-"""runs.parquet: the records of several runs in one compressed Parquet table.
+"""runs.parquet: the records of kept runs in one table, small enough for version control.
 
-A run is a list of lines: its configuration, its environment, and those of its metrics.jsonl. The table has
-a row for each field of each line (see flat_fields.py), all in order:
+First a row for each run, then a row for each logged step:
 
-    run      the run's name
-    line     the line's index: 0 configuration, 1 environment, then the measurements
-    kind     "config", "environment", or the measurement's
-    step     the measurement's; 0 for configuration and environment
-    field    the field's name: loss, max_logits[3][1], parameters["head.weight"].clipped
-    value    the number, including NaN and infinities; null if it is not a number
-    json     the value as JSON if it is not a float, otherwise null
+    run            the run's name
+    status         how it ended; this and the next three are null in the rows of steps
+    config         its config.json
+    environment    its environment.json, without paths
+    measured       what was measured of it after training, by the names of measurements.py
+    step, ...      the columns of the frame of steps (steps.py); null in the row of the run
 
-So any tool can query numbers, and reading returns exactly what was written: ints and floats are distinct.
+Numbers of steps have five digits, those of single heads and parameters three, and curves have fewer points:
+THINNED.
+Beside it is the sha256 of its content, as ``sha256sum`` writes it: `runs.parquet.sha256`. It is checked
+whenever the file is read.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from functools import lru_cache
+import hashlib
+import io
+import random
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple
 
-import pyarrow as pa  # type: ignore[import-untyped]
-import pyarrow.compute as pc  # type: ignore[import-untyped]
-import pyarrow.parquet as pq  # type: ignore[import-untyped]
+import polars as pl
 
 from merit_lab.folders import refuse_file
-from merit_lab.runs import durable, flat_fields
+from merit_lab.runs import durable, strict_json
+from merit_lab.runs.metrics import as_json, with_nan
+from merit_lab.runs.steps import COLUMNS, LOGGED, OF_PARAMETERS
 from merit_optim.spelling import did_you_mean
 
-if TYPE_CHECKING:
-    from merit_lab.runs.excerpt import Excerpt
+NAME = "runs.parquet"
 
-_FORMAT = {b"merit-optim runs": b"1"}
-_WORDS = pa.dictionary(pa.int32(), pa.string())
-_SCHEMA = pa.schema(
-    [
-        ("run", _WORDS),
-        ("line", pa.int32()),
-        ("kind", _WORDS),
-        ("step", pa.int64()),
-        ("field", _WORDS),
-        ("value", pa.float64()),
-        ("json", _WORDS),
-    ],
-    metadata=_FORMAT,
-)
-_NONE = -1  # index of a null word
-_HEAD = ("config", "environment")
-_LEVEL = 15  # of zstd: a file is written once and read often
-_DICTIONARY = 2**26  # bytes: rounded numbers repeat more over all runs than over a few thousand rows
+THINNED: Mapping[tuple[str, ...], int] = {LOGGED: 50, ("max_logits",): 11, ("updates",): 6, ("entropies",): 3}
+"""How many rows of a run keep these columns, at most; the first and the last are among them."""
 
-Line = dict[str, Any]
+_DIGITS, _DIGITS_OF_ONE = 5, 3
+_HEAD = ("status", "config", "environment", "measured")
+_SCHEMA: Mapping[str, Any] = {"run": pl.String, **dict.fromkeys(_HEAD, pl.String), **COLUMNS}
+_OF_ITS_MACHINE = ("command", "folder", "host")
 
 
-def names_in(path: Path) -> list[str]:
-    """Return the names of the runs in a file, in its order."""
-    return list(_open(path).places)
+class Head(NamedTuple):
+    """What a run is, without its steps."""
+
+    name: str
+    folder: str
+    status: str
+    config: dict[str, Any]
+    environment: dict[str, Any]
+    measured: dict[str, Any]
 
 
-def read_head(path: Path, name: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the configuration and the environment of a run."""
-    (_, _, config), (_, _, environment) = _open(path).lines(name, slice(len(_HEAD)))
-    return config, environment
+def read(path: Path) -> tuple[list[Head], pl.DataFrame]:
+    """Return the runs of a file, and the frame of their steps."""
+    frame = _read(path, _checked(path))
+    heads = []
+    for name, status, *texts in frame.filter(pl.col("step").is_null()).select("run", *_HEAD).iter_rows():
+        config, environment, measured = (strict_json.decode(text.encode()) for text in texts)
+        heads.append(Head(name, f"{path}/{name}", status, config, environment, with_nan(measured)))
+    return heads, frame.filter(pl.col("step").is_not_null()).select(list(COLUMNS))
 
 
-def read_lines(path: Path, name: str) -> Iterator[Line]:
-    """Yield the measurements of a run, as ``read_metrics`` does."""
-    for kind, step, rest in _open(path).lines(name, slice(len(_HEAD), None)):
-        yield {"kind": kind, "step": step, **rest}
+def add(path: Path, heads: Iterable[Head], steps: pl.DataFrame) -> None:
+    """Add runs to a file, which is created if needed; runs that are there stay as they are.
 
-
-def add(path: Path, runs: Iterable[Excerpt]) -> None:
-    """Add runs to a file, which is created if needed; existing runs are kept.
-
-    If it fails, the file is unchanged.
+    If it fails, or is killed, the file is unchanged.
     """
     refuse_file(path.parent)
-    before = _version(path) if path.exists() else None
-    new = {run.name: _table(run) for run in runs}
-    there = _open(path) if before else None
-    if there and (twice := there.places.keys() & new):
+    before = _checked(path) if path.exists() else None
+    kept = pl.DataFrame(schema=dict(_SCHEMA)) if before is None else _read(path, before)
+    counts = dict(steps.filter(pl.col("training_loss").is_not_null())["run"].value_counts().iter_rows())
+    rows = [_row(head, counts.get(head.name, 0)) for head in heads]
+    names = [row["run"] for row in rows]
+    if twice := set(names) & set(kept["run"]):
         raise ValueError(f"{path} already has a run {min(twice)}; choose another file for the new one")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    _replace(path, _joined([*([there.table] if there else []), *new.values()]), before)
+    new = thinned(steps.filter(pl.col("run").is_in(names)))
+    parts = [pl.DataFrame(rows, schema_overrides={"step": pl.Int64}), new]
+    _replace(path, pl.concat([kept, *(_whole(part) for part in parts)]), before)
 
 
-def remove(path: Path, names: Iterable[str]) -> None:
-    """Remove runs from a file, and the file with the last of them.
-
-    If it fails, the file is unchanged.
-    """
+def remove(path: Path, names: Sequence[str]) -> None:
+    """Remove runs from a file, and the file with the last of them."""
     if not path.is_file():
         raise ValueError(f"there is no {path}, so no run is kept in it")
-    before, there, gone = _version(path), _open(path), set(names)
-    for name in gone - there.places.keys():
-        hint = did_you_mean(name, there.places)
-        raise ValueError(f"{path} keeps no run {name!r}{hint} `merit show {path}` lists those that it keeps")
-    left = [
-        there.table.slice(rows.start, len(rows)) for name, rows in there.places.items() if name not in gone
-    ]
-    if left:
-        _replace(path, _with_used_words(_joined(left)), before)
+    before = _checked(path)
+    kept = _read(path, before)
+    there = kept["run"].unique().to_list()
+    for name in names:
+        if name not in there:
+            hint = did_you_mean(name, there)
+            raise ValueError(f"{path} keeps no run {name!r}{hint} `merit runs {path}` lists those it keeps")
+    left = kept.filter(~pl.col("run").is_in(list(names)))
+    if left.height:
+        _replace(path, left, before)
     else:
         path.unlink()
+        hash_path(path).unlink()
 
 
-def _replace(path: Path, table: Any, before: tuple[int, int] | None) -> None:
-    """Replace the table of a file, which must still be the version that the new one was made from."""
-    with durable.replacing(path) as partial:
-        pq.write_table(
-            table,
-            partial,
-            compression="zstd",
-            compression_level=_LEVEL,
-            dictionary_pagesize_limit=_DICTIONARY,
+def thinned(steps: pl.DataFrame) -> pl.DataFrame:
+    """The steps with fewer digits, and with at most as many points of each curve as THINNED says."""
+    steps = steps.with_row_index("place")
+    for columns, most in THINNED.items():
+        measured = steps.filter(pl.any_horizontal(pl.col(columns).is_not_null()))
+        of_runs = measured.group_by("run", maintain_order=True).agg("place")["place"]
+        kept = [place for places in of_runs.to_list() for place in _spread(places, most)]
+        steps = steps.with_columns(
+            pl.when(pl.col("place").is_in(kept)).then(pl.col(name)) for name in columns
         )
-        if before != (_version(path) if path.exists() else None):
-            raise ValueError(f"{path} was changed by another process in the meantime; repeat the command")
-
-
-@dataclass(frozen=True)
-class _File:
-    """A file's table, the rows of each run, and the dictionaries of its string columns."""
-
-    table: Any
-    places: dict[str, range]
-    kinds: Sequence[str]
-    paths: Sequence[flat_fields.Path]
-    texts: Sequence[str]
-    makers: dict[tuple[int, ...], flat_fields.Maker]
-    """Functions that build a line from its values, by its fields; filled as lines are read."""
-
-    def lines(self, name: str, wanted: slice) -> Iterator[tuple[str, int, dict[str, Any]]]:
-        """Yield some of a run's lines: kind, step and the rest of each."""
-        span = self.places[name]
-        part = self.table.slice(span.start, len(span))
-        stretches = list(_stretches(part["line"].chunk(0)))[wanted]
-        first, last = (stretches[0][0], stretches[-1][1]) if stretches else (0, 0)
-        kinds, steps, names, values, texts = (
-            _plain(part[column].chunk(0)[first:last]) for column in ("kind", "step", "field", "value", "json")
+    one, item = pl.element().round_sig_figs(_DIGITS_OF_ONE), pl.element().struct
+    fields = [item.field(name).round_sig_figs(_DIGITS_OF_ONE) for name in OF_PARAMETERS]
+    measured_there = pl.any_horizontal(pl.exclude("place", "run", "step", "tokens").is_not_null())
+    return (
+        steps.filter(measured_there)
+        .drop("place")
+        .with_columns(
+            pl.col(pl.Float64).round_sig_figs(_DIGITS),
+            pl.col("max_logits", "entropies").list.eval(pl.element().list.eval(one)),
+            pl.col("updates").list.eval(pl.struct(item.field("parameter"), *fields)),
         )
-        for place, text in enumerate(texts):
-            if text != _NONE:
-                values[place] = json.loads(self.texts[text])
-        for begin, end in stretches:
-            rows = slice(begin - first, end - first)
-            make = self._maker(tuple(names[rows]))
-            yield self.kinds[kinds[rows.start]], steps[rows.start], make(iter(values[rows]))
-
-    def _maker(self, names: tuple[int, ...]) -> flat_fields.Maker:
-        if names not in self.makers:
-            self.makers[names] = flat_fields.maker_of([self.paths[name] for name in names])
-        return self.makers[names]
+    )
 
 
-def _plain(column: Any) -> list[Any]:
-    """Return a column as Python numbers; strings as indices into the dictionary, _NONE for null."""
-    numbers = column.indices.fill_null(_NONE) if pa.types.is_dictionary(column.type) else column
-    values: list[Any] = numbers.to_numpy(zero_copy_only=False).tolist()
-    return values
+def _row(head: Head, num_logged: int) -> dict[str, Any]:
+    config, environment = dict(head.config), dict(head.environment)
+    if isinstance(config.get("data"), str):
+        config["data"] = Path(config["data"]).name
+    for key in _OF_ITS_MACHINE:
+        environment.pop(key, None)
+    data = environment.get("data", {})
+    if isinstance(data.get("folder"), str):
+        environment["data"] = {**data, "folder": Path(data["folder"]).name}
+    environment.setdefault("excerpt_of", {"digits": _DIGITS, "train": num_logged})
+    texts = map(as_json, (config, environment, head.measured))
+    return {"run": head.name, **dict(zip(_HEAD, [head.status, *texts], strict=True)), "step": None}
 
 
-def _open(path: Path) -> _File:
-    return _load(path.absolute(), _version(path))  # the cache must not depend on the current folder
+def _spread(places: list[int], most: int) -> list[int]:
+    """At most ``most`` places: the first, the last, and one from each of equal stretches between.
+
+    The place within its stretch is random, since an even stride may select exactly the monitored steps, which
+    are slower. The random numbers are the same each time, so that seeds of one setting keep the same steps.
+    """
+    if len(places) <= most:
+        return places
+    lots = random.Random(0)
+    first, *between, last = places
+    borders = [number * len(between) // (most - 2) for number in range(most - 1)]
+    drawn = [between[begin + int(lots.random() * (end - begin))] for begin, end in pairwise(borders)]
+    return [first, *drawn, last]
 
 
-def _version(path: Path) -> tuple[int, int]:
-    """Return a value that changes with the file's content."""
-    status = path.stat()
-    return status.st_mtime_ns, status.st_size
+def _whole(frame: pl.DataFrame) -> pl.DataFrame:
+    """The frame with all columns, null where it had none."""
+    missing = [pl.lit(None, kind).alias(name) for name, kind in _SCHEMA.items() if name not in frame.columns]
+    return frame.with_columns(missing).select(list(_SCHEMA))
 
 
-@lru_cache(maxsize=8)
-def _load(path: Path, _: tuple[int, int]) -> _File:
+def _read(path: Path, content: bytes) -> pl.DataFrame:
     try:
-        table = pq.read_table(path)
-    except pa.ArrowInvalid as error:
+        frame = pl.read_parquet(io.BytesIO(content))
+    except (pl.exceptions.PolarsError, OSError) as error:
         raise ValueError(f"{path} cannot be read ({error}); restore the file that was kept") from None
-    if table.schema != _SCHEMA or not _FORMAT.items() <= (table.schema.metadata or {}).items():
+    if not frame.schema.items() <= _SCHEMA.items() or not {"run", *_HEAD, "step"} <= set(frame.columns):
         raise ValueError(
             f"{path} has other columns than this version of merit-optim reads; give a file that `merit keep` "
             "wrote, or use the version that wrote it"
         )
-    table = _joined([table])
-    kinds, names, texts = (_words(table, column) for column in ("kind", "field", "json"))
-    return _File(table, _places(table), kinds, [flat_fields.path_of(name) for name in names], texts, {})
+    return _whole(frame)  # what was not yet measured when it was kept is null
 
 
-def _places(table: Any) -> dict[str, range]:
-    """Return the rows of each run, which are contiguous."""
-    names, words = table["run"].chunk(0).indices, _words(table, "run")
-    return {words[names[begin].as_py()]: range(begin, end) for begin, end in _stretches(names)}
+def _checked(path: Path) -> bytes:
+    """The content of a file whose hash is beside it."""
+    content, beside = path.read_bytes(), hash_path(path)
+    if not beside.is_file():
+        raise ValueError(
+            f"{beside} is missing, so nothing says whether {path} is as it was kept: restore it or, if you "
+            f"trust the file, write it (cd {path.parent} && sha256sum {path.name} > {beside.name})"
+        )
+    known = [line.split(maxsplit=1)[:1] for line in beside.read_bytes().splitlines()]
+    if [_hash(content).encode()] not in known:
+        raise ValueError(
+            f"{path} is not as it was kept: its sha256 is not that in {beside.name}; restore both files"
+        )
+    return content
 
 
-def _stretches(column: Any) -> Iterator[tuple[int, int]]:
-    """Yield where each stretch of equal numbers begins and ends."""
-    return pairwise([0, *pc.run_end_encode(column).run_ends.to_pylist()])
+def _replace(path: Path, frame: pl.DataFrame, before: bytes | None) -> None:
+    """Write a file and its hash, unless the file has changed since ``before`` was read.
+
+    For a moment the hash of the old content stands below that of the new one: whenever the process is killed,
+    the file is one that its hashes know.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    buffer = io.BytesIO()
+    frame.write_parquet(buffer, compression="zstd", compression_level=19)
+    content, beside = buffer.getvalue(), hash_path(path)
+    line = f"{_hash(content)}  {path.name}\n"
+    with durable.replacing(path) as partial:
+        partial.write_bytes(content)
+        if before != (path.read_bytes() if path.exists() else None):
+            raise ValueError(f"{path} was changed by another process in the meantime; repeat the command")
+        durable.write(beside, line + ("" if before is None else f"{_hash(before)}  {path.name}\n"))
+    durable.write(beside, line)
 
 
-def _words(table: Any, column: str) -> list[str]:
-    words: list[str] = table[column].chunk(0).dictionary.to_pylist()
-    return words
+def hash_path(path: Path) -> Path:
+    """The file with the hash of a file."""
+    return path.with_name(f"{path.name}.sha256")
 
 
-def _joined(tables: Sequence[Any]) -> Any:
-    """Join tables into one chunk, with one dictionary per string column."""
-    return pa.concat_tables(tables).unify_dictionaries().combine_chunks()
-
-
-def _with_used_words(table: Any) -> Any:
-    """A table whose dictionaries hold only words that it uses, without those of removed rows."""
-    plain = pa.schema(
-        [(column.name, pa.string() if column.type == _WORDS else column.type) for column in _SCHEMA]
-    )
-    return _joined([table.cast(plain).cast(_SCHEMA)])
-
-
-def _table(run: Excerpt) -> Any:
-    rows = [
-        (run.name, place, kind, step, name, _number(value), _text(value))
-        for place, (kind, step, rest) in enumerate(_lines_of(run))
-        for name, value in flat_fields.fields_of(rest)
-    ]
-    return pa.table(dict(zip(_SCHEMA.names, zip(*rows, strict=True), strict=True)), schema=_SCHEMA)
-
-
-def _number(value: Any) -> float | None:
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
-
-
-def _text(value: Any) -> str | None:
-    return None if isinstance(value, float) else json.dumps(value)
-
-
-def _lines_of(run: Excerpt) -> Iterator[tuple[str, int, dict[str, Any]]]:
-    for kind, settings in zip(_HEAD, (run.config, run.environment), strict=True):
-        yield kind, 0, settings
-    for line in run.lines:
-        yield line["kind"], line["step"], {key: line[key] for key in line if key not in ("kind", "step")}
+def _hash(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()

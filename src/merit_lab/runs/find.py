@@ -1,14 +1,55 @@
-"""Find runs: in run directories, or kept together in a file.
+"""Find runs: in run directories, and kept together in files.
 
-A kept run has the path FILE/NAME. It is also found under the path that its directory would have, in the
-folder of the file or in the folder ``runs`` next to it; an existing directory takes precedence.
+A folder's runs are the directories in it and in its folder ``runs``, and those kept in its runs.parquet. If
+there are any, it stands for these alone; otherwise for the runs of the folders below it.
 """
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterable
 from pathlib import Path
+from typing import NamedTuple
 
 ARCHIVE = "runs.parquet"
+
+
+class Place(NamedTuple):
+    """Runs that belong together: directories, and the file of those that are kept."""
+
+    directories: list[Path]
+    archive: Path | None
+
+
+def places(path: Path) -> list[Place]:
+    """Return where the runs at a path are: a run, a file of runs, or a folder of runs, at any depth."""
+    if path.is_file():
+        return [Place([], path)]
+    if is_run_directory(path):
+        return [Place([path], None)]
+    if (own := _own(path)) is not None:
+        return [own]
+    return [place for folder in _folders_in(path) for place in places(folder)]
+
+
+def left_out(path: Path) -> list[Path]:
+    """Return the folders with runs in a folder that has runs itself, and so stands for these alone."""
+    if not path.is_dir() or is_run_directory(path) or _own(path) is None:
+        return []
+    below = [folder for folder in _folders_in(path) if folder.name != "runs"]
+    return [folder for folder in below if not is_run_directory(folder) and places(folder)]
+
+
+def say_what_is_left_out(command: str, folders: Iterable[Path]) -> None:
+    """Say on standard error which folders below those given have runs that are not read."""
+    for folder in folders:
+        if below := left_out(folder):
+            names = f"{below[0]}{' and other folders' if len(below) > 1 else ''}"
+            print(
+                f"{command}: {folder} stands for the runs in it; those in {names} are left out, unless they "
+                "are named too",
+                file=sys.stderr,
+            )
 
 
 def archive_of(folder: Path) -> Path:
@@ -20,56 +61,27 @@ def archive_of(folder: Path) -> Path:
     return (folder.parent if folder.name == "runs" else folder) / ARCHIVE
 
 
-def kept_path(folder: Path) -> Path | None:
-    """Return the path of a run in its file, given that path or its directory; None if it is not kept."""
-    archive = archive_of(folder.parent)
-    return archive / folder.name if folder.name in _names(archive) else None
-
-
-def run_folders(path: Path) -> list[Path]:
-    """Return the paths of the runs at a path: a run, a folder of runs, or a file of runs."""
-    if is_run_directory(path) or kept_path(path):
-        return [path]
-    folders = {name: archive_of(path) / name for name in _names(archive_of(path))}
-    if path.is_dir():
-        folders |= {folder.name: folder for folder in path.iterdir() if is_run_directory(folder)}
-    return [folders[name] for name in sorted(folders)]
-
-
-def nested_run_folders(path: Path) -> list[Path]:
-    """Return the paths of the runs at a path; for a folder without any, those in the folders below it."""
-    runs = run_folders(path)
-    if runs or not path.is_dir():
-        return runs
-    return [run for folder in _folders_in(path) for run in nested_run_folders(folder)]
-
-
-def folders_left_out(path: Path) -> list[Path]:
-    """Return the folders with runs in a folder that has runs itself, and so stands for these alone."""
-    if is_run_directory(path) or not path.is_dir() or not run_folders(path):
-        return []
-    return [
-        folder
-        for folder in _folders_in(path)
-        if not is_run_directory(folder) and folder.name != "runs" and nested_run_folders(folder)
-    ]
-
-
-def _folders_in(path: Path) -> list[Path]:
-    """Return the visible folders in a folder."""
-    below = [folder for folder in path.iterdir() if folder.is_dir() and not folder.is_symlink()]
-    return sorted(folder for folder in below if not folder.name.startswith("."))
-
-
 def is_run_directory(folder: Path) -> bool:
     """Whether a folder is a run directory. An exported model has a config.json too."""
     others = ("environment.json", "metrics.jsonl")
     return (folder / "config.json").is_file() and any((folder / name).is_file() for name in others)
 
 
-def _names(archive: Path) -> list[str]:
-    if not archive.is_file():
-        return []
-    from merit_lab.runs.archive import names_in  # pyarrow is not needed to train
+def _own(folder: Path) -> Place | None:
+    """The runs of a folder itself; None if it has none."""
+    if not folder.is_dir():
+        return None
+    below = [*_folders_in(folder), *(_folders_in(folder / "runs") if (folder / "runs").is_dir() else [])]
+    directories = sorted(one for one in below if is_run_directory(one))
+    archive = archive_of(folder)
+    if directories or archive.is_file():
+        return Place(directories, archive if archive.is_file() else None)
+    return None
 
-    return names_in(archive)
+
+def _folders_in(path: Path) -> list[Path]:
+    """The visible folders in a folder."""
+    if not path.is_dir():
+        return []
+    below = [folder for folder in path.iterdir() if folder.is_dir() and not folder.name.startswith(".")]
+    return sorted(folder for folder in below if not folder.is_symlink() or is_run_directory(folder))

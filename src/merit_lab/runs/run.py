@@ -20,9 +20,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Self, cast
 
-from merit_lab.runs import durable
-from merit_lab.runs.find import kept_path
+from merit_lab.runs import durable, strict_json
 from merit_lab.runs.json_types import fits
+from merit_lab.runs.kept import head_of, kept_path, lines_of
 from merit_lab.runs.lock import is_locked
 from merit_lab.runs.metrics import read_metrics
 
@@ -62,20 +62,19 @@ class Run:
         folder = Path(folder)
         if not _is_there(folder):
             if kept := kept_path(folder):
-                from merit_lab.runs.archive import read_head  # pyarrow is not needed to train
-
-                return cls(kept, *read_head(kept.parent, kept.name))
+                head = head_of(kept)
+                return cls(kept, head.config, head.environment)
             raise FileNotFoundError(
                 f"{folder} holds no run: there is no config.json. Give a run directory, the --out of "
                 "`merit train`."
             )
-        config = _load(folder / "config.json")
+        config = strict_json.read_object(folder / "config.json")
         if (version := config.pop("format", None)) != FORMAT:
             raise ValueError(
                 f"{folder / 'config.json'} has format {version!r}; this version of merit-optim reads format "
                 f"{FORMAT}. Use the version that wrote it (environment.json names it), or start a new run."
             )
-        environment = _load(folder / "environment.json")
+        environment = strict_json.read_object(folder / "environment.json")
         for part in ("versions", "device", "data"):
             if not fits(environment.get(part, {}), dict[str, Any]):
                 raise ValueError(
@@ -137,11 +136,7 @@ class Run:
 
     def lines(self) -> Iterator[dict[str, Any]]:
         """Return all measurements, in order."""
-        if not self.is_kept:
-            return read_metrics(self.metrics_path)
-        from merit_lab.runs.archive import read_lines
-
-        return read_lines(self.folder.parent, self.name)
+        return lines_of(self.folder) if self.is_kept else read_metrics(self.metrics_path)
 
     def metrics(self, kind: str) -> list[dict[str, Any]]:
         """Return all measurements of a kind, in order."""
@@ -159,9 +154,14 @@ class Run:
         return ended
 
     @property
+    def is_running(self) -> bool:
+        """Whether a process works on the run now."""
+        return is_locked(self.folder)
+
+    @property
     def status(self) -> Status:
         """The state of the run; "unfinished" if its process was killed."""
-        return "running" if is_locked(self.folder) else self.outcome or "unfinished"
+        return "running" if self.is_running else self.outcome or "unfinished"
 
 
 def holds_run(folder: Path) -> bool:
@@ -207,19 +207,3 @@ def _is_there(folder: Path) -> bool:
 
 def _json(value: dict[str, Any]) -> str:
     return json.dumps(value, indent=2) + "\n"
-
-
-def _load(path: Path) -> dict[str, Any]:
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise FileNotFoundError(
-            f"{path} is missing; the run directory is incomplete. Restore the file, or start a new run."
-        ) from None
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path} is not JSON ({error}); restore the file that the run wrote") from None
-    if not isinstance(value, dict):
-        raise ValueError(
-            f"{path} holds a {type(value).__name__}, not a JSON object; restore the file that the run wrote"
-        )
-    return value

@@ -2,8 +2,8 @@
 
     runs    run, folder, status; every setting by its dotted name ("optimizer.lr", "model.width"); the options
             of the optimizer one by one ("optimizer.options.rest_lr"); the environment
-            ("environment.data.fingerprint"); how it ended: OUTCOME; and what was measured at its last
-            measured checkpoint ("evaluate.lambada.perplexity", "curvature.trace", "noise.scale")
+            ("environment.data.fingerprint"); what was measured at its last measured checkpoint
+            ("evaluate.lambada.perplexity", "curvature.trace"; see measurements.py); and how it ended: OUTCOME
     steps   run, step and what was measured there: COLUMNS; null where it was not, NaN where it was NaN
 
 A setting that some runs lack is null in their rows; an option that was given as null is the text "null".
@@ -14,36 +14,20 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import polars as pl
 
-from merit_lab.runs.find import nested_run_folders
-from merit_lab.runs.measurements import columns
-from merit_lab.runs.run import Run
+from merit_lab.runs import archive, find, measurements, steps, strict_json
+from merit_lab.runs.archive import Head
+from merit_lab.runs.run import Run, outcome_of
 from merit_lab.runs.settings import flatten
+from merit_lab.runs.steps import COLUMNS
 
-_NUMBERS = (
-    *("training_loss", "validation_loss", "loss_error", "lr", "grad_norm", "weight_norm", "seconds"),
-    *("tokens_per_second", "optimizer_share", "mfu", "memory_gib", "max_logit", "entropy", "entropy_lowest"),
-    *("clipped", "bounded", "relative_change"),
-)
-_OF_PARAMETERS = ("clipped", "bounded", "smallest_ratio", "largest_ratio", "relative_change")
-_HEADS = pl.List(pl.List(pl.Float64))
-
-COLUMNS: Mapping[str, Any] = {
-    "run": pl.String,
-    "step": pl.Int64,
-    "tokens": pl.Int64,
-    **dict.fromkeys(_NUMBERS, pl.Float64),
-    "max_logits": _HEADS,  # for each layer, a number for each head
-    "entropies": _HEADS,
-    "updates": pl.List(pl.Struct({"parameter": pl.String, **dict.fromkeys(_OF_PARAMETERS, pl.Float64)})),
-    "events": pl.List(pl.Struct({"what": pl.String, "message": pl.String})),
-}
-"""The columns of the frame of steps."""
+__all__ = ["COLUMNS", "OUTCOME", "Table", "of", "read", "sources"]
 
 OUTCOME: Mapping[str, Any] = {
     "last_step": pl.Int64,
@@ -61,6 +45,10 @@ OUTCOME: Mapping[str, Any] = {
 """The columns of the frame of runs that say how a run ended."""
 
 
+Source = tuple[list[Head], pl.DataFrame]
+"""Runs, and the frame of their steps."""
+
+
 class Table(NamedTuple):
     """All runs: a row a run, and a row a logged step."""
 
@@ -69,159 +57,132 @@ class Table(NamedTuple):
 
 
 def read(*folders: Path | str) -> Table:
-    """Read the runs in folders, at any depth: run directories, running or not, and archives.
+    """Read the runs in folders, at any depth: run directories, running or not, and files of kept runs.
 
-    Raises ValueError if there are none. Two runs of one name are told apart by the folder they are in.
+    Raises ValueError if there are none. Two runs of one name are told apart by the folder they are in; a run
+    that has both its directory and a row in the file beside it is read from its directory.
     """
-    found = dict.fromkeys(path for folder in folders for path in nested_run_folders(Path(folder)))
-    if not found:
-        raise ValueError(
-            f"no runs in {', '.join(map(str, folders))}; give run directories, the folder of a study, or a "
-            "runs.parquet"
-        )
-    return of([Run.open(path) for path in found])
+    return _table(*_together(sources(folders)))
 
 
 def of(runs: Iterable[Run]) -> Table:
-    """The table of these runs."""
-    runs = list(runs)
-    names = _names(runs)
-    measured = {name: _steps(run, name) for name, run in zip(names, runs, strict=True)}
-    steps = pl.DataFrame([row for rows in measured.values() for row in rows], schema=dict(COLUMNS))
-    rows = [_row(name, run, measured[name]) for name, run in zip(names, runs, strict=True)]
-    return Table(_frame(rows), steps)
+    """The table of these runs, each in its directory."""
+    return _table(*_together([_live(run) for run in runs]))
 
 
-def _names(runs: list[Run]) -> list[str]:
-    """The runs' names; with their folders', where one name is that of several runs."""
-    names = [run.name for run in runs]
-    return [
-        name if names.count(name) == 1 else str(run.folder) for name, run in zip(names, runs, strict=True)
-    ]
+def sources(folders: Iterable[Path | str]) -> list[Source]:
+    """The runs in folders, from each directory and from each file of kept runs; none is there twice."""
+    paths = [Path(folder) for folder in folders]
+    found: list[Source] = []
+    seen: set[Path] = set()
+    for place in (place for path in paths for place in find.places(path)):
+        for folder in place.directories:
+            if folder.resolve() not in seen:
+                found.append(_live(Run.open(folder)))
+                seen.add(folder.resolve())
+        if place.archive is not None and place.archive.resolve() not in seen:
+            seen.add(place.archive.resolve())
+            heads, measured = archive.read(place.archive)
+            names = [folder.resolve().name for folder in place.directories]
+            left = [head for head in heads if head.name not in names]
+            found.append((left, measured.filter(~pl.col("run").is_in(names))))
+    if not any(heads for heads, _ in found):
+        raise ValueError(
+            f"no runs in {', '.join(map(str, paths))}; give run directories, the folder of a study, or a "
+            "runs.parquet"
+        )
+    return found
 
 
-def _row(name: str, run: Run, steps: list[dict[str, Any]]) -> dict[str, Any]:
-    settings = flatten({key: value for key, value in run.config.items() if key != "tokens"})
+def _live(run: Run) -> Source:
+    running = run.is_running  # before its lines are read: a run that ends meanwhile has them all
+    rows = steps.rows(run.name, run.lines())
+    events = [event for row in rows for event in row.get("events", ())]
+    status = "running" if running else outcome_of(events) or "unfinished"
+    measured = measurements.columns(run.folder)
+    head = Head(run.name, str(run.folder), status, run.config, run.environment, measured)
+    return [head], steps.frame(rows)
+
+
+def _together(sources: list[Source]) -> Source:
+    """All runs; those of one name by their folders."""
+    times = Counter(head.name for heads, _ in sources for head in heads)
+    all_heads, frames = [], []
+    for heads, frame in sources:
+        folders = {head.name: head.folder for head in heads if times[head.name] > 1}
+        all_heads += [head._replace(name=folders.get(head.name, head.name)) for head in heads]
+        frames.append(frame.with_columns(pl.col("run").replace(folders)) if folders else frame)
+    return all_heads, pl.concat(frames) if frames else steps.frame([])
+
+
+def _table(heads: list[Head], measured: pl.DataFrame) -> Table:
+    runs = _frame([_row(head) for head in heads])
+    per_token = "environment.data.bytes_per_token"
+    scale = pl.col(per_token) if per_token in runs.columns else pl.lit(None, pl.Float64)
+    runs = (
+        runs.join(_outcomes(measured), on="run", how="left", maintain_order="left")
+        .join(_messages(measured), on=["run", "status"], how="left", maintain_order="left")
+        .with_columns(
+            pl.col("last_step").fill_null(0),
+            pl.col("message").fill_null(""),
+            bits_per_byte=pl.col("validation_loss") / math.log(2) / scale.cast(pl.Float64, strict=False),
+        )
+    )
+    ended = [pl.col(name).cast(kind) for name, kind in OUTCOME.items()]
+    return Table(runs.select(pl.exclude(OUTCOME.keys()), *ended), measured)
+
+
+def _row(head: Head) -> dict[str, Any]:
+    settings = flatten({key: value for key, value in head.config.items() if key != "tokens"})
     options = settings.pop("optimizer.options", ())
     for option in options if isinstance(options, tuple) else ():
         key, _, value = str(option).partition("=")
-        settings[f"optimizer.options.{key}"] = _read(value)
-    environment = {f"environment.{key}": value for key, value in flatten(run.environment).items()}
-    measured = columns(run.folder)
-    return {
-        "run": name,
-        "folder": str(run.folder),
-        **settings,
-        **environment,
-        **_outcome(run, steps),
-        **measured,
-    }
+        settings[f"optimizer.options.{key}"] = _value(value)
+    environment = {f"environment.{key}": value for key, value in flatten(head.environment).items()}
+    row = {"run": head.name, "folder": head.folder, "status": head.status}
+    return {**row, **settings, **environment, **head.measured}
 
 
-def _read(value: str) -> object:
+def _value(option: str) -> object:
     try:
-        return value if value == "null" else json.loads(value)
+        value = strict_json.decode(option.encode())
     except ValueError:
-        return value
+        return option
+    return option if value is None else tuple(value) if isinstance(value, list) else value
 
 
-def _outcome(run: Run, steps: list[dict[str, Any]]) -> dict[str, Any]:
-    def values(column: str) -> list[float]:
-        return [row[column] for row in steps if row.get(column) is not None]
+def _outcomes(measured: pl.DataFrame) -> pl.DataFrame:
+    """How each run ended, from its rows in the order of steps."""
+    last = ("tokens", "seconds", "validation_loss", "loss_error", "training_loss", "max_logit")
+    return measured.group_by("run").agg(
+        pl.col("step").max().alias("last_step"),
+        *(pl.col(name).drop_nulls().last() for name in last),
+        pl.col("max_logit").nan_max().alias("largest_logit"),
+        pl.col("tokens_per_second").median(),
+    )
 
-    def last(column: str) -> Any:
-        return next(reversed(values(column)), None)
 
-    status, loss = run.status, last("validation_loss")
-    per_token = run.environment.get("data", {}).get("bytes_per_token")
-    events = [event for row in steps for event in row.get("events", ()) if event["what"] == status]
-    logits, speeds = values("max_logit"), pl.Series(values("tokens_per_second"), dtype=pl.Float64)
-    return {
-        "status": status,
-        "last_step": max((row["step"] for row in steps), default=0),
-        "tokens": last("tokens"),
-        "seconds": last("seconds"),
-        "validation_loss": loss,
-        "loss_error": last("loss_error"),
-        "bits_per_byte": loss / math.log(2) / per_token if loss is not None and per_token else None,
-        "training_loss": last("training_loss"),
-        "max_logit": last("max_logit"),
-        "largest_logit": _largest(logits) if logits else None,
-        "tokens_per_second": speeds.median(),
-        "message": events[-1]["message"] if events else "",
-    }
+def _messages(measured: pl.DataFrame) -> pl.DataFrame:
+    """The last message of each kind of event of each run; a kind that ends a run is named as its status."""
+    events = measured.select("run", "events").explode("events").unnest("events").drop_nulls("what")
+    return events.group_by("run", pl.col("what").alias("status")).agg(pl.col("message").last())
 
 
 def _frame(rows: list[dict[str, Any]]) -> pl.DataFrame:
-    columns: dict[str, pl.Series] = {}
-    for name in dict.fromkeys(key for row in rows for key in row):
-        values = [row.get(name) for row in rows]
-        if name in OUTCOME:
-            columns[name] = pl.Series(name, values, dtype=OUTCOME[name])
-            continue
-        known = [value for value in values if value is not None]
-        for kind, types in ((pl.Boolean, bool), (pl.Int64, int), (pl.Float64, int | float)):
-            if all(isinstance(one, types) and (kind == pl.Boolean or type(one) is not bool) for one in known):
-                columns[name] = pl.Series(name, values, dtype=kind if known else pl.String, strict=False)
-                break
-        else:
-            columns[name] = pl.Series(name, [_text(value) for value in values], dtype=pl.String)
-    return pl.DataFrame(columns)
+    names = dict.fromkeys(name for row in rows for name in row)
+    return pl.DataFrame([_column(name, [row.get(name) for row in rows]) for name in names])
+
+
+def _column(name: str, values: list[Any]) -> pl.Series:
+    """A column of booleans, of numbers, of lists of numbers, or otherwise of text."""
+    known = [value for value in values if value is not None]
+    numbers = {type(one) for value in known for one in (value if isinstance(value, list) else [value])}
+    lists = {isinstance(value, list) for value in known}
+    if not known or len(lists) > 1 or (not numbers <= {int, float} and numbers != {bool}):
+        return pl.Series(name, [_text(value) for value in values], dtype=pl.String)
+    kind = pl.Boolean if numbers == {bool} else pl.Float64 if float in numbers else pl.Int64
+    return pl.Series(name, values, dtype=pl.List(kind) if True in lists else kind, strict=False)
 
 
 def _text(value: object) -> str | None:
     return value if value is None or isinstance(value, str) else json.dumps(value)
-
-
-def _steps(run: Run, name: str) -> list[dict[str, Any]]:
-    """The lines of a run joined by their step."""
-    rows: dict[int, dict[str, Any]] = {}
-    for line in run.lines():
-        row = rows.setdefault(line["step"], {"run": name, "step": line["step"]})
-        row.update(_measured(line, row))
-    return [rows[step] for step in sorted(rows)]
-
-
-def _measured(line: dict[str, Any], row: dict[str, Any]) -> dict[str, Any]:
-    kind = line["kind"]
-    if kind == "train":
-        known = {key: value for key, value in line.items() if key in COLUMNS and value is not None}
-        return {**known, "training_loss": line.get("loss")}
-    if kind == "validation":
-        return {
-            "validation_loss": line["loss"],
-            "loss_error": line.get("loss_error"),
-            "tokens": line.get("tokens", row.get("tokens")),
-        }
-    if kind == "attention":
-        logits, entropies = line["max_logits"], line.get("entropy")
-        values: dict[str, Any] = {"max_logits": logits, "max_logit": _largest(_flat(logits))}
-        if entropies is not None:
-            heads = _flat(entropies)
-            lowest = -_largest([-one for one in heads])
-            values |= {
-                "entropies": entropies,
-                "entropy": math.fsum(heads) / len(heads),
-                "entropy_lowest": lowest,
-            }
-        return values
-    if kind == "update":
-        parameters = line["parameters"]
-        means = {
-            key: math.fsum(one[key] for one in parameters.values()) / len(parameters)
-            for key in ("clipped", "bounded", "relative_change")
-            if parameters
-        }
-        return {**means, "updates": [{"parameter": name, **one} for name, one in parameters.items()]}
-    if kind == "event":
-        return {"events": [*row.get("events", ()), {"what": line["what"], "message": line.get("message")}]}
-    return {}
-
-
-def _flat(layers: list[list[float]]) -> list[float]:
-    return [head for layer in layers for head in layer]
-
-
-def _largest(values: list[float]) -> float:
-    """The largest, or NaN if there is one, which max may drop."""
-    return math.nan if any(map(math.isnan, values)) else max(values)

@@ -1,180 +1,163 @@
-"""Files of runs give back what was put in, and are found where the runs' directories would be."""
+"""A file of kept runs gives back what was put in, and is never damaged or lost in silence."""
 
-import json
-import math
+import hashlib
+import os
+import random
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
-import pyarrow as pa
-import pyarrow.parquet as pq
+import polars as pl
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from polars.testing import assert_frame_equal
+from small_runs import write_run
 
-from merit_lab.runs import Excerpt, Run, archive, archive_of, holds_run, run_folders
-from merit_lab.runs.flat_fields import fields_of, maker_of, path_of
-
-LINES = [
-    {"kind": "event", "step": 0, "what": "started", "message": 'a "word", and é'},
-    {"kind": "train", "step": 1, "loss": math.nan, "lr": -0.0, "tokens": 2**60 + 1, "mfu": None},
-    {"kind": "train", "step": 2, "loss": math.inf, "lr": 1.0, "tokens": 7, "mfu": -math.inf},
-    {"kind": "attention", "step": 2, "max_logits": [[1.0, 2.0], [3.0, math.nan]], "entropy": None},
-    {"kind": "update", "step": 2, "parameters": {"head.weight": {"clipped": 0.5}, "0": {"clipped": 1}}},
-    {"kind": "update", "step": 2, "parameters": {}},
-    {"kind": "note", "step": 2},
-    {"kind": "event", "step": 2, "what": "finished", "message": ""},
-]
-
-scalars = st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.floats() | st.text(max_size=8)
-values = st.recursive(
-    scalars,
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
-    max_leaves=12,
-)
-dicts = st.dictionaries(st.text(max_size=5), values, max_size=4)
+from merit_lab.runs import archive, table
+from merit_lab.runs.archive import thinned
+from merit_lab.runs.keep_command import keep, main
+from merit_lab.runs.measurements import Measurements
 
 
-def exactly(value: object) -> str:
-    """Text that tells types, NaN and the sign of zero."""
-    return json.dumps(value, sort_keys=True)
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    """A file with two runs."""
+    for seed in range(2):
+        write_run(tmp_path / "runs" / f"seed{seed}", seed=seed)
+    keep([tmp_path / "runs"], tmp_path / "kept" / "runs.parquet")
+    return tmp_path / "kept" / "runs.parquet"
 
 
-def run_of(name: str, lines: list[dict[str, object]] = LINES, **config: object) -> Excerpt:
-    return Excerpt(name, {"data": "enwik8", **config}, {"started": "2026-01-01"}, lines)
+def test_a_kept_run_is_read_as_its_directory(tmp_path: Path, file: Path) -> None:
+    read, kept = table.read(tmp_path / "runs"), table.read(file)
+    machine = {f"environment.{name}" for name in ("host", "command", "folder")}
+    paths = ["folder", "data", "environment.data.folder"]
+    same = [name for name in read.runs.columns if name not in {*machine, *paths}]
+    assert set(kept.runs.columns) >= set(same)
+    assert not machine & set(kept.runs.columns)
+    assert kept.runs["data"].to_list() == kept.runs["environment.data.folder"].to_list() == ["enwik8"] * 2
+    assert_frame_equal(kept.runs.select(same), read.runs.select(same), rel_tol=1e-4)
+    lists = ["max_logits", "entropies", "updates"]
+    assert_frame_equal(kept.steps.drop(lists), read.steps.drop(lists), rel_tol=1e-4)
+    assert kept.steps["max_logits"][2].to_list() == [[2.33, 2.0], [2.33, 3.0]]
+    assert kept.steps["updates"].count() == 2 * 6
 
 
-@given(dicts)
-def test_fields_give_back_the_value(value: dict[str, object]) -> None:
-    names, items = zip(*fields_of(value), strict=True)
-    assert len(set(names)) == len(names)
-    make = maker_of([path_of(name) for name in names])
-    assert exactly(make(iter(items))) == exactly(value)
+def test_what_is_kept_of_kept_runs_is_all_of_it(tmp_path: Path) -> None:
+    write_run(tmp_path / "runs" / "seed0")
+    Measurements(tmp_path / "runs" / "seed0" / "evaluate" / "step-00000008.json").put(
+        "a", {}, {"value": 1 / 3}
+    )
+    keep([tmp_path / "runs"], tmp_path / "first")
+    keep([tmp_path / "first"], tmp_path / "second")
+    assert table.read(tmp_path / "first").runs["evaluate.a"][0] == 1 / 3
+    for first, second in zip(*map(table.read, (tmp_path / "first", tmp_path / "second")), strict=True):
+        dropped = ["folder"] if "folder" in first.columns else []
+        assert_frame_equal(first.drop(dropped), second.drop(dropped), check_exact=True)
 
 
-@given(
-    st.lists(st.tuples(st.sampled_from(["train", "update", "config"]), st.integers(0, 2**62), dicts)), dicts
-)
-def test_any_lines_are_read_back_as_they_were(
-    tmp_path_factory: pytest.TempPathFactory,
-    measured: list[tuple[str, int, dict[str, object]]],
-    config: dict[str, object],
-) -> None:
-    lines = [{**rest, "kind": kind, "step": step} for kind, step, rest in measured]
-    path = tmp_path_factory.mktemp("any") / "runs.parquet"
-    archive.add(path, [Excerpt("one", config, {}, lines), Excerpt("two", {}, config, lines[::-1])])
-    assert exactly(archive.read_head(path, "one")) == exactly((config, {}))
-    assert exactly(archive.read_head(path, "two")) == exactly(({}, config))
-    assert exactly(list(archive.read_lines(path, "one"))) == exactly(lines)
-    assert exactly(list(archive.read_lines(path, "two"))) == exactly(lines[::-1])
+def test_long_curves_keep_their_ends_and_every_validation(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "one", steps=400)
+    whole = table.of([run]).steps
+    for steps in (thinned(whole), thinned(thinned(whole))):
+        counts = {
+            name: steps[name].count() for name in ("training_loss", "updates", "max_logits", "entropies")
+        }
+        assert counts == {"training_loss": 50, "updates": 6, "max_logits": 11, "entropies": 3}
+        assert steps["validation_loss"].count() == steps["max_logit"].count() == 201
+        logged = steps.filter(pl.col("training_loss").is_not_null())["step"]
+        assert (logged.min(), logged.max()) == (1, 400)
+        assert logged.diff().n_unique() > 3, "not a stride, which may hit the monitored steps alone"
 
 
-def test_columns_are_plain_to_other_tools(tmp_path: Path) -> None:
+def test_every_flipped_bit_is_noticed(file: Path) -> None:
+    lots, content = random.Random(0), file.read_bytes()
+    hashes = archive.hash_path(file)
+    for path in (file, hashes):
+        before = path.read_bytes()
+        for _ in range(60):
+            place = lots.randrange(len(before) if path == file else 64)
+            path.write_bytes(
+                before[:place] + bytes([before[place] ^ 1 << lots.randrange(7)]) + before[place + 1 :]
+            )
+            with pytest.raises(ValueError, match="is not as it was kept: its sha256 is not"):
+                table.read(file)
+        path.write_bytes(before)
+    assert hashes.read_text() == f"{hashlib.sha256(content).hexdigest()}  runs.parquet\n", (
+        "as sha256sum writes it"
+    )
+    hashes.unlink()
+    with pytest.raises(ValueError, match=r"sha256 is missing.* sha256sum runs\.parquet"):
+        table.read(file)
+
+
+def test_a_table_of_others_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "runs.parquet"
-    archive.add(path, [run_of("one")])
-    rows = pq.read_table(path).to_pylist()
-    assert rows[0] == {
-        "run": "one",
-        "line": 0,
-        "kind": "config",
-        "step": 0,
-        "field": "data",
-        "value": None,
-        "json": '"enwik8"',
-    }
-    found = {(row["step"], row["field"]): row["value"] for row in rows}
-    assert found[2, "max_logits[1][0]"] == 3.0
-    assert found[2, 'parameters["head.weight"].clipped'] == 0.5
-    assert found[2, "tokens"] == 7.0
-    assert math.isnan(found[1, "loss"])
+    for content, reason in ((b"PAR1", "cannot be read"), (None, "has other columns")):
+        if content is None:
+            pl.DataFrame({"run": ["one"]}).write_parquet(path)
+        else:
+            path.write_bytes(content)
+        archive.hash_path(path).write_text(hashlib.sha256(path.read_bytes()).hexdigest())
+        with pytest.raises(ValueError, match=rf"runs\.parquet {reason}"):
+            table.read(path)
 
 
-def test_runs_are_added_and_those_that_are_there_stay(tmp_path: Path) -> None:
-    path = tmp_path / "study" / "runs.parquet"
-    archive.add(path, [run_of("b")])
-    archive.add(path, [run_of("a", LINES[:2], seed=1), run_of("c", [])])
-    assert archive.names_in(path) == ["b", "a", "c"]
-    assert exactly(list(archive.read_lines(path, "b"))) == exactly(LINES)
-    assert exactly(list(archive.read_lines(path, "a"))) == exactly(LINES[:2])
-    assert list(archive.read_lines(path, "c")) == []
+_KEEP = """
+import os, signal, sys
+from pathlib import Path
+from merit_lab.runs import durable
+from merit_lab.runs.keep_command import main
+
+place, left = durable._sync, int(sys.argv[1])
+
+def sync(path):
+    global left
+    left -= 1
+    if left < 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+    place(path)
+
+durable._sync = sync
+main([sys.argv[2], "--out", sys.argv[3]])
+"""
 
 
-def test_a_run_is_not_added_twice(tmp_path: Path) -> None:
-    archive.add(tmp_path / "runs.parquet", [run_of("one", seed=1)])
-    with pytest.raises(ValueError, match=r"runs\.parquet already has a run one; choose another file"):
-        archive.add(tmp_path / "runs.parquet", [run_of("one", seed=2)])
-    assert Run.open(tmp_path / "one").config["seed"] == 1
+def test_a_kill_while_keeping_leaves_the_old_runs_or_the_new(tmp_path: Path, file: Path) -> None:
+    write_run(tmp_path / "more" / "seed2", seed=2)
+    for num_syncs in range(7):
+        command = [sys.executable, "-c", _KEEP, str(num_syncs), tmp_path / "more", file.parent]
+        status = subprocess.run(command, check=False, env={**os.environ}).returncode
+        names = table.read(file).runs["run"].to_list()
+        assert names in (["seed0", "seed1"], ["seed0", "seed1", "seed2"])
+        if status != -signal.SIGKILL:
+            break
+    assert num_syncs > 3
+    assert len(names) == 3
 
 
-def test_a_file_that_others_change_meanwhile_is_not_written_over(tmp_path: Path) -> None:
-    path = tmp_path / "runs.parquet"
+def test_a_file_that_others_change_meanwhile_is_not_written_over(file: Path, monkeypatch) -> None:
+    heads, steps = archive.read(file)
 
-    def runs():  # type: ignore[no-untyped-def]
-        yield run_of("ours")
-        archive.add(path, [run_of("theirs")])
+    def change(frame: pl.DataFrame) -> pl.DataFrame:
+        monkeypatch.undo()
+        archive.add(file, [heads[0]._replace(name="theirs")], steps)
+        return thinned(frame)
 
+    monkeypatch.setattr(archive, "thinned", change)
     with pytest.raises(ValueError, match="changed by another process in the meantime; repeat"):
-        archive.add(path, runs())
-    assert archive.names_in(path) == ["theirs"]
-    assert list(tmp_path.iterdir()) == [path]
+        archive.add(file, [heads[0]._replace(name="ours")], steps)
+    assert table.read(file).runs["run"].to_list() == ["seed0", "seed1", "theirs"]
 
 
-def test_a_file_of_others_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "runs.parquet"
-    pq.write_table(pa.table({"run": ["one"]}), path)
-    with pytest.raises(ValueError, match=r"runs\.parquet has other columns .* `merit keep`"):
-        run_folders(tmp_path)
-
-
-def test_a_damaged_file_is_named(tmp_path: Path) -> None:
-    path = tmp_path / "runs.parquet"
-    archive.add(path, [run_of("one")])
-    path.write_bytes(path.read_bytes()[:-20])
-    with pytest.raises(ValueError, match=r"runs\.parquet cannot be read .* restore the file"):
-        run_folders(tmp_path)
-
-
-@pytest.mark.parametrize("given_path", ["study", "study/runs", "study/runs.parquet"])
-def test_runs_are_listed_by_name(tmp_path: Path, given_path: str) -> None:
-    file = tmp_path / "study" / "runs.parquet"
-    archive.add(file, [run_of("b"), run_of("a")])
-    assert archive_of(tmp_path / given_path) == file
-    assert run_folders(tmp_path / given_path) == [file / "a", file / "b"]
-
-
-@pytest.mark.parametrize("given_path", ["study/one", "study/runs/one", "study/runs.parquet/one"])
-def test_a_kept_run_opens_where_its_directory_would_be(tmp_path: Path, given_path: str) -> None:
-    archive.add(tmp_path / "study" / "runs.parquet", [run_of("one", seed=3)])
-    assert holds_run(tmp_path / given_path)
-    assert not holds_run(tmp_path / given_path.replace("one", "other"))
-    assert run_folders(tmp_path / given_path) == [tmp_path / given_path]
-    run = Run.open(tmp_path / given_path)
-    assert (run.name, run.status, run.is_kept) == ("one", "finished", True)
-    assert run.config == {"data": "enwik8", "seed": 3}
-    assert [line["step"] for line in run.metrics("update")] == [2, 2]
-
-
-def test_a_file_of_another_name_is_read_too(tmp_path: Path) -> None:
-    archive.add(tmp_path / "elsewhere.parquet", [run_of("one")])
-    (folder,) = run_folders(tmp_path / "elsewhere.parquet")
-    assert Run.open(folder).outcome == "finished"
-
-
-def test_a_run_directory_goes_before_what_is_kept_of_it(tmp_path: Path) -> None:
-    run = Run.create(tmp_path / "one", {"seed": 5}, {})
-    archive.add(tmp_path / "runs.parquet", [run_of("one"), run_of("two")])
-    assert run_folders(tmp_path) == [run.folder, tmp_path / "runs.parquet" / "two"]
-    assert Run.open(run.folder).config == {"seed": 5}
-    assert Run.open(tmp_path / "runs.parquet" / "one").config == {"data": "enwik8"}
-
-
-def test_a_kept_run_has_no_checkpoints_and_says_so(tmp_path: Path) -> None:
-    archive.add(tmp_path / "runs.parquet", [run_of("one")])
-    with pytest.raises(
-        ValueError, match=r"has only the record of one and no checkpoints; give its run directory"
-    ):
-        _ = Run.open(tmp_path / "one").checkpoints
-
-
-def test_a_run_is_not_begun_where_one_is_kept(tmp_path: Path) -> None:
-    archive.add(tmp_path / "runs.parquet", [run_of("one")])
-    with pytest.raises(FileExistsError, match=r"runs\.parquet keeps a run one already"):
-        Run.create(tmp_path / "one", {}, {})
+def test_a_full_disk_leaves_the_file_as_it_was(
+    file: Path, tmp_path: Path, no_file_larger_than, capsys
+) -> None:
+    write_run(tmp_path / "more" / "seed2", seed=2)
+    before = file.read_bytes()
+    with no_file_larger_than(1000):
+        assert main([str(tmp_path / "more"), "--out", str(file.parent)]) == 1
+    assert "File too large" in capsys.readouterr().err
+    assert sorted(path.name for path in file.parent.iterdir()) == ["runs.parquet", "runs.parquet.sha256"]
+    assert file.read_bytes() == before
+    assert table.read(file).runs.height == 2

@@ -33,7 +33,7 @@ def test_a_folder_takes_one_run(run):
 
 def test_a_run_without_its_environment(run):
     (run.folder / "environment.json").unlink()
-    with pytest.raises(FileNotFoundError, match=r"environment\.json is missing.*start a new run"):
+    with pytest.raises(FileNotFoundError, match=r"environment\.json is missing; restore"):
         Run.open(run.folder)
 
 
@@ -47,13 +47,6 @@ def test_a_config_of_another_version(run, version):
     config = {**CONFIG, "format": version} if version else CONFIG
     (run.folder / "config.json").write_text(json.dumps(config))
     with pytest.raises(ValueError, match=rf"format {version}.*reads format {FORMAT}"):
-        Run.open(run.folder)
-
-
-@pytest.mark.parametrize(("text", "reason"), [("{", "not JSON"), ("[]", "list")])
-def test_a_broken_config(run, text, reason):
-    (run.folder / "config.json").write_text(text)
-    with pytest.raises(ValueError, match=rf"config\.json.*{reason}"):
         Run.open(run.folder)
 
 
@@ -134,32 +127,3 @@ def test_metrics_are_not_cut_inside_a_line(run, offset):
 def test_a_last_line_cut_short_is_no_line(run):
     run.metrics_path.write_text('{"kind": "train", "step": 1}\n{"kind": "tra')
     assert [line["step"] for line in read_metrics(run.metrics_path)] == [1]
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        *("5", "{}", '{"kind": "train"}', "null", '{"kind": "train", "step": "3"}'),
-        *('{"kind": "validation", "step": 3}', '{"kind": "event", "step": 3}'),
-    ],
-)
-def test_a_line_that_is_no_measurement_is_named(run, text):
-    run.metrics_path.write_text(f'{{"kind": "train", "step": 1}}\n{text}\n')
-    with pytest.raises(ValueError, match=r"line 2 of .*metrics\.jsonl .*no kind, no step"):
-        run.metrics("train")
-
-
-def test_a_broken_line_is_named(run):
-    run.metrics_path.write_text('{"kind": "train", "step": 1}\nxx\n{"kind": "train", "step": 2}\n')
-    with pytest.raises(ValueError, match=r"line 2 of .*metrics\.jsonl"):
-        run.metrics("train")
-
-
-def test_a_damaged_line_is_named_by_its_number_however_far_down(tmp_path):
-    """Lines are read by blocks of 64 KiB."""
-    lines = [json.dumps({"kind": "train", "step": step, "loss": 1.0}) for step in range(5000)]
-    lines[4321] = '{"kind": "train"}'
-    path = tmp_path / "metrics.jsonl"
-    path.write_text("\n".join(lines) + "\n")
-    with pytest.raises(ValueError, match=r"line 4322 of .* is not a measurement \(it has no kind, no step, "):
-        list(read_metrics(path))
