@@ -21,7 +21,7 @@ from merit_lab.data import Dataset
 from merit_lab.models import ModelConfig
 from merit_lab.models.names import AnyModelConfig
 from merit_lab.paper.scales import Scale, Setup
-from merit_lab.results.gather import display_name, short_name
+from merit_lab.results.names import display_name, short_name
 from merit_lab.runs import durable, table
 from merit_lab.runs.settings import flatten
 from merit_lab.study import Trial

@@ -78,7 +78,8 @@ def write_run(
                     }
                 )
             if step % (2 * every) == 0:
-                metrics.write({"kind": "validation", "step": step, "tokens": tokens, "loss": loss + 0.02})
+                validation = {"kind": "validation", "step": step, "tokens": tokens, "loss": loss + 0.02}
+                metrics.write({**validation, "loss_error": 0.01})
                 logits = [
                     [
                         0.5 + growth * 12 * share ** (0.3 + 0.1 * layer) * (1 + 0.4 * head) + noise.random()

@@ -42,6 +42,7 @@ def test_the_tables_numbers_are_those_of_the_frame(three_seeds: Path) -> None:
     row = next(row for row in content.rows if row[0] == "MERIT")
     by_name = dict(zip(content.head, row, strict=True))
     assert by_name["Validation loss"] == f"{losses.mean():.3f} ± {losses.std():.3f}"
+    assert by_name["± of its text"] == "0.020"
     assert by_name["Runs"] == "3 finished"
 
 
