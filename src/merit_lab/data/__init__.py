@@ -12,16 +12,15 @@ from merit_lab.data.tokens import Dataset, TokenFile
 from merit_lab.lazy import load_from
 
 if TYPE_CHECKING:
-    from merit_lab.data.device import DeviceBatches, Prefetcher
+    from merit_lab.data.device import DeviceBatches
 
 __all__ = [
     "Batches",
     "Dataset",
     "DeviceBatches",
-    "Prefetcher",
     "TokenFile",
     "check_validation_size",
     "validation_sequences",
 ]
 
-__getattr__ = load_from(__name__, {"DeviceBatches": "device", "Prefetcher": "device"})
+__getattr__ = load_from(__name__, {"DeviceBatches": "device"})

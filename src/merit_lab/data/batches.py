@@ -58,11 +58,11 @@ class Batches:
         rows = step * self.batch + np.arange(begin, end, dtype=np.int64)
         return self._sequences[self.starts(rows)].astype(np.int64)
 
-    def on(self, device: torch.device | str) -> DeviceBatches:
-        """Return the same batches, gathered on a device from a copy of all tokens there."""
+    def on(self, device: torch.device | str, *, keep: bool = True) -> DeviceBatches:
+        """Return the same batches on a device, which keeps a copy of all tokens unless ``keep`` is false."""
         from merit_lab.data.device import DeviceBatches
 
-        return DeviceBatches(self, device)
+        return DeviceBatches(self, device, keep=keep)
 
     def check_rows(self, step: int, begin: int, end: int | None) -> int:
         """Return the end of the rows asked for, by default that of the batch; refuse what is not in it."""

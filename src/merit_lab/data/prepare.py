@@ -67,7 +67,7 @@ def prepare(
         return existing
     names = [f"{split}.bin" for split in corpus.splits]
     names += [TOKENIZER_FILE] * tokenizers.has_file(tokenizer)
-    dtype = tokenizers.dtype_for(tokenizer) if file is None else file.dtype
+    dtype = tokenizers.dtype_for(file or tokenizer)
     partial = folder / "partial"
     with Parts(partial, splits=corpus.splits, dtype=dtype, recipe=recipe, overwrite=overwrite) as parts:
         moved = [name for name in names if parts.index is not None and not (partial / name).exists()]

@@ -46,24 +46,18 @@ class Tokenizer(Protocol):
         ...
 
 
-def check_name(name: str) -> None:
-    """Raise ValueError if there is no tokenizer of this name."""
-    if name not in _NAMES:
-        bpe_size(name)
-
-
 def has_file(name: str) -> bool:
     """Whether data of this tokenizer comes with a tokenizer.json."""
     return name not in _NAMES
 
 
-def dtype_for(name: str) -> str:
+def dtype_for(chosen: str | TokenizerFile) -> str:
     """Return the dtype of token files of this tokenizer."""
-    return "uint16" if name in _NAMES else _dtype(bpe_size(name))
-
-
-def _dtype(vocab_size: int) -> str:
-    return "uint16" if vocab_size <= 2**16 else "uint32"
+    if isinstance(chosen, TokenizerFile):
+        size = FromFile(chosen.path, chosen.end_of_text).vocab_size
+    else:
+        size = bpe_size(chosen) if has_file(chosen) else 0
+    return "uint16" if size <= 2**16 else "uint32"
 
 
 def bpe_size(name: str) -> int:
@@ -166,7 +160,8 @@ class TokenizerFile:
         """
         path = Path(tokenizer)
         if tokenizer in _NAMES or re.fullmatch(_BPE_NAME, tokenizer) or not path.exists() or not tokenizer:
-            check_name(tokenizer)
+            if has_file(tokenizer):
+                bpe_size(tokenizer)  # refuses other names
             if end_of_text is not None:
                 raise ValueError(
                     f"the end-of-text token is {end_of_text!r}, but that of the tokenizer {tokenizer!r} "
@@ -193,11 +188,6 @@ class TokenizerFile:
     def name(self) -> str:
         """Its name in the data's index: the beginning of its hash."""
         return file_name(self.path)
-
-    @property
-    def dtype(self) -> str:
-        """The dtype of token files."""
-        return _dtype(FromFile(self.path, self.end_of_text).vocab_size)
 
 
 def file_name(path: Path) -> str:

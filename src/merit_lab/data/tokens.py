@@ -141,22 +141,20 @@ class TokenFile:
 
     def check(self, vocab_size: int) -> None:
         """Raise ValueError if a token is outside the vocabulary."""
-        if vocab_size > np.iinfo(self.tokens.dtype).max or vocab_size > max(self._largest):
-            return
-        begin = next(place for place, largest in enumerate(self._largest) if largest >= vocab_size) * _BLOCK
-        block = self.tokens[begin : begin + _BLOCK]
-        place = int(np.argmax(block >= vocab_size))
-        raise ValueError(
-            f"{self.path}: token {begin + place} is {block[place]}, but the vocabulary has "
-            f"{vocab_size} entries; the file belongs to another tokenizer, has another dtype than "
-            f"{self.tokens.dtype}, or is damaged"
-        )
+        if vocab_size <= np.iinfo(self.tokens.dtype).max and self._largest[0] >= vocab_size:
+            raise ValueError(
+                f"{self.path}: token {self._largest[1]} is {self._largest[0]}, but the vocabulary has "
+                f"{vocab_size} entries; the file belongs to another tokenizer, has another dtype than "
+                f"{self.tokens.dtype}, or is damaged"
+            )
 
     @cached_property
-    def _largest(self) -> list[int]:
-        """The largest token of each block, computed once."""
+    def _largest(self) -> tuple[int, int]:
+        """The largest token and where it is first, computed once."""
         blocks = range(0, self.num_tokens, _BLOCK)
-        return [int(self.tokens[begin : begin + _BLOCK].max()) for begin in blocks]
+        places = [begin + int(self.tokens[begin : begin + _BLOCK].argmax()) for begin in blocks]
+        place = max(places, key=lambda place: int(self.tokens[place]))
+        return int(self.tokens[place]), place
 
     @cached_property
     def sha256(self) -> str:

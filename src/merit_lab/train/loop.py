@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from merit_lab.data import Batches, Prefetcher, validation_sequences
+from merit_lab.data import Batches, validation_sequences
 from merit_lab.models.attention import Observe
 from merit_lab.runs import NotWritten, Run
 from merit_lab.train import checkpoint
@@ -257,9 +257,8 @@ class Trainer:
     def micro_batches(self) -> contextlib.AbstractContextManager[Iterator[MicroBatch]]:
         """Return this rank's micro-batches, from the current step on; from tokens on the device, if kept."""
         wanted: Any = {"rows": self.rows, "first_step": self.step, "num_steps": self.steps - self.step}
-        if self.keeps_tokens:
-            return contextlib.nullcontext(self.batches.on(self.ranks.device).micro_batches(**wanted))
-        return Prefetcher(self.batches, device=self.ranks.device, **wanted)
+        batches = self.batches.on(self.ranks.device, keep=self.keeps_tokens)
+        return contextlib.nullcontext(batches.micro_batches(**wanted))
 
     # --- measurements ------------------------------------------------------------------------------------
 

@@ -28,7 +28,7 @@ def bpe_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 )
 def test_unknown_names_are_refused(name: str) -> None:
     with pytest.raises(ValueError, match=f"the tokenizer is {name!r}; "):
-        tokenizers.check_name(name)
+        TokenizerFile.find(name)
 
 
 @pytest.mark.parametrize(
@@ -36,7 +36,6 @@ def test_unknown_names_are_refused(name: str) -> None:
     [("bytes", "uint16"), ("gpt2", "uint16"), ("bpe-65536", "uint16"), ("bpe-65537", "uint32")],
 )
 def test_names_decide_the_dtype(name: str, dtype: str) -> None:
-    tokenizers.check_name(name)
     assert tokenizers.dtype_for(name) == dtype
 
 
@@ -67,13 +66,6 @@ def test_training_a_bpe_twice_gives_the_same_file(bpe_file: Path) -> None:
     program = f"from merit_lab.data.tokenizer import train_bpe\nprint(train_bpe({SAMPLE!r}, 300), end='')"
     again = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, timeout=60)
     assert again.stdout.decode() == bpe_file.read_text()
-
-
-def test_batches_of_texts_keep_their_order(bpe_file: Path) -> None:
-    tokenizer = FromFile(bpe_file)
-    texts = [str(number).encode() * 3 for number in range(150)]
-    alone = [tokenizer.encode([text])[0].tolist() for text in texts]
-    assert [tokens.tolist() for tokens in tokenizer.encode(texts)] == alone
 
 
 def test_gpt2_offline_is_gpt2(shared_data: Path) -> None:
@@ -135,7 +127,7 @@ def test_an_external_tokenizer_is_found(their_folder: Path) -> None:
         assert file is not None
         assert (file.path, file.end_of_text) == (their_folder / "tokenizer.json", "</s>")
         assert file.name == f"file-{hash_file(file.path)[:16]}"
-        assert file.dtype == "uint16"
+        assert tokenizers.dtype_for(file) == "uint16"
     named = TokenizerFile.find(str(their_folder), "<s>")
     assert named is not None
     assert named.end_of_text == "<s>"
@@ -177,7 +169,7 @@ def test_a_vocabulary_with_gaps_is_as_large_as_its_largest_id(tmp_path: Path) ->
     assert FromFile(tmp_path / "gaps.json", "</s>").vocab_size == 70_001
     file = TokenizerFile.find(str(tmp_path / "gaps.json"), "</s>")
     assert file is not None
-    assert file.dtype == "uint32"
+    assert tokenizers.dtype_for(file) == "uint32"
 
 
 def test_a_prefix_of_each_text_is_detected(tmp_path: Path, bpe_file: Path) -> None:

@@ -155,11 +155,13 @@ def test_a_damaged_index_is_named(tmp_path: Path, damage: Callable[[str], str]) 
 
 def test_check_names_file_position_and_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("merit_lab.data.tokens._BLOCK", 64)
-    np.arange(70_000, dtype=np.uint16).tofile(tmp_path / "tokens.bin")  # 0 to 65535, then from 0 again
+    (np.arange(70_000) % 300).astype(np.uint16).tofile(tmp_path / "tokens.bin")
     tokens = TokenFile.open(tmp_path / "tokens.bin")
-    tokens.check(65536)
-    with pytest.raises(ValueError, match=r"tokens.bin: token 199 is 199, but the vocabulary has 199 entries"):
-        tokens.check(199)
+    tokens.check(300)
+    tokens.check(65537)
+    for size in (299, 7):
+        with pytest.raises(ValueError, match=rf"tokens.bin: token 299 is 299, .* vocabulary has {size} entr"):
+            tokens.check(size)
 
 
 def test_a_shard_of_real_text_opens(tmp_path: Path, shared_data: Path) -> None:
