@@ -3,6 +3,7 @@
 PYTHON ?= python3
 # Test processes at a time: a number, or auto for one per core.
 JOBS ?= auto
+SLOW ?=
 
 BIN := .venv/bin
 # What is installed: for the lab, and for development beside it.
@@ -15,7 +16,7 @@ PIP := $(BIN)/pip install --no-compile -c constraints.txt
 QUIETLY = >> $(LOG) 2>&1 || { tail -n 40 $(LOG) >&2; echo "The set-up failed; all of it: $(LOG)" >&2; exit 1; }
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo arena test test-all test-gpu lint docs bench clean
+.PHONY: help setup demo arena test test-all checked tested test-gpu lint docs bench clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' Makefile
@@ -29,12 +30,18 @@ arena: $(LAB) ## tune five optimizers alike on a small model, and rank them: 20 
 	test -e data/embedded/train.bin || $(BIN)/merit prepare embedded --tokenizer bytes --out data/embedded
 	$(BIN)/merit arena tiny --data data/embedded --batch 128 --jobs 2
 
-# One thread per process: more would wait for one another's cores.
-test: lint docs ## run lint, build the documentation and run every test but slow ones
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(JOBS)
+# Lint and documentation, which use one core, beside the tests.
+test: $(DEV) ## run lint, build the documentation and run every test but slow ones
+	@$(MAKE) -j2 tested checked
 
-test-all: lint docs ## the same with the slow tests: half an hour on two cores
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(JOBS) --slow
+test-all: $(DEV) ## the same with the slow tests: half an hour on two cores
+	@$(MAKE) -j2 tested checked SLOW=--slow
+
+checked: lint docs
+
+# One thread per process: more would wait for one another's cores.
+tested: $(DEV)
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(JOBS) $(SLOW)
 
 test-gpu: $(DEV) ## run the tests that need a CUDA GPU
 	$(BIN)/pytest -m gpu

@@ -131,7 +131,7 @@ def test_python_dash_m_is_the_same_command() -> None:
 
 @pytest.mark.parametrize(
     "arguments",
-    [["info"], ["--help"], ["train", "--help"], ["compare", "tiny", "--help"]],
+    [["--help"], ["train", "--help"]],
     ids=" ".join,
 )
 def test_a_closed_pipe_ends_any_command_quietly(arguments: list[str]) -> None:

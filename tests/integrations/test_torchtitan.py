@@ -212,11 +212,10 @@ def parse():
 
 
 @pytest.mark.usefixtures("parse")
-def test_sharded_by_torchtitan_the_steps_are_the_same() -> None:
+@pytest.mark.parametrize("backend", ["partial_dtensor", pytest.param("full_dtensor", marks=pytest.mark.slow)])
+def test_sharded_by_torchtitan_the_steps_are_the_same(backend) -> None:
     """By FSDP2 and tensor parallelism on 4 ranks, with MERIT, MuonMERIT and SOAPMERIT."""
-    finished = forked(
-        4, WORKER, "partial_dtensor", "full_dtensor", imports_much=True, CUDA_VISIBLE_DEVICES=""
-    )
+    finished = forked(4, WORKER, backend, imports_much=True, CUDA_VISIBLE_DEVICES="")
     assert finished.returncode == 0, finished.stderr[-3000:]
 
 

@@ -561,7 +561,9 @@ def test_numbers_for_a_logger() -> None:
     assert set(numbers) == {"attention/max_logit/b", "attention/max_logit"}
 
 
-@pytest.mark.parametrize("how", ["whole", "in place", "block by block"])
+@pytest.mark.parametrize(
+    "how", ["whole", *(pytest.param(x, marks=pytest.mark.slow) for x in ("in place", "blocks"))]
+)
 # torch.compile looks at the gradients of its inputs, and those of a second block are no leaves.
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
 def test_compiled(how) -> None:

@@ -45,16 +45,19 @@ def trained(
 
 ONE_OF_EACH_DIRECTION = {cls.direction: cls for cls in reversed(HIDDEN)}.values()
 
+SKIPPING = {"max_grad_norm": 1.0, "nonfinite": "skip"}
 COMPILED: list[tuple[Any, str, dict[str, Any]]] = [
-    *((cls, "aot_eager", {}) for cls in OWN),
     (MERIT, "inductor", {}),
-    (MERIT, "aot_eager", {"max_grad_norm": 1.0, "nonfinite": "skip", "bias_correction": True}),
+    (MERIT, "aot_eager", {**SKIPPING, "bias_correction": True}),
     # Clipping and skipping come before the direction, so these classes are enough.
-    *((cls, "aot_eager", {"max_grad_norm": 1.0, "nonfinite": "skip"}) for cls in ONE_OF_EACH_DIRECTION),
+    *((cls, "aot_eager", SKIPPING) for cls in ONE_OF_EACH_DIRECTION),
 ]
+COMPILED_SLOWLY = [pytest.param(cls, "aot_eager", {}, marks=pytest.mark.slow) for cls in OWN]
 
 
-@pytest.mark.parametrize(("optimizer_class", "backend", "options"), COMPILED, ids=name_of)
+@pytest.mark.parametrize(
+    ("optimizer_class", "backend", "options"), [*COMPILED, *COMPILED_SLOWLY], ids=name_of
+)
 def test_a_compiled_step_matches_and_never_recompiles_for_a_learning_rate(
     device, optimizer_class, backend, options
 ) -> None:
