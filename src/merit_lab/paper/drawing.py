@@ -150,12 +150,14 @@ def density(data: Data) -> list[Chart]:
             }  # a floor for the logarithm
             for at, value in points[:: -(-len(points) // _MOST_POINTS) or 1]
         ]
+    if not rows:
+        return []
     caption = "Lanczos quadrature of the first seed that finished, smoothed by a hundredth of its width."
     title = "Spectral density of the Hessian"
     frame = pl.DataFrame(rows)
     return [
         charts.lines(frame, "eigenvalue", "density", name="density", title=title, caption=caption, log_y=True)
-    ] * bool(rows)
+    ]
 
 
 def rates(data: Data) -> list[Chart]:
@@ -224,9 +226,11 @@ def points(title: str, quantity: q.Quantity) -> Draw:
             for value in quantity.of(of_both).values()
             if math.isfinite(value)
         ]
+        if not rows:
+            return []
         about = {"name": _file(title), "title": title.capitalize(), "x_title": title}
         caption = "A dot for each seed, a bar at their mean."
-        return [charts.points(pl.DataFrame(rows), "value", "panel", caption=caption, **about)] * bool(rows)
+        return [charts.points(pl.DataFrame(rows), "value", "panel", caption=caption, **about)]
 
     return draw
 

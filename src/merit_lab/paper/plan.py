@@ -311,7 +311,7 @@ class Found:
 def plan(queries: Iterable[Runs], scale: Scale, seeds: int) -> list[Planned]:
     """The runs of several queries, each once; all those of a seed before those of the next."""
     planned = [one for query in queries for one in query.planned(scale, seeds)]
-    unique = {(one.config.fingerprint, one.series): one for one in planned}
+    unique = {(one.config.fingerprint, one.panel, one.series): one for one in planned}
     return sorted(unique.values(), key=lambda one: one.config.seed)
 
 

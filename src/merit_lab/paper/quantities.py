@@ -443,9 +443,8 @@ def wins(entry: str, rival: str) -> Quantity:
                     won[seed] = won.get(seed, 0.0) + sign
         return won
 
-    return Quantity(
-        name=f"sets where MERIT is above {rival}, less those where it is below", of=of, unit="sets"
-    )
+    name = f"sets where MERIT is above {rival}, less those where it is below"
+    return Quantity(name=name, of=of, unit="sets", silent="both diverged, with every seed")
 
 
 def values_of(key: str, name: str, *, number: str = ".4g", log: bool = False) -> Quantity:
