@@ -26,7 +26,7 @@ setup: $(DEV) ## make .venv and install all of it, for development, when somethi
 demo: $(LAB) ## train a small language model with five optimizers, and report: minutes
 	$(BIN)/merit demo
 
-arena: $(LAB) ## tune five optimizers alike on a small model, and rank them: 20 minutes on two cores
+arena: $(LAB) ## tune five optimizers alike on a small model, and rank them: under an hour on two cores
 	test -e data/embedded/train.bin || $(BIN)/merit prepare embedded --tokenizer bytes --out data/embedded
 	$(BIN)/merit arena tiny --data data/embedded --batch 128 --jobs 2
 

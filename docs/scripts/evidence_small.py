@@ -7,7 +7,7 @@ import polars as pl
 from evidence_runs import ORDER, as_table, curve, runs, series, steps_to
 
 from merit_lab.results.names import DISPLAY_NAMES as NAMES
-from merit_lab.scale.fit import fit_curve
+from merit_lab.study.fit import fit_curve
 from merit_lab.tables import NOTHING, Table
 
 

@@ -46,16 +46,14 @@ class Command:
 
 COMMANDS = {
     "info": Command("Print versions, devices and available engines", "merit_optim.info"),
-    "demo": Command("Compare five optimizers on a small text", "merit_lab.compare.demo"),
+    "demo": Command("Compare five optimizers on a small text", "merit_lab.study.demo"),
     "prepare": Command("Convert text to token files for training", "merit_lab.data.command"),
     "train": Command("Train a language model, or resume a run", "merit_lab.train.command"),
-    "compare": Command("Train with several optimizers and seeds, and report", "merit_lab.compare.command"),
-    "sweep": Command("Tune the learning rate or another setting", "merit_lab.sweep.command"),
-    "arena": Command("Tune several optimizers with equal budgets, and rank them", "merit_lab.arena.command"),
-    "advise": Command(
-        "Suggest settings for another model or batch from arenas", "merit_lab.arena.advise_command"
-    ),
-    "scale": Command("Measure steps to a target loss against the batch size", "merit_lab.scale.command"),
+    "compare": Command("Train with several optimizers and seeds, and report", "merit_lab.study.compare"),
+    "sweep": Command("Tune the learning rate or another setting", "merit_lab.study.sweep"),
+    "arena": Command("Tune several optimizers with equal budgets, and rank them", "merit_lab.study.arena"),
+    "advise": Command("Suggest settings for another run from records", "merit_lab.study.advise"),
+    "scale": Command("Measure steps to a target loss against the batch size", "merit_lab.study.scale"),
     "batch-size": Command(
         "Estimate the useful batch size of a run from its gradient noise", "merit_lab.measure.noise"
     ),

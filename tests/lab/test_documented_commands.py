@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import merit_lab.paper.command
-import merit_lab.study.study
+import merit_lab.study.search
 import merit_lab.train
 from merit_lab.data import Dataset
 from merit_lab.study.cost import Speed
@@ -62,17 +62,15 @@ def no_work(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             check_optimizer(config.resolve(256))
         raise Reached
 
-    def conduct(studies: list[Any], *_: Any, **__: Any) -> None:
-        assert all(study.next().trials for study in studies)
+    def carry_out(trials: list[Any], *_: Any, **__: Any) -> None:
+        assert trials
         raise Reached
 
     def reproduce(*_: Any) -> None:
         raise Reached
 
     monkeypatch.setattr(merit_lab.train, "train", train)
-    monkeypatch.setattr(merit_lab.study.study, "conduct", conduct)
-    monkeypatch.setattr(merit_lab.study.study, "check_studies", lambda *_: None)
-    monkeypatch.setattr(merit_lab.study.study, "estimate", lambda *_: "")
+    monkeypatch.setattr(merit_lab.study.search, "carry_out", carry_out)
     command = merit_lab.paper.command
     monkeypatch.setattr(command, "reproduce", reproduce)
     monkeypatch.setattr(command.cost, "find_speed", lambda _: Speed(1e30, 1, "the test's"))

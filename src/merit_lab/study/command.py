@@ -1,12 +1,13 @@
-"""Parsing, exit status and final output of the commands that carry out studies."""
+"""What the commands of studies share: arguments, how trials are trained or listed, the exit status."""
 
 from __future__ import annotations
 
 import argparse
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn, Protocol, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TypeVar
 
 import tyro
 
@@ -18,7 +19,27 @@ from merit_lab.train.rank import is_first_rank, is_reported_here
 from merit_lab.train.typed import refuse_replaced_vocab, typed
 
 if TYPE_CHECKING:
-    from merit_lab.study.study import Conclusion
+    from merit_lab.results.page import Page
+    from merit_lab.study.trial import Trial
+
+
+@dataclass(frozen=True, kw_only=True)
+class StudyArguments:
+    """The arguments that all studies have."""
+
+    config: Annotated[TrainConfig, tyro.conf.arg(name="")]
+    out: Path | None = None
+    """Folder of the study, which all machines that work on it share. None: runs/COMMAND-MODEL."""
+    jobs: int = 1
+    """Runs at the same time: several of a small model on one GPU, up to the number of cores on a CPU."""
+    storage: str | None = None
+    """URL of a database that holds the trials: postgresql://user@host/name. None: a journal in OUT."""
+    list: Path | None = None
+    """Train nothing: write the runs that are missing into this file, for `merit train --list`."""
+
+
+class Listed(Exception):
+    """Raised when the missing runs were written into a file instead of being trained."""
 
 
 def exit_status(command: str, work: Callable[[], int | None]) -> int:
@@ -35,30 +56,41 @@ def exit_status(command: str, work: Callable[[], int | None]) -> int:
     except KeyboardInterrupt:
         print(f"{command}: stopped. Run the same command again to continue.", file=sys.stderr)
         return 130
+    except Listed as listed:
+        print(listed)
+        return 0
     except (OSError, ValueError, RunInUse) as error:
         if is_reported_here(error):
             print(f"{command}: {error}", file=sys.stderr)
         return 1
 
 
-def print_conclusion(command: str, conclusion: Conclusion | None, *also: str) -> None:
-    """Print the warnings, the summary and the path of the page, and then the lines of ``also``."""
-    if conclusion is not None:
-        for warning in conclusion.warnings:
-            print(f"{command}: {warning}", file=sys.stderr)
-        print(f"\n{conclusion.summary}\nThe page: {conclusion.page}", *also, sep="\n")
+def train_all(trials: Sequence[Trial], folder: Path, arguments: StudyArguments) -> None:
+    """Train the trials that are not done, or write them into the file that the arguments name."""
+    from merit_lab.results.page import check_folder
+    from merit_lab.study.search import carry_out, write_list  # imports torch, which --help does not need
+    from merit_lab.study.state import is_done
+
+    check_folder(folder / "report")  # before training, not after it
+    left = [trial for trial in trials if not is_done(trial.folder)]
+    if arguments.list is not None and left:
+        write_list(left, arguments.list)
+        raise Listed(
+            f"{len(left)} of {len(trials)} runs are missing; they are listed in {arguments.list}. Train them "
+            f"with merit train --list {arguments.list} --out {folder}, then give the same command again."
+        )
+    carry_out(trials, folder, arguments.jobs, arguments.storage)
 
 
-class StudyArguments(Protocol):
-    """The arguments that all studies have in common."""
+def conclude(command: str, make: Callable[[], Page], folder: Path) -> int:
+    """Print the answer of a study and write its page; on the first rank."""
+    if is_first_rank():
+        from merit_lab.study.answer import show
 
-    @property
-    def config(self) -> TrainConfig:
-        """The configuration that all runs share."""
-
-    @property
-    def out(self) -> Path | None:
-        """Folder of the study; None for one named after the command and the model."""
+        page = make()
+        show(page, command)
+        print(f"The page: {page.write(folder / 'report')}")
+    return 0
 
 
 A = TypeVar("A", bound=StudyArguments)
@@ -69,43 +101,35 @@ def parse(
     argv: Sequence[str],
     *,
     command: str,
-    summary: str,
     study: str,
-    lr: str,
     optimizer: OptimizerConfig | None = None,
-    required: Sequence[str] = (),
-    replaced: Mapping[str, str] | None = None,
+    replaced: Mapping[str, str],
 ) -> tuple[A, Path]:
     """Parse the arguments of a study, and return them with its folder.
 
     Args:
-        kind: a dataclass of the arguments.
+        kind: a dataclass of the arguments; its docstring is the help.
         argv: the command line, the model first.
         command: the command's name.
-        summary: its purpose in one sentence.
         study: a noun for the study, with its article, for messages.
-        lr: an example of how learning rates are given, for messages.
         optimizer: the default settings of the optimizer.
-        required: names of the arguments without a default, except the data.
-        replaced: options of `merit train` that the study has not, and what to do instead.
+        replaced: options of `merit train` that the study has not, and what to write instead.
     """
     model_name = argv[0] if argv else "--help"
     if not is_model(model_name):
-        refuse_model(command, summary, model_name)
+        _refuse_model(command, (kind.__doc__ or "").partition("\n")[0], model_name)
     name, model = find_model(model_name)
     config = TrainConfig(data=tyro.MISSING, model=model, optimizer=optimizer or OptimizerConfig())
-    make: Callable[..., A] = kind  # a dataclass, which the protocol cannot express
-    default = make(config=config, **dict.fromkeys(required, tyro.MISSING))
-    replaced = {
-        "--seed": f"in {study} write for example --seeds 0 1 2",
-        "--optimizer.name": f"in {study} write for example --optimizers lamb merit",
-        "--optimizer.lr": f"in {study} write for example {lr}",
-        **(replaced or {}),
-    }
-    _refuse_replaced(argv, replaced)
-    arguments = tyro.cli(
+    required = [one.name for one in fields(kind) if one.default is MISSING and one.name != "config"]
+    make: Any = kind
+    for option, instead in replaced.items():
+        if (value := typed(argv, option)) is not None:
+            raise ValueError(
+                f"{option} {value} applies to a single run; in {study} write for example {instead}"
+            )
+    arguments: A = tyro.cli(
         kind,
-        default=default,
+        default=make(config=config, **dict.fromkeys(required, tyro.MISSING)),
         args=argv[1:],
         prog=f"merit {command} {model_name}",
         config=(tyro.conf.AvoidSubcommands,),  # the model has been chosen
@@ -115,20 +139,13 @@ def parse(
     return arguments, arguments.out or Path("runs", f"{command}-{name}")
 
 
-def _refuse_replaced(argv: Sequence[str], replaced: Mapping[str, str]) -> None:
-    """Raise if an option is given that a study varies between its runs."""
-    for option, way_out in replaced.items():
-        if (value := typed(argv, option)) is not None:
-            raise ValueError(f"{option} {value} applies to a single run; {way_out}")
-
-
 def _field(config: TrainConfig, option: str) -> tuple[type, str]:
     """Return the field of an option, with its class."""
     *group, name = option.removeprefix("--").replace("-", "_").split(".")
     return type(getattr(config, group[0]) if group else config), name
 
 
-def refuse_model(command: str, summary: str, model_name: str) -> NoReturn:
+def _refuse_model(command: str, summary: str, model_name: str) -> NoReturn:
     """Print the help, or an error about the model, and exit."""
     parser = argparse.ArgumentParser(
         prog=f"merit {command}",

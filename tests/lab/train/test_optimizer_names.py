@@ -7,7 +7,6 @@ import sys
 import pytest
 import torch
 
-from merit_lab.compare.plan import plan
 from merit_lab.results.names import display_name
 from merit_lab.train import OptimizerConfig, command, train
 from merit_lab.train.command import main
@@ -32,15 +31,7 @@ def test_a_torch_class_by_its_full_name_trains_like_the_built_in_name(changed, t
         torch.testing.assert_close(one, other, msg=name)  # the known one is fused
 
 
-def test_folders_and_labels_have_only_the_class_name(toy, tmp_path):
-    (planned,) = plan(
-        toy,
-        tmp_path,
-        optimizers=["torch.optim:SGD"],
-        seeds=[0],
-        learning_rates={"torch.optim:SGD": [0.1]},
-    )
-    assert planned.folder.name == "SGD-lr0.1-seed0"
+def test_labels_have_only_the_class_name():
     assert display_name("torch.optim:SGD") == "SGD"
     assert display_name("merit") == "MERIT"
 
@@ -145,14 +136,6 @@ def test_a_class_that_does_not_take_the_options(changed, tmp_path):
     with pytest.raises(ValueError, match=r"Choosy could not be constructed from .* and lr, betas"):
         train(config, tmp_path / "run")
     assert not (tmp_path / "run" / "config.json").exists()
-
-
-def test_two_classes_of_one_name_cannot_share_a_folder(toy, tmp_path):
-    names = ["torch.optim:Adam", "torch.optim.adam:Adam"]
-    with pytest.raises(
-        ValueError, match=r"torch\.optim:Adam and torch\.optim\.adam:Adam would share the folder"
-    ):
-        plan(toy, tmp_path, optimizers=names, seeds=[0], learning_rates={name: [0.1] for name in names})
 
 
 @pytest.fixture

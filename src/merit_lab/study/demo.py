@@ -8,12 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-import torch
-
-from merit_lab.compare.work import compare
-from merit_lab.data.command import make
 from merit_lab.models import PRESETS, num_parameters
-from merit_lab.study.command import exit_status
+from merit_lab.study.command import conclude, exit_status
+from merit_lab.study.compare import answer, plan
 from merit_lab.train import MeasureConfig, TrainConfig
 
 
@@ -25,22 +22,19 @@ class DemoSetup:
     model: str
     batch: int
     steps: int
-    learning_rates: dict[str, tuple[float]]
+    rates: dict[str, tuple[float]]
 
     def config(self, data: Path) -> TrainConfig:
         """The configuration that all runs share."""
+        measure = MeasureConfig(
+            validation_every=10,
+            validation_sequences=512,
+            attention_every=5,
+            entropy_every=10,
+            update_every=10,
+        )
         return TrainConfig(
-            data=data,
-            model=PRESETS[self.model],
-            batch=self.batch,
-            steps=self.steps,
-            measure=MeasureConfig(
-                validation_every=10,
-                validation_sequences=512,
-                attention_every=5,
-                entropy_every=10,
-                update_every=10,
-            ),
+            data=data, model=PRESETS[self.model], batch=self.batch, steps=self.steps, measure=measure
         )
 
 
@@ -74,6 +68,11 @@ SETUPS = {
 
 def main(argv: Sequence[str]) -> int:
     """Run the demo and return its exit status."""
+    import torch
+
+    from merit_lab.data.command import make
+    from merit_lab.study.search import carry_out
+
     parser = argparse.ArgumentParser(
         prog="merit demo",
         description="Train a small language model on large batches with AdamW, LAMB, MERIT, Muon and "
@@ -81,11 +80,9 @@ def main(argv: Sequence[str]) -> int:
         "with the package, the same everywhere; on a GPU the installed packages.",
     )
     setup = SETUPS["cuda" if torch.cuda.is_available() else "cpu"]
-    data = Path("data", setup.corpus)
+    data, out = Path("data", setup.corpus), Path("runs/demo")
     parser.add_argument("--data", type=Path, default=data, help="folder for the text (%(default)s)")
-    parser.add_argument(
-        "--out", type=Path, default=Path("runs/demo"), help="folder for the runs (%(default)s)"
-    )
+    parser.add_argument("--out", type=Path, default=out, help="folder for the runs (%(default)s)")
     options = parser.parse_args(argv)
     if status := make(setup.corpus, options.data):
         return status
@@ -97,16 +94,9 @@ def main(argv: Sequence[str]) -> int:
         flush=True,
     )
 
-    def work() -> None:
-        conclusion = compare(
-            config,
-            options.out,
-            optimizers=list(setup.learning_rates),
-            seeds=[0],
-            learning_rates=setup.learning_rates,
-        )
-        if conclusion is not None:
-            page = conclusion.page.resolve()
-            print(f"\n{conclusion.summary}\nOpen {page} in a browser to see the curves.")
+    def work() -> int:
+        trials = plan(config, options.out, optimizers=list(setup.rates), seeds=[0], rates=setup.rates)
+        carry_out(trials, options.out)
+        return conclude("merit demo", lambda: answer(trials), options.out.resolve())
 
     return exit_status("merit demo", work)

@@ -1,1 +1,0 @@
-"""Tune several optimizers with the same budget, and rank them on a leaderboard."""

@@ -1,1 +1,0 @@
-"""Train one configuration with several optimizers and seeds, and report."""
