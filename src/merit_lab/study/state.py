@@ -22,11 +22,6 @@ def is_done(folder: Path) -> bool:
     return folder in _DONE
 
 
-def progress(run: Trial) -> tuple[int, float | None] | None:
-    """Steps done and the last training loss of a run in progress; None for any other run."""
-    return last_step(run) if run.exists and is_locked(run.folder) else None
-
-
 def last_step(run: Trial) -> tuple[int, float | None]:
     """Steps done and the last training loss of a run; 0 and None before its first training line.
 

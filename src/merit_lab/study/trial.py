@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from merit_lab.data import Dataset
+from merit_lab.results.series import makes_a_series
 from merit_lab.runs import Run, holds_run
-from merit_lab.train import Bar, TrainConfig
+from merit_lab.train import TrainConfig
 
 
 @dataclass(frozen=True)
@@ -17,8 +18,6 @@ class Trial:
 
     folder: Path
     config: TrainConfig
-    bars: tuple[Bar, ...] = ()
-    """The run is abandoned if its loss is above one of them."""
 
     @property
     def exists(self) -> bool:
@@ -39,29 +38,29 @@ def check_distinct(noun: str, values: Sequence[object]) -> None:
         raise ValueError(f"the {noun} are {', '.join(map(str, values))}; each may be given only once")
 
 
-def check_same(run: Run, planned: TrainConfig, dataset: Dataset, rule: str) -> None:
-    """Raise if an existing run is not the planned one; ``rule`` says which fields may differ."""
-    differing = list(TrainConfig.from_dict(run.config).differences(planned))
-    if run.data_fingerprint != dataset.fingerprint:
-        differing.append("data")
-    if differing:
-        raise ValueError(
-            f"{run.folder} holds a run with a different {', '.join(differing)}; {rule}. Choose another "
-            "folder with --out, or remove that run."
-        )
-
-
-def check_folders(planned: Sequence[Trial], dataset: Dataset, rule: str) -> None:
-    """Raise if two runs would share a folder, or if a folder holds another run than the planned one."""
+def check_folders(trials: Sequence[Trial], datasets: Mapping[Path, Dataset]) -> None:
+    """Raise if two trials would share a folder, or if one holds a run with other settings or data."""
     first: dict[Path, Trial] = {}
-    for trial in planned:
+    for trial in trials:
         if other := first.get(trial.folder):
             differences = other.config.differences(trial.config)
             both = ", ".join(f"{name} {one} and {two}" for name, (one, two) in differences.items())
             raise ValueError(
-                f"two runs with {both} would share the folder {trial.folder}; rename one of the classes, "
-                "choose values further apart, or use two folders"
+                f"two runs with {both} would share the folder {trial.folder}; choose values further apart, "
+                "or use two folders"
             )
         first[trial.folder] = trial
         if trial.exists:
-            check_same(Run.open(trial.folder), trial.config, dataset, rule)
+            run = Run.open(trial.folder)
+            recorded = TrainConfig.from_dict(run.config)
+            # How often a run measured changes nothing.
+            differing = [
+                name for name in recorded.differences(trial.config) if makes_a_series(name) or name == "seed"
+            ]
+            if run.data_fingerprint != datasets[trial.config.data].fingerprint:
+                differing.append("data")
+            if differing:
+                raise ValueError(
+                    f"{run.folder} holds a run with a different {', '.join(differing)}; choose another "
+                    "folder with --out, or remove that run"
+                )

@@ -120,17 +120,17 @@ def test_a_run_that_another_command_trains_is_waited_for(
 ) -> None:
     (trial,) = planned = trials(config, tmp_path, num=1)
     monkeypatch.setattr(search, "_POLL_SECONDS", 0.01)
-    train, calls = search._train, []
+    train, calls = search.Pool.train, []
 
-    def busy_at_first(trial: Trial) -> None:
-        calls.append(trial)
+    def busy_at_first(pool: search.Pool, config: TrainConfig, folder: Path) -> Run:
+        calls.append(folder)
         if len(calls) == 1:
             raise RunInUse("in use")
-        train(trial)
+        return train(pool, config, folder)
 
-    monkeypatch.setattr(search, "_train", busy_at_first)
+    monkeypatch.setattr(search.Pool, "train", busy_at_first)
     carry_out(planned, tmp_path)
-    assert calls == [trial, trial]
+    assert calls == [trial.folder, trial.folder]
     assert told(tmp_path) == [0]
 
 
