@@ -121,6 +121,9 @@ def parse(
     name, model = find_model(model_name)
     config = TrainConfig(data=tyro.MISSING, model=model, optimizer=optimizer or OptimizerConfig())
     required = [one.name for one in fields(kind) if one.default is MISSING and one.name != "config"]
+    # What a study calls as a run does, it sets itself.
+    names = {one.name for one in fields(TrainConfig)}
+    own = [(TrainConfig, one.name) for one in fields(kind) if one.name in names]
     make: Any = kind
     for option, instead in replaced.items():
         if (value := typed(argv, option)) is not None:
@@ -133,7 +136,7 @@ def parse(
         args=argv[1:],
         prog=f"merit {command} {model_name}",
         config=(tyro.conf.AvoidSubcommands,),  # the model has been chosen
-        registry=rules(without=[_field(config, option) for option in replaced]),
+        registry=rules(without=[*(_field(config, option) for option in replaced), *own]),
     )
     refuse_replaced_vocab(argv, arguments.config)
     return arguments, arguments.out or Path("runs", f"{command}-{name}")

@@ -18,6 +18,9 @@ from merit_lab.study.arena import main
 Pool = type[fake_runs.FakePool]
 
 
+pytestmark = pytest.mark.usefixtures("pool")
+
+
 @pytest.fixture
 def out(tmp_path: Path) -> Path:
     return tmp_path / "out"
@@ -38,7 +41,7 @@ def names(folder: Path) -> set[str]:
 
 
 def test_all_are_tuned_alike_and_the_best_is_trained_with_fresh_seeds(
-    run: Callable[..., int], out: Path, pool: Pool, capsys: pytest.CaptureFixture[str]
+    run: Callable[..., int], out: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(*THREE) == 0
     runs = arena.read(out)
@@ -72,7 +75,7 @@ def test_all_are_tuned_alike_and_the_best_is_trained_with_fresh_seeds(
 
 
 def test_an_arena_that_is_stopped_anywhere_ends_as_one_that_is_not(
-    run: Callable[..., int], out: Path, pool: Pool, tmp_path: Path
+    run: Callable[..., int], out: Path, pool: Pool
 ) -> None:
     assert run(*THREE) == 0
     whole = [path.name for path in pool.trained]
@@ -122,7 +125,7 @@ def test_what_is_level_is_named_and_what_diverges_too(
 
 
 def test_the_folder_says_which_arena_it_is(
-    run: Callable[..., int], out: Path, pool: Pool, capsys: pytest.CaptureFixture[str]
+    run: Callable[..., int], out: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run("--optimizers", "adamw", "--budget", "2") == 0
     assert run("--optimizers", "muon", "--budget", "2", "--batch", "8") == 1

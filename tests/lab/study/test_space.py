@@ -19,7 +19,7 @@ class Foreign(Optimizer):
     """An optimizer as any library may have it."""
 
     def __init__(self, params, lr=0.01, betas=(0.9, 0.99), shampoo_beta=0.95, weight_decay=0.0):
-        super().__init__(params, {"lr": lr, "betas": betas, "weight_decay": weight_decay})
+        super().__init__(params, {"lr": lr, "betas": (*betas, shampoo_beta), "decay": weight_decay})
 
 
 def axes(text: str, *changes: str, base: TrainConfig = BASE) -> dict[str, tuple[float, float]]:
