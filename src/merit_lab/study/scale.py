@@ -16,7 +16,7 @@ from merit_lab.data import Dataset
 from merit_lab.results.names import display_name
 from merit_lab.results.page import Page, Section
 from merit_lab.runs import table
-from merit_lab.runs.find import nested_run_folders
+from merit_lab.runs.find import places
 from merit_lab.study.command import StudyArguments, conclude, exit_status, parse, train_all
 from merit_lab.study.compare import check_rates, parse_learning_rates
 from merit_lab.study.contestant import Contestant
@@ -182,7 +182,7 @@ def plan(
 
 def _holds_runs(folder: Path) -> bool:
     """Whether a folder, which may be yet to make, holds runs."""
-    return folder.is_dir() and bool(nested_run_folders(folder))
+    return bool(places(folder))
 
 
 def _limit(base: TrainConfig, there: pl.DataFrame | None, one: Contestant, batch: int) -> int:

@@ -4,10 +4,10 @@ import math
 
 import numpy as np
 import pytest
-from merit_lab.scale.rules import RateRule, rates_by_batch
 
 from merit_lab.study.fit import fit_curve
 from merit_lab.study.reach import steps_to_reach
+from merit_lab.study.scale import RateRule, rates_by_batch
 
 BATCHES = [8, 16, 32, 64, 128, 256]
 
