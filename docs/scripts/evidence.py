@@ -12,6 +12,7 @@ from collections.abc import Callable
 import evidence_large as large
 import evidence_paper as paper
 import evidence_small as small
+import evidence_texts as texts
 from evidence_runs import ROOT
 
 from merit_lab.tables import Table
@@ -23,7 +24,9 @@ PAGES = (
     *sorted(f"docs/results/{path.name}" for path in ROOT.glob("docs/results/*.md")),
 )
 TABLES: dict[str, Callable[[], Table]] = {
-    "headline": large.headline,
+    "headline": texts.headline,
+    "texts": texts.tried,
+    "splitting": texts.splitting,
     "tuned": large.tuned,
     "budgets": large.budgets,
     "batches": large.batches,

@@ -9,6 +9,7 @@ from evidence_runs import (
     MOMENTUM,
     RESULTS,
     SIZES,
+    Row,
     as_table,
     by_seed,
     lowest,
@@ -24,10 +25,7 @@ from merit_lab.results.statistic import with_error
 from merit_lab.runs import table as runs_table
 from merit_lab.tables import NOTHING, Table
 
-Row = dict[str, Any]  # of a frame of series
-
 CONTESTANTS = ("adamw", "lamb", "merit", "muon", "normuon", "muon-merit")
-HEADLINE = (*CONTESTANTS[:3], "soap", *CONTESTANTS[3:])
 EVERYONE = (*CONTESTANTS[:3], "lion", "orscale", "soap", "soap-merit", *CONTESTANTS[3:])
 SEQUENCES = 200 * 512  # in a run of enwik8, whatever its batch
 BATCHES = (64, 128, 256, 512, 1024, 2048, 4096)
@@ -73,18 +71,6 @@ def share(one: Row, other: Row | None) -> str:
     same = other is None or one["runs"] == other["runs"]
     steps = None if same else steps_to(one["runs"], other["mean"])
     return NOTHING if steps is None else f"{steps / one['steps']:.2f}"
-
-
-def headline() -> Table:
-    """Validation loss by optimizer and size."""
-    sizes = [[lowest(tuned_at(size, name)) for name in HEADLINE] for size in SIZES.values()]
-    columns = []
-    for found in (*sizes, [in_arena().get(name) for name in HEADLINE]):
-        least = min(one["mean"] for one in found if one)
-        shown = [(one["shown"], one["mean"]) if one else (NOTHING, math.inf) for one in found]
-        columns.append([f"**{text}**" if mean == least else text for text, mean in shown])
-    head = ("Optimizer", *(f"{size} parameters" for size in SIZES.values()), "10M, all tuned alike")
-    return Table(head, tuple(zip([NAMES[name] for name in HEADLINE], *columns, strict=True)))
 
 
 def tuned() -> Table:

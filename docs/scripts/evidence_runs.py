@@ -65,11 +65,14 @@ SETTINGS = (
 )
 
 
+Row = dict[str, Any]  # of a frame of series
+
+
 @cache
 def table() -> runs_table.Table:
     """All runs that finished, and their steps."""
     studies = (path.parent for path in sorted(RESULTS.rglob("runs.parquet")))
-    return runs_table.read(*(study for study in studies if study.name != "repeats"))
+    return runs_table.read(*(study for study in studies if study.name not in ("repeats", "texts")))
 
 
 @cache
@@ -157,11 +160,11 @@ def series(of: pl.DataFrame | None = None, **where: Any) -> pl.DataFrame:
     )
     words = pl.struct(pl.all()).map_elements
     return grouped.with_columns(
-        shown=words(_shown, pl.String), rates=words(_rates, pl.String), setting=words(_setting, pl.String)
+        shown=words(shown, pl.String), rates=words(_rates, pl.String), setting=words(_setting, pl.String)
     )
 
 
-def _shown(one: dict[str, Any]) -> str:
+def shown(one: dict[str, Any]) -> str:
     deviation = one["deviation"]
     return f"{one['mean']:.3f}" + ("" if deviation is None else f" ± {deviation:.3f}")
 

@@ -1,0 +1,99 @@
+"""The tables of the comparison on two texts: 10M parameters, query, key and value as three weights."""
+
+import math
+from functools import cache
+from pathlib import Path
+
+import polars as pl
+from evidence_runs import ORDER, RESULTS, Row, as_table, by_seed, shown
+
+from merit_lab.results import charts, statistic
+from merit_lab.results.names import DISPLAY_NAMES as NAMES
+from merit_lab.runs import table
+from merit_lab.tables import NOTHING, Table
+
+TEXTS = ("enwik8", "mix")
+CONTESTANTS = ("adamw", "lamb", "merit", "soap", "muon", "normuon", "muon-merit")
+_OF_RUN = {
+    "name": "optimizer.name",
+    "lr": "optimizer.lr",
+    "warmup": "optimizer.warmup",
+    "rest_lr": "optimizer.options.rest_lr",
+}
+_LEVEL = 0.02  # what seeds of one setting differ by
+_SETTINGS = ("qkv", "data", "name", "lr", "rest_lr", "warmup")
+
+
+@cache
+def settings() -> pl.DataFrame:
+    """A row a setting: its losses by seed, their mean and spread."""
+    runs = table.read(RESULTS / "texts").runs.rename({old: new for new, old in _OF_RUN.items()})
+    found = runs.sort("seed").group_by(_SETTINGS, maintain_order=True)
+    loss = pl.col("validation_loss")
+    return found.agg(
+        seeds=pl.col("seed"), losses=loss, num_seeds=pl.len(), mean=loss.mean(), deviation=loss.std()
+    ).with_columns(shown=pl.struct("mean", "deviation").map_elements(shown, pl.String))
+
+
+def best(text: str, name: str, qkv: str = "three weights") -> Row:
+    """The setting with the lowest loss at seed 0; of those within 0.02 of it the one with the most seeds."""
+    found = settings().filter(data=text, name=name, qkv=qkv).with_columns(first=pl.col("losses").list.first())
+    level = found.filter(pl.col("first") < pl.col("first").min() + _LEVEL)
+    return level.sort("num_seeds", "first", descending=[True, False]).row(0, named=True)
+
+
+def headline() -> Table:
+    """The loss of each optimizer on each text, and how far it is above MuonMERIT's."""
+    columns = [[best(text, name)["shown"] for name in CONTESTANTS] for text in TEXTS]
+    columns += [[_above(text, name) for name in CONTESTANTS] for text in TEXTS]
+    head = ("Optimizer", *TEXTS, *(f"Above MuonMERIT, {text}" for text in TEXTS))
+    return Table(head, tuple(zip([NAMES[name] for name in CONTESTANTS], *columns, strict=True)))
+
+
+def _above(text: str, name: str) -> str:
+    one, ours = best(text, name), best(text, "muon-merit")
+    if name == "muon-merit":
+        return NOTHING
+    found = statistic.paired(by_seed(one), by_seed(ours))
+    interval = "" if math.isinf(found.high) else f" ({found.low:z.2f} to {found.high:z.2f})"
+    return f"{found.mean:z.2f}{interval}"
+
+
+def tried() -> Table:
+    """Every setting that was tried, on both texts."""
+    rows = settings().filter(qkv="three weights")
+    wide = rows.pivot("data", index=["name", "lr", "rest_lr", "warmup"], values="shown")
+    return as_table(wide.sort(ORDER, "lr", "rest_lr", "warmup"))
+
+
+def splitting() -> Table:
+    """What one weight for query, key and value costs, at one setting with one seed."""
+    rows = []
+    for name in ("normuon", "muon-merit"):
+        cells = []
+        for text in TEXTS:
+            one = best(text, name, "one weight")
+            same = {key: one[key] for key in ("data", "name", "lr", "warmup")}
+            rest = pl.col("rest_lr").eq_missing(pl.lit(one["rest_lr"]))
+            split = settings().filter(rest, qkv="three weights", **same).row(0, named=True)
+            difference = statistic.paired(by_seed(one), by_seed(split))
+            cells += [f"{one['losses'][0]:.3f}", f"{by_seed(split)[0]:.3f}", f"{difference.mean:z.3f}"]
+        rows.append((NAMES[name], *cells))
+    head = [part for text in TEXTS for part in (f"{text}: one weight", "three", "gain")]
+    return Table(("Optimizer", *head), tuple(rows))
+
+
+def draw(path: Path) -> None:
+    """The loss over the steps on the mix, of each optimizer at its best."""
+    known = table.read(RESULTS / "texts")
+    keys = pl.DataFrame([best("mix", name) for name in CONTESTANTS]).select(_SETTINGS)
+    columns = {column: _OF_RUN.get(column, column) for column in _SETTINGS}
+    runs = known.runs.join(keys.rename(columns), on=list(columns.values()), how="semi", nulls_equal=True)
+    steps = known.steps.filter(pl.col("step") > 25)
+    chart = charts.curves(
+        runs,
+        steps,
+        name=path.stem,
+        title="Validation loss on the mix, 10M parameters, batches of 512 sequences",
+    )
+    chart.write(path.parent)
