@@ -23,13 +23,11 @@ from merit_lab.results.curves import (
     read_curves,
 )
 from merit_lab.runs import (
-    EvaluationResult,
     Run,
     Status,
     folders_left_out,
     has_all_steps,
     is_locked,
-    last_results,
     nested_run_folders,
     outcome_of,
 )
@@ -88,7 +86,7 @@ class MeasuredRun:
     status: Status
     rows: Rows
     thinned: ThinnedCurves | None = None
-    evaluations: tuple[EvaluationResult, ...] = ()
+    evaluations: tuple[Any, ...] = ()
 
     @classmethod
     def read(cls, run: Run) -> MeasuredRun:
@@ -117,7 +115,7 @@ class MeasuredRun:
             else:
                 kept[-1] = row
         status, curves = _status(run, rows, locked), reader.curves()
-        return cls(run.name, run.config, run.environment, status, rows, curves, last_results(run))
+        return cls(run.name, run.config, run.environment, status, rows, curves)
 
     @cached_property
     def curves(self) -> Curves:

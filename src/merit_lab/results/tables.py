@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from merit_lab.results.comparable import HASH_DIGITS, data_names
 from merit_lab.results.old_series import Series, have_other_data
 from merit_lab.results.outcome import RunOutcome, SeriesOutcome, Spread
-from merit_lab.runs import Metric
 from merit_lab.runs.settings import differing, flatten, show
 from merit_lab.tables import NOTHING, Table
 
@@ -108,7 +108,7 @@ def evaluation_table(all_series: Sequence[Series]) -> Table | None:
     evaluated = [series for series in all_series if any(run.evaluations for run in series.runs)]
     if not evaluated:
         return None
-    measures: dict[tuple[str, str, int], list[list[Metric]]] = {}
+    measures: dict[tuple[str, str, int], list[list[Any]]] = {}
     for place, series in enumerate(evaluated):
         for run in series.runs:
             # A set with fewer items than a limit may have been evaluated with the limit and without.
@@ -129,12 +129,12 @@ def evaluation_table(all_series: Sequence[Series]) -> Table | None:
     return Table(head, tuple(rows), num_text=3)
 
 
-def _better(metrics: Iterable[Metric]) -> str:
+def _better(metrics: Iterable[Any]) -> str:
     directions = {metric.higher_is_better for metric in metrics}
     return "higher" if directions == {True} else "lower" if directions == {False} else NOTHING
 
 
-def _evaluated(metrics: Sequence[Metric]) -> str:
+def _evaluated(metrics: Sequence[Any]) -> str:
     """One run with its error over items, or the mean of several with the deviation over seeds."""
     if not metrics:
         return NOTHING

@@ -1,7 +1,6 @@
 """Run directories, and files of kept runs. Only this package reads and writes them."""
 
 from merit_lab.runs.environment import differences, environment
-from merit_lab.runs.evaluations import EvaluationResult, Metric, last_results, read_results, result_path
 from merit_lab.runs.find import archive_of
 from merit_lab.runs.journal import Journal, NotWritten, import_wandb
 from merit_lab.runs.kept import folders_left_out, nested_run_folders, run_folders
@@ -23,10 +22,8 @@ from merit_lab.runs.run import (
 __all__ = [
     "FORMAT",
     "OVER",
-    "EvaluationResult",
     "Journal",
     "Measurements",
-    "Metric",
     "MetricsWriter",
     "NotWritten",
     "Run",
@@ -42,14 +39,11 @@ __all__ = [
     "import_wandb",
     "is_locked",
     "keep_nan",
-    "last_results",
     "lock",
     "nested_run_folders",
     "outcome_of",
     "read_metrics",
-    "read_results",
     "refuse_run",
-    "result_path",
     "run_folders",
     "step_path",
 ]

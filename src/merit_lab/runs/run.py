@@ -4,7 +4,7 @@
     environment.json    versions, device, data, command line
     metrics.jsonl       the measurements; see metrics.py
     checkpoints/        step-00000100/ and so on; see train/checkpoint_files.py
-    evaluate/           step-00000100/ and so on; see evaluations.py
+    evaluate/           step-00000100.json and so on; see measurements.py
     tensorboard/        the same numbers for TensorBoard
     lock                the process that uses it; see lock.py
 
@@ -121,13 +121,6 @@ class Run:
                 "directory, or train it again"
             )
         return self.folder / "checkpoints"
-
-    @property
-    def evaluations(self) -> Path:
-        """The folder of the results of `merit evaluate`."""
-        if self.is_kept:
-            return self.folder.parent.parent / "evaluate" / self.name
-        return self.folder / "evaluate"
 
     @property
     def is_kept(self) -> bool:
