@@ -15,7 +15,7 @@ import merit_lab.train
 from merit_lab.data import Dataset
 from merit_lab.study.cost import Speed
 from merit_lab.train import TrainConfig
-from merit_lab.train.optimizer import check_optimizer
+from merit_lab.train.optimizer import options_in_use
 from merit_optim import cli
 
 ROOT = Path(__file__).parents[2]
@@ -59,7 +59,7 @@ def no_work(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
     def train(config: TrainConfig | None, *_: Any, **__: Any) -> None:
         if config is not None:
-            check_optimizer(config.resolve(256))
+            options_in_use(config.resolve(256))
         raise Reached
 
     def carry_out(trials: list[Any], *_: Any, **__: Any) -> None:

@@ -26,7 +26,7 @@ from merit_lab.study.command import exit_status
 from merit_lab.study.cost import UTILISATION, Cost, Speed, duration
 from merit_lab.text import amount
 from merit_lab.train.parallel import Ranks
-from merit_lab.train.speed import peak_flops
+from merit_lab.train.reports import peak_flops
 
 _MAX_JOBS = 8
 _DAY = 86400.0  # seconds

@@ -16,7 +16,7 @@ from merit_lab.study.trial import Trial
 from merit_lab.text import amount
 from merit_lab.train import TrainConfig
 from merit_lab.train.parallel import Ranks
-from merit_lab.train.speed import peak_flops
+from merit_lab.train.reports import peak_flops
 
 UTILISATION = 0.4  # of a GPU's peak; GPT-2 small reaches 0.46 on an H200 (docs/performance.md)
 _SECONDS_TO_START_WORKERS = 10.0  # they import torch

@@ -38,12 +38,16 @@ from merit_lab.train.checkpoint_files import (
     complete_ones,
     read_manifest,
     shards_in,
-    step_of,
 )
-from merit_lab.train.closure import weights_of
-from merit_lab.train.modes import copy_into, has_modes, weights_to_use
-from merit_lab.train.pair import AnyOptimizer, parts_of
 from merit_lab.train.parallel import Ranks, unshared
+from merit_lab.train.steps import (
+    AnyOptimizer,
+    copy_into,
+    has_modes,
+    parts_of,
+    weights_of,
+    weights_to_use,
+)
 
 _PARTIAL = ".partial"
 
@@ -59,9 +63,8 @@ def save(
     seconds: float,
     config: str,
     keep: int,
-    for_good: int | None = None,
 ) -> Path:
-    """Write a checkpoint and remove the oldest beyond ``keep``, but not that of step ``for_good``.
+    """Write a checkpoint and remove the oldest beyond ``keep``.
 
     Every rank must call this. ``metrics`` are the length of the metrics file and its hash.
 
@@ -87,7 +90,7 @@ def save(
     except OSError:
         ranks.first(lambda: shutil.rmtree(partial, ignore_errors=True))
         raise
-    ranks.first(lambda: _tidy(target, keep, for_good))
+    ranks.first(lambda: _tidy(target, keep))
     return target
 
 
@@ -124,8 +127,7 @@ def _load_made_state(
     state = _MadeState(module, optimizer)
     _read(path, state.tensors, ranks)
     state.apply(module, optimizer)
-    # In old checkpoints, an optimizer without weight decay had two identical groups.
-    for group, saved in zip(optimizer.param_groups, manifest.groups, strict=False):
+    for group, saved in zip(optimizer.param_groups, manifest.groups, strict=True):
         group.update({key: value for key, value in saved.items() if key in group})
 
 
@@ -267,7 +269,7 @@ def _make_room(folder: Path, partial: Path) -> None:
     partial.mkdir()
 
 
-def _tidy(newest: Path, keep: int, for_good: int | None) -> None:
+def _tidy(newest: Path, keep: int) -> None:
     """Keep ``keep`` checkpoints up to ``newest``; those with later steps are damaged and are removed too.
 
     If one cannot be removed now, the next save tries again.
@@ -275,5 +277,4 @@ def _tidy(newest: Path, keep: int, for_good: int | None) -> None:
     paths = complete_ones(newest.parent)
     place = paths.index(newest)
     for path in paths[:place] + paths[place + keep :]:
-        if step_of(path) != for_good:
-            shutil.rmtree(path, ignore_errors=True)
+        shutil.rmtree(path, ignore_errors=True)

@@ -13,15 +13,14 @@ import hashlib
 import json
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any
+
+import msgspec
 
 from merit_lab.data.tokens import hash_file
 from merit_lab.runs import step_path
-from merit_lab.runs.json_types import fits, in_words
 from merit_lab.train.config import TrainConfig
 
-_FORMAT = 2
-_WITHOUT_OWN_HASH = 1  # the previous format, which can still be read
 _SHARD = ".safetensors"
 
 
@@ -41,11 +40,10 @@ class Manifest:
     """Fingerprint of the configuration."""
     files: dict[str, str]
     """The sha256 of each file."""
-    groups: list[dict[str, float]] = field(default_factory=list)
+    groups: list[dict[str, int | float]] = field(default_factory=list)
     """Numbers in the optimizer's parameter groups, where some optimizers keep counters."""
     optimizers: list[dict[str, Any]] | None = None
     """Structure of the state of external optimizers; None if the state consists of tensors and numbers."""
-    format: int = _FORMAT
 
     def to_bytes(self) -> bytes:
         """Return the content of manifest.json."""
@@ -67,12 +65,10 @@ class Damaged(ValueError):
     """A checkpoint that cannot be used."""
 
 
-def find(folder: Path, until: int | None = None) -> tuple[tuple[Path, Manifest] | None, list[str]]:
-    """Return the newest intact checkpoint, up to step ``until``, and what is wrong with newer ones."""
+def find(folder: Path) -> tuple[tuple[Path, Manifest] | None, list[str]]:
+    """Return the newest intact checkpoint, and what is wrong with newer ones."""
     complaints: list[str] = []
     for path in complete_ones(folder):
-        if until is not None and step_of(path) > until:
-            continue
         try:
             return (path, read(path)), complaints
         except Damaged as error:
@@ -99,40 +95,23 @@ def read(path: Path) -> Manifest:
 
 
 def read_manifest(path: Path) -> Manifest:
-    """Return the manifest of a checkpoint. Raise Damaged if it was changed.
-
-    A checkpoint of a newer version is not damaged: going back to an older one would delete it.
-    """
+    """Return the manifest of a checkpoint. Raise Damaged if it was changed."""
+    file = path / "manifest.json"
     try:
-        text = (path / "manifest.json").read_bytes()
+        text = file.read_bytes()
         values = json.loads(text)
-        version = values.get("format", _WITHOUT_OWN_HASH)
-    except (*_GONE, ValueError, AttributeError, RecursionError) as error:
+        if not isinstance(values, dict):
+            raise TypeError(f"it holds a {type(values).__name__}")
+        values.pop("sha256", None)
+        if text != _written(values):
+            raise Damaged(f"{file} was changed: its own sha256 does not match")
+        manifest = msgspec.convert(values, Manifest)
+    except Damaged:
+        raise
+    except (*_GONE, ValueError, TypeError, RecursionError, msgspec.ValidationError) as error:
         raise Damaged(f"{path} has no readable manifest ({error})") from None
     except OSError as error:
         raise _perhaps_later(error) from None
-    digest = values.pop("sha256", None)
-    is_as_written = text == _written(values)
-    if type(version) is int and version > _FORMAT and is_as_written:
-        raise ValueError(
-            f"{path} has format {version}, of a newer version of merit-optim; this one reads formats up to "
-            f"{_FORMAT}: use the newer one, or start a new run with --out"
-        )
-    if version not in (_FORMAT, _WITHOUT_OWN_HASH):
-        raise Damaged(
-            f"{path} has format {version!r}; this version reads formats {_WITHOUT_OWN_HASH} and {_FORMAT}"
-        )
-    if (version == _FORMAT or digest is not None) and not is_as_written:
-        raise Damaged(f"{path / 'manifest.json'} was changed: its own sha256 does not match")
-    for name, hint in get_type_hints(Manifest).items():
-        if name in values and not fits(values[name], hint):
-            raise Damaged(
-                f"{path / 'manifest.json'} has {values[name]!r} as {name}, which must be {in_words(hint)}"
-            )
-    try:
-        manifest = Manifest(**values)
-    except TypeError as error:  # a field is missing or unknown
-        raise Damaged(f"{path} has no readable manifest ({error})") from None
     if path != step_path(path.parent, manifest.step):
         raise Damaged(f"{path} has the manifest of another step, {manifest.step}")
     return manifest

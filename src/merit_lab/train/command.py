@@ -45,7 +45,6 @@ class Parsed(NamedTuple):
     config: TrainConfig | None
     folder: Path
     resume: Resume = False
-    extends: Path | None = None
 
 
 def main(argv: Sequence[str]) -> int:
@@ -53,9 +52,9 @@ def main(argv: Sequence[str]) -> int:
     try:
         if "--list" in argv:
             return list_command.main(list(argv))
-        config, folder, resume, extends = parse(list(argv))
+        config, folder, resume = parse(list(argv))
         # This imports torch, which parsing does not need.
-        run = training.train(config, folder, resume=resume, extends=extends)
+        run = training.train(config, folder, resume=resume)
     except Interrupted as interrupted:
         if "--list" in argv:
             print(f"merit train: {interrupted}. The same command continues.", file=sys.stderr)
@@ -96,10 +95,6 @@ def parse(argv: list[str]) -> Parsed:
         config = _config_of(folder)
         if options.data is not None:
             config = dataclasses.replace(config, data=options.data)
-        if options.steps is not None:
-            beside = folder if folder.name not in ("", "..") else folder.resolve()  # "." has no name
-            longer = options.out or beside.with_name(f"{beside.name}-steps{options.steps}")
-            return Parsed(config.extended(options.steps), longer, extends=folder)
         return Parsed(None if options.data is None else config, folder, resume=True)
     name, model = find_model(first)
     arguments = tyro.cli(
@@ -150,7 +145,6 @@ def _parse_without_model(argv: list[str]) -> argparse.Namespace:
         prog="merit train",
         usage="merit train MODEL --data FOLDER [--auto-resume] [options]\n"
         "       merit train --resume FOLDER [--data FOLDER] [--trust MODULE:CLASS ...]\n"
-        "       merit train --resume FOLDER --steps N [--out FOLDER]\n"
         "       merit train --list FILE --out FOLDER [--jobs N]",
         description="Train a language model, or resume a run that was stopped for any reason.\n"
         f"Under torchrun all processes train together.\n\nmodels:\n{models}\n"
@@ -160,18 +154,6 @@ def _parse_without_model(argv: list[str]) -> argparse.Namespace:
     )
     parser.add_argument("--resume", metavar="FOLDER", type=Path, help="resume the run in this folder")
     parser.add_argument("--data", metavar="FOLDER", type=Path, help="with --resume: the data, if it moved")
-    parser.add_argument(
-        "--steps",
-        metavar="N",
-        type=int,
-        help="with --resume: start a longer run from the steps of this one, if its schedule allows it",
-    )
-    parser.add_argument(
-        "--out",
-        metavar="FOLDER",
-        type=Path,
-        help="with --steps: the longer run's folder (default: FOLDER-stepsN)",
-    )
     parser.add_argument(
         "--trust",
         metavar="MODULE:CLASS",
@@ -196,6 +178,4 @@ def _parse_without_model(argv: list[str]) -> argparse.Namespace:
         parser.error(f"{complaint}the model is missing; it comes first: merit train tiny --data FOLDER")
     if unknown:
         parser.error(f"{complaint}a run is resumed with the options that it started with")
-    if arguments.out is not None and arguments.steps is None:
-        parser.error("--out is for a longer run, with --steps; a resumed run stays in its folder")
     return arguments

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import itertools
 import json
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Self, get_args
@@ -18,7 +16,6 @@ from merit_lab.models.names import AnyModelConfig, num_parameters
 from merit_lab.runs.settings import flatten
 from merit_lab.train.config_json import build
 from merit_lab.train.optimizer_config import OptimizerConfig
-from merit_lab.train.schedule import warmup_steps
 
 Precision = Literal["auto", "bf16", "float32"]
 Parallel = Literal["ddp", "fsdp2"]
@@ -160,28 +157,9 @@ class TrainConfig:
             return self.model
         return self.model.with_vocab(vocab_size)
 
-    def extended(self, steps: int) -> Self:
-        """Return a longer run with the same warm-up; ``self`` must be resolved."""
-        assert self.steps is not None
-        if steps <= self.steps:
-            raise ValueError(f"steps is {steps}, but the run already has {self.steps}; give a larger number")
-        warming = warmup_steps(self.optimizer.warmup, self.steps)
-        optimizer = dataclasses.replace(self.optimizer, warmup=warming / steps)
-        return dataclasses.replace(self, optimizer=optimizer, steps=steps)
-
-    def steps_in_common(self, longer: Self) -> int:
-        """Return the number of steps in which a longer run has the same learning rate."""
-        pairs = zip(self._shares_of_peak(), longer._shares_of_peak(), strict=False)
-        return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
-
-    def _shares_of_peak(self) -> Iterator[float]:
-        assert self.steps is not None
-        return (self.optimizer.rate(step, self.steps, peak=1.0) for step in range(self.steps))
-
     def differences(self, other: Self) -> dict[str, tuple[object, object]]:
         """Return both values of the fields in which two configurations differ, apart from the data."""
         mine, theirs = flatten(self.to_dict()), flatten(other.to_dict())
-        # The fields of a second optimizer exist only in configurations that have one.
         pairs = {name: (mine.get(name), theirs.get(name)) for name in {**mine, **theirs} if name != "data"}
         return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
 

@@ -9,6 +9,7 @@ import signal
 import sys
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,36 +20,37 @@ from merit_lab.data import Batches, validation_sequences
 from merit_lab.models.attention import Observe
 from merit_lab.runs import NotWritten, Run
 from merit_lab.train import checkpoint
-from merit_lab.train.closure import Closure, seed_from
 from merit_lab.train.config import TrainConfig, interval
-from merit_lab.train.gradients import gradient_norms, weight_norm
 from merit_lab.train.kept import Kept
-from merit_lab.train.modes import has_modes, weights_to_use
-from merit_lab.train.optimizer import (
-    clip,
-    create_optimizer,
-    describe,
-    take_step,
-    update_curvature,
-    update_recorded,
-)
+from merit_lab.train.optimizer import create_optimizer, describe, update_curvature, update_recorded
 from merit_lab.train.parallel import Ranks
-from merit_lab.train.passes import MicroBatch, Passes
-from merit_lab.train.reporter import Reporter, reporting
+from merit_lab.train.passes import MicroBatch, Passes, validation_loss
+from merit_lab.train.reports import (
+    Ended,
+    HostCopies,
+    Moment,
+    Reporter,
+    Speedometer,
+    StepNumbers,
+    StepReports,
+    reporting,
+)
 from merit_lab.train.signals import Interrupted, StopRequest, listening
-from merit_lab.train.speed import Moment, Speedometer
-from merit_lab.train.start import Resume, Start, start_run, wait_for_previous_process
-from merit_lab.train.step_reports import Ended, HostCopies, StepNumbers, StepReports
-from merit_lab.train.validation import validation_loss
+from merit_lab.train.start import Resume, Start, Starting, wait_for_previous_process
+from merit_lab.train.steps import (
+    Closure,
+    clip,
+    gradient_norms,
+    has_modes,
+    seed_from,
+    take_step,
+    weight_norm,
+    weights_to_use,
+)
 
 
 def train(
-    config: TrainConfig | None,
-    folder: Path | str,
-    *,
-    resume: Resume = False,
-    extends: Path | None = None,
-    kept: Kept | None = None,
+    config: TrainConfig | None, folder: Path | str, *, resume: Resume = False, kept: Kept | None = None
 ) -> Run:
     """Train a model; under torchrun, together with the other ranks.
 
@@ -61,15 +63,15 @@ def train(
         folder: the run directory.
         resume: resume the run in ``folder``. "auto" starts it if there is none, and leaves a finished or
             diverged run unchanged.
-        extends: a shorter run, whose steps the new run starts with.
-        kept: models and data that the runs of this process share.
+        kept: models and data that the runs of this process share; see ``Pool``.
     """
     folder = Path(folder)
     ranks, kept = Ranks.join(), kept or Kept()
     if resume == "auto":  # before signals are handled: one must still end the process at once
         ranks.first(lambda: wait_for_previous_process(folder))
     with contextlib.ExitStack() as held, listening() as stop:
-        start = ranks.first(lambda: start_run(config, folder, ranks, resume, extends, held, kept.open))
+        starting = Starting(ranks, kept.open, held)
+        start = ranks.first(lambda: starting.start(config, folder, resume))
         if start.event != "over":
             with reporting(start, ranks) as reporter, contextlib.suppress(Ended):
                 reporter.event(start.step, start.event, start.message)
@@ -86,39 +88,37 @@ class Trainer:
 
     def __init__(self, start: Start, ranks: Ranks, reporter: Reporter, stop: StopRequest, kept: Kept) -> None:
         self.config = config = start.config
-        self.target = -math.inf if config.target is None else config.target
-        self.is_at_target = False
-        self.is_extension = start.event == "started" and start.checkpoint is not None
-        self.checkpoints = start.run.checkpoints
+        self.checkpoints, self.validations = start.run.checkpoints, partial(start.run.metrics, "validation")
         self.ranks, self.reporter, self.stop = ranks, reporter, stop
         assert config.steps is not None and config.optimizer.lr is not None, "the configuration is resolved"
         self.steps, self.peak_lr, self.step = config.steps, config.optimizer.lr, start.step
         self.tokens_per_step = config.batch * config.model.context
+        self.is_at_target = False
 
         model, self.module, self.micro_batch, self.is_compiled, is_bf16 = kept.prepare(config, ranks)
         self.optimizer = create_optimizer(config, model)
         # Groups may have different learning rates, as Muon's embeddings do; the schedule scales all of them.
         self.peaks = [group["lr"] for group in self.optimizer.param_groups]
         if start.checkpoint is not None:
-            checkpoint.load(start.checkpoint, self.module, self.optimizer, ranks)
+            checkpoint.load(start.checkpoint[0], self.module, self.optimizer, ranks)
         # Some models have parameters that are not trained, such as the biases of routers.
         named = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
         self.names, self.parameters = list(named), list(named.values())
 
         dataset, context = kept.open(config.data), config.model.context
         self.batches = Batches(dataset.train, context=context, batch=config.batch, seed=config.seed)
+        self.keeps_tokens = kept.tokens_on_device
         if config.measure.validation_every:
-            limit = config.measure.validation_sequences
-            sequences = validation_sequences(dataset.validation, context, limit)
+            sequences = validation_sequences(dataset.validation, context, config.measure.validation_sequences)
             self.validation_sequences = torch.from_numpy(sequences).to(ranks.device)
         begin, end = ranks.rows(config.batch)
         self.rows = [(row, min(row + self.micro_batch, end)) for row in range(begin, end, self.micro_batch)]
         self.passes = Passes(self.module, self.rows, ranks, bf16=is_bf16)
         self.batch: list[MicroBatch] = []
-        self.keeps_tokens = kept.tokens_on_device
         self.observe_every = self._observe_every()
 
-        self.speedometer = Speedometer(config.model, ranks.device, ranks.size, start.seconds)
+        seconds = start.checkpoint[1].seconds if start.checkpoint else 0.0
+        self.speedometer = Speedometer(config.model, ranks.device, ranks.size, seconds)
         self.last_step_ended: Moment | None = None  # None if something else happened since
         self.last_checkpoint = time.monotonic()
         self.reports = StepReports(
@@ -131,15 +131,15 @@ class Trainer:
 
     def run(self) -> None:
         """Take the remaining steps, with measurements and checkpoints."""
-        first_step = self.step
+        first_step, chosen = self.step, self.config.checkpoint
         if self.ranks.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.ranks.device)
         if self.step == 0:
             self.validate()
-        elif self.is_extension:  # so that it does not begin anew if it is killed early
-            self.save(must=True)
+        elif self.config.target is not None:  # the process may have died at the target, after the checkpoint
+            self.is_at_target = self.ranks.first(self.was_at_target)
         with self.micro_batches() as micro_batches:
-            while self.step < self.steps:
+            while self.step < self.steps and not self.is_at_target:
                 numbers = self.take_step(micro_batches)
                 self.step += 1
                 if self.step == first_step + 1:
@@ -149,20 +149,16 @@ class Trainer:
                 if is_last or self.is_due(self.config.measure.validation_every):
                     self.validate()
                 at_end = is_last or self.is_at_target
-                keeps = self.config.checkpoint.keep > 0
                 signum, is_time = self.ranks.maximum(self.stop.signum, self.is_checkpoint_time())
                 if signum and not at_end:
                     self.interrupt(signum)
-                # A longer run can start where the learning rate begins to decay.
-                is_kept = keeps and self.step == self.config.optimizer.begins_to_fall(self.steps)
-                is_due = is_time or is_kept or self.is_due(self.config.checkpoint.every_steps)
-                if (at_end and keeps) or (is_due and not at_end):
+                if chosen.keep > 0 if at_end else is_time or self.is_due(chosen.every_steps):
                     self.save(must=at_end)
-                if self.is_at_target:
-                    break
         self.reports.finish()
-        reached = f"the validation loss reached {self.target:g} after {self.step} of {self.steps} steps"
-        done = reached if self.is_at_target else f"all {self.steps} steps are done"
+        done = f"all {self.steps} steps are done"
+        if self.is_at_target:
+            reached = f"the validation loss reached {self.config.target:g}"
+            done = f"{reached} after {self.step} of {self.steps} steps"
         self.reporter.event(self.step, "finished", done)
 
     # --- a step ------------------------------------------------------------------------------------------
@@ -277,7 +273,12 @@ class Trainer:
         if not math.isfinite(loss):  # the last step broke the weights after its loss was computed
             self.reporter.event(self.step, "diverged", f"the validation loss is {loss}")
             raise Ended
-        self.is_at_target = loss <= self.target
+        self.is_at_target = self.config.target is not None and loss <= self.config.target
+
+    def was_at_target(self) -> bool:
+        """Whether the validation loss of the checkpoint is the target."""
+        losses = [line["loss"] for line in self.validations() if line["step"] == self.step]
+        return any(loss <= self.config.target for loss in losses)
 
     def is_due(self, every: int | None) -> bool:
         """Whether something that happens every ``every`` steps happens after this one."""
@@ -315,7 +316,6 @@ class Trainer:
                 seconds=self.speedometer.seconds,
                 config=self.config.fingerprint,
                 keep=max(1, self.config.checkpoint.keep),
-                for_good=self.config.optimizer.begins_to_fall(self.steps),
             )
         except OSError as error:
             message = (

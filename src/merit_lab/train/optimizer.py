@@ -1,10 +1,10 @@
-"""The optimizer of a run: create it from the configuration, take its steps, and record its updates."""
+"""The optimizer of a run: create it from the configuration, and record its updates."""
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -14,13 +14,11 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from merit_lab.models import Model, build
-from merit_lab.train.closure import seed_from, step_with_loss
 from merit_lab.train.config import TrainConfig
-from merit_lab.train.gradients import clip_gradients
 from merit_lab.train.optimizer_names import check_needs, class_of, construct, is_external
 from merit_lab.train.optimizer_options import check_known, check_used, fitted_options, takes
-from merit_lab.train.pair import AnyOptimizer, OptimizerPair, parts_of
 from merit_lab.train.parallel import Ranks
+from merit_lab.train.steps import AnyOptimizer, OptimizerPair, parts_of
 from merit_optim.optim.base import SafeOptimizer
 from merit_optim.optim.groups import param_groups, picked
 from merit_optim.optim.kinds import KINDS, Kind
@@ -133,17 +131,15 @@ def of_kinds(groups: list[dict[str, Any]], kinds: Collection[Kind]) -> list[dict
     return [picked(group, numbers) for group, numbers in zip(groups, members, strict=True) if numbers]
 
 
-def check_optimizer(config: TrainConfig) -> None:
-    """Raise ValueError if the optimizer cannot be created as configured; this needs no memory."""
-    _without_memory(config)
-
-
 def options_in_use(config: TrainConfig) -> list[dict[str, Any]]:
-    """The options of each parameter group, defaults included, as JSON can have them.
+    """Return the options of each parameter group, defaults included, as JSON can have them.
 
-    A configuration names what was set. Defaults change between versions, so records have these too.
+    A configuration names what was set. Defaults change between versions, so records have these too. Raises
+    ValueError if the optimizer cannot be created as configured. This needs no memory.
     """
-    groups = [group for part in parts_of(_without_memory(config)) for group in part.param_groups]
+    with torch.device("meta"):
+        optimizer = create_optimizer(config, build(config.model))
+    groups = [group for part in parts_of(optimizer) for group in part.param_groups]
     return [
         {
             name: value if isinstance(value, bool | int | float | str | tuple | list | None) else str(value)
@@ -152,11 +148,6 @@ def options_in_use(config: TrainConfig) -> list[dict[str, Any]]:
         }
         for group in groups
     ]
-
-
-def _without_memory(config: TrainConfig) -> AnyOptimizer:
-    with torch.device("meta"):
-        return create_optimizer(config, build(config.model))
 
 
 def _check_override_values(
@@ -175,37 +166,6 @@ def _check_override_values(
             raise ValueError(
                 f"optimizer.overrides sets {used} for {pattern!r}, which {cls.__name__} refuses: {error}"
             ) from error
-
-
-def take_step(
-    optimizer: AnyOptimizer,
-    config: TrainConfig,
-    norms: Tensor,
-    parameters: Sequence[Tensor],
-    closure: Callable[[], Tensor],
-    step: int,
-) -> None:
-    """Take a step; clip gradients and skip non-finite steps as configured.
-
-    The optimizers of this package do both themselves; for others it is done here.
-    """
-    if isinstance(optimizer, SafeOptimizer):
-        optimizer.step()
-        return
-    if config.nonfinite == "skip" and not torch.linalg.vector_norm(norms).isfinite():
-        return
-    clip(norms, parameters, config)
-    seed_from("optimizer", config.seed, step)  # without the rank: all ranks draw the same numbers
-    if isinstance(optimizer, OptimizerPair):
-        optimizer.step(closure)
-    else:
-        step_with_loss(optimizer, closure)
-
-
-def clip(norms: Tensor, parameters: Sequence[Tensor], config: TrainConfig) -> None:
-    """Clip gradients to the configured global norm, given the norm of each."""
-    if config.optimizer.max_grad_norm is not None:
-        clip_gradients(parameters, torch.linalg.vector_norm(norms), config.optimizer.max_grad_norm)
 
 
 @contextlib.contextmanager

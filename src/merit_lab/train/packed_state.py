@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
-from merit_lab.train.closure import weights_of
+from merit_lab.train.steps import weights_of
 from merit_optim.optim.base import SafeOptimizer
 from merit_optim.optim.kinds import MARKS
 

@@ -1,4 +1,4 @@
-"""Forward and backward passes over a rank's micro-batches."""
+"""Forward and backward passes over a rank's micro-batches, and the loss on the validation sequences."""
 
 from __future__ import annotations
 
@@ -13,33 +13,6 @@ from merit_lab.models.attention import Observe
 from merit_lab.train.parallel import Ranks, gradients_added
 
 MicroBatch = tuple[Tensor, Tensor]
-
-
-class AttentionTotals:
-    """Attention statistics over the micro-batches of a step."""
-
-    def __init__(self) -> None:
-        self._max_logits: Tensor | None = None
-        self._entropy: Tensor | None = None
-
-    def add(self, observation: AttentionObservation | None, share: float) -> None:
-        """Add a micro-batch, which is ``share`` of this rank's sequences."""
-        if observation is None:
-            return
-        largest, entropy = observation.max_logits, observation.entropy
-        self._max_logits = largest if self._max_logits is None else torch.maximum(self._max_logits, largest)
-        if entropy is not None:
-            part = entropy * share
-            self._entropy = part if self._entropy is None else self._entropy + part
-
-    def over_all(self, ranks: Ranks) -> dict[str, Tensor]:
-        """Return the statistics of the global batch; empty if nothing was observed."""
-        seen = {}
-        if self._max_logits is not None:
-            seen["max_logits"] = ranks.largest(self._max_logits)
-        if self._entropy is not None:
-            seen["entropy"] = ranks.sum(self._entropy) / ranks.size
-        return seen
 
 
 class Passes:
@@ -68,23 +41,64 @@ class Passes:
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Add gradients of the mean loss over the global batch; return the loss and attention statistics."""
         loss = torch.zeros((), device=self._ranks.device)
-        attention = AttentionTotals()
+        seen: list[tuple[AttentionObservation | None, float]] = []
         for i, ((inputs, targets), share) in enumerate(zip(batch, self._shares, strict=True)):
             with gradients_added(self._module, last=i == len(self._shares) - 1):
                 output = self._forward(inputs, targets, observe)
                 (output.loss * share).backward()
             loss += output.loss.detach() * share
-            attention.add(output.attention, share)
-        return self._ranks.sum(loss) / self._ranks.size, attention.over_all(self._ranks)
+            seen.append((output.attention, share))
+        return self._ranks.sum(loss) / self._ranks.size, self._over_all(seen)
 
     @torch.no_grad()
     def attention(self, batch: Iterable[MicroBatch], observe: Observe) -> dict[str, Tensor]:
         """Return the attention statistics of a batch."""
-        attention = AttentionTotals()
+        seen: list[tuple[AttentionObservation | None, float]] = []
         for (inputs, targets), share in zip(batch, self._shares, strict=True):
-            attention.add(self._forward(inputs, targets, observe).attention, share)
-        return attention.over_all(self._ranks)
+            seen.append((self._forward(inputs, targets, observe).attention, share))
+        return self._over_all(seen)
+
+    def _over_all(self, seen: list[tuple[AttentionObservation | None, float]]) -> dict[str, Tensor]:
+        """Return the attention statistics of the global batch; each micro-batch has a share of it."""
+        observed = [(one, share) for one, share in seen if one is not None]
+        if not observed:
+            return {}
+        largest = torch.stack([one.max_logits for one, _ in observed]).amax(0)
+        found = {"max_logits": self._ranks.largest(largest)}
+        entropies = [one.entropy * share for one, share in observed if one.entropy is not None]
+        if entropies:
+            found["entropy"] = self._ranks.sum(torch.stack(entropies).sum(0)) / self._ranks.size
+        return found
 
     def _forward(self, inputs: Tensor, targets: Tensor, observe: Observe) -> Any:
         with self.autocast():
             return self._module(inputs, targets, observe=observe)
+
+
+@torch.no_grad()
+def validation_loss(
+    module: nn.Module, sequences: Tensor, micro_batch: int, ranks: Ranks
+) -> tuple[float, float | None]:
+    """Return the mean loss over ``sequences``, without dropout, and its standard error over them.
+
+    Ranks take micro-batches in turn. All of these have one size, so that one compiled graph is enough: the
+    last is filled up with its last sequence. Of one sequence there is no standard error.
+    """
+    module.eval()
+    pieces = sequences.split(micro_batch)
+    losses = torch.zeros(len(sequences), device=ranks.device)
+    for turn in range(0, len(pieces), ranks.size):
+        mine = turn + ranks.rank
+        # A rank without a piece left still makes a pass: sharded models need every rank in each.
+        piece = pieces[min(mine, len(pieces) - 1)].to(ranks.device)
+        num = len(piece)
+        if num < len(pieces[0]):
+            piece = torch.cat([piece, piece[-1:].expand(len(pieces[0]) - num, -1)])
+        inputs, targets = piece[:, :-1].contiguous(), piece[:, 1:].contiguous()
+        found = module(inputs, targets, of_sequences=True).loss
+        if mine < len(pieces):
+            losses[mine * micro_batch :][:num] = found[:num]
+    module.train()
+    losses = ranks.sum(losses).double()
+    mean, num = losses.mean().item(), len(losses)
+    return mean, losses.std().item() / num**0.5 if num > 1 else None

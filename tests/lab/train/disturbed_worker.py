@@ -18,7 +18,7 @@ from torch import Tensor
 
 from merit_lab.train import Interrupted, TrainConfig, checkpoint, train
 from merit_lab.train.loop import Trainer
-from merit_lab.train.step_reports import StepNumbers
+from merit_lab.train.reports import StepNumbers
 
 
 def disturb(step: int, how: str) -> None:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from merit_lab.train import command, start
 from merit_lab.train.loop import Trainer
-from merit_lab.train.step_reports import StepNumbers
+from merit_lab.train.reports import StepNumbers
 
 
 def kill_once(rank: int, step: int, was_killed: Path) -> None:

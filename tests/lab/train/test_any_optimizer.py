@@ -1,7 +1,6 @@
 """External optimizers: each learns, and resumes after a stop as if there had been none."""
 
 import dataclasses
-import json
 import sys
 
 import pytest
@@ -9,16 +8,13 @@ import torch
 
 from merit_lab.data import validation_sequences
 from merit_lab.models import ModelConfig, build
-from merit_lab.runs import step_path
-from merit_lab.train import OptimizerConfig, TrainConfig, packed_state, train
-from merit_lab.train.checkpoint_files import read
-from merit_lab.train.closure import Closure
+from merit_lab.train import OptimizerConfig, train
 from merit_lab.train.loop import Trainer
-from merit_lab.train.optimizer import check_optimizer, create_optimizer, take_step
+from merit_lab.train.optimizer import create_optimizer, options_in_use
 from merit_lab.train.parallel import Ranks
-from merit_lab.train.passes import Passes
+from merit_lab.train.passes import Passes, validation_loss
 from merit_lab.train.snapshot import Snapshot
-from merit_lab.train.validation import validation_loss
+from merit_lab.train.steps import Closure, take_step
 from merit_optim import MERIT
 
 ALONE = Ranks(rank=0, size=1, device=torch.device("cpu"))
@@ -210,7 +206,7 @@ def test_the_first_optimizer_has_hidden_matrices_and_the_second_the_rest(small):
 
 def test_an_optimizer_for_matrices_only_needs_a_second_one(small):
     with pytest.raises(ValueError, match=r"2D parameters.*as in --optimizer\.rest adamw"):
-        check_optimizer(small(dataclasses.replace(CASES["Muon"], rest=None, rest_lr=None, rest_options=())))
+        options_in_use(small(dataclasses.replace(CASES["Muon"], rest=None, rest_lr=None, rest_options=())))
 
 
 def test_both_optimizers_follow_the_schedule_with_separate_peaks(small, tmp_path, monkeypatch):
@@ -251,17 +247,6 @@ def test_gradients_of_both_are_clipped_together_and_bad_steps_skipped(small):
     weights[-1].grad[0] = float("nan")
     step()
     assert all(map(torch.equal, weights, before))
-
-
-def test_a_pair_steps_and_clears_both(small):
-    pair = create(small(CASES["Muon"]))
-    weights = [weight for group in pair.param_groups for weight in group["params"]]
-    for weight in weights:
-        weight.grad = torch.ones_like(weight)
-    pair.step(lambda: torch.tensor(1.0))
-    assert all(part.state for part in pair.parts)
-    pair.zero_grad()
-    assert all(weight.grad is None for weight in weights)
 
 
 def test_options_of_some_parameters_are_those_of_their_optimizer(small):
@@ -328,13 +313,6 @@ def test_the_loss_is_recomputed_only_if_weights_have_changed():
     assert closure() == 2.0
 
 
-def test_micro_batches_do_not_change_a_recomputed_loss(small, tmp_path):
-    config = dataclasses.replace(small(CASES["LBFGS"]), steps=3)
-    runs = [train(dataclasses.replace(config, micro_batch=size), tmp_path / str(size)) for size in (3, 8)]
-    losses = [[line["loss"] for line in run.metrics("train")] for run in runs]
-    assert losses[0] == pytest.approx(losses[1], rel=1e-3)
-
-
 @pytest.mark.parametrize(
     ("chosen", "nonfinite", "match"),
     [
@@ -368,34 +346,3 @@ def test_errors_of_library_optimizers_are_explained(complaint, small, tmp_path, 
     monkeypatch.setattr(Confused, "__module__", "pytorch_optimizer.optimizer.confused")
     with pytest.raises(ValueError, match=r"Confused could not step the weights.*--optimizer\.rest adamw"):
         train(config, tmp_path / "by others")
-
-
-def test_out_of_memory_is_not_blamed_on_the_optimizer(small, tmp_path, monkeypatch):
-    monkeypatch.setattr(Confused, "complaint", torch.OutOfMemoryError("all of it"), raising=False)
-    monkeypatch.setattr(Confused, "__module__", "pytorch_optimizer.optimizer.confused")
-    with pytest.raises(torch.OutOfMemoryError):
-        train(small(OptimizerConfig(name="any_mine:Confused", lr=0.1)), tmp_path / "run")
-
-
-# --- older records -----------------------------------------------------------------------------------------
-
-
-def test_an_older_configuration_has_the_same_fingerprint(toy):
-    values = json.loads(json.dumps(toy.to_dict()))
-    assert not {"rest", "rest_lr"} & values["optimizer"].keys()
-    del values["optimizer"]["rest_options"]
-    again = TrainConfig.from_dict(values)
-    assert again == toy
-    assert again.fingerprint == toy.fingerprint
-    # The fingerprint from before optimizer.rest existed.
-    assert toy.fingerprint.startswith("841082d6c916a095")
-
-
-def test_an_older_checkpoint_is_read(small, stopped_and_resumed, measured, tmp_path, monkeypatch):
-    """Older versions read the state of torch's optimizers into the state that a step with zeros creates."""
-    config = small(OptimizerConfig(name="adamw", lr=0.01))
-    whole = train(config, tmp_path / "whole")
-    monkeypatch.setattr(packed_state, "is_of_this_package", lambda _: True)
-    stopped = stopped_and_resumed(config, tmp_path / "stopped")
-    assert read(step_path(stopped.checkpoints, STEPS)).optimizers is None
-    assert measured(stopped) == measured(whole)

@@ -4,8 +4,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from merit_lab.train.gradients import gradient_norms, weight_norm
 from merit_lab.train.parallel import Ranks
+from merit_lab.train.steps import gradient_norms, weight_norm
 
 ALONE = Ranks(0, 1, torch.device("cpu"))
 

@@ -2,7 +2,7 @@ import math
 
 import pytest
 
-from merit_lab.train import loop, step_reports, train
+from merit_lab.train import kept, reports, train
 
 PARAMETER = "blocks.1.mlp.up.weight"
 
@@ -12,7 +12,7 @@ def poison(monkeypatch):
     """Make one gradient NaN in the given steps; with one micro-batch, calls are steps."""
 
     def arrange(*steps):
-        build, calls = loop.build, []
+        build, calls = kept.build, []
 
         def spoil(gradient):
             calls.append(None)
@@ -23,7 +23,7 @@ def poison(monkeypatch):
             model.get_parameter(PARAMETER).register_hook(spoil)
             return model
 
-        monkeypatch.setattr(loop, "build", build_poisoned)
+        monkeypatch.setattr(kept, "build", build_poisoned)
 
     return arrange
 
@@ -70,7 +70,7 @@ def test_bad_steps_are_skipped_if_configured(name, poison, changed, tmp_path):
 
 
 def test_a_run_that_only_skips_is_ended(poison, changed, tmp_path, monkeypatch):
-    monkeypatch.setattr(step_reports, "_SKIPS_IN_A_ROW", 3)
+    monkeypatch.setattr(reports, "_SKIPS_IN_A_ROW", 3)
     poison(4, 6, 7, 8)
     run = train(changed(nonfinite="skip"), tmp_path)
     assert run.status == "diverged"

@@ -1,8 +1,6 @@
 import io
 import os
-import pty
 import re
-import select
 import shlex
 import shutil
 import subprocess
@@ -29,7 +27,7 @@ TOY += ["--batch", "4", "--steps", "3"]
 
 def test_a_model_and_options(data, tmp_path):
     options = ["--data", str(data), "--out", str(tmp_path), "--optimizer.name", "lamb", "--model.qk-norm"]
-    config, folder, resume, _ = parse(["nano-10m", *options])
+    config, folder, resume = parse(["nano-10m", *options])
     assert (folder, resume) == (tmp_path, False)
     assert (config.model.width, config.model.qk_norm) == (PRESETS["nano-10m"].width, True)
     assert (config.optimizer.name, config.data) == ("lamb", data)
@@ -38,20 +36,12 @@ def test_a_model_and_options(data, tmp_path):
 def test_the_slurm_example_parses():
     script = (Path(__file__).parents[3] / "examples" / "slurm.sh").read_text()
     arguments = script.partition("-m merit_optim train ")[2].replace("\\\n", "")
-    config, folder, resume, _ = parse(shlex.split(arguments))
+    config, folder, resume = parse(shlex.split(arguments))
     assert (str(config.data), str(folder), resume) == ("$DATA", "$OUT", "auto")
 
 
 def test_the_default_folder(data):
     assert str(parse(["tiny", "--data", str(data), "--seed", "3"]).folder) == "runs/tiny-merit-lr0.009-seed3"
-
-
-@pytest.mark.parametrize(("inside", "given"), [("", "run"), ("run", "."), ("run/checkpoints", "..")])
-def test_the_default_folder_of_a_longer_run_is_beside_it(run, inside, given, monkeypatch):
-    monkeypatch.chdir(run.parent / inside)
-    _, longer, resume, shorter = parse(["--resume", given, "--steps", "9"])
-    assert longer.resolve() == run.parent / "run-steps9"
-    assert (resume, shorter) == (False, Path(given))
 
 
 @pytest.mark.parametrize("option", [["--model.vocab-size", "256"], ["--model.vocab_size=256"]])
@@ -93,23 +83,6 @@ def test_a_run_goes_on_when_nobody_reads_its_progress(data, tmp_path):
     assert ended.returncode == 0
     assert ended.stdout.startswith(f"The run is in {tmp_path / 'run'}")
     assert Run.open(tmp_path / "run").status == "finished"
-
-
-def test_auto_resume_starts_a_run_and_leaves_a_finished_one(data, tmp_path, capfd):
-    command = ["tiny", *TOY, "--data", str(data), "--out", str(tmp_path / "run"), "--auto-resume"]
-    assert parse(command)[1:3] == (tmp_path / "run", "auto")
-    assert main(command) == 0
-    assert "already" not in capfd.readouterr().err
-    assert main(command) == 0
-    assert "run has already finished; nothing is left to do" in capfd.readouterr().err
-    assert main([*command, "--optimizer.lr", "0.5"]) == 1
-    message = capfd.readouterr().err
-    assert "optimizer.lr is 0.009 there and 0.5 here" in message
-    assert f"merit train --resume {tmp_path / 'run'}" in message
-    assert main([*command[:-1], "--no-auto-resume"]) == 1
-    message = capfd.readouterr().err
-    assert "holds a run already" in message
-    assert "--out" in message
 
 
 def test_only_the_first_rank_prints(data, tmp_path, capfd, monkeypatch):
@@ -170,14 +143,10 @@ def test_a_run_that_diverged_has_failed(data, tmp_path, capfd):
     ("argv", "message"),
     [
         (["tinny"], "did you mean 'tiny'"),
-        (["--reusme", "x"], "unrecognized arguments: --reusme"),
-        (["--resume"], "expected one argument"),
         (["--resume", "x", "--seed", "1"], "arguments: --seed 1; a run is resumed with the options that it"),
-        (["--batch", "8"], "arguments: --batch 8; the model is missing; it comes first"),
         (["--data", "x"], "error: the model is missing; it comes first"),
         (["tiny", "--data", "x", "--resume", "y"], "without tiny: merit train --resume FOLDER"),
         (["tiny", "--data", "x", "--optimizer.weight-decy", "1"], "--optimizer.weight-decay"),
-        (["tiny", "--data", "x", "--batch", "many"], "batch"),
         (
             ["tiny", "--data", "x", "--model.layers", "1000000000"],
             "layers is 1000000000; it must be at most",
@@ -190,22 +159,6 @@ def test_unknown_names_are_refused_with_the_nearest(argv, message, capfd):
         main(argv)
     assert caught.value.code == 2
     assert message in capfd.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("argv", "texts"),
-    [
-        ([], ["--resume FOLDER", *PRESETS]),
-        (["--help"], ["--resume FOLDER", *PRESETS]),
-        (["tiny", "--help"], ["--optimizer.weight-decay", "--checkpoint.every-minutes", "--out"]),
-    ],
-)
-def test_help(argv, texts, capfd):
-    with pytest.raises(SystemExit) as caught:
-        main(argv)
-    assert caught.value.code == 0
-    printed = capfd.readouterr().out
-    assert all(text in printed for text in texts)
 
 
 def shown(*, terminal, validated=False, width=120):
@@ -223,23 +176,6 @@ def shown(*, terminal, validated=False, width=120):
             live.show("validation", 100, {"tokens": 0, "loss": 4.5})
         live.show("event", 100, {"what": "finished", "message": "done"})
     return console.file.getvalue()
-
-
-def test_a_terminal_shows_the_last_validation():
-    """On a pseudo-terminal, as a shell has it: the loss after the last step."""
-    reader, writer = pty.openpty()
-    with os.fdopen(writer, "w") as file, os.fdopen(reader, "rb", buffering=0) as screen:
-        console = Console(file=file, width=120)
-        assert console.is_terminal
-        with Display(2, console=console) as live:
-            live.show("validation", 0, {"tokens": 0, "loss": 5.5})
-            for step in (1, 2):
-                live.show("train", step, {"loss": 5.0, "tokens_per_second": 1.0})
-            live.show("validation", 2, {"tokens": 0, "loss": 4.25})
-        written = b""
-        while select.select([screen], [], [], 0.5)[0]:  # one read may end anywhere
-            written += screen.read(1 << 16)
-    assert any("validation 4.2500" in line for line in written.decode().splitlines()[-2:])
 
 
 def test_plain_lines_without_a_terminal():
@@ -265,26 +201,6 @@ def test_the_time_left_does_not_count_the_start(monkeypatch):
     assert second.endswith("1:29 left")
 
 
-def test_the_last_step_has_one_line_with_its_own_validation_loss():
-    (last,) = [line for line in shown(terminal=False, validated=True).splitlines() if "100/100" in line]
-    assert "validation 4.5000" in last
-
-
-def test_a_terminal_shows_that_a_run_starts_and_no_number():
-    console = Console(file=io.StringIO(), force_terminal=True, color_system=None, width=120)
-    with Display(100, console=console):
-        pass
-    assert "starting" in console.file.getvalue()
-    assert "loss" not in console.file.getvalue()
-
-
-def test_a_live_line_in_a_terminal():
-    text = shown(terminal=True)
-    assert "100/100" in text
-    assert "logit 31.2" in text
-    assert "\x1b" in text
-
-
 @pytest.mark.parametrize("width", [40, 60, 80, 100, 120])
 def test_a_narrow_terminal_shows_steps_and_time_and_the_first_numbers(width):
     last = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", shown(terminal=True, width=width)).splitlines()[-1]
@@ -292,10 +208,6 @@ def test_a_narrow_terminal_shows_steps_and_time_and_the_first_numbers(width):
     assert re.match(r"100/100 .*loss 4\.0000( .*[^…])? 00:00$", last)
     assert ("validation 5.5000" in last) == (width >= 60)
     assert ("tokens/s 12,346" in last) == (width >= 100)
-
-
-def test_a_terminal_too_narrow_for_any_number_does_not_end_the_run():
-    assert "loss" not in shown(terminal=True, width=10)
 
 
 @pytest.mark.parametrize(("on_all", "rank", "lines"), [(True, "0", 1), (True, "1", 0), (False, "1", 1)])

@@ -7,7 +7,7 @@ import pytest
 from merit_lab.models import PRESETS, build
 from merit_lab.train import CheckpointConfig, MeasureConfig, OptimizerConfig, TrainConfig
 from merit_lab.train.optimizer import create_optimizer
-from merit_lab.train.schedule import learning_rate
+from merit_lab.train.optimizer_config import learning_rate
 
 
 def test_json_and_back(changed):
@@ -33,7 +33,6 @@ def test_a_number_is_the_same_whole_or_as_a_fraction(changed):
         (lambda: OptimizerConfig(lr=float("nan")), r"optimizer\.lr is nan"),
         (lambda: OptimizerConfig(max_grad_norm=0.0), "above 0, or None"),
         (lambda: OptimizerConfig(warmup=1.5), r"warmup is 1.5; it must be from 0 to 1"),
-        (lambda: OptimizerConfig(name="MERIT"), "'MERIT'; did you mean 'merit'"),
         (lambda: OptimizerConfig(without=("clips",)), "without is 'clips'; did you mean 'clip'"),
         (lambda: OptimizerConfig(name="lamb", without=("clip",)), "lamb has no such parts"),
         (lambda: OptimizerConfig(overrides=("element_wise=false",)), "write PATTERN:OPTION=VALUE"),
@@ -42,13 +41,9 @@ def test_a_number_is_the_same_whole_or_as_a_fraction(changed):
             lambda: OptimizerConfig(overrides=("*:lr=-1",)),
             r"'\*:lr=-1'; a learning rate must be a finite number",
         ),
-        (lambda: OptimizerConfig(overrides=("*:lr=null",)), "a learning rate must be a finite number"),
-        (lambda: OptimizerConfig(overrides=("*:lr=true",)), "a learning rate must be a finite number"),
-        (lambda: OptimizerConfig(overrides=('*:lr="high"',)), "a learning rate must be a finite number"),
         (lambda: MeasureConfig(validation_every=-1), "validation_every is -1"),
         (lambda: MeasureConfig(validation_sequences=0), "validation_sequences is 0; .*at least 1"),
         (lambda: CheckpointConfig(keep=-1), "keep is -1"),
-        (lambda: OptimizerConfig(lr=-1.0), "lr is -1.0; it must be a finite number of at least 0$"),
         (lambda: CheckpointConfig(every_steps=1.5), "every_steps is 1.5; .*a whole number"),
     ],
 )
@@ -108,17 +103,10 @@ def test_a_part_of_merit_can_be_left_out(part, option, value, changed):
         ({"batch": 0}, "batch is 0"),
         ({"micro_batch": True}, "micro_batch is True"),
         ({"tokens": 100}, "steps is 12 and tokens is 100; give only one"),
-        ({"precision": "bf61"}, "precision is 'bf61'; did you mean 'bf16'"),
-        ({"parallel": "dp"}, "parallel is 'dp'"),
         ({"seed": 2**64}, "seed is 18446744073709551616; .* 64 bits"),
-        ({"nonfinite": "raise"}, "nonfinite is 'raise'; .*stop, skip"),
         ({"batch": 2**31 + 1}, "batch is 2147483649; it must be at most 2147483648"),
-        ({"micro_batch": 10**30}, "micro_batch is 10+; it must be at most"),
-        ({"steps": 10**30}, "steps is 10+; it must be at most"),
         ({"steps": None, "tokens": 10**400}, "tokens is 10+; it must be at most"),
         ({"model.context": 2**24 + 1}, "context is 16777217; it must be at most 16777216"),
-        ({"model.layers": 10**4 + 1}, "layers is 10001; it must be at most 10000"),
-        ({"model.width": 10**30}, "width is 10+; it must be at most"),
         ({"model.loss_chunk": 10**30}, "loss_chunk is 10+; .* at most 2147483648, 0 or None"),
     ],
 )

@@ -1,0 +1,263 @@
+"""Reports of a run: to the journal and the display, with speeds; of steps without waiting for the device."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import time
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from merit_lab.models import AnyModelConfig, flops_per_token
+from merit_lab.runs import Journal
+from merit_lab.train.config import NonFinite
+from merit_lab.train.display import Display
+from merit_lab.train.parallel import Ranks
+from merit_lab.train.start import Start
+
+_MOST_WAITING = 16  # steps whose numbers may be on their way: then the host waits, so that a run ends in time
+_SKIPS_IN_A_ROW = 100  # after so many skipped steps a run will not recover
+
+# Peak dense bf16 FLOP/s from the vendors' data sheets, by a substring of the device's name. The first match
+# counts.
+_PEAK_FLOPS = {
+    "B200": 2250e12,
+    "H200": 989e12,
+    "H100 PCIe": 756e12,
+    "H100 NVL": 835e12,
+    "H100": 989e12,
+    "A100": 312e12,
+    "L40S": 362e12,
+    "L40": 181e12,
+    "L4": 121e12,
+    "A10G": 70e12,
+    "RTX 4090": 165e12,
+}
+
+
+class Reporter:
+    """Records measurements and shows them."""
+
+    def __init__(self, journal: Journal | None, display: Display | None) -> None:
+        self._journal, self._display = journal, display
+
+    def write(self, kind: str, step: int, **values: Any) -> None:
+        """Report one measurement; record/metrics.py lists the kinds."""
+        if self._journal is not None and self._display is not None:
+            self._journal.write(kind, step, **values)
+            self._display.show(kind, step, values)
+
+    def event(self, step: int, what: str, message: str) -> None:
+        """Report an event."""
+        self.write("event", step, what=what, message=message)
+
+    def sync(self) -> tuple[int, str]:
+        """Flush to disk and return the length and the hash of the metrics file. Only for the first rank."""
+        assert self._journal is not None
+        offset = self._journal.sync()
+        return offset, self._journal.digest(offset)
+
+
+@contextlib.contextmanager
+def reporting(start: Start, ranks: Ranks) -> Iterator[Reporter]:
+    """Open the reporter of a run that starts or resumes."""
+    with contextlib.ExitStack() as stack:
+
+        def open_journal() -> None:
+            _, manifest = start.checkpoint or (None, None)
+            journal = Journal(
+                start.run,
+                offset=manifest.metrics_offset if manifest else 0,
+                digest=manifest.metrics_sha256 if manifest else None,
+                step=start.step + 1,
+                wandb=start.config.measure.wandb,
+            )
+            stack.enter_context(journal)
+            assert start.config.steps is not None
+            display = stack.enter_context(Display(start.config.steps, start.step))
+            opened.append(Reporter(journal, display))
+
+        opened: list[Reporter] = []
+        ranks.first(open_journal)
+        yield opened[0] if opened else Reporter(None, None)
+
+
+def peak_flops(device_name: str) -> float | None:
+    """Return the device's peak bf16 FLOP/s; None if unknown."""
+    return next((peak for part, peak in _PEAK_FLOPS.items() if part in device_name), None)
+
+
+class Moment:
+    """A point in time of the device's queue, recorded without waiting."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._seconds = time.perf_counter()
+        self._event: torch.cuda.Event | None = None
+        if device.type == "cuda":
+            self._event = torch.cuda.Event(enable_timing=True)
+            self._event.record()
+
+    def since(self, earlier: Moment) -> float:
+        """Return the seconds since an earlier moment; waits until the device has reached this one."""
+        if self._event is None or earlier._event is None:
+            return self._seconds - earlier._seconds
+        self._event.synchronize()
+        return float(earlier._event.elapsed_time(self._event)) / 1e3
+
+
+class Speedometer:
+    """Converts tokens and durations of steps to metrics.
+
+    ``seconds`` is the total time of all steps, including those before the run was resumed, without validation
+    and checkpoints.
+    """
+
+    def __init__(
+        self, model: AnyModelConfig, device: torch.device, num_ranks: int, seconds: float = 0.0
+    ) -> None:
+        self.seconds = seconds
+        self._device = device
+        self._tokens_at_peak: float | None = None  # per second; unknown for some models and devices
+        if device.type == "cuda" and (peak := peak_flops(torch.cuda.get_device_name(device))):
+            flops = flops_per_token(model)
+            self._tokens_at_peak = peak * num_ranks / flops if flops else None
+
+    def read(self, tokens: int, *, seconds: float, optimizer_seconds: float) -> dict[str, float | None]:
+        """Return the speed of a step on ``tokens`` in ``seconds``, which include ``optimizer_seconds``."""
+        self.seconds += seconds
+        per_second = tokens / max(seconds, 1e-9)
+        memory = None
+        if self._device.type == "cuda":
+            memory = torch.cuda.max_memory_allocated(self._device) / 2**30
+        return {
+            "seconds": self.seconds,
+            "tokens_per_second": per_second,
+            "optimizer_share": optimizer_seconds / max(seconds, 1e-9),
+            "mfu": None if self._tokens_at_peak is None else per_second / self._tokens_at_peak,
+            "memory_gib": memory,
+        }
+
+
+class HostCopies:
+    """Tensors that are being copied to the host."""
+
+    def __init__(self, tensors: dict[str, Tensor]) -> None:
+        self._copies = {name: tensor.to("cpu", non_blocking=True) for name, tensor in tensors.items()}
+        self._arrived: torch.cuda.Event | None = None
+        if any(tensor.is_cuda for tensor in tensors.values()):
+            self._arrived = torch.cuda.Event()
+            self._arrived.record()
+
+    @property
+    def are_here(self) -> bool:
+        """Whether reading them now does not wait; always on a CPU, where they need no copy."""
+        return self._arrived is None or self._arrived.query()
+
+    def read(self) -> dict[str, Tensor]:
+        """Wait until the copies are complete and return them."""
+        if self._arrived is not None:
+            self._arrived.synchronize()
+        return self._copies
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepNumbers:
+    """The measurements of a step; ``step`` steps were done before it."""
+
+    step: int
+    lr: float
+    tensors: HostCopies
+    began: Moment
+    optimizer_began: Moment
+    optimizer_ended: Moment
+    ended: Moment
+    update: dict[str, dict[str, float]]
+
+
+class Ended(Exception):
+    """The run ended before its last step: it diverged."""
+
+
+class StepReports:
+    """The steps whose numbers have not been read yet.
+
+    Args:
+        reporter: where the numbers go.
+        speedometer: converts durations to speeds.
+        names: the parameters, in the order of the gradients' norms.
+        tokens_per_step: over all ranks.
+        nonfinite: what a number that is not finite means to the run.
+    """
+
+    def __init__(
+        self,
+        reporter: Reporter,
+        speedometer: Speedometer,
+        names: list[str],
+        *,
+        tokens_per_step: int,
+        nonfinite: NonFinite,
+    ) -> None:
+        self._reporter, self._speedometer, self._names = reporter, speedometer, names
+        self._tokens_per_step, self._nonfinite = tokens_per_step, nonfinite
+        self._waiting: deque[StepNumbers] = deque()
+        self._num_skips_in_a_row = 0
+
+    def add(self, numbers: StepNumbers) -> None:
+        """Report the steps whose numbers have arrived; on a CPU also this one."""
+        self._waiting.append(numbers)
+        while self._waiting and (self._waiting[0].tensors.are_here or len(self._waiting) > _MOST_WAITING):
+            self._report_step(self._waiting.popleft())
+
+    def finish(self) -> None:
+        """Report all steps."""
+        while self._waiting:
+            self._report_step(self._waiting.popleft())
+
+    def _report_step(self, numbers: StepNumbers) -> None:
+        """Read and report the numbers of one step; handle them if they are not finite."""
+        read, done = numbers.tensors.read(), numbers.step + 1
+        if "max_logits" in read:
+            entropy = read["entropy"].tolist() if "entropy" in read else None
+            logits = read["max_logits"].tolist()
+            self._reporter.write("attention", numbers.step, max_logits=logits, entropy=entropy)
+        if numbers.update:
+            self._reporter.write("update", done, parameters=numbers.update)
+        loss, norm = read["loss"].item(), torch.linalg.vector_norm(read["norms"]).item()
+        self._reporter.write(
+            "train",
+            done,
+            loss=loss,
+            lr=numbers.lr,
+            grad_norm=norm,
+            weight_norm=read["weight_norm"].item(),
+            tokens=done * self._tokens_per_step,
+            **self._speedometer.read(
+                self._tokens_per_step,
+                seconds=numbers.ended.since(numbers.began),
+                optimizer_seconds=numbers.optimizer_ended.since(numbers.optimizer_began),
+            ),
+        )
+        if math.isfinite(loss) and math.isfinite(norm):
+            self._num_skips_in_a_row = 0
+        else:
+            self._handle_nonfinite(done, loss, read["norms"])
+
+    def _handle_nonfinite(self, step: int, loss: float, norms: Tensor) -> None:
+        """Report which gradients are not finite, and end the run unless such steps are skipped."""
+        bad = (~norms.isfinite()).nonzero().flatten().tolist()
+        where = f", first that of {self._names[bad[0]]}" if bad else ""
+        message = f"the loss is {loss}; {len(bad)} of {len(norms)} gradients are not finite{where}"
+        if self._nonfinite == "skip":
+            self._num_skips_in_a_row += 1
+            self._reporter.event(step, "skipped", f"{message}; the step was skipped")
+            if self._num_skips_in_a_row < _SKIPS_IN_A_ROW:
+                return
+            message = f"{_SKIPS_IN_A_ROW} steps in a row were skipped; {message}"
+        self._reporter.event(step, "diverged", message)
+        raise Ended
