@@ -51,6 +51,7 @@ def somewhere(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     for name in DATA:
         Path("data", name).symlink_to(data)
     Path("my_optimizers.py").write_text("from torch.optim import SGD as Mine\n")
+    Path("runs.jsonl").write_text('{"model": "tiny", "optimizer.lr": 0.01, "batch": 8, "steps": 1}\n')
 
 
 @pytest.fixture

@@ -8,7 +8,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from merit_lab.lazy import load_from
-from merit_lab.train.bar import Bar
 from merit_lab.train.config import CheckpointConfig, MeasureConfig, TrainConfig
 from merit_lab.train.optimizer_config import OptimizerConfig
 from merit_lab.train.signals import Interrupted
@@ -18,7 +17,6 @@ if TYPE_CHECKING:
     from merit_lab.train.pool import Pool
 
 __all__ = [
-    "Bar",
     "CheckpointConfig",
     "Interrupted",
     "MeasureConfig",
