@@ -44,7 +44,7 @@ tested: $(DEV)
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(JOBS) $(SLOW)
 
 test-gpu: $(DEV) ## run the tests that need a CUDA GPU
-	$(BIN)/pytest -m gpu
+	$(BIN)/pytest -m gpu --slow
 
 lint: $(DEV) ## check style, types and import layers
 	$(BIN)/ruff check

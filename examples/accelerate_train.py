@@ -56,7 +56,7 @@ def main() -> None:
         bos_token_id=0,
         eos_token_id=0,
     )
-    model = GPT2LMHeadModel(config)  # type: ignore[no-untyped-call]
+    model = GPT2LMHeadModel(config)
     # Before prepare, which may replace whole weights by sharded ones. Each optimizer has a default learning
     # rate; set lr=... to change it.
     optimizer = optimizer_class(arguments.optimizer)(param_groups(model, weight_decay=0.1))

@@ -25,7 +25,7 @@ def main() -> None:
     torch.manual_seed(0)
     if arguments.model is None:
         config = GPT2Config(vocab_size=500, n_embd=64, n_layer=3, n_head=4, bos_token_id=0, eos_token_id=0)
-        model = AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
+        model = AutoModelForCausalLM.from_config(config)
     else:
         model = AutoModelForCausalLM.from_pretrained(arguments.model)
     tokens = torch.randint(model.config.vocab_size, (4, arguments.tokens))

@@ -50,7 +50,7 @@ def main() -> None:
         return chosen(param_groups(model, weight_decay=0.1))
 
     arguments.folder.mkdir(parents=True, exist_ok=True)
-    newest = get_last_checkpoint(str(arguments.folder))  # type: ignore[no-untyped-call]
+    newest = get_last_checkpoint(str(arguments.folder))
     if newest is not None:
         # The Trainer would take one more step before it notices that it is done.
         done = TrainerState.load_from_json(str(Path(newest, "trainer_state.json"))).global_step
@@ -68,7 +68,7 @@ def main() -> None:
         bos_token_id=0,
         eos_token_id=0,
     )
-    model = GPT2LMHeadModel(config)  # type: ignore[no-untyped-call]
+    model = GPT2LMHeadModel(config)
     options: dict[str, Any] = {}
     if arguments.by_factory:
         options["optimizer_cls_and_kwargs"] = (lambda: build, {})  # the Trainer calls it, and then build

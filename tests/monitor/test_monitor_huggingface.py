@@ -314,6 +314,7 @@ def test_dropout_does_not_reach_the_reading() -> None:
 
 
 @torch.no_grad()
+@pytest.mark.slow
 def test_a_compiled_model_is_observed_in_its_graph() -> None:
     """By the registry; test_attention_monitor.py has it for functions of torch."""
     torch.compiler.reset()

@@ -335,6 +335,7 @@ def test_parameters_with_the_same_name_are_refused() -> None:
 
 @pytest.mark.filterwarnings("ignore:`torch.jit.script:DeprecationWarning")  # from dynamo's imports
 @pytest.mark.parametrize("optimizer_class", [MERIT, Hidden(MuonMERIT), Hidden(SOAP)], ids=name_of)
+@pytest.mark.slow
 def test_a_compiled_step_is_recorded_too(optimizer_class) -> None:
     torch.compiler.reset()
     optimizer = optimizer_class(parameters("cpu"))

@@ -14,7 +14,7 @@ from transformers.trainer_utils import TrainOutput
 from merit_optim.integrations.step_watch import StepWatch
 
 
-class MeritCallback(TrainerCallback):
+class MeritCallback(TrainerCallback):  # type: ignore[misc]
     """Logs the largest attention logit, the smallest entropy, and update statistics, at logging steps.
 
     The numbers go where the Trainer's do: to its history and to everything in ``report_to``. If the optimizer
@@ -41,7 +41,7 @@ class MeritCallback(TrainerCallback):
         self.every = every
         self._watch = StepWatch(details=details, entropy=entropy)
         # The Trainer does not notify its callbacks of failures and interrupts.
-        trainer.train = self._ending(trainer.train)  # type: ignore[method-assign]
+        trainer.train = self._ending(trainer.train)
 
     def on_train_begin(self, *_: Any, **__: Any) -> None:
         self._watch.abandon()  # with auto_find_batch_size, an earlier loop may have run out of memory

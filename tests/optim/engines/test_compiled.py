@@ -74,6 +74,7 @@ def compiled() -> dict[str, dict[str, int]]:
 
 # 16 and 8 elements a thread in each block, so 4 and 2 accesses of 16 bytes for each tensor that is read.
 @pytest.mark.parametrize(("kernel", "num_accesses"), [("moments", 4 * 4), ("apply", 3 * 2)])
+@pytest.mark.slow
 def test_tensors_are_read_16_bytes_at_a_time(compiled, kernel, num_accesses) -> None:
     assert compiled[kernel]["wide"] >= num_accesses
     assert not compiled[kernel]["spilled"]

@@ -200,6 +200,7 @@ SPLIT_BY_ROWS: list[tuple[tuple[int, ...], Any, Hidden, dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("shape", "split", "build", "options"), SPLIT_BY_ROWS, ids=name_of)
+@pytest.mark.slow
 def test_weights_that_are_split_by_rows(device, shape, split, build, options) -> None:
     """Matrices of one size share a launch, whichever weight they are of; steps are counted once."""
     pair = MuonPair(parameters([shape, shape], device), build, split=split, **options)
@@ -321,6 +322,7 @@ def together(num: int) -> Any:
 
 @pytest.mark.parametrize("build", [muon_merit, normuon], ids=name_of)
 @pytest.mark.parametrize(("num", "chunks"), [(0, [1] * 5), (2, [2, 2, 1]), (4, [3, 2])])
+@pytest.mark.slow
 def test_matrices_of_one_shape_are_processed_in_chunks(device, num, chunks, build) -> None:
     """From one parameter or several; the step of a parameter with stacked matrices is counted once."""
     pair = MuonPair(parameters(STACKED, device), build, matrix_dims=2)
@@ -335,6 +337,7 @@ def test_matrices_of_one_shape_are_processed_in_chunks(device, num, chunks, buil
 
 
 @pytest.mark.parametrize("build", [muon_merit, normuon], ids=name_of)
+@pytest.mark.slow
 def test_chunks_change_no_bit(device, build) -> None:
     def run(num: int) -> tuple[list[Tensor], dict[str, Any]]:
         optimizer = build(parameters(STACKED, device), ns_steps=2, matrix_dims=2, fused=True)
@@ -539,6 +542,7 @@ def test_normuon_equalizes_rows_or_columns(device) -> None:
     [(1, 9), (9, 1), (1100, 2), (2, 1100), (3, 33, 70), (2, 70, 33)],
     ids=str,
 )
+@pytest.mark.slow
 def test_outputs_of_every_shape_are_equalized(device, shape, transposed) -> None:
     """More of them, and more inputs, than a program takes at a time, in stacked matrices too."""
     options = {"matrix_dims": 2, "transposed": transposed}

@@ -40,6 +40,7 @@ def test_a_rank_that_exits_between_two_messages_is_an_error_on_all_others() -> N
 
 
 @pytest.mark.skipif(find_spec("triton") is None, reason="the fused engine needs triton")
+@pytest.mark.slow
 def test_the_fused_engine_gives_the_bits_of_one_rank_too() -> None:
     compared = on_ranks(2, "sharded_worker.py", "fused", TRITON_INTERPRET="1")
     assert len(compared) == 10
