@@ -13,8 +13,7 @@ from merit_lab.paper.entries import ENTRIES, Entry
 from merit_lab.paper.plan import Data
 from merit_lab.paper.quantities import best_rate
 from merit_lab.paper.scales import Scale
-from merit_lab.results.charts import Chart
-from merit_lab.results.page import Page, Section
+from merit_lab.results.page import Chart, Page, Section
 from merit_lab.runs import durable
 from merit_lab.tables import NOTHING, Table
 

@@ -13,7 +13,7 @@ from merit_lab.paper import measured
 from merit_lab.paper import quantities as q
 from merit_lab.paper.plan import Data, OneRun
 from merit_lab.results import charts
-from merit_lab.results.charts import Chart
+from merit_lab.results.page import Chart
 
 Curve = Callable[[OneRun], Sequence[q.Point]]
 Draw = Callable[[Data], list[Chart]]
