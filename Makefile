@@ -56,7 +56,7 @@ docs: $(DEV) ## build the documentation into build/site; broken links are errors
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
 
 bench: $(LAB) ## time an optimizer step against other implementations
-	$(BIN)/merit bench step
+	$(BIN)/merit bench
 
 clean: ## remove .venv, caches and build outputs
 	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis build dist

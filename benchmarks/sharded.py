@@ -34,7 +34,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from merit_lab.measure.bench.command import environment
 from merit_lab.measure.bench.contestants import NaiveMERIT
-from merit_lab.measure.bench.model import MODELS, WEIGHTS, Shape, num_elements
+from merit_lab.measure.bench.model import WEIGHTS, Shape
 from merit_optim import LAMB, MERIT, MaxLAMB, Muon, MuonMERIT
 from merit_optim.optim.kinds import Kind
 
@@ -165,7 +165,7 @@ def measure(
 ) -> Result:
     device = torch.device(mesh.device_type)
     torch.manual_seed(0)
-    params = make_parameters(MODELS[model], mesh, placements, device)
+    params = make_parameters([weight.shape for weight in WEIGHTS[model]], mesh, placements, device)
     optimizer = CONTESTANTS[name](params, [weight.kind for weight in WEIGHTS[model]])
     times = time_steps(optimizer, device, seconds)
     with Traffic() as traffic:
@@ -188,7 +188,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--models", nargs="+", choices=MODELS, default=["gpt2-small" if cuda else "tiny"])
+    parser.add_argument("--models", nargs="+", choices=WEIGHTS, default=["gpt2-small" if cuda else "tiny"])
     parser.add_argument("--only", help="contestants whose name holds this")
     parser.add_argument("--seconds", type=float, default=3.0, help="for each contestant, about")
     parser.add_argument("--output", type=Path, help="write the results as JSON")
@@ -210,7 +210,7 @@ def main() -> None:
     for model in args.models:
         for layout, (mesh, placements) in layouts(world, device).items():
             if first:
-                total = num_elements(MODELS[model]) / 1e6
+                total = sum(weight.num_elements for weight in WEIGHTS[model]) / 1e6
                 print(f"\n{model}, {total:.1f}M parameters in float32, {layout} on {world} ranks")
                 print(
                     f"  {'':26} {'ms':>9} {'spread':>19} {'collectives':>12} {'bytes':>12} {'predicted':>12}"

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import torch
 
-from merit_lab.measure.bench.model import MODELS, make_parameters, num_elements
+from merit_lab.measure.bench.model import WEIGHTS, Parameters
 from merit_optim import MERIT
 from merit_optim.optim.engines.fused.engine import FusedEngine
 from merit_optim.optim.engines.fused.tables import Tile
@@ -57,7 +57,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--models", nargs="+", default=["gpt2-small"], choices=MODELS)
+    parser.add_argument("--models", nargs="+", default=["gpt2-small"], choices=WEIGHTS)
     parser.add_argument("--steps", nargs="+", type=int, default=[1, 2, 4, 8])
     parser.add_argument("--repeats", type=int, default=15)
     parser.add_argument("--seconds", type=float, default=400, help="stop after this long")
@@ -65,8 +65,8 @@ def main() -> None:
     args = parser.parse_args()
     device, began, results = torch.device("cuda"), time.monotonic(), []
     for model in args.models:
-        params = make_parameters(MODELS[model], device)
-        total = num_elements(MODELS[model])
+        params = Parameters.of(WEIGHTS[model], device).all
+        total = sum(param.numel() for param in params)
         adamw = milliseconds(torch.optim.AdamW(params, fused=True).step, args.repeats)
         print(f"{model}: torch AdamW fused {adamw:.3f} ms, {28 * total / adamw / 1e9:.2f} TB/s", flush=True)
         works = MERIT(params)._gather()

@@ -66,10 +66,9 @@ def _options(text: str) -> list[str]:
 
 
 def _kinds(text: str) -> list[str]:
-    """Return the subcommands of a command: {text,embedded} or step|growth in the first line."""
-    usage = text.partition("\n")[0]
-    match = re.search(r"\{([a-z0-9-]+(?:,[a-z0-9-]+)+)\}$|^usage: merit \w+ ([a-z]+(?:\|[a-z]+)+) ", usage)
-    return re.split(r"[,|]", match[1] or match[2]) if match else []
+    """Return the subcommands of a command: {text,embedded} in the first line."""
+    match = re.search(r"\{([a-z0-9-]+(?:,[a-z0-9-]+)+)\}$", text.partition("\n")[0])
+    return match[1].split(",") if match else []
 
 
 def script(shell: str) -> str:

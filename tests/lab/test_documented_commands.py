@@ -100,7 +100,7 @@ def test_what_trains_gets_as_far_as_its_work(
 @pytest.mark.parametrize("text", OTHERS)
 def test_the_others_have_the_options_that_are_shown(text: str, capsys: pytest.CaptureFixture[str]) -> None:
     name, *arguments = shlex.split(text)
-    kind = arguments[:1] if name in ("prepare", "bench") else []
+    kind = arguments[:1] if name == "prepare" else []
     with pytest.raises(SystemExit) as ended:
         cli.main([name, *kind, "--help"])
     assert ended.value.code == 0

@@ -18,8 +18,6 @@ from __future__ import annotations
 
 import math
 import statistics
-import sys
-import time
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -30,15 +28,11 @@ import tyro
 from torch import Tensor
 
 from merit_lab.checks import check_at_least
-from merit_lab.command_line import rules
 from merit_lab.data import Batches
-from merit_lab.folders import check_writable
+from merit_lab.measure.checkpoint import AtCheckpoint, Part, measure_missing, run_command, stoppable
 from merit_lab.models import Model
 from merit_lab.progress import WorkProgress
-from merit_lab.runs import Measurements, Run, RunInUse
 from merit_lab.tables import Table, print_table
-from merit_lab.train.checkpoint_files import steps_of
-from merit_lab.train.signals import Interrupted, listening
 from merit_lab.train.snapshot import Snapshot, default_device, token_loss
 from merit_optim.optim.engines.gradients import norms
 from merit_optim.optim.torch_private import foreach_add_
@@ -171,8 +165,6 @@ class MeasuredScale:
     path: Path
     step: int
     context: int
-    batch: int
-    """The batch size of the run."""
     scale: NoiseScale
 
 
@@ -196,141 +188,73 @@ def measure_noise_scale(
     dataset = snapshot.open_data(data)
     context = snapshot.config.model.context
     batches = Batches(dataset.train, context=context, batch=config.batch, seed=config.seed + _APART_FROM_RUNS)
-    _check_enough(batches, config)
-    results = Measurements(snapshot.run.folder / "noise" / f"{snapshot.path.name}.json")
-    settings = {**asdict(config), "context": context}
-    if results.find("scale", settings) is None:
-        check_writable(results.path.parent)
-        about = snapshot.environment(dataset)
-        began = time.monotonic()
-        scale = noise_scale(_all_norms(snapshot, batches, config), micro_batch=config.micro_batch)
-        seconds = round(time.monotonic() - began, 3)
-        results.put("scale", settings, asdict(scale), seconds=seconds, environment=about)
-    return MeasuredScale(
-        path=results.path,
-        step=snapshot.step,
-        context=context,
-        batch=snapshot.config.batch,
-        scale=NoiseScale(**results.parts["scale"]["result"]),
-    )
-
-
-def _check_enough(batches: Batches, config: NoiseConfig) -> None:
-    """Raise ValueError if sequences would repeat: the estimates assume that they are independent."""
-    available, wanted = batches.num_windows, config.batches * config.batch
-    if wanted > available:
+    # Sequences must not repeat: the estimates assume that they are independent.
+    if (wanted := config.batches * config.batch) > batches.num_windows:
         raise ValueError(
             f"{config.batches} batches of {config.batch} sequences are {wanted}, but "
-            f"{batches.tokens.path.name} has {available} of context {batches.context}, and none may be used "
+            f"{dataset.train.path.name} has {batches.num_windows} of context {context}, and none may be used "
             "twice: choose fewer or smaller batches"
         )
-
-
-def _all_norms(snapshot: Snapshot, batches: Batches, config: NoiseConfig) -> list[Norms]:
-    model = snapshot.load_model(default_device())
     progress = WorkProgress()
-    found, began = [], time.monotonic()
-    with listening() as stop, progress.piece("gradients", config.batches, "batches"):
-        for number in range(config.batches):
-            sequences = torch.from_numpy(batches.sequences(number))
-            found.append(gradient_norms(model, sequences, config.micro_batch))
-            progress.advance()
-            if stop.signum:
-                raise stop.interrupted()
-    progress.say(f"gradients: {config.batches} batches in {time.monotonic() - began:.1f} s")
-    return found
+
+    def measure() -> dict[str, dict[str, float]]:
+        model, found = snapshot.load_model(default_device()), []
+        with stoppable(progress) as advance, progress.piece("gradients", config.batches, "batches"):
+            for number in range(config.batches):
+                sequences = torch.from_numpy(batches.sequences(number))
+                found.append(gradient_norms(model, sequences, config.micro_batch))
+                advance()
+        return {"result": asdict(noise_scale(found, micro_batch=config.micro_batch))}
+
+    part = Part({**asdict(config), "context": context}, measure)
+    written = measure_missing(
+        "noise", snapshot, {"scale": part}, lambda: snapshot.environment(dataset), progress
+    )
+    scale = NoiseScale(**written.parts["scale"]["result"])
+    return MeasuredScale(path=written.path, step=snapshot.step, context=context, scale=scale)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Arguments:
+class Arguments(AtCheckpoint):
     """Measure the gradient noise scale at a checkpoint of a run, and print what batch sizes around it cost.
     The scale grows as the loss falls, so a late checkpoint allows larger batches than an early one."""
 
-    run: tyro.conf.Positional[Path]
-    """The run directory."""
-    config: Annotated[NoiseConfig, tyro.conf.arg(name="")]
-    checkpoint: int | None = None
-    """Step of the checkpoint. None: the newest."""
-    along: bool = False
-    """Measure at every checkpoint of the run, to see how the scale grew during training."""
+    config: Annotated[NoiseConfig, tyro.conf.arg(name="")] = NoiseConfig()
     data: Path | None = None
     """Current folder of the run's data, if they have moved."""
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run the command and return its exit status: 128 + n after signal n, as in shells."""
-    try:
-        arguments = tyro.cli(
-            Arguments,
-            default=Arguments(run=tyro.MISSING, config=NoiseConfig()),
-            args=list(argv),
-            prog="merit batch-size",
-            registry=rules(),
-        )
-        measurements = [
-            measure_noise_scale(arguments.run, arguments.config, step=step, data=arguments.data)
-            for step in _steps(arguments)
-        ]
-    except Interrupted as interrupted:
-        print(f"merit batch-size: {interrupted}", file=sys.stderr)
-        return 128 + interrupted.signum
-    except (OSError, ValueError, ArithmeticError, RunInUse) as error:
-        print(f"merit batch-size: {error}", file=sys.stderr)
-        return 1
-    last = measurements[-1]
-    if arguments.along:
-        print_table(_growth(measurements))
-        print()
-    print(describe(last))
-    if math.isfinite(last.scale.low):
-        print()
-        print_table(_costs(last))
-    print(f"\nThe results: {last.path.parent if arguments.along else last.path}")
-    return 0
+    """Run `merit batch-size` and return its exit status."""
+    return run_command("batch-size", Arguments, _show, argv)
 
 
-def _steps(arguments: Arguments) -> list[int | None]:
-    if not arguments.along:
-        return [arguments.checkpoint]
-    if arguments.checkpoint is not None:
-        raise ValueError(
-            f"--checkpoint {arguments.checkpoint} selects one checkpoint and --along all of them; give one "
-            "of the two"
-        )
-    steps: list[int | None] = [*steps_of(Run.open(arguments.run).checkpoints)]
-    return steps or [None]  # None raises the error about missing checkpoints
+def _show(arguments: Arguments) -> None:
+    measured = measure_noise_scale(
+        arguments.run, arguments.config, step=arguments.checkpoint, data=arguments.data
+    )
+    print(describe(measured))
+    if math.isfinite(measured.scale.low):
+        print()
+        print_table(_costs(measured))
+    print(f"\nThe results: {measured.path}")
 
 
 def describe(measured: MeasuredScale) -> str:
-    """Return what the scale means for the batch size, in a few sentences."""
-    scale, batch = measured.scale, measured.batch
+    """Return the scale in a sentence."""
+    scale, after = measured.scale, f"After step {measured.step}"
+    above = f"above {_count(scale.low)} sequences"
     if math.isinf(scale.value):
-        about = "nothing can be said about it"
-        if math.isfinite(scale.low):
-            about = f"it is above {_count(scale.low)} sequences"
+        known = f"it is {above}" if math.isfinite(scale.low) else "nothing can be said about it"
         return (
-            f"After step {measured.step} no signal can be seen in the gradients, so the noise scale is not "
-            f"determined; {about}. Measure with more batches, or larger ones."
+            f"{after} no signal can be seen in the gradients, so the noise scale is not determined; {known}. "
+            "Measure with more batches, or larger ones."
         )
-    above = math.isinf(scale.high)
-    between = f"above {_count(scale.low)}" if above else f"{_count(scale.low)} to {_count(scale.high)}"
-    saved = 1 - (1 + scale.value / (2 * batch)) / (1 + scale.value / batch)
-    cost = (1 + 2 * batch / scale.value) / (1 + batch / scale.value) - 1
+    between = above if math.isinf(scale.high) else f"{_count(scale.low)} to {_count(scale.high)}"
     return (
-        f"After step {measured.step} the noise scale is {_count(scale.value)} sequences ({between} with two "
-        f"standard errors), or {_count(scale.value * measured.context)} tokens. Twice the run's batch of "
-        f"{batch} would save {saved:.0%} of the steps and cost {cost:.0%} more tokens."
+        f"{after} the noise scale is {_count(scale.value)} sequences ({between} with two standard errors), "
+        f"or {_count(scale.value * measured.context)} tokens."
     )
-
-
-def _growth(measurements: Sequence[MeasuredScale]) -> Table:
-    """The scale at each checkpoint, with the range of two standard errors."""
-    rows = []
-    for measured in measurements:
-        scale = measured.scale
-        numbers = (scale.value, scale.low, scale.high, scale.value * measured.context)
-        rows.append((f"{measured.step:,}", *map(_count, numbers)))
-    return Table(("Step", "Noise scale", "from", "to", "in tokens"), tuple(rows), num_text=0)
 
 
 def _costs(measured: MeasuredScale) -> Table:

@@ -154,47 +154,26 @@ def _muons_and_soaps(
 
 def _rivals(*, use_triton: bool, most: int) -> list[BenchContestant]:
     """Optimizers of other packages, with their defaults, where these are installed."""
-
-    def rival(name: str, package: str, make: Callable[[Any, Parameters], Stepped], **how: Any) -> None:
-        module = package.partition(" ")[0]
-
-        def load_and_make(params: Parameters) -> Stepped:
-            return make(import_module(module), params)
-
-        rivals.append(
-            BenchContestant(
-                f"{module} {name}", load_and_make, package=package, **{"most_elements": most, **how}
-            )
-        )
-
-    rivals: list[BenchContestant] = []
-    # As in dion's README: one optimizer with AdamW for the rest. No mesh on one device; no Nesterov momentum.
-    rival(
-        "Muon + AdamW",
-        f"dion {_DION}",
-        lambda dion, p: dion.Muon(
-            [{"params": p.hidden}, {"params": p.rest, "algorithm": "adamw"}], use_triton=use_triton
-        ),
-        direction="muon",
-        most_elements=_ANY if use_triton else most,
-    )
     other = "pytorch_optimizer"
-    rival("Lamb", other, lambda module, p: module.Lamb(p.all))
-    rival(
-        "Muon",
-        other,
-        lambda module, p: module.Muon(
-            [{"params": p.hidden, "use_muon": True}, {"params": p.rest, "use_muon": False}]
+    rival = partial(BenchContestant, package=other, most_elements=most)
+    return [
+        # As in dion's README: one optimizer with AdamW for the rest. No mesh on one device, no Nesterov.
+        BenchContestant(
+            "dion Muon + AdamW",
+            lambda p: import_module("dion").Muon(
+                [{"params": p.hidden}, {"params": p.rest, "algorithm": "adamw"}], use_triton=use_triton
+            ),
+            package=f"dion {_DION}",
+            direction="muon",
+            most_elements=_ANY if use_triton else most,
         ),
-        direction="muon",
-    )
-    rival("SOAP", other, lambda module, p: module.SOAP(p.all), direction="soap", cycle=10)
-    rival("AdamW", "heavyball", lambda module, p: module.AdamW(p.all))
-    rival(
-        "Muon + AdamW",
-        "heavyball",
-        lambda module, p: Together(module.Muon(p.hidden), module.AdamW(p.rest)),
-        direction="muon",
-    )
-    rival("SOAP", "heavyball", lambda module, p: module.SOAP(p.all), direction="soap", cycle=2)
-    return rivals
+        rival(f"{other} Lamb", lambda p: import_module(other).Lamb(p.all)),
+        rival(
+            f"{other} Muon",
+            lambda p: import_module(other).Muon(
+                [{"params": p.hidden, "use_muon": True}, {"params": p.rest, "use_muon": False}]
+            ),
+            direction="muon",
+        ),
+        rival(f"{other} SOAP", lambda p: import_module(other).SOAP(p.all), direction="soap", cycle=10),
+    ]

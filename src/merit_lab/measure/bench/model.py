@@ -52,25 +52,6 @@ WEIGHTS: dict[str, list[WeightSpec]] = {
     "llama-7b": llama(4096, 11008, 32),
 }
 
-MODELS: dict[str, list[Shape]] = {
-    name: [weight.shape for weight in weights] for name, weights in WEIGHTS.items()
-}
-"""The shapes without the kinds."""
-
-
-def num_elements(shapes: list[Shape]) -> int:
-    return sum(torch.Size(shape).numel() for shape in shapes)
-
-
-def make_parameters(shapes: list[Shape], device: torch.device, dtype: torch.dtype = torch.float32) -> Tensors:
-    """Random weights at the scale of an initialisation, with random gradients."""
-    params = []
-    for shape in shapes:
-        param = (torch.randn(shape, device=device) * 0.02).to(dtype).requires_grad_()
-        param.grad = (torch.randn(shape, device=device) * 1e-3).to(dtype)
-        params.append(param)
-    return params
-
 
 @dataclass(frozen=True)
 class Parameters:
@@ -81,8 +62,12 @@ class Parameters:
 
     @classmethod
     def of(cls, weights: list[WeightSpec], device: torch.device) -> Parameters:
-        shapes, kinds = [weight.shape for weight in weights], [weight.kind for weight in weights]
-        return cls(make_parameters(shapes, device), kinds)
+        """Random weights at the scale of an initialisation, with random gradients."""
+        params = []
+        for weight in weights:
+            params.append((torch.randn(weight.shape, device=device) * 0.02).requires_grad_())
+            params[-1].grad = torch.randn(weight.shape, device=device) * 1e-3
+        return cls(params, [weight.kind for weight in weights])
 
     @property
     def hidden(self) -> Tensors:

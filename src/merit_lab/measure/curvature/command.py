@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import sys
-import time
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
 import torch
 import tyro
 from torch import Tensor
 
 from merit_lab.checks import check_at_least
-from merit_lab.command_line import rules
-from merit_lab.folders import check_writable
+from merit_lab.measure.checkpoint import AtCheckpoint, Part, measure_missing, run_command, stoppable
 from merit_lab.measure.curvature.hessian import Hessian, hessian_vector_product
 from merit_lab.measure.curvature.spectrum import (
     hutchinson_trace,
@@ -26,9 +24,7 @@ from merit_lab.measure.curvature.spectrum import (
 )
 from merit_lab.models import Model, num_parameters
 from merit_lab.progress import WorkProgress
-from merit_lab.runs import Measurements
 from merit_lab.tables import Table, print_table
-from merit_lab.train.signals import Interrupted, listening
 from merit_lab.train.snapshot import Snapshot, default_device, mean_loss
 
 _CPU_TOKENS = 16384  # in one micro-batch; larger ones are no faster on a CPU
@@ -68,14 +64,6 @@ class CurvatureConfig:
             raise ValueError(f"tolerance is {self.tolerance}; it must be between 0 and 1")
 
 
-class Part(NamedTuple):
-    """A part to measure: the settings it depends on besides the loss, and the function that measures it."""
-
-    settings: dict[str, Any]
-    products: int | None
-    measure: Callable[[Hessian], dict[str, Any]]
-
-
 @dataclass(frozen=True, kw_only=True)
 class Curvature:
     """The results of all parts, measured now or earlier."""
@@ -111,75 +99,74 @@ def measure_curvature(
     snapshot = Snapshot.find(run, step)
     dataset = snapshot.open_data(data)
     sequences = snapshot.training_sequences(dataset, config.sequences)
-    of_loss = {"sequences": len(sequences), "context": snapshot.config.model.context}
-    parts = {
-        name: part._replace(settings=of_loss | part.settings)
-        for name, part in _parts(config, num_parameters(snapshot.config.model)).items()
-    }
-    results = Measurements(snapshot.run.folder / "curvature" / f"{snapshot.path.name}.json")
-    missing = [name for name, part in parts.items() if results.find(name, part.settings) is None]
-    if missing:
-        check_writable(results.path.parent)
-        about = snapshot.environment(dataset)
-        progress = WorkProgress()
-        with listening() as stop:
+    if config.top:  # refuses what is impossible, before anything is computed
+        num_vectors(num_parameters(snapshot.config.model), config.top)
+    progress = WorkProgress()
+    with stoppable(progress) as advance:
 
-            def after_product() -> None:
-                progress.advance()
-                if stop.signum:
-                    raise stop.interrupted("; finished parts are kept")
-
+        @functools.cache
+        def hessian() -> Hessian:
             model = snapshot.load_model(default_device(), twice=True)
             size = micro_batch or choose_micro_batch(model, sequences)
-            hessian = Hessian(mean_loss(model, sequences, size), model.parameters(), after_product)
-            for name in missing:
-                part, began, before = parts[name], time.monotonic(), hessian.num_products
-                with progress.piece(name, part.products, "products"):
-                    result = part.measure(hessian)
-                seconds = round(time.monotonic() - began, 3)
-                results.put(name, part.settings, result, seconds=seconds, environment=about)
-                if num_products := hessian.num_products - before:
-                    progress.say(f"{name}: {num_products} products in {seconds:.1f} s")
-    found = {name: results.parts[name]["result"] for name in parts}
-    return Curvature(path=results.path, step=snapshot.step, parts=found)
+            return Hessian(mean_loss(model, sequences, size), model.parameters(), advance)
+
+        def part(name: str, settings: dict[str, Any], method: _Method) -> Part:
+            def measure() -> dict[str, Any]:
+                with progress.piece(name, None, "products"):
+                    return {"result": method(hessian(), config)}
+
+            of_loss = {"sequences": len(sequences), "context": snapshot.config.model.context}
+            return Part(of_loss | settings, measure)
+
+        parts = {name: part(name, *how) for name, how in _parts(config).items()}
+        written = measure_missing(
+            "curvature", snapshot, parts, lambda: snapshot.environment(dataset), progress
+        )
+    found = {name: written.parts[name]["result"] for name in parts}
+    return Curvature(path=written.path, step=snapshot.step, parts=found)
 
 
-def _parts(config: CurvatureConfig, size: int) -> dict[str, Part]:
-    """Return the configured parts, the fastest first."""
-    seed = config.seed
+_Method = Callable[[Hessian, CurvatureConfig], dict[str, Any]]
 
-    def eigenvalues(hessian: Hessian) -> dict[str, Any]:
-        found = top_eigenvalues(hessian, config.top, tolerance=config.tolerance, seed=seed)
-        return {"largest": found.values[0], **found._asdict()}
 
-    def trace(hessian: Hessian) -> dict[str, Any]:
-        return hutchinson_trace(hessian, config.probes, seed=seed)._asdict()
-
-    def density(hessian: Hessian) -> dict[str, Any]:
-        spectrum = spectral_density(hessian, config.density_probes, steps=config.density_steps, seed=seed)
-        pairs = [pair for probe in zip(*spectrum, strict=True) for pair in zip(*probe, strict=True)]
-        below = sum(weight for node, weight in pairs if node < 0) / config.density_probes
-        grid, values = smooth(spectrum)
-        return {
-            "smallest": min(node for node, _ in pairs),
-            "below_zero": below,
-            "grid": grid.tolist(),
-            "density": values.tolist(),
-            **spectrum._asdict(),
-        }
-
-    parts = {"loss": Part({}, 0, lambda hessian: {"value": hessian.loss()})}
+def _parts(config: CurvatureConfig) -> dict[str, tuple[dict[str, Any], _Method]]:
+    """Return the configured parts, the fastest first: the settings that each follows from, and its method."""
+    seed = {"seed": config.seed}
+    parts: dict[str, tuple[dict[str, Any], _Method]] = {
+        "loss": ({}, lambda hessian, _: {"value": hessian.loss()})
+    }
     if config.top:
-        num_vectors(size, config.top)  # refuses what is impossible, before anything is computed
-        settings = {"top": config.top, "tolerance": config.tolerance, "seed": seed}
-        parts["eigenvalues"] = Part(settings, None, eigenvalues)
+        parts["eigenvalues"] = ({"top": config.top, "tolerance": config.tolerance, **seed}, _eigenvalues)
     if config.probes:
-        parts["trace"] = Part({"probes": config.probes, "seed": seed}, config.probes, trace)
+        parts["trace"] = ({"probes": config.probes, **seed}, _trace)
     if config.density:
-        probes, steps = config.density_probes, config.density_steps
-        settings = {"probes": probes, "steps": steps, "seed": seed}
-        parts["density"] = Part(settings, probes * steps, density)
+        parts["density"] = (
+            {"probes": config.density_probes, "steps": config.density_steps, **seed},
+            _density,
+        )
     return parts
+
+
+def _eigenvalues(hessian: Hessian, config: CurvatureConfig) -> dict[str, Any]:
+    found = top_eigenvalues(hessian, config.top, tolerance=config.tolerance, seed=config.seed)
+    return {"largest": found.values[0], **found._asdict()}
+
+
+def _trace(hessian: Hessian, config: CurvatureConfig) -> dict[str, Any]:
+    return hutchinson_trace(hessian, config.probes, seed=config.seed)._asdict()
+
+
+def _density(hessian: Hessian, config: CurvatureConfig) -> dict[str, Any]:
+    spectrum = spectral_density(hessian, config.density_probes, steps=config.density_steps, seed=config.seed)
+    pairs = [pair for probe in zip(*spectrum, strict=True) for pair in zip(*probe, strict=True)]
+    grid, values = smooth(spectrum)
+    return {
+        "smallest": min(node for node, _ in pairs),
+        "below_zero": sum(weight for node, weight in pairs if node < 0) / config.density_probes,
+        "grid": grid.tolist(),
+        "density": values.tolist(),
+        **spectrum._asdict(),
+    }
 
 
 def choose_micro_batch(model: Model, sequences: Tensor) -> int:
@@ -203,16 +190,12 @@ def choose_micro_batch(model: Model, sequences: Tensor) -> int:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Arguments:
+class Arguments(AtCheckpoint):
     """Measure the curvature of the training loss at a checkpoint of a run: the largest eigenvalues of its
     Hessian, its trace and, optionally, its spectral density. The results go into the run directory;
     existing ones are not measured again."""
 
-    run: tyro.conf.Positional[Path]
-    """The run directory."""
-    config: Annotated[CurvatureConfig, tyro.conf.arg(name="")]
-    checkpoint: int | None = None
-    """Step of the checkpoint. None: the newest."""
+    config: Annotated[CurvatureConfig, tyro.conf.arg(name="")] = CurvatureConfig()
     data: Path | None = None
     """The folder of the run's data, if it has moved."""
     micro_batch: int | None = None
@@ -220,31 +203,20 @@ class Arguments:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run the command and return its exit status: 128 + n after signal n, as in shells."""
-    try:
-        arguments = tyro.cli(
-            Arguments,
-            default=Arguments(run=tyro.MISSING, config=CurvatureConfig()),
-            args=list(argv),
-            prog="merit curvature",
-            registry=rules(),
-        )
-        curvature = measure_curvature(
-            arguments.run,
-            arguments.config,
-            step=arguments.checkpoint,
-            data=arguments.data,
-            micro_batch=arguments.micro_batch,
-        )
-    except Interrupted as interrupted:
-        print(f"merit curvature: {interrupted}. Run the same command again to continue.", file=sys.stderr)
-        return 128 + interrupted.signum
-    except (OSError, ValueError, ArithmeticError, RuntimeError, ModuleNotFoundError) as error:
-        print(f"merit curvature: {error}", file=sys.stderr)
-        return 1
+    """Run `merit curvature` and return its exit status."""
+    return run_command("curvature", Arguments, _show, argv)
+
+
+def _show(arguments: Arguments) -> None:
+    curvature = measure_curvature(
+        arguments.run,
+        arguments.config,
+        step=arguments.checkpoint,
+        data=arguments.data,
+        micro_batch=arguments.micro_batch,
+    )
     print_table(_table(curvature))
     print(f"\nThe results are in {curvature.path}")
-    return 0
 
 
 def _table(curvature: Curvature) -> Table:

@@ -33,7 +33,8 @@ def hessian_vector_product(losses: Losses, parameters: Sequence[Tensor], vector:
     Raises:
         FloatingPointError: the product, or the loss itself, is not finite.
     """
-    pieces = _like(parameters, vector)
+    split = vector.split([parameter.numel() for parameter in parameters])
+    pieces = [piece.view(parameter.shape) for piece, parameter in zip(split, parameters, strict=True)]
     total = [torch.zeros_like(parameter) for parameter in parameters]
     for part in losses():
         for sum_, product in zip(total, _differentiate_twice(part, parameters, pieces), strict=True):
@@ -65,14 +66,7 @@ class Hessian:
         self, losses: Losses, parameters: Iterable[Tensor], after_product: Callable[[], None] | None = None
     ) -> None:
         self.parameters = [parameter for parameter in parameters if parameter.requires_grad]
-        kinds = {(parameter.device, parameter.dtype) for parameter in self.parameters}
-        if len(kinds) != 1:
-            placed = ", ".join(sorted(f"{dtype} on {device}" for device, dtype in kinds)) or "none at all"
-            raise ValueError(
-                f"the parameters that need gradients are {placed}; a Hessian needs at least one, all of one "
-                "dtype and on one device"
-            )
-        ((self.device, self.dtype),) = kinds
+        self.device, self.dtype = self.parameters[0].device, self.parameters[0].dtype
         self.size = sum(parameter.numel() for parameter in self.parameters)
         self.num_products = 0
         self._losses = losses
@@ -108,18 +102,6 @@ def _differentiate_twice(
         return [torch.zeros_like(parameter) for parameter in parameters]
     outputs, directions = zip(*with_graph, strict=True)
     return torch.autograd.grad(outputs, parameters, grad_outputs=directions, materialize_grads=True)
-
-
-def _like(parameters: Sequence[Tensor], vector: Tensor) -> list[Tensor]:
-    """Split a flat vector into the parameters' shapes."""
-    sizes = [parameter.numel() for parameter in parameters]
-    if vector.shape != (sum(sizes),):
-        raise ValueError(
-            f"the vector has shape {tuple(vector.shape)}, but the parameters have {sum(sizes)} elements; "
-            "it must be flat and as long as they are"
-        )
-    pieces = vector.split(sizes)
-    return [piece.view(p.shape) for piece, p in zip(pieces, parameters, strict=True)]
 
 
 def _describe_nonfinite(losses: Losses, product: Tensor) -> str:

@@ -2,27 +2,27 @@
 
 from __future__ import annotations
 
-import argparse
 import os
-import sys
 import tempfile
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+import tyro
 
 from merit_lab.checks import check_at_least
-from merit_lab.folders import check_writable, refuse_file
+from merit_lab.folders import refuse_file
+from merit_lab.measure.checkpoint import AtCheckpoint, Part, measure_missing, run_command
 from merit_lab.measure.evaluate.sets import PAPER_SETS, SETS, check_local, expand
 from merit_lab.measure.evaluate.tokenizer import ExportedTokenizer, tokenizer_of
 from merit_lab.models import HuggingFaceConfig
 from merit_lab.models.huggingface import check_exportable, export_checkpoint
 from merit_lab.progress import WorkProgress
-from merit_lab.runs import Measurements, environment
+from merit_lab.runs import environment
 from merit_lab.tables import Table, print_table
 from merit_lab.train.snapshot import Snapshot, default_device
 
@@ -84,9 +84,8 @@ def evaluate(
 
     if task_files is None:
         harness.check_hub(names)
-    device = default_device()
+    device, context = default_device(), snapshot.config.model.context
     autocast = device.type == "cuda" and snapshot.config.precision != "float32"
-    context = snapshot.config.model.context
     common = {
         "checkpoint": snapshot.manifest.files,
         "tokenizer": {"name": encoder.name, "sha256": encoder.sha256},
@@ -99,36 +98,37 @@ def evaluate(
     }
     if isinstance(snapshot.config.model, HuggingFaceConfig):  # whose positions do not tell it
         common["context"] = context
-    settings = {name: {**common, **_source(name, task_files)} for name in names}
-    written = Measurements(snapshot.run.folder / "evaluate" / f"{snapshot.path.name}.json")
-    parts = {name: name if limit is None else f"{name}-first-{limit}" for name in names}
-    missing = [name for name in names if written.find(parts[name], settings[name]) is None]
     progress = WorkProgress()
-    for name in names:
-        if name not in missing:
-            progress.say(f"{name}: already evaluated")
-    if missing:
-        check_writable(written.path.parent)
-        here = environment(device=device, data=snapshot.run.environment.get("data", {}))
-        here["versions"] |= versions
-        with tempfile.TemporaryDirectory(prefix="merit-evaluate-") as scratch:
-            progress.say(f"exporting the checkpoint of step {snapshot.step}")
-            export(snapshot, Path(scratch), encoder)
-            lm = harness.CheckpointLM(
-                Path(scratch),
-                prefix=encoder.prefix,
-                context=context,
-                device=device,
-                autocast=autocast,
-                progress=progress,
-            )
-            for name in missing:
-                began = time.monotonic()
-                about = harness.run_task(lm, name, limit, task_files)
-                seconds = round(time.monotonic() - began, 3)
-                written.put(parts[name], settings[name], **about, seconds=seconds, environment=here)
-                progress.say(f"{name}: {about['result']['items']:,} items in {seconds:.0f} s")
-    return Evaluation(written.path, {name: written.parts[parts[name]]["result"] for name in names})
+    with tempfile.TemporaryDirectory(prefix="merit-evaluate-") as scratch:
+        opened: list[harness.CheckpointLM] = []  # once it is needed
+
+        def measure(name: str) -> dict[str, Any]:
+            if not opened:
+                progress.say(f"exporting the checkpoint of step {snapshot.step}")
+                export(snapshot, Path(scratch), encoder)
+                opened.append(
+                    harness.CheckpointLM(
+                        Path(scratch),
+                        prefix=encoder.prefix,
+                        context=context,
+                        device=device,
+                        autocast=autocast,
+                        progress=progress,
+                    )
+                )
+            return harness.run_task(opened[0], name, limit, task_files)
+
+        def about() -> dict[str, Any]:
+            here = environment(device=device, data=snapshot.run.environment.get("data", {}))
+            return here | {"versions": here["versions"] | versions}
+
+        keys = {name: name if limit is None else f"{name}-first-{limit}" for name in names}
+        parts = {
+            keys[name]: Part({**common, **_source(name, task_files)}, partial(measure, name))
+            for name in names
+        }
+        written = measure_missing("evaluate", snapshot, parts, about, progress)
+    return Evaluation(written.path, {name: written.parts[key]["result"] for name, key in keys.items()})
 
 
 def export(snapshot: Snapshot, folder: Path, tokenizer: ExportedTokenizer | None) -> None:
@@ -172,57 +172,67 @@ def _source(name: str, task_files: Path | None) -> dict[str, Any]:
     return {"task": task, "data": {"from": "file", "file": SETS[name].file, "sha256": sha256}}
 
 
+@dataclass(frozen=True, kw_only=True)
+class _WithTokenizer(AtCheckpoint):
+    """The options of both commands."""
+
+    tokenizer: str | None = None
+    """gpt2, bytes or a tokenizer.json, for data without a dataset.json (nanoGPT's)."""
+    gpt2_vocabulary: Path | None = None
+    """Folder with GPT-2's vocab.bpe and encoder.json. None: tiktoken's cache, or a download."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Export(_WithTokenizer):
+    """Write a checkpoint as a folder that AutoModelForCausalLM and AutoTokenizer open."""
+
+    folder: tyro.conf.Positional[Path]
+    """Folder to create."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluate(_WithTokenizer):
+    """Evaluate a checkpoint zero-shot with lm-eval. The results go into the run directory. If interrupted,
+    the same command continues; existing results are not computed again."""
+
+    tasks: Annotated[
+        tuple[str, ...],
+        tyro.conf.arg(
+            help="Sets, figures and tables of the paper or, without --task-files, any task of lm-eval. "
+            + "; ".join(f"{name}: {' '.join(sets)}" for name, sets in PAPER_SETS.items())
+        ),
+    ] = ("fig5",)
+    task_files: Annotated[
+        Path | None,
+        tyro.conf.arg(
+            help="Folder with the files of the sets. None: they come from the Hugging Face hub. The files: "
+            + ", ".join(chosen.file for chosen in SETS.values())
+        ),
+    ] = None
+    limit: int | None = None
+    """Use only this many items of each set, from its beginning."""
+
+
 def main(argv: Sequence[str]) -> int:
     """Run `merit evaluate` and return its exit status."""
-    parser = _parser(
-        "evaluate",
-        "Evaluate a checkpoint zero-shot with lm-eval. The results go into the run directory. If\n"
-        "interrupted, the same command continues; existing results are not computed again.",
+    return run_command("evaluate", Evaluate, _evaluate, argv)
+
+
+def _evaluate(arguments: Evaluate) -> None:
+    evaluation = evaluate(
+        arguments.run,
+        arguments.tasks,
+        step=arguments.checkpoint,
+        task_files=arguments.task_files,
+        limit=arguments.limit,
+        tokenizer=arguments.tokenizer,
+        gpt2_vocabulary=arguments.gpt2_vocabulary,
     )
-    parser.epilog = "the paper's figures and tables, which can be given as tasks:\n"
-    parser.epilog += "".join(f"  {name:<8} {' '.join(sets)}\n" for name, sets in PAPER_SETS.items())
-    parser.epilog += "\nsets, and their files below --task-files:\n"
-    parser.epilog += "".join(f"  {name:<14} {chosen.file}\n" for name, chosen in SETS.items())
-    parser.add_argument(
-        "--tasks",
-        metavar="TASK",
-        nargs="+",
-        default=["fig5"],
-        help="sets to evaluate (default: lambada wikitext); without --task-files any task of lm-eval",
-    )
-    parser.add_argument(
-        "--task-files",
-        metavar="FOLDER",
-        type=Path,
-        help="folder with the files of the sets; without it they come from the Hugging Face hub",
-    )
-    parser.add_argument("--limit", metavar="N", type=int, help="use only the first N items of each set")
-    options = parser.parse_args(argv)
-    try:
-        evaluation = evaluate(
-            options.run,
-            options.tasks,
-            step=options.checkpoint,
-            task_files=options.task_files,
-            limit=options.limit,
-            tokenizer=options.tokenizer,
-            gpt2_vocabulary=options.gpt2_vocabulary,
-        )
-    except (OSError, ValueError, ModuleNotFoundError) as error:
-        print(f"merit evaluate: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        print(
-            "merit evaluate: interrupted; run the same command again to continue with the next set",
-            file=sys.stderr,
-        )
-        return 130
     print_table(_table(evaluation))
     for name, result in evaluation.results.items():
         if result["truncated"]:
             print(f"{name}: {result['truncated']:,} prompts exceeded the context and were truncated")
     print(f"\nThe results are in {evaluation.path}")
-    return 0
 
 
 def _table(evaluation: Evaluation) -> Table:
@@ -242,47 +252,16 @@ def _table(evaluation: Evaluation) -> Table:
 
 def export_main(argv: Sequence[str]) -> int:
     """Run `merit export` and return its exit status."""
-    parser = _parser(
-        "export", "Write a checkpoint as a folder that AutoModelForCausalLM and AutoTokenizer open."
-    )
-    parser.add_argument("folder", metavar="FOLDER", type=Path, help="folder to create")
-    options = parser.parse_args(argv)
-    try:
-        snapshot = Snapshot.find(options.run, options.checkpoint)
-        tokenizer = tokenizer_of(snapshot.run, options.tokenizer, options.gpt2_vocabulary)
-        export(snapshot, options.folder, tokenizer)
-    except (OSError, ValueError, ModuleNotFoundError) as error:
-        print(f"merit export: {error}", file=sys.stderr)
-        return 1
+    return run_command("export", Export, _export, argv)
+
+
+def _export(arguments: Export) -> None:
+    snapshot = Snapshot.find(arguments.run, arguments.checkpoint)
+    tokenizer = tokenizer_of(snapshot.run, arguments.tokenizer, arguments.gpt2_vocabulary)
+    export(snapshot, arguments.folder, tokenizer)
     about = (
         "without a tokenizer, which the run's data does not name: give --tokenizer"
         if tokenizer is None
         else f"with the tokenizer {tokenizer.name}"
     )
-    print(f"{options.folder} holds the model after {snapshot.step} steps, {about}")
-    return 0
-
-
-def _parser(command: str, description: str) -> argparse.ArgumentParser:
-    """The options that both commands have."""
-    parser = argparse.ArgumentParser(
-        prog=f"merit {command}",
-        description=description,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("run", metavar="RUN", type=Path, help="run directory")
-    parser.add_argument(
-        "--checkpoint", metavar="STEP", type=int, help="step of the checkpoint (default: the newest)"
-    )
-    parser.add_argument(
-        "--tokenizer",
-        metavar="NAME",
-        help="gpt2, bytes or a tokenizer.json, for data without a dataset.json (nanoGPT's)",
-    )
-    parser.add_argument(
-        "--gpt2-vocabulary",
-        metavar="FOLDER",
-        type=Path,
-        help="folder with GPT-2's vocab.bpe and encoder.json (default: tiktoken's cache, or a download)",
-    )
-    return parser
+    print(f"{arguments.folder} holds the model after {snapshot.step} steps, {about}")

@@ -16,6 +16,7 @@ from collections.abc import Iterator, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import Tensor
@@ -209,14 +210,11 @@ def _quiet() -> Iterator[None]:
 
     Forking a process with torch's threads is unsafe, and a thousand resamples do not need a pool.
     """
-    before = os.environ.get("DISABLE_MULTIPROC")
-    os.environ["DISABLE_MULTIPROC"] = "1"
     silence = io.StringIO()
-    try:
-        with quiet(*_CHATTY), contextlib.redirect_stdout(silence), contextlib.redirect_stderr(silence):
-            yield
-    finally:
-        if before is None:
-            del os.environ["DISABLE_MULTIPROC"]
-        else:
-            os.environ["DISABLE_MULTIPROC"] = before
+    with (
+        mock.patch.dict(os.environ, DISABLE_MULTIPROC="1"),
+        quiet(*_CHATTY),
+        contextlib.redirect_stdout(silence),
+        contextlib.redirect_stderr(silence),
+    ):
+        yield

@@ -19,10 +19,6 @@ from merit_optim.spelling import did_you_mean
 Row = dict[str, Any]
 Reader = Callable[[str], Iterator[Row]]
 
-_ENTAILMENT = ("entailment", "contradiction", "neutral")  # the hub's order; RTE has the next
-_ENTAILMENT_OR_NOT = ("entailment", "not_entailment")
-_TRUTH = ("false", "true")
-
 
 def plain(text: str) -> Iterator[Row]:
     """Lines of JSON that already are the hub's rows."""
@@ -69,7 +65,7 @@ def multirc(text: str) -> Iterator[Row]:
 
 def wsc(text: str) -> Iterator[Row]:
     """WSC: the spans as separate fields, with their first letters as in the text."""
-    for row in _labelled(_TRUTH)(text):
+    for row in _labelled("false", "true")(text):
         spans = row.pop("target")
         for name in ("span1_text", "span2_text"):
             if spans[name] not in row["text"]:
@@ -92,18 +88,13 @@ def wikitext(text: str) -> Iterator[Row]:
         yield {"page": "\n".join(page)}
 
 
-def _labelled(names: tuple[str, ...]) -> Reader:
+def _labelled(*names: str) -> Reader:
     """A reader of lines whose label is a name, which becomes its number."""
 
     def read(text: str) -> Iterator[Row]:
         return ({**row, "label": names.index(row["label"])} for row in plain(text))
 
     return read
-
-
-boolq = wic = _labelled(_TRUTH)
-cb = _labelled(_ENTAILMENT)
-rte = _labelled(_ENTAILMENT_OR_NOT)
 
 
 @dataclass(frozen=True)
@@ -117,7 +108,7 @@ class EvaluationSet:
     file: str
     """The set's file, relative to the folder of task files."""
     read: Reader
-    fields: tuple[str, ...] = ()
+    fields: str = ""
     """Fields of a row that the task needs and the reader copies from the file."""
 
     def rows(self, folder: Path) -> tuple[list[Row], str]:
@@ -128,7 +119,8 @@ class EvaluationSet:
         content = path.read_bytes()
         try:
             items = list(self.read(content.decode()))
-            self._check(items)
+            if not items or any(row[name] is None for row in items for name in self.fields.split()):
+                raise ValueError("it is empty, or a field is")
         except (ValueError, LookupError, TypeError, RecursionError) as error:
             raise ValueError(
                 f"{path} is not the file of this set as published by its authors "
@@ -136,48 +128,28 @@ class EvaluationSet:
             ) from error
         return items, hashlib.sha256(content).hexdigest()
 
-    def _check(self, items: list[Row]) -> None:
-        if not items:
-            raise ValueError("it is empty")
-        for number, row in enumerate(items):
-            if not isinstance(row, dict):
-                raise TypeError(f"row {number} is not a JSON object")
-            if missing := [field for field in self.fields if row.get(field) is None]:
-                raise ValueError(f"row {number} has no {', '.join(missing)}")
 
+def _superglue(name: str, read: Reader, fields: str = "", task: str = "") -> EvaluationSet:
+    return EvaluationSet(task or name.lower(), "super_glue", f"superglue/{name}/val.jsonl", read, fields)
+
+
+_HELLASWAG = "activity_label ctx_a ctx_b endings label"
 
 SETS: Mapping[str, EvaluationSet] = {
-    "lambada": EvaluationSet("lambada_openai", "lambada", "lambada/lambada_test.jsonl", plain, ("text",)),
+    "lambada": EvaluationSet("lambada_openai", "lambada", "lambada/lambada_test.jsonl", plain, "text"),
     "wikitext": EvaluationSet("wikitext", "wikitext", "wikitext2/wiki.test.raw", wikitext),
     "arc_easy": EvaluationSet("arc_easy", "arc", "arc/ARC-Easy-Test.jsonl", arc),
     "arc_challenge": EvaluationSet("arc_challenge", "arc", "arc/ARC-Challenge-Test.jsonl", arc),
-    "hellaswag": EvaluationSet(
-        "hellaswag",
-        "hellaswag",
-        "hellaswag/hellaswag_val.jsonl",
-        plain,
-        ("activity_label", "ctx_a", "ctx_b", "endings", "label"),
-    ),
+    "hellaswag": EvaluationSet("hellaswag", "hellaswag", "hellaswag/hellaswag_val.jsonl", plain, _HELLASWAG),
     "race": EvaluationSet("race", "race", "race/race_high_test.jsonl", race),
-    "boolq": EvaluationSet(
-        "boolq", "super_glue", "superglue/BoolQ/val.jsonl", boolq, ("passage", "question")
-    ),
-    "cb": EvaluationSet("cb", "super_glue", "superglue/CB/val.jsonl", cb, ("premise", "hypothesis")),
-    "copa": EvaluationSet(
-        "copa",
-        "super_glue",
-        "superglue/COPA/val.jsonl",
-        plain,
-        ("premise", "choice1", "choice2", "question", "label"),
-    ),
-    "multirc": EvaluationSet("multirc", "super_glue", "superglue/MultiRC/val.jsonl", multirc),
-    "rte": EvaluationSet(
-        "sglue_rte", "super_glue", "superglue/RTE/val.jsonl", rte, ("premise", "hypothesis")
-    ),
-    "wic": EvaluationSet(
-        "wic", "super_glue", "superglue/WiC/val.jsonl", wic, ("sentence1", "sentence2", "word")
-    ),
-    "wsc": EvaluationSet("wsc", "super_glue", "superglue/WSC/val.jsonl", wsc),
+    "boolq": _superglue("BoolQ", _labelled("false", "true"), "passage question"),
+    # The hub's order of the labels; RTE has the next.
+    "cb": _superglue("CB", _labelled("entailment", "contradiction", "neutral"), "premise hypothesis"),
+    "copa": _superglue("COPA", plain, "premise choice1 choice2 question label"),
+    "multirc": _superglue("MultiRC", multirc),
+    "rte": _superglue("RTE", _labelled("entailment", "not_entailment"), "premise hypothesis", "sglue_rte"),
+    "wic": _superglue("WiC", _labelled("false", "true"), "sentence1 sentence2 word"),
+    "wsc": _superglue("WSC", wsc),
 }
 
 PAPER_SETS: Mapping[str, tuple[str, ...]] = {

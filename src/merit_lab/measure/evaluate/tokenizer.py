@@ -80,38 +80,36 @@ def tokenizer_of(
         gpt2_vocabulary: a folder with GPT-2's vocab.bpe and encoder.json; None for tiktoken's cache.
     """
     data = run.environment.get("data", {})
-    named = data.get("tokenizer")
-    if named == "unknown":
-        named = None
-    file = Path(chosen) if chosen is not None and has_file(chosen) else None
-    if file is not None and not file.is_file():
+    named = data.get("tokenizer", "unknown")
+    is_known = named != "unknown"
+    name = chosen or named
+    if name == "unknown":
+        return None
+    if gpt2_vocabulary is not None and name != "gpt2":
+        raise ValueError(f"GPT-2's vocabulary is given, but the tokenizer is {name!r}; leave it out")
+    if chosen is not None and has_file(chosen) and not Path(chosen).is_file():
         raise ValueError(
             f"the tokenizer is {chosen!r}; it must be gpt2, bytes, or a tokenizer.json that exists"
         )
-    name = "bpe" if file is not None else chosen or named
-    if name is None:
-        return None
-    if named is not None and name != named and not (file is not None and _may_be(file, named)):
+    if chosen is not None and is_known and chosen != named and not _may_be(Path(chosen), named):
         raise ValueError(
             f"the tokenizer is {chosen!r}, but that of the run's data is {named!r}; leave --tokenizer out"
         )
-    if gpt2_vocabulary is not None and name != "gpt2":
-        raise ValueError(f"GPT-2's vocabulary is given, but the tokenizer is {name!r}; leave it out")
     if name == "bytes":
         backend = _byte_level({character: value for value, character in enumerate(_byte_characters())}, [])
     elif name == "gpt2":
         backend = _gpt2(gpt2_vocabulary)
     else:
-        backend = read_tokenizer(file or _file_of_data(data))
-    end_of_text = data.get("end_of_text") if named is not None else None  # older runs do not say
+        backend = read_tokenizer(_file_of_data(data) if chosen is None else Path(chosen))
+    end_of_text = data.get("end_of_text") if is_known else None
     if end_of_text is None:
         end_of_text = backend.token_to_id(END_OF_TEXT)
-    exported = ExportedTokenizer(named or name, backend, end_of_text)
+    exported = ExportedTokenizer(named if is_known else Path(name).name, backend, end_of_text)
     num_rows = TrainConfig.from_dict(run.config).model.vocab_size
     if exported.vocab_size > num_rows:
         raise ValueError(
-            f"the tokenizer {chosen or name} has {exported.vocab_size} entries, but the model's vocabulary "
-            f"has {num_rows}: it belongs to other data"
+            f"the tokenizer {name} has {exported.vocab_size} entries, but the model's vocabulary has "
+            f"{num_rows}: it belongs to other data"
         )
     return exported
 
@@ -131,7 +129,7 @@ def _file_of_data(data: Mapping[str, Any]) -> Path:
 
 def _may_be(path: Path, name: str) -> bool:
     """Whether a tokenizer.json may have this name; the name of a trained one has no hash."""
-    return file_name(path) == name if name.startswith("file-") else has_file(name)
+    return path.is_file() and (file_name(path) == name if name.startswith("file-") else has_file(name))
 
 
 def _gpt2(folder: Path | None) -> tokenizers.Tokenizer:

@@ -1,4 +1,4 @@
-"""`merit bench step` on a GPU."""
+"""`merit bench` on a GPU."""
 
 import json
 
@@ -13,7 +13,7 @@ pytestmark = pytest.mark.gpu
 def test_muon_is_timed_on_the_device_the_host_and_in_a_graph(tmp_path) -> None:
     output = tmp_path / "step.json"
     arguments = ["--device", "cuda", "--models", "tiny", "--seconds", "0", "--only", "uon"]
-    assert cli.main(["bench", "step", *arguments, "--without", "AdamW", "--output", str(output)]) == 0
+    assert cli.main(["bench", *arguments, "--without", "AdamW", "--out", str(output)]) == 0
     record = json.loads(output.read_text())
     ours = [r for r in record["results"] if r["contestant"] in ("Muon", "NorMuon", "MuonMERIT")]
     assert len(ours) == 3

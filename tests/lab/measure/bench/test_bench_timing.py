@@ -10,11 +10,6 @@ from merit_lab.measure.bench import timing
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 
 
-@pytest.mark.parametrize(("num", "rank"), [(1, 1), (5, 5), (19, 19), (20, 19), (30, 29), (50, 48), (100, 95)])
-def test_the_worst_step_is_the_95th_percentile(num, rank) -> None:
-    assert timing.worst([float(n) for n in range(1, num + 1)]) == rank
-
-
 @pytest.mark.parametrize("num_cycles", [3, 4, 5, 20])
 def test_the_worst_step_is_the_most_expensive_of_a_cycle_and_not_an_outlier(num_cycles) -> None:
     """Nine steps of 1 ms and one of 2 ms per cycle, and a single outlier."""

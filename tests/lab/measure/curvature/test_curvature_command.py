@@ -6,7 +6,6 @@ import signal
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
 
 from merit_lab.measure.curvature.command import CurvatureConfig, main, measure_curvature
 from merit_lab.measure.curvature.hessian import Hessian
@@ -37,8 +36,7 @@ def test_everything_is_measured_written_and_printed(run, capfd):
     assert f"{content['loss']['result']['value']:.4f}" in printed.out
     for text in ("Step 6", "step-00000006.json"):
         assert text in printed.out
-    for text in ("trace: 2 products in", "density: 6 products in"):
-        assert text in printed.err
+    assert "trace: measured in" in printed.err
 
 
 def test_the_numbers_are_those_of_the_checkpoints_model_on_training_data(run):
@@ -57,34 +55,6 @@ def test_the_numbers_are_those_of_the_checkpoints_model_on_training_data(run):
     )
 
 
-def test_the_seed_decides_the_vectors_of_trace_and_density(run):
-    density = {"density": True, "density_probes": 1, "density_steps": 2}
-    first, other = (
-        measure_curvature(run, CurvatureConfig(sequences=1, top=0, probes=2, seed=seed, **density)).parts
-        for seed in (0, 1)
-    )
-    assert first["trace"]["samples"] != other["trace"]["samples"]
-    assert first["density"]["nodes"] != other["density"]["nodes"]
-
-
-@pytest.mark.parametrize("step", [4, 6])
-def test_the_weights_are_those_in_the_checkpoints_files(run, step):
-    model = Snapshot.find(run, step).load_model(torch.device("cpu"))
-    stored = {}
-    for path in (run / "checkpoints" / f"step-{step:08d}").glob("*.safetensors"):
-        stored |= load_file(path)
-    for name, weight in model.state_dict().items():
-        assert torch.equal(weight, stored[f"model.{name}"])
-    assert all(parameter.grad is None for parameter in model.parameters())
-
-
-def test_what_is_there_is_not_measured_again(run, monkeypatch):
-    config = CurvatureConfig(sequences=4, top=2, probes=2)
-    first = measure_curvature(run, config)
-    monkeypatch.setattr("merit_lab.measure.curvature.command.Hessian", None)  # nothing may be computed
-    assert measure_curvature(run, config) == first
-
-
 def test_other_settings_are_measured_and_the_rest_is_kept(run):
     assert main([str(run), *QUICK]) == 0
     before = read(run)
@@ -95,11 +65,6 @@ def test_other_settings_are_measured_and_the_rest_is_kept(run):
     assert after["trace"]["result"]["samples"][:2] == before["trace"]["result"]["samples"]
     assert main([str(run), *QUICK, "--sequences", "3"]) == 0
     assert read(run)["eigenvalues"]["result"] != before["eigenvalues"]["result"]
-
-
-def test_parts_can_be_left_out(run):
-    assert main([str(run), "--sequences", "2", "--top", "0", "--probes", "0"]) == 0
-    assert read(run).keys() == {"format", "loss"}
 
 
 def test_a_signal_stops_after_a_product_and_keeps_what_was_done(run, monkeypatch, capfd):

@@ -8,18 +8,11 @@ from merit_lab.measure.curvature.hessian import Hessian, hessian_vector_product
 from merit_lab.models import ModelConfig, build
 
 
-def test_products_are_the_exact_hessians_times_the_vectors(exact_case):
-    vectors = torch.randn(3, exact_case.hessian.size, dtype=torch.float64)
+def test_products_are_the_exact_hessians_times_the_vectors(case):
+    vectors = torch.randn(3, case.hessian.size, dtype=torch.float64)
     for vector in vectors:
-        product = exact_case.hessian @ vector
-        np.testing.assert_allclose(product.numpy(), exact_case.exact @ vector.numpy(), atol=1e-12)
-
-
-def test_float32_products_are_right_to_rounding(case):
-    vector = torch.randn(case.hessian.size)
-    product = (case.hessian @ vector).double().numpy()
-    expected = case.exact @ vector.double().numpy()
-    assert np.linalg.norm(product - expected) < 1e-5 * np.linalg.norm(expected)
+        product = case.hessian @ vector
+        np.testing.assert_allclose(product.numpy(), case.exact @ vector.numpy(), atol=1e-12)
 
 
 def test_gradients_and_weights_are_left_alone(case):
@@ -56,13 +49,6 @@ def test_parameters_that_enter_linearly_or_not_at_all():
     assert (hessian @ torch.ones(1)).tolist() == [0.0]
 
 
-def test_frozen_parameters_are_left_out():
-    x, frozen = torch.tensor([2.0], requires_grad=True), torch.tensor([3.0])
-    hessian = Hessian(lambda: [(x * x * frozen).sum()], [x, frozen])
-    assert hessian.size == 1
-    assert (hessian @ torch.ones(1)).tolist() == [6.0]
-
-
 def test_a_product_that_is_not_finite_is_an_error_that_says_so():
     model = build(ModelConfig(width=8, heads=2, layers=1, context=8, vocab_size=12, attention="math"))
     with torch.no_grad():
@@ -79,24 +65,3 @@ def test_a_loss_without_a_second_derivative_is_refused_by_the_model():
     hessian = Hessian(lambda: [model(tokens, tokens).loss], model.parameters())
     with pytest.raises(RuntimeError, match="attention='math'"):
         _ = hessian @ torch.ones(hessian.size)
-
-
-@pytest.mark.parametrize(
-    ("parameters", "message"),
-    [
-        ([], "none at all"),
-        ([torch.ones(2)], "none at all"),
-        (
-            [torch.ones(2, requires_grad=True), torch.ones(2, dtype=torch.float64, requires_grad=True)],
-            "torch.float32 on cpu, torch.float64 on cpu",
-        ),
-    ],
-)
-def test_parameters_that_are_refused(parameters, message):
-    with pytest.raises(ValueError, match=message):
-        Hessian(list, parameters)
-
-
-def test_a_vector_of_another_length_is_refused(case):
-    with pytest.raises(ValueError, match=r"shape \(3,\), but the parameters have \d+ elements"):
-        _ = case.hessian @ torch.ones(3)
