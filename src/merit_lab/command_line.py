@@ -26,7 +26,7 @@ def rules(without: Collection[tuple[type, str]] = ()) -> ConstructorRegistry:
 
     The help of a field is its docstring with one line for each paragraph, which tyro wraps; tyro alone keeps
     the line breaks of the source. ``without`` are fields that get no option, each with its class, and keep
-    their default.
+    their default; so do those with the metadata ``option`` False.
     """
     registry = ConstructorRegistry()
 
@@ -38,7 +38,9 @@ def rules(without: Collection[tuple[type, str]] = ()) -> ConstructorRegistry:
         kind: Any = info.type
         types, texts = get_type_hints(kind, include_extras=True), _help_texts(kind)
         defaults = {field.name: _default(field, info.default) for field in dataclasses.fields(kind)}
-        fixed = {name: default for name, default in defaults.items() if (kind, name) in without}
+        hidden = {field.name for field in dataclasses.fields(kind) if field.metadata.get("option") is False}
+        hidden |= {name for name in defaults if (kind, name) in without}
+        fixed = {name: defaults[name] for name in hidden}
         return StructConstructorSpec(
             instantiate=functools.partial(kind, **fixed),
             fields=tuple(

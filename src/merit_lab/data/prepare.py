@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 from rich.console import Console
 
@@ -19,6 +19,7 @@ from merit_lab.data.read import not_utf8
 from merit_lab.data.tokenizer import Tokenizer, TokenizerFile, Tokens
 from merit_lab.data.tokens import INDEX_NAME, Dataset, FileEntry, Index, fingerprint, hash_file, hash_sample
 from merit_lab.folders import refuse_file
+from merit_lab.json_values import build
 from merit_lab.progress import WorkProgress
 
 PART_BYTES = 1 << 24  # text between two journal entries: a second or two of work
@@ -81,8 +82,8 @@ def prepare(
             encoder = _make_tokenizer(file or tokenizer, gpt2_vocabulary, corpus, partial, progress)
             _tokenize(corpus, encoder, parts, progress, part_bytes)
             progress.say("checking what was written")
-            parts.complete(msgspec.to_builtins(_index(encoder, parts, recipe)))
-        index = msgspec.convert(parts.index, Index)
+            parts.complete(asdict(_index(encoder, parts, recipe)))
+        index = build(Index, parts.index)
         _publish(folder, partial, names, index)
         parts.remove()
     return index

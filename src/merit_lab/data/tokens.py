@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass, field
+import json
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-import msgspec
 import numpy as np
+
+from merit_lab.checks import check_at_least, check_size
+from merit_lab.json_values import build, decode
 
 if TYPE_CHECKING:
     import torch
@@ -17,6 +20,7 @@ if TYPE_CHECKING:
 INDEX_NAME = "dataset.json"
 _FORMAT, _VERSION = "merit-optim tokens", 2
 _FILES = ("train.bin", "val.bin")
+_MOST = 2**60  # tokens; more are certainly damage
 _BLOCK = 1 << 24  # tokens checked at a time: 32 or 64 MB
 _SAMPLES, _SAMPLE_BYTES = 64, 1 << 12  # read to detect changes
 
@@ -26,20 +30,25 @@ _FOREIGN_BEGINNINGS = {
     (20240520).to_bytes(4, "little"): "a shard of llm.c, with a header of 1024 bytes: remove that header",
 }
 
-_Count = Annotated[int, msgspec.Meta(ge=0, lt=2**60)]
 
-
-class FileEntry(msgspec.Struct, frozen=True, kw_only=True):
+@dataclass(frozen=True, kw_only=True)
+class FileEntry:
     """One token file: its length, the amount of text, its hash, and the hash of a sample of its bytes."""
 
-    num_tokens: Annotated[int, msgspec.Meta(ge=1, lt=2**60)]
-    num_text_bytes: _Count
-    num_documents: _Count
+    num_tokens: int
+    num_text_bytes: int
+    num_documents: int
     sha256: str
     sample_sha256: str
 
+    def __post_init__(self) -> None:
+        check_size("num_tokens", self.num_tokens, _MOST)
+        for name in ("num_text_bytes", "num_documents"):
+            check_at_least(name, getattr(self, name), 0)
 
-class Index(msgspec.Struct, frozen=True, kw_only=True):
+
+@dataclass(frozen=True, kw_only=True)
+class Index:
     """The content of dataset.json, which detects wrong or truncated files.
 
     ``recipe`` determines the files: corpus, tokenizer, share of validation text. Two folders with the same
@@ -50,26 +59,31 @@ class Index(msgspec.Struct, frozen=True, kw_only=True):
     version: int = _VERSION
     fingerprint: str
     tokenizer: str
-    vocab_size: Annotated[int, msgspec.Meta(ge=1, le=2**32)]
-    end_of_text: Annotated[int, msgspec.Meta(ge=0, lt=2**32)] | None
+    vocab_size: int
+    end_of_text: int | None
     dtype: Literal["uint16", "uint32"]
     recipe: dict[str, Any]
     files: dict[str, FileEntry]
 
+    def __post_init__(self) -> None:
+        check_size("vocab_size", self.vocab_size, 2**32)
+        if self.end_of_text is not None:
+            check_at_least("end_of_text", self.end_of_text, 0)
+
     def to_json(self) -> bytes:
         """Return the content of dataset.json."""
-        return msgspec.json.format(msgspec.json.encode(self), indent=2) + b"\n"
+        return (json.dumps(asdict(self), indent=2, ensure_ascii=False) + "\n").encode()
 
     @classmethod
     def read(cls, path: Path) -> Index:
         """Read and check a dataset.json."""
         try:
-            index = msgspec.json.decode(path.read_bytes(), type=cls)
+            index = build(cls, decode(path.read_bytes()))
             if (index.format, index.version) != (_FORMAT, _VERSION):
                 raise ValueError(f"its format is {index.format!r}, version {index.version}")
             if index.fingerprint != fingerprint(*(index.files[name].sha256 for name in _FILES)):
                 raise ValueError("its fingerprint does not match its hashes")
-        except (msgspec.DecodeError, RecursionError, KeyError, ValueError) as error:
+        except (KeyError, ValueError) as error:
             raise ValueError(
                 f"{path} is damaged, or not of this version of `merit prepare` ({error}): prepare the data "
                 "again; to use the token files beside it as they are, remove or rename it"

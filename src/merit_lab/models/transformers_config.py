@@ -8,9 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
-
-import tyro
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from merit_lab.checks import check_choice, check_size
 from merit_lab.models.config import LONGEST_CONTEXT, MOST_LAYERS
@@ -42,7 +40,7 @@ class HuggingFaceConfig:
         ('gpt2', 2, 64, 16, 256)
     """
 
-    settings: Annotated[Mapping[str, Any], tyro.conf.Suppress] = field(hash=False)
+    settings: Mapping[str, Any] = field(hash=False, metadata={"option": False})
     """Its config.json."""
     options: tuple[str, ...] = ()
     """Settings to change, as NAME=VALUE with the value as JSON or a string: num_hidden_layers=4."""

@@ -21,6 +21,7 @@ import hashlib
 import io
 import random
 from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -28,12 +29,10 @@ from typing import Any, NamedTuple
 import polars as pl
 
 from merit_lab.folders import refuse_file
-from merit_lab.runs import durable, strict_json
-from merit_lab.runs.metrics import as_json, with_nan
+from merit_lab.json_values import decode, encode, with_nan
+from merit_lab.runs import durable
 from merit_lab.runs.steps import COLUMNS, LOGGED, OF_PARAMETERS
 from merit_optim.spelling import did_you_mean
-
-NAME = "runs.parquet"
 
 THINNED: Mapping[tuple[str, ...], int] = {LOGGED: 50, ("max_logits",): 11, ("updates",): 6, ("entropies",): 3}
 """How many rows of a run keep these columns, at most; the first and the last are among them."""
@@ -55,14 +54,35 @@ class Head(NamedTuple):
     measured: dict[str, Any]
 
 
+class Kept(NamedTuple):
+    """A kept run: what it is, and its last validation loss."""
+
+    head: Head
+    last_loss: float | None
+
+
 def read(path: Path) -> tuple[list[Head], pl.DataFrame]:
     """Return the runs of a file, and the frame of their steps."""
     frame = _read(path, _checked(path))
     heads = []
     for name, status, *texts in frame.filter(pl.col("step").is_null()).select("run", *_HEAD).iter_rows():
-        config, environment, measured = (strict_json.decode(text.encode()) for text in texts)
+        config, environment, measured = map(decode, texts)
         heads.append(Head(name, f"{path}/{name}", status, config, environment, with_nan(measured)))
     return heads, frame.filter(pl.col("step").is_not_null()).select(list(COLUMNS))
+
+
+def kept(path: Path) -> dict[str, Kept]:
+    """Return the runs of a file by name; it is read again only when it has changed."""
+    about = path.stat()
+    return _kept(path.absolute(), (about.st_mtime_ns, about.st_size))
+
+
+@lru_cache(maxsize=8)
+def _kept(path: Path, _: tuple[int, int]) -> dict[str, Kept]:
+    heads, steps = read(path)
+    last = pl.col("validation_loss").drop_nulls().last()
+    losses = dict(steps.group_by("run", maintain_order=True).agg(last).iter_rows())
+    return {head.name: Kept(head, losses.get(head.name)) for head in heads}
 
 
 def add(path: Path, heads: Iterable[Head], steps: pl.DataFrame) -> None:
@@ -72,15 +92,15 @@ def add(path: Path, heads: Iterable[Head], steps: pl.DataFrame) -> None:
     """
     refuse_file(path.parent)
     before = _checked(path) if path.exists() else None
-    kept = pl.DataFrame(schema=dict(_SCHEMA)) if before is None else _read(path, before)
+    old = pl.DataFrame(schema=dict(_SCHEMA)) if before is None else _read(path, before)
     counts = dict(steps.filter(pl.col("training_loss").is_not_null())["run"].value_counts().iter_rows())
     rows = [_row(head, counts.get(head.name, 0)) for head in heads]
     names = [row["run"] for row in rows]
-    if twice := set(names) & set(kept["run"]):
+    if twice := set(names) & set(old["run"]):
         raise ValueError(f"{path} already has a run {min(twice)}; choose another file for the new one")
     new = thinned(steps.filter(pl.col("run").is_in(names)))
     parts = [pl.DataFrame(rows, schema_overrides={"step": pl.Int64}), new]
-    _replace(path, pl.concat([kept, *(_whole(part) for part in parts)]), before)
+    _replace(path, pl.concat([old, *(_whole(part) for part in parts)]), before)
 
 
 def remove(path: Path, names: Sequence[str]) -> None:
@@ -88,13 +108,13 @@ def remove(path: Path, names: Sequence[str]) -> None:
     if not path.is_file():
         raise ValueError(f"there is no {path}, so no run is kept in it")
     before = _checked(path)
-    kept = _read(path, before)
-    there = kept["run"].unique().to_list()
+    old = _read(path, before)
+    there = old["run"].unique().to_list()
     for name in names:
         if name not in there:
             hint = did_you_mean(name, there)
             raise ValueError(f"{path} keeps no run {name!r}{hint} `merit runs {path}` lists those it keeps")
-    left = kept.filter(~pl.col("run").is_in(list(names)))
+    left = old.filter(~pl.col("run").is_in(list(names)))
     if left.height:
         _replace(path, left, before)
     else:
@@ -108,9 +128,9 @@ def thinned(steps: pl.DataFrame) -> pl.DataFrame:
     for columns, most in THINNED.items():
         measured = steps.filter(pl.any_horizontal(pl.col(columns).is_not_null()))
         of_runs = measured.group_by("run", maintain_order=True).agg("place")["place"]
-        kept = [place for places in of_runs.to_list() for place in _spread(places, most)]
+        chosen = [place for places in of_runs.to_list() for place in _spread(places, most)]
         steps = steps.with_columns(
-            pl.when(pl.col("place").is_in(kept)).then(pl.col(name)) for name in columns
+            pl.when(pl.col("place").is_in(chosen)).then(pl.col(name)) for name in columns
         )
     one, item = pl.element().round_sig_figs(_DIGITS_OF_ONE), pl.element().struct
     fields = [item.field(name).round_sig_figs(_DIGITS_OF_ONE) for name in OF_PARAMETERS]
@@ -136,7 +156,7 @@ def _row(head: Head, num_logged: int) -> dict[str, Any]:
     if isinstance(data.get("folder"), str):
         environment["data"] = {**data, "folder": Path(data["folder"]).name}
     environment.setdefault("excerpt_of", {"digits": _DIGITS, "train": num_logged})
-    texts = map(as_json, (config, environment, head.measured))
+    texts = map(encode, (config, environment, head.measured))
     return {"run": head.name, **dict(zip(_HEAD, [head.status, *texts], strict=True)), "step": None}
 
 

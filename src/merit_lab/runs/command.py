@@ -10,15 +10,15 @@ from pathlib import Path
 import polars as pl
 
 from merit_lab.folders import check_writable
+from merit_lab.json_values import encode
 from merit_lab.runs import archive, durable, find, table
-from merit_lab.runs.metrics import as_json
 from merit_lab.tables import NOTHING, Table, print_table
 
 _WRITERS: Mapping[str, Callable[[pl.DataFrame, Path], object]] = {
     "csv": lambda frame, path: _flat(frame).write_csv(path),
     "parquet": lambda frame, path: frame.write_parquet(path),
     "json": lambda frame, path: path.write_text(
-        "".join(f"{as_json(row)}\n" for row in frame.iter_rows(named=True)), encoding="utf-8"
+        "".join(f"{encode(row)}\n" for row in frame.iter_rows(named=True)), encoding="utf-8"
     ),
 }
 
@@ -76,7 +76,7 @@ def _flat(frame: pl.DataFrame) -> pl.DataFrame:
     """The frame with lists as JSON text, which a CSV file can hold."""
     nested = [name for name, kind in frame.schema.items() if kind.is_nested()]
     texts = [
-        pl.Series(name, [None if one is None else as_json(one.to_list()) for one in frame[name]], pl.String)
+        pl.Series(name, [None if one is None else encode(one.to_list()) for one in frame[name]], pl.String)
         for name in nested
     ]
     return frame.with_columns(texts)

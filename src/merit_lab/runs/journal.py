@@ -2,30 +2,17 @@
 
 from __future__ import annotations
 
-import hashlib
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, Self
 
-from merit_lab.runs.metrics import MetricsWriter, keep_nan
+from merit_lab.runs.metrics import BEGINNING, Mark, MetricsWriter, keep_nan
 from merit_lab.runs.run import Run
-
-_BLOCK = 1 << 20  # bytes
-
-
-def digest_of(path: Path, offset: int) -> str:
-    """Return the sha256 of the first ``offset`` bytes of a file."""
-    content = hashlib.sha256()
-    if offset:
-        with path.open("rb") as file:
-            while offset > 0 and (block := file.read(min(offset, _BLOCK))):
-                content.update(block)
-                offset -= len(block)
-    return content.hexdigest()
 
 
 class NotWritten(OSError):
@@ -47,34 +34,21 @@ class Journal:
 
     Args:
         run: the run.
-        offset: where the metrics file is truncated to resume from a checkpoint.
-        step: the step to resume from; TensorBoard drops later ones.
+        mark: the end of the metrics file when the checkpoint was made from which the run resumes.
+        step: the first step to come; TensorBoard drops what it has of it and later ones.
         wandb: name of the Weights & Biases project, None for none.
-        digest: what ``digest`` returned at that offset when the checkpoint was made; None checks nothing.
     """
 
-    def __init__(
-        self,
-        run: Run,
-        *,
-        offset: int = 0,
-        step: int = 0,
-        wandb: str | None = None,
-        digest: str | None = None,
-    ) -> None:
-        self._folder, self._path = run.folder, run.metrics_path
-        if digest is not None and digest != digest_of(run.metrics_path, offset):
-            raise ValueError(
-                f"{run.metrics_path} has changed in its first {offset} bytes since the checkpoint after step "
-                f"{step} was made. Restore the file, or start a new run."
-            )
+    def __init__(self, run: Run, *, mark: Mark = BEGINNING, step: int = 0, wandb: str | None = None) -> None:
+        self._folder = run.folder
         # The stack closes what is open if the next cannot be opened.
         with _writing_into(run.folder), ExitStack() as opened:
-            self._metrics = opened.enter_context(MetricsWriter(run.metrics_path, offset))
+            self._metrics = opened.enter_context(MetricsWriter(run.metrics_path, mark))
             self._sinks: list[Sink] = []
             if wandb is not None:
                 self._sinks.append(opened.enter_context(closing(WeightsAndBiases(run, project=wandb))))
-            self._sinks.append(opened.enter_context(closing(TensorBoard(run, step=step))))
+            if find_spec("tensorboard"):  # a machine that only trains may not have it
+                self._sinks.append(opened.enter_context(closing(TensorBoard(run, step=step))))
             self._opened = opened.pop_all()
 
     def write(self, kind: str, step: int, **values: Any) -> None:
@@ -85,15 +59,10 @@ class Journal:
             for sink in self._sinks:
                 sink.write(scalars, step)
 
-    def sync(self) -> int:
-        """Flush the metrics to disk and return the length of their file."""
+    def sync(self) -> Mark:
+        """Flush the metrics to disk and return the end of their file."""
         with _writing_into(self._folder):
-            self._metrics.sync()
-            return self._metrics.offset
-
-    def digest(self, offset: int) -> str:
-        """Return a hash of the first ``offset`` bytes, which a resumed run compares."""
-        return digest_of(self._path, offset)
+            return self._metrics.sync()
 
     def __enter__(self) -> Self:
         return self
@@ -189,7 +158,7 @@ def import_wandb() -> Any:
     except ImportError:
         raise ModuleNotFoundError(
             "Weights & Biases was requested, but the package wandb is not installed: pip install wandb, or "
-            "leave it out; TensorBoard is always written."
+            "leave it out."
         ) from None
 
 

@@ -10,12 +10,11 @@ and its environment, since parts may come from several machines.
 
 from __future__ import annotations
 
-import json
-import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from merit_lab.json_values import convert, decode, encode, read_object, with_nan
 from merit_lab.runs import durable
 from merit_lab.runs.lock import lock
 
@@ -24,7 +23,6 @@ KINDS = ("evaluate", "curvature", "noise")
 
 _FORMAT = 1
 _PATIENCE = 60.0  # seconds; another process writes for an instant, or for some seconds on a slow disk
-_NOT_IN_JSON = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 
 
 class Measurements:
@@ -41,7 +39,7 @@ class Measurements:
     def find(self, part: str, settings: Mapping[str, Any]) -> dict[str, Any] | None:
         """Return the result of a part with these settings; None if it was not measured with them."""
         known = self.parts.get(part)
-        if known is None or known["settings"] != json.loads(json.dumps(settings)):
+        if known is None or known["settings"] != decode(encode(settings)):
             return None
         result: dict[str, Any] = known["result"]
         return result
@@ -51,9 +49,7 @@ class Measurements:
         with lock(self.path.parent, patience=_PATIENCE):
             self.parts = _read(self.path)
             self.parts[part] = {"settings": settings, "result": result, **about}
-            content = _numbers({"format": _FORMAT, **self.parts}, to_json=True)
-            content = json.dumps(content, indent=2, allow_nan=False)
-            durable.write(self.path, content + "\n")
+            durable.write(self.path, encode({"format": _FORMAT, **self.parts}, indent=2) + "\n")
         self.parts = _read(self.path)
 
 
@@ -83,26 +79,14 @@ def columns(run: Path) -> dict[str, Any]:
 def _read(path: Path) -> dict[str, Any]:
     if not path.exists():
         return {}
+    parts = read_object(path, "move it elsewhere")
     try:
-        parts: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        version = parts.pop("format")
-        for part in parts.values():
-            part["settings"], part["result"] = dict(part["settings"]), _numbers(dict(part["result"]))
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise ValueError(f"{path} is not a file of measurements ({error!r}); move it elsewhere") from None
-    if version != _FORMAT:
-        raise ValueError(
-            f"{path} has format {version!r}; this version reads format {_FORMAT}; move it elsewhere"
-        )
+        if (version := parts.pop("format", None)) != _FORMAT:
+            raise ValueError(f"its format is {version!r}, and this version reads format {_FORMAT}")
+        for name, part in convert(parts, dict[str, dict[str, Any]], "the file").items():
+            for key in ("settings", "result"):
+                convert(part.get(key), dict[str, Any], f"{name}.{key}")
+            parts[name]["result"] = with_nan(part["result"])
+    except ValueError as error:
+        raise ValueError(f"{path} is not a file of measurements ({error}); move it elsewhere") from None
     return parts
-
-
-def _numbers(content: Any, *, to_json: bool = False) -> Any:
-    """The content with NaN and infinities, which JSON lacks, from their names or to them."""
-    if isinstance(content, Mapping):
-        return {key: _numbers(value, to_json=to_json) for key, value in content.items()}
-    if isinstance(content, list | tuple):
-        return [_numbers(value, to_json=to_json) for value in content]
-    if to_json:
-        return str(content) if isinstance(content, float) and not math.isfinite(content) else content
-    return _NOT_IN_JSON.get(content, content) if isinstance(content, str) else content

@@ -8,73 +8,39 @@ Each line has a "kind" and a "step", the number of steps done (0: before trainin
     attention    max_logits, entropy: for each layer a list with one number per head
     update       parameters: {name: {clipped, bounded, smallest_ratio, largest_ratio, relative_change}}
     event        what, message
-
-JSON has no NaN and no infinity: they are written as the strings "nan", "inf" and "-inf".
 """
 
 from __future__ import annotations
 
-import json
+import hashlib
 import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Annotated, Any, NotRequired, Self, TypedDict
+from typing import Any, Self
 
-import msgspec
+from merit_lab.json_values import convert, decode, encode, with_nan
 
-_NOT_IN_JSON = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
+LOGGED = (
+    *("loss", "lr", "grad_norm", "weight_norm", "seconds", "tokens_per_second"),
+    *("optimizer_share", "mfu", "memory_gib"),
+)
+"""The numbers in the lines of training."""
 
-
-Count = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
-Number = Annotated[int, msgspec.Meta(ge=-(2**62), le=2**62)] | float
-
-
-class _Line(TypedDict):
-    step: Count
-
-
-class _Train(_Line, total=False):
-    tokens: Count | None
-    loss: Number | None
-    grad_norm: Number | None
-    weight_norm: Number | None
-    lr: Number | None
-    seconds: Number | None
-    tokens_per_second: Number | None
-    optimizer_share: Number | None
-    mfu: Number | None
-    memory_gib: Number | None
-
-
-class _Validation(_Line):
-    loss: Number
-    loss_error: NotRequired[Number | None]
-    tokens: NotRequired[Count | None]
-
-
-class _Attention(_Line):
-    max_logits: list[list[Number]]
-    entropy: NotRequired[list[list[Number]] | None]
-
-
-class _Update(_Line):
-    parameters: dict[str, dict[str, Number]]
-
-
-class _Event(_Line):
-    what: str
-    message: NotRequired[str | None]
-
-
-_LINES: Mapping[str, Any] = {
-    "train": _Train,
-    "validation": _Validation,
-    "attention": _Attention,
-    "update": _Update,
-    "event": _Event,
+_PERHAPS = float | None
+_LINES: Mapping[str, Mapping[str, Any]] = {
+    "train": {"tokens": int | None, **dict.fromkeys(LOGGED, _PERHAPS)},
+    "validation": {"tokens": int | None, "loss": float, "loss_error": _PERHAPS},
+    "attention": {"max_logits": list[list[float]], "entropy": list[list[float]] | None},
+    "update": {"parameters": dict[str, dict[str, float]]},
+    "event": {"what": str, "message": str | None},
 }
+"""What stands in a line of each kind; what may be None may be missing."""
+
+Mark = tuple[int, str]
+"""A place in the file: the length up to there, and the sha256 of that part."""
+BEGINNING: Mark = 0, hashlib.sha256().hexdigest()
 
 
 class MetricsWriter:
@@ -82,39 +48,35 @@ class MetricsWriter:
 
     Args:
         path: the file, created if needed.
-        offset: where to truncate the file, to resume from a checkpoint; None keeps all of it.
+        mark: where to truncate the file, to resume from a checkpoint; None keeps all of it.
     """
 
-    def __init__(self, path: Path, offset: int | None = None) -> None:
-        size = path.stat().st_size if path.exists() else 0
-        if offset is not None and not 0 <= offset <= size:
+    def __init__(self, path: Path, mark: Mark | None = None) -> None:
+        content = b""
+        if path.exists():
+            with path.open("rb") as file:
+                content = file.read(-1 if mark is None else mark[0])
+        self._hash = hashlib.sha256(content)
+        if mark is not None and mark != (len(content), self._hash.hexdigest()):
             raise ValueError(
-                f"{path} has {size} bytes, but had {offset} when the checkpoint was made; the file was "
-                "truncated or replaced. Restore the old one, or start a new run."
-            )
-        if offset and not _ends_a_line(path, offset):
-            raise ValueError(
-                f"{path} has no line that ends at byte {offset}, where it ended with the checkpoint; "
-                "one of the two has changed. Restore the old one, or start a new run."
+                f"{path} has changed in its first {mark[0]} bytes since the checkpoint was made. Restore the "
+                "file, or start a new run."
             )
         self._file = path.open("ab")
-        if offset is not None:
-            self._file.truncate(offset)
-            self._file.seek(0, os.SEEK_END)
-
-    @property
-    def offset(self) -> int:
-        """The size of the file, where the next line will begin."""
-        return self._file.tell()
+        self._file.truncate(len(content))
+        self._file.seek(0, os.SEEK_END)
 
     def write(self, line: dict[str, Any]) -> None:
         """Append one line."""
-        self._file.write(as_json(line).encode() + b"\n")
+        content = encode(line).encode() + b"\n"
+        self._file.write(content)
         self._file.flush()
+        self._hash.update(content)
 
-    def sync(self) -> None:
-        """Flush the lines to disk."""
+    def sync(self) -> Mark:
+        """Flush the lines to disk, and return the end of the file."""
         os.fsync(self._file.fileno())
+        return self._file.tell(), self._hash.hexdigest()
 
     def __enter__(self) -> Self:
         return self
@@ -123,17 +85,6 @@ class MetricsWriter:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._file.close()
-
-
-def _ends_a_line(path: Path, offset: int) -> bool:
-    with path.open("rb") as file:
-        file.seek(offset - 1)
-        return file.read(1) == b"\n"
-
-
-def as_json(value: Any) -> str:
-    """Return a value as JSON on one line, with NaN and infinities as text."""
-    return json.dumps(_to_json(value), allow_nan=False)
 
 
 def read_metrics(path: Path) -> Iterator[dict[str, Any]]:
@@ -148,24 +99,25 @@ def read_metrics(path: Path) -> Iterator[dict[str, Any]]:
             if not line.endswith(b"\n"):
                 return
             try:
-                yield _measurement(line)
-            except (ValueError, RecursionError) as error:
+                yield _measurement(decode(line))
+            except ValueError as error:
                 raise ValueError(
                     f"line {number} of {path} is not a measurement ({error}). Only the run writes this file; "
                     "remove the line if you do not need its numbers."
                 ) from None
 
 
-def _measurement(line: bytes) -> dict[str, Any]:
-    value = msgspec.json.decode(line)
-    kind = value.get("kind") if isinstance(value, dict) else None
+def _measurement(line: Any) -> dict[str, Any]:
+    kind = line.get("kind") if isinstance(line, dict) else None
     if not isinstance(kind, str) or kind not in _LINES:
         raise ValueError(f"its kind is none of {', '.join(_LINES)}")
-    if kind != "event" and (b'nan"' in line or b'inf"' in line):
-        value = with_nan(value)
-    msgspec.convert(value, _LINES[kind])
-    measurement: dict[str, Any] = value
-    return measurement
+    found: dict[str, Any] = line if kind == "event" else with_nan(line)
+    for name, hint in {"step": int, **_LINES[kind]}.items():
+        if type(value := found.get(name)) is not float or hint is not _PERHAPS:  # which is most often
+            convert(value, hint, f"its {name}")
+    if found["step"] < 0:
+        raise ValueError(f"its step is {found['step']}")
+    return found
 
 
 def keep_nan(choose: Callable[[Sequence[float]], float], numbers: Sequence[float]) -> float:
@@ -176,24 +128,3 @@ def keep_nan(choose: Callable[[Sequence[float]], float], numbers: Sequence[float
         (2.0, nan)
     """
     return math.nan if any(map(math.isnan, numbers)) else choose(numbers)
-
-
-def _to_json(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _to_json(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_to_json(item) for item in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
-    return value
-
-
-def with_nan(value: Any) -> Any:
-    """Return a value that was JSON with NaN and infinities in place of their names."""
-    if isinstance(value, dict):
-        return {key: with_nan(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [with_nan(item) for item in value]
-    if isinstance(value, str):
-        return _NOT_IN_JSON.get(value, value)
-    return value

@@ -14,17 +14,19 @@ are in one file; see archive.py.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Self, cast
+from typing import TYPE_CHECKING, Any, Literal, Self, cast
 
-from merit_lab.runs import durable, strict_json
-from merit_lab.runs.json_types import fits
-from merit_lab.runs.kept import head_of, kept_path, lines_of
+from merit_lab.json_values import convert, encode, read_object
+from merit_lab.runs import durable
+from merit_lab.runs.find import archive_of
 from merit_lab.runs.lock import is_locked
 from merit_lab.runs.metrics import read_metrics
+
+if TYPE_CHECKING:
+    from merit_lab.runs.archive import Kept
 
 FORMAT = 1
 """Version of the run directory; increased when older readers would misread it."""
@@ -44,6 +46,8 @@ class Run:
     folder: Path
     config: dict[str, Any]
     environment: dict[str, Any]
+    kept: Kept | None = None
+    """What is kept of it, if it is read from a file of `merit keep` instead of its directory."""
 
     @classmethod
     def create(cls, folder: Path | str, config: dict[str, Any], environment: dict[str, Any]) -> Self:
@@ -51,9 +55,9 @@ class Run:
         folder = Path(folder)
         refuse_run(folder)
         folder.mkdir(parents=True, exist_ok=True)
-        durable.write(folder / "environment.json", _json(environment))
+        durable.write(folder / "environment.json", encode(environment, indent=2) + "\n")
         # Last, because this file makes a folder a run.
-        durable.write(folder / "config.json", _json({"format": FORMAT, **config}))
+        durable.write(folder / "config.json", encode({"format": FORMAT, **config}, indent=2) + "\n")
         return cls(folder, config, environment)
 
     @classmethod
@@ -61,26 +65,26 @@ class Run:
         """Read the run in a folder, or the kept run with its path."""
         folder = Path(folder)
         if not _is_there(folder):
-            if kept := kept_path(folder):
-                head = head_of(kept)
-                return cls(kept, head.config, head.environment)
+            if kept := _kept(folder):
+                return cls(Path(kept.head.folder), kept.head.config, kept.head.environment, kept)
             raise FileNotFoundError(
                 f"{folder} holds no run: there is no config.json. Give a run directory, the --out of "
                 "`merit train`."
             )
-        config = strict_json.read_object(folder / "config.json")
+        config = read_object(folder / "config.json")
         if (version := config.pop("format", None)) != FORMAT:
             raise ValueError(
                 f"{folder / 'config.json'} has format {version!r}; this version of merit-optim reads format "
                 f"{FORMAT}. Use the version that wrote it (environment.json names it), or start a new run."
             )
-        environment = strict_json.read_object(folder / "environment.json")
+        environment = read_object(folder / "environment.json")
         for part in ("versions", "device", "data"):
-            if not fits(environment.get(part, {}), dict[str, Any]):
+            try:
+                convert(environment.get(part, {}), dict[str, Any], part)
+            except ValueError as error:
                 raise ValueError(
-                    f"{folder / 'environment.json'} has {environment[part]!r} as {part}; it must be an "
-                    "object. Restore the file that the run wrote."
-                )
+                    f"{folder / 'environment.json'}: {error}. Restore the file that the run wrote."
+                ) from None
         return cls(folder, config, environment)
 
     @property
@@ -115,46 +119,39 @@ class Run:
     @property
     def checkpoints(self) -> Path:
         """The folder of checkpoints."""
-        if self.is_kept:
+        if self.kept is not None:
             raise ValueError(
                 f"{self.folder.parent} has only the record of {self.name} and no checkpoints; give its run "
                 "directory, or train it again"
             )
         return self.folder / "checkpoints"
 
-    @property
-    def is_kept(self) -> bool:
-        """Whether it is read from a file of `merit keep` instead of its directory."""
-        return self.folder.parent.is_file()
-
     def lines(self) -> Iterator[dict[str, Any]]:
-        """Return all measurements, in order."""
-        return lines_of(self.folder) if self.is_kept else read_metrics(self.metrics_path)
+        """Return all measurements, in order. Those of a kept run are in its table alone."""
+        assert self.kept is None
+        return read_metrics(self.metrics_path)
 
     def metrics(self, kind: str) -> list[dict[str, Any]]:
         """Return all measurements of a kind, in order."""
         return [line for line in self.lines() if line["kind"] == kind]
 
     @property
-    def outcome(self) -> Status | None:
-        """How the last process of the run ended; None if it has not ended, or was killed.
-
-        A kept run that was killed after its last measurement has finished: there is nothing to resume.
-        """
-        ended = outcome_of(self.metrics("event"))
-        if ended is None and self.is_kept:
-            return "finished" if has_all_steps(self.config, self.metrics("validation")) else None
-        return ended
+    def last_loss(self) -> float | None:
+        """The last validation loss."""
+        if self.kept is not None:
+            return self.kept.last_loss
+        losses = [line["loss"] for line in self.metrics("validation")]
+        return losses[-1] if losses else None
 
     @property
-    def is_running(self) -> bool:
-        """Whether a process works on the run now."""
-        return is_locked(self.folder)
+    def outcome(self) -> Status | None:
+        """How the last process of the run ended; None if it has not ended, or was killed."""
+        return outcome_of(self.metrics("event")) if self.kept is None else cast(Status, self.kept.head.status)
 
     @property
     def status(self) -> Status:
         """The state of the run; "unfinished" if its process was killed."""
-        return "running" if self.is_running else self.outcome or "unfinished"
+        return "running" if is_locked(self.folder) else self.outcome or "unfinished"
 
 
 def holds_run(folder: Path) -> bool:
@@ -162,7 +159,7 @@ def holds_run(folder: Path) -> bool:
 
     A run that was killed while it was created does not count.
     """
-    return _is_there(folder) or kept_path(folder) is not None
+    return _is_there(folder) or _kept(folder) is not None
 
 
 def refuse_run(folder: Path) -> None:
@@ -172,10 +169,8 @@ def refuse_run(folder: Path) -> None:
             f"{folder} holds a run already. Resume it (merit train --resume {folder}), or choose another "
             "folder with --out."
         )
-    if kept := kept_path(folder):
-        raise FileExistsError(
-            f"{kept.parent} keeps a run {kept.name} already. Choose another folder with --out."
-        )
+    if kept := _kept(folder):
+        raise FileExistsError(f"{kept.head.folder} is a kept run already. Choose another folder with --out.")
 
 
 def step_path(folder: Path, step: int) -> Path:
@@ -189,14 +184,14 @@ def outcome_of(events: Sequence[dict[str, Any]]) -> Status | None:
     return cast(Status, turns[-1]) if turns and turns[-1] in _ENDS else None
 
 
-def has_all_steps(config: Mapping[str, Any], validations: Iterable[Mapping[str, Any]]) -> bool:
-    """Whether the loss was measured after the last step."""
-    return config.get("steps") in {line["step"] for line in validations}
-
-
 def _is_there(folder: Path) -> bool:
     return (folder / "config.json").exists()
 
 
-def _json(value: dict[str, Any]) -> str:
-    return json.dumps(value, indent=2) + "\n"
+def _kept(folder: Path) -> Kept | None:
+    """What is kept of a run, given its path in its file or that of its directory; None if it is not kept."""
+    if not (file := archive_of(folder.parent)).is_file():
+        return None
+    from merit_lab.runs import archive  # which imports polars: training does not need it
+
+    return archive.kept(file).get(folder.name)

@@ -1,8 +1,8 @@
-"""Settings of runs by their dotted names: flat, compared, and formatted."""
+"""Settings of runs by their dotted names: flat, and formatted."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 
@@ -21,13 +21,6 @@ def _hashable(value: object) -> object:
     if isinstance(value, Mapping):
         return tuple((key, _hashable(one)) for key, one in value.items())
     return tuple(map(_hashable, value)) if isinstance(value, list) else value
-
-
-def differing(settings: Sequence[Mapping[str, object]]) -> list[str]:
-    """The paths whose values are not the same in all of ``settings``."""
-    paths = dict.fromkeys(path for table in settings for path in table)
-    missing = object()
-    return [path for path in paths if len({repr(table.get(path, missing)) for table in settings}) > 1]
 
 
 def show(value: object) -> str:

@@ -8,10 +8,9 @@ from typing import Any
 
 import polars as pl
 
-LOGGED = (
-    *("training_loss", "lr", "grad_norm", "weight_norm", "seconds", "tokens_per_second"),
-    *("optimizer_share", "mfu", "memory_gib"),
-)
+from merit_lab.runs import metrics
+
+LOGGED = ("training_loss", *metrics.LOGGED[1:])
 """The columns of the lines of training."""
 _NUMBERS = (
     *(*LOGGED, "validation_loss", "loss_error", "max_logit", "entropy", "entropy_lowest"),

@@ -21,8 +21,10 @@ from typing import Any, NamedTuple
 
 import polars as pl
 
-from merit_lab.runs import archive, find, measurements, steps, strict_json
+from merit_lab.json_values import decode
+from merit_lab.runs import archive, find, measurements, steps
 from merit_lab.runs.archive import Head
+from merit_lab.runs.lock import is_locked
 from merit_lab.runs.run import Run, outcome_of
 from merit_lab.runs.settings import flatten
 from merit_lab.runs.steps import COLUMNS
@@ -95,7 +97,7 @@ def sources(folders: Iterable[Path | str]) -> list[Source]:
 
 
 def _live(run: Run) -> Source:
-    running = run.is_running  # before its lines are read: a run that ends meanwhile has them all
+    running = is_locked(run.folder)  # before its lines are read: a run that ends meanwhile has them all
     rows = steps.rows(run.name, run.lines())
     events = [event for row in rows for event in row.get("events", ())]
     status = "running" if running else outcome_of(events) or "unfinished"
@@ -145,7 +147,7 @@ def _row(head: Head) -> dict[str, Any]:
 
 def _value(option: str) -> object:
     try:
-        value = strict_json.decode(option.encode())
+        value = decode(option)
     except ValueError:
         return option
     return option if value is None else tuple(value) if isinstance(value, list) else value

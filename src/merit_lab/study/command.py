@@ -15,8 +15,8 @@ from merit_lab.command_line import rules
 from merit_lab.models.names import KNOWN, find_model, is_model
 from merit_lab.runs import RunInUse
 from merit_lab.train import Interrupted, OptimizerConfig, TrainConfig
+from merit_lab.train.arguments import refuse_replaced_vocab, typed
 from merit_lab.train.rank import is_first_rank, is_reported_here
-from merit_lab.train.typed import refuse_replaced_vocab, typed
 
 if TYPE_CHECKING:
     from merit_lab.results.page import Page

@@ -15,9 +15,9 @@ from typing import Any, get_type_hints
 
 import tyro
 
+from merit_lab.json_values import dataclasses_of
 from merit_lab.results.series import makes_a_series
 from merit_lab.train import TrainConfig
-from merit_lab.train.config_json import dataclasses_of
 from merit_lab.train.optimizer_options import default_of, parse_options, write_option
 from merit_optim.spelling import did_you_mean
 

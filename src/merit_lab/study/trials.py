@@ -104,9 +104,9 @@ class Trials:
         from optuna.trial import TrialState
 
         run = Run.open(trial.folder)
-        losses = [line["loss"] for line in run.lines() if line["kind"] == "validation"]
-        if run.outcome == "finished" and losses and math.isfinite(losses[-1]):
-            self._study.tell(number, losses[-1])
+        loss = run.last_loss
+        if run.outcome == "finished" and loss is not None and math.isfinite(loss):
+            self._study.tell(number, loss)
         else:
             self._study.tell(number, state=TrialState.FAIL)
 

@@ -30,7 +30,7 @@ from torch.distributed.checkpoint.state_dict import (
 from torch.optim import Optimizer
 
 from merit_lab.data.tokens import hash_file
-from merit_lab.runs import durable, step_path
+from merit_lab.runs import Mark, durable, step_path
 from merit_lab.train import packed_state
 from merit_lab.train.checkpoint_files import (
     Damaged,
@@ -59,14 +59,14 @@ def save(
     ranks: Ranks,
     *,
     step: int,
-    metrics: tuple[int, str],
+    metrics: Mark,
     seconds: float,
     config: str,
     keep: int,
 ) -> Path:
     """Write a checkpoint and remove the oldest beyond ``keep``.
 
-    Every rank must call this. ``metrics`` are the length of the metrics file and its hash.
+    Every rank must call this. ``metrics`` is the end of the metrics file.
 
     An OSError, such as a full disk, leaves the earlier checkpoints untouched.
     """
@@ -78,8 +78,7 @@ def save(
         files = _hash_files(partial, ranks)
         manifest = Manifest(
             step=step,
-            metrics_offset=metrics[0],
-            metrics_sha256=metrics[1],
+            metrics=metrics,
             seconds=seconds,
             config=config,
             files=files,

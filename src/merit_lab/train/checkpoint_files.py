@@ -15,9 +15,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from merit_lab.data.tokens import hash_file
+from merit_lab.json_values import build, read_object
 from merit_lab.runs import step_path
 from merit_lab.train.config import TrainConfig
 
@@ -30,10 +29,8 @@ class Manifest:
 
     step: int
     """Steps done."""
-    metrics_offset: int
-    """Length of the metrics file in bytes."""
-    metrics_sha256: str
-    """Its hash up to there."""
+    metrics: tuple[int, str]
+    """Where the metrics file ended."""
     seconds: float
     """Training time so far."""
     config: str
@@ -98,17 +95,14 @@ def read_manifest(path: Path) -> Manifest:
     """Return the manifest of a checkpoint. Raise Damaged if it was changed."""
     file = path / "manifest.json"
     try:
-        text = file.read_bytes()
-        values = json.loads(text)
-        if not isinstance(values, dict):
-            raise TypeError(f"it holds a {type(values).__name__}")
+        values = read_object(file, "it was changed")
         values.pop("sha256", None)
-        if text != _written(values):
+        if file.read_bytes() != _written(values):
             raise Damaged(f"{file} was changed: its own sha256 does not match")
-        manifest = msgspec.convert(values, Manifest)
+        manifest = build(Manifest, values)
     except Damaged:
         raise
-    except (*_GONE, ValueError, TypeError, RecursionError, msgspec.ValidationError) as error:
+    except (*_GONE, ValueError) as error:
         raise Damaged(f"{path} has no readable manifest ({error})") from None
     except OSError as error:
         raise _perhaps_later(error) from None

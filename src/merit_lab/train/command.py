@@ -1,4 +1,7 @@
-"""`merit train`: train a language model, or resume a run."""
+"""`merit train`: train a language model, or resume a run.
+
+`--list` and `--resume`, for machines that only train, need neither tyro nor what studies and reports need.
+"""
 
 from __future__ import annotations
 
@@ -6,15 +9,11 @@ import argparse
 import dataclasses
 import shlex
 import sys
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NamedTuple
-
-import tyro
+from typing import TYPE_CHECKING, NamedTuple
 
 from merit_lab import train as training
-from merit_lab.command_line import rules
 from merit_lab.models.config import PRESETS
 from merit_lab.models.names import find_model, is_model, num_parameters
 from merit_lab.runs import NotWritten, Run, RunInUse
@@ -22,21 +21,9 @@ from merit_lab.train import list_command
 from merit_lab.train.config import TrainConfig
 from merit_lab.train.rank import is_first_rank, is_reported_here
 from merit_lab.train.signals import Interrupted
-from merit_lab.train.typed import refuse_replaced_vocab
 
 if TYPE_CHECKING:
     from merit_lab.train.start import Resume
-
-
-@dataclass(frozen=True, kw_only=True)
-class Arguments:
-    """Train a language model. Under torchrun all processes train together."""
-
-    config: Annotated[TrainConfig, tyro.conf.arg(name="")]
-    out: Path | None = None
-    """Run directory to create. None: runs/MODEL-OPTIMIZER-lrRATE-seedSEED."""
-    auto_resume: bool = False
-    """Resume the run if it exists, otherwise start it: one command that a scheduler can repeat."""
 
 
 class Parsed(NamedTuple):
@@ -56,78 +43,46 @@ def main(argv: Sequence[str]) -> int:
         # This imports torch, which parsing does not need.
         run = training.train(config, folder, resume=resume)
     except Interrupted as interrupted:
-        if "--list" in argv:
-            print(f"merit train: {interrupted}. The same command continues.", file=sys.stderr)
-        elif is_first_rank():
-            print(f"merit train: {interrupted}. To resume: {_resume_command(folder)}", file=sys.stderr)
+        way = "The same command continues." if "--list" in argv else f"To resume: {_resume_command(folder)}"
+        if is_first_rank():
+            print(f"merit train: {interrupted}. {way}", file=sys.stderr)
         return 128 + interrupted.signum
-    except NotWritten as error:
-        if is_reported_here(error):
-            print(f"merit train: {error}: {_resume_command(folder)}", file=sys.stderr)
-        return 1
     except (OSError, ValueError, RunInUse) as error:
         if is_reported_here(error):
-            print(f"merit train: {error}", file=sys.stderr)
+            way = f": {_resume_command(folder)}" if isinstance(error, NotWritten) else ""
+            print(f"merit train: {error}{way}", file=sys.stderr)
         return 1
-    if run.status == "diverged":
-        if is_first_rank():
-            print(f"merit train: the run diverged; its metrics are in {run.folder}", file=sys.stderr)
-        return 1
-    if is_first_rank():
-        print(_summary(run))
-    return 0
-
-
-def _summary(run: Run) -> str:
-    """Say where the run is, its last validation loss, and how to view it."""
-    losses = [line["loss"] for line in run.lines() if line["kind"] == "validation"]
-    loss = f", with a validation loss of {losses[-1]:.4f}" if losses else ""
-    return f"The run is in {run.folder}{loss}.\nTo see it: merit report {run.folder}"
+    has_diverged = run.status == "diverged"
+    if is_first_rank() and has_diverged:
+        print(f"merit train: the run diverged; its metrics are in {run.folder}", file=sys.stderr)
+    elif is_first_rank():
+        loss = "" if run.last_loss is None else f", with a validation loss of {run.last_loss:.4f}"
+        print(f"The run is in {run.folder}{loss}.\nTo see it: merit report {run.folder}")
+    return int(has_diverged)
 
 
 def parse(argv: list[str]) -> Parsed:
     """Return what the command line asks for."""
-    first = argv[0] if argv else "--help"
-    if not is_model(first) or "--resume" in argv:
-        options = _parse_without_model(argv or ["--help"])
-        folder = options.resume
-        _check_trust(folder, options.trust)
-        config = _config_of(folder)
-        if options.data is not None:
-            config = dataclasses.replace(config, data=options.data)
-        return Parsed(None if options.data is None else config, folder, resume=True)
-    name, model = find_model(first)
-    arguments = tyro.cli(
-        Arguments,
-        default=Arguments(config=TrainConfig(data=tyro.MISSING, model=model)),
-        args=argv[1:],
-        prog=f"merit train {first}",
-        config=(tyro.conf.AvoidSubcommands,),  # the model is already known
-        registry=rules(),
-    )
-    config = arguments.config
-    refuse_replaced_vocab(argv, config)
-    optimizer = config.optimizer.resolve(model)
-    kind = optimizer.name.rpartition(":")[2]  # of MODULE:CLASS, the class
-    default = Path("runs") / f"{name}-{kind}-lr{optimizer.lr:g}-seed{config.seed}"
-    return Parsed(config, arguments.out or default, resume="auto" if arguments.auto_resume else False)
+    if argv and is_model(argv[0]) and "--resume" not in argv:
+        from merit_lab.train import arguments  # which imports tyro
 
-
-def _config_of(folder: Path) -> TrainConfig:
-    return TrainConfig.from_dict(Run.open(folder).config)
-
-
-def _check_trust(folder: Path, trusted: Collection[str]) -> None:
-    """Raise ValueError if a run would import modules that the command line does not name.
-
-    A run directory may come from anywhere, and importing a module runs its code.
-    """
+        config, folder, auto = arguments.parse(argv)
+        return Parsed(config, folder, resume="auto" if auto else False)
+    options = _parse_without_model(argv or ["--help"])
+    folder = options.resume
     named = _config_of(folder).optimizer.classes_to_import()
-    if unknown := [name for name in named if name not in trusted]:
+    # A run directory may come from anywhere, and importing a module runs its code.
+    if unknown := [name for name in named if name not in options.trust]:
         raise ValueError(
             f"{folder / 'config.json'} names {' and '.join(unknown)}; to resume the run, that code has to be "
             f"imported and run. If you trust it: {_resume_command(folder)}"
         )
+    moved = options.data and dataclasses.replace(_config_of(folder), data=options.data)
+    return Parsed(moved, folder, resume=True)
+
+
+def _config_of(folder: Path) -> TrainConfig:
+    return TrainConfig.from_dict(Run.open(folder).config)
 
 
 def _resume_command(folder: Path) -> str:

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any, Literal, Self, get_args
 
 from merit_lab.checks import LARGEST_SIZE, check_at_least, check_choice, check_size
+from merit_lab.json_values import build
 from merit_lab.models.config import ModelConfig
 from merit_lab.models.names import AnyModelConfig, num_parameters
 from merit_lab.runs.settings import flatten
-from merit_lab.train.config_json import build
 from merit_lab.train.optimizer_config import OptimizerConfig
 
 Precision = Literal["auto", "bf16", "float32"]
@@ -129,8 +129,8 @@ class TrainConfig:
             raise ValueError(f"steps is {self.steps} and tokens is {self.tokens}; give only one of them")
         if self.target is not None and not math.isfinite(self.target):
             raise ValueError(f"target is {self.target}; it must be a finite loss, or None")
-        if not -(2**63) <= self.seed < 2**64:
-            raise ValueError(f"seed is {self.seed}; it must be an integer of at most 64 bits")
+        if not -(2**63) <= self.seed < 2**63:
+            raise ValueError(f"seed is {self.seed}; it must be from -2**63 to 2**63 - 1")
         check_choice("precision", self.precision, get_args(Precision))
         check_choice("parallel", self.parallel, get_args(Parallel))
         check_choice("nonfinite", self.nonfinite, get_args(NonFinite))
@@ -170,7 +170,10 @@ class TrainConfig:
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Self:
         """Read what ``to_dict`` returned; an unknown key is an error."""
-        return build(cls, values)
+        try:
+            return build(cls, values)
+        except ValueError as error:
+            raise ValueError(f"in the configuration, {error}") from None
 
     @property
     def fingerprint(self) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
 import os
 import sys
 import time
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from merit_lab.checks import check_at_least
+from merit_lab.json_values import decode
 from merit_lab.models.names import find_model
 from merit_lab.runs import OVER, Run, holds_run
 from merit_lab.train.config import TrainConfig
@@ -69,7 +69,7 @@ def read_list(path: Path, out: Path, data: Path | None = None) -> dict[Path, Tra
     runs: dict[Path, TrainConfig] = {}
     for number, text in _lines(path):
         try:
-            values = json.loads(text)
+            values = decode(text)
             if not isinstance(values, dict):
                 raise ValueError(f"it holds a {type(values).__name__}, not an object of settings")
             name = values.pop("name", None)
@@ -77,7 +77,7 @@ def read_list(path: Path, out: Path, data: Path | None = None) -> dict[Path, Tra
             folder = out / _checked(_default_name(config) if name is None else name)
             if folder in runs:
                 raise ValueError(f"{folder.name} is the name of an earlier line too; give each its own")
-        except (ValueError, RecursionError) as error:
+        except ValueError as error:
             raise ValueError(f"line {number} of {path}: {error}") from None
         runs[folder] = config
     if not runs:
@@ -128,8 +128,8 @@ def _is_over(folder: Path) -> bool:
 
 def _loss(folder: Path) -> str:
     """The last validation loss of a run, in words."""
-    losses = Run.open(folder).metrics("validation") if holds_run(folder) else []
-    return f"validation loss {losses[-1]['loss']:.4f}" if losses else ""
+    loss = Run.open(folder).last_loss if holds_run(folder) else None
+    return "" if loss is None else f"validation loss {loss:.4f}"
 
 
 def _duration(seconds: float) -> str:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 from dataclasses import dataclass
 from typing import Any, Literal, Self, get_args
 
 from merit_lab.checks import check_at_least, check_choice, is_number
+from merit_lab.json_values import decode
 from merit_lab.models.config import PRESETS
 from merit_lab.models.names import AnyModelConfig, num_parameters
 from merit_lab.train.optimizer_names import check_name, is_external, must_be_trusted
@@ -117,7 +117,7 @@ class OptimizerConfig:
             pattern, _, setting = text.rpartition(":")
             option, _, value = setting.partition("=")
             try:
-                options.setdefault(pattern, {})[option] = json.loads(value)
+                options.setdefault(pattern, {})[option] = decode(value)
             except ValueError:
                 pattern = ""
             if not pattern or not option:

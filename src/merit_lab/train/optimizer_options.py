@@ -8,6 +8,7 @@ import types
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, Literal, Union, Unpack, get_args, get_origin, get_type_hints
 
+from merit_lab.json_values import decode
 from merit_lab.train.optimizer_names import class_of, is_external, load_class
 from merit_optim.settings import SETTINGS
 from merit_optim.spelling import did_you_mean
@@ -138,7 +139,7 @@ def _parse(text: str) -> Any:
     if text in _PYTHON_WORDS:
         return _PYTHON_WORDS[text]
     try:
-        return _as_tuples(json.loads(text))
+        return _as_tuples(decode(text))
     except ValueError:
         is_several = "," in text and not text.startswith(("[", "{"))
         return tuple(map(_parse, text.split(","))) if is_several else text

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from merit_lab.models import AnyModelConfig, flops_per_token
-from merit_lab.runs import Journal
+from merit_lab.runs import BEGINNING, Journal, Mark
 from merit_lab.train.config import NonFinite
 from merit_lab.train.display import Display
 from merit_lab.train.parallel import Ranks
@@ -56,11 +56,10 @@ class Reporter:
         """Report an event."""
         self.write("event", step, what=what, message=message)
 
-    def sync(self) -> tuple[int, str]:
-        """Flush to disk and return the length and the hash of the metrics file. Only for the first rank."""
+    def sync(self) -> Mark:
+        """Flush to disk and return the end of the metrics file. Only for the first rank."""
         assert self._journal is not None
-        offset = self._journal.sync()
-        return offset, self._journal.digest(offset)
+        return self._journal.sync()
 
 
 @contextlib.contextmanager
@@ -72,8 +71,7 @@ def reporting(start: Start, ranks: Ranks) -> Iterator[Reporter]:
             _, manifest = start.checkpoint or (None, None)
             journal = Journal(
                 start.run,
-                offset=manifest.metrics_offset if manifest else 0,
-                digest=manifest.metrics_sha256 if manifest else None,
+                mark=manifest.metrics if manifest else BEGINNING,
                 step=start.step + 1,
                 wandb=start.config.measure.wandb,
             )

@@ -105,7 +105,7 @@ class Starting:
         A run whose outcome is one of ``ends`` is over: nothing is left to do.
         """
         run = Run.open(folder)
-        if not run.is_kept:  # otherwise nothing is written, and there is no folder for a lock
+        if run.kept is None:  # otherwise nothing is written, and there is no folder for a lock
             self.held.enter_context(lock(folder))
         recorded = TrainConfig.from_dict(run.config)
         outcome = run.outcome
@@ -113,7 +113,7 @@ class Starting:
         over = Start(run=run, config=recorded, event="over", message=message) if outcome in ends else None
         if over is not None and config is None:  # its data may be gone
             return over
-        if over is None and run.is_kept:
+        if over is None and run.kept:
             raise ValueError(
                 f"{run.folder.parent} keeps only the record of {run.name}, which has "
                 f"{outcome or 'not ended'}, and no checkpoints to resume from; give its run directory, or "

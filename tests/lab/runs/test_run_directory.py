@@ -3,7 +3,7 @@ import math
 
 import pytest
 
-from merit_lab.runs import FORMAT, MetricsWriter, Run, lock, outcome_of, read_metrics
+from merit_lab.runs import FORMAT, Journal, MetricsWriter, Run, lock, outcome_of, read_metrics
 
 CONFIG = {"seed": 1, "optimizer": {"name": "merit"}}
 ENVIRONMENT = {"started": "2026-01-01T00:00:00+00:00"}
@@ -101,27 +101,25 @@ def test_every_line_is_in_the_file_at_once(run):
 def test_metrics_are_cut_where_a_checkpoint_was_made(run):
     with MetricsWriter(run.metrics_path) as writer:
         writer.write({"kind": "train", "step": 1})
-        offset = writer.offset
+        mark = writer.sync()
         writer.write({"kind": "train", "step": 2, "loss": 1.0})
-    with MetricsWriter(run.metrics_path, offset) as writer:
-        assert writer.offset == offset
+    with MetricsWriter(run.metrics_path, mark) as writer:
+        assert writer.sync() == mark
         writer.write({"kind": "train", "step": 2, "loss": 2.0})
     assert [line.get("loss") for line in run.metrics("train")] == [None, 2.0]
 
 
-def test_metrics_that_end_before_the_checkpoint(run):
-    with pytest.raises(ValueError, match=r"has 0 bytes.*had 10"):
-        MetricsWriter(run.metrics_path, 10)
-
-
-@pytest.mark.parametrize("offset", [5, -1])
-def test_metrics_are_not_cut_inside_a_line(run, offset):
+@pytest.mark.parametrize("change", [lambda text: text.replace("2.5", "2.6"), lambda text: text[:-9]])
+def test_metrics_that_changed_since_the_checkpoint_are_refused(run, change):
     with MetricsWriter(run.metrics_path) as writer:
-        writer.write({"kind": "train", "step": 1})
-    before = run.metrics_path.read_bytes()
-    with pytest.raises(ValueError, match=str(offset)):
-        MetricsWriter(run.metrics_path, offset)
-    assert run.metrics_path.read_bytes() == before
+        writer.write({"kind": "validation", "step": 1, "loss": 2.5})
+        mark = writer.sync()
+    changed = change(run.metrics_path.read_text())
+    run.metrics_path.write_text(changed)
+    with pytest.raises(ValueError, match=r"has changed in its first \d+ bytes"):
+        Journal(run, mark=mark)
+    assert run.metrics_path.read_text() == changed, "nothing is written over"
+    assert not (run.folder / "tensorboard").exists()
 
 
 def test_a_last_line_cut_short_is_no_line(run):

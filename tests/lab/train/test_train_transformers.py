@@ -57,7 +57,9 @@ def dying(monkeypatch):
     return run
 
 
-@pytest.mark.parametrize(("family", "optimizer"), zip(TINY, cycle(["merit", "muon", "soap"]), strict=False))
+@pytest.mark.parametrize(
+    ("family", "optimizer"), list(zip(TINY, cycle(["merit", "muon", "soap"]), strict=False))
+)
 def test_every_family_learns(config, family, optimizer, tmp_path):
     chosen = OptimizerConfig(name=optimizer, lr=2e-2)
     run = train(config(family, optimizer=chosen, steps=12), tmp_path / "run")
